@@ -1,0 +1,166 @@
+#include "compress/error_feedback.h"
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace thinwire {
+namespace {
+
+ParameterResidual& Grow(ParameterResidual& residual, size_t total) {
+  residual.first.resize(total);
+  residual.second.resize(total);
+  return residual;
+}
+
+size_t CountOf(const BucketLayout& layout) {
+  size_t count = 0;
+  for (const Segment& segment : layout.segments) count += segment.count;
+  return count;
+}
+
+bool Overlap(const BucketLayout& a, const BucketLayout& b) {
+  std::multimap<std::string_view, const Segment*> named;
+  for (const Segment& segment : a.segments) named.emplace(segment.name, &segment);
+  for (const Segment& segment : b.segments) {
+    const auto [first, last] = named.equal_range(segment.name);
+    for (auto it = first; it != last; ++it) {
+      const Segment& other = *it->second;
+      if (segment.offset < other.offset + other.count && other.offset < segment.offset + segment.count) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Calls visit(element, segment, index in its parameter, owned) for every element in order.
+template <typename Visit>
+void ForEachElement(const BucketLayout& layout, Visit visit) {
+  size_t element = 0;
+  auto range = layout.owned.begin();
+  for (const Segment& segment : layout.segments) {
+    for (size_t i = 0; i < segment.count; ++i, ++element) {
+      while (range != layout.owned.end() && element >= range->end) ++range;
+      const bool owned = range != layout.owned.end() && element >= range->begin;
+      visit(element, segment, segment.offset + i, owned);
+    }
+  }
+}
+
+// Zeros are skipped, not added, so that an unchanged layout gives back the very bits, -0 included.
+float Merge(float same_hop, float other_hop, float factor) {
+  return other_hop == 0.0f ? same_hop : same_hop + other_hop * factor;
+}
+
+}  // namespace
+
+std::shared_ptr<float[]> ErrorFeedback::Bind(std::string_view bucket, const BucketLayout& layout) {
+  const auto found = buckets_.find(bucket);
+  if (found != buckets_.end() && found->second.layout == layout) return found->second.values;
+  if (!ReleaseHoldersOf(bucket, layout)) return nullptr;
+  Bucket& made = buckets_[std::string(bucket)];
+  made.layout = layout;
+  made.values = std::make_shared<float[]>(CountOf(layout));
+  Load(&made);
+  return made.values;
+}
+
+bool ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout) {
+  std::vector<std::string> holders;
+  for (const auto& [key, held] : buckets_) {
+    if (key != bucket && !Overlap(held.layout, layout)) continue;
+    if (held.values.use_count() > 1) return false;
+    holders.push_back(key);
+  }
+  for (const std::string& key : holders) {
+    Unload(buckets_.at(key), &parked_);
+    buckets_.erase(key);
+  }
+  return true;
+}
+
+void ErrorFeedback::Unload(const Bucket& bucket, Parameters* into) {
+  for (const Segment& segment : bucket.layout.segments) {
+    Grow((*into)[segment.name], segment.total).second_hop_weight = bucket.layout.second_hop_weight;
+  }
+  ForEachElement(bucket.layout, [&](size_t element, const Segment& segment, size_t i, bool owned) {
+    ParameterResidual& parameter = into->find(segment.name)->second;
+    (owned ? parameter.second : parameter.first)[i] = bucket.values[element];
+    (owned ? parameter.first : parameter.second)[i] = 0.0f;
+  });
+}
+
+void ErrorFeedback::Load(Bucket* bucket) {
+  const float weight = bucket->layout.second_hop_weight;
+  for (const Segment& segment : bucket->layout.segments) {
+    Grow(parked_[segment.name], segment.total);
+  }
+  ForEachElement(bucket->layout, [&](size_t element, const Segment& segment, size_t i, bool owned) {
+    ParameterResidual& from = parked_.find(segment.name)->second;
+    const float old_weight = from.second_hop_weight;
+    const float second = old_weight == weight ? from.second[i] : from.second[i] * (old_weight / weight);
+    bucket->values[element] = owned ? Merge(second, from.first[i], 1.0f / weight)
+                                    : Merge(from.first[i], from.second[i], old_weight);
+    from.first[i] = from.second[i] = 0.0f;
+  });
+  for (const Segment& segment : bucket->layout.segments) {
+    if (segment.count == segment.total) parked_.erase(segment.name);
+  }
+}
+
+std::vector<std::string> ErrorFeedback::Names() const {
+  std::set<std::string> names;
+  for (const auto& [name, residual] : parked_) names.insert(name);
+  for (const auto& [key, bucket] : buckets_) {
+    for (const Segment& segment : bucket.layout.segments) names.insert(segment.name);
+  }
+  return {names.begin(), names.end()};
+}
+
+size_t ErrorFeedback::Numel(std::string_view name) const {
+  if (const auto it = parked_.find(name); it != parked_.end()) return it->second.first.size();
+  for (const auto& [key, bucket] : buckets_) {
+    for (const Segment& segment : bucket.layout.segments) {
+      if (segment.name == name) return segment.total;
+    }
+  }
+  return 0;
+}
+
+absl::Status ErrorFeedback::Export(std::string_view name, ParameterResidual* out) const {
+  const size_t total = Numel(name);
+  Parameters gathered;
+  if (const auto it = parked_.find(name); it != parked_.end()) gathered.insert(*it);
+  for (const auto& [key, bucket] : buckets_) {
+    for (const Segment& segment : bucket.layout.segments) {
+      if (segment.name != name) continue;
+      Unload(bucket, &gathered);
+      break;
+    }
+  }
+  const auto it = gathered.find(name);
+  if (it == gathered.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("no residual is kept for parameter '",
+                                                   std::string(name),
+                                                   "'; Names() lists the known ones"));
+  }
+  *out = Grow(it->second, total);
+  return absl::OkStatus();
+}
+
+absl::Status ErrorFeedback::Import(std::string_view name, ParameterResidual residual) {
+  BucketLayout all;
+  all.segments.push_back({std::string(name), 0, residual.first.size(), residual.first.size()});
+  if (!ReleaseHoldersOf("", all)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the residual of '", std::string(name),
+                     "' can't be replaced while its allreduce is in flight; wait for it first"));
+  }
+  parked_[std::string(name)] = std::move(residual);
+  return absl::OkStatus();
+}
+
+}  // namespace thinwire

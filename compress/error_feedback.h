@@ -1,0 +1,87 @@
+// ErrorFeedback: the residuals of one rank, kept by parameter and element range, so that they
+// survive a framework's re-bucketing, a checkpoint, and a change of world size.
+// Error feedback: Karimireddy et al., "Error Feedback Fixes SignSGD", arXiv 1901.09847, section 3;
+// both hops: Tang et al., "DoubleSqueeze", arXiv 1905.05957, algorithm 1.
+#ifndef THINWIRE_COMPRESS_ERROR_FEEDBACK_H_
+#define THINWIRE_COMPRESS_ERROR_FEEDBACK_H_
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace thinwire {
+
+// Elements [offset, offset + count) of parameter `name`, which has `total` elements.
+struct Segment {
+  std::string name;
+  size_t offset = 0;
+  size_t count = 0;
+  size_t total = 0;
+  friend bool operator==(const Segment&, const Segment&) = default;
+};
+
+// Elements [begin, end) of a bucket.
+struct Range {
+  size_t begin = 0;
+  size_t end = 0;
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+// How a bucket is laid out and which of its elements this rank owns (reduces).
+struct BucketLayout {
+  std::vector<Segment> segments;  // one after another
+  std::vector<Range> owned;       // ascending, disjoint
+  // Second-hop residual times this = gradient units: n where the result is a mean, 1 for a sum.
+  float second_hop_weight = 1.0f;
+  friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
+};
+
+// A parameter's residuals in plain form: both of `total` floats.
+struct ParameterResidual {
+  std::vector<float> first;   // first hop, gradient units; zero where this rank owns the element
+  std::vector<float> second;  // second hop, units of the result; zero elsewhere
+  float second_hop_weight = 1.0f;
+};
+
+// Not thread-safe; the engine serialises Bind, and chunks write disjoint ranges of what it returns.
+class ErrorFeedback {
+ public:
+  // The residuals of a bucket: one float an element. Where this rank owns the element it is the
+  // second-hop residual, elsewhere the first-hop one. (An owned element has no first-hop residual:
+  // it enters the sum unquantised.) With an unchanged layout this is a look-up; else every
+  // parameter moves to its new place, from whatever bucket held it, and a residual whose hop
+  // changes is converted by second_hop_weight, so that nothing is lost. Null, and nothing changed,
+  // if somebody still holds the residuals of a bucket that would have to give elements up.
+  std::shared_ptr<float[]> Bind(std::string_view bucket, const BucketLayout& layout);
+
+  std::vector<std::string> Names() const;  // of parameters, sorted
+  size_t Numel(std::string_view name) const;  // 0 if unknown
+  // InvalidArgument for an unknown name.
+  absl::Status Export(std::string_view name, ParameterResidual* out) const;
+  // Takes effect at the next Bind of a bucket that holds the parameter. FailedPrecondition while
+  // somebody holds its present residuals.
+  absl::Status Import(std::string_view name, ParameterResidual residual);
+
+ private:
+  struct Bucket {
+    BucketLayout layout;
+    std::shared_ptr<float[]> values;
+  };
+  using Parameters = std::map<std::string, ParameterResidual, std::less<>>;
+  static void Unload(const Bucket& bucket, Parameters* into);
+  void Load(Bucket* bucket);
+  bool ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout);
+
+  std::map<std::string, Bucket, std::less<>> buckets_;
+  Parameters parked_;  // what is in no bucket at the moment
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_COMPRESS_ERROR_FEEDBACK_H_

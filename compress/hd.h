@@ -1,0 +1,33 @@
+// What element math needs to be the same on the CPU and in CUDA kernels.
+#ifndef THINWIRE_COMPRESS_HD_H_
+#define THINWIRE_COMPRESS_HD_H_
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define THINWIRE_HD __host__ __device__ __forceinline__
+#else
+#define THINWIRE_HD inline
+#endif
+
+namespace thinwire {
+
+THINWIRE_HD uint32_t BitsOf(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+THINWIRE_HD float FloatOf(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+inline constexpr uint32_t kAbsMask = 0x7fffffffu;
+inline constexpr uint32_t kInfBits = 0x7f800000u;
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_COMPRESS_HD_H_

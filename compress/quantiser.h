@@ -1,0 +1,44 @@
+// The element math of int8 and int4: compress/FORMAT.md, "Quantisers".
+#ifndef THINWIRE_COMPRESS_QUANTISER_H_
+#define THINWIRE_COMPRESS_QUANTISER_H_
+
+#include <cmath>
+
+#include "compress/hd.h"
+
+namespace thinwire {
+
+inline constexpr uint32_t kTinyBits = (127u - 100u) << 23;   // 2^-100
+inline constexpr uint32_t kHugeBits = (127u + 127u) << 23;   // 2^127; Inf and NaN lie above
+inline constexpr uint16_t kNanScale = 0x7fc0;                // bf16 NaN
+
+// What a block's largest magnitude (as bits without sign) makes of the block.
+enum class BlockKind : uint8_t { kPlain, kTiny, kNonFinite };
+
+THINWIRE_HD BlockKind KindOf(uint32_t magnitude) {
+  if (magnitude < kTinyBits) return BlockKind::kTiny;
+  return magnitude >= kHugeBits ? BlockKind::kNonFinite : BlockKind::kPlain;
+}
+
+// One comparison for "anything but plain".
+THINWIRE_HD bool IsSpecial(uint32_t magnitude) {
+  return magnitude - kTinyBits >= kHugeBits - kTinyBits;
+}
+
+// The step size: m / qmax as bf16, rounded up so that no code exceeds qmax by more than rounding.
+THINWIRE_HD float ScaleOf(uint32_t magnitude, float qmax) {
+  const uint32_t bits = BitsOf(FloatOf(magnitude) / qmax) + 0xffffu;
+  return FloatOf(bits & 0xffff0000u);
+}
+
+THINWIRE_HD int CodeOf(float x, float inverse, int qmax) {
+  const int code = static_cast<int>(rintf(x * inverse));  // half to even
+  return code > qmax ? qmax : code < -qmax ? -qmax : code;
+}
+
+// Exact: the product of an 8-bit significand and a code fits fp32, whether fused or not.
+THINWIRE_HD float ValueOf(int code, float scale) { return static_cast<float>(code) * scale; }
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_COMPRESS_QUANTISER_H_

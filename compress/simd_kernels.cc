@@ -1,0 +1,269 @@
+// Compiled once for each instruction set. The bytes must equal those of scalar_backend.cc.
+#include "compress/simd_kernels.h"
+
+// AVX3_DL's TruncateTo is wrong in Highway 1.0.3, and its SVE targets do not compile here.
+#include <hwy/detect_targets.h>
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "compress/simd_kernels.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "compress/half_float.h"
+#include "compress/quantiser.h"
+#include "compress/simd_target.h"
+
+// Both are compiled per target, behind its own include guard.
+#include "compress/simd_pack-inl.h"
+#include "compress/simd_quantise-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::simd::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+void EncodeBlocksT(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes) {
+  if (blocks.bits == 8) {
+    r != nullptr ? EncodeLoop<8, true>(blocks, g, r, scales, codes)
+                 : EncodeLoop<8, false>(blocks, g, r, scales, codes);
+  } else {
+    r != nullptr ? EncodeLoop<4, true>(blocks, g, r, scales, codes)
+                 : EncodeLoop<4, false>(blocks, g, r, scales, codes);
+  }
+}
+
+void DecodeBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out) {
+  blocks.bits == 8 ? DecodeLoop<8, false>(blocks, scales, codes, out)
+                   : DecodeLoop<4, false>(blocks, scales, codes, out);
+}
+
+void DecodeAddBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* sum) {
+  blocks.bits == 8 ? DecodeLoop<8, true>(blocks, scales, codes, sum)
+                   : DecodeLoop<4, true>(blocks, scales, codes, sum);
+}
+
+void ReducePairBlocksT(const Blocks& blocks, const float* own, const uint8_t* peer_scales,
+                       const uint8_t* peer_codes, float scale, float* r, float* out,
+                       uint8_t* scales, uint8_t* codes) {
+  const PairArgs args{own, peer_scales, peer_codes, scale, r, out, scales, codes};
+  if (blocks.bits == 8) {
+    r != nullptr ? ReducePairLoop<8, true>(blocks, args) : ReducePairLoop<8, false>(blocks, args);
+  } else {
+    r != nullptr ? ReducePairLoop<4, true>(blocks, args) : ReducePairLoop<4, false>(blocks, args);
+  }
+}
+
+// Calls body(i, count) for whole vectors and then for the rest, which the scalar math takes.
+template <class Vectors, class Rest>
+HWY_INLINE void ForEach(size_t n, Vectors vectors, Rest rest) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) vectors(i);
+  for (; i < n; ++i) rest(i);
+}
+
+// Single elements, at any alignment.
+float Peek(const float* at, size_t i) {
+  float value;
+  memcpy(&value, reinterpret_cast<const uint8_t*>(at) + i * sizeof(value), sizeof(value));
+  return value;
+}
+void Poke(float* at, size_t i, float value) {
+  memcpy(reinterpret_cast<uint8_t*>(at) + i * sizeof(value), &value, sizeof(value));
+}
+uint16_t Half(const uint8_t* at, size_t i) {
+  uint16_t half;
+  memcpy(&half, at + 2 * i, sizeof(half));
+  return half;
+}
+void PutHalf(uint8_t* at, size_t i, uint16_t half) { memcpy(at + 2 * i, &half, sizeof(half)); }
+
+using Du16 = hn::Rebind<uint16_t, F>;
+
+// Round half to even on the bits; a NaN keeps its upper half and becomes quiet.
+HWY_INLINE hn::Vec<U> Bf16Bits(V x) {
+  const U du;
+  const auto bits = hn::BitCast(du, x);
+  const auto even = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(bits, hn::Add(even, hn::Set(du, 0x7fff)));
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
+  const auto nan = hn::RebindMask(du, hn::Ne(x, x));
+  return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
+}
+
+void EncodeBf16T(const float* g, float* r, uint8_t* wire, size_t n) {
+  const F d;
+  const Du16 d16;
+  ForEach(
+      n,
+      [&](size_t i) HWY_ATTR {
+        const V old = r == nullptr ? hn::Zero(d) : hn::LoadU(d, r + i);
+        const V x = r == nullptr ? hn::LoadU(d, g + i) : hn::Add(hn::LoadU(d, g + i), old);
+        const auto half = Bf16Bits(x);
+        // DemoteTo saturates from signed values, and these lie within 0..65535.
+        hn::StoreU(hn::DemoteTo(d16, hn::BitCast(I(), half)), d16, reinterpret_cast<uint16_t*>(wire) + i);
+        if (r == nullptr) return;
+        const V kept = hn::Sub(x, hn::BitCast(d, hn::ShiftLeft<16>(half)));
+        const auto finite = hn::Lt(hn::Abs(kept), hn::BitCast(d, hn::Set(U(), kInfBits)));
+        hn::StoreU(hn::IfThenElse(finite, kept, old), d, r + i);
+      },
+      [&](size_t i) {
+        const float x = r == nullptr ? Peek(g, i) : Peek(g, i) + Peek(r, i);
+        const uint16_t half = thinwire::ToBf16(x);
+        PutHalf(wire, i, half);
+        const float kept = x - thinwire::FromBf16(half);
+        if (r != nullptr && (BitsOf(kept) & kAbsMask) < kInfBits) Poke(r, i, kept);
+      });
+}
+
+void FromBf16T(const uint8_t* in, float* out, size_t n) {
+  const F d;
+  const Du16 d16;
+  ForEach(
+      n,
+      [&](size_t i) HWY_ATTR {
+        const auto half = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(in) + i);
+        hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(U(), half))), d, out + i);
+      },
+      [&](size_t i) { Poke(out, i, thinwire::FromBf16(Half(in, i))); });
+}
+
+void FromF16T(const uint8_t* in, float* out, size_t n) {
+  const F d;
+  const Du16 d16;
+  const U du;
+  ForEach(
+      n,
+      [&](size_t i) HWY_ATTR {
+        const auto half = hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(in) + i));
+        const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000)));
+        const auto magnitude = hn::And(half, hn::Set(du, 0x7fff));
+        const auto shifted = hn::ShiftLeft<13>(magnitude);
+        const auto normal = hn::Add(shifted, hn::Set(du, 112u << 23));
+        const auto special = hn::Or(shifted, hn::Set(du, kInfBits));
+        const auto nan = hn::Gt(hn::BitCast(I(), magnitude), hn::Set(I(), 0x7c00));
+        const auto quiet = hn::IfThenElseZero(hn::RebindMask(du, nan), hn::Set(du, 0x400000));
+        const auto tiny = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(I(), magnitude)),
+                                                  hn::Set(d, 0x1p-24f)));
+        const auto is_special = hn::Gt(hn::BitCast(I(), magnitude), hn::Set(I(), 0x7bff));
+        const auto is_tiny = hn::Lt(hn::BitCast(I(), magnitude), hn::Set(I(), 0x400));
+        auto bits = hn::IfThenElse(hn::RebindMask(du, is_tiny), tiny, normal);
+        bits = hn::IfThenElse(hn::RebindMask(du, is_special), hn::Or(special, quiet), bits);
+        hn::StoreU(hn::BitCast(d, hn::Or(bits, sign)), d, out + i);
+      },
+      [&](size_t i) { Poke(out, i, thinwire::FromF16(Half(in, i))); });
+}
+
+void ToF16T(const float* in, uint8_t* out, size_t n) {
+  const F d;
+  const Du16 d16;
+  const U du;
+  ForEach(
+      n,
+      [&](size_t i) HWY_ATTR {
+        const auto bits = hn::BitCast(du, hn::LoadU(d, in + i));
+        const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000));
+        const auto magnitude = hn::And(bits, hn::Set(du, kAbsMask));
+        const auto m = hn::BitCast(I(), magnitude);
+        const auto even = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1));
+        const auto normal = hn::ShiftRight<13>(
+            hn::Add(hn::Sub(magnitude, hn::Set(du, 112u << 23)), hn::Add(even, hn::Set(du, 0xfff))));
+        const auto tiny = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f))),
+                                  hn::Set(du, BitsOf(0.5f)));
+        const auto nan = hn::Or(hn::Set(du, 0x7e00), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3ff)));
+        auto half = hn::IfThenElse(hn::RebindMask(du, hn::Lt(m, hn::Set(I(), 0x38800000))), tiny, normal);
+        half = hn::IfThenElse(hn::RebindMask(du, hn::Gt(m, hn::Set(I(), 0x477fefff))), hn::Set(du, 0x7c00), half);
+        half = hn::IfThenElse(hn::RebindMask(du, hn::Gt(m, hn::Set(I(), 0x7f800000))), nan, half);
+        hn::StoreU(hn::DemoteTo(d16, hn::BitCast(I(), hn::Or(half, sign))), d16,
+                   reinterpret_cast<uint16_t*>(out) + i);
+      },
+      [&](size_t i) { PutHalf(out, i, thinwire::ToF16(Peek(in, i))); });
+}
+
+void AddT(float* sum, const float* x, size_t n) {
+  const F d;
+  ForEach(
+      n,
+      [&](size_t i) HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::LoadU(d, x + i)), d, sum + i); },
+      [&](size_t i) { Poke(sum, i, Peek(sum, i) + Peek(x, i)); });
+}
+
+void ScaleT(float* x, float factor, size_t n) {
+  const F d;
+  ForEach(
+      n, [&](size_t i) HWY_ATTR { hn::StoreU(hn::Mul(hn::LoadU(d, x + i), hn::Set(d, factor)), d, x + i); },
+      [&](size_t i) { Poke(x, i, Peek(x, i) * factor); });
+}
+
+const char* TargetNameT() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace thinwire::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace thinwire::simd {
+
+HWY_EXPORT(EncodeBlocksT);
+HWY_EXPORT(DecodeBlocksT);
+HWY_EXPORT(DecodeAddBlocksT);
+HWY_EXPORT(ReducePairBlocksT);
+HWY_EXPORT(EncodeBf16T);
+HWY_EXPORT(FromBf16T);
+HWY_EXPORT(FromF16T);
+HWY_EXPORT(ToF16T);
+HWY_EXPORT(AddT);
+HWY_EXPORT(ScaleT);
+HWY_EXPORT(TargetNameT);
+
+void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(EncodeBlocksT)(blocks, g, r, scales, codes);
+}
+void DecodeBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeBlocksT)(blocks, scales, codes, out);
+}
+void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* sum) {
+  HWY_DYNAMIC_DISPATCH(DecodeAddBlocksT)(blocks, scales, codes, sum);
+}
+void ReducePairBlocks(const Blocks& blocks, const float* own, const uint8_t* peer_scales,
+                      const uint8_t* peer_codes, float scale, float* r, float* out, uint8_t* scales,
+                      uint8_t* codes) {
+  HWY_DYNAMIC_DISPATCH(ReducePairBlocksT)
+  (blocks, own, peer_scales, peer_codes, scale, r, out, scales, codes);
+}
+void EncodeBf16(const float* g, float* r, uint8_t* wire, size_t n) {
+  HWY_DYNAMIC_DISPATCH(EncodeBf16T)(g, r, wire, n);
+}
+void FromBf16(const uint8_t* in, float* out, size_t n) { HWY_DYNAMIC_DISPATCH(FromBf16T)(in, out, n); }
+void FromF16(const uint8_t* in, float* out, size_t n) { HWY_DYNAMIC_DISPATCH(FromF16T)(in, out, n); }
+void ToF16(const float* in, uint8_t* out, size_t n) { HWY_DYNAMIC_DISPATCH(ToF16T)(in, out, n); }
+void Add(float* sum, const float* x, size_t n) { HWY_DYNAMIC_DISPATCH(AddT)(sum, x, n); }
+void Scale(float* x, float factor, size_t n) { HWY_DYNAMIC_DISPATCH(ScaleT)(x, factor, n); }
+
+}  // namespace thinwire::simd
+
+namespace thinwire {
+
+bool SimdAvailable() { return hwy::SupportedTargets() & HWY_TARGETS; }
+
+const char* SimdTargetName() { return HWY_DYNAMIC_DISPATCH(simd::TargetNameT)(); }
+
+std::vector<std::string> SimdTargets() {
+  std::vector<std::string> names;
+  hwy::SetSupportedTargetsForTest(0);
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) names.push_back(hwy::TargetName(target));
+  return names;
+}
+
+void ForceSimdTarget(const std::string& name) {
+  hwy::SetSupportedTargetsForTest(0);
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    if (hwy::TargetName(target) != name) continue;
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    return;
+  }
+}
+
+}  // namespace thinwire
+#endif  // HWY_ONCE

@@ -1,0 +1,49 @@
+// The few types that every layer shares. compress/ includes nothing of ours, so they live here.
+#ifndef THINWIRE_COMPRESS_TYPES_H_
+#define THINWIRE_COMPRESS_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace thinwire {
+
+// Element types of gradients. The values are part of the C ABI and of the handshake.
+enum class DType : uint8_t { kF32 = 0, kBF16 = 1, kF16 = 2 };
+
+enum class Device : uint8_t { kCpu = 0 };
+
+constexpr size_t SizeOf(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+constexpr std::string_view Name(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "f32";
+    case DType::kBF16: return "bf16";
+    case DType::kF16: return "f16";
+  }
+  return "unknown dtype";
+}
+
+// Contiguous elements, not owned. `data` needs only the alignment of a byte: frameworks hand out
+// slices at any element, and C callers at any address.
+struct TensorView {
+  void* data = nullptr;
+  size_t numel = 0;
+  DType dtype = DType::kF32;
+  Device device = Device::kCpu;
+
+  size_t bytes() const { return numel * SizeOf(dtype); }
+
+  // Elements [offset, offset + count); the caller keeps the range inside the view.
+  TensorView Slice(size_t offset, size_t count) const {
+    return {static_cast<uint8_t*>(data) + offset * SizeOf(dtype), count, dtype, device};
+  }
+};
+
+using Bytes = std::span<const uint8_t>;
+using MutableBytes = std::span<uint8_t>;
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_COMPRESS_TYPES_H_

@@ -1,0 +1,99 @@
+#include "integrations/c/communicator.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "integrations/c/callback_store.h"
+#include "schedule/handshake.h"
+#include "transport/gloo.h"
+
+namespace thinwire {
+namespace {
+
+std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
+
+absl::StatusOr<Policy> ParsePolicy(const std::string& name) {
+  if (name.empty() || name == "wfbp") return Policy::kWfbp;
+  if (name == "fifo") return Policy::kFifo;
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown policy '", name, "', expected fifo or wfbp"));
+}
+
+absl::StatusOr<Options> ParseOptions(const tw_options& in) {
+  Options out;
+  const std::string codec = TextOf(in.codec);
+  absl::StatusOr<CodecSpec> spec = CodecSpec::Parse(codec.empty() ? "int4" : codec);
+  if (!spec.ok()) return spec.status();
+  absl::StatusOr<Policy> policy = ParsePolicy(TextOf(in.policy));
+  if (!policy.ok()) return policy.status();
+  out.codec = *spec;
+  out.policy = *policy;
+  if (in.lanes != 0) out.lanes = in.lanes;
+  if (in.chunk_bytes != 0) out.chunk_bytes = in.chunk_bytes;
+  if (in.min_bytes != 0) out.min_bytes = in.min_bytes;
+  if (in.no_raw != 0) out.min_bytes = 0;
+  if (in.timeout_ms != 0) out.timeout = std::chrono::milliseconds(in.timeout_ms);
+  out.trace_path = TextOf(in.trace_path);
+  return out;
+}
+
+absl::StatusOr<std::shared_ptr<Store>> StoreOf(const tw_options& in) {
+  if (in.store.set != nullptr && in.store.get != nullptr) return MakeCallbackStore(in.store);
+  if (in.store_path != nullptr) return MakeFileStore(in.store_path);
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", in.rank, " got no store to meet its ", in.size - 1,
+                   " peers at; set options.store or options.store_path"));
+}
+
+absl::Status CheckWorld(const tw_options& in) {
+  if (in.struct_size != sizeof(tw_options)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tw_options has ", in.struct_size, " bytes, expected ", sizeof(tw_options),
+                     "; call tw_options_init, and compile against this library's header"));
+  }
+  if (in.size >= 1 && in.rank >= 0 && in.rank < in.size && in.timeout_ms >= 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("rank ", in.rank, " of ", in.size, ", timeout ",
+                                                 in.timeout_ms, " ms: expected 0 <= rank < size ",
+                                                 "and a timeout that is not negative"));
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> Connect(const tw_options& in, const Options& options) {
+  absl::StatusOr<std::shared_ptr<Store>> store = StoreOf(in);
+  if (!store.ok()) return store.status();
+  const Deadline deadline = Clock::now() + options.timeout;
+  const std::string prefix = absl::StrCat("thinwire/", TextOf(in.group), "/");
+  if (absl::Status differs = Handshake(**store, prefix, in.rank, in.size, options, deadline);
+      !differs.ok()) {
+    return differs;
+  }
+  return ConnectGloo({.rank = in.rank,
+                      .size = in.size,
+                      .store = *store,
+                      .prefix = prefix,
+                      .interface = TextOf(in.interface_name),
+                      .rendezvous_host = TextOf(in.rendezvous_host),
+                      .deadline = deadline});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) {
+  if (absl::Status bad = CheckWorld(in); !bad.ok()) return bad;
+  absl::StatusOr<Options> options = ParseOptions(in);
+  if (!options.ok()) return options.status();
+  std::unique_ptr<Transport> transport;
+  if (in.size > 1) {
+    absl::StatusOr<std::unique_ptr<Transport>> connected = Connect(in, *options);
+    if (!connected.ok()) return connected.status();
+    transport = *std::move(connected);
+  }
+  absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(*options, std::move(transport));
+  if (!engine.ok()) return engine.status();
+  return std::make_unique<tw_comm>(tw_comm{in.rank, in.size, *std::move(engine)});
+}
+
+}  // namespace thinwire

@@ -1,0 +1,28 @@
+// What the opaque handles of thinwire.h stand for, and how options become an engine.
+#ifndef THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
+#define THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "integrations/c/thinwire.h"
+#include "schedule/engine.h"
+
+struct tw_comm {
+  int rank = 0;
+  int size = 1;
+  std::unique_ptr<thinwire::Engine> engine;
+};
+
+struct tw_work {
+  std::shared_ptr<thinwire::Work> work;
+};
+
+namespace thinwire {
+
+// Parses the options, compares them with the other ranks', connects.
+absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& options);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_

@@ -1,0 +1,84 @@
+// tw_comm_stats, tw_residual_*: what a communicator has done and what it remembers.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "integrations/c/communicator.h"
+#include "integrations/c/status.h"
+
+using thinwire::ToC;
+
+namespace {
+
+absl::Status NullPointer(const char* function) {
+  return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
+}
+
+absl::Status WrongSize(const char* name, size_t expected, size_t got) {
+  return absl::InvalidArgumentError(absl::StrCat("the residual of '", name, "' has ", expected,
+                                                 " elements, got room for ", got));
+}
+
+}  // namespace
+
+extern "C" {
+
+tw_status tw_comm_stats(tw_comm* comm, tw_stats* out) {
+  if (comm == nullptr || out == nullptr) return ToC(NullPointer("tw_comm_stats"));
+  const thinwire::Stats stats = comm->engine->stats();
+  const auto& s = stats.seconds;
+  *out = {stats.all_reduces, stats.raw_bytes, stats.wire_bytes, s[0], s[1], s[2], s[3], s[4], s[5]};
+  return TW_OK;
+}
+
+tw_status tw_residual_count(tw_comm* comm, size_t* count) {
+  if (comm == nullptr || count == nullptr) return ToC(NullPointer("tw_residual_count"));
+  *count = comm->engine->error_feedback().Names().size();
+  return TW_OK;
+}
+
+tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capacity, size_t* numel) {
+  if (comm == nullptr || name == nullptr || numel == nullptr) return ToC(NullPointer("tw_residual_info"));
+  const thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
+  const std::vector<std::string> names = feedback.Names();
+  if (index >= names.size()) {
+    return ToC(absl::InvalidArgumentError(
+        absl::StrCat("residual ", index, " of ", names.size(), " does not exist")));
+  }
+  if (names[index].size() >= capacity) {
+    return ToC(absl::InvalidArgumentError(absl::StrCat("the name '", names[index], "' needs ",
+                                                       names[index].size() + 1, " bytes, got ", capacity)));
+  }
+  std::memcpy(name, names[index].c_str(), names[index].size() + 1);
+  *numel = feedback.Numel(names[index]);
+  return TW_OK;
+}
+
+tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second, size_t numel) {
+  if (comm == nullptr || name == nullptr || first == nullptr || second == nullptr) {
+    return ToC(NullPointer("tw_residual_get"));
+  }
+  thinwire::ParameterResidual residual;
+  if (absl::Status bad = comm->engine->error_feedback().Export(name, &residual); !bad.ok()) return ToC(bad);
+  if (residual.first.size() != numel) return ToC(WrongSize(name, residual.first.size(), numel));
+  std::copy(residual.first.begin(), residual.first.end(), first);
+  std::copy(residual.second.begin(), residual.second.end(), second);
+  return TW_OK;
+}
+
+tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first, const float* second,
+                          size_t numel) {
+  if (comm == nullptr || name == nullptr || first == nullptr || second == nullptr) {
+    return ToC(NullPointer("tw_residual_set"));
+  }
+  thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
+  const size_t known = feedback.Numel(name);
+  if (known != 0 && known != numel) return ToC(WrongSize(name, known, numel));
+  return ToC(feedback.Import(name, {{first, first + numel},
+                                    {second, second + numel},
+                                    static_cast<float>(comm->size)}));
+}
+
+}  // extern "C"

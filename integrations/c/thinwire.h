@@ -1,0 +1,125 @@
+/* thinwire: compressed allreduce of gradients. The C interface of libthinwire.so.
+ *
+ * Every function returns a tw_status; tw_last_error() has the message of the calling thread's last
+ * failure: rank, tensor, what was expected, what came, and the mend. No function throws, aborts the
+ * process, or waits past the deadline. All are thread-safe, but for destroying what is in use. */
+#ifndef THINWIRE_INTEGRATIONS_C_THINWIRE_H_
+#define THINWIRE_INTEGRATIONS_C_THINWIRE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define TW_API __attribute__((visibility("default")))
+#else
+#define TW_API
+#endif
+
+typedef enum {
+  TW_OK = 0,
+  TW_INVALID_ARGUMENT = 1, /* bad input, seen before anything was sent */
+  TW_MISMATCH = 2,         /* ranks disagree: codec, world, tensor, size, order, version */
+  TW_TIMEOUT = 3,          /* a deadline passed */
+  TW_PEER_LOST = 4,        /* a rank died or closed its connections */
+  TW_UNAVAILABLE = 5,      /* this build or machine lacks a part */
+  TW_ABORTED = 6,          /* tw_comm_abort, or the communicator was destroyed */
+  TW_INTERNAL = 7          /* our own fault */
+} tw_status;
+
+typedef enum { TW_F32 = 0, TW_BF16 = 1, TW_F16 = 2 } tw_dtype;
+typedef enum { TW_MEAN = 0, TW_SUM = 1 } tw_op;
+
+typedef struct tw_comm tw_comm; /* one process group */
+typedef struct tw_work tw_work; /* one allreduce in flight */
+
+/* Where ranks find each other. Both return 0, or another number on failure. */
+typedef struct {
+  void* context;
+  int (*set)(void* context, const char* key, const void* value, size_t bytes);
+  /* Waits up to timeout_ms for the key; writes at most `capacity` bytes and the value's size. */
+  int (*get)(void* context, const char* key, void* value, size_t capacity, size_t* bytes,
+             int timeout_ms);
+} tw_store;
+
+/* Zero means the default for every field but rank, size and the store. Call tw_options_init. */
+typedef struct {
+  size_t struct_size;          /* sizeof(tw_options) */
+  int rank, size;
+  tw_store store;              /* used if store.set is not null, else store_path */
+  const char* store_path;      /* a folder that all ranks share */
+  const char* group;           /* key prefix, so that groups can share a store */
+  const char* codec;           /* "int4" */
+  const char* policy;          /* "wfbp" | "fifo" */
+  const char* interface_name;  /* network interface to listen on */
+  const char* rendezvous_host; /* listen where this host is reached; else loopback */
+  int lanes;                   /* chunks in flight */
+  size_t chunk_bytes;          /* of fp32 input */
+  size_t min_bytes;            /* smaller tensors go raw; SIZE_MAX: everything raw */
+  int no_raw;                  /* non-zero: small tensors are compressed as well */
+  int timeout_ms;              /* of connecting, and of one allreduce */
+  const char* trace_path;      /* Chrome trace, written when the communicator is destroyed */
+} tw_options;
+
+TW_API const char* tw_version(void);        /* "0.1.0" */
+TW_API const char* tw_last_error(void);     /* of this thread; valid until its next failure */
+TW_API void tw_options_init(tw_options* options);
+
+TW_API tw_status tw_comm_create(const tw_options* options, tw_comm** comm);
+TW_API tw_status tw_comm_abort(tw_comm* comm); /* fails the group on every rank */
+TW_API void tw_comm_destroy(tw_comm* comm);    /* after all its works are freed by tw_wait */
+
+/* In place if send == recv. `count` elements. `stream` must be null for host memory. */
+TW_API tw_status tw_all_reduce(const void* send, void* recv, size_t count, tw_dtype dtype, tw_op op,
+                               tw_comm* comm, void* stream);
+
+/* `name`: equal on all ranks; it carries the error feedback from call to call. Null: none. */
+TW_API tw_status tw_all_reduce_async(const void* send, void* recv, size_t count, tw_dtype dtype,
+                                     tw_op op, tw_comm* comm, void* stream, const char* name,
+                                     int priority, tw_work** work);
+
+/* Elements [offset, offset + count) of parameter `name` (of `total` elements); the segments of a
+ * bucket follow one another and add up to its count. */
+typedef struct {
+  const char* name;
+  size_t offset, count, total;
+} tw_segment;
+TW_API tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_dtype dtype,
+                                        tw_op op, tw_comm* comm, void* stream, const char* name,
+                                        int priority, const tw_segment* segments,
+                                        size_t num_segments, tw_work** work);
+
+TW_API tw_status tw_wait(tw_work* work); /* waits, frees the work, returns its status */
+
+/* One shard of compress/FORMAT.md. `residual` may be null; else n floats, updated in place. */
+TW_API tw_status tw_encoded_bytes(const char* spec, size_t n, size_t* bytes);
+TW_API tw_status tw_encode(const char* spec, const float* x, size_t n, float* residual, void* out,
+                           size_t capacity, size_t* bytes);
+TW_API tw_status tw_decode(const char* spec, const void* in, size_t bytes, float* x, size_t n);
+
+typedef struct {
+  uint64_t all_reduces, raw_bytes, wire_bytes; /* raw: fp32 ring's bytes; wire: sent by this rank */
+  double queue_s, encode_s, exchange_s, reduce_s, gather_s, decode_s;
+} tw_stats;
+TW_API tw_status tw_comm_stats(tw_comm* comm, tw_stats* stats);
+
+/* Residuals, while no allreduce is in flight. `index` counts parameters in name order. */
+TW_API tw_status tw_residual_count(tw_comm* comm, size_t* count);
+TW_API tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capacity,
+                                  size_t* numel);
+TW_API tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second,
+                                 size_t numel);
+TW_API tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first,
+                                 const float* second, size_t numel);
+
+/* "AVX3", "AVX2", ...: the instruction set that the codecs use here. */
+TW_API const char* tw_simd_target(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  /* THINWIRE_INTEGRATIONS_C_THINWIRE_H_ */

@@ -1,0 +1,44 @@
+"""The errors of thinwire. Every message names the rank, the tensor, what was expected, what came,
+and the mend."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Any failure that thinwire reports; an aborted group and our own faults have this type."""
+
+
+class InvalidArgumentError(Error, ValueError):
+    """Bad input, seen before anything was sent."""
+
+
+class MismatchError(Error):
+    """The ranks disagree: codec, world, tensor, size, order or version."""
+
+
+class TimeoutError(Error, TimeoutError):  # noqa: A001  (the built-in's name, and a subclass of it)
+    """A deadline passed."""
+
+
+class PeerLostError(Error, ConnectionError):
+    """A rank died or closed its connections."""
+
+
+class UnavailableError(Error):
+    """This build or machine lacks a part."""
+
+
+# tw_status of integrations/c/thinwire.h -> the error's type. TW_ABORTED (6) and TW_INTERNAL (7)
+# have no type of their own.
+_BY_STATUS: dict[int, type[Error]] = {
+    1: InvalidArgumentError,
+    2: MismatchError,
+    3: TimeoutError,
+    4: PeerLostError,
+    5: UnavailableError,
+}
+
+
+def from_status(status: int, message: str) -> Error:
+    """The error that stands for a `tw_status` other than TW_OK."""
+    return _BY_STATUS.get(status, Error)(message)

@@ -1,0 +1,60 @@
+// Engine: compressed allreduces for one process group. One per group, no globals.
+#ifndef THINWIRE_SCHEDULE_ENGINE_H_
+#define THINWIRE_SCHEDULE_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compress/error_feedback.h"
+#include "schedule/options.h"
+#include "schedule/stats.h"
+#include "schedule/work.h"
+#include "transport/transport.h"
+
+namespace thinwire {
+
+enum class Op : uint8_t { kMean = 0, kSum = 1 };
+
+struct AllReduceRequest {
+  TensorView input;
+  TensorView output;                 // same numel and dtype; may be the input
+  // Equal on all ranks. Empty: calls are matched by their order, and there is no error feedback.
+  std::string_view key = {};
+  // Which parameters the elements belong to; empty: the key itself is the only parameter.
+  std::span<const Segment> segments = {};
+  int priority = 0;                  // lower goes first, where the policy looks at it
+  Op op = Op::kMean;
+  // The caller is about to wait for this very call: a small tensor is then exchanged on its thread.
+  bool caller_waits = false;
+};
+
+class Engine {
+ public:
+  // Takes over a connected transport (null in a world of one). Starts options.lanes + 3 threads,
+  // none in a world of one.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const Options& options,
+                                                        std::unique_ptr<Transport> transport);
+  virtual ~Engine() = default;  // fails what is unfinished with Cancelled, joins its threads
+
+  // Returns at once; memory of the request must live until the work is done. Thread-safe.
+  // InvalidArgument for bad input; a failed engine returns its first failure.
+  virtual absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) = 0;
+
+  // Fails the group on every rank with `reason`; from any thread.
+  virtual void Abort(absl::Status reason) = 0;
+  virtual absl::Status status() const = 0;   // the first failure, or OK
+
+  virtual Stats stats() const = 0;
+
+  // The residuals. Only while no allreduce is in flight.
+  virtual ErrorFeedback& error_feedback() = 0;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ENGINE_H_

@@ -1,0 +1,119 @@
+// Group: the engine of more than one rank. Its threads and what they share:
+//
+//   callers   submit; a report goes to the leader, or a small tensor straight to all peers
+//   control   receives frames: reports and overdue notes (leader), announcements, failures
+//   lanes     take announced chunks in order and run AllReduceChunk
+//   raw       finishes small tensors whose callers do not wait
+//   watchdog  reports what is late, and ends what is past its deadline
+//
+// Locks: order_mu_ (the leader's book, and that announcements leave in one order) before mu_.
+#ifndef THINWIRE_SCHEDULE_GROUP_H_
+#define THINWIRE_SCHEDULE_GROUP_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "compress/backend.h"
+#include "schedule/blocking_queue.h"
+#include "schedule/chunk_allreduce.h"
+#include "schedule/engine.h"
+#include "schedule/in_flight.h"
+#include "schedule/leader.h"
+#include "schedule/stage_clock.h"
+#include "schedule/trace.h"
+
+namespace thinwire {
+
+class Group final : public Engine {
+ public:
+  Group(const Options& options, std::unique_ptr<Transport> transport);
+  ~Group() override;
+
+  absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) override;
+  void Abort(absl::Status reason) override { Fail(std::move(reason), Tell::kEveryone); }
+  absl::Status status() const override;
+  Stats stats() const override;
+  ErrorFeedback& error_feedback() override { return feedback_; }
+
+ private:
+  using WorkPtr = std::shared_ptr<InFlight>;
+  enum class Tell { kEveryone, kNobody };
+
+  struct KeyState {
+    uint64_t calls = 0;
+    bool in_flight = false;
+    size_t numel = 0;
+    std::shared_ptr<const Plan> plan;
+  };
+
+  // group.cc: submission and the ends of works.
+  absl::StatusOr<WorkPtr> Register(const AllReduceRequest& request);
+  absl::Status PrepareLocked(const AllReduceRequest& request, InFlight* work);
+  void StartRaw(const WorkPtr& work, bool caller_waits);
+  void FinishRaw(const WorkPtr& work);
+  enum class Outcome { kDone, kFailed };
+  void Retire(const WorkPtr& work, Outcome outcome);
+  bool GoesRaw(const TensorView& input) const;
+  void Count(const InFlight& work);
+
+  // group_order.cc: what is said on the control channel.
+  void Submit(FrameType type, const InFlight& work);
+  void OnReport(int rank, FrameType type, const Report& report);
+  bool FinishedHere(const Report& report) const;
+  void AnnounceLocked();
+  void OnFrame(const ControlMessage& message);
+  void OnBye();
+  void SayBye();
+  void ControlLoop();
+
+  // group_lanes.cc
+  void LaneLoop(int lane);
+  void RunChunk(int lane, LaneBuffers& buffers, const Announcement& announcement);
+  void EndChunk(const WorkPtr& work, const absl::Status& status);
+  void RawLoop();
+
+  // group_failure.cc
+  void Fail(absl::Status reason, Tell tell);
+  void FailFromTransport(absl::Status status, const std::string& name);
+  void WatchdogLoop();
+  void ReportLate(Clock::time_point now);
+  absl::Status Expired(Clock::time_point now);
+  void CompleteAfterFailure();
+  absl::Status Explain(const std::string& name, const absl::Status& status) const;
+
+  const Options options_;
+  const std::unique_ptr<Transport> transport_;
+  const int rank_, size_;
+  const Backend& backend_;
+  std::unique_ptr<Trace> trace_;  // null without one
+  StageTotals totals_;
+  std::atomic<uint64_t> all_reduces_{0}, raw_bytes_{0};
+
+  std::mutex order_mu_;
+  Leader leader_;  // used on rank 0 only
+
+  mutable std::mutex mu_;
+  std::condition_variable changed_;  // status_ or closing_
+  absl::Status status_;
+  bool closing_ = false;
+  int byes_ = 0;  // peers that have finished
+  ErrorFeedback feedback_;
+  std::unordered_map<uint64_t, KeyState> keys_;  // by hash of the name
+  std::unordered_map<uint64_t, WorkPtr> works_;  // by id, until complete
+  std::map<uint64_t, Clock::time_point> overdue_;  // leader only: ids, since when
+
+  BlockingQueue<Announcement> announced_;
+  BlockingQueue<WorkPtr> raw_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_GROUP_H_

@@ -1,0 +1,60 @@
+// The threads that move data.
+#include "schedule/group.h"
+#include "schedule/hash.h"
+
+namespace thinwire {
+
+void Group::LaneLoop(int lane) {
+  LaneBuffers buffers;
+  while (const std::optional<Announcement> announcement = announced_.Pop()) {
+    RunChunk(lane, buffers, *announcement);
+  }
+}
+
+void Group::RunChunk(int lane, LaneBuffers& buffers, const Announcement& announcement) {
+  WorkPtr work;
+  {
+    const std::lock_guard lock(mu_);
+    const auto found = works_.find(announcement.id);
+    if (!status_.ok() || found == works_.end()) return;  // failed meanwhile
+    work = found->second;
+    ++work->chunks_running;
+  }
+  StageClock clock(&totals_, trace_.get(), lane, work->name, announcement.chunk, work->submitted);
+  clock.End(Stage::kQueue);
+  const ChunkJob job{.tag = HashCombine(work->id(), announcement.chunk),
+                     .codec = options_.codec,
+                     .chunk = &work->plan->chunks[announcement.chunk],
+                     .input = work->input,
+                     .output = work->output,
+                     .residual = work->residual.get(),
+                     .scale = work->scale,
+                     // The watchdog ends it long before.
+                     .deadline = work->deadline + options_.timeout};
+  absl::Status status = AllReduceChunk(job, backend_, *transport_, buffers, clock);
+  if (!status.ok()) FailFromTransport(status, work->name);
+  EndChunk(work, status);
+}
+
+void Group::EndChunk(const WorkPtr& work, const absl::Status& status) {
+  bool done, failed;
+  {
+    const std::lock_guard lock(mu_);
+    --work->chunks_running;
+    if (status.ok()) --work->chunks_left;
+    done = work->chunks_left == 0;
+    failed = !status_.ok() && work->chunks_running == 0;
+  }
+  if (rank_ == 0 && status.ok()) {
+    const std::lock_guard lock(order_mu_);
+    leader_.OnChunkDone(work->id());
+    AnnounceLocked();
+  }
+  if (done || failed) Retire(work, done ? Outcome::kDone : Outcome::kFailed);
+}
+
+void Group::RawLoop() {
+  while (const std::optional<WorkPtr> work = raw_.Pop()) FinishRaw(*work);
+}
+
+}  // namespace thinwire

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Installs what builds, tests and the demo need: Debian packages by apt, Python packages into .venv.
+# What is there already is not asked for again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(g++ cmake ninja-build pkg-config libgloo-dev libabsl-dev libhwy-dev libgtest-dev
+          libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist clang-format)
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok' || missing+=("$package")
+done
+
+if ((${#missing[@]})); then
+  if ! command -v apt-get >/dev/null; then
+    echo "This machine has no apt-get. Please install the equivalents of: ${packages[*]}" >&2
+    exit 1
+  fi
+  as_root=()
+  if ((EUID != 0)); then as_root=(sudo); fi
+  echo "installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends \
+    "${missing[@]}" >/dev/null
+fi
+
+mkdir -p build
+stamp=.venv/requirements.sha256
+if ! sha256sum --check --status "$stamp" 2>/dev/null; then
+  echo "setting up .venv"
+  [[ -x .venv/bin/python ]] || python3 -m venv .venv
+  .venv/bin/python -m pip install -q --disable-pip-version-check -r requirements.txt
+  sha256sum requirements.txt >"$stamp"
+fi
+
+command -v nvcc >/dev/null ||
+  echo "nvcc is not here: the CUDA part is left out."

@@ -1,0 +1,291 @@
+// The SIMD backend gives the scalar reference's bytes, residuals and values on every instruction
+// set, and both keep the rules of FORMAT.md.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "compress/backend.h"
+#include "compress/codec_list.h"
+#include "compress/half_float.h"
+#include "compress/simd_target.h"
+
+namespace thinwire {
+namespace {
+
+constexpr uint64_t kSeed = 20240607;
+
+CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
+
+// Memory that begins `skew` bytes behind an aligned address.
+class Skewed {
+ public:
+  Skewed(size_t bytes, size_t skew) : memory_(bytes + 128), skew_(skew) {}
+  uint8_t* data() { return memory_.data() + 64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64 + skew_; }
+  float* floats() { return reinterpret_cast<float*>(data()); }
+
+ private:
+  std::vector<uint8_t> memory_;
+  size_t skew_;
+};
+
+// Values that hit every path: plain, zero, -0, denormal, tiny, huge, infinite and NaN blocks, and
+// maxima just above a bf16 value.
+std::vector<float> Values(size_t numel, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  std::vector<float> values(numel);
+  for (size_t begin = 0; begin < numel; begin += 256) {
+    const uint64_t kind = random() % 12;
+    const float spread = std::ldexp(1.0f, static_cast<int>(random() % 40) - 20);
+    for (size_t i = begin; i < std::min(numel, begin + 256); ++i) {
+      values[i] = normal(random) * spread;
+      if (kind == 0) values[i] = random() % 2 ? 0.0f : -0.0f;
+      if (kind == 1) values[i] *= 1e-38f;                               // denormal, tiny block
+      if (kind == 2) values[i] = std::ldexp(normal(random), -101);      // around the tiny limit
+      if (kind == 3) values[i] = std::ldexp(1.0f + normal(random), 126);  // around the huge limit
+    }
+    const size_t place = begin + random() % 256;
+    if (place >= numel) continue;
+    if (kind == 4) values[place] = std::numeric_limits<float>::infinity();
+    if (kind == 5) values[place] = -std::numeric_limits<float>::quiet_NaN();
+    if (kind == 6) values[place] = 127.0f * FloatOf(0x40000001u);  // m / 127 just above bf16's 2
+    if (kind == 7) values[place] = 7.0f * FloatOf(0x3f800001u);
+  }
+  return values;
+}
+
+// Residuals are always finite, and never large.
+std::vector<float> Residuals(size_t numel, uint64_t seed) {
+  std::mt19937_64 random(seed ^ 77);
+  std::normal_distribution<float> normal(0.0f, 0.25f);
+  std::vector<float> values(numel);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+bool SameBits(const void* a, const void* b, size_t bytes) { return bytes == 0 || std::memcmp(a, b, bytes) == 0; }
+
+// NaNs may differ in their payload, everything else not.
+void ExpectSameFloats(const float* got, const float* want, size_t n, const std::string& what) {
+  for (size_t i = 0; i < n; ++i) {
+    float a, b;
+    std::memcpy(&a, got + i, 4);
+    std::memcpy(&b, want + i, 4);
+    if (std::isnan(a) && std::isnan(b)) continue;
+    ASSERT_EQ(BitsOf(a), BitsOf(b)) << what << ", element " << i << ": " << a << " against " << b;
+  }
+}
+
+class TargetTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { ForceSimdTarget(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Simd, TargetTest, testing::ValuesIn(SimdTargets()),
+                         [](const auto& info) { return info.param; });
+
+void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback, size_t skew) {
+  const std::string what = spec.ToString() + " " + std::string(Name(dtype)) + " of " +
+                           std::to_string(numel) + ", feedback " + std::to_string(feedback) + ", skew " +
+                           std::to_string(skew);
+  const std::vector<float> values = Values(numel, kSeed + numel);
+  Skewed g(numel * 4, skew), r1(numel * 4, skew), r2(numel * 4, skew);
+  const TensorView view{g.data(), numel, dtype};
+  std::vector<uint8_t> plain(EncodedBytes(Spec("fp32"), numel));
+  ScalarBackend().Encode(Spec("fp32"), {const_cast<float*>(values.data()), numel}, nullptr, plain.data());
+  ScalarBackend().Decode(Spec("fp32"), plain.data(), view);
+  const std::vector<float> residual = Residuals(numel, numel);
+  std::memcpy(r1.data(), residual.data(), numel * 4);
+  std::memcpy(r2.data(), residual.data(), numel * 4);
+  const size_t bytes = EncodedBytes(spec, numel);
+  Skewed fast(bytes, skew), slow(bytes, skew);
+  std::memset(fast.data(), 0xAA, bytes);  // padding must be written, too
+  CpuBackend().Encode(spec, view, feedback ? r1.floats() : nullptr, fast.data());
+  ScalarBackend().Encode(spec, view, feedback ? r2.floats() : nullptr, slow.data());
+  ASSERT_TRUE(SameBits(fast.data(), slow.data(), bytes)) << what;
+  ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << what << ", residuals";
+
+  Skewed out1(numel * 4, skew), out2(numel * 4, skew);
+  CpuBackend().Decode(spec, slow.data(), {out1.data(), numel});
+  ScalarBackend().Decode(spec, slow.data(), {out2.data(), numel});
+  ExpectSameFloats(out1.floats(), out2.floats(), numel, what + ", decode");
+  std::memcpy(out1.data(), residual.data(), numel * 4);
+  std::memcpy(out2.data(), residual.data(), numel * 4);
+  CpuBackend().DecodeAdd(spec, slow.data(), {out1.floats(), numel});
+  ScalarBackend().DecodeAdd(spec, slow.data(), {out2.floats(), numel});
+  ExpectSameFloats(out1.floats(), out2.floats(), numel, what + ", decode-add");
+}
+
+TEST_P(TargetTest, EveryLengthFrom0To4097) {
+  for (const CodecInfo& codec : kCodecs) {
+    for (size_t numel = 0; numel <= 4097; ++numel) {
+      CheckEncode({.id = codec.id}, numel, DType::kF32, true, numel % 5);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(TargetTest, DTypesBlocksAndAlignments) {
+  for (const char* text : {"fp32", "bf16", "int8", "int4", "int8:block=128", "int4:block=128",
+                           "int8:block=1024", "int4:block=4096"}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const size_t numel : {1, 3, 127, 128, 129, 255, 256, 257, 1000, 4096, 4097, 10007, 65536}) {
+        for (const bool feedback : {false, true}) {
+          CheckEncode(Spec(text), numel, dtype, feedback, (numel + feedback) % 7);
+          if (testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Many random blocks of a kind that random data otherwise misses: a maximum within an ulp or two of
+// where rounding the scale up matters, beside values that sit on rounding ties.
+TEST_P(TargetTest, DirectedBlocks) {
+  std::mt19937_64 random(kSeed);
+  for (const char* text : {"int8", "int4"}) {
+    const CodecSpec spec = Spec(text);
+    const float qmax = static_cast<float>(InfoOf(spec.id).qmax);
+    for (int round = 0; round < 3000; ++round) {
+      std::vector<float> g(256);
+      const uint32_t exponent = 30 + random() % 190;
+      const float step = FloatOf(exponent << 23 | (random() & 0x7f) << 16);
+      for (float& value : g) {
+        const int half_steps = static_cast<int>(random() % static_cast<uint64_t>(4 * qmax)) - static_cast<int>(2 * qmax);
+        value = 0.5f * static_cast<float>(half_steps) * step;
+      }
+      const uint32_t bits = BitsOf(qmax * step);
+      g[random() % 256] = FloatOf(bits + static_cast<uint32_t>(random() % 7) - 3);
+      std::vector<float> r1 = Residuals(256, round), r2;
+      for (float& value : r1) value = random() % 4 == 0 ? value * step : 0.0f;
+      r2 = r1;
+      std::vector<uint8_t> fast(EncodedBytes(spec, 256)), slow(fast.size());
+      CpuBackend().Encode(spec, {g.data(), 256}, r1.data(), fast.data());
+      ScalarBackend().Encode(spec, {g.data(), 256}, r2.data(), slow.data());
+      ASSERT_EQ(fast, slow) << text << ", round " << round;
+      ASSERT_TRUE(SameBits(r1.data(), r2.data(), 1024)) << text << ", round " << round;
+    }
+  }
+}
+
+TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
+  for (const char* text : {"fp32", "bf16", "int8", "int4", "int4:block=1024"}) {
+    const CodecSpec spec = Spec(text);
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const int world : {2, 3, 5}) {
+        for (const size_t numel : {1, 255, 256, 300, 5000}) {
+          for (int me = 0; me < world; ++me) {
+            std::vector<std::vector<uint8_t>> wires(world, std::vector<uint8_t>(EncodedBytes(spec, numel)));
+            std::vector<const uint8_t*> pointers(world);
+            for (int r = 0; r < world; ++r) {
+              std::vector<float> g = Values(numel, kSeed + r + numel);
+              CpuBackend().Encode(spec, {g.data(), numel}, nullptr, wires[r].data());
+              pointers[r] = r == me ? nullptr : wires[r].data();
+            }
+            std::vector<float> own_values = Values(numel, kSeed + 31 * me);
+            std::vector<uint8_t> own(numel * 4), out1(numel * 4), out2(numel * 4);
+            std::vector<uint8_t> plain(EncodedBytes(Spec("fp32"), numel));
+            ScalarBackend().Encode(Spec("fp32"), {own_values.data(), numel}, nullptr, plain.data());
+            ScalarBackend().Decode(Spec("fp32"), plain.data(), {own.data(), numel, dtype});
+            std::vector<float> r1 = Residuals(numel, 5), r2 = r1;
+            std::vector<uint8_t> w1(EncodedBytes(spec, numel)), w2 = w1;
+            const float scale = 1.0f / static_cast<float>(world);
+            ReduceArgs args{spec, spec, pointers, {own.data(), numel, dtype}, scale, r1.data(),
+                            {out1.data(), numel, dtype}, w1.data()};
+            CpuBackend().Reduce(args);
+            args.residual = r2.data();
+            args.out.data = out2.data();
+            args.wire_out = w2.data();
+            ScalarBackend().Reduce(args);
+            const std::string what = std::string(text) + " " + std::string(Name(dtype)) + ", world " +
+                                     std::to_string(world) + ", rank " + std::to_string(me) + ", " +
+                                     std::to_string(numel);
+            if (spec.id == CodecId::kInt8 || spec.id == CodecId::kInt4) {  // else NaN payloads differ
+              ASSERT_EQ(w1, w2) << what;
+            }
+            ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << what;
+            if (dtype == DType::kF32) {
+              ExpectSameFloats(reinterpret_cast<float*>(out1.data()), reinterpret_cast<float*>(out2.data()), numel, what);
+            } else {
+              ASSERT_EQ(out1, out2) << what;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(TargetTest, HalfFloatConversionsOfEveryBitPattern) {
+  std::vector<uint16_t> halves(65536);
+  for (size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<uint16_t>(i);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    std::vector<float> fast(halves.size());
+    std::vector<uint8_t> wire(EncodedBytes(Spec("fp32"), halves.size()));
+    CpuBackend().Encode(Spec("fp32"), {halves.data(), halves.size(), dtype}, nullptr, wire.data());
+    CpuBackend().Decode(Spec("fp32"), wire.data(), {fast.data(), fast.size()});
+    std::vector<uint16_t> back(halves.size());
+    CpuBackend().Decode(Spec("fp32"), wire.data(), {back.data(), back.size(), dtype});
+    for (size_t i = 0; i < halves.size(); ++i) {
+      const float want = dtype == DType::kBF16 ? FromBf16(halves[i]) : FromF16(halves[i]);
+      ASSERT_EQ(std::isnan(fast[i]), std::isnan(want)) << i;
+      if (std::isnan(want)) continue;
+      ASSERT_EQ(BitsOf(fast[i]), BitsOf(want)) << i;
+      ASSERT_EQ(back[i], halves[i]) << i;  // exact there and back
+    }
+  }
+}
+
+// Against the compiler's own conversion, on ties and neighbours of every half.
+TEST(HalfFloat, RoundsLikeTheHardwareType) {
+  for (uint32_t half = 0; half < 0x7c00; ++half) {
+    const float value = FromF16(static_cast<uint16_t>(half));
+    ASSERT_EQ(value, static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(half)))) << half;
+    for (const uint32_t offset : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x1fffu}) {
+      const float near = FloatOf(BitsOf(value) + offset);
+      ASSERT_EQ(ToF16(near), std::bit_cast<uint16_t>(static_cast<_Float16>(near))) << half << " " << offset;
+    }
+  }
+}
+
+// D(x) + r is x to the bit, wherever the block is finite: nothing is lost in a step.
+TEST(ErrorFeedbackRule, DecodedPlusResidualIsTheInput) {
+  for (const char* text : {"int8", "int4"}) {
+    const CodecSpec spec = Spec(text);
+    const size_t numel = 100000;
+    std::mt19937_64 random(kSeed);
+    std::normal_distribution<float> normal;
+    std::vector<float> g(numel), r(numel), d(numel);
+    for (float& value : g) value = normal(random);
+    std::vector<uint8_t> wire(EncodedBytes(spec, numel));
+    CpuBackend().Encode(spec, {g.data(), numel}, r.data(), wire.data());
+    CpuBackend().Decode(spec, wire.data(), {d.data(), numel});
+    for (size_t i = 0; i < numel; ++i) ASSERT_EQ(double{d[i]} + double{r[i]}, double{g[i]}) << i;
+  }
+}
+
+TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
+  for (const char* text : {"int8", "int4"}) {
+    const CodecSpec spec = Spec(text);
+    const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+    for (const float special : {0.0f, 1e-38f, 7e-31f, inf, -inf, nan, 0x1p127f}) {
+      std::vector<float> g(256, 0.0f), r(256, 1e-33f), d(256);
+      g[9] = special;
+      std::vector<uint8_t> wire(EncodedBytes(spec, 256));
+      CpuBackend().Encode(spec, {g.data(), 256}, r.data(), wire.data());
+      CpuBackend().Decode(spec, wire.data(), {d.data(), 256});
+      const bool tiny = special < 1e-30f && special > -1e-30f;
+      for (size_t i = 0; i < 256; ++i) {
+        ASSERT_EQ(std::isnan(d[i]), !tiny) << special;
+        ASSERT_TRUE(!tiny || BitsOf(d[i]) == 0u) << "exactly +0";
+        ASSERT_EQ(r[i], tiny && i == 9 ? special + 1e-33f : 1e-33f) << special << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Backend, TheFastestTargetIsTheDefault) { EXPECT_EQ(SimdTargets().front(), (ForceSimdTarget(SimdTargets().front()), SimdTargetName())); }
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,139 @@
+// The C interface as a C caller sees it: codes, messages, and no way to crash it with bad input.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "integrations/c/thinwire.h"
+
+namespace {
+
+std::string NewFolder(const char* name) {
+  const auto folder = std::filesystem::temp_directory_path() / (std::string("thinwire_") + name);
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  return folder.string();
+}
+
+tw_options OptionsFor(int rank, int size, const std::string& folder) {
+  tw_options options;
+  tw_options_init(&options);
+  options.rank = rank;
+  options.size = size;
+  options.store_path = folder.c_str();
+  options.timeout_ms = 10000;
+  return options;
+}
+
+TEST(CApi, EncodeAndDecodeRoundTrip) {
+  for (const char* spec : {"fp32", "bf16", "int8", "int4", "int4:block=128"}) {
+    std::vector<float> x(1000), back(1000), residual(1000);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) - 500;
+    size_t bytes = 0;
+    ASSERT_EQ(tw_encoded_bytes(spec, x.size(), &bytes), TW_OK);
+    std::vector<uint8_t> wire(bytes);
+    ASSERT_EQ(tw_encode(spec, x.data(), x.size(), residual.data(), wire.data(), bytes, &bytes), TW_OK);
+    ASSERT_EQ(tw_decode(spec, wire.data(), bytes, back.data(), back.size()), TW_OK);
+    for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(back[i] + residual[i], x[i]) << spec << " " << i;
+  }
+}
+
+TEST(CApi, BadInputIsACodeAndAMessage) {
+  float x[4] = {};
+  uint8_t wire[64];
+  size_t bytes;
+  EXPECT_EQ(tw_encode("int5", x, 4, nullptr, wire, 64, &bytes), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("nearest"), std::string::npos);
+  EXPECT_EQ(tw_encode(nullptr, x, 4, nullptr, wire, 64, &bytes), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_encode("int4", nullptr, 4, nullptr, wire, 64, &bytes), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_encode("int4", x, 4, nullptr, wire, 31, &bytes), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_decode("int4", wire, 31, x, 4), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_decode("int4", wire, 33, x, 4), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_comm_create(nullptr, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_wait(nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_all_reduce(x, x, 4, TW_F32, TW_MEAN, nullptr, nullptr), TW_INVALID_ARGUMENT);
+  tw_comm* comm = nullptr;
+  tw_options options = OptionsFor(2, 2, "/nowhere");
+  EXPECT_EQ(tw_comm_create(&options, &comm), TW_INVALID_ARGUMENT) << "rank 2 of 2";
+  options = OptionsFor(0, 2, "/nowhere");
+  options.struct_size = 8;
+  EXPECT_EQ(tw_comm_create(&options, &comm), TW_INVALID_ARGUMENT) << "another header's struct";
+  options = OptionsFor(0, 2, "/nowhere");
+  options.codec = "int5";
+  EXPECT_EQ(tw_comm_create(&options, &comm), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(comm, nullptr);
+}
+
+TEST(CApi, AWorldOfOneCopies) {
+  tw_options options;
+  tw_options_init(&options);
+  tw_comm* comm = nullptr;
+  ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+  float in[3] = {1, 2, 3}, out[3] = {};
+  EXPECT_EQ(tw_all_reduce(in, out, 3, TW_F32, TW_MEAN, comm, nullptr), TW_OK);
+  EXPECT_EQ(out[2], 3);
+  EXPECT_EQ(tw_all_reduce(in, out, 3, static_cast<tw_dtype>(9), TW_MEAN, comm, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_all_reduce(in, out, 3, TW_F32, static_cast<tw_op>(9), comm, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_all_reduce(in, out, 3, TW_F32, TW_MEAN, comm, in), TW_UNAVAILABLE) << "a stream";
+  tw_comm_destroy(comm);
+}
+
+TEST(CApi, ResidualsComeOutAndGoBackIn) {
+  const std::string folder = NewFolder("residuals");
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const tw_options options = OptionsFor(rank, 2, folder);
+      tw_comm* comm = nullptr;
+      ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+      std::vector<float> g(40000), first(40000), second(40000);
+      for (size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(i % 97 + rank);
+      tw_work* work = nullptr;
+      ASSERT_EQ(tw_all_reduce_async(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr, "w", 0, &work), TW_OK);
+      ASSERT_EQ(tw_wait(work), TW_OK) << tw_last_error();
+      size_t count = 0, numel = 0;
+      char name[16];
+      ASSERT_EQ(tw_residual_count(comm, &count), TW_OK);
+      ASSERT_EQ(count, 1u);
+      ASSERT_EQ(tw_residual_info(comm, 0, name, sizeof(name), &numel), TW_OK);
+      EXPECT_STREQ(name, "w");
+      ASSERT_EQ(numel, g.size());
+      ASSERT_EQ(tw_residual_get(comm, "w", first.data(), second.data(), numel), TW_OK);
+      first[0] = 0.25f;
+      ASSERT_EQ(tw_residual_set(comm, "w", first.data(), second.data(), numel), TW_OK);
+      std::vector<float> again(40000), other(40000);
+      ASSERT_EQ(tw_residual_get(comm, "w", again.data(), other.data(), numel), TW_OK);
+      EXPECT_EQ(again, first);
+      EXPECT_EQ(other, second);
+      EXPECT_EQ(tw_residual_get(comm, "v", again.data(), other.data(), numel), TW_INVALID_ARGUMENT);
+      EXPECT_EQ(tw_residual_set(comm, "w", again.data(), other.data(), 7), TW_INVALID_ARGUMENT);
+      tw_stats stats;
+      ASSERT_EQ(tw_comm_stats(comm, &stats), TW_OK);
+      EXPECT_EQ(stats.raw_bytes, 160000u);
+      EXPECT_GT(static_cast<double>(stats.raw_bytes) / static_cast<double>(stats.wire_bytes), 7.7);
+      tw_comm_destroy(comm);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(CApi, AnotherCodecOnOneRankIsAMismatchOnBoth) {
+  const std::string folder = NewFolder("mismatch");
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      tw_options options = OptionsFor(rank, 2, folder);
+      options.codec = rank == 0 ? "int4" : "int8";
+      tw_comm* comm = nullptr;
+      EXPECT_EQ(tw_comm_create(&options, &comm), TW_MISMATCH);
+      const std::string message = tw_last_error();
+      EXPECT_NE(message.find("codec=int4"), std::string::npos) << message;
+      EXPECT_NE(message.find("codec=int8"), std::string::npos) << message;
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+}  // namespace

@@ -1,0 +1,221 @@
+// What an allreduce gives: the reference's bits, on every rank, whatever the order and the size.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tests/schedule/ranks.h"
+#include "tests/schedule/reference.h"
+
+namespace thinwire {
+namespace {
+
+struct Case {
+  Wire wire;
+  int world;
+  std::string codec;
+};
+
+std::string CaseName(const testing::TestParamInfo<Case>& info) {
+  return (info.param.wire == Wire::kGloo ? "Gloo" : "InProcess") + std::to_string(info.param.world) +
+         info.param.codec;
+}
+
+class EngineTest : public testing::TestWithParam<Case> {};
+
+TEST_P(EngineTest, GivesTheReferencesBitsOnEveryRankOverManySteps) {
+  const auto [wire, world, codec] = GetParam();
+  const Options options = SmallChunks(codec);
+  constexpr size_t kNumel = 5003;
+  constexpr int kSteps = 20;
+  const bool quantised = codec == "int8" || codec == "int4";
+  ReferenceAllReduce reference(world, options, quantised);
+  std::vector<std::vector<float>> expected;
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<std::vector<float>> gradients;
+    for (int r = 0; r < world; ++r) gradients.push_back(Gradient(kNumel, 1, r, step));
+    expected.push_back(world == 1 ? gradients[0] : reference.Step(gradients, 1.0f / world));
+  }
+  RunRanks(wire, world, options, [&](int rank, Engine& engine) {
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<float> values = Gradient(kNumel, 1, rank, step);
+      ASSERT_TRUE(AllReduce(engine, values, "g").ok()) << engine.status();
+      ASSERT_EQ(values, expected[step]) << "rank " << rank << ", step " << step;
+    }
+  });
+}
+
+TEST_P(EngineTest, AnyOrderOfReadinessGivesTheSame) {
+  const auto [wire, world, codec] = GetParam();
+  constexpr int kTensors = 12, kSteps = 8;
+  std::vector<std::vector<std::vector<float>>> results(world);
+  RunRanks(wire, world, SmallChunks(codec), [&](int rank, Engine& engine) {
+    std::mt19937 random(rank + 99);
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<std::vector<float>> tensors;
+      for (int t = 0; t < kTensors; ++t) tensors.push_back(Gradient(300 + 701 * t, t, rank, step));
+      std::vector<int> order(kTensors);
+      for (int t = 0; t < kTensors; ++t) order[t] = t;
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<std::shared_ptr<Work>> works;
+      for (const int t : order) {
+        auto work = engine.AllReduce({.input = View(tensors[t]),
+                                      .output = View(tensors[t]),
+                                      .key = "t" + std::to_string(t)});
+        ASSERT_TRUE(work.ok()) << work.status();
+        works.push_back(*work);
+      }
+      for (const auto& work : works) ASSERT_TRUE(work->Wait().ok());
+      results[rank] = tensors;
+    }
+  });
+  for (int r = 1; r < world; ++r) EXPECT_EQ(results[r], results[0]);
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* codec : {"fp32", "bf16", "int8", "int4"}) {
+    for (int world = 1; world <= 5; ++world) cases.push_back({Wire::kInProcess, world, codec});
+    for (const int world : {2, 3}) cases.push_back({Wire::kGloo, world, codec});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(All, EngineTest, testing::ValuesIn(Cases()), CaseName);
+
+TEST(EngineInProcess, ReplicasStayIdenticalOver200Steps) {
+  constexpr int kWorld = 3;
+  std::vector<std::vector<float>> weights(kWorld, std::vector<float>(10007, 1.0f));
+  RunRanks(Wire::kInProcess, kWorld, SmallChunks("int4"), [&](int rank, Engine& engine) {
+    for (int step = 0; step < 200; ++step) {
+      std::vector<float> values = Gradient(weights[rank].size(), 5, rank, step);
+      ASSERT_TRUE(AllReduce(engine, values, "w").ok());
+      for (size_t i = 0; i < values.size(); ++i) weights[rank][i] -= 0.1f * values[i];
+    }
+  });
+  EXPECT_EQ(weights[1], weights[0]);
+  EXPECT_EQ(weights[2], weights[0]);
+}
+
+// Every length, in place and not, by chunks and raw.
+TEST(EngineInProcess, EveryLengthFrom0To4097) {
+  for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
+    Options options = SmallChunks("int4");
+    options.min_bytes = min_bytes;
+    std::vector<std::vector<float>> first;
+    RunRanks(Wire::kInProcess, 2, options, [&](int rank, Engine& engine) {
+      for (size_t numel = 0; numel <= 4097; ++numel) {
+        std::vector<float> in = Gradient(numel, numel, rank, 0), out(numel, -1.0f);
+        const std::vector<float> peer = Gradient(numel, numel, 1 - rank, 0);
+        auto work = engine.AllReduce({.input = View(in), .output = View(out), .caller_waits = true});
+        ASSERT_TRUE(work.ok() && (*work)->Wait().ok()) << numel;
+        for (size_t i = 0; i < numel; ++i) {
+          const float tolerance = min_bytes == 0 ? 1.5e-3f : 0.0f;  // 2 of 7 steps of 4.5 sigma
+          ASSERT_NEAR(out[i], 0.5f * (in[i] + peer[i]), tolerance) << numel << " " << i;
+        }
+      }
+    });
+  }
+}
+
+TEST(EngineInProcess, SumAndMeanOfEveryDType) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
+      Options options = SmallChunks("int8");
+      options.min_bytes = min_bytes;
+      RunRanks(Wire::kInProcess, 3, options, [&](int rank, Engine& engine) {
+        // Whole numbers up to 127 x 1: exact in every dtype and in int8 with scale 1.
+        std::vector<float> values(1000);
+        for (size_t i = 0; i < values.size(); ++i) values[i] = i % 256 == 0 ? 127 : float(i % 29);
+        std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
+        const TensorView view{bytes.data(), values.size(), dtype};
+        for (const Op op : {Op::kSum, Op::kMean}) {
+          std::vector<uint8_t> wire(EncodedBytes(Spec("fp32"), values.size()));
+          ScalarBackend().Encode(Spec("fp32"), View(values), nullptr, wire.data());
+          ScalarBackend().Decode(Spec("fp32"), wire.data(), view);
+          auto work = engine.AllReduce({.input = view, .output = view, .op = op});
+          ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
+          ScalarBackend().Encode(Spec("fp32"), view, nullptr, wire.data());
+          std::vector<float> got(values.size());
+          ScalarBackend().Decode(Spec("fp32"), wire.data(), View(got));
+          for (size_t i = 0; i < got.size(); ++i) {
+            const float expected = op == Op::kSum ? 3 * values[i] : values[i];
+            // The sum's blocks have scale 3 or above: half a step; bf16 keeps 8 bits.
+            ASSERT_NEAR(got[i], expected, op == Op::kSum ? 2.6f : 0.51f)
+                << "rank " << rank << " " << Name(dtype) << " " << i;
+          }
+        }
+      });
+    }
+  }
+}
+
+// A NaN or Inf anywhere is NaN on every rank, only in its block, and leaves no trace in later steps.
+TEST(EngineInProcess, NonFiniteValuesReachEveryRankAndLeaveNoTrace) {
+  Options options = SmallChunks("int4");
+  RunRanks(Wire::kInProcess, 3, options, [&](int rank, Engine& engine) {
+    for (int step = 0; step < 4; ++step) {
+      std::vector<float> values = Gradient(4096, 3, rank, step);
+      if (step == 1 && rank == 1) values[700] = std::numeric_limits<float>::infinity();
+      if (step == 1 && rank == 2) values[3000] = std::numeric_limits<float>::quiet_NaN();
+      ASSERT_TRUE(AllReduce(engine, values, "g").ok());
+      for (size_t i = 0; i < values.size(); ++i) {
+        const bool hit = step == 1 && (i / 256 == 700 / 256 || i / 256 == 3000 / 256);
+        ASSERT_EQ(std::isfinite(values[i]), !hit) << "step " << step << ", element " << i;
+      }
+    }
+  });
+}
+
+// What was sent and what is kept add up to what came in: nothing is lost, over both hops, also when
+// the parameters move into other buckets half-way.
+TEST(EngineInProcess, ErrorFeedbackLosesNothingEvenWhenBucketsAreRebuilt) {
+  constexpr int kWorld = 3, kSteps = 40;
+  constexpr size_t kA = 1500, kB = 2700, kC = 900;
+  std::vector<double> sent(kA + kB + kC), given(kA + kB + kC), kept(kA + kB + kC);
+  std::mutex mu;
+  RunRanks(Wire::kInProcess, kWorld, SmallChunks("int4"), [&](int rank, Engine& engine) {
+    const auto reduce = [&](std::vector<float> values, const std::string& key,
+                            std::vector<Segment> segments, std::vector<size_t> places) {
+      {
+        const std::lock_guard lock(mu);
+        size_t i = 0;
+        for (size_t s = 0; s < segments.size(); ++s) {
+          for (size_t j = 0; j < segments[s].count; ++j) given[places[s] + j] += values[i++];
+        }
+      }
+      auto work = engine.AllReduce(
+          {.input = View(values), .output = View(values), .key = key, .segments = segments});
+      ASSERT_TRUE(work.ok()) << work.status();
+      ASSERT_TRUE((*work)->Wait().ok());
+      if (rank != 0) return;
+      size_t i = 0;
+      for (size_t s = 0; s < segments.size(); ++s) {
+        for (size_t j = 0; j < segments[s].count; ++j) sent[places[s] + j] += kWorld * double{values[i++]};
+      }
+    };
+    for (int step = 0; step < kSteps; ++step) {
+      if (step < kSteps / 2) {
+        reduce(Gradient(kA + kB, 7, rank, step), "bucket0", {{"a", 0, kA, kA}, {"b", 0, kB, kB}}, {0, kA});
+        reduce(Gradient(kC, 8, rank, step), "bucket1", {{"c", 0, kC, kC}}, {kA + kB});
+      } else {
+        reduce(Gradient(kC + kB, 7, rank, step), "bucket0", {{"c", 0, kC, kC}, {"b", 0, kB, kB}}, {kA + kB, kA});
+        reduce(Gradient(kA, 8, rank, step), "bucket1", {{"a", 0, kA, kA}}, {0});
+      }
+    }
+    const std::lock_guard lock(mu);
+    const std::pair<std::string, size_t> parameters[] = {{"a", 0}, {"b", kA}, {"c", kA + kB}};
+    for (const auto& [name, place] : parameters) {
+      ParameterResidual residual;
+      ASSERT_TRUE(engine.error_feedback().Export(name, &residual).ok());
+      for (size_t i = 0; i < residual.first.size(); ++i) {
+        kept[place + i] += residual.first[i] + kWorld * double{residual.second[i]};
+      }
+    }
+  });
+  for (size_t i = 0; i < sent.size(); ++i) {
+    ASSERT_NEAR(sent[i] + kept[i], given[i], 2e-7) << i;  // rounding of 40 fp32 sums of 1e-3
+    ASSERT_NE(kept[i], 0.0);
+  }
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,81 @@
+// The leader's book: what may start, in which order, and what it says when something never does.
+#include "schedule/leader.h"
+
+#include <gtest/gtest.h>
+
+namespace thinwire {
+namespace {
+
+Report Of(uint64_t key, uint64_t numel = 1024, uint32_t chunks = 1) {
+  Report report;
+  report.key = key;
+  report.numel = numel;
+  report.chunks = chunks;
+  SetName("t" + std::to_string(key), &report);
+  return report;
+}
+
+TEST(Leader, AnnouncesOnlyWhatAllRanksHaveReported) {
+  Leader leader(3, Policy::kWfbp, 1 << 20);
+  EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
+  EXPECT_TRUE(leader.OnReport(2, Of(1)).ok());
+  EXPECT_TRUE(leader.OnReport(2, Of(1)).ok());  // a repeated report does not count twice
+  EXPECT_TRUE(leader.Next().empty());
+  EXPECT_TRUE(leader.OnReport(1, Of(1)).ok());
+  ASSERT_EQ(leader.Next().size(), 1u);
+  EXPECT_TRUE(leader.Next().empty());
+}
+
+TEST(Leader, FifoGoesBySubmissionAndWfbpByReadiness) {
+  for (const Policy policy : {Policy::kFifo, Policy::kWfbp}) {
+    Leader leader(2, policy, 1 << 20);
+    EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
+    EXPECT_TRUE(leader.OnReport(0, Of(2)).ok());
+    EXPECT_TRUE(leader.OnReport(1, Of(2)).ok());
+    EXPECT_TRUE(leader.OnReport(1, Of(1)).ok());
+    const std::vector<Announcement> order = leader.Next();
+    ASSERT_EQ(order.size(), 2u);
+    EXPECT_EQ(order[0].id, Of(policy == Policy::kFifo ? 1 : 2).id());
+  }
+}
+
+TEST(Leader, KeepsTheWindowAndAlwaysOneChunk) {
+  Leader leader(1, Policy::kFifo, 2 * 4096);
+  EXPECT_TRUE(leader.OnReport(0, Of(1, 4 * 1024, 4)).ok());
+  EXPECT_EQ(leader.Next().size(), 2u);
+  leader.OnChunkDone(Of(1).id());
+  EXPECT_EQ(leader.Next().size(), 1u);
+  Leader narrow(1, Policy::kFifo, 1);
+  EXPECT_TRUE(narrow.OnReport(0, Of(1)).ok());
+  EXPECT_EQ(narrow.Next().size(), 1u);
+}
+
+TEST(Leader, DisagreementNamesBothRanksAndBothSizes) {
+  Leader leader(2, Policy::kFifo, 1 << 20);
+  EXPECT_TRUE(leader.OnReport(0, Of(1, 1024)).ok());
+  const absl::Status status = leader.OnReport(1, Of(1, 1025));
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  for (const char* word : {"'t1'", "rank 0", "rank 1", "1024", "1025"}) {
+    EXPECT_NE(status.message().find(word), absl::string_view::npos) << word << ": " << status;
+  }
+}
+
+TEST(Leader, DiagnosesTheMissingAndTheSilent) {
+  Leader leader(3, Policy::kFifo, 1 << 20);
+  EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
+  EXPECT_TRUE(leader.OnReport(1, Of(1)).ok());
+  EXPECT_TRUE(leader.OnReport(2, Of(7)).ok());
+  const absl::Status missing = leader.Diagnose(Of(1).id());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(missing));
+  EXPECT_NE(missing.message().find("rank 2 never submitted"), absl::string_view::npos) << missing;
+  EXPECT_NE(missing.message().find("'t7'"), absl::string_view::npos) << missing;
+  EXPECT_TRUE(leader.OnReport(2, Of(1)).ok());
+  leader.OnOverdue(0, Of(1));
+  leader.OnOverdue(1, Of(1));
+  const absl::Status silent = leader.Diagnose(Of(1).id());
+  EXPECT_NE(silent.message().find("rank 2 submitted it and then fell silent"), absl::string_view::npos)
+      << silent;
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,90 @@
+// Ranks as threads, each with its own engine, on either transport.
+#ifndef THINWIRE_TESTS_SCHEDULE_RANKS_H_
+#define THINWIRE_TESTS_SCHEDULE_RANKS_H_
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "schedule/engine.h"
+#include "transport/gloo.h"
+#include "transport/in_process.h"
+
+namespace thinwire {
+
+enum class Wire { kInProcess, kGloo };
+
+inline std::vector<std::unique_ptr<Transport>> Connect(Wire wire, int world) {
+  if (wire == Wire::kInProcess) return MakeInProcessTransports(world);
+  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<std::unique_ptr<Transport>> transports(world);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      auto made = ConnectGloo({.rank = r,
+                               .size = world,
+                               .store = store,
+                               .prefix = "test/",
+                               .interface = "",
+                               .rendezvous_host = "",
+                               .deadline = Clock::now() + std::chrono::seconds(20)});
+      ASSERT_TRUE(made.ok()) << made.status();
+      transports[r] = *std::move(made);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return transports;
+}
+
+// Runs body(rank, engine) on `world` threads and returns when all engines are destroyed.
+inline void RunRanks(Wire wire, int world, const Options& options,
+                     const std::function<void(int, Engine&)>& body) {
+  std::vector<std::unique_ptr<Transport>> transports = Connect(wire, world);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      auto engine = Engine::Create(options, std::move(transports[r]));
+      ASSERT_TRUE(engine.ok()) << engine.status();
+      body(r, **engine);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline TensorView View(std::vector<float>& values) { return {values.data(), values.size()}; }
+
+inline CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
+
+// Everything goes by chunks, several of them even for small tensors.
+inline Options SmallChunks(const std::string& codec) {
+  Options options;
+  options.codec = Spec(codec);
+  options.chunk_bytes = 4096;
+  options.min_bytes = 0;
+  options.timeout = std::chrono::seconds(20);
+  return options;
+}
+
+// Deterministic in (seed, rank, step); about the spread of real gradients.
+inline std::vector<float> Gradient(size_t numel, uint64_t seed, int rank, int step) {
+  std::mt19937_64 random(seed * 1000003 + rank * 10007 + step);
+  std::normal_distribution<float> normal(0.0f, 1e-3f);
+  std::vector<float> values(numel);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+inline absl::Status AllReduce(Engine& engine, std::vector<float>& values, const std::string& key,
+                              Op op = Op::kMean) {
+  auto work = engine.AllReduce({.input = View(values), .output = View(values), .key = key, .op = op});
+  return work.ok() ? (*work)->Wait() : work.status();
+}
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_SCHEDULE_RANKS_H_

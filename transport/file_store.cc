@@ -1,0 +1,63 @@
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "transport/store.h"
+
+namespace thinwire {
+namespace {
+
+class FileStore final : public Store {
+ public:
+  explicit FileStore(std::string folder) : folder_(std::move(folder)) {}
+
+  absl::Status Set(std::string_view key, std::string_view value) override {
+    const std::filesystem::path path = PathOf(key);
+    const std::filesystem::path draft = absl::StrCat(path.string(), ".", getpid());
+    std::error_code error;
+    std::filesystem::create_directories(folder_, error);
+    std::ofstream(draft, std::ios::binary) << value;
+    std::filesystem::rename(draft, path, error);
+    if (!error) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("cannot write the rendezvous file ", path.string(), ": ",
+                                               error.message(), "; is the folder there and writable?"));
+  }
+
+  // Polls: a shared folder may be on a network file system, which sends no notice.
+  absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
+    const std::filesystem::path path = PathOf(key);
+    for (;;) {
+      if (std::ifstream file(path, std::ios::binary); file) {
+        std::ostringstream value;
+        value << file.rdbuf();
+        return std::move(value).str();
+      }
+      if (Clock::now() >= deadline) {
+        return absl::DeadlineExceededError(absl::StrCat("nobody wrote ", path.string(), " in time"));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+
+ private:
+  // Keys hold slashes; file names must not.
+  std::filesystem::path PathOf(std::string_view key) const {
+    std::string name(key);
+    for (char& c : name) c = c == '/' ? '_' : c;
+    return std::filesystem::path(folder_) / name;
+  }
+
+  const std::string folder_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> MakeFileStore(std::string folder) {
+  return std::make_shared<FileStore>(std::move(folder));
+}
+
+}  // namespace thinwire
