@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Network namespaces joined by a bridge, each link shaped to RATE by a token bucket.
+#
+#   netlab.sh RATE N COMMAND...     runs COMMAND once in each of N namespaces and waits for all
+#
+# COMMAND sees RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME. RATE is
+# tc's ("1gbit"), or "none". Without root it says so and exits with 77. Traffic stays in the
+# namespaces, and everything is taken down at the end, whatever ends it.
+set -euo pipefail
+
+rate=$1 size=$2
+shift 2
+((EUID == 0)) || { echo "skipped: network namespaces need root" >&2; exit 77; }
+command -v ip >/dev/null && command -v tc >/dev/null ||
+  { echo "skipped: ip and tc (package iproute2) are not here" >&2; exit 77; }
+
+lab=tw$((BASHPID % 100000))
+
+down() {
+  for ((r = 0; r < size; r++)); do ip netns del "$lab-$r" 2>/dev/null || true; done
+  ip link del "$lab" 2>/dev/null || true
+}
+trap down EXIT
+trap 'exit 130' INT TERM
+
+shape() { # namespace-or-empty device
+  [[ $rate == none ]] && return
+  local tc=(tc)
+  [[ -z $1 ]] || tc=(ip netns exec "$1" tc)
+  "${tc[@]}" qdisc add dev "$2" root tbf rate "$rate" burst 128kb latency 20ms
+}
+
+ip link add "$lab" type bridge
+ip link set "$lab" up
+for ((r = 0; r < size; r++)); do
+  ip netns add "$lab-$r"
+  ip link add "$lab.$r" type veth peer name eth0 netns "$lab-$r"
+  ip link set "$lab.$r" master "$lab" up
+  ip -n "$lab-$r" addr add "10.88.0.$((r + 1))/24" dev eth0
+  ip -n "$lab-$r" link set eth0 up
+  ip -n "$lab-$r" link set lo up
+  shape "$lab-$r" eth0
+  shape "" "$lab.$r"
+done
+
+export WORLD_SIZE=$size MASTER_ADDR=10.88.0.1 MASTER_PORT=${MASTER_PORT:-29500} GLOO_SOCKET_IFNAME=eth0
+pids=() failed=0
+for ((r = 0; r < size; r++)); do
+  RANK=$r LOCAL_RANK=$r ip netns exec "$lab-$r" "$@" &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || failed=$?; done
+exit "$failed"
