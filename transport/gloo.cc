@@ -253,13 +253,19 @@ class ControlReceiver {
     try {
       ReadFrames(peer, &message);
     } catch (const std::exception& error) {
-      shared_.Fail(absl::UnavailableError(absl::StrCat(
-          "rank ", peer, " is gone: its connection to rank ", shared_.rank(), " closed (", error.what(),
-          "); look why that process ended")));
+      OnClosed(peer, error.what());
     }
     const std::lock_guard lock(mu_);
     ++readers_done_;
     changed_.notify_all();
+  }
+
+  void OnClosed(int peer, const std::string& error) {
+    // Gloo itself closes all connections when one of our waits passes its deadline; that wait knows.
+    if (error.find("Application timeout") != std::string::npos) return shared_.FailBroken(error);
+    shared_.Fail(absl::UnavailableError(absl::StrCat("rank ", peer, " is gone: its connection to rank ",
+                                                     shared_.rank(), " closed (", error,
+                                                     "); look why that process ended")));
   }
 
   void ReadFrames(int peer, ControlMessage* message) {
