@@ -1,0 +1,148 @@
+"""Times a DDP step with each way of exchanging gradients, on links of several rates.
+
+    python bench/ddp_step.py [--world 2] [--links 1gbit,100mbit,10gbit] [--out build/bench/ddp.json]
+
+The model is 4 x Linear 1024 x 1024 without bias (16.8 MB of gradients), batch 2, one thread a rank.
+All ways run in the same processes, in turns of a few steps, so that they see the same machine; a
+row has the median of the slowest rank's steps and the spread (10th and 90th percentile). Links
+other than loopback need root (network namespaces); without it those rows are printed as skipped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from thinwire.demo import lab
+from thinwire.demo.exchange import WAYS, Exchange
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, LAYERS, BATCH = 1024, 4, 2
+WARM_UP = 3  # steps: DDP rebuilds its buckets in the second
+TURN = 5  # steps of one way before the next way's turn
+TIMEOUT_S = 600.0
+# What TARGETS asks of int4, as a speed-up over `of` in the same run, for 2 ranks.
+MUST = {"1gbit": (4.0, "plain"), "100mbit": (6.5, "plain"), "10gbit": (1.0, "bf16")}
+
+
+class Subject:
+    """A model that exchanges its gradients in one way."""
+
+    def __init__(self, way: str) -> None:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+        self.ddp = DistributedDataParallel(torch.nn.Sequential(*layers))
+        self.exchange = Exchange(self.ddp, way)
+        self.times: list[float] = []
+
+    def step(self) -> float:
+        """Seconds of forward and backward."""
+        start = time.perf_counter()
+        self.ddp.zero_grad()
+        self.ddp(torch.randn(BATCH, WIDTH)).square().mean().backward()
+        return time.perf_counter() - start
+
+    def turn(self) -> None:
+        dist.barrier()
+        for _ in range(TURN):
+            seconds = torch.tensor(self.step())
+            dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+            self.times.append(seconds.item())
+
+
+def measure(ways: list[str], steps: int) -> list[dict[str, Any]]:
+    subjects = {way: Subject(way) for way in ways}
+    for subject in subjects.values():
+        for _ in range(WARM_UP):
+            subject.step()
+    for _ in range(-(-steps // TURN)):
+        for subject in subjects.values():
+            subject.turn()
+    rows = []
+    for way, subject in subjects.items():
+        subject.exchange.close()
+        deciles = statistics.quantiles(subject.times, n=10)
+        rows.append({
+            "codec": way,
+            "step_ms": 1000 * statistics.median(subject.times),
+            "p10_ms": 1000 * deciles[0],
+            "p90_ms": 1000 * deciles[-1],
+            "steps": len(subject.times),
+        })  # fmt: skip
+    return rows
+
+
+def be_a_rank(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = measure(arguments.ways.split(","), arguments.steps)
+    if dist.get_rank() == 0:
+        arguments.rows.write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_link(arguments: argparse.Namespace, link: str) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder, lab.open_lab(arguments.world, link) as place:
+        rows_file = Path(folder) / "rows.json"
+        command = [sys.executable, __file__, "--rows", str(rows_file), "--ways", arguments.ways,
+                   "--steps", str(arguments.steps)]  # fmt: skip
+        place.run(command, TIMEOUT_S)
+        rows = json.loads(rows_file.read_text())
+    return [
+        {"link": link, "world": arguments.world, "speedup": rows[0]["step_ms"] / row["step_ms"]}
+        | row
+        for row in rows
+    ]
+
+
+def verdict(rows: list[dict[str, Any]]) -> str:
+    """int4 against its target on this link; empty if it has none."""
+    of_way = {row["codec"]: row["step_ms"] for row in rows}
+    link, world = rows[0]["link"], rows[0]["world"]
+    factor, base = MUST.get(link, (0.0, ""))
+    if world != 2 or base not in of_way or "int4" not in of_way:
+        return ""
+    reached = of_way[base] / of_way["int4"]
+    word = "met" if reached >= factor else "NOT met"
+    return f"{link}: int4 {reached:.2f} x {base}, must {factor:g} x: {word}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--links", default="1gbit,100mbit,10gbit,loopback")
+    parser.add_argument("--ways", default=",".join(WAYS), help="the first is the baseline")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of each way")
+    parser.add_argument("--out", type=Path, default=Path("build/bench/ddp_step.json"))
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # set in the ranks
+    arguments = parser.parse_args()
+    if arguments.rows is not None:
+        be_a_rank(arguments)
+        return 0
+    refusal = lab.can_shape()
+    rows: list[dict[str, Any]] = []
+    for link in arguments.links.split(","):
+        if link != lab.LOOPBACK and refusal:
+            print(f"{link}: skipped, {refusal}")
+            continue
+        measured = run_link(arguments, link)
+        for row in measured:
+            print(f"{row['link']:>9} {row['codec']:>6} {row['step_ms']:9.1f} ms "
+                  f"[{row['p10_ms']:.1f}, {row['p90_ms']:.1f}] {row['speedup']:6.2f} x", flush=True)
+        print(verdict(measured), flush=True)
+        rows += measured
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

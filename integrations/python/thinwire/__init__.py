@@ -1,0 +1,40 @@
+"""thinwire: gradient compression that makes data-parallel training fast on slow links.
+
+`thinwire.torch` has the hook for PyTorch's DistributedDataParallel; this module has the codecs."""
+
+from __future__ import annotations
+
+from thinwire import _library
+from thinwire.codec import decode, encode, encoded_bytes
+from thinwire.errors import (
+    Error,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    TimeoutError,
+    UnavailableError,
+)
+
+__all__ = [
+    "Error",
+    "InvalidArgumentError",
+    "MismatchError",
+    "PeerLostError",
+    "TimeoutError",
+    "UnavailableError",
+    "decode",
+    "encode",
+    "encoded_bytes",
+    "simd_target",
+    "version",
+]
+
+
+def version() -> str:
+    """Of the C library, e.g. "0.1.0"."""
+    return _library.load().tw_version().decode()
+
+
+def simd_target() -> str:
+    """The instruction set that the codecs use here: "AVX3", "AVX2", ..."""
+    return _library.load().tw_simd_target().decode()

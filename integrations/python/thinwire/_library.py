@@ -1,0 +1,145 @@
+"""libthinwire.so: where it is, and its functions as integrations/c/thinwire.h declares them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+
+from thinwire import config, errors
+
+SET_FUNCTION = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t)
+GET_FUNCTION = ctypes.CFUNCTYPE(
+    c_int, c_void_p, c_char_p, c_void_p, c_size_t, POINTER(c_size_t), c_int
+)
+
+
+class Store(ctypes.Structure):
+    """tw_store"""
+
+    _fields_ = [("context", c_void_p), ("set", SET_FUNCTION), ("get", GET_FUNCTION)]
+
+
+class Options(ctypes.Structure):
+    """tw_options"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rank", c_int),
+        ("size", c_int),
+        ("store", Store),
+        ("store_path", c_char_p),
+        ("group", c_char_p),
+        ("codec", c_char_p),
+        ("policy", c_char_p),
+        ("interface_name", c_char_p),
+        ("rendezvous_host", c_char_p),
+        ("lanes", c_int),
+        ("chunk_bytes", c_size_t),
+        ("min_bytes", c_size_t),
+        ("no_raw", c_int),
+        ("timeout_ms", c_int),
+        ("trace_path", c_char_p),
+    ]
+
+
+class Segment(ctypes.Structure):
+    """tw_segment"""
+
+    _fields_ = [("name", c_char_p), ("offset", c_size_t), ("count", c_size_t), ("total", c_size_t)]
+
+
+class Stats(ctypes.Structure):
+    """tw_stats"""
+
+    _fields_ = [
+        *((name, c_uint64) for name in ("all_reduces", "raw_bytes", "wire_bytes")),
+        *((f"{stage}_s", c_double) for stage in config.STAGES),
+    ]
+
+
+# Functions that return something other than a tw_status.
+_RESULTS = {
+    "tw_version": c_char_p,
+    "tw_last_error": c_char_p,
+    "tw_simd_target": c_char_p,
+    "tw_options_init": None,
+    "tw_comm_destroy": None,
+}
+
+_CALL = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
+_ARGUMENTS: dict[str, list[object]] = {
+    "tw_version": [],
+    "tw_last_error": [],
+    "tw_simd_target": [],
+    "tw_options_init": [POINTER(Options)],
+    "tw_comm_create": [POINTER(Options), POINTER(c_void_p)],
+    "tw_comm_abort": [c_void_p],
+    "tw_comm_destroy": [c_void_p],
+    "tw_all_reduce": _CALL,
+    "tw_all_reduce_async": [*_CALL, c_char_p, c_int, POINTER(c_void_p)],
+    "tw_all_reduce_segments": [
+        *_CALL, c_char_p, c_int, POINTER(Segment), c_size_t, POINTER(c_void_p),
+    ],
+    "tw_wait": [c_void_p],
+    "tw_encoded_bytes": [c_char_p, c_size_t, POINTER(c_size_t)],
+    "tw_encode": [
+        c_char_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t),
+    ],
+    "tw_decode": [c_char_p, c_void_p, c_size_t, c_void_p, c_size_t],
+    "tw_comm_stats": [c_void_p, POINTER(Stats)],
+    "tw_residual_count": [c_void_p, POINTER(c_size_t)],
+    "tw_residual_info": [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)],
+    "tw_residual_get": [c_void_p, c_char_p, c_void_p, c_void_p, c_size_t],
+    "tw_residual_set": [c_void_p, c_char_p, c_void_p, c_void_p, c_size_t],
+}  # fmt: skip
+
+
+def candidates() -> list[Path]:
+    """Where the library is looked for, in order; the first that exists is taken."""
+    named = config.library_path()
+    if named is not None:
+        return [named]
+    package = Path(__file__).resolve().parent
+    return [
+        package / "lib" / "libthinwire.so",
+        package.parents[2] / "build" / "integrations" / "c" / "libthinwire.so",
+    ]
+
+
+def path() -> Path:
+    """The library's file. UnavailableError if there is none."""
+    for candidate in candidates():
+        if candidate.is_file():
+            return candidate
+    looked = " and ".join(str(candidate) for candidate in candidates())
+    raise errors.UnavailableError(
+        f"libthinwire.so was not found at {looked}: build it with `make build`, install the wheel, "
+        "or set THINWIRE_LIBRARY to its path."
+    )
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, loaded once. UnavailableError if it is missing or does not fit."""
+    file = path()
+    try:
+        library = ctypes.CDLL(str(file))
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes = arguments
+            function.restype = _RESULTS.get(name, c_int)
+    except (OSError, AttributeError) as error:
+        raise errors.UnavailableError(
+            f"{file} does not load ({error}): build it on this machine with `make build`, or "
+            "install the wheel of this version."
+        ) from error
+    return library
+
+
+def check(status: int) -> None:
+    """Raises the typed error of a tw_status of the call that this thread has just made."""
+    if status != 0:
+        message = load().tw_last_error().decode(errors="replace")
+        raise errors.from_status(status, message)

@@ -1,0 +1,114 @@
+"""encode and decode: one shard of compress/FORMAT.md, without a process group."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_size_t
+from typing import Any
+
+from thinwire import _library, errors
+
+_FLOAT_BYTES = 4
+
+
+class _Floats:
+    """The address of contiguous fp32 host memory, and what keeps it alive."""
+
+    def __init__(self, address: Any, numel: int, owner: object) -> None:
+        self.address, self.numel, self.owner = address, numel, owner
+
+
+def _wrong(what: str, expected: str, got: object) -> errors.InvalidArgumentError:
+    return errors.InvalidArgumentError(f"{what}: expected {expected}, got {got}")
+
+
+def _floats_of_tensor(x: Any, what: str, in_place: bool) -> _Floats:
+    if str(x.dtype) != "torch.float32" or x.device.type != "cpu" or "strided" not in str(x.layout):
+        got = f"{x.dtype} on {x.device} ({x.layout})"
+        raise _wrong(what, "a dense float32 tensor on the CPU; convert it with .float().cpu()", got)
+    if not x.is_contiguous():
+        if in_place:
+            raise _wrong(what, "contiguous memory, since it is updated in place", "strides")
+        x = x.contiguous()
+    return _Floats(x.data_ptr(), x.numel(), x)
+
+
+def _floats_of_buffer(x: Any, what: str, in_place: bool) -> _Floats:
+    try:
+        view = memoryview(x)
+    except TypeError as error:
+        raise _wrong(what, "a float32 array, tensor or buffer", type(x).__name__) from error
+    if view.format.lstrip("@=<") != "f":
+        raise _wrong(what, "float32 elements (format 'f')", f"format {view.format!r}")
+    numel = view.nbytes // _FLOAT_BYTES
+    if in_place and (view.readonly or not view.c_contiguous):
+        raise _wrong(what, "writable contiguous memory, since it is updated in place", type(x))
+    if numel == 0:
+        return _Floats(None, 0, view)
+    if view.readonly or not view.c_contiguous:
+        copy = view.tobytes()
+        return _Floats(copy, numel, copy)
+    flat = (ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))
+    return _Floats(ctypes.addressof(flat), numel, flat)
+
+
+def _floats(x: Any, what: str, in_place: bool = False) -> _Floats:
+    if hasattr(x, "data_ptr"):
+        return _floats_of_tensor(x, what, in_place)
+    return _floats_of_buffer(x, what, in_place)
+
+
+def encoded_bytes(spec: str, n: int) -> int:
+    """The exact size in bytes of `n` encoded elements."""
+    if n < 0:
+        raise _wrong("n", "0 or more elements", n)
+    size = c_size_t()
+    _library.check(_library.load().tw_encoded_bytes(spec.encode(), n, byref(size)))
+    return size.value
+
+
+def encode(spec: str, x: Any, residual: Any = None) -> bytes:
+    """Encodes `x` as one shard.
+
+    x: any shape, float32, on the host: a numpy array, a torch tensor, or a buffer of format 'f'.
+    residual: as many float32 as x, writable and contiguous, or None. It is added to x before the
+      encoding and holds what the encoding lost afterwards (error feedback).
+    Returns encoded_bytes(spec, n) bytes. Raises InvalidArgumentError for an unknown spec and for
+    wrong types or sizes."""
+    source = _floats(x, "x")
+    kept = None if residual is None else _floats(residual, "residual", in_place=True)
+    if kept is not None and kept.numel != source.numel:
+        raise _wrong("residual", f"{source.numel} elements, as x has", kept.numel)
+    size = encoded_bytes(spec, source.numel)
+    out = ctypes.create_string_buffer(max(size, 1))
+    _library.check(
+        _library.load().tw_encode(
+            spec.encode(), source.address, source.numel, kept.address if kept else None,
+            out, size, None,
+        )
+    )  # fmt: skip
+    return out.raw[:size]
+
+
+def decode(spec: str, data: Any, n: int) -> Any:
+    """Decodes a shard of `n` elements from bytes or a buffer.
+
+    Returns a one-dimensional float32 numpy array; without numpy, an array.array of type 'f'.
+    Raises InvalidArgumentError if `data` has another size than encoded_bytes(spec, n)."""
+    encoded_bytes(spec, n)  # the spec and n are good
+    raw = bytes(memoryview(data))
+    out = _new_floats(n)
+    target = _floats(out, "the output", in_place=True)
+    status = _library.load().tw_decode(spec.encode(), raw, len(raw), target.address, n)
+    _library.check(status)
+    return out
+
+
+def _new_floats(n: int) -> Any:
+    try:
+        import numpy
+    except ImportError:
+        import array
+
+        return array.array("f", bytes(n * _FLOAT_BYTES))
+    return numpy.empty(n, dtype=numpy.float32)

@@ -1,0 +1,200 @@
+"""Communicator: one process group of the C library, and allreduces in flight on it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from collections.abc import Sequence
+from ctypes import byref, c_size_t, c_void_p
+from typing import NamedTuple, Protocol
+
+from thinwire import _library, errors
+from thinwire.config import STAGES, Config
+
+DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # tw_dtype
+OPS = {"mean": 0, "sum": 1}  # tw_op
+
+_log = logging.getLogger("thinwire")
+_MAX_NAME = 1 << 16
+_MAX_MILLISECONDS = (1 << 31) - 1
+
+
+class Store(Protocol):
+    """A key-value board on which ranks find each other. Keys are written once."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Waits until somebody has set the key; raises when the time is over."""
+        ...
+
+
+class Segment(NamedTuple):
+    """Elements [offset, offset + count) of parameter `name`, which has `total` elements."""
+
+    name: str
+    offset: int
+    count: int
+    total: int
+
+
+class Segments:
+    """Segments in the form that the C library reads; made once for a bucket, used every step."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.array = (_library.Segment * len(segments))(
+            *(_library.Segment(s.name.encode(), s.offset, s.count, s.total) for s in segments)
+        )
+
+
+class _StoreCallbacks:
+    """A Store as two C functions. Nothing is raised through C: a failure becomes a number."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.struct = _library.Store(
+            None, _library.SET_FUNCTION(self._set), _library.GET_FUNCTION(self._get)
+        )
+
+    def _set(self, _context: int, key: bytes, value: int, size: int) -> int:
+        try:
+            self._store.set(key.decode(), ctypes.string_at(value, size))
+        except Exception as error:  # C code can't carry it; the number says that it happened
+            _log.warning("the rendezvous store refused %r: %s", key, error)
+            return 1
+        return 0
+
+    def _get(self, _context, key: bytes, out: int, capacity: int, size, timeout_ms: int) -> int:
+        try:
+            value = self._store.get(key.decode(), timeout_ms / 1000)
+        except Exception as error:
+            _log.info("the rendezvous store has no %r: %s", key, error)
+            return 1
+        size[0] = len(value)
+        ctypes.memmove(out, value, min(len(value), capacity))
+        return 0
+
+
+class Work:
+    """One allreduce in flight. wait() must be called, once; its memory must live until then."""
+
+    def __init__(self, handle: c_void_p) -> None:
+        self._handle = handle
+
+    def wait(self) -> None:
+        """Blocks without the GIL until all is done; raises the typed error of a failure."""
+        handle, self._handle = self._handle, c_void_p()
+        _library.check(_library.load().tw_wait(handle))
+
+
+class Communicator:
+    """Wraps tw_comm. Thread-safe, but for close(), which comes after the last wait().
+
+    Addresses are of host memory; counts are in elements. Every method raises a thinwire.Error."""
+
+    def __init__(self, rank: int, size: int, store: Store | None, group: str, config: Config):
+        self._library = _library.load()
+        self._handle = c_void_p()
+        self._callbacks = _StoreCallbacks(store) if store is not None else None
+        options = self._options(rank, size, group, config)
+        _library.check(self._library.tw_comm_create(byref(options), byref(self._handle)))
+
+    def _options(self, rank: int, size: int, group: str, config: Config) -> _library.Options:
+        options = _library.Options()
+        self._library.tw_options_init(byref(options))
+        options.rank, options.size = rank, size
+        if self._callbacks is not None:
+            options.store = self._callbacks.struct
+        options.group = group.encode()
+        options.codec = config.codec.encode()
+        options.policy = config.policy.encode()
+        options.interface_name = _encoded(config.interface)
+        options.rendezvous_host = _encoded(config.rendezvous_host)
+        options.trace_path = _encoded(config.trace)
+        options.lanes = config.lanes or 0
+        options.chunk_bytes = config.chunk_bytes or 0
+        options.min_bytes = config.min_bytes or 0
+        options.no_raw = int(config.min_bytes == 0)
+        if config.timeout_s is not None:
+            options.timeout_ms = min(math.ceil(config.timeout_s * 1000), _MAX_MILLISECONDS)
+        return options
+
+    def _open(self) -> c_void_p:
+        if not self._handle:
+            raise errors.Error("this communicator was closed; create another")
+        return self._handle
+
+    def all_reduce(self, address: int, count: int, dtype: str, op: str) -> None:
+        """In place, unnamed, without error feedback; returns when it is done."""
+        handle = self._open()
+        _library.check(
+            self._library.tw_all_reduce(
+                address, address, count, DTYPES[dtype], OPS[op], handle, None
+            )
+        )
+
+    def start(
+        self,
+        address: int,
+        count: int,
+        dtype: str,
+        op: str,
+        name: str | None = None,
+        segments: Segments | None = None,
+        priority: int = 0,
+    ) -> Work:
+        """In place; returns at once. `name`, equal on all ranks, carries the error feedback."""
+        work, handle = c_void_p(), self._open()
+        array = None if segments is None else segments.array
+        _library.check(
+            self._library.tw_all_reduce_segments(
+                address, address, count, DTYPES[dtype], OPS[op], handle, None,
+                _encoded(name), priority, array, 0 if array is None else len(array), byref(work),
+            )
+        )  # fmt: skip
+        return Work(work)
+
+    def stats(self) -> dict[str, float]:
+        """all_reduces; raw_bytes (an fp32 ring's) and wire_bytes (sent by this rank); seconds of
+        every stage under its name and `_s`."""
+        stats = _library.Stats()
+        _library.check(self._library.tw_comm_stats(self._open(), byref(stats)))
+        names = ["all_reduces", "raw_bytes", "wire_bytes", *(f"{stage}_s" for stage in STAGES)]
+        return {name: getattr(stats, name) for name in names}
+
+    def residuals(self) -> dict[str, int]:
+        """Parameter name -> number of elements. Only while nothing is in flight."""
+        count, sizes = c_size_t(), {}
+        _library.check(self._library.tw_residual_count(self._open(), byref(count)))
+        name, numel = ctypes.create_string_buffer(_MAX_NAME), c_size_t()
+        for index in range(count.value):
+            _library.check(
+                self._library.tw_residual_info(self._handle, index, name, _MAX_NAME, byref(numel))
+            )
+            sizes[name.value.decode()] = numel.value
+        return sizes
+
+    def get_residual(self, name: str, first: int, second: int, numel: int) -> None:
+        """Writes both residuals of a parameter, `numel` floats each, to the two addresses."""
+        status = self._library.tw_residual_get(self._open(), name.encode(), first, second, numel)
+        _library.check(status)
+
+    def set_residual(self, name: str, first: int, second: int, numel: int) -> None:
+        """Reads both residuals of a parameter, `numel` floats each, from the two addresses."""
+        status = self._library.tw_residual_set(self._open(), name.encode(), first, second, numel)
+        _library.check(status)
+
+    def abort(self) -> None:
+        """Fails the group on every rank."""
+        _library.check(self._library.tw_comm_abort(self._open()))
+
+    def close(self) -> None:
+        """Says goodbye to the peers and frees everything; may be called twice."""
+        handle, self._handle = self._handle, c_void_p()
+        if handle:
+            self._library.tw_comm_destroy(handle)
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()

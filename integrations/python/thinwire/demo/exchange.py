@@ -1,0 +1,53 @@
+"""The ways of exchanging gradients that the demo and the benchmark compare."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire.torch
+
+# Bytes of an element on the wire of the ways that are not ours.
+_ELEMENT_BYTES = {"plain": 4, "bf16": 2}
+WAYS = ("plain", "bf16", "int8", "int4")
+
+
+def bf16_hook(
+    group: dist.ProcessGroup, bucket: dist.GradBucket
+) -> "torch.futures.Future[torch.Tensor]":
+    buffer = bucket.buffer()
+    wire = buffer.to(torch.bfloat16)
+    sent = dist.all_reduce(wire, group=group, async_op=True).get_future()
+    return sent.then(lambda done: buffer.copy_(done.value()[0]).div_(group.size()))
+
+
+bf16_hook.__annotations__ = {}  # DDP wants types there, and this file postpones them
+
+
+class Exchange:
+    """Makes a DDP model exchange its gradients in one way: "plain" (DDP's own), "bf16" (the hook
+    above, on Gloo), or a codec of thinwire."""
+
+    def __init__(self, ddp: DistributedDataParallel, way: str) -> None:
+        self._state = None
+        self._way = way
+        self._numel = sum(p.numel() for p in ddp.parameters() if p.requires_grad)
+        self._world = dist.get_world_size()
+        if way == "bf16":
+            ddp.register_comm_hook(ddp.process_group, bf16_hook)
+        elif way != "plain":
+            self._state = thinwire.torch.attach(ddp, codec=way)
+
+    def bytes_sent(self, steps: int) -> tuple[int, int]:
+        """(raw, wire) bytes that this rank has sent in `steps` steps. raw: of a ring of fp32; wire:
+        measured if the codec is ours, else those of a ring of its elements."""
+        if self._state is not None:
+            stats = self._state.stats()
+            return stats["raw_bytes"], stats["wire_bytes"]
+        elements = 2 * (self._world - 1) * self._numel * steps // self._world
+        return 4 * elements, _ELEMENT_BYTES[self._way] * elements
+
+    def close(self) -> None:
+        if self._state is not None:
+            self._state.close()

@@ -1,0 +1,150 @@
+"""One rank of the demo: trains the model once for each way of exchanging gradients.
+
+Started by demo/run.py with torchrun's variables; rank 0 writes the rows as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from thinwire.demo import data
+from thinwire.demo.exchange import Exchange
+
+_WIDTH = 1024
+_MOMENTUM = 0.9
+_WARM_UP = 20  # steps that the median does not see: DDP rebuilds its buckets, links open up
+_TAIL = 100  # steps that the training loss is the mean of
+
+
+@dataclass(frozen=True)
+class Recipe:
+    epochs: int
+    batch: int  # of one rank
+    rate: float  # learning rate at the start
+    seed: int
+
+    def steps(self, images: int) -> int:
+        return self.epochs * (images // (self.batch * dist.get_world_size()))
+
+
+def make_model() -> torch.nn.Sequential:
+    """1.9 million parameters."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(data.PIXELS, _WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Linear(_WIDTH, _WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Linear(_WIDTH, data.CLASSES),
+    )
+
+
+def batches(images: int, recipe: Recipe):
+    """This rank's row numbers for every step; together the ranks see each image once an epoch."""
+    generator = torch.Generator().manual_seed(recipe.seed)
+    whole = recipe.batch * dist.get_world_size()
+    for _ in range(recipe.epochs):
+        order = torch.randperm(images, generator=generator)
+        for begin in range(0, images - whole + 1, whole):
+            yield order[begin + dist.get_rank() : begin + whole : dist.get_world_size()]
+
+
+def train(way: str, images: data.Images, recipe: Recipe) -> dict[str, Any]:
+    """Trains from the seed; one row of the report, but for what needs the other rows."""
+    torch.manual_seed(recipe.seed)
+    model = make_model()
+    ddp = DistributedDataParallel(model)
+    exchange = Exchange(ddp, way)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=recipe.rate, momentum=_MOMENTUM)
+    steps = recipe.steps(len(images))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps))
+    )
+    losses, times = [], []
+    bar = tqdm(
+        batches(len(images), recipe), way, steps, unit="step", disable=dist.get_rank() != 0,
+        mininterval=0.5 if sys.stderr.isatty() else 10.0,
+    )  # fmt: skip
+    for rows in bar:
+        start = time.perf_counter()
+        pixels, labels = images.batch(rows)
+        loss = cross_entropy(ddp(pixels), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        times.append(time.perf_counter() - start)
+        schedule.step()
+        losses.append(loss.detach())
+        if len(losses) % 20 == 0:
+            bar.set_postfix(loss=f"{losses[-1]:.3f}", ms=f"{1000 * times[-1]:.0f}", refresh=False)
+    raw, wire = exchange.bytes_sent(steps)
+    exchange.close()
+    loss = torch.stack(losses[-_TAIL:]).mean()
+    dist.all_reduce(loss)
+    return {
+        "codec": way,
+        "loss": loss.item() / dist.get_world_size(),
+        "step_ms": 1000 * statistics.median(times[_WARM_UP:] or times),
+        "wire_bytes": wire,
+        "raw_bytes": raw,
+        "ratio": raw / wire if wire else 1.0,
+        "replicas_identical": replicas_identical(model),
+        "accuracy": accuracy(model, data.load("t10k")),
+    }
+
+
+def replicas_identical(model: torch.nn.Module) -> bool:
+    """True if the parameters have the same bits on all ranks."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest.hexdigest())
+    return len(set(digests)) == 1
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, images: data.Images) -> float:
+    """In percent."""
+    hits = 0
+    for rows in torch.arange(len(images)).split(1000):
+        pixels, labels = images.batch(rows)
+        hits += int((model(pixels).argmax(1) == labels).sum())
+    return 100 * hits / len(images)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ways", required=True)
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--rows", type=Path, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    recipe = Recipe(arguments.epochs, arguments.batch, arguments.lr, arguments.seed)
+    images = data.load("train")
+    rows = [train(way, images, recipe) for way in arguments.ways.split(",")]
+    if dist.get_rank() == 0:
+        arguments.rows.write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""`thinwire doctor`: what is here, what is missing, what to do."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from thinwire import _library, config, errors
+
+
+@dataclass(frozen=True)
+class Finding:
+    """mark: "ok", "missing" (something is needed) or "absent" (something optional)."""
+
+    mark: str
+    what: str
+    detail: str
+
+
+def main() -> int:
+    """Prints the findings; 1 if something needed is missing."""
+    findings = [finding for look in _LOOKS for finding in look()]
+    for finding in findings:
+        print(f"{finding.mark:8} {finding.what:20} {finding.detail}")
+    missing = sum(finding.mark == "missing" for finding in findings)
+    print("ready" if missing == 0 else f"not ready: {missing} needed part(s) missing, see above")
+    return int(missing > 0)
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("ok", "python", f"{platform.python_version()}, {os.cpu_count()} CPUs")
+
+
+def _c_library() -> Iterator[Finding]:
+    try:
+        library = _library.load()
+    except errors.UnavailableError as error:
+        yield Finding("missing", "libthinwire.so", str(error))
+        return
+    version, target = library.tw_version().decode(), library.tw_simd_target().decode()
+    yield Finding("ok", "libthinwire.so", f"{version}, {target} codecs, {_library.path()}")
+
+
+def _torch() -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        yield Finding("missing", "torch", "pip install torch (2.1 or newer)")
+        return
+    torch = importlib.import_module("torch")
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    good = (major, minor) >= (2, 1)
+    mend = "" if good else ", expected 2.1 or newer: pip install --upgrade torch"
+    yield Finding("ok" if good else "missing", "torch", torch.__version__ + mend)
+    gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+    detail = "torch.distributed on Gloo" if gloo else "this torch has no Gloo; install another build"
+    yield Finding("ok" if gloo else "missing", "rendezvous", detail)
+    if torch.cuda.is_available():
+        yield Finding("absent", "GPU codecs", "this build compresses on the CPU; keep models there")
+
+
+def _demo() -> Iterator[Finding]:
+    for module in ("tqdm", "matplotlib"):
+        here = importlib.util.find_spec(module) is not None
+        detail = "for the demo" if here else f"the demo needs it: pip install {module}"
+        yield Finding("ok" if here else "absent", module, detail)
+    if importlib.util.find_spec("torch") is not None:
+        from thinwire.demo import data
+
+        here = data.FOLDER.is_dir()
+        mend = "the demo needs it: apt-get install dataset-fashion-mnist"
+        yield Finding(
+            "ok" if here else "absent", "Fashion-MNIST", str(data.FOLDER) if here else mend
+        )
+    from thinwire.demo import lab
+
+    refusal = lab.can_shape()
+    detail = refusal or "network namespaces and tc; the demo can shape its links"
+    yield Finding("absent" if refusal else "ok", "shaped links", detail)
+
+
+def _settings() -> Iterator[Finding]:
+    for name in ("GLOO_SOCKET_IFNAME", *config.VARIABLES):
+        if os.environ.get(name):
+            yield Finding("ok", name, os.environ[name])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            config.resolve()
+        except errors.Error as error:
+            yield Finding("missing", "settings", str(error))
+    for warning in caught:
+        yield Finding("absent", "settings", str(warning.message))
+
+
+_LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _python, _c_library, _torch, _demo, _settings,
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""all_reduce: torch.distributed.all_reduce, compressed."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire import config, errors
+from thinwire.comm import OPS
+from thinwire.torch import tensors
+from thinwire.torch.group import join, resolve
+from thinwire.torch.session import Session
+
+
+class Work:
+    """An all_reduce in flight."""
+
+    def __init__(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        self._future = future
+
+    def wait(self) -> bool:
+        """Blocks until the tensor holds the result; raises the typed error of a failure."""
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def get_future(self) -> torch.futures.Future[torch.Tensor]:
+        return self._future
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: str | Any = "mean",
+    codec: str | None = None,
+    name: str | None = None,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduces `tensor` over all ranks of `group`, in place, with the same bits on every rank.
+
+    tensor: any shape and strides; float32, bfloat16 or float16, on the CPU.
+    op: "mean" (default) or "sum"; torch's ReduceOp.AVG and ReduceOp.SUM are taken as well.
+    codec: as State takes it. All calls of one group and codec share connections.
+    name: equal on all ranks; calls of one name carry what compression lost to the next (error
+      feedback), so use one name for one quantity. None: calls match by order, and lose it.
+    group: None for the default group.
+    async_op: returns a Work at once; do not touch the tensor before its wait().
+
+    The calling rank must be in the group; else, as in torch, a warning and None. Raises
+    InvalidArgumentError, MismatchError, TimeoutError or PeerLostError."""
+    kind = _kind_of(op)
+    if group is not None and dist.is_initialized() and dist.get_rank(group) < 0:
+        warnings.warn("all_reduce: this rank is not in the group, so nothing is done", stacklevel=2)
+        return None
+    session = _session(resolve(group, "all_reduce"), config.resolve(codec=codec))
+    dtype = tensors.check(tensor, session.group.rank, lambda: name or "all_reduce")
+    with torch.no_grad():
+        flat = tensor if tensor.is_contiguous() else tensor.contiguous()
+        if not async_op and name is None:
+            communicator, _ = session.connect()
+            communicator.all_reduce(flat.data_ptr(), flat.numel(), dtype, kind)
+            _copy_back(flat, tensor)
+            return None
+        finish = None if flat is tensor else functools.partial(_copy_back, flat, tensor)
+        work = Work(session.start(flat, dtype, kind, name, finish=finish))
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
+    if source is not target:
+        with torch.no_grad():
+            target.copy_(source)
+
+
+def _kind_of(op: Any) -> str:
+    known = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean"}
+    if isinstance(op, str):
+        kind = op if op in OPS else None
+    else:
+        kind = next((name for known_op, name in known.items() if known_op == op), None)
+    if kind is None:
+        raise errors.InvalidArgumentError(f"op is {op!r}, expected 'mean' or 'sum'")
+    return kind
+
+
+@functools.cache
+def _sessions() -> weakref.WeakKeyDictionary[dist.ProcessGroup, dict[config.Config, Session]]:
+    return weakref.WeakKeyDictionary()
+
+
+def _session(group: dist.ProcessGroup, settings: config.Config) -> Session:
+    of_group = _sessions().setdefault(group, {})
+    if settings not in of_group:
+        of_group[settings] = Session(join(group, "all_reduce"), settings)
+        of_group[settings].close_with(group)
+    return of_group[settings]

@@ -1,0 +1,100 @@
+"""What a torch process group tells us: rank, size, and a corner of its rendezvous store."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from thinwire.comm import Communicator
+from thinwire.config import Config
+from thinwire.errors import InvalidArgumentError
+
+_POLL_S = (0.001, 0.02)  # first and longest pause between two looks
+
+
+class TorchStore:
+    """torch's rendezvous store as a thinwire.comm.Store.
+
+    It polls: waiting inside the store would hold its lock, and another thread of this process may
+    have to write the very key that a peer waits for."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        end, pause = time.monotonic() + timeout_s, _POLL_S[0]
+        while not self._store.check([key]):
+            if time.monotonic() > end:
+                raise TimeoutError(f"nobody set {key!r} within {timeout_s:.1f} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S[1])
+        return self._store.get(key)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One user of a process group. `key` is unique in the group's store and equal on all ranks."""
+
+    rank: int  # within the group
+    size: int
+    key: str
+    serial: int  # counts the users in this process
+    store: dist.Store | None
+
+    def connect(self, config: Config) -> Communicator:
+        """Blocks until all ranks have come, or the timeout is over."""
+        if config.trace and self.serial:
+            path = Path(config.trace)
+            config = replace(config, trace=str(path.with_suffix(f".{self.serial}{path.suffix}")))
+        store = None
+        if self.store is not None:
+            store = TorchStore(dist.PrefixStore(f"thinwire/{self.key}", self.store))
+        return Communicator(self.rank, self.size, store, self.key, config)
+
+
+@functools.cache
+def _counters() -> collections.Counter[object]:
+    """How many users each group has had in this process. Kept by the group's ranks and never
+    reset, so that a group which is destroyed and made again on the same store gets new keys."""
+    return collections.Counter()
+
+
+def _require_initialized(what: str) -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise InvalidArgumentError(
+            f"{what} needs a process group: call torch.distributed.init_process_group first"
+        )
+
+
+def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessGroup:
+    """The group, or the default group for None."""
+    _require_initialized(what)
+    group = process_group or dist.group.WORLD
+    if dist.get_rank(group) < 0:
+        raise InvalidArgumentError(
+            f"rank {dist.get_rank()}: {what} got a process group that this rank is no member of; "
+            "make it on the group's ranks only"
+        )
+    return group
+
+
+def join(process_group: dist.ProcessGroup | None, purpose: str) -> Group:
+    """A new user of the group; `purpose` names its kind. All ranks must join in the same order."""
+    group = resolve(process_group, purpose)
+    ranks = tuple(dist.get_process_group_ranks(group))
+    number = _counters()[ranks, purpose]
+    _counters()[ranks, purpose] += 1
+    serial = _counters()["users"]
+    _counters()["users"] += 1
+    size = dist.get_world_size(group)
+    store = distributed_c10d._world.pg_map[group][1] if size > 1 else None
+    return Group(dist.get_rank(group), size, f"{purpose}{number}", serial, store)

@@ -1,0 +1,127 @@
+"""Session: a communicator over a torch process group, connected at first use, closed at exit."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+import torch
+
+from thinwire import errors
+from thinwire.comm import Communicator, Segments
+from thinwire.config import Config
+from thinwire.torch import checkpoint
+from thinwire.torch.group import Group
+from thinwire.torch.waiter import Waiter
+
+
+class Session:
+    """Owns the communicator and the waiter. After the first error it stays failed. Thread-safe."""
+
+    def __init__(self, group: Group, config: Config) -> None:
+        self.group = group
+        self.config = config
+        self.restored: checkpoint.Residuals = {}  # what load() was given last
+        self._lock = threading.Lock()
+        self._communicator: Communicator | None = None
+        self._waiter: Waiter | None = None
+        self._error: errors.Error | None = None
+        self._closed = False
+        self._process = os.getpid()
+
+    def close_with(self, owner: object) -> None:
+        """Closes when `owner` goes, or before the interpreter does."""
+        weakref.finalize(owner, self.close)
+
+    @property
+    def error(self) -> errors.Error | None:
+        """The first failure."""
+        return self._error
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """None before the first use and after close()."""
+        return self._communicator
+
+    def fail(self, error: errors.Error) -> None:
+        """Keeps the first reason."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+
+    def connect(self) -> tuple[Communicator, Waiter]:
+        """The communicator; the first call blocks until all ranks make it. Raises the first error
+        of this session, if there was one."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            if self._closed:
+                raise errors.Error("this state was closed; create another")
+            if self._communicator is None:
+                try:
+                    self._connect()
+                except errors.Error as error:
+                    self._error = error
+                    raise
+            return self._communicator, self._waiter
+
+    def _connect(self) -> None:
+        communicator = self.group.connect(self.config)
+        try:
+            checkpoint.write(communicator, self.restored)
+        except errors.Error:
+            communicator.close()
+            raise
+        self._communicator = communicator
+        self._waiter = Waiter(self.fail)
+
+    def start(
+        self,
+        tensor: torch.Tensor,
+        dtype: str,
+        op: str,
+        name: str | None,
+        segments: Segments | None = None,
+        priority: int = 0,
+        finish: Callable[[], None] | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Reduces a contiguous tensor in place; a future of it."""
+        communicator, waiter = self.connect()
+        work = communicator.start(
+            tensor.data_ptr(), tensor.numel(), dtype, op, name, segments, priority
+        )
+        return waiter.add(work, tensor, finish)
+
+    def load(self, residuals: checkpoint.Residuals) -> None:
+        """Replaces all residuals, now or when the group is connected."""
+        self.wait_idle()
+        if self._communicator is not None:
+            checkpoint.write(self._communicator, residuals)
+        self.restored = residuals
+
+    def wait_idle(self) -> None:
+        """Returns when nothing is in flight."""
+        if self._waiter is not None:
+            self._waiter.wait_idle()
+
+    def abort(self) -> None:
+        """Fails the group on every rank, if it is connected."""
+        if self._communicator is not None:
+            self._communicator.abort()
+
+    def close(self) -> None:
+        """Ends what is in flight, says goodbye to the peers; may be called twice."""
+        with self._lock:
+            if self._closed or self._process != os.getpid():  # a forked child owns nothing
+                return
+            self._closed = True
+            communicator, waiter = self._communicator, self._waiter
+            self._communicator = self._waiter = None
+        if communicator is None:
+            return
+        if waiter.busy():
+            communicator.abort()
+        waiter.close()
+        communicator.close()
+

@@ -1,0 +1,34 @@
+"""Which tensors can be reduced, and what is said about the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from thinwire.errors import InvalidArgumentError
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
+    """The dtype's name. InvalidArgumentError if the tensor is not dense, floating and on the host.
+    """
+
+    def refuse(got: object, expected: str, mend: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"rank {rank}, tensor '{name()}': got {got}, expected {expected}; {mend}"
+        )
+
+    if not isinstance(tensor, torch.Tensor):
+        raise refuse(type(tensor).__name__, "a torch.Tensor", "pass a tensor")
+    if tensor.layout != torch.strided:
+        mend = "use dense gradients (Embedding(sparse=False)) or .to_dense()"
+        raise refuse(f"layout {tensor.layout}", "a dense tensor", mend)
+    if tensor.device.type != "cpu":
+        mend = "move it with .cpu(); this build has no CUDA part"
+        raise refuse(f"device {tensor.device}", "device cpu", mend)
+    if tensor.dtype not in DTYPES:
+        mend = "convert it, or reduce it with torch.distributed.all_reduce"
+        raise refuse(f"dtype {tensor.dtype}", "float32, bfloat16 or float16", mend)
+    return DTYPES[tensor.dtype]

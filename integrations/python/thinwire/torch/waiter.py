@@ -1,0 +1,112 @@
+"""A thread that waits for allreduces in flight and completes torch futures."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+
+from thinwire import errors
+from thinwire.comm import Work
+
+
+class _Failure:
+    """What a failed future holds. DDP's reducer (reducer.cpp, parseHookResult) takes a future's
+    value and, as it is no tensor, prints it: that raises the typed error out of backward()."""
+
+    def __init__(self, error: errors.Error) -> None:
+        self.error = error
+
+    def throw(self) -> None:
+        raise self.error.with_traceback(None)
+
+    def __str__(self) -> str:
+        self.throw()
+        return ""
+
+
+def failed_future(error: errors.Error) -> torch.futures.Future:
+    """A completed future whose wait(), value() and use by DDP raise `error`."""
+    future = torch.futures.Future()
+    _fail(future, error)
+    return future
+
+
+def done_future(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(tensor)
+    return future
+
+
+def _fail(future: torch.futures.Future, error: errors.Error) -> None:
+    future._set_unwrap_func(_Failure.throw)
+    future.set_result(_Failure(error))
+
+
+class Waiter:
+    """Completes futures in the order of their submission. Thread-safe."""
+
+    def __init__(self, on_error: Callable[[errors.Error], None]) -> None:
+        """on_error: called on the waiter's thread before the failed future completes."""
+        self._on_error = on_error
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._pending = 0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="thinwire-waiter", daemon=True)
+        self._thread.start()
+
+    def add(
+        self,
+        work: Work,
+        tensor: torch.Tensor,
+        finish: Callable[[], None] | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """A future of `tensor`, which is kept alive until `work` is done; `finish` runs then."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        with self._changed:
+            self._pending += 1
+        self._queue.put((work, tensor, finish, future))
+        return future
+
+    def busy(self) -> bool:
+        """True while something is in flight."""
+        with self._changed:
+            return self._pending > 0
+
+    def wait_idle(self) -> None:
+        """Returns when everything added so far is done or has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending == 0)
+
+    def close(self) -> None:
+        """Ends the thread after what was added."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, tensor, finish, future = item
+            error = self._wait(work, finish)
+            # Idle before complete: who has seen the future may look at the residuals.
+            with self._changed:
+                self._pending -= 1
+                self._changed.notify_all()
+            if error is None:
+                future.set_result(tensor)
+            else:
+                self._on_error(error)
+                _fail(future, error)
+            del work, tensor, finish, future, item
+
+    def _wait(self, work: Work, finish: Callable[[], None] | None) -> errors.Error | None:
+        try:
+            work.wait()
+            if finish is not None:
+                finish()
+        except errors.Error as error:
+            return error
+        except Exception as error:  # a failure of ours must not leave the future unfinished
+            return errors.Error(f"completing an allreduce failed: {error!r}")
+        return None
