@@ -140,6 +140,7 @@ void DecodeAddPiece(const Piece& piece, const uint8_t* wire, float* sum) {
 class CpuBackendImpl final : public Backend {
  public:
   void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire) const override {
+    if (gradient.numel == 0) return;
     const ShardLayout layout = LayoutOf(spec, gradient.numel);
     ZeroPadding(layout, wire);
     const bool direct = gradient.dtype == DType::kF32;
@@ -172,6 +173,7 @@ class CpuBackendImpl final : public Backend {
 
   void Reduce(const ReduceArgs& args) const override {
     const size_t numel = args.own.numel;
+    if (numel == 0) return;
     const ShardLayout up = LayoutOf(args.up, numel), down = LayoutOf(args.down, numel);
     if (args.wire_out != nullptr) ZeroPadding(down, args.wire_out);
     size_t done = 0;

@@ -113,6 +113,7 @@ class ScalarBackendImpl final : public Backend {
   void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire) const override {
     const CodecInfo& info = InfoOf(spec.id);
     const ShardLayout layout = LayoutOf(spec, gradient.numel);
+    if (gradient.numel == 0) return;
     std::memset(wire, 0, layout.bytes);
     if (info.qmax == 0) {
       for (size_t i = 0; i < gradient.numel; ++i) EncodeElement(spec.id, gradient, residual, wire, i);

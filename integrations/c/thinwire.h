@@ -30,8 +30,9 @@ typedef enum {
   TW_INTERNAL = 7          /* our own fault */
 } tw_status;
 
-typedef enum { TW_F32 = 0, TW_BF16 = 1, TW_F16 = 2 } tw_dtype;
-typedef enum { TW_MEAN = 0, TW_SUM = 1 } tw_op;
+/* The last value of each makes every int a valid one, so that a wrong one is an error, no more. */
+typedef enum { TW_F32 = 0, TW_BF16 = 1, TW_F16 = 2, TW_DTYPE_IS_INT = 0x7fffffff } tw_dtype;
+typedef enum { TW_MEAN = 0, TW_SUM = 1, TW_OP_IS_INT = 0x7fffffff } tw_op;
 
 typedef struct tw_comm tw_comm; /* one process group */
 typedef struct tw_work tw_work; /* one allreduce in flight */

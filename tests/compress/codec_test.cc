@@ -65,6 +65,12 @@ std::vector<float> Residuals(size_t numel, uint64_t seed) {
   return values;
 }
 
+// To any alignment.
+void Copy(const std::vector<float>& from, uint8_t* to) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(from.data());
+  std::copy(bytes, bytes + from.size() * sizeof(float), to);
+}
+
 bool SameBits(const void* a, const void* b, size_t bytes) { return bytes == 0 || std::memcmp(a, b, bytes) == 0; }
 
 // NaNs may differ in their payload, everything else not.
@@ -96,8 +102,8 @@ void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback
   ScalarBackend().Encode(Spec("fp32"), {const_cast<float*>(values.data()), numel}, nullptr, plain.data());
   ScalarBackend().Decode(Spec("fp32"), plain.data(), view);
   const std::vector<float> residual = Residuals(numel, numel);
-  std::memcpy(r1.data(), residual.data(), numel * 4);
-  std::memcpy(r2.data(), residual.data(), numel * 4);
+  Copy(residual, r1.data());
+  Copy(residual, r2.data());
   const size_t bytes = EncodedBytes(spec, numel);
   Skewed fast(bytes, skew), slow(bytes, skew);
   std::memset(fast.data(), 0xAA, bytes);  // padding must be written, too
@@ -110,8 +116,8 @@ void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback
   CpuBackend().Decode(spec, slow.data(), {out1.data(), numel});
   ScalarBackend().Decode(spec, slow.data(), {out2.data(), numel});
   ExpectSameFloats(out1.floats(), out2.floats(), numel, what + ", decode");
-  std::memcpy(out1.data(), residual.data(), numel * 4);
-  std::memcpy(out2.data(), residual.data(), numel * 4);
+  Copy(residual, out1.data());
+  Copy(residual, out2.data());
   CpuBackend().DecodeAdd(spec, slow.data(), {out1.floats(), numel});
   ScalarBackend().DecodeAdd(spec, slow.data(), {out2.floats(), numel});
   ExpectSameFloats(out1.floats(), out2.floats(), numel, what + ", decode-add");
