@@ -135,8 +135,11 @@ def main() -> int:
             continue
         measured = run_link(arguments, link)
         for row in measured:
-            print(f"{row['link']:>9} {row['codec']:>6} {row['step_ms']:9.1f} ms "
-                  f"[{row['p10_ms']:.1f}, {row['p90_ms']:.1f}] {row['speedup']:6.2f} x", flush=True)
+            print(
+                f"{row['link']:>9} {row['codec']:>6} {row['step_ms']:9.1f} ms "
+                f"[{row['p10_ms']:.1f}, {row['p90_ms']:.1f}] {row['speedup']:6.2f} x",
+                flush=True,
+            )
         print(verdict(measured), flush=True)
         rows += measured
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

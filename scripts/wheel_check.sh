@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 wheel=$(ls -t "$PWD"/dist/*.whl | head -1)
 torch=$(.venv/bin/python -c 'import site; print(site.getsitepackages()[0])')
 room=$(mktemp -d)
-trap 'rm -rf "$room"' EXIT
+trap '/bin/rm -rf "$room"' EXIT
 
 python3 -m venv "$room/venv"
 "$room/venv/bin/python" -m pip install -q --no-deps --disable-pip-version-check "$wheel"
@@ -14,19 +14,6 @@ python3 -m venv "$room/venv"
 echo "$torch" >"$("$room/venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/torch.pth"
 
 cd "$room"
-unset PYTHONPATH THINWIRE_LIBRARY
-export PATH=$room/venv/bin:/nowhere
-python - <<'PY'
-import pathlib
-import thinwire
-
-thinwire.simd_target()
-home = str(pathlib.Path(thinwire.__file__).parent / "lib")
-maps = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
-ours = [m for m in maps if any(n in m for n in ("gloo", "hwy", "absl", "hiredis", "ibverbs", "libnl"))]
-strangers = [m for m in ours if not m.startswith(home)]
-assert ours and not strangers, f"not from the wheel: {strangers}"
-PY
 cat >step.py <<'PY'
 import sys
 
@@ -49,6 +36,19 @@ sums = [torch.zeros_like(total) for _ in range(2)]
 dist.all_gather(sums, total)
 assert sums[0] == sums[1]
 print(f"rank {rank}: ratio {state.stats()['ratio']:.2f}")
+PY
+unset PYTHONPATH THINWIRE_LIBRARY
+export PATH=$room/venv/bin:/nowhere
+python - <<'PY'
+import pathlib
+import thinwire
+
+thinwire.simd_target()
+home = str(pathlib.Path(thinwire.__file__).parent / "lib")
+maps = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
+ours = [m for m in maps if any(n in m for n in ("gloo", "hwy", "absl", "hiredis", "ibverbs", "libnl"))]
+strangers = [m for m in ours if not m.startswith(home)]
+assert ours and not strangers, f"not from the wheel: {strangers}"
 PY
 python step.py 0 "$room/meet" &
 python step.py 1 "$room/meet"
