@@ -41,7 +41,8 @@ tw_comm* Connect(const Setup& setup, const char* codec) {
   options.codec = codec;
   options.interface_name = setup.interface.c_str();
   if (const char* lanes = std::getenv("THINWIRE_LANES")) options.lanes = std::atoi(lanes);
-  if (const char* bytes = std::getenv("THINWIRE_CHUNK_BYTES")) options.chunk_bytes = std::strtoull(bytes, nullptr, 10);
+  if (const char* bytes = std::getenv("THINWIRE_CHUNK_BYTES"))
+    options.chunk_bytes = std::strtoull(bytes, nullptr, 10);
   tw_comm* comm = nullptr;
   Check(tw_comm_create(&options, &comm));
   return comm;
@@ -60,21 +61,23 @@ double Quantile(std::vector<double> values, double q) {
 double TimeOurs(tw_comm* comm, std::vector<float>& values, const std::string& name) {
   const double begin = Now();
   if (values.size() * sizeof(float) <= 65536) {
-    Check(tw_all_reduce(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm, nullptr));
+    Check(
+        tw_all_reduce(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm, nullptr));
   } else {
     tw_work* work = nullptr;
-    Check(tw_all_reduce_async(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm, nullptr,
-                              name.c_str(), 0, &work));
+    Check(tw_all_reduce_async(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm,
+                              nullptr, name.c_str(), 0, &work));
     Check(tw_wait(work));
   }
   return Now() - begin;
 }
 
-void Measure(const Setup& setup, thinwire::GlooBaseline& gloo, std::map<std::string, tw_comm*>& comms, size_t bytes,
-             bool last) {
+void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
+             std::map<std::string, tw_comm*>& comms, size_t bytes, bool last) {
   const size_t n = bytes / sizeof(float);
   std::vector<float> source(n);
-  for (size_t i = 0; i < n; ++i) source[i] = std::sin(static_cast<float>(i) * 0.37f + static_cast<float>(setup.rank));
+  for (size_t i = 0; i < n; ++i)
+    source[i] = std::sin(static_cast<float>(i) * 0.37f + static_cast<float>(setup.rank));
   std::map<std::string, std::vector<double>> times;
   const int repetitions = bytes < 1000000 ? setup.repetitions * 20 : setup.repetitions;
   for (int i = -2; i < repetitions; ++i) {
@@ -97,11 +100,12 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo, std::map<std::str
   for (size_t c = 0; c < std::size(kCodecs); ++c) {
     const std::vector<double>& mine = times[kCodecs[c]];
     const double ms = Quantile(mine, 0.5);
-    std::printf("  {\"codec\": \"%s\", \"bytes\": %zu, \"ms\": %.4f, \"gloo_ms\": %.4f, \"speedup\": %.3f, "
-                "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f}%s\n",
-                kCodecs[c], bytes, 1e3 * ms, 1e3 * base, base / ms, 1e3 * Quantile(mine, 0.25),
-                1e3 * Quantile(mine, 0.75), 1e3 * Quantile(times["gloo"], 0.25), 1e3 * Quantile(times["gloo"], 0.75),
-                last && c + 1 == std::size(kCodecs) ? "" : ",");
+    std::printf(
+        "  {\"codec\": \"%s\", \"bytes\": %zu, \"ms\": %.4f, \"gloo_ms\": %.4f, \"speedup\": %.3f, "
+        "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f}%s\n",
+        kCodecs[c], bytes, 1e3 * ms, 1e3 * base, base / ms, 1e3 * Quantile(mine, 0.25),
+        1e3 * Quantile(mine, 0.75), 1e3 * Quantile(times["gloo"], 0.25),
+        1e3 * Quantile(times["gloo"], 0.75), last && c + 1 == std::size(kCodecs) ? "" : ",");
   }
 }
 
@@ -112,15 +116,16 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s RANK SIZE FOLDER [INTERFACE [REPETITIONS]]\n", argv[0]);
     return 2;
   }
-  const Setup setup{std::atoi(argv[1]), std::atoi(argv[2]), argc > 5 ? std::atoi(argv[5]) : 15, argv[3],
-                    argc > 4 ? argv[4] : ""};
+  const Setup setup{std::atoi(argv[1]), std::atoi(argv[2]), argc > 5 ? std::atoi(argv[5]) : 15,
+                    argv[3], argc > 4 ? argv[4] : ""};
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
   thinwire::GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
   std::map<std::string, tw_comm*> comms;
   for (const char* codec : kCodecs) comms[codec] = Connect(setup, codec);
   if (setup.rank == 0) std::printf("[\n");
-  for (const size_t bytes : kSizes) Measure(setup, gloo, comms, bytes, bytes == kSizes[std::size(kSizes) - 1]);
+  for (const size_t bytes : kSizes)
+    Measure(setup, gloo, comms, bytes, bytes == kSizes[std::size(kSizes) - 1]);
   if (setup.rank == 0) std::printf("]\n");
   for (auto& [codec, comm] : comms) tw_comm_destroy(comm);
   return 0;

@@ -1,6 +1,7 @@
 // Every codec operation against its twin, interleaved in one run. Names are OP/SPEC/BYTES, BYTES of
 // fp32. Counters: ratio_to_twin (median time / median twin time), its spread (the middle half of
-// the repetitions' ratios), and the fp32 bandwidth of both. With --simd=AVX2 another instruction set.
+// the repetitions' ratios), and the fp32 bandwidth of both. With --simd=AVX2 another instruction
+// set.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -37,8 +38,11 @@ std::unique_ptr<T, Free> Aligned(size_t count) {
 // All that any operation reads or writes.
 struct Arrays {
   Arrays(const CodecSpec& spec, size_t n)
-      : g(Aligned<float>(n)), r(Aligned<float>(n)), out(Aligned<float>(n)),
-        wire(Aligned<uint8_t>(EncodedBytes(spec, n))), peer(Aligned<uint8_t>(EncodedBytes(spec, n))) {
+      : g(Aligned<float>(n)),
+        r(Aligned<float>(n)),
+        out(Aligned<float>(n)),
+        wire(Aligned<uint8_t>(EncodedBytes(spec, n))),
+        peer(Aligned<uint8_t>(EncodedBytes(spec, n))) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0, 1e-3f);
     for (size_t i = 0; i < n; ++i) g.get()[i] = normal(random);
@@ -58,32 +62,40 @@ Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) 
   const int bits = InfoOf(spec.id).code_bits;
   const auto view = [n](float* p) { return TensorView{p, n}; };
   if (op == "encode_ef") {
-    return {[=, &codecs](Arrays& a) { codecs.Encode(spec, view(a.g.get()), a.r.get(), a.wire.get()); },
-            [=](Arrays& a) { twin::EncodeWithFeedback(a.g.get(), a.r.get(), a.wire.get(), n, bits); }};
+    return {
+        [=, &codecs](Arrays& a) { codecs.Encode(spec, view(a.g.get()), a.r.get(), a.wire.get()); },
+        [=](Arrays& a) { twin::EncodeWithFeedback(a.g.get(), a.r.get(), a.wire.get(), n, bits); }};
   }
   if (op == "encode") {
-    return {[=, &codecs](Arrays& a) { codecs.Encode(spec, view(a.g.get()), nullptr, a.wire.get()); },
-            [=](Arrays& a) { twin::Encode(a.g.get(), a.wire.get(), n, bits); }};
+    return {
+        [=, &codecs](Arrays& a) { codecs.Encode(spec, view(a.g.get()), nullptr, a.wire.get()); },
+        [=](Arrays& a) { twin::Encode(a.g.get(), a.wire.get(), n, bits); }};
   }
   if (op == "decode") {
     return {[=, &codecs](Arrays& a) { codecs.Decode(spec, a.peer.get(), view(a.out.get())); },
             [=](Arrays& a) { twin::Decode(a.peer.get(), a.out.get(), n, bits); }};
   }
   if (op == "decode_add") {
-    return {[=, &codecs](Arrays& a) { codecs.DecodeAdd(spec, a.peer.get(), {a.out.get(), n}); },
+    return {[=, &codecs](Arrays& a) {
+              codecs.DecodeAdd(spec, a.peer.get(), {a.out.get(), n});
+            },
             [=](Arrays& a) { twin::DecodeAdd(a.peer.get(), a.out.get(), n, bits); }};
   }
   return {[=, &codecs](Arrays& a) {
             const uint8_t* wires[] = {nullptr, a.peer.get()};
-            codecs.Reduce({spec, spec, wires, view(a.g.get()), 0.5f, a.r.get(), view(a.out.get()), a.wire.get()});
+            codecs.Reduce({spec, spec, wires, view(a.g.get()), 0.5f, a.r.get(), view(a.out.get()),
+                           a.wire.get()});
           },
-          [=](Arrays& a) { twin::Reduce(a.g.get(), a.peer.get(), a.r.get(), a.out.get(), a.wire.get(), n, bits); }};
+          [=](Arrays& a) {
+            twin::Reduce(a.g.get(), a.peer.get(), a.r.get(), a.out.get(), a.wire.get(), n, bits);
+          }};
 }
 
 double Seconds(const Body& body, Arrays& arrays, size_t rounds) {
   const auto begin = std::chrono::steady_clock::now();
   for (size_t i = 0; i < rounds; ++i) body(arrays);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / static_cast<double>(rounds);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() /
+         static_cast<double>(rounds);
 }
 
 double Quantile(std::vector<double> values, double q) {
@@ -99,7 +111,8 @@ void Run(benchmark::State& state, const std::string& op, const CodecSpec& spec, 
   std::vector<double> codec, twin, ratio;
   for (auto _ : state) {
     for (int i = -2; i < kRepetitions; ++i) {
-      const double t = Seconds(operation.twin, twins, rounds), c = Seconds(operation.codec, mine, rounds);
+      const double t = Seconds(operation.twin, twins, rounds),
+                   c = Seconds(operation.codec, mine, rounds);
       if (i < 0) continue;  // warm-up
       codec.push_back(c);
       twin.push_back(t);
@@ -119,8 +132,10 @@ void RegisterAll() {
     for (const CodecInfo& codec : kCodecs) {
       const CodecSpec spec{.id = codec.id};
       for (const size_t bytes : {size_t{65536}, size_t{1048576}, size_t{67108864}}) {
-        const std::string name = std::string(op) + "/" + std::string(codec.name) + "/" + std::to_string(bytes);
-        benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& s) { Run(s, op, spec, bytes); })
+        const std::string name =
+            std::string(op) + "/" + std::string(codec.name) + "/" + std::to_string(bytes);
+        benchmark::RegisterBenchmark(name.c_str(),
+                                     [=](benchmark::State& s) { Run(s, op, spec, bytes); })
             ->UseManualTime()
             ->Iterations(1);
       }

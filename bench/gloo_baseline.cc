@@ -14,7 +14,8 @@ struct GlooBaseline::Impl {
   uint32_t tag = 0;
 };
 
-GlooBaseline::GlooBaseline(int rank, int size, const std::string& folder, const std::string& interface)
+GlooBaseline::GlooBaseline(int rank, int size, const std::string& folder,
+                           const std::string& interface)
     : impl_(std::make_unique<Impl>()) {
   gloo::transport::tcp::attr attr;
   if (interface.empty()) {
@@ -33,7 +34,8 @@ GlooBaseline::~GlooBaseline() = default;
 void GlooBaseline::AllReduce(float* values, size_t count) {
   gloo::AllreduceOptions options(impl_->context);
   options.setOutput(values, count);
-  options.setReduceFunction(static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
+  options.setReduceFunction(
+      static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
   options.setTag(++impl_->tag);
   gloo::allreduce(options);
 }

@@ -70,7 +70,8 @@ void DecodeAddT(const uint8_t* codes, float* sum, size_t n, int bits) {
   });
 }
 
-void ReduceT(const float* own, const uint8_t* peer, float* r, float* out, uint8_t* codes, size_t n, int bits) {
+void ReduceT(const float* own, const uint8_t* peer, float* r, float* out, uint8_t* codes, size_t n,
+             int bits) {
   const F d;
   const size_t lanes = hn::Lanes(d);
   ForSteps(n, bits, [&](size_t i, size_t at, size_t vectors) HWY_ATTR {
@@ -110,7 +111,8 @@ void Decode(const uint8_t* codes, float* out, size_t n, int bits) {
 void DecodeAdd(const uint8_t* codes, float* sum, size_t n, int bits) {
   HWY_DYNAMIC_DISPATCH(DecodeAddT)(codes, sum, n, bits);
 }
-void Reduce(const float* own, const uint8_t* peer, float* r, float* out, uint8_t* codes, size_t n, int bits) {
+void Reduce(const float* own, const uint8_t* peer, float* r, float* out, uint8_t* codes, size_t n,
+            int bits) {
   HWY_DYNAMIC_DISPATCH(ReduceT)(own, peer, r, out, codes, n, bits);
 }
 

@@ -18,7 +18,8 @@ void Decode(const uint8_t* codes, float* out, size_t n, int bits);
 // The code bytes are read, and sum is read, added to and stored.
 void DecodeAdd(const uint8_t* codes, float* sum, size_t n, int bits);
 // own and a peer's codes are read, r is read and stored, out and own codes are stored.
-void Reduce(const float* own, const uint8_t* peer, float* r, float* out, uint8_t* codes, size_t n, int bits);
+void Reduce(const float* own, const uint8_t* peer, float* r, float* out, uint8_t* codes, size_t n,
+            int bits);
 
 }  // namespace thinwire::twin
 

@@ -54,8 +54,8 @@ absl::Status ParseParameter(const std::string& text, CodecSpec* spec) {
   const CodecInfo& info = InfoOf(spec->id);
   const std::string name(info.name);
   if (info.qmax == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("codec '", name, "' has no parameters, got '",
-                                                   text, "'; write '", name, "'"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec '", name, "' has no parameters, got '", text, "'; write '", name, "'"));
   }
   if (pair.first != "block") {
     return absl::InvalidArgumentError(absl::StrCat("codec '", name, "' has no parameter '",
@@ -74,8 +74,8 @@ absl::StatusOr<CodecSpec> CodecSpec::Parse(std::string_view text) {
   const auto info = std::find_if(kCodecs.begin(), kCodecs.end(),
                                  [&](const CodecInfo& codec) { return codec.name == parts.first; });
   if (info == kCodecs.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown codec '", parts.first,
-                                                   "'; the nearest is '", NearestCodec(parts.first), "'"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unknown codec '", parts.first, "'; the nearest is '", NearestCodec(parts.first), "'"));
   }
   CodecSpec spec{.id = info->id};
   const bool has_parameters = text.find(':') != std::string_view::npos;

@@ -82,7 +82,8 @@ void DecodeTail(const Piece& tail, const uint8_t* wire, float* out) {
   PaddedBlock padded;
   std::fill_n(padded.codes.begin(), tail.spec.block * tail.info.code_bits / 8, uint8_t{0});
   std::memcpy(padded.codes.data(), wire + tail.codes_offset(), tail.codes_bytes());
-  simd::DecodeBlocks(tail.blocks(1), wire + tail.scales_offset(), padded.codes.data(), padded.x.data());
+  simd::DecodeBlocks(tail.blocks(1), wire + tail.scales_offset(), padded.codes.data(),
+                     padded.x.data());
   std::memcpy(out, padded.x.data(), tail.numel * sizeof(float));
 }
 
@@ -95,12 +96,14 @@ void EncodeFp32(const float* g, float* r, uint8_t* wire, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     float value;
     std::memcpy(&value, wire + i * sizeof(float), sizeof(float));
-    if (value - value == 0.0f) std::memset(reinterpret_cast<uint8_t*>(r) + i * sizeof(float), 0, sizeof(float));
+    if (value - value == 0.0f)
+      std::memset(reinterpret_cast<uint8_t*>(r) + i * sizeof(float), 0, sizeof(float));
   }
 }
 
 void EncodePiece(const Piece& piece, const float* g, float* r, uint8_t* wire) {
-  if (piece.spec.id == CodecId::kFp32) return EncodeFp32(g, r, wire + piece.codes_offset(), piece.numel);
+  if (piece.spec.id == CodecId::kFp32)
+    return EncodeFp32(g, r, wire + piece.codes_offset(), piece.numel);
   if (piece.spec.id == CodecId::kBf16) {
     return simd::EncodeBf16(g, r, wire + piece.codes_offset(), piece.numel);
   }
@@ -124,13 +127,15 @@ void DecodePiece(const Piece& piece, const uint8_t* wire, float* out) {
 
 void DecodeAddPiece(const Piece& piece, const uint8_t* wire, float* sum) {
   const uint8_t* codes = wire + piece.codes_offset();
-  if (piece.spec.id == CodecId::kFp32) return simd::Add(sum, reinterpret_cast<const float*>(codes), piece.numel);
+  if (piece.spec.id == CodecId::kFp32)
+    return simd::Add(sum, reinterpret_cast<const float*>(codes), piece.numel);
   if (piece.spec.id == CodecId::kBf16) {
     StageBuffer values;
     simd::FromBf16(codes, values.data(), piece.numel);
     return simd::Add(sum, values.data(), piece.numel);
   }
-  simd::DecodeAddBlocks(piece.blocks(piece.full_blocks()), wire + piece.scales_offset(), codes, sum);
+  simd::DecodeAddBlocks(piece.blocks(piece.full_blocks()), wire + piece.scales_offset(), codes,
+                        sum);
   if (piece.rest() == 0) return;
   StageBuffer values;
   DecodeTail(piece.Tail(), wire, values.data());
@@ -139,7 +144,8 @@ void DecodeAddPiece(const Piece& piece, const uint8_t* wire, float* sum) {
 
 class CpuBackendImpl final : public Backend {
  public:
-  void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire) const override {
+  void Encode(const CodecSpec& spec, TensorView gradient, float* residual,
+              uint8_t* wire) const override {
     if (gradient.numel == 0) return;
     const ShardLayout layout = LayoutOf(spec, gradient.numel);
     ZeroPadding(layout, wire);
@@ -167,8 +173,9 @@ class CpuBackendImpl final : public Backend {
   }
 
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
-    ForEachPiece(spec, LayoutOf(spec, sum.size()), sum.size(), spec.id != CodecId::kBf16,
-                 [&](const Piece& piece) { DecodeAddPiece(piece, wire, sum.data() + piece.begin); });
+    ForEachPiece(
+        spec, LayoutOf(spec, sum.size()), sum.size(), spec.id != CodecId::kBf16,
+        [&](const Piece& piece) { DecodeAddPiece(piece, wire, sum.data() + piece.begin); });
   }
 
   void Reduce(const ReduceArgs& args) const override {
@@ -194,8 +201,8 @@ class CpuBackendImpl final : public Backend {
 
   // In one piece where no stage buffer is needed, else in stages.
   template <typename Visit>
-  static void ForEachPiece(const CodecSpec& spec, const ShardLayout& layout, size_t numel, bool direct,
-                           Visit visit) {
+  static void ForEachPiece(const CodecSpec& spec, const ShardLayout& layout, size_t numel,
+                           bool direct, Visit visit) {
     const size_t step = direct ? std::max<size_t>(numel, 1) : kStage;
     for (size_t begin = 0; begin < numel; begin += step) {
       visit(Piece{spec, InfoOf(spec.id), begin, std::min(step, numel - begin), layout.codes_at});
@@ -223,7 +230,8 @@ class CpuBackendImpl final : public Backend {
     StageBuffer sum;
     for (size_t r = 0; r < args.wires.size(); ++r) {
       if (args.wires[r] != nullptr) {
-        r == 0 ? DecodePiece(up, args.wires[r], sum.data()) : DecodeAddPiece(up, args.wires[r], sum.data());
+        r == 0 ? DecodePiece(up, args.wires[r], sum.data())
+               : DecodeAddPiece(up, args.wires[r], sum.data());
         continue;
       }
       const TensorView own = args.own.Slice(up.begin, up.numel);
@@ -240,7 +248,8 @@ class CpuBackendImpl final : public Backend {
     simd::Scale(sum.data(), args.scale, up.numel);
     const TensorView out = args.out.Slice(up.begin, up.numel);
     if (args.wire_out == nullptr) return FromFloats(sum.data(), out);
-    EncodePiece(down, sum.data(), args.residual == nullptr ? nullptr : args.residual + down.begin, args.wire_out);
+    EncodePiece(down, sum.data(), args.residual == nullptr ? nullptr : args.residual + down.begin,
+                args.wire_out);
     DecodePiece(down, args.wire_out, sum.data());
     FromFloats(sum.data(), out);
   }

@@ -28,7 +28,8 @@ bool Overlap(const BucketLayout& a, const BucketLayout& b) {
     const auto [first, last] = named.equal_range(segment.name);
     for (auto it = first; it != last; ++it) {
       const Segment& other = *it->second;
-      if (segment.offset < other.offset + other.count && other.offset < segment.offset + segment.count) {
+      if (segment.offset < other.offset + other.count &&
+          other.offset < segment.offset + segment.count) {
         return true;
       }
     }
@@ -101,7 +102,8 @@ void ErrorFeedback::Load(Bucket* bucket) {
   ForEachElement(bucket->layout, [&](size_t element, const Segment& segment, size_t i, bool owned) {
     ParameterResidual& from = parked_.find(segment.name)->second;
     const float old_weight = from.second_hop_weight;
-    const float second = old_weight == weight ? from.second[i] : from.second[i] * (old_weight / weight);
+    const float second =
+        old_weight == weight ? from.second[i] : from.second[i] * (old_weight / weight);
     bucket->values[element] = owned ? Merge(second, from.first[i], 1.0f / weight)
                                     : Merge(from.first[i], from.second[i], old_weight);
     from.first[i] = from.second[i] = 0.0f;

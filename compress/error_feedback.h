@@ -60,7 +60,7 @@ class ErrorFeedback {
   // if somebody still holds the residuals of a bucket that would have to give elements up.
   std::shared_ptr<float[]> Bind(std::string_view bucket, const BucketLayout& layout);
 
-  std::vector<std::string> Names() const;  // of parameters, sorted
+  std::vector<std::string> Names() const;     // of parameters, sorted
   size_t Numel(std::string_view name) const;  // 0 if unknown
   // InvalidArgument for an unknown name.
   absl::Status Export(std::string_view name, ParameterResidual* out) const;

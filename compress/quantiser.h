@@ -8,9 +8,9 @@
 
 namespace thinwire {
 
-inline constexpr uint32_t kTinyBits = (127u - 100u) << 23;   // 2^-100
-inline constexpr uint32_t kHugeBits = (127u + 127u) << 23;   // 2^127; Inf and NaN lie above
-inline constexpr uint16_t kNanScale = 0x7fc0;                // bf16 NaN
+inline constexpr uint32_t kTinyBits = (127u - 100u) << 23;  // 2^-100
+inline constexpr uint32_t kHugeBits = (127u + 127u) << 23;  // 2^127; Inf and NaN lie above
+inline constexpr uint16_t kNanScale = 0x7fc0;               // bf16 NaN
 
 // What a block's largest magnitude (as bits without sign) makes of the block.
 enum class BlockKind : uint8_t { kPlain, kTiny, kNonFinite };

@@ -64,15 +64,16 @@ struct BlockRange {
   size_t begin, end;
 };
 
-void EncodeBlock(const CodecInfo& info, const TensorView& gradient, float* residual, BlockRange range,
-                 uint8_t* scale_out, uint8_t* codes) {
+void EncodeBlock(const CodecInfo& info, const TensorView& gradient, float* residual,
+                 BlockRange range, uint8_t* scale_out, uint8_t* codes) {
   uint32_t magnitude = 0;
   for (size_t i = range.begin; i < range.end; ++i) {
     magnitude = std::max(magnitude, BitsOf(Input(gradient, residual, i)) & kAbsMask);
   }
   const BlockKind kind = KindOf(magnitude);
   if (kind == BlockKind::kNonFinite) return Put(scale_out, 0, kNanScale);
-  const float scale = kind == BlockKind::kTiny ? 0.0f : ScaleOf(magnitude, static_cast<float>(info.qmax));
+  const float scale =
+      kind == BlockKind::kTiny ? 0.0f : ScaleOf(magnitude, static_cast<float>(info.qmax));
   Put(scale_out, 0, static_cast<uint16_t>(BitsOf(scale) >> 16));
   const float inverse = kind == BlockKind::kTiny ? 0.0f : 1.0f / scale;
   for (size_t i = range.begin; i < range.end; ++i) {
@@ -84,7 +85,8 @@ void EncodeBlock(const CodecInfo& info, const TensorView& gradient, float* resid
 }
 
 // bf16 and fp32: each element for itself.
-void EncodeElement(CodecId id, const TensorView& gradient, float* residual, uint8_t* wire, size_t i) {
+void EncodeElement(CodecId id, const TensorView& gradient, float* residual, uint8_t* wire,
+                   size_t i) {
   const float x = Input(gradient, residual, i);
   float kept = 0.0f;
   if (id == CodecId::kFp32) {
@@ -95,12 +97,14 @@ void EncodeElement(CodecId id, const TensorView& gradient, float* residual, uint
     kept = x - FromBf16(half);
   }
   // An x that is not finite, or that rounds to Inf, leaves its residual as it was.
-  if (residual != nullptr && (BitsOf(kept) & kAbsMask) < kInfBits && (BitsOf(x) & kAbsMask) < kInfBits) {
+  if (residual != nullptr && (BitsOf(kept) & kAbsMask) < kInfBits &&
+      (BitsOf(x) & kAbsMask) < kInfBits) {
     Put(residual, i, kept);
   }
 }
 
-float DecodeElement(const CodecSpec& spec, const ShardLayout& layout, const uint8_t* wire, size_t i) {
+float DecodeElement(const CodecSpec& spec, const ShardLayout& layout, const uint8_t* wire,
+                    size_t i) {
   const CodecInfo& info = InfoOf(spec.id);
   if (spec.id == CodecId::kFp32) return Get<float>(wire, i);
   if (spec.id == CodecId::kBf16) return FromBf16(Get<uint16_t>(wire, i));
@@ -110,17 +114,20 @@ float DecodeElement(const CodecSpec& spec, const ShardLayout& layout, const uint
 
 class ScalarBackendImpl final : public Backend {
  public:
-  void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire) const override {
+  void Encode(const CodecSpec& spec, TensorView gradient, float* residual,
+              uint8_t* wire) const override {
     const CodecInfo& info = InfoOf(spec.id);
     const ShardLayout layout = LayoutOf(spec, gradient.numel);
     if (gradient.numel == 0) return;
     std::memset(wire, 0, layout.bytes);
     if (info.qmax == 0) {
-      for (size_t i = 0; i < gradient.numel; ++i) EncodeElement(spec.id, gradient, residual, wire, i);
+      for (size_t i = 0; i < gradient.numel; ++i)
+        EncodeElement(spec.id, gradient, residual, wire, i);
       return;
     }
     for (size_t b = 0; b < layout.blocks; ++b) {
-      const BlockRange range{b * spec.block, std::min<size_t>(gradient.numel, (b + 1) * spec.block)};
+      const BlockRange range{b * spec.block,
+                             std::min<size_t>(gradient.numel, (b + 1) * spec.block)};
       EncodeBlock(info, gradient, residual, range, wire + 2 * b, wire + layout.codes_at);
     }
   }
@@ -144,8 +151,9 @@ class ScalarBackendImpl final : public Backend {
     for (size_t i = 0; i < numel; ++i) {
       float sum = 0.0f;
       for (size_t r = 0; r < args.wires.size(); ++r) {
-        const float value = args.wires[r] == nullptr ? Load(args.own, i)
-                                                     : DecodeElement(args.up, layout, args.wires[r], i);
+        const float value = args.wires[r] == nullptr
+                                ? Load(args.own, i)
+                                : DecodeElement(args.up, layout, args.wires[r], i);
         sum = r == 0 ? value : sum + value;
       }
       mean[i] = sum * args.scale;

@@ -24,7 +24,8 @@ namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-void EncodeBlocksT(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes) {
+void EncodeBlocksT(const Blocks& blocks, const float* g, float* r, uint8_t* scales,
+                   uint8_t* codes) {
   if (blocks.bits == 8) {
     r != nullptr ? EncodeLoop<8, true>(blocks, g, r, scales, codes)
                  : EncodeLoop<8, false>(blocks, g, r, scales, codes);
@@ -39,7 +40,8 @@ void DecodeBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* c
                    : DecodeLoop<4, false>(blocks, scales, codes, out);
 }
 
-void DecodeAddBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* sum) {
+void DecodeAddBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes,
+                      float* sum) {
   blocks.bits == 8 ? DecodeLoop<8, true>(blocks, scales, codes, sum)
                    : DecodeLoop<4, true>(blocks, scales, codes, sum);
 }
@@ -102,7 +104,8 @@ void EncodeBf16T(const float* g, float* r, uint8_t* wire, size_t n) {
         const V x = r == nullptr ? hn::LoadU(d, g + i) : hn::Add(hn::LoadU(d, g + i), old);
         const auto half = Bf16Bits(x);
         // DemoteTo saturates from signed values, and these lie within 0..65535.
-        hn::StoreU(hn::DemoteTo(d16, hn::BitCast(I(), half)), d16, reinterpret_cast<uint16_t*>(wire) + i);
+        hn::StoreU(hn::DemoteTo(d16, hn::BitCast(I(), half)), d16,
+                   reinterpret_cast<uint16_t*>(wire) + i);
         if (r == nullptr) return;
         const V kept = hn::Sub(x, hn::BitCast(d, hn::ShiftLeft<16>(half)));
         const auto finite = hn::Lt(hn::Abs(kept), hn::BitCast(d, hn::Set(U(), kInfBits)));
@@ -136,7 +139,8 @@ void FromF16T(const uint8_t* in, float* out, size_t n) {
   ForEach(
       n,
       [&](size_t i) HWY_ATTR {
-        const auto half = hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(in) + i));
+        const auto half =
+            hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(in) + i));
         const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000)));
         const auto magnitude = hn::And(half, hn::Set(du, 0x7fff));
         const auto shifted = hn::ShiftLeft<13>(magnitude);
@@ -144,8 +148,8 @@ void FromF16T(const uint8_t* in, float* out, size_t n) {
         const auto special = hn::Or(shifted, hn::Set(du, kInfBits));
         const auto nan = hn::Gt(hn::BitCast(I(), magnitude), hn::Set(I(), 0x7c00));
         const auto quiet = hn::IfThenElseZero(hn::RebindMask(du, nan), hn::Set(du, 0x400000));
-        const auto tiny = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(I(), magnitude)),
-                                                  hn::Set(d, 0x1p-24f)));
+        const auto tiny = hn::BitCast(
+            du, hn::Mul(hn::ConvertTo(d, hn::BitCast(I(), magnitude)), hn::Set(d, 0x1p-24f)));
         const auto is_special = hn::Gt(hn::BitCast(I(), magnitude), hn::Set(I(), 0x7bff));
         const auto is_tiny = hn::Lt(hn::BitCast(I(), magnitude), hn::Set(I(), 0x400));
         auto bits = hn::IfThenElse(hn::RebindMask(du, is_tiny), tiny, normal);
@@ -167,13 +171,17 @@ void ToF16T(const float* in, uint8_t* out, size_t n) {
         const auto magnitude = hn::And(bits, hn::Set(du, kAbsMask));
         const auto m = hn::BitCast(I(), magnitude);
         const auto even = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1));
-        const auto normal = hn::ShiftRight<13>(
-            hn::Add(hn::Sub(magnitude, hn::Set(du, 112u << 23)), hn::Add(even, hn::Set(du, 0xfff))));
-        const auto tiny = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f))),
-                                  hn::Set(du, BitsOf(0.5f)));
-        const auto nan = hn::Or(hn::Set(du, 0x7e00), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3ff)));
-        auto half = hn::IfThenElse(hn::RebindMask(du, hn::Lt(m, hn::Set(I(), 0x38800000))), tiny, normal);
-        half = hn::IfThenElse(hn::RebindMask(du, hn::Gt(m, hn::Set(I(), 0x477fefff))), hn::Set(du, 0x7c00), half);
+        const auto normal = hn::ShiftRight<13>(hn::Add(hn::Sub(magnitude, hn::Set(du, 112u << 23)),
+                                                       hn::Add(even, hn::Set(du, 0xfff))));
+        const auto tiny =
+            hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f))),
+                    hn::Set(du, BitsOf(0.5f)));
+        const auto nan =
+            hn::Or(hn::Set(du, 0x7e00), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3ff)));
+        auto half =
+            hn::IfThenElse(hn::RebindMask(du, hn::Lt(m, hn::Set(I(), 0x38800000))), tiny, normal);
+        half = hn::IfThenElse(hn::RebindMask(du, hn::Gt(m, hn::Set(I(), 0x477fefff))),
+                              hn::Set(du, 0x7c00), half);
         half = hn::IfThenElse(hn::RebindMask(du, hn::Gt(m, hn::Set(I(), 0x7f800000))), nan, half);
         hn::StoreU(hn::DemoteTo(d16, hn::BitCast(I(), hn::Or(half, sign))), d16,
                    reinterpret_cast<uint16_t*>(out) + i);
@@ -185,14 +193,17 @@ void AddT(float* sum, const float* x, size_t n) {
   const F d;
   ForEach(
       n,
-      [&](size_t i) HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::LoadU(d, x + i)), d, sum + i); },
+      [&](size_t i)
+          HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::LoadU(d, x + i)), d, sum + i); },
       [&](size_t i) { Poke(sum, i, Peek(sum, i) + Peek(x, i)); });
 }
 
 void ScaleT(float* x, float factor, size_t n) {
   const F d;
   ForEach(
-      n, [&](size_t i) HWY_ATTR { hn::StoreU(hn::Mul(hn::LoadU(d, x + i), hn::Set(d, factor)), d, x + i); },
+      n,
+      [&](size_t i)
+          HWY_ATTR { hn::StoreU(hn::Mul(hn::LoadU(d, x + i), hn::Set(d, factor)), d, x + i); },
       [&](size_t i) { Poke(x, i, Peek(x, i) * factor); });
 }
 
@@ -222,7 +233,8 @@ void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scale
 void DecodeBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out) {
   HWY_DYNAMIC_DISPATCH(DecodeBlocksT)(blocks, scales, codes, out);
 }
-void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* sum) {
+void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes,
+                     float* sum) {
   HWY_DYNAMIC_DISPATCH(DecodeAddBlocksT)(blocks, scales, codes, sum);
 }
 void ReducePairBlocks(const Blocks& blocks, const float* own, const uint8_t* peer_scales,
@@ -234,8 +246,12 @@ void ReducePairBlocks(const Blocks& blocks, const float* own, const uint8_t* pee
 void EncodeBf16(const float* g, float* r, uint8_t* wire, size_t n) {
   HWY_DYNAMIC_DISPATCH(EncodeBf16T)(g, r, wire, n);
 }
-void FromBf16(const uint8_t* in, float* out, size_t n) { HWY_DYNAMIC_DISPATCH(FromBf16T)(in, out, n); }
-void FromF16(const uint8_t* in, float* out, size_t n) { HWY_DYNAMIC_DISPATCH(FromF16T)(in, out, n); }
+void FromBf16(const uint8_t* in, float* out, size_t n) {
+  HWY_DYNAMIC_DISPATCH(FromBf16T)(in, out, n);
+}
+void FromF16(const uint8_t* in, float* out, size_t n) {
+  HWY_DYNAMIC_DISPATCH(FromF16T)(in, out, n);
+}
 void ToF16(const float* in, uint8_t* out, size_t n) { HWY_DYNAMIC_DISPATCH(ToF16T)(in, out, n); }
 void Add(float* sum, const float* x, size_t n) { HWY_DYNAMIC_DISPATCH(AddT)(sum, x, n); }
 void Scale(float* x, float factor, size_t n) { HWY_DYNAMIC_DISPATCH(ScaleT)(x, factor, n); }
@@ -251,7 +267,8 @@ const char* SimdTargetName() { return HWY_DYNAMIC_DISPATCH(simd::TargetNameT)();
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
   hwy::SetSupportedTargetsForTest(0);
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) names.push_back(hwy::TargetName(target));
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets())
+    names.push_back(hwy::TargetName(target));
   return names;
 }
 

@@ -20,7 +20,8 @@ void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scale
 void DecodeBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out);
 void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* sum);
 
-// x = (own + peer's codes) * scale + r; encodes x, keeps the loss in r (may be null), decodes to out.
+// x = (own + peer's codes) * scale + r; encodes x, keeps the loss in r (may be null), decodes to
+// out.
 void ReducePairBlocks(const Blocks& blocks, const float* own, const uint8_t* peer_scales,
                       const uint8_t* peer_codes, float scale, float* r, float* out, uint8_t* scales,
                       uint8_t* codes);
@@ -31,8 +32,8 @@ void FromBf16(const uint8_t* in, float* out, size_t n);
 void FromF16(const uint8_t* in, float* out, size_t n);
 void ToF16(const float* in, uint8_t* out, size_t n);
 
-void Add(float* sum, const float* x, size_t n);    // sum += x
-void Scale(float* x, float factor, size_t n);      // x *= factor
+void Add(float* sum, const float* x, size_t n);  // sum += x
+void Scale(float* x, float factor, size_t n);    // x *= factor
 
 }  // namespace thinwire::simd
 

@@ -55,7 +55,8 @@ HWY_INLINE hn::Vec<U> SortWords(hn::Vec<U> v) {
 }
 
 HWY_INLINE hn::Vec<U> ShuffleBytes(hn::Vec<U> v, const uint8_t* table16) {
-  return hn::BitCast(U(), hn::TableLookupBytes(hn::BitCast(U8(), v), hn::LoadDup128(U8(), table16)));
+  return hn::BitCast(U(),
+                     hn::TableLookupBytes(hn::BitCast(U8(), v), hn::LoadDup128(U8(), table16)));
 }
 
 // Low bytes of 16-bit lanes, interleaved: byte 2i is a's, byte 2i + 1 is b's.
@@ -65,27 +66,32 @@ HWY_INLINE hn::Vec<U> MergeLowBytes(hn::Vec<I16> a, hn::Vec<I16> b) {
 }
 
 HWY_INLINE hn::Vec<U> FourToBytes(const hn::Vec<I>* k) {
-  return MergeLowBytes(hn::ReorderDemote2To(I16(), k[0], k[1]), hn::ReorderDemote2To(I16(), k[2], k[3]));
+  return MergeLowBytes(hn::ReorderDemote2To(I16(), k[0], k[1]),
+                       hn::ReorderDemote2To(I16(), k[2], k[3]));
 }
 
 // 4 vectors of int8 codes to one vector of bytes.
 HWY_INLINE void PackBytes(const hn::Vec<I>* k, uint8_t* out) {
-  alignas(16) static constexpr uint8_t kOrder[16] = {0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15};
+  alignas(16) static constexpr uint8_t kOrder[16] = {0, 2, 4, 6, 8, 10, 12, 14,
+                                                     1, 3, 5, 7, 9, 11, 13, 15};
   hn::StoreU(hn::BitCast(U8(), SortWords(ShuffleBytes(FourToBytes(k), kOrder))), U8(), out);
 }
 
 // 8 vectors of int4 codes to one vector of nibbles, the even element low.
 HWY_INLINE void PackNibbles(const hn::Vec<I>* k, uint8_t* out) {
-  alignas(16) static constexpr uint8_t kOrder[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  alignas(16) static constexpr uint8_t kOrder8[16] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
-  alignas(16) static constexpr uint8_t kOrder16[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+  alignas(16) static constexpr uint8_t kOrder[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                     2, 6, 10, 14, 3, 7, 11, 15};
+  alignas(16) static constexpr uint8_t kOrder8[16] = {0, 1, 4,  5,  2,  3,  6,  7,
+                                                      8, 9, 12, 13, 10, 11, 14, 15};
+  alignas(16) static constexpr uint8_t kOrder16[16] = {0, 1, 4, 5, 8,  9,  12, 13,
+                                                       2, 3, 6, 7, 10, 11, 14, 15};
   const auto high = hn::Set(U(), 0xF0F0F0F0u);
   const auto nibbles = [&](hn::Vec<U> bytes) HWY_ATTR {  // neighbours 12 bits apart meet in a byte
     return hn::Or(hn::And(high, hn::ShiftRight<12>(bytes)), hn::AndNot(high, bytes));
   };
   const auto first = nibbles(FourToBytes(k)), second = nibbles(FourToBytes(k + 4));
-  auto words = hn::BitCast(U(), hn::OddEven(hn::BitCast(U16(), hn::ShiftLeft<16>(second)),
-                                            hn::BitCast(U16(), first)));
+  auto words = hn::BitCast(
+      U(), hn::OddEven(hn::BitCast(U16(), hn::ShiftLeft<16>(second)), hn::BitCast(U16(), first)));
   words = SortWords(ShuffleBytes(words, kOrder));
   if constexpr (kLanes == 8) words = ShuffleBytes(words, kOrder8);
   if constexpr (kLanes == 16) words = ShuffleBytes(words, kOrder16);
@@ -109,7 +115,8 @@ class Unpacker {
  public:
   explicit HWY_INLINE Unpacker(float scale) : scale_(hn::Set(F(), scale)) {
     if constexpr (kTable) {
-      alignas(64) static constexpr float kCodes[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+      alignas(64) static constexpr float kCodes[16] = {0,  1,  2,  3,  4,  5,  6,  7,
+                                                       -8, -7, -6, -5, -4, -3, -2, -1};
       table_ = hn::Mul(hn::Load(F(), kCodes), scale_);
     }
   }

@@ -95,8 +95,8 @@ HWY_INLINE void QuantiseBlock(size_t vectors, const BlockScale& s, X x, uint8_t*
 // A tiny block: scale 0, everything is loss. A block that is not finite: scale NaN, no residual is
 // touched. Codes are 0 in both. sink(j, x, kind) for every vector.
 template <int kBits, class X, class Sink>
-HWY_NOINLINE void SpecialBlock(size_t vectors, uint32_t magnitude, X x, uint8_t* scale, uint8_t* codes,
-                               Sink sink) {
+HWY_NOINLINE void SpecialBlock(size_t vectors, uint32_t magnitude, X x, uint8_t* scale,
+                               uint8_t* codes, Sink sink) {
   const BlockKind kind = KindOf(magnitude);
   const uint16_t half = kind == BlockKind::kTiny ? 0 : kNanScale;
   memcpy(scale, &half, sizeof(half));
@@ -108,8 +108,10 @@ template <int kBits, bool kFeedback>
 HWY_NOINLINE void EncodeSpecial(size_t vectors, uint32_t magnitude, const float* g, float* r,
                                 uint8_t* scale, uint8_t* codes) {
   SpecialBlock<kBits>(
-      vectors, magnitude, [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(g + kLanes * j, r + kLanes * j); },
-      scale, codes, [&](size_t j, V x, BlockKind kind) HWY_ATTR {
+      vectors, magnitude,
+      [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(g + kLanes * j, r + kLanes * j); }, scale,
+      codes,
+      [&](size_t j, V x, BlockKind kind) HWY_ATTR {
         if (kFeedback && kind == BlockKind::kTiny) hn::StoreU(x, F(), r + kLanes * j);
       });
 }
@@ -142,7 +144,8 @@ HWY_INLINE void EncodeInRegisters(const float* HWY_RESTRICT g, float* HWY_RESTRI
     for (size_t t = 0; t < kStep; ++t) {
       k[t] = RoundToInt(hn::Mul(x[j + t], inverse));
       if constexpr (kFeedback) {
-        hn::StoreU(hn::Sub(x[j + t], hn::Mul(hn::ConvertTo(F(), k[t]), vs)), F(), r + kLanes * (j + t));
+        hn::StoreU(hn::Sub(x[j + t], hn::Mul(hn::ConvertTo(F(), k[t]), vs)), F(),
+                   r + kLanes * (j + t));
       }
     }
     PackGroup<kBits>(k, codes + kLanes * kBits / 8 * j);
@@ -151,8 +154,9 @@ HWY_INLINE void EncodeInRegisters(const float* HWY_RESTRICT g, float* HWY_RESTRI
 
 // Looks one block ahead: the maximum and the divisions of block b + 1 overlap the packing of b.
 template <int kBits, bool kFeedback>
-HWY_INLINE void EncodeAhead(const Blocks& blocks, const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
-                            uint8_t* HWY_RESTRICT scales, uint8_t* HWY_RESTRICT codes) {
+HWY_INLINE void EncodeAhead(const Blocks& blocks, const float* HWY_RESTRICT g,
+                            float* HWY_RESTRICT r, uint8_t* HWY_RESTRICT scales,
+                            uint8_t* HWY_RESTRICT codes) {
   const size_t block = blocks.block, vectors = block / kLanes;
   const auto head = [&](const float* at, const float* kept) HWY_ATTR {
     return ScaleFor<kBits>(LargestOf(vectors, [&](size_t j) HWY_ATTR {
@@ -182,14 +186,16 @@ HWY_INLINE void EncodeAhead(const Blocks& blocks, const float* HWY_RESTRICT g, f
 }
 
 template <int kBits, bool kFeedback>
-HWY_INLINE void EncodeLoop(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes) {
+HWY_INLINE void EncodeLoop(const Blocks& blocks, const float* g, float* r, uint8_t* scales,
+                           uint8_t* codes) {
   if (blocks.count == 0) return;
   if (!kInRegisters || blocks.block != kDefaultBlock) {
     return EncodeAhead<kBits, kFeedback>(blocks, g, r, scales, codes);
   }
   for (size_t b = 0; b < blocks.count; ++b) {
-    EncodeInRegisters<kBits, kFeedback>(g + kDefaultBlock * b, r + (kFeedback ? kDefaultBlock * b : 0),
-                                        scales + 2 * b, codes + kDefaultBlock * kBits / 8 * b);
+    EncodeInRegisters<kBits, kFeedback>(g + kDefaultBlock * b,
+                                        r + (kFeedback ? kDefaultBlock * b : 0), scales + 2 * b,
+                                        codes + kDefaultBlock * kBits / 8 * b);
   }
 }
 
@@ -253,11 +259,13 @@ HWY_INLINE void ReducePairLoop(const Blocks& blocks, const PairArgs& args) {
     const auto x = [&](size_t j) HWY_ATTR { return hn::Load(F(), buffer + kLanes * j); };
     const uint32_t magnitude = Largest(m);
     if (HWY_UNLIKELY(IsSpecial(magnitude))) {
-      const float value = KindOf(magnitude) == BlockKind::kTiny ? 0.0f : FloatOf(uint32_t{kNanScale} << 16);
+      const float value =
+          KindOf(magnitude) == BlockKind::kTiny ? 0.0f : FloatOf(uint32_t{kNanScale} << 16);
       SpecialBlock<kBits>(vectors, magnitude, x, args.scales + 2 * b, codes,
                           [&](size_t j, V v, BlockKind kind) HWY_ATTR {
                             hn::StoreU(hn::Set(F(), value), F(), out + kLanes * j);
-                            if (kFeedback && kind == BlockKind::kTiny) hn::StoreU(v, F(), r + kLanes * j);
+                            if (kFeedback && kind == BlockKind::kTiny)
+                              hn::StoreU(v, F(), r + kLanes * j);
                           });
       continue;
     }

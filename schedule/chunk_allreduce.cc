@@ -10,7 +10,9 @@ namespace {
 class Wires {
  public:
   Wires(const ChunkJob& job, int rank, int size, LaneBuffers& buffers)
-      : job_(job), buffers_(buffers), rank_(rank),
+      : job_(job),
+        buffers_(buffers),
+        rank_(rank),
         verbatim_(job.codec.id == CodecId::kFp32 && job.input.dtype == DType::kF32) {
     size_t room = 0;
     for (int r = 0; r < size; ++r) {

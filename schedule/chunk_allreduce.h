@@ -15,12 +15,12 @@
 namespace thinwire {
 
 struct ChunkJob {
-  uint64_t tag = 0;            // equal on all ranks, never used twice
-  CodecSpec codec;             // of both hops
+  uint64_t tag = 0;  // equal on all ranks, never used twice
+  CodecSpec codec;   // of both hops
   const Chunk* chunk = nullptr;
-  TensorView input, output;    // the whole bucket; may be the same memory
-  float* residual = nullptr;   // the whole bucket, as ErrorFeedback::Bind lays it out; null = none
-  float scale = 1.0f;          // 1/n for the mean, 1 for the sum
+  TensorView input, output;   // the whole bucket; may be the same memory
+  float* residual = nullptr;  // the whole bucket, as ErrorFeedback::Bind lays it out; null = none
+  float scale = 1.0f;         // 1/n for the mean, 1 for the sum
   Deadline deadline;
 };
 

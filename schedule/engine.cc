@@ -27,16 +27,17 @@ absl::Status CheckOptions(const Options& options) {
 }
 
 absl::Status CheckRequest(const AllReduceRequest& request, int rank) {
-  const std::string where = absl::StrCat("rank ", rank, ", tensor '", std::string(request.key), "': ");
+  const std::string where =
+      absl::StrCat("rank ", rank, ", tensor '", std::string(request.key), "': ");
   const TensorView &in = request.input, &out = request.output;
   if (in.numel != out.numel || in.dtype != out.dtype) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, "the output has ", out.numel, " elements of ",
-                     std::string(Name(out.dtype)), ", expected ", in.numel, " of ",
-                     std::string(Name(in.dtype)), " as the input has"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, "the output has ", out.numel, " elements of ", std::string(Name(out.dtype)),
+        ", expected ", in.numel, " of ", std::string(Name(in.dtype)), " as the input has"));
   }
   if (in.numel > 0 && (in.data == nullptr || out.data == nullptr)) {
-    return absl::InvalidArgumentError(absl::StrCat(where, "got a null pointer for ", in.numel, " elements"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "got a null pointer for ", in.numel, " elements"));
   }
   size_t covered = request.segments.empty() ? in.numel : 0;
   for (const Segment& segment : request.segments) {

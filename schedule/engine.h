@@ -22,12 +22,12 @@ enum class Op : uint8_t { kMean = 0, kSum = 1 };
 
 struct AllReduceRequest {
   TensorView input;
-  TensorView output;                 // same numel and dtype; may be the input
+  TensorView output;  // same numel and dtype; may be the input
   // Equal on all ranks. Empty: calls are matched by their order, and there is no error feedback.
   std::string_view key = {};
   // Which parameters the elements belong to; empty: the key itself is the only parameter.
   std::span<const Segment> segments = {};
-  int priority = 0;                  // lower goes first, where the policy looks at it
+  int priority = 0;  // lower goes first, where the policy looks at it
   Op op = Op::kMean;
   // The caller is about to wait for this very call: a small tensor is then exchanged on its thread.
   bool caller_waits = false;
@@ -47,7 +47,7 @@ class Engine {
 
   // Fails the group on every rank with `reason`; from any thread.
   virtual void Abort(absl::Status reason) = 0;
-  virtual absl::Status status() const = 0;   // the first failure, or OK
+  virtual absl::Status status() const = 0;  // the first failure, or OK
 
   virtual Stats stats() const = 0;
 

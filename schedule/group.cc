@@ -8,8 +8,11 @@
 namespace thinwire {
 
 Group::Group(const Options& options, std::unique_ptr<Transport> transport)
-    : options_(options), transport_(std::move(transport)), rank_(transport_->rank()),
-      size_(transport_->size()), backend_(CpuBackend()),
+    : options_(options),
+      transport_(std::move(transport)),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
+      backend_(CpuBackend()),
       leader_(size_, options.policy, options.chunk_bytes * options.lanes) {
   if (!options.trace_path.empty()) {
     trace_ = std::make_unique<Trace>(options.trace_path, rank_, options.lanes);
@@ -87,9 +90,9 @@ absl::Status Group::PrepareLocked(const AllReduceRequest& request, InFlight* wor
   KeyState& state = keys_[key];
   const bool named = !work->key.empty();
   if (named && state.in_flight) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", rank_, ", tensor '", work->key,
-        "' is already being reduced; wait for that call first, or use another name"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank_, ", tensor '", work->key,
+                     "' is already being reduced; wait for that call first, or use another name"));
   }
   work->name = named ? work->key : absl::StrCat("unnamed call ", state.calls);
   work->report.key = key;
@@ -135,9 +138,10 @@ void Group::StartRaw(const WorkPtr& work, bool caller_waits) {
     work->raw = std::move(exchange);
     failed = !status_.ok();
   }
-  if (caller_waits) work->finish_raw = [this, weak = std::weak_ptr(work)] {
-    if (const WorkPtr alive = weak.lock()) FinishRaw(alive);
-  };
+  if (caller_waits)
+    work->finish_raw = [this, weak = std::weak_ptr(work)] {
+      if (const WorkPtr alive = weak.lock()) FinishRaw(alive);
+    };
   if (failed) {
     FinishRaw(work);  // Fail came before it could see the exchange
   } else if (!caller_waits) {

@@ -105,8 +105,8 @@ class Group final : public Engine {
   bool closing_ = false;
   int byes_ = 0;  // peers that have finished
   ErrorFeedback feedback_;
-  std::unordered_map<uint64_t, KeyState> keys_;  // by hash of the name
-  std::unordered_map<uint64_t, WorkPtr> works_;  // by id, until complete
+  std::unordered_map<uint64_t, KeyState> keys_;    // by hash of the name
+  std::unordered_map<uint64_t, WorkPtr> works_;    // by id, until complete
   std::map<uint64_t, Clock::time_point> overdue_;  // leader only: ids, since when
 
   BlockingQueue<Announcement> announced_;

@@ -77,7 +77,8 @@ void Group::WatchdogLoop() {
     lock.unlock();
     const Clock::time_point now = Clock::now();
     ReportLate(now);
-    if (absl::Status expired = Expired(now); !expired.ok()) Fail(std::move(expired), Tell::kEveryone);
+    if (absl::Status expired = Expired(now); !expired.ok())
+      Fail(std::move(expired), Tell::kEveryone);
     lock.lock();
   }
 }

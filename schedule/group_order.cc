@@ -36,8 +36,7 @@ void Group::OnReport(int rank, FrameType type, const Report& report) {
 bool Group::FinishedHere(const Report& report) const {
   const std::lock_guard lock(mu_);
   const auto state = keys_.find(report.key);
-  return state != keys_.end() && report.call < state->second.calls &&
-         !works_.contains(report.id());
+  return state != keys_.end() && report.call < state->second.calls && !works_.contains(report.id());
 }
 
 // Under order_mu_, so that the frames leave, and the own lanes see them, in one order.

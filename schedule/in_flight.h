@@ -19,8 +19,8 @@ namespace thinwire {
 class InFlight final : public Work {
  public:
   // Fixed before any other thread sees it.
-  std::string name;                 // for messages
-  std::string key;                  // empty for unnamed
+  std::string name;  // for messages
+  std::string key;   // empty for unnamed
   TensorView input, output;
   float scale = 1.0f;
   std::shared_ptr<const Plan> plan;
@@ -28,8 +28,8 @@ class InFlight final : public Work {
   Report report;
   Clock::time_point submitted;
   Deadline deadline;
-  std::unique_ptr<RawExchange> raw;       // null: goes by chunks
-  std::function<void()> finish_raw;       // claims and finishes it; run by whoever waits first
+  std::unique_ptr<RawExchange> raw;  // null: goes by chunks
+  std::function<void()> finish_raw;  // claims and finishes it; run by whoever waits first
 
   // Guarded by the engine's mutex.
   size_t chunks_left = 0;

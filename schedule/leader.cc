@@ -53,10 +53,10 @@ Leader::Tensor& Leader::Find(int rank, const Report& report) {
 absl::Status Leader::OnReport(int rank, const Report& report) {
   Tensor& tensor = Find(rank, report);
   if (!Agree(tensor.first, report)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "tensor '", report.name, "': rank ", tensor.first_rank, " has ", Describe(tensor.first),
-        ", but rank ", rank, " has ", Describe(report),
-        "; call with the same tensors in the same order on every rank"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("tensor '", report.name, "': rank ", tensor.first_rank, " has ",
+                     Describe(tensor.first), ", but rank ", rank, " has ", Describe(report),
+                     "; call with the same tensors in the same order on every rank"));
   }
   if (tensor.reported[rank]) return absl::OkStatus();
   tensor.reported[rank] = true;
@@ -78,9 +78,9 @@ size_t Leader::ChunkBytes(const Report& report) {
 std::vector<Announcement> Leader::Next() {
   std::vector<Announcement> order;
   while (!ready_.empty()) {
-    const auto first = std::min_element(ready_.begin(), ready_.end(), [this](uint64_t a, uint64_t b) {
-      return Before(tensors_.at(a), tensors_.at(b));
-    });
+    const auto first = std::min_element(
+        ready_.begin(), ready_.end(),
+        [this](uint64_t a, uint64_t b) { return Before(tensors_.at(a), tensors_.at(b)); });
     Tensor& tensor = tensors_.at(*first);
     const size_t bytes = ChunkBytes(tensor.first);
     if (unfinished_bytes_ > 0 && unfinished_bytes_ + bytes > window_bytes_) break;
@@ -98,9 +98,7 @@ void Leader::OnChunkDone(uint64_t id) {
   if (++it->second.done == it->second.first.chunks) tensors_.erase(it);
 }
 
-void Leader::OnOverdue(int rank, const Report& report) {
-  Find(rank, report).overdue[rank] = true;
-}
+void Leader::OnOverdue(int rank, const Report& report) { Find(rank, report).overdue[rank] = true; }
 
 std::string Leader::WaitingFor(int rank, uint64_t except) const {
   for (const auto& [id, tensor] : tensors_) {

@@ -43,14 +43,14 @@ class Leader {
 
  private:
   struct Tensor {
-    Report first;                // as the first rank reported it
+    Report first;  // as the first rank reported it
     int first_rank = 0;
     std::vector<bool> reported;  // by rank
     std::vector<bool> overdue;
     int reports = 0;
-    uint64_t submitted = 0;      // order of the first report
-    uint64_t complete = 0;       // order of the last report
-    uint32_t announced = 0;      // chunks
+    uint64_t submitted = 0;  // order of the first report
+    uint64_t complete = 0;   // order of the last report
+    uint32_t announced = 0;  // chunks
     uint32_t done = 0;
   };
 
@@ -63,9 +63,9 @@ class Leader {
   const Policy policy_;
   const size_t window_bytes_;
   size_t unfinished_bytes_ = 0;
-  uint64_t clock_ = 0;                       // counts reports
-  std::map<uint64_t, Tensor> tensors_;       // by id
-  std::vector<uint64_t> ready_;              // ids with chunks to announce, in no order
+  uint64_t clock_ = 0;                  // counts reports
+  std::map<uint64_t, Tensor> tensors_;  // by id
+  std::vector<uint64_t> ready_;         // ids with chunks to announce, in no order
 };
 
 }  // namespace thinwire

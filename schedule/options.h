@@ -16,12 +16,12 @@ enum class Policy : uint8_t { kFifo = 0, kWfbp = 1 };
 struct Options {
   CodecSpec codec;
   Policy policy = Policy::kWfbp;
-  int lanes = 4;                        // chunks in flight
-  size_t chunk_bytes = size_t{4} << 20;   // of fp32 input; rounded down to whole blocks
+  int lanes = 4;                         // chunks in flight
+  size_t chunk_bytes = size_t{4} << 20;  // of fp32 input; rounded down to whole blocks
   // A tensor whose raw bytes times (n - 1) peers are at most this goes raw, in one exchange.
   size_t min_bytes = size_t{64} << 10;
   std::chrono::milliseconds timeout{30000};  // of one allreduce, from its submission
-  std::string trace_path;               // Chrome JSON written at close; empty = no trace
+  std::string trace_path;                    // Chrome JSON written at close; empty = no trace
 };
 
 }  // namespace thinwire

@@ -16,7 +16,7 @@ namespace thinwire {
 inline constexpr size_t kChunkAlignment = 256;
 
 struct Chunk {
-  Range elements;             // of the bucket
+  Range elements;              // of the bucket
   std::vector<size_t> bounds;  // n + 1 of them, of the bucket: rank r owns [bounds[r], bounds[r+1])
 
   size_t numel() const { return elements.end - elements.begin; }

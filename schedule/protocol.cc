@@ -35,7 +35,8 @@ template <typename Entry>
 bool Unpack(const ControlFrame& frame, uint32_t count, std::vector<Entry>* entries) {
   if (count > kRoom / sizeof(Entry)) return false;
   entries->resize(count);
-  if (count > 0) std::memcpy(entries->data(), frame.data() + sizeof(FrameHeader), count * sizeof(Entry));
+  if (count > 0)
+    std::memcpy(entries->data(), frame.data() + sizeof(FrameHeader), count * sizeof(Entry));
   return true;
 }
 
@@ -49,10 +50,13 @@ bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, absl::Status* fail
   FailureHeader header;
   if (bytes > kRoom - sizeof(header)) return false;
   std::memcpy(&header, frame.data() + sizeof(FrameHeader), sizeof(header));
-  const auto* text = reinterpret_cast<const char*>(frame.data()) + sizeof(FrameHeader) + sizeof(header);
-  const bool known = header.code > 0 && header.code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  *failure = absl::Status(known ? static_cast<absl::StatusCode>(header.code) : absl::StatusCode::kInternal,
-                          std::string(text, bytes));
+  const auto* text =
+      reinterpret_cast<const char*>(frame.data()) + sizeof(FrameHeader) + sizeof(header);
+  const bool known =
+      header.code > 0 && header.code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  *failure =
+      absl::Status(known ? static_cast<absl::StatusCode>(header.code) : absl::StatusCode::kInternal,
+                   std::string(text, bytes));
   return true;
 }
 

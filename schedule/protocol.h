@@ -25,17 +25,17 @@ enum class FrameType : uint32_t {
 
 // One tensor as one rank sees it. All ranks' reports of one id must agree.
 struct Report {
-  uint64_t key = 0;        // hash of the name
-  uint64_t call = 0;       // how often that name was reduced before
+  uint64_t key = 0;   // hash of the name
+  uint64_t call = 0;  // how often that name was reduced before
   uint64_t numel = 0;
   uint64_t plan_hash = 0;
   int32_t priority = 0;
   uint8_t dtype = 0;
   uint8_t op = 0;
-  uint8_t raw = 0;         // exchanged at once, without the leader's order
+  uint8_t raw = 0;  // exchanged at once, without the leader's order
   uint8_t reserved = 0;
   uint32_t chunks = 0;
-  char name[68] = {};      // for messages; cut to fit, NUL-terminated
+  char name[68] = {};  // for messages; cut to fit, NUL-terminated
 
   uint64_t id() const { return HashCombine(key, call); }
 };

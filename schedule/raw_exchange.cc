@@ -12,7 +12,10 @@ CodecSpec RawCodec(DType dtype) {
 
 RawExchange::RawExchange(uint64_t tag, TensorView input, const Backend& backend,
                          Transport& transport)
-    : input_(input), codec_(RawCodec(input.dtype)), backend_(backend), rank_(transport.rank()),
+    : input_(input),
+      codec_(RawCodec(input.dtype)),
+      backend_(backend),
+      rank_(transport.rank()),
       incoming_(transport.size()) {
   const size_t bytes = EncodedBytes(codec_, input.numel);
   const size_t stride = (bytes + 63) / 64 * 64;

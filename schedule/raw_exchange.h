@@ -24,7 +24,7 @@ class RawExchange {
 
  private:
   const TensorView input_;
-  const CodecSpec codec_;      // whose wire bytes the raw values are
+  const CodecSpec codec_;  // whose wire bytes the raw values are
   const Backend& backend_;
   const int rank_;
   std::vector<uint8_t> memory_;

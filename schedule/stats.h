@@ -11,7 +11,7 @@ namespace thinwire {
 enum class Stage : uint8_t { kQueue, kEncode, kExchange, kReduce, kGather, kDecode };
 inline constexpr int kStages = 6;
 inline constexpr std::array<const char*, kStages> kStageNames = {"QUEUE",  "ENCODE", "EXCHANGE",
-                                                                "REDUCE", "GATHER", "DECODE"};
+                                                                 "REDUCE", "GATHER", "DECODE"};
 
 struct Stats {
   uint64_t all_reduces = 0;

@@ -31,7 +31,9 @@ std::string Escaped(const std::string& text) {
   return out;
 }
 
-double Microseconds(Clock::duration d) { return std::chrono::duration<double, std::micro>(d).count(); }
+double Microseconds(Clock::duration d) {
+  return std::chrono::duration<double, std::micro>(d).count();
+}
 
 }  // namespace
 

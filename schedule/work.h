@@ -10,7 +10,7 @@ namespace thinwire {
 class Work {
  public:
   virtual ~Work() = default;
-  virtual absl::Status Wait() = 0;        // returns within the group's timeout and a short grace
+  virtual absl::Status Wait() = 0;  // returns within the group's timeout and a short grace
   virtual bool done() const = 0;
 };
 

@@ -1,4 +1,4 @@
-"""The house rules that a compiler does not check: who may include whom, and which names stay where."""
+"""The house rules that a compiler does not check: who includes whom, which names stay where."""
 
 import os
 import pathlib
@@ -39,7 +39,9 @@ def test_includes_go_one_way_and_from_the_root(path):
             assert path.suffix not in {".cu", ".cuh"}, "Abseil never meets nvcc"
             continue
         assert (ROOT / include).is_file(), f"{include} is not root-relative"
-        assert include in allowed or include.split("/")[0] in allowed, f"{include} from {name(path)}"
+        assert include in allowed or include.split("/")[0] in allowed, (
+            f"{include} from {name(path)}"
+        )
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)

@@ -23,8 +23,9 @@ class FileStore final : public Store {
     std::ofstream(draft, std::ios::binary) << value;
     std::filesystem::rename(draft, path, error);
     if (!error) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat("cannot write the rendezvous file ", path.string(), ": ",
-                                               error.message(), "; is the folder there and writable?"));
+    return absl::UnavailableError(absl::StrCat("cannot write the rendezvous file ", path.string(),
+                                               ": ", error.message(),
+                                               "; is the folder there and writable?"));
   }
 
   // Polls: a shared folder may be on a network file system, which sends no notice.
@@ -37,7 +38,8 @@ class FileStore final : public Store {
         return std::move(value).str();
       }
       if (Clock::now() >= deadline) {
-        return absl::DeadlineExceededError(absl::StrCat("nobody wrote ", path.string(), " in time"));
+        return absl::DeadlineExceededError(
+            absl::StrCat("nobody wrote ", path.string(), " in time"));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }

@@ -102,7 +102,8 @@ class Shared {
  private:
   void OnError(const std::string& error) {
     if (error.find("imed out") == std::string::npos) return FailBroken(error);
-    Fail(absl::DeadlineExceededError(absl::StrCat("rank ", rank(), " waited past its deadline: ", error)));
+    Fail(absl::DeadlineExceededError(
+        absl::StrCat("rank ", rank(), " waited past its deadline: ", error)));
   }
 
   const std::shared_ptr<gloo::Context> context_;
@@ -114,7 +115,8 @@ class Shared {
 
 class GlooPending final : public Pending {
  public:
-  GlooPending(Shared& shared, uint64_t tag, std::span<const Bytes> send, std::span<const MutableBytes> recv)
+  GlooPending(Shared& shared, uint64_t tag, std::span<const Bytes> send,
+              std::span<const MutableBytes> recv)
       : shared_(shared) {
     try {
       Post(tag, send, recv);
@@ -124,16 +126,19 @@ class GlooPending final : public Pending {
   }
 
   ~GlooPending() override {
-    if (!waited_) shared_.Fail(absl::InternalError("an exchange was dropped before it was waited for"));
+    if (!waited_)
+      shared_.Fail(absl::InternalError("an exchange was dropped before it was waited for"));
   }
 
   absl::Status Wait(Deadline deadline) override {
     waited_ = true;
     for (const auto& buffer : receives_) {
-      if (!shared_.Guarded(buffer.get(), [&] { return buffer->waitRecv(Until(deadline)); })) return Failed();
+      if (!shared_.Guarded(buffer.get(), [&] { return buffer->waitRecv(Until(deadline)); }))
+        return Failed();
     }
     for (const auto& buffer : sends_) {
-      if (!shared_.Guarded(buffer.get(), [&] { return buffer->waitSend(Until(deadline)); })) return Failed();
+      if (!shared_.Guarded(buffer.get(), [&] { return buffer->waitSend(Until(deadline)); }))
+        return Failed();
     }
     return absl::OkStatus();
   }
@@ -145,7 +150,8 @@ class GlooPending final : public Pending {
     for (int i = 1; i < size; ++i) {
       const int from = (rank + size - i) % size;
       if (recv[from].empty()) continue;
-      receives_.push_back(shared_.context().createUnboundBuffer(recv[from].data(), recv[from].size()));
+      receives_.push_back(
+          shared_.context().createUnboundBuffer(recv[from].data(), recv[from].size()));
       receives_.back()->recv(from, SlotOf(tag, recv[from].size()));
     }
     for (int i = 1; i < size; ++i) {  // every rank begins with another peer
@@ -174,7 +180,9 @@ class GlooPending final : public Pending {
 class ControlSender {
  public:
   ControlSender(Shared& shared, int peer)
-      : shared_(shared), peer_(peer), ring_(kFrames),
+      : shared_(shared),
+        peer_(peer),
+        ring_(kFrames),
         buffer_(shared.context().createUnboundBuffer(ring_.data(), kFrames * kControlBytes)) {}
 
   absl::Status Send(const ControlFrame& frame) {
@@ -261,11 +269,12 @@ class ControlReceiver {
   }
 
   void OnClosed(int peer, const std::string& error) {
-    // Gloo itself closes all connections when one of our waits passes its deadline; that wait knows.
+    // Gloo itself closes all connections when one of our waits passes its deadline; that wait
+    // knows.
     if (error.find("Application timeout") != std::string::npos) return shared_.FailBroken(error);
-    shared_.Fail(absl::UnavailableError(absl::StrCat("rank ", peer, " is gone: its connection to rank ",
-                                                     shared_.rank(), " closed (", error,
-                                                     "); look why that process ended")));
+    shared_.Fail(absl::UnavailableError(
+        absl::StrCat("rank ", peer, " is gone: its connection to rank ", shared_.rank(),
+                     " closed (", error, "); look why that process ended")));
   }
 
   void ReadFrames(int peer, ControlMessage* message) {
@@ -330,7 +339,9 @@ class GlooTransport final : public Transport {
                                  std::span<const MutableBytes> recv) override {
     return std::make_unique<GlooPending>(shared_, tag, send, recv);
   }
-  absl::Status SendControl(int to, const ControlFrame& frame) override { return senders_[to]->Send(frame); }
+  absl::Status SendControl(int to, const ControlFrame& frame) override {
+    return senders_[to]->Send(frame);
+  }
   absl::StatusOr<ControlMessage> ReceiveControl() override { return receiver_->Receive(); }
   void Abort(absl::Status reason) override { shared_.Fail(reason); }
   absl::Status status() const override { return shared_.status(); }

@@ -14,12 +14,12 @@ struct GlooOptions {
   int rank = 0;
   int size = 1;
   std::shared_ptr<Store> store;
-  std::string prefix;             // before every key in the store, so that groups can share one
+  std::string prefix;  // before every key in the store, so that groups can share one
   // Which address to listen on: the named interface; else the address of the interface by which
   // `rendezvous_host` is reached; else loopback. Never a wildcard.
   std::string interface;
   std::string rendezvous_host;
-  Deadline deadline;              // for the whole connecting
+  Deadline deadline;  // for the whole connecting
 };
 
 // DeadlineExceeded names the ranks that did not come; InvalidArgument an interface that is not

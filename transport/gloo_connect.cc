@@ -30,8 +30,8 @@ class StoreAdapter final : public gloo::rendezvous::Store {
   explicit StoreAdapter(const GlooOptions& options) : options_(options) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
-    const absl::Status status =
-        options_.store->Set(absl::StrCat(options_.prefix, "gloo/", key), {data.data(), data.size()});
+    const absl::Status status = options_.store->Set(absl::StrCat(options_.prefix, "gloo/", key),
+                                                    {data.data(), data.size()});
     if (!status.ok()) throw std::runtime_error(std::string(status.message()));
   }
 
@@ -81,7 +81,8 @@ std::string AddressTowards(const std::string& host) {
   char text[NI_MAXHOST];
   if (socket >= 0 && connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
       getsockname(socket, reinterpret_cast<sockaddr*>(&local), &length) == 0 &&
-      getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
+      getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text, sizeof(text), nullptr, 0,
+                  NI_NUMERICHOST) == 0) {
     address = text;
   }
   if (socket >= 0) close(socket);
@@ -109,9 +110,12 @@ absl::StatusOr<std::shared_ptr<gloo::Context>> ConnectFullMesh(const GlooOptions
     context->connectFullMesh(store, device);
     return context;
   } catch (const std::exception& error) {
-    const std::string who = store.missing().empty() ? "" : absl::StrCat("rank ", store.missing(), " did not come; ");
-    const std::string text = absl::StrCat("rank ", options.rank, " of ", options.size, " could not connect: ", who, error.what());
-    if (Clock::now() >= options.deadline || !store.missing().empty()) return absl::DeadlineExceededError(text);
+    const std::string who =
+        store.missing().empty() ? "" : absl::StrCat("rank ", store.missing(), " did not come; ");
+    const std::string text = absl::StrCat("rank ", options.rank, " of ", options.size,
+                                          " could not connect: ", who, error.what());
+    if (Clock::now() >= options.deadline || !store.missing().empty())
+      return absl::DeadlineExceededError(text);
     return absl::UnavailableError(text);
   }
 }

@@ -37,13 +37,15 @@ struct World {
 
 class InProcessPending final : public Pending {
  public:
-  InProcessPending(std::shared_ptr<World> world, int rank, uint64_t tag, std::vector<MutableBytes> recv)
+  InProcessPending(std::shared_ptr<World> world, int rank, uint64_t tag,
+                   std::vector<MutableBytes> recv)
       : world_(std::move(world)), rank_(rank), tag_(tag), recv_(std::move(recv)) {}
 
   ~InProcessPending() override {
     if (waited_) return;
     const std::lock_guard lock(world_->mu);
-    world_->FailLocked(rank_, absl::InternalError("an exchange was dropped before it was waited for"));
+    world_->FailLocked(rank_,
+                       absl::InternalError("an exchange was dropped before it was waited for"));
   }
 
   absl::Status Wait(Deadline deadline) override {
@@ -61,7 +63,8 @@ class InProcessPending final : public Pending {
     const World::Address address{tag_, recv_[from].size(), from, rank_};
     std::unique_lock lock(world_->mu);
     const absl::Status& failure = world_->ranks[rank_].failure;
-    world_->changed.wait_until(lock, deadline, [&] { return !failure.ok() || world_->blocks.count(address) > 0; });
+    world_->changed.wait_until(lock, deadline,
+                               [&] { return !failure.ok() || world_->blocks.count(address) > 0; });
     if (!failure.ok()) return failure;
     const auto found = world_->blocks.find(address);
     if (found == world_->blocks.end()) {
@@ -87,14 +90,16 @@ class InProcessPending final : public Pending {
 
 class InProcessTransport final : public Transport {
  public:
-  InProcessTransport(std::shared_ptr<World> world, int rank) : world_(std::move(world)), rank_(rank) {}
+  InProcessTransport(std::shared_ptr<World> world, int rank)
+      : world_(std::move(world)), rank_(rank) {}
 
   ~InProcessTransport() override {
     const std::lock_guard lock(world_->mu);
     world_->FailLocked(rank_, absl::CancelledError("the transport was destroyed"));
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank_) continue;
-      world_->FailLocked(peer, absl::UnavailableError(absl::StrCat("rank ", rank_, " is gone: it closed its transport")));
+      world_->FailLocked(peer, absl::UnavailableError(absl::StrCat(
+                                   "rank ", rank_, " is gone: it closed its transport")));
     }
   }
 
@@ -157,7 +162,8 @@ class InProcessTransport final : public Transport {
 std::vector<std::unique_ptr<Transport>> MakeInProcessTransports(int size) {
   const auto world = std::make_shared<World>(size);
   std::vector<std::unique_ptr<Transport>> transports;
-  for (int r = 0; r < size; ++r) transports.push_back(std::make_unique<InProcessTransport>(world, r));
+  for (int r = 0; r < size; ++r)
+    transports.push_back(std::make_unique<InProcessTransport>(world, r));
   return transports;
 }
 

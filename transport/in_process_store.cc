@@ -22,7 +22,8 @@ class InProcessStore final : public Store {
   absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
     const std::string name(key);
     std::unique_lock lock(mu_);
-    if (changed_.wait_until(lock, deadline, [&] { return values_.count(name) > 0; })) return values_[name];
+    if (changed_.wait_until(lock, deadline, [&] { return values_.count(name) > 0; }))
+      return values_[name];
     return absl::DeadlineExceededError(absl::StrCat("nobody set '", name, "' in time"));
   }
 

@@ -44,9 +44,9 @@ class CallbackStore final : public Store {
   static constexpr size_t kCapacity = size_t{1} << 20;
 
   static int Remaining(Deadline deadline) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    return static_cast<int>(
-        std::clamp<int64_t>(left.count(), 1, std::numeric_limits<int>::max()));
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    return static_cast<int>(std::clamp<int64_t>(left.count(), 1, std::numeric_limits<int>::max()));
   }
 
   const tw_store callbacks_;

@@ -15,7 +15,8 @@ absl::StatusOr<CodecSpec> Parse(const char* spec) {
 }
 
 absl::Status TooSmall(const char* what, size_t expected, size_t got) {
-  return absl::InvalidArgumentError(absl::StrCat(what, ": expected ", expected, " bytes, got ", got));
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": expected ", expected, " bytes, got ", got));
 }
 
 thinwire::TensorView View(const float* x, size_t n) { return {const_cast<float*>(x), n}; }
@@ -51,12 +52,14 @@ tw_status tw_decode(const char* spec, const void* in, size_t bytes, float* x, si
   size_t needed = 0;
   if (const tw_status bad = tw_encoded_bytes(spec, n, &needed); bad != TW_OK) return bad;
   if (bytes != needed) {
-    return ToC(TooSmall(absl::StrCat("the input of tw_decode for ", n, " elements").c_str(), needed, bytes));
+    return ToC(TooSmall(absl::StrCat("the input of tw_decode for ", n, " elements").c_str(), needed,
+                        bytes));
   }
   if (n > 0 && (in == nullptr || x == nullptr)) {
     return ToC(absl::InvalidArgumentError("tw_decode got a null array"));
   }
-  if (n > 0) thinwire::CpuBackend().Decode(*Parse(spec), static_cast<const uint8_t*>(in), View(x, n));
+  if (n > 0)
+    thinwire::CpuBackend().Decode(*Parse(spec), static_cast<const uint8_t*>(in), View(x, n));
   return TW_OK;
 }
 

@@ -13,11 +13,13 @@ namespace {
 absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream) {
   if (comm == nullptr) return absl::InvalidArgumentError("the communicator is null");
   if (dtype != TW_F32 && dtype != TW_BF16 && dtype != TW_F16) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", comm->rank, ": dtype ", static_cast<int>(dtype),
-                                                   " is unknown, expected TW_F32, TW_BF16 or TW_F16"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", comm->rank, ": dtype ", static_cast<int>(dtype),
+                     " is unknown, expected TW_F32, TW_BF16 or TW_F16"));
   }
   if (op != TW_MEAN && op != TW_SUM) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", comm->rank, ": op ", static_cast<int>(op),
+    return absl::InvalidArgumentError(absl::StrCat("rank ", comm->rank, ": op ",
+                                                   static_cast<int>(op),
                                                    " is unknown, expected TW_MEAN or TW_SUM"));
   }
   if (stream != nullptr) {
@@ -43,7 +45,8 @@ struct Call {
 
 absl::StatusOr<std::shared_ptr<thinwire::Work>> Start(const Call& call,
                                                       thinwire::AllReduceRequest request) {
-  if (absl::Status bad = CheckCall(call.comm, call.dtype, call.op, call.stream); !bad.ok()) return bad;
+  if (absl::Status bad = CheckCall(call.comm, call.dtype, call.op, call.stream); !bad.ok())
+    return bad;
   request.input = View(call.send, call.count, call.dtype);
   request.output = View(call.recv, call.count, call.dtype);
   request.op = static_cast<thinwire::Op>(call.op);

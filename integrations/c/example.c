@@ -1,6 +1,7 @@
 /* A plain allreduce, replaced: compare the two lines that are marked.
  *
- *   mkdir -p /tmp/meeting; for r in 0 1; do build/integrations/c/c_example $r 2 /tmp/meeting & done; wait
+ *   mkdir -p /tmp/meeting; for r in 0 1; do build/integrations/c/c_example $r 2 /tmp/meeting &
+ * done; wait
  */
 #include <math.h>
 #include <stdio.h>
@@ -35,7 +36,8 @@ int main(int argc, char** argv) {
   for (int i = 0; i < kCount; ++i) gradient[i] = (float)(options.rank + 1) * sinf((float)i);
 
   /* before: ncclAllReduce(gradient, gradient, kCount, ncclFloat, ncclAvg, comm, stream);   */
-  int failed = Check(tw_all_reduce(gradient, gradient, kCount, TW_F32, TW_MEAN, comm, NULL), "tw_all_reduce");
+  int failed = Check(tw_all_reduce(gradient, gradient, kCount, TW_F32, TW_MEAN, comm, NULL),
+                     "tw_all_reduce");
 
   float worst = 0; /* the mean over ranks of (rank + 1) sin(i) */
   for (int i = 0; i < kCount; ++i) {

@@ -17,8 +17,8 @@ absl::Status NullPointer(const char* function) {
 }
 
 absl::Status WrongSize(const char* name, size_t expected, size_t got) {
-  return absl::InvalidArgumentError(absl::StrCat("the residual of '", name, "' has ", expected,
-                                                 " elements, got room for ", got));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the residual of '", name, "' has ", expected, " elements, got room for ", got));
 }
 
 }  // namespace
@@ -39,8 +39,10 @@ tw_status tw_residual_count(tw_comm* comm, size_t* count) {
   return TW_OK;
 }
 
-tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capacity, size_t* numel) {
-  if (comm == nullptr || name == nullptr || numel == nullptr) return ToC(NullPointer("tw_residual_info"));
+tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capacity,
+                           size_t* numel) {
+  if (comm == nullptr || name == nullptr || numel == nullptr)
+    return ToC(NullPointer("tw_residual_info"));
   const thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
   const std::vector<std::string> names = feedback.Names();
   if (index >= names.size()) {
@@ -49,19 +51,22 @@ tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capac
   }
   if (names[index].size() >= capacity) {
     return ToC(absl::InvalidArgumentError(absl::StrCat("the name '", names[index], "' needs ",
-                                                       names[index].size() + 1, " bytes, got ", capacity)));
+                                                       names[index].size() + 1, " bytes, got ",
+                                                       capacity)));
   }
   std::memcpy(name, names[index].c_str(), names[index].size() + 1);
   *numel = feedback.Numel(names[index]);
   return TW_OK;
 }
 
-tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second, size_t numel) {
+tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second,
+                          size_t numel) {
   if (comm == nullptr || name == nullptr || first == nullptr || second == nullptr) {
     return ToC(NullPointer("tw_residual_get"));
   }
   thinwire::ParameterResidual residual;
-  if (absl::Status bad = comm->engine->error_feedback().Export(name, &residual); !bad.ok()) return ToC(bad);
+  if (absl::Status bad = comm->engine->error_feedback().Export(name, &residual); !bad.ok())
+    return ToC(bad);
   if (residual.first.size() != numel) return ToC(WrongSize(name, residual.first.size(), numel));
   std::copy(residual.first.begin(), residual.first.end(), first);
   std::copy(residual.second.begin(), residual.second.end(), second);
@@ -76,9 +81,8 @@ tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first, c
   thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
   const size_t known = feedback.Numel(name);
   if (known != 0 && known != numel) return ToC(WrongSize(name, known, numel));
-  return ToC(feedback.Import(name, {{first, first + numel},
-                                    {second, second + numel},
-                                    static_cast<float>(comm->size)}));
+  return ToC(feedback.Import(
+      name, {{first, first + numel}, {second, second + numel}, static_cast<float>(comm->size)}));
 }
 
 }  // extern "C"

@@ -48,7 +48,7 @@ typedef struct {
 
 /* Zero means the default for every field but rank, size and the store. Call tw_options_init. */
 typedef struct {
-  size_t struct_size;          /* sizeof(tw_options) */
+  size_t struct_size; /* sizeof(tw_options) */
   int rank, size;
   tw_store store;              /* used if store.set is not null, else store_path */
   const char* store_path;      /* a folder that all ranks share */
@@ -65,8 +65,8 @@ typedef struct {
   const char* trace_path;      /* Chrome trace, written when the communicator is destroyed */
 } tw_options;
 
-TW_API const char* tw_version(void);        /* "0.1.0" */
-TW_API const char* tw_last_error(void);     /* of this thread; valid until its next failure */
+TW_API const char* tw_version(void);    /* "0.1.0" */
+TW_API const char* tw_last_error(void); /* of this thread; valid until its next failure */
 TW_API void tw_options_init(tw_options* options);
 
 TW_API tw_status tw_comm_create(const tw_options* options, tw_comm** comm);
@@ -123,4 +123,4 @@ TW_API const char* tw_simd_target(void);
 }
 #endif
 
-#endif  /* THINWIRE_INTEGRATIONS_C_THINWIRE_H_ */
+#endif /* THINWIRE_INTEGRATIONS_C_THINWIRE_H_ */

@@ -17,11 +17,18 @@ TEST(CodecSpec, PrintsWhatItParses) {
 }
 
 TEST(CodecSpec, ErrorsNameTheNearest) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"int5", "'int"},          {"in8", "'int8'"},      {"", "unknown codec ''"},
-      {"bf61", "'bf16'"},        {"int4:blok=256", "'block'"}, {"int4:block=250", "block=256"},
-      {"int4:block=0", "block=128"}, {"int4:block=99999", "block=4096"}, {"int4:block=x", "block=128"},
-      {"int4:", "'block'"},      {"fp32:block=256", "no parameters"}, {"int4:block=128,x=1", "'x'"}};
+  const std::pair<const char*, const char*> cases[] = {{"int5", "'int"},
+                                                       {"in8", "'int8'"},
+                                                       {"", "unknown codec ''"},
+                                                       {"bf61", "'bf16'"},
+                                                       {"int4:blok=256", "'block'"},
+                                                       {"int4:block=250", "block=256"},
+                                                       {"int4:block=0", "block=128"},
+                                                       {"int4:block=99999", "block=4096"},
+                                                       {"int4:block=x", "block=128"},
+                                                       {"int4:", "'block'"},
+                                                       {"fp32:block=256", "no parameters"},
+                                                       {"int4:block=128,x=1", "'x'"}};
   for (const auto& [text, words] : cases) {
     const auto spec = CodecSpec::Parse(text);
     ASSERT_TRUE(absl::IsInvalidArgument(spec.status())) << text;
@@ -30,7 +37,9 @@ TEST(CodecSpec, ErrorsNameTheNearest) {
 }
 
 TEST(CodecSpec, SizesAreThoseOfTheFormat) {
-  const auto bytes = [](const char* text, size_t n) { return EncodedBytes(*CodecSpec::Parse(text), n); };
+  const auto bytes = [](const char* text, size_t n) {
+    return EncodedBytes(*CodecSpec::Parse(text), n);
+  };
   EXPECT_EQ(bytes("int4", 0), 0u);
   EXPECT_EQ(bytes("int4", 1), 16u + 16u);
   EXPECT_EQ(bytes("int4", 256), 16u + 128u);

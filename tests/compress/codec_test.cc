@@ -22,7 +22,9 @@ CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
 class Skewed {
  public:
   Skewed(size_t bytes, size_t skew) : memory_(bytes + 128), skew_(skew) {}
-  uint8_t* data() { return memory_.data() + 64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64 + skew_; }
+  uint8_t* data() {
+    return memory_.data() + 64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64 + skew_;
+  }
   float* floats() { return reinterpret_cast<float*>(data()); }
 
  private:
@@ -42,8 +44,8 @@ std::vector<float> Values(size_t numel, uint64_t seed) {
     for (size_t i = begin; i < std::min(numel, begin + 256); ++i) {
       values[i] = normal(random) * spread;
       if (kind == 0) values[i] = random() % 2 ? 0.0f : -0.0f;
-      if (kind == 1) values[i] *= 1e-38f;                               // denormal, tiny block
-      if (kind == 2) values[i] = std::ldexp(normal(random), -101);      // around the tiny limit
+      if (kind == 1) values[i] *= 1e-38f;                                 // denormal, tiny block
+      if (kind == 2) values[i] = std::ldexp(normal(random), -101);        // around the tiny limit
       if (kind == 3) values[i] = std::ldexp(1.0f + normal(random), 126);  // around the huge limit
     }
     const size_t place = begin + random() % 256;
@@ -71,7 +73,9 @@ void Copy(const std::vector<float>& from, uint8_t* to) {
   std::copy(bytes, bytes + from.size() * sizeof(float), to);
 }
 
-bool SameBits(const void* a, const void* b, size_t bytes) { return bytes == 0 || std::memcmp(a, b, bytes) == 0; }
+bool SameBits(const void* a, const void* b, size_t bytes) {
+  return bytes == 0 || std::memcmp(a, b, bytes) == 0;
+}
 
 // NaNs may differ in their payload, everything else not.
 void ExpectSameFloats(const float* got, const float* want, size_t n, const std::string& what) {
@@ -93,13 +97,14 @@ INSTANTIATE_TEST_SUITE_P(Simd, TargetTest, testing::ValuesIn(SimdTargets()),
 
 void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback, size_t skew) {
   const std::string what = spec.ToString() + " " + std::string(Name(dtype)) + " of " +
-                           std::to_string(numel) + ", feedback " + std::to_string(feedback) + ", skew " +
-                           std::to_string(skew);
+                           std::to_string(numel) + ", feedback " + std::to_string(feedback) +
+                           ", skew " + std::to_string(skew);
   const std::vector<float> values = Values(numel, kSeed + numel);
   Skewed g(numel * 4, skew), r1(numel * 4, skew), r2(numel * 4, skew);
   const TensorView view{g.data(), numel, dtype};
   std::vector<uint8_t> plain(EncodedBytes(Spec("fp32"), numel));
-  ScalarBackend().Encode(Spec("fp32"), {const_cast<float*>(values.data()), numel}, nullptr, plain.data());
+  ScalarBackend().Encode(Spec("fp32"), {const_cast<float*>(values.data()), numel}, nullptr,
+                         plain.data());
   ScalarBackend().Decode(Spec("fp32"), plain.data(), view);
   const std::vector<float> residual = Residuals(numel, numel);
   Copy(residual, r1.data());
@@ -136,7 +141,8 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
   for (const char* text : {"fp32", "bf16", "int8", "int4", "int8:block=128", "int4:block=128",
                            "int8:block=1024", "int4:block=4096"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      for (const size_t numel : {1, 3, 127, 128, 129, 255, 256, 257, 1000, 4096, 4097, 10007, 65536}) {
+      for (const size_t numel :
+           {1, 3, 127, 128, 129, 255, 256, 257, 1000, 4096, 4097, 10007, 65536}) {
         for (const bool feedback : {false, true}) {
           CheckEncode(Spec(text), numel, dtype, feedback, (numel + feedback) % 7);
           if (testing::Test::HasFatalFailure()) return;
@@ -158,7 +164,8 @@ TEST_P(TargetTest, DirectedBlocks) {
       const uint32_t exponent = 30 + random() % 190;
       const float step = FloatOf(exponent << 23 | (random() & 0x7f) << 16);
       for (float& value : g) {
-        const int half_steps = static_cast<int>(random() % static_cast<uint64_t>(4 * qmax)) - static_cast<int>(2 * qmax);
+        const int half_steps = static_cast<int>(random() % static_cast<uint64_t>(4 * qmax)) -
+                               static_cast<int>(2 * qmax);
         value = 0.5f * static_cast<float>(half_steps) * step;
       }
       const uint32_t bits = BitsOf(qmax * step);
@@ -182,7 +189,8 @@ TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
       for (const int world : {2, 3, 5}) {
         for (const size_t numel : {1, 255, 256, 300, 5000}) {
           for (int me = 0; me < world; ++me) {
-            std::vector<std::vector<uint8_t>> wires(world, std::vector<uint8_t>(EncodedBytes(spec, numel)));
+            std::vector<std::vector<uint8_t>> wires(
+                world, std::vector<uint8_t>(EncodedBytes(spec, numel)));
             std::vector<const uint8_t*> pointers(world);
             for (int r = 0; r < world; ++r) {
               std::vector<float> g = Values(numel, kSeed + r + numel);
@@ -197,22 +205,30 @@ TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
             std::vector<float> r1 = Residuals(numel, 5), r2 = r1;
             std::vector<uint8_t> w1(EncodedBytes(spec, numel)), w2 = w1;
             const float scale = 1.0f / static_cast<float>(world);
-            ReduceArgs args{spec, spec, pointers, {own.data(), numel, dtype}, scale, r1.data(),
-                            {out1.data(), numel, dtype}, w1.data()};
+            ReduceArgs args{spec,
+                            spec,
+                            pointers,
+                            {own.data(), numel, dtype},
+                            scale,
+                            r1.data(),
+                            {out1.data(), numel, dtype},
+                            w1.data()};
             CpuBackend().Reduce(args);
             args.residual = r2.data();
             args.out.data = out2.data();
             args.wire_out = w2.data();
             ScalarBackend().Reduce(args);
-            const std::string what = std::string(text) + " " + std::string(Name(dtype)) + ", world " +
-                                     std::to_string(world) + ", rank " + std::to_string(me) + ", " +
-                                     std::to_string(numel);
-            if (spec.id == CodecId::kInt8 || spec.id == CodecId::kInt4) {  // else NaN payloads differ
+            const std::string what = std::string(text) + " " + std::string(Name(dtype)) +
+                                     ", world " + std::to_string(world) + ", rank " +
+                                     std::to_string(me) + ", " + std::to_string(numel);
+            if (spec.id == CodecId::kInt8 ||
+                spec.id == CodecId::kInt4) {  // else NaN payloads differ
               ASSERT_EQ(w1, w2) << what;
             }
             ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << what;
             if (dtype == DType::kF32) {
-              ExpectSameFloats(reinterpret_cast<float*>(out1.data()), reinterpret_cast<float*>(out2.data()), numel, what);
+              ExpectSameFloats(reinterpret_cast<float*>(out1.data()),
+                               reinterpret_cast<float*>(out2.data()), numel, what);
             } else {
               ASSERT_EQ(out1, out2) << what;
             }
@@ -247,10 +263,12 @@ TEST_P(TargetTest, HalfFloatConversionsOfEveryBitPattern) {
 TEST(HalfFloat, RoundsLikeTheHardwareType) {
   for (uint32_t half = 0; half < 0x7c00; ++half) {
     const float value = FromF16(static_cast<uint16_t>(half));
-    ASSERT_EQ(value, static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(half)))) << half;
+    ASSERT_EQ(value, static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(half))))
+        << half;
     for (const uint32_t offset : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x1fffu}) {
       const float near = FloatOf(BitsOf(value) + offset);
-      ASSERT_EQ(ToF16(near), std::bit_cast<uint16_t>(static_cast<_Float16>(near))) << half << " " << offset;
+      ASSERT_EQ(ToF16(near), std::bit_cast<uint16_t>(static_cast<_Float16>(near)))
+          << half << " " << offset;
     }
   }
 }
@@ -291,7 +309,9 @@ TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
   }
 }
 
-TEST(Backend, TheFastestTargetIsTheDefault) { EXPECT_EQ(SimdTargets().front(), (ForceSimdTarget(SimdTargets().front()), SimdTargetName())); }
+TEST(Backend, TheFastestTargetIsTheDefault) {
+  EXPECT_EQ(SimdTargets().front(), (ForceSimdTarget(SimdTargets().front()), SimdTargetName()));
+}
 
 }  // namespace
 }  // namespace thinwire

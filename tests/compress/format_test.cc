@@ -22,9 +22,11 @@ std::string ReadAll(const std::filesystem::path& path) {
   return text.str();
 }
 
-std::vector<uint8_t> Encode(const CodecSpec& spec, std::vector<float> values, std::vector<float>* residual) {
+std::vector<uint8_t> Encode(const CodecSpec& spec, std::vector<float> values,
+                            std::vector<float>* residual) {
   std::vector<uint8_t> wire(EncodedBytes(spec, values.size()));
-  CpuBackend().Encode(spec, {values.data(), values.size()}, residual == nullptr ? nullptr : residual->data(), wire.data());
+  CpuBackend().Encode(spec, {values.data(), values.size()},
+                      residual == nullptr ? nullptr : residual->data(), wire.data());
   return wire;
 }
 
@@ -45,7 +47,8 @@ TEST(Format, WorkedExamplesAreTheCodesBytes) {
     if (word != "bytes") continue;
     std::vector<uint8_t> bytes;
     while (words >> word) bytes.push_back(static_cast<uint8_t>(std::stoi(word, nullptr, 16)));
-    EXPECT_EQ(Encode(*CodecSpec::Parse(codec), values, nullptr), bytes) << codec << ", example " << examples;
+    EXPECT_EQ(Encode(*CodecSpec::Parse(codec), values, nullptr), bytes)
+        << codec << ", example " << examples;
     ++examples;
   }
   EXPECT_GE(examples, 6);
@@ -63,7 +66,8 @@ std::vector<float> GoldenInput(size_t n) {
 }
 std::vector<float> GoldenResidual(size_t n) {
   std::vector<float> values(n);
-  for (size_t i = 0; i < n; ++i) values[i] = static_cast<float>(static_cast<int>(i * 104729 % 511) - 255) / 256.0f;
+  for (size_t i = 0; i < n; ++i)
+    values[i] = static_cast<float>(static_cast<int>(i * 104729 % 511) - 255) / 256.0f;
   return values;
 }
 
@@ -85,7 +89,8 @@ TEST(Format, GoldenFilesNeverChange) {
     for (char& c : name) c = c == ':' || c == '=' ? '_' : c;
     const std::filesystem::path path = kSource / "tests/golden" / (name + ".bin");
     const std::string bytes = GoldenBytes(*CodecSpec::Parse(text));
-    if (std::getenv("THINWIRE_WRITE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << bytes;
+    if (std::getenv("THINWIRE_WRITE_GOLDEN") != nullptr)
+      std::ofstream(path, std::ios::binary) << bytes;
     EXPECT_EQ(ReadAll(path), bytes) << path;
   }
 }
@@ -96,11 +101,13 @@ TEST(CodecList, EveryCodecHasItsSectionGoldenFileSimdLoopAndBenchmark) {
   for (const CodecInfo& codec : kCodecs) {
     const std::string name(codec.name);
     EXPECT_EQ(&InfoOf(codec.id), &codec) << name << " must stand at the place of its id";
-    EXPECT_NE(format.find("\n## " + name + "\n"), std::string::npos) << "no section in FORMAT.md for " << name;
+    EXPECT_NE(format.find("\n## " + name + "\n"), std::string::npos)
+        << "no section in FORMAT.md for " << name;
     EXPECT_TRUE(std::filesystem::exists(kSource / "tests/golden" / (name + ".bin"))) << name;
     EXPECT_EQ(CodecSpec::Parse(name)->id, codec.id);
     // SIMD loops and benchmark rows go by the list; a codec of another kind needs its own.
-    EXPECT_TRUE(codec.qmax == 127 || codec.qmax == 7 || codec.qmax == 0) << "no SIMD loop for " << name;
+    EXPECT_TRUE(codec.qmax == 127 || codec.qmax == 7 || codec.qmax == 0)
+        << "no SIMD loop for " << name;
   }
   EXPECT_NE(bench.find("for (const CodecInfo& codec : kCodecs)"), std::string::npos);
 }

@@ -34,9 +34,11 @@ TEST(CApi, EncodeAndDecodeRoundTrip) {
     size_t bytes = 0;
     ASSERT_EQ(tw_encoded_bytes(spec, x.size(), &bytes), TW_OK);
     std::vector<uint8_t> wire(bytes);
-    ASSERT_EQ(tw_encode(spec, x.data(), x.size(), residual.data(), wire.data(), bytes, &bytes), TW_OK);
+    ASSERT_EQ(tw_encode(spec, x.data(), x.size(), residual.data(), wire.data(), bytes, &bytes),
+              TW_OK);
     ASSERT_EQ(tw_decode(spec, wire.data(), bytes, back.data(), back.size()), TW_OK);
-    for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(back[i] + residual[i], x[i]) << spec << " " << i;
+    for (size_t i = 0; i < x.size(); ++i)
+      EXPECT_EQ(back[i] + residual[i], x[i]) << spec << " " << i;
   }
 }
 
@@ -74,8 +76,10 @@ TEST(CApi, AWorldOfOneCopies) {
   float in[3] = {1, 2, 3}, out[3] = {};
   EXPECT_EQ(tw_all_reduce(in, out, 3, TW_F32, TW_MEAN, comm, nullptr), TW_OK);
   EXPECT_EQ(out[2], 3);
-  EXPECT_EQ(tw_all_reduce(in, out, 3, static_cast<tw_dtype>(9), TW_MEAN, comm, nullptr), TW_INVALID_ARGUMENT);
-  EXPECT_EQ(tw_all_reduce(in, out, 3, TW_F32, static_cast<tw_op>(9), comm, nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_all_reduce(in, out, 3, static_cast<tw_dtype>(9), TW_MEAN, comm, nullptr),
+            TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_all_reduce(in, out, 3, TW_F32, static_cast<tw_op>(9), comm, nullptr),
+            TW_INVALID_ARGUMENT);
   EXPECT_EQ(tw_all_reduce(in, out, 3, TW_F32, TW_MEAN, comm, in), TW_UNAVAILABLE) << "a stream";
   tw_comm_destroy(comm);
 }
@@ -91,7 +95,9 @@ TEST(CApi, ResidualsComeOutAndGoBackIn) {
       std::vector<float> g(40000), first(40000), second(40000);
       for (size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(i % 97 + rank);
       tw_work* work = nullptr;
-      ASSERT_EQ(tw_all_reduce_async(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr, "w", 0, &work), TW_OK);
+      ASSERT_EQ(tw_all_reduce_async(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr,
+                                    "w", 0, &work),
+                TW_OK);
       ASSERT_EQ(tw_wait(work), TW_OK) << tw_last_error();
       size_t count = 0, numel = 0;
       char name[16];

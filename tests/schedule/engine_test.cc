@@ -16,8 +16,8 @@ struct Case {
 };
 
 std::string CaseName(const testing::TestParamInfo<Case>& info) {
-  return (info.param.wire == Wire::kGloo ? "Gloo" : "InProcess") + std::to_string(info.param.world) +
-         info.param.codec;
+  return (info.param.wire == Wire::kGloo ? "Gloo" : "InProcess") +
+         std::to_string(info.param.world) + info.param.codec;
 }
 
 class EngineTest : public testing::TestWithParam<Case> {};
@@ -105,7 +105,8 @@ TEST(EngineInProcess, EveryLengthFrom0To4097) {
       for (size_t numel = 0; numel <= 4097; ++numel) {
         std::vector<float> in = Gradient(numel, numel, rank, 0), out(numel, -1.0f);
         const std::vector<float> peer = Gradient(numel, numel, 1 - rank, 0);
-        auto work = engine.AllReduce({.input = View(in), .output = View(out), .caller_waits = true});
+        auto work =
+            engine.AllReduce({.input = View(in), .output = View(out), .caller_waits = true});
         ASSERT_TRUE(work.ok() && (*work)->Wait().ok()) << numel;
         for (size_t i = 0; i < numel; ++i) {
           const float tolerance = min_bytes == 0 ? 1.5e-3f : 0.0f;  // 2 of 7 steps of 4.5 sigma
@@ -148,7 +149,8 @@ TEST(EngineInProcess, SumAndMeanOfEveryDType) {
   }
 }
 
-// A NaN or Inf anywhere is NaN on every rank, only in its block, and leaves no trace in later steps.
+// A NaN or Inf anywhere is NaN on every rank, only in its block, and leaves no trace in later
+// steps.
 TEST(EngineInProcess, NonFiniteValuesReachEveryRankAndLeaveNoTrace) {
   Options options = SmallChunks("int4");
   RunRanks(Wire::kInProcess, 3, options, [&](int rank, Engine& engine) {
@@ -189,15 +191,18 @@ TEST(EngineInProcess, ErrorFeedbackLosesNothingEvenWhenBucketsAreRebuilt) {
       if (rank != 0) return;
       size_t i = 0;
       for (size_t s = 0; s < segments.size(); ++s) {
-        for (size_t j = 0; j < segments[s].count; ++j) sent[places[s] + j] += kWorld * double{values[i++]};
+        for (size_t j = 0; j < segments[s].count; ++j)
+          sent[places[s] + j] += kWorld * double{values[i++]};
       }
     };
     for (int step = 0; step < kSteps; ++step) {
       if (step < kSteps / 2) {
-        reduce(Gradient(kA + kB, 7, rank, step), "bucket0", {{"a", 0, kA, kA}, {"b", 0, kB, kB}}, {0, kA});
+        reduce(Gradient(kA + kB, 7, rank, step), "bucket0", {{"a", 0, kA, kA}, {"b", 0, kB, kB}},
+               {0, kA});
         reduce(Gradient(kC, 8, rank, step), "bucket1", {{"c", 0, kC, kC}}, {kA + kB});
       } else {
-        reduce(Gradient(kC + kB, 7, rank, step), "bucket0", {{"c", 0, kC, kC}, {"b", 0, kB, kB}}, {kA + kB, kA});
+        reduce(Gradient(kC + kB, 7, rank, step), "bucket0", {{"c", 0, kC, kC}, {"b", 0, kB, kB}},
+               {kA + kB, kA});
         reduce(Gradient(kA, 8, rank, step), "bucket1", {{"a", 0, kA, kA}}, {0});
       }
     }

@@ -41,11 +41,12 @@ class FailureTest : public testing::TestWithParam<Wire> {
 std::string WireName(const testing::TestParamInfo<Wire>& info) {
   return info.param == Wire::kGloo ? "Gloo" : "InProcess";
 }
-INSTANTIATE_TEST_SUITE_P(All, FailureTest, testing::Values(Wire::kInProcess, Wire::kGloo), WireName);
+INSTANTIATE_TEST_SUITE_P(All, FailureTest, testing::Values(Wire::kInProcess, Wire::kGloo),
+                         WireName);
 
 TEST_P(FailureTest, AnotherSizeOnOneRank) {
-  ExpectFailure(ShortTimeout(), absl::StatusCode::kFailedPrecondition, {"'g'", "1001", "1000", "rank 2"},
-                [](int rank, Engine& engine) {
+  ExpectFailure(ShortTimeout(), absl::StatusCode::kFailedPrecondition,
+                {"'g'", "1001", "1000", "rank 2"}, [](int rank, Engine& engine) {
                   std::vector<float> values(rank == 2 ? 1001 : 1000);
                   return AllReduce(engine, values, "g");
                 });
@@ -71,8 +72,8 @@ TEST_P(FailureTest, SumOnOneRankAndMeanOnTheOthers) {
 
 TEST_P(FailureTest, OneRankNeverCalls) {
   std::atomic<int> waiting = 0;
-  ExpectFailure(ShortTimeout(), absl::StatusCode::kDeadlineExceeded, {"'g'", "rank 1", "never submitted"},
-                [&](int rank, Engine& engine) {
+  ExpectFailure(ShortTimeout(), absl::StatusCode::kDeadlineExceeded,
+                {"'g'", "rank 1", "never submitted"}, [&](int rank, Engine& engine) {
                   std::vector<float> values(1000);
                   ++waiting;
                   if (rank != 1) return AllReduce(engine, values, "g");
@@ -94,8 +95,8 @@ TEST_P(FailureTest, TheLeaderNeverCallsARawTensor) {
 }
 
 TEST_P(FailureTest, ARankCallsAnotherTensorInstead) {
-  ExpectFailure(ShortTimeout(), absl::StatusCode::kDeadlineExceeded, {"never submitted", "ready instead"},
-                [](int rank, Engine& engine) {
+  ExpectFailure(ShortTimeout(), absl::StatusCode::kDeadlineExceeded,
+                {"never submitted", "ready instead"}, [](int rank, Engine& engine) {
                   std::vector<float> values(1000);
                   return AllReduce(engine, values, rank == 2 ? "b" : "a");
                 });
@@ -143,13 +144,14 @@ TEST_P(FailureTest, MemoryIsTheCallersAgainAfterAFailure) {
 TEST(FailureInProcess, BadInputIsRefusedBeforeAnythingIsSent) {
   RunRanks(Wire::kInProcess, 2, SmallChunks("int8"), [](int, Engine& engine) {
     std::vector<float> a(10), b(11);
-    EXPECT_TRUE(absl::IsInvalidArgument(
-        engine.AllReduce({.input = View(a), .output = View(b)}).status()));
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(engine.AllReduce({.input = View(a), .output = View(b)}).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(
         engine.AllReduce({.input = {nullptr, 10}, .output = View(a)}).status()));
     const std::vector<Segment> short_by_one = {{"p", 0, 9, 9}};
     EXPECT_TRUE(absl::IsInvalidArgument(
-        engine.AllReduce({.input = View(a), .output = View(a), .key = "k", .segments = short_by_one})
+        engine
+            .AllReduce({.input = View(a), .output = View(a), .key = "k", .segments = short_by_one})
             .status()));
     EXPECT_TRUE(AllReduce(engine, a, "k").ok()) << "and the group goes on";
   });
@@ -166,7 +168,8 @@ TEST(FailureInProcess, OneNameTwiceInFlightIsRefused) {
       ASSERT_TRUE(AllReduce(engine, gate, "gate").ok());
       EXPECT_TRUE((*first)->Wait().ok());
     } else {
-      ASSERT_TRUE(AllReduce(engine, gate, "gate").ok());  // so that rank 0's first call is in flight
+      ASSERT_TRUE(
+          AllReduce(engine, gate, "gate").ok());  // so that rank 0's first call is in flight
       ASSERT_TRUE(AllReduce(engine, a, "k").ok());
     }
   });
@@ -198,7 +201,8 @@ TEST(Handshake, NamesAnotherWorldAndWhoNeverCame) {
   EXPECT_TRUE(absl::IsFailedPrecondition(
       Handshake(*store, "x/", 0, 2, options, Clock::now() + std::chrono::seconds(5))));
   peer.join();
-  const absl::Status alone = Handshake(*store, "y/", 0, 2, options, Clock::now() + milliseconds(50));
+  const absl::Status alone =
+      Handshake(*store, "y/", 0, 2, options, Clock::now() + milliseconds(50));
   EXPECT_TRUE(absl::IsDeadlineExceeded(alone)) << alone;
   EXPECT_NE(alone.message().find("rank 1"), absl::string_view::npos) << alone;
 }

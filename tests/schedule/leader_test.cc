@@ -73,7 +73,8 @@ TEST(Leader, DiagnosesTheMissingAndTheSilent) {
   leader.OnOverdue(0, Of(1));
   leader.OnOverdue(1, Of(1));
   const absl::Status silent = leader.Diagnose(Of(1).id());
-  EXPECT_NE(silent.message().find("rank 2 submitted it and then fell silent"), absl::string_view::npos)
+  EXPECT_NE(silent.message().find("rank 2 submitted it and then fell silent"),
+            absl::string_view::npos)
       << silent;
 }
 

@@ -8,7 +8,8 @@ namespace {
 
 size_t Entries(const char* folder) {
   size_t count = 0;
-  for (auto it = std::filesystem::directory_iterator(folder); it != std::filesystem::directory_iterator(); ++it) {
+  for (auto it = std::filesystem::directory_iterator(folder);
+       it != std::filesystem::directory_iterator(); ++it) {
     ++count;
   }
   return count;

@@ -81,7 +81,8 @@ inline std::vector<float> Gradient(size_t numel, uint64_t seed, int rank, int st
 
 inline absl::Status AllReduce(Engine& engine, std::vector<float>& values, const std::string& key,
                               Op op = Op::kMean) {
-  auto work = engine.AllReduce({.input = View(values), .output = View(values), .key = key, .op = op});
+  auto work =
+      engine.AllReduce({.input = View(values), .output = View(values), .key = key, .op = op});
   return work.ok() ? (*work)->Wait() : work.status();
 }
 

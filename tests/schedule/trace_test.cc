@@ -9,7 +9,8 @@ namespace {
 
 // One event for each stage of each chunk, on every rank.
 TEST(Trace, HasEveryStageOfEveryChunk) {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / "thinwire_trace_test";
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / "thinwire_trace_test";
   std::filesystem::create_directories(folder);
   Options options = SmallChunks("int4");
   options.trace_path = (folder / "trace.json").string();
@@ -23,7 +24,8 @@ TEST(Trace, HasEveryStageOfEveryChunk) {
     for (const char* stage : kStageNames) {
       size_t count = 0;
       const std::string needle = std::string("\"name\":\"") + stage + "\"";
-      for (size_t at = text.str().find(needle); at != std::string::npos; at = text.str().find(needle, at + 1)) {
+      for (size_t at = text.str().find(needle); at != std::string::npos;
+           at = text.str().find(needle, at + 1)) {
         ++count;
       }
       EXPECT_EQ(count, 10u) << stage;

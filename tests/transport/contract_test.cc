@@ -49,7 +49,8 @@ class ContractTest : public testing::TestWithParam<Kind> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(All, ContractTest,
-                         testing::Values(Kind{"InProcess", MakeInProcessTransports}, Kind{"Gloo", MakeGloo}),
+                         testing::Values(Kind{"InProcess", MakeInProcessTransports},
+                                         Kind{"Gloo", MakeGloo}),
                          [](const auto& info) { return info.param.name; });
 
 Deadline Soon() { return Clock::now() + seconds(20); }
@@ -57,7 +58,8 @@ Deadline Soon() { return Clock::now() + seconds(20); }
 // What rank `from` sends to rank `to`: every byte tells where it belongs.
 std::vector<uint8_t> Block(uint64_t tag, int from, int to, size_t bytes) {
   std::vector<uint8_t> block(bytes);
-  for (size_t i = 0; i < bytes; ++i) block[i] = static_cast<uint8_t>(tag * 31 + from * 7 + to * 3 + i);
+  for (size_t i = 0; i < bytes; ++i)
+    block[i] = static_cast<uint8_t>(tag * 31 + from * 7 + to * 3 + i);
   return block;
 }
 

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
-#include <thread>
 #include <functional>
+#include <sstream>
 #include <string>
+#include <thread>
 
 #include "schedule/engine.h"
 
@@ -25,13 +25,16 @@ using std::chrono::seconds;
 class GlooProcesses : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = (std::filesystem::temp_directory_path() / ("thinwire_gloo_" + std::to_string(getpid()))).string();
+    folder_ =
+        (std::filesystem::temp_directory_path() / ("thinwire_gloo_" + std::to_string(getpid())))
+            .string();
     std::filesystem::remove_all(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::unique_ptr<Engine> Connect(int rank, int size, milliseconds timeout) {
-    auto transport = ConnectGloo({rank, size, MakeFileStore(folder_), "p/", "", "", Clock::now() + seconds(20)});
+    auto transport =
+        ConnectGloo({rank, size, MakeFileStore(folder_), "p/", "", "", Clock::now() + seconds(20)});
     if (!transport.ok()) return nullptr;
     Options options;
     options.codec = *CodecSpec::Parse("int4");
@@ -93,14 +96,17 @@ TEST_F(GlooProcesses, AStoppedPeerIsATimeoutThatNamesIt) {
 
 TEST_F(GlooProcesses, ARankThatNeverComesIsNamed) {
   const auto begin = Clock::now();
-  const auto transport = ConnectGloo({0, 3, MakeFileStore(folder_), "p/", "", "", begin + milliseconds(300)});
+  const auto transport =
+      ConnectGloo({0, 3, MakeFileStore(folder_), "p/", "", "", begin + milliseconds(300)});
   EXPECT_TRUE(absl::IsDeadlineExceeded(transport.status())) << transport.status();
-  EXPECT_NE(transport.status().message().find("rank 1 did not come"), absl::string_view::npos) << transport.status();
+  EXPECT_NE(transport.status().message().find("rank 1 did not come"), absl::string_view::npos)
+      << transport.status();
   EXPECT_LT(Clock::now() - begin, seconds(5));
 }
 
 TEST_F(GlooProcesses, AnUnknownInterfaceIsRefusedWithTheKnownOnes) {
-  const auto transport = ConnectGloo({0, 2, MakeFileStore(folder_), "p/", "nope0", "", Clock::now() + seconds(1)});
+  const auto transport =
+      ConnectGloo({0, 2, MakeFileStore(folder_), "p/", "nope0", "", Clock::now() + seconds(1)});
   EXPECT_TRUE(absl::IsInvalidArgument(transport.status())) << transport.status();
   EXPECT_NE(transport.status().message().find("lo"), absl::string_view::npos);
 }
@@ -135,7 +141,9 @@ TEST_F(GlooProcesses, ListensOnLoopbackOnly) {
   std::vector<std::string> seen;
   std::thread connecting([&] {
     // Nobody answers, so it listens until its deadline.
-    ConnectGloo({0, 2, MakeFileStore(folder_), "p/", "", "", Clock::now() + milliseconds(1500)}).status().IgnoreError();
+    ConnectGloo({0, 2, MakeFileStore(folder_), "p/", "", "", Clock::now() + milliseconds(1500)})
+        .status()
+        .IgnoreError();
   });
   const auto begin = Clock::now();
   while (seen.empty() && Clock::now() - begin < seconds(2)) seen = ListeningAddresses();

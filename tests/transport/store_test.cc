@@ -13,7 +13,8 @@ namespace {
 using std::chrono::milliseconds;
 
 std::string Folder() {
-  return (std::filesystem::temp_directory_path() / ("thinwire_store_" + std::to_string(getpid()))).string();
+  return (std::filesystem::temp_directory_path() / ("thinwire_store_" + std::to_string(getpid())))
+      .string();
 }
 
 class StoreTest : public testing::TestWithParam<std::function<std::shared_ptr<Store>()>> {
