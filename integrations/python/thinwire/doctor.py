@@ -56,7 +56,9 @@ def _torch() -> Iterator[Finding]:
     mend = "" if good else ", expected 2.1 or newer: pip install --upgrade torch"
     yield Finding("ok" if good else "missing", "torch", torch.__version__ + mend)
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
-    detail = "torch.distributed on Gloo" if gloo else "this torch has no Gloo; install another build"
+    detail = (
+        "torch.distributed on Gloo" if gloo else "this torch has no Gloo; install another build"
+    )
     yield Finding("ok" if gloo else "missing", "rendezvous", detail)
     if torch.cuda.is_available():
         yield Finding("absent", "GPU codecs", "this build compresses on the CPU; keep models there")

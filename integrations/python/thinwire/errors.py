@@ -16,7 +16,7 @@ class MismatchError(Error):
     """The ranks disagree: codec, world, tensor, size, order or version."""
 
 
-class TimeoutError(Error, TimeoutError):  # noqa: A001  (the built-in's name, and a subclass of it)
+class TimeoutError(Error, TimeoutError):
     """A deadline passed."""
 
 

@@ -1,1 +1,1 @@
-"""`thinwire demo`: trains one model with several ways of exchanging gradients, and compares them."""
+"""`thinwire demo`: trains one model with several ways of exchanging gradients and compares them."""

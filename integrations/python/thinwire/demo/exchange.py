@@ -15,7 +15,7 @@ WAYS = ("plain", "bf16", "int8", "int4")
 
 def bf16_hook(
     group: dist.ProcessGroup, bucket: dist.GradBucket
-) -> "torch.futures.Future[torch.Tensor]":
+) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer()
     wire = buffer.to(torch.bfloat16)
     sent = dist.all_reduce(wire, group=group, async_op=True).get_future()

@@ -4,7 +4,8 @@
     tw<pid>r1 --veth--+-- bridge, in the namespace tw<pid>sw
 
 Both ends of every link have a token bucket (`tc tbf`), so each rank sends and receives at the rate.
-Everything lives in these namespaces and goes with them. Needs root, `ip` and `tc`."""
+Everything lives in these namespaces and goes with them. Needs `ip`, `tc`, and root or the right to
+make user namespaces."""
 
 from __future__ import annotations
 
@@ -62,6 +63,19 @@ class Lab:
         }
         inside = ["ip", "netns", "exec", self.namespaces[rank]] if shaped else []
         return subprocess.Popen([*inside, *command], env=environment)
+
+
+def become_root_of_namespaces() -> None:
+    """Runs this program anew as root of a user namespace, where the system lets anybody do that;
+    its network namespaces and its /run are its own. Else, or for root itself, does nothing."""
+    unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    if os.geteuid() == 0 or shutil.which("unshare") is None:
+        return
+    mount = "mount -t tmpfs tmpfs /run"
+    tried = subprocess.run([*unshare, "sh", "-c", mount], capture_output=True, check=False)
+    if tried.returncode == 0:
+        again = [sys.executable, *sys.orig_argv[1:]]
+        os.execvp("unshare", [*unshare, "sh", "-c", f'{mount} && exec "$@"', "sh", *again])
 
 
 def can_shape() -> str:

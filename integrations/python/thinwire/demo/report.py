@@ -34,7 +34,10 @@ def table(rows: list[Row]) -> str:
     widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
     lines = []
     for line in cells:
-        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))]
+        padded = [
+            c.rjust(w) if i else c.ljust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        ]
         lines.append("  ".join(padded).rstrip())
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
@@ -57,7 +60,7 @@ def plot(path: Path, link: str, world: int, rows: list[Row]) -> None:
         ("test accuracy, %", [row["accuracy"] for row in rows], "{:.2f}"),
     )
     figure, axes = pyplot.subplots(1, len(panels), figsize=(11, 3.8), layout="constrained")
-    for axis, (title, values, form) in zip(axes, panels):
+    for axis, (title, values, form) in zip(axes, panels, strict=True):
         bars = axis.bar(names, values, color=["#9aa5b1", "#7d8da1", "#3d7ea6", "#1f4e79"])
         axis.bar_label(bars, [form.format(value) for value in values], padding=2)
         axis.set_title(title)

@@ -1,7 +1,7 @@
 """Compressed allreduce for PyTorch on the CPU (torch >= 2.1).
 
-    from thinwire.torch import State, hook, attach
-    ddp.register_comm_hook(State(codec="int4"), hook)       # or attach(ddp, codec="int4")
+from thinwire.torch import State, hook, attach
+ddp.register_comm_hook(State(codec="int4"), hook)       # or attach(ddp, codec="int4")
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ def pack(residuals: Residuals, codec: str, world: int, rank: int) -> dict[str, A
         "world": world,
         "rank": rank,
         "residuals": {
-            name: {"first": first, "second": second}
-            for name, (first, second) in residuals.items()
+            name: {"first": first, "second": second} for name, (first, second) in residuals.items()
         },
     }
 
@@ -73,9 +72,7 @@ def unpack(
     return residuals
 
 
-def merge_state_dicts(
-    saved: Sequence[Mapping[str, Any]], world: int, rank: int
-) -> dict[str, Any]:
+def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int) -> dict[str, Any]:
     """The state dict of rank `rank` of `world`, from those of all ranks of a saved run.
 
     In the same world it is the rank's own, unchanged. Else the sum of residuals is kept: rank j of

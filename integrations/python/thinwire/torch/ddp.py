@@ -2,7 +2,7 @@
 
 DDP checks the annotations of a hook, so they are not postponed in this file."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     return state.reduce_bucket(bucket)
 
 
-def attach(ddp: DistributedDataParallel, codec: Optional[str] = None, **options: Any) -> State:
+def attach(ddp: DistributedDataParallel, codec: str | None = None, **options: Any) -> State:
     """Registers the hook on a DDP model; residuals and checkpoints carry its parameters' names.
 
     options: as State takes them, but for process_group and names. InvalidArgumentError for anything
@@ -43,7 +43,5 @@ def attach(ddp: DistributedDataParallel, codec: Optional[str] = None, **options:
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
-        raise InvalidArgumentError(
-            f"rank {rank}: the hook can't be registered: {error}"
-        ) from error
+        raise InvalidArgumentError(f"rank {rank}: the hook can't be registered: {error}") from error
     return state

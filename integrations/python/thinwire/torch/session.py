@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 
 import torch
 
@@ -124,4 +125,3 @@ class Session:
             communicator.abort()
         waiter.close()
         communicator.close()
-

@@ -12,8 +12,7 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
-    """The dtype's name. InvalidArgumentError if the tensor is not dense, floating and on the host.
-    """
+    """The dtype's name. InvalidArgumentError unless it is dense, floating, and on the host."""
 
     def refuse(got: object, expected: str, mend: str) -> InvalidArgumentError:
         return InvalidArgumentError(

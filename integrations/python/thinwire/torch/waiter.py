@@ -83,7 +83,9 @@ class Waiter:
     def close(self) -> None:
         """Ends the thread after what was added."""
         self._queue.put(None)
-        self._thread.join()
+        # The thread may hold the last reference to its owner, and so close itself.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

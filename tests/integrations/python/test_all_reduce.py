@@ -1,0 +1,111 @@
+"""all_reduce has the semantics of torch.distributed.all_reduce."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+from thinwire.torch import all_reduce
+
+
+def reduce(rank: int, make, codec: str, op, name: str | None, async_op: bool):
+    """(ours, torch's sum, the inputs' sum of magnitudes)"""
+    torch.manual_seed(rank)
+    tensor = make()
+    expected, size = tensor.clone().float(), tensor.abs().float()
+    dist.all_reduce(expected)
+    dist.all_reduce(size)
+    place = tensor.data_ptr(), tensor.stride()
+    work = all_reduce(tensor, op=op, codec=codec, name=name, async_op=async_op)
+    if async_op:
+        assert work.wait() and work.is_completed()
+        assert work.get_future().value() is not None
+    else:
+        assert work is None
+    assert (tensor.data_ptr(), tensor.stride()) == place
+    return tensor, expected, size
+
+
+def matrix():
+    return torch.randn(130, 301)
+
+
+def transposed():
+    return torch.randn(130, 301).t()
+
+
+def sliced():
+    return torch.randn(64, 512)[:, 1::3]
+
+
+def scalar():
+    return torch.randn(())
+
+
+def empty():
+    return torch.empty(0, 3)
+
+
+def bf16():
+    return torch.randn(5000).bfloat16()
+
+
+@pytest.mark.parametrize("make", [matrix, transposed, sliced, scalar, empty, bf16])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_any_shape_in_place(make, async_op):
+    results = run(reduce, make, "int8", "sum", "x", async_op)
+    ours, expected, size = results[0]
+    assert torch.equal(ours, results[1][0])
+    assert ours.shape == expected.shape
+    if ours.numel():
+        assert (ours.float() - expected).abs().max() <= 0.02 * size.max()
+
+
+@pytest.mark.parametrize("op, factor", [("sum", 1), ("mean", 3), (dist.ReduceOp.SUM, 1)])
+@pytest.mark.parametrize("name", [None, "x"])
+def test_sum_and_mean(op, factor, name):
+    for ours, expected, _ in run(reduce, matrix, "fp32", op, name, False, world=3):
+        torch.testing.assert_close(factor * ours, expected)
+
+
+def repeat(rank: int, name: str | None):
+    """The sum over 50 calls of the same small tensor beside a large one."""
+    total = torch.zeros(40_000)
+    for _ in range(50):
+        tensor = torch.full((40_000,), 0.01)
+        tensor[::256] = 1.0
+        all_reduce(tensor, codec="int4", name=name)
+        total += tensor
+    return total[1].item()
+
+
+def test_a_name_carries_the_error_feedback():
+    assert run(repeat, "x")[0] == pytest.approx(0.5, abs=0.2)
+    assert run(repeat, None)[0] == 0.0  # 0.01 of 1.0 is below half a step of int4
+
+
+def many(rank: int):
+    tensors = [torch.full((20_000,), float(rank + i)) for i in range(10)]
+    order = range(10) if rank == 0 else reversed(range(10))  # named calls need no common order
+    works = [all_reduce(tensors[i], name=f"t{i}", codec="fp32", async_op=True) for i in order]
+    for work in works:
+        work.wait()
+    return [tensor[0].item() for tensor in tensors]
+
+
+def test_named_calls_in_any_order():
+    assert run(many) == [[i + 0.5 for i in range(10)]] * 2
+
+
+def by_group(rank: int):
+    group = dist.new_group([1, 2])
+    tensor = torch.tensor([float(rank)])
+    if rank == 0:
+        with pytest.warns(UserWarning, match="not in the group"):
+            all_reduce(tensor, group=group)
+    else:
+        all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def test_group_members_only():
+    assert run(by_group, world=3) == [0.0, 1.5, 1.5]

@@ -1,0 +1,78 @@
+"""The commands, the library's search path, and torchrun."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import thinwire
+from thinwire import _library
+
+PACKAGE = Path(thinwire.__file__).resolve().parents[1]
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"PYTHONPATH": path} | environment,
+    )  # fmt: skip
+
+
+def test_doctor_of_a_good_installation():
+    done = command("-m", "thinwire", "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "libthinwire.so" in done.stdout and thinwire.version() in done.stdout
+    assert done.stdout.rstrip().endswith("ready")
+
+
+def test_doctor_says_what_is_missing_and_what_to_do():
+    done = command("-m", "thinwire", "doctor", THINWIRE_LIBRARY="/nowhere.so", THINWIRE_LANE="3")
+    assert done.returncode == 1
+    assert "/nowhere.so" in done.stdout and "make build" in done.stdout
+    assert "THINWIRE_LANES" in done.stdout
+    assert "not ready" in done.stdout
+
+
+def test_importing_needs_no_library_and_using_it_is_a_typed_error():
+    code = (
+        "import thinwire\n"
+        "try: thinwire.version()\n"
+        "except thinwire.UnavailableError as error: print(error)\n"
+    )
+    done = command("-c", code, THINWIRE_LIBRARY="/nowhere.so")
+    assert "/nowhere.so" in done.stdout and len(done.stdout.splitlines()) == 1, done.stderr
+
+
+def test_a_library_that_does_not_load(tmp_path, monkeypatch):
+    file = tmp_path / "libthinwire.so"
+    file.write_text("no library")
+    monkeypatch.setenv("THINWIRE_LIBRARY", str(file))
+    with pytest.raises(thinwire.UnavailableError, match="does not load"):
+        _library.load.__wrapped__()
+
+
+TORCHRUN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from thinwire.torch import attach
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+ddp = DistributedDataParallel(torch.nn.Linear(300, 300))
+state = attach(ddp)
+for _ in range(3):
+    ddp(torch.randn(4, 300)).sum().backward()
+print("wire bytes", state.stats()["wire_bytes"])
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TORCHRUN)
+    done = command(
+        "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("wire bytes") == 2

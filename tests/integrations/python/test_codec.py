@@ -1,0 +1,94 @@
+"""encode and decode of Python arrays. The bytes themselves are the C++ tests' business."""
+
+import array
+
+import numpy
+import pytest
+import thinwire
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SPECS = ("fp32", "bf16", "int8", "int4", "int4:block=128")
+
+
+def noise(n: int, seed: int) -> numpy.ndarray:
+    return numpy.random.default_rng(seed).standard_normal(n, dtype=numpy.float32)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(SPECS), st.integers(0, 4097), st.integers(0, 2**32 - 1))
+def test_decoded_and_residual_add_up(spec, n, seed):
+    x, residual = noise(n, seed), noise(n, seed + 1) / 8
+    total = x + residual
+    data = thinwire.encode(spec, x, residual)
+    assert len(data) == thinwire.encoded_bytes(spec, n)
+    decoded = thinwire.decode(spec, data, n)
+    assert decoded.dtype == numpy.float32 and decoded.shape == (n,)
+    numpy.testing.assert_array_equal(decoded + residual, total)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_all_kinds_of_arrays_give_the_same_bytes(spec):
+    x = noise(1000, 1)
+    expected = thinwire.encode(spec, x)
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    wide = numpy.zeros((1000, 2), numpy.float32)
+    wide[:, 0] = x
+    for same in (
+        torch.from_numpy(x), array.array("f", x), memoryview(x), x.reshape(10, 100), read_only,
+        wide[:, 0], torch.from_numpy(wide)[:, 0],
+    ):  # fmt: skip
+        assert thinwire.encode(spec, same) == expected
+    for residual in (torch.zeros(1000), numpy.zeros(1000, "f"), array.array("f", bytes(4000))):
+        assert thinwire.encode(spec, x, residual) == expected
+        lost = numpy.asarray(residual)
+        numpy.testing.assert_array_equal(lost, x - thinwire.decode(spec, expected, 1000))
+
+
+@pytest.mark.parametrize("x", [
+    [1.0], 1.0, None, b"abcd", numpy.zeros(4), numpy.zeros(4, "i4"), torch.zeros(4).double(),
+    torch.zeros(4, device="meta"), torch.eye(2).to_sparse(),
+])  # fmt: skip
+def test_other_inputs_are_refused(x):
+    with pytest.raises(thinwire.InvalidArgumentError, match="float32"):
+        thinwire.encode("int4", x)
+
+
+@pytest.mark.parametrize("residual", [
+    numpy.zeros(9, "f"), numpy.zeros(20, "f")[::2], torch.zeros(20)[::2], torch.zeros(10).half(),
+    numpy.zeros(10), memoryview(numpy.zeros(10, "f")).toreadonly(),
+])  # fmt: skip
+def test_other_residuals_are_refused(residual):
+    with pytest.raises(thinwire.InvalidArgumentError, match="residual"):
+        thinwire.encode("int4", numpy.zeros(10, "f"), residual)
+
+
+@pytest.mark.parametrize("spec, nearest", [
+    ("int5", "int"), ("in4", "int4"), ("int4:blok=256", "block"), ("int4:block=0", "block"),
+    ("", "codec"),
+])  # fmt: skip
+def test_a_bad_spec_names_the_nearest(spec, nearest):
+    with pytest.raises(thinwire.InvalidArgumentError, match=nearest):
+        thinwire.encode(spec, numpy.zeros(1, "f"))
+
+
+@pytest.mark.parametrize("size", [0, 1, 527, 529])
+def test_bytes_of_another_size_are_refused(size):
+    with pytest.raises(thinwire.InvalidArgumentError, match="528"):
+        thinwire.decode("int4", bytes(size), 1000)
+
+
+def test_negative_sizes_are_refused():
+    with pytest.raises(thinwire.InvalidArgumentError, match="-1"):
+        thinwire.decode("int4", b"", -1)
+
+
+def test_a_block_with_nan_decodes_to_nan_and_keeps_its_residual():
+    x, residual = noise(512, 3), noise(512, 4)
+    x[5] = numpy.nan
+    before = residual.copy()
+    decoded = thinwire.decode("int4", thinwire.encode("int4", x, residual), 512)
+    assert numpy.isnan(decoded[:256]).all() and numpy.isfinite(decoded[256:]).all()
+    numpy.testing.assert_array_equal(residual[:256], before[:256])

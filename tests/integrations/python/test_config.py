@@ -1,0 +1,65 @@
+"""Argument > environment > default; a typo is never silent."""
+
+import pytest
+import thinwire
+from thinwire import config
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "MASTER_ADDR", *config.VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("variable, text, setting, value, other", [
+    ("THINWIRE_CODEC", "int8", "codec", "int8", "bf16"),
+    ("THINWIRE_IFACE", "eth7", "interface", "eth7", "lo"),
+    ("GLOO_SOCKET_IFNAME", "eth8,eth9", "interface", "eth8", "lo"),
+    ("THINWIRE_TIMEOUT_S", "2.5", "timeout_s", 2.5, 7.0),
+    ("THINWIRE_LANES", "3", "lanes", 3, 5),
+    ("THINWIRE_CHUNK_BYTES", "65536", "chunk_bytes", 65536, 4096),
+    ("THINWIRE_TRACE", "t.json", "trace", "t.json", "u.json"),
+])  # fmt: skip
+def test_argument_then_environment_then_default(monkeypatch, variable, text, setting, value, other):
+    default = getattr(config.Config(), setting)
+    assert getattr(config.resolve(), setting) == default
+    monkeypatch.setenv(variable, text)
+    assert getattr(config.resolve(), setting) == value
+    assert getattr(config.resolve(**{setting: other}), setting) == other
+
+
+def test_our_interface_goes_before_gloos(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth8")
+    monkeypatch.setenv("THINWIRE_IFACE", "eth7")
+    assert config.resolve().interface == "eth7"
+
+
+def test_an_unknown_name_warns_and_names_the_nearest(monkeypatch):
+    monkeypatch.setenv("THINWIRE_CODECS", "int8")
+    with pytest.warns(UserWarning, match="THINWIRE_CODECS.*THINWIRE_CODEC"):
+        config.resolve()
+
+
+@pytest.mark.parametrize("variable, text", [
+    ("THINWIRE_LANES", "many"), ("THINWIRE_LANES", "-1"), ("THINWIRE_LANES", "0"),
+    ("THINWIRE_TIMEOUT_S", "soon"), ("THINWIRE_TIMEOUT_S", "nan"), ("THINWIRE_TIMEOUT_S", "inf"),
+    ("THINWIRE_CHUNK_BYTES", "4M"), ("THINWIRE_LOG", "loud"),
+])  # fmt: skip
+def test_a_value_that_can_not_be_is_refused(monkeypatch, variable, text):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(thinwire.InvalidArgumentError, match=text):
+        config.resolve()
+
+
+def test_a_key_is_not_ignored_silently(monkeypatch):
+    monkeypatch.setenv("THINWIRE_KEY_FILE", "/etc/key")
+    with pytest.raises(thinwire.UnavailableError, match="KEY_FILE"):
+        config.resolve()
+
+
+@pytest.mark.parametrize("setting", [
+    {"lanes": 0}, {"timeout_s": 0}, {"chunk_bytes": -4}, {"min_bytes": -1}, {"lanes": "4"},
+])  # fmt: skip
+def test_a_bad_argument_is_refused(setting):
+    with pytest.raises(thinwire.InvalidArgumentError, match=next(iter(setting))):
+        config.resolve(**setting)

@@ -1,0 +1,208 @@
+"""Errors are typed, name rank and mend, come on every rank, and come within the deadline."""
+
+import os
+import signal
+import time
+
+import pytest
+import thinwire
+import torch
+import torch.distributed as dist
+from models import data, make_mlp, train, wrap
+from ranks import outcomes_of, run
+from thinwire.torch import State, all_reduce, attach, hook
+
+TIMEOUT_S = 2.0
+GRACE_S = 6.0  # of the leader's diagnosis, and of this machine
+
+
+def other_codec(rank: int):
+    ddp, state = wrap(make_mlp(), ("int4", "int8")[rank])
+    messages = []
+    for _ in range(2):  # the state stays failed
+        with pytest.raises(thinwire.MismatchError) as caught:
+            ddp(data(0, rank)).sum().backward()
+        messages.append(str(caught.value))
+    with pytest.raises(thinwire.MismatchError):
+        state._session.connect()
+    return messages
+
+
+def test_another_codec_is_a_mismatch_on_every_rank():
+    for rank, messages in enumerate(run(other_codec)):
+        assert messages[0] == messages[1]
+        assert f"rank {rank}" in messages[0] and "int4" in messages[0] and "int8" in messages[0]
+
+
+def other_size(rank: int):
+    all_reduce(torch.ones(100_000 + rank), name="x")
+
+
+def test_another_size_is_a_mismatch_on_every_rank():
+    for outcome in outcomes_of(other_size):
+        assert outcome.error == "MismatchError" and "'x'" in outcome.message
+        assert "100000" in outcome.message and "100001" in outcome.message
+
+
+def missing_call(rank: int):
+    model = make_mlp()
+    ddp, _ = wrap(model, "int4", timeout_s=TIMEOUT_S)
+    train(ddp, 3)
+    dist.barrier()
+    start = time.monotonic()
+    with pytest.raises(thinwire.TimeoutError, match="rank 1 never submitted") as caught:
+        if rank == 0:
+            ddp(data(0, rank)).sum().backward()
+        else:
+            time.sleep(TIMEOUT_S + 1)  # what the rank does instead
+            ddp(data(0, rank)).sum().backward()
+    return str(caught.value), time.monotonic() - start
+
+
+def test_a_missing_call_ends_within_the_deadline():
+    for message, seconds in run(missing_call):
+        assert "bucket0" in message
+        assert seconds < TIMEOUT_S + GRACE_S
+
+
+def stay_away(rank: int):
+    ddp, _ = wrap(make_mlp(), "int4", timeout_s=TIMEOUT_S)
+    if rank == 0:
+        with pytest.raises(thinwire.TimeoutError, match="rank 1"):
+            ddp(data(0, rank)).sum().backward()
+    dist.barrier()
+
+
+def test_a_rank_that_does_not_come():
+    run(stay_away)
+
+
+def lose_peer(rank: int, how: signal.Signals):
+    ddp, _ = wrap(make_mlp(), "int4", timeout_s=TIMEOUT_S)
+    train(ddp, 3)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), how)
+    start = time.monotonic()
+    try:
+        all_steps_until_error(ddp, rank)
+    except thinwire.Error as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return None
+
+
+def all_steps_until_error(ddp, rank: int):
+    for step in range(1000):
+        ddp(data(step, rank)).sum().backward()
+
+
+def test_a_killed_peer():
+    outcome = outcomes_of(lose_peer, signal.SIGKILL)[0]
+    kind, message, seconds = outcome.value
+    assert kind == "PeerLostError" and "rank 1" in message and "bucket0" in message
+    assert seconds < TIMEOUT_S + GRACE_S
+    assert outcome.exit_code == 0
+
+
+def lose_stopped_peer(rank: int):
+    ddp, _ = wrap(make_mlp(), "int4", timeout_s=TIMEOUT_S)
+    train(ddp, 3)
+    pids = [None, None]
+    dist.all_gather_object(pids, os.getpid())
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return None  # woken up at the end
+    start = time.monotonic()
+    with pytest.raises(thinwire.TimeoutError) as caught:
+        all_steps_until_error(ddp, rank)
+    seconds = time.monotonic() - start
+    os.kill(pids[1], signal.SIGCONT)
+    return str(caught.value), seconds
+
+
+def test_a_stopped_peer():
+    message, seconds = outcomes_of(lose_stopped_peer)[0].value
+    assert "rank 1" in message
+    assert seconds < TIMEOUT_S + GRACE_S
+
+
+def wrong_tensors(rank: int):
+    cases = {
+        "dtype torch.float64": torch.ones(4, dtype=torch.float64),
+        "dtype torch.int64": torch.ones(4, dtype=torch.int64),
+        "device meta": torch.ones(4, device="meta"),
+        "layout torch.sparse_coo": torch.eye(3).to_sparse(),
+        "list": [1.0],
+    }
+    for got, tensor in cases.items():
+        with pytest.raises(thinwire.InvalidArgumentError) as caught:
+            all_reduce(tensor, name="loss")
+        for part in (f"rank {rank}", "'loss'", got, "expected"):
+            assert part in str(caught.value)
+    with pytest.raises(thinwire.InvalidArgumentError, match="'max'"):
+        all_reduce(torch.ones(1), op="max")
+    with pytest.raises(thinwire.InvalidArgumentError, match="int8"):
+        all_reduce(torch.ones(1), codec="int9")
+    good = torch.ones(1)
+    all_reduce(good, op="sum")
+    return good.item()
+
+
+def test_wrong_tensors_are_refused_before_anything_is_sent():
+    assert run(wrong_tensors) == [2.0, 2.0]
+
+
+def wrong_models(rank: int):
+    with pytest.raises(thinwire.InvalidArgumentError, match="DistributedDataParallel"):
+        attach(make_mlp())
+    double = torch.nn.parallel.DistributedDataParallel(make_mlp().double())
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"0\.weight.*float64"):
+        attach(double)
+    double.register_comm_hook(State("int4"), hook)
+    with pytest.raises(thinwire.InvalidArgumentError, match="float64"):
+        double(data(0, rank).double()).sum().backward()
+    sparse = torch.nn.Embedding(50, 8, sparse=True)
+    ddp, _ = wrap(sparse, "int4")
+    with pytest.raises(thinwire.InvalidArgumentError, match="sparse"):
+        ddp(torch.tensor([1, 2])).sum().backward()
+    ddp, _ = wrap(make_mlp(), "int4")
+    with pytest.raises(thinwire.InvalidArgumentError, match="register"):
+        attach(ddp)
+
+
+def test_wrong_models_are_refused():
+    run(wrong_models)
+
+
+def closed(rank: int):
+    ddp, state = wrap(make_mlp(), "int4")
+    train(ddp, 1)
+    state.close()
+    state.close()
+    with pytest.raises(thinwire.Error, match="closed"):
+        ddp(data(0, rank)).sum().backward()
+
+
+def test_a_closed_state_says_so():
+    run(closed)
+
+
+def test_a_state_needs_a_process_group():
+    with pytest.raises(thinwire.InvalidArgumentError, match="init_process_group"):
+        State("int4")
+
+
+def leave_with_work_in_flight(rank: int):
+    """Rank 1 never answers, and rank 0 leaves without waiting."""
+    if rank == 0:
+        all_reduce(torch.ones(4), op="sum")
+        all_reduce(torch.ones(100_000), name="x", async_op=True)
+    else:
+        all_reduce(torch.ones(4), op="sum")
+
+
+def test_leaving_with_work_in_flight_neither_hangs_nor_crashes():
+    start = time.monotonic()
+    assert [outcome.exit_code for outcome in outcomes_of(leave_with_work_in_flight)] == [0, 0]
+    assert time.monotonic() - start < 15
