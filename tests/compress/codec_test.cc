@@ -309,6 +309,31 @@ TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
   }
 }
 
+// m / qmax one ulp above a bf16 value: the scale is the next one up. Random data never gets there.
+TEST(BlockRules, ScalesAreRoundedUpByTheLastBit) {
+  for (const char* text : {"int8", "int4"}) {
+    const CodecSpec spec = Spec(text);
+    const float qmax = static_cast<float>(InfoOf(spec.id).qmax);
+    int found = 0;
+    for (uint32_t upper = 0x3f80; upper < 0x3fff; ++upper) {
+      const uint32_t wanted = upper << 16 | 1;
+      const uint32_t around = BitsOf(FloatOf(wanted) * qmax);
+      for (uint32_t bits = around - 8; bits <= around + 8; ++bits) {
+        if (BitsOf(FloatOf(bits) / qmax) != wanted) continue;
+        std::vector<float> g(256);
+        g[17] = FloatOf(bits);
+        for (const Backend* backend : {&CpuBackend(), &ScalarBackend()}) {
+          std::vector<uint8_t> wire(EncodedBytes(spec, 256));
+          backend->Encode(spec, {g.data(), 256}, nullptr, wire.data());
+          ASSERT_EQ(wire[0] | wire[1] << 8, static_cast<int>(upper + 1)) << text << " " << bits;
+          ++found;
+        }
+      }
+    }
+    EXPECT_GT(found, 100);
+  }
+}
+
 TEST(Backend, TheFastestTargetIsTheDefault) {
   EXPECT_EQ(SimdTargets().front(), (ForceSimdTarget(SimdTargets().front()), SimdTargetName()));
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import functools
 import time
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from thinwire.config import Config
 from thinwire.errors import InvalidArgumentError
 
 _POLL_S = (0.001, 0.02)  # first and longest pause between two looks
+_SLICE = datetime.timedelta(milliseconds=20)  # one look of a store that can only wait
 
 
 class TorchStore:
@@ -32,12 +34,21 @@ class TorchStore:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         end, pause = time.monotonic() + timeout_s, _POLL_S[0]
-        while not self._store.check([key]):
+        while not self._has(key):
             if time.monotonic() > end:
                 raise TimeoutError(f"nobody set {key!r} within {timeout_s:.1f} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S[1])
         return self._store.get(key)
+
+    def _has(self, key: str) -> bool:
+        if hasattr(self._store, "check"):
+            return self._store.check([key])
+        try:  # torch before 2.3 has no check
+            self._store.wait([key], _SLICE)
+        except RuntimeError:
+            return False
+        return True
 
 
 @dataclass(frozen=True)
