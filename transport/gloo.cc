@@ -191,7 +191,7 @@ class ControlSender {
     while (under_way_ >= kFrames) {
       if (!WaitOne(kForever)) return shared_.status();
     }
-    if (absl::Status failed = shared_.status(); !failed.ok()) return failed;
+    // Sent even after a failure: the peers should hear its reason before the connections close.
     const size_t place = next_++ % kFrames;
     ring_[place] = frame;
     try {

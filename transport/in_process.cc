@@ -123,10 +123,9 @@ class InProcessTransport final : public Transport {
 
   absl::Status SendControl(int to, const ControlFrame& frame) override {
     const std::lock_guard lock(world_->mu);
-    if (!world_->ranks[rank_].failure.ok()) return world_->ranks[rank_].failure;
     world_->ranks[to].frames.push_back({rank_, frame});
     world_->changed.notify_all();
-    return absl::OkStatus();
+    return world_->ranks[rank_].failure;
   }
 
   absl::StatusOr<ControlMessage> ReceiveControl() override {

@@ -61,7 +61,7 @@ class Transport {
   virtual absl::StatusOr<ControlMessage> ReceiveControl() = 0;
 
   // Fails every call in flight, and all later ones, with `reason`, on this rank. From any thread.
-  // Control frames sent before an Abort are still delivered where the connection allows.
+  // Control frames are delivered where the connection allows, also those sent after a failure.
   virtual void Abort(absl::Status reason) = 0;
 
   // The first failure, or OK.
