@@ -1,6 +1,6 @@
-// Backend: runs any codec on one device. It never allocates, never fails and keeps no state (the
-// scalar reference, which only tests run, allocates); the caller has checked sizes and types
-// (schedule/ and integrations/c do). Thread-safe.
+// Backend: runs any codec on one device. It never allocates (but where EncodeExtras says so, and in
+// the scalar reference, which only tests run), never fails and keeps no state; the caller has
+// checked sizes, types and entries (schedule/ and integrations/c do). Thread-safe.
 //
 // Bytes and residuals are the same for every backend and instruction set: compress/FORMAT.md.
 #ifndef THINWIRE_COMPRESS_BACKEND_H_
@@ -10,10 +10,31 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/status/status.h"
 #include "compress/codec_spec.h"
+#include "compress/philox.h"
 #include "compress/types.h"
 
 namespace thinwire {
+
+// What some codecs take besides; the others ignore it.
+struct EncodeExtras {
+  Draws draws;  // rounding=stochastic
+
+  // topk: the key of the last step's k-th entry, a first guess for this one; updated. It changes
+  // the time, never the result.
+  uint32_t* threshold = nullptr;
+  // topk: TopKScratchWords(spec, numel) words to work in; empty: it allocates them.
+  std::span<uint32_t> scratch;
+  // topk with a residual: the local momentum u of DGC (Lin et al., arXiv 1712.01887, section 3.1,
+  // momentum correction; 3.2, factor masking): u = momentum * u + g, x = u + residual, and u = 0
+  // where an entry is sent. With Nesterov x = g + momentum * u + residual. Null: x = g + residual.
+  float* velocity = nullptr;  // numel floats
+  float momentum = 0.0f;
+  bool nesterov = false;
+};
+
+size_t TopKScratchWords(const CodecSpec& spec, size_t numel);
 
 // One owner's work on its shard between the two exchanges: sum, mean, second-hop feedback, encode.
 struct ReduceArgs {
@@ -25,6 +46,7 @@ struct ReduceArgs {
   float* residual = nullptr;    // numel floats of second-hop residual, updated; null = none
   TensorView out;               // the decoded result; may be `own`
   uint8_t* wire_out = nullptr;  // EncodedBytes(down, numel); null = not wanted (fp32 only)
+  Draws draws = {};             // of the encoding
 };
 
 class Backend {
@@ -34,8 +56,8 @@ class Backend {
   // Encodes `gradient` into `wire` (EncodedBytes(spec, gradient.numel) bytes). With a residual
   // (gradient.numel floats) it encodes x = gradient + residual and leaves the loss x - D(x) there;
   // a block that is not finite leaves its residual as it was.
-  virtual void Encode(const CodecSpec& spec, TensorView gradient, float* residual,
-                      uint8_t* wire) const = 0;
+  virtual void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
+                      const EncodeExtras& extras = {}) const = 0;
 
   // Decodes `wire` into `out`, rounding half-even to out.dtype.
   virtual void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const = 0;
@@ -44,10 +66,17 @@ class Backend {
   virtual void DecodeAdd(const CodecSpec& spec, const uint8_t* wire,
                          std::span<float> sum) const = 0;
 
+  // sum = factor * sum + gradient, in fp32, product and sum rounded one after the other.
+  virtual void Accumulate(TensorView gradient, float factor, std::span<float> sum) const = 0;
+
   // y = scale * (sum over ranks in rank order) + residual; encodes y, keeps y - D(y), decodes D(y)
   // into `out`. The sum starts as the first rank's value, in fp32.
   virtual void Reduce(const ReduceArgs& args) const = 0;
 };
+
+// What no decoder may be given: bytes of another length, or topk entries whose counts do not add up
+// or whose places do not ascend. InvalidArgument says which. Every other string of bytes decodes.
+absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel);
 
 // The fastest instruction set that this CPU has, chosen at run time.
 const Backend& CpuBackend();

@@ -6,56 +6,67 @@
 
 #include "compress/backend.h"
 #include "compress/codec_list.h"
+#include "compress/hadamard.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_target.h"
+#include "compress/stages.h"
+#include "compress/topk.h"
+#include "compress/topk_encode.h"
 
 namespace thinwire {
 namespace {
 
-// Tensors that are not plain fp32 pass through the first-level cache in stages of this many
-// elements: whole blocks of any codec, unless the tensor ends.
-inline constexpr size_t kStage = kMaxBlock;
-using StageBuffer = std::array<float, kStage>;
-
-float* Floats(const TensorView& view) { return static_cast<float*>(view.data); }
-
-void ToFloats(const TensorView& view, float* out) {
-  const auto* in = static_cast<const uint8_t*>(view.data);
-  switch (view.dtype) {
-    case DType::kF32: std::memcpy(out, in, view.bytes()); return;
-    case DType::kBF16: return simd::FromBf16(in, out, view.numel);
-    case DType::kF16: return simd::FromF16(in, out, view.numel);
+// One shard's codec, and what its blocks need besides.
+struct Shard {
+  Shard(const CodecSpec& shard_spec, size_t numel, const Draws& shard_draws = {})
+      : spec(shard_spec),
+        info(InfoOf(spec.id)),
+        layout(LayoutOf(spec, numel)),
+        draws(shard_draws) {
+    if (spec.hadamard) TransformSigns(spec.seed, signs.data());
   }
-}
 
-void FromFloats(const float* in, const TensorView& view) {
-  auto* out = static_cast<uint8_t*>(view.data);
-  switch (view.dtype) {
-    case DType::kF32: std::memcpy(out, in, view.bytes()); return;
-    case DType::kBF16: return simd::EncodeBf16(in, nullptr, out, view.numel);
-    case DType::kF16: return simd::ToF16(in, out, view.numel);
-  }
-}
+  const CodecSpec& spec;
+  const CodecInfo& info;
+  const ShardLayout layout;
+  const Draws draws;
+  alignas(64) std::array<float, kTransform> signs;
+};
 
 // A piece of a shard: elements [begin, begin + numel) of it, begin on a block border.
 struct Piece {
-  const CodecSpec& spec;
-  const CodecInfo& info;
-  size_t begin, numel;
-  size_t codes_at;  // of the shard
+  Piece(const Shard& of, size_t first, size_t count) : shard(of), begin(first), numel(count) {
+    draws = shard.draws;
+    draws.first += begin;
+  }
 
-  size_t full_blocks() const { return info.qmax == 0 ? 0 : numel / spec.block; }
-  size_t rest() const { return info.qmax == 0 ? 0 : numel % spec.block; }
-  size_t scales_offset() const { return info.qmax == 0 ? 0 : begin / spec.block * 2; }
-  size_t codes_offset() const { return codes_at + begin * info.code_bits / 8; }
-  simd::Blocks blocks(size_t count) const { return {info.code_bits, spec.block, count}; }
+  const Shard& shard;
+  const size_t begin, numel;
+  Draws draws;
 
+  CodecId id() const { return shard.spec.id; }
+  bool in_blocks() const { return shard.info.kind == CodecKind::kBlocks; }
+  size_t block() const { return shard.spec.block; }
+  size_t full_blocks() const { return in_blocks() ? numel / block() : 0; }
+  size_t rest() const { return in_blocks() ? numel % block() : 0; }
+  size_t scales_offset() const { return in_blocks() ? begin / block() * sizeof(uint16_t) : 0; }
+  size_t codes_offset() const { return shard.layout.codes_at + begin * shard.info.code_bits / 8; }
+  size_t codes_bytes() const { return (numel * shard.info.code_bits + 7) / 8; }
+
+  // Its first `count` blocks.
+  simd::Blocks blocks(size_t count) const {
+    return {.bits = shard.info.code_bits,
+            .block = block(),
+            .count = count,
+            .filled = std::min(numel, block()),
+            .draws = shard.spec.rounding == Rounding::kStochastic ? &draws : nullptr,
+            .signs = shard.spec.hadamard && numel >= kTransform ? shard.signs.data() : nullptr};
+  }
   // The part behind the last full block.
   Piece Tail() const {
-    const size_t full = full_blocks() * spec.block;
-    return {spec, info, begin + full, numel - full, codes_at};
+    const size_t full = full_blocks() * block();
+    return {shard, begin + full, numel - full};
   }
-  size_t codes_bytes() const { return (numel * info.code_bits + 7) / 8; }
 };
 
 // A block that is not full, filled up with zeros, which change neither maximum nor codes.
@@ -66,10 +77,10 @@ struct PaddedBlock {
 
 void EncodeTail(const Piece& tail, const float* g, float* r, uint8_t* wire) {
   PaddedBlock padded;
-  std::fill_n(padded.x.begin(), tail.spec.block, 0.0f);
+  std::fill_n(padded.x.begin(), tail.block(), 0.0f);
   std::memcpy(padded.x.data(), g, tail.numel * sizeof(float));
   if (r != nullptr) {
-    std::fill_n(padded.r.begin(), tail.spec.block, 0.0f);
+    std::fill_n(padded.r.begin(), tail.block(), 0.0f);
     std::memcpy(padded.r.data(), r, tail.numel * sizeof(float));
   }
   simd::EncodeBlocks(tail.blocks(1), padded.x.data(), r == nullptr ? nullptr : padded.r.data(),
@@ -80,7 +91,7 @@ void EncodeTail(const Piece& tail, const float* g, float* r, uint8_t* wire) {
 
 void DecodeTail(const Piece& tail, const uint8_t* wire, float* out) {
   PaddedBlock padded;
-  std::fill_n(padded.codes.begin(), tail.spec.block * tail.info.code_bits / 8, uint8_t{0});
+  padded.codes.fill(0);
   std::memcpy(padded.codes.data(), wire + tail.codes_offset(), tail.codes_bytes());
   simd::DecodeBlocks(tail.blocks(1), wire + tail.scales_offset(), padded.codes.data(),
                      padded.x.data());
@@ -102,9 +113,9 @@ void EncodeFp32(const float* g, float* r, uint8_t* wire, size_t n) {
 }
 
 void EncodePiece(const Piece& piece, const float* g, float* r, uint8_t* wire) {
-  if (piece.spec.id == CodecId::kFp32)
+  if (piece.id() == CodecId::kFp32)
     return EncodeFp32(g, r, wire + piece.codes_offset(), piece.numel);
-  if (piece.spec.id == CodecId::kBf16) {
+  if (piece.id() == CodecId::kBf16) {
     return simd::EncodeBf16(g, r, wire + piece.codes_offset(), piece.numel);
   }
   simd::EncodeBlocks(piece.blocks(piece.full_blocks()), g, r, wire + piece.scales_offset(),
@@ -116,20 +127,20 @@ void EncodePiece(const Piece& piece, const float* g, float* r, uint8_t* wire) {
 
 void DecodePiece(const Piece& piece, const uint8_t* wire, float* out) {
   const uint8_t* codes = wire + piece.codes_offset();
-  if (piece.spec.id == CodecId::kFp32) {
+  if (piece.id() == CodecId::kFp32) {
     std::memcpy(out, codes, piece.numel * sizeof(float));
     return;
   }
-  if (piece.spec.id == CodecId::kBf16) return simd::FromBf16(codes, out, piece.numel);
+  if (piece.id() == CodecId::kBf16) return simd::FromBf16(codes, out, piece.numel);
   simd::DecodeBlocks(piece.blocks(piece.full_blocks()), wire + piece.scales_offset(), codes, out);
   if (piece.rest() > 0) DecodeTail(piece.Tail(), wire, out + piece.numel - piece.rest());
 }
 
 void DecodeAddPiece(const Piece& piece, const uint8_t* wire, float* sum) {
   const uint8_t* codes = wire + piece.codes_offset();
-  if (piece.spec.id == CodecId::kFp32)
+  if (piece.id() == CodecId::kFp32)
     return simd::Add(sum, reinterpret_cast<const float*>(codes), piece.numel);
-  if (piece.spec.id == CodecId::kBf16) {
+  if (piece.id() == CodecId::kBf16) {
     StageBuffer values;
     simd::FromBf16(codes, values.data(), piece.numel);
     return simd::Add(sum, values.data(), piece.numel);
@@ -142,15 +153,40 @@ void DecodeAddPiece(const Piece& piece, const uint8_t* wire, float* sum) {
   simd::Add(sum + piece.numel - piece.rest(), values.data(), piece.rest());
 }
 
+// Calls visit(element, value) for every entry of a checked topk shard.
+template <typename Visit>
+void ForEachEntry(const CodecSpec& spec, const uint8_t* wire, size_t numel, Visit visit) {
+  const ShardLayout layout = LayoutOf(spec, numel);
+  const uint8_t* entries = wire + layout.codes_at;
+  for (size_t b = 0; b < layout.blocks; ++b) {
+    const size_t count = Get<uint32_t>(wire, b);
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t entry = Get<uint32_t>(entries, i);
+      visit(b * kSubBlock + EntryIndex(entry), EntryValue(entry));
+    }
+    entries += count * sizeof(uint32_t);
+  }
+}
+
+void DecodeEntries(const CodecSpec& spec, const uint8_t* wire, const TensorView& out) {
+  std::memset(out.data, 0, out.bytes());
+  ForEachEntry(spec, wire, out.numel, [&](size_t i, float value) {
+    FromFloats(&value, out.Slice(i, 1));
+  });
+}
+
 class CpuBackendImpl final : public Backend {
  public:
-  void Encode(const CodecSpec& spec, TensorView gradient, float* residual,
-              uint8_t* wire) const override {
+  void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
+              const EncodeExtras& extras) const override {
     if (gradient.numel == 0) return;
-    const ShardLayout layout = LayoutOf(spec, gradient.numel);
-    ZeroPadding(layout, wire);
+    const Shard shard(spec, gradient.numel, extras.draws);
+    ZeroPadding(shard, wire);
+    if (shard.info.kind == CodecKind::kEntries) {
+      return EncodeTopK(spec, gradient, residual, wire, extras);
+    }
     const bool direct = gradient.dtype == DType::kF32;
-    ForEachPiece(spec, layout, gradient.numel, direct, [&](const Piece& piece) {
+    ForEachPiece(shard, gradient.numel, direct, [&](const Piece& piece) {
       const TensorView part = gradient.Slice(piece.begin, piece.numel);
       float* r = residual == nullptr ? nullptr : residual + piece.begin;
       if (direct) return EncodePiece(piece, Floats(part), r, wire);
@@ -161,9 +197,10 @@ class CpuBackendImpl final : public Backend {
   }
 
   void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override {
-    const ShardLayout layout = LayoutOf(spec, out.numel);
+    const Shard shard(spec, out.numel);
+    if (shard.info.kind == CodecKind::kEntries) return DecodeEntries(spec, wire, out);
     const bool direct = out.dtype == DType::kF32;
-    ForEachPiece(spec, layout, out.numel, direct, [&](const Piece& piece) {
+    ForEachPiece(shard, out.numel, direct, [&](const Piece& piece) {
       const TensorView part = out.Slice(piece.begin, piece.numel);
       if (direct) return DecodePiece(piece, wire, Floats(part));
       StageBuffer values;
@@ -173,57 +210,74 @@ class CpuBackendImpl final : public Backend {
   }
 
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
+    if (InfoOf(spec.id).kind == CodecKind::kEntries) {
+      return ForEachEntry(spec, wire, sum.size(), [&](size_t i, float value) {
+        Put(sum.data(), i, Get<float>(sum.data(), i) + value);
+      });
+    }
     ForEachPiece(
-        spec, LayoutOf(spec, sum.size()), sum.size(), spec.id != CodecId::kBf16,
+        Shard(spec, sum.size()), sum.size(), spec.id != CodecId::kBf16,
         [&](const Piece& piece) { DecodeAddPiece(piece, wire, sum.data() + piece.begin); });
+  }
+
+  void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override {
+    ForEachStage(gradient, [&](const float* g, size_t begin, size_t n) {
+      simd::AddScaled(sum.data() + begin, factor, g, n);
+    });
   }
 
   void Reduce(const ReduceArgs& args) const override {
     const size_t numel = args.own.numel;
     if (numel == 0) return;
-    const ShardLayout up = LayoutOf(args.up, numel), down = LayoutOf(args.down, numel);
+    const Shard up(args.up, numel), down(args.down, numel, args.draws);
     if (args.wire_out != nullptr) ZeroPadding(down, args.wire_out);
     size_t done = 0;
-    if (IsPair(args)) done = ReducePair(args, up);
+    if (IsPair(args)) done = ReducePair(args, up.layout, down.layout);
     for (; done < numel; done += kStage) {
       const size_t count = std::min(kStage, numel - done);
-      ReduceStage(args, {args.up, InfoOf(args.up.id), done, count, up.codes_at},
-                  {args.down, InfoOf(args.down.id), done, count, down.codes_at});
+      ReduceStage(args, {up, done, count}, {down, done, count});
     }
   }
 
  private:
-  static void ZeroPadding(const ShardLayout& layout, uint8_t* wire) {
-    std::memset(wire + layout.blocks * 2, 0, layout.codes_at - layout.blocks * 2);
+  static void ZeroPadding(const Shard& shard, uint8_t* wire) {
+    const ShardLayout& layout = shard.layout;
+    const size_t head = layout.head_bytes(shard.info);
+    std::memset(wire + head, 0, layout.codes_at - head);
     const size_t end = layout.codes_at + layout.codes_bytes;
     std::memset(wire + end, 0, layout.bytes - end);
   }
 
   // In one piece where no stage buffer is needed, else in stages.
   template <typename Visit>
-  static void ForEachPiece(const CodecSpec& spec, const ShardLayout& layout, size_t numel,
-                           bool direct, Visit visit) {
+  static void ForEachPiece(const Shard& shard, size_t numel, bool direct, Visit visit) {
     const size_t step = direct ? std::max<size_t>(numel, 1) : kStage;
     for (size_t begin = 0; begin < numel; begin += step) {
-      visit(Piece{spec, InfoOf(spec.id), begin, std::min(step, numel - begin), layout.codes_at});
+      visit(Piece(shard, begin, std::min(step, numel - begin)));
     }
   }
 
-  // Two ranks, one quantiser, fp32: the case to be fast in. Its sum has one order only.
+  // Two ranks, plain quantisers, fp32: the case to be fast in. Its sum has one order only.
   static bool IsPair(const ReduceArgs& args) {
-    return args.wires.size() == 2 && args.up == args.down && InfoOf(args.up.id).qmax != 0 &&
-           args.own.dtype == DType::kF32 && args.wire_out != nullptr;
+    const auto plain = [](const CodecSpec& spec) {
+      return InfoOf(spec.id).kind == CodecKind::kBlocks && !spec.hadamard &&
+             spec.rounding == Rounding::kNearest;
+    };
+    return args.wires.size() == 2 && plain(args.up) && plain(args.down) &&
+           args.up.block == args.down.block && args.own.dtype == DType::kF32 &&
+           simd::HasPairKernel(InfoOf(args.up.id).code_bits, InfoOf(args.down.id).code_bits) &&
+           args.wire_out != nullptr;
   }
 
   // Full blocks only; returns how many elements that were.
-  static size_t ReducePair(const ReduceArgs& args, const ShardLayout& layout) {
+  static size_t ReducePair(const ReduceArgs& args, const ShardLayout& up, const ShardLayout& down) {
     const uint8_t* peer = args.wires[args.wires[0] == nullptr ? 1 : 0];
-    const size_t full = args.own.numel / args.up.block;
-    const simd::Blocks blocks{InfoOf(args.up.id).code_bits, args.up.block, full};
-    simd::ReducePairBlocks(blocks, Floats(args.own), peer, peer + layout.codes_at, args.scale,
+    const simd::PairBlocks blocks{InfoOf(args.up.id).code_bits, InfoOf(args.down.id).code_bits,
+                                  args.up.block, args.own.numel / args.up.block};
+    simd::ReducePairBlocks(blocks, Floats(args.own), peer, peer + up.codes_at, args.scale,
                            args.residual, Floats(args.out), args.wire_out,
-                           args.wire_out + layout.codes_at);
-    return full * args.up.block;
+                           args.wire_out + down.codes_at);
+    return blocks.count * args.up.block;
   }
 
   static void ReduceStage(const ReduceArgs& args, const Piece& up, const Piece& down) {

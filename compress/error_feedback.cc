@@ -9,9 +9,10 @@
 namespace thinwire {
 namespace {
 
-ParameterResidual& Grow(ParameterResidual& residual, size_t total) {
+ParameterResidual& Grow(ParameterResidual& residual, size_t total, bool momentum) {
   residual.first.resize(total);
   residual.second.resize(total);
+  if (momentum) residual.momentum.resize(total);
   return residual;
 }
 
@@ -58,22 +59,23 @@ float Merge(float same_hop, float other_hop, float factor) {
 
 }  // namespace
 
-std::shared_ptr<float[]> ErrorFeedback::Bind(std::string_view bucket, const BucketLayout& layout) {
+BucketMemory ErrorFeedback::Bind(std::string_view bucket, const BucketLayout& layout) {
   const auto found = buckets_.find(bucket);
-  if (found != buckets_.end() && found->second.layout == layout) return found->second.values;
-  if (!ReleaseHoldersOf(bucket, layout)) return nullptr;
+  if (found != buckets_.end() && found->second.layout == layout) return found->second.memory;
+  if (!ReleaseHoldersOf(bucket, layout)) return {};
   Bucket& made = buckets_[std::string(bucket)];
   made.layout = layout;
-  made.values = std::make_shared<float[]>(CountOf(layout));
+  made.memory.residual = std::make_shared<float[]>(CountOf(layout));
+  if (layout.momentum) made.memory.momentum = std::make_shared<float[]>(CountOf(layout));
   Load(&made);
-  return made.values;
+  return made.memory;
 }
 
 bool ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout) {
   std::vector<std::string> holders;
   for (const auto& [key, held] : buckets_) {
     if (key != bucket && !Overlap(held.layout, layout)) continue;
-    if (held.values.use_count() > 1) return false;
+    if (held.memory.residual.use_count() > 1) return false;
     holders.push_back(key);
   }
   for (const std::string& key : holders) {
@@ -85,28 +87,31 @@ bool ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const BucketLayout
 
 void ErrorFeedback::Unload(const Bucket& bucket, Parameters* into) {
   for (const Segment& segment : bucket.layout.segments) {
-    Grow((*into)[segment.name], segment.total).second_hop_weight = bucket.layout.second_hop_weight;
+    Grow((*into)[segment.name], segment.total, bucket.layout.momentum).second_hop_weight =
+        bucket.layout.second_hop_weight;
   }
   ForEachElement(bucket.layout, [&](size_t element, const Segment& segment, size_t i, bool owned) {
     ParameterResidual& parameter = into->find(segment.name)->second;
-    (owned ? parameter.second : parameter.first)[i] = bucket.values[element];
+    (owned ? parameter.second : parameter.first)[i] = bucket.memory.residual[element];
     (owned ? parameter.first : parameter.second)[i] = 0.0f;
+    if (bucket.layout.momentum) parameter.momentum[i] = bucket.memory.momentum[element];
   });
 }
 
 void ErrorFeedback::Load(Bucket* bucket) {
   const float weight = bucket->layout.second_hop_weight;
   for (const Segment& segment : bucket->layout.segments) {
-    Grow(parked_[segment.name], segment.total);
+    Grow(parked_[segment.name], segment.total, bucket->layout.momentum);
   }
   ForEachElement(bucket->layout, [&](size_t element, const Segment& segment, size_t i, bool owned) {
     ParameterResidual& from = parked_.find(segment.name)->second;
     const float old_weight = from.second_hop_weight;
     const float second =
         old_weight == weight ? from.second[i] : from.second[i] * (old_weight / weight);
-    bucket->values[element] = owned ? Merge(second, from.first[i], 1.0f / weight)
-                                    : Merge(from.first[i], from.second[i], old_weight);
+    bucket->memory.residual[element] = owned ? Merge(second, from.first[i], 1.0f / weight)
+                                             : Merge(from.first[i], from.second[i], old_weight);
     from.first[i] = from.second[i] = 0.0f;
+    if (bucket->layout.momentum) bucket->memory.momentum[element] = from.momentum[i];
   });
   for (const Segment& segment : bucket->layout.segments) {
     if (segment.count == segment.total) parked_.erase(segment.name);
@@ -149,13 +154,14 @@ absl::Status ErrorFeedback::Export(std::string_view name, ParameterResidual* out
                                                    std::string(name),
                                                    "'; Names() lists the known ones"));
   }
-  *out = Grow(it->second, total);
+  *out = Grow(it->second, total, false);
   return absl::OkStatus();
 }
 
 absl::Status ErrorFeedback::Import(std::string_view name, ParameterResidual residual) {
   BucketLayout all;
-  all.segments.push_back({std::string(name), 0, residual.first.size(), residual.first.size()});
+  const size_t total = residual.first.size();
+  all.segments.push_back({.name = std::string(name), .offset = 0, .count = total, .total = total});
   if (!ReleaseHoldersOf("", all)) {
     return absl::FailedPreconditionError(
         absl::StrCat("the residual of '", std::string(name),

@@ -23,6 +23,7 @@ struct Segment {
   size_t offset = 0;
   size_t count = 0;
   size_t total = 0;
+  uint32_t codec = 0;  // of the engine's codecs; no matter to residuals
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 
@@ -39,14 +40,22 @@ struct BucketLayout {
   std::vector<Range> owned;       // ascending, disjoint
   // Second-hop residual times this = gradient units: n where the result is a mean, 1 for a sum.
   float second_hop_weight = 1.0f;
+  bool momentum = false;  // momentum is kept beside the residuals
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 };
 
-// A parameter's residuals in plain form: both of `total` floats.
+// What is kept of a parameter in plain form, `total` floats each.
 struct ParameterResidual {
-  std::vector<float> first;   // first hop, gradient units; zero where this rank owns the element
-  std::vector<float> second;  // second hop, units of the result; zero elsewhere
+  std::vector<float> first;     // first hop, gradient units; zero where this rank owns the element
+  std::vector<float> second;    // second hop, units of the result; zero elsewhere
+  std::vector<float> momentum;  // empty: none is kept
   float second_hop_weight = 1.0f;
+};
+
+// What is kept of a bucket: one float an element. Null: nothing.
+struct BucketMemory {
+  std::shared_ptr<float[]> residual;
+  std::shared_ptr<float[]> momentum;
 };
 
 // Not thread-safe; the engine serialises Bind, and chunks write disjoint ranges of what it returns.
@@ -57,8 +66,8 @@ class ErrorFeedback {
   // it enters the sum unquantised.) With an unchanged layout this is a look-up; else every
   // parameter moves to its new place, from whatever bucket held it, and a residual whose hop
   // changes is converted by second_hop_weight, so that nothing is lost. Null, and nothing changed,
-  // if somebody still holds the residuals of a bucket that would have to give elements up.
-  std::shared_ptr<float[]> Bind(std::string_view bucket, const BucketLayout& layout);
+  // if somebody still holds the memory of a bucket that would have to give elements up.
+  BucketMemory Bind(std::string_view bucket, const BucketLayout& layout);
 
   std::vector<std::string> Names() const;     // of parameters, sorted
   size_t Numel(std::string_view name) const;  // 0 if unknown
@@ -71,7 +80,7 @@ class ErrorFeedback {
  private:
   struct Bucket {
     BucketLayout layout;
-    std::shared_ptr<float[]> values;
+    BucketMemory memory;
   };
   using Parameters = std::map<std::string, ParameterResidual, std::less<>>;
   static void Unload(const Bucket& bucket, Parameters* into);

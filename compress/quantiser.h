@@ -36,6 +36,13 @@ THINWIRE_HD int CodeOf(float x, float inverse, int qmax) {
   return code > qmax ? qmax : code < -qmax ? -qmax : code;
 }
 
+// Up with the probability of the fraction, for `uniform` in (0, 1): unbiased.
+THINWIRE_HD int StochasticCodeOf(float x, float inverse, int qmax, float uniform) {
+  const float scaled = x * inverse;
+  const int code = static_cast<int>(floorf(scaled + uniform));
+  return code > qmax ? qmax : code < -qmax ? -qmax : code;
+}
+
 // Exact: the product of an 8-bit significand and a code fits fp32, whether fused or not.
 THINWIRE_HD float ValueOf(int code, float scale) { return static_cast<float>(code) * scale; }
 

@@ -15,46 +15,72 @@
 #include "compress/quantiser.h"
 #include "compress/simd_target.h"
 
-// Both are compiled per target, behind its own include guard.
+// All are compiled per target, each behind an include guard of its own.
+#include "compress/simd_buffered-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
+#include "compress/simd_topk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+template <bool kFeedback>
+void EncodeBlocksOf(const Blocks& blocks, const float* g, float* r, uint8_t* scales,
+                    uint8_t* codes) {
+  const bool buffered = blocks.draws != nullptr || blocks.signs != nullptr;
+  switch (blocks.bits) {
+    case 8:
+      return buffered ? EncodeBuffered<8, kFeedback>(blocks, g, r, scales, codes)
+                      : EncodeLoop<8, kFeedback>(blocks, g, r, scales, codes);
+    case 4:
+      return buffered ? EncodeBuffered<4, kFeedback>(blocks, g, r, scales, codes)
+                      : EncodeLoop<4, kFeedback>(blocks, g, r, scales, codes);
+    default: return EncodeLoop<1, kFeedback>(blocks, g, r, scales, codes);
+  }
+}
+
 void EncodeBlocksT(const Blocks& blocks, const float* g, float* r, uint8_t* scales,
                    uint8_t* codes) {
-  if (blocks.bits == 8) {
-    r != nullptr ? EncodeLoop<8, true>(blocks, g, r, scales, codes)
-                 : EncodeLoop<8, false>(blocks, g, r, scales, codes);
-  } else {
-    r != nullptr ? EncodeLoop<4, true>(blocks, g, r, scales, codes)
-                 : EncodeLoop<4, false>(blocks, g, r, scales, codes);
+  r != nullptr ? EncodeBlocksOf<true>(blocks, g, r, scales, codes)
+               : EncodeBlocksOf<false>(blocks, g, r, scales, codes);
+}
+
+template <bool kAdd>
+void DecodeBlocksOf(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out) {
+  if (blocks.signs != nullptr) return DecodeTransformed<kAdd>(blocks, scales, codes, out);
+  switch (blocks.bits) {
+    case 8: return DecodeLoop<8, kAdd>(blocks, scales, codes, out);
+    case 4: return DecodeLoop<4, kAdd>(blocks, scales, codes, out);
+    default: return DecodeLoop<1, kAdd>(blocks, scales, codes, out);
   }
 }
 
 void DecodeBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out) {
-  blocks.bits == 8 ? DecodeLoop<8, false>(blocks, scales, codes, out)
-                   : DecodeLoop<4, false>(blocks, scales, codes, out);
+  DecodeBlocksOf<false>(blocks, scales, codes, out);
 }
 
 void DecodeAddBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes,
                       float* sum) {
-  blocks.bits == 8 ? DecodeLoop<8, true>(blocks, scales, codes, sum)
-                   : DecodeLoop<4, true>(blocks, scales, codes, sum);
+  DecodeBlocksOf<true>(blocks, scales, codes, sum);
 }
 
-void ReducePairBlocksT(const Blocks& blocks, const float* own, const uint8_t* peer_scales,
+template <bool kFeedback>
+void ReducePairOf(const PairBlocks& blocks, const PairArgs& args) {
+  if (blocks.up == 1 && blocks.down == 4) return ReducePairLoop<1, 4, kFeedback>(blocks, args);
+  switch (blocks.up) {
+    case 8: return ReducePairLoop<8, 8, kFeedback>(blocks, args);
+    case 4: return ReducePairLoop<4, 4, kFeedback>(blocks, args);
+    default: return ReducePairLoop<1, 1, kFeedback>(blocks, args);
+  }
+}
+
+void ReducePairBlocksT(const PairBlocks& blocks, const float* own, const uint8_t* peer_scales,
                        const uint8_t* peer_codes, float scale, float* r, float* out,
                        uint8_t* scales, uint8_t* codes) {
   const PairArgs args{own, peer_scales, peer_codes, scale, r, out, scales, codes};
-  if (blocks.bits == 8) {
-    r != nullptr ? ReducePairLoop<8, true>(blocks, args) : ReducePairLoop<8, false>(blocks, args);
-  } else {
-    r != nullptr ? ReducePairLoop<4, true>(blocks, args) : ReducePairLoop<4, false>(blocks, args);
-  }
+  r != nullptr ? ReducePairOf<true>(blocks, args) : ReducePairOf<false>(blocks, args);
 }
 
 // Calls body(i, count) for whole vectors and then for the rest, which the scalar math takes.
@@ -207,6 +233,17 @@ void ScaleT(float* x, float factor, size_t n) {
       [&](size_t i) { Poke(x, i, Peek(x, i) * factor); });
 }
 
+void AddScaledT(float* sum, float factor, const float* x, size_t n) {
+  const F d;
+  const V f = hn::Set(d, factor);
+  ForEach(
+      n,
+      [&](size_t i) HWY_ATTR {
+        hn::StoreU(hn::Add(hn::Mul(hn::LoadU(d, sum + i), f), hn::LoadU(d, x + i)), d, sum + i);
+      },
+      [&](size_t i) { Poke(sum, i, Peek(sum, i) * factor + Peek(x, i)); });
+}
+
 const char* TargetNameT() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace thinwire::simd::HWY_NAMESPACE
@@ -225,6 +262,9 @@ HWY_EXPORT(FromF16T);
 HWY_EXPORT(ToF16T);
 HWY_EXPORT(AddT);
 HWY_EXPORT(ScaleT);
+HWY_EXPORT(AddScaledT);
+HWY_EXPORT(AddAndScanT);
+HWY_EXPORT(ScanT);
 HWY_EXPORT(TargetNameT);
 
 void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes) {
@@ -237,7 +277,7 @@ void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t*
                      float* sum) {
   HWY_DYNAMIC_DISPATCH(DecodeAddBlocksT)(blocks, scales, codes, sum);
 }
-void ReducePairBlocks(const Blocks& blocks, const float* own, const uint8_t* peer_scales,
+void ReducePairBlocks(const PairBlocks& blocks, const float* own, const uint8_t* peer_scales,
                       const uint8_t* peer_codes, float scale, float* r, float* out, uint8_t* scales,
                       uint8_t* codes) {
   HWY_DYNAMIC_DISPATCH(ReducePairBlocksT)
@@ -255,6 +295,17 @@ void FromF16(const uint8_t* in, float* out, size_t n) {
 void ToF16(const float* in, uint8_t* out, size_t n) { HWY_DYNAMIC_DISPATCH(ToF16T)(in, out, n); }
 void Add(float* sum, const float* x, size_t n) { HWY_DYNAMIC_DISPATCH(AddT)(sum, x, n); }
 void Scale(float* x, float factor, size_t n) { HWY_DYNAMIC_DISPATCH(ScaleT)(x, factor, n); }
+void AddScaled(float* sum, float factor, const float* x, size_t n) {
+  HWY_DYNAMIC_DISPATCH(AddScaledT)(sum, factor, x, n);
+}
+size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
+                  uint32_t low, uint32_t* index, uint32_t* bits) {
+  return HWY_DYNAMIC_DISPATCH(AddAndScanT)(g, r, momentum, n, begin, low, index, bits);
+}
+size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
+            uint32_t* index, uint32_t* bits) {
+  return HWY_DYNAMIC_DISPATCH(ScanT)(x, n, begin, low, highest, index, bits);
+}
 
 }  // namespace thinwire::simd
 

@@ -6,14 +6,27 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "compress/philox.h"
+
 namespace thinwire::simd {
 
-// A run of whole blocks of int8 or int4. `bits` is 8 or 4, `block` a multiple of 128.
+// A run of whole blocks of one codec. `block` is a multiple of 128.
 struct Blocks {
-  int bits;
+  int bits;  // 8, 4 or 1
+  size_t block;
+  size_t count;
+  size_t filled;                // elements of each that are not there to fill it up
+  const Draws* draws = nullptr;  // stochastic rounding of 8 or 4 bits; null: to the nearest
+  const float* signs = nullptr;  // TransformSigns of 4 bits in blocks of 256; null: no transform
+};
+
+// Two ranks' blocks, of one size, rounded to the nearest, not transformed.
+struct PairBlocks {
+  int up, down;  // bits; see HasPairKernel
   size_t block;
   size_t count;
 };
+constexpr bool HasPairKernel(int up, int down) { return up == down || (up == 1 && down == 4); }
 
 // `r` may be null. `scales`: 2 bytes a block; `codes`: block * bits / 8 bytes a block.
 void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes);
@@ -22,7 +35,7 @@ void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t*
 
 // x = (own + peer's codes) * scale + r; encodes x, keeps the loss in r (may be null), decodes to
 // out.
-void ReducePairBlocks(const Blocks& blocks, const float* own, const uint8_t* peer_scales,
+void ReducePairBlocks(const PairBlocks& blocks, const float* own, const uint8_t* peer_scales,
                       const uint8_t* peer_codes, float scale, float* r, float* out, uint8_t* scales,
                       uint8_t* codes);
 
@@ -32,7 +45,24 @@ void FromBf16(const uint8_t* in, float* out, size_t n);
 void FromF16(const uint8_t* in, float* out, size_t n);
 void ToF16(const float* in, uint8_t* out, size_t n);
 
+// topk's pass over elements [begin, begin + n): what the DGC momentum and the residual make of g,
+// and which elements may be among the largest.
+struct Momentum {
+  float* u = nullptr;  // null: none
+  float beta = 0.0f;
+  bool nesterov = false;
+};
+// The elements of `begin`, with a magnitude key of at least `low` (at most kHugeBits), are appended
+// as index and bits; returns how many. Up to 16 words behind the last one are overwritten.
+// r = x, but where x is not finite: there r and u stay.
+size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
+                  uint32_t low, uint32_t* index, uint32_t* bits);
+// The same for keys of x in [low, highest], and nothing is changed.
+size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
+            uint32_t* index, uint32_t* bits);
+
 void Add(float* sum, const float* x, size_t n);  // sum += x
+void AddScaled(float* sum, float factor, const float* x, size_t n);  // sum = sum * factor + x
 void Scale(float* x, float factor, size_t n);    // x *= factor
 
 }  // namespace thinwire::simd

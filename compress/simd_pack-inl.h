@@ -8,6 +8,8 @@
 
 #include <hwy/highway.h>
 
+#include "compress/hd.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {
 
@@ -108,6 +110,27 @@ HWY_INLINE void PackGroup(const hn::Vec<I>* k, uint8_t* out) {
   }
 }
 
+// One bit an element: the sign of x(j) as bits of a block's codes, and back.
+HWY_INLINE void StoreSigns(V x, uint8_t* codes, size_t j) {
+  const auto negative = hn::RebindMask(F(), hn::Lt(hn::BitCast(I(), x), hn::Zero(I())));
+  if constexpr (kLanes >= 8) {
+    hn::StoreMaskBits(F(), negative, codes + kLanes / 8 * j);
+  } else {
+    uint8_t bits[8];
+    hn::StoreMaskBits(F(), negative, bits);
+    codes[j / 2] = static_cast<uint8_t>(j % 2 == 0 ? bits[0] : codes[j / 2] | bits[0] << 4);
+  }
+}
+
+HWY_INLINE hn::Mask<F> LoadSigns(const uint8_t* codes, size_t j) {
+  if constexpr (kLanes >= 8) {
+    return hn::LoadMaskBits(F(), codes + kLanes / 8 * j);
+  } else {
+    const uint8_t bits[8] = {static_cast<uint8_t>(codes[j / 2] >> (4 * (j % 2)) & 15)};
+    return hn::LoadMaskBits(F(), bits);
+  }
+}
+
 // What a scale makes of codes. Products of code and scale are exact, so a table of them, looked up
 // by nibble, gives the same bits as a multiplication.
 template <int kBits>
@@ -123,7 +146,10 @@ class Unpacker {
 
   // Vector j of a block whose codes begin at `codes`.
   HWY_INLINE V Values(const uint8_t* codes, size_t j) const {
-    if constexpr (kBits == 8) {
+    if constexpr (kBits == 1) {
+      const V negative = hn::Xor(scale_, hn::BitCast(F(), hn::Set(U(), ~kAbsMask)));
+      return hn::IfThenElse(LoadSigns(codes, j), negative, scale_);
+    } else if constexpr (kBits == 8) {
       const hn::Rebind<int8_t, F> d8;
       const auto bytes = hn::LoadU(d8, reinterpret_cast<const int8_t*>(codes) + kLanes * j);
       return hn::Mul(hn::ConvertTo(F(), hn::PromoteTo(I(), bytes)), scale_);

@@ -1,4 +1,4 @@
-// The block loops of int8 and int4. Included once for each target.
+// The block loops of int8, int4 and onebit. Included once for each target.
 #if defined(THINWIRE_COMPRESS_SIMD_QUANTISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_QUANTISE_INL_H_
 #undef THINWIRE_COMPRESS_SIMD_QUANTISE_INL_H_
@@ -9,6 +9,9 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
+#include <type_traits>
+
+#include "compress/onebit.h"
 #include "compress/quantiser.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_pack-inl.h"
@@ -34,11 +37,6 @@ HWY_INLINE hn::Vec<I> Magnitude(V x) {
   return hn::And(hn::BitCast(I(), x), hn::Set(I(), static_cast<int32_t>(kAbsMask)));
 }
 
-HWY_INLINE uint32_t Largest(const hn::Vec<I>* m) {
-  const auto all = hn::Max(hn::Max(m[0], m[1]), hn::Max(m[2], m[3]));
-  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I(), all)));
-}
-
 // The hardware prefetcher loses track while a block is packed; asking for what comes a few blocks
 // later makes up for it once data comes from memory, and costs little in cache.
 inline constexpr size_t kPrefetchBytes = 4096;
@@ -49,6 +47,7 @@ HWY_INLINE void PrefetchBlock(const void* at, size_t bytes) {
   }
 }
 
+// A block's scale, and the magnitude that tells its kind.
 struct BlockScale {
   uint32_t magnitude;
   float scale, inverse;
@@ -60,25 +59,96 @@ HWY_INLINE BlockScale ScaleFor(uint32_t magnitude) {
   return {magnitude, scale, 1.0f / scale};
 }
 
+// First pass over a block: its largest magnitude, or onebit's mean magnitude.
+template <int kBits>
+class Head {
+ public:
+  HWY_INLINE Head() {
+    for (size_t i = 0; i < kParts; ++i) part_[i] = hn::Zero(D());
+  }
+
+  // Vector j of the block; j must be known to the compiler, or the parts go through memory.
+  HWY_INLINE void Add(size_t j, V x) {
+    auto& part = part_[j % kParts];
+    if constexpr (kBits == 1) {
+      part = hn::Add(part, hn::Abs(x));
+    } else {
+      part = hn::Max(part, Magnitude(x));
+    }
+  }
+
+  // `count`: the block's elements, without what fills it up.
+  HWY_INLINE BlockScale Finish(size_t count) {
+    for (size_t width = kParts / 2; width > 0; width /= 2) {
+      for (size_t i = 0; i < width; ++i) part_[i] = Fold(part_[i], part_[i + width]);
+    }
+    if constexpr (kBits == 1) {
+      const float mean = MeanOf(FoldVector(part_[0]), count);
+      return {BitsOf(mean), OneBitScale(mean), 0.0f};
+    } else {
+      return ScaleFor<kBits>(
+          static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(D(), part_[0]))));
+    }
+  }
+
+ private:
+  using D = std::conditional_t<kBits == 1, F, I>;
+  static constexpr size_t kParts = kBits == 1 ? kSumLanes / kLanes : 4;
+
+  template <class W>
+  static HWY_INLINE W Fold(W a, W b) {
+    if constexpr (kBits == 1) {
+      return hn::Add(a, b);
+    } else {
+      return hn::Max(a, b);
+    }
+  }
+
+  // Halves upon halves: the order of FoldLanes.
+  template <class W>
+  static HWY_INLINE float FoldVector(W v) {
+    using DW = hn::DFromV<W>;
+    if constexpr (hn::MaxLanes(DW()) > 4) {
+      const hn::Half<DW> half;
+      return FoldVector(hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+    } else {
+      const auto two = hn::Add(v, hn::Shuffle1032(v));
+      return hn::GetLane(hn::Add(two, hn::Shuffle2301(two)));
+    }
+  }
+
+  hn::Vec<D> part_[kParts];
+};
+
 HWY_INLINE void StoreScale(float scale, uint8_t* at) {
   const uint16_t half = static_cast<uint16_t>(BitsOf(scale) >> 16);
   memcpy(at, &half, sizeof(half));
 }
 
-// First pass: the largest magnitude of a block of x(j), j counting vectors.
-template <class X>
-HWY_INLINE uint32_t LargestOf(size_t vectors, X x) {
-  hn::Vec<I> m[4] = {hn::Zero(I()), hn::Zero(I()), hn::Zero(I()), hn::Zero(I())};
-  for (size_t j = 0; j < vectors; j += 4) {
-    for (size_t t = 0; t < 4; ++t) m[t] = hn::Max(m[t], Magnitude(x(j + t)));
+// The head of a block of x(j), j counting vectors: eight or more of them.
+template <int kBits, class X>
+HWY_INLINE BlockScale HeadOf(size_t vectors, size_t count, X x) {
+  Head<kBits> head;
+  for (size_t j = 0; j < vectors; j += 8) {
+#pragma GCC unroll 8
+    for (size_t t = 0; t < 8; ++t) head.Add(t, x(j + t));
   }
-  return Largest(m);
+  return head.Finish(count);
 }
 
 // Second pass: quantises x(j), packs the codes, and hands each vector's decoded value to sink(j, x,
 // decoded).
 template <int kBits, class X, class Sink>
 HWY_INLINE void QuantiseBlock(size_t vectors, const BlockScale& s, X x, uint8_t* codes, Sink sink) {
+  if constexpr (kBits == 1) {
+    const V scale = hn::Set(F(), s.scale);
+    for (size_t j = 0; j < vectors; ++j) {
+      const V value = x(j);
+      StoreSigns(value, codes, j);
+      sink(j, value, hn::CopySignToAbs(scale, value));
+    }
+    return;
+  }
   const V scale = hn::Set(F(), s.scale), inverse = hn::Set(F(), s.inverse);
   constexpr size_t kStep = kGroup<kBits>;
   for (size_t j = 0; j < vectors; j += kStep) {
@@ -123,19 +193,28 @@ HWY_INLINE void EncodeInRegisters(const float* HWY_RESTRICT g, float* HWY_RESTRI
   PrefetchBlock(g, kDefaultBlock * sizeof(float));
   if constexpr (kFeedback) PrefetchBlock(r, kDefaultBlock * sizeof(float));
   V x[kVectors];
-  hn::Vec<I> m[4] = {hn::Zero(I()), hn::Zero(I()), hn::Zero(I()), hn::Zero(I())};
+  Head<kBits> head;
 #pragma GCC unroll 64
   for (size_t j = 0; j < kVectors; ++j) {
     x[j] = LoadX<kFeedback>(g + kLanes * j, r + kLanes * j);
-    m[j % 4] = hn::Max(m[j % 4], Magnitude(x[j]));
+    head.Add(j, x[j]);
   }
-  const uint32_t magnitude = Largest(m);
-  if (HWY_UNLIKELY(IsSpecial(magnitude))) {
-    return EncodeSpecial<kBits, kFeedback>(kVectors, magnitude, g, r, scale, codes);
+  const BlockScale s = head.Finish(kDefaultBlock);
+  if (HWY_UNLIKELY(IsSpecial(s.magnitude))) {
+    return EncodeSpecial<kBits, kFeedback>(kVectors, s.magnitude, g, r, scale, codes);
   }
-  const BlockScale s = ScaleFor<kBits>(magnitude);
   StoreScale(s.scale, scale);
   const V vs = hn::Set(F(), s.scale), inverse = hn::Set(F(), s.inverse);
+  if constexpr (kBits == 1) {
+#pragma GCC unroll 64
+    for (size_t j = 0; j < kVectors; ++j) {
+      StoreSigns(x[j], codes, j);
+      if constexpr (kFeedback) {
+        hn::StoreU(hn::Sub(x[j], hn::CopySignToAbs(vs, x[j])), F(), r + kLanes * j);
+      }
+    }
+    return;
+  }
   constexpr size_t kStep = kGroup<kBits>;
 #pragma GCC unroll 64
   for (size_t j = 0; j < kVectors; j += kStep) {
@@ -159,9 +238,9 @@ HWY_INLINE void EncodeAhead(const Blocks& blocks, const float* HWY_RESTRICT g,
                             uint8_t* HWY_RESTRICT codes) {
   const size_t block = blocks.block, vectors = block / kLanes;
   const auto head = [&](const float* at, const float* kept) HWY_ATTR {
-    return ScaleFor<kBits>(LargestOf(vectors, [&](size_t j) HWY_ATTR {
+    return HeadOf<kBits>(vectors, blocks.filled, [&](size_t j) HWY_ATTR {
       return LoadX<kFeedback>(at + kLanes * j, kept + kLanes * j);
-    }));
+    });
   };
   BlockScale next = head(g, r);
   for (size_t b = 0; b < blocks.count; ++b, g += block, r += kFeedback ? block : 0) {
@@ -189,7 +268,7 @@ template <int kBits, bool kFeedback>
 HWY_INLINE void EncodeLoop(const Blocks& blocks, const float* g, float* r, uint8_t* scales,
                            uint8_t* codes) {
   if (blocks.count == 0) return;
-  if (!kInRegisters || blocks.block != kDefaultBlock) {
+  if (!kInRegisters || blocks.block != kDefaultBlock || blocks.filled != kDefaultBlock) {
     return EncodeAhead<kBits, kFeedback>(blocks, g, r, scales, codes);
   }
   for (size_t b = 0; b < blocks.count; ++b) {
@@ -233,8 +312,8 @@ struct PairArgs {
 };
 
 // x goes through a buffer in the first-level cache: its maximum must be known before it is coded.
-template <int kBits, bool kFeedback>
-HWY_INLINE void ReducePairLoop(const Blocks& blocks, const PairArgs& args) {
+template <int kUp, int kDown, bool kFeedback>
+HWY_INLINE void ReducePairLoop(const PairBlocks& blocks, const PairArgs& args) {
   const size_t block = blocks.block, vectors = block / kLanes;
   const V mean = hn::Set(F(), args.scale);
   alignas(64) float buffer[4096];
@@ -242,26 +321,26 @@ HWY_INLINE void ReducePairLoop(const Blocks& blocks, const PairArgs& args) {
     const float* HWY_RESTRICT own = args.own + block * b;
     float* HWY_RESTRICT r = kFeedback ? args.r + block * b : nullptr;
     float* HWY_RESTRICT out = args.out + block * b;
-    const uint8_t* HWY_RESTRICT peer = args.peer_codes + block * kBits / 8 * b;
-    uint8_t* HWY_RESTRICT codes = args.codes + block * kBits / 8 * b;
-    const Unpacker<kBits> unpack(LoadScale(args.peer_scales + 2 * b));
-    hn::Vec<I> m[4] = {hn::Zero(I()), hn::Zero(I()), hn::Zero(I()), hn::Zero(I())};
-    for (size_t j = 0; j < vectors; j += 4) {
-#pragma GCC unroll 4
-      for (size_t t = 0; t < 4; ++t) {
+    const uint8_t* HWY_RESTRICT peer = args.peer_codes + block * kUp / 8 * b;
+    uint8_t* HWY_RESTRICT codes = args.codes + block * kDown / 8 * b;
+    const Unpacker<kUp> unpack(LoadScale(args.peer_scales + 2 * b));
+    Head<kDown> head;
+    for (size_t j = 0; j < vectors; j += 8) {
+#pragma GCC unroll 8
+      for (size_t t = 0; t < 8; ++t) {
         V x = hn::Add(hn::LoadU(F(), own + kLanes * (j + t)), unpack.Values(peer, j + t));
         x = hn::Mul(x, mean);
         if constexpr (kFeedback) x = hn::Add(x, hn::LoadU(F(), r + kLanes * (j + t)));
         hn::Store(x, F(), buffer + kLanes * (j + t));
-        m[t] = hn::Max(m[t], Magnitude(x));
+        head.Add(t, x);
       }
     }
     const auto x = [&](size_t j) HWY_ATTR { return hn::Load(F(), buffer + kLanes * j); };
-    const uint32_t magnitude = Largest(m);
-    if (HWY_UNLIKELY(IsSpecial(magnitude))) {
+    const BlockScale s = head.Finish(block);
+    if (HWY_UNLIKELY(IsSpecial(s.magnitude))) {
       const float value =
-          KindOf(magnitude) == BlockKind::kTiny ? 0.0f : FloatOf(uint32_t{kNanScale} << 16);
-      SpecialBlock<kBits>(vectors, magnitude, x, args.scales + 2 * b, codes,
+          KindOf(s.magnitude) == BlockKind::kTiny ? 0.0f : FloatOf(uint32_t{kNanScale} << 16);
+      SpecialBlock<kDown>(vectors, s.magnitude, x, args.scales + 2 * b, codes,
                           [&](size_t j, V v, BlockKind kind) HWY_ATTR {
                             hn::StoreU(hn::Set(F(), value), F(), out + kLanes * j);
                             if (kFeedback && kind == BlockKind::kTiny)
@@ -269,9 +348,8 @@ HWY_INLINE void ReducePairLoop(const Blocks& blocks, const PairArgs& args) {
                           });
       continue;
     }
-    const BlockScale s = ScaleFor<kBits>(magnitude);
     StoreScale(s.scale, args.scales + 2 * b);
-    QuantiseBlock<kBits>(vectors, s, x, codes, [&](size_t j, V v, V decoded) HWY_ATTR {
+    QuantiseBlock<kDown>(vectors, s, x, codes, [&](size_t j, V v, V decoded) HWY_ATTR {
       hn::StoreU(decoded, F(), out + kLanes * j);
       if constexpr (kFeedback) hn::StoreU(hn::Sub(v, decoded), F(), r + kLanes * j);
     });

@@ -1,85 +1,144 @@
 #include "schedule/chunk_allreduce.h"
 
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
 namespace {
 
+// What the phases work on: the chunk alone, its elements contiguous.
+struct Work {
+  TensorView input, output;
+  float* residual;
+};
+
+// Brings a chunk's elements together and back: from the bucket itself where they are contiguous,
+// from copies where they are not, and from the momentum where the engine owns one.
+class Desk {
+ public:
+  Desk(const ChunkJob& job, const Backend& backend, LaneBuffers& buffers)
+      : job_(job), backend_(backend), numel_(job.chunk->numel()) {
+    const size_t begin = job.chunk->elements.begin;
+    if (job.residual != nullptr) work_.residual = job.residual + begin;
+    if (job.velocity != nullptr && !job.chunk->sparse) {
+      const std::span<float> m(job.velocity + begin, numel_);
+      momentum_.emplace(job.momentum, m,
+                        buffers.TakeOf<float>(MomentumStep::ScratchFloats(job.momentum, numel_)));
+      work_.input = work_.output = {m.data(), numel_};
+    } else if (job.chunk->pieces.size() > 1) {
+      const MutableBytes copy = buffers.Take(numel_ * SizeOf(job.input.dtype));
+      work_.input = work_.output = {copy.data(), numel_, job.input.dtype};
+      copies_ = true;
+    } else {
+      const Range piece = job.chunk->pieces[0];
+      work_.input = job.input.Slice(piece.begin, numel_);
+      work_.output = job.output.Slice(piece.begin, numel_);
+    }
+  }
+
+  const Work& work() const { return work_; }
+
+  void Load() {
+    ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
+      if (momentum_.has_value()) momentum_->Before(backend_, piece, at);
+      if (copies_) std::memcpy(work_.input.Slice(at, 0).data, piece.data, piece.bytes());
+    });
+  }
+
+  void Store() {
+    ForEachPiece(job_.output, [&](TensorView piece, size_t at) {
+      if (momentum_.has_value()) momentum_->After(backend_, piece, at);
+      if (copies_) std::memcpy(piece.data, work_.output.Slice(at, 0).data, piece.bytes());
+    });
+  }
+
+ private:
+  template <typename Visit>
+  void ForEachPiece(const TensorView& bucket, Visit visit) {
+    size_t at = 0;
+    for (const Range& piece : job_.chunk->pieces) {
+      const size_t count = piece.end - piece.begin;
+      visit(bucket.Slice(piece.begin, count), at);
+      at += count;
+    }
+  }
+
+  const ChunkJob& job_;
+  const Backend& backend_;
+  const size_t numel_;
+  Work work_{};
+  bool copies_ = false;
+  std::optional<MomentumStep> momentum_;
+};
+
 // Where the wire bytes of each shard lie. fp32 of an f32 tensor needs no copy: there the wire bytes
 // are the tensor's own, without the padding.
 class Wires {
  public:
-  Wires(const ChunkJob& job, int rank, int size, LaneBuffers& buffers)
+  Wires(const ChunkJob& job, const Work& work, int rank, LaneBuffers& buffers)
       : job_(job),
+        work_(work),
         buffers_(buffers),
         rank_(rank),
-        verbatim_(job.codec.id == CodecId::kFp32 && job.input.dtype == DType::kF32) {
-    size_t room = 0;
-    for (int r = 0; r < size; ++r) {
-      room += 2 * LaneBuffers::Rounded(Size(r)) + LaneBuffers::Rounded(Size(rank));
-    }
-    buffers.Reset(room);
-  }
+        verbatim_(job.codec == CodecPair{} && work.input.dtype == DType::kF32) {}
 
   bool verbatim() const { return verbatim_; }
 
-  TensorView Part(TensorView bucket, int r) const {
-    const Range shard = job_.chunk->shard(r);
-    return bucket.Slice(shard.begin, shard.end - shard.begin);
-  }
+  TensorView Part(TensorView chunk, int r) const { return chunk.Slice(Begin(r), Numel(r)); }
   float* Residual(int r) const {
-    return job_.residual == nullptr ? nullptr : job_.residual + job_.chunk->shard(r).begin;
+    return work_.residual == nullptr ? nullptr : work_.residual + Begin(r);
   }
-  // Room for the encoded shard of rank r: the tensor's memory if verbatim, else of the lane.
-  MutableBytes Of(TensorView bucket, int r) {
-    if (!verbatim_) return buffers_.Take(Size(r));
-    const TensorView part = Part(bucket, r);
+  // Room for an encoded shard of rank r: the tensor's memory if verbatim, else of the lane.
+  MutableBytes Of(const CodecSpec& spec, TensorView chunk, int r) {
+    if (!verbatim_) return buffers_.Take(EncodedBytes(spec, Numel(r)));
+    const TensorView part = Part(chunk, r);
     return {static_cast<uint8_t*>(part.data), part.bytes()};
   }
   // Room for what a peer sends for the own shard.
-  MutableBytes Incoming() { return buffers_.Take(Size(rank_)); }
-
- private:
-  size_t Size(int r) const {
-    const Range shard = job_.chunk->shard(r);
-    const size_t numel = shard.end - shard.begin;
-    return verbatim_ ? numel * sizeof(float) : EncodedBytes(job_.codec, numel);
+  MutableBytes Incoming() {
+    return buffers_.Take(verbatim_ ? Numel(rank_) * sizeof(float)
+                                   : EncodedBytes(job_.codec.up, Numel(rank_)));
+  }
+  // `hop`: of the second one 0, and of the first one the sender's rank + 1, so that ranks draw
+  // independently.
+  Draws DrawsOf(const CodecSpec& spec, int hop, int r) const {
+    return {.key = HashCombine(HashCombine(spec.seed, job_.tensor), static_cast<uint64_t>(hop)),
+            .stream = job_.step,
+            .first = job_.chunk->place + Begin(r)};
   }
 
+ private:
+  size_t Begin(int r) const { return job_.chunk->shard(r).begin - job_.chunk->elements.begin; }
+  size_t Numel(int r) const { return job_.chunk->shard(r).end - job_.chunk->shard(r).begin; }
+
   const ChunkJob& job_;
+  const Work& work_;
   LaneBuffers& buffers_;
   const int rank_;
   const bool verbatim_;
 };
 
-}  // namespace
-
-void LaneBuffers::Reset(size_t bytes) {
-  used_ = 0;
-  if (memory_.size() < bytes + 64) memory_.resize(bytes + 64);
-}
-
-MutableBytes LaneBuffers::Take(size_t bytes) {
-  const size_t skew = 64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64;
-  const MutableBytes taken(memory_.data() + skew + used_, bytes);
-  used_ += Rounded(bytes);
-  return taken;
-}
-
-absl::Status AllReduceChunk(const ChunkJob& job, const Backend& backend, Transport& transport,
-                            LaneBuffers& buffers, StageClock& clock) {
+absl::Status AllReduceDense(const ChunkJob& job, const Work& work, const Backend& backend,
+                            Transport& transport, LaneBuffers& buffers, StageClock& clock) {
   const int n = transport.size();
   const int me = transport.rank();
-  Wires wires(job, me, n, buffers);
+  const CodecSpec &up = job.codec.up, &down = job.codec.down;
+  Wires wires(job, work, me, buffers);
   std::vector<Bytes> send(n);
   std::vector<MutableBytes> recv(n);
 
   // (1) Encode the n - 1 foreign shards, with the first-hop residuals.
   for (int r = 0; r < n; ++r) {
     if (r == me) continue;
-    const MutableBytes wire = wires.Of(job.input, r);
+    const MutableBytes wire = wires.Of(up, work.input, r);
     if (!wires.verbatim()) {
-      backend.Encode(job.codec, wires.Part(job.input, r), wires.Residual(r), wire.data());
+      EncodeExtras extras;
+      extras.draws = wires.DrawsOf(up, me + 1, r);
+      backend.Encode(up, wires.Part(work.input, r), wires.Residual(r), wire.data(), extras);
     }
     send[r] = wire;
     recv[r] = wires.Incoming();
@@ -95,22 +154,23 @@ absl::Status AllReduceChunk(const ChunkJob& job, const Backend& backend, Transpo
   // decodes its own bytes like everyone else: that is what makes replicas bit-identical.
   std::vector<const uint8_t*> incoming(n);
   for (int r = 0; r < n; ++r) incoming[r] = r == me ? nullptr : recv[r].data();
-  const MutableBytes result = wires.Of(job.output, me);
-  backend.Reduce({.up = job.codec,
-                  .down = job.codec,
+  const MutableBytes result = wires.Of(down, work.output, me);
+  backend.Reduce({.up = up,
+                  .down = down,
                   .wires = incoming,
-                  .own = wires.Part(job.input, me),
+                  .own = wires.Part(work.input, me),
                   .scale = job.scale,
                   .residual = wires.Residual(me),
-                  .out = wires.Part(job.output, me),
-                  .wire_out = wires.verbatim() ? nullptr : result.data()});
+                  .out = wires.Part(work.output, me),
+                  .wire_out = wires.verbatim() ? nullptr : result.data(),
+                  .draws = wires.DrawsOf(down, 0, me)});
   clock.End(Stage::kReduce);
 
   // (5) Every owner's result goes to everybody.
   for (int r = 0; r < n; ++r) {
     if (r == me) continue;
     send[r] = result;
-    recv[r] = wires.Of(job.output, r);
+    recv[r] = wires.Of(down, work.output, r);
   }
   status = transport.Start(HashCombine(job.tag, 2), send, recv)->Wait(job.deadline);
   clock.End(Stage::kGather);
@@ -119,10 +179,69 @@ absl::Status AllReduceChunk(const ChunkJob& job, const Backend& backend, Transpo
   // (6) Decode the foreign shards.
   for (int r = 0; r < n; ++r) {
     if (r == me || wires.verbatim()) continue;
-    backend.Decode(job.codec, recv[r].data(), wires.Part(job.output, r));
+    backend.Decode(down, recv[r].data(), wires.Part(work.output, r));
   }
-  clock.End(Stage::kDecode);
   return absl::OkStatus();
+}
+
+absl::Status AllReduceSparse(const ChunkJob& job, const Work& work, const Backend& backend,
+                             Transport& transport, LaneBuffers& buffers, StageClock& clock) {
+  const int n = transport.size();
+  const int me = transport.rank();
+  const CodecSpec& spec = job.codec.up;
+  const size_t numel = work.input.numel, bytes = EncodedBytes(spec, numel);
+  std::vector<MutableBytes> wires(n);
+  for (MutableBytes& wire : wires) wire = buffers.Take(bytes);
+  const std::span<float> sum = buffers.TakeOf<float>(numel);
+
+  EncodeExtras extras;
+  extras.threshold = job.threshold;
+  extras.scratch = buffers.TakeOf<uint32_t>(TopKScratchWords(spec, numel));
+  extras.velocity = job.velocity == nullptr ? nullptr : job.velocity + job.chunk->elements.begin;
+  extras.momentum = job.momentum.beta;
+  extras.nesterov = job.momentum.nesterov;
+  backend.Encode(spec, work.input, work.residual, wires[me].data(), extras);
+  clock.End(Stage::kEncode);
+
+  const std::vector<Bytes> send(n, wires[me]);
+  absl::Status status = transport.Start(HashCombine(job.tag, 1), send, wires)->Wait(job.deadline);
+  clock.End(Stage::kGather);
+  if (!status.ok()) return status;
+
+  // Everybody adds the same entries in the same order, the own ones as they were sent.
+  std::fill(sum.begin(), sum.end(), 0.0f);
+  for (int r = 0; r < n; ++r) {
+    if (status = CheckWire(spec, wires[r], numel); !status.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", r, " sent what is no topk shard: ", status.message(),
+                       "; look for a network or memory fault on its machine"));
+    }
+    backend.DecodeAdd(spec, wires[r].data(), sum);
+  }
+  const uint8_t* const own[] = {nullptr};
+  backend.Reduce({.up = {},
+                  .down = {},
+                  .wires = own,
+                  .own = {sum.data(), numel},
+                  .scale = job.scale,
+                  .residual = nullptr,
+                  .out = work.output,
+                  .wire_out = nullptr});
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status AllReduceChunk(const ChunkJob& job, const Backend& backend, Transport& transport,
+                            LaneBuffers& buffers, StageClock& clock) {
+  buffers.Reset();
+  Desk desk(job, backend, buffers);
+  desk.Load();
+  const auto reduce = job.chunk->sparse ? AllReduceSparse : AllReduceDense;
+  const absl::Status status = reduce(job, desk.work(), backend, transport, buffers, clock);
+  if (status.ok()) desk.Store();
+  clock.End(Stage::kDecode);
+  return status;
 }
 
 }  // namespace thinwire

@@ -1,6 +1,5 @@
 #include "schedule/engine.h"
 
-#include <atomic>
 #include <cstring>
 #include <mutex>
 
@@ -20,13 +19,18 @@ absl::Status CheckOptions(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("chunk_bytes is ", options.chunk_bytes, ", expected at least 4096"));
   }
+  if (options.codecs.empty()) return absl::InvalidArgumentError("there must be a codec");
+  if (!(options.momentum.beta >= 0.0f && options.momentum.beta < 1.0f)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("momentum is ", options.momentum.beta, ", expected 0 to below 1"));
+  }
   if (options.timeout <= std::chrono::milliseconds(0)) {
     return absl::InvalidArgumentError("the timeout must be longer than nothing");
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckRequest(const AllReduceRequest& request, int rank) {
+absl::Status CheckRequest(const AllReduceRequest& request, int rank, const Options& options) {
   const std::string where =
       absl::StrCat("rank ", rank, ", tensor '", std::string(request.key), "': ");
   const TensorView &in = request.input, &out = request.output;
@@ -39,6 +43,10 @@ absl::Status CheckRequest(const AllReduceRequest& request, int rank) {
     return absl::InvalidArgumentError(
         absl::StrCat(where, "got a null pointer for ", in.numel, " elements"));
   }
+  if (options.momentum.beta != 0.0f && request.key.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "momentum is kept by name, and this call has none; give it a name"));
+  }
   size_t covered = request.segments.empty() ? in.numel : 0;
   for (const Segment& segment : request.segments) {
     covered += segment.count;
@@ -47,21 +55,31 @@ absl::Status CheckRequest(const AllReduceRequest& request, int rank) {
           absl::StrCat(where, "segment '", segment.name, "' ends at element ",
                        segment.offset + segment.count, " of ", segment.total));
     }
+    if (segment.codec >= options.codecs.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(where, "segment '", segment.name,
+                                                     "' wants codec ", segment.codec, ", expected ",
+                                                     "0 to ", options.codecs.size() - 1));
+    }
   }
   if (covered == in.numel) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(where, "its segments have ", covered,
                                                  " elements together, expected ", in.numel));
 }
 
-// A world of one: the mean and the sum of one tensor are that tensor.
+// A world of one: the mean and the sum of one tensor are that tensor, or its momentum.
 class Alone final : public Engine {
  public:
+  explicit Alone(const Options& options) : options_(options) {}
+
   absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) override {
-    if (absl::Status failed = status(); !failed.ok()) return failed;
-    if (request.input.data != request.output.data) {
+    const std::lock_guard lock(mu_);
+    if (!status_.ok()) return status_;
+    ++all_reduces_;
+    if (options_.momentum.beta != 0.0f) {
+      ApplyMomentum(request);
+    } else if (request.input.data != request.output.data) {
       std::memmove(request.output.data, request.input.data, request.input.bytes());
     }
-    ++all_reduces_;
     return DoneWork();
   }
   void Abort(absl::Status reason) override {
@@ -72,22 +90,45 @@ class Alone final : public Engine {
     const std::lock_guard lock(mu_);
     return status_;
   }
-  Stats stats() const override { return {.all_reduces = all_reduces_}; }
+  Stats stats() const override {
+    const std::lock_guard lock(mu_);
+    return {.all_reduces = all_reduces_};
+  }
   ErrorFeedback& error_feedback() override { return feedback_; }
+  const std::vector<CodecPair>& codecs() const override { return options_.codecs; }
+  void SetStep(uint64_t) override {}
 
  private:
+  void ApplyMomentum(const AllReduceRequest& request) {
+    const size_t numel = request.input.numel;
+    BucketLayout layout{.segments = {request.segments.begin(), request.segments.end()},
+                        .owned = {},
+                        .momentum = true};
+    if (layout.segments.empty()) {
+      layout.segments = {
+          {.name = std::string(request.key), .offset = 0, .count = numel, .total = numel}};
+    }
+    const BucketMemory memory = feedback_.Bind(request.key, layout);
+    std::vector<float> scratch(MomentumStep::ScratchFloats(options_.momentum, numel));
+    MomentumStep step(options_.momentum, {memory.momentum.get(), numel}, scratch);
+    step.Before(CpuBackend(), request.input, 0);
+    step.After(CpuBackend(), request.output, 0);
+  }
+
+  const Options options_;
   mutable std::mutex mu_;
   absl::Status status_;
-  std::atomic<uint64_t> all_reduces_{0};
+  uint64_t all_reduces_ = 0;
   ErrorFeedback feedback_;
 };
 
 // Checks what needs no peer, once, for both engines.
 class Checked final : public Engine {
  public:
-  Checked(int rank, std::unique_ptr<Engine> engine) : rank_(rank), engine_(std::move(engine)) {}
+  Checked(int rank, const Options& options, std::unique_ptr<Engine> engine)
+      : rank_(rank), options_(options), engine_(std::move(engine)) {}
   absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) override {
-    if (absl::Status bad = CheckRequest(request, rank_); !bad.ok()) return bad;
+    if (absl::Status bad = CheckRequest(request, rank_, options_); !bad.ok()) return bad;
     if (request.input.numel == 0) return DoneWork();
     return engine_->AllReduce(request);
   }
@@ -95,9 +136,12 @@ class Checked final : public Engine {
   absl::Status status() const override { return engine_->status(); }
   Stats stats() const override { return engine_->stats(); }
   ErrorFeedback& error_feedback() override { return engine_->error_feedback(); }
+  const std::vector<CodecPair>& codecs() const override { return engine_->codecs(); }
+  void SetStep(uint64_t step) override { engine_->SetStep(step); }
 
  private:
   const int rank_;
+  const Options options_;
   const std::unique_ptr<Engine> engine_;
 };
 
@@ -109,11 +153,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Options& options,
   const int rank = transport == nullptr ? 0 : transport->rank();
   std::unique_ptr<Engine> engine;
   if (transport == nullptr || transport->size() == 1) {
-    engine = std::make_unique<Alone>();
+    engine = std::make_unique<Alone>(options);
   } else {
     engine = std::make_unique<Group>(options, std::move(transport));
   }
-  return std::make_unique<Checked>(rank, std::move(engine));
+  return std::make_unique<Checked>(rank, options, std::move(engine));
 }
 
 }  // namespace thinwire

@@ -25,7 +25,8 @@ struct AllReduceRequest {
   TensorView output;  // same numel and dtype; may be the input
   // Equal on all ranks. Empty: calls are matched by their order, and there is no error feedback.
   std::string_view key = {};
-  // Which parameters the elements belong to; empty: the key itself is the only parameter.
+  // Which parameters the elements belong to, and with which codec they go; empty: the key itself
+  // is the only parameter, and goes with the first codec.
   std::span<const Segment> segments = {};
   int priority = 0;  // lower goes first, where the policy looks at it
   Op op = Op::kMean;
@@ -53,6 +54,13 @@ class Engine {
 
   // The residuals. Only while no allreduce is in flight.
   virtual ErrorFeedback& error_feedback() = 0;
+
+  // What the codecs of Options became: topk is int4 where that costs fewer bytes.
+  virtual const std::vector<CodecPair>& codecs() const = 0;
+
+  // What step the next allreduce of every name is: topk's warm-up and stochastic rounding go by it.
+  // Zero at first; set when a run is resumed.
+  virtual void SetStep(uint64_t step) = 0;
 };
 
 }  // namespace thinwire

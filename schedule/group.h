@@ -41,6 +41,8 @@ class Group final : public Engine {
   absl::Status status() const override;
   Stats stats() const override;
   ErrorFeedback& error_feedback() override { return feedback_; }
+  const std::vector<CodecPair>& codecs() const override { return options_.codecs; }
+  void SetStep(uint64_t step) override;
 
  private:
   using WorkPtr = std::shared_ptr<InFlight>;
@@ -49,13 +51,17 @@ class Group final : public Engine {
   struct KeyState {
     uint64_t calls = 0;
     bool in_flight = false;
-    size_t numel = 0;
+    uint64_t step = 0;
+    uint64_t layout = 0;  // hash of what the plan was made for
     std::shared_ptr<const Plan> plan;
+    std::shared_ptr<uint32_t[]> thresholds;  // of topk, by chunk
   };
 
   // group.cc: submission and the ends of works.
   absl::StatusOr<WorkPtr> Register(const AllReduceRequest& request);
   absl::Status PrepareLocked(const AllReduceRequest& request, InFlight* work);
+  void PlanLocked(const std::vector<Segment>& segments, KeyState* state) const;
+  bool NeedsMemory(const std::vector<Segment>& segments, bool raw) const;
   void StartRaw(const WorkPtr& work, bool caller_waits);
   void FinishRaw(const WorkPtr& work);
   enum class Outcome { kDone, kFailed };
@@ -105,6 +111,7 @@ class Group final : public Engine {
   bool closing_ = false;
   int byes_ = 0;  // peers that have finished
   ErrorFeedback feedback_;
+  uint64_t first_step_ = 0;  // of keys not yet seen
   std::unordered_map<uint64_t, KeyState> keys_;    // by hash of the name
   std::unordered_map<uint64_t, WorkPtr> works_;    // by id, until complete
   std::map<uint64_t, Clock::time_point> overdue_;  // leader only: ids, since when

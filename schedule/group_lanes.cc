@@ -22,13 +22,21 @@ void Group::RunChunk(int lane, LaneBuffers& buffers, const Announcement& announc
   }
   StageClock clock(&totals_, trace_.get(), lane, work->name, announcement.chunk, work->submitted);
   clock.End(Stage::kQueue);
+  const Chunk& chunk = work->plan->chunks[announcement.chunk];
+  CodecPair codec = options_.codecs[chunk.codec];
+  codec.up = codec.up.AtStep(work->step);
   const ChunkJob job{.tag = HashCombine(work->id(), announcement.chunk),
-                     .codec = options_.codec,
-                     .chunk = &work->plan->chunks[announcement.chunk],
+                     .codec = codec,
+                     .chunk = &chunk,
                      .input = work->input,
                      .output = work->output,
-                     .residual = work->residual.get(),
+                     .residual = codec.uses_feedback() ? work->memory.residual.get() : nullptr,
+                     .velocity = work->memory.momentum.get(),
+                     .momentum = options_.momentum,
                      .scale = work->scale,
+                     .threshold = &work->thresholds[announcement.chunk],
+                     .tensor = work->report.key,
+                     .step = work->step,
                      // The watchdog ends it long before.
                      .deadline = work->deadline + options_.timeout};
   absl::Status status = AllReduceChunk(job, backend_, *transport_, buffers, clock);

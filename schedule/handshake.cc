@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 namespace thinwire {
@@ -30,7 +31,11 @@ absl::Status Differs(int rank, const std::string& mine, int peer, const std::str
 }  // namespace
 
 std::string Digest(int size, const Options& options) {
-  return absl::StrCat("wire=", kWireVersion, " world=", size, " codec=", options.codec.ToString(),
+  std::vector<std::string> codecs;
+  for (const CodecPair& codec : options.codecs) codecs.push_back(codec.ToString());
+  return absl::StrCat("wire=", kWireVersion, " world=", size,
+                      " codec=", absl::StrJoin(codecs, ";"), " momentum=", options.momentum.beta,
+                      options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
                       " policy=", options.policy == Policy::kFifo ? "fifo" : "wfbp",
                       " lanes=", options.lanes, " chunk_bytes=", options.chunk_bytes,
                       " min_bytes=", options.min_bytes);

@@ -6,9 +6,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "schedule/engine.h"
+#include "schedule/momentum.h"
 #include "schedule/plan.h"
 #include "schedule/protocol.h"
 #include "schedule/raw_exchange.h"
@@ -24,11 +27,15 @@ class InFlight final : public Work {
   TensorView input, output;
   float scale = 1.0f;
   std::shared_ptr<const Plan> plan;
-  std::shared_ptr<float[]> residual;
+  BucketMemory memory;
+  std::shared_ptr<uint32_t[]> thresholds;  // of topk, by chunk
+  uint64_t step = 0;
   Report report;
   Clock::time_point submitted;
   Deadline deadline;
   std::unique_ptr<RawExchange> raw;  // null: goes by chunks
+  std::optional<MomentumStep> momentum;  // of a raw tensor; chunks have their own
+  std::vector<float> scratch;
   std::function<void()> finish_raw;  // claims and finishes it; run by whoever waits first
 
   // Guarded by the engine's mutex.

@@ -6,15 +6,20 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "compress/codec_spec.h"
+#include "schedule/momentum.h"
 
 namespace thinwire {
 
 enum class Policy : uint8_t { kFifo = 0, kWfbp = 1 };
 
 struct Options {
-  CodecSpec codec;
+  // A segment of a request names its codec by index; the first is what goes without saying.
+  std::vector<CodecPair> codecs = {CodecPair{}};
+  // Momentum that the engine owns and compresses in place of the bare gradient; a beta of 0: none.
+  MomentumOptions momentum;
   Policy policy = Policy::kWfbp;
   int lanes = 4;                         // chunks in flight
   size_t chunk_bytes = size_t{4} << 20;  // of fp32 input; rounded down to whole blocks

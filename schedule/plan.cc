@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "compress/codec_list.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -18,15 +19,67 @@ std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) {
   return bounds;
 }
 
+// Where the elements of one codec lie in the bucket; neighbours are one range.
+std::vector<Range> RangesOf(uint32_t codec, std::span<const Segment> segments) {
+  std::vector<Range> ranges;
+  size_t at = 0;
+  for (const Segment& segment : segments) {
+    const Range range{at, at + segment.count};
+    at = range.end;
+    if (segment.codec != codec || segment.count == 0) continue;
+    if (!ranges.empty() && ranges.back().end == range.begin) {
+      ranges.back().end = range.end;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+size_t CountOf(const std::vector<Range>& ranges) {
+  size_t count = 0;
+  for (const Range& range : ranges) count += range.end - range.begin;
+  return count;
+}
+
+// Elements [begin, end) of the elements that lie in `ranges`.
+std::vector<Range> Cut(const std::vector<Range>& ranges, size_t begin, size_t end) {
+  std::vector<Range> pieces;
+  size_t at = 0;
+  for (const Range& range : ranges) {
+    const size_t count = range.end - range.begin;
+    const size_t from = std::max(begin, at), to = std::min(end, at + count);
+    if (from < to) pieces.push_back({range.begin + from - at, range.begin + to - at});
+    at += count;
+  }
+  return pieces;
+}
+
 }  // namespace
 
-Plan MakePlan(size_t numel, int world, const Options& options) {
-  const size_t unit = std::lcm(kChunkAlignment, size_t{options.codec.block});
-  const size_t step = std::max(unit, options.chunk_bytes / sizeof(float) / unit * unit);
+Plan MakePlan(std::span<const Segment> segments, int world, const Options& options) {
   Plan plan;
-  for (size_t begin = 0; begin < numel; begin += step) {
-    const Range range{begin, std::min(numel, begin + step)};
-    plan.chunks.push_back({range, ShardBounds(range, world, options.codec.block)});
+  size_t base = 0;
+  for (uint32_t codec = 0; codec < options.codecs.size(); ++codec) {
+    const CodecPair& pair = options.codecs[codec];
+    const std::vector<Range> ranges = RangesOf(codec, segments);
+    const size_t numel = CountOf(ranges), block = std::lcm(pair.up.block, pair.down.block);
+    const size_t unit = std::lcm(kChunkAlignment, block);
+    const size_t step = std::max(unit, options.chunk_bytes / sizeof(float) / unit * unit);
+    for (const Segment& segment : segments) {
+      if (segment.codec == codec) plan.segments.push_back(segment);
+    }
+    for (size_t begin = 0; begin < numel; begin += step) {
+      const size_t end = std::min(numel, begin + step);
+      const Range elements{base + begin, base + end};
+      plan.chunks.push_back({.elements = elements,
+                             .bounds = ShardBounds(elements, world, block),
+                             .pieces = Cut(ranges, begin, end),
+                             .codec = codec,
+                             .place = begin,
+                             .sparse = InfoOf(pair.up.id).kind == CodecKind::kEntries});
+    }
+    base += numel;
   }
   return plan;
 }
@@ -35,7 +88,7 @@ std::vector<Range> Plan::OwnedBy(int rank) const {
   std::vector<Range> owned;
   for (const Chunk& chunk : chunks) {
     const Range shard = chunk.shard(rank);
-    if (shard.begin != shard.end) owned.push_back(shard);
+    if (!chunk.sparse && shard.begin != shard.end) owned.push_back(shard);
   }
   return owned;
 }
@@ -43,7 +96,9 @@ std::vector<Range> Plan::OwnedBy(int rank) const {
 uint64_t Plan::Hash() const {
   uint64_t hash = chunks.size();
   for (const Chunk& chunk : chunks) {
+    hash = HashCombine(hash, chunk.codec);
     for (const size_t bound : chunk.bounds) hash = HashCombine(hash, bound);
+    for (const Range& piece : chunk.pieces) hash = HashCombine(hash, piece.begin);
   }
   return hash;
 }

@@ -4,6 +4,7 @@
 #include "compress/simd_target.h"
 #include "integrations/c/status.h"
 
+using thinwire::CodecPair;
 using thinwire::CodecSpec;
 using thinwire::ToC;
 
@@ -11,7 +12,9 @@ namespace {
 
 absl::StatusOr<CodecSpec> Parse(const char* spec) {
   if (spec == nullptr) return absl::InvalidArgumentError("the spec is null");
-  return CodecSpec::Parse(spec);
+  const absl::StatusOr<CodecPair> pair = CodecPair::Parse(spec);
+  if (!pair.ok()) return pair.status();
+  return pair->up;
 }
 
 absl::Status TooSmall(const char* what, size_t expected, size_t got) {
@@ -42,7 +45,10 @@ tw_status tw_encode(const char* spec, const float* x, size_t n, float* residual,
   }
   if (capacity < needed) return ToC(TooSmall("the output of tw_encode", needed, capacity));
   if (n > 0) {
-    thinwire::CpuBackend().Encode(*Parse(spec), View(x, n), residual, static_cast<uint8_t*>(out));
+    const CodecSpec parsed = *Parse(spec);
+    thinwire::EncodeExtras extras;
+    extras.draws.key = parsed.seed;
+    thinwire::CpuBackend().Encode(parsed, View(x, n), residual, static_cast<uint8_t*>(out), extras);
   }
   if (bytes != nullptr) *bytes = needed;
   return TW_OK;
@@ -58,8 +64,12 @@ tw_status tw_decode(const char* spec, const void* in, size_t bytes, float* x, si
   if (n > 0 && (in == nullptr || x == nullptr)) {
     return ToC(absl::InvalidArgumentError("tw_decode got a null array"));
   }
-  if (n > 0)
-    thinwire::CpuBackend().Decode(*Parse(spec), static_cast<const uint8_t*>(in), View(x, n));
+  if (n == 0) return TW_OK;
+  const auto* wire = static_cast<const uint8_t*>(in);
+  if (absl::Status bad = thinwire::CheckWire(*Parse(spec), {wire, bytes}, n); !bad.ok()) {
+    return ToC(bad);
+  }
+  thinwire::CpuBackend().Decode(*Parse(spec), wire, View(x, n));
   return TW_OK;
 }
 

@@ -118,7 +118,11 @@ tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_
   std::vector<thinwire::Segment> parts;
   for (size_t i = 0; i < num_segments; ++i) {
     const tw_segment& s = segments[i];
-    parts.push_back({std::string(TextOf(s.name)), s.offset, s.count, s.total});
+    parts.push_back({.name = std::string(TextOf(s.name)),
+                     .offset = s.offset,
+                     .count = s.count,
+                     .total = s.total,
+                     .codec = static_cast<uint32_t>(s.codec)});
   }
   thinwire::AllReduceRequest request;
   request.key = TextOf(name);

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "integrations/c/callback_store.h"
+#include "integrations/c/local_hub.h"
 #include "schedule/handshake.h"
 #include "transport/gloo.h"
 
@@ -21,14 +23,25 @@ absl::StatusOr<Policy> ParsePolicy(const std::string& name) {
       absl::StrCat("unknown policy '", name, "', expected fifo or wfbp"));
 }
 
+absl::StatusOr<std::vector<CodecPair>> ParseCodecs(const std::string& specs) {
+  const std::vector<std::string> texts = absl::StrSplit(specs.empty() ? "int4" : specs, ';');
+  std::vector<CodecPair> codecs;
+  for (const std::string& text : texts) {
+    const absl::StatusOr<CodecPair> codec = CodecPair::Parse(text);
+    if (!codec.ok()) return codec.status();
+    codecs.push_back(*codec);
+  }
+  return codecs;
+}
+
 absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   Options out;
-  const std::string codec = TextOf(in.codec);
-  absl::StatusOr<CodecSpec> spec = CodecSpec::Parse(codec.empty() ? "int4" : codec);
-  if (!spec.ok()) return spec.status();
+  absl::StatusOr<std::vector<CodecPair>> codecs = ParseCodecs(TextOf(in.codec));
+  if (!codecs.ok()) return codecs.status();
   absl::StatusOr<Policy> policy = ParsePolicy(TextOf(in.policy));
   if (!policy.ok()) return policy.status();
-  out.codec = *spec;
+  out.codecs = *codecs;
+  out.momentum = {in.momentum, in.nesterov != 0};
   out.policy = *policy;
   if (in.lanes != 0) out.lanes = in.lanes;
   if (in.chunk_bytes != 0) out.chunk_bytes = in.chunk_bytes;
@@ -39,12 +52,25 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   return out;
 }
 
-absl::StatusOr<std::shared_ptr<Store>> StoreOf(const tw_options& in) {
-  if (in.store.set != nullptr && in.store.get != nullptr) return MakeCallbackStore(in.store);
-  if (in.store_path != nullptr) return MakeFileStore(in.store_path);
+// Where the ranks of a group meet; `hub` if all of them are communicators of this process.
+struct Meeting {
+  std::shared_ptr<Store> store;
+  std::shared_ptr<LocalHub> hub;
+};
+
+absl::StatusOr<Meeting> MeetingOf(const tw_options& in) {
+  if (in.store.set != nullptr && in.store.get != nullptr) {
+    return Meeting{MakeCallbackStore(in.store), nullptr};
+  }
+  if (in.local_group != nullptr) {
+    const std::shared_ptr<LocalHub> hub =
+        LocalHub::Of(absl::StrCat(in.local_group, "/", TextOf(in.group)), in.size);
+    return Meeting{hub->store(), hub};
+  }
+  if (in.store_path != nullptr) return Meeting{MakeFileStore(in.store_path), nullptr};
   return absl::InvalidArgumentError(
-      absl::StrCat("rank ", in.rank, " got no store to meet its ", in.size - 1,
-                   " peers at; set options.store or options.store_path"));
+      absl::StrCat("rank ", in.rank, " got no place to meet its ", in.size - 1,
+                   " peers at; set options.store, options.store_path or options.local_group"));
 }
 
 absl::Status CheckWorld(const tw_options& in) {
@@ -62,17 +88,19 @@ absl::Status CheckWorld(const tw_options& in) {
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> Connect(const tw_options& in, const Options& options) {
-  absl::StatusOr<std::shared_ptr<Store>> store = StoreOf(in);
-  if (!store.ok()) return store.status();
+  const absl::StatusOr<Meeting> meeting = MeetingOf(in);
+  if (!meeting.ok()) return meeting.status();
+  const std::shared_ptr<Store>& store = meeting->store;
   const Deadline deadline = Clock::now() + options.timeout;
   const std::string prefix = absl::StrCat("thinwire/", TextOf(in.group), "/");
-  if (absl::Status differs = Handshake(**store, prefix, in.rank, in.size, options, deadline);
+  if (absl::Status differs = Handshake(*store, prefix, in.rank, in.size, options, deadline);
       !differs.ok()) {
     return differs;
   }
+  if (meeting->hub != nullptr) return meeting->hub->Connect(in.rank);
   return ConnectGloo({.rank = in.rank,
                       .size = in.size,
-                      .store = *store,
+                      .store = store,
                       .prefix = prefix,
                       .interface = TextOf(in.interface_name),
                       .rendezvous_host = TextOf(in.rendezvous_host),

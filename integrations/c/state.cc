@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,28 @@ tw_status tw_comm_stats(tw_comm* comm, tw_stats* out) {
   return TW_OK;
 }
 
+tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity) {
+  if (comm == nullptr || spec == nullptr) return ToC(NullPointer("tw_comm_codec"));
+  const auto& codecs = comm->engine->codecs();
+  if (index >= codecs.size()) {
+    return ToC(absl::InvalidArgumentError(
+        absl::StrCat("codec ", index, " of ", codecs.size(), " does not exist")));
+  }
+  const std::string text = codecs[index].ToString();
+  if (text.size() >= capacity) {
+    return ToC(absl::InvalidArgumentError(absl::StrCat("the spec '", text, "' needs ",
+                                                       text.size() + 1, " bytes, got ", capacity)));
+  }
+  std::memcpy(spec, text.c_str(), text.size() + 1);
+  return TW_OK;
+}
+
+tw_status tw_comm_set_step(tw_comm* comm, uint64_t step) {
+  if (comm == nullptr) return ToC(NullPointer("tw_comm_set_step"));
+  comm->engine->SetStep(step);
+  return TW_OK;
+}
+
 tw_status tw_residual_count(tw_comm* comm, size_t* count) {
   if (comm == nullptr || count == nullptr) return ToC(NullPointer("tw_residual_count"));
   *count = comm->engine->error_feedback().Names().size();
@@ -60,7 +83,7 @@ tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capac
 }
 
 tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second,
-                          size_t numel) {
+                          float* momentum, size_t numel) {
   if (comm == nullptr || name == nullptr || first == nullptr || second == nullptr) {
     return ToC(NullPointer("tw_residual_get"));
   }
@@ -70,19 +93,26 @@ tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* 
   if (residual.first.size() != numel) return ToC(WrongSize(name, residual.first.size(), numel));
   std::copy(residual.first.begin(), residual.first.end(), first);
   std::copy(residual.second.begin(), residual.second.end(), second);
+  if (momentum == nullptr) return TW_OK;
+  residual.momentum.resize(numel);
+  std::copy(residual.momentum.begin(), residual.momentum.end(), momentum);
   return TW_OK;
 }
 
 tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first, const float* second,
-                          size_t numel) {
+                          const float* momentum, size_t numel) {
   if (comm == nullptr || name == nullptr || first == nullptr || second == nullptr) {
     return ToC(NullPointer("tw_residual_set"));
   }
   thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
   const size_t known = feedback.Numel(name);
   if (known != 0 && known != numel) return ToC(WrongSize(name, known, numel));
-  return ToC(feedback.Import(
-      name, {{first, first + numel}, {second, second + numel}, static_cast<float>(comm->size)}));
+  thinwire::ParameterResidual residual{.first = {first, first + numel},
+                                       .second = {second, second + numel},
+                                       .momentum = {},
+                                       .second_hop_weight = static_cast<float>(comm->size)};
+  if (momentum != nullptr) residual.momentum.assign(momentum, momentum + numel);
+  return ToC(feedback.Import(name, std::move(residual)));
 }
 
 }  // extern "C"

@@ -51,9 +51,13 @@ typedef struct {
   size_t struct_size; /* sizeof(tw_options) */
   int rank, size;
   tw_store store;              /* used if store.set is not null, else store_path */
-  const char* store_path;      /* a folder that all ranks share */
+  const char* local_group;     /* else: all ranks are communicators of this process, made on a
+                                  thread each, which meet under this name */
+  const char* store_path;      /* else: a folder that all ranks share */
   const char* group;           /* key prefix, so that groups can share a store */
-  const char* codec;           /* "int4" */
+  const char* codec;           /* "int4"; several, separated by ';', for tw_segment.codec */
+  float momentum;              /* of SGD, owned by the communicator: results are momentum then */
+  int nesterov;                /* non-zero: results are Nesterov steps */
   const char* policy;          /* "wfbp" | "fifo" */
   const char* interface_name;  /* network interface to listen on */
   const char* rendezvous_host; /* listen where this host is reached; else loopback */
@@ -82,11 +86,13 @@ TW_API tw_status tw_all_reduce_async(const void* send, void* recv, size_t count,
                                      tw_op op, tw_comm* comm, void* stream, const char* name,
                                      int priority, tw_work** work);
 
-/* Elements [offset, offset + count) of parameter `name` (of `total` elements); the segments of a
- * bucket follow one another and add up to its count. */
+/* Elements [offset, offset + count) of parameter `name` (of `total` elements), which go with codec
+ * number `codec` of options.codec, from 0; the segments of a bucket follow one another and add up
+ * to its count. */
 typedef struct {
   const char* name;
   size_t offset, count, total;
+  size_t codec;
 } tw_segment;
 TW_API tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_dtype dtype,
                                         tw_op op, tw_comm* comm, void* stream, const char* name,
@@ -95,7 +101,8 @@ TW_API tw_status tw_all_reduce_segments(const void* send, void* recv, size_t cou
 
 TW_API tw_status tw_wait(tw_work* work); /* waits, frees the work, returns its status */
 
-/* One shard of compress/FORMAT.md. `residual` may be null; else n floats, updated in place. */
+/* One shard of compress/FORMAT.md, of the first hop's codec if the spec has two. `residual` may be
+ * null; else n floats, updated in place. A malformed shard is TW_INVALID_ARGUMENT. */
 TW_API tw_status tw_encoded_bytes(const char* spec, size_t n, size_t* bytes);
 TW_API tw_status tw_encode(const char* spec, const float* x, size_t n, float* residual, void* out,
                            size_t capacity, size_t* bytes);
@@ -107,14 +114,23 @@ typedef struct {
 } tw_stats;
 TW_API tw_status tw_comm_stats(tw_comm* comm, tw_stats* stats);
 
-/* Residuals, while no allreduce is in flight. `index` counts parameters in name order. */
+/* What codec number `index` of options.codec became: topk is int4 where that costs fewer bytes. */
+TW_API tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity);
+
+/* The step that the next allreduce of every name is, from 0: topk's warm-up and stochastic rounding
+ * go by it. To be set on all ranks alike, when a run is resumed. */
+TW_API tw_status tw_comm_set_step(tw_comm* comm, uint64_t step);
+
+/* What is kept of each parameter, while no allreduce is in flight: first-hop and second-hop
+ * residuals, and the momentum if the communicator owns one; numel floats each. `index` counts
+ * parameters in name order. `momentum` may be null: not asked for, or none to be set. */
 TW_API tw_status tw_residual_count(tw_comm* comm, size_t* count);
 TW_API tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capacity,
                                   size_t* numel);
 TW_API tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second,
-                                 size_t numel);
+                                 float* momentum, size_t numel);
 TW_API tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first,
-                                 const float* second, size_t numel);
+                                 const float* second, const float* momentum, size_t numel);
 
 /* "AVX3", "AVX2", ...: the instruction set that the codecs use here. */
 TW_API const char* tw_simd_target(void);

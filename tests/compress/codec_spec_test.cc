@@ -14,6 +14,28 @@ TEST(CodecSpec, PrintsWhatItParses) {
     EXPECT_EQ(spec->ToString(), text);
   }
   EXPECT_EQ(CodecSpec::Parse("int4:block=256")->ToString(), "int4");
+  EXPECT_EQ(CodecSpec::Parse("topk:density=0.01,warmup=0")->ToString(), "topk");
+  for (const char* text :
+       {"onebit", "onebit:block=512", "topk", "topk:density=0.001,warmup=500", "topk:density=1e-06",
+        "int8:rounding=stochastic", "int4:block=512,rounding=stochastic,seed=18446744073709551615",
+        "int4:rounding=stochastic,hadamard=1,seed=3", "onebit:down=onebit", "int8:down=int4",
+        "int8:block=128,down=int4:block=512,hadamard=0", "fp32:down=bf16"}) {
+    const auto pair = CodecPair::Parse(text);
+    ASSERT_TRUE(pair.ok()) << pair.status();
+    EXPECT_EQ(*CodecPair::Parse(pair->ToString()), *pair) << text;
+    if (std::string(text).find("hadamard=0") == std::string::npos) {
+      EXPECT_EQ(pair->ToString(), text);
+    }
+  }
+}
+
+TEST(CodecPair, TheSecondHopHasItsDefault) {
+  EXPECT_EQ(CodecPair::Parse("onebit")->down.ToString(), "int4");
+  EXPECT_EQ(CodecPair::Parse("onebit:block=512")->down.ToString(), "int4:block=512");
+  EXPECT_EQ(CodecPair::Parse("int4:hadamard=1")->down.ToString(), "int4:hadamard=1");
+  EXPECT_EQ(CodecPair::Parse("int8:down=onebit")->down.ToString(), "onebit");
+  EXPECT_TRUE(CodecPair::Parse("bf16:down=int8")->uses_feedback());
+  EXPECT_FALSE(CodecPair::Parse("bf16")->uses_feedback());
 }
 
 TEST(CodecSpec, ErrorsNameTheNearest) {
@@ -26,11 +48,26 @@ TEST(CodecSpec, ErrorsNameTheNearest) {
                                                        {"int4:block=0", "block=128"},
                                                        {"int4:block=99999", "block=4096"},
                                                        {"int4:block=x", "block=128"},
-                                                       {"int4:", "'block'"},
+                                                       {"int4:", "no parameter ''"},
                                                        {"fp32:block=256", "no parameters"},
-                                                       {"int4:block=128,x=1", "'x'"}};
+                                                       {"int4:block=128,x=1", "'x'"},
+                                                       {"onebti", "'onebit'"},
+                                                       {"topk:densty=1", "'density'"},
+                                                       {"topk:density=0", "density=1e-06"},
+                                                       {"topk:density=2", "density=1"},
+                                                       {"topk:density=nan", "0.000001 to 1"},
+                                                       {"topk:warmup=-1", "warmup=0"},
+                                                       {"int8:rounding=stochastik", "=stochastic"},
+                                                       {"int8:hadamard=1", "no parameter"},
+                                                       {"int4:hadamard=2", "0 or 1"},
+                                                       {"int4:hadamard=1,block=512", "block=512"},
+                                                       {"onebit:seed=1", "'block'"},
+                                                       {"int8:seed=x", "2^64"},
+                                                       {"topk:down=int4", "no second hop"},
+                                                       {"int4:down=topk", "no second hop"},
+                                                       {"int4:down=int5", "'int"}};
   for (const auto& [text, words] : cases) {
-    const auto spec = CodecSpec::Parse(text);
+    const auto spec = CodecPair::Parse(text);
     ASSERT_TRUE(absl::IsInvalidArgument(spec.status())) << text;
     EXPECT_NE(spec.status().message().find(words), absl::string_view::npos) << spec.status();
   }
@@ -49,6 +86,11 @@ TEST(CodecSpec, SizesAreThoseOfTheFormat) {
   EXPECT_EQ(bytes("int8:block=128", 2048), 32u + 2048u);
   EXPECT_EQ(bytes("bf16", 9), 32u);
   EXPECT_EQ(bytes("fp32", 4), 16u);
+  EXPECT_EQ(bytes("onebit", 1), 16u + 16u);
+  EXPECT_EQ(bytes("onebit", 2049), 32u + 272u);
+  EXPECT_EQ(bytes("topk", 1), 16u + 16u);
+  EXPECT_EQ(bytes("topk", 100001), 16u + 4016u);
+  EXPECT_EQ(bytes("topk:density=0.001", 5 * 65536), 32u + 1312u);
 }
 
 }  // namespace

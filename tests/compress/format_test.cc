@@ -84,7 +84,8 @@ std::string GoldenBytes(const CodecSpec& spec) {
 // tests/golden/NAME.bin: the encoded shard, then the residuals. THINWIRE_WRITE_GOLDEN=1 writes them
 // anew, which a change of the format (and of its version) alone may need.
 TEST(Format, GoldenFilesNeverChange) {
-  for (const char* text : {"fp32", "bf16", "int8", "int4", "int4:block=128"}) {
+  for (const char* text : {"fp32", "bf16", "int8", "int4", "onebit", "topk", "int4:block=128",
+                           "int4:hadamard=1", "int8:rounding=stochastic"}) {
     std::string name = text;
     for (char& c : name) c = c == ':' || c == '=' ? '_' : c;
     const std::filesystem::path path = kSource / "tests/golden" / (name + ".bin");
@@ -106,7 +107,7 @@ TEST(CodecList, EveryCodecHasItsSectionGoldenFileSimdLoopAndBenchmark) {
     EXPECT_TRUE(std::filesystem::exists(kSource / "tests/golden" / (name + ".bin"))) << name;
     EXPECT_EQ(CodecSpec::Parse(name)->id, codec.id);
     // SIMD loops and benchmark rows go by the list; a codec of another kind needs its own.
-    EXPECT_TRUE(codec.qmax == 127 || codec.qmax == 7 || codec.qmax == 0)
+    EXPECT_TRUE(codec.qmax == 127 || codec.qmax == 7 || codec.qmax == 1 || codec.qmax == 0)
         << "no SIMD loop for " << name;
   }
   EXPECT_NE(bench.find("for (const CodecInfo& codec : kCodecs)"), std::string::npos);

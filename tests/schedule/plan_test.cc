@@ -7,15 +7,20 @@
 namespace thinwire {
 namespace {
 
+std::vector<Segment> One(size_t numel) {
+  return {{.name = "p", .offset = 0, .count = numel, .total = numel}};
+}
+
 // Chunks tile the bucket, shards tile the chunk, and both begin on block borders.
 TEST(Plan, TilesEveryBucketOnBlockBorders) {
   for (const uint32_t block : {32u, 256u, 1024u}) {
     for (int world = 1; world <= 5; ++world) {
       Options options;
-      options.codec = {CodecId::kInt4, block};
+      const CodecSpec spec{.id = CodecId::kInt4, .block = block};
+      options.codecs = {{spec, spec}};
       options.chunk_bytes = 8192;
       for (size_t numel = 0; numel < 9000; numel += 97) {
-        const Plan plan = MakePlan(numel, world, options);
+        const Plan plan = MakePlan(One(numel), world, options);
         size_t at = 0;
         for (const Chunk& chunk : plan.chunks) {
           EXPECT_EQ(chunk.elements.begin % kChunkAlignment, 0u);
@@ -36,12 +41,12 @@ TEST(Plan, TilesEveryBucketOnBlockBorders) {
 
 TEST(Plan, HashTellsPlansApart) {
   Options options;
-  const uint64_t hash = MakePlan(100000, 3, options).Hash();
-  EXPECT_EQ(hash, MakePlan(100000, 3, options).Hash());
-  EXPECT_NE(hash, MakePlan(100001, 3, options).Hash());
-  EXPECT_NE(hash, MakePlan(100000, 4, options).Hash());
+  const uint64_t hash = MakePlan(One(100000), 3, options).Hash();
+  EXPECT_EQ(hash, MakePlan(One(100000), 3, options).Hash());
+  EXPECT_NE(hash, MakePlan(One(100001), 3, options).Hash());
+  EXPECT_NE(hash, MakePlan(One(100000), 4, options).Hash());
   options.chunk_bytes = 8192;
-  EXPECT_NE(hash, MakePlan(100000, 3, options).Hash());
+  EXPECT_NE(hash, MakePlan(One(100000), 3, options).Hash());
 }
 
 TEST(Protocol, FramesComeBackAsTheyWere) {

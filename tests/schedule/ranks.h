@@ -63,7 +63,7 @@ inline CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text);
 // Everything goes by chunks, several of them even for small tensors.
 inline Options SmallChunks(const std::string& codec) {
   Options options;
-  options.codec = Spec(codec);
+  options.codecs = {*CodecPair::Parse(codec)};
   options.chunk_bytes = 4096;
   options.min_bytes = 0;
   options.timeout = std::chrono::seconds(20);

@@ -1,49 +1,93 @@
 // The allreduce as DESIGN says it, for all ranks at once, one chunk after the other, on the scalar
-// codecs: what an engine must reproduce bit for bit, residuals included.
+// codecs: what an engine must reproduce bit for bit, residuals and momentum included.
 #ifndef THINWIRE_TESTS_SCHEDULE_REFERENCE_H_
 #define THINWIRE_TESTS_SCHEDULE_REFERENCE_H_
 
 #include <vector>
 
 #include "compress/backend.h"
+#include "schedule/hash.h"
 #include "schedule/options.h"
 #include "schedule/plan.h"
 
 namespace thinwire {
 
+// Of one tensor of one parameter, named "g".
 class ReferenceAllReduce {
  public:
-  ReferenceAllReduce(int world, const Options& options, bool feedback)
-      : world_(world), options_(options), feedback_(feedback) {}
+  ReferenceAllReduce(int world, const Options& options) : world_(world), options_(options) {}
 
   // One step: gradients by rank; returns what every rank must get.
   std::vector<float> Step(std::vector<std::vector<float>> gradients, float scale) {
     const size_t numel = gradients[0].size();
-    if (residuals_.empty()) residuals_.assign(world_, std::vector<float>(numel));
+    if (residuals_.empty()) {
+      residuals_.assign(world_, std::vector<float>(numel));
+      velocities_ = residuals_;
+    }
+    const std::vector<Segment> all = {{.name = "g", .count = numel, .total = numel}};
+    const std::vector<Chunk> chunks = MakePlan(all, world_, options_).chunks;
     std::vector<float> result(numel);
-    for (const Chunk& chunk : MakePlan(numel, world_, options_).chunks) {
-      for (int owner = 0; owner < world_; ++owner) {
-        ReduceShard(gradients, chunk.shard(owner), owner, scale, result);
+    if (options_.momentum.beta != 0.0f && !chunks[0].sparse) {
+      for (int r = 0; r < world_; ++r) {
+        for (size_t i = 0; i < numel; ++i) {
+          gradients[r][i] = options_.momentum.beta * velocities_[0][i] + gradients[r][i];
+        }
       }
     }
+    for (const Chunk& chunk : chunks) {
+      if (chunk.sparse) {
+        ReduceEntries(gradients, chunk, scale, result);
+        continue;
+      }
+      for (int owner = 0; owner < world_; ++owner) {
+        ReduceShard(gradients, chunk, owner, scale, result);
+      }
+    }
+    if (options_.momentum.beta != 0.0f && !chunks[0].sparse) Advance(result);
+    ++step_;
     return result;
   }
 
  private:
-  void ReduceShard(std::vector<std::vector<float>>& gradients, Range shard, int owner, float scale,
-                   std::vector<float>& result) {
+  // The result is the new momentum; with Nesterov the step is g + beta * m.
+  void Advance(std::vector<float>& result) {
+    const float beta = options_.momentum.beta;
+    const std::vector<float> m = result;
+    if (options_.momentum.nesterov) {
+      for (size_t i = 0; i < m.size(); ++i) {
+        const float g = -beta * velocities_[0][i] + m[i];
+        result[i] = beta * m[i] + g;
+      }
+    }
+    velocities_[0] = m;
+  }
+
+  const CodecPair& codec() const { return options_.codecs[0]; }
+
+  EncodeExtras Extras(const CodecSpec& spec, int hop, size_t place) const {
+    EncodeExtras extras;
+    extras.draws = {.key = HashCombine(HashCombine(spec.seed, HashBytes("g")),
+                                       static_cast<uint64_t>(hop)),
+                    .stream = step_,
+                    .first = place};
+    return extras;
+  }
+
+  void ReduceShard(std::vector<std::vector<float>>& gradients, const Chunk& chunk, int owner,
+                   float scale, std::vector<float>& result) {
+    const Range shard = chunk.shard(owner);
     const size_t numel = shard.end - shard.begin;
+    const auto [up, down] = codec();
     const Backend& codecs = ScalarBackend();
-    std::vector<uint8_t> wire(EncodedBytes(options_.codec, numel));
+    std::vector<uint8_t> wire(EncodedBytes(up, numel)), back(EncodedBytes(down, numel));
     std::vector<float> sum, decoded(numel);
     for (int r = 0; r < world_; ++r) {
-      float* residual = feedback_ ? residuals_[r].data() + shard.begin : nullptr;
       const TensorView own{gradients[r].data() + shard.begin, numel};
       if (r == owner) {
         decoded.assign(gradients[r].begin() + shard.begin, gradients[r].begin() + shard.end);
       } else {
-        codecs.Encode(options_.codec, own, residual, wire.data());
-        codecs.Decode(options_.codec, wire.data(), {decoded.data(), numel});
+        codecs.Encode(up, own, Residual(r, shard), wire.data(), Extras(up, r + 1, shard.begin));
+        codecs.Decode(up, wire.data(), {decoded.data(), numel});
       }
       if (sum.empty()) {
         sum = decoded;
@@ -52,15 +96,36 @@ class ReferenceAllReduce {
       }
     }
     for (float& value : sum) value *= scale;
-    float* residual = feedback_ ? residuals_[owner].data() + shard.begin : nullptr;
-    codecs.Encode(options_.codec, {sum.data(), numel}, residual, wire.data());
-    codecs.Decode(options_.codec, wire.data(), {result.data() + shard.begin, numel});
+    codecs.Encode(down, {sum.data(), numel}, Residual(owner, shard), back.data(),
+                  Extras(down, 0, shard.begin));
+    codecs.Decode(down, back.data(), {result.data() + shard.begin, numel});
+  }
+
+  void ReduceEntries(std::vector<std::vector<float>>& gradients, const Chunk& chunk, float scale,
+                     std::vector<float>& result) {
+    const size_t begin = chunk.elements.begin, numel = chunk.numel();
+    const CodecSpec spec = codec().up.AtStep(step_);
+    std::vector<uint8_t> wire(EncodedBytes(spec, numel));
+    for (int r = 0; r < world_; ++r) {
+      EncodeExtras extras;
+      extras.momentum = options_.momentum.beta;
+      extras.nesterov = options_.momentum.nesterov;
+      if (extras.momentum != 0.0f) extras.velocity = velocities_[r].data() + begin;
+      ScalarBackend().Encode(spec, {gradients[r].data() + begin, numel},
+                             residuals_[r].data() + begin, wire.data(), extras);
+      ScalarBackend().DecodeAdd(spec, wire.data(), {result.data() + begin, numel});
+    }
+    for (size_t i = begin; i < begin + numel; ++i) result[i] *= scale;
+  }
+
+  float* Residual(int rank, Range shard) {
+    return codec().uses_feedback() ? residuals_[rank].data() + shard.begin : nullptr;
   }
 
   const int world_;
   const Options options_;
-  const bool feedback_;
-  std::vector<std::vector<float>> residuals_;
+  uint64_t step_ = 0;
+  std::vector<std::vector<float>> residuals_, velocities_;  // dense: one velocity for all
 };
 
 }  // namespace thinwire

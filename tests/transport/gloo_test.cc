@@ -37,7 +37,7 @@ class GlooProcesses : public testing::Test {
         ConnectGloo({rank, size, MakeFileStore(folder_), "p/", "", "", Clock::now() + seconds(20)});
     if (!transport.ok()) return nullptr;
     Options options;
-    options.codec = *CodecSpec::Parse("int4");
+    options.codecs = {*CodecPair::Parse("int4")};
     options.timeout = timeout;
     return *Engine::Create(options, *std::move(transport));
   }

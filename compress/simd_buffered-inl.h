@@ -1,0 +1,205 @@
+// The blocks that take a detour through a buffer: stochastic rounding and the Hadamard transform.
+// Included once for each target.
+#if defined(THINWIRE_COMPRESS_SIMD_BUFFERED_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef THINWIRE_COMPRESS_SIMD_BUFFERED_INL_H_
+#undef THINWIRE_COMPRESS_SIMD_BUFFERED_INL_H_
+#else
+#define THINWIRE_COMPRESS_SIMD_BUFFERED_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "compress/hadamard.h"
+#include "compress/philox.h"
+#include "compress/simd_quantise-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::simd::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using VU = hn::Vec<U>;
+
+// Both halves of the 64-bit products of 32-bit lanes.
+HWY_INLINE void MultiplyWide(VU a, uint32_t factor, VU* high, VU* low) {
+  const hn::RepartitionToWide<U> wide;
+  const VU b = hn::Set(U(), factor);
+  const auto even = hn::MulEven(a, b);
+  const auto odd = hn::MulEven(hn::BitCast(U(), hn::ShiftRight<32>(hn::BitCast(wide, a))), b);
+  *high = hn::OddEven(hn::BitCast(U(), odd), hn::BitCast(U(), hn::ShiftRight<32>(even)));
+  *low = hn::OddEven(hn::BitCast(U(), hn::ShiftLeft<32>(odd)), hn::BitCast(U(), even));
+}
+
+// Philox of philox.h, lane by lane.
+HWY_INLINE void PhiloxLanes(VU* c, uint64_t key) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+#pragma GCC unroll 10
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    VU high0, low0, high1, low1;
+    MultiplyWide(c[0], kPhiloxMul[0], &high0, &low0);
+    MultiplyWide(c[2], kPhiloxMul[1], &high1, &low1);
+    c[0] = hn::Xor(hn::Xor(high1, c[1]), hn::Set(U(), k0));
+    c[1] = low1;
+    c[2] = hn::Xor(hn::Xor(high0, c[3]), hn::Set(U(), k1));
+    c[3] = low0;
+    k0 += kPhiloxWeyl[0];
+    k1 += kPhiloxWeyl[1];
+  }
+}
+
+HWY_INLINE V Uniform(VU draw) {
+  const V value = hn::ConvertTo(F(), hn::BitCast(I(), draw));
+  return hn::Mul(hn::Add(value, hn::Set(F(), 0.5f)), hn::Set(F(), 1.0f / 65536.0f));
+}
+
+// The uniform numbers of kDrawGroup elements, of which the first is at `place` of the draws.
+HWY_INLINE void UniformsOf(const Draws& draws, uint64_t place, float* HWY_RESTRICT out) {
+  const uint64_t counter = (draws.first + place) / kDrawGroup * kDrawLanes;
+  for (size_t lane = 0; lane < kDrawLanes; lane += kLanes) {
+    // Sixteen counters share their upper word: the first one is a multiple of sixteen.
+    VU c[4] = {hn::Iota(U(), static_cast<uint32_t>(counter) + static_cast<uint32_t>(lane)),
+               hn::Set(U(), static_cast<uint32_t>(counter >> 32)),
+               hn::Set(U(), static_cast<uint32_t>(draws.stream)),
+               hn::Set(U(), static_cast<uint32_t>(draws.stream >> 32))};
+    PhiloxLanes(c, draws.key);
+#pragma GCC unroll 4
+    for (size_t word = 0; word < 4; ++word) {
+      float* to = out + 2 * kDrawLanes * word + lane;
+      hn::Store(Uniform(hn::And(c[word], hn::Set(U(), 0xffff))), F(), to);
+      hn::Store(Uniform(hn::ShiftRight<16>(c[word])), F(), to + kDrawLanes);
+    }
+  }
+}
+
+// One butterfly of a stride below the vector's length: the partner, plus or minus the own value.
+template <size_t kStride>
+HWY_INLINE V ButterflyWithin(V v) {
+  alignas(64) uint32_t minus[kLanes];
+  for (size_t i = 0; i < kLanes; ++i) minus[i] = i & kStride ? ~kAbsMask : 0;
+  const V own = hn::Xor(v, hn::BitCast(F(), hn::Load(U(), minus)));
+  if constexpr (kStride == 1) return hn::Add(hn::Shuffle2301(v), own);
+  if constexpr (kStride == 2) return hn::Add(hn::Shuffle1032(v), own);
+  if constexpr (kStride == 4) return hn::Add(hn::SwapAdjacentBlocks(v), own);
+  if constexpr (kStride == 8) return hn::Add(hn::ConcatLowerUpper(F(), v, v), own);
+}
+
+// Butterflies of hadamard.h on 256 aligned floats.
+HWY_INLINE void ButterfliesOf(float* HWY_RESTRICT x) {
+  for (size_t i = 0; i < kTransform; i += kLanes) {
+    V v = ButterflyWithin<2>(ButterflyWithin<1>(hn::Load(F(), x + i)));
+    if constexpr (kLanes >= 8) v = ButterflyWithin<4>(v);
+    if constexpr (kLanes >= 16) v = ButterflyWithin<8>(v);
+    hn::Store(v, F(), x + i);
+  }
+  for (size_t stride = kLanes; stride < kTransform; stride *= 2) {
+    for (size_t begin = 0; begin < kTransform; begin += 2 * stride) {
+      for (size_t i = begin; i < begin + stride; i += kLanes) {
+        const V a = hn::Load(F(), x + i), b = hn::Load(F(), x + i + stride);
+        hn::Store(hn::Add(a, b), F(), x + i);
+        hn::Store(hn::Sub(a, b), F(), x + i + stride);
+      }
+    }
+  }
+}
+
+HWY_INLINE void MultiplyBy(const float* HWY_RESTRICT factors, float* HWY_RESTRICT x) {
+  for (size_t i = 0; i < kTransform; i += kLanes) {
+    hn::Store(hn::Mul(hn::Load(F(), x + i), hn::Load(F(), factors + i)), F(), x + i);
+  }
+}
+
+// Quantises the block in `x` and leaves its decoded values there.
+template <int kBits>
+HWY_INLINE void QuantiseBuffer(size_t vectors, const BlockScale& s, const float* uniforms,
+                               float* HWY_RESTRICT x, uint8_t* HWY_RESTRICT codes) {
+  const V scale = hn::Set(F(), s.scale), inverse = hn::Set(F(), s.inverse);
+  const V top = hn::Set(F(), kBits == 8 ? 127.0f : 7.0f), bottom = hn::Neg(top);
+  constexpr size_t kStep = kGroup<kBits>;
+  for (size_t j = 0; j < vectors; j += kStep) {
+    hn::Vec<I> k[kStep];
+#pragma GCC unroll 8
+    for (size_t t = 0; t < kStep; ++t) {
+      float* place = x + kLanes * (j + t);
+      V scaled = hn::Mul(hn::Load(F(), place), inverse);
+      if (uniforms != nullptr) {
+        scaled = hn::Floor(hn::Add(scaled, hn::Load(F(), uniforms + kLanes * (j + t))));
+      }
+      k[t] = RoundToInt(hn::Min(hn::Max(scaled, bottom), top));
+      hn::Store(hn::Mul(hn::ConvertTo(F(), k[t]), scale), F(), place);
+    }
+    PackGroup<kBits>(k, codes + kLanes * kBits / 8 * j);
+  }
+}
+
+template <int kBits, bool kFeedback>
+HWY_INLINE void EncodeBuffered(const Blocks& blocks, const float* HWY_RESTRICT g,
+                               float* HWY_RESTRICT r, uint8_t* HWY_RESTRICT scales,
+                               uint8_t* HWY_RESTRICT codes) {
+  const size_t block = blocks.block, vectors = block / kLanes;
+  alignas(64) float buffer[4096];
+  alignas(64) float uniforms[4096];
+  for (size_t b = 0; b < blocks.count; ++b, g += block, r += kFeedback ? block : 0) {
+    uint8_t* scale = scales + 2 * b;
+    uint8_t* to = codes + block * kBits / 8 * b;
+    PrefetchBlock(g, block * sizeof(float));
+    if constexpr (kFeedback) PrefetchBlock(r, block * sizeof(float));
+    for (size_t j = 0; j < block; j += kLanes) {
+      hn::Store(LoadX<kFeedback>(g + j, r + j), F(), buffer + j);
+    }
+    if (blocks.signs != nullptr) {
+      MultiplyBy(blocks.signs, buffer);
+      ButterfliesOf(buffer);
+    }
+    BlockScale s = HeadOf<kBits>(vectors, blocks.filled, [&](size_t j) HWY_ATTR {
+      return hn::Load(F(), buffer + kLanes * j);
+    });
+    if (HWY_UNLIKELY(IsSpecial(s.magnitude))) {
+      EncodeSpecial<kBits, kFeedback>(vectors, s.magnitude, g, r, scale, to);
+      continue;
+    }
+    if (blocks.signs != nullptr) s = ScaleFor<kBits>(BitsOf(kClip * FloatOf(s.magnitude)));
+    StoreScale(s.scale, scale);
+    if (blocks.draws != nullptr) {
+      for (size_t i = 0; i < block; i += kDrawGroup) {
+        UniformsOf(*blocks.draws, block * b + i, uniforms + i);
+      }
+    }
+    QuantiseBuffer<kBits>(vectors, s, blocks.draws != nullptr ? uniforms : nullptr, buffer, to);
+    if constexpr (!kFeedback) continue;
+    if (blocks.signs != nullptr) {
+      ButterfliesOf(buffer);
+      MultiplyBy(blocks.signs, buffer);
+    }
+    for (size_t j = 0; j < block; j += kLanes) {
+      const V x = LoadX<true>(g + j, r + j);
+      hn::StoreU(hn::Sub(x, hn::Load(F(), buffer + j)), F(), r + j);
+    }
+  }
+}
+
+// Undoes the transform of decoded blocks of 256.
+template <bool kAdd>
+HWY_INLINE void DecodeTransformed(const Blocks& blocks, const uint8_t* HWY_RESTRICT scales,
+                                  const uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT out) {
+  alignas(64) float buffer[kTransform];
+  for (size_t b = 0; b < blocks.count; ++b, out += kTransform, codes += kTransform / 2) {
+    const Blocks one{.bits = 4, .block = kTransform, .count = 1, .filled = kTransform};
+    if (HWY_UNLIKELY(!IsTransformed(LoadScale(scales + 2 * b)))) {
+      DecodeLoop<4, kAdd>(one, scales + 2 * b, codes, out);
+      continue;
+    }
+    DecodeLoop<4, false>(one, scales + 2 * b, codes, buffer);
+    ButterfliesOf(buffer);
+    MultiplyBy(blocks.signs, buffer);
+    for (size_t j = 0; j < kTransform; j += kLanes) {
+      V value = hn::Load(F(), buffer + j);
+      if constexpr (kAdd) value = hn::Add(hn::LoadU(F(), out + j), value);
+      hn::StoreU(value, F(), out + j);
+    }
+  }
+}
+
+}  // namespace thinwire::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // THINWIRE_COMPRESS_SIMD_BUFFERED_INL_H_

@@ -1,0 +1,243 @@
+// How the k largest are found. A threshold is guessed: the last step's, or one from a sample. One
+// pass adds the residual and collects what is not below it, the candidates. Whenever their room is
+// full, all but the k largest are dropped and the threshold rises. If fewer than k were found, the
+// threshold was too high, and further passes collect what lies below. So the result is exact
+// whatever the guess was.
+#include "compress/topk_encode.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "compress/codec_list.h"
+#include "compress/simd_kernels.h"
+#include "compress/stages.h"
+#include "compress/topk.h"
+
+namespace thinwire {
+namespace {
+
+constexpr size_t kSlack = 16;  // words that a vector may write behind the last candidate
+constexpr size_t kSample = 4096;
+constexpr float kCarry = 15.0f / 16;  // of the k-th magnitude: what the next step starts from
+constexpr uint32_t kAllKeys = kAbsMask;
+
+size_t Capacity(size_t k, size_t numel) { return std::min(numel, 3 * k + 2 * kStage) + kStage; }
+
+// The key of the k-th largest of `count` values: a radix selection over 11, 11 and 9 bits.
+uint32_t KthLargest(const uint32_t* bits, size_t count, size_t k) {
+  uint32_t prefix = 0;
+  int known = 31;  // bits of the key below those that are settled
+  for (const int width : {11, 11, 9}) {
+    std::array<uint32_t, 2048> bins{};
+    const int shift = known - width;
+    const uint32_t mask = (1u << width) - 1;
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t key = bits[i] & kAbsMask;
+      if (key >> known == prefix) ++bins[key >> shift & mask];
+    }
+    uint32_t bin = mask;
+    while (bins[bin] < k) k -= bins[bin--];
+    prefix = prefix << width | bin;
+    known = shift;
+  }
+  return prefix;
+}
+
+// Elements by ascending index.
+class Candidates {
+ public:
+  Candidates(std::span<uint32_t> scratch, size_t k, size_t numel)
+      : capacity_(Capacity(k, numel)),
+        k_(k),
+        index_(scratch.data()),
+        bits_(scratch.data() + capacity_ + kSlack) {}
+
+  size_t count() const { return count_; }
+  uint32_t index(size_t i) const { return index_[i]; }
+  float value(size_t i) const { return FloatOf(bits_[i]); }
+  uint32_t* next_index() { return index_ + count_; }
+  uint32_t* next_bits() { return bits_ + count_; }
+  void Grow(size_t by) { count_ += by; }
+
+  // Makes room for `more`, for which everything but the k largest may go. Returns what a further
+  // element must reach to be among them: ties go to the lower index, which is already here.
+  uint32_t MakeRoom(size_t more, uint32_t low) {
+    if (count_ + more <= capacity_) return low;
+    return KeepLargest() + 1;
+  }
+
+  // Drops all but the k largest, of equal ones the first. Returns the k-th key.
+  uint32_t KeepLargest() {
+    const uint32_t last = KthLargest(bits_, count_, k_);
+    size_t larger = 0;
+    for (size_t i = 0; i < count_; ++i) larger += (bits_[i] & kAbsMask) > last;
+    size_t ties = k_ - larger, kept = 0;
+    for (size_t i = 0; i < count_; ++i) {
+      const uint32_t key = bits_[i] & kAbsMask;
+      if (key < last || (key == last && ties == 0)) continue;
+      if (key == last) --ties;
+      index_[kept] = index_[i];
+      bits_[kept++] = bits_[i];
+    }
+    count_ = kept;
+    return last;
+  }
+
+  // Drops from candidate `from` on those whose index is listed.
+  void Forget(const std::vector<uint32_t>& indices, size_t from) {
+    size_t kept = from;
+    for (size_t i = from; i < count_; ++i) {
+      if (std::binary_search(indices.begin(), indices.end(), index_[i])) continue;
+      index_[kept] = index_[i];
+      bits_[kept++] = bits_[i];
+    }
+    count_ = kept;
+  }
+
+  // Candidates [0, sorted) ascend, and the rest do; after this all do.
+  void Merge(size_t sorted) {
+    std::vector<std::pair<uint32_t, uint32_t>> all(count_);
+    for (size_t i = 0; i < count_; ++i) all[i] = {index_[i], bits_[i]};
+    std::inplace_merge(all.begin(), all.begin() + static_cast<ptrdiff_t>(sorted), all.end());
+    for (size_t i = 0; i < count_; ++i) std::tie(index_[i], bits_[i]) = all[i];
+  }
+
+ private:
+  const size_t capacity_, k_;
+  uint32_t* const index_;
+  uint32_t* const bits_;
+  size_t count_ = 0;
+};
+
+class Encoder {
+ public:
+  Encoder(const CodecSpec& spec, TensorView gradient, float* residual, const EncodeExtras& extras)
+      : gradient_(gradient),
+        residual_(residual),
+        extras_(extras),
+        k_(EntryCount(spec, gradient.numel)),
+        own_scratch_(extras.scratch.empty() ? TopKScratchWords(spec, gradient.numel) : 0),
+        candidates_(extras.scratch.empty() ? std::span(own_scratch_) : extras.scratch, k_,
+                    gradient.numel) {
+    momentum_ = {extras.velocity, extras.momentum, extras.nesterov};
+  }
+
+  void Run(const ShardLayout& layout, uint8_t* wire) {
+    uint32_t low = FirstGuess();
+    Collect(low);
+    while (candidates_.count() < k_) {
+      const uint32_t highest = low - 1;
+      low = BitsOf(FloatOf(low) * 0.25f);
+      if (low < kTinyBits) low = 0;
+      CollectBelow(low, highest);
+    }
+    const uint32_t last = candidates_.KeepLargest();
+    if (extras_.threshold != nullptr) {
+      *extras_.threshold = BitsOf(FloatOf(std::min(last, kHugeBits)) * kCarry);
+    }
+    Send(layout, wire);
+  }
+
+ private:
+  uint32_t FirstGuess() const {
+    if (extras_.threshold != nullptr && *extras_.threshold != 0) return *extras_.threshold;
+    return gradient_.numel <= 4 * kSample ? 0 : SampledThreshold();
+  }
+
+  // From every so-many-th element, jittered; low enough that k elements very probably reach it.
+  uint32_t SampledThreshold() const {
+    const size_t stride = gradient_.numel / kSample;
+    std::array<uint32_t, kSample> sample;
+    for (size_t i = 0; i < kSample; ++i) {
+      const size_t at = i * stride + i * 40503u % stride;
+      float x;
+      ToFloats(gradient_.Slice(at, 1), &x);
+      if (residual_ != nullptr) x += Get<float>(residual_, at);
+      if (momentum_.u != nullptr) x += momentum_.beta * Get<float>(momentum_.u, at);
+      sample[i] = BitsOf(x);
+    }
+    const double expected = static_cast<double>(kSample) * static_cast<double>(k_) /
+                            static_cast<double>(gradient_.numel);
+    const double generous = expected + 4 * std::sqrt(expected) + 4;
+    if (generous >= kSample) return 0;
+    return std::min(KthLargest(sample.data(), kSample, static_cast<size_t>(generous)), kHugeBits);
+  }
+
+  // x = g + r into the residual, and the candidates from `low` on.
+  void Collect(uint32_t low) {
+    ForEachStage(gradient_, [&](const float* g, size_t begin, size_t n) {
+      low = std::min(candidates_.MakeRoom(n, low), kAllKeys);  // nothing beats the largest NaN
+      const auto at = static_cast<uint32_t>(begin);
+      uint32_t *index = candidates_.next_index(), *bits = candidates_.next_bits();
+      if (residual_ == nullptr) {
+        candidates_.Grow(simd::Scan(g, n, at, low, kAllKeys, index, bits));
+        return;
+      }
+      simd::Momentum momentum = momentum_;
+      if (momentum.u != nullptr) momentum.u += begin;
+      // Elements that are not finite must be seen, since they leave their residual alone; what they
+      // are not larger than is dropped again.
+      candidates_.Grow(simd::AddAndScan(g, residual_ + begin, momentum, n, at,
+                                        std::min(low, kHugeBits), index, bits));
+    });
+  }
+
+  // Rare, so it may allocate. The residual holds x now, but for elements that are not finite; those
+  // are all among the candidates already.
+  void CollectBelow(uint32_t low, uint32_t highest) {
+    const size_t found = candidates_.count();
+    std::vector<uint32_t> not_finite;
+    for (size_t i = 0; i < found; ++i) {
+      if (!StoresResidual(candidates_.value(i))) not_finite.push_back(candidates_.index(i));
+    }
+    const TensorView x = residual_ == nullptr ? gradient_ : TensorView{residual_, gradient_.numel};
+    ForEachStage(x, [&](const float* part, size_t begin, size_t n) {
+      low = candidates_.MakeRoom(n, low);
+      const size_t before = candidates_.count();
+      candidates_.Grow(simd::Scan(part, n, static_cast<uint32_t>(begin), low, highest,
+                                  candidates_.next_index(), candidates_.next_bits()));
+      if (residual_ != nullptr && !not_finite.empty()) candidates_.Forget(not_finite, before);
+    });
+    candidates_.Merge(found);
+  }
+
+  void Send(const ShardLayout& layout, uint8_t* wire) {
+    std::memset(wire, 0, layout.codes_at);
+    for (size_t i = 0; i < k_; ++i) {
+      const size_t at = candidates_.index(i);
+      const float x = candidates_.value(i);
+      const uint32_t entry = EntryOf(x, at);
+      Put(wire + layout.codes_at, i, entry);
+      Put(wire, at / kSubBlock, Get<uint32_t>(wire, at / kSubBlock) + 1);
+      if (residual_ == nullptr || !StoresResidual(x)) continue;
+      Put(residual_, at, x - EntryValue(entry));
+      if (momentum_.u != nullptr) Put(momentum_.u, at, 0.0f);
+    }
+  }
+
+  const TensorView gradient_;
+  float* const residual_;
+  const EncodeExtras& extras_;
+  const size_t k_;
+  std::vector<uint32_t> own_scratch_;
+  Candidates candidates_;
+  simd::Momentum momentum_;
+};
+
+}  // namespace
+
+size_t TopKScratchWords(const CodecSpec& spec, size_t numel) {
+  return 2 * (Capacity(EntryCount(spec, numel), numel) + kSlack);
+}
+
+void EncodeTopK(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
+                const EncodeExtras& extras) {
+  Encoder(spec, gradient, residual, extras).Run(LayoutOf(spec, gradient.numel), wire);
+}
+
+}  // namespace thinwire
