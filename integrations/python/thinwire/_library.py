@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
 from thinwire import config, errors
@@ -29,9 +29,12 @@ class Options(ctypes.Structure):
         ("rank", c_int),
         ("size", c_int),
         ("store", Store),
+        ("local_group", c_char_p),
         ("store_path", c_char_p),
         ("group", c_char_p),
         ("codec", c_char_p),
+        ("momentum", c_float),
+        ("nesterov", c_int),
         ("policy", c_char_p),
         ("interface_name", c_char_p),
         ("rendezvous_host", c_char_p),
@@ -47,7 +50,13 @@ class Options(ctypes.Structure):
 class Segment(ctypes.Structure):
     """tw_segment"""
 
-    _fields_ = [("name", c_char_p), ("offset", c_size_t), ("count", c_size_t), ("total", c_size_t)]
+    _fields_ = [
+        ("name", c_char_p),
+        ("offset", c_size_t),
+        ("count", c_size_t),
+        ("total", c_size_t),
+        ("codec", c_size_t),
+    ]
 
 
 class Stats(ctypes.Structure):
@@ -89,10 +98,12 @@ _ARGUMENTS: dict[str, list[object]] = {
     ],
     "tw_decode": [c_char_p, c_void_p, c_size_t, c_void_p, c_size_t],
     "tw_comm_stats": [c_void_p, POINTER(Stats)],
+    "tw_comm_codec": [c_void_p, c_size_t, c_char_p, c_size_t],
+    "tw_comm_set_step": [c_void_p, c_uint64],
     "tw_residual_count": [c_void_p, POINTER(c_size_t)],
     "tw_residual_info": [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)],
-    "tw_residual_get": [c_void_p, c_char_p, c_void_p, c_void_p, c_size_t],
-    "tw_residual_set": [c_void_p, c_char_p, c_void_p, c_void_p, c_size_t],
+    "tw_residual_get": [c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t],
+    "tw_residual_set": [c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t],
 }  # fmt: skip
 
 

@@ -31,12 +31,14 @@ class Store(Protocol):
 
 
 class Segment(NamedTuple):
-    """Elements [offset, offset + count) of parameter `name`, which has `total` elements."""
+    """Elements [offset, offset + count) of parameter `name`, which has `total` elements, and goes
+    with codec number `codec` of the group's."""
 
     name: str
     offset: int
     count: int
     total: int
+    codec: int = 0
 
 
 class Segments:
@@ -44,7 +46,7 @@ class Segments:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.array = (_library.Segment * len(segments))(
-            *(_library.Segment(s.name.encode(), s.offset, s.count, s.total) for s in segments)
+            *(_library.Segment(s.name.encode(), *s[1:]) for s in segments)
         )
 
 
@@ -107,7 +109,10 @@ class Communicator:
         if self._callbacks is not None:
             options.store = self._callbacks.struct
         options.group = group.encode()
+        options.local_group = _encoded(config.local_group)
         options.codec = config.codec.encode()
+        options.momentum = config.momentum
+        options.nesterov = int(config.nesterov)
         options.policy = config.policy.encode()
         options.interface_name = _encoded(config.interface)
         options.rendezvous_host = _encoded(config.rendezvous_host)
@@ -163,6 +168,16 @@ class Communicator:
         names = ["all_reduces", "raw_bytes", "wire_bytes", *(f"{stage}_s" for stage in STAGES)]
         return {name: getattr(stats, name) for name in names}
 
+    def codec(self, index: int) -> str:
+        """What codec number `index` became: topk is int4 where that costs fewer bytes."""
+        text = ctypes.create_string_buffer(_MAX_NAME)
+        _library.check(self._library.tw_comm_codec(self._open(), index, text, _MAX_NAME))
+        return text.value.decode()
+
+    def set_step(self, step: int) -> None:
+        """The step that the next allreduce of every name is; the same on all ranks."""
+        _library.check(self._library.tw_comm_set_step(self._open(), step))
+
     def residuals(self) -> dict[str, int]:
         """Parameter name -> number of elements. Only while nothing is in flight."""
         count, sizes = c_size_t(), {}
@@ -175,15 +190,25 @@ class Communicator:
             sizes[name.value.decode()] = numel.value
         return sizes
 
-    def get_residual(self, name: str, first: int, second: int, numel: int) -> None:
-        """Writes both residuals of a parameter, `numel` floats each, to the two addresses."""
-        status = self._library.tw_residual_get(self._open(), name.encode(), first, second, numel)
-        _library.check(status)
+    def get_residual(
+        self, name: str, first: int, second: int, momentum: int | None, numel: int
+    ) -> None:
+        """Writes both residuals of a parameter, and its momentum if asked for, `numel` floats each,
+        to the addresses."""
+        handle = self._open()
+        _library.check(
+            self._library.tw_residual_get(handle, name.encode(), first, second, momentum, numel)
+        )
 
-    def set_residual(self, name: str, first: int, second: int, numel: int) -> None:
-        """Reads both residuals of a parameter, `numel` floats each, from the two addresses."""
-        status = self._library.tw_residual_set(self._open(), name.encode(), first, second, numel)
-        _library.check(status)
+    def set_residual(
+        self, name: str, first: int, second: int, momentum: int | None, numel: int
+    ) -> None:
+        """Reads both residuals of a parameter, and its momentum if there is one, `numel` floats
+        each, from the addresses."""
+        handle = self._open()
+        _library.check(
+            self._library.tw_residual_set(handle, name.encode(), first, second, momentum, numel)
+        )
 
     def abort(self) -> None:
         """Fails the group on every rank."""

@@ -43,7 +43,9 @@ _T = TypeVar("_T")
 class Config:
     """What a process group is set up with. None: the library's default."""
 
-    codec: str = "int4"
+    codec: str = "int4"  # several, separated by ";", which segments choose from
+    momentum: float = 0.0  # of SGD, owned by the library; 0: none
+    nesterov: bool = False
     policy: str = "wfbp"  # or "fifo"
     interface: str | None = None  # network interface to listen on
     rendezvous_host: str | None = None  # listen where this host is reached; None: loopback
@@ -52,6 +54,7 @@ class Config:
     chunk_bytes: int | None = None  # of fp32 input
     min_bytes: int | None = None  # smaller tensors go raw; 0: none does
     trace: str | None = None  # file
+    local_group: str | None = None  # ranks are threads of this process, which meet under this name
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:
@@ -117,6 +120,8 @@ def resolve(
     chunk_bytes: int | None = None,
     min_bytes: int | None = None,
     trace: str | None = None,
+    momentum: float = 0.0,
+    nesterov: bool = False,
 ) -> Config:
     """Settles every setting once. InvalidArgumentError for a value that can't be."""
     _warn_of_unknown_names()
@@ -135,8 +140,12 @@ def resolve(
     _positive("lanes", lanes)
     _positive("chunk_bytes", chunk_bytes)
     _positive("min_bytes", min_bytes, at_least=-1)
+    if not (isinstance(momentum, (int, float)) and 0 <= momentum < 1):
+        raise _invalid("momentum", "a number from 0 to below 1", momentum)
     return Config(
         codec=_choose(codec, "THINWIRE_CODEC", str, "a codec") or "int4",
+        momentum=float(momentum),
+        nesterov=bool(nesterov),
         policy=policy or "wfbp",
         interface=_choose(interface, "THINWIRE_IFACE", str, "an interface") or gloo_interface,
         rendezvous_host=os.environ.get("MASTER_ADDR"),

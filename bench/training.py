@@ -1,0 +1,118 @@
+"""One training run of the accuracy benchmark: a task, a method, a seed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tasks import Task, evaluate, loss_of
+from workers import Workers
+
+_POINTS = 40  # of a learning curve
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer."""
+
+    name: str
+    codec: str
+    feedback: bool = True
+    owns_momentum: bool = False
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("fp32", "fp32"),
+        Method("bf16", "bf16"),
+        Method("int8", "int8"),
+        Method("int4", "int4"),
+        Method("int4, no feedback", "int4", feedback=False),
+        Method("int4 Hadamard", "int4:hadamard=1"),
+        Method("onebit", "onebit", owns_momentum=True),
+        Method("onebit both ways", "onebit:down=onebit", owns_momentum=True),
+        Method("topk 1 %", "topk:density=0.01"),
+        Method("topk 0.1 % DGC", "topk:density=0.001,warmup={warmup}", owns_momentum=True),
+    )
+}
+
+
+def spec_of(method: Method, task: Task) -> str:
+    """DGC's density falls during the first quarter of the run."""
+    return method.codec.format(warmup=task.steps // 4)
+
+
+def batches(task: Task, workers: int, seed: int) -> Iterator[list[torch.Tensor]]:
+    """Rows for each worker, step by step: the same for every method."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = task.batch * workers
+    done = 0
+    while done < task.steps:
+        order = torch.randperm(task.data.train_size, generator=generator)
+        for rows in order.split(whole)[: task.data.train_size // whole]:
+            if done == task.steps:
+                return
+            yield list(rows.chunk(workers))
+            done += 1
+
+
+def gradients_of(
+    task: Task, model: torch.nn.Module, rows: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], float]:
+    """Every worker's flat gradient, and the mean loss."""
+    flat, losses = [], []
+    parameters = list(model.parameters())
+    for part in rows:
+        loss = loss_of(model, task.data.batch(part))
+        flat.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
+        losses.append(loss.item())
+    return flat, sum(losses) / len(losses)
+
+
+def train(task: Task, method: Method, seed: int, workers: int) -> dict[str, Any]:
+    """Trains from the seed; the run's row."""
+    torch.manual_seed(seed)
+    model = task.make_model()
+    parameters = dict(model.named_parameters())
+    momentum = task.momentum if method.owns_momentum else 0.0
+    group = Workers(workers, parameters, spec_of(method, task), momentum, method.feedback)
+    optimizer = torch.optim.SGD(
+        parameters.values(), lr=task.rate, momentum=task.momentum - momentum
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / task.steps))
+    )
+    sizes = [p.numel() for p in parameters.values()]
+    curve, recent, start = [], [], time.monotonic()
+    for step, rows in enumerate(batches(task, workers, seed), 1):
+        flat, loss = gradients_of(task, model, rows)
+        for p, g in zip(parameters.values(), group.all_reduce(flat).split(sizes), strict=True):
+            p.grad = g.view_as(p)
+        optimizer.step()
+        schedule.step()
+        recent.append(loss)
+        if step * _POINTS // task.steps != (step - 1) * _POINTS // task.steps:
+            curve.append((step, sum(recent) / len(recent)))
+            recent = []
+    stats, codec = group.stats(), group.codec()
+    group.close()
+    accuracy, test_loss = evaluate(task, model)
+    return {
+        "task": task.name,
+        "method": method.name,
+        "codec": codec,
+        "seed": seed,
+        "workers": workers,
+        "steps": task.steps,
+        "accuracy": accuracy,
+        "test_loss": test_loss,
+        "train_loss": curve[-1][1],
+        "ratio": stats["raw_bytes"] / stats["wire_bytes"],
+        "curve": curve,
+        "seconds": time.monotonic() - start,
+    }
