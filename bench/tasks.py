@@ -18,7 +18,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 # The Jargon File, as Debian's package jargon-text ships it.
 TEXT = Path("/usr/share/doc/jargon-text/jargon.txt.gz")
-_CONTEXT = 48  # characters that the language model reads at once
+_CONTEXT = 32  # characters that the language model reads at once
 _VOCABULARY = 128
 
 
@@ -27,9 +27,9 @@ class CharLM(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(_VOCABULARY, 64)
-        self.lstm = nn.LSTM(64, 192, batch_first=True)
-        self.head = nn.Linear(192, _VOCABULARY)
+        self.embed = nn.Embedding(_VOCABULARY, 32)
+        self.lstm = nn.LSTM(32, 128, batch_first=True)
+        self.head = nn.Linear(128, _VOCABULARY)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.lstm(self.embed(x))[0]).transpose(1, 2)
@@ -44,9 +44,9 @@ def _mlp() -> nn.Module:
 def _cnn() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10),
+        nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32 * 7 * 7, 64), nn.ReLU(), nn.Linear(64, 10),
     )  # fmt: skip
 
 

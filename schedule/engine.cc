@@ -96,6 +96,7 @@ class Alone final : public Engine {
   }
   ErrorFeedback& error_feedback() override { return feedback_; }
   const std::vector<CodecPair>& codecs() const override { return options_.codecs; }
+  bool GoesRaw(const TensorView&) const override { return true; }
   void SetStep(uint64_t) override {}
 
  private:
@@ -137,6 +138,7 @@ class Checked final : public Engine {
   Stats stats() const override { return engine_->stats(); }
   ErrorFeedback& error_feedback() override { return engine_->error_feedback(); }
   const std::vector<CodecPair>& codecs() const override { return engine_->codecs(); }
+  bool GoesRaw(const TensorView& input) const override { return engine_->GoesRaw(input); }
   void SetStep(uint64_t step) override { engine_->SetStep(step); }
 
  private:

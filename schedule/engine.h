@@ -58,6 +58,9 @@ class Engine {
   // What the codecs of Options became: topk is int4 where that costs fewer bytes.
   virtual const std::vector<CodecPair>& codecs() const = 0;
 
+  // Whether a tensor of that size and dtype goes uncompressed.
+  virtual bool GoesRaw(const TensorView& input) const = 0;
+
   // What step the next allreduce of every name is: topk's warm-up and stochastic rounding go by it.
   // Zero at first; set when a run is resumed.
   virtual void SetStep(uint64_t step) = 0;

@@ -42,6 +42,7 @@ class Group final : public Engine {
   Stats stats() const override;
   ErrorFeedback& error_feedback() override { return feedback_; }
   const std::vector<CodecPair>& codecs() const override { return options_.codecs; }
+  bool GoesRaw(const TensorView& input) const override;
   void SetStep(uint64_t step) override;
 
  private:
@@ -66,7 +67,6 @@ class Group final : public Engine {
   void FinishRaw(const WorkPtr& work);
   enum class Outcome { kDone, kFailed };
   void Retire(const WorkPtr& work, Outcome outcome);
-  bool GoesRaw(const TensorView& input) const;
   void Count(const InFlight& work);
 
   // group_order.cc: what is said on the control channel.

@@ -50,6 +50,12 @@ tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity
   return TW_OK;
 }
 
+tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, int* raw) {
+  if (comm == nullptr || raw == nullptr) return ToC(NullPointer("tw_comm_goes_raw"));
+  *raw = comm->engine->GoesRaw({nullptr, count, static_cast<thinwire::DType>(dtype)}) ? 1 : 0;
+  return TW_OK;
+}
+
 tw_status tw_comm_set_step(tw_comm* comm, uint64_t step) {
   if (comm == nullptr) return ToC(NullPointer("tw_comm_set_step"));
   comm->engine->SetStep(step);

@@ -117,6 +117,9 @@ TW_API tw_status tw_comm_stats(tw_comm* comm, tw_stats* stats);
 /* What codec number `index` of options.codec became: topk is int4 where that costs fewer bytes. */
 TW_API tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity);
 
+/* Whether a tensor of that size goes uncompressed, because it is small. */
+TW_API tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, int* raw);
+
 /* The step that the next allreduce of every name is, from 0: topk's warm-up and stochastic rounding
  * go by it. To be set on all ranks alike, when a run is resumed. */
 TW_API tw_status tw_comm_set_step(tw_comm* comm, uint64_t step);

@@ -99,6 +99,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_decode": [c_char_p, c_void_p, c_size_t, c_void_p, c_size_t],
     "tw_comm_stats": [c_void_p, POINTER(Stats)],
     "tw_comm_codec": [c_void_p, c_size_t, c_char_p, c_size_t],
+    "tw_comm_goes_raw": [c_void_p, c_size_t, c_int, POINTER(c_int)],
     "tw_comm_set_step": [c_void_p, c_uint64],
     "tw_residual_count": [c_void_p, POINTER(c_size_t)],
     "tw_residual_info": [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)],

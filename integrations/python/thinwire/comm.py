@@ -174,6 +174,14 @@ class Communicator:
         _library.check(self._library.tw_comm_codec(self._open(), index, text, _MAX_NAME))
         return text.value.decode()
 
+    def goes_raw(self, count: int, dtype: str) -> bool:
+        """Whether a tensor of that size is exchanged uncompressed."""
+        raw = ctypes.c_int()
+        _library.check(
+            self._library.tw_comm_goes_raw(self._open(), count, DTYPES[dtype], byref(raw))
+        )
+        return raw.value != 0
+
     def set_step(self, step: int) -> None:
         """The step that the next allreduce of every name is; the same on all ranks."""
         _library.check(self._library.tw_comm_set_step(self._open(), step))

@@ -2,6 +2,8 @@
 
 from thinwire.torch import State, hook, attach
 ddp.register_comm_hook(State(codec="int4"), hook)       # or attach(ddp, codec="int4")
+state = attach(ddp, codec="onebit", momentum=0.9)
+move_momentum(optimizer, state)
 """
 
 from __future__ import annotations
@@ -9,6 +11,16 @@ from __future__ import annotations
 from thinwire.torch.checkpoint import merge_state_dicts
 from thinwire.torch.ddp import attach, hook
 from thinwire.torch.functional import Work, all_reduce
-from thinwire.torch.state import State
+from thinwire.torch.onebit_adam import OneBitAdam
+from thinwire.torch.state import State, move_momentum
 
-__all__ = ["State", "Work", "all_reduce", "attach", "hook", "merge_state_dicts"]
+__all__ = [
+    "OneBitAdam",
+    "State",
+    "Work",
+    "all_reduce",
+    "attach",
+    "hook",
+    "merge_state_dicts",
+    "move_momentum",
+]

@@ -12,19 +12,26 @@ import torch.distributed as dist
 from thinwire.comm import Segment, Segments
 from thinwire.errors import Error, InvalidArgumentError
 from thinwire.torch.checkpoint import Residuals
+from thinwire.torch.policy import Policy
+from thinwire.torch.tensors import DTYPES
 
 
 class Buckets:
     """Names parameters: by the given names, else p0, p1, ... as they first appear, which is the
     same order on all ranks because DDP starts its buckets in order."""
 
-    def __init__(self, names: Mapping[torch.Tensor, str] | None) -> None:
+    def __init__(self, names: Mapping[torch.Tensor, str] | None, policy: Policy) -> None:
         self._given = names is not None
         self._names: dict[torch.Tensor, str] = dict(names or {})
+        self._policy = policy
+        self._places: dict[str, tuple[int, str, int]] = {}
         self._layouts: dict[int, tuple[list[int], Segments]] = {}
 
     def name_of(self, parameter: torch.Tensor) -> str:
         return self._names.setdefault(parameter, f"p{len(self._names)}")
+
+    def parameters(self) -> list[torch.Tensor]:
+        return list(self._names)
 
     def describe(self, name: str, bucket: dist.GradBucket) -> str:
         """For messages: the bucket with its first and last parameter."""
@@ -57,7 +64,8 @@ class Buckets:
                     f"{at}; this version of torch lays its buckets out in another way"
                 )
             _check_size(name, numel, restored)
-            segments.append(Segment(name, 0, numel, numel))
+            segments.append(Segment(name, 0, numel, numel, self._policy.index_of(name)))
+            self._places[name] = numel, DTYPES[buffer.dtype], buffer.numel()
             at += numel
         if at != buffer.numel():
             raise Error(
@@ -65,6 +73,10 @@ class Buckets:
                 "version of torch lays its buckets out in another way"
             )
         return segments
+
+    def places(self) -> Mapping[str, tuple[int, str, int]]:
+        """Parameter -> (its elements, dtype and elements of the bucket that it was seen in)."""
+        return self._places
 
     def check(self, residuals: Residuals) -> None:
         """InvalidArgumentError if residuals belong to no parameter, or to one of another size."""
@@ -80,8 +92,8 @@ class Buckets:
 
 
 def _check_size(name: str, numel: int, residuals: Residuals) -> None:
-    if name in residuals and residuals[name][0].numel() != numel:
+    if name in residuals and residuals[name].first.numel() != numel:
         raise InvalidArgumentError(
-            f"the state dict's residual for '{name}' has {residuals[name][0].numel()} elements, "
+            f"the state dict's residual for '{name}' has {residuals[name].first.numel()} elements, "
             f"expected {numel}; load it into the model that it was saved from"
         )

@@ -2,56 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from thinwire.comm import Communicator
 from thinwire.errors import InvalidArgumentError
 
-FORMAT = 1
-
-# Parameter -> (first hop, second hop), flat float32 of the parameter's size.
-Residuals = dict[str, tuple[torch.Tensor, torch.Tensor]]
+FORMAT = 2
 
 
-def read(communicator: Communicator) -> Residuals:
-    """Copies all residuals of this rank. Nothing may be in flight."""
+class Memory(NamedTuple):
+    """What is kept of a parameter: flat float32 tensors of its size."""
+
+    first: torch.Tensor  # residual of the first hop, in units of a gradient
+    second: torch.Tensor  # of the second hop, in units of the mean
+    momentum: torch.Tensor | None = None  # topk: this rank's own; else the same on all ranks
+
+
+Residuals = dict[str, Memory]  # by parameter
+
+
+def read(communicator: Communicator, momentum: bool) -> Residuals:
+    """Copies what this rank keeps. Nothing may be in flight."""
     residuals: Residuals = {}
     for name, numel in communicator.residuals().items():
-        first, second = torch.zeros(numel), torch.zeros(numel)
-        communicator.get_residual(name, first.data_ptr(), second.data_ptr(), numel)
-        residuals[name] = first, second
+        memory = Memory(
+            torch.zeros(numel), torch.zeros(numel), torch.zeros(numel) if momentum else None
+        )
+        communicator.get_residual(name, *_addresses(memory), numel)
+        residuals[name] = memory
     return residuals
 
 
 def write(communicator: Communicator, residuals: Residuals) -> None:
-    """Replaces the residuals of these parameters, and empties those of all others."""
+    """Replaces what is kept of these parameters, and empties that of all others."""
     for name, numel in communicator.residuals().items():
         if name not in residuals:
             zeros = torch.zeros(numel)
-            communicator.set_residual(name, zeros.data_ptr(), zeros.data_ptr(), numel)
-    for name, (first, second) in residuals.items():
-        communicator.set_residual(name, first.data_ptr(), second.data_ptr(), first.numel())
+            communicator.set_residual(name, *_addresses(Memory(zeros, zeros)), numel)
+    for name, memory in residuals.items():
+        communicator.set_residual(name, *_addresses(memory), memory.first.numel())
 
 
-def pack(residuals: Residuals, codec: str, world: int, rank: int) -> dict[str, Any]:
+def _addresses(memory: Memory) -> tuple[int, int, int | None]:
+    momentum = None if memory.momentum is None else memory.momentum.data_ptr()
+    return memory.first.data_ptr(), memory.second.data_ptr(), momentum
+
+
+def pack(
+    residuals: Residuals,
+    codec: str | Mapping[str, str],
+    world: int,
+    rank: int,
+    steps: int,
+    sparse: Collection[str] = (),
+) -> dict[str, Any]:
+    """sparse: parameters that go as topk, whose momentum is this rank's own."""
     return {
         "format": FORMAT,
         "codec": codec,
         "world": world,
         "rank": rank,
+        "steps": steps,
+        "sparse": sorted(sparse),
         "residuals": {
-            name: {"first": first, "second": second} for name, (first, second) in residuals.items()
+            name: {key: value for key, value in memory._asdict().items() if value is not None}
+            for name, memory in residuals.items()
         },
     }
 
 
 def unpack(
     saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], world: int, rank: int
-) -> Residuals:
-    """What rank `rank` of `world` loads. InvalidArgumentError if it is not there."""
+) -> tuple[Residuals, int]:
+    """What rank `rank` of `world` loads, and the steps so far. InvalidArgumentError if it is not
+    there."""
     if not isinstance(saved, Mapping):
         saved = merge_state_dicts(saved, world, rank)
     _check_format(saved)
@@ -68,8 +95,9 @@ def unpack(
                 f"the state dict's residuals for '{name}' have {first.numel()} and "
                 f"{second.numel()} elements, expected as many in both"
             )
-        residuals[name] = first, second
-    return residuals
+        momentum = _flat(both["momentum"]) if "momentum" in both else None
+        residuals[name] = Memory(first, second, momentum)
+    return residuals, saved["steps"]
 
 
 def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int) -> dict[str, Any]:
@@ -77,7 +105,7 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
 
     In the same world it is the rank's own, unchanged. Else the sum of residuals is kept: rank j of
     m takes first + n * second, summed over the old ranks r of n with r % m == j, as its first-hop
-    residual."""
+    residual. topk's momentum is summed the same way; any other is the same on all ranks."""
     for one in saved:
         _check_format(one)
     by_rank = {one["rank"]: one for one in saved}
@@ -93,12 +121,18 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
     for name in sorted({name for one in saved for name in one["residuals"]}):
         parts = [one["residuals"][name] for one in saved if name in one["residuals"]]
         total = torch.zeros(parts[0]["first"].numel())
+        momentum = torch.zeros_like(total) if "momentum" in parts[0] else None
         for r in range(rank, old, world):
             if name in by_rank[r]["residuals"]:
                 both = by_rank[r]["residuals"][name]
                 total += _flat(both["first"]) + old * _flat(both["second"])
-        sums[name] = total, torch.zeros_like(total)
-    return pack(sums, saved[0]["codec"], world, rank)
+                if momentum is not None:
+                    momentum += _flat(both["momentum"])
+        if momentum is not None and name not in saved[0]["sparse"]:
+            momentum = _flat(parts[0]["momentum"])
+        sums[name] = Memory(total, torch.zeros_like(total), momentum)
+    one = saved[0]
+    return pack(sums, one["codec"], world, rank, one["steps"], one["sparse"])
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
+from thinwire.torch.policy import Codec
 from thinwire.torch.state import State
 
 
@@ -21,7 +22,7 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     return state.reduce_bucket(bucket)
 
 
-def attach(ddp: DistributedDataParallel, codec: str | None = None, **options: Any) -> State:
+def attach(ddp: DistributedDataParallel, codec: Codec | None = None, **options: Any) -> State:
     """Registers the hook on a DDP model; residuals and checkpoints carry its parameters' names.
 
     options: as State takes them, but for process_group and names. InvalidArgumentError for anything

@@ -24,6 +24,7 @@ class Session:
         self.group = group
         self.config = config
         self.restored: checkpoint.Residuals = {}  # what load() was given last
+        self._first_step = 0
         self._lock = threading.Lock()
         self._communicator: Communicator | None = None
         self._waiter: Waiter | None = None
@@ -71,6 +72,7 @@ class Session:
         communicator = self.group.connect(self.config)
         try:
             checkpoint.write(communicator, self.restored)
+            communicator.set_step(self._first_step)
         except errors.Error:
             communicator.close()
             raise
@@ -94,12 +96,21 @@ class Session:
         )
         return waiter.add(work, tensor, finish)
 
-    def load(self, residuals: checkpoint.Residuals) -> None:
-        """Replaces all residuals, now or when the group is connected."""
+    def load(self, residuals: checkpoint.Residuals, step: int) -> None:
+        """Replaces everything that is kept, and says which step comes next, now or when the group
+        is connected."""
         self.wait_idle()
         if self._communicator is not None:
             checkpoint.write(self._communicator, residuals)
-        self.restored = residuals
+            self._communicator.set_step(step)
+        self.restored, self._first_step = residuals, step
+
+    def memory(self) -> checkpoint.Residuals:
+        """What is kept of each parameter. Waits until nothing is in flight."""
+        self.wait_idle()
+        if self._communicator is None:
+            return self.restored
+        return checkpoint.read(self._communicator, self.config.momentum != 0)
 
     def wait_idle(self) -> None:
         """Returns when nothing is in flight."""

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import Optimizer
 
 from thinwire import config, errors
-from thinwire.torch import checkpoint, tensors
+from thinwire.torch import checkpoint, momentum as momentum_, tensors
 from thinwire.torch.buckets import Buckets
 from thinwire.torch.group import join
+from thinwire.torch.policy import Codec, Policy
 from thinwire.torch.session import Session
 from thinwire.torch.waiter import failed_future
+
+if TYPE_CHECKING:
+    from thinwire.torch.onebit_adam import OneBitAdam
 
 
 class State:
     """Compresses the gradients of one DDP model.
 
-    codec: "int4" (default), "int8", "bf16", "fp32", with options ("int8:block=128").
+    codec: "int4" (default), "int8", "onebit", "topk:density=0.01", "bf16", "fp32", with options
+      ("int8:block=128,rounding=stochastic,down=int4"); or {pattern of parameter names: codec}, of
+      which the first match wins ({"*.bias": "bf16", "embed.*": "int8", "*": "int4"}).
     process_group: torch's group of the model; None: the default group.
+    momentum, nesterov: of SGD, owned by the state, which then compresses the momentum and hands it
+      to the optimizer; onebit needs it, topk below 1 % as well. Call move_momentum(optimizer,
+      state) before the first backward.
+    clip_value: clips each rank's gradients to [-clip_value, clip_value] before they are exchanged
+      and before they enter the momentum.
     policy: "wfbp" (default) or "fifo", the order of chunks.
     timeout_s: seconds; of connecting, and of one allreduce.
     lanes, chunk_bytes: chunks in flight, and bytes of fp32 in one.
@@ -34,9 +48,12 @@ class State:
 
     def __init__(
         self,
-        codec: str | None = None,
+        codec: Codec | None = None,
         process_group: dist.ProcessGroup | None = None,
         *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        clip_value: float | None = None,
         policy: str | None = None,
         timeout_s: float | None = None,
         lanes: int | None = None,
@@ -47,17 +64,40 @@ class State:
         names: Mapping[torch.Tensor, str] | None = None,
     ) -> None:
         settings = config.resolve(
-            codec=codec, policy=policy, timeout_s=timeout_s, lanes=lanes, chunk_bytes=chunk_bytes,
-            min_bytes=min_bytes, interface=interface, trace=trace,
+            codec=codec if codec is None or isinstance(codec, str) else Policy(codec).joined,
+            policy=policy, timeout_s=timeout_s, lanes=lanes, chunk_bytes=chunk_bytes,
+            min_bytes=min_bytes, interface=interface, trace=trace, momentum=momentum,
+            nesterov=nesterov,
         )  # fmt: skip
+        if clip_value is not None and not clip_value > 0:
+            raise errors.InvalidArgumentError(
+                f"clip_value is {clip_value!r}, expected a number above 0"
+            )
+        self._codecs = Policy(settings.codec if codec is None else codec)
+        self._codecs.check_momentum(settings.momentum)
+        if names is not None:
+            self._codecs.check_names(names.values())
+        elif self._codecs.needs_names:
+            raise errors.InvalidArgumentError(
+                "codec goes by parameter names, which this state does not know; use "
+                "attach(ddp, codec=...), or pass names={parameter: name}"
+            )
+        self._process_group = process_group
         self._session = Session(join(process_group, "state"), settings)
         self._session.close_with(self)
-        self._buckets = Buckets(names)
+        self._buckets = Buckets(names, self._codecs)
+        self._clip_value = clip_value
+        self._pairing: momentum_.Pairing | None = None
+        self._adam: OneBitAdam | None = None
+        self._warmup: Session | None = None
+        self._warmup_steps = 0
         self._steps = 0
 
     @property
-    def codec(self) -> str:
-        return self._session.config.codec
+    def codec(self) -> str | dict[str, str]:
+        """As it was given, or as the environment or the default had it."""
+        rules = self._codecs.rules
+        return rules if self._codecs.needs_names else next(iter(rules.values()))
 
     @property
     def rank(self) -> int:
@@ -67,6 +107,62 @@ class State:
     @property
     def world_size(self) -> int:
         return self._session.group.size
+
+    def pair(self, optimizer: Optimizer) -> None:
+        """What move_momentum does."""
+        settings = self._session.config
+        if not settings.momentum:
+            raise errors.InvalidArgumentError(
+                "this state owns no momentum; make it with State(..., momentum=0.9)"
+            )
+        if self._pairing is not None:
+            raise errors.InvalidArgumentError("this state is paired with an optimizer already")
+        self._pairing, buffers = momentum_.take_over(
+            optimizer, settings.momentum, settings.nesterov
+        )
+        if buffers:
+            self._take_momentum(buffers)
+
+    def pair_adam(self, optimizer: OneBitAdam, beta: float, warmup_steps: int) -> None:
+        """What OneBitAdam does: exchanges fp32 gradients for `warmup_steps` steps, then momentum."""
+        settings = self._session.config
+        if settings.momentum != beta:
+            raise errors.InvalidArgumentError(
+                f"the state's momentum is {settings.momentum}, expected betas[0] = {beta}; make "
+                f"it with State(..., momentum={beta})"
+            )
+        if self._pairing is not None:
+            raise errors.InvalidArgumentError("this state is paired with an optimizer already")
+        plain = dataclasses.replace(settings, codec="fp32", momentum=0.0, nesterov=False)
+        self._warmup = Session(join(self._process_group, "warmup"), plain)
+        self._warmup.close_with(self)
+        self._warmup_steps, self._adam = warmup_steps, optimizer
+        self._pairing = momentum_.Pairing(optimizer, beta, ())
+
+    def _take_momentum(self, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        kept = dict(self._session.memory())
+        for parameter, buffer in buffers.items():
+            m = buffer.detach().float().flatten().contiguous().clone()
+            zeros = torch.zeros_like(m)
+            name = self._buckets.name_of(parameter)
+            kept[name] = kept.get(name, checkpoint.Memory(zeros, zeros))._replace(momentum=m)
+        self._session.load(kept, self._steps)
+
+    @property
+    def warmed_up(self) -> bool:
+        """Whether the last backward pass gave momentum, and not OneBitAdam's fp32 gradients."""
+        return self._steps > self._warmup_steps
+
+    def _session_now(self, bucket: dist.GradBucket) -> Session:
+        """Of the warm-up while it lasts; afterwards the momentum that it made goes on."""
+        if self._warmup is None:
+            return self._session
+        if self._steps < self._warmup_steps:
+            return self._warmup
+        if self._steps == self._warmup_steps and bucket.index() == 0:
+            found = {p: self._adam.momentum_of(p) for p in self._buckets.parameters()}
+            self._take_momentum({p: m for p, m in found.items() if m is not None})
+        return self._session
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The mean of the bucket over all ranks, in place. Failures come out of the future, and so
@@ -83,17 +179,51 @@ class State:
         buffer, name = bucket.buffer(), f"bucket{bucket.index()}"
         dtype = tensors.check(buffer, self.rank, lambda: self._buckets.describe(name, bucket))
         layout = self._buckets.layout(bucket, self._session.restored)
-        future = self._session.start(buffer, dtype, "mean", name, layout, priority=bucket.index())
+        finish = self._prepare(bucket)
+        future = self._session_now(bucket).start(
+            buffer, dtype, "mean", name, layout, priority=bucket.index(), finish=finish
+        )
         self._steps += int(bucket.is_last())
         return future
 
+    def _prepare(self, bucket: dist.GradBucket):
+        """Does to the gradients what the optimizer would have done before its momentum; returns
+        what is to be done with the result, if anything."""
+        if self._clip_value is not None:
+            bucket.buffer().clamp_(-self._clip_value, self._clip_value)
+        if not self._session.config.momentum:
+            return None
+        if self._pairing is None:
+            raise errors.InvalidArgumentError(
+                f"State(momentum={self._session.config.momentum}) is not paired with an optimizer; "
+                "call thinwire.torch.move_momentum(optimizer, state) before the first backward"
+            )
+        pairing, parts = self._pairing, list(zip(bucket.parameters(), bucket.gradients()))
+        pairing.check()
+        with torch.no_grad():
+            for parameter, gradient in parts:
+                decay = pairing.weight_decay_of(parameter)
+                if decay:
+                    gradient.add_(parameter.detach().view_as(gradient), alpha=decay)
+
+        def finish() -> None:
+            for parameter, gradient in parts:
+                pairing.mark(parameter, gradient)
+
+        return finish
+
     def stats(self) -> dict[str, Any]:
         """steps (backward passes), all_reduces, raw_bytes (what a ring of fp32 would have sent),
-        wire_bytes (sent by this rank), ratio = raw / wire, and seconds per stage, summed over the
-        lanes: queue, encode, exchange, reduce, gather, decode."""
-        self._session.wait_idle()
-        communicator = self._session.communicator
-        counts = communicator.stats() if communicator is not None else {}
+        wire_bytes (sent by this rank), ratio = raw / wire, seconds per stage, summed over the
+        lanes: queue, encode, exchange, reduce, gather, decode; and parameters, what went where: a
+        list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to
+        be compressed, and another than the rule's where topk costs more bytes than int4."""
+        counts: Counter[str] = Counter()
+        for session in (self._session, self._warmup):
+            if session is not None:
+                session.wait_idle()
+                if session.communicator is not None:
+                    counts.update(session.communicator.stats())
         raw, wire = int(counts.get("raw_bytes", 0)), int(counts.get("wire_bytes", 0))
         return {
             "steps": self._steps,
@@ -102,32 +232,60 @@ class State:
             "wire_bytes": wire,
             "ratio": raw / wire if wire else 1.0,
             "seconds": {stage: counts.get(f"{stage}_s", 0.0) for stage in config.STAGES},
+            "parameters": self._table(),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals: {"format", "codec", "world", "rank", "residuals": {parameter:
-        {"first": t, "second": t}}}, both flat float32 tensors of the parameter's size; first in
-        units of a gradient, second in units of the mean. Every rank saves its own."""
-        self._session.wait_idle()
+    def _table(self) -> list[dict[str, Any]]:
         communicator = self._session.communicator
-        residuals = self._session.restored
-        if communicator is not None:
-            residuals = checkpoint.read(communicator)
-        return checkpoint.pack(residuals, self.codec, self.world_size, self.rank)
+        if communicator is None:
+            return []
+        rows = []
+        for name, (numel, dtype, bucket) in sorted(self._buckets.places().items()):
+            raw = communicator.goes_raw(bucket, dtype)
+            codec = "raw" if raw else communicator.codec(self._codecs.index_of(name))
+            rule = self._codecs.rule_of(name)
+            rows.append({"name": name, "numel": numel, "rule": rule, "codec": codec})
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps: {"format", "codec", "world", "rank", "steps", "sparse",
+        "residuals": {parameter: {"first": t, "second": t, "momentum": t}}}, flat float32 tensors of
+        the parameter's size; first in units of a gradient, second in units of the mean, momentum
+        only if the state owns it. Every rank saves its own."""
+        table = self._table()
+        sparse = [row["name"] for row in table if row["codec"].startswith("topk")]
+        return checkpoint.pack(
+            self._session.memory(), self.codec, self.world_size, self.rank, self._steps, sparse
+        )
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Takes what state_dict() gave on this rank, or the list of all ranks' dicts, which may be
         of another world size: see merge_state_dicts. With the same buckets, training goes on as if
         it had never stopped, bit by bit. InvalidArgumentError if the dict does not fit."""
-        residuals = checkpoint.unpack(saved, self.world_size, self.rank)
+        residuals, steps = checkpoint.unpack(saved, self.world_size, self.rank)
         self._buckets.check(residuals)
-        self._session.load(residuals)
+        self._session.load(residuals, steps)
+        self._steps = steps
 
     def close(self) -> None:
         """Says goodbye to the peers. Done by itself when the state goes, and at exit."""
+        if self._warmup is not None:
+            self._warmup.close()
         self._session.close()
 
     def __getstate__(self) -> dict[str, Any]:
         raise errors.InvalidArgumentError(
             "a State holds connections and can't be pickled; save state.state_dict() instead"
         )
+
+
+def move_momentum(optimizer: Optimizer, state: State) -> None:
+    """Moves momentum and weight decay out of an optimizer into State(..., momentum=...).
+
+    optimizer: torch.optim.SGD, with momentum 0 or the state's; buffers that it has already move
+    along. From then on parameters' .grad after backward() is the momentum (or the Nesterov step),
+    and the optimizer applies it with its learning rate, so schedulers keep their meaning. Weight
+    decay is added to the gradients before the exchange; it is group["thinwire_weight_decay"] then.
+    Clip by State(clip_value=...); changing gradients between backward() and step() is an
+    InvalidArgumentError out of step(), as is momentum or weight decay that comes back."""
+    state.pair(optimizer)
