@@ -2,6 +2,7 @@
 //
 //   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS]]     rank 0 prints JSON
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -17,7 +18,8 @@
 
 namespace {
 
-constexpr const char* kCodecs[] = {"fp32", "bf16", "int8", "int4"};
+constexpr const char* kCodecs[] = {"fp32", "bf16", "int8", "int4", "onebit", "onebit:down=onebit",
+                                   "topk"};
 constexpr size_t kSizes[] = {1024, 16384, 65536, 1048576, 16777216};
 
 struct Setup {
@@ -37,7 +39,9 @@ tw_comm* Connect(const Setup& setup, const char* codec) {
   options.rank = setup.rank;
   options.size = setup.size;
   options.store_path = setup.folder.c_str();
-  options.group = codec;
+  std::string group = codec;  // part of a file's name
+  std::replace_if(group.begin(), group.end(), [](char c) { return !std::isalnum(c); }, '_');
+  options.group = group.c_str();
   options.codec = codec;
   options.interface_name = setup.interface.c_str();
   if (const char* lanes = std::getenv("THINWIRE_LANES")) options.lanes = std::atoi(lanes);

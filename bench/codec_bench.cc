@@ -1,11 +1,13 @@
 // Every codec operation against its twin, interleaved in one run. Names are OP/SPEC/BYTES, BYTES of
 // fp32. Counters: ratio_to_twin (median time / median twin time), its spread (the middle half of
 // the repetitions' ratios), and the fp32 bandwidth of both. With --simd=AVX2 another instruction
-// set.
+// set. Two operations have another measure than a twin: rounding is stochastic against nearest, and
+// select_cold is topk without last step's threshold against std::nth_element and separate passes.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -17,6 +19,7 @@
 #include "compress/backend.h"
 #include "compress/codec_list.h"
 #include "compress/simd_target.h"
+#include "compress/topk.h"
 
 namespace thinwire {
 namespace {
@@ -38,18 +41,31 @@ std::unique_ptr<T, Free> Aligned(size_t count) {
 // All that any operation reads or writes.
 struct Arrays {
   Arrays(const CodecSpec& spec, size_t n)
-      : g(Aligned<float>(n)),
+      : g(Aligned<float>(n + kShifts * kShift)),
         r(Aligned<float>(n)),
         out(Aligned<float>(n)),
         wire(Aligned<uint8_t>(EncodedBytes(spec, n))),
         peer(Aligned<uint8_t>(EncodedBytes(spec, n))) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0, 1e-3f);
-    for (size_t i = 0; i < n; ++i) g.get()[i] = normal(random);
+    for (size_t i = 0; i < n + kShifts * kShift; ++i) g.get()[i] = normal(random);
     CpuBackend().Encode(spec, {g.get(), n}, nullptr, peer.get());
+    if (InfoOf(spec.id).kind != CodecKind::kEntries) return;
+    scratch.resize(TopKScratchWords(spec, n));
+    extras.scratch = scratch;
+    extras.threshold = &threshold;
   }
+
+  // Another gradient each step, as training has: the same values, shifted.
+  float* NextGradient() { return g.get() + kShift * (step++ % kShifts); }
+
+  static constexpr size_t kShift = 256, kShifts = 61;
   std::unique_ptr<float, Free> g, r, out;
   std::unique_ptr<uint8_t, Free> wire, peer;
+  std::vector<uint32_t> scratch;
+  uint32_t threshold = 0;
+  EncodeExtras extras;
+  size_t step = 0;
 };
 
 using Body = std::function<void(Arrays&)>;
@@ -91,6 +107,47 @@ Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) 
           }};
 }
 
+// Top-K with feedback as one writes it first.
+void SelectSimply(const float* g, float* r, size_t n, size_t k, float* magnitudes) {
+  for (size_t i = 0; i < n; ++i) r[i] += g[i];
+  for (size_t i = 0; i < n; ++i) magnitudes[i] = std::fabs(r[i]);
+  std::nth_element(magnitudes, magnitudes + k - 1, magnitudes + n, std::greater<float>());
+  const float last = magnitudes[k - 1];
+  for (size_t i = 0, sent = 0; i < n && sent < k; ++i) {
+    if (std::fabs(r[i]) < last) continue;
+    r[i] = 0.0f;
+    ++sent;
+  }
+}
+
+// `carried`: with the last step's threshold.
+Operation MakeSelection(const CodecSpec& spec, size_t n, bool carried) {
+  const Backend& codecs = CpuBackend();
+  const auto ours = [=, &codecs](Arrays& a) {
+    if (!carried) a.threshold = 0;
+    codecs.Encode(spec, {a.NextGradient(), n}, a.r.get(), a.wire.get(), a.extras);
+  };
+  if (carried) {
+    return {ours, [=](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r.get(), n); }};
+  }
+  return {ours, [=](Arrays& a) {
+            SelectSimply(a.NextGradient(), a.r.get(), n, EntryCount(spec, n), a.out.get());
+          }};
+}
+
+// Stochastic rounding against rounding to the nearest.
+Operation MakeRounding(const CodecSpec& spec, size_t n) {
+  const Backend& codecs = CpuBackend();
+  const auto encode = [=, &codecs](Rounding rounding) {
+    return [=, &codecs](Arrays& a) {
+      CodecSpec now = spec;
+      now.rounding = rounding;
+      codecs.Encode(now, {a.g.get(), n}, a.r.get(), a.wire.get());
+    };
+  };
+  return {encode(Rounding::kStochastic), encode(Rounding::kNearest)};
+}
+
 double Seconds(const Body& body, Arrays& arrays, size_t rounds) {
   const auto begin = std::chrono::steady_clock::now();
   for (size_t i = 0; i < rounds; ++i) body(arrays);
@@ -105,7 +162,10 @@ double Quantile(std::vector<double> values, double q) {
 
 void Run(benchmark::State& state, const std::string& op, const CodecSpec& spec, size_t bytes) {
   const size_t n = bytes / sizeof(float), rounds = std::max<size_t>(1, kBytesPerRepetition / bytes);
-  const Operation operation = MakeOperation(op, spec, n);
+  const Operation operation = op == "rounding"      ? MakeRounding(spec, n)
+                              : op == "select"      ? MakeSelection(spec, n, true)
+                              : op == "select_cold" ? MakeSelection(spec, n, false)
+                                                    : MakeOperation(op, spec, n);
   // Each side has arrays of its own, so that residuals stay what each made them.
   Arrays mine(spec, n), twins(spec, n);
   std::vector<double> codec, twin, ratio;
@@ -127,19 +187,30 @@ void Run(benchmark::State& state, const std::string& op, const CodecSpec& spec, 
   state.counters["twin_GB_per_s"] = 1e-9 * static_cast<double>(bytes) / Quantile(twin, 0.5);
 }
 
+void Register(const std::string& op, const CodecSpec& spec) {
+  for (const size_t bytes : {size_t{65536}, size_t{1048576}, size_t{67108864}}) {
+    const std::string name = op + "/" + spec.ToString() + "/" + std::to_string(bytes);
+    benchmark::RegisterBenchmark(name.c_str(),
+                                 [=](benchmark::State& s) { Run(s, op, spec, bytes); })
+        ->UseManualTime()
+        ->Iterations(1);
+  }
+}
+
 void RegisterAll() {
-  for (const char* op : {"encode_ef", "encode", "decode", "decode_add", "reduce_requant"}) {
-    for (const CodecInfo& codec : kCodecs) {
-      const CodecSpec spec{.id = codec.id};
-      for (const size_t bytes : {size_t{65536}, size_t{1048576}, size_t{67108864}}) {
-        const std::string name =
-            std::string(op) + "/" + std::string(codec.name) + "/" + std::to_string(bytes);
-        benchmark::RegisterBenchmark(name.c_str(),
-                                     [=](benchmark::State& s) { Run(s, op, spec, bytes); })
-            ->UseManualTime()
-            ->Iterations(1);
+  for (const CodecInfo& codec : kCodecs) {
+    const CodecSpec spec{.id = codec.id};
+    if (codec.kind == CodecKind::kEntries) {
+      for (const uint32_t ppm : {10000u, 1000u}) {
+        Register("select", {.id = codec.id, .density_ppm = ppm});
+        Register("select_cold", {.id = codec.id, .density_ppm = ppm});
       }
+      continue;
     }
+    for (const char* op : {"encode_ef", "encode", "decode", "decode_add", "reduce_requant"}) {
+      Register(op, spec);
+    }
+    if (codec.parameters.find("rounding") != std::string_view::npos) Register("rounding", spec);
   }
 }
 

@@ -104,9 +104,9 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task("mlp", _mlp, FashionMNIST(), batch=64, steps=702, rate=0.08),
-        Task("cnn", _cnn, FashionMNIST(), batch=64, steps=468, rate=0.05),
-        Task("charlm", CharLM, Jargon(), batch=16, steps=600, rate=1.0),
+        Task("mlp", _mlp, FashionMNIST(), batch=64, steps=2340, rate=0.1),
+        Task("cnn", _cnn, FashionMNIST(), batch=64, steps=2340, rate=0.1),
+        Task("charlm", CharLM, Jargon(), batch=16, steps=2400, rate=3.0),
     )
 }
 

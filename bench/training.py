@@ -36,7 +36,7 @@ METHODS = {
         Method("int4 Hadamard", "int4:hadamard=1"),
         Method("onebit", "onebit", owns_momentum=True),
         Method("onebit both ways", "onebit:down=onebit", owns_momentum=True),
-        Method("topk 1 %", "topk:density=0.01"),
+        Method("topk 1 %", "topk:density=0.01,warmup={warmup},masking=0", owns_momentum=True),
         Method("topk 0.1 % DGC", "topk:density=0.001,warmup={warmup}", owns_momentum=True),
     )
 }

@@ -39,6 +39,13 @@ void EncodeWithFeedbackT(const float* g, float* r, uint8_t* codes, size_t n, int
   });
 }
 
+void AccumulateT(const float* g, float* r, size_t n) {
+  const F d;
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    hn::Store(hn::Add(hn::Load(d, g + i), hn::Load(d, r + i)), d, r + i);
+  }
+}
+
 void EncodeT(const float* g, uint8_t* codes, size_t n, int bits) {
   const F d;
   const size_t lanes = hn::Lanes(d);
@@ -94,6 +101,7 @@ HWY_AFTER_NAMESPACE();
 namespace thinwire::twin {
 
 HWY_EXPORT(EncodeWithFeedbackT);
+HWY_EXPORT(AccumulateT);
 HWY_EXPORT(EncodeT);
 HWY_EXPORT(DecodeT);
 HWY_EXPORT(DecodeAddT);
@@ -101,6 +109,9 @@ HWY_EXPORT(ReduceT);
 
 void EncodeWithFeedback(const float* g, float* r, uint8_t* codes, size_t n, int bits) {
   HWY_DYNAMIC_DISPATCH(EncodeWithFeedbackT)(g, r, codes, n, bits);
+}
+void Accumulate(const float* g, float* r, size_t n) {
+  HWY_DYNAMIC_DISPATCH(AccumulateT)(g, r, n);
 }
 void Encode(const float* g, uint8_t* codes, size_t n, int bits) {
   HWY_DYNAMIC_DISPATCH(EncodeT)(g, codes, n, bits);

@@ -11,6 +11,8 @@ namespace thinwire::twin {
 
 // r += g, and a store of the code bytes.
 void EncodeWithFeedback(const float* g, float* r, uint8_t* codes, size_t n, int bits);
+// r += g: what topk with feedback moves, whose entries are few.
+void Accumulate(const float* g, float* r, size_t n);
 // g is read, and the code bytes are stored.
 void Encode(const float* g, uint8_t* codes, size_t n, int bits);
 // The code bytes are read, and out is stored.

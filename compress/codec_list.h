@@ -32,7 +32,7 @@ inline constexpr std::array<CodecInfo, 6> kCodecs = {{
     {CodecId::kInt8, "int8", CodecKind::kBlocks, 8, 127, "block,rounding,seed"},
     {CodecId::kInt4, "int4", CodecKind::kBlocks, 4, 7, "block,rounding,hadamard,seed"},
     {CodecId::kOneBit, "onebit", CodecKind::kBlocks, 1, 1, "block"},
-    {CodecId::kTopK, "topk", CodecKind::kEntries, 32, 0, "density,warmup"},
+    {CodecId::kTopK, "topk", CodecKind::kEntries, 32, 0, "density,warmup,masking"},
 }};
 
 constexpr const CodecInfo& InfoOf(CodecId id) { return kCodecs[static_cast<size_t>(id)]; }

@@ -76,9 +76,9 @@ absl::Status ParseRounding(const std::string& value, CodecSpec* spec) {
   return absl::OkStatus();
 }
 
-absl::Status ParseHadamard(const std::string& value, CodecSpec* spec) {
-  if (value != "0" && value != "1") return OutOfRange("hadamard", value, "0 or 1", "1");
-  spec->hadamard = value == "1";
+absl::Status ParseFlag(const std::string& key, const std::string& value, bool* flag) {
+  if (value != "0" && value != "1") return OutOfRange(key, value, "0 or 1", "1");
+  *flag = value == "1";
   return absl::OkStatus();
 }
 
@@ -120,8 +120,9 @@ absl::Status ParseParameter(const std::string& text, CodecSpec* spec) {
   }
   if (key == "block") return ParseBlock(value, spec);
   if (key == "rounding") return ParseRounding(value, spec);
-  if (key == "hadamard") return ParseHadamard(value, spec);
+  if (key == "hadamard") return ParseFlag(key, value, &spec->hadamard);
   if (key == "seed") return ParseSeed(value, spec);
+  if (key == "masking") return ParseFlag(key, value, &spec->masking);
   if (key == "density") return ParseDensity(value, spec);
   return ParseWarmup(value, spec);
 }
@@ -178,6 +179,7 @@ std::string CodecSpec::ToString() const {
     parameters.push_back(absl::StrCat("density=", 1e-6 * density_ppm));
   }
   if (warmup != standard.warmup) parameters.push_back(absl::StrCat("warmup=", warmup));
+  if (!masking) parameters.push_back("masking=0");
   const std::string name(InfoOf(id).name);
   if (parameters.empty()) return name;
   return absl::StrCat(name, ":", absl::StrJoin(parameters, ","));

@@ -28,6 +28,7 @@ struct CodecSpec {
   uint64_t seed = 0;             // of stochastic rounding and of the transform's signs
   uint32_t density_ppm = 10000;  // topk: entries in a million elements
   uint32_t warmup = 0;           // topk: steps from a density of 1/4 down to density_ppm
+  bool masking = true;           // topk with momentum: it is zeroed where an entry is sent
 
   // Parses "name" or "name:key=value,key=value". An unknown name or key, or a value out of range,
   // is InvalidArgument and names the nearest valid one.

@@ -212,7 +212,7 @@ void EncodeEntries(const CodecSpec& spec, const TensorView& gradient, float* res
     Put(wire, i / kSubBlock, Get<uint32_t>(wire, i / kSubBlock) + 1);
     if (residual == nullptr || !StoresResidual(x[i])) continue;
     Put(residual, i, x[i] - EntryValue(entry));
-    if (extras.velocity != nullptr) Put(extras.velocity, i, 0.0f);
+    if (extras.velocity != nullptr && spec.masking) Put(extras.velocity, i, 0.0f);
   }
 }
 

@@ -120,6 +120,7 @@ class Encoder {
       : gradient_(gradient),
         residual_(residual),
         extras_(extras),
+        masks_(extras.velocity != nullptr && spec.masking),
         k_(EntryCount(spec, gradient.numel)),
         own_scratch_(extras.scratch.empty() ? TopKScratchWords(spec, gradient.numel) : 0),
         candidates_(extras.scratch.empty() ? std::span(own_scratch_) : extras.scratch, k_,
@@ -216,13 +217,14 @@ class Encoder {
       Put(wire, at / kSubBlock, Get<uint32_t>(wire, at / kSubBlock) + 1);
       if (residual_ == nullptr || !StoresResidual(x)) continue;
       Put(residual_, at, x - EntryValue(entry));
-      if (momentum_.u != nullptr) Put(momentum_.u, at, 0.0f);
+      if (masks_) Put(momentum_.u, at, 0.0f);
     }
   }
 
   const TensorView gradient_;
   float* const residual_;
   const EncodeExtras& extras_;
+  const bool masks_;
   const size_t k_;
   std::vector<uint32_t> own_scratch_;
   Candidates candidates_;

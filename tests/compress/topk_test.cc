@@ -60,11 +60,13 @@ TEST(TopK, IsExactAtEverySizeDensityAndGuess) {
     for (const uint32_t ppm : {1u, 1000u, 10000u, 300000u, 1000000u}) {
       // Guesses: none, far too low, about right, too high, far too high.
       for (const float guess : {0.0f, 1e-30f, 2.3f, 4.0f, 1e30f}) {
-        for (const int state : {0, 1, 2}) {
+        for (const int state : {0, 1, 2, 3}) {
           Result before;
           if (state > 0) before.residual = Normal(numel, 7);
           if (state > 1) before.velocity = Normal(numel, 8);
-          ExpectSame(TopK(ppm), Normal(numel, numel), before, BitsOf(guess),
+          CodecSpec spec = TopK(ppm);
+          spec.masking = state < 3;
+          ExpectSame(spec, Normal(numel, numel), before, BitsOf(guess),
                      std::to_string(numel) + " at " + std::to_string(ppm) + ", guess " +
                          std::to_string(guess) + ", state " + std::to_string(state));
           if (testing::Test::HasFatalFailure()) return;

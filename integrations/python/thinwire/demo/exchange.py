@@ -10,7 +10,7 @@ import thinwire.torch
 
 # Bytes of an element on the wire of the ways that are not ours.
 _ELEMENT_BYTES = {"plain": 4, "bf16": 2}
-WAYS = ("plain", "bf16", "int8", "int4")
+WAYS = ("plain", "bf16", "int8", "int4", "onebit", "topk:density=0.01,masking=0")
 
 
 def bf16_hook(
@@ -25,11 +25,19 @@ def bf16_hook(
 bf16_hook.__annotations__ = {}  # DDP wants types there, and this file postpones them
 
 
+def _owns_momentum(way: str) -> bool:
+    """onebit needs it; topk does better with it."""
+    return way.startswith(("onebit", "topk"))
+
+
 class Exchange:
     """Makes a DDP model exchange its gradients in one way: "plain" (DDP's own), "bf16" (the hook
-    above, on Gloo), or a codec of thinwire."""
+    above, on Gloo), or a codec of thinwire. `optimizer`: SGD, whose momentum moves into the
+    exchange where the way needs it."""
 
-    def __init__(self, ddp: DistributedDataParallel, way: str) -> None:
+    def __init__(
+        self, ddp: DistributedDataParallel, way: str, optimizer: torch.optim.SGD
+    ) -> None:
         self._state = None
         self._way = way
         self._numel = sum(p.numel() for p in ddp.parameters() if p.requires_grad)
@@ -37,7 +45,10 @@ class Exchange:
         if way == "bf16":
             ddp.register_comm_hook(ddp.process_group, bf16_hook)
         elif way != "plain":
-            self._state = thinwire.torch.attach(ddp, codec=way)
+            momentum = optimizer.param_groups[0]["momentum"] if _owns_momentum(way) else 0.0
+            self._state = thinwire.torch.attach(ddp, codec=way, momentum=momentum)
+            if momentum:
+                thinwire.torch.move_momentum(optimizer, self._state)
 
     def bytes_sent(self, steps: int) -> tuple[int, int]:
         """(raw, wire) bytes that this rank has sent in `steps` steps. raw: of a ring of fp32; wire:

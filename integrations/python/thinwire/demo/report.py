@@ -8,6 +8,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
+_COLOURS = ["#9aa5b1", "#7d8da1", "#3d7ea6", "#1f4e79", "#b5651d", "#7a3e9d"]
+
 _COLUMNS = (
     ("codec", "codec", "{}"),
     ("test accuracy", "accuracy", "{:.2f} %"),
@@ -53,15 +55,15 @@ def plot(path: Path, link: str, world: int, rows: list[Row]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = [row["codec"] for row in rows]
+    names = [row["codec"].partition(":")[0] for row in rows]
     panels = (
         ("ms per step (median)", [row["step_ms"] for row in rows], "{:.1f}"),
         ("MB on the wire, per rank", [row["wire_bytes"] / 1e6 for row in rows], "{:,.0f}"),
         ("test accuracy, %", [row["accuracy"] for row in rows], "{:.2f}"),
     )
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(11, 3.8), layout="constrained")
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(14, 3.8), layout="constrained")
     for axis, (title, values, form) in zip(axes, panels, strict=True):
-        bars = axis.bar(names, values, color=["#9aa5b1", "#7d8da1", "#3d7ea6", "#1f4e79"])
+        bars = axis.bar(names, values, color=_COLOURS)
         axis.bar_label(bars, [form.format(value) for value in values], padding=2)
         axis.set_title(title)
         axis.margins(y=0.15)

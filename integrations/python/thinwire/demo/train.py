@@ -67,8 +67,8 @@ def train(way: str, images: data.Images, recipe: Recipe) -> dict[str, Any]:
     torch.manual_seed(recipe.seed)
     model = make_model()
     ddp = DistributedDataParallel(model)
-    exchange = Exchange(ddp, way)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=recipe.rate, momentum=_MOMENTUM)
+    exchange = Exchange(ddp, way, optimizer)
     steps = recipe.steps(len(images))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -128,7 +128,7 @@ def accuracy(model: torch.nn.Module, images: data.Images) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ways", required=True)
+    parser.add_argument("--ways", required=True, help="separated by spaces")
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
@@ -139,7 +139,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     recipe = Recipe(arguments.epochs, arguments.batch, arguments.lr, arguments.seed)
     images = data.load("train")
-    rows = [train(way, images, recipe) for way in arguments.ways.split(",")]
+    rows = [train(way, images, recipe) for way in arguments.ways.split()]
     if dist.get_rank() == 0:
         arguments.rows.write_text(json.dumps(rows))
     dist.barrier()

@@ -1,0 +1,150 @@
+"""The accuracy benchmark's table and plots."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+BASELINE = "fp32"
+# Points of accuracy that a method may lose, on the mean of all tasks' paired differences.
+MUST = {
+    "int8": 0.15,
+    "int4": 0.15,
+    "onebit": 0.3,
+    "onebit both ways": 0.5,
+    "topk 1 %": 0.4,
+    "topk 0.1 % DGC": 0.7,
+}
+
+
+def _mean_error(values: list[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.mean(values), error
+
+
+def _form(values: list[float], digits: int = 2) -> str:
+    mean, error = _mean_error(values)
+    return f"{mean:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
+
+
+def summarise(rows: list[Row]) -> list[Row]:
+    """One row for each task and method, in the order of their first run."""
+    by_key = {(row["task"], row["method"], row["seed"]): row for row in rows}
+    summary = []
+    for task, method in dict.fromkeys((row["task"], row["method"]) for row in rows):
+        runs = [row for row in rows if (row["task"], row["method"]) == (task, method)]
+        pairs = [(run, by_key.get((task, BASELINE, run["seed"]))) for run in runs]
+        summary.append(
+            {
+                "task": task,
+                "method": method,
+                "seeds": len(runs),
+                "accuracy": [run["accuracy"] for run in runs],
+                "difference": [run["accuracy"] - base["accuracy"] for run, base in pairs if base],
+                "test_loss": [run["test_loss"] for run in runs],
+                "train_loss": [run["train_loss"] for run in runs],
+                "ratio": statistics.mean(run["ratio"] for run in runs),
+            }
+        )
+    return summary
+
+
+def _verdict(row: Row) -> str:
+    if row["method"] not in MUST or not row["difference"]:
+        return ""
+    lost = -statistics.mean(row["difference"])
+    must = MUST[row["method"]]
+    return f"≤ {must}: {'yes' if lost <= must else 'NO'}"
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown."""
+    lines = [
+        "| task | method | bytes saved | test accuracy, % | minus fp32, paired | within | test loss "
+        "| training loss |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in summarise(rows):
+        difference = _form(row["difference"]) if row["method"] != BASELINE else ""
+        cells = [
+            row["task"], row["method"], f"{row['ratio']:.1f} ×", _form(row["accuracy"]),
+            difference, _verdict(row), _form(row["test_loss"], 4), _form(row["train_loss"], 4),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _panels(tasks: list[str], draw: Callable[[Any, str], None], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        1, len(tasks), figsize=(5 * len(tasks), 4.2), layout="constrained", squeeze=False
+    )
+    for axis, task in zip(axes[0], tasks, strict=True):
+        draw(axis, task)
+        axis.set_title(task)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def plot_accuracy(path: Path, rows: list[Row]) -> None:
+    """Accuracy against how many times fewer bytes, with standard errors."""
+    summary = summarise(rows)
+
+    def draw(axis: Any, task: str) -> None:
+        for row in summary:
+            if row["task"] != task:
+                continue
+            mean, error = _mean_error(row["accuracy"])
+            axis.errorbar(row["ratio"], mean, error, fmt="o", capsize=3, label=row["method"])
+        axis.set_xscale("log")
+        axis.set_xlabel("times fewer bytes than fp32")
+        axis.set_ylabel("test accuracy, %")
+
+    _panels(list(dict.fromkeys(row["task"] for row in rows)), draw, path)
+
+
+def plot_curves(path: Path, rows: list[Row]) -> None:
+    """Training loss over steps, mean of the seeds."""
+
+    def draw(axis: Any, task: str) -> None:
+        for method in dict.fromkeys(row["method"] for row in rows):
+            curves = [r["curve"] for r in rows if (r["task"], r["method"]) == (task, method)]
+            steps = [step for step, _ in curves[0]]
+            means = [statistics.mean(losses) for losses in zip(*([p[1] for p in c] for c in curves))]
+            axis.plot(steps, means, label=method, linewidth=1.2)
+        axis.set_yscale("log")
+        axis.set_xlabel("step")
+        axis.set_ylabel("training loss")
+
+    _panels(list(dict.fromkeys(row["task"] for row in rows)), draw, path)
+
+
+def write_report(folder: Path, rows: list[Row], machine: str, command: str) -> str:
+    """Writes all of it; returns the table."""
+    text = table(rows)
+    seeds = len({row["seed"] for row in rows})
+    (folder / "accuracy.md").write_text(
+        f"# Accuracy\n\n{machine}; {rows[0]['workers']} workers, {seeds} paired seeds; "
+        f"`{command}`\n\nMean ± standard error; bytes saved against a ring allreduce of fp32.\n\n"
+        f"{text}\n"
+    )
+    report = {"machine": machine, "command": command, "rows": rows}
+    (folder / "accuracy.json").write_text(json.dumps(report) + "\n")
+    plot_accuracy(folder / "accuracy.png", rows)
+    plot_curves(folder / "curves.png", rows)
+    return text

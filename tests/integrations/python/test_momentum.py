@@ -1,0 +1,243 @@
+"""Momentum that the state owns: the same training as with the optimizer's own, and typed errors
+where it could not be."""
+
+import pytest
+import thinwire
+import torch
+from models import data, digest, make_mlp, wrap
+from ranks import outcomes_of, run
+from thinwire.torch import OneBitAdam, State, move_momentum
+
+
+def fit(ddp, optimizer, steps: int, start: int = 0, schedule=None, change=None) -> float:
+    loss = torch.zeros(())
+    for step in range(start, start + steps):
+        x = data(step, torch.distributed.get_rank())
+        out = ddp(x)
+        optimizer.zero_grad()
+        loss = (out - torch.sin(x[:, : out.shape[1]])).square().mean()
+        loss.backward()
+        if change is not None:
+            change(ddp)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    return loss.item()
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def sgd(ddp, **options) -> torch.optim.SGD:
+    return torch.optim.SGD(ddp.parameters(), **{"lr": 0.05, "momentum": 0.9, **options})
+
+
+def train_with_sgd(rank: int, codec: str | None, nesterov: bool, decay: float, min_bytes: int):
+    model = make_mlp()
+    options = {"momentum": 0.9, "nesterov": nesterov} if codec else {}
+    ddp, state = wrap(model, codec, **options, **({"min_bytes": min_bytes} if codec else {}))
+    optimizer = sgd(ddp, nesterov=nesterov, weight_decay=decay)
+    if state is not None:
+        move_momentum(optimizer, state)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+    fit(ddp, optimizer, 30, schedule=schedule)
+    return weights(model), digest(model)
+
+
+# Uncompressed it is the optimizer's own recursion, but for the order of rounding.
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("min_bytes", [0, 1 << 22])
+def test_moved_momentum_is_that_of_sgd(nesterov, decay, min_bytes):
+    plain = run(train_with_sgd, None, nesterov, decay, 0)[0][0]
+    ours = run(train_with_sgd, "fp32", nesterov, decay, min_bytes)
+    torch.testing.assert_close(ours[0][0], plain, rtol=1e-4, atol=1e-5)
+    assert ours[0][1] == ours[1][1]
+
+
+def loss_of(rank: int, codec: str | None):
+    model = make_mlp()
+    ddp, state = wrap(model, codec, **({"momentum": 0.9} if codec else {}))
+    optimizer = sgd(ddp)
+    if state is not None:
+        move_momentum(optimizer, state)
+    loss = fit(ddp, optimizer, 150)
+    return loss, digest(model), None if state is None else state.stats()["ratio"]
+
+
+# Few steps, so what is delivered late shows; the loss begins at three times plain's last one.
+@pytest.mark.parametrize(
+    ("codec", "ratio", "rel"),
+    [("onebit", 12, 0.3), ("onebit:down=onebit", 29, 0.3), ("topk:density=0.02", 40, 1.0)],
+)
+def test_strong_compression_trains_nearly_as_plain_does(codec, ratio, rel):
+    plain = run(loss_of, None)[0][0]
+    (loss, first, reached), (_, second, _) = run(loss_of, codec)
+    assert first == second
+    assert reached > ratio
+    assert loss == pytest.approx(plain, rel=rel)
+
+
+def move_half_way(rank: int, codec: str | None):
+    """The optimizer trains on its own first; its buffers go on in the state."""
+    model = make_mlp()
+    ddp, _ = wrap(model, None)
+    optimizer = sgd(ddp)
+    fit(ddp, optimizer, 5)
+    if codec is not None:
+        ddp, state = wrap(model, codec, momentum=0.9)
+        move_momentum(optimizer, state)
+    fit(ddp, optimizer, 5, start=5)
+    return weights(model)
+
+
+def test_buffers_that_exist_move_along():
+    plain, ours = run(move_half_way, None)[0], run(move_half_way, "fp32")[0]
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def resume(rank: int, codec: str, pause: bool):
+    def make(seed: int):
+        model = make_mlp(seed=seed)
+        ddp, state = wrap(model, codec, momentum=0.9, find_unused_parameters=True)
+        optimizer = sgd(ddp)
+        move_momentum(optimizer, state)
+        return model, ddp, state, optimizer
+
+    model, ddp, state, optimizer = make(7)
+    fit(ddp, optimizer, 6)
+    if pause:
+        saved = state.state_dict(), model.state_dict()
+        state.close()
+        model, ddp, state, optimizer = make(99)
+        state.load_state_dict(saved[0])
+        model.load_state_dict(saved[1])
+    fit(ddp, optimizer, 4, start=6)
+    return digest(model)
+
+
+@pytest.mark.parametrize(
+    "codec", ["onebit", "topk:density=0.02,warmup=8", "int8:rounding=stochastic"]
+)
+def test_resuming_is_bitwise_never_having_stopped(codec):
+    assert run(resume, codec, True) == run(resume, codec, False)
+
+
+def clip(rank: int, how: str):
+    model = make_mlp()
+    ddp, state = wrap(model, "onebit", momentum=0.9)
+    optimizer = sgd(ddp)
+    move_momentum(optimizer, state)
+    norm, value = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
+    change = {
+        "norm": lambda ddp: norm(ddp.parameters(), 1e-3),
+        "value": lambda ddp: value(ddp.parameters(), 1e-4),
+        "neither": lambda ddp: norm(ddp.parameters(), 1e9),
+    }[how]
+    fit(ddp, optimizer, 3, change=change)
+
+
+@pytest.mark.parametrize("how", ["norm", "value"])
+def test_clipping_the_momentum_is_an_error(how):
+    for outcome in outcomes_of(clip, how):
+        assert outcome.error == "InvalidArgumentError"
+        assert "clip_value" in outcome.message
+
+
+def test_clipping_that_changes_nothing_is_none():
+    run(clip, "neither")
+
+
+def train_clipped(rank: int, ours: bool):
+    model = make_mlp()
+    ddp, state = wrap(model, "fp32" if ours else None, **({"clip_value": 0.01} if ours else {}))
+    x = data(0, 0)  # the same on both ranks, so that clipping before and after the mean agree
+    ddp(x).square().sum().backward()
+    if not ours:
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_clip_value_is_that_of_torch():
+    torch.testing.assert_close(run(train_clipped, True)[0], run(train_clipped, False)[0])
+
+
+def misuse(rank: int):
+    model = make_mlp()
+    for codec in ("onebit", "int8:down=onebit", {"*.bias": "fp32", "*": "onebit"}):
+        with pytest.raises(thinwire.InvalidArgumentError, match="diverges"):
+            wrap(model, codec)
+    with pytest.warns(UserWarning, match="DGC"):
+        wrap(make_mlp(), "topk:density=0.001")
+    with pytest.raises(thinwire.InvalidArgumentError, match="momentum is 1.5"):
+        State("onebit", momentum=1.5)
+    with pytest.raises(thinwire.InvalidArgumentError, match="clip_value is -1"):
+        State("int4", clip_value=-1)
+    _, state = wrap(make_mlp(), "onebit", momentum=0.9)
+    wrong = [
+        (torch.optim.SGD(model.parameters(), momentum=0.8), "momentum=0.8, expected 0.9"),
+        (torch.optim.SGD(model.parameters(), momentum=0.9, dampening=0.1), "dampening=0.1"),
+        (torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True), "nesterov=True"),
+        (torch.optim.Adam(model.parameters()), "OneBitAdam"),
+    ]
+    for optimizer, words in wrong:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            move_momentum(optimizer, state)
+    with pytest.raises(thinwire.InvalidArgumentError, match="owns no momentum"):
+        move_momentum(wrong[0][0], State("int4"))
+    with pytest.raises(thinwire.InvalidArgumentError, match="expected betas"):
+        OneBitAdam(model.parameters(), state, warmup_steps=3, betas=(0.8, 0.999))
+
+
+def test_wrong_pairings_are_refused():
+    run(misuse)
+
+
+def without_pairing(rank: int):
+    ddp, _ = wrap(make_mlp(), "onebit", momentum=0.9)
+    fit(ddp, sgd(ddp), 1)
+
+
+def with_momentum_again(rank: int):
+    ddp, state = wrap(make_mlp(), "onebit", momentum=0.9)
+    optimizer = sgd(ddp)
+    move_momentum(optimizer, state)
+    fit(ddp, optimizer, 1)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    fit(ddp, optimizer, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"), [(without_pairing, "move_momentum"), (with_momentum_again, "expected 0")]
+)
+def test_an_optimizer_with_momentum_beside_the_states_is_an_error(body, words):
+    for outcome in outcomes_of(body):
+        assert outcome.error == "InvalidArgumentError"
+        assert words in outcome.message
+
+
+def adam(rank: int, codec: str | None, steps: int):
+    model = make_mlp()
+    if codec is None:
+        ddp, _ = wrap(model, None)
+        optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3, weight_decay=0.01)
+    else:
+        ddp, state = wrap(model, codec, momentum=0.9)
+        optimizer = OneBitAdam(
+            ddp.parameters(), state, lr=1e-3, weight_decay=0.01, warmup_steps=40
+        )
+    loss = fit(ddp, optimizer, steps)
+    return loss, weights(model), digest(model)
+
+
+def test_onebit_adam_is_adamw_during_its_warm_up():
+    plain, ours = run(adam, None, 40)[0][1], run(adam, "onebit", 40)[0][1]
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_onebit_adam_trains_as_adamw_does():
+    plain = run(adam, None, 200)[0][0]
+    (loss, _, first), (_, _, second) = run(adam, "onebit", 200)
+    assert first == second
+    assert loss == pytest.approx(plain, rel=0.15)
