@@ -32,7 +32,7 @@ METHODS = {
         Method("bf16", "bf16"),
         Method("int8", "int8"),
         Method("int4", "int4"),
-        Method("int4, no feedback", "int4", feedback=False),
+        Method("int4 without feedback", "int4", feedback=False),
         Method("int4 Hadamard", "int4:hadamard=1"),
         Method("onebit", "onebit", owns_momentum=True),
         Method("onebit both ways", "onebit:down=onebit", owns_momentum=True),

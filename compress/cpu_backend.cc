@@ -313,7 +313,9 @@ class CpuBackendImpl final : public Backend {
 
 const Backend& CpuBackend() {
   static const CpuBackendImpl backend;
-  return SimdAvailable() ? static_cast<const Backend&>(backend) : ScalarBackend();
+  // Asked once: in a virtual machine the question alone takes longer than a small tensor.
+  static const bool available = SimdAvailable();
+  return available ? static_cast<const Backend&>(backend) : ScalarBackend();
 }
 
 }  // namespace thinwire

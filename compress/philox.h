@@ -34,12 +34,13 @@ THINWIRE_HD Philox4 Philox(Philox4 c, uint64_t key) {
 struct Draws {
   uint64_t key = 0;     // of seed, tensor, hop and rank
   uint64_t stream = 0;  // the step
-  uint64_t first = 0;   // the first element's place, a multiple of 128
+  uint64_t first = 0;   // the first element's place, a multiple of the block
 };
 
-// Elements share a generator call by eights: element e takes draw (e % 128) / 16 of the call with
-// counter e / 128 * 16 + e % 16; draws are the 16-bit halves of the four words, low ones first.
-inline constexpr size_t kDrawGroup = 128;
+// Sixteen elements share a generator call: element e takes draw (e % 256) / 16 of the call with
+// counter e / 256 * 16 + e % 16. Draws are 16-bit windows of the four words, 8 bits apart and around
+// the end: each is uniform, and neighbours share no more than what weighs a 256th.
+inline constexpr size_t kDrawGroup = 256;
 inline constexpr size_t kDrawLanes = 16;
 
 THINWIRE_HD uint16_t DrawOf(const Draws& draws, uint64_t place) {
@@ -50,7 +51,8 @@ THINWIRE_HD uint16_t DrawOf(const Draws& draws, uint64_t place) {
                static_cast<uint32_t>(draws.stream), static_cast<uint32_t>(draws.stream >> 32)}},
              draws.key);
   const uint32_t draw = static_cast<uint32_t>(e % kDrawGroup / kDrawLanes);
-  return static_cast<uint16_t>(random.word[draw / 2] >> (draw % 2 * 16));
+  const uint64_t word = random.word[draw / 4];
+  return static_cast<uint16_t>((word << 32 | word) >> (draw % 4 * 8));
 }
 
 // In (0, 1), never either: exact in fp32.

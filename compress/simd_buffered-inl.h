@@ -52,9 +52,10 @@ HWY_INLINE V Uniform(VU draw) {
   return hn::Mul(hn::Add(value, hn::Set(F(), 0.5f)), hn::Set(F(), 1.0f / 65536.0f));
 }
 
-// The uniform numbers of kDrawGroup elements, of which the first is at `place` of the draws.
-HWY_INLINE void UniformsOf(const Draws& draws, uint64_t place, float* HWY_RESTRICT out) {
-  const uint64_t counter = (draws.first + place) / kDrawGroup * kDrawLanes;
+// The uniform numbers of the kDrawGroup elements from `first` on, a multiple of kDrawGroup.
+HWY_INLINE void UniformsOf(const Draws& draws, uint64_t first, float* HWY_RESTRICT out) {
+  const uint64_t counter = first / kDrawGroup * kDrawLanes;
+  const VU window = hn::Set(U(), 0xffff);
   for (size_t lane = 0; lane < kDrawLanes; lane += kLanes) {
     // Sixteen counters share their upper word: the first one is a multiple of sixteen.
     VU c[4] = {hn::Iota(U(), static_cast<uint32_t>(counter) + static_cast<uint32_t>(lane)),
@@ -64,9 +65,13 @@ HWY_INLINE void UniformsOf(const Draws& draws, uint64_t place, float* HWY_RESTRI
     PhiloxLanes(c, draws.key);
 #pragma GCC unroll 4
     for (size_t word = 0; word < 4; ++word) {
-      float* to = out + 2 * kDrawLanes * word + lane;
-      hn::Store(Uniform(hn::And(c[word], hn::Set(U(), 0xffff))), F(), to);
-      hn::Store(Uniform(hn::ShiftRight<16>(c[word])), F(), to + kDrawLanes);
+      const VU w = c[word];
+      const VU windows[4] = {hn::And(w, window), hn::And(hn::ShiftRight<8>(w), window),
+                             hn::ShiftRight<16>(w),
+                             hn::And(hn::Or(hn::ShiftRight<24>(w), hn::ShiftLeft<8>(w)), window)};
+      for (size_t t = 0; t < 4; ++t) {
+        hn::Store(Uniform(windows[t]), F(), out + kDrawLanes * (4 * word + t) + lane);
+      }
     }
   }
 }
@@ -159,12 +164,16 @@ HWY_INLINE void EncodeBuffered(const Blocks& blocks, const float* HWY_RESTRICT g
     }
     if (blocks.signs != nullptr) s = ScaleFor<kBits>(BitsOf(kClip * FloatOf(s.magnitude)));
     StoreScale(s.scale, scale);
+    const float* drawn = nullptr;
     if (blocks.draws != nullptr) {
-      for (size_t i = 0; i < block; i += kDrawGroup) {
-        UniformsOf(*blocks.draws, block * b + i, uniforms + i);
+      // A block begins a group of draws, or is the second half of one.
+      const uint64_t first = blocks.draws->first + block * b, skip = first % kDrawGroup;
+      for (size_t i = 0; i < skip + block; i += kDrawGroup) {
+        UniformsOf(*blocks.draws, first - skip + i, uniforms + i);
       }
+      drawn = uniforms + skip;
     }
-    QuantiseBuffer<kBits>(vectors, s, blocks.draws != nullptr ? uniforms : nullptr, buffer, to);
+    QuantiseBuffer<kBits>(vectors, s, drawn, buffer, to);
     if constexpr (!kFeedback) continue;
     if (blocks.signs != nullptr) {
       ButterfliesOf(buffer);

@@ -109,17 +109,6 @@ void PutHalf(uint8_t* at, size_t i, uint16_t half) { memcpy(at + 2 * i, &half, s
 
 using Du16 = hn::Rebind<uint16_t, F>;
 
-// Round half to even on the bits; a NaN keeps its upper half and becomes quiet.
-HWY_INLINE hn::Vec<U> Bf16Bits(V x) {
-  const U du;
-  const auto bits = hn::BitCast(du, x);
-  const auto even = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded = hn::Add(bits, hn::Add(even, hn::Set(du, 0x7fff)));
-  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
-  const auto nan = hn::RebindMask(du, hn::Ne(x, x));
-  return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
-}
-
 void EncodeBf16T(const float* g, float* r, uint8_t* wire, size_t n) {
   const F d;
   const Du16 d16;
@@ -299,8 +288,8 @@ void AddScaled(float* sum, float factor, const float* x, size_t n) {
   HWY_DYNAMIC_DISPATCH(AddScaledT)(sum, factor, x, n);
 }
 size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
-                  uint32_t low, uint32_t* index, uint32_t* bits) {
-  return HWY_DYNAMIC_DISPATCH(AddAndScanT)(g, r, momentum, n, begin, low, index, bits);
+                  const Thresholds& keys, uint32_t* index, uint32_t* bits) {
+  return HWY_DYNAMIC_DISPATCH(AddAndScanT)(g, r, momentum, n, begin, keys, index, bits);
 }
 size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
             uint32_t* index, uint32_t* bits) {

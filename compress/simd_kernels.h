@@ -52,11 +52,16 @@ struct Momentum {
   float beta = 0.0f;
   bool nesterov = false;
 };
-// The elements of `begin`, with a magnitude key of at least `low` (at most kHugeBits), are appended
-// as index and bits; returns how many. Up to 16 words behind the last one are overwritten.
-// r = x, but where x is not finite: there r and u stay.
+// Magnitude keys.
+struct Thresholds {
+  uint32_t low;   // from here on elements are candidates; at most kHugeBits
+  uint32_t sure;  // from here on r is what sending x leaves
+};
+// Candidates are appended as index, from `begin` on, and bits; returns how many. Up to 16 words
+// behind the last one are overwritten. r = x, or x - bf16(x) of the sure ones; where x is not finite
+// r and u stay.
 size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
-                  uint32_t low, uint32_t* index, uint32_t* bits);
+                  const Thresholds& keys, uint32_t* index, uint32_t* bits);
 // The same for keys of x in [low, highest], and nothing is changed.
 size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
             uint32_t* index, uint32_t* bits);

@@ -110,6 +110,17 @@ HWY_INLINE void PackGroup(const hn::Vec<I>* k, uint8_t* out) {
   }
 }
 
+// Round half to even on the bits; a NaN keeps its upper half and becomes quiet.
+HWY_INLINE hn::Vec<U> Bf16Bits(V x) {
+  const U du;
+  const auto bits = hn::BitCast(du, x);
+  const auto even = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(bits, hn::Add(even, hn::Set(du, 0x7fff)));
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
+  const auto nan = hn::RebindMask(du, hn::Ne(x, x));
+  return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
+}
+
 // One bit an element: the sign of x(j) as bits of a block's codes, and back.
 HWY_INLINE void StoreSigns(V x, uint8_t* codes, size_t j) {
   const auto negative = hn::RebindMask(F(), hn::Lt(hn::BitCast(I(), x), hn::Zero(I())));

@@ -36,15 +36,22 @@ struct Found {
 
 template <bool kMomentum>
 HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
-                                 const Momentum& momentum, size_t n, uint32_t begin, uint32_t low,
-                                 uint32_t* HWY_RESTRICT index, uint32_t* HWY_RESTRICT bits) {
+                                 const Momentum& momentum, size_t n, uint32_t begin,
+                                 const Thresholds& keys, uint32_t* HWY_RESTRICT index, uint32_t* HWY_RESTRICT bits) {
   const F d;
   const V beta = hn::Set(d, momentum.beta);
-  const auto below = hn::Set(I(), static_cast<int32_t>(low) - 1);
+  const auto below = hn::Set(I(), static_cast<int32_t>(keys.low) - 1);
+  // A `sure` of 2^31 wraps around to the largest key, which is a NaN's, and NaNs are not stored.
+  const auto unsure = hn::Set(I(), static_cast<int32_t>(keys.sure - 1));
   float* HWY_RESTRICT u = momentum.u;
   Found found{index, bits};
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
+    if (i % (64 / sizeof(float)) == 0) {
+      PrefetchBlock(g + i, 64);
+      PrefetchBlock(r + i, 64);
+      if constexpr (kMomentum) PrefetchBlock(u + i, 64);
+    }
     V x = hn::LoadU(d, g + i), speed = x;
     const V old = hn::LoadU(d, r + i);
     if constexpr (kMomentum) {
@@ -61,7 +68,10 @@ HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRIC
     found.Append(x, hit, begin + static_cast<uint32_t>(i));
     const auto finite = hn::RebindMask(
         d, hn::Lt(Magnitude(x), hn::Set(I(), static_cast<int32_t>(kHugeBits))));
-    hn::StoreU(hn::IfThenElse(finite, x, old), d, r + i);
+    const auto sure = hn::RebindMask(d, hn::Gt(Magnitude(x), unsure));
+    const V rounded = hn::BitCast(d, hn::ShiftLeft<16>(Bf16Bits(x)));
+    const V kept = hn::IfThenElse(sure, hn::Sub(x, rounded), x);
+    hn::StoreU(hn::IfThenElse(finite, kept, old), d, r + i);
     if constexpr (kMomentum) {
       hn::StoreU(hn::IfThenElse(finite, speed, hn::LoadU(d, u + i)), d, u + i);
     }
@@ -76,8 +86,9 @@ HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRIC
       gradient = momentum.nesterov ? gradient + momentum.beta * speed : speed;
     }
     x = x + gradient;
-    if (SelectionKey(x) >= low) found.Append(x, begin + static_cast<uint32_t>(i));
+    if (SelectionKey(x) >= keys.low) found.Append(x, begin + static_cast<uint32_t>(i));
     if (!StoresResidual(x)) continue;
+    if (SelectionKey(x) >= keys.sure) x = x - thinwire::FromBf16(thinwire::ToBf16(x));
     memcpy(reinterpret_cast<uint8_t*>(r) + i * sizeof(float), &x, sizeof(float));
     if constexpr (kMomentum) {
       memcpy(reinterpret_cast<uint8_t*>(u) + i * sizeof(float), &speed, sizeof(float));
@@ -87,10 +98,10 @@ HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRIC
 }
 
 size_t AddAndScanT(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
-                   uint32_t low, uint32_t* index, uint32_t* bits) {
+                   const Thresholds& keys, uint32_t* index, uint32_t* bits) {
   return momentum.u != nullptr
-             ? AddAndScanLoop<true>(g, r, momentum, n, begin, low, index, bits)
-             : AddAndScanLoop<false>(g, r, momentum, n, begin, low, index, bits);
+             ? AddAndScanLoop<true>(g, r, momentum, n, begin, keys, index, bits)
+             : AddAndScanLoop<false>(g, r, momentum, n, begin, keys, index, bits);
 }
 
 size_t ScanT(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,

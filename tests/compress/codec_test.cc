@@ -110,7 +110,7 @@ void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback
   Copy(residual, r1.data());
   Copy(residual, r2.data());
   EncodeExtras extras;
-  extras.draws = {kSeed, numel, 128 * (numel % 3)};
+  extras.draws = {kSeed, numel, spec.block * (numel % 3)};
   const size_t bytes = EncodedBytes(spec, numel);
   Skewed fast(bytes, skew), slow(bytes, skew);
   std::memset(fast.data(), 0xAA, bytes);  // padding must be written, too
@@ -145,7 +145,8 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
        {"fp32", "bf16", "int8", "int4", "int8:block=128", "int4:block=128", "int8:block=1024",
         "int4:block=4096", "onebit", "onebit:block=128", "onebit:block=4096", "topk",
         "topk:density=0.4", "topk:density=1", "int8:rounding=stochastic",
-        "int4:rounding=stochastic,block=1024", "int4:hadamard=1",
+        "int8:rounding=stochastic,block=128", "int4:rounding=stochastic,block=1024",
+        "int4:hadamard=1",
         "int4:rounding=stochastic,hadamard=1,seed=5"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const size_t numel :
