@@ -5,12 +5,13 @@ export PYTHONPATH := $(CURDIR)/integrations/python
 export THINWIRE_LIBRARY := $(CURDIR)/build/integrations/c/libthinwire.so
 JOBS ?= $(shell nproc)
 
-.PHONY: help setup build demo test test-cpp test-asan test-tsan test-python bench wheel wheel-check lint format clean
+.PHONY: help setup build demo test test-cpp test-asan test-tsan test-python bench accuracy ratio wheel wheel-check lint format clean
 
 help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
 	@echo "make test    every test that can run on this machine"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
+	@echo "make accuracy, make ratio   what compression costs in accuracy (an hour), and in precision"
 	@echo "make wheel   a wheel that needs no compiler; make lint, make format, make clean"
 
 setup:
@@ -45,6 +46,13 @@ test-python: build
 
 bench: build
 	@scripts/bench.sh
+
+# Resumes where it was stopped; make accuracy ARGS=--short takes a minute.
+accuracy: build
+	@$(PYTHON) bench/accuracy.py --out build/accuracy $(ARGS)
+
+ratio: build
+	@$(PYTHON) bench/ratio.py --out build/ratio
 
 wheel: setup
 	@$(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist .

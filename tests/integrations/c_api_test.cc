@@ -142,4 +142,64 @@ TEST(CApi, AnotherCodecOnOneRankIsAMismatchOnBoth) {
   for (std::thread& rank : ranks) rank.join();
 }
 
+// Ranks that are threads of this process, with momentum, several codecs and a step.
+TEST(CApi, ALocalGroupOwnsMomentum) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([rank] {
+      tw_options options;
+      tw_options_init(&options);
+      options.rank = rank;
+      options.size = 3;
+      options.local_group = "momentum";
+      options.codec = "onebit;fp32;topk:density=0.5";
+      options.momentum = 0.5f;
+      options.no_raw = 1;
+      tw_comm* comm = nullptr;
+      ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+      char spec[64];
+      ASSERT_EQ(tw_comm_codec(comm, 0, spec, sizeof(spec)), TW_OK);
+      EXPECT_STREQ(spec, "onebit");
+      ASSERT_EQ(tw_comm_codec(comm, 2, spec, sizeof(spec)), TW_OK);
+      EXPECT_STREQ(spec, "int4") << "which costs fewer bytes";
+      EXPECT_EQ(tw_comm_codec(comm, 3, spec, sizeof(spec)), TW_INVALID_ARGUMENT);
+      EXPECT_EQ(tw_comm_codec(comm, 0, spec, 3), TW_INVALID_ARGUMENT);
+      int raw = 1;
+      ASSERT_EQ(tw_comm_goes_raw(comm, 1, TW_F32, &raw), TW_OK);
+      EXPECT_EQ(raw, 0);
+      ASSERT_EQ(tw_comm_set_step(comm, 7), TW_OK);
+      const tw_segment segments[] = {{"w", 0, 3000, 3000, 0}, {"b", 0, 1000, 1000, 1}};
+      std::vector<float> g(4000), first(1000), second(1000), m(1000);
+      for (int step = 0; step < 3; ++step) {
+        std::fill(g.begin(), g.end(), 1.0f);
+        tw_work* work = nullptr;
+        ASSERT_EQ(tw_all_reduce_segments(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm,
+                                         nullptr, "bucket", 0, segments, 2, &work),
+                  TW_OK);
+        ASSERT_EQ(tw_wait(work), TW_OK) << tw_last_error();
+      }
+      EXPECT_EQ(g[3500], 1.75f) << "fp32: 1 + 0.5 + 0.25";
+      EXPECT_NEAR(g[5], 1.75f, 0.02f) << "all equal, so one bit and a scale say all";
+      ASSERT_EQ(tw_residual_get(comm, "b", first.data(), second.data(), m.data(), m.size()), TW_OK);
+      EXPECT_EQ(m[0], 1.75f);
+      EXPECT_EQ(tw_all_reduce(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr),
+                TW_INVALID_ARGUMENT)
+          << "momentum needs a name";
+      tw_comm_destroy(comm);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(CApi, MalformedEntriesAreRefused) {
+  std::vector<float> x(100, 1.0f), y(100);
+  std::vector<uint8_t> wire(64);
+  size_t bytes = 0;
+  ASSERT_EQ(tw_encode("topk:density=0.05", x.data(), 100, nullptr, wire.data(), 64, &bytes), TW_OK);
+  ASSERT_EQ(tw_decode("topk:density=0.05", wire.data(), bytes, y.data(), 100), TW_OK);
+  wire[0] = 77;
+  EXPECT_EQ(tw_decode("topk:density=0.05", wire.data(), bytes, y.data(), 100), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("topk counts"), std::string::npos);
+}
+
 }  // namespace

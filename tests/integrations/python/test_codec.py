@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-SPECS = ("fp32", "bf16", "int8", "int4", "int4:block=128")
+SPECS = ("fp32", "bf16", "int8", "int4", "int4:block=128", "topk:density=0.1")
+# Their residuals may round: codes that are not the nearest ones.
+ROUNDED = ("onebit", "int4:hadamard=1", "int8:rounding=stochastic,seed=4", "onebit:down=onebit")
 
 
 def noise(n: int, seed: int) -> numpy.ndarray:
@@ -26,6 +28,27 @@ def test_decoded_and_residual_add_up(spec, n, seed):
     decoded = thinwire.decode(spec, data, n)
     assert decoded.dtype == numpy.float32 and decoded.shape == (n,)
     numpy.testing.assert_array_equal(decoded + residual, total)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(ROUNDED), st.integers(0, 4097), st.integers(0, 2**32 - 1))
+def test_decoded_and_residual_add_up_to_a_rounding(spec, n, seed):
+    x, residual = noise(n, seed), noise(n, seed + 1) / 8
+    total = x + residual
+    decoded = thinwire.decode(spec, thinwire.encode(spec, x, residual), n)
+    numpy.testing.assert_allclose(decoded + residual, total, atol=2e-6)
+
+
+# Any bytes of the right length decode or are refused; nothing crashes.
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from((*SPECS, *ROUNDED)), st.integers(1, 600), st.data())
+def test_arbitrary_bytes_are_decoded_or_refused(spec, n, data):
+    size = thinwire.encoded_bytes(spec, n)
+    wire = data.draw(st.binary(min_size=size, max_size=size))
+    try:
+        assert thinwire.decode(spec, wire, n).shape == (n,)
+    except thinwire.InvalidArgumentError as error:
+        assert spec.startswith("topk"), error
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -1,0 +1,79 @@
+"""The accuracy and ratio benchmarks run, resume, and tell methods apart. Their figures come from the
+full run (make accuracy); here only what no method may miss is checked."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+BENCH = pathlib.Path(__file__).parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import accuracy_report  # noqa: E402
+
+
+def run(program: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCH / program), *arguments],
+        capture_output=True, text=True, timeout=400, env=dict(os.environ),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("accuracy")
+    run("accuracy.py", "--short", "--out", str(folder))
+    return folder
+
+
+def test_every_method_learns(short):
+    rows = {row["method"]: row for row in json.loads((short / "accuracy.json").read_text())["rows"]}
+    assert rows["fp32"]["accuracy"] > 80
+    for method, ratio in {"int4": 7.7, "onebit": 12, "topk 0.1 % DGC": 20}.items():
+        assert rows[method]["accuracy"] > rows["fp32"]["accuracy"] - 6, method
+        assert rows[method]["ratio"] > ratio
+    assert (short / "accuracy.png").stat().st_size > 10000
+    assert (short / "curves.png").stat().st_size > 10000
+
+
+def test_finished_runs_are_not_repeated(short):
+    files = {path: path.stat().st_mtime_ns for path in (short / "runs").iterdir()}
+    spoilt = next(iter(files))
+    whole = spoilt.read_text()
+    spoilt.write_text(json.dumps(json.loads(whole) | {"recipe": {}}))
+    run("accuracy.py", "--short", "--out", str(short))
+    for path, before in files.items():
+        assert (path.stat().st_mtime_ns == before) == (path != spoilt)
+    row, again = (json.loads(text)["row"] for text in (whole, spoilt.read_text()))
+    assert row["accuracy"] == again["accuracy"], "the same seed gives the same run"
+
+
+def rows_of(method: str, accuracies: list[float]) -> list[dict]:
+    return [
+        {"task": "t", "method": method, "seed": seed, "accuracy": accuracy, "test_loss": 1.0,
+         "train_loss": 1.0, "ratio": 8.0}
+        for seed, accuracy in enumerate(accuracies)
+    ]  # fmt: skip
+
+
+def test_the_table_pairs_seeds_and_says_no():
+    rows = rows_of("fp32", [80.0, 90.0]) + rows_of("int4", [79.9, 89.7])
+    summary = accuracy_report.summarise(rows)[1]
+    assert summary["difference"] == pytest.approx([-0.1, -0.3])
+    assert "-0.20 ± 0.10" in accuracy_report.table(rows)
+    assert "NO" in accuracy_report.table(rows)
+    assert "NO" not in accuracy_report.table(rows_of("fp32", [80.0]) + rows_of("int4", [79.9]))
+
+
+def test_ratio_measures_real_gradients(tmp_path):
+    run("ratio.py", "--tasks", "mlp", "--out", str(tmp_path))
+    rows = json.loads((tmp_path / "ratio.json").read_text())["rows"]
+    error = {(row["source"], row["codec"]): row["error"] for row in rows}
+    assert error["Gaussian noise", "onebit"] == pytest.approx(0.363, abs=0.005)  # 1 - 2 / pi
+    assert error["mlp", "int8"] < error["mlp", "int4:hadamard=1"] < error["mlp", "int4"]
+    assert (tmp_path / "ratio.png").stat().st_size > 10000
