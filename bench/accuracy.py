@@ -34,7 +34,8 @@ def recipe_of(task: Task, method: str, seed: int, workers: int) -> dict[str, Any
     chosen = METHODS[method]
     return {
         "task": task.name, "batch": task.batch, "steps": task.steps, "rate": task.rate,
-        "momentum": task.momentum, "parameters": sum(p.numel() for p in task.make_model().parameters()),
+        "momentum": task.momentum,
+        "parameters": sum(p.numel() for p in task.make_model().parameters()),
         "method": method, "codec": spec_of(chosen, task), "feedback": chosen.feedback,
         "owns_momentum": chosen.owns_momentum, "seed": seed, "workers": workers,
     }  # fmt: skip

@@ -67,14 +67,14 @@ def _verdict(row: Row) -> str:
 def table(rows: list[Row]) -> str:
     """Markdown."""
     lines = [
-        "| task | method | bytes saved | test accuracy, % | minus fp32, paired | within | test loss "
-        "| training loss |",
+        "| task | method | fewer bytes | test accuracy, % | minus fp32, paired | within "
+        "| test loss | training loss |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in summarise(rows):
         difference = _form(row["difference"]) if row["method"] != BASELINE else ""
         cells = [
-            row["task"], row["method"], f"{row['ratio']:.1f} ×", _form(row["accuracy"]),
+            row["task"], row["method"], f"{row['ratio']:.1f} x", _form(row["accuracy"]),
             difference, _verdict(row), _form(row["test_loss"], 4), _form(row["train_loss"], 4),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
@@ -125,7 +125,10 @@ def plot_curves(path: Path, rows: list[Row]) -> None:
         for method in dict.fromkeys(row["method"] for row in rows):
             curves = [r["curve"] for r in rows if (r["task"], r["method"]) == (task, method)]
             steps = [step for step, _ in curves[0]]
-            means = [statistics.mean(losses) for losses in zip(*([p[1] for p in c] for c in curves))]
+            means = [
+                statistics.mean(losses)
+                for losses in zip(*([p[1] for p in c] for c in curves), strict=True)
+            ]
             axis.plot(steps, means, label=method, linewidth=1.2)
         axis.set_yscale("log")
         axis.set_xlabel("step")
@@ -140,7 +143,7 @@ def write_report(folder: Path, rows: list[Row], machine: str, command: str) -> s
     seeds = len({row["seed"] for row in rows})
     (folder / "accuracy.md").write_text(
         f"# Accuracy\n\n{machine}; {rows[0]['workers']} workers, {seeds} paired seeds; "
-        f"`{command}`\n\nMean ± standard error; bytes saved against a ring allreduce of fp32.\n\n"
+        f"`{command}`\n\nMean ± standard error; fewer bytes than a ring allreduce of fp32.\n\n"
         f"{text}\n"
     )
     report = {"machine": machine, "command": command, "rows": rows}

@@ -40,7 +40,8 @@ tw_comm* Connect(const Setup& setup, const char* codec) {
   options.size = setup.size;
   options.store_path = setup.folder.c_str();
   std::string group = codec;  // part of a file's name
-  std::replace_if(group.begin(), group.end(), [](char c) { return !std::isalnum(c); }, '_');
+  std::replace_if(
+      group.begin(), group.end(), [](char c) { return !std::isalnum(c); }, '_');
   options.group = group.c_str();
   options.codec = codec;
   options.interface_name = setup.interface.c_str();

@@ -99,8 +99,15 @@ Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) 
   }
   return {[=, &codecs](Arrays& a) {
             const uint8_t* wires[] = {nullptr, a.peer.get()};
-            codecs.Reduce({spec, spec, wires, view(a.g.get()), 0.5f, a.r.get(), view(a.out.get()),
-                           a.wire.get(), {}});
+            codecs.Reduce({spec,
+                           spec,
+                           wires,
+                           view(a.g.get()),
+                           0.5f,
+                           a.r.get(),
+                           view(a.out.get()),
+                           a.wire.get(),
+                           {}});
           },
           [=](Arrays& a) {
             twin::Reduce(a.g.get(), a.peer.get(), a.r.get(), a.out.get(), a.wire.get(), n, bits);

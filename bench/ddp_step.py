@@ -102,9 +102,7 @@ def be_a_rank(arguments: argparse.Namespace) -> None:
 
 
 def run_link(arguments: argparse.Namespace, link: str) -> list[dict[str, Any]]:
-    ways = [
-        way for way in arguments.ways.split() if way != POWER_SGD or link in POWER_SGD_LINKS
-    ]
+    ways = [way for way in arguments.ways.split() if way != POWER_SGD or link in POWER_SGD_LINKS]
     with tempfile.TemporaryDirectory() as folder, lab.open_lab(arguments.world, link) as place:
         rows_file = Path(folder) / "rows.json"
         command = [sys.executable, __file__, "--rows", str(rows_file), "--ways", " ".join(ways),

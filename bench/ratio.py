@@ -61,13 +61,15 @@ def measure(codec: str, x: torch.Tensor) -> tuple[float, float]:
 def table(rows: list[dict]) -> str:
     sources = list(dict.fromkeys(row["source"] for row in rows))
     lines = [
-        "| codec | bits an element | fewer bytes | " + " | ".join(f"error², {s}" for s in sources) + " |",
+        "| codec | bits an element | fewer bytes | "
+        + " | ".join(f"error², {s}" for s in sources)
+        + " |",
         "|" + "---|" * (3 + len(sources)),
     ]
     for codec in CODECS:
         errors = {row["source"]: row["error"] for row in rows if row["codec"] == codec}
         bits = statistics.mean(row["bits"] for row in rows if row["codec"] == codec)
-        cells = [f"`{codec}`", f"{bits:.2f}", f"{32 / bits:.1f} ×"]
+        cells = [f"`{codec}`", f"{bits:.2f}", f"{32 / bits:.1f} x"]
         lines.append("| " + " | ".join(cells + [f"{errors[s]:.2g}" for s in sources]) + " |")
     return "\n".join(lines)
 

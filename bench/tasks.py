@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from thinwire.demo import data
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-from thinwire.demo import data
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

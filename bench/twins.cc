@@ -110,9 +110,7 @@ HWY_EXPORT(ReduceT);
 void EncodeWithFeedback(const float* g, float* r, uint8_t* codes, size_t n, int bits) {
   HWY_DYNAMIC_DISPATCH(EncodeWithFeedbackT)(g, r, codes, n, bits);
 }
-void Accumulate(const float* g, float* r, size_t n) {
-  HWY_DYNAMIC_DISPATCH(AccumulateT)(g, r, n);
-}
+void Accumulate(const float* g, float* r, size_t n) { HWY_DYNAMIC_DISPATCH(AccumulateT)(g, r, n); }
 void Encode(const float* g, uint8_t* codes, size_t n, int bits) {
   HWY_DYNAMIC_DISPATCH(EncodeT)(g, codes, n, bits);
 }

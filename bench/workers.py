@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-
 from thinwire.comm import Communicator, Segment, Segments
 from thinwire.config import Config
 

@@ -28,7 +28,8 @@ struct EncodeExtras {
   std::span<uint32_t> scratch;
   // topk with a residual: the local momentum u of DGC (Lin et al., arXiv 1712.01887, section 3.1,
   // momentum correction; 3.2, factor masking): u = momentum * u + g, x = u + residual, and u = 0
-  // where an entry is sent (unless spec.masking is off). With Nesterov x = g + momentum * u + residual. Null: x = g + residual.
+  // where an entry is sent (unless spec.masking is off). With Nesterov x = g + momentum * u +
+  // residual. Null: x = g + residual.
   float* velocity = nullptr;  // numel floats
   float momentum = 0.0f;
   bool nesterov = false;

@@ -1,24 +1,20 @@
-#include <cstring>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "compress/backend.h"
 #include "compress/codec_list.h"
 #include "compress/topk.h"
+#include "compress/unaligned.h"
 
 namespace thinwire {
 namespace {
 
-uint32_t Word(const uint8_t* at, size_t i) {
-  uint32_t word;
-  std::memcpy(&word, at + i * sizeof(word), sizeof(word));
-  return word;
-}
-
 // Indices ascend within a sub-block, so no element has two entries.
 bool Ascend(const uint8_t* entries, size_t count, size_t elements) {
   for (size_t i = 0; i < count; ++i) {
-    const size_t index = EntryIndex(Word(entries, i));
-    if (index >= elements || (i > 0 && index <= EntryIndex(Word(entries, i - 1)))) return false;
+    const size_t index = EntryIndex(Get<uint32_t>(entries, i));
+    if (index >= elements || (i > 0 && index <= EntryIndex(Get<uint32_t>(entries, i - 1))))
+      return false;
   }
   return true;
 }
@@ -28,11 +24,11 @@ absl::Status CheckEntries(const CodecSpec& spec, const uint8_t* wire, size_t num
   const size_t expected = EntryCount(spec, numel);
   size_t seen = 0;
   for (size_t b = 0; b < layout.blocks; ++b) {
-    const size_t count = Word(wire, b);
+    const size_t count = Get<uint32_t>(wire, b);
     const size_t elements = std::min(kSubBlock, numel - b * kSubBlock);
     if (count > expected - seen) {
-      return absl::InvalidArgumentError(absl::StrCat("topk counts more than the ", expected,
-                                                     " entries of ", numel, " elements"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("topk counts more than the ", expected, " entries of ", numel, " elements"));
     }
     if (!Ascend(wire + layout.codes_at + seen * sizeof(uint32_t), count, elements)) {
       return absl::InvalidArgumentError(absl::StrCat("the places of the topk entries of sub-block ",

@@ -19,10 +19,7 @@ namespace {
 // One shard's codec, and what its blocks need besides.
 struct Shard {
   Shard(const CodecSpec& shard_spec, size_t numel, const Draws& shard_draws = {})
-      : spec(shard_spec),
-        info(InfoOf(spec.id)),
-        layout(LayoutOf(spec, numel)),
-        draws(shard_draws) {
+      : spec(shard_spec), info(InfoOf(spec.id)), layout(LayoutOf(spec, numel)), draws(shard_draws) {
     if (spec.hadamard) TransformSigns(spec.seed, signs.data());
   }
 
@@ -170,9 +167,8 @@ void ForEachEntry(const CodecSpec& spec, const uint8_t* wire, size_t numel, Visi
 
 void DecodeEntries(const CodecSpec& spec, const uint8_t* wire, const TensorView& out) {
   std::memset(out.data, 0, out.bytes());
-  ForEachEntry(spec, wire, out.numel, [&](size_t i, float value) {
-    FromFloats(&value, out.Slice(i, 1));
-  });
+  ForEachEntry(spec, wire, out.numel,
+               [&](size_t i, float value) { FromFloats(&value, out.Slice(i, 1)); });
 }
 
 class CpuBackendImpl final : public Backend {

@@ -38,8 +38,8 @@ struct Draws {
 };
 
 // Sixteen elements share a generator call: element e takes draw (e % 256) / 16 of the call with
-// counter e / 256 * 16 + e % 16. Draws are 16-bit windows of the four words, 8 bits apart and around
-// the end: each is uniform, and neighbours share no more than what weighs a 256th.
+// counter e / 256 * 16 + e % 16. Draws are 16-bit windows of the four words, 8 bits apart and
+// around the end: each is uniform, and neighbours share no more than what weighs a 256th.
 inline constexpr size_t kDrawGroup = 256;
 inline constexpr size_t kDrawLanes = 16;
 

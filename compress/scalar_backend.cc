@@ -12,21 +12,10 @@
 #include "compress/onebit.h"
 #include "compress/quantiser.h"
 #include "compress/topk.h"
+#include "compress/unaligned.h"
 
 namespace thinwire {
 namespace {
-
-// Element access at any alignment.
-template <typename T>
-T Get(const void* base, size_t i) {
-  T value;
-  std::memcpy(&value, static_cast<const uint8_t*>(base) + i * sizeof(T), sizeof(T));
-  return value;
-}
-template <typename T>
-void Put(void* base, size_t i, T value) {
-  std::memcpy(static_cast<uint8_t*>(base) + i * sizeof(T), &value, sizeof(T));
-}
 
 float Load(const TensorView& view, size_t i) {
   switch (view.dtype) {
@@ -192,9 +181,8 @@ void EncodeEntries(const CodecSpec& spec, const TensorView& gradient, float* res
   }
   std::vector<size_t> order(numel);
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return SelectionKey(x[a]) > SelectionKey(x[b]);
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return SelectionKey(x[a]) > SelectionKey(x[b]); });
   order.resize(EntryCount(spec, numel));
   std::sort(order.begin(), order.end());
   if (residual != nullptr) {
@@ -235,8 +223,8 @@ std::vector<float> DecodeAll(const CodecSpec& spec, const uint8_t* wire, size_t 
     case CodecKind::kEntries: return DecodeEntries(spec, wire, numel);
     case CodecKind::kElements:
       for (size_t i = 0; i < numel; ++i) {
-        values[i] = spec.id == CodecId::kFp32 ? Get<float>(wire, i)
-                                              : FromBf16(Get<uint16_t>(wire, i));
+        values[i] =
+            spec.id == CodecId::kFp32 ? Get<float>(wire, i) : FromBf16(Get<uint16_t>(wire, i));
       }
       break;
     case CodecKind::kBlocks:

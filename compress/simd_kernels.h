@@ -15,7 +15,7 @@ struct Blocks {
   int bits;  // 8, 4 or 1
   size_t block;
   size_t count;
-  size_t filled;                // elements of each that are not there to fill it up
+  size_t filled;                 // elements of each that are not there to fill it up
   const Draws* draws = nullptr;  // stochastic rounding of 8 or 4 bits; null: to the nearest
   const float* signs = nullptr;  // TransformSigns of 4 bits in blocks of 256; null: no transform
 };
@@ -58,17 +58,17 @@ struct Thresholds {
   uint32_t sure;  // from here on r is what sending x leaves
 };
 // Candidates are appended as index, from `begin` on, and bits; returns how many. Up to 16 words
-// behind the last one are overwritten. r = x, or x - bf16(x) of the sure ones; where x is not finite
-// r and u stay.
+// behind the last one are overwritten. r = x, or x - bf16(x) of the sure ones; where x is not
+// finite r and u stay.
 size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
                   const Thresholds& keys, uint32_t* index, uint32_t* bits);
 // The same for keys of x in [low, highest], and nothing is changed.
 size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
             uint32_t* index, uint32_t* bits);
 
-void Add(float* sum, const float* x, size_t n);  // sum += x
+void Add(float* sum, const float* x, size_t n);                      // sum += x
 void AddScaled(float* sum, float factor, const float* x, size_t n);  // sum = sum * factor + x
-void Scale(float* x, float factor, size_t n);    // x *= factor
+void Scale(float* x, float factor, size_t n);                        // x *= factor
 
 }  // namespace thinwire::simd
 

@@ -86,8 +86,7 @@ class Head {
       const float mean = MeanOf(FoldVector(part_[0]), count);
       return {BitsOf(mean), OneBitScale(mean), 0.0f};
     } else {
-      return ScaleFor<kBits>(
-          static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(D(), part_[0]))));
+      return ScaleFor<kBits>(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(D(), part_[0]))));
     }
   }
 

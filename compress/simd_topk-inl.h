@@ -37,7 +37,8 @@ struct Found {
 template <bool kMomentum>
 HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
                                  const Momentum& momentum, size_t n, uint32_t begin,
-                                 const Thresholds& keys, uint32_t* HWY_RESTRICT index, uint32_t* HWY_RESTRICT bits) {
+                                 const Thresholds& keys, uint32_t* HWY_RESTRICT index,
+                                 uint32_t* HWY_RESTRICT bits) {
   const F d;
   const V beta = hn::Set(d, momentum.beta);
   const auto below = hn::Set(I(), static_cast<int32_t>(keys.low) - 1);
@@ -66,8 +67,8 @@ HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRIC
       continue;
     }
     found.Append(x, hit, begin + static_cast<uint32_t>(i));
-    const auto finite = hn::RebindMask(
-        d, hn::Lt(Magnitude(x), hn::Set(I(), static_cast<int32_t>(kHugeBits))));
+    const auto finite =
+        hn::RebindMask(d, hn::Lt(Magnitude(x), hn::Set(I(), static_cast<int32_t>(kHugeBits))));
     const auto sure = hn::RebindMask(d, hn::Gt(Magnitude(x), unsure));
     const V rounded = hn::BitCast(d, hn::ShiftLeft<16>(Bf16Bits(x)));
     const V kept = hn::IfThenElse(sure, hn::Sub(x, rounded), x);
@@ -99,9 +100,8 @@ HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRIC
 
 size_t AddAndScanT(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
                    const Thresholds& keys, uint32_t* index, uint32_t* bits) {
-  return momentum.u != nullptr
-             ? AddAndScanLoop<true>(g, r, momentum, n, begin, keys, index, bits)
-             : AddAndScanLoop<false>(g, r, momentum, n, begin, keys, index, bits);
+  return momentum.u != nullptr ? AddAndScanLoop<true>(g, r, momentum, n, begin, keys, index, bits)
+                               : AddAndScanLoop<false>(g, r, momentum, n, begin, keys, index, bits);
 }
 
 size_t ScanT(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,

@@ -9,24 +9,13 @@
 #include "compress/codec_list.h"
 #include "compress/simd_kernels.h"
 #include "compress/types.h"
+#include "compress/unaligned.h"
 
 namespace thinwire {
 
 // Whole blocks of any codec, unless the tensor ends.
 inline constexpr size_t kStage = kMaxBlock;
 using StageBuffer = std::array<float, kStage>;
-
-// Elements at any alignment.
-template <typename T>
-T Get(const void* base, size_t i) {
-  T value;
-  std::memcpy(&value, static_cast<const uint8_t*>(base) + i * sizeof(T), sizeof(T));
-  return value;
-}
-template <typename T>
-void Put(void* base, size_t i, T value) {
-  std::memcpy(static_cast<uint8_t*>(base) + i * sizeof(T), &value, sizeof(T));
-}
 
 inline float* Floats(const TensorView& view) { return static_cast<float*>(view.data); }
 

@@ -111,7 +111,7 @@ class Group final : public Engine {
   bool closing_ = false;
   int byes_ = 0;  // peers that have finished
   ErrorFeedback feedback_;
-  uint64_t first_step_ = 0;  // of keys not yet seen
+  uint64_t first_step_ = 0;                        // of keys not yet seen
   std::unordered_map<uint64_t, KeyState> keys_;    // by hash of the name
   std::unordered_map<uint64_t, WorkPtr> works_;    // by id, until complete
   std::map<uint64_t, Clock::time_point> overdue_;  // leader only: ids, since when

@@ -33,8 +33,8 @@ absl::Status Differs(int rank, const std::string& mine, int peer, const std::str
 std::string Digest(int size, const Options& options) {
   std::vector<std::string> codecs;
   for (const CodecPair& codec : options.codecs) codecs.push_back(codec.ToString());
-  return absl::StrCat("wire=", kWireVersion, " world=", size,
-                      " codec=", absl::StrJoin(codecs, ";"), " momentum=", options.momentum.beta,
+  return absl::StrCat("wire=", kWireVersion, " world=", size, " codec=", absl::StrJoin(codecs, ";"),
+                      " momentum=", options.momentum.beta,
                       options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
                       " policy=", options.policy == Policy::kFifo ? "fifo" : "wfbp",
                       " lanes=", options.lanes, " chunk_bytes=", options.chunk_bytes,

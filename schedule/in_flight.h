@@ -33,7 +33,7 @@ class InFlight final : public Work {
   Report report;
   Clock::time_point submitted;
   Deadline deadline;
-  std::unique_ptr<RawExchange> raw;  // null: goes by chunks
+  std::unique_ptr<RawExchange> raw;      // null: goes by chunks
   std::optional<MomentumStep> momentum;  // of a raw tensor; chunks have their own
   std::vector<float> scratch;
   std::function<void()> finish_raw;  // claims and finishes it; run by whoever waits first

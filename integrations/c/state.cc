@@ -43,8 +43,8 @@ tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity
   }
   const std::string text = codecs[index].ToString();
   if (text.size() >= capacity) {
-    return ToC(absl::InvalidArgumentError(absl::StrCat("the spec '", text, "' needs ",
-                                                       text.size() + 1, " bytes, got ", capacity)));
+    return ToC(absl::InvalidArgumentError(
+        absl::StrCat("the spec '", text, "' needs ", text.size() + 1, " bytes, got ", capacity)));
   }
   std::memcpy(spec, text.c_str(), text.size() + 1);
   return TW_OK;

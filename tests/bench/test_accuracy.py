@@ -1,5 +1,5 @@
-"""The accuracy and ratio benchmarks run, resume, and tell methods apart. Their figures come from the
-full run (make accuracy); here only what no method may miss is checked."""
+"""The accuracy and ratio benchmarks run, resume, and tell methods apart. Their figures come from
+the full run (make accuracy); here only what no method may miss is checked."""
 
 import json
 import os

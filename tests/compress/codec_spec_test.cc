@@ -17,8 +17,8 @@ TEST(CodecSpec, PrintsWhatItParses) {
   EXPECT_EQ(CodecSpec::Parse("topk:density=0.01,warmup=0")->ToString(), "topk");
   for (const char* text :
        {"onebit", "onebit:block=512", "topk", "topk:density=0.001,warmup=500",
-        "topk:warmup=5,masking=0", "topk:density=1e-06",
-        "int8:rounding=stochastic", "int4:block=512,rounding=stochastic,seed=18446744073709551615",
+        "topk:warmup=5,masking=0", "topk:density=1e-06", "int8:rounding=stochastic",
+        "int4:block=512,rounding=stochastic,seed=18446744073709551615",
         "int4:rounding=stochastic,hadamard=1,seed=3", "onebit:down=onebit", "int8:down=int4",
         "int8:block=128,down=int4:block=512,hadamard=0", "fp32:down=bf16"}) {
     const auto pair = CodecPair::Parse(text);

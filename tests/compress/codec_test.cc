@@ -146,8 +146,7 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
         "int4:block=4096", "onebit", "onebit:block=128", "onebit:block=4096", "topk",
         "topk:density=0.4", "topk:density=1", "int8:rounding=stochastic",
         "int8:rounding=stochastic,block=128", "int4:rounding=stochastic,block=1024",
-        "int4:hadamard=1",
-        "int4:rounding=stochastic,hadamard=1,seed=5"}) {
+        "int4:hadamard=1", "int4:rounding=stochastic,hadamard=1,seed=5"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const size_t numel :
            {1, 3, 127, 128, 129, 255, 256, 257, 1000, 4096, 4097, 10007, 65536}) {

@@ -23,10 +23,12 @@ TEST(ErrorFeedback, SameLayoutIsALookUp) {
 
 TEST(ErrorFeedback, MovesWithTheParameterAndConvertsTheHop) {
   ErrorFeedback feedback;
-  auto before = feedback.Bind("0", Layout({{"a", 0, 4, 4, 0}, {"b", 0, 4, 4, 0}}, {{2, 6}})).residual;
+  auto before =
+      feedback.Bind("0", Layout({{"a", 0, 4, 4, 0}, {"b", 0, 4, 4, 0}}, {{2, 6}})).residual;
   for (int i = 0; i < 8; ++i) before[i] = static_cast<float>(i + 1);
   const auto elsewhere = Layout({{"b", 0, 4, 4, 0}}, {{2, 4}});
-  EXPECT_EQ(feedback.Bind("1", elsewhere).residual, nullptr) << "while somebody holds the old place";
+  EXPECT_EQ(feedback.Bind("1", elsewhere).residual, nullptr)
+      << "while somebody holds the old place";
   before.reset();
   // b moves to another bucket, where its other half is owned.
   const auto after = feedback.Bind("1", elsewhere).residual;

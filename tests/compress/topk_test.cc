@@ -1,4 +1,7 @@
-// topk sends exactly the k largest, whatever the guess was, and refuses what is no shard of its own.
+// topk sends exactly the k largest, whatever the guess was, and refuses what is no shard of its
+// own.
+#include "compress/topk.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,7 +10,6 @@
 
 #include "compress/backend.h"
 #include "compress/codec_list.h"
-#include "compress/topk.h"
 
 namespace thinwire {
 namespace {
@@ -55,8 +57,8 @@ void ExpectSame(const CodecSpec& spec, const std::vector<float>& g, const Result
 }
 
 TEST(TopK, IsExactAtEverySizeDensityAndGuess) {
-  for (const size_t numel : {1, 2, 15, 16, 17, 100, 4095, 4096, 4097, 20000, 65535, 65536, 65537,
-                             131073, 200000}) {
+  for (const size_t numel :
+       {1, 2, 15, 16, 17, 100, 4095, 4096, 4097, 20000, 65535, 65536, 65537, 131073, 200000}) {
     for (const uint32_t ppm : {1u, 1000u, 10000u, 300000u, 1000000u}) {
       // Guesses: none, far too low, about right, too high, far too high.
       for (const float guess : {0.0f, 1e-30f, 2.3f, 4.0f, 1e30f}) {
@@ -94,7 +96,8 @@ TEST(TopK, ElementsThatAreNotFinite) {
   for (const size_t numel : {5000, 70000}) {
     for (const size_t bad : {size_t{1}, size_t{30}, numel / 100, numel / 2, numel}) {
       std::vector<float> g = Normal(numel, 3);
-      for (size_t i = 0; i < bad; ++i) g[i * 7919 % numel] = i % 3 == 0 ? inf : i % 3 == 1 ? nan : -nan;
+      for (size_t i = 0; i < bad; ++i)
+        g[i * 7919 % numel] = i % 3 == 0 ? inf : i % 3 == 1 ? nan : -nan;
       g[numel / 3] = std::numeric_limits<float>::max();  // its sum with the residual overflows
       Result before{{}, Normal(numel, 4), Normal(numel, 5)};
       before.residual[numel / 3] = std::numeric_limits<float>::max();
@@ -167,13 +170,15 @@ TEST(CheckWire, ArbitraryBytesNeverReachBeyondTheShard) {
   for (const CodecInfo& codec : kCodecs) {
     for (int round = 0; round < 400; ++round) {
       const size_t numel = random() % 3 == 0 ? 60000 + random() % 80000 : 1 + random() % 3000;
-      const CodecSpec spec{.id = codec.id, .density_ppm = 1 + static_cast<uint32_t>(random() % 20000)};
+      const CodecSpec spec{.id = codec.id,
+                           .density_ppm = 1 + static_cast<uint32_t>(random() % 20000)};
       std::vector<float> g = Normal(numel, random()), out(numel);
       std::vector<uint8_t> wire(EncodedBytes(spec, numel));
       CpuBackend().Encode(spec, {g.data(), numel}, nullptr, wire.data());
       const int changes = static_cast<int>(random() % 4);
       for (int i = 0; i < changes; ++i) {
-        const size_t at = random() % (random() % 2 ? wire.size() : std::min<size_t>(wire.size(), 64));
+        const size_t at =
+            random() % (random() % 2 ? wire.size() : std::min<size_t>(wire.size(), 64));
         wire[at] = static_cast<uint8_t>(random());
       }
       if (random() % 8 == 0) wire.resize(wire.size() - 1);

@@ -113,8 +113,10 @@ TEST(CApi, ResidualsComeOutAndGoBackIn) {
       ASSERT_EQ(tw_residual_get(comm, "w", again.data(), other.data(), nullptr, numel), TW_OK);
       EXPECT_EQ(again, first);
       EXPECT_EQ(other, second);
-      EXPECT_EQ(tw_residual_get(comm, "v", again.data(), other.data(), nullptr, numel), TW_INVALID_ARGUMENT);
-      EXPECT_EQ(tw_residual_set(comm, "w", again.data(), other.data(), nullptr, 7), TW_INVALID_ARGUMENT);
+      EXPECT_EQ(tw_residual_get(comm, "v", again.data(), other.data(), nullptr, numel),
+                TW_INVALID_ARGUMENT);
+      EXPECT_EQ(tw_residual_set(comm, "w", again.data(), other.data(), nullptr, 7),
+                TW_INVALID_ARGUMENT);
       tw_stats stats;
       ASSERT_EQ(tw_comm_stats(comm, &stats), TW_OK);
       EXPECT_EQ(stats.raw_bytes, 160000u);

@@ -42,7 +42,8 @@ TEST(Momentum, GivesTheReferencesBits) {
   }
 }
 
-// torch.optim.SGD's own recursion, in fp32, for tensors that go raw, exactly, and in a world of one.
+// torch.optim.SGD's own recursion, in fp32, for tensors that go raw, exactly, and in a world of
+// one.
 TEST(Momentum, OfARawTensorIsThatOfSgd) {
   for (const int world : {1, 2, 3}) {
     for (const bool nesterov : {false, true}) {

@@ -18,7 +18,8 @@ struct Case {
 
 std::string CaseName(const testing::TestParamInfo<Case>& info) {
   std::string codec = info.param.codec;
-  std::replace_if(codec.begin(), codec.end(), [](char c) { return !std::isalnum(c); }, '_');
+  std::replace_if(
+      codec.begin(), codec.end(), [](char c) { return !std::isalnum(c); }, '_');
   return (info.param.wire == Wire::kGloo ? "Gloo" : "InProcess") +
          std::to_string(info.param.world) + codec;
 }
@@ -75,9 +76,9 @@ TEST_P(EngineTest, AnyOrderOfReadinessGivesTheSame) {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const char* codec : {"fp32", "bf16", "int8", "int4", "onebit", "onebit:down=onebit",
-                            "topk:density=0.02", "int8:rounding=stochastic", "int4:hadamard=1",
-                            "int8:block=128,down=int4:block=512"}) {
+  for (const char* codec :
+       {"fp32", "bf16", "int8", "int4", "onebit", "onebit:down=onebit", "topk:density=0.02",
+        "int8:rounding=stochastic", "int4:hadamard=1", "int8:block=128,down=int4:block=512"}) {
     for (int world = 1; world <= 5; ++world) cases.push_back({Wire::kInProcess, world, codec});
     for (const int world : {2, 3}) cases.push_back({Wire::kGloo, world, codec});
   }

@@ -1,7 +1,7 @@
 // Error feedback is exact bookkeeping: what was sent and what is kept add up to what came in,
 // element by element, over both hops, for every codec.
-#include <cctype>
 #include <algorithm>
+#include <cctype>
 #include <mutex>
 
 #include "compress/codec_list.h"
@@ -14,7 +14,8 @@ class FeedbackTest : public testing::TestWithParam<const char*> {};
 
 std::string CodecName(const testing::TestParamInfo<const char*>& info) {
   std::string name = info.param;
-  std::replace_if(name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
   return name;
 }
 
@@ -54,12 +55,12 @@ TEST_P(FeedbackTest, LosesNothingEvenWhenBucketsAreRebuilt) {
     };
     for (int step = 0; step < kSteps; ++step) {
       if (step < kSteps / 2) {
-        reduce(Gradient(kA + kB, 7, rank, step), "bucket0", {{"a", 0, kA, kA, 0}, {"b", 0, kB, kB, 0}},
-               {0, kA});
+        reduce(Gradient(kA + kB, 7, rank, step), "bucket0",
+               {{"a", 0, kA, kA, 0}, {"b", 0, kB, kB, 0}}, {0, kA});
         reduce(Gradient(kC, 8, rank, step), "bucket1", {{"c", 0, kC, kC, 0}}, {kA + kB});
       } else {
-        reduce(Gradient(kC + kB, 7, rank, step), "bucket0", {{"c", 0, kC, kC, 0}, {"b", 0, kB, kB, 0}},
-               {kA + kB, kA});
+        reduce(Gradient(kC + kB, 7, rank, step), "bucket0",
+               {{"c", 0, kC, kC, 0}, {"b", 0, kB, kB, 0}}, {kA + kB, kA});
         reduce(Gradient(kA, 8, rank, step), "bucket1", {{"a", 0, kA, kA, 0}}, {0});
       }
     }

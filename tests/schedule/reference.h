@@ -66,10 +66,10 @@ class ReferenceAllReduce {
 
   EncodeExtras Extras(const CodecSpec& spec, int hop, size_t place) const {
     EncodeExtras extras;
-    extras.draws = {.key = HashCombine(HashCombine(spec.seed, HashBytes("g")),
-                                       static_cast<uint64_t>(hop)),
-                    .stream = step_,
-                    .first = place};
+    extras.draws = {
+        .key = HashCombine(HashCombine(spec.seed, HashBytes("g")), static_cast<uint64_t>(hop)),
+        .stream = step_,
+        .first = place};
     return extras;
   }
 

@@ -151,7 +151,7 @@ def test_clipping_that_changes_nothing_is_none():
 
 def train_clipped(rank: int, ours: bool):
     model = make_mlp()
-    ddp, state = wrap(model, "fp32" if ours else None, **({"clip_value": 0.01} if ours else {}))
+    ddp, _ = wrap(model, "fp32" if ours else None, **({"clip_value": 0.01} if ours else {}))
     x = data(0, 0)  # the same on both ranks, so that clipping before and after the mean agree
     ddp(x).square().sum().backward()
     if not ours:
@@ -163,6 +163,34 @@ def test_clip_value_is_that_of_torch():
     torch.testing.assert_close(run(train_clipped, True)[0], run(train_clipped, False)[0])
 
 
+def step_with_norms_clipped(rank: int):
+    model = make_mlp()
+    ddp, _ = wrap(model, "fp32", clip_norm=0.5)
+    ddp(data(0, 0)).square().sum().backward()  # the same on both ranks
+    return [p.grad.norm().item() for p in model.parameters()]
+
+
+def test_clip_norm_limits_each_parameter():
+    norms = run(step_with_norms_clipped)[0]
+    assert max(norms) == pytest.approx(0.5 / 2**0.5, rel=1e-4)
+
+
+def alone(rank: int):
+    model = make_mlp()
+    ddp, state = wrap(model, "onebit", momentum=0.9)
+    optimizer = sgd(ddp)
+    move_momentum(optimizer, state)
+    fit(ddp, optimizer, 10)
+    other = make_mlp()
+    plain, _ = wrap(other, None)
+    fit(plain, sgd(plain), 10)
+    torch.testing.assert_close(weights(model), weights(other), rtol=1e-4, atol=1e-5)
+
+
+def test_a_world_of_one_has_plain_momentum():
+    run(alone, world=1)
+
+
 def misuse(rank: int):
     model = make_mlp()
     for codec in ("onebit", "int8:down=onebit", {"*.bias": "fp32", "*": "onebit"}):
@@ -170,7 +198,7 @@ def misuse(rank: int):
             wrap(model, codec)
     with pytest.warns(UserWarning, match="DGC"):
         wrap(make_mlp(), "topk:density=0.001")
-    with pytest.raises(thinwire.InvalidArgumentError, match="momentum is 1.5"):
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"momentum is 1\.5"):
         State("onebit", momentum=1.5)
     with pytest.raises(thinwire.InvalidArgumentError, match="clip_value is -1"):
         State("int4", clip_value=-1)
@@ -224,9 +252,7 @@ def adam(rank: int, codec: str | None, steps: int):
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3, weight_decay=0.01)
     else:
         ddp, state = wrap(model, codec, momentum=0.9)
-        optimizer = OneBitAdam(
-            ddp.parameters(), state, lr=1e-3, weight_decay=0.01, warmup_steps=40
-        )
+        optimizer = OneBitAdam(ddp.parameters(), state, lr=1e-3, weight_decay=0.01, warmup_steps=40)
     loss = fit(ddp, optimizer, steps)
     return loss, weights(model), digest(model)
 

@@ -35,9 +35,7 @@ class Exchange:
     above, on Gloo), or a codec of thinwire. `optimizer`: SGD, whose momentum moves into the
     exchange where the way needs it."""
 
-    def __init__(
-        self, ddp: DistributedDataParallel, way: str, optimizer: torch.optim.SGD
-    ) -> None:
+    def __init__(self, ddp: DistributedDataParallel, way: str, optimizer: torch.optim.SGD) -> None:
         self._state = None
         self._way = way
         self._numel = sum(p.numel() for p in ddp.parameters() if p.requires_grad)

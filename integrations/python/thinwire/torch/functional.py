@@ -47,7 +47,7 @@ def all_reduce(
 
     tensor: any shape and strides; float32, bfloat16 or float16, on the CPU.
     op: "mean" (default) or "sum"; torch's ReduceOp.AVG and ReduceOp.SUM are taken as well.
-    codec: as State takes it. All calls of one group and codec share connections.
+    codec: a single one as State takes it. All calls of one group and codec share connections.
     name: equal on all ranks; calls of one name carry what compression lost to the next (error
       feedback), so use one name for one quantity. None: calls match by order, and lose it.
     group: None for the default group.
@@ -59,7 +59,14 @@ def all_reduce(
     if group is not None and dist.is_initialized() and dist.get_rank(group) < 0:
         warnings.warn("all_reduce: this rank is not in the group, so nothing is done", stacklevel=2)
         return None
-    session = _session(resolve(group, "all_reduce"), config.resolve(codec=codec))
+    settings = config.resolve(codec=codec)
+    if name is not None and "onebit" in settings.codec:
+        warnings.warn(
+            f"all_reduce('{name}'): onebit with error feedback converges on momentum and diverges "
+            "on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of",
+            stacklevel=2,
+        )
+    session = _session(resolve(group, "all_reduce"), settings)
     dtype = tensors.check(tensor, session.group.rank, lambda: name or "all_reduce")
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()

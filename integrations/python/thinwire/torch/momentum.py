@@ -27,13 +27,14 @@ class Pairing:
         self._momentum = momentum
         self._moved = moved
         self._marks: dict[torch.Tensor, torch.Tensor] = {}
+        self._groups: dict[torch.Tensor, dict[str, Any]] = {}
         optimizer.register_step_pre_hook(self._before_step)
 
     def weight_decay_of(self, parameter: torch.Tensor) -> float:
-        for group in self._optimizer.param_groups:
-            if any(parameter is p for p in group["params"]):
-                return group.get(WEIGHT_DECAY, 0.0)
-        return 0.0
+        if parameter not in self._groups:  # the optimizer may have got more groups
+            groups = self._optimizer.param_groups
+            self._groups = {p: group for group in groups for p in group["params"]}
+        return self._groups.get(parameter, {}).get(WEIGHT_DECAY, 0.0)
 
     def check(self) -> None:
         """InvalidArgumentError if the optimizer has momentum or weight decay of its own again."""

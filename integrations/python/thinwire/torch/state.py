@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config, errors
-from thinwire.torch import checkpoint, momentum as momentum_, tensors
+from thinwire.torch import checkpoint, tensors
+from thinwire.torch import momentum as momentum_
 from thinwire.torch.buckets import Buckets
 from thinwire.torch.group import join
 from thinwire.torch.policy import Codec, Policy
@@ -34,7 +36,8 @@ class State:
       to the optimizer; onebit needs it, topk below 1 % as well. Call move_momentum(optimizer,
       state) before the first backward.
     clip_value: clips each rank's gradients to [-clip_value, clip_value] before they are exchanged
-      and before they enter the momentum.
+      and before they enter the momentum. clip_norm: likewise each parameter's gradient of each rank
+      to a norm of clip_norm / sqrt(ranks) (DGC's local clipping, arXiv 1712.01887, section 3.2).
     policy: "wfbp" (default) or "fifo", the order of chunks.
     timeout_s: seconds; of connecting, and of one allreduce.
     lanes, chunk_bytes: chunks in flight, and bytes of fp32 in one.
@@ -54,6 +57,7 @@ class State:
         momentum: float = 0.0,
         nesterov: bool = False,
         clip_value: float | None = None,
+        clip_norm: float | None = None,
         policy: str | None = None,
         timeout_s: float | None = None,
         lanes: int | None = None,
@@ -69,10 +73,9 @@ class State:
             min_bytes=min_bytes, interface=interface, trace=trace, momentum=momentum,
             nesterov=nesterov,
         )  # fmt: skip
-        if clip_value is not None and not clip_value > 0:
-            raise errors.InvalidArgumentError(
-                f"clip_value is {clip_value!r}, expected a number above 0"
-            )
+        for key, limit in {"clip_value": clip_value, "clip_norm": clip_norm}.items():
+            if limit is not None and not limit > 0:
+                raise errors.InvalidArgumentError(f"{key} is {limit!r}, expected a number above 0")
         self._codecs = Policy(settings.codec if codec is None else codec)
         self._codecs.check_momentum(settings.momentum)
         if names is not None:
@@ -86,7 +89,7 @@ class State:
         self._session = Session(join(process_group, "state"), settings)
         self._session.close_with(self)
         self._buckets = Buckets(names, self._codecs)
-        self._clip_value = clip_value
+        self._clip_value, self._clip_norm = clip_value, clip_norm
         self._pairing: momentum_.Pairing | None = None
         self._adam: OneBitAdam | None = None
         self._warmup: Session | None = None
@@ -124,7 +127,7 @@ class State:
             self._take_momentum(buffers)
 
     def pair_adam(self, optimizer: OneBitAdam, beta: float, warmup_steps: int) -> None:
-        """What OneBitAdam does: exchanges fp32 gradients for `warmup_steps` steps, then momentum."""
+        """What OneBitAdam does: exchanges fp32 gradients for `warmup_steps`, then momentum."""
         settings = self._session.config
         if settings.momentum != beta:
             raise errors.InvalidArgumentError(
@@ -191,6 +194,12 @@ class State:
         what is to be done with the result, if anything."""
         if self._clip_value is not None:
             bucket.buffer().clamp_(-self._clip_value, self._clip_value)
+        if self._clip_norm is not None:
+            limit = self._clip_norm / math.sqrt(self.world_size)
+            for gradient in bucket.gradients():
+                norm = gradient.norm()
+                if norm > limit:
+                    gradient.mul_(limit / norm)
         if not self._session.config.momentum:
             return None
         if self._pairing is None:
@@ -198,7 +207,10 @@ class State:
                 f"State(momentum={self._session.config.momentum}) is not paired with an optimizer; "
                 "call thinwire.torch.move_momentum(optimizer, state) before the first backward"
             )
-        pairing, parts = self._pairing, list(zip(bucket.parameters(), bucket.gradients()))
+        pairing, parts = (
+            self._pairing,
+            list(zip(bucket.parameters(), bucket.gradients(), strict=True)),
+        )
         pairing.check()
         with torch.no_grad():
             for parameter, gradient in parts:
