@@ -136,8 +136,9 @@ class State:
             )
         if self._pairing is not None:
             raise errors.InvalidArgumentError("this state is paired with an optimizer already")
-        plain = dataclasses.replace(settings, codec="fp32", momentum=0.0, nesterov=False)
-        self._warmup = Session(join(self._process_group, "warmup"), plain)
+        plain = ";".join("fp32" for _ in settings.codec.split(";"))  # the same numbers are taken
+        plain_settings = dataclasses.replace(settings, codec=plain, momentum=0.0, nesterov=False)
+        self._warmup = Session(join(self._process_group, "warmup"), plain_settings)
         self._warmup.close_with(self)
         self._warmup_steps, self._adam = warmup_steps, optimizer
         self._pairing = momentum_.Pairing(optimizer, beta, ())
@@ -156,6 +157,9 @@ class State:
         """Whether the last backward pass gave momentum, and not OneBitAdam's fp32 gradients."""
         return self._steps > self._warmup_steps
 
+    def _sessions(self) -> list[Session]:
+        return [self._session] if self._warmup is None else [self._session, self._warmup]
+
     def _session_now(self, bucket: dist.GradBucket) -> Session:
         """Of the warm-up while it lasts; afterwards the momentum that it made goes on."""
         if self._warmup is None:
@@ -173,9 +177,10 @@ class State:
         try:
             return self._start(bucket)
         except errors.Error as error:
-            if self._session.error is None:
-                self._session.fail(error)
-                self._session.abort()
+            for session in self._sessions():
+                if session.error is None:
+                    session.fail(error)
+                    session.abort()
             return failed_future(error)
 
     def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -207,10 +212,8 @@ class State:
                 f"State(momentum={self._session.config.momentum}) is not paired with an optimizer; "
                 "call thinwire.torch.move_momentum(optimizer, state) before the first backward"
             )
-        pairing, parts = (
-            self._pairing,
-            list(zip(bucket.parameters(), bucket.gradients(), strict=True)),
-        )
+        pairing = self._pairing
+        parts = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         pairing.check()
         with torch.no_grad():
             for parameter, gradient in parts:
@@ -231,11 +234,10 @@ class State:
         list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to
         be compressed, and another than the rule's where topk costs more bytes than int4."""
         counts: Counter[str] = Counter()
-        for session in (self._session, self._warmup):
-            if session is not None:
-                session.wait_idle()
-                if session.communicator is not None:
-                    counts.update(session.communicator.stats())
+        for session in self._sessions():
+            session.wait_idle()
+            if session.communicator is not None:
+                counts.update(session.communicator.stats())
         raw, wire = int(counts.get("raw_bytes", 0)), int(counts.get("wire_bytes", 0))
         return {
             "steps": self._steps,
@@ -281,9 +283,8 @@ class State:
 
     def close(self) -> None:
         """Says goodbye to the peers. Done by itself when the state goes, and at exit."""
-        if self._warmup is not None:
-            self._warmup.close()
-        self._session.close()
+        for session in self._sessions():
+            session.close()
 
     def __getstate__(self) -> dict[str, Any]:
         raise errors.InvalidArgumentError(
