@@ -41,7 +41,10 @@ class Subject:
     def __init__(self, way: str) -> None:
         torch.manual_seed(0)
         layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-        self.ddp = DistributedDataParallel(torch.nn.Sequential(*layers))
+        # With more than one bucket torch's PowerSGD hangs on Gloo: the buckets' allreduces start in
+        # callbacks, in another order on every rank.
+        options = {"bucket_cap_mb": 100} if way == POWER_SGD else {}
+        self.ddp = DistributedDataParallel(torch.nn.Sequential(*layers), **options)
         self.exchange = None
         if way == POWER_SGD:
             power = PowerSGDState(

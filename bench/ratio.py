@@ -97,7 +97,7 @@ def plot(path: Path, rows: list[dict]) -> None:
     axis.set_ylabel("relative squared error of one encoding")
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

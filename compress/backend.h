@@ -67,6 +67,11 @@ class Backend {
   virtual void DecodeAdd(const CodecSpec& spec, const uint8_t* wire,
                          std::span<float> sum) const = 0;
 
+  // topk only: sum[i] += factor * value of every entry, product and sum rounded one after the
+  // other.
+  virtual void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
+                          std::span<float> sum) const = 0;
+
   // sum = factor * sum + gradient, in fp32, product and sum rounded one after the other.
   virtual void Accumulate(TensorView gradient, float factor, std::span<float> sum) const = 0;
 

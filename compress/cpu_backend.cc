@@ -206,14 +206,17 @@ class CpuBackendImpl final : public Backend {
   }
 
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
-    if (InfoOf(spec.id).kind == CodecKind::kEntries) {
-      return ForEachEntry(spec, wire, sum.size(), [&](size_t i, float value) {
-        Put(sum.data(), i, Get<float>(sum.data(), i) + value);
-      });
-    }
+    if (InfoOf(spec.id).kind == CodecKind::kEntries) return AddEntries(spec, wire, 1.0f, sum);
     ForEachPiece(
         Shard(spec, sum.size()), sum.size(), spec.id != CodecId::kBf16,
         [&](const Piece& piece) { DecodeAddPiece(piece, wire, sum.data() + piece.begin); });
+  }
+
+  void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
+                  std::span<float> sum) const override {
+    ForEachEntry(spec, wire, sum.size(), [&](size_t i, float value) {
+      Put(sum.data(), i, Get<float>(sum.data(), i) + factor * value);
+    });
   }
 
   void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override {

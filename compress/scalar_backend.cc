@@ -271,6 +271,14 @@ class ScalarBackendImpl final : public Backend {
     }
   }
 
+  void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
+                  std::span<float> sum) const override {
+    const std::vector<float> values = DecodeEntries(spec, wire, sum.size());
+    for (size_t i = 0; i < sum.size(); ++i) {
+      if (values[i] != 0.0f) sum[i] = sum[i] + factor * values[i];
+    }
+  }
+
   void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override {
     for (size_t i = 0; i < sum.size(); ++i) sum[i] = factor * sum[i] + Load(gradient, i);
   }

@@ -192,7 +192,11 @@ absl::Status AllReduceSparse(const ChunkJob& job, const Work& work, const Backen
   const size_t numel = work.input.numel, bytes = EncodedBytes(spec, numel);
   std::vector<MutableBytes> wires(n);
   for (MutableBytes& wire : wires) wire = buffers.Take(bytes);
-  const std::span<float> sum = buffers.TakeOf<float>(numel);
+  // The result is summed where it goes, if that is fp32.
+  const bool direct = work.output.dtype == DType::kF32;
+  const std::span<float> sum = direct
+                                   ? std::span<float>(static_cast<float*>(work.output.data), numel)
+                                   : buffers.TakeOf<float>(numel);
 
   EncodeExtras extras;
   extras.threshold = job.threshold;
@@ -208,25 +212,21 @@ absl::Status AllReduceSparse(const ChunkJob& job, const Work& work, const Backen
   clock.End(Stage::kGather);
   if (!status.ok()) return status;
 
-  // Everybody adds the same entries in the same order, the own ones as they were sent.
-  std::fill(sum.begin(), sum.end(), 0.0f);
+  // Everybody adds the same entries in the same order, the own ones as they were sent. Each is
+  // scaled, which is less than to scale all elements, most of which are 0.
+  std::memset(static_cast<void*>(sum.data()), 0, sum.size_bytes());
   for (int r = 0; r < n; ++r) {
     if (status = CheckWire(spec, wires[r], numel); !status.ok()) {
       return absl::FailedPreconditionError(
           absl::StrCat("rank ", r, " sent what is no topk shard: ", status.message(),
                        "; look for a network or memory fault on its machine"));
     }
-    backend.DecodeAdd(spec, wires[r].data(), sum);
+    backend.AddEntries(spec, wires[r].data(), job.scale, sum);
   }
-  const uint8_t* const own[] = {nullptr};
-  backend.Reduce({.up = {},
-                  .down = {},
-                  .wires = own,
-                  .own = {sum.data(), numel},
-                  .scale = job.scale,
-                  .residual = nullptr,
-                  .out = work.output,
-                  .wire_out = nullptr});
+  if (!direct) {
+    const auto* values = reinterpret_cast<const uint8_t*>(sum.data());
+    backend.Decode({.id = CodecId::kFp32}, values, work.output);
+  }
   return absl::OkStatus();
 }
 

@@ -113,9 +113,8 @@ class ReferenceAllReduce {
       if (extras.momentum != 0.0f) extras.velocity = velocities_[r].data() + begin;
       ScalarBackend().Encode(spec, {gradients[r].data() + begin, numel},
                              residuals_[r].data() + begin, wire.data(), extras);
-      ScalarBackend().DecodeAdd(spec, wire.data(), {result.data() + begin, numel});
+      ScalarBackend().AddEntries(spec, wire.data(), scale, {result.data() + begin, numel});
     }
-    for (size_t i = begin; i < begin + numel; ++i) result[i] *= scale;
   }
 
   float* Residual(int rank, Range shard) {

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from thinwire.errors import InvalidArgumentError
 
 WEIGHT_DECAY = "thinwire_weight_decay"  # a param group's, once it has moved
-_SAMPLE = 256  # elements of a parameter that are compared before a step
+_SAMPLE = 4096  # elements of a parameter that are compared before a step
 
 
 class Pairing:
@@ -67,14 +67,11 @@ class Pairing:
 
 
 def _mark_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Clipping by value changes the largest magnitude, any scaling changes all elements."""
+    """A sample: scaling changes every element, and clipping by value soon one of these. As bits, so
+    that a NaN equals itself."""
     flat = tensor.detach().flatten()
-    if flat.numel() == 0:
-        return flat
     sample = flat[:: max(1, flat.numel() // _SAMPLE)]
-    # A NaN must equal itself here, so the bits are compared.
-    mark = torch.cat([flat.abs().amax()[None], sample]).float()
-    return mark.view(torch.int32)
+    return sample.to(torch.float32, copy=True).view(torch.int32)
 
 
 def _groups(optimizer: Optimizer) -> Iterator[tuple[int, dict[str, Any]]]:
