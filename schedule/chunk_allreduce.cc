@@ -11,7 +11,7 @@ namespace thinwire {
 namespace {
 
 // What the phases work on: the chunk alone, its elements contiguous.
-struct Work {
+struct Operands {
   TensorView input, output;
   float* residual;
 };
@@ -40,7 +40,7 @@ class Desk {
     }
   }
 
-  const Work& work() const { return work_; }
+  const Operands& operands() const { return work_; }
 
   void Load() {
     ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
@@ -70,7 +70,7 @@ class Desk {
   const ChunkJob& job_;
   const Backend& backend_;
   const size_t numel_;
-  Work work_{};
+  Operands work_{};
   bool copies_ = false;
   std::optional<MomentumStep> momentum_;
 };
@@ -79,7 +79,7 @@ class Desk {
 // are the tensor's own, without the padding.
 class Wires {
  public:
-  Wires(const ChunkJob& job, const Work& work, int rank, LaneBuffers& buffers)
+  Wires(const ChunkJob& job, const Operands& work, int rank, LaneBuffers& buffers)
       : job_(job),
         work_(work),
         buffers_(buffers),
@@ -116,13 +116,13 @@ class Wires {
   size_t Numel(int r) const { return job_.chunk->shard(r).end - job_.chunk->shard(r).begin; }
 
   const ChunkJob& job_;
-  const Work& work_;
+  const Operands& work_;
   LaneBuffers& buffers_;
   const int rank_;
   const bool verbatim_;
 };
 
-absl::Status AllReduceDense(const ChunkJob& job, const Work& work, const Backend& backend,
+absl::Status AllReduceDense(const ChunkJob& job, const Operands& work, const Backend& backend,
                             Transport& transport, LaneBuffers& buffers, StageClock& clock) {
   const int n = transport.size();
   const int me = transport.rank();
@@ -184,7 +184,7 @@ absl::Status AllReduceDense(const ChunkJob& job, const Work& work, const Backend
   return absl::OkStatus();
 }
 
-absl::Status AllReduceSparse(const ChunkJob& job, const Work& work, const Backend& backend,
+absl::Status AllReduceSparse(const ChunkJob& job, const Operands& work, const Backend& backend,
                              Transport& transport, LaneBuffers& buffers, StageClock& clock) {
   const int n = transport.size();
   const int me = transport.rank();
@@ -238,7 +238,7 @@ absl::Status AllReduceChunk(const ChunkJob& job, const Backend& backend, Transpo
   Desk desk(job, backend, buffers);
   desk.Load();
   const auto reduce = job.chunk->sparse ? AllReduceSparse : AllReduceDense;
-  const absl::Status status = reduce(job, desk.work(), backend, transport, buffers, clock);
+  const absl::Status status = reduce(job, desk.operands(), backend, transport, buffers, clock);
   if (status.ok()) desk.Store();
   clock.End(Stage::kDecode);
   return status;

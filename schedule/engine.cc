@@ -47,6 +47,11 @@ absl::Status CheckRequest(const AllReduceRequest& request, int rank, const Optio
     return absl::InvalidArgumentError(
         absl::StrCat(where, "momentum is kept by name, and this call has none; give it a name"));
   }
+  if (options.momentum.beta != 0.0f && request.op != Op::kMean) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "momentum goes with the mean, got the sum; a sum of every rank's ",
+                     "momentum would count it once a rank"));
+  }
   size_t covered = request.segments.empty() ? in.numel : 0;
   for (const Segment& segment : request.segments) {
     covered += segment.count;

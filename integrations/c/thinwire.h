@@ -56,7 +56,7 @@ typedef struct {
   const char* store_path;      /* else: a folder that all ranks share */
   const char* group;           /* key prefix, so that groups can share a store */
   const char* codec;           /* "int4"; several, separated by ';', for tw_segment.codec */
-  float momentum;              /* of SGD, owned by the communicator: results are momentum then */
+  float momentum;              /* of SGD, owned by the communicator: means are momentum then */
   int nesterov;                /* non-zero: results are Nesterov steps */
   const char* policy;          /* "wfbp" | "fifo" */
   const char* interface_name;  /* network interface to listen on */

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "compress/backend.h"
 #include "compress/codec_list.h"
@@ -189,6 +190,28 @@ TEST_P(TargetTest, DirectedBlocks) {
   }
 }
 
+// The mean of 257 and nothing lies half-way between two bf16 values. Single summands of 2^-16 are
+// lost beside 257 and pairs are not, so the order of the sum decides. Random data never gets there.
+TEST_P(TargetTest, TheOrderOfOneBitsSum) {
+  std::mt19937_64 random(kSeed);
+  const CodecSpec spec = Spec("onebit");
+  int up = 0, down = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<float> g(256);
+    for (uint64_t i = random() % 40; i > 0; --i) g[random() % 256] = 0x1p-16f;
+    g[random() % 256] = round % 2 ? 257.0f : -257.0f;
+    std::vector<uint8_t> fast(EncodedBytes(spec, 256)), slow(fast.size());
+    CpuBackend().Encode(spec, {g.data(), 256}, nullptr, fast.data());
+    ScalarBackend().Encode(spec, {g.data(), 256}, nullptr, slow.data());
+    ASSERT_EQ(fast, slow) << "round " << round;
+    const int scale = slow[0] | slow[1] << 8;
+    ASSERT_TRUE(scale == 0x3f80 || scale == 0x3f81) << scale;
+    ++(scale == 0x3f80 ? down : up);
+  }
+  EXPECT_GT(up, 100);
+  EXPECT_GT(down, 100);
+}
+
 TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
   for (const char* text : {"fp32", "bf16", "int8", "int4", "int4:block=1024", "onebit",
                            "onebit:down=onebit", "int8:down=int4", "int4:hadamard=1",
@@ -344,6 +367,27 @@ TEST(BlockRules, ScalesAreRoundedUpByTheLastBit) {
       }
     }
     EXPECT_GT(found, 100);
+  }
+}
+
+// The order itself, so that both implementations can't change it together: beside 257 in lane 0 two
+// summands count where they meet each other before they meet it.
+TEST(BlockRules, OneBitsLanesAreFoldedByHalves) {
+  const std::tuple<size_t, size_t, int> cases[] = {{1, 33, 0x3f81},  // one lane
+                                                   {1, 17, 0x3f81},  // meet when 16 are folded
+                                                   {1, 9, 0x3f81},  {1, 5, 0x3f81},
+                                                   {1, 3, 0x3f81},  // when 2 are
+                                                   {1, 2, 0x3f80},  // 2 meets 257 first
+                                                   {2, 4, 0x3f80},  {8, 16, 0x3f80}};
+  for (const auto& [first, second, scale] : cases) {
+    std::vector<float> g(256);
+    g[0] = 257.0f;
+    g[first] = g[second] = 0x1p-16f;
+    for (const Backend* backend : {&CpuBackend(), &ScalarBackend()}) {
+      std::vector<uint8_t> wire(EncodedBytes(Spec("onebit"), 256));
+      backend->Encode(Spec("onebit"), {g.data(), 256}, nullptr, wire.data());
+      EXPECT_EQ(wire[0] | wire[1] << 8, scale) << first << " and " << second;
+    }
   }
 }
 

@@ -87,13 +87,15 @@ TEST(Momentum, HalfPrecisionGradientsKeepAnFp32Momentum) {
   });
 }
 
-TEST(Momentum, NeedsAName) {
+TEST(Momentum, NeedsANameAndTheMean) {
   Options options = SmallChunks("onebit");
   options.momentum = {0.9f, false};
   RunRanks(Wire::kInProcess, 2, options, [&](int, Engine& engine) {
     std::vector<float> values(100);
-    const absl::Status status = AllReduce(engine, values, "");
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    for (const absl::Status& status :
+         {AllReduce(engine, values, ""), AllReduce(engine, values, "g", Op::kSum)}) {
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    }
   });
 }
 
