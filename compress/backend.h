@@ -1,6 +1,7 @@
-// Backend: runs any codec on one device. It never allocates (but where EncodeExtras says so, and in
-// the scalar reference, which only tests run), never fails and keeps no state; the caller has
-// checked sizes, types and entries (schedule/ and integrations/c do). Thread-safe.
+// Backend: runs any codec on the host, or on one stream of a device, where calls return before the
+// work is done. It never allocates (but where EncodeExtras says so, and in the scalar reference,
+// which only tests run), never fails and keeps no state; the caller has checked sizes, types and
+// entries (schedule/ and integrations/c do). Thread-safe.
 //
 // Bytes and residuals are the same for every backend and instruction set: compress/FORMAT.md.
 #ifndef THINWIRE_COMPRESS_BACKEND_H_
@@ -8,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "absl/status/status.h"
@@ -37,6 +39,19 @@ struct EncodeExtras {
 
 size_t TopKScratchWords(const CodecSpec& spec, size_t numel);
 
+// One of several shards that are encoded, or decoded, together.
+struct EncodeArgs {
+  TensorView gradient;
+  float* residual = nullptr;
+  uint8_t* wire = nullptr;
+  EncodeExtras extras = {};
+};
+
+struct DecodeArgs {
+  const uint8_t* wire = nullptr;
+  TensorView out;
+};
+
 // One owner's work on its shard between the two exchanges: sum, mean, second-hop feedback, encode.
 struct ReduceArgs {
   CodecSpec up;                           // codec of `wires`
@@ -63,6 +78,16 @@ class Backend {
   // Decodes `wire` into `out`, rounding half-even to out.dtype.
   virtual void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const = 0;
 
+  // Several shards, whose tensors have one dtype: on a device a single launch.
+  virtual void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const {
+    for (const EncodeArgs& shard : shards) {
+      Encode(spec, shard.gradient, shard.residual, shard.wire, shard.extras);
+    }
+  }
+  virtual void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const {
+    for (const DecodeArgs& shard : shards) Decode(spec, shard.wire, shard.out);
+  }
+
   // sum[i] += D(wire)[i], in fp32.
   virtual void DecodeAdd(const CodecSpec& spec, const uint8_t* wire,
                          std::span<float> sum) const = 0;
@@ -78,6 +103,11 @@ class Backend {
   // y = scale * (sum over ranks in rank order) + residual; encodes y, keeps y - D(y), decodes D(y)
   // into `out`. The sum starts as the first rank's value, in fp32.
   virtual void Reduce(const ReduceArgs& args) const = 0;
+
+  // On a device the two must not overlap, unless they are the same.
+  virtual void Copy(void* to, const void* from, size_t bytes) const {
+    if (bytes > 0 && to != from) std::memmove(to, from, bytes);
+  }
 };
 
 // What no decoder may be given: bytes of another length, or topk entries whose counts do not add up

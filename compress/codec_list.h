@@ -5,11 +5,15 @@
 #define THINWIRE_COMPRESS_CODEC_LIST_H_
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
 
-#include "compress/codec_spec.h"
+#include "compress/codec_id.h"
 
 namespace thinwire {
+
+struct CodecSpec;
 
 enum class CodecKind : uint8_t {
   kElements,  // each element for itself

@@ -8,16 +8,12 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "compress/codec_id.h"
 
 namespace thinwire {
 
 // Version of the bytes in compress/FORMAT.md. It is part of the handshake.
 inline constexpr uint32_t kWireVersion = 2;
-
-// The values are part of the handshake.
-enum class CodecId : uint8_t { kFp32 = 0, kBf16 = 1, kInt8 = 2, kInt4 = 3, kOneBit = 4, kTopK = 5 };
-
-enum class Rounding : uint8_t { kNearest = 0, kStochastic = 1 };
 
 // What a parameter means, and which codecs have it, is in codec_list.h; the others ignore it.
 struct CodecSpec {

@@ -59,63 +59,102 @@ float Merge(float same_hop, float other_hop, float factor) {
 
 }  // namespace
 
-BucketMemory ErrorFeedback::Bind(std::string_view bucket, const BucketLayout& layout) {
+absl::StatusOr<BucketMemory> ErrorFeedback::Bind(std::string_view bucket,
+                                                 const BucketLayout& layout) {
   const auto found = buckets_.find(bucket);
   if (found != buckets_.end() && found->second.layout == layout) return found->second.memory;
-  if (!ReleaseHoldersOf(bucket, layout)) return {};
-  Bucket& made = buckets_[std::string(bucket)];
-  made.layout = layout;
-  made.memory.residual = std::make_shared<float[]>(CountOf(layout));
-  if (layout.momentum) made.memory.momentum = std::make_shared<float[]>(CountOf(layout));
-  Load(&made);
-  return made.memory;
+  if (absl::Status status = ReleaseHoldersOf(bucket, layout); !status.ok()) return status;
+  absl::StatusOr<BucketMemory> memory = Allocate(layout);
+  if (!memory.ok()) return memory.status();
+  const Floats floats = Load(layout);
+  absl::Status status = memory_.Write(floats.residual, memory->residual.get());
+  if (status.ok()) status = memory_.Write(floats.momentum, memory->momentum.get());
+  if (!status.ok()) return status;
+  buckets_[std::string(bucket)] = {layout, *memory};
+  return memory;
 }
 
-bool ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout) {
+absl::StatusOr<BucketMemory> ErrorFeedback::Allocate(const BucketLayout& layout) const {
+  BucketMemory memory;
+  if (memory_.on_device()) memory.fence = std::make_shared<Fence>(slots_);
+  absl::StatusOr<std::shared_ptr<float[]>> floats = memory_.Allocate(CountOf(layout));
+  if (!floats.ok()) return floats.status();
+  memory.residual = *std::move(floats);
+  if (!layout.momentum) return memory;
+  floats = memory_.Allocate(CountOf(layout));
+  if (!floats.ok()) return floats.status();
+  memory.momentum = *std::move(floats);
+  return memory;
+}
+
+absl::Status ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout) {
   std::vector<std::string> holders;
   for (const auto& [key, held] : buckets_) {
     if (key != bucket && !Overlap(held.layout, layout)) continue;
-    if (held.memory.residual.use_count() > 1) return false;
+    if (held.memory.residual.use_count() > 1) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("residuals of tensor '", key, "' are in use"));
+    }
     holders.push_back(key);
   }
   for (const std::string& key : holders) {
-    Unload(buckets_.at(key), &parked_);
+    if (absl::Status status = Unload(buckets_.at(key), &parked_); !status.ok()) return status;
     buckets_.erase(key);
   }
-  return true;
+  return absl::OkStatus();
 }
 
-void ErrorFeedback::Unload(const Bucket& bucket, Parameters* into) {
+absl::Status ErrorFeedback::Unload(const Bucket& bucket, Parameters* into) const {
+  const absl::StatusOr<Floats> floats = Fetch(bucket);
+  if (!floats.ok()) return floats.status();
   for (const Segment& segment : bucket.layout.segments) {
     Grow((*into)[segment.name], segment.total, bucket.layout.momentum).second_hop_weight =
         bucket.layout.second_hop_weight;
   }
   ForEachElement(bucket.layout, [&](size_t element, const Segment& segment, size_t i, bool owned) {
     ParameterResidual& parameter = into->find(segment.name)->second;
-    (owned ? parameter.second : parameter.first)[i] = bucket.memory.residual[element];
+    (owned ? parameter.second : parameter.first)[i] = floats->residual[element];
     (owned ? parameter.first : parameter.second)[i] = 0.0f;
-    if (bucket.layout.momentum) parameter.momentum[i] = bucket.memory.momentum[element];
+    if (bucket.layout.momentum) parameter.momentum[i] = floats->momentum[element];
   });
+  return absl::OkStatus();
 }
 
-void ErrorFeedback::Load(Bucket* bucket) {
-  const float weight = bucket->layout.second_hop_weight;
-  for (const Segment& segment : bucket->layout.segments) {
-    Grow(parked_[segment.name], segment.total, bucket->layout.momentum);
+// Takes a bucket's elements out of what is parked.
+ErrorFeedback::Floats ErrorFeedback::Load(const BucketLayout& layout) {
+  Floats floats;
+  floats.residual.resize(CountOf(layout));
+  if (layout.momentum) floats.momentum.resize(CountOf(layout));
+  const float weight = layout.second_hop_weight;
+  for (const Segment& segment : layout.segments) {
+    Grow(parked_[segment.name], segment.total, layout.momentum);
   }
-  ForEachElement(bucket->layout, [&](size_t element, const Segment& segment, size_t i, bool owned) {
+  ForEachElement(layout, [&](size_t element, const Segment& segment, size_t i, bool owned) {
     ParameterResidual& from = parked_.find(segment.name)->second;
     const float old_weight = from.second_hop_weight;
     const float second =
         old_weight == weight ? from.second[i] : from.second[i] * (old_weight / weight);
-    bucket->memory.residual[element] = owned ? Merge(second, from.first[i], 1.0f / weight)
-                                             : Merge(from.first[i], from.second[i], old_weight);
+    floats.residual[element] = owned ? Merge(second, from.first[i], 1.0f / weight)
+                                     : Merge(from.first[i], from.second[i], old_weight);
     from.first[i] = from.second[i] = 0.0f;
-    if (bucket->layout.momentum) bucket->memory.momentum[element] = from.momentum[i];
+    if (layout.momentum) floats.momentum[element] = from.momentum[i];
   });
-  for (const Segment& segment : bucket->layout.segments) {
+  for (const Segment& segment : layout.segments) {
     if (segment.count == segment.total) parked_.erase(segment.name);
   }
+  return floats;
+}
+
+absl::StatusOr<ErrorFeedback::Floats> ErrorFeedback::Fetch(const Bucket& bucket) const {
+  const BucketMemory& memory = bucket.memory;
+  Floats floats;
+  floats.residual.resize(CountOf(bucket.layout));
+  if (bucket.layout.momentum) floats.momentum.resize(CountOf(bucket.layout));
+  const Fence* const after = memory.fence.get();
+  absl::Status status = memory_.Read(memory.residual.get(), after, floats.residual);
+  if (status.ok()) status = memory_.Read(memory.momentum.get(), after, floats.momentum);
+  if (!status.ok()) return status;
+  return floats;
 }
 
 std::vector<std::string> ErrorFeedback::Names() const {
@@ -144,7 +183,7 @@ absl::Status ErrorFeedback::Export(std::string_view name, ParameterResidual* out
   for (const auto& [key, bucket] : buckets_) {
     for (const Segment& segment : bucket.layout.segments) {
       if (segment.name != name) continue;
-      Unload(bucket, &gathered);
+      if (absl::Status status = Unload(bucket, &gathered); !status.ok()) return status;
       break;
     }
   }
@@ -162,7 +201,8 @@ absl::Status ErrorFeedback::Import(std::string_view name, ParameterResidual resi
   BucketLayout all;
   const size_t total = residual.first.size();
   all.segments.push_back({.name = std::string(name), .offset = 0, .count = total, .total = total});
-  if (!ReleaseHoldersOf("", all)) {
+  if (absl::Status status = ReleaseHoldersOf("", all); !status.ok()) {
+    if (!absl::IsFailedPrecondition(status)) return status;
     return absl::FailedPreconditionError(
         absl::StrCat("the residual of '", std::string(name),
                      "' can't be replaced while its allreduce is in flight; wait for it first"));

@@ -14,6 +14,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compress/device.h"
+#include "compress/float_memory.h"
 
 namespace thinwire {
 
@@ -56,18 +59,25 @@ struct ParameterResidual {
 struct BucketMemory {
   std::shared_ptr<float[]> residual;
   std::shared_ptr<float[]> momentum;
+  std::shared_ptr<Fence> fence;  // on a device: the work that used them last
 };
 
 // Not thread-safe; the engine serialises Bind, and chunks write disjoint ranges of what it returns.
 class ErrorFeedback {
  public:
+  // On the host, or on a device, whose memory up to `slots` streams use at once.
+  ErrorFeedback() = default;
+  ErrorFeedback(std::shared_ptr<Device> device, size_t slots)
+      : memory_(std::move(device)), slots_(slots) {}
+
   // The residuals of a bucket: one float an element. Where this rank owns the element it is the
   // second-hop residual, elsewhere the first-hop one. (An owned element has no first-hop residual:
   // it enters the sum unquantised.) With an unchanged layout this is a look-up; else every
   // parameter moves to its new place, from whatever bucket held it, and a residual whose hop
-  // changes is converted by second_hop_weight, so that nothing is lost. Null, and nothing changed,
-  // if somebody still holds the memory of a bucket that would have to give elements up.
-  BucketMemory Bind(std::string_view bucket, const BucketLayout& layout);
+  // changes is converted by second_hop_weight, so that nothing is lost. FailedPrecondition, and
+  // nothing changed, if somebody still holds the memory of a bucket that would have to give
+  // elements up; a device's failure otherwise.
+  absl::StatusOr<BucketMemory> Bind(std::string_view bucket, const BucketLayout& layout);
 
   std::vector<std::string> Names() const;     // of parameters, sorted
   size_t Numel(std::string_view name) const;  // 0 if unknown
@@ -83,10 +93,18 @@ class ErrorFeedback {
     BucketMemory memory;
   };
   using Parameters = std::map<std::string, ParameterResidual, std::less<>>;
-  static void Unload(const Bucket& bucket, Parameters* into);
-  void Load(Bucket* bucket);
-  bool ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout);
+  // A bucket's floats on the host.
+  struct Floats {
+    std::vector<float> residual, momentum;
+  };
+  absl::StatusOr<BucketMemory> Allocate(const BucketLayout& layout) const;
+  absl::StatusOr<Floats> Fetch(const Bucket& bucket) const;
+  absl::Status Unload(const Bucket& bucket, Parameters* into) const;
+  Floats Load(const BucketLayout& layout);
+  absl::Status ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout);
 
+  const FloatMemory memory_;
+  const size_t slots_ = 0;
   std::map<std::string, Bucket, std::less<>> buckets_;
   Parameters parked_;  // what is in no bucket at the moment
 };

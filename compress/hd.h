@@ -5,10 +5,16 @@
 #include <cstdint>
 #include <cstring>
 
+// THINWIRE_UNROLL stands before a loop over an array that is to stay in registers.
 #ifdef __CUDACC__
 #define THINWIRE_HD __host__ __device__ __forceinline__
 #else
 #define THINWIRE_HD inline
+#endif
+#ifdef __CUDA_ARCH__
+#define THINWIRE_UNROLL _Pragma("unroll")
+#else
+#define THINWIRE_UNROLL
 #endif
 
 namespace thinwire {

@@ -51,7 +51,10 @@ THINWIRE_HD uint16_t DrawOf(const Draws& draws, uint64_t place) {
                static_cast<uint32_t>(draws.stream), static_cast<uint32_t>(draws.stream >> 32)}},
              draws.key);
   const uint32_t draw = static_cast<uint32_t>(e % kDrawGroup / kDrawLanes);
-  const uint64_t word = random.word[draw / 4];
+  // An index known at run time only would put the words into a GPU's slow local memory.
+  const uint32_t low = draw < 4 ? random.word[0] : random.word[1];
+  const uint32_t high = draw < 12 ? random.word[2] : random.word[3];
+  const uint64_t word = draw < 8 ? low : high;
   return static_cast<uint16_t>((word << 32 | word) >> (draw % 4 * 8));
 }
 

@@ -216,7 +216,7 @@ std::vector<float> DecodeEntries(const CodecSpec& spec, const uint8_t* wire, siz
   return values;
 }
 
-std::vector<float> DecodeAll(const CodecSpec& spec, const uint8_t* wire, size_t numel) {
+std::vector<float> DecodeValues(const CodecSpec& spec, const uint8_t* wire, size_t numel) {
   std::vector<float> values(numel);
   const ShardLayout layout = LayoutOf(spec, numel);
   switch (InfoOf(spec.id).kind) {
@@ -257,13 +257,13 @@ class ScalarBackendImpl final : public Backend {
   }
 
   void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override {
-    const std::vector<float> values = DecodeAll(spec, wire, out.numel);
+    const std::vector<float> values = DecodeValues(spec, wire, out.numel);
     for (size_t i = 0; i < out.numel; ++i) Store(out, i, values[i]);
   }
 
   // Of topk only the entries are added: what is not sent leaves even a -0 as it is.
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
-    const std::vector<float> values = DecodeAll(spec, wire, sum.size());
+    const std::vector<float> values = DecodeValues(spec, wire, sum.size());
     const bool sparse = InfoOf(spec.id).kind == CodecKind::kEntries;
     for (size_t i = 0; i < sum.size(); ++i) {
       if (sparse && values[i] == 0.0f) continue;
@@ -289,7 +289,7 @@ class ScalarBackendImpl final : public Backend {
     for (size_t r = 0; r < args.wires.size(); ++r) {
       const std::vector<float> values = args.wires[r] == nullptr
                                             ? std::vector<float>()
-                                            : DecodeAll(args.up, args.wires[r], numel);
+                                            : DecodeValues(args.up, args.wires[r], numel);
       for (size_t i = 0; i < numel; ++i) {
         const float value = values.empty() ? Load(args.own, i) : values[i];
         mean[i] = r == 0 ? value : mean[i] + value;

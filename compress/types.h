@@ -12,8 +12,6 @@ namespace thinwire {
 // Element types of gradients. The values are part of the C ABI and of the handshake.
 enum class DType : uint8_t { kF32 = 0, kBF16 = 1, kF16 = 2 };
 
-enum class Device : uint8_t { kCpu = 0 };
-
 constexpr size_t SizeOf(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 constexpr std::string_view Name(DType dtype) {
@@ -25,19 +23,19 @@ constexpr std::string_view Name(DType dtype) {
   return "unknown dtype";
 }
 
-// Contiguous elements, not owned. `data` needs only the alignment of a byte: frameworks hand out
-// slices at any element, and C callers at any address.
+// Contiguous elements, not owned, of the host or of the device that the user of the view works
+// with. On the host `data` needs only the alignment of a byte, on a device that of an element:
+// frameworks hand out slices at any element, and C callers at any address.
 struct TensorView {
   void* data = nullptr;
   size_t numel = 0;
   DType dtype = DType::kF32;
-  Device device = Device::kCpu;
 
   size_t bytes() const { return numel * SizeOf(dtype); }
 
   // Elements [offset, offset + count); the caller keeps the range inside the view.
   TensorView Slice(size_t offset, size_t count) const {
-    return {static_cast<uint8_t*>(data) + offset * SizeOf(dtype), count, dtype, device};
+    return {static_cast<uint8_t*>(data) + offset * SizeOf(dtype), count, dtype};
   }
 };
 

@@ -1,5 +1,6 @@
 #include "schedule/chunk_allreduce.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -45,14 +46,14 @@ class Desk {
   void Load() {
     ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
       if (momentum_.has_value()) momentum_->Before(backend_, piece, at);
-      if (copies_) std::memcpy(work_.input.Slice(at, 0).data, piece.data, piece.bytes());
+      if (copies_) backend_.Copy(work_.input.Slice(at, 0).data, piece.data, piece.bytes());
     });
   }
 
   void Store() {
     ForEachPiece(job_.output, [&](TensorView piece, size_t at) {
       if (momentum_.has_value()) momentum_->After(backend_, piece, at);
-      if (copies_) std::memcpy(piece.data, work_.output.Slice(at, 0).data, piece.bytes());
+      if (copies_) backend_.Copy(piece.data, work_.output.Slice(at, 0).data, piece.bytes());
     });
   }
 
@@ -75,37 +76,40 @@ class Desk {
   std::optional<MomentumStep> momentum_;
 };
 
-// Where the wire bytes of each shard lie. fp32 of an f32 tensor needs no copy: there the wire bytes
-// are the tensor's own, without the padding.
-class Wires {
+// A chunk's shards: their elements, residuals and draws, and where their wire bytes lie. fp32 of an
+// f32 tensor needs no copy: there the wire bytes are the tensor's own, without the padding.
+class Shards {
  public:
-  Wires(const ChunkJob& job, const Operands& work, int rank, LaneBuffers& buffers)
+  Shards(const ChunkJob& job, const Operands& work, int rank, int ranks, LaneBuffers& buffers)
       : job_(job),
         work_(work),
-        buffers_(buffers),
         rank_(rank),
-        verbatim_(job.codec == CodecPair{} && work.input.dtype == DType::kF32) {}
+        verbatim_(job.codec == CodecPair{} && work.input.dtype == DType::kF32),
+        outgoing_(ranks),
+        incoming_(ranks),
+        results_(ranks) {
+    for (int r = 0; r < ranks; ++r) {
+      results_[r] = Room(job.codec.down, work.output, r, buffers);
+      if (r == rank_) continue;
+      outgoing_[r] = Room(job.codec.up, work.input, r, buffers);
+      incoming_[r] = buffers.Take(verbatim_ ? Numel(rank_) * sizeof(float)
+                                            : EncodedBytes(job.codec.up, Numel(rank_)));
+    }
+  }
 
   bool verbatim() const { return verbatim_; }
-
-  TensorView Part(TensorView chunk, int r) const { return chunk.Slice(Begin(r), Numel(r)); }
-  float* Residual(int r) const {
+  TensorView input(int r) const { return work_.input.Slice(Begin(r), Numel(r)); }
+  TensorView output(int r) const { return work_.output.Slice(Begin(r), Numel(r)); }
+  float* residual(int r) const {
     return work_.residual == nullptr ? nullptr : work_.residual + Begin(r);
   }
-  // Room for an encoded shard of rank r: the tensor's memory if verbatim, else of the lane.
-  MutableBytes Of(const CodecSpec& spec, TensorView chunk, int r) {
-    if (!verbatim_) return buffers_.Take(EncodedBytes(spec, Numel(r)));
-    const TensorView part = Part(chunk, r);
-    return {static_cast<uint8_t*>(part.data), part.bytes()};
-  }
-  // Room for what a peer sends for the own shard.
-  MutableBytes Incoming() {
-    return buffers_.Take(verbatim_ ? Numel(rank_) * sizeof(float)
-                                   : EncodedBytes(job_.codec.up, Numel(rank_)));
-  }
+  MutableBytes outgoing(int r) const { return outgoing_[r]; }  // rank r's shard, encoded by this one
+  const std::vector<MutableBytes>& incoming() const { return incoming_; }  // the own one, by others
+  const std::vector<MutableBytes>& results() const { return results_; }    // each by its owner
+
   // `hop`: of the second one 0, and of the first one the sender's rank + 1, so that ranks draw
   // independently.
-  Draws DrawsOf(const CodecSpec& spec, int hop, int r) const {
+  Draws draws(const CodecSpec& spec, int hop, int r) const {
     return {.key = HashCombine(HashCombine(spec.seed, job_.tensor), static_cast<uint64_t>(hop)),
             .stream = job_.step,
             .first = job_.chunk->place + Begin(r)};
@@ -115,11 +119,18 @@ class Wires {
   size_t Begin(int r) const { return job_.chunk->shard(r).begin - job_.chunk->elements.begin; }
   size_t Numel(int r) const { return job_.chunk->shard(r).end - job_.chunk->shard(r).begin; }
 
+  // Of the tensor's memory if verbatim, else of the lane's.
+  MutableBytes Room(const CodecSpec& spec, TensorView chunk, int r, LaneBuffers& buffers) const {
+    if (!verbatim_) return buffers.Take(EncodedBytes(spec, Numel(r)));
+    const TensorView part = chunk.Slice(Begin(r), Numel(r));
+    return {static_cast<uint8_t*>(part.data), part.bytes()};
+  }
+
   const ChunkJob& job_;
   const Operands& work_;
-  LaneBuffers& buffers_;
   const int rank_;
   const bool verbatim_;
+  std::vector<MutableBytes> outgoing_, incoming_, results_;
 };
 
 absl::Status AllReduceDense(const ChunkJob& job, const Operands& work, const Backend& backend,
@@ -127,60 +138,56 @@ absl::Status AllReduceDense(const ChunkJob& job, const Operands& work, const Bac
   const int n = transport.size();
   const int me = transport.rank();
   const CodecSpec &up = job.codec.up, &down = job.codec.down;
-  Wires wires(job, work, me, buffers);
+  const Shards shards(job, work, me, n, buffers);
+  if (!buffers.status().ok()) return buffers.status();
   std::vector<Bytes> send(n);
-  std::vector<MutableBytes> recv(n);
 
   // (1) Encode the n - 1 foreign shards, with the first-hop residuals.
+  std::vector<EncodeArgs> foreign;
   for (int r = 0; r < n; ++r) {
     if (r == me) continue;
-    const MutableBytes wire = wires.Of(up, work.input, r);
-    if (!wires.verbatim()) {
-      EncodeExtras extras;
-      extras.draws = wires.DrawsOf(up, me + 1, r);
-      backend.Encode(up, wires.Part(work.input, r), wires.Residual(r), wire.data(), extras);
-    }
-    send[r] = wire;
-    recv[r] = wires.Incoming();
+    send[r] = shards.outgoing(r);
+    EncodeExtras extras;
+    extras.draws = shards.draws(up, me + 1, r);
+    foreign.push_back({shards.input(r), shards.residual(r), shards.outgoing(r).data(), extras});
   }
+  if (!shards.verbatim()) backend.EncodeAll(up, foreign);
   clock.End(Stage::kEncode);
 
   // (2) Every shard goes to its owner.
-  absl::Status status = transport.Start(HashCombine(job.tag, 1), send, recv)->Wait(job.deadline);
+  absl::Status status =
+      transport.Start(HashCombine(job.tag, 1), send, shards.incoming())->Wait(job.deadline);
   clock.End(Stage::kExchange);
   if (!status.ok()) return status;
 
   // (3) Sum in rank order, the own shard as it is; (4) mean, second-hop residual, encode. The owner
   // decodes its own bytes like everyone else: that is what makes replicas bit-identical.
-  std::vector<const uint8_t*> incoming(n);
-  for (int r = 0; r < n; ++r) incoming[r] = r == me ? nullptr : recv[r].data();
-  const MutableBytes result = wires.Of(down, work.output, me);
+  std::vector<const uint8_t*> wires(n);
+  for (int r = 0; r < n; ++r) wires[r] = r == me ? nullptr : shards.incoming()[r].data();
+  const MutableBytes result = shards.results()[me];
   backend.Reduce({.up = up,
                   .down = down,
-                  .wires = incoming,
-                  .own = wires.Part(work.input, me),
+                  .wires = wires,
+                  .own = shards.input(me),
                   .scale = job.scale,
-                  .residual = wires.Residual(me),
-                  .out = wires.Part(work.output, me),
-                  .wire_out = wires.verbatim() ? nullptr : result.data(),
-                  .draws = wires.DrawsOf(down, 0, me)});
+                  .residual = shards.residual(me),
+                  .out = shards.output(me),
+                  .wire_out = shards.verbatim() ? nullptr : result.data(),
+                  .draws = shards.draws(down, 0, me)});
   clock.End(Stage::kReduce);
 
   // (5) Every owner's result goes to everybody.
-  for (int r = 0; r < n; ++r) {
-    if (r == me) continue;
-    send[r] = result;
-    recv[r] = wires.Of(down, work.output, r);
-  }
-  status = transport.Start(HashCombine(job.tag, 2), send, recv)->Wait(job.deadline);
+  std::fill(send.begin(), send.end(), Bytes(result));
+  status = transport.Start(HashCombine(job.tag, 2), send, shards.results())->Wait(job.deadline);
   clock.End(Stage::kGather);
   if (!status.ok()) return status;
 
   // (6) Decode the foreign shards.
+  std::vector<DecodeArgs> results;
   for (int r = 0; r < n; ++r) {
-    if (r == me || wires.verbatim()) continue;
-    backend.Decode(down, recv[r].data(), wires.Part(work.output, r));
+    if (r != me) results.push_back({shards.results()[r].data(), shards.output(r)});
   }
+  if (!shards.verbatim()) backend.DecodeAll(down, results);
   return absl::OkStatus();
 }
 
@@ -236,6 +243,7 @@ absl::Status AllReduceChunk(const ChunkJob& job, const Backend& backend, Transpo
                             LaneBuffers& buffers, StageClock& clock) {
   buffers.Reset();
   Desk desk(job, backend, buffers);
+  if (!buffers.status().ok()) return buffers.status();
   desk.Load();
   const auto reduce = job.chunk->sparse ? AllReduceSparse : AllReduceDense;
   const absl::Status status = reduce(job, desk.operands(), backend, transport, buffers, clock);

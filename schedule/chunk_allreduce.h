@@ -33,8 +33,11 @@ struct ChunkJob {
   Deadline deadline;
 };
 
-// The transport's error, or FailedPrecondition if a peer's entries are no topk shard. The residuals
-// and the momentum of the chunk are then those of a step half done.
+// All of backend, transport and buffers are of the host, or all of one device's stream; then the
+// output is there for later work of the stream. topk is the host's alone.
+// The transport's error, that of a device without memory, or FailedPrecondition if a peer's entries
+// are no topk shard. The residuals and the momentum of the chunk are then those of a step half
+// done.
 absl::Status AllReduceChunk(const ChunkJob& job, const Backend& backend, Transport& transport,
                             LaneBuffers& buffers, StageClock& clock);
 

@@ -1,9 +1,10 @@
 #include "schedule/engine.h"
 
-#include <cstring>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "compress/codec_list.h"
+#include "kernels/tuning.h"
 #include "schedule/group.h"
 #include "schedule/in_flight.h"
 
@@ -30,7 +31,20 @@ absl::Status CheckOptions(const Options& options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckRequest(const AllReduceRequest& request, int rank, const Options& options) {
+// A kernel can't be asked to read what is not its device's, or not aligned to an element.
+absl::Status CheckPlace(const TensorView& view, const Device& device) {
+  if (!device.Holds(view.data)) {
+    return absl::InvalidArgumentError(absl::StrCat("its memory is not of ", device.name(),
+                                                   ", expected a tensor on that device; move it"));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % SizeOf(view.dtype) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("its address is no multiple of the ",
+                                                 SizeOf(view.dtype), " bytes of an element; ",
+                                                 "align it, or copy it"));
+}
+
+absl::Status CheckRequest(const AllReduceRequest& request, int rank, const Options& options,
+                          const Device* device) {
   const std::string where =
       absl::StrCat("rank ", rank, ", tensor '", std::string(request.key), "': ");
   const TensorView &in = request.input, &out = request.output;
@@ -42,6 +56,12 @@ absl::Status CheckRequest(const AllReduceRequest& request, int rank, const Optio
   if (in.numel > 0 && (in.data == nullptr || out.data == nullptr)) {
     return absl::InvalidArgumentError(
         absl::StrCat(where, "got a null pointer for ", in.numel, " elements"));
+  }
+  for (const TensorView* view : {&in, &out}) {
+    if (device == nullptr || in.numel == 0) break;
+    if (absl::Status bad = CheckPlace(*view, *device); !bad.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(where, bad.message()));
+    }
   }
   if (options.momentum.beta != 0.0f && request.key.empty()) {
     return absl::InvalidArgumentError(
@@ -71,20 +91,30 @@ absl::Status CheckRequest(const AllReduceRequest& request, int rank, const Optio
                                                  " elements together, expected ", in.numel));
 }
 
-// A world of one: the mean and the sum of one tensor are that tensor, or its momentum.
+// A world of one: the mean and the sum of one tensor are that tensor, or its momentum. On a device
+// that is the work of the caller's own stream.
 class Alone final : public Engine {
  public:
-  explicit Alone(const Options& options) : options_(options) {}
+  Alone(const Options& options, std::shared_ptr<Device> device)
+      : options_(options),
+        device_(std::move(device)),
+        feedback_(device_, 1),
+        scratch_(device_.get()) {}
 
   absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) override {
     const std::lock_guard lock(mu_);
     if (!status_.ok()) return status_;
     ++all_reduces_;
+    const std::unique_ptr<DeviceStream> stream =
+        device_ == nullptr ? nullptr : device_->Adopt(request.stream);
+    const Backend& backend = stream == nullptr ? CpuBackend() : stream->backend();
     if (options_.momentum.beta != 0.0f) {
-      ApplyMomentum(request);
-    } else if (request.input.data != request.output.data) {
-      std::memmove(request.output.data, request.input.data, request.input.bytes());
+      status_ = ApplyMomentum(request, backend, stream.get());
+    } else {
+      backend.Copy(request.output.data, request.input.data, request.input.bytes());
     }
+    if (status_.ok() && stream != nullptr) status_ = stream->status();
+    if (!status_.ok()) return status_;
     return DoneWork();
   }
   void Abort(absl::Status reason) override {
@@ -105,7 +135,8 @@ class Alone final : public Engine {
   void SetStep(uint64_t) override {}
 
  private:
-  void ApplyMomentum(const AllReduceRequest& request) {
+  absl::Status ApplyMomentum(const AllReduceRequest& request, const Backend& backend,
+                             DeviceStream* stream) {
     const size_t numel = request.input.numel;
     BucketLayout layout{.segments = {request.segments.begin(), request.segments.end()},
                         .owned = {},
@@ -114,27 +145,38 @@ class Alone final : public Engine {
       layout.segments = {
           {.name = std::string(request.key), .offset = 0, .count = numel, .total = numel}};
     }
-    const BucketMemory memory = feedback_.Bind(request.key, layout);
-    std::vector<float> scratch(MomentumStep::ScratchFloats(options_.momentum, numel));
-    MomentumStep step(options_.momentum, {memory.momentum.get(), numel}, scratch);
-    step.Before(CpuBackend(), request.input, 0);
-    step.After(CpuBackend(), request.output, 0);
+    const absl::StatusOr<BucketMemory> memory = feedback_.Bind(request.key, layout);
+    if (!memory.ok()) return memory.status();
+    scratch_.Reset();
+    const std::span<float> scratch =
+        scratch_.TakeOf<float>(MomentumStep::ScratchFloats(options_.momentum, numel));
+    if (!scratch_.status().ok()) return scratch_.status();
+    if (stream != nullptr) memory->fence->HoldBack(*stream);
+    MomentumStep step(options_.momentum, {memory->momentum.get(), numel}, scratch);
+    step.Before(backend, request.input, 0);
+    step.After(backend, request.output, 0);
+    if (stream != nullptr) memory->fence->Set(0, stream->Record());
+    return absl::OkStatus();
   }
 
   const Options options_;
+  const std::shared_ptr<Device> device_;  // null: the host
   mutable std::mutex mu_;
   absl::Status status_;
   uint64_t all_reduces_ = 0;
   ErrorFeedback feedback_;
+  LaneBuffers scratch_;
 };
 
 // Checks what needs no peer, once, for both engines.
 class Checked final : public Engine {
  public:
-  Checked(int rank, const Options& options, std::unique_ptr<Engine> engine)
-      : rank_(rank), options_(options), engine_(std::move(engine)) {}
+  Checked(int rank, const Options& options, std::shared_ptr<Device> device,
+          std::unique_ptr<Engine> engine)
+      : rank_(rank), options_(options), device_(std::move(device)), engine_(std::move(engine)) {}
   absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) override {
-    if (absl::Status bad = CheckRequest(request, rank_, options_); !bad.ok()) return bad;
+    if (absl::Status bad = CheckRequest(request, rank_, options_, device_.get());
+        !bad.ok()) return bad;
     if (request.input.numel == 0) return DoneWork();
     return engine_->AllReduce(request);
   }
@@ -149,22 +191,53 @@ class Checked final : public Engine {
  private:
   const int rank_;
   const Options options_;
+  const std::shared_ptr<Device> device_;
   const std::unique_ptr<Engine> engine_;
 };
+
+// `options` as the group settled them.
+absl::Status CheckKernels(const Options& options, int size, const Device& device) {
+  for (const CodecPair& codec : options.codecs) {
+    if (InfoOf(codec.up.id).kind != CodecKind::kEntries) continue;
+    return absl::UnimplementedError(
+        absl::StrCat("topk has no kernels for ", device.name(),
+                     " yet; take onebit or int4 there, or reduce topk tensors on the host"));
+  }
+  if (size <= static_cast<int>(kernels::kMaxWires)) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("a group on ", device.name(), " has at most ",
+                                               kernels::kMaxWires, " ranks, got ", size));
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> CreateGroup(const Options& given,
+                                                    std::unique_ptr<Transport> transport,
+                                                    std::shared_ptr<Device> device) {
+  const Options options = Group::Settle(given, transport->size());
+  if (device != nullptr) {
+    if (absl::Status bad = CheckKernels(options, transport->size(), *device); !bad.ok()) return bad;
+  }
+  absl::StatusOr<Group::Lanes> lanes = Group::MakeLanes(options, *transport, device.get());
+  if (!lanes.ok()) return lanes.status();
+  return std::make_unique<Group>(options, std::move(transport), std::move(device),
+                                 *std::move(lanes));
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Options& options,
-                                                       std::unique_ptr<Transport> transport) {
+                                                       std::unique_ptr<Transport> transport,
+                                                       std::shared_ptr<Device> device) {
   if (absl::Status bad = CheckOptions(options); !bad.ok()) return bad;
   const int rank = transport == nullptr ? 0 : transport->rank();
   std::unique_ptr<Engine> engine;
   if (transport == nullptr || transport->size() == 1) {
-    engine = std::make_unique<Alone>(options);
+    engine = std::make_unique<Alone>(options, device);
   } else {
-    engine = std::make_unique<Group>(options, std::move(transport));
+    absl::StatusOr<std::unique_ptr<Engine>> group =
+        CreateGroup(options, std::move(transport), device);
+    if (!group.ok()) return group.status();
+    engine = *std::move(group);
   }
-  return std::make_unique<Checked>(rank, options, std::move(engine));
+  return std::make_unique<Checked>(rank, options, std::move(device), std::move(engine));
 }
 
 }  // namespace thinwire

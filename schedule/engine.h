@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compress/device.h"
 #include "compress/error_feedback.h"
 #include "schedule/options.h"
 #include "schedule/stats.h"
@@ -32,14 +33,19 @@ struct AllReduceRequest {
   Op op = Op::kMean;
   // The caller is about to wait for this very call: a small tensor is then exchanged on its thread.
   bool caller_waits = false;
+  // Of an engine on a device: the stream (a cudaStream_t; null: the default one) whose work so far
+  // makes the input, and whose later work may use the output once Work::Wait has returned.
+  void* stream = nullptr;
 };
 
 class Engine {
  public:
   // Takes over a connected transport (null in a world of one). Starts options.lanes + 3 threads,
-  // none in a world of one.
+  // none in a world of one. With a device all tensors must be its own; AllReduce never waits for
+  // it. Unimplemented for a codec or a world that the device has no kernels for.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const Options& options,
-                                                        std::unique_ptr<Transport> transport);
+                                                        std::unique_ptr<Transport> transport,
+                                                        std::shared_ptr<Device> device = nullptr);
   virtual ~Engine() = default;  // fails what is unfinished with Cancelled, joins its threads
 
   // Returns at once; memory of the request must live until the work is done. Thread-safe.

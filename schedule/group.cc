@@ -10,18 +10,6 @@
 namespace thinwire {
 namespace {
 
-// Sparse entries go to everybody, so above a density of 1/4 over the ranks a dense int4, which goes
-// to owners and back, is fewer bytes: 4 k (n - 1) against about 2 N (n - 1) / n * 4.06 / 8.
-Options DenseWhereCheaper(Options options, int size) {
-  for (CodecPair& codec : options.codecs) {
-    const bool sparse = InfoOf(codec.up.id).kind == CodecKind::kEntries;
-    if (sparse && uint64_t{codec.up.density_ppm} * size > 250000) {
-      codec = *CodecPair::Parse("int4");
-    }
-  }
-  return options;
-}
-
 std::vector<Segment> SegmentsOf(const AllReduceRequest& request) {
   const size_t numel = request.input.numel;
   if (request.segments.empty()) {
@@ -40,13 +28,41 @@ uint64_t LayoutHash(const std::vector<Segment>& segments) {
 
 }  // namespace
 
-Group::Group(const Options& options, std::unique_ptr<Transport> transport)
-    : options_(DenseWhereCheaper(options, transport->size())),
+// Sparse entries go to everybody, so above a density of 1/4 over the ranks a dense int4, which goes
+// to owners and back, is fewer bytes: 4 k (n - 1) against about 2 N (n - 1) / n * 4.06 / 8.
+Options Group::Settle(Options options, int size) {
+  for (CodecPair& codec : options.codecs) {
+    const bool sparse = InfoOf(codec.up.id).kind == CodecKind::kEntries;
+    if (sparse && uint64_t{codec.up.density_ppm} * size > 250000) {
+      codec = *CodecPair::Parse("int4");
+    }
+  }
+  return options;
+}
+
+absl::StatusOr<Group::Lanes> Group::MakeLanes(const Options& options, Transport& transport,
+                                              Device* device) {
+  Lanes lanes;
+  for (int slot = 0; slot <= options.lanes; ++slot) {
+    absl::StatusOr<std::unique_ptr<Lane>> lane =
+        Lane::Make(device, transport, slot, options.timeout);
+    if (!lane.ok()) return lane.status();
+    lanes.push_back(*std::move(lane));
+  }
+  return lanes;
+}
+
+Group::Group(const Options& options, std::unique_ptr<Transport> transport,
+             std::shared_ptr<Device> device, Lanes lanes)
+    : options_(options),
       transport_(std::move(transport)),
+      device_(std::move(device)),
+      lanes_(std::move(lanes)),
+      raw_lane_(*lanes_.back()),
       rank_(transport_->rank()),
       size_(transport_->size()),
-      backend_(CpuBackend()),
-      leader_(size_, options.policy, options.chunk_bytes * options.lanes) {
+      leader_(size_, options.policy, options.chunk_bytes * options.lanes),
+      feedback_(device_, lanes_.size()) {
   if (!options.trace_path.empty()) {
     trace_ = std::make_unique<Trace>(options.trace_path, rank_, options.lanes);
   }
@@ -55,6 +71,7 @@ Group::Group(const Options& options, std::unique_ptr<Transport> transport)
   }
   threads_.emplace_back([this] { ControlLoop(); });
   threads_.emplace_back([this] { RawLoop(); });
+  if (device_ != nullptr) threads_.emplace_back([this] { PostLoop(); });
   threads_.emplace_back([this] { WatchdogLoop(); });
 }
 
@@ -93,6 +110,9 @@ absl::StatusOr<Group::WorkPtr> Group::Register(const AllReduceRequest& request) 
   work->key = std::string(request.key);
   work->input = request.input;
   work->output = request.output;
+  work->device = device_;
+  work->stream = request.stream;
+  if (device_ != nullptr) work->order.ready = device_->Adopt(request.stream)->Record();
   work->scale = request.op == Op::kMean ? 1.0f / static_cast<float>(size_) : 1.0f;
   work->submitted = Clock::now();
   work->deadline = work->submitted + options_.timeout;
@@ -138,13 +158,19 @@ absl::Status Group::PrepareLocked(const AllReduceRequest& request, InFlight* wor
     if (!raw) layout.owned = state.plan->OwnedBy(rank_);
     layout.second_hop_weight = request.op == Op::kMean ? static_cast<float>(size_) : 1.0f;
     layout.momentum = options_.momentum.beta != 0.0f;
-    work->memory = feedback_.Bind(work->key, layout);
-    if (work->memory.residual == nullptr) {
+    absl::StatusOr<BucketMemory> memory = feedback_.Bind(work->key, layout);
+    if (absl::IsFailedPrecondition(memory.status())) {
       return absl::InvalidArgumentError(
           absl::StrCat("rank ", rank_, ", tensor '", work->key,
                        "' has elements of a parameter that another tensor in flight has as well; ",
                        "wait for that one first"));
     }
+    if (!memory.ok()) return Explain(work->key, memory.status());
+    work->memory = *std::move(memory);
+    work->order.fence = work->memory.fence;
+  }
+  if (device_ != nullptr && work->order.fence == nullptr) {
+    work->order.fence = std::make_shared<Fence>(lanes_.size());
   }
   work->report.key = key;
   work->report.call = state.calls++;
@@ -180,29 +206,51 @@ void Group::Count(const InFlight& work) {
   raw_bytes_ += 2 * (size_ - 1) * work.input.numel * sizeof(float) / size_;
 }
 
+// On a device the caller must not wait until the tensor has come to the host.
 void Group::StartRaw(const WorkPtr& work, bool caller_waits) {
+  if (device_ != nullptr) return posts_.Push(work);
+  if (caller_waits)
+    work->finish_raw = [this, weak = std::weak_ptr(work)] {
+      if (const WorkPtr alive = weak.lock()) FinishRaw(alive);
+    };
+  PostRaw(work);
+}
+
+void Group::PostRaw(const WorkPtr& work) {
+  {
+    const std::lock_guard lock(mu_);
+    if (!status_.ok()) return;  // whoever failed the group ends what was not begun
+    work->raw_begun = true;
+    if (!raw_buffers_.empty()) {
+      work->buffers = std::move(raw_buffers_.back());
+      raw_buffers_.pop_back();
+    }
+  }
+  const Backend& backend = raw_lane_.backend();
+  if (work->buffers == nullptr) work->buffers = std::make_unique<LaneBuffers>(device_.get());
+  LaneBuffers& buffers = *work->buffers;
+  buffers.Reset();
+  raw_lane_.Enter(work->order);
   TensorView input = work->input;
   if (work->memory.momentum != nullptr) {
     const std::span<float> m(work->memory.momentum.get(), input.numel);
-    work->scratch.resize(MomentumStep::ScratchFloats(options_.momentum, input.numel));
-    work->momentum.emplace(options_.momentum, m, work->scratch);
-    work->momentum->Before(backend_, input, 0);
+    work->momentum.emplace(
+        options_.momentum, m,
+        buffers.TakeOf<float>(MomentumStep::ScratchFloats(options_.momentum, input.numel)));
+    if (buffers.status().ok()) work->momentum->Before(backend, input, 0);
     input = {m.data(), m.size()};
   }
-  auto exchange = std::make_unique<RawExchange>(work->id(), input, backend_, *transport_);
+  auto exchange =
+      std::make_unique<RawExchange>(work->id(), input, backend, raw_lane_.transport(), buffers);
   bool failed;
   {
     const std::lock_guard lock(mu_);
     work->raw = std::move(exchange);
     failed = !status_.ok();
   }
-  if (caller_waits)
-    work->finish_raw = [this, weak = std::weak_ptr(work)] {
-      if (const WorkPtr alive = weak.lock()) FinishRaw(alive);
-    };
   if (failed) {
     FinishRaw(work);  // Fail came before it could see the exchange
-  } else if (!caller_waits) {
+  } else if (!work->finish_raw) {
     raw_.Push(work);
   }
 }
@@ -216,10 +264,18 @@ void Group::FinishRaw(const WorkPtr& work) {
   TensorView output = work->output;
   if (work->momentum.has_value()) output = {work->memory.momentum.get(), output.numel};
   absl::Status status = work->raw->Finish(output, work->scale, work->deadline + options_.timeout);
-  if (status.ok() && work->momentum.has_value()) work->momentum->After(backend_, work->output, 0);
+  if (status.ok() && work->momentum.has_value()) {
+    work->momentum->After(raw_lane_.backend(), work->output, 0);
+  }
+  status = raw_lane_.Leave(work->order, std::move(status));
   totals_.Add(Stage::kExchange, Clock::now() - work->submitted);
   const Outcome outcome = status.ok() ? Outcome::kDone : Outcome::kFailed;
-  if (!status.ok()) FailFromTransport(std::move(status), work->name);
+  if (status.ok()) {
+    const std::lock_guard lock(mu_);
+    raw_buffers_.push_back(std::move(work->buffers));
+  } else {
+    FailFromTransport(std::move(status), work->name);
+  }
   Retire(work, outcome);
 }
 

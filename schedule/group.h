@@ -4,6 +4,7 @@
 //   control   receives frames: reports and overdue notes (leader), announcements, failures
 //   lanes     take announced chunks in order and run AllReduceChunk
 //   raw       finishes small tensors whose callers do not wait
+//   posts     starts small tensors of a device, so that callers do not wait for it
 //   watchdog  reports what is late, and ends what is past its deadline
 //
 // Locks: order_mu_ (the leader's book, and that announcements leave in one order) before mu_.
@@ -25,6 +26,7 @@
 #include "schedule/chunk_allreduce.h"
 #include "schedule/engine.h"
 #include "schedule/in_flight.h"
+#include "schedule/lane.h"
 #include "schedule/leader.h"
 #include "schedule/stage_clock.h"
 #include "schedule/trace.h"
@@ -33,7 +35,16 @@ namespace thinwire {
 
 class Group final : public Engine {
  public:
-  Group(const Options& options, std::unique_ptr<Transport> transport);
+  // options.lanes lanes and one more for small tensors, of `transport` and `device` (may be null).
+  using Lanes = std::vector<std::unique_ptr<Lane>>;
+  static absl::StatusOr<Lanes> MakeLanes(const Options& options, Transport& transport,
+                                         Device* device);
+  // Codecs become what they are in a world of `size`.
+  static Options Settle(Options options, int size);
+
+  // `options` settled.
+  Group(const Options& options, std::unique_ptr<Transport> transport,
+        std::shared_ptr<Device> device, Lanes lanes);
   ~Group() override;
 
   absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) override;
@@ -64,6 +75,7 @@ class Group final : public Engine {
   void PlanLocked(const std::vector<Segment>& segments, KeyState* state) const;
   bool NeedsMemory(const std::vector<Segment>& segments, bool raw) const;
   void StartRaw(const WorkPtr& work, bool caller_waits);
+  void PostRaw(const WorkPtr& work);
   void FinishRaw(const WorkPtr& work);
   enum class Outcome { kDone, kFailed };
   void Retire(const WorkPtr& work, Outcome outcome);
@@ -81,9 +93,10 @@ class Group final : public Engine {
 
   // group_lanes.cc
   void LaneLoop(int lane);
-  void RunChunk(int lane, LaneBuffers& buffers, const Announcement& announcement);
+  void RunChunk(int lane, const Announcement& announcement);
   void EndChunk(const WorkPtr& work, const absl::Status& status);
   void RawLoop();
+  void PostLoop();
 
   // group_failure.cc
   void Fail(absl::Status reason, Tell tell);
@@ -96,8 +109,10 @@ class Group final : public Engine {
 
   const Options options_;
   const std::unique_ptr<Transport> transport_;
+  const std::shared_ptr<Device> device_;  // null: the host
+  const Lanes lanes_;                      // the last one is for small tensors
+  Lane& raw_lane_;
   const int rank_, size_;
-  const Backend& backend_;
   std::unique_ptr<Trace> trace_;  // null without one
   StageTotals totals_;
   std::atomic<uint64_t> all_reduces_{0}, raw_bytes_{0};
@@ -116,8 +131,10 @@ class Group final : public Engine {
   std::unordered_map<uint64_t, WorkPtr> works_;    // by id, until complete
   std::map<uint64_t, Clock::time_point> overdue_;  // leader only: ids, since when
 
+  std::vector<std::unique_ptr<LaneBuffers>> raw_buffers_;  // to be used again
+
   BlockingQueue<Announcement> announced_;
-  BlockingQueue<WorkPtr> raw_;
+  BlockingQueue<WorkPtr> raw_, posts_;
   std::vector<std::thread> threads_;
 };
 

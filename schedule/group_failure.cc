@@ -40,6 +40,7 @@ void Group::Fail(absl::Status reason, Tell tell) {
   transport_->Abort(std::move(reason));
   announced_.Close();
   raw_.Close();
+  posts_.Close();
   CompleteAfterFailure();
 }
 
@@ -49,7 +50,7 @@ void Group::CompleteAfterFailure() {
   {
     const std::lock_guard lock(mu_);
     for (const auto& [id, work] : works_) {
-      if (work->report.raw != 0) {
+      if (work->raw_begun) {
         raw.push_back(work);
       } else if (work->chunks_running == 0) {
         idle.push_back(work);

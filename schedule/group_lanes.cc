@@ -5,13 +5,12 @@
 namespace thinwire {
 
 void Group::LaneLoop(int lane) {
-  LaneBuffers buffers;
   while (const std::optional<Announcement> announcement = announced_.Pop()) {
-    RunChunk(lane, buffers, *announcement);
+    RunChunk(lane, *announcement);
   }
 }
 
-void Group::RunChunk(int lane, LaneBuffers& buffers, const Announcement& announcement) {
+void Group::RunChunk(int number, const Announcement& announcement) {
   WorkPtr work;
   {
     const std::lock_guard lock(mu_);
@@ -20,7 +19,7 @@ void Group::RunChunk(int lane, LaneBuffers& buffers, const Announcement& announc
     work = found->second;
     ++work->chunks_running;
   }
-  StageClock clock(&totals_, trace_.get(), lane, work->name, announcement.chunk, work->submitted);
+  StageClock clock(&totals_, trace_.get(), number, work->name, announcement.chunk, work->submitted);
   clock.End(Stage::kQueue);
   const Chunk& chunk = work->plan->chunks[announcement.chunk];
   CodecPair codec = options_.codecs[chunk.codec];
@@ -39,7 +38,11 @@ void Group::RunChunk(int lane, LaneBuffers& buffers, const Announcement& announc
                      .step = work->step,
                      // The watchdog ends it long before.
                      .deadline = work->deadline + options_.timeout};
-  absl::Status status = AllReduceChunk(job, backend_, *transport_, buffers, clock);
+  Lane& lane = *lanes_[number];
+  lane.Enter(work->order);
+  absl::Status status =
+      AllReduceChunk(job, lane.backend(), lane.transport(), lane.buffers(), clock);
+  status = lane.Leave(work->order, std::move(status));
   if (!status.ok()) FailFromTransport(status, work->name);
   EndChunk(work, status);
 }
@@ -63,6 +66,10 @@ void Group::EndChunk(const WorkPtr& work, const absl::Status& status) {
 
 void Group::RawLoop() {
   while (const std::optional<WorkPtr> work = raw_.Pop()) FinishRaw(*work);
+}
+
+void Group::PostLoop() {
+  while (const std::optional<WorkPtr> work = posts_.Pop()) PostRaw(*work);
 }
 
 }  // namespace thinwire

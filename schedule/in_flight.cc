@@ -11,11 +11,14 @@ void InFlight::Complete(absl::Status status) {
   changed_.notify_all();
 }
 
-absl::Status InFlight::Wait() {
+absl::Status InFlight::WaitOn(void* later) {
   if (finish_raw && !done()) finish_raw();
   std::unique_lock lock(mu_);
   changed_.wait(lock, [this] { return done_; });
-  return status_;
+  if (!status_.ok() || order.fence == nullptr) return status_;
+  const std::unique_ptr<DeviceStream> stream = device->Adopt(later);
+  order.fence->HoldBack(*stream);
+  return stream->status();
 }
 
 bool InFlight::done() const {

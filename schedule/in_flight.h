@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "schedule/engine.h"
+#include "schedule/lane.h"
 #include "schedule/momentum.h"
 #include "schedule/plan.h"
 #include "schedule/protocol.h"
@@ -26,6 +27,9 @@ class InFlight final : public Work {
   std::string key;   // empty for unnamed
   TensorView input, output;
   float scale = 1.0f;
+  std::shared_ptr<Device> device;  // null: the host
+  void* stream = nullptr;          // the caller's
+  DeviceOrder order;
   std::shared_ptr<const Plan> plan;
   BucketMemory memory;
   std::shared_ptr<uint32_t[]> thresholds;  // of topk, by chunk
@@ -33,14 +37,16 @@ class InFlight final : public Work {
   Report report;
   Clock::time_point submitted;
   Deadline deadline;
-  std::unique_ptr<RawExchange> raw;      // null: goes by chunks
-  std::optional<MomentumStep> momentum;  // of a raw tensor; chunks have their own
-  std::vector<float> scratch;
+  // Of a tensor that goes raw; chunks have their own.
+  std::unique_ptr<LaneBuffers> buffers;
+  std::unique_ptr<RawExchange> raw;
+  std::optional<MomentumStep> momentum;
   std::function<void()> finish_raw;  // claims and finishes it; run by whoever waits first
 
   // Guarded by the engine's mutex.
   size_t chunks_left = 0;
   int chunks_running = 0;
+  bool raw_begun = false;
   bool raw_claimed = false;
   bool reported = false;
   bool overdue = false;
@@ -51,7 +57,8 @@ class InFlight final : public Work {
   // From here on the memory is the caller's.
   void Complete(absl::Status status);
 
-  absl::Status Wait() override;
+  absl::Status Wait() override { return WaitOn(stream); }
+  absl::Status WaitOn(void* stream) override;
   bool done() const override;
 
  private:

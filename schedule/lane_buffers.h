@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "compress/device.h"
 #include "compress/types.h"
 
 namespace thinwire {
@@ -15,26 +17,33 @@ namespace thinwire {
 // Blocks are kept by their turn, so a lane that does the same again allocates nothing.
 class LaneBuffers {
  public:
+  // Of the host (null), or of a device, which outlives them.
+  explicit LaneBuffers(Device* device = nullptr) : device_(device) {}
+
   // Forgets what was handed out.
   void Reset() { next_ = 0; }
 
   // `bytes` of memory, aligned to a cache line, valid until Reset. Its content is whatever it was.
-  MutableBytes Take(size_t bytes) {
-    if (next_ == blocks_.size()) blocks_.emplace_back();
-    std::vector<uint8_t>& block = blocks_[next_++];
-    if (block.size() < bytes + kLine) block = std::vector<uint8_t>(bytes + kLine);
-    const size_t skew = kLine - reinterpret_cast<uintptr_t>(block.data()) % kLine;
-    return {block.data() + skew, bytes};
-  }
+  // Where a device has no memory left the block is null: look at status() before using any.
+  MutableBytes Take(size_t bytes);
 
   template <typename T>
   std::span<T> TakeOf(size_t count) {
     return {reinterpret_cast<T*>(Take(count * sizeof(T)).data()), count};
   }
 
+  const absl::Status& status() const { return status_; }
+
  private:
-  static constexpr size_t kLine = 64;
-  std::vector<std::vector<uint8_t>> blocks_;
+  struct Block {
+    std::shared_ptr<uint8_t[]> memory;
+    size_t bytes = 0;
+  };
+  absl::Status Grow(Block* block, size_t bytes);
+
+  Device* const device_;
+  absl::Status status_;
+  std::vector<Block> blocks_;
   size_t next_ = 0;
 };
 

@@ -1,7 +1,5 @@
 #include "schedule/momentum.h"
 
-#include <algorithm>
-
 namespace thinwire {
 namespace {
 
@@ -14,7 +12,7 @@ void Store(const Backend& backend, std::span<const float> values, TensorView out
 
 void MomentumStep::Before(const Backend& backend, TensorView gradient, size_t offset) {
   const std::span<float> m = velocity_.subspan(offset, gradient.numel);
-  if (options_.nesterov) std::copy(m.begin(), m.end(), scratch_.begin() + offset);
+  if (options_.nesterov) backend.Copy(scratch_.data() + offset, m.data(), m.size_bytes());
   backend.Accumulate(gradient, options_.beta, m);
 }
 
@@ -25,7 +23,7 @@ void MomentumStep::After(const Backend& backend, TensorView output, size_t offse
   const std::span<float> g = scratch_.subspan(offset, output.numel);
   const std::span<float> step = scratch_.subspan(velocity_.size() + offset, output.numel);
   backend.Accumulate({m.data(), m.size()}, -options_.beta, g);
-  std::copy(m.begin(), m.end(), step.begin());
+  backend.Copy(step.data(), m.data(), m.size_bytes());
   backend.Accumulate({g.data(), g.size()}, options_.beta, step);
   Store(backend, step, output);
 }

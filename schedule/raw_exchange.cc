@@ -11,26 +11,27 @@ CodecSpec RawCodec(DType dtype) {
 }  // namespace
 
 RawExchange::RawExchange(uint64_t tag, TensorView input, const Backend& backend,
-                         Transport& transport)
+                         Transport& transport, LaneBuffers& buffers)
     : input_(input),
       codec_(RawCodec(input.dtype)),
       backend_(backend),
       rank_(transport.rank()),
       incoming_(transport.size()) {
   const size_t bytes = EncodedBytes(codec_, input.numel);
-  const size_t stride = (bytes + 63) / 64 * 64;
-  memory_.resize(stride * transport.size());
   std::vector<MutableBytes> recv;
   for (int r = 0; r < transport.size(); ++r) {
-    recv.push_back({memory_.data() + stride * r, bytes});
+    recv.push_back(buffers.Take(bytes));
     incoming_[r] = r == rank_ ? nullptr : recv[r].data();
   }
+  status_ = buffers.status();
+  if (!status_.ok()) return;
   backend.Encode(codec_, input, nullptr, recv[rank_].data());
   const std::vector<Bytes> send(transport.size(), recv[rank_]);
   pending_ = transport.Start(tag, send, recv);
 }
 
 absl::Status RawExchange::Finish(TensorView output, float scale, Deadline deadline) {
+  if (!status_.ok()) return status_;
   if (absl::Status status = pending_->Wait(deadline); !status.ok()) return status;
   backend_.Reduce({.up = codec_,
                    .down = {.id = CodecId::kFp32},

@@ -9,15 +9,18 @@
 
 #include "absl/status/status.h"
 #include "compress/backend.h"
+#include "schedule/lane_buffers.h"
 #include "transport/transport.h"
 
 namespace thinwire {
 
 // Both ends post at once, in the constructor, so that ranks that come in other orders can't block
-// one another. Not thread-safe.
+// one another. Backend, transport and buffers are of the host, or of one device's stream; they must
+// outlive it. Not thread-safe.
 class RawExchange {
  public:
-  RawExchange(uint64_t tag, TensorView input, const Backend& backend, Transport& transport);
+  RawExchange(uint64_t tag, TensorView input, const Backend& backend, Transport& transport,
+              LaneBuffers& buffers);
 
   // Waits for all peers, then writes scale * sum to `output` (which may be the input).
   absl::Status Finish(TensorView output, float scale, Deadline deadline);
@@ -27,8 +30,8 @@ class RawExchange {
   const CodecSpec codec_;  // whose wire bytes the raw values are
   const Backend& backend_;
   const int rank_;
-  std::vector<uint8_t> memory_;
   std::vector<const uint8_t*> incoming_;  // by rank; null at the own
+  absl::Status status_;  // of the buffers
   std::unique_ptr<Pending> pending_;
 };
 

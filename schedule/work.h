@@ -10,7 +10,11 @@ namespace thinwire {
 class Work {
  public:
   virtual ~Work() = default;
-  virtual absl::Status Wait() = 0;  // returns within the group's timeout and a short grace
+  // Returns within the group's timeout and a short grace. On the host the result is there then; on
+  // a device it is there for later work of the stream that the call was made with.
+  virtual absl::Status Wait() = 0;
+  // The same, but for later work of this stream (a cudaStream_t); on the host as Wait.
+  virtual absl::Status WaitOn(void* stream) = 0;
   virtual bool done() const = 0;
 };
 

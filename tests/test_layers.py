@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 LAYERS = {
     "compress": {"compress"},
-    "transport": {"transport", "compress/types.h"},
+    "transport": {"transport", "compress/types.h", "compress/device.h"},
     "kernels": {"kernels", "compress"},
     "schedule": {"schedule", "kernels", "compress", "transport"},
     "integrations": {"integrations", "schedule", "kernels", "compress", "transport"},

@@ -41,14 +41,17 @@ inline std::vector<std::unique_ptr<Transport>> Connect(Wire wire, int world) {
   return transports;
 }
 
-// Runs body(rank, engine) on `world` threads and returns when all engines are destroyed.
+// Runs body(rank, engine) on `world` threads and returns when all engines are destroyed. `devices`:
+// by rank; empty, or null for a rank on the host.
 inline void RunRanks(Wire wire, int world, const Options& options,
-                     const std::function<void(int, Engine&)>& body) {
+                     const std::function<void(int, Engine&)>& body,
+                     const std::vector<std::shared_ptr<Device>>& devices = {}) {
   std::vector<std::unique_ptr<Transport>> transports = Connect(wire, world);
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
-      auto engine = Engine::Create(options, std::move(transports[r]));
+      auto engine = Engine::Create(options, std::move(transports[r]),
+                                   devices.empty() ? nullptr : devices[r]);
       ASSERT_TRUE(engine.ok()) << engine.status();
       body(r, **engine);
     });

@@ -8,8 +8,11 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/device.h"
+#include "kernels/host_device.h"
 #include "transport/gloo.h"
 #include "transport/in_process.h"
+#include "transport/staged.h"
 
 namespace thinwire {
 namespace {
@@ -33,6 +36,59 @@ Transports MakeGloo(int world) {
   return transports;
 }
 
+// A staged transport and what it stands on. Memory of the host's device is memory, so that the
+// tests' own blocks serve.
+class StagedOnInProcess final : public Transport {
+ public:
+  explicit StagedOnInProcess(std::unique_ptr<Transport> host)
+      : host_(std::move(host)),
+        device_(MakeDevice(kernels::HostDeviceApi(), 0, "host:0")),
+        stream_(*device_->MakeStream()),
+        staged_(*host_, *device_, *stream_, seconds(20)) {}
+  int rank() const override { return staged_.rank(); }
+  int size() const override { return staged_.size(); }
+  std::unique_ptr<Pending> Start(uint64_t tag, std::span<const Bytes> send,
+                                 std::span<const MutableBytes> recv) override {
+    return std::make_unique<Synchronized>(staged_.Start(tag, send, recv), *stream_);
+  }
+  absl::Status SendControl(int to, const ControlFrame& frame) override {
+    return staged_.SendControl(to, frame);
+  }
+  absl::StatusOr<ControlMessage> ReceiveControl() override { return staged_.ReceiveControl(); }
+  void Abort(absl::Status reason) override { staged_.Abort(std::move(reason)); }
+  absl::Status status() const override { return staged_.status(); }
+  uint64_t bytes_sent() const override { return staged_.bytes_sent(); }
+
+ private:
+  // The tests look at what they received without a stream.
+  class Synchronized final : public Pending {
+   public:
+    Synchronized(std::unique_ptr<Pending> inner, DeviceStream& stream)
+        : inner_(std::move(inner)), stream_(stream) {}
+    absl::Status Wait(Deadline deadline) override {
+      const absl::Status status = inner_->Wait(deadline);
+      return status.ok() ? stream_.Synchronize(deadline) : status;
+    }
+
+   private:
+    const std::unique_ptr<Pending> inner_;
+    DeviceStream& stream_;
+  };
+
+  const std::unique_ptr<Transport> host_;
+  const std::shared_ptr<Device> device_;
+  const std::unique_ptr<DeviceStream> stream_;
+  Staged staged_;
+};
+
+Transports MakeStaged(int world) {
+  Transports transports = MakeInProcessTransports(world);
+  for (auto& transport : transports) {
+    transport = std::make_unique<StagedOnInProcess>(std::move(transport));
+  }
+  return transports;
+}
+
 struct Kind {
   const char* name;
   std::function<Transports(int)> make;
@@ -50,7 +106,7 @@ class ContractTest : public testing::TestWithParam<Kind> {
 };
 INSTANTIATE_TEST_SUITE_P(All, ContractTest,
                          testing::Values(Kind{"InProcess", MakeInProcessTransports},
-                                         Kind{"Gloo", MakeGloo}),
+                                         Kind{"Gloo", MakeGloo}, Kind{"Staged", MakeStaged}),
                          [](const auto& info) { return info.param.name; });
 
 Deadline Soon() { return Clock::now() + seconds(20); }

@@ -1,0 +1,93 @@
+// Device: memory and ordered work of one accelerator, as the layers above see them. Host memory
+// needs none of this: where a Device may be null, null means the host.
+//
+// Work on a stream runs in order and behind the host's back. A failure of the device (out of
+// memory, a faulty kernel) is kept by the stream that met it, and comes out of the next status() or
+// Synchronize(): Internal or ResourceExhausted. All is thread-safe.
+#ifndef THINWIRE_COMPRESS_DEVICE_H_
+#define THINWIRE_COMPRESS_DEVICE_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace thinwire {
+
+class Backend;
+
+// A point in the work of a stream.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+};
+
+class DeviceStream {
+ public:
+  virtual ~DeviceStream() = default;
+
+  // Codecs that run on this stream: each call queues kernels and returns.
+  virtual const Backend& backend() const = 0;
+
+  // Queues a copy between any two memories; host memory must be pinned, and stay.
+  virtual void Copy(void* to, const void* from, size_t bytes) = 0;
+
+  // The end of what is queued so far; null after a failure.
+  virtual std::shared_ptr<DeviceEvent> Record() = 0;
+  // What is queued from here on comes after the event, of any stream. Null is no event.
+  virtual void WaitFor(const std::shared_ptr<DeviceEvent>& event) = 0;
+
+  // The host waits until all that is queued is done. DeadlineExceeded names the device.
+  virtual absl::Status Synchronize(std::chrono::steady_clock::time_point deadline) = 0;
+  virtual absl::Status status() const = 0;  // the first failure
+};
+
+using DeviceMemory = std::shared_ptr<uint8_t[]>;
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;  // "cuda:0"
+
+  // Whether the memory at this address is this device's.
+  virtual bool Holds(const void* address) const = 0;
+
+  // Aligned to 256 bytes. ResourceExhausted says how much was asked for. Freeing waits for work
+  // that may use it.
+  virtual absl::StatusOr<DeviceMemory> Allocate(size_t bytes) = 0;
+  virtual absl::StatusOr<DeviceMemory> AllocatePinned(size_t bytes) = 0;  // host memory
+
+  virtual absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() = 0;
+  // A caller's stream (a cudaStream_t; null: the default one), which outlives what is returned.
+  virtual std::unique_ptr<DeviceStream> Adopt(void* stream) = 0;
+};
+
+// The last events of several streams, each in a slot: what comes after a Fence comes after them.
+class Fence {
+ public:
+  explicit Fence(size_t slots) : events_(slots) {}
+
+  void Set(size_t slot, std::shared_ptr<DeviceEvent> event) {
+    const std::lock_guard lock(mu_);
+    events_[slot] = std::move(event);
+  }
+  void HoldBack(DeviceStream& stream) const {
+    const std::lock_guard lock(mu_);
+    for (const auto& event : events_) stream.WaitFor(event);
+  }
+
+ private:
+  mutable std::mutex mu_;
+  std::vector<std::shared_ptr<DeviceEvent>> events_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_COMPRESS_DEVICE_H_

@@ -1,0 +1,151 @@
+// The DeviceApi of NVIDIA GPUs: libthinwire_cuda.so exports it.
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda_launch.h"
+#include "kernels/device_api.h"
+
+namespace thinwire::kernels {
+namespace {
+
+cudaStream_t StreamOf(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
+
+// Makes a device the thread's current one for a scope.
+class OnDevice {
+ public:
+  explicit OnDevice(int ordinal) : ordinal_(ordinal) {
+    error_ = cudaGetDevice(&before_);
+    if (error_ == cudaSuccess && before_ != ordinal_) error_ = cudaSetDevice(ordinal_);
+  }
+  ~OnDevice() {
+    if (error_ == cudaSuccess && before_ != ordinal_) cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  template <typename Call>
+  int Do(Call call) const {
+    return error_ == cudaSuccess ? call() : error_;
+  }
+
+ private:
+  const int ordinal_;
+  int before_ = 0;
+  cudaError_t error_;
+};
+
+const char* ErrorText(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+int DeviceCount(int* count) { return cudaGetDeviceCount(count); }
+
+int DeviceOf(const void* address, int* ordinal) {
+  cudaPointerAttributes attributes;
+  *ordinal = -1;
+  const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
+  if (error == cudaErrorInvalidValue) {
+    cudaGetLastError();  // an address that the driver does not know is the host's
+    return cudaSuccess;
+  }
+  const bool here =
+      attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+  if (error == cudaSuccess && here) *ordinal = attributes.device;
+  return error;
+}
+
+int Allocate(int ordinal, size_t bytes, void** memory) {
+  return OnDevice(ordinal).Do([&] {
+    const cudaError_t error = cudaMalloc(memory, bytes);
+    if (error == cudaErrorMemoryAllocation) cudaGetLastError();  // a refusal, not a broken device
+    return error;
+  });
+}
+int Release(int ordinal, void* memory) {
+  return OnDevice(ordinal).Do([&] { return cudaFree(memory); });
+}
+int AllocatePinned(int ordinal, size_t bytes, void** memory) {
+  return OnDevice(ordinal).Do([&] {
+    const cudaError_t error = cudaHostAlloc(memory, bytes, cudaHostAllocPortable);
+    if (error == cudaErrorMemoryAllocation) cudaGetLastError();
+    return error;
+  });
+}
+int ReleasePinned(void* memory) { return cudaFreeHost(memory); }
+
+// Streams do not wait for the default stream: what a caller queued there is waited for by event.
+int MakeStream(int ordinal, void** stream) {
+  return OnDevice(ordinal).Do([&] {
+    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream),
+                                     cudaStreamNonBlocking);
+  });
+}
+int DestroyStream(void* stream) { return cudaStreamDestroy(StreamOf(stream)); }
+
+int MakeEvent(int ordinal, void** event) {
+  return OnDevice(ordinal).Do([&] {
+    return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming);
+  });
+}
+int DestroyEvent(void* event) { return cudaEventDestroy(EventOf(event)); }
+
+int Record(int ordinal, void* event, void* stream) {
+  return OnDevice(ordinal).Do([&] { return cudaEventRecord(EventOf(event), StreamOf(stream)); });
+}
+int Wait(int ordinal, void* stream, void* event) {
+  return OnDevice(ordinal).Do(
+      [&] { return cudaStreamWaitEvent(StreamOf(stream), EventOf(event), 0); });
+}
+int Query(void* event) {
+  const cudaError_t error = cudaEventQuery(EventOf(event));
+  if (error != cudaErrorNotReady) return error;
+  cudaGetLastError();  // it is an answer, and must not be taken for the next launch's
+  return kBusy;
+}
+
+int Copy(int ordinal, void* to, const void* from, size_t bytes, void* stream) {
+  return OnDevice(ordinal).Do(
+      [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, StreamOf(stream)); });
+}
+
+int Encode(int ordinal, const EncodeLaunch* launch, void* stream) {
+  return OnDevice(ordinal).Do([&] { return LaunchEncode(*launch, StreamOf(stream)); });
+}
+int Decode(int ordinal, const DecodeLaunch* launch, void* stream) {
+  return OnDevice(ordinal).Do([&] { return LaunchDecode(*launch, StreamOf(stream)); });
+}
+int Accumulate(int ordinal, const AccumulateLaunch* launch, void* stream) {
+  return OnDevice(ordinal).Do([&] { return LaunchAccumulate(*launch, StreamOf(stream)); });
+}
+int Reduce(int ordinal, const ReduceLaunch* launch, void* stream) {
+  return OnDevice(ordinal).Do([&] { return LaunchReduce(*launch, StreamOf(stream)); });
+}
+
+constexpr DeviceApi kApi = {
+    .version = kDeviceApiVersion,
+    .error_text = ErrorText,
+    .device_count = DeviceCount,
+    .device_of = DeviceOf,
+    .allocate = Allocate,
+    .release = Release,
+    .allocate_pinned = AllocatePinned,
+    .release_pinned = ReleasePinned,
+    .make_stream = MakeStream,
+    .destroy_stream = DestroyStream,
+    .make_event = MakeEvent,
+    .destroy_event = DestroyEvent,
+    .record = Record,
+    .wait = Wait,
+    .query = Query,
+    .copy = Copy,
+    .encode = Encode,
+    .decode = Decode,
+    .accumulate = Accumulate,
+    .reduce = Reduce,
+};
+
+}  // namespace
+}  // namespace thinwire::kernels
+
+extern "C" __attribute__((visibility("default"))) const thinwire::kernels::DeviceApi*
+tw_cuda_api() {
+  return &thinwire::kernels::kApi;
+}

@@ -1,0 +1,19 @@
+// The launches, each on a stream, without waiting; what DeviceApi's entries of these names do.
+// Capturable in a CUDA graph: nothing is allocated and no host memory is read later.
+#ifndef THINWIRE_KERNELS_CUDA_LAUNCH_H_
+#define THINWIRE_KERNELS_CUDA_LAUNCH_H_
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/jobs.h"
+
+namespace thinwire::kernels {
+
+cudaError_t LaunchEncode(const EncodeLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream);
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_CUDA_LAUNCH_H_

@@ -1,0 +1,81 @@
+// DeviceTeam: a thread block. The other implementation of what host_team.h describes.
+#ifndef THINWIRE_KERNELS_CUDA_TEAM_CUH_
+#define THINWIRE_KERNELS_CUDA_TEAM_CUH_
+
+#include <cstdint>
+#include <cub/warp/warp_reduce.cuh>
+#include <cuda/functional>
+
+#include "kernels/tile.h"
+
+namespace thinwire::kernels {
+
+class DeviceTeam {
+  using Reduction = cub::WarpReduce<uint32_t>;
+
+ public:
+  // What the collectives work in; in shared memory.
+  struct Scratch {
+    typename Reduction::TempStorage warps[kThreads / kWarp];
+  };
+
+  explicit __device__ __forceinline__ DeviceTeam(Scratch& scratch) : scratch_(scratch) {}
+
+  // A register.
+  template <typename T>
+  class PerThread {
+   public:
+    __device__ __forceinline__ T& operator[](unsigned) { return value_; }
+
+   private:
+    T value_;
+  };
+
+  template <typename T, unsigned kCount>
+  class Shared {
+   public:
+    __device__ __forceinline__ T Get(const DeviceTeam&, unsigned, unsigned i) const {
+      return values_[i];
+    }
+    __device__ __forceinline__ void Put(const DeviceTeam&, unsigned, unsigned i, T value) {
+      values_[i] = value;
+    }
+
+   private:
+    T values_[kCount];
+  };
+
+  template <typename Body>
+  __device__ __forceinline__ void ForEach(Body body) {
+    body(threadIdx.x);
+  }
+
+  __device__ __forceinline__ void Sync() { __syncthreads(); }
+
+  __device__ __forceinline__ void WarpMax(PerThread<uint32_t>& value) {
+    uint32_t& own = value[threadIdx.x];
+    own = Reduction(scratch_.warps[threadIdx.x / kWarp]).Reduce(own, ::cuda::maximum<>());
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void Exchange(PerThread<T>& value, unsigned mask,
+                                           PerThread<T>& other) {
+    other[threadIdx.x] = __shfl_xor_sync(0xffffffffu, value[threadIdx.x], mask);
+  }
+
+  // A whole thread's values, one after the other.
+  __device__ __forceinline__ void Exchange(PerThread<Values>& value, unsigned mask,
+                                           PerThread<Values>& other) {
+#pragma unroll
+    for (unsigned i = 0; i < kQuads * kQuad; ++i) {
+      other[threadIdx.x].v[i] = __shfl_xor_sync(0xffffffffu, value[threadIdx.x].v[i], mask);
+    }
+  }
+
+ private:
+  Scratch& scratch_;
+};
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_CUDA_TEAM_CUH_

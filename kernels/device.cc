@@ -1,0 +1,248 @@
+#include "kernels/device.h"
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/device_backend.h"
+
+namespace thinwire {
+namespace {
+
+using kernels::DeviceApi;
+using SteadyClock = std::chrono::steady_clock;
+
+// Events are made once and used again.
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  explicit EventPool(const DeviceApi& api) : api_(api) {}
+  ~EventPool() {
+    for (void* event : free_) api_.destroy_event(event);
+  }
+
+  class Event final : public DeviceEvent {
+   public:
+    Event(std::shared_ptr<EventPool> pool, void* handle) : pool_(std::move(pool)), handle(handle) {}
+    ~Event() override {
+      const std::lock_guard lock(pool_->mu_);
+      pool_->free_.push_back(handle);
+    }
+
+   private:
+    const std::shared_ptr<EventPool> pool_;
+
+   public:
+    void* const handle;
+  };
+
+  // The error number, or 0.
+  int Take(int ordinal, std::shared_ptr<Event>* event) {
+    void* handle = nullptr;
+    {
+      const std::lock_guard lock(mu_);
+      if (!free_.empty()) {
+        handle = free_.back();
+        free_.pop_back();
+      }
+    }
+    if (handle == nullptr) {
+      if (const int error = api_.make_event(ordinal, &handle); error != 0) return error;
+    }
+    *event = std::make_shared<Event>(shared_from_this(), handle);
+    return 0;
+  }
+
+ private:
+  const DeviceApi& api_;
+  std::mutex mu_;
+  std::vector<void*> free_;
+};
+
+// What all streams of a device share.
+struct Context {
+  const DeviceApi& api;
+  const int ordinal;
+  const std::string name;
+  const std::shared_ptr<EventPool> events;
+
+  absl::Status Explain(int error) const {
+    return absl::InternalError(absl::StrCat(
+        name, " failed: ", api.error_text(error),
+        "; gradients of this step are lost. If it comes again, run with CUDA_LAUNCH_BLOCKING=1"));
+  }
+};
+
+class Stream final : public DeviceStream {
+ public:
+  enum class Owner { kUs, kCaller };
+
+  Stream(std::shared_ptr<const Context> context, void* handle, Owner owner)
+      : context_(std::move(context)),
+        handle_(handle),
+        owner_(owner),
+        backend_(context_->api, context_->ordinal, handle, [this](int error) { Keep(error); }) {}
+  ~Stream() override {
+    if (owner_ == Owner::kUs) context_->api.destroy_stream(handle_);
+  }
+
+  const Backend& backend() const override { return backend_; }
+
+  void Copy(void* to, const void* from, size_t bytes) override { backend_.Copy(to, from, bytes); }
+
+  std::shared_ptr<DeviceEvent> Record() override {
+    std::shared_ptr<EventPool::Event> event;
+    if (!Keep(context_->events->Take(context_->ordinal, &event))) return nullptr;
+    if (!Keep(context_->api.record(context_->ordinal, event->handle, handle_))) return nullptr;
+    return event;
+  }
+
+  void WaitFor(const std::shared_ptr<DeviceEvent>& event) override {
+    if (event == nullptr) return;
+    Keep(context_->api.wait(context_->ordinal, handle_,
+                            static_cast<const EventPool::Event&>(*event).handle));
+  }
+
+  // It asks again and again instead of waiting within the driver, where no deadline would reach.
+  absl::Status Synchronize(SteadyClock::time_point deadline) override {
+    const std::shared_ptr<DeviceEvent> event = Record();
+    if (event == nullptr) return status();
+    void* const handle = static_cast<const EventPool::Event&>(*event).handle;
+    for (int asked = 0;; ++asked) {
+      const int error = context_->api.query(handle);
+      if (error != kernels::kBusy) {
+        Keep(error);
+        return status();
+      }
+      if (asked < kEager) {
+        std::this_thread::yield();
+        continue;
+      }
+      if (SteadyClock::now() > deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat(context_->name, " did not finish its work before the deadline; look for a ",
+                         "kernel that hangs, or for a step that takes longer than the timeout"));
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  absl::Status status() const override {
+    const int error = error_;
+    return error == 0 ? absl::OkStatus() : context_->Explain(error);
+  }
+
+ private:
+  static constexpr int kEager = 200;  // questions without a pause, for short copies
+  static constexpr std::chrono::microseconds kPause{20};
+
+  // Keeps the first error; true if there is none.
+  bool Keep(int error) {
+    int none = 0;
+    if (error != 0) error_.compare_exchange_strong(none, error);
+    return error == 0;
+  }
+
+  const std::shared_ptr<const Context> context_;
+  void* const handle_;
+  const Owner owner_;
+  std::atomic<int> error_{0};
+  const DeviceBackend backend_;
+};
+
+class DeviceImpl final : public Device {
+ public:
+  DeviceImpl(const DeviceApi& api, int ordinal, std::string name)
+      : context_(std::make_shared<Context>(
+            Context{api, ordinal, std::move(name), std::make_shared<EventPool>(api)})) {}
+
+  std::string name() const override { return context_->name; }
+
+  bool Holds(const void* address) const override {
+    int ordinal = -1;
+    return api().device_of(address, &ordinal) == 0 && ordinal == context_->ordinal;
+  }
+
+  absl::StatusOr<DeviceMemory> Allocate(size_t bytes) override {
+    void* memory = nullptr;
+    const int error = api().allocate(context_->ordinal, bytes, &memory);
+    if (error != 0) return OutOfMemory(error, bytes, "");
+    return DeviceMemory(static_cast<uint8_t*>(memory), [context = context_](uint8_t* memory) {
+      context->api.release(context->ordinal, memory);
+    });
+  }
+
+  absl::StatusOr<DeviceMemory> AllocatePinned(size_t bytes) override {
+    void* memory = nullptr;
+    const int error = api().allocate_pinned(context_->ordinal, bytes, &memory);
+    if (error != 0) return OutOfMemory(error, bytes, "pinned host memory for ");
+    return DeviceMemory(static_cast<uint8_t*>(memory), [context = context_](uint8_t* memory) {
+      context->api.release_pinned(memory);
+    });
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override {
+    void* handle = nullptr;
+    if (const int error = api().make_stream(context_->ordinal, &handle); error != 0) {
+      return context_->Explain(error);
+    }
+    return std::make_unique<Stream>(context_, handle, Stream::Owner::kUs);
+  }
+
+  std::unique_ptr<DeviceStream> Adopt(void* stream) override {
+    return std::make_unique<Stream>(context_, stream, Stream::Owner::kCaller);
+  }
+
+ private:
+  const DeviceApi& api() const { return context_->api; }
+  absl::Status OutOfMemory(int error, size_t bytes, const char* what) const {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no ", bytes, " bytes of ", what, context_->name, ": ",
+                     api().error_text(error), "; free some, or take smaller or fewer chunks"));
+  }
+
+  const std::shared_ptr<const Context> context_;
+};
+
+constexpr std::string_view kCuda = "cuda";
+
+}  // namespace
+
+std::shared_ptr<Device> MakeDevice(const DeviceApi& api, int ordinal, std::string name) {
+  return std::make_shared<DeviceImpl>(api, ordinal, std::move(name));
+}
+
+absl::StatusOr<int> CountDevices(const std::string& library) {
+  const absl::StatusOr<const DeviceApi*> api = LoadCuda(library);
+  if (!api.ok()) return api.status();
+  int count = 0;
+  if (const int error = (*api)->device_count(&count); error != 0 || count == 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("no CUDA device can be used here: ",
+                     error == 0 ? "there is none" : (*api)->error_text(error)));
+  }
+  return count;
+}
+
+absl::StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view name,
+                                                   const std::string& library) {
+  int ordinal = 0;
+  std::string_view rest = name.substr(0, kCuda.size()) == kCuda ? name.substr(kCuda.size()) : "?";
+  if (!rest.empty() &&
+      (rest[0] != ':' ||
+       !absl::SimpleAtoi(absl::string_view(rest.data() + 1, rest.size() - 1), &ordinal))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown device '", std::string(name), "', expected cpu, cuda or cuda:N"));
+  }
+  const absl::StatusOr<int> count = CountDevices(library);
+  if (!count.ok()) return count.status();
+  if (ordinal < 0 || ordinal >= *count) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no ", std::string(name), ", expected ",
+                                                   "cuda:0 to cuda:", *count - 1));
+  }
+  const absl::StatusOr<const DeviceApi*> api = LoadCuda(library);
+  return MakeDevice(**api, ordinal, absl::StrCat("cuda:", ordinal));
+}
+
+}  // namespace thinwire

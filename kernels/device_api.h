@@ -1,0 +1,60 @@
+// DeviceApi: all that the host asks of a device, as a table of plain functions. Of a GPU it comes
+// out of libthinwire_cuda.so (cuda_api.cc), which is loaded on demand; host_device.h has a device
+// made of CPU threads, for tests.
+//
+// Functions return 0, or an error number that `error_text` explains; none throws. A stream is a
+// cudaStream_t, an event a cudaEvent_t, as void*; a null stream is the device's default one. All
+// are thread-safe, and each call names its device by `ordinal` or by what was made on it.
+#ifndef THINWIRE_KERNELS_DEVICE_API_H_
+#define THINWIRE_KERNELS_DEVICE_API_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/jobs.h"
+
+namespace thinwire::kernels {
+
+// Counts up whenever the table or a job changes: a library of another version is refused.
+inline constexpr uint32_t kDeviceApiVersion = 1;
+
+// What `query` answers besides an error.
+inline constexpr int kBusy = -1;
+
+struct DeviceApi {
+  uint32_t version;
+
+  const char* (*error_text)(int error);
+  int (*device_count)(int* count);
+  // The ordinal of the device that holds an address; -1: the host.
+  int (*device_of)(const void* address, int* ordinal);
+
+  int (*allocate)(int ordinal, size_t bytes, void** memory);
+  int (*release)(int ordinal, void* memory);
+  int (*allocate_pinned)(int ordinal, size_t bytes, void** memory);  // host memory
+  int (*release_pinned)(void* memory);
+
+  int (*make_stream)(int ordinal, void** stream);
+  int (*destroy_stream)(void* stream);
+  int (*make_event)(int ordinal, void** event);
+  int (*destroy_event)(void* event);
+
+  // All of the rest is queued on a stream, and the host does not wait.
+  int (*record)(int ordinal, void* event, void* stream);
+  int (*wait)(int ordinal, void* stream, void* event);  // the stream waits
+  int (*query)(void* event);                            // kBusy: not yet reached
+  // Between any two memories.
+  int (*copy)(int ordinal, void* to, const void* from, size_t bytes, void* stream);
+
+  int (*encode)(int ordinal, const EncodeLaunch* launch, void* stream);
+  int (*decode)(int ordinal, const DecodeLaunch* launch, void* stream);
+  int (*accumulate)(int ordinal, const AccumulateLaunch* launch, void* stream);
+  int (*reduce)(int ordinal, const ReduceLaunch* launch, void* stream);
+};
+
+// The exported name of the function `const DeviceApi* ()` of libthinwire_cuda.so.
+inline constexpr char kDeviceApiSymbol[] = "tw_cuda_api";
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_DEVICE_API_H_

@@ -1,0 +1,156 @@
+#include "kernels/device_backend.h"
+
+#include <algorithm>
+
+#include "compress/codec_list.h"
+#include "compress/hadamard.h"
+#include "kernels/tile.h"
+
+namespace thinwire {
+namespace {
+
+using kernels::kTile;
+
+kernels::Codec CodecOf(const CodecSpec& spec) {
+  kernels::Codec codec{};
+  codec.id = spec.id;
+  codec.stochastic = spec.rounding == Rounding::kStochastic;
+  codec.hadamard = spec.hadamard;
+  codec.block = spec.block;
+  if (!spec.hadamard) return codec;
+  float signs[kTransform];
+  TransformSigns(spec.seed, signs);
+  for (size_t i = 0; i < kTransform; ++i) {
+    codec.signs[i / 32] |= static_cast<uint32_t>(signs[i] < 0.0f) << (i % 32);
+  }
+  return codec;
+}
+
+// Alignment is what decides whether a thread may load its quad at once.
+kernels::Elements ElementsOf(const void* data, size_t element_bytes) {
+  const bool quads = reinterpret_cast<uintptr_t>(data) % (kernels::kQuad * element_bytes) == 0;
+  return {const_cast<void*>(data), quads};
+}
+kernels::Elements ElementsOf(const TensorView& view) {
+  return ElementsOf(view.data, SizeOf(view.dtype));
+}
+kernels::Elements FloatsAt(const float* data) { return ElementsOf(data, sizeof(float)); }
+
+kernels::Wire WireOf(const CodecSpec& spec, const uint8_t* data, size_t numel) {
+  const ShardLayout layout = LayoutOf(spec, numel);
+  return {const_cast<uint8_t*>(data), layout.codes_at, layout.bytes};
+}
+
+// Adds a job of `numel` elements to a launch.
+template <typename Jobs, typename Job>
+void AddJob(Jobs* jobs, Job job) {
+  job.first_tile = jobs->tiles;
+  jobs->job[jobs->count++] = job;
+  jobs->tiles += static_cast<uint32_t>((job.numel + kTile - 1) / kTile);
+}
+
+}  // namespace
+
+void DeviceBackend::Encode(const CodecSpec& spec, TensorView gradient, float* residual,
+                           uint8_t* wire, const EncodeExtras& extras) const {
+  const EncodeArgs shard{gradient, residual, wire, extras};
+  EncodeAll(spec, {&shard, 1});
+}
+
+void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const {
+  while (!shards.empty()) {
+    kernels::EncodeLaunch launch{};
+    launch.codec = CodecOf(spec);
+    launch.dtype = shards[0].gradient.dtype;
+    const auto now = shards.first(std::min<size_t>(shards.size(), kernels::kMaxJobs));
+    shards = shards.subspan(now.size());
+    for (const EncodeArgs& shard : now) {
+      const size_t numel = shard.gradient.numel;
+      if (numel == 0) continue;
+      AddJob(&launch.jobs, kernels::EncodeJob{.gradient = ElementsOf(shard.gradient),
+                                              .residual = FloatsAt(shard.residual),
+                                              .wire = WireOf(spec, shard.wire, numel),
+                                              .numel = numel,
+                                              .draws = shard.extras.draws,
+                                              .first_tile = 0});
+    }
+    if (launch.jobs.count > 0) report_(api_.encode(ordinal_, &launch, stream_));
+  }
+}
+
+void DeviceBackend::Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards,
+                           bool add) const {
+  while (!shards.empty()) {
+    kernels::DecodeLaunch launch{};
+    launch.codec = CodecOf(spec);
+    launch.dtype = shards[0].out.dtype;
+    launch.add = add;
+    const auto now = shards.first(std::min<size_t>(shards.size(), kernels::kMaxJobs));
+    shards = shards.subspan(now.size());
+    for (const DecodeArgs& shard : now) {
+      if (shard.out.numel == 0) continue;
+      AddJob(&launch.jobs, kernels::DecodeJob{.wire = WireOf(spec, shard.wire, shard.out.numel),
+                                              .out = ElementsOf(shard.out),
+                                              .numel = shard.out.numel,
+                                              .first_tile = 0});
+    }
+    if (launch.jobs.count > 0) report_(api_.decode(ordinal_, &launch, stream_));
+  }
+}
+
+void DeviceBackend::Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const {
+  const DecodeArgs shard{wire, out};
+  Launch(spec, {&shard, 1}, false);
+}
+
+void DeviceBackend::DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const {
+  Launch(spec, shards, false);
+}
+
+void DeviceBackend::DecodeAdd(const CodecSpec& spec, const uint8_t* wire,
+                              std::span<float> sum) const {
+  const DecodeArgs shard{wire, {sum.data(), sum.size()}};
+  Launch(spec, {&shard, 1}, true);
+}
+
+void DeviceBackend::AddEntries(const CodecSpec&, const uint8_t*, float, std::span<float>) const {}
+
+void DeviceBackend::Accumulate(TensorView gradient, float factor, std::span<float> sum) const {
+  if (sum.empty()) return;
+  kernels::AccumulateLaunch launch{};
+  launch.dtype = gradient.dtype;
+  AddJob(&launch.jobs, kernels::AccumulateJob{.gradient = ElementsOf(gradient),
+                                              .sum = FloatsAt(sum.data()),
+                                              .factor = factor,
+                                              .numel = sum.size(),
+                                              .first_tile = 0});
+  report_(api_.accumulate(ordinal_, &launch, stream_));
+}
+
+void DeviceBackend::Reduce(const ReduceArgs& args) const {
+  const size_t numel = args.own.numel;
+  if (numel == 0) return;
+  kernels::ReduceLaunch launch{};
+  launch.up = CodecOf(args.up);
+  launch.down = CodecOf(args.down);
+  launch.dtype = args.own.dtype;
+  std::copy(args.wires.begin(), args.wires.end(), launch.wires);
+  AddJob(&launch.jobs, kernels::ReduceJob{.own = ElementsOf(args.own),
+                                          .out = ElementsOf(args.out),
+                                          .residual = FloatsAt(args.residual),
+                                          .wire_out = WireOf(args.down, args.wire_out, numel),
+                                          .up_codes_at = LayoutOf(args.up, numel).codes_at,
+                                          .numel = numel,
+                                          .draws = args.draws,
+                                          .scale = args.scale,
+                                          .first_wire = 0,
+                                          .ranks = static_cast<uint32_t>(args.wires.size()),
+                                          .first_tile = 0});
+  report_(api_.reduce(ordinal_, &launch, stream_));
+}
+
+void DeviceBackend::Copy(void* to, const void* from, size_t bytes) const {
+  if (bytes > 0 && to != from) report_(api_.copy(ordinal_, to, from, bytes, stream_));
+}
+
+}  // namespace thinwire

@@ -1,0 +1,44 @@
+// DeviceBackend: the codecs on a stream of a device. Calls become jobs, jobs become launches.
+#ifndef THINWIRE_KERNELS_DEVICE_BACKEND_H_
+#define THINWIRE_KERNELS_DEVICE_BACKEND_H_
+
+#include <functional>
+
+#include "compress/backend.h"
+#include "kernels/device_api.h"
+
+namespace thinwire {
+
+// Addresses are of the device: elements aligned to one element, wires to 16 bytes. topk has no
+// kernels: the engine refuses it. More than kMaxWires ranks in a reduction as well.
+class DeviceBackend final : public Backend {
+ public:
+  // `report` takes the error number of each launch.
+  DeviceBackend(const kernels::DeviceApi& api, int ordinal, void* stream,
+                std::function<void(int)> report)
+      : api_(api), ordinal_(ordinal), stream_(stream), report_(std::move(report)) {}
+
+  void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
+              const EncodeExtras& extras) const override;
+  void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const override;
+  void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override;
+  void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const override;
+  void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override;
+  void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
+                  std::span<float> sum) const override;
+  void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override;
+  void Reduce(const ReduceArgs& args) const override;
+  void Copy(void* to, const void* from, size_t bytes) const override;
+
+ private:
+  void Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards, bool add) const;
+
+  const kernels::DeviceApi& api_;
+  const int ordinal_;
+  void* const stream_;
+  const std::function<void(int)> report_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_KERNELS_DEVICE_BACKEND_H_

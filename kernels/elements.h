@@ -1,0 +1,95 @@
+// Quads of elements: from memory of any dtype to fp32 and back.
+#ifndef THINWIRE_KERNELS_ELEMENTS_H_
+#define THINWIRE_KERNELS_ELEMENTS_H_
+
+#include "compress/half_float.h"
+#include "compress/types.h"
+#include "kernels/jobs.h"
+#include "kernels/tile.h"
+#include "kernels/word.h"
+
+namespace thinwire::kernels {
+
+// How one element lies in memory.
+template <DType kDType>
+struct Stored;
+
+template <>
+struct Stored<DType::kF32> {
+  using Type = float;
+  THINWIRE_HD static float Load(float value) { return value; }
+  THINWIRE_HD static float Store(float value) { return value; }
+};
+
+template <>
+struct Stored<DType::kBF16> {
+  using Type = uint16_t;
+  THINWIRE_HD static float Load(uint16_t half) { return FromBf16(half); }
+  THINWIRE_HD static uint16_t Store(float value) { return ToBf16(value); }
+};
+
+template <>
+struct Stored<DType::kF16> {
+  using Type = uint16_t;
+  THINWIRE_HD static float Load(uint16_t half) { return FromF16(half); }
+  THINWIRE_HD static uint16_t Store(float value) { return ToF16(value); }
+};
+
+
+// Elements [place, place + 4) of `numel`; zeros behind the last one.
+template <DType kDType>
+THINWIRE_HD void LoadQuad(const Elements& from, size_t place, size_t numel, float* out) {
+  using T = typename Stored<kDType>::Type;
+  const T* data = static_cast<const T*>(from.data) + place;
+  if (from.quads && place + kQuad <= numel) {
+    alignas(kQuad * sizeof(T)) T quad[kQuad];
+    CopyWord<sizeof(quad)>(quad, data);
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) out[i] = Stored<kDType>::Load(quad[i]);
+  } else {
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) {
+      out[i] = place + i < numel ? Stored<kDType>::Load(data[i]) : 0.0f;
+    }
+  }
+}
+
+template <DType kDType>
+THINWIRE_HD void StoreQuad(const float* values, size_t place, size_t numel, const Elements& to) {
+  using T = typename Stored<kDType>::Type;
+  T* data = static_cast<T*>(to.data) + place;
+  if (to.quads && place + kQuad <= numel) {
+    alignas(kQuad * sizeof(T)) T quad[kQuad];
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) quad[i] = Stored<kDType>::Store(values[i]);
+    CopyWord<sizeof(quad)>(data, quad);
+  } else {
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) {
+      if (place + i < numel) data[i] = Stored<kDType>::Store(values[i]);
+    }
+  }
+}
+
+// All quads that a thread holds of a tile.
+template <DType kDType>
+THINWIRE_HD void LoadValues(const Elements& from, const TileRange& tile, unsigned thread,
+                            Values& out) {
+  THINWIRE_UNROLL
+  for (unsigned q = 0; q < kQuads; ++q) {
+    LoadQuad<kDType>(from, tile.begin + PlaceOf(thread, q), tile.numel, out.v + q * kQuad);
+  }
+}
+
+template <DType kDType>
+THINWIRE_HD void StoreValues(const Values& values, const TileRange& tile, unsigned thread,
+                             const Elements& to) {
+  THINWIRE_UNROLL
+  for (unsigned q = 0; q < kQuads; ++q) {
+    StoreQuad<kDType>(values.v + q * kQuad, tile.begin + PlaceOf(thread, q), tile.numel, to);
+  }
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_ELEMENTS_H_

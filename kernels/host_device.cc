@@ -1,0 +1,263 @@
+#include "kernels/host_device.h"
+
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+
+namespace thinwire::kernels {
+namespace {
+
+constexpr int kNoMemory = 2, kNoSuchDevice = 101;  // CUDA's numbers, so that tests can share them
+
+// Counts how often it was recorded, and how many of those have been reached.
+class Event {
+ public:
+  uint64_t Record() {
+    const std::lock_guard lock(mu_);
+    return ++recorded_;
+  }
+  void Reach(uint64_t record) {
+    const std::lock_guard lock(mu_);
+    reached_ = record;
+    changed_.notify_all();
+  }
+  uint64_t last() {
+    const std::lock_guard lock(mu_);
+    return recorded_;
+  }
+  void Await(uint64_t record) {
+    std::unique_lock lock(mu_);
+    changed_.wait(lock, [&] { return reached_ >= record; });
+  }
+  bool reached() {
+    const std::lock_guard lock(mu_);
+    return reached_ >= recorded_;
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable changed_;
+  uint64_t recorded_ = 0, reached_ = 0;
+};
+
+using EventPtr = std::shared_ptr<Event>;
+
+// A thread that does what it is given, in order.
+class Stream {
+ public:
+  Stream() : thread_([this] { Run(); }) {}
+  ~Stream() {
+    Push(nullptr);
+    thread_.join();
+  }
+
+  void Push(std::function<void()> work) {
+    const std::lock_guard lock(mu_);
+    queue_.push_back(std::move(work));
+    changed_.notify_all();
+  }
+
+  void Drain() {
+    if (idle()) return;
+    Event done;
+    const uint64_t record = done.Record();
+    Push([&] { done.Reach(record); });
+    done.Await(record);
+  }
+
+ private:
+  void Run() {
+    for (;;) {
+      std::unique_lock lock(mu_);
+      changed_.wait(lock, [this] { return !queue_.empty(); });
+      const std::function<void()> work = std::move(queue_.front());
+      queue_.pop_front();
+      busy_ = true;
+      lock.unlock();
+      if (!work) return;
+      work();
+      lock.lock();
+      busy_ = false;
+    }
+  }
+  bool idle() {
+    const std::lock_guard lock(mu_);
+    return queue_.empty() && !busy_;
+  }
+
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool busy_ = false;
+  std::thread thread_;
+};
+
+// All that is on the device.
+class Machine {
+ public:
+  Stream& StreamOf(void* handle) {
+    return handle == nullptr ? default_ : *static_cast<Stream*>(handle);
+  }
+
+  void* MakeStream() {
+    const std::lock_guard lock(mu_);
+    auto stream = std::make_unique<Stream>();
+    void* const handle = stream.get();
+    streams_.emplace(handle, std::move(stream));
+    return handle;
+  }
+  void DestroyStream(void* handle) {
+    std::unique_ptr<Stream> stream;
+    const std::lock_guard lock(mu_);
+    stream = std::move(streams_.at(handle));
+    streams_.erase(handle);
+  }
+
+  void* MakeEvent() {
+    const std::lock_guard lock(mu_);
+    auto event = std::make_shared<Event>();
+    void* const handle = event.get();
+    events_.emplace(handle, std::move(event));
+    return handle;
+  }
+  EventPtr EventOf(void* handle) {
+    const std::lock_guard lock(mu_);
+    return events_.at(handle);
+  }
+  void DestroyEvent(void* handle) {
+    const std::lock_guard lock(mu_);
+    events_.erase(handle);
+  }
+
+  void* Allocate(size_t bytes) {
+    void* const memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    if (memory == nullptr) return nullptr;
+    const std::lock_guard lock(mu_);
+    blocks_.emplace(static_cast<const uint8_t*>(memory), bytes);
+    return memory;
+  }
+  // As cudaFree does, it waits for work that may use the memory.
+  void Release(void* memory) {
+    const std::lock_guard lock(mu_);
+    default_.Drain();
+    for (auto& [handle, stream] : streams_) stream->Drain();
+    blocks_.erase(static_cast<const uint8_t*>(memory));
+    std::free(memory);
+  }
+  bool Holds(const void* address) {
+    const std::lock_guard lock(mu_);
+    const auto* at = static_cast<const uint8_t*>(address);
+    auto after = blocks_.upper_bound(at);
+    if (after == blocks_.begin()) return false;
+    --after;
+    return at < after->first + after->second;
+  }
+
+ private:
+  static constexpr size_t kAlignment = 256;
+  Stream default_;
+  std::mutex mu_;
+  std::map<void*, std::unique_ptr<Stream>> streams_;
+  std::map<void*, EventPtr> events_;
+  std::map<const uint8_t*, size_t> blocks_;
+};
+
+Machine& TheMachine() {
+  static Machine machine;
+  return machine;
+}
+
+int Queue(void* stream, std::function<void()> work) {
+  TheMachine().StreamOf(stream).Push(std::move(work));
+  return 0;
+}
+
+const char* ErrorText(int error) {
+  switch (error) {
+    case kNoMemory: return "out of memory";
+    case kNoSuchDevice: return "invalid device ordinal";
+    default: return "unknown error";
+  }
+}
+
+int DeviceCount(int* count) { return *count = 1, 0; }
+int DeviceOf(const void* address, int* ordinal) {
+  return *ordinal = TheMachine().Holds(address) ? 0 : -1, 0;
+}
+
+int Allocate(int ordinal, size_t bytes, void** memory) {
+  if (ordinal != 0) return kNoSuchDevice;
+  *memory = TheMachine().Allocate(bytes);
+  return *memory == nullptr ? kNoMemory : 0;
+}
+int Release(int, void* memory) { return TheMachine().Release(memory), 0; }
+int AllocatePinned(int, size_t bytes, void** memory) {
+  *memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  return *memory == nullptr ? kNoMemory : 0;
+}
+int ReleasePinned(void* memory) { return std::free(memory), 0; }
+
+int MakeStream(int, void** stream) { return *stream = TheMachine().MakeStream(), 0; }
+int DestroyStream(void* stream) { return TheMachine().DestroyStream(stream), 0; }
+int MakeEvent(int, void** event) { return *event = TheMachine().MakeEvent(), 0; }
+int DestroyEvent(void* event) { return TheMachine().DestroyEvent(event), 0; }
+
+int Record(int, void* handle, void* stream) {
+  const EventPtr event = TheMachine().EventOf(handle);
+  return Queue(stream, [event, record = event->Record()] { event->Reach(record); });
+}
+int Wait(int, void* stream, void* handle) {
+  const EventPtr event = TheMachine().EventOf(handle);
+  return Queue(stream, [event, record = event->last()] { event->Await(record); });
+}
+int Query(void* event) { return TheMachine().EventOf(event)->reached() ? 0 : kBusy; }
+
+int Copy(int, void* to, const void* from, size_t bytes, void* stream) {
+  return Queue(stream, [=] { std::memmove(to, from, bytes); });
+}
+
+template <typename Launch>
+int QueueLaunch(int, const Launch* launch, void* stream) {
+  return Queue(stream, [copy = *launch] { RunOnHost(copy); });
+}
+
+}  // namespace
+
+void QueueOnHostDevice(void* stream, std::function<void()> work) {
+  Queue(stream, std::move(work));
+}
+
+const DeviceApi& HostDeviceApi() {
+  static constexpr DeviceApi kApi = {
+      .version = kDeviceApiVersion,
+      .error_text = ErrorText,
+      .device_count = DeviceCount,
+      .device_of = DeviceOf,
+      .allocate = Allocate,
+      .release = Release,
+      .allocate_pinned = AllocatePinned,
+      .release_pinned = ReleasePinned,
+      .make_stream = MakeStream,
+      .destroy_stream = DestroyStream,
+      .make_event = MakeEvent,
+      .destroy_event = DestroyEvent,
+      .record = Record,
+      .wait = Wait,
+      .query = Query,
+      .copy = Copy,
+      .encode = QueueLaunch<EncodeLaunch>,
+      .decode = QueueLaunch<DecodeLaunch>,
+      .accumulate = QueueLaunch<AccumulateLaunch>,
+      .reduce = QueueLaunch<ReduceLaunch>,
+  };
+  return kApi;
+}
+
+}  // namespace thinwire::kernels

@@ -1,0 +1,27 @@
+// A device made of CPU threads, for tests and for the host-only mode of kernel_bench: the same jobs,
+// the same tiles (by HostTeam), streams that really run behind the host's back, and memory that is
+// told apart from the host's by its address alone.
+#ifndef THINWIRE_KERNELS_HOST_DEVICE_H_
+#define THINWIRE_KERNELS_HOST_DEVICE_H_
+
+#include <functional>
+
+#include "kernels/device_api.h"
+
+namespace thinwire::kernels {
+
+// One device, ordinal 0.
+const DeviceApi& HostDeviceApi();
+
+// Queues any work on a stream of it, as a caller's own kernels would be.
+void QueueOnHostDevice(void* stream, std::function<void()> work);
+
+// The launches, run at once on the calling thread.
+void RunOnHost(const EncodeLaunch& launch);
+void RunOnHost(const DecodeLaunch& launch);
+void RunOnHost(const AccumulateLaunch& launch);
+void RunOnHost(const ReduceLaunch& launch);
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_HOST_DEVICE_H_

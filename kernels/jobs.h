@@ -1,0 +1,112 @@
+// What the kernels work on: plain structs, which travel as kernel arguments. Pointers are device
+// pointers, but where a comment says otherwise. Made by kernels/device.cc.
+#ifndef THINWIRE_KERNELS_JOBS_H_
+#define THINWIRE_KERNELS_JOBS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compress/codec_id.h"
+#include "compress/philox.h"
+#include "compress/types.h"
+#include "kernels/tuning.h"
+
+namespace thinwire::kernels {
+
+// A CodecSpec, without what kernels do not have.
+struct Codec {
+  CodecId id;  // never topk
+  bool stochastic;
+  bool hadamard;
+  uint32_t block;     // elements
+  uint32_t signs[8];  // hadamard: bit i % 32 of word i / 32 says that element i is negated
+};
+
+// Wire bytes of one shard; 16-byte aligned.
+struct Wire {
+  uint8_t* data;
+  size_t codes_at;  // bytes before the codes
+  size_t bytes;     // in all
+};
+
+// Contiguous elements, aligned to one element.
+struct Elements {
+  void* data;
+  bool quads;  // a quad of them may be loaded at once
+};
+
+struct EncodeJob {
+  Elements gradient;
+  Elements residual;  // of floats; data null: none
+  Wire wire;
+  size_t numel;
+  Draws draws;
+  uint32_t first_tile;  // of the launch's tiles
+};
+
+struct DecodeJob {
+  Wire wire;
+  Elements out;
+  size_t numel;
+  uint32_t first_tile;
+};
+
+// sum = factor * sum + gradient
+struct AccumulateJob {
+  Elements gradient, sum;  // the sum of floats
+  float factor;
+  size_t numel;
+  uint32_t first_tile;
+};
+
+struct ReduceJob {
+  Elements own, out;  // of the launch's dtype; may be the same
+  Elements residual;  // of floats; data null: none
+  Wire wire_out;      // data null: not wanted
+  size_t up_codes_at;
+  size_t numel;
+  Draws draws;
+  float scale;
+  uint32_t first_wire, ranks;  // in the launch's table
+  uint32_t first_tile;
+};
+
+template <typename Job, unsigned kMax>
+struct Jobs {
+  Job job[kMax];
+  uint32_t count;
+  uint32_t tiles;  // of all jobs
+};
+
+struct EncodeLaunch {
+  Codec codec;
+  DType dtype;  // of the gradients
+  Jobs<EncodeJob, kMaxJobs> jobs;
+};
+
+struct DecodeLaunch {
+  Codec codec;
+  DType dtype;  // of the outputs
+  bool add;     // to the outputs, which are f32 then
+  Jobs<DecodeJob, kMaxJobs> jobs;
+};
+
+struct AccumulateLaunch {
+  DType dtype;  // of the gradients
+  Jobs<AccumulateJob, kMaxJobs> jobs;
+};
+
+struct ReduceLaunch {
+  Codec up, down;
+  DType dtype;
+  Jobs<ReduceJob, kMaxReduceJobs> jobs;
+  const uint8_t* wires[kMaxWires];  // by rank; null: the own shard
+};
+
+inline constexpr size_t kArgumentBytes = 4096;
+static_assert(sizeof(EncodeLaunch) <= kArgumentBytes && sizeof(DecodeLaunch) <= kArgumentBytes);
+static_assert(sizeof(AccumulateLaunch) <= kArgumentBytes && sizeof(ReduceLaunch) <= kArgumentBytes);
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_JOBS_H_

@@ -1,0 +1,123 @@
+// What a team does with one tile of each operation, from loads to stores: the kernels, but for the
+// launch. One pass over the data each.
+#ifndef THINWIRE_KERNELS_TILES_H_
+#define THINWIRE_KERNELS_TILES_H_
+
+#include "kernels/tile_decoder.h"
+#include "kernels/tile_encoder.h"
+
+namespace thinwire::kernels {
+
+// The job that a tile of a launch belongs to.
+template <typename JobTable>
+THINWIRE_HD uint32_t JobOf(const JobTable& jobs, uint32_t tile) {
+  uint32_t job = jobs.count - 1;
+  while (jobs.job[job].first_tile > tile) --job;
+  return job;
+}
+
+template <typename Job>
+THINWIRE_HD TileRange RangeOf(const Job& job, uint32_t tile) {
+  return {size_t{tile - job.first_tile} * kTile, job.numel};
+}
+
+// a += b, for every element that a thread holds.
+THINWIRE_HD void AddValues(Values& a, const Values& b) {
+  THINWIRE_UNROLL
+  for (unsigned k = 0; k < kQuads * kQuad; ++k) a.v[k] = Add(a.v[k], b.v[k]);
+}
+
+template <typename Team, typename Traits, DType kDType>
+THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
+                            const EncodeLaunch& launch, uint32_t tile_of_launch) {
+  const EncodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
+  const TileRange tile = RangeOf(job, tile_of_launch);
+  typename Team::template PerThread<Values> x;
+  team.ForEach([&](unsigned thread) {
+    LoadValues<kDType>(job.gradient, tile, thread, x[thread]);
+    if (job.residual.data == nullptr) return;
+    Values residual;
+    LoadValues<DType::kF32>(job.residual, tile, thread, residual);
+    AddValues(x[thread], residual);
+  });
+  const EncodeTarget target{job.wire, job.residual, job.draws, tile};
+  TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
+}
+
+template <typename Team, typename Traits, DType kDType, bool kAdd>
+THINWIRE_HD void DecodeTile(Team& team, const DecodeLaunch& launch, uint32_t tile_of_launch) {
+  const DecodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
+  const TileRange tile = RangeOf(job, tile_of_launch);
+  typename Team::template PerThread<Values> values;
+  TileDecoder<Team, Traits>(team, launch.codec, job.wire.data, job.wire.codes_at, tile)
+      .Run(values);
+  team.ForEach([&](unsigned thread) {
+    if constexpr (kAdd) {
+      Values sum;
+      LoadValues<kDType>(job.out, tile, thread, sum);
+      AddValues(sum, values[thread]);
+      values[thread] = sum;
+    }
+    StoreValues<kDType>(values[thread], tile, thread, job.out);
+  });
+}
+
+template <typename Team, DType kDType>
+THINWIRE_HD void AccumulateTile(Team& team, const AccumulateLaunch& launch,
+                                uint32_t tile_of_launch) {
+  const AccumulateJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
+  const TileRange tile = RangeOf(job, tile_of_launch);
+  team.ForEach([&](unsigned thread) {
+    Values sum, gradient;
+    LoadValues<DType::kF32>(job.sum, tile, thread, sum);
+    LoadValues<kDType>(job.gradient, tile, thread, gradient);
+    THINWIRE_UNROLL
+    for (unsigned k = 0; k < kQuads * kQuad; ++k) {
+      sum.v[k] = Add(Mul(job.factor, sum.v[k]), gradient.v[k]);
+    }
+    StoreValues<DType::kF32>(sum, tile, thread, job.sum);
+  });
+}
+
+// The sum over ranks in rank order, the mean, the second-hop residual, the encoding, the result.
+template <typename Team, typename Down, DType kDType>
+THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
+                            const ReduceLaunch& launch, uint32_t tile_of_launch) {
+  const ReduceJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
+  const TileRange tile = RangeOf(job, tile_of_launch);
+  typename Team::template PerThread<Values> sum, value;
+  for (uint32_t rank = 0; rank < job.ranks; ++rank) {
+    const uint8_t* wire = launch.wires[job.first_wire + rank];
+    if (wire == nullptr) {
+      team.ForEach([&](unsigned thread) {
+        LoadValues<kDType>(job.own, tile, thread, value[thread]);
+      });
+    } else {
+      WithTraits(launch.up.id, launch.up.hadamard, [&](auto up) {
+        TileDecoder<Team, decltype(up)>(team, launch.up, wire, job.up_codes_at, tile).Run(value);
+      });
+    }
+    team.ForEach([&](unsigned thread) {
+      if (rank == 0) {
+        sum[thread] = value[thread];
+      } else {
+        AddValues(sum[thread], value[thread]);
+      }
+    });
+  }
+  team.ForEach([&](unsigned thread) {
+    THINWIRE_UNROLL
+    for (float& v : sum[thread].v) v = Mul(v, job.scale);
+    if (job.residual.data == nullptr) return;
+    Values residual;
+    LoadValues<DType::kF32>(job.residual, tile, thread, residual);
+    AddValues(sum[thread], residual);
+  });
+  const EncodeTarget target{job.wire_out, job.residual, job.draws, tile};
+  TileEncoder<Team, Down>(team, shared, launch.down, target).Run(sum);
+  team.ForEach([&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, job.out); });
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_TILES_H_

@@ -1,0 +1,73 @@
+// The Hadamard transform of compress/hadamard.h, by a warp: a block of 256 is two quads of each of
+// its lanes.
+#ifndef THINWIRE_KERNELS_TRANSFORM_H_
+#define THINWIRE_KERNELS_TRANSFORM_H_
+
+#include "compress/hadamard.h"
+#include "kernels/jobs.h"
+#include "kernels/tile.h"
+
+namespace thinwire::kernels {
+
+inline constexpr unsigned kTransformQuads = kTransform / kGroup;
+static_assert(kTransformQuads == 2 && kQuads % kTransformQuads == 0, "a block lies in one warp");
+
+// The random sign of an element, and what makes the transform orthonormal.
+THINWIRE_HD float SignOf(const Codec& codec, unsigned place) {
+  const unsigned i = place % kTransform;
+  return codec.signs[i / 32] >> (i % 32) & 1 ? -0.0625f : 0.0625f;
+}
+
+// Multiplies every element by its sign.
+THINWIRE_HD void ApplySigns(const Codec& codec, unsigned thread, Values& x) {
+  THINWIRE_UNROLL
+  for (unsigned q = 0; q < kQuads; ++q) {
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) {
+      x.v[q * kQuad + i] = x.v[q * kQuad + i] * SignOf(codec, PlaceOf(thread, q) + i);
+    }
+  }
+}
+
+THINWIRE_HD void Butterfly(float& a, float& b) {
+  const float sum = a + b, difference = a - b;
+  a = sum;
+  b = difference;
+}
+
+// All butterflies, of strides 1, 2, 4, ..., 128, of every block of the tile.
+template <typename Team>
+THINWIRE_HD void TeamButterflies(Team& team, typename Team::template PerThread<Values>& x) {
+  team.ForEach([&](unsigned thread) {
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; ++q) {
+      float* v = x[thread].v + q * kQuad;
+      Butterfly(v[0], v[1]), Butterfly(v[2], v[3]);  // stride 1
+      Butterfly(v[0], v[2]), Butterfly(v[1], v[3]);  // stride 2
+    }
+  });
+  typename Team::template PerThread<Values> other;
+  THINWIRE_UNROLL
+  for (unsigned mask = 1; mask < kWarp; mask *= 2) {  // strides 4 to 64: other lanes
+    team.Exchange(x, mask, other);
+    team.ForEach([&](unsigned thread) {
+      THINWIRE_UNROLL
+      for (unsigned i = 0; i < kQuads * kQuad; ++i) {
+        const float own = x[thread].v[i], theirs = other[thread].v[i];
+        x[thread].v[i] = thread & mask ? theirs - own : own + theirs;
+      }
+    });
+  }
+  team.ForEach([&](unsigned thread) {
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; q += kTransformQuads) {  // stride 128: the other quad
+      float* v = x[thread].v + q * kQuad;
+      THINWIRE_UNROLL
+      for (unsigned i = 0; i < kQuad; ++i) Butterfly(v[i], v[kQuad + i]);
+    }
+  });
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_TRANSFORM_H_

@@ -1,0 +1,24 @@
+// The sizes that the kernels are tuned by. They change the time, never a byte.
+#ifndef THINWIRE_KERNELS_TUNING_H_
+#define THINWIRE_KERNELS_TUNING_H_
+
+namespace thinwire::kernels {
+
+inline constexpr unsigned kWarp = 32;
+inline constexpr unsigned kThreads = 256;
+// Consecutive elements that a thread loads at once: 16 bytes of fp32, a word of int8 codes.
+inline constexpr unsigned kQuad = 4;
+// Quads of a thread: with gradient and residual 128 bytes in flight for each of them.
+inline constexpr unsigned kQuads = 4;
+// Thread blocks of one multiprocessor that registers must suffice for; a reduction holds more.
+inline constexpr unsigned kBlocksPerMultiprocessor = 4;
+inline constexpr unsigned kReduceBlocksPerMultiprocessor = 3;
+// Jobs of one launch; more take another launch. The table travels as a kernel argument, of which
+// there are 4 KiB.
+inline constexpr unsigned kMaxJobs = 32;
+inline constexpr unsigned kMaxReduceJobs = 8;
+inline constexpr unsigned kMaxWires = 256;  // of all jobs of a reduction together
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_TUNING_H_

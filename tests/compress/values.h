@@ -1,0 +1,53 @@
+// Inputs of codec tests, the same for every backend.
+#ifndef THINWIRE_TESTS_COMPRESS_VALUES_H_
+#define THINWIRE_TESTS_COMPRESS_VALUES_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "compress/hd.h"
+
+namespace thinwire {
+
+// Values that hit every path: plain, zero, -0, denormal, tiny, huge, infinite and NaN blocks, and
+// maxima just above a bf16 value.
+inline std::vector<float> Values(size_t numel, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  std::vector<float> values(numel);
+  for (size_t begin = 0; begin < numel; begin += 256) {
+    const uint64_t kind = random() % 12;
+    const float spread = std::ldexp(1.0f, static_cast<int>(random() % 40) - 20);
+    for (size_t i = begin; i < std::min(numel, begin + 256); ++i) {
+      values[i] = normal(random) * spread;
+      if (kind == 0) values[i] = random() % 2 ? 0.0f : -0.0f;
+      if (kind == 1) values[i] *= 1e-38f;                                 // denormal, tiny block
+      if (kind == 2) values[i] = std::ldexp(normal(random), -101);        // around the tiny limit
+      if (kind == 3) values[i] = std::ldexp(1.0f + normal(random), 126);  // around the huge limit
+    }
+    const size_t place = begin + random() % 256;
+    if (place >= numel) continue;
+    if (kind == 4) values[place] = std::numeric_limits<float>::infinity();
+    if (kind == 5) values[place] = -std::numeric_limits<float>::quiet_NaN();
+    if (kind == 6) values[place] = 127.0f * FloatOf(0x40000001u);  // m / 127 just above bf16's 2
+    if (kind == 7) values[place] = 7.0f * FloatOf(0x3f800001u);
+  }
+  return values;
+}
+
+// Residuals are always finite, and never large.
+inline std::vector<float> Residuals(size_t numel, uint64_t seed) {
+  std::mt19937_64 random(seed ^ 77);
+  std::normal_distribution<float> normal(0.0f, 0.25f);
+  std::vector<float> values(numel);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_COMPRESS_VALUES_H_

@@ -1,0 +1,71 @@
+// The devices that tests of kernels and of device buffers run on: CPU threads that stand for a GPU,
+// and the first CUDA device where there is one.
+#ifndef THINWIRE_TESTS_KERNELS_DEVICES_H_
+#define THINWIRE_TESTS_KERNELS_DEVICES_H_
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compress/backend.h"
+#include "kernels/device.h"
+#include "kernels/host_device.h"
+
+namespace thinwire {
+
+// "host" or "cuda"; the latter may be Unimplemented, and says why.
+inline absl::StatusOr<std::shared_ptr<Device>> TestDevice(const std::string& name) {
+  if (name == "host") return MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
+  return OpenDevice(name, THINWIRE_CUDA_LIBRARY);
+}
+
+inline std::chrono::steady_clock::time_point InTime() {
+  return std::chrono::steady_clock::now() + std::chrono::seconds(60);
+}
+
+// Bytes on a device between two guards, whose content tells of a write out of bounds.
+class OnDevice {
+ public:
+  // `from`: bytes to begin with; null: whatever.
+  OnDevice(Device& device, DeviceStream& stream, size_t bytes, size_t skew = 0,
+           const void* from = nullptr)
+      : stream_(stream),
+        bytes_(bytes),
+        begin_(kGuard + skew),
+        size_(begin_ + bytes + kGuard),
+        pinned_(*device.AllocatePinned(size_)),
+        memory_(*device.Allocate(size_)) {
+    std::memset(pinned_.get(), kMark, size_);
+    if (from != nullptr && bytes > 0) std::memcpy(pinned_.get() + begin_, from, bytes);
+    stream_.Copy(memory_.get(), pinned_.get(), size_);
+  }
+
+  uint8_t* data() { return memory_.get() + begin_; }
+  float* floats() { return reinterpret_cast<float*>(data()); }
+
+  // Waits for the stream.
+  std::vector<uint8_t> Read() {
+    stream_.Copy(pinned_.get(), memory_.get(), size_);
+    EXPECT_TRUE(stream_.Synchronize(InTime()).ok());
+    for (size_t i = 0; i < size_; ++i) {
+      if (i >= begin_ && i < begin_ + bytes_) continue;
+      EXPECT_EQ(pinned_[i], kMark) << "byte " << i << " of " << size_ << " is a guard";
+    }
+    return {pinned_.get() + begin_, pinned_.get() + begin_ + bytes_};
+  }
+
+ private:
+  static constexpr size_t kGuard = 256;
+  static constexpr uint8_t kMark = 0xA5;
+  DeviceStream& stream_;
+  const size_t bytes_, begin_, size_;
+  DeviceMemory pinned_, memory_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_KERNELS_DEVICES_H_

@@ -1,0 +1,337 @@
+// Engines whose tensors lie on a device give the bits that engines on the host give, in stream
+// order, and fail as those do: on CPU threads always, on a GPU where there is one.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "tests/kernels/devices.h"
+#include "tests/schedule/ranks.h"
+
+namespace thinwire {
+namespace {
+
+constexpr int kSteps = 4;
+
+// A tensor of a rank: on the host, or on a device, where it is used by the default stream.
+class Tensor {
+ public:
+  Tensor(std::shared_ptr<Device> device, size_t bytes) : device_(std::move(device)), host_(bytes) {
+    if (device_ == nullptr) return;
+    stream_ = device_->Adopt(nullptr);
+    memory_ = *device_->Allocate(bytes);
+    pinned_ = *device_->AllocatePinned(bytes);
+  }
+  void* data() { return device_ == nullptr ? host_.data() : memory_.get(); }
+
+  void Write(const std::vector<uint8_t>& bytes) {
+    if (device_ == nullptr) {
+      host_ = bytes;
+      return;
+    }
+    ASSERT_TRUE(stream_->Synchronize(InTime()).ok());
+    std::copy(bytes.begin(), bytes.end(), pinned_.get());
+    stream_->Copy(memory_.get(), pinned_.get(), bytes.size());
+  }
+  std::vector<uint8_t> Read() {
+    if (device_ == nullptr) return host_;
+    stream_->Copy(pinned_.get(), memory_.get(), host_.size());
+    EXPECT_TRUE(stream_->Synchronize(InTime()).ok());
+    return {pinned_.get(), pinned_.get() + host_.size()};
+  }
+
+ private:
+  const std::shared_ptr<Device> device_;
+  std::vector<uint8_t> host_;
+  std::unique_ptr<DeviceStream> stream_;
+  DeviceMemory memory_, pinned_;
+};
+
+std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype) {
+  std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
+  const auto* wire = reinterpret_cast<const uint8_t*>(values.data());
+  CpuBackend().Decode({}, wire, {bytes.data(), values.size(), dtype});
+  return bytes;
+}
+
+struct Case {
+  int world = 2;
+  size_t numel = 20000;
+  DType dtype = DType::kF32;
+  std::vector<Segment> segments = {};
+};
+
+// What every rank holds after each of kSteps allreduces, and at last its residuals and momentum.
+using History = std::vector<std::vector<std::vector<uint8_t>>>;
+History Reduce(const Options& options, const Case& run,
+               const std::vector<std::shared_ptr<Device>>& devices) {
+  History history(run.world);
+  RunRanks(
+      Wire::kInProcess, run.world, options,
+      [&](int rank, Engine& engine) {
+        Tensor tensor(devices.empty() ? nullptr : devices[rank], run.numel * SizeOf(run.dtype));
+        for (int step = 0; step < kSteps; ++step) {
+          tensor.Write(Stored(Gradient(run.numel, 11, rank, step), run.dtype));
+          const TensorView view{tensor.data(), run.numel, run.dtype};
+          auto work = engine.AllReduce(
+              {.input = view, .output = view, .key = "t", .segments = run.segments});
+          ASSERT_TRUE(work.ok()) << work.status();
+          const absl::Status status = (*work)->Wait();
+          ASSERT_TRUE(status.ok()) << status;
+          history[rank].push_back(tensor.Read());
+        }
+        for (const std::string& name : engine.error_feedback().Names()) {
+          ParameterResidual kept;
+          ASSERT_TRUE(engine.error_feedback().Export(name, &kept).ok());
+          for (const auto* floats : {&kept.first, &kept.second, &kept.momentum}) {
+            history[rank].push_back(Stored(*floats, DType::kF32));
+          }
+        }
+      },
+      devices);
+  return history;
+}
+
+class DeviceTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice(GetParam());
+    if (!device.ok()) GTEST_SKIP() << device.status().message();
+    device_ = *device;
+  }
+
+  void ExpectTheHostsBits(const Options& options, const Case& run) {
+    const History expected = Reduce(options, run, {});
+    const std::vector<std::shared_ptr<Device>> all(run.world, device_);
+    EXPECT_EQ(Reduce(options, run, all), expected);
+  }
+
+  std::shared_ptr<Device> device_;
+};
+INSTANTIATE_TEST_SUITE_P(On, DeviceTest, testing::Values("host", "cuda"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(DeviceTest, EveryCodecGivesTheHostsBits) {
+  for (const char* codec :
+       {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic,down=int4",
+        "int4:block=1024,down=int8", "bf16:down=int8"}) {
+    for (const int world : {1, 2, 3}) {
+      SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
+      ExpectTheHostsBits(SmallChunks(codec), {.world = world});
+    }
+  }
+}
+
+TEST_P(DeviceTest, EveryDType) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const char* codec : {"int4", "fp32", "bf16"}) {
+      SCOPED_TRACE(std::string(codec) + " of " + std::string(Name(dtype)));
+      ExpectTheHostsBits(SmallChunks(codec), {.numel = 5001, .dtype = dtype});
+    }
+  }
+}
+
+TEST_P(DeviceTest, MomentumGivesTheHostsBits) {
+  for (const char* codec : {"onebit", "onebit:down=onebit", "int8"}) {
+    for (const bool nesterov : {false, true}) {
+      for (const int world : {1, 2, 3}) {
+        SCOPED_TRACE(std::string(codec) + (nesterov ? ", Nesterov" : "") + ", world " +
+                     std::to_string(world));
+        Options options = SmallChunks(codec);
+        options.momentum = {0.9f, nesterov};
+        ExpectTheHostsBits(options, {.world = world});
+        options.min_bytes = 1 << 20;  // raw
+        ExpectTheHostsBits(options, {.world = world});
+      }
+    }
+  }
+}
+
+TEST_P(DeviceTest, SmallTensorsGoRaw) {
+  Options options = SmallChunks("int4");
+  options.min_bytes = 1 << 20;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const size_t numel : {1, 7, 3000}) {
+      ExpectTheHostsBits(options, {.world = 3, .numel = numel, .dtype = dtype});
+    }
+  }
+}
+
+// Elements of one codec that do not lie together are copied together and back.
+TEST_P(DeviceTest, SeveralCodecsInOneTensor) {
+  Options options = SmallChunks("int4");
+  options.codecs.push_back(*CodecPair::Parse("bf16"));
+  Case run;
+  for (size_t i = 0; i < 10; ++i) {
+    run.segments.push_back({.name = "p" + std::to_string(i),
+                            .offset = 0,
+                            .count = 2000,
+                            .total = 2000,
+                            .codec = static_cast<uint32_t>(i % 2)});
+  }
+  ExpectTheHostsBits(options, run);
+}
+
+// Bytes are the same, so ranks need not have the same device.
+TEST_P(DeviceTest, AGroupMayMixHostAndDevice) {
+  const Case run{.world = 3};
+  for (const size_t min_bytes : {0, 1 << 20}) {
+    Options options = SmallChunks("int4");
+    options.min_bytes = min_bytes;
+    EXPECT_EQ(Reduce(options, run, {device_, nullptr, device_}), Reduce(options, run, {}));
+  }
+}
+
+TEST_P(DeviceTest, ManyTensorsAtOnce) {
+  constexpr int kTensors = 12;
+  Options options = SmallChunks("int4");
+  options.min_bytes = 8000;  // some go raw
+  RunRanks(
+      Wire::kInProcess, 2, options,
+      [&](int rank, Engine& engine) {
+        std::vector<std::unique_ptr<Tensor>> tensors;
+        for (int i = 0; i < kTensors; ++i) {
+          tensors.push_back(std::make_unique<Tensor>(device_, 4000 * (i + 1)));
+        }
+        for (int step = 0; step < kSteps; ++step) {
+          std::vector<std::shared_ptr<Work>> works;
+          for (int i = 0; i < kTensors; ++i) {
+            const size_t numel = 1000 * (i + 1);
+            tensors[i]->Write(Stored(std::vector<float>(numel, rank + 1.0f), DType::kF32));
+            const TensorView view{tensors[i]->data(), numel};
+            auto work = engine.AllReduce(
+                {.input = view, .output = view, .key = "t" + std::to_string(i)});
+            ASSERT_TRUE(work.ok()) << work.status();
+            works.push_back(*work);
+          }
+          for (int i = 0; i < kTensors; ++i) {
+            ASSERT_TRUE(works[i]->Wait().ok());
+            float first;
+            std::memcpy(&first, tensors[i]->Read().data(), sizeof(first));
+            EXPECT_NEAR(first, 1.5f, 0.1f);
+          }
+        }
+      },
+      {device_, device_});
+}
+
+TEST_P(DeviceTest, HostMemoryIsRefused) {
+  std::vector<float> values(100000);
+  RunRanks(
+      Wire::kInProcess, 2, SmallChunks("int4"),
+      [&](int, Engine& engine) {
+        const absl::Status status = AllReduce(engine, values, "mine");
+        EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+        EXPECT_NE(status.message().find("expected a tensor on that device"), std::string::npos);
+        EXPECT_NE(status.message().find("'mine'"), std::string::npos);
+      },
+      {device_, device_});
+}
+
+TEST_P(DeviceTest, TopKIsRefused) {
+  auto transports = MakeInProcessTransports(2);
+  const auto engine =
+      Engine::Create(SmallChunks("topk:density=0.01"), std::move(transports[0]), device_);
+  EXPECT_TRUE(absl::IsUnimplemented(engine.status())) << engine.status();
+}
+
+// Residuals and momentum move to other places, and stay on the device.
+TEST_P(DeviceTest, ResidualsFollowTheirParameters) {
+  const size_t numel = 6000;
+  const std::vector<Segment> whole = {{.name = "a", .offset = 0, .count = 3000, .total = 3000},
+                                      {.name = "b", .offset = 0, .count = 3000, .total = 3000}};
+  const std::vector<Segment> turned = {whole[1], whole[0]};
+  const auto run = [&](const std::vector<std::shared_ptr<Device>>& devices) {
+    std::vector<std::vector<uint8_t>> results(2);
+    RunRanks(
+        Wire::kInProcess, 2, SmallChunks("int4"),
+        [&](int rank, Engine& engine) {
+          Tensor tensor(devices.empty() ? nullptr : devices[rank], numel * 4);
+          for (int step = 0; step < kSteps; ++step) {
+            tensor.Write(Stored(Gradient(numel, 5, rank, step), DType::kF32));
+            const TensorView view{tensor.data(), numel};
+            auto work = engine.AllReduce({.input = view,
+                                          .output = view,
+                                          .key = step < 2 ? "first" : "second",
+                                          .segments = step < 2 ? whole : turned});
+            ASSERT_TRUE(work.ok()) << work.status();
+            ASSERT_TRUE((*work)->Wait().ok());
+          }
+          results[rank] = tensor.Read();
+        },
+        devices);
+    return results;
+  };
+  EXPECT_EQ(run({device_, device_}), run({}));
+}
+
+TEST_P(DeviceTest, ALostPeerIsAnErrorAndTheTensorIsTheCallersAgain) {
+  Options options = SmallChunks("int4");
+  options.timeout = std::chrono::seconds(2);
+  for (const size_t min_bytes : {0, 1 << 20}) {
+    options.min_bytes = min_bytes;
+    RunRanks(
+        Wire::kInProcess, 2, options,
+        [&](int rank, Engine& engine) {
+          if (rank == 1) return;  // gone, without a word about tensors
+          Tensor tensor(device_, 40000);
+          tensor.Write(Stored(Gradient(10000, 1, 0, 0), DType::kF32));
+          const TensorView view{tensor.data(), 10000};
+          auto work = engine.AllReduce({.input = view, .output = view, .key = "t"});
+          const absl::Status status = work.ok() ? (*work)->Wait() : work.status();
+          EXPECT_FALSE(status.ok());
+          tensor.Read();
+        },
+        {device_, device_});
+  }
+}
+
+// On CPU threads only, where a stream can be held up at will.
+class HeldUp : public testing::Test {
+ protected:
+  std::shared_ptr<Device> device_ = *TestDevice("host");
+};
+
+TEST_F(HeldUp, AllReduceDoesNotWaitForTheCallersStream) {
+  for (const size_t min_bytes : {0, 1 << 20}) {
+    Options options = SmallChunks("int4");
+    options.min_bytes = min_bytes;
+    RunRanks(
+        Wire::kInProcess, 2, options,
+        [&](int rank, Engine& engine) {
+          const kernels::DeviceApi& api = kernels::HostDeviceApi();
+          void *producer = nullptr, *consumer = nullptr;
+          ASSERT_EQ(api.make_stream(0, &producer), 0);
+          ASSERT_EQ(api.make_stream(0, &consumer), 0);
+          const size_t numel = 5000;
+          const DeviceMemory memory = *device_->Allocate(numel * sizeof(float));
+          auto* const values = reinterpret_cast<float*>(memory.get());
+          std::atomic<bool> submitted = false;
+          // The gradient is made after the call has returned, or never.
+          kernels::QueueOnHostDevice(producer, [&] {
+            submitted.wait(false);
+            // Time enough for a lane that does not wait to take what is there now.
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            std::fill_n(values, numel, rank == 0 ? 3.0f : 5.0f);
+          });
+          auto work = engine.AllReduce({.input = {values, numel},
+                                        .output = {values, numel},
+                                        .key = "t",
+                                        .stream = producer});
+          submitted = true;
+          submitted.notify_all();
+          ASSERT_TRUE(work.ok()) << work.status();
+          ASSERT_TRUE((*work)->WaitOn(consumer).ok());
+          std::vector<float> seen(numel);
+          kernels::QueueOnHostDevice(consumer,
+                                     [&] { std::copy_n(values, numel, seen.data()); });
+          ASSERT_TRUE(device_->Adopt(consumer)->Synchronize(InTime()).ok());
+          for (const float value : seen) ASSERT_NEAR(value, 4.0f, 0.5f);
+          api.destroy_stream(producer);
+          api.destroy_stream(consumer);
+        },
+        {device_, device_});
+  }
+}
+
+}  // namespace
+}  // namespace thinwire
