@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
+#include "kernels/device.h"
 
 using thinwire::ToC;
 
@@ -22,9 +23,10 @@ absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void
                                                    static_cast<int>(op),
                                                    " is unknown, expected TW_MEAN or TW_SUM"));
   }
-  if (stream != nullptr) {
-    return absl::UnimplementedError(absl::StrCat(
-        "rank ", comm->rank, ": a stream was given, but this build has no CUDA part; pass null"));
+  if (stream != nullptr && !comm->on_device) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", comm->rank, ": a stream was given, expected null, since this ",
+                     "communicator is the host's; make one with options.device = \"cuda\""));
   }
   return absl::OkStatus();
 }
@@ -50,6 +52,7 @@ absl::StatusOr<std::shared_ptr<thinwire::Work>> Start(const Call& call,
   request.input = View(call.send, call.count, call.dtype);
   request.output = View(call.recv, call.count, call.dtype);
   request.op = static_cast<thinwire::Op>(call.op);
+  request.stream = call.stream;
   return call.comm->engine->AllReduce(request);
 }
 
@@ -135,6 +138,19 @@ tw_status tw_wait(tw_work* work) {
   if (work == nullptr) return ToC(absl::InvalidArgumentError("the work is null"));
   const std::unique_ptr<tw_work> owned(work);
   return ToC(owned->work->Wait());
+}
+
+tw_status tw_wait_stream(tw_work* work, void* stream) {
+  if (work == nullptr) return ToC(absl::InvalidArgumentError("the work is null"));
+  const std::unique_ptr<tw_work> owned(work);
+  return ToC(owned->work->WaitOn(stream));
+}
+
+tw_status tw_cuda_device_count(const char* cuda_library, int* count) {
+  if (count == nullptr) return ToC(absl::InvalidArgumentError("the place for the count is null"));
+  const absl::StatusOr<int> found = thinwire::CountDevices(std::string(TextOf(cuda_library)));
+  *count = found.value_or(0);
+  return ToC(found.status());
 }
 
 }  // extern "C"

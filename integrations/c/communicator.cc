@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "integrations/c/callback_store.h"
 #include "integrations/c/local_hub.h"
+#include "kernels/device.h"
 #include "schedule/handshake.h"
 #include "transport/gloo.h"
 
@@ -73,6 +74,16 @@ absl::StatusOr<Meeting> MeetingOf(const tw_options& in) {
                    " peers at; set options.store, options.store_path or options.local_group"));
 }
 
+// Null for the host.
+absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const tw_options& in) {
+  const std::string name = TextOf(in.device);
+  if (name.empty() || name == "cpu") return std::shared_ptr<Device>();
+  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice(name, TextOf(in.cuda_library));
+  if (device.ok()) return device;
+  return absl::Status(device.status().code(),
+                      absl::StrCat("rank ", in.rank, ": ", device.status().message()));
+}
+
 absl::Status CheckWorld(const tw_options& in) {
   if (in.struct_size != sizeof(tw_options)) {
     return absl::InvalidArgumentError(
@@ -113,15 +124,18 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   if (absl::Status bad = CheckWorld(in); !bad.ok()) return bad;
   absl::StatusOr<Options> options = ParseOptions(in);
   if (!options.ok()) return options.status();
+  absl::StatusOr<std::shared_ptr<Device>> device = DeviceOf(in);
+  if (!device.ok()) return device.status();
   std::unique_ptr<Transport> transport;
   if (in.size > 1) {
     absl::StatusOr<std::unique_ptr<Transport>> connected = Connect(in, *options);
     if (!connected.ok()) return connected.status();
     transport = *std::move(connected);
   }
-  absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(*options, std::move(transport));
+  absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(*options, std::move(transport), *device);
   if (!engine.ok()) return engine.status();
-  return std::make_unique<tw_comm>(tw_comm{in.rank, in.size, *std::move(engine)});
+  return std::make_unique<tw_comm>(
+      tw_comm{in.rank, in.size, *device != nullptr, *std::move(engine)});
 }
 
 }  // namespace thinwire

@@ -11,6 +11,7 @@
 struct tw_comm {
   int rank = 0;
   int size = 1;
+  bool on_device = false;
   std::unique_ptr<thinwire::Engine> engine;
 };
 

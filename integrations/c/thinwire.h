@@ -55,6 +55,8 @@ typedef struct {
                                   thread each, which meet under this name */
   const char* store_path;      /* else: a folder that all ranks share */
   const char* group;           /* key prefix, so that groups can share a store */
+  const char* device;          /* "cpu" (default), "cuda" or "cuda:1": where all tensors lie */
+  const char* cuda_library;    /* path of libthinwire_cuda.so; null: beside libthinwire.so */
   const char* codec;           /* "int4"; several, separated by ';', for tw_segment.codec */
   float momentum;              /* of SGD, owned by the communicator: means are momentum then */
   int nesterov;                /* non-zero: results are Nesterov steps */
@@ -77,7 +79,9 @@ TW_API tw_status tw_comm_create(const tw_options* options, tw_comm** comm);
 TW_API tw_status tw_comm_abort(tw_comm* comm); /* fails the group on every rank */
 TW_API void tw_comm_destroy(tw_comm* comm);    /* after all its works are freed by tw_wait */
 
-/* In place if send == recv. `count` elements. `stream` must be null for host memory. */
+/* In place if send == recv. `count` elements. On a device `stream` is a cudaStream_t, null the
+ * default one: its work so far makes the input, and its later work may use the output as soon as
+ * this returns. On the host it must be null. */
 TW_API tw_status tw_all_reduce(const void* send, void* recv, size_t count, tw_dtype dtype, tw_op op,
                                tw_comm* comm, void* stream);
 
@@ -99,7 +103,11 @@ TW_API tw_status tw_all_reduce_segments(const void* send, void* recv, size_t cou
                                         int priority, const tw_segment* segments,
                                         size_t num_segments, tw_work** work);
 
-TW_API tw_status tw_wait(tw_work* work); /* waits, frees the work, returns its status */
+/* Waits, frees the work, returns its status. On a device the result is there for later work of the
+ * stream that the call was made with, or of the one named here. The async calls themselves never
+ * wait for a device, but where a name's layout is new. */
+TW_API tw_status tw_wait(tw_work* work);
+TW_API tw_status tw_wait_stream(tw_work* work, void* stream);
 
 /* One shard of compress/FORMAT.md, of the first hop's codec if the spec has two. `residual` may be
  * null; else n floats, updated in place. A malformed shard is TW_INVALID_ARGUMENT. */
@@ -134,6 +142,9 @@ TW_API tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, 
                                  float* momentum, size_t numel);
 TW_API tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first,
                                  const float* second, const float* momentum, size_t numel);
+
+/* How many CUDA devices can be used. TW_UNAVAILABLE, and the reason, if none can. */
+TW_API tw_status tw_cuda_device_count(const char* cuda_library, int* count);
 
 /* "AVX3", "AVX2", ...: the instruction set that the codecs use here. */
 TW_API const char* tw_simd_target(void);

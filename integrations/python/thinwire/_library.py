@@ -32,6 +32,8 @@ class Options(ctypes.Structure):
         ("local_group", c_char_p),
         ("store_path", c_char_p),
         ("group", c_char_p),
+        ("device", c_char_p),
+        ("cuda_library", c_char_p),
         ("codec", c_char_p),
         ("momentum", c_float),
         ("nesterov", c_int),
@@ -92,6 +94,8 @@ _ARGUMENTS: dict[str, list[object]] = {
         *_CALL, c_char_p, c_int, POINTER(Segment), c_size_t, POINTER(c_void_p),
     ],
     "tw_wait": [c_void_p],
+    "tw_wait_stream": [c_void_p, c_void_p],
+    "tw_cuda_device_count": [c_char_p, POINTER(c_int)],
     "tw_encoded_bytes": [c_char_p, c_size_t, POINTER(c_size_t)],
     "tw_encode": [
         c_char_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t),
@@ -148,6 +152,14 @@ def load() -> ctypes.CDLL:
             "install the wheel of this version."
         ) from error
     return library
+
+
+def cuda_devices(cuda_library: str | None = None) -> int:
+    """How many GPUs can be used. UnavailableError, and why, if none can."""
+    count = c_int()
+    named = None if cuda_library is None else cuda_library.encode()
+    check(load().tw_cuda_device_count(named, ctypes.byref(count)))
+    return count.value
 
 
 def check(status: int) -> None:

@@ -85,15 +85,23 @@ class Work:
         self._handle = handle
 
     def wait(self) -> None:
-        """Blocks without the GIL until all is done; raises the typed error of a failure."""
+        """Blocks without the GIL until all is done; raises the typed error of a failure. On a GPU
+        the result is there for later work of the stream that it was started with."""
         handle, self._handle = self._handle, c_void_p()
         _library.check(_library.load().tw_wait(handle))
+
+    def wait_stream(self, stream: int | None) -> None:
+        """As wait(); on a GPU the result is there for later work of this stream."""
+        handle, self._handle = self._handle, c_void_p()
+        _library.check(_library.load().tw_wait_stream(handle, stream))
 
 
 class Communicator:
     """Wraps tw_comm. Thread-safe, but for close(), which comes after the last wait().
 
-    Addresses are of host memory; counts are in elements. Every method raises a thinwire.Error."""
+    Addresses are of host memory, or of the GPU that config.device names; counts are in elements.
+    Streams are cudaStream_t (None: the default one; always None on the host). Every method raises
+    a thinwire.Error."""
 
     def __init__(self, rank: int, size: int, store: Store | None, group: str, config: Config):
         self._library = _library.load()
@@ -110,6 +118,8 @@ class Communicator:
             options.store = self._callbacks.struct
         options.group = group.encode()
         options.local_group = _encoded(config.local_group)
+        options.device = config.device.encode()
+        options.cuda_library = _encoded(config.cuda_library)
         options.codec = config.codec.encode()
         options.momentum = config.momentum
         options.nesterov = int(config.nesterov)
@@ -130,12 +140,14 @@ class Communicator:
             raise errors.Error("this communicator was closed; create another")
         return self._handle
 
-    def all_reduce(self, address: int, count: int, dtype: str, op: str) -> None:
+    def all_reduce(
+        self, address: int, count: int, dtype: str, op: str, stream: int | None = None
+    ) -> None:
         """In place, unnamed, without error feedback; returns when it is done."""
         handle = self._open()
         _library.check(
             self._library.tw_all_reduce(
-                address, address, count, DTYPES[dtype], OPS[op], handle, None
+                address, address, count, DTYPES[dtype], OPS[op], handle, stream
             )
         )
 
@@ -148,13 +160,14 @@ class Communicator:
         name: str | None = None,
         segments: Segments | None = None,
         priority: int = 0,
+        stream: int | None = None,
     ) -> Work:
         """In place; returns at once. `name`, equal on all ranks, carries the error feedback."""
         work, handle = c_void_p(), self._open()
         array = None if segments is None else segments.array
         _library.check(
             self._library.tw_all_reduce_segments(
-                address, address, count, DTYPES[dtype], OPS[op], handle, None,
+                address, address, count, DTYPES[dtype], OPS[op], handle, stream,
                 _encoded(name), priority, array, 0 if array is None else len(array), byref(work),
             )
         )  # fmt: skip

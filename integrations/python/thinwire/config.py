@@ -33,6 +33,7 @@ VARIABLES = {
     "THINWIRE_INSECURE": "accept an unauthenticated transport; this version has no other",
     "THINWIRE_NCCL_LIB": "path of libnccl; this version has no NCCL transport",
     "THINWIRE_LIBRARY": "path of libthinwire.so",
+    "THINWIRE_CUDA_LIB": "path of libthinwire_cuda.so (beside libthinwire.so)",
 }
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -54,6 +55,8 @@ class Config:
     chunk_bytes: int | None = None  # of fp32 input
     min_bytes: int | None = None  # smaller tensors go raw; 0: none does
     trace: str | None = None  # file
+    device: str = "cpu"  # or "cuda:N": where all tensors lie
+    cuda_library: str | None = None  # path of libthinwire_cuda.so
     local_group: str | None = None  # ranks are threads of this process, which meet under this name
 
 
@@ -110,6 +113,11 @@ def library_path() -> Path | None:
     return Path(named) if named else None
 
 
+def cuda_library() -> str | None:
+    """The libthinwire_cuda.so that the user named, if any."""
+    return os.environ.get("THINWIRE_CUDA_LIB") or None
+
+
 def resolve(
     *,
     codec: str | None = None,
@@ -154,4 +162,5 @@ def resolve(
         chunk_bytes=chunk_bytes,
         min_bytes=min_bytes,
         trace=_choose(trace, "THINWIRE_TRACE", str, "a file"),
+        cuda_library=cuda_library(),
     )

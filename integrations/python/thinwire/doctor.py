@@ -60,8 +60,15 @@ def _torch() -> Iterator[Finding]:
         "torch.distributed on Gloo" if gloo else "this torch has no Gloo; install another build"
     )
     yield Finding("ok" if gloo else "missing", "rendezvous", detail)
-    if torch.cuda.is_available():
-        yield Finding("absent", "GPU codecs", "this build compresses on the CPU; keep models there")
+
+
+def _cuda() -> Iterator[Finding]:
+    try:
+        count = _library.cuda_devices(config.cuda_library())
+    except errors.UnavailableError as error:
+        yield Finding("absent", "GPU codecs", str(error))
+    else:
+        yield Finding("ok", "GPU codecs", f"{count} CUDA device(s)")
 
 
 def _demo() -> Iterator[Finding]:
@@ -99,5 +106,5 @@ def _settings() -> Iterator[Finding]:
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _python, _c_library, _torch, _demo, _settings,
+    _python, _c_library, _torch, _cuda, _demo, _settings,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Compressed allreduce for PyTorch on the CPU (torch >= 2.1).
+"""Compressed allreduce for PyTorch (torch >= 2.1), on the CPU and on NVIDIA GPUs.
 
 from thinwire.torch import State, hook, attach
 ddp.register_comm_hook(State(codec="int4"), hook)       # or attach(ddp, codec="int4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 import weakref
@@ -45,7 +46,8 @@ def all_reduce(
 ) -> Work | None:
     """Reduces `tensor` over all ranks of `group`, in place, with the same bits on every rank.
 
-    tensor: any shape and strides; float32, bfloat16 or float16, on the CPU.
+    tensor: any shape and strides; float32, bfloat16 or float16, on the CPU or a GPU. On a GPU the
+      call is ordered by the current stream, as torch's own is.
     op: "mean" (default) or "sum"; torch's ReduceOp.AVG and ReduceOp.SUM are taken as well.
     codec: a single one as State takes it. All calls of one group and codec share connections.
     name: equal on all ranks; calls of one name carry what compression lost to the next (error
@@ -66,13 +68,13 @@ def all_reduce(
             "on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of",
             stacklevel=2,
         )
-    session = _session(resolve(group, "all_reduce"), settings)
-    dtype = tensors.check(tensor, session.group.rank, lambda: name or "all_reduce")
+    members = resolve(group, "all_reduce")
+    dtype = tensors.check(tensor, dist.get_rank(members), lambda: name or "all_reduce")
+    session = _session(members, dataclasses.replace(settings, device=str(tensor.device)))
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
         if not async_op and name is None:
-            communicator, _ = session.connect()
-            communicator.all_reduce(flat.data_ptr(), flat.numel(), dtype, kind)
+            session.reduce(flat, dtype, kind)
             _copy_back(flat, tensor)
             return None
         finish = None if flat is tensor else functools.partial(_copy_back, flat, tensor)

@@ -56,14 +56,18 @@ class Pairing:
         self._marks[parameter] = _mark_of(result)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        for parameter, mark in self._marks.items():
-            if parameter.grad is not None and not torch.equal(_mark_of(parameter.grad), mark):
-                raise InvalidArgumentError(
-                    "gradients were changed between backward() and step(): they are momentum now, "
-                    "which clipping and unscaling would spoil. Clip by value with "
-                    "State(clip_value=...); clipping by norm and GradScaler do not go together "
-                    f"with State(momentum={self._momentum})"
-                )
+        changed = [
+            (_mark_of(parameter.grad) != mark).any()
+            for parameter, mark in self._marks.items()
+            if parameter.grad is not None
+        ]
+        if changed and torch.stack(changed).any():  # a GPU is asked once
+            raise InvalidArgumentError(
+                "gradients were changed between backward() and step(): they are momentum now, "
+                "which clipping and unscaling would spoil. Clip by value with "
+                "State(clip_value=...); clipping by norm and GradScaler do not go together "
+                f"with State(momentum={self._momentum})"
+            )
 
 
 def _mark_of(tensor: torch.Tensor) -> torch.Tensor:

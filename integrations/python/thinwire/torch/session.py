@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import weakref
@@ -14,6 +15,7 @@ from thinwire.comm import Communicator, Segments
 from thinwire.config import Config
 from thinwire.torch import checkpoint
 from thinwire.torch.group import Group
+from thinwire.torch.place import Place, place_of
 from thinwire.torch.waiter import Waiter
 
 
@@ -28,6 +30,7 @@ class Session:
         self._lock = threading.Lock()
         self._communicator: Communicator | None = None
         self._waiter: Waiter | None = None
+        self._place: Place | None = None
         self._error: errors.Error | None = None
         self._closed = False
         self._process = os.getpid()
@@ -52,9 +55,9 @@ class Session:
             if self._error is None:
                 self._error = error
 
-    def connect(self) -> tuple[Communicator, Waiter]:
-        """The communicator; the first call blocks until all ranks make it. Raises the first error
-        of this session, if there was one."""
+    def connect(self, tensor: torch.Tensor) -> tuple[Communicator, Place, Waiter]:
+        """The communicator for tensors like this one; the first call blocks until all ranks make
+        it, and settles the device. Raises the first error of this session, if there was one."""
         with self._lock:
             if self._error is not None:
                 raise self._error.with_traceback(None)
@@ -62,22 +65,31 @@ class Session:
                 raise errors.Error("this state was closed; create another")
             if self._communicator is None:
                 try:
-                    self._connect()
+                    self._connect(place_of(tensor))
                 except errors.Error as error:
                     self._error = error
                     raise
-            return self._communicator, self._waiter
+            self._check_device(tensor)
+            return self._communicator, self._place, self._waiter
 
-    def _connect(self) -> None:
-        communicator = self.group.connect(self.config)
+    def _check_device(self, tensor: torch.Tensor) -> None:
+        if str(tensor.device) != self._place.name:
+            raise errors.InvalidArgumentError(
+                f"rank {self.group.rank}: got a tensor on {tensor.device}, expected "
+                f"{self._place.name} as the first one; keep them on one device"
+            )
+
+    def _connect(self, place: Place) -> None:
+        config = dataclasses.replace(self.config, device=place.name)
+        communicator = self.group.connect(config)
         try:
             checkpoint.write(communicator, self.restored)
             communicator.set_step(self._first_step)
         except errors.Error:
             communicator.close()
             raise
-        self._communicator = communicator
-        self._waiter = Waiter(self.fail)
+        self._communicator, self._place = communicator, place
+        self._waiter = Waiter(place, self.fail)
 
     def start(
         self,
@@ -90,11 +102,17 @@ class Session:
         finish: Callable[[], None] | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Reduces a contiguous tensor in place; a future of it."""
-        communicator, waiter = self.connect()
+        communicator, place, waiter = self.connect(tensor)
         work = communicator.start(
-            tensor.data_ptr(), tensor.numel(), dtype, op, name, segments, priority
+            tensor.data_ptr(), tensor.numel(), dtype, op, name, segments, priority, place.stream()
         )
         return waiter.add(work, tensor, finish)
+
+    def reduce(self, tensor: torch.Tensor, dtype: str, op: str) -> None:
+        """Reduces a contiguous tensor in place, unnamed, on the calling thread."""
+        communicator, place, _ = self.connect(tensor)
+        address, numel = tensor.data_ptr(), tensor.numel()
+        communicator.all_reduce(address, numel, dtype, op, place.stream())
 
     def load(self, residuals: checkpoint.Residuals, step: int) -> None:
         """Replaces everything that is kept, and says which step comes next, now or when the group

@@ -146,7 +146,7 @@ class State:
     def _take_momentum(self, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
         kept = dict(self._session.memory())
         for parameter, buffer in buffers.items():
-            m = buffer.detach().float().flatten().contiguous().clone()
+            m = buffer.detach().to("cpu", torch.float32, copy=True).flatten().contiguous()
             zeros = torch.zeros_like(m)
             name = self._buckets.name_of(parameter)
             kept[name] = kept.get(name, checkpoint.Memory(zeros, zeros))._replace(momentum=m)
@@ -203,8 +203,7 @@ class State:
             limit = self._clip_norm / math.sqrt(self.world_size)
             for gradient in bucket.gradients():
                 norm = gradient.norm()
-                if norm > limit:
-                    gradient.mul_(limit / norm)
+                gradient.mul_(torch.where(norm > limit, limit / norm, 1.0))
         if not self._session.config.momentum:
             return None
         if self._pairing is None:

@@ -12,7 +12,8 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
-    """The dtype's name. InvalidArgumentError unless it is dense, floating, and on the host."""
+    """The dtype's name. InvalidArgumentError unless it is dense, floating, and on the host or on a
+    GPU."""
 
     def refuse(got: object, expected: str, mend: str) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -24,9 +25,8 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
     if tensor.layout != torch.strided:
         mend = "use dense gradients (Embedding(sparse=False)) or .to_dense()"
         raise refuse(f"layout {tensor.layout}", "a dense tensor", mend)
-    if tensor.device.type != "cpu":
-        mend = "move it with .cpu(); this build has no CUDA part"
-        raise refuse(f"device {tensor.device}", "device cpu", mend)
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise refuse(f"device {tensor.device}", "device cpu or cuda", "move it with .cpu()")
     if tensor.dtype not in DTYPES:
         mend = "convert it, or reduce it with torch.distributed.all_reduce"
         raise refuse(f"dtype {tensor.dtype}", "float32, bfloat16 or float16", mend)

@@ -10,6 +10,7 @@ import torch
 
 from thinwire import errors
 from thinwire.comm import Work
+from thinwire.torch.place import Place
 
 
 class _Failure:
@@ -25,6 +26,10 @@ class _Failure:
     def __str__(self) -> str:
         self.throw()
         return ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A future of GPU tensors pickles what it is given, to look for tensors in it.
+        return str, ()
 
 
 def failed_future(error: errors.Error) -> torch.futures.Future:
@@ -48,8 +53,9 @@ def _fail(future: torch.futures.Future, error: errors.Error) -> None:
 class Waiter:
     """Completes futures in the order of their submission. Thread-safe."""
 
-    def __init__(self, on_error: Callable[[errors.Error], None]) -> None:
+    def __init__(self, place: Place, on_error: Callable[[errors.Error], None]) -> None:
         """on_error: called on the waiter's thread before the failed future completes."""
+        self._place = place
         self._on_error = on_error
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._pending = 0
@@ -64,7 +70,7 @@ class Waiter:
         finish: Callable[[], None] | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """A future of `tensor`, which is kept alive until `work` is done; `finish` runs then."""
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future: torch.futures.Future[torch.Tensor] = self._place.future()
         with self._changed:
             self._pending += 1
         self._queue.put((work, tensor, finish, future))
@@ -90,21 +96,22 @@ class Waiter:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             work, tensor, finish, future = item
-            error = self._wait(work, finish)
-            # Idle before complete: who has seen the future may look at the residuals.
-            with self._changed:
-                self._pending -= 1
-                self._changed.notify_all()
-            if error is None:
-                future.set_result(tensor)
-            else:
-                self._on_error(error)
-                _fail(future, error)
+            with self._place.finishing(tensor):
+                error = self._wait(work, finish)
+                # Idle before complete: who has seen the future may look at the residuals.
+                with self._changed:
+                    self._pending -= 1
+                    self._changed.notify_all()
+                if error is None:
+                    future.set_result(tensor)
+                else:
+                    self._on_error(error)
+                    _fail(future, error)
             del work, tensor, finish, future, item
 
     def _wait(self, work: Work, finish: Callable[[], None] | None) -> errors.Error | None:
         try:
-            work.wait()
+            work.wait_stream(self._place.later_stream())
             if finish is not None:
                 finish()
         except errors.Error as error:

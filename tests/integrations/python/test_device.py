@@ -1,0 +1,103 @@
+"""Communicators of a device, over the C interface, with CPU threads in the place of a GPU."""
+
+import ctypes
+import threading
+from pathlib import Path
+
+import pytest
+import thinwire
+from thinwire import _library, config, errors
+from thinwire.comm import Communicator
+
+STAND_IN = Path(_library.path()).parents[2] / "kernels" / "libthinwire_host_device_plugin.so"
+NUMEL = 50_000
+
+
+@pytest.fixture(scope="module")
+def stand_in():
+    """Allocates device memory: allocate(values) -> address; read(address) -> values."""
+    if not STAND_IN.is_file():
+        pytest.skip(f"{STAND_IN} is not built")
+    try:
+        _library.cuda_devices(str(STAND_IN))
+    except errors.UnavailableError as error:
+        pytest.skip(str(error))
+    return StandIn()
+
+
+class StandIn:
+    """Calls the library's table: the entries that a test needs, by their places in it."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(str(STAND_IN))
+        library.tw_cuda_api.restype = ctypes.POINTER(ctypes.c_void_p)
+        table = library.tw_cuda_api()
+        allocate = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)
+        )
+        self._allocate = allocate(table[4])  # behind version, error_text, device_count, device_of
+
+    def put(self, value: float) -> ctypes.Array:
+        """Device memory, as the host can see it here, of NUMEL floats."""
+        address = ctypes.c_void_p()
+        assert self._allocate(0, NUMEL * 4, ctypes.byref(address)) == 0
+        floats = (ctypes.c_float * NUMEL).from_address(address.value)
+        floats[:] = [value] * NUMEL
+        return floats
+
+
+def run_ranks(body, **options) -> list:
+    results: list = [None, None]
+
+    def be(rank: int) -> None:
+        settings = config.Config(
+            codec="int4", device="cuda", cuda_library=str(STAND_IN), local_group=body.__name__,
+            timeout_s=20, min_bytes=0, **options,
+        )  # fmt: skip
+        communicator = Communicator(rank, 2, None, "device", settings)
+        try:
+            results[rank] = body(rank, communicator)
+        except errors.Error as error:
+            results[rank] = error
+        finally:
+            communicator.close()
+
+    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_start_and_wait(stand_in):
+    def start_and_wait(rank, communicator):
+        values = stand_in.put(rank + 1.0)
+        address = ctypes.addressof(values)
+        for _ in range(3):
+            work = communicator.start(address, NUMEL, "float32", "mean", name="g")
+            work.wait_stream(None)
+        communicator.all_reduce(address, NUMEL, "float32", "mean")  # its queue comes later
+        communicator.close()  # waits for the device
+        return values[0], values[NUMEL - 1]
+
+    first, second = run_ranks(start_and_wait)
+    assert first == second
+    assert first[0] == pytest.approx(1.5, abs=0.2)
+
+
+def test_host_memory_is_refused(stand_in):
+    def host_memory(_rank, communicator):
+        values = (ctypes.c_float * NUMEL)()
+        communicator.all_reduce(ctypes.addressof(values), NUMEL, "float32", "mean")
+
+    for error in run_ranks(host_memory):
+        assert isinstance(error, errors.InvalidArgumentError)
+        assert "expected a tensor on that device" in str(error)
+
+
+def test_a_missing_library_is_unavailable_in_one_sentence():
+    settings = config.Config(device="cuda", cuda_library="/nowhere/libthinwire_cuda.so")
+    with pytest.raises(thinwire.UnavailableError, match="keep gradients in host memory") as caught:
+        Communicator(0, 1, None, "missing", settings)
+    assert "\n" not in str(caught.value)
