@@ -5,11 +5,12 @@ export PYTHONPATH := $(CURDIR)/integrations/python
 export THINWIRE_LIBRARY := $(CURDIR)/build/integrations/c/libthinwire.so
 JOBS ?= $(shell nproc)
 
-.PHONY: help setup build demo test test-cpp test-asan test-tsan test-python bench accuracy ratio wheel wheel-check lint format clean
+.PHONY: help setup build demo test test-cpp test-asan test-tsan test-python gpu bench accuracy ratio wheel wheel-check lint format clean
 
 help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
 	@echo "make test    every test that can run on this machine"
+	@echo "make gpu     the checks and benchmarks that need an NVIDIA GPU"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
 	@echo "make accuracy, make ratio   what compression costs in accuracy (an hour), and in precision"
 	@echo "make wheel   a wheel that needs no compiler; make lint, make format, make clean"
@@ -44,6 +45,10 @@ test-tsan: setup
 test-python: build
 	@$(PYTHON) -m pytest -q tests
 
+# On a machine with a GPU: what the tests skip elsewhere, and how fast the kernels are.
+gpu: build
+	@scripts/gpu.sh
+
 bench: build
 	@scripts/bench.sh
 
@@ -65,7 +70,7 @@ lint: build
 	@scripts/lint.sh
 
 format: setup
-	@git ls-files '*.cc' '*.h' '*.c' | xargs clang-format -i
+	@git ls-files '*.cc' '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format -i
 	@.venv/bin/ruff format -q integrations bench tests
 
 clean:

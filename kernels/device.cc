@@ -120,9 +120,9 @@ class Stream final : public DeviceStream {
         continue;
       }
       if (SteadyClock::now() > deadline) {
-        return absl::DeadlineExceededError(
-            absl::StrCat(context_->name, " did not finish its work before the deadline; look for a ",
-                         "kernel that hangs, or for a step that takes longer than the timeout"));
+        return absl::DeadlineExceededError(absl::StrCat(
+            context_->name, " did not finish its work before the deadline; look for a ",
+            "kernel that hangs, or for a step that takes longer than the timeout"));
       }
       std::this_thread::sleep_for(kPause);
     }

@@ -35,7 +35,6 @@ struct Stored<DType::kF16> {
   THINWIRE_HD static uint16_t Store(float value) { return ToF16(value); }
 };
 
-
 // Elements [place, place + 4) of `numel`; zeros behind the last one.
 template <DType kDType>
 THINWIRE_HD void LoadQuad(const Elements& from, size_t place, size_t numel, float* out) {

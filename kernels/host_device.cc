@@ -137,7 +137,8 @@ class Machine {
   }
 
   void* Allocate(size_t bytes) {
-    void* const memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    void* const memory =
+        std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (memory == nullptr) return nullptr;
     const std::lock_guard lock(mu_);
     blocks_.emplace(static_cast<const uint8_t*>(memory), bytes);
@@ -230,9 +231,7 @@ int QueueLaunch(int, const Launch* launch, void* stream) {
 
 }  // namespace
 
-void QueueOnHostDevice(void* stream, std::function<void()> work) {
-  Queue(stream, std::move(work));
-}
+void QueueOnHostDevice(void* stream, std::function<void()> work) { Queue(stream, std::move(work)); }
 
 const DeviceApi& HostDeviceApi() {
   static constexpr DeviceApi kApi = {

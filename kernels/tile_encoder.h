@@ -305,7 +305,8 @@ class TileEncoder {
       for (unsigned i = 0; i < kQuad; ++i) {
         const float decoded = Traits::kCodec == CodecId::kBf16 ? FromBf16(ToBf16(v[i])) : v[i];
         const float lost = Traits::kCodec == CodecId::kBf16 ? v[i] - decoded : 0.0f;
-        const bool finite = (BitsOf(lost) & kAbsMask) < kInfBits && (BitsOf(v[i]) & kAbsMask) < kInfBits;
+        const bool finite =
+            (BitsOf(lost) & kAbsMask) < kInfBits && (BitsOf(v[i]) & kAbsMask) < kInfBits;
         if (to_.keeps_residual() && finite && place + i < to_.tile.numel) {
           static_cast<float*>(to_.residual.data)[place + i] = lost;
         }

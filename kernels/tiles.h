@@ -49,8 +49,7 @@ THINWIRE_HD void DecodeTile(Team& team, const DecodeLaunch& launch, uint32_t til
   const DecodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
   const TileRange tile = RangeOf(job, tile_of_launch);
   typename Team::template PerThread<Values> values;
-  TileDecoder<Team, Traits>(team, launch.codec, job.wire.data, job.wire.codes_at, tile)
-      .Run(values);
+  TileDecoder<Team, Traits>(team, launch.codec, job.wire.data, job.wire.codes_at, tile).Run(values);
   team.ForEach([&](unsigned thread) {
     if constexpr (kAdd) {
       Values sum;
@@ -89,9 +88,8 @@ THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
   for (uint32_t rank = 0; rank < job.ranks; ++rank) {
     const uint8_t* wire = launch.wires[job.first_wire + rank];
     if (wire == nullptr) {
-      team.ForEach([&](unsigned thread) {
-        LoadValues<kDType>(job.own, tile, thread, value[thread]);
-      });
+      team.ForEach(
+          [&](unsigned thread) { LoadValues<kDType>(job.own, tile, thread, value[thread]); });
     } else {
       WithTraits(launch.up.id, launch.up.hadamard, [&](auto up) {
         TileDecoder<Team, decltype(up)>(team, launch.up, wire, job.up_codes_at, tile).Run(value);

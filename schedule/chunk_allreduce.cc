@@ -103,7 +103,9 @@ class Shards {
   float* residual(int r) const {
     return work_.residual == nullptr ? nullptr : work_.residual + Begin(r);
   }
-  MutableBytes outgoing(int r) const { return outgoing_[r]; }  // rank r's shard, encoded by this one
+  MutableBytes outgoing(int r) const {
+    return outgoing_[r];
+  }  // rank r's shard, encoded by this one
   const std::vector<MutableBytes>& incoming() const { return incoming_; }  // the own one, by others
   const std::vector<MutableBytes>& results() const { return results_; }    // each by its owner
 

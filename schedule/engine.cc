@@ -175,8 +175,8 @@ class Checked final : public Engine {
           std::unique_ptr<Engine> engine)
       : rank_(rank), options_(options), device_(std::move(device)), engine_(std::move(engine)) {}
   absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) override {
-    if (absl::Status bad = CheckRequest(request, rank_, options_, device_.get());
-        !bad.ok()) return bad;
+    if (absl::Status bad = CheckRequest(request, rank_, options_, device_.get()); !bad.ok())
+      return bad;
     if (request.input.numel == 0) return DoneWork();
     return engine_->AllReduce(request);
   }

@@ -110,7 +110,7 @@ class Group final : public Engine {
   const Options options_;
   const std::unique_ptr<Transport> transport_;
   const std::shared_ptr<Device> device_;  // null: the host
-  const Lanes lanes_;                      // the last one is for small tensors
+  const Lanes lanes_;                     // the last one is for small tensors
   Lane& raw_lane_;
   const int rank_, size_;
   std::unique_ptr<Trace> trace_;  // null without one

@@ -1,5 +1,5 @@
-// Lane: what a thread of a group works with: codecs, a transport and memory, all of the host, or all
-// of one stream of a device.
+// Lane: what a thread of a group works with: codecs, a transport and memory, all of the host, or
+// all of one stream of a device.
 #ifndef THINWIRE_SCHEDULE_LANE_H_
 #define THINWIRE_SCHEDULE_LANE_H_
 

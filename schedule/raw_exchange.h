@@ -31,7 +31,7 @@ class RawExchange {
   const Backend& backend_;
   const int rank_;
   std::vector<const uint8_t*> incoming_;  // by rank; null at the own
-  absl::Status status_;  // of the buffers
+  absl::Status status_;                   // of the buffers
   std::unique_ptr<Pending> pending_;
 };
 

@@ -2,7 +2,7 @@
 # Format and lint; changes nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-git ls-files '*.cc' '*.h' '*.c' | xargs clang-format --dry-run -Werror
+git ls-files '*.cc' '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
 .venv/bin/ruff format --check integrations bench tests
 .venv/bin/ruff check integrations bench tests
 if command -v clang-tidy >/dev/null; then

@@ -132,7 +132,8 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
     if (!connected.ok()) return connected.status();
     transport = *std::move(connected);
   }
-  absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(*options, std::move(transport), *device);
+  absl::StatusOr<std::unique_ptr<Engine>> engine =
+      Engine::Create(*options, std::move(transport), *device);
   if (!engine.ok()) return engine.status();
   return std::make_unique<tw_comm>(
       tw_comm{in.rank, in.size, *device != nullptr, *std::move(engine)});

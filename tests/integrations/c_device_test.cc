@@ -96,9 +96,9 @@ TEST_F(CDeviceTest, WaitMayNameAnotherStream) {
     void* later = nullptr;
     ASSERT_EQ(api_->make_stream(0, &later), 0);
     tw_work* work = nullptr;
-    ASSERT_EQ(tw_all_reduce_async(memory, memory, kCount, TW_F32, TW_MEAN, comm, nullptr, "g", 0,
-                                  &work),
-              TW_OK)
+    ASSERT_EQ(
+        tw_all_reduce_async(memory, memory, kCount, TW_F32, TW_MEAN, comm, nullptr, "g", 0, &work),
+        TW_OK)
         << tw_last_error();
     ASSERT_EQ(tw_wait_stream(work, later), TW_OK) << tw_last_error();
     ExpectAll(memory, 1.5f, later);
@@ -114,9 +114,8 @@ TEST_F(CDeviceTest, WaitMayNameAnotherStream) {
 TEST_F(CDeviceTest, HostMemoryIsRefused) {
   RunRanks("c_host", [this](tw_comm* comm, void*) {
     std::vector<float> values(kCount);
-    EXPECT_EQ(
-        tw_all_reduce(values.data(), values.data(), kCount, TW_F32, TW_MEAN, comm, nullptr),
-        TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_all_reduce(values.data(), values.data(), kCount, TW_F32, TW_MEAN, comm, nullptr),
+              TW_INVALID_ARGUMENT);
     EXPECT_NE(std::string(tw_last_error()).find("cuda:0"), std::string::npos) << tw_last_error();
   });
 }

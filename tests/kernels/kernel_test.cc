@@ -16,9 +16,8 @@ constexpr uint64_t kSeed = 20240607;
 CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
 
 // All codecs with a kernel, and the options that have code of their own.
-constexpr const char* kSpecs[] = {"fp32",   "bf16",   "int8",
-                                  "int4",   "onebit", "int8:rounding=stochastic",
-                                  "int4:hadamard=1,seed=7"};
+constexpr const char* kSpecs[] = {
+    "fp32", "bf16", "int8", "int4", "onebit", "int8:rounding=stochastic", "int4:hadamard=1,seed=7"};
 constexpr const char* kOtherSpecs[] = {
     "int4:rounding=stochastic", "int4:block=128",  "int8:block=512",   "onebit:block=128",
     "onebit:block=1024",        "int4:block=4096", "onebit:block=4096"};

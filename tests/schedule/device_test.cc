@@ -185,46 +185,45 @@ TEST_P(DeviceTest, ManyTensorsAtOnce) {
   constexpr int kTensors = 12;
   Options options = SmallChunks("int4");
   options.min_bytes = 8000;  // some go raw
-  RunRanks(
-      Wire::kInProcess, 2, options,
-      [&](int rank, Engine& engine) {
-        std::vector<std::unique_ptr<Tensor>> tensors;
-        for (int i = 0; i < kTensors; ++i) {
-          tensors.push_back(std::make_unique<Tensor>(device_, 4000 * (i + 1)));
-        }
-        for (int step = 0; step < kSteps; ++step) {
-          std::vector<std::shared_ptr<Work>> works;
-          for (int i = 0; i < kTensors; ++i) {
-            const size_t numel = 1000 * (i + 1);
-            tensors[i]->Write(Stored(std::vector<float>(numel, rank + 1.0f), DType::kF32));
-            const TensorView view{tensors[i]->data(), numel};
-            auto work = engine.AllReduce(
-                {.input = view, .output = view, .key = "t" + std::to_string(i)});
-            ASSERT_TRUE(work.ok()) << work.status();
-            works.push_back(*work);
-          }
-          for (int i = 0; i < kTensors; ++i) {
-            ASSERT_TRUE(works[i]->Wait().ok());
-            float first;
-            std::memcpy(&first, tensors[i]->Read().data(), sizeof(first));
-            EXPECT_NEAR(first, 1.5f, 0.1f);
-          }
-        }
-      },
-      {device_, device_});
+  RunRanks(Wire::kInProcess, 2, options,
+           [&](int rank, Engine& engine) {
+             std::vector<std::unique_ptr<Tensor>> tensors;
+             for (int i = 0; i < kTensors; ++i) {
+               tensors.push_back(std::make_unique<Tensor>(device_, 4000 * (i + 1)));
+             }
+             for (int step = 0; step < kSteps; ++step) {
+               std::vector<std::shared_ptr<Work>> works;
+               for (int i = 0; i < kTensors; ++i) {
+                 const size_t numel = 1000 * (i + 1);
+                 tensors[i]->Write(Stored(std::vector<float>(numel, rank + 1.0f), DType::kF32));
+                 const TensorView view{tensors[i]->data(), numel};
+                 auto work = engine.AllReduce(
+                     {.input = view, .output = view, .key = "t" + std::to_string(i)});
+                 ASSERT_TRUE(work.ok()) << work.status();
+                 works.push_back(*work);
+               }
+               for (int i = 0; i < kTensors; ++i) {
+                 ASSERT_TRUE(works[i]->Wait().ok());
+                 float first;
+                 std::memcpy(&first, tensors[i]->Read().data(), sizeof(first));
+                 EXPECT_NEAR(first, 1.5f, 0.1f);
+               }
+             }
+           },
+           {device_, device_});
 }
 
 TEST_P(DeviceTest, HostMemoryIsRefused) {
   std::vector<float> values(100000);
-  RunRanks(
-      Wire::kInProcess, 2, SmallChunks("int4"),
-      [&](int, Engine& engine) {
-        const absl::Status status = AllReduce(engine, values, "mine");
-        EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-        EXPECT_NE(status.message().find("expected a tensor on that device"), std::string::npos);
-        EXPECT_NE(status.message().find("'mine'"), std::string::npos);
-      },
-      {device_, device_});
+  RunRanks(Wire::kInProcess, 2, SmallChunks("int4"),
+           [&](int, Engine& engine) {
+             const absl::Status status = AllReduce(engine, values, "mine");
+             EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+             EXPECT_NE(status.message().find("expected a tensor on that device"),
+                       std::string::npos);
+             EXPECT_NE(status.message().find("'mine'"), std::string::npos);
+           },
+           {device_, device_});
 }
 
 TEST_P(DeviceTest, TopKIsRefused) {
@@ -269,19 +268,18 @@ TEST_P(DeviceTest, ALostPeerIsAnErrorAndTheTensorIsTheCallersAgain) {
   options.timeout = std::chrono::seconds(2);
   for (const size_t min_bytes : {0, 1 << 20}) {
     options.min_bytes = min_bytes;
-    RunRanks(
-        Wire::kInProcess, 2, options,
-        [&](int rank, Engine& engine) {
-          if (rank == 1) return;  // gone, without a word about tensors
-          Tensor tensor(device_, 40000);
-          tensor.Write(Stored(Gradient(10000, 1, 0, 0), DType::kF32));
-          const TensorView view{tensor.data(), 10000};
-          auto work = engine.AllReduce({.input = view, .output = view, .key = "t"});
-          const absl::Status status = work.ok() ? (*work)->Wait() : work.status();
-          EXPECT_FALSE(status.ok());
-          tensor.Read();
-        },
-        {device_, device_});
+    RunRanks(Wire::kInProcess, 2, options,
+             [&](int rank, Engine& engine) {
+               if (rank == 1) return;  // gone, without a word about tensors
+               Tensor tensor(device_, 40000);
+               tensor.Write(Stored(Gradient(10000, 1, 0, 0), DType::kF32));
+               const TensorView view{tensor.data(), 10000};
+               auto work = engine.AllReduce({.input = view, .output = view, .key = "t"});
+               const absl::Status status = work.ok() ? (*work)->Wait() : work.status();
+               EXPECT_FALSE(status.ok());
+               tensor.Read();
+             },
+             {device_, device_});
   }
 }
 
@@ -295,41 +293,40 @@ TEST_F(HeldUp, AllReduceDoesNotWaitForTheCallersStream) {
   for (const size_t min_bytes : {0, 1 << 20}) {
     Options options = SmallChunks("int4");
     options.min_bytes = min_bytes;
-    RunRanks(
-        Wire::kInProcess, 2, options,
-        [&](int rank, Engine& engine) {
-          const kernels::DeviceApi& api = kernels::HostDeviceApi();
-          void *producer = nullptr, *consumer = nullptr;
-          ASSERT_EQ(api.make_stream(0, &producer), 0);
-          ASSERT_EQ(api.make_stream(0, &consumer), 0);
-          const size_t numel = 5000;
-          const DeviceMemory memory = *device_->Allocate(numel * sizeof(float));
-          auto* const values = reinterpret_cast<float*>(memory.get());
-          std::atomic<bool> submitted = false;
-          // The gradient is made after the call has returned, or never.
-          kernels::QueueOnHostDevice(producer, [&] {
-            submitted.wait(false);
-            // Time enough for a lane that does not wait to take what is there now.
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));
-            std::fill_n(values, numel, rank == 0 ? 3.0f : 5.0f);
-          });
-          auto work = engine.AllReduce({.input = {values, numel},
-                                        .output = {values, numel},
-                                        .key = "t",
-                                        .stream = producer});
-          submitted = true;
-          submitted.notify_all();
-          ASSERT_TRUE(work.ok()) << work.status();
-          ASSERT_TRUE((*work)->WaitOn(consumer).ok());
-          std::vector<float> seen(numel);
-          kernels::QueueOnHostDevice(consumer,
-                                     [&] { std::copy_n(values, numel, seen.data()); });
-          ASSERT_TRUE(device_->Adopt(consumer)->Synchronize(InTime()).ok());
-          for (const float value : seen) ASSERT_NEAR(value, 4.0f, 0.5f);
-          api.destroy_stream(producer);
-          api.destroy_stream(consumer);
-        },
-        {device_, device_});
+    RunRanks(Wire::kInProcess, 2, options,
+             [&](int rank, Engine& engine) {
+               const kernels::DeviceApi& api = kernels::HostDeviceApi();
+               void *producer = nullptr, *consumer = nullptr;
+               ASSERT_EQ(api.make_stream(0, &producer), 0);
+               ASSERT_EQ(api.make_stream(0, &consumer), 0);
+               const size_t numel = 5000;
+               const DeviceMemory memory = *device_->Allocate(numel * sizeof(float));
+               auto* const values = reinterpret_cast<float*>(memory.get());
+               std::atomic<bool> submitted = false;
+               // The gradient is made after the call has returned, or never.
+               kernels::QueueOnHostDevice(producer, [&] {
+                 submitted.wait(false);
+                 // Time enough for a lane that does not wait to take what is there now.
+                 std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                 std::fill_n(values, numel, rank == 0 ? 3.0f : 5.0f);
+               });
+               auto work = engine.AllReduce({.input = {values, numel},
+                                             .output = {values, numel},
+                                             .key = "t",
+                                             .stream = producer});
+               submitted = true;
+               submitted.notify_all();
+               ASSERT_TRUE(work.ok()) << work.status();
+               ASSERT_TRUE((*work)->WaitOn(consumer).ok());
+               std::vector<float> seen(numel);
+               kernels::QueueOnHostDevice(consumer,
+                                          [&] { std::copy_n(values, numel, seen.data()); });
+               ASSERT_TRUE(device_->Adopt(consumer)->Synchronize(InTime()).ok());
+               for (const float value : seen) ASSERT_NEAR(value, 4.0f, 0.5f);
+               api.destroy_stream(producer);
+               api.destroy_stream(consumer);
+             },
+             {device_, device_});
   }
 }
 

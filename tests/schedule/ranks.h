@@ -50,8 +50,8 @@ inline void RunRanks(Wire wire, int world, const Options& options,
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
-      auto engine = Engine::Create(options, std::move(transports[r]),
-                                   devices.empty() ? nullptr : devices[r]);
+      auto engine =
+          Engine::Create(options, std::move(transports[r]), devices.empty() ? nullptr : devices[r]);
       ASSERT_TRUE(engine.ok()) << engine.status();
       body(r, **engine);
     });

@@ -57,5 +57,5 @@ class CudaPlace(Place):
 
 
 def place_of(tensor: torch.Tensor) -> Place:
-    """A new place for the tensor's device. The tensor is on the host or on a GPU (tensors.check)."""
+    """A new place for the tensor's device, the host or a GPU (tensors.check)."""
     return CudaPlace(tensor.device) if tensor.device.type == "cuda" else Place()

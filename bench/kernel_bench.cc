@@ -1,0 +1,254 @@
+// The kernels, checked and timed.
+//
+//   kernel_bench               times every operation against its twin on the first GPU: JSON
+//   kernel_bench --host_only   runs the kernels on CPU threads, thread after thread, for all
+//                              lengths from 0 to 4097 and all codecs, and compares every byte
+//
+// Names are OP/SPEC/BYTES, BYTES of fp32. ratio_to_twin is the median time over the twin's, the two
+// interleaved, with other data in the L2 cache before each; spread is the middle half of the
+// repetitions' ratios. A codec is timed only after its bytes were compared with the reference's.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/kernel_timer.h"
+#include "compress/backend.h"
+#include "compress/codec_list.h"
+#include "kernels/device.h"
+#include "kernels/host_device.h"
+
+namespace thinwire {
+namespace {
+
+constexpr int kRepetitions = 31;
+constexpr int kRanks = 8;  // of a reduction
+constexpr const char* kSpecs[] = {
+    "fp32", "bf16", "int8", "int4", "onebit", "int4:hadamard=1", "int8:rounding=stochastic"};
+
+// A device's memory of one kind of array, with a copy on the host.
+template <typename T>
+class Array {
+ public:
+  Array(Device& device, DeviceStream& stream, size_t count)
+      : stream_(stream),
+        count_(count),
+        device_(*device.Allocate(std::max<size_t>(count, 1) * sizeof(T))),
+        host_(*device.AllocatePinned(std::max<size_t>(count, 1) * sizeof(T))) {}
+
+  T* data() { return reinterpret_cast<T*>(device_.get()); }
+  T* host() { return reinterpret_cast<T*>(host_.get()); }
+  void Put() { stream_.Copy(data(), host(), count_ * sizeof(T)); }
+  bool Equals(const std::vector<T>& expected) {
+    stream_.Copy(host(), data(), count_ * sizeof(T));
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    if (const absl::Status status = stream_.Synchronize(end); !status.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+      return false;
+    }
+    return count_ == 0 || std::memcmp(host(), expected.data(), count_ * sizeof(T)) == 0;
+  }
+
+ private:
+  DeviceStream& stream_;
+  const size_t count_;
+  const DeviceMemory device_, host_;
+};
+
+struct Arrays {
+  Arrays(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel)
+      : gradient(device, stream, numel),
+        floats(device, stream, numel),
+        out(device, stream, numel),
+        wire(device, stream, EncodedBytes(spec, numel)) {
+    std::mt19937_64 random(numel + 1);
+    std::normal_distribution<float> normal(0.0f, 1e-3f);
+    for (size_t i = 0; i < numel; ++i) {
+      gradient.host()[i] = normal(random);
+      floats.host()[i] = 0.3f * normal(random);
+    }
+    gradient.Put();
+    floats.Put();
+  }
+
+  Array<float> gradient, floats, out;
+  Array<uint8_t> wire;
+};
+
+// Encodes with feedback, decodes, and compares with the reference.
+bool Agrees(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel) {
+  Arrays arrays(device, stream, spec, numel);
+  std::vector<float> gradient(arrays.gradient.host(), arrays.gradient.host() + numel);
+  std::vector<float> residual(arrays.floats.host(), arrays.floats.host() + numel);
+  std::vector<uint8_t> wire(EncodedBytes(spec, numel));
+  std::vector<float> decoded(numel);
+  ScalarBackend().Encode(spec, {gradient.data(), numel}, residual.data(), wire.data());
+  ScalarBackend().Decode(spec, wire.data(), {decoded.data(), numel});
+  const Backend& codecs = stream.backend();
+  codecs.Encode(spec, {arrays.gradient.data(), numel}, arrays.floats.data(), arrays.wire.data());
+  codecs.Decode(spec, arrays.wire.data(), {arrays.out.data(), numel});
+  return arrays.wire.Equals(wire) && arrays.floats.Equals(residual) && arrays.out.Equals(decoded);
+}
+
+int CheckOnHost() {
+  constexpr size_t kLengths = 4098;
+  const std::shared_ptr<Device> device = MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
+  const std::unique_ptr<DeviceStream> stream = *device->MakeStream();
+  int failures = 0;
+  for (const char* text : kSpecs) {
+    const CodecSpec spec = *CodecSpec::Parse(text);
+    size_t wrong = 0, first = 0;
+    for (size_t numel = 0; numel < kLengths; ++numel) {
+      if (Agrees(*device, *stream, spec, numel)) continue;
+      if (wrong++ == 0) first = numel;
+    }
+    std::printf("%-26s %zu of %zu lengths agree", text, kLengths - wrong, kLengths);
+    std::printf(wrong == 0 ? "\n" : "; the first that does not: %zu\n", first);
+    failures += wrong > 0;
+  }
+  return failures;
+}
+
+struct Result {
+  std::string name;
+  double milliseconds, twin, ratio, low, high;
+};
+
+Result Measure(KernelTimer& timer, const std::string& name, const std::function<void()>& kernel,
+               const std::function<void()>& twin) {
+  std::vector<double> ours, theirs, ratios;
+  for (int i = -2; i < kRepetitions; ++i) {  // the first ones warm up
+    const double a = timer.Time(kernel), b = timer.Time(twin);
+    if (i < 0) continue;
+    ours.push_back(a);
+    theirs.push_back(b);
+    ratios.push_back(a / b);
+  }
+  for (auto* values : {&ours, &theirs, &ratios}) std::sort(values->begin(), values->end());
+  const size_t middle = kRepetitions / 2, quarter = kRepetitions / 4;
+  return {name,
+          ours[middle],
+          theirs[middle],
+          ours[middle] / theirs[middle],
+          ratios[quarter],
+          ratios[kRepetitions - 1 - quarter]};
+}
+
+// All operations of one codec and size.
+void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, const CodecSpec& spec,
+                  size_t numel, std::vector<Result>* results) {
+  Arrays a(device, stream, spec, numel);
+  const Backend& codecs = stream.backend();
+  const int bits = InfoOf(spec.id).code_bits;
+  const TensorView gradient{a.gradient.data(), numel}, out{a.out.data(), numel};
+  const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(numel * sizeof(float));
+  const auto add = [&](const char* op, const std::function<void()>& kernel,
+                       const TwinShape& shape) {
+    results->push_back(Measure(timer, op + suffix, kernel, [&] { timer.Twin(shape, numel); }));
+  };
+  add("encode_ef", [&] { codecs.Encode(spec, gradient, a.floats.data(), a.wire.data()); },
+      {true, true, true, false, true, bits});
+  add("encode", [&] { codecs.Encode(spec, gradient, nullptr, a.wire.data()); },
+      {true, false, false, false, true, bits});
+  add("decode", [&] { codecs.Decode(spec, a.wire.data(), out); },
+      {false, true, false, true, false, bits});
+  add("decode_add",
+      [&] {
+        codecs.DecodeAdd(spec, a.wire.data(), {a.out.data(), numel});
+      },
+      {false, true, true, true, false, bits});
+
+  // Against a copy of as many bytes: seven shards and the own one are read, the residual is read
+  // and written, the result and its bytes are written.
+  const std::vector<const uint8_t*> wires = [&] {
+    std::vector<const uint8_t*> wires(kRanks, a.wire.data());
+    wires[0] = nullptr;
+    return wires;
+  }();
+  const size_t moved = kRanks * EncodedBytes(spec, numel) + 4 * numel * sizeof(float);
+  ReduceArgs args;
+  args.up = args.down = spec;
+  args.wires = wires;
+  args.own = gradient;
+  args.scale = 1.0f / kRanks;
+  args.residual = a.floats.data();
+  args.out = out;
+  Array<uint8_t> result(device, stream, EncodedBytes(spec, numel));
+  args.wire_out = result.data();
+  results->push_back(Measure(
+      timer, "reduce8" + suffix, [&] { codecs.Reduce(args); }, [&] { timer.Copy(moved / 2); }));
+}
+
+// One launch of many chunks of 1 MiB against one of a single shard.
+void MeasureChunks(Device& device, DeviceStream& stream, KernelTimer& timer, size_t numel,
+                   std::vector<Result>* results) {
+  const CodecSpec spec = *CodecSpec::Parse("int4");
+  constexpr size_t kChunk = (size_t{1} << 20) / sizeof(float);
+  Arrays a(device, stream, spec, numel);
+  const size_t chunk_bytes = EncodedBytes(spec, kChunk);
+  Array<uint8_t> wires(device, stream, numel / kChunk * chunk_bytes);
+  std::vector<EncodeArgs> chunks;
+  for (size_t i = 0; i < numel / kChunk; ++i) {
+    const TensorView part{a.gradient.data() + i * kChunk, kChunk};
+    chunks.push_back({part, a.floats.data() + i * kChunk, wires.data() + i * chunk_bytes});
+  }
+  const Backend& codecs = stream.backend();
+  results->push_back(Measure(
+      timer, "chunks_to_one/int4/" + std::to_string(numel * sizeof(float)),
+      [&] { codecs.EncodeAll(spec, chunks); },
+      [&] {
+        codecs.Encode(spec, {a.gradient.data(), numel}, a.floats.data(), a.wire.data());
+      }));
+}
+
+void Print(const std::string& device, const std::vector<Result>& results) {
+  std::printf("{\n \"device\": \"%s\",\n \"benchmarks\": [\n", device.c_str());
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Result& r = results[i];
+    std::printf(
+        "  {\"name\": \"%s\", \"milliseconds\": %.5f, \"twin_milliseconds\": %.5f, "
+        "\"ratio_to_twin\": %.4f, \"spread\": [%.4f, %.4f]}%s\n",
+        r.name.c_str(), r.milliseconds, r.twin, r.ratio, r.low, r.high,
+        i + 1 < results.size() ? "," : "");
+  }
+  std::printf(" ]\n}\n");
+}
+
+int MeasureOnGpu() {
+  absl::StatusOr<std::unique_ptr<KernelTimer>> timer = MakeKernelTimer();
+  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice("cuda", THINWIRE_CUDA_LIBRARY);
+  for (const absl::Status& status : {timer.status(), device.status()}) {
+    if (status.ok()) continue;
+    std::printf("{\"skipped\": \"%s\"}\n", std::string(status.message()).c_str());
+    return 0;
+  }
+  const std::unique_ptr<DeviceStream> stream = (*device)->Adopt((*timer)->stream());
+  std::vector<Result> results;
+  for (const char* text : kSpecs) {
+    const CodecSpec spec = *CodecSpec::Parse(text);
+    for (const size_t numel : {size_t{1000003}, size_t{4097}}) {
+      if (Agrees(**device, *stream, spec, numel)) continue;
+      std::fprintf(stderr, "%s of %zu elements: not the reference's bytes\n", text, numel);
+      return 1;
+    }
+    for (const size_t bytes : {size_t{64} << 20, size_t{512} << 20}) {
+      MeasureCodec(**device, *stream, **timer, spec, bytes / sizeof(float), &results);
+    }
+  }
+  MeasureChunks(**device, *stream, **timer, (size_t{256} << 20) / sizeof(float), &results);
+  Print((*timer)->device(), results);
+  return 0;
+}
+
+}  // namespace
+}  // namespace thinwire
+
+int main(int argc, char** argv) {
+  if (argc == 1) return thinwire::MeasureOnGpu();
+  if (argc == 2 && std::strcmp(argv[1], "--host_only") == 0) return thinwire::CheckOnHost();
+  std::fprintf(stderr, "usage: kernel_bench [--host_only]\n");
+  return 2;
+}

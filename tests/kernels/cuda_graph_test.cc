@@ -1,0 +1,49 @@
+// Launches can be captured in a CUDA graph: nothing is allocated, nothing waits, and no host memory
+// is read when the graph runs.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include "compress/codec_list.h"
+#include "tests/compress/values.h"
+#include "tests/kernels/devices.h"
+
+namespace thinwire {
+namespace {
+
+TEST(CudaGraph, ReplaysWhatWasCaptured) {
+  const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice("cuda");
+  if (!device.ok()) GTEST_SKIP() << device.status().message();
+  cudaStream_t handle = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), cudaSuccess);
+  const std::unique_ptr<DeviceStream> stream = (*device)->Adopt(handle);
+  const CodecSpec spec = *CodecSpec::Parse("int4");
+  const size_t numel = 100001, bytes = EncodedBytes(spec, numel);
+  std::vector<float> gradient = Values(numel, 3), residual(numel), decoded(numel);
+  std::vector<uint8_t> wire(bytes);
+  OnDevice g(**device, *stream, numel * 4, 0, gradient.data());
+  OnDevice r(**device, *stream, numel * 4, 0, residual.data());
+  OnDevice w(**device, *stream, bytes), out(**device, *stream, numel * 4);
+  ASSERT_TRUE(stream->Synchronize(InTime()).ok());
+
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(handle, cudaStreamCaptureModeGlobal), cudaSuccess);
+  stream->backend().Encode(spec, {g.data(), numel}, r.floats(), w.data());
+  stream->backend().Decode(spec, w.data(), {out.data(), numel});
+  ASSERT_EQ(cudaStreamEndCapture(handle, &graph), cudaSuccess);
+  cudaGraphExec_t replay = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  for (int step = 0; step < 3; ++step) {
+    ASSERT_EQ(cudaGraphLaunch(replay, handle), cudaSuccess);
+    ScalarBackend().Encode(spec, {gradient.data(), numel}, residual.data(), wire.data());
+    ScalarBackend().Decode(spec, wire.data(), {decoded.data(), numel});
+    ASSERT_EQ(w.Read(), wire) << "step " << step;
+    const std::vector<uint8_t> got = out.Read();
+    ASSERT_EQ(std::memcmp(got.data(), decoded.data(), got.size()), 0) << "step " << step;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(handle);
+}
+
+}  // namespace
+}  // namespace thinwire
