@@ -36,7 +36,7 @@ std::string Digest(int size, const Options& options) {
   return absl::StrCat("wire=", kWireVersion, " world=", size, " codec=", absl::StrJoin(codecs, ";"),
                       " momentum=", options.momentum.beta,
                       options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
-                      " policy=", options.policy == Policy::kFifo ? "fifo" : "wfbp",
+                      " policy=", std::string(Name(options.policy)),
                       " lanes=", options.lanes, " chunk_bytes=", options.chunk_bytes,
                       " min_bytes=", options.min_bytes);
 }

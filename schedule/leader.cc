@@ -68,7 +68,11 @@ absl::Status Leader::OnReport(int rank, const Report& report) {
 }
 
 bool Leader::Before(const Tensor& a, const Tensor& b) const {
-  return policy_ == Policy::kFifo ? a.submitted < b.submitted : a.complete < b.complete;
+  if (policy_ == Policy::kFifo) return a.submitted < b.submitted;
+  if (policy_ == Policy::kP3 && a.first.priority != b.first.priority) {
+    return a.first.priority < b.first.priority;
+  }
+  return a.complete < b.complete;
 }
 
 size_t Leader::ChunkBytes(const Report& report) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compress/codec_spec.h"
@@ -13,7 +14,20 @@
 
 namespace thinwire {
 
-enum class Policy : uint8_t { kFifo = 0, kWfbp = 1 };
+// Which of the chunks that all ranks have ready goes first. fifo: of the tensor that was submitted
+// first. wfbp: of the one that was ready first. p3: of the lowest AllReduceRequest::priority, so
+// that a chunk overtakes those that have not started; Jayarajan et al., "Priority-based Parameter
+// Propagation", arXiv 1905.03960, section 4.
+enum class Policy : uint8_t { kFifo = 0, kWfbp = 1, kP3 = 2 };
+
+constexpr std::string_view Name(Policy policy) {
+  switch (policy) {
+    case Policy::kFifo: return "fifo";
+    case Policy::kWfbp: return "wfbp";
+    case Policy::kP3: return "p3";
+  }
+  return "unknown policy";
+}
 
 struct Options {
   // A segment of a request names its codec by index; the first is what goes without saying.

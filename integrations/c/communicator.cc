@@ -18,10 +18,12 @@ namespace {
 std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
 
 absl::StatusOr<Policy> ParsePolicy(const std::string& name) {
-  if (name.empty() || name == "wfbp") return Policy::kWfbp;
-  if (name == "fifo") return Policy::kFifo;
+  if (name.empty()) return Policy::kWfbp;
+  for (const Policy policy : {Policy::kFifo, Policy::kWfbp, Policy::kP3}) {
+    if (name == Name(policy)) return policy;
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat("unknown policy '", name, "', expected fifo or wfbp"));
+      absl::StrCat("unknown policy '", name, "', expected fifo, wfbp or p3"));
 }
 
 absl::StatusOr<std::vector<CodecPair>> ParseCodecs(const std::string& specs) {

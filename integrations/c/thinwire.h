@@ -60,7 +60,7 @@ typedef struct {
   const char* codec;           /* "int4"; several, separated by ';', for tw_segment.codec */
   float momentum;              /* of SGD, owned by the communicator: means are momentum then */
   int nesterov;                /* non-zero: results are Nesterov steps */
-  const char* policy;          /* "wfbp" | "fifo" */
+  const char* policy;          /* "wfbp" (default), "fifo" or "p3" (lowest priority first) */
   const char* interface_name;  /* network interface to listen on */
   const char* rendezvous_host; /* listen where this host is reached; else loopback */
   int lanes;                   /* chunks in flight */

@@ -39,6 +39,27 @@ TEST(Leader, FifoGoesBySubmissionAndWfbpByReadiness) {
   }
 }
 
+TEST(Leader, P3GoesByPriorityAndOvertakesAtChunkBorders) {
+  Leader leader(1, Policy::kP3, 4096);
+  Report late = Of(1, 4 * 1024, 4), early = Of(2), same = Of(3);
+  late.priority = 9;
+  early.priority = same.priority = -1;
+  EXPECT_TRUE(leader.OnReport(0, late).ok());
+  EXPECT_EQ(leader.Next().at(0).id, late.id());
+  EXPECT_TRUE(leader.OnReport(0, early).ok());
+  EXPECT_TRUE(leader.OnReport(0, same).ok());
+  // The window has room for one chunk: as each ends, the first by priority follows.
+  uint64_t running = late.id();
+  for (const uint64_t next : {early.id(), same.id(), late.id(), late.id(), late.id()}) {
+    EXPECT_TRUE(leader.Next().empty());
+    leader.OnChunkDone(running);
+    const std::vector<Announcement> order = leader.Next();
+    ASSERT_EQ(order.size(), 1u);
+    ASSERT_EQ(order[0].id, next);
+    running = next;
+  }
+}
+
 TEST(Leader, KeepsTheWindowAndAlwaysOneChunk) {
   Leader leader(1, Policy::kFifo, 2 * 4096);
   EXPECT_TRUE(leader.OnReport(0, Of(1, 4 * 1024, 4)).ok());

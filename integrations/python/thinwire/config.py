@@ -47,7 +47,7 @@ class Config:
     codec: str = "int4"  # several, separated by ";", which segments choose from
     momentum: float = 0.0  # of SGD, owned by the library; 0: none
     nesterov: bool = False
-    policy: str = "wfbp"  # or "fifo"
+    policy: str = "wfbp"  # or "fifo", "p3"
     interface: str | None = None  # network interface to listen on
     rendezvous_host: str | None = None  # listen where this host is reached; None: loopback
     timeout_s: float | None = None  # of connecting, and of one allreduce

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from thinwire.torch.checkpoint import merge_state_dicts
 from thinwire.torch.ddp import attach, hook
+from thinwire.torch.distributed_optimizer import DistributedOptimizer
 from thinwire.torch.functional import Work, all_reduce
 from thinwire.torch.onebit_adam import OneBitAdam
 from thinwire.torch.state import State, move_momentum
 
 __all__ = [
+    "DistributedOptimizer",
     "OneBitAdam",
     "State",
     "Work",

@@ -1,0 +1,378 @@
+"""DistributedOptimizer: any torch optimizer, data-parallel, without DDP. Under policy "p3" the next
+forward pass begins while gradients are still on their way: every layer waits for its own only.
+
+Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training", arXiv
+1905.03960: the layers of the input are needed first, so their chunks go first."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import Optimizer
+
+from thinwire import config, errors
+from thinwire.torch import checkpoint, tensors
+from thinwire.torch.forward_order import ForwardOrder
+from thinwire.torch.group import join, resolve
+from thinwire.torch.policy import Codec, Policy
+from thinwire.torch.session import Session
+from thinwire.torch.units import Phase, Unit, make_units
+
+_POLICIES = ("p3", "wfbp", "fifo")
+
+
+class DistributedOptimizer(Optimizer):
+    """Wraps `optimizer`, which steps with the means of all ranks' gradients.
+
+    model: the module whose parameters it trains, not wrapped in DDP. Parameters and buffers are
+      those of rank 0 from the start.
+    codec, timeout_s, lanes, chunk_bytes, min_bytes, interface, trace: as State takes them.
+    policy: "p3" (default): step() returns at once, and each module's forward waits for what it
+      needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit.
+    find_unused_parameters: a parameter that no rank has a gradient for is left alone, as torch
+      does; costs a small exchange a step. Without it a missing gradient counts as zeros.
+
+    With p3 parameters change as the next forward pass reaches them. model.state_dict() and this
+    optimizer's finish what is under way; before reading parameters in another way call finish().
+    Accumulate gradients under no_sync(). Before clipping by norm or unscaling call synchronize(),
+    or clip with clip_grad_norm_(): both wait for all gradients.
+
+    Raises InvalidArgumentError for an optimizer whose parameters are coupled (LBFGS), and typed
+    errors out of backward(), step() and, under p3, the model's forward. After one it stays failed."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: torch.nn.Module,
+        codec: Codec | None = None,
+        policy: str = "p3",
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        find_unused_parameters: bool = False,
+        **options: Any,
+    ) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise errors.InvalidArgumentError(
+                "LBFGS couples all parameters and calls its closure many times; take an optimizer "
+                "that steps each parameter for itself"
+            )
+        if policy not in _POLICIES:
+            raise errors.InvalidArgumentError(f"policy is {policy!r}, expected one of {_POLICIES}")
+        settings = config.resolve(
+            codec=codec if codec is None or isinstance(codec, str) else Policy(codec).joined,
+            policy=policy, **options,
+        )  # fmt: skip
+        self._codecs = Policy(settings.codec if codec is None else codec)
+        if settings.momentum:
+            raise errors.UnavailableError(
+                "DistributedOptimizer does not own momentum yet, which onebit and sparse topk need; "
+                "take DDP with State(codec=..., momentum=...), or another codec"
+            )
+        self._codecs.check_momentum(0.0)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._inner = optimizer
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        self._model, self._policy = model, policy
+        self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self._check_parameters()
+        self._codecs.check_names(self._names.values())
+        group = resolve(process_group, "DistributedOptimizer")
+        self._session = Session(join(process_group, "optimizer"), settings)
+        self._session.close_with(self)
+        self._broadcast(group)
+        self._group = group
+        self._find_unused = find_unused_parameters
+        self._units: list[Unit] = []
+        self._unit_of: dict[torch.Tensor, Unit] = {}
+        self._needs: dict[torch.nn.Module, list[Unit]] = {}
+        self._due: dict[Unit, list[dict[str, Any]]] = {}  # hyperparameters of the step
+        self._used: tuple[torch.Tensor, torch.futures.Future] | None = None
+        self._accumulating = False
+        self._steps = 0
+        self._order = ForwardOrder(model, self._names)
+        for parameter in self._names:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        for module in model.modules():
+            module.register_forward_pre_hook(self._before_forward)
+        model.register_state_dict_pre_hook(lambda *_: self.finish())
+
+    def _check_parameters(self) -> None:
+        ours = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
+        strangers = len(ours - set(self._names))
+        if strangers:
+            raise errors.InvalidArgumentError(
+                f"the optimizer has {strangers} parameter(s) that the model has not, expected "
+                "those of model.parameters(); pass the model that they belong to"
+            )
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        for parameter, name in self._names.items():
+            tensors.check(parameter, rank, lambda name=name: name)
+
+    def _broadcast(self, group: dist.ProcessGroup) -> None:
+        source = dist.get_process_group_ranks(group)[0]
+        with torch.no_grad():
+            for tensor in itertools.chain(self._model.parameters(), self._model.buffers()):
+                dist.broadcast(tensor.detach(), source, group=group)
+
+    # What comes out of autograd.
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if self._accumulating:
+            return
+        self._make_units()
+        unit = self._unit_of[parameter]
+        if unit.phase is Phase.REDUCED and unit not in self._due:
+            unit.phase = Phase.IDLE  # its step was left out, as a loss scaler does
+        if unit in self._due:
+            self._apply(unit)  # no forward pass came by since the last step
+        if unit.phase is Phase.FLYING:
+            raise errors.InvalidArgumentError(
+                f"the gradient of '{self._names[parameter]}' was made again before step(), when it "
+                "had been sent already; put all backward passes but the last under no_sync()"
+            )
+        if unit.ready(parameter):
+            self._submit(unit)
+
+    def _submit(self, unit: Unit) -> None:
+        unit.submit(self._session)
+
+    def _make_units(self) -> None:
+        """At the first gradient or step: by rank 0's forward order, which all ranks take."""
+        if self._units:
+            return
+        self._order.stop()
+        order = [self._order.order(self._names)]
+        source = dist.get_process_group_ranks(self._group)[0]
+        dist.broadcast_object_list(order, source, group=self._group)
+        by_name = {name: parameter for parameter, name in self._names.items()}
+        self._units = make_units([(name, by_name[name]) for name in order[0]], self._codecs)
+        self._unit_of = {p: unit for unit in self._units for p in unit.parameters}
+        self._learn_needs()
+
+    def _learn_needs(self) -> None:
+        """Each module waits for its own parameters, and for those that it was the first to use;
+        the model itself for those that nobody was seen to use."""
+        needs: dict[torch.nn.Module, dict[Unit, None]] = {}
+        for module in self._model.modules():
+            for parameter in module.parameters(recurse=False):
+                if parameter in self._unit_of:
+                    needs.setdefault(module, {})[self._unit_of[parameter]] = None
+        for parameter, unit in self._unit_of.items():
+            module = self._order.first_use.get(parameter, self._model)
+            needs.setdefault(module, {})[unit] = None
+        self._needs = {module: list(units) for module, units in needs.items()}
+
+    def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
+        if self._due:
+            for unit in self._needs.get(module, ()):
+                self._apply(unit)
+
+    # Steps.
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the wrapped optimizer. Returns the closure's loss, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._make_units()
+        self._check_unknown()
+        synchronized = all(unit.phase is Phase.REDUCED for unit in self._units)
+        if not synchronized:
+            self._flush()
+            for unit in self._units:
+                unit.check_untouched()
+        self._steps += 1
+        if self._policy == "p3" and not synchronized:
+            groups = [{**group} for group in self.param_groups]
+            self._due = dict.fromkeys(self._units, groups)
+        else:
+            if not synchronized:
+                self._take_means()
+            self._inner.step()
+            for unit in self._units:
+                unit.phase = Phase.IDLE
+        return loss
+
+    def _check_unknown(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter not in self._names:
+                    raise errors.InvalidArgumentError(
+                        "a parameter has a gradient that was frozen, or not there, when this "
+                        "DistributedOptimizer was made; make another one after unfreezing"
+                    )
+
+    def _flush(self) -> None:
+        """What this rank never made ready goes as zeros, so that no rank waits for it."""
+        if self._find_unused:
+            used = torch.tensor([float(p.grad is not None) for p in self._unit_of])
+            used = used.to(self._units[0].parameters[0].device)
+            future = self._session.start(used, "float32", "sum", "used parameters", None, -1)
+            self._used = used, future
+        for unit in self._units:
+            if unit.phase is Phase.IDLE:
+                self._submit(unit)
+
+    def _unused(self) -> set[torch.Tensor]:
+        """Parameters of the step under way that no rank has a gradient for."""
+        if self._used is None:
+            return set()
+        used, future = self._used
+        future.wait()
+        return {p for p, count in zip(self._unit_of, used.tolist(), strict=True) if count == 0}
+
+    def _apply(self, unit: Unit) -> None:
+        """The step of one unit's parameters, with the hyperparameters of its time."""
+        groups = self._due.get(unit)
+        if groups is None:
+            return
+        unit.wait()
+        del self._due[unit]
+        unused, kept = self._unused(), {p: p.grad for p in unit.parameters}
+        inside = {p for p in unit.parameters if p.requires_grad and p not in unused}
+        for parameter, mean in unit.means():
+            parameter.grad = mean if parameter in inside else None
+        try:
+            with torch.inference_mode(False):  # an evaluation may be what needs them
+                self._step_only(inside, groups)
+        finally:
+            for parameter, gradient in kept.items():
+                parameter.grad = gradient
+        unit.phase = Phase.IDLE
+
+    def _step_only(self, parameters: set[torch.Tensor], groups: list[dict[str, Any]]) -> None:
+        chosen = []
+        for group in groups:
+            mine = [p for p in group["params"] if p in parameters]
+            if mine:
+                chosen.append({**group, "params": mine})
+        before = [{**group} for group in chosen]
+        everything = self._inner.param_groups
+        self._inner.param_groups = chosen
+        try:
+            self._inner.step()
+        finally:
+            self._inner.param_groups = everything
+        for group, was in zip(chosen, before, strict=True):
+            for key, value in was.items():
+                if key != "params" and group[key] is not value:
+                    raise errors.InvalidArgumentError(
+                        f"{type(self._inner).__name__} keeps '{key}' for a whole param group, "
+                        "which couples parameters; use policy='wfbp'"
+                    )
+
+    def _take_means(self) -> None:
+        for unit in self._units:
+            unit.wait()
+        unused = self._unused()
+        with torch.no_grad():
+            for unit in self._units:
+                for parameter, mean in unit.means():
+                    if parameter in unused or not parameter.requires_grad:
+                        parameter.grad = None
+                    elif parameter.grad is None:
+                        parameter.grad = mean.clone()
+                    else:
+                        parameter.grad.copy_(mean)
+
+    def synchronize(self) -> None:
+        """After backward(): returns when every .grad holds the mean of all ranks. The next step()
+        takes the gradients as they are then, so they can be clipped or unscaled in between."""
+        self.finish()
+        self._make_units()
+        if any(unit.phase is not Phase.REDUCED for unit in self._units):
+            self._flush()
+            self._take_means()
+
+    def finish(self) -> None:
+        """After step(): returns when all parameters have taken it."""
+        for unit in list(self._due):
+            self._apply(unit)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """torch.nn.utils.clip_grad_norm_ of the means: between backward() and step()."""
+        if self._policy == "p3":
+            warnings.warn(
+                "clip_grad_norm_ needs all gradients, so this step waits for them as policy='wfbp' "
+                "does",
+                stacklevel=2,
+            )
+        self.synchronize()
+        return torch.nn.utils.clip_grad_norm_(list(self._names), max_norm, norm_type)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here add to .grad and send nothing."""
+        before, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = before
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's; a step under way is not touched."""
+        self._inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only before the first backward pass, of parameters of the model."""
+        if not hasattr(self, "_inner"):  # torch's constructor
+            super().add_param_group(param_group)
+            return
+        if self._units:
+            raise errors.InvalidArgumentError(
+                "add_param_group comes after the first backward pass; make another "
+                "DistributedOptimizer"
+            )
+        self._inner.add_param_group(param_group)
+        self._check_parameters()
+
+    # State.
+
+    def stats(self) -> dict[str, Any]:
+        """steps, raw_bytes, wire_bytes, ratio, seconds per stage: as State.stats()."""
+        self.finish()
+        self._session.wait_idle()
+        communicator = self._session.communicator
+        counts = {} if communicator is None else communicator.stats()
+        raw, wire = int(counts.get("raw_bytes", 0)), int(counts.get("wire_bytes", 0))
+        return {
+            "steps": self._steps,
+            "raw_bytes": raw,
+            "wire_bytes": wire,
+            "ratio": raw / wire if wire else 1.0,
+            "seconds": {stage: counts.get(f"{stage}_s", 0.0) for stage in config.STAGES},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's, and under "thinwire" what compression has lost on this rank."""
+        self.finish()
+        kept = checkpoint.pack(
+            self._session.memory(), self._codecs.rules, self._session.group.size,
+            self._session.group.rank, self._steps,
+        )  # fmt: skip
+        return {**self._inner.state_dict(), "thinwire": kept}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes this rank's state_dict(), or that of a plain optimizer."""
+        self.finish()
+        if "thinwire" in state_dict:
+            group = self._session.group
+            residuals, steps = checkpoint.unpack(state_dict["thinwire"], group.size, group.rank)
+            self._session.load(residuals, steps)
+            self._steps = steps
+        self._inner.load_state_dict(
+            {key: value for key, value in state_dict.items() if key != "thinwire"}
+        )
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def close(self) -> None:
+        """Takes what is under way, says goodbye to the peers. Done by itself at exit."""
+        self.finish()
+        self._session.close()
