@@ -1,7 +1,7 @@
 """Times training steps under each order of chunks: fifo and wfbp with a barrier in step(), and p3,
 under which the next forward pass overlaps with what is still on its way.
 
-    python bench/priority.py [--world 2] [--link 200mbit] [--codec int4] [--out build/bench/priority.json]
+    python bench/priority.py [--link 200mbit] [--codec int4] [--batch 16] [--turns 15]
 
 The model is VGG-like: convolutions that take most of the time and have few parameters, then fully
 connected layers with most of them. Batch and link are to be chosen so that communication takes

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build pkg-config libgloo-dev libabsl-dev libhwy-dev libgtest-dev
-          libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text clang-format)
+          libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text clang-format spin)
 
 missing=()
 for package in "${packages[@]}"; do

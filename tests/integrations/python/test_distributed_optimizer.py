@@ -89,8 +89,8 @@ def test_it_trains_as_one_process_does(policy):
 
 
 class Odd(torch.nn.Module):
-    """Tied weights, a module used twice, a frozen parameter, attention (which reads a child's weight
-    without calling it), and a parameter that the parent uses itself."""
+    """Tied weights, a module used twice, a frozen parameter, attention (which reads a child's
+    weight without calling it), and a parameter that the parent uses itself."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class DistributedOptimizer(Optimizer):
     or clip with clip_grad_norm_(): both wait for all gradients.
 
     Raises InvalidArgumentError for an optimizer whose parameters are coupled (LBFGS), and typed
-    errors out of backward(), step() and, under p3, the model's forward. After one it stays failed."""
+    errors out of backward(), step() and, under p3, the model's forward, and then stays failed."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class DistributedOptimizer(Optimizer):
         self._codecs = Policy(settings.codec if codec is None else codec)
         if settings.momentum:
             raise errors.UnavailableError(
-                "DistributedOptimizer does not own momentum yet, which onebit and sparse topk need; "
+                "DistributedOptimizer does not own momentum yet, as onebit and sparse topk need; "
                 "take DDP with State(codec=..., momentum=...), or another codec"
             )
         self._codecs.check_momentum(0.0)

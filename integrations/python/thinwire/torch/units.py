@@ -1,5 +1,5 @@
-"""Units: what DistributedOptimizer reduces at once. A large parameter, or several small neighbours in
-forward order, with a flat buffer of their own, so that gradients stay the caller's."""
+"""Units: what DistributedOptimizer reduces at once. A large parameter, or several small neighbours
+in forward order, with a flat buffer of their own, so that gradients stay the caller's."""
 
 from __future__ import annotations
 
