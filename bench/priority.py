@@ -1,7 +1,7 @@
 """Times training steps under each order of chunks: fifo and wfbp with a barrier in step(), and p3,
 under which the next forward pass overlaps with what is still on its way.
 
-    python bench/priority.py [--link 200mbit] [--codec int4] [--batch 16] [--turns 15]
+    python bench/priority.py [--link 200mbit] [--codec int4] [--batch 40] [--chunk_bytes 1048576]
 
 The model is VGG-like: convolutions that take most of the time and have few parameters, then fully
 connected layers with most of them. Batch and link are to be chosen so that communication takes
@@ -30,6 +30,7 @@ POLICIES = ("fifo", "wfbp", "p3")
 ALONE = "alone"
 TURN = 8  # steps
 TIMEOUT_S = 900.0
+_SETTINGS = ("codec", "batch", "turns", "chunk_bytes", "lanes")
 
 
 def make_model() -> torch.nn.Module:
@@ -50,12 +51,12 @@ def make_model() -> torch.nn.Module:
 class Subject:
     """A model that is trained under one policy, or alone."""
 
-    def __init__(self, policy: str, codec: str, batch: int) -> None:
+    def __init__(self, policy: str, codec: str, batch: int, **options: Any) -> None:
         self.model = make_model()
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         if policy != ALONE:
             self.optimizer = DistributedOptimizer(
-                self.optimizer, self.model, codec=codec, policy=policy, timeout_s=120
+                self.optimizer, self.model, codec=codec, policy=policy, timeout_s=120, **options
             )
         self.batch = batch
         self.steps = 0
@@ -88,11 +89,15 @@ class Subject:
         return hashed.hexdigest()[:16]
 
 
-def measure(codec: str, batch: int, turns: int) -> list[dict[str, Any]]:
-    subjects = {policy: Subject(policy, codec, batch) for policy in (ALONE, *POLICIES)}
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    options = {"chunk_bytes": arguments.chunk_bytes, "lanes": arguments.lanes}
+    subjects = {
+        policy: Subject(policy, arguments.codec, arguments.batch, **options)
+        for policy in (ALONE, *POLICIES)
+    }
     for subject in subjects.values():
         subject.train(2)
-    for _ in range(turns):
+    for _ in range(arguments.turns):
         for subject in subjects.values():
             subject.turn()
     rows = []
@@ -113,7 +118,7 @@ def measure(codec: str, batch: int, turns: int) -> list[dict[str, Any]]:
 def be_a_rank(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rows = measure(arguments.codec, arguments.batch, arguments.turns)
+    rows = measure(arguments)
     if dist.get_rank() == 0:
         arguments.rows.write_text(json.dumps(rows))
     dist.barrier()
@@ -125,8 +130,10 @@ def main() -> int:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--link", default="200mbit")
     parser.add_argument("--codec", default="int4")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=40)
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--chunk_bytes", type=int, default=1 << 20)
+    parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("build/bench/priority.json"))
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # set in the ranks
     arguments = parser.parse_args()
@@ -142,8 +149,9 @@ def main() -> int:
         lab.open_lab(arguments.world, arguments.link) as place,
     ):
         rows_file = Path(folder) / "rows.json"
-        command = [sys.executable, __file__, "--rows", str(rows_file), "--codec", arguments.codec,
-                   "--batch", str(arguments.batch), "--turns", str(arguments.turns)]  # fmt: skip
+        command = [sys.executable, __file__, "--rows", str(rows_file)]
+        for key in _SETTINGS:
+            command += [f"--{key}", str(getattr(arguments, key))]
         place.run(command, TIMEOUT_S)
         rows = json.loads(rows_file.read_text())
     baseline = next(row["step_ms"] for row in rows if row["policy"] == "fifo")
@@ -153,7 +161,7 @@ def main() -> int:
             f"{row['policy']:>6} {row['step_ms']:8.1f} ms [{row['p25_ms']:.1f}, "
             f"{row['p75_ms']:.1f}] {row['over_fifo']:6.3f} x  weights {row['weights']}"
         )
-    setting = {key: getattr(arguments, key) for key in ("world", "link", "codec", "batch")}
+    setting = {key: getattr(arguments, key) for key in ("world", "link", *_SETTINGS)}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps({**setting, "rows": rows}, indent=2) + "\n")
     return 0

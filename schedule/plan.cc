@@ -69,8 +69,9 @@ Plan MakePlan(std::span<const Segment> segments, int world, const Options& optio
     for (const Segment& segment : segments) {
       if (segment.codec == codec) plan.segments.push_back(segment);
     }
-    for (size_t begin = 0; begin < numel; begin += step) {
-      const size_t end = std::min(numel, begin + step);
+    for (size_t begin = 0, end = 0; begin < numel; begin = end) {
+      // A small rest is no chunk of its own: every chunk costs two messages, and holds a lane.
+      end = numel - begin <= step + step / 4 ? numel : begin + step;
       const Range elements{base + begin, base + end};
       plan.chunks.push_back({.elements = elements,
                              .bounds = ShardBounds(elements, world, block),

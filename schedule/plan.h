@@ -38,7 +38,8 @@ struct Plan {
   uint64_t Hash() const;
 };
 
-// Chunks of options.chunk_bytes of fp32, the last one of a codec shorter; shards of whole blocks,
+// Chunks of options.chunk_bytes of fp32, the last one of a codec shorter or up to a quarter longer;
+// shards of whole blocks,
 // as even as blocks allow (so some are empty in a chunk of fewer than n blocks).
 Plan MakePlan(std::span<const Segment> segments, int world, const Options& options);
 

@@ -4,6 +4,7 @@ from thinwire.torch import State, hook, attach
 ddp.register_comm_hook(State(codec="int4"), hook)       # or attach(ddp, codec="int4")
 state = attach(ddp, codec="onebit", momentum=0.9)
 move_momentum(optimizer, state)
+opt = DistributedOptimizer(optimizer, model, codec="int4", policy="p3")
 """
 
 from __future__ import annotations

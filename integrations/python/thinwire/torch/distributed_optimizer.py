@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config, errors
+from thinwire.comm import Work
 from thinwire.torch import checkpoint, tensors
 from thinwire.torch.forward_order import ForwardOrder
 from thinwire.torch.group import join, resolve
@@ -92,7 +93,7 @@ class DistributedOptimizer(Optimizer):
         self._unit_of: dict[torch.Tensor, Unit] = {}
         self._needs: dict[torch.nn.Module, list[Unit]] = {}
         self._due: dict[Unit, list[dict[str, Any]]] = {}  # hyperparameters of the step
-        self._used: tuple[torch.Tensor, torch.futures.Future] | None = None
+        self._used: tuple[torch.Tensor, Work | None] | None = None
         self._accumulating = False
         self._steps = 0
         self._order = ForwardOrder(model, self._names)
@@ -214,8 +215,8 @@ class DistributedOptimizer(Optimizer):
         if self._find_unused:
             used = torch.tensor([float(p.grad is not None) for p in self._unit_of])
             used = used.to(self._units[0].parameters[0].device)
-            future = self._session.start(used, "float32", "sum", "used parameters", None, -1)
-            self._used = used, future
+            work = self._session.submit(used, "float32", "sum", "used parameters", None, -1)
+            self._used = used, work
         for unit in self._units:
             if unit.phase is Phase.IDLE:
                 self._submit(unit)
@@ -224,8 +225,10 @@ class DistributedOptimizer(Optimizer):
         """Parameters of the step under way that no rank has a gradient for."""
         if self._used is None:
             return set()
-        used, future = self._used
-        future.wait()
+        used, work = self._used
+        if work is not None:
+            self._session.complete(work)
+            self._used = used, None
         return {p for p, count in zip(self._unit_of, used.tolist(), strict=True) if count == 0}
 
     def _apply(self, unit: Unit) -> None:
@@ -233,7 +236,7 @@ class DistributedOptimizer(Optimizer):
         groups = self._due.get(unit)
         if groups is None:
             return
-        unit.wait()
+        unit.wait(self._session)
         del self._due[unit]
         unused, kept = self._unused(), {p: p.grad for p in unit.parameters}
         inside = {p for p in unit.parameters if p.requires_grad and p not in unused}
@@ -270,7 +273,7 @@ class DistributedOptimizer(Optimizer):
 
     def _take_means(self) -> None:
         for unit in self._units:
-            unit.wait()
+            unit.wait(self._session)
         unused = self._unused()
         with torch.no_grad():
             for unit in self._units:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from thinwire import errors
-from thinwire.comm import Communicator, Segments
+from thinwire.comm import Communicator, Segments, Work
 from thinwire.config import Config
 from thinwire.torch import checkpoint
 from thinwire.torch.group import Group
@@ -31,6 +31,7 @@ class Session:
         self._communicator: Communicator | None = None
         self._waiter: Waiter | None = None
         self._place: Place | None = None
+        self._submitted: set[Work] = set()
         self._error: errors.Error | None = None
         self._closed = False
         self._process = os.getpid()
@@ -108,6 +109,34 @@ class Session:
         )
         return waiter.add(work, tensor, finish)
 
+    def submit(
+        self,
+        tensor: torch.Tensor,
+        dtype: str,
+        op: str,
+        name: str,
+        segments: Segments | None = None,
+        priority: int = 0,
+    ) -> Work:
+        """As start(), for a caller who calls complete() itself. (Futures complete in the order of
+        their submission, which is not the order in which p3 reduces.)"""
+        communicator, place, _ = self.connect(tensor)
+        work = communicator.start(
+            tensor.data_ptr(), tensor.numel(), dtype, op, name, segments, priority, place.stream()
+        )
+        self._submitted.add(work)
+        return work
+
+    def complete(self, work: Work) -> None:
+        """Returns when the tensor holds the result, on a GPU for later work of the current stream.
+        Raises the typed error of a failure."""
+        self._submitted.discard(work)
+        try:
+            work.wait_stream(self._place.stream())
+        except errors.Error as error:
+            self.fail(error)
+            raise
+
     def reduce(self, tensor: torch.Tensor, dtype: str, op: str) -> None:
         """Reduces a contiguous tensor in place, unnamed, on the calling thread."""
         communicator, place, _ = self.connect(tensor)
@@ -150,7 +179,7 @@ class Session:
             self._communicator = self._waiter = None
         if communicator is None:
             return
-        if waiter.busy():
+        if waiter.busy() or self._submitted:
             communicator.abort()
         waiter.close()
         communicator.close()

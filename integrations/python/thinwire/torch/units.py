@@ -8,7 +8,7 @@ from enum import Enum
 
 import torch
 
-from thinwire.comm import Segment, Segments
+from thinwire.comm import Segment, Segments, Work
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 from thinwire.torch.policy import Policy
@@ -39,7 +39,7 @@ class Unit:
         self.phase = Phase.IDLE
         self._ready: set[torch.Tensor] = set()
         self._versions: dict[torch.Tensor, int] = {}
-        self._future: torch.futures.Future[torch.Tensor] | None = None
+        self._work: Work | None = None
         first = self.parameters[0]
         numel = sum(parameter.numel() for parameter in self.parameters)
         self._buffer = torch.zeros(numel, dtype=first.dtype, device=first.device)
@@ -72,7 +72,7 @@ class Unit:
                     tensors.check(parameter.grad, session.group.rank, lambda: self.name)
                     view.copy_(parameter.grad)
                     self._versions[parameter] = parameter.grad._version
-        self._future = session.start(
+        self._work = session.submit(
             self._buffer, dtype, "mean", self.name, self._segments, self._number
         )
         self.phase = Phase.FLYING
@@ -89,11 +89,10 @@ class Unit:
                     "unscaling, or use optimizer.clip_grad_norm_()"
                 )
 
-    def wait(self) -> None:
+    def wait(self, session: Session) -> None:
         """Returns when the buffer holds the mean; raises the typed error of a failure."""
         if self.phase is Phase.FLYING:
-            self._future.wait()
-            self._future = None
+            session.complete(self._work)
             self._ready.clear()
             self._versions.clear()
             self.phase = Phase.REDUCED

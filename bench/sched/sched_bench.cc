@@ -1,0 +1,150 @@
+// What an order of chunks reaches of what any order could, simulated: step times over Jackson's
+// preemptive bound, and over fifo with a barrier. Prints a table and, as JSON, every setting.
+//
+//   sched_bench [--short] [--out FILE]
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "bench/sched/simulator.h"
+
+namespace thinwire::sched {
+namespace {
+
+struct Row {
+  std::string profile;
+  int ranks;
+  double gbit, latency_ms, jitter, straggling;
+  double leader, plan, fifo_over_best;  // ratios
+};
+
+// Four, and as many more as chunks are on their way in the two hops' latency: fewer leave the link
+// idle, whatever the order.
+int LanesFor(const Setting& setting) {
+  const size_t numel = setting.engine.chunk_bytes / sizeof(float);
+  const double wire = static_cast<double>(EncodedBytes(setting.engine.codecs[0].up, numel)) *
+                      (setting.ranks - 1) / setting.ranks;
+  return 4 + static_cast<int>(std::ceil(setting.latency_s * setting.bytes_per_s / wire));
+}
+
+Setting SettingOf(const Profile& profile, const Row& row) {
+  Setting setting;
+  setting.profile = profile;
+  setting.ranks = row.ranks;
+  setting.engine.codecs = {*CodecPair::Parse("int4")};
+  setting.engine.policy = Policy::kP3;
+  setting.bytes_per_s = row.gbit * 1e9 / 8;
+  setting.latency_s = row.latency_ms * 1e-3;
+  setting.engine.lanes = LanesFor(setting);
+  setting.jitter = row.jitter;
+  setting.straggling = row.straggling;
+  setting.seed = 1 + static_cast<uint64_t>(row.ranks * 1000 + row.gbit * 10);
+  return setting;
+}
+
+double Quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
+}
+
+// Announcements below a millisecond of latency, a plan from there on.
+double Chosen(const Row& row) { return row.latency_ms < 1.0 ? row.leader : row.plan; }
+
+void PrintTable(const std::vector<Row>& rows, const std::vector<double>& latencies) {
+  std::printf(
+      "latency    leader: median   p90   plan: median   p90   fifo with barrier over p3: "
+      "least  median   most\n");
+  for (const double latency : latencies) {
+    std::vector<double> leader, plan, fifo;
+    for (const Row& row : rows) {
+      if (row.latency_ms != latency) continue;
+      leader.push_back(row.leader);
+      plan.push_back(row.plan);
+      fifo.push_back(row.fifo_over_best);
+    }
+    std::printf("%6.2f ms %15.3f %6.3f %14.3f %6.3f %33.3f %7.3f %6.3f\n", latency,
+                Quantile(leader, 0.5), Quantile(leader, 0.9), Quantile(plan, 0.5),
+                Quantile(plan, 0.9), Quantile(fifo, 0.0), Quantile(fifo, 0.5), Quantile(fifo, 1.0));
+  }
+  std::vector<double> chosen;
+  for (const Row& row : rows) chosen.push_back(Chosen(row));
+  std::printf(
+      "%zu settings, leader below 1 ms, plan from there: median %.3f, p90 %.3f, most %.3f of "
+      "the bound\n",
+      rows.size(), Quantile(chosen, 0.5), Quantile(chosen, 0.9), Quantile(chosen, 1.0));
+}
+
+void PrintJson(const std::vector<Row>& rows, const char* path) {
+  std::FILE* const file = std::fopen(path, "w");
+  if (file == nullptr) return std::perror(path);
+  std::fprintf(file, "[\n");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& r = rows[i];
+    std::fprintf(file,
+                 " {\"profile\": \"%s\", \"ranks\": %d, \"gbit\": %g, \"latency_ms\": %g, "
+                 "\"jitter\": %g, \"straggling\": %g, \"leader\": %.4f, \"plan\": %.4f, "
+                 "\"fifo_over_p3\": %.4f}%s\n",
+                 r.profile.c_str(), r.ranks, r.gbit, r.latency_ms, r.jitter, r.straggling, r.leader,
+                 r.plan, r.fifo_over_best, i + 1 < rows.size() ? "," : "");
+  }
+  std::fprintf(file, "]\n");
+  std::fclose(file);
+}
+
+int Main(bool brief, const char* out) {
+  constexpr double kFlops = 30e12;  // what a GPU reaches on these
+  const std::vector<Profile> profiles = {ResNet50(64, kFlops), Vgg19(32, kFlops),
+                                         BertLarge(4, kFlops)};
+  const std::vector<double> latencies = {0.02, 0.1, 1.0, 5.0, 15.0, 30.0};
+  const std::vector<int> ranks = brief ? std::vector<int>{2, 8} : std::vector<int>{2, 8, 64};
+  std::vector<Row> rows;
+  for (const Profile& profile : profiles) {
+    for (const int n : ranks) {
+      for (const double gbit : {1.0, 5.0, 10.0, 25.0}) {
+        for (const double latency : latencies) {
+          for (const double jitter : {0.0, 0.1, 0.2}) {  // layers take up to 1.4 times as long
+            for (const double straggling : {0.0, 0.3}) {
+              Row row{profile.name, n, gbit, latency, jitter, straggling, 0, 0, 0};
+              Setting setting = SettingOf(profile, row);
+              const Outcome leader = Simulate(setting);
+              setting.order = Order::kPlan;
+              const Outcome plan = Simulate(setting);
+              setting.order = Order::kLeader;
+              setting.engine.policy = Policy::kFifo;
+              setting.barrier = true;
+              const Outcome fifo = Simulate(setting);
+              if (!leader.finished || !plan.finished || !fifo.finished) {
+                std::fprintf(stderr, "a simulation did not finish\n");
+                return 1;
+              }
+              row.leader = leader.ratio();
+              row.plan = plan.ratio();
+              const double best = latency < 1.0 ? leader.mean_s() : plan.mean_s();
+              row.fifo_over_best = fifo.mean_s() / best;
+              rows.push_back(row);
+            }
+          }
+        }
+      }
+    }
+  }
+  PrintTable(rows, latencies);
+  if (out != nullptr) PrintJson(rows, out);
+  return 0;
+}
+
+}  // namespace
+}  // namespace thinwire::sched
+
+int main(int argc, char** argv) {
+  bool brief = false;
+  const char* out = nullptr;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--short") == 0) brief = true;
+    if (std::strcmp(argv[i], "--out") == 0 && i + 1 < argc) out = argv[++i];
+  }
+  return thinwire::sched::Main(brief, out);
+}

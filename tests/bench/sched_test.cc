@@ -1,0 +1,124 @@
+// The simulator of schedules: its bound bounds, its clock adds up, and no schedule of it stands
+// still.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "bench/sched/jackson.h"
+#include "bench/sched/simulator.h"
+#include "schedule/step_order.h"
+
+namespace thinwire::sched {
+namespace {
+
+// The best that one machine can do without preemption, by trying all orders.
+double BestOrder(const std::vector<Job>& jobs) {
+  std::vector<size_t> order(jobs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  double best = 1e9;
+  do {
+    double now = 0, end = 0;
+    for (const size_t j : order) {
+      now = std::max(now, jobs[j].release) + jobs[j].length;
+      end = std::max(end, now + jobs[j].tail);
+    }
+    best = std::min(best, end);
+  } while (std::next_permutation(order.begin(), order.end()));
+  return best;
+}
+
+TEST(Jackson, PreemptsForTheLongerTail) {
+  // The long job is interrupted at 1 for the one with the tail of 5, which ends at 2 + 5.
+  EXPECT_DOUBLE_EQ(JacksonBound({{0, 4, 0}, {1, 1, 5}}), 7.0);
+  EXPECT_DOUBLE_EQ(JacksonBound({{2, 3, 1}}), 6.0);
+  EXPECT_DOUBLE_EQ(JacksonBound({}), 0.0);
+}
+
+TEST(Jackson, NoOrderIsBetter) {
+  std::mt19937_64 random(3);
+  const auto draw = [&] { return static_cast<double>(random() % 20); };
+  for (int round = 0; round < 300; ++round) {
+    std::vector<Job> jobs(1 + random() % 6);
+    for (Job& job : jobs) job = {draw(), draw(), draw()};
+    const double bound = JacksonBound(jobs);
+    EXPECT_LE(bound, BestOrder(jobs) + 1e-9) << "round " << round;
+    for (const Job& job : jobs) EXPECT_GE(bound, job.release + job.length + job.tail - 1e-9);
+  }
+}
+
+TEST(StepOrder, HasEveryChunkOnceAndPrefersThePolicy) {
+  // Tensor 0 is ready first and long; tensor 1 comes while it is on its way.
+  const std::vector<ExpectedTensor> tensors = {{0.0, 4.0, 9, 4}, {1.5, 1.0, 1, 1}};
+  using Chunks = std::vector<ChunkOfStep>;
+  EXPECT_EQ(StepOrder(tensors, Policy::kP3), (Chunks{{0, 0}, {0, 1}, {1, 0}, {0, 2}, {0, 3}}));
+  const Chunks in_turn = {{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 0}};
+  EXPECT_EQ(StepOrder(tensors, Policy::kFifo), in_turn);
+  EXPECT_EQ(StepOrder(tensors, Policy::kWfbp), in_turn);
+}
+
+Setting Small(size_t units, size_t numel) {
+  Setting setting;
+  for (size_t u = 0; u < units; ++u) setting.profile.units.push_back({numel, 1e-3, 2e-3});
+  setting.engine.codecs = {CodecPair{}};
+  setting.engine.policy = Policy::kP3;
+  setting.engine.chunk_bytes = 1 << 16;
+  setting.bytes_per_s = 1e9;
+  return setting;
+}
+
+TEST(Simulator, OneRankOnlyComputes) {
+  Setting setting = Small(5, 100000);
+  setting.ranks = 1;
+  const Outcome outcome = Simulate(setting);
+  ASSERT_TRUE(outcome.finished);
+  for (const double step : outcome.step_s) EXPECT_NEAR(step, 5 * 3e-3, 1e-9);
+}
+
+TEST(Simulator, ASlowLinkTakesItsBytes) {
+  Setting setting = Small(5, 1 << 20);
+  setting.bytes_per_s = 1e7;
+  setting.barrier = true;
+  const Outcome outcome = Simulate(setting);
+  ASSERT_TRUE(outcome.finished);
+  // fp32 on both hops of two ranks: each sends its bytes once in all. The first gradient comes
+  // after 2 ms, and the forward pass after the last byte takes 5.
+  EXPECT_NEAR(outcome.mean_s(), 5 * 4.0 * (1 << 20) / 1e7 + 7e-3, 1e-3);
+}
+
+TEST(Simulator, P3HidesWhatABarrierShows) {
+  Setting setting = Small(8, 1 << 18);
+  setting.bytes_per_s = 4.0 * (1 << 18) / 2.5e-3;  // about as long as the computing
+  const Outcome p3 = Simulate(setting);
+  setting.barrier = true;
+  setting.engine.policy = Policy::kFifo;
+  const Outcome fifo = Simulate(setting);
+  EXPECT_LT(p3.mean_s() * 1.1, fifo.mean_s());
+  EXPECT_LT(p3.ratio(), 1.1);
+}
+
+TEST(Simulator, NoRandomScheduleStandsStillOrBeatsTheBound) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 100000; ++round) {
+    Setting setting = Small(1 + random() % 4, 0);
+    for (Unit& unit : setting.profile.units) unit.numel = 1000 + random() % 60000;
+    setting.ranks = 2 + static_cast<int>(random() % 3);
+    setting.engine.policy = static_cast<Policy>(random() % 3);
+    setting.engine.lanes = 1 + static_cast<int>(random() % 3);
+    setting.barrier = random() % 2 == 0;
+    setting.order = random() % 2 == 0 ? Order::kLeader : Order::kPlan;
+    setting.bytes_per_s = std::pow(10.0, 6.5 + static_cast<double>(random() % 30) / 10);
+    setting.latency_s = std::pow(10.0, -5.0 + static_cast<double>(random() % 35) / 10);
+    setting.jitter = static_cast<double>(random() % 5) / 10;
+    setting.straggling = static_cast<double>(random() % 3) / 2;
+    setting.seed = random();
+    setting.steps = 4;
+    const Outcome outcome = Simulate(setting);
+    ASSERT_TRUE(outcome.finished) << "round " << round;
+    ASSERT_GE(outcome.ratio(), 1.0 - 1e-9) << "round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace thinwire::sched
