@@ -36,9 +36,8 @@ std::string Digest(int size, const Options& options) {
   return absl::StrCat("wire=", kWireVersion, " world=", size, " codec=", absl::StrJoin(codecs, ";"),
                       " momentum=", options.momentum.beta,
                       options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
-                      " policy=", std::string(Name(options.policy)),
-                      " lanes=", options.lanes, " chunk_bytes=", options.chunk_bytes,
-                      " min_bytes=", options.min_bytes);
+                      " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
+                      " chunk_bytes=", options.chunk_bytes, " min_bytes=", options.min_bytes);
 }
 
 absl::Status Handshake(Store& store, const std::string& prefix, int rank, int size,
