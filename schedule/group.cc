@@ -112,7 +112,11 @@ absl::StatusOr<Group::WorkPtr> Group::Register(const AllReduceRequest& request) 
   work->output = request.output;
   work->device = device_;
   work->stream = request.stream;
-  if (device_ != nullptr) work->order.ready = device_->Adopt(request.stream)->Record();
+  if (device_ != nullptr) {
+    const std::unique_ptr<DeviceStream> caller = device_->Adopt(request.stream);
+    work->order.ready = caller->Record();
+    if (absl::Status status = caller->status(); !status.ok()) return Explain(work->key, status);
+  }
   work->scale = request.op == Op::kMean ? 1.0f / static_cast<float>(size_) : 1.0f;
   work->submitted = Clock::now();
   work->deadline = work->submitted + options_.timeout;

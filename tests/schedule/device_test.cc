@@ -283,6 +283,75 @@ TEST_P(DeviceTest, ALostPeerIsAnErrorAndTheTensorIsTheCallersAgain) {
   }
 }
 
+// On CPU threads only, where the device can be made to fail.
+struct Breakage {
+  const char* name;
+  void (*apply)(kernels::DeviceApi*);
+};
+
+class BrokenDevice : public testing::TestWithParam<Breakage> {};
+INSTANTIATE_TEST_SUITE_P(
+    On, BrokenDevice,
+    testing::Values(
+        Breakage{"Stream", [](auto* api) { api->make_stream = [](int, void**) { return 2; }; }},
+        Breakage{"Event", [](auto* api) { api->make_event = [](int, void**) { return 2; }; }},
+        Breakage{"Record", [](auto* api) { api->record = [](int, void*, void*) { return 2; }; }},
+        Breakage{"Memory",
+                 [](auto* api) { api->allocate = [](int, size_t, void**) { return 2; }; }},
+        Breakage{"Pinned",
+                 [](auto* api) { api->allocate_pinned = [](int, size_t, void**) { return 2; }; }},
+        Breakage{"Copy",
+                 [](auto* api) {
+                   api->copy = [](int, void*, const void*, size_t, void*) { return 2; };
+                 }},
+        Breakage{"Encode",
+                 [](auto* api) {
+                   api->encode = [](int, const kernels::EncodeLaunch*, void*) { return 2; };
+                 }},
+        Breakage{"Reduce",
+                 [](auto* api) {
+                   api->reduce = [](int, const kernels::ReduceLaunch*, void*) { return 2; };
+                 }},
+        Breakage{"Decode",
+                 [](auto* api) {
+                   api->decode = [](int, const kernels::DecodeLaunch*, void*) { return 2; };
+                 }}),
+    [](const auto& info) { return info.param.name; });
+
+// Rank 0's device is broken; rank 1 is on the host.
+TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
+  const std::shared_ptr<Device> whole = *TestDevice("host");
+  kernels::DeviceApi api = kernels::HostDeviceApi();
+  GetParam().apply(&api);
+  for (const size_t min_bytes : {0, 1 << 20}) {
+    // What comes behind a rank's last message concerns its peers' next call only.
+    const std::string broken = GetParam().name;
+    if (min_bytes > 0 && (broken == "Reduce" || broken == "Decode")) continue;
+    Options options = SmallChunks("int4");
+    options.min_bytes = min_bytes;
+    options.timeout = std::chrono::seconds(3);
+    auto transports = MakeInProcessTransports(2);
+    std::vector<absl::Status> seen(2);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        auto engine =
+            Engine::Create(options, std::move(transports[rank]),
+                           rank == 0 ? MakeDevice(api, 0, "broken:0") : std::shared_ptr<Device>());
+        seen[rank] = engine.status();
+        if (!engine.ok()) return;
+        Tensor tensor(rank == 0 ? whole : nullptr, 40000);
+        const TensorView view{tensor.data(), 10000};
+        auto work = (*engine)->AllReduce({.input = view, .output = view, .key = "t"});
+        seen[rank] = work.ok() ? (*work)->Wait() : work.status();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const absl::Status& status : seen) EXPECT_FALSE(status.ok()) << "min_bytes " << min_bytes;
+    EXPECT_NE(seen[0].message().find("broken:0"), std::string::npos) << seen[0];
+  }
+}
+
 // On CPU threads only, where a stream can be held up at will.
 class HeldUp : public testing::Test {
  protected:
