@@ -27,6 +27,15 @@ THINWIRE_HD void AddValues(Values& a, const Values& b) {
   for (unsigned k = 0; k < kQuads * kQuad; ++k) a.v[k] = Add(a.v[k], b.v[k]);
 }
 
+// Nothing where there is no feedback.
+THINWIRE_HD void AddResidual(const Elements& residual, const TileRange& tile, unsigned thread,
+                             Values& x) {
+  if (residual.data == nullptr) return;
+  Values lost;
+  LoadValues<DType::kF32>(residual, tile, thread, lost);
+  AddValues(x, lost);
+}
+
 template <typename Team, typename Traits, DType kDType>
 THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
                             const EncodeLaunch& launch, uint32_t tile_of_launch) {
@@ -35,10 +44,7 @@ THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
   typename Team::template PerThread<Values> x;
   team.ForEach([&](unsigned thread) {
     LoadValues<kDType>(job.gradient, tile, thread, x[thread]);
-    if (job.residual.data == nullptr) return;
-    Values residual;
-    LoadValues<DType::kF32>(job.residual, tile, thread, residual);
-    AddValues(x[thread], residual);
+    AddResidual(job.residual, tile, thread, x[thread]);
   });
   const EncodeTarget target{job.wire, job.residual, job.draws, tile};
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
@@ -106,10 +112,7 @@ THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
   team.ForEach([&](unsigned thread) {
     THINWIRE_UNROLL
     for (float& v : sum[thread].v) v = Mul(v, job.scale);
-    if (job.residual.data == nullptr) return;
-    Values residual;
-    LoadValues<DType::kF32>(job.residual, tile, thread, residual);
-    AddValues(sum[thread], residual);
+    AddResidual(job.residual, tile, thread, sum[thread]);
   });
   const EncodeTarget target{job.wire_out, job.residual, job.draws, tile};
   TileEncoder<Team, Down>(team, shared, launch.down, target).Run(sum);
