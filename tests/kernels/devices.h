@@ -27,6 +27,14 @@ inline std::chrono::steady_clock::time_point InTime() {
   return std::chrono::steady_clock::now() + std::chrono::seconds(60);
 }
 
+// Values as a tensor of a dtype.
+inline std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype) {
+  std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
+  const auto* wire = reinterpret_cast<const uint8_t*>(values.data());
+  ScalarBackend().Decode({}, wire, {bytes.data(), values.size(), dtype});
+  return bytes;
+}
+
 // Bytes on a device between two guards, whose content tells of a write out of bounds.
 class OnDevice {
  public:

@@ -30,14 +30,6 @@ std::vector<std::string> AllSpecs() {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// Values as a tensor of a dtype.
-std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype) {
-  std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
-  const auto* wire = reinterpret_cast<const uint8_t*>(values.data());
-  ScalarBackend().Decode(Spec("fp32"), wire, {bytes.data(), values.size(), dtype});
-  return bytes;
-}
-
 std::vector<uint8_t> BytesOf(const std::vector<float>& values) {
   return Stored(values, DType::kF32);
 }

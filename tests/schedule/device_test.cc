@@ -46,13 +46,6 @@ class Tensor {
   DeviceMemory memory_, pinned_;
 };
 
-std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype) {
-  std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
-  const auto* wire = reinterpret_cast<const uint8_t*>(values.data());
-  CpuBackend().Decode({}, wire, {bytes.data(), values.size(), dtype});
-  return bytes;
-}
-
 struct Case {
   int world = 2;
   size_t numel = 20000;

@@ -334,6 +334,27 @@ def test_two_backward_passes_without_no_sync_are_an_error():
     run(backward_twice)
 
 
+def made_anew(rank: int):
+    """On the same model, half-way, with a layer that is unfrozen then."""
+    model = make_mlp()
+    model[0].requires_grad_(False)
+    optimizer = wrapped(model)
+    train(model, optimizer, 3, rank)
+    before = model[0].weight.clone()
+    optimizer.close()
+    model[0].requires_grad_(True)
+    optimizer = wrapped(model)
+    train(model, optimizer, 3, rank, start=3)
+    optimizer.finish()
+    return digest(model), torch.equal(before, model[0].weight)
+
+
+def test_a_closed_optimizer_lets_its_model_go():
+    first, second = run(made_anew)
+    assert first == second
+    assert not first[1]
+
+
 def one_rank_stops(rank: int):
     model = make_mlp()
     optimizer = wrapped(model, timeout_s=2)

@@ -93,15 +93,16 @@ class DistributedOptimizer(Optimizer):
         self._unit_of: dict[torch.Tensor, Unit] = {}
         self._needs: dict[torch.nn.Module, list[Unit]] = {}
         self._due: dict[Unit, list[dict[str, Any]]] = {}  # hyperparameters of the step
-        self._used: tuple[torch.Tensor, Work | None] | None = None
+        self._used: tuple[torch.Tensor, Work] | None = None  # on its way
+        self._unused: set[torch.Tensor] = set()  # of the step under way, by no rank
         self._accumulating = False
         self._steps = 0
         self._order = ForwardOrder(model, self._names)
-        for parameter in self._names:
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
-        for module in model.modules():
-            module.register_forward_pre_hook(self._before_forward)
-        model.register_state_dict_pre_hook(lambda *_: self.finish())
+        self._hooks = [
+            *(p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._names),
+            *(m.register_forward_pre_hook(self._before_forward) for m in model.modules()),
+            model.register_state_dict_pre_hook(lambda *_: self.finish()),
+        ]
 
     def _check_parameters(self) -> None:
         ours = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
@@ -138,10 +139,7 @@ class DistributedOptimizer(Optimizer):
                 "had been sent already; put all backward passes but the last under no_sync()"
             )
         if unit.ready(parameter):
-            self._submit(unit)
-
-    def _submit(self, unit: Unit) -> None:
-        unit.submit(self._session)
+            unit.submit(self._session)
 
     def _make_units(self) -> None:
         """At the first gradient or step: by rank 0's forward order, which all ranks take."""
@@ -207,7 +205,8 @@ class DistributedOptimizer(Optimizer):
                 if parameter.grad is not None and parameter not in self._names:
                     raise errors.InvalidArgumentError(
                         "a parameter has a gradient that was frozen, or not there, when this "
-                        "DistributedOptimizer was made; make another one after unfreezing"
+                        "DistributedOptimizer was made; close() it, and make another after "
+                        "unfreezing"
                     )
 
     def _flush(self) -> None:
@@ -219,17 +218,16 @@ class DistributedOptimizer(Optimizer):
             self._used = used, work
         for unit in self._units:
             if unit.phase is Phase.IDLE:
-                self._submit(unit)
+                unit.submit(self._session)
 
-    def _unused(self) -> set[torch.Tensor]:
-        """Parameters of the step under way that no rank has a gradient for."""
+    def _learn_unused(self) -> None:
+        """Once a step: which parameters no rank has a gradient for."""
         if self._used is None:
-            return set()
-        used, work = self._used
-        if work is not None:
-            self._session.complete(work)
-            self._used = used, None
-        return {p for p, count in zip(self._unit_of, used.tolist(), strict=True) if count == 0}
+            return
+        (used, work), self._used = self._used, None
+        self._session.complete(work)
+        counts = zip(self._unit_of, used.tolist(), strict=True)
+        self._unused = {parameter for parameter, count in counts if count == 0}
 
     def _apply(self, unit: Unit) -> None:
         """The step of one unit's parameters, with the hyperparameters of its time."""
@@ -238,8 +236,9 @@ class DistributedOptimizer(Optimizer):
             return
         unit.wait(self._session)
         del self._due[unit]
-        unused, kept = self._unused(), {p: p.grad for p in unit.parameters}
-        inside = {p for p in unit.parameters if p.requires_grad and p not in unused}
+        self._learn_unused()
+        kept = {p: p.grad for p in unit.parameters}
+        inside = {p for p in unit.parameters if p.requires_grad and p not in self._unused}
         for parameter, mean in unit.means():
             parameter.grad = mean if parameter in inside else None
         try:
@@ -274,11 +273,11 @@ class DistributedOptimizer(Optimizer):
     def _take_means(self) -> None:
         for unit in self._units:
             unit.wait(self._session)
-        unused = self._unused()
+        self._learn_unused()
         with torch.no_grad():
             for unit in self._units:
                 for parameter, mean in unit.means():
-                    if parameter in unused or not parameter.requires_grad:
+                    if parameter in self._unused or not parameter.requires_grad:
                         parameter.grad = None
                     elif parameter.grad is None:
                         parameter.grad = mean.clone()
@@ -330,8 +329,8 @@ class DistributedOptimizer(Optimizer):
             return
         if self._units:
             raise errors.InvalidArgumentError(
-                "add_param_group comes after the first backward pass; make another "
-                "DistributedOptimizer"
+                "add_param_group comes after the first backward pass; close() this "
+                "DistributedOptimizer, and make another"
             )
         self._inner.add_param_group(param_group)
         self._check_parameters()
@@ -376,6 +375,12 @@ class DistributedOptimizer(Optimizer):
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
 
     def close(self) -> None:
-        """Takes what is under way, says goodbye to the peers. Done by itself at exit."""
-        self.finish()
-        self._session.close()
+        """Finishes the step under way, lets the model go, says goodbye to the peers. At exit the
+        goodbye is said by itself."""
+        try:
+            self.finish()
+        finally:
+            self._order.stop()
+            for hook in self._hooks:
+                hook.remove()
+            self._session.close()
