@@ -14,7 +14,7 @@ namespace thinwire {
 
 // A tensor of a step, in the order of its submission.
 struct ExpectedTensor {
-  double ready_s = 0.0;   // since the step began, mean of all ranks
+  double ready_s = 0.0;   // on the last rank to have it, since the step began
   double length_s = 0.0;  // that its bytes take on the link
   int priority = 0;
   uint32_t chunks = 1;

@@ -3,6 +3,9 @@
 namespace thinwire::sched {
 namespace {
 
+using sim::Profile;
+using sim::Unit;
+
 constexpr size_t kMergeNumel = (size_t{1} << 20) / sizeof(float);
 
 class Builder {
@@ -38,19 +41,7 @@ class Builder {
 
 }  // namespace
 
-double Profile::compute_s() const {
-  double sum = 0.0;
-  for (const Unit& unit : units) sum += unit.forward_s + unit.backward_s;
-  return sum;
-}
-
-size_t Profile::numel() const {
-  size_t sum = 0;
-  for (const Unit& unit : units) sum += unit.numel;
-  return sum;
-}
-
-Profile ResNet50(double batch, double flops) {
+sim::Profile ResNet50(double batch, double flops) {
   Builder model("ResNet-50", batch, flops);
   model.Conv(7, 3, 64, 112);
   constexpr size_t kBlocks[] = {3, 4, 6, 3};
@@ -70,7 +61,7 @@ Profile ResNet50(double batch, double flops) {
   return model.Done();
 }
 
-Profile Vgg19(double batch, double flops) {
+sim::Profile Vgg19(double batch, double flops) {
   Builder model("VGG-19", batch, flops);
   struct Stage {
     size_t convolutions, width, side;
@@ -89,7 +80,7 @@ Profile Vgg19(double batch, double flops) {
   return model.Done();
 }
 
-Profile BertLarge(double batch, double flops) {
+sim::Profile BertLarge(double batch, double flops) {
   constexpr size_t kHidden = 1024, kLayers = 24, kVocabulary = 30522, kTokens = 512;
   Builder model("BERT-Large", batch, flops);
   // Look-ups hardly compute, but the table's gradient is dense.

@@ -3,16 +3,24 @@
 //
 //   sched_bench [--short] [--out FILE]
 #include <algorithm>
-#include <cmath>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "bench/sched/simulator.h"
+#include "bench/sched/profiles.h"
+#include "schedule/sim/simulator.h"
 
 namespace thinwire::sched {
 namespace {
+
+using sim::LanesFor;
+using sim::Order;
+using sim::Outcome;
+using sim::Profile;
+using sim::Setting;
+using sim::Simulate;
 
 struct Row {
   std::string profile;
@@ -20,15 +28,6 @@ struct Row {
   double gbit, latency_ms, jitter, straggling;
   double leader, plan, fifo_over_best;  // ratios
 };
-
-// Four, and as many more as chunks are on their way in the two hops' latency: fewer leave the link
-// idle, whatever the order.
-int LanesFor(const Setting& setting) {
-  const size_t numel = setting.engine.chunk_bytes / sizeof(float);
-  const double wire = static_cast<double>(EncodedBytes(setting.engine.codecs[0].up, numel)) *
-                      (setting.ranks - 1) / setting.ranks;
-  return 4 + static_cast<int>(std::ceil(setting.latency_s * setting.bytes_per_s / wire));
-}
 
 Setting SettingOf(const Profile& profile, const Row& row) {
   Setting setting;
@@ -94,6 +93,16 @@ void PrintJson(const std::vector<Row>& rows, const char* path) {
   std::fclose(file);
 }
 
+// How long the simulation of a large world takes.
+void PrintLargeWorld(const Profile& profile) {
+  Setting setting = SettingOf(profile, {profile.name, 4096, 10.0, 0.1, 0.1, 0.3, 0, 0, 0});
+  const auto start = std::chrono::steady_clock::now();
+  const Outcome outcome = Simulate(setting);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::printf("%s, %d ranks, %d steps: %.2f s to simulate, %.3f of the bound\n",
+              profile.name.c_str(), setting.ranks, setting.steps, seconds.count(), outcome.ratio());
+}
+
 int Main(bool brief, const char* out) {
   constexpr double kFlops = 30e12;  // what a GPU reaches on these
   const std::vector<Profile> profiles = {ResNet50(64, kFlops), Vgg19(32, kFlops),
@@ -111,8 +120,10 @@ int Main(bool brief, const char* out) {
               Setting setting = SettingOf(profile, row);
               const Outcome leader = Simulate(setting);
               setting.order = Order::kPlan;
+              setting.engine.lanes = LanesFor(setting);
               const Outcome plan = Simulate(setting);
               setting.order = Order::kLeader;
+              setting.engine.lanes = LanesFor(setting);
               setting.engine.policy = Policy::kFifo;
               setting.barrier = true;
               const Outcome fifo = Simulate(setting);
@@ -132,6 +143,7 @@ int Main(bool brief, const char* out) {
     }
   }
   PrintTable(rows, latencies);
+  for (const Profile& profile : profiles) PrintLargeWorld(profile);
   if (out != nullptr) PrintJson(rows, out);
   return 0;
 }

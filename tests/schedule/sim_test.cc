@@ -1,4 +1,4 @@
-// The simulator of schedules: its bound bounds, its clock adds up, and no schedule of it stands
+// The simulator of steps: its bound bounds, its clock adds up, and no schedule of it stands
 // still.
 #include <gtest/gtest.h>
 
@@ -6,11 +6,11 @@
 #include <numeric>
 #include <random>
 
-#include "bench/sched/jackson.h"
-#include "bench/sched/simulator.h"
+#include "schedule/sim/jackson.h"
+#include "schedule/sim/simulator.h"
 #include "schedule/step_order.h"
 
-namespace thinwire::sched {
+namespace thinwire::sim {
 namespace {
 
 // The best that one machine can do without preemption, by trying all orders.
@@ -64,6 +64,7 @@ Setting Small(size_t units, size_t numel) {
   setting.engine.codecs = {CodecPair{}};
   setting.engine.policy = Policy::kP3;
   setting.engine.chunk_bytes = 1 << 16;
+  setting.engine.min_bytes = 0;
   setting.bytes_per_s = 1e9;
   return setting;
 }
@@ -121,4 +122,4 @@ TEST(Simulator, NoRandomScheduleStandsStillOrBeatsTheBound) {
 }
 
 }  // namespace
-}  // namespace thinwire::sched
+}  // namespace thinwire::sim

@@ -1,9 +1,9 @@
-#include "bench/sched/jackson.h"
+#include "schedule/sim/jackson.h"
 
 #include <algorithm>
 #include <queue>
 
-namespace thinwire::sched {
+namespace thinwire::sim {
 
 double JacksonBound(const std::vector<Job>& jobs) {
   std::vector<Job> waiting = jobs;
@@ -32,4 +32,4 @@ double JacksonBound(const std::vector<Job>& jobs) {
   return end;
 }
 
-}  // namespace thinwire::sched
+}  // namespace thinwire::sim

@@ -2,12 +2,12 @@
 // No schedule, preemptive or not, ends earlier; so it bounds what any order of chunks can reach.
 // Jackson, "Scheduling a production line to minimize maximum tardiness", UCLA 1955; Carlier, "The
 // one-machine sequencing problem", EJOR 11 (1982), section 2.
-#ifndef THINWIRE_BENCH_SCHED_JACKSON_H_
-#define THINWIRE_BENCH_SCHED_JACKSON_H_
+#ifndef THINWIRE_SCHEDULE_SIM_JACKSON_H_
+#define THINWIRE_SCHEDULE_SIM_JACKSON_H_
 
 #include <vector>
 
-namespace thinwire::sched {
+namespace thinwire::sim {
 
 // Seconds.
 struct Job {
@@ -19,6 +19,6 @@ struct Job {
 // The least possible max over jobs of (end + tail).
 double JacksonBound(const std::vector<Job>& jobs);
 
-}  // namespace thinwire::sched
+}  // namespace thinwire::sim
 
-#endif  // THINWIRE_BENCH_SCHED_JACKSON_H_
+#endif  // THINWIRE_SCHEDULE_SIM_JACKSON_H_

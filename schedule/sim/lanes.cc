@@ -1,0 +1,56 @@
+#include "schedule/sim/lanes.h"
+
+#include <algorithm>
+
+namespace thinwire::sim {
+
+Lanes::Lanes(const Setting& setting, const Wire& wire, Events& events, Processor& processor,
+             Done done)
+    : setting_(setting),
+      wire_(wire),
+      events_(events),
+      processor_(processor),
+      done_(std::move(done)),
+      free_(setting.engine.lanes) {}
+
+bool Lanes::Take() {
+  if (free_ == 0) return false;
+  --free_;
+  return true;
+}
+
+// The phases of schedule/chunk_allreduce.h.
+void Lanes::Start(const ChunkId& id) {
+  Compute(setting_.codec.encode_s, id, [this, id] {
+    Send(wire_.up(id), [this, id] {
+      Compute(setting_.codec.reduce_s, id, [this, id] {
+        Send(wire_.down(id), [this, id] {
+          Compute(setting_.codec.decode_s, id, [this, id] {
+            ++free_;
+            done_(id);
+          });
+        });
+      });
+    });
+  });
+}
+
+void Lanes::StartRaw(const ChunkId& id) {
+  Send(wire_.raw_bytes(id.unit), [this, id] { done_(id); });
+}
+
+void Lanes::Compute(double seconds_per_element, const ChunkId& id, Events::Action then) {
+  const double seconds = seconds_per_element * static_cast<double>(wire_.numel(id));
+  events_.After(processor_.Beside(seconds), std::move(then));
+}
+
+// One message after the other, as they were handed to the link. (Gloo has one connection for each
+// pair of ranks.)
+void Lanes::Send(double bytes, Events::Action then) {
+  if (bytes == 0.0) return then();
+  processor_.Beside(bytes * setting_.cpu_s_per_byte);
+  link_free_at_ = std::max(link_free_at_, events_.now()) + bytes / setting_.bytes_per_s;
+  events_.At(link_free_at_ + setting_.latency_s + setting_.overhead_s, std::move(then));
+}
+
+}  // namespace thinwire::sim

@@ -1,0 +1,26 @@
+// Profile: what a training step computes between its exchanges.
+#ifndef THINWIRE_SCHEDULE_SIM_PROFILE_H_
+#define THINWIRE_SCHEDULE_SIM_PROFILE_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace thinwire::sim {
+
+// What is reduced at once, and the layers that it belongs to.
+struct Unit {
+  size_t numel = 0;
+  double forward_s = 0.0;  // the optimizer's step of it included
+  double backward_s = 0.0;
+};
+
+struct Profile {
+  std::string name;
+  std::vector<Unit> units;  // in forward order; backward goes from the last to the first
+  double between_s = 0.0;   // after backward, before the first unit is needed again
+};
+
+}  // namespace thinwire::sim
+
+#endif  // THINWIRE_SCHEDULE_SIM_PROFILE_H_

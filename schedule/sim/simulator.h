@@ -1,0 +1,67 @@
+// A discrete-event simulation of data-parallel training: ranks that compute, an order of chunks
+// (the real leader's, or the real plan of a step), lanes that carry them, and a link that they
+// share. Pure: no threads, no clock, no transport.
+#ifndef THINWIRE_SCHEDULE_SIM_SIMULATOR_H_
+#define THINWIRE_SCHEDULE_SIM_SIMULATOR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "schedule/options.h"
+#include "schedule/sim/profile.h"
+
+namespace thinwire::sim {
+
+// Who says which chunk is next.
+enum class Order {
+  kLeader,  // rank 0, of what all ranks have reported: schedule/leader.h
+  kPlan,    // all ranks alike, from the ready times of the step before: schedule/step_order.h
+};
+
+// Seconds that a rank's codecs take for an element of a chunk.
+struct CodecCost {
+  double encode_s = 0;
+  double reduce_s = 0;
+  double decode_s = 0;
+};
+
+struct Setting {
+  Profile profile;
+  int ranks = 2;
+  Options engine;        // codec (for the bytes), policy, lanes, chunk_bytes, min_bytes
+  bool barrier = false;  // the next forward pass waits for everything
+  Order order = Order::kLeader;
+
+  double bytes_per_s = 0;  // of each rank's link, each way
+  double latency_s = 0;    // one way
+  double overhead_s = 0;   // of each exchange, beside its bytes
+
+  CodecCost codec;
+  double cpu_s_per_byte = 0;  // of the processor, for what a rank sends
+  // How much codecs and sending take from computing, and computing from them: 0 where they have
+  // cores (or a GPU's engines) of their own, 1 where a rank has one core.
+  double contention = 0;
+
+  double jitter = 0;      // every layer takes 1 to 1 + 2 * jitter times its time, uniformly
+  double straggling = 0;  // rank 1 takes 1 + straggling times as long
+  uint64_t seed = 1;
+  int steps = 6;  // the first two are not counted
+};
+
+// The lanes that keep a link busy: a few, and as many more as chunks are on their way in the two
+// hops' latency. A planned chunk holds its lane until all ranks have it, so a plan needs more.
+int LanesFor(const Setting& setting);
+
+struct Outcome {
+  std::vector<double> step_s;
+  std::vector<double> bound_s;  // of the same steps: no order of chunks could be faster
+  bool finished = false;        // false: ranks wait for one another for ever
+  double ratio() const;         // sum of steps over sum of bounds
+  double mean_s() const;
+};
+
+Outcome Simulate(const Setting& setting);
+
+}  // namespace thinwire::sim
+
+#endif  // THINWIRE_SCHEDULE_SIM_SIMULATOR_H_

@@ -1,0 +1,45 @@
+#include "schedule/sim/wire.h"
+
+namespace thinwire::sim {
+
+Wire::Wire(const Setting& setting) : setting_(setting) {
+  for (const Unit& unit : setting.profile.units) {
+    const Segment segment{.name = "u", .offset = 0, .count = unit.numel, .total = unit.numel};
+    plans_.push_back(MakePlan({&segment, 1}, setting.ranks, setting.engine));
+    const auto number = static_cast<uint32_t>(raw_.size());
+    raw_.push_back(unit.numel * sizeof(float) * (setting.ranks - 1) <= setting.engine.min_bytes);
+    double bytes = raw_bytes(number);
+    if (!raw_.back()) {
+      bytes = 0;
+      for (uint32_t c = 0; c < plans_.back().chunks.size(); ++c) {
+        bytes += up({number, c}) + down({number, c});
+      }
+    }
+    link_s_.push_back(bytes / setting.bytes_per_s);
+  }
+}
+
+uint32_t Wire::chunks(size_t unit) const {
+  return raw_[unit] ? 1 : static_cast<uint32_t>(plans_[unit].chunks.size());
+}
+
+double Wire::HopBytes(const CodecSpec& spec, size_t numel) const {
+  return static_cast<double>(EncodedBytes(spec, numel)) * (setting_.ranks - 1) / setting_.ranks;
+}
+
+// Entries have one hop: everybody's go to everybody.
+double Wire::up(const ChunkId& id) const {
+  const double bytes = HopBytes(setting_.engine.codecs[0].up, numel(id));
+  return plans_[id.unit].chunks[id.chunk].sparse ? bytes * setting_.ranks : bytes;
+}
+
+double Wire::down(const ChunkId& id) const {
+  if (plans_[id.unit].chunks[id.chunk].sparse) return 0.0;
+  return HopBytes(setting_.engine.codecs[0].down, numel(id));
+}
+
+double Wire::raw_bytes(size_t unit) const {
+  return static_cast<double>(numel(unit) * sizeof(float) * (setting_.ranks - 1));
+}
+
+}  // namespace thinwire::sim

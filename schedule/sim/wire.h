@@ -1,0 +1,48 @@
+// Wire: what a setting's units are on the link: their chunks, and the bytes of each hop.
+#ifndef THINWIRE_SCHEDULE_SIM_WIRE_H_
+#define THINWIRE_SCHEDULE_SIM_WIRE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "schedule/plan.h"
+#include "schedule/sim/simulator.h"
+
+namespace thinwire::sim {
+
+// A chunk of a unit of a step.
+struct ChunkId {
+  uint32_t unit = 0;
+  uint32_t chunk = 0;
+  int step = 0;
+};
+
+class Wire {
+ public:
+  explicit Wire(const Setting& setting);
+
+  size_t units() const { return plans_.size(); }
+  size_t numel(size_t unit) const { return setting_.profile.units[unit].numel; }
+  // Small ones go raw, in one exchange and without a lane; they have one chunk.
+  bool raw(size_t unit) const { return raw_[unit]; }
+  uint32_t chunks(size_t unit) const;
+  size_t numel(const ChunkId& id) const { return plans_[id.unit].chunks[id.chunk].numel(); }
+
+  // Bytes that a rank sends.
+  double up(const ChunkId& id) const;
+  double down(const ChunkId& id) const;
+  double raw_bytes(size_t unit) const;
+  double link_s(size_t unit) const { return link_s_[unit]; }  // that all of them take
+
+ private:
+  double HopBytes(const CodecSpec& spec, size_t numel) const;
+
+  const Setting& setting_;
+  std::vector<Plan> plans_;  // by unit
+  std::vector<bool> raw_;
+  std::vector<double> link_s_;
+};
+
+}  // namespace thinwire::sim
+
+#endif  // THINWIRE_SCHEDULE_SIM_WIRE_H_
