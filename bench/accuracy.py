@@ -32,7 +32,8 @@ _SHORT_METHODS = ("fp32", "int4", "onebit", "topk 0.1 % DGC")
 def recipe_of(task: Task, method: str, seed: int, workers: int) -> dict[str, Any]:
     """What a run's result depends on, as JSON."""
     chosen = METHODS[method]
-    return {
+    delay = {"delay": 1} if chosen.delay else {}
+    return delay | {
         "task": task.name, "batch": task.batch, "steps": task.steps, "rate": task.rate,
         "momentum": task.momentum,
         "parameters": sum(p.numel() for p in task.make_model().parameters()),

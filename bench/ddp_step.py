@@ -13,11 +13,11 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import lab_ranks
 import torch
 import torch.distributed as dist
 from thinwire.demo import lab
@@ -94,24 +94,11 @@ def measure(ways: list[str], steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def be_a_rank(arguments: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rows = measure(arguments.ways.split(), arguments.steps)
-    if dist.get_rank() == 0:
-        arguments.rows.write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def run_link(arguments: argparse.Namespace, link: str) -> list[dict[str, Any]]:
+    """No rows where the link can't be made."""
     ways = [way for way in arguments.ways.split() if way != POWER_SGD or link in POWER_SGD_LINKS]
-    with tempfile.TemporaryDirectory() as folder, lab.open_lab(arguments.world, link) as place:
-        rows_file = Path(folder) / "rows.json"
-        command = [sys.executable, __file__, "--rows", str(rows_file), "--ways", " ".join(ways),
-                   "--steps", str(arguments.steps)]  # fmt: skip
-        place.run(command, TIMEOUT_S)
-        rows = json.loads(rows_file.read_text())
+    options = {"ways": " ".join(ways), "steps": arguments.steps}
+    rows = lab_ranks.run(__file__, arguments.world, link, options, TIMEOUT_S) or []
     return [
         {"link": link, "world": arguments.world, "speedup": rows[0]["step_ms"] / row["step_ms"]}
         | row
@@ -126,17 +113,12 @@ def main() -> int:
     parser.add_argument("--ways", default=" ".join(ALL_WAYS), help="the first is the baseline")
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each way")
     parser.add_argument("--out", type=Path, default=Path("build/bench/ddp_step.json"))
-    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # set in the ranks
+    lab_ranks.add_argument(parser)
     arguments = parser.parse_args()
-    if arguments.rows is not None:
-        be_a_rank(arguments)
-        return 0
-    refusal = lab.can_shape()
+    if lab_ranks.is_rank(arguments):
+        return lab_ranks.be_one(arguments, lambda: measure(arguments.ways.split(), arguments.steps))
     rows: list[dict[str, Any]] = []
     for link in arguments.links.split(","):
-        if link != lab.LOOPBACK and refusal:
-            print(f"{link}: skipped, {refusal}")
-            continue
         measured = run_link(arguments, link)
         for row in measured:
             print(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from tasks import Task, evaluate, loss_of
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from workers import Workers
 
 _POINTS = 40  # of a learning curve
@@ -17,12 +18,14 @@ _POINTS = 40  # of a learning curve
 
 @dataclass(frozen=True)
 class Method:
-    """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer."""
+    """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. delay:
+    of one step, as DistributedOptimizer has it; after a tenth of the run."""
 
     name: str
     codec: str
     feedback: bool = True
     owns_momentum: bool = False
+    delay: bool = False
 
 
 METHODS = {
@@ -36,6 +39,8 @@ METHODS = {
         Method("int4 Hadamard", "int4:hadamard=1"),
         Method("onebit", "onebit", owns_momentum=True),
         Method("onebit both ways", "onebit:down=onebit", owns_momentum=True),
+        Method("fp32 delay 1", "fp32", delay=True),
+        Method("int4 delay 1", "int4", delay=True),
         Method("topk 1 %", "topk:density=0.01,warmup={warmup},masking=0", owns_momentum=True),
         Method("topk 0.1 % DGC", "topk:density=0.001,warmup={warmup}", owns_momentum=True),
     )
@@ -74,6 +79,31 @@ def gradients_of(
     return flat, sum(losses) / len(losses)
 
 
+class Displaced:
+    """Workers' own weights under a delay: the common ones, less lr times their last gradient."""
+
+    def __init__(self, task: Task, model: torch.nn.Module) -> None:
+        self._task, self._model = task, model
+        self._steps: list[torch.Tensor] = []  # by worker: what its weights are off by
+
+    def gradients(self, rows: list[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
+        if not self._steps:
+            return gradients_of(self._task, self._model, rows)
+        parameters = list(self._model.parameters())
+        common = parameters_to_vector(parameters).detach()
+        flat, losses = [], []
+        for part, step in zip(rows, self._steps, strict=True):
+            vector_to_parameters(common + step, parameters)
+            own, loss = gradients_of(self._task, self._model, [part])
+            flat += own
+            losses.append(loss)
+        vector_to_parameters(common, parameters)
+        return flat, sum(losses) / len(losses)
+
+    def move(self, gradients: list[torch.Tensor], rate: float) -> None:
+        self._steps = [-rate * gradient for gradient in gradients]
+
+
 def train(task: Task, method: Method, seed: int, workers: int) -> dict[str, Any]:
     """Trains from the seed; the run's row."""
     torch.manual_seed(seed)
@@ -88,17 +118,32 @@ def train(task: Task, method: Method, seed: int, workers: int) -> dict[str, Any]
         optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / task.steps))
     )
     sizes = [p.numel() for p in parameters.values()]
-    curve, recent, start = [], [], time.monotonic()
-    for step, rows in enumerate(batches(task, workers, seed), 1):
-        flat, loss = gradients_of(task, model, rows)
-        for p, g in zip(parameters.values(), group.all_reduce(flat).split(sizes), strict=True):
+
+    def apply(mean: torch.Tensor) -> None:
+        for p, g in zip(parameters.values(), mean.split(sizes), strict=True):
             p.grad = g.view_as(p)
         optimizer.step()
         schedule.step()
+
+    displaced, late = Displaced(task, model), None
+    curve, recent, start = [], [], time.monotonic()
+    for step, rows in enumerate(batches(task, workers, seed), 1):
+        flat, loss = displaced.gradients(rows)
+        own = [gradient.clone() for gradient in flat] if method.delay else []
+        mean = group.all_reduce(flat)
+        if late is not None:
+            apply(late)
+        if method.delay and step > task.steps // 10:
+            late = mean.clone()
+            displaced.move(own, optimizer.param_groups[0]["lr"])
+        else:
+            apply(mean)
         recent.append(loss)
         if step * _POINTS // task.steps != (step - 1) * _POINTS // task.steps:
             curve.append((step, sum(recent) / len(recent)))
             recent = []
+    if late is not None:
+        apply(late)
     stats, codec = group.stats(), group.codec()
     group.close()
     accuracy, test_loss = evaluate(task, model)

@@ -133,6 +133,7 @@ class Alone final : public Engine {
   const std::vector<CodecPair>& codecs() const override { return options_.codecs; }
   bool GoesRaw(const TensorView&) const override { return true; }
   void SetStep(uint64_t) override {}
+  void EndStep() override {}
 
  private:
   absl::Status ApplyMomentum(const AllReduceRequest& request, const Backend& backend,
@@ -187,6 +188,7 @@ class Checked final : public Engine {
   const std::vector<CodecPair>& codecs() const override { return engine_->codecs(); }
   bool GoesRaw(const TensorView& input) const override { return engine_->GoesRaw(input); }
   void SetStep(uint64_t step) override { engine_->SetStep(step); }
+  void EndStep() override { engine_->EndStep(); }
 
  private:
   const int rank_;

@@ -70,6 +70,10 @@ class Engine {
   // What step the next allreduce of every name is: topk's warm-up and stochastic rounding go by it.
   // Zero at first; set when a run is resumed.
   virtual void SetStep(uint64_t step) = 0;
+
+  // All of a training step has been submitted, and the next step will submit the same tensors.
+  // Where ranks are far apart their order is then foretold. Rank 0's call counts.
+  virtual void EndStep() = 0;
 };
 
 }  // namespace thinwire

@@ -62,9 +62,11 @@ Group::Group(const Options& options, std::unique_ptr<Transport> transport,
       rank_(transport_->rank()),
       size_(transport_->size()),
       leader_(size_, options.policy, options.chunk_bytes * options.lanes),
-      feedback_(device_, lanes_.size()) {
+      foresight_(options.policy),
+      pings_(size_),
+      feedback_(device_, lanes_.size() + kPlanLanes) {
   if (!options.trace_path.empty()) {
-    trace_ = std::make_unique<Trace>(options.trace_path, rank_, options.lanes);
+    trace_ = std::make_unique<Trace>(options.trace_path, rank_, options.lanes + 1 + kPlanLanes);
   }
   for (int lane = 0; lane < options.lanes; ++lane) {
     threads_.emplace_back([this, lane] { LaneLoop(lane); });
@@ -73,6 +75,7 @@ Group::Group(const Options& options, std::unique_ptr<Transport> transport,
   threads_.emplace_back([this] { RawLoop(); });
   if (device_ != nullptr) threads_.emplace_back([this] { PostLoop(); });
   threads_.emplace_back([this] { WatchdogLoop(); });
+  MeasureLatency();
 }
 
 Group::~Group() {
@@ -90,18 +93,27 @@ Group::~Group() {
   Fail(absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")),
        orderly ? Tell::kNobody : Tell::kEveryone);
   for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : plan_threads_) thread.join();
   if (trace_ != nullptr) trace_->Write().IgnoreError();  // there is nobody left to tell
 }
 
 absl::StatusOr<std::shared_ptr<Work>> Group::AllReduce(const AllReduceRequest& request) {
+  // On rank 0 a planned chunk may be done as soon as it is registered, and must be in the book
+  // then.
+  std::unique_lock order(order_mu_, std::defer_lock);
+  if (rank_ == 0) order.lock();
   const absl::StatusOr<WorkPtr> registered = Register(request);
   if (!registered.ok()) return registered.status();
   const WorkPtr& work = *registered;
-  if (work->report.raw != 0) {
-    StartRaw(work, request.caller_waits);
-  } else {
+  absl::Status status;
+  if (rank_ == 0) {
+    if (work->report.raw == 0) status = ReportLocked(0, FrameType::kReport, work->report);
+    order.unlock();
+  } else if (work->report.raw == 0) {
     Submit(FrameType::kReport, *work);
   }
+  if (!status.ok()) Fail(std::move(status), Tell::kEveryone);
+  if (work->report.raw != 0) StartRaw(work, request.caller_waits);
   return work;
 }
 
@@ -137,6 +149,7 @@ absl::StatusOr<Group::WorkPtr> Group::Register(const AllReduceRequest& request) 
   work->chunks_left = report.chunks;
   work->reported = !raw;
   works_[work->id()] = work;
+  submitted_.notify_all();
   Count(*work);
   return work;
 }
@@ -174,7 +187,7 @@ absl::Status Group::PrepareLocked(const AllReduceRequest& request, InFlight* wor
     work->order.fence = work->memory.fence;
   }
   if (device_ != nullptr && work->order.fence == nullptr) {
-    work->order.fence = std::make_shared<Fence>(lanes_.size());
+    work->order.fence = std::make_shared<Fence>(lanes_.size() + kPlanLanes);
   }
   work->report.key = key;
   work->report.call = state.calls++;
@@ -316,6 +329,7 @@ Stats Group::stats() const {
   stats.all_reduces = all_reduces_;
   stats.raw_bytes = raw_bytes_;
   stats.wire_bytes = transport_->bytes_sent();
+  stats.planned_chunks = planned_chunks_;
   for (int stage = 0; stage < kStages; ++stage) stats.seconds[stage] = totals_.seconds(stage);
   return stats;
 }

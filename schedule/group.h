@@ -3,6 +3,7 @@
 //   callers   submit; a report goes to the leader, or a small tensor straight to all peers
 //   control   receives frames: reports and overdue notes (leader), announcements, failures
 //   lanes     take announced chunks in order and run AllReduceChunk
+//   plan      lanes likewise, for chunks that were announced before they were ready
 //   raw       finishes small tensors whose callers do not wait
 //   posts     starts small tensors of a device, so that callers do not wait for it
 //   watchdog  reports what is late, and ends what is past its deadline
@@ -25,6 +26,7 @@
 #include "schedule/blocking_queue.h"
 #include "schedule/chunk_allreduce.h"
 #include "schedule/engine.h"
+#include "schedule/foresight.h"
 #include "schedule/in_flight.h"
 #include "schedule/lane.h"
 #include "schedule/leader.h"
@@ -55,8 +57,13 @@ class Group final : public Engine {
   const std::vector<CodecPair>& codecs() const override { return options_.codecs; }
   bool GoesRaw(const TensorView& input) const override;
   void SetStep(uint64_t step) override;
+  void EndStep() override;
 
  private:
+  // A planned chunk holds its lane until this rank has submitted it, so there are more than four:
+  // sched_bench.
+  static constexpr int kPlanLanes = 16;
+
   using WorkPtr = std::shared_ptr<InFlight>;
   enum class Tell { kEveryone, kNobody };
 
@@ -84,6 +91,7 @@ class Group final : public Engine {
   // group_order.cc: what is said on the control channel.
   void Submit(FrameType type, const InFlight& work);
   void OnReport(int rank, FrameType type, const Report& report);
+  absl::Status ReportLocked(int rank, FrameType type, const Report& report);
   bool FinishedHere(const Report& report) const;
   void AnnounceLocked();
   void OnFrame(const ControlMessage& message);
@@ -93,10 +101,21 @@ class Group final : public Engine {
 
   // group_lanes.cc
   void LaneLoop(int lane);
-  void RunChunk(int lane, const Announcement& announcement);
+  void RunChunk(Lane& lane, int number, const Announcement& announcement);
   void EndChunk(const WorkPtr& work, const absl::Status& status);
   void RawLoop();
   void PostLoop();
+
+  // group_plan.cc
+  void MeasureLatency();
+  void SendPing(int peer);
+  void OnPong(int peer);
+  void RememberLocked(int rank, const Report& report);
+  void ForgetLocked(uint64_t id);
+  void PlanLocked();
+  void OnPlan(const std::vector<PlannedChunk>& chunks);
+  void PlanLoop(int number);
+  bool AwaitSubmission(const PlannedChunk& chunk);
 
   // group_failure.cc
   void Fail(absl::Status reason, Tell tell);
@@ -118,10 +137,22 @@ class Group final : public Engine {
   std::atomic<uint64_t> all_reduces_{0}, raw_bytes_{0};
 
   std::mutex order_mu_;
-  Leader leader_;  // used on rank 0 only
+  // Used on rank 0 only.
+  Leader leader_;
+  Foresight foresight_;
+  struct Ping {
+    Clock::time_point sent;
+    Clock::duration least = Clock::duration::max();  // there and back
+    int answers = 0;
+  };
+  std::vector<Ping> pings_;  // by rank
+  int peers_measured_ = 0;
+  double latency_s_ = 0.0;  // one way, to the farthest rank
+  bool far_ = false;
 
   mutable std::mutex mu_;
-  std::condition_variable changed_;  // status_ or closing_
+  std::condition_variable changed_;    // status_ or closing_
+  std::condition_variable submitted_;  // works_ or status_
   absl::Status status_;
   bool closing_ = false;
   int byes_ = 0;  // peers that have finished
@@ -134,8 +165,11 @@ class Group final : public Engine {
   std::vector<std::unique_ptr<LaneBuffers>> raw_buffers_;  // to be used again
 
   BlockingQueue<Announcement> announced_;
+  BlockingQueue<PlannedChunk> planned_;
   BlockingQueue<WorkPtr> raw_, posts_;
   std::vector<std::thread> threads_;
+  std::vector<std::thread> plan_threads_;  // from the first plan on; under mu_
+  std::atomic<uint64_t> planned_chunks_{0};
 };
 
 }  // namespace thinwire

@@ -31,6 +31,7 @@ void Group::Fail(absl::Status reason, Tell tell) {
     status_ = reason;
   }
   changed_.notify_all();
+  submitted_.notify_all();
   if (tell == Tell::kEveryone) {
     const ControlFrame frame = PackFailure(reason);
     for (int peer = 0; peer < size_; ++peer) {
@@ -39,6 +40,7 @@ void Group::Fail(absl::Status reason, Tell tell) {
   }
   transport_->Abort(std::move(reason));
   announced_.Close();
+  planned_.Close();
   raw_.Close();
   posts_.Close();
   CompleteAfterFailure();

@@ -6,11 +6,11 @@ namespace thinwire {
 
 void Group::LaneLoop(int lane) {
   while (const std::optional<Announcement> announcement = announced_.Pop()) {
-    RunChunk(lane, *announcement);
+    RunChunk(*lanes_[lane], lane, *announcement);
   }
 }
 
-void Group::RunChunk(int number, const Announcement& announcement) {
+void Group::RunChunk(Lane& lane, int number, const Announcement& announcement) {
   WorkPtr work;
   {
     const std::lock_guard lock(mu_);
@@ -38,7 +38,6 @@ void Group::RunChunk(int number, const Announcement& announcement) {
                      .step = work->step,
                      // The watchdog ends it long before.
                      .deadline = work->deadline + options_.timeout};
-  Lane& lane = *lanes_[number];
   lane.Enter(work->order);
   absl::Status status =
       AllReduceChunk(job, lane.backend(), lane.transport(), lane.buffers(), clock);
@@ -59,6 +58,7 @@ void Group::EndChunk(const WorkPtr& work, const absl::Status& status) {
   if (rank_ == 0 && status.ok()) {
     const std::lock_guard lock(order_mu_);
     leader_.OnChunkDone(work->id());
+    if (done) ForgetLocked(work->id());
     AnnounceLocked();
   }
   if (done || failed) Retire(work, done ? Outcome::kDone : Outcome::kFailed);

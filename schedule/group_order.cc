@@ -17,13 +17,11 @@ void Group::Submit(FrameType type, const InFlight& work) {
 }
 
 void Group::OnReport(int rank, FrameType type, const Report& report) {
-  if (FinishedHere(report)) return;
   absl::Status status;
   {
     const std::lock_guard lock(order_mu_);
-    status = leader_.OnReport(rank, report);
-    if (type == FrameType::kOverdue) leader_.OnOverdue(rank, report);
-    AnnounceLocked();
+    if (FinishedHere(report)) return;
+    status = ReportLocked(rank, type, report);
   }
   if (type == FrameType::kOverdue) {
     const std::lock_guard lock(mu_);
@@ -32,11 +30,23 @@ void Group::OnReport(int rank, FrameType type, const Report& report) {
   if (!status.ok()) Fail(std::move(status), Tell::kEveryone);
 }
 
-// A raw tensor needs no report to finish, so a late one may come when the leader is done with it.
+// Under order_mu_.
+absl::Status Group::ReportLocked(int rank, FrameType type, const Report& report) {
+  absl::Status status = leader_.OnReport(rank, report);
+  if (type == FrameType::kOverdue) leader_.OnOverdue(rank, report);
+  RememberLocked(rank, report);
+  AnnounceLocked();
+  return status;
+}
+
+// A raw or planned tensor needs no report to finish, so a late one may come when the leader is done
+// with it.
 bool Group::FinishedHere(const Report& report) const {
   const std::lock_guard lock(mu_);
   const auto state = keys_.find(report.key);
-  return state != keys_.end() && report.call < state->second.calls && !works_.contains(report.id());
+  if (state == keys_.end() || report.call >= state->second.calls) return false;
+  const auto work = works_.find(report.id());
+  return work == works_.end() || work->second->chunks_left == 0;
 }
 
 // Under order_mu_, so that the frames leave, and the own lanes see them, in one order.
@@ -60,6 +70,11 @@ void Group::OnFrame(const ControlMessage& message) {
   // Passed on, so that whoever sees this rank's connections close has heard the reason from it.
   if (parsed->type == FrameType::kFail) return Fail(parsed->failure, Tell::kEveryone);
   if (parsed->type == FrameType::kBye) return OnBye();
+  if (parsed->type == FrameType::kPong) return OnPong(message.from);
+  if (parsed->type == FrameType::kPing) {
+    transport_->SendControl(message.from, PackSignal(FrameType::kPong)).IgnoreError();
+  }
+  if (parsed->type == FrameType::kPlan) OnPlan(parsed->planned);
   for (const Report& report : parsed->reports) OnReport(message.from, parsed->type, report);
   for (const Announcement& announcement : parsed->announcements) announced_.Push(announcement);
 }
@@ -76,7 +91,7 @@ void Group::OnBye() {
 // connection would look like a lost peer to them. So all close together.
 void Group::SayBye() {
   constexpr std::chrono::seconds kPatience(2);  // a rank that stays must not keep us
-  const ControlFrame bye = PackBye();
+  const ControlFrame bye = PackSignal(FrameType::kBye);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) transport_->SendControl(peer, bye).IgnoreError();
   }

@@ -60,11 +60,22 @@ absl::Status Leader::OnReport(int rank, const Report& report) {
   }
   if (tensor.reported[rank]) return absl::OkStatus();
   tensor.reported[rank] = true;
-  if (++tensor.reports == world_ && !tensor.first.raw) {
+  if (++tensor.reports == world_ && !tensor.first.raw && !tensor.planned) {
     tensor.complete = ++clock_;
     ready_.push_back(report.id());
   }
   return absl::OkStatus();
+}
+
+void Leader::Expect(const Report& report) {
+  Tensor& tensor = Find(0, report);
+  tensor.planned = true;
+  tensor.announced = report.chunks;
+}
+
+bool Leader::AllHave(uint64_t id) const {
+  const auto found = tensors_.find(id);
+  return found != tensors_.end() && found->second.reports == world_;
 }
 
 bool Leader::Before(const Tensor& a, const Tensor& b) const {
@@ -98,7 +109,7 @@ std::vector<Announcement> Leader::Next() {
 void Leader::OnChunkDone(uint64_t id) {
   const auto it = tensors_.find(id);
   if (it == tensors_.end()) return;
-  unfinished_bytes_ -= ChunkBytes(it->second.first);
+  if (!it->second.planned) unfinished_bytes_ -= ChunkBytes(it->second.first);
   if (++it->second.done == it->second.first.chunks) tensors_.erase(it);
 }
 

@@ -28,6 +28,13 @@ class Leader {
   // repeated report of one rank changes nothing.
   absl::Status OnReport(int rank, const Report& report);
 
+  void SetWindow(size_t bytes) { window_bytes_ = bytes; }
+
+  // The tensor will come, and its chunks are announced already.
+  void Expect(const Report& report);
+  // Whether all ranks have reported it.
+  bool AllHave(uint64_t id) const;
+
   // The chunks to announce now, in order. They count as announced.
   std::vector<Announcement> Next();
 
@@ -52,6 +59,7 @@ class Leader {
     uint64_t complete = 0;   // order of the last report
     uint32_t announced = 0;  // chunks
     uint32_t done = 0;
+    bool planned = false;  // outside the window
   };
 
   Tensor& Find(int rank, const Report& report);
@@ -61,7 +69,7 @@ class Leader {
 
   const int world_;
   const Policy policy_;
-  const size_t window_bytes_;
+  size_t window_bytes_;
   size_t unfinished_bytes_ = 0;
   uint64_t clock_ = 0;                  // counts reports
   std::map<uint64_t, Tensor> tensors_;  // by id

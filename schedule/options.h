@@ -29,6 +29,10 @@ constexpr std::string_view Name(Policy policy) {
   return "unknown policy";
 }
 
+// Whether a step's order is foretold from the step before, in place of announcements that each cost
+// two latencies. Only of steps that Engine::EndStep ends.
+enum class Foresee : uint8_t { kWhenFar, kAlways, kNever };
+
 struct Options {
   // A segment of a request names its codec by index; the first is what goes without saying.
   std::vector<CodecPair> codecs = {CodecPair{}};
@@ -40,7 +44,9 @@ struct Options {
   // A tensor whose raw bytes times (n - 1) peers are at most this goes raw, in one exchange.
   size_t min_bytes = size_t{64} << 10;
   std::chrono::milliseconds timeout{30000};  // of one allreduce, from its submission
-  std::string trace_path;                    // Chrome JSON written at close; empty = no trace
+  Foresee foresee = Foresee::kWhenFar;
+  std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
+  std::string trace_path;               // Chrome JSON written at close; empty = no trace
 };
 
 }  // namespace thinwire

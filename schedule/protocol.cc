@@ -76,6 +76,10 @@ std::vector<ControlFrame> PackAnnouncements(const std::vector<Announcement>& ann
   return Pack(FrameType::kAnnounce, announcements);
 }
 
+std::vector<ControlFrame> PackPlan(const std::vector<PlannedChunk>& chunks) {
+  return Pack(FrameType::kPlan, chunks);
+}
+
 ControlFrame PackFailure(const absl::Status& reason) {
   const std::string text(reason.message());
   const FailureHeader failure{static_cast<int32_t>(reason.code()), 0};
@@ -89,8 +93,8 @@ ControlFrame PackFailure(const absl::Status& reason) {
   return frame;
 }
 
-ControlFrame PackBye() {
-  const FrameHeader header{FrameType::kBye, 0};
+ControlFrame PackSignal(FrameType type) {
+  const FrameHeader header{type, 0};
   ControlFrame frame;
   frame.fill(0);
   std::memcpy(frame.data(), &header, sizeof(header));
@@ -100,14 +104,17 @@ ControlFrame PackBye() {
 std::optional<Parsed> ParseFrame(const ControlFrame& frame) {
   FrameHeader header;
   std::memcpy(&header, frame.data(), sizeof(header));
-  Parsed parsed{header.type, {}, {}, absl::OkStatus()};
+  Parsed parsed{header.type, {}, {}, {}, absl::OkStatus()};
   bool good = false;
   switch (header.type) {
     case FrameType::kReport:
     case FrameType::kOverdue: good = UnpackReports(frame, header.count, &parsed.reports); break;
     case FrameType::kAnnounce: good = Unpack(frame, header.count, &parsed.announcements); break;
     case FrameType::kFail: good = UnpackFailure(frame, header.count, &parsed.failure); break;
-    case FrameType::kBye: good = true; break;
+    case FrameType::kPlan: good = Unpack(frame, header.count, &parsed.planned); break;
+    case FrameType::kBye:
+    case FrameType::kPing:
+    case FrameType::kPong: good = true; break;
   }
   if (!good) return std::nullopt;
   return parsed;

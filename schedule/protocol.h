@@ -21,6 +21,9 @@ enum class FrameType : uint32_t {
   kOverdue = 3,   // rank -> leader: "this tensor has passed its deadline here" (a Report, too)
   kFail = 4,      // any -> all: "the group has failed, and this is why"
   kBye = 5,       // any -> all: "I have finished, and shall close once all have"
+  kPlan = 6,      // leader -> all: "start these chunks, in this order, once you have them"
+  kPing = 7,      // leader -> rank: "answer"
+  kPong = 8,      // rank -> leader
 };
 
 // One tensor as one rank sees it. All ranks' reports of one id must agree.
@@ -48,18 +51,28 @@ struct Announcement {
 };
 static_assert(sizeof(Announcement) == 16 && std::is_trivially_copyable_v<Announcement>);
 
+struct PlannedChunk {
+  uint64_t id = 0;
+  uint32_t chunk = 0;
+  uint32_t reserved = 0;
+  uint64_t plan_hash = 0;  // of the tensor
+};
+static_assert(sizeof(PlannedChunk) == 24 && std::is_trivially_copyable_v<PlannedChunk>);
+
 void SetName(const std::string& name, Report* report);
 
 std::vector<ControlFrame> PackReports(FrameType type, const std::vector<Report>& reports);
 std::vector<ControlFrame> PackAnnouncements(const std::vector<Announcement>& announcements);
 ControlFrame PackFailure(const absl::Status& reason);
-ControlFrame PackBye();
+std::vector<ControlFrame> PackPlan(const std::vector<PlannedChunk>& chunks);
+ControlFrame PackSignal(FrameType type);  // kBye, kPing, kPong
 
 // A frame taken apart. nullopt for one that no rank of this version sends.
 struct Parsed {
   FrameType type;
   std::vector<Report> reports;
   std::vector<Announcement> announcements;
+  std::vector<PlannedChunk> planned;
   absl::Status failure;
 };
 std::optional<Parsed> ParseFrame(const ControlFrame& frame);

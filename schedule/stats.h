@@ -15,8 +15,9 @@ inline constexpr std::array<const char*, kStages> kStageNames = {"QUEUE",  "ENCO
 
 struct Stats {
   uint64_t all_reduces = 0;
-  uint64_t raw_bytes = 0;   // what a ring allreduce of fp32 would have sent: 2 (n-1)/n * 4 N
-  uint64_t wire_bytes = 0;  // what this rank sent, without control frames
+  uint64_t raw_bytes = 0;       // what a ring allreduce of fp32 would have sent: 2 (n-1)/n * 4 N
+  uint64_t wire_bytes = 0;      // what this rank sent, without control frames
+  uint64_t planned_chunks = 0;  // whose order was foretold
   std::array<double, kStages> seconds{};  // summed over chunks, by Stage
 };
 

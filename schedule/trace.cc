@@ -44,19 +44,32 @@ void Trace::Add(int lane, TraceEvent event) {
   if (lanes_[lane].size() < kMaxEvents) lanes_[lane].push_back(std::move(event));
 }
 
+void Trace::Put(std::ostream& out, size_t lane, const TraceEvent& event) const {
+  const auto begin_of = [&](const char* phase) -> std::ostream& {
+    return out << ",\n{\"name\":\"" << kStageNames[static_cast<int>(event.stage)] << "\",\"ph\":\""
+               << phase << "\",\"pid\":" << rank_ << ",\"tid\":" << lane;
+  };
+  const std::string args = absl::StrCat(",\"args\":{\"tensor\":\"", Escaped(event.name),
+                                        "\",\"chunk\":", event.chunk, "}}");
+  if (event.stage != Stage::kQueue) {
+    begin_of("X") << ",\"ts\":" << Microseconds(event.begin.time_since_epoch())
+                  << ",\"dur\":" << Microseconds(event.end - event.begin) << args;
+    return;
+  }
+  // A chunk waits while its lane carries others, so the slices of a row would overlap.
+  const std::string id = absl::StrCat(",\"cat\":\"queue\",\"id\":\"", Escaped(event.name), "/",
+                                      event.chunk, "/", rank_, "\"");
+  begin_of("b") << id << ",\"ts\":" << Microseconds(event.begin.time_since_epoch()) << args;
+  begin_of("e") << id << ",\"ts\":" << Microseconds(event.end.time_since_epoch()) << args;
+}
+
 absl::Status Trace::Write() const {
   std::ofstream out(path_);
   out << "[{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":" << rank_
       << ",\"args\":{\"name\":\"rank " << rank_ << "\"}}";
   out.precision(15);
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
-    for (const TraceEvent& event : lanes_[lane]) {
-      out << ",\n{\"name\":\"" << kStageNames[static_cast<int>(event.stage)]
-          << "\",\"ph\":\"X\",\"pid\":" << rank_ << ",\"tid\":" << lane
-          << ",\"ts\":" << Microseconds(event.begin.time_since_epoch())
-          << ",\"dur\":" << Microseconds(event.end - event.begin) << ",\"args\":{\"tensor\":\""
-          << Escaped(event.name) << "\",\"chunk\":" << event.chunk << "}}";
-    }
+    for (const TraceEvent& event : lanes_[lane]) Put(out, lane, event);
   }
   out << "]\n";
   if (out.flush()) return absl::OkStatus();

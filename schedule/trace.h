@@ -3,6 +3,7 @@
 #define THINWIRE_SCHEDULE_TRACE_H_
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ class Trace {
   const std::string& path() const { return path_; }
 
  private:
+  void Put(std::ostream& out, size_t lane, const TraceEvent& event) const;
+
   const std::string path_;
   const int rank_;
   std::vector<std::vector<TraceEvent>> lanes_;

@@ -15,4 +15,8 @@ for link in loopback 1gbit 5gbit 10gbit; do
 done
 echo "DDP steps"
 .venv/bin/python bench/ddp_step.py --out "$out/ddp_step.json" || echo "skipped: see above"
+echo "orders of chunks"
+.venv/bin/python bench/priority.py --out "$out/priority.json" || echo "skipped: see above"
+.venv/bin/python bench/timeline.py --out "$out" || echo "skipped: see above"
+build/bench/sched_bench --out "$out/sched.json"
 .venv/bin/python bench/report.py "$out"

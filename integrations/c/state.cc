@@ -62,6 +62,12 @@ tw_status tw_comm_set_step(tw_comm* comm, uint64_t step) {
   return TW_OK;
 }
 
+tw_status tw_comm_end_step(tw_comm* comm) {
+  if (comm == nullptr) return ToC(NullPointer("tw_comm_end_step"));
+  comm->engine->EndStep();
+  return TW_OK;
+}
+
 tw_status tw_residual_count(tw_comm* comm, size_t* count) {
   if (comm == nullptr || count == nullptr) return ToC(NullPointer("tw_residual_count"));
   *count = comm->engine->error_feedback().Names().size();

@@ -132,6 +132,11 @@ TW_API tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, i
  * go by it. To be set on all ranks alike, when a run is resumed. */
 TW_API tw_status tw_comm_set_step(tw_comm* comm, uint64_t step);
 
+/* All of a training step has been submitted on this rank, and the next step will submit the same
+ * tensors. Above a millisecond of latency their order is then foretold, which spares each chunk an
+ * announcement. To be called on every rank; rank 0's call counts. */
+TW_API tw_status tw_comm_end_step(tw_comm* comm);
+
 /* What is kept of each parameter, while no allreduce is in flight: first-hop and second-hop
  * residuals, and the momentum if the communicator owns one; numel floats each. `index` counts
  * parameters in name order. `momentum` may be null: not asked for, or none to be set. */
@@ -145,6 +150,33 @@ TW_API tw_status tw_residual_set(tw_comm* comm, const char* name, const float* f
 
 /* How many CUDA devices can be used. TW_UNAVAILABLE, and the reason, if none can. */
 TW_API tw_status tw_cuda_device_count(const char* cuda_library, int* count);
+
+/* What a layer of a model, or several that are reduced together, computes in a step. */
+typedef struct {
+  size_t numel;
+  double forward_s, backward_s;
+} tw_layer;
+
+/* A training step on a link, to be simulated: schedule/sim/simulator.h. */
+typedef struct {
+  size_t struct_size;        /* sizeof(tw_simulation) */
+  const tw_options* options; /* size, codec, policy, lanes, chunk_bytes, min_bytes, no_raw */
+  const tw_layer* layers;    /* in forward order */
+  size_t num_layers;
+  double between_s;                    /* after backward, before the first layer is needed again */
+  int barrier;                         /* non-zero: the next forward pass waits for everything */
+  int planned;                         /* non-zero: the order is foretold, not announced */
+  double bytes_per_s, latency_s;       /* of each rank's link, one way */
+  double burst_bytes;                  /* that an idle link lets pass at once */
+  double overhead_s;                   /* of each exchange, beside its bytes */
+  double encode_s, reduce_s, decode_s; /* of one element of a chunk, on one rank */
+  double cpu_s_per_byte;               /* of the processor, for what a rank sends */
+  double contention; /* of those with computing: 0 with cores to spare, 1 or more without */
+  int steps;         /* whose mean is taken; 0: four */
+} tw_simulation;
+
+/* Seconds of a step, and, unless bound_s is null, the least that any order of chunks could take. */
+TW_API tw_status tw_simulate(const tw_simulation* simulation, double* step_s, double* bound_s);
 
 /* "AVX3", "AVX2", ...: the instruction set that the codecs use here. */
 TW_API const char* tw_simd_target(void);

@@ -45,12 +45,15 @@ void Lanes::Compute(double seconds_per_element, const ChunkId& id, Events::Actio
 }
 
 // One message after the other, as they were handed to the link. (Gloo has one connection for each
-// pair of ranks.)
+// pair of ranks.) While the link idles its bucket fills, up to a burst.
 void Lanes::Send(double bytes, Events::Action then) {
   if (bytes == 0.0) return then();
+  const double overhead = processor_.Beside(setting_.overhead_s);
   processor_.Beside(bytes * setting_.cpu_s_per_byte);
-  link_free_at_ = std::max(link_free_at_, events_.now()) + bytes / setting_.bytes_per_s;
-  events_.At(link_free_at_ + setting_.latency_s + setting_.overhead_s, std::move(then));
+  const double now = events_.now();
+  const double credit = setting_.burst_bytes / setting_.bytes_per_s;
+  link_paid_until_ = std::max(link_paid_until_, now - credit) + bytes / setting_.bytes_per_s;
+  events_.At(std::max(now, link_paid_until_) + setting_.latency_s + overhead, std::move(then));
 }
 
 }  // namespace thinwire::sim

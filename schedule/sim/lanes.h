@@ -32,7 +32,7 @@ class Lanes {
   Processor& processor_;
   const Done done_;
   int free_;
-  double link_free_at_ = 0.0;
+  double link_paid_until_ = 0.0;
 };
 
 }  // namespace thinwire::sim

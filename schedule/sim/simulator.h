@@ -34,12 +34,14 @@ struct Setting {
 
   double bytes_per_s = 0;  // of each rank's link, each way
   double latency_s = 0;    // one way
-  double overhead_s = 0;   // of each exchange, beside its bytes
+  double burst_bytes = 0;  // that an idle link lets pass at once: a token bucket's
+  double overhead_s = 0;   // of each exchange, beside its bytes; the processor's
 
   CodecCost codec;
   double cpu_s_per_byte = 0;  // of the processor, for what a rank sends
   // How much codecs and sending take from computing, and computing from them: 0 where they have
-  // cores (or a GPU's engines) of their own, 1 where a rank has one core.
+  // cores (or a GPU's engines) of their own, 1 where a rank has one core, more where they also
+  // spoil its caches.
   double contention = 0;
 
   double jitter = 0;      // every layer takes 1 to 1 + 2 * jitter times its time, uniformly

@@ -70,6 +70,34 @@ class Stats(ctypes.Structure):
     ]
 
 
+class Layer(ctypes.Structure):
+    """tw_layer"""
+
+    _fields_ = [("numel", c_size_t), ("forward_s", c_double), ("backward_s", c_double)]
+
+
+class Simulation(ctypes.Structure):
+    """tw_simulation"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("options", POINTER(Options)),
+        ("layers", POINTER(Layer)),
+        ("num_layers", c_size_t),
+        ("between_s", c_double),
+        ("barrier", c_int),
+        ("planned", c_int),
+        *(
+            (name, c_double)
+            for name in (
+                "bytes_per_s", "latency_s", "burst_bytes", "overhead_s",
+                "encode_s", "reduce_s", "decode_s", "cpu_s_per_byte", "contention",
+            )
+        ),
+        ("steps", c_int),
+    ]  # fmt: skip
+
+
 # Functions that return something other than a tw_status.
 _RESULTS = {
     "tw_version": c_char_p,
@@ -105,6 +133,8 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_comm_codec": [c_void_p, c_size_t, c_char_p, c_size_t],
     "tw_comm_goes_raw": [c_void_p, c_size_t, c_int, POINTER(c_int)],
     "tw_comm_set_step": [c_void_p, c_uint64],
+    "tw_comm_end_step": [c_void_p],
+    "tw_simulate": [POINTER(Simulation), POINTER(c_double), POINTER(c_double)],
     "tw_residual_count": [c_void_p, POINTER(c_size_t)],
     "tw_residual_info": [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)],
     "tw_residual_get": [c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t],

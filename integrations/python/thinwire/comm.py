@@ -199,6 +199,10 @@ class Communicator:
         """The step that the next allreduce of every name is; the same on all ranks."""
         _library.check(self._library.tw_comm_set_step(self._open(), step))
 
+    def end_step(self) -> None:
+        """All of a training step has been submitted; the next will submit the same tensors."""
+        _library.check(self._library.tw_comm_end_step(self._open()))
+
     def residuals(self) -> dict[str, int]:
         """Parameter name -> number of elements. Only while nothing is in flight."""
         count, sizes = c_size_t(), {}

@@ -7,6 +7,7 @@ Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Trai
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,11 @@ from torch.optim.optimizer import Optimizer
 from thinwire import config, errors
 from thinwire.comm import Work
 from thinwire.torch import checkpoint, tensors
+from thinwire.torch.auto import START, AutoCodec
+from thinwire.torch.delay import OneStepDelay
 from thinwire.torch.forward_order import ForwardOrder
-from thinwire.torch.group import join, resolve
+from thinwire.torch.group import Group, join, resolve
+from thinwire.torch.partial_step import step_partly
 from thinwire.torch.policy import Codec, Policy
 from thinwire.torch.session import Session
 from thinwire.torch.units import Phase, Unit, make_units
@@ -33,11 +37,16 @@ class DistributedOptimizer(Optimizer):
 
     model: the module whose parameters it trains, not wrapped in DDP. Parameters and buffers are
       those of rank 0 from the start.
-    codec, timeout_s, lanes, chunk_bytes, min_bytes, interface, trace: as State takes them.
+    codec: as State takes it, or "auto": the first steps are measured with fp32, and then the codec
+      that advise() recommends is taken, unless it turns out slower (thinwire.torch.auto).
+    timeout_s, lanes, chunk_bytes, min_bytes, interface, trace: as State takes them.
     policy: "p3" (default): step() returns at once, and each module's forward waits for what it
       needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit.
     find_unused_parameters: a parameter that no rank has a gradient for is left alone, as torch
       does; costs a small exchange a step. Without it a missing gradient counts as zeros.
+    delay: 1 lets a step's mean come during the next step, which meanwhile computes with weights
+      that this rank updated with its own gradient (OD-SGD, thinwire.torch.delay); of
+      torch.optim.SGD only, and without synchronize(). warm_up_steps: that wait as usual, at first.
 
     With p3 parameters change as the next forward pass reaches them. model.state_dict() and this
     optimizer's finish what is under way; before reading parameters in another way call finish().
@@ -54,6 +63,8 @@ class DistributedOptimizer(Optimizer):
         codec: Codec | None = None,
         policy: str = "p3",
         *,
+        delay: int = 0,
+        warm_up_steps: int = 0,
         process_group: dist.ProcessGroup | None = None,
         find_unused_parameters: bool = False,
         **options: Any,
@@ -69,7 +80,10 @@ class DistributedOptimizer(Optimizer):
             codec=codec if codec is None or isinstance(codec, str) else Policy(codec).joined,
             policy=policy, **options,
         )  # fmt: skip
-        self._codecs = Policy(settings.codec if codec is None else codec)
+        auto = settings.codec == "auto"
+        if auto:
+            settings = dataclasses.replace(settings, codec=START)
+        self._codecs = Policy(settings.codec if auto or codec is None else codec)
         if settings.momentum:
             raise errors.UnavailableError(
                 "DistributedOptimizer does not own momentum yet, as onebit and sparse topk need; "
@@ -84,10 +98,11 @@ class DistributedOptimizer(Optimizer):
         self._check_parameters()
         self._codecs.check_names(self._names.values())
         group = resolve(process_group, "DistributedOptimizer")
-        self._session = Session(join(process_group, "optimizer"), settings)
+        self._group = group
+        self._auto = AutoCodec(policy, group, settings) if auto else None
+        self._session = self._open_session(join(group, "optimizer"), settings)
         self._session.close_with(self)
         self._broadcast(group)
-        self._group = group
         self._find_unused = find_unused_parameters
         self._units: list[Unit] = []
         self._unit_of: dict[torch.Tensor, Unit] = {}
@@ -95,6 +110,7 @@ class DistributedOptimizer(Optimizer):
         self._due: dict[Unit, list[dict[str, Any]]] = {}  # hyperparameters of the step
         self._used: tuple[torch.Tensor, Work] | None = None  # on its way
         self._unused: set[torch.Tensor] = set()  # of the step under way, by no rank
+        self._delay = self._make_delay(delay, warm_up_steps)
         self._accumulating = False
         self._steps = 0
         self._order = ForwardOrder(model, self._names)
@@ -103,6 +119,32 @@ class DistributedOptimizer(Optimizer):
             *(m.register_forward_pre_hook(self._before_forward) for m in model.modules()),
             model.register_state_dict_pre_hook(lambda *_: self.finish()),
         ]
+
+    def _open_session(self, group: Group, settings: config.Config) -> Session:
+        session = Session(group, settings)
+        return session if self._auto is None else self._auto.watch(session)
+
+    def _change_codec(self, codec: str) -> None:
+        """Between steps, on all ranks. What compression has lost so far goes along."""
+        before, names = self._session, [name for unit in self._units for name in unit.names]
+        kept = before.memory()
+        before.close()
+        self._codecs = Policy(codec)
+        settings = dataclasses.replace(before.config, codec=codec)
+        self._session = self._open_session(join(self._group, "optimizer"), settings)
+        self._session.close_with(self)
+        self._session.load(kept, self._steps)
+        self._lay_out(names)
+
+    def _make_delay(self, delay: int, warm_up_steps: int) -> OneStepDelay | None:
+        if delay and self._auto is not None:
+            raise errors.InvalidArgumentError(
+                "delay=1 goes with a codec that is chosen, got codec='auto'; see what `thinwire "
+                "advise` recommends"
+            )
+        if delay not in (0, 1):
+            raise errors.InvalidArgumentError(f"delay is {delay!r}, expected 0 or 1")
+        return OneStepDelay(self._inner, warm_up_steps, self._step_unit) if delay else None
 
     def _check_parameters(self) -> None:
         ours = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
@@ -133,6 +175,8 @@ class DistributedOptimizer(Optimizer):
             unit.phase = Phase.IDLE  # its step was left out, as a loss scaler does
         if unit in self._due:
             self._apply(unit)  # no forward pass came by since the last step
+        if self._delay is not None:
+            self._delay.make_room(unit, self._session)
         if unit.phase is Phase.FLYING:
             raise errors.InvalidArgumentError(
                 f"the gradient of '{self._names[parameter]}' was made again before step(), when it "
@@ -149,8 +193,11 @@ class DistributedOptimizer(Optimizer):
         order = [self._order.order(self._names)]
         source = dist.get_process_group_ranks(self._group)[0]
         dist.broadcast_object_list(order, source, group=self._group)
+        self._lay_out(order[0])
+
+    def _lay_out(self, order: list[str]) -> None:
         by_name = {name: parameter for parameter, name in self._names.items()}
-        self._units = make_units([(name, by_name[name]) for name in order[0]], self._codecs)
+        self._units = make_units([(name, by_name[name]) for name in order], self._codecs)
         self._unit_of = {p: unit for unit in self._units for p in unit.parameters}
         self._learn_needs()
 
@@ -182,6 +229,9 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
         self._make_units()
         self._check_unknown()
+        if self._delay is not None and self._delay.begun(self._steps + 1):
+            self._step_delayed(self._delay)
+            return loss
         synchronized = all(unit.phase is Phase.REDUCED for unit in self._units)
         if not synchronized:
             self._flush()
@@ -197,7 +247,23 @@ class DistributedOptimizer(Optimizer):
             self._inner.step()
             for unit in self._units:
                 unit.phase = Phase.IDLE
+        if self._auto is not None:
+            device = self._units[0].parameters[0].device
+            if (codec := self._auto.after_step(device, self.finish)) is not None:
+                self._change_codec(codec)
         return loss
+
+    def _step_delayed(self, delay: OneStepDelay) -> None:
+        for unit in list(self._due):  # the last step of the warm-up
+            self._apply(unit)
+        for unit in self._units:
+            delay.make_room(unit, self._session)
+        self._learn_unused()
+        self._flush()
+        for unit in self._units:
+            unit.check_untouched()
+        self._steps += 1
+        delay.step(self._units, [{**group} for group in self.param_groups])
 
     def _check_unknown(self) -> None:
         for group in self.param_groups:
@@ -219,6 +285,7 @@ class DistributedOptimizer(Optimizer):
         for unit in self._units:
             if unit.phase is Phase.IDLE:
                 unit.submit(self._session)
+        self._session.end_step()
 
     def _learn_unused(self) -> None:
         """Once a step: which parameters no rank has a gradient for."""
@@ -237,38 +304,22 @@ class DistributedOptimizer(Optimizer):
         unit.wait(self._session)
         del self._due[unit]
         self._learn_unused()
+        self._step_unit(unit, dict(unit.means()), groups)
+        unit.phase = Phase.IDLE
+
+    def _step_unit(
+        self, unit: Unit, means: dict[torch.Tensor, torch.Tensor], groups: list[dict[str, Any]]
+    ) -> None:
         kept = {p: p.grad for p in unit.parameters}
         inside = {p for p in unit.parameters if p.requires_grad and p not in self._unused}
-        for parameter, mean in unit.means():
+        for parameter, mean in means.items():
             parameter.grad = mean if parameter in inside else None
         try:
             with torch.inference_mode(False):  # an evaluation may be what needs them
-                self._step_only(inside, groups)
+                step_partly(self._inner, inside, groups)
         finally:
             for parameter, gradient in kept.items():
                 parameter.grad = gradient
-        unit.phase = Phase.IDLE
-
-    def _step_only(self, parameters: set[torch.Tensor], groups: list[dict[str, Any]]) -> None:
-        chosen = []
-        for group in groups:
-            mine = [p for p in group["params"] if p in parameters]
-            if mine:
-                chosen.append({**group, "params": mine})
-        before = [{**group} for group in chosen]
-        everything = self._inner.param_groups
-        self._inner.param_groups = chosen
-        try:
-            self._inner.step()
-        finally:
-            self._inner.param_groups = everything
-        for group, was in zip(chosen, before, strict=True):
-            for key, value in was.items():
-                if key != "params" and group[key] is not value:
-                    raise errors.InvalidArgumentError(
-                        f"{type(self._inner).__name__} keeps '{key}' for a whole param group, "
-                        "which couples parameters; use policy='wfbp'"
-                    )
 
     def _take_means(self) -> None:
         for unit in self._units:
@@ -287,6 +338,11 @@ class DistributedOptimizer(Optimizer):
     def synchronize(self) -> None:
         """After backward(): returns when every .grad holds the mean of all ranks. The next step()
         takes the gradients as they are then, so they can be clipped or unscaled in between."""
+        if self._delay is not None:
+            raise errors.InvalidArgumentError(
+                "with delay=1 the means come after step(), so nothing can be done to them before; "
+                "clip your own gradients under no_sync(), or use delay=0"
+            )
         self.finish()
         self._make_units()
         if any(unit.phase is not Phase.REDUCED for unit in self._units):
@@ -297,6 +353,8 @@ class DistributedOptimizer(Optimizer):
         """After step(): returns when all parameters have taken it."""
         for unit in list(self._due):
             self._apply(unit)
+        if self._delay is not None:
+            self._delay.finish(self._units, self._session)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """torch.nn.utils.clip_grad_norm_ of the means: between backward() and step()."""
@@ -336,6 +394,11 @@ class DistributedOptimizer(Optimizer):
         self._check_parameters()
 
     # State.
+
+    @property
+    def codec(self) -> str:
+        """What gradients go with now: with codec="auto" it may change once or twice."""
+        return self._session.config.codec
 
     def stats(self) -> dict[str, Any]:
         """steps, raw_bytes, wire_bytes, ratio, seconds per stage: as State.stats()."""

@@ -30,6 +30,11 @@ class Policy:
                     f"codec has {pattern!r}: {spec!r}, expected a name pattern and a codec"
                 )
         self._specs = list(dict.fromkeys(self.rules.values()))
+        if "auto" in self._specs:
+            raise InvalidArgumentError(
+                "codec 'auto' is for all parameters of DistributedOptimizer(codec='auto'); under "
+                "DDP, or by name, take what `thinwire advise` recommends"
+            )
 
     @property
     def joined(self) -> str:

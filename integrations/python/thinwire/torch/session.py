@@ -127,6 +127,11 @@ class Session:
         self._submitted.add(work)
         return work
 
+    def end_step(self) -> None:
+        """All of a training step has been submitted; the next will submit the same tensors."""
+        if self._communicator is not None:
+            self._communicator.end_step()
+
     def complete(self, work: Work) -> None:
         """Returns when the tensor holds the result, on a GPU for later work of the current stream.
         Raises the typed error of a failure."""

@@ -1,0 +1,1 @@
+"""What a step would take: notes of its computing, a probe of the link, and the choice."""

@@ -1,0 +1,66 @@
+"""Choice: predictions of a step for every codec and policy, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.simulate import CodecCost, Link, Profile, simulate
+
+# From the most accurate to the least.
+CODECS = ("fp32", "bf16", "int8", "int4", "onebit", "topk")
+POLICIES = ("fifo", "wfbp", "p3")
+# What may be recommended unless the user says otherwise: the others need the momentum.
+ACCURATE = CODECS[:4]
+# Predictions this close are equal, and accuracy decides.
+TIE = 1.03
+PLAN_ABOVE_S = 1e-3  # of latency, as Options::far
+PLAIN = ("fp32", "wfbp")  # what DDP does
+
+
+@dataclass(frozen=True)
+class Prediction:
+    codec: str
+    policy: str
+    step_s: float
+
+
+def predict(
+    profiles: dict[str, Profile],
+    link: Link,
+    costs: dict[str, CodecCost],
+    policies: Sequence[str],
+    **options: Any,
+) -> tuple[Prediction, ...]:
+    """A step of every codec in `costs` and every policy. profiles: under "p3" and under "wfbp",
+    which compute the same; so what the two rehearsals differ in is noise, and their mean counts."""
+    mean_s = sum(profile.compute_s for profile in profiles.values()) / len(profiles)
+    even = {policy: profile.scaled_to(mean_s) for policy, profile in profiles.items()}
+    rows = []
+    for codec, cost in costs.items():
+        for policy in policies:
+            profile = even.get(policy) or even["wfbp"]
+            planned = policy == "p3" and link.latency_s > PLAN_ABOVE_S
+            step = simulate(profile, link, codec, policy, cost, planned=planned, **options)
+            rows.append(Prediction(codec, policy, step.step_s))
+    return tuple(rows)
+
+
+def choose(rows: Sequence[Prediction], allowed: Sequence[str]) -> Prediction:
+    """The most accurate codec whose best policy is as good as the fastest, with that policy; among
+    equal policies the last of POLICIES, which waits least."""
+    mine = [row for row in rows if row.codec in allowed]
+    if not mine:
+        raise InvalidArgumentError(
+            f"allowed is {tuple(allowed)}, expected some of {sorted({row.codec for row in rows})}"
+        )
+    limit = TIE * min(row.step_s for row in mine)
+    order = list(dict.fromkeys(row.codec for row in rows))
+    near = [row for row in mine if row.step_s <= limit]
+    accurate = min(near, key=lambda row: order.index(row.codec)).codec
+    return max(
+        (row for row in near if row.codec == accurate),
+        key=lambda row: (POLICIES.index(row.policy), -row.step_s),
+    )

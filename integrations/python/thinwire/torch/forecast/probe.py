@@ -1,0 +1,174 @@
+"""Probe: what a process group's link and codecs cost, from a second or two of allreduces."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from thinwire import config
+from thinwire.comm import Segment, Segments
+from thinwire.simulate import CodecCost, Link
+from thinwire.torch.group import join
+from thinwire.torch.session import Session
+
+_SMALL = 64 << 10  # elements: one chunk, too large to go raw
+_MOST = 4 << 20  # elements of the largest probe
+_ENOUGH_S = 0.25  # of a probe of the rate
+_IDLE_S = 0.15  # in which a link's token bucket fills
+_REPEATS = 5
+_CODEC_NUMEL = 1 << 20
+
+# Both are fitted to the settings that bench/advise_report.py names.
+#
+# What a second of codecs and sending costs the computing beside it, on a rank without a spare core.
+# More than a second, since caches and memory are shared as well.
+FULL_CONTENTION = 1.75
+# Of the processor, for an exchange beside its bytes: what a probe sees of it is mostly noise.
+OVERHEAD_S = 0.2e-3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Equal on all ranks."""
+
+    link: Link
+    costs: dict[str, CodecCost]
+
+
+class Spent(NamedTuple):
+    """Seconds of one allreduce; the mean of all ranks."""
+
+    elapsed: float
+    best: float  # undisturbed
+    processor: float  # of all threads of a rank
+
+
+class _Probe:
+    def __init__(
+        self, session: Session, process_group: dist.ProcessGroup | None, device: torch.device
+    ) -> None:
+        self._session, self._group = session, process_group
+        self._tensor = torch.randn(_MOST, device=device)
+        self._names = 0
+
+    def time(
+        self, numel: int, codec: int = 0, repeats: int = _REPEATS, pause_s: float = 0.0
+    ) -> Spent:
+        """Allreduces with codec number `codec`, each after a pause; medians."""
+        tensor = self._tensor[:numel]
+        self._names += 1
+        name = f"probe {self._names}"
+        segments = Segments([Segment(name, 0, numel, numel, codec)])
+        elapsed, processor = [], []
+        for _ in range(repeats + 1):  # the first lays out residuals
+            if pause_s:
+                time.sleep(pause_s)
+            start, before = time.perf_counter(), time.process_time()
+            self._session.complete(self._session.submit(tensor, "float32", "mean", name, segments))
+            if tensor.is_cuda:
+                torch.cuda.synchronize(tensor.device)
+            elapsed.append(time.perf_counter() - start)
+            processor.append(time.process_time() - before)
+        elapsed, processor = elapsed[1:], processor[1:]
+        typical = [statistics.median(elapsed), min(elapsed), statistics.median(processor)]
+        return Spent(*mean_of_ranks(typical, self._group))
+
+    def cost(self, codec: int) -> CodecCost:
+        """Seconds of the codec's stages for an element."""
+        self.time(_CODEC_NUMEL, codec, repeats=1)  # touches memory for the first time
+        before = self._session.communicator.stats()
+        self.time(_CODEC_NUMEL, codec, repeats=2)
+        after = self._session.communicator.stats()
+        elements = 3 * _CODEC_NUMEL
+        return CodecCost(*(
+            (after[f"{stage}_s"] - before[f"{stage}_s"]) / elements
+            for stage in ("encode", "reduce", "decode")
+        ))  # fmt: skip
+
+
+def _ranks_to_a_core(process_group: dist.ProcessGroup | None) -> float:
+    """Of this machine, by the threads that compute."""
+    hosts: list[object] = [None] * dist.get_world_size(process_group)
+    dist.all_gather_object(hosts, socket.gethostname(), process_group)
+    neighbours = hosts.count(socket.gethostname())
+    return neighbours * torch.get_num_threads() / len(os.sched_getaffinity(0))
+
+
+def _bytes(numel: int, ranks: int) -> float:
+    """That a rank sends of fp32."""
+    return 2 * (ranks - 1) / ranks * 4 * numel
+
+
+def _contention(ranks_to_a_core: float) -> float:
+    """How far computing and codecs share cores: 0 with a core to spare a rank."""
+    spare = 1.0 / ranks_to_a_core - 1.0
+    return FULL_CONTENTION * min(1.0, max(0.0, 1.0 - spare))
+
+
+def _link(on: _Probe, ranks: int) -> Link:
+    """What the link does, and what the processor does for it."""
+    latency = on.time(16, repeats=20).best / 2  # one exchange, there and here
+    idle = on.time(_SMALL, repeats=3, pause_s=_IDLE_S)
+    small = on.time(_SMALL)
+    numel, large = _SMALL, small
+    while large.elapsed < _ENOUGH_S and numel < _MOST:
+        numel *= 2
+        large = on.time(numel)
+    more = _bytes(numel - _SMALL, ranks)
+    bytes_per_s = more / max(large.best - small.best, 1e-9)
+    cpu_s_per_byte = max(0.0, large.processor - small.processor) / more
+    return Link(
+        ranks,
+        bytes_per_s,
+        latency_s=latency,
+        burst_bytes=max(0.0, small.best - idle.best) * bytes_per_s,
+        overhead_s=OVERHEAD_S,
+        cpu_s_per_byte=cpu_s_per_byte,
+    )
+
+
+def mean_of_ranks(values: Sequence[float], process_group: dist.ProcessGroup | None) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total, group=process_group)
+    return (total / dist.get_world_size(process_group)).tolist()
+
+
+def probe(
+    codecs: Sequence[str],
+    device: torch.device,
+    process_group: dist.ProcessGroup | None = None,
+) -> Measured:
+    """Measures the link of a group, and each codec on it. All ranks call it."""
+    settings = config.resolve(codec=";".join(("fp32", *codecs)), policy="fifo", lanes=2)
+    session = Session(join(process_group, "probe"), settings)
+    try:
+        ranks = session.group.size
+        on = _Probe(session, process_group, device)
+        link = _link(on, ranks)
+        if device.type == "cpu":
+            crowd = _ranks_to_a_core(process_group)
+            link = replace(
+                link,
+                # What the processor does for a rank takes longer where ranks share a core.
+                overhead_s=link.overhead_s * max(1.0, crowd),
+                cpu_s_per_byte=link.cpu_s_per_byte * max(1.0, crowd),
+                contention=mean_of_ranks([_contention(crowd)], process_group)[0],
+            )
+        else:
+            link = replace(link, cpu_s_per_byte=0.0)
+        costs = {}
+        for index, codec in enumerate(codecs):
+            cost = on.cost(index + 1)
+            stages = [cost.encode_s, cost.reduce_s, cost.decode_s]
+            costs[codec] = CodecCost(*mean_of_ranks(stages, process_group))
+        return Measured(link, costs)
+    finally:
+        session.close()

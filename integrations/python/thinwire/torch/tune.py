@@ -1,0 +1,189 @@
+"""tune: the codec, chunk size and lanes that make this model's steps shortest on this link."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import thinwire
+from thinwire import _library
+from thinwire.torch.distributed_optimizer import DistributedOptimizer
+from thinwire.torch.group import resolve
+from thinwire.torch.search import EVERYTHING, Point, Space, best_of, search
+
+_WARM_UP = 2  # steps of a trial
+_SAMPLE = 1 << 20  # elements of a parameter's gradient that the guard looks at
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Equal on all ranks. DistributedOptimizer(..., **tuned.options) takes it."""
+
+    codec: str
+    chunk_bytes: int
+    lanes: int
+    step_s: float
+    trials: int  # 0: the result is from a file
+    errors: dict[str, float]  # of the codecs that were looked at, as `max_error` counts
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"codec": self.codec, "chunk_bytes": self.chunk_bytes, "lanes": self.lanes}
+
+
+def tune(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run: Callable[[], Any],
+    *,
+    policy: str = "p3",
+    space: Space = EVERYTHING,
+    max_error: float = 0.05,
+    trials: int = 40,
+    steps: int = 6,
+    log: str | Path | None = None,
+    save: str | Path | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> Tuned:
+    """Tries settings of the space, by Bayesian optimisation, and takes the one with the shortest
+    step. All ranks call it; model, optimizer and run are as advise() takes them, and afterwards as
+    they were.
+
+    max_error: the accuracy guard: codecs that lose more of a gradient of this model than this, as
+      squared error over squared norm, are not tried. (int8 loses about 1e-4, int4 0.03.)
+    log: a CSV file of the trials. save: a JSON file; if it has the result for this model, world,
+      policy, space and guard, nothing is measured.
+
+    UnavailableError without optuna; InvalidArgumentError if the guard leaves no codec."""
+    group = resolve(process_group, "tune")
+    signature = _signature(model, dist.get_world_size(group), policy, space, max_error)
+    kept = _from_rank_0(lambda: _load(save, signature), group)
+    if kept is not None:
+        return Tuned(**kept)
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    random = torch.random.get_rng_state()
+    try:
+        errors = _errors(model, run, space.codecs, group)
+        allowed = tuple(codec for codec in space.codecs if errors[codec] <= max_error)
+        measure = _Measure(model, optimizer, run, policy, steps, group)
+        trial, count = measure.lead(replace(space, codecs=allowed), trials, log)
+    finally:
+        model.load_state_dict(before[0])
+        optimizer.load_state_dict(before[1])
+        torch.random.set_rng_state(random)
+        optimizer.zero_grad(set_to_none=True)
+    tuned = Tuned(*trial.point, trial.step_s, count, errors)
+    if save is not None and dist.get_rank(group) == 0:
+        found = {"signature": signature, **asdict(tuned), "trials": 0}
+        Path(save).write_text(json.dumps(found, indent=1) + "\n")
+    return tuned
+
+
+def _signature(model, world: int, policy: str, space: Space, max_error: float) -> str:
+    parts = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    text = repr((parts, world, policy, space, max_error, _library.load().tw_version()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _load(save: str | Path | None, signature: str) -> dict[str, Any] | None:
+    if save is None or not Path(save).is_file():
+        return None
+    found = json.loads(Path(save).read_text())
+    return found if found.pop("signature", None) == signature else None
+
+
+def _from_rank_0(make: Callable[[], Any], group: dist.ProcessGroup) -> Any:
+    box = [make() if dist.get_rank(group) == 0 else None]
+    dist.broadcast_object_list(box, dist.get_process_group_ranks(group)[0], group=group)
+    return box[0]
+
+
+def _errors(
+    model: torch.nn.Module,
+    run: Callable[[], Any],
+    codecs: Sequence[str],
+    group: dist.ProcessGroup,
+) -> dict[str, float]:
+    """Squared error over squared norm of one gradient, by codec; the worst of all ranks."""
+    model.zero_grad()
+    run()
+    lost = torch.zeros(len(codecs), dtype=torch.float64)
+    norm = 0.0
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            continue
+        gradient = parameter.grad.detach().flatten()[:_SAMPLE].float().cpu().numpy()
+        norm += float((gradient.astype("float64") ** 2).sum())
+        for i, codec in enumerate(codecs):
+            sent = thinwire.decode(codec, thinwire.encode(codec, gradient), gradient.size)
+            lost[i] += float(((gradient - sent).astype("float64") ** 2).sum())
+    lost /= max(norm, 1e-300)
+    dist.all_reduce(lost, op=dist.ReduceOp.MAX, group=group)
+    return dict(zip(codecs, lost.tolist(), strict=True))
+
+
+class _Measure:
+    """Times a point on all ranks; rank 0 says which."""
+
+    def __init__(self, model, optimizer, run, policy: str, steps: int, group) -> None:
+        self._model, self._optimizer, self._run = model, optimizer, run
+        self._policy, self._steps, self._group = policy, steps, group
+
+    def lead(self, space: Space, trials: int, log: str | Path | None) -> Any:
+        """(the best trial, how many there were), on every rank. What fails on rank 0 alone, as a
+        missing optuna does, fails on all."""
+        space.check()
+        if dist.get_rank(self._group) == 0:
+            failure: Exception | None = None
+            done = []
+            try:
+                path = None if log is None else Path(log)
+                done = search(space, self._announce, trials, log=path)
+            except thinwire.Error as error:
+                failure = error
+            _from_rank_0(lambda: None, self._group)
+        else:
+            while (point := _from_rank_0(lambda: None, self._group)) is not None:
+                self._time(Point(*point))
+            failure, done = None, []
+        result = _from_rank_0(
+            lambda: (failure, None if failure else (best_of(done), len(done))), self._group
+        )
+        if result[0] is not None:
+            raise result[0]
+        return result[1]
+
+    def _announce(self, point: Point) -> float:
+        _from_rank_0(lambda: tuple(point), self._group)
+        return self._time(point)
+
+    def _time(self, point: Point) -> float:
+        """Seconds of a step, of the slowest rank."""
+        subject = DistributedOptimizer(
+            self._optimizer, self._model, policy=self._policy, process_group=self._group,
+            **point._asdict(),
+        )  # fmt: skip
+        try:
+            start = time.perf_counter()
+            for step in range(_WARM_UP + self._steps):
+                if step == _WARM_UP:
+                    subject.finish()
+                    start = time.perf_counter()
+                subject.zero_grad()
+                self._run()
+                subject.step()
+            subject.finish()
+            seconds = torch.tensor((time.perf_counter() - start) / self._steps)
+        finally:
+            subject.close()
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=self._group)
+        return seconds.item()

@@ -1,0 +1,69 @@
+// Foresight: what rank 0 remembers of a step, and the order of the next step that follows from it.
+//
+// An announcement costs two latencies, from a chunk's being ready to its start. Where those are
+// long, rank 0 announces a step's chunks before they are ready, in the order in which the step
+// before says that they will be wanted (step_order.h). Pure logic. Not thread-safe.
+#ifndef THINWIRE_SCHEDULE_FORESIGHT_H_
+#define THINWIRE_SCHEDULE_FORESIGHT_H_
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "schedule/options.h"
+#include "schedule/protocol.h"
+
+namespace thinwire {
+
+class Foresight {
+ public:
+  explicit Foresight(Policy policy) : policy_(policy) {}
+
+  // Rank 0 has submitted the tensor: it belongs to the step. Times are seconds of any one clock.
+  void OnSubmitted(const Report& report, double now);
+  // All ranks have it. More than once changes nothing.
+  void OnReady(uint64_t id, double now);
+  void OnDone(uint64_t id, double now);
+  // Rank 0 has submitted all of the step. The next one will have the same tensors.
+  void EndStep(double now);
+
+  // Once for each step, as soon as all ranks had all of it: the chunks of the next step, in order;
+  // their reports have the next call. Empty otherwise.
+  struct Plan {
+    std::vector<Report> tensors;
+    std::vector<PlannedChunk> chunks;
+  };
+  Plan Next();
+
+  // What the link carries of fp32 input; 0 before anything was done.
+  double bytes_per_s() const { return busy_ > 0.0 ? carried_ * sizeof(float) / busy_ : 0.0; }
+
+ private:
+  struct Tensor {
+    Report report;
+    double ready = -1.0;
+    bool done = false;
+  };
+  struct Step {
+    double begin = 0.0;
+    std::vector<Tensor> tensors;
+    std::unordered_map<uint64_t, size_t> places;  // by id
+  };
+
+  Tensor* Find(uint64_t id);
+  void Spend(double now);
+
+  const Policy policy_;
+  Step ended_, current_;
+  bool waiting_ = false;  // for ended_ to be ready everywhere
+  // How long elements take on the link: those carried, while something was ready and not done.
+  // Older steps fade.
+  double carried_ = 0.0;
+  double busy_ = 0.0;
+  int unfinished_ = 0;
+  double counted_until_ = 0.0;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_FORESIGHT_H_

@@ -1,0 +1,215 @@
+"""Predictions, advice and codec="auto"."""
+
+import copy
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import thinwire.torch
+import torch
+from models import data, digest, make_mlp
+from ranks import run
+from thinwire import cli
+from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
+from thinwire.torch import DistributedOptimizer, auto
+from thinwire.torch.advise import advice as advice_
+from thinwire.torch.advise import advise
+from thinwire.torch.forecast.choice import Prediction, choose
+from thinwire.torch.forecast.notes import Notes
+
+HERE = Path(__file__).parent
+PROFILE = Profile(tuple(Layer(1 << 20, 0.01, 0.02) for _ in range(6)), 0.005)
+
+
+def test_one_rank_only_computes():
+    step = simulate(PROFILE, Link(1, 1e9), "int4", "p3")
+    assert step.step_s == pytest.approx(PROFILE.compute_s)
+    assert PROFILE.compute_s == pytest.approx(0.185)
+
+
+def test_a_slow_link_takes_its_bytes():
+    bytes_ = 6 * (1 << 20) * 4  # of two ranks, both hops: each sends its bytes once in all
+    step = simulate(PROFILE, Link(2, 1e7), "fp32", "fifo")
+    # The first gradient comes after one layer; the forward pass follows the last byte.
+    assert step.step_s == pytest.approx(bytes_ / 1e7 + 0.02 + 0.06 + 0.005, rel=0.01)
+    assert step.bound_s <= step.step_s
+    compressed = simulate(PROFILE, Link(2, 1e7), "int4", "fifo")
+    assert compressed.step_s < step.step_s / 5
+
+
+def test_every_cost_costs():
+    link = Link(2, 1e8)
+    plain = simulate(PROFILE, link, "int8", "fifo").step_s
+    for change in ({"latency_s": 2e-3}, {"overhead_s": 5e-3}, {"bytes_per_s": 5e7}):
+        assert simulate(PROFILE, dataclasses.replace(link, **change), "int8", "fifo").step_s > plain
+    shared = dataclasses.replace(link, contention=1.0)
+    cost = CodecCost(1e-9, 1e-9, 1e-9)
+    alone = simulate(PROFILE, link, "int8", "fifo", cost).step_s
+    assert simulate(PROFILE, shared, "int8", "fifo", cost).step_s > alone > plain
+    burst = dataclasses.replace(link, burst_bytes=1e6)
+    assert simulate(PROFILE, burst, "int8", "fifo").step_s < plain
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"codec": "int5"}, "int5"),
+        ({"policy": "p4"}, "p4"),
+        ({"link": Link(2, 0.0)}, "bytes_per_s"),
+        ({"link": Link(2, 1e9, latency_s=-1.0)}, "0 or more"),
+        ({"profile": Profile(())}, "at least one layer"),
+        ({"profile": Profile((Layer(0, 1.0, 1.0),))}, "layer 0"),
+    ],
+)
+def test_a_bad_setting_is_a_typed_error(change, match):
+    arguments = {"profile": PROFILE, "link": Link(2, 1e9), "codec": "int4", "policy": "p3"}
+    with pytest.raises(thinwire.InvalidArgumentError, match=match):
+        simulate(**(arguments | change))
+
+
+def test_accuracy_decides_between_equals():
+    rows = [Prediction(c, "p3", s) for c, s in (("fp32", 1.2), ("int8", 1.02), ("int4", 1.0))]
+    assert choose(rows, ("fp32", "int8", "int4")).codec == "int8"
+    assert choose(rows, ("fp32", "int4")).codec == "int4"
+    rows.append(Prediction("int8", "wfbp", 1.0))
+    assert choose(rows, ("fp32", "int8", "int4")).policy == "p3"  # which waits least
+    rows.append(Prediction("int8", "fifo", 0.9))
+    assert choose(rows, ("fp32", "int8", "int4")).policy == "fifo"
+    with pytest.raises(thinwire.InvalidArgumentError, match="expected some of"):
+        choose(rows, ("topk",))
+
+
+def profile_of_notes(rank: int):
+    notes = Notes()
+    for step in range(4):
+        for unit in range(3):
+            notes.waited_for(unit, 10.0 * step + unit)
+        for unit in (2, 0, 1):  # out of order: the last unit's gradient is ready first
+            notes.submitted(unit, 100 + unit, 10.0 * step + {2: 5.0, 0: 6.0, 1: 8.0}[unit])
+    notes.waited_for(0, 40.0)
+    return notes.profile(1, None)
+
+
+def test_notes_become_a_profile():
+    first, second = run(profile_of_notes)
+    assert first == second
+    assert first.layers == (Layer(100, 1.0, 0.0), Layer(101, 1.0, 3.0), Layer(102, 0.0, 3.0))
+    assert first.between_s == pytest.approx(2.0)
+
+
+def make():
+    """(model, optimizer, run), as the command takes them."""
+    model = make_mlp(width=256)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return model, optimizer, lambda: model(data(0, 0, width=256)).square().mean().backward()
+
+
+def on_link(found, bytes_per_s: float):
+    """What was measured, on another link, with cores to spare."""
+    link = Link(found.link.ranks, bytes_per_s)
+    return dataclasses.replace(found, link=link)
+
+
+def advised(rank: int, bytes_per_s: float | None):
+    model, optimizer, step = make()
+    step()
+    optimizer.step()
+    before, state = digest(model), copy.deepcopy(optimizer.state_dict())
+    if bytes_per_s is not None:  # what is measured, but for the link
+        real = advice_.probe
+
+        advice_.probe = lambda *args: on_link(real(*args), bytes_per_s)
+    advice = advise(model, optimizer, step, steps=4)
+    assert digest(model) == before
+    for key, value in optimizer.state_dict()["state"].items():
+        for name, tensor in value.items():
+            assert torch.equal(tensor, state["state"][key][name])
+    return advice, advice.table()
+
+
+def test_every_rank_gets_the_whole_table():
+    (first, table), (second, _) = run(advised, None)
+    assert first == second
+    assert len(first.rows) == 18 and all(row.step_s > 0 for row in first.rows)
+    for word in ("fp32", "topk", "wfbp", "computing alone"):
+        assert word in table
+
+
+def test_a_slow_link_wants_compression_and_a_fast_one_does_not():
+    (slow, table), _ = run(advised, 1e6)
+    assert slow.best.codec == "int4" and slow.compress
+    assert "recommended: codec='int4'" in table
+    (fast, table), _ = run(advised, 1e12)
+    assert not fast.compress
+    assert "do not compress" in table
+
+
+def test_the_command_prints_the_table(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["-m", "thinwire", "advise", "test_advise:make", "--codecs", "fp32,int4"]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("predicted ms a step") == 1
+    assert "int4" in done.stdout and "topk" not in done.stdout
+
+
+def test_the_command_needs_ranks(capsys):
+    assert cli.main(["advise", "nothing:there"]) == 1
+    assert "torchrun" in capsys.readouterr().err
+
+
+def automatic(rank: int, bytes_per_s: float, loss: float, policy: str):
+    real = auto.probe
+
+    auto.probe, auto._LOSS = lambda *args: on_link(real(*args), bytes_per_s), loss
+    model = make_mlp(seed=rank, width=256)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = DistributedOptimizer(inner, model, codec="auto", policy=policy, min_bytes=0)
+    used = []
+    for step in range(45):
+        optimizer.zero_grad()
+        x = data(step, rank, width=256)
+        (model(x) - torch.sin(x[:, :10])).square().mean().backward()
+        optimizer.step()
+        used.append(optimizer.codec)
+    optimizer.finish()
+    settled = optimizer.codec
+    optimizer.close()
+    return used, settled, digest(model)
+
+
+@pytest.mark.parametrize("policy", ["p3", "wfbp"])
+def test_auto_takes_what_is_advised(policy):
+    (used, settled, first), (_, _, second) = run(automatic, 1e6, 1e9, policy)
+    assert first == second
+    assert settled == "int4"
+    assert used[0] == "fp32" and list(dict.fromkeys(used)) == ["fp32", "int4"]
+
+
+def test_auto_goes_back_where_it_loses():
+    (used, settled, first), (_, _, second) = run(automatic, 1e6, 0.0, "p3")
+    assert first == second
+    assert settled == "fp32" and list(dict.fromkeys(used)) == ["fp32", "int4"]
+    assert used[-1] == "fp32"
+
+
+def refusals(rank: int):
+    model = make_mlp()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(thinwire.InvalidArgumentError, match="thinwire advise"):
+        thinwire.torch.State(codec="auto")
+    with pytest.raises(thinwire.InvalidArgumentError, match="thinwire advise"):
+        DistributedOptimizer(sgd, model, codec={"*.bias": "auto", "*": "int4"})
+    with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):
+        DistributedOptimizer(sgd, model, codec="auto", delay=1)
+
+
+def test_where_auto_can_not_be_is_said():
+    run(refusals)
+
+
+def test_auto_leaves_a_fast_link_alone():
+    (used, settled, _), _ = run(automatic, 1e12, 1.03, "p3")
+    assert settled == "fp32" and set(used) == {"fp32"}

@@ -1,0 +1,74 @@
+"""Merged traces: clocks that differ by a known amount come together again."""
+
+import json
+
+import pytest
+import thinwire
+from models import data, make_mlp
+from ranks import run
+from thinwire import cli, trace
+from thinwire.torch import DistributedOptimizer
+
+STAGES = {"QUEUE", "ENCODE", "EXCHANGE", "REDUCE", "GATHER", "DECODE"}
+
+
+def traced(rank: int, path: str):
+    import torch
+
+    model = make_mlp()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(inner, model, codec="int4", min_bytes=0, trace=path)
+    for step in range(10):
+        optimizer.zero_grad()
+        model(data(step, rank)).square().mean().backward()
+        optimizer.step()
+    optimizer.close()
+
+
+def shift(file, microseconds: float) -> None:
+    events = json.loads(file.read_text())
+    for event in events:
+        if "ts" in event:
+            event["ts"] += microseconds
+    file.write_text(json.dumps(events))
+
+
+def test_clocks_come_together(tmp_path):
+    run(traced, str(tmp_path / "run.json"))
+    files = trace.files_of(tmp_path / "run.json")
+    assert [file.name for file in files] == ["run.rank0.json", "run.rank1.json"]
+    plain = trace.merge(files)  # one machine, so one clock: the truth is an offset of nothing
+    assert abs(plain.offsets[1] - plain.offsets[0]) <= plain.uncertainty + 1
+    shift(files[1], 5e6)
+    again = trace.merge(files)
+    moved = again.offsets[1] - again.offsets[0] - (plain.offsets[1] - plain.offsets[0])
+    assert moved == pytest.approx(-5e6, abs=1)
+    assert again.uncertainty == pytest.approx(plain.uncertainty, abs=1)
+    names = {event["name"] for event in again.events}
+    assert names >= STAGES
+    assert min(event["ts"] for event in again.events if "ts" in event) == 0
+
+
+def test_the_command_writes_one_file(tmp_path, capsys):
+    run(traced, str(tmp_path / "run.json"))
+    out = tmp_path / "merged.json"
+    assert cli.main(["trace", str(tmp_path / "run.json"), "--out", str(out)]) == 0
+    assert "2 ranks" in capsys.readouterr().out
+    assert {event["pid"] for event in json.loads(out.read_text())} == {0, 1}
+
+
+def test_what_is_no_trace_is_named(tmp_path, capsys):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"a\.json is no trace"):
+        trace.merge([tmp_path / "a.json"])
+    with pytest.raises(thinwire.InvalidArgumentError, match="at least one"):
+        trace.merge([])
+    event = {"name": "EXCHANGE", "ph": "X", "ts": 0, "dur": 1}
+    for rank in (0, 1):
+        args = {"tensor": f"of rank {rank}", "chunk": 0}
+        file = tmp_path / f"b.rank{rank}.json"
+        file.write_text(json.dumps([{**event, "pid": rank, "args": args}]))
+    with pytest.raises(thinwire.InvalidArgumentError, match="no exchange in common"):
+        trace.merge(trace.files_of(tmp_path / "b.json"))
+    assert cli.main(["trace", str(tmp_path / "nothing.json")]) == 1
+    assert "nothing" in capsys.readouterr().err
