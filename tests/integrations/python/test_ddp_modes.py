@@ -174,4 +174,5 @@ def one_after_another(rank: int, close: bool):
 def test_states_come_and_go_without_leaks(close):
     first, second = run(one_after_another, close)
     assert first[0] == second[0]
-    assert first[1] <= 2 and second[1] <= 2  # 20 rounds of a leak would be more
+    # a leak of one a round would be 19; fewer are threads that are on their way out
+    assert max(first[1], second[1]) <= 8

@@ -1,0 +1,46 @@
+// How many descriptors and threads this process holds, for tests that let things come and go.
+#ifndef THINWIRE_TESTS_LEAKS_H_
+#define THINWIRE_TESTS_LEAKS_H_
+
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <iterator>
+#include <ostream>
+#include <thread>
+
+namespace thinwire {
+
+struct Held {
+  size_t descriptors = 0, threads = 0;
+
+  static Held Now() { return {Entries("/proc/self/fd"), Entries("/proc/self/task")}; }
+
+  // What is held once no more than `before` is, or after 5 s: the kernel lists a thread for a moment
+  // after its join has returned.
+  static Held Settled(const Held& before) {
+    Held held = Now();
+    for (int wait = 0; wait < 500 && !(held <= before); ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      held = Now();
+    }
+    return held;
+  }
+
+  bool operator<=(const Held& other) const {
+    return descriptors <= other.descriptors && threads <= other.threads;
+  }
+
+  friend std::ostream& operator<<(std::ostream& out, const Held& held) {
+    return out << held.descriptors << " descriptors and " << held.threads << " threads";
+  }
+
+ private:
+  static size_t Entries(const char* folder) {
+    return std::distance(std::filesystem::directory_iterator(folder), {});
+  }
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_LEAKS_H_
