@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from subjects import ALONE, Subject
 from thinwire.simulate import Layer, Profile
 from thinwire.torch.advise import ACCURATE, CODECS
 from thinwire.torch.advise.rehearsal import rehearse
+from thinwire.torch.auto import START
 from thinwire.torch.forecast.probe import probe
 
 POLICIES = ("fifo", "wfbp", "p3")
@@ -32,17 +34,24 @@ SETTINGS = (
     "vgg:2:1gbit:40", "vgg:2:loopback:16", "vgg:3:2gbit:8",
 )  # fmt: skip
 CHUNK_BYTES = 1 << 20
+AUTO_STEPS = 48  # in which codec="auto" has made up its mind
 ROUNDS = 9  # of everything in turns, so that all see the same machine
-_LONG_S = 0.3  # a turn has fewer steps of at least this
+_TURN_S = 0.3  # of a turn, at least: short steps are more at the mercy of their minute
 TIMEOUT_S = 900.0
 
 
-def mean_profile(profiles: list[Profile]) -> Profile:
+def typical_profile(profiles: list[Profile]) -> Profile:
+    """Medians of all rounds, as the steps' are."""
     layers = tuple(
-        Layer(*(statistics.fmean(values) for values in zip(*layer, strict=True)))
+        Layer(*(statistics.median(values) for values in zip(*layer, strict=True)))
         for layer in zip(*(profile.layers for profile in profiles), strict=True)
     )
-    return Profile(layers, statistics.fmean(profile.between_s for profile in profiles))
+    return Profile(layers, statistics.median(profile.between_s for profile in profiles))
+
+
+def turn_steps(step_s: float) -> int:
+    """Equal on all ranks, as the slowest rank's step is."""
+    return max(2, min(12, math.ceil(_TURN_S / step_s)))
 
 
 def measure_link() -> dict[str, Any]:
@@ -65,24 +74,39 @@ def measure_steps(model: str, batch: int) -> dict[str, Any]:
     for key, subject in subjects.items():
         subject.train(2)
         subject.turn(2)
-        steps[key] = 2 if subject.turns.pop() > _LONG_S else 3
+        steps[key] = turn_steps(subject.turns.pop())
     alone.train(2)
+    alone.turn(2)
+    steps_alone = turn_steps(alone.turns.pop())
+    auto = Subject(model, batch, "p3", "auto", chunk_bytes=CHUNK_BYTES)
+    auto.train(AUTO_STEPS)
+    plain = Subject(model, batch, "p3", START, chunk_bytes=CHUNK_BYTES)
+    plain.train(2)
     profiles: dict[str, list[Profile]] = {"p3": [], "wfbp": []}
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         for policy, found in profiles.items():
-            found.append(rehearse(alone.model, alone.optimizer, alone.run, policy, 3, None))
-        alone.turn(3)
+            given = alone.model, alone.optimizer, alone.run, policy, steps_alone, None
+            found.append(rehearse(*given))
+        alone.turn(steps_alone)
         for key, subject in subjects.items():
             subject.turn(steps[key])
-    for subject in subjects.values():
+        pair = [plain, auto] if number % 2 else [auto, plain]  # beside each other
+        for subject in pair:
+            subject.turn(steps[START, "p3"])
+    for subject in (auto, plain, *subjects.values()):
         subject.close()
     return {
         "alone_s": statistics.median(alone.turns),
-        "profiles": {policy: dataclasses.asdict(mean_profile(p)) for policy, p in profiles.items()},
+        "profiles": {policy: dataclasses.asdict(typical_profile(p)) for policy, p in profiles.items()},
         # By round: everything in one round saw the same minute of the machine.
         "turns_s": {
             codec: {policy: subjects[codec, policy].turns for policy in POLICIES}
             for codec in ACCURATE
+        },
+        "auto": {
+            "codec": auto.optimizer.codec,
+            "turns_s": auto.turns,
+            "plain_turns_s": plain.turns,
         },
     }
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.simulate import CodecCost, Layer, Link, Profile
+from thinwire.torch.auto import START
 from thinwire.torch.forecast.choice import Prediction, choose, predict
 
 CALIBRATED = ("mlp-2-1gbit-128", "vgg-2-2gbit-32", "conv-2-100mbit-32")
@@ -47,13 +48,21 @@ def regret(turns: Turns, chosen: tuple[str, str]) -> float:
     return statistics.fmean(ratios)
 
 
+def auto_over_plain(auto: dict[str, Any]) -> float:
+    """Their turns were beside each other. 1 where it stayed with fp32: it is the same program."""
+    if auto["codec"] == START:
+        return 1.0
+    pairs = zip(auto["turns_s"], auto["plain_turns_s"], strict=True)
+    return statistics.median(mine / plain for mine, plain in pairs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     errors: list[float] = []
-    right = []
+    right, automatic = [], []
     for file in sorted(arguments.folder.glob("*.json")):
         found = json.loads(file.read_text())
         rows = predictions(found)
@@ -71,6 +80,8 @@ def main() -> None:
             f"{100 * min(off):+5.1f} to {100 * max(off):+5.1f} %, advice {chosen.codec}/"
             f"{chosen.policy}: {loss:.3f} of the best"
         )
+        automatic.append(auto_over_plain(found["auto"]))
+        print(f"{'':33} codec='auto' took {found['auto']['codec']}: {automatic[-1]:.3f} of fp32")
         if arguments.verbose:
             for row, error in zip(rows, off, strict=True):
                 truth = 1000 * measured[row.codec, row.policy]
@@ -83,6 +94,7 @@ def main() -> None:
             f"{len(errors)} steps that nothing was fitted to: median error "
             f"{100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %"
         )
+    print(f"codec='auto' over fp32, both p3: worst {max(automatic):.3f}")
     print(f"advice right (within {100 * (RIGHT - 1):.0f} %): {sum(right)} of {len(right)}")
 
 

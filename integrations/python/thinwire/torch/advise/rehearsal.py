@@ -21,12 +21,16 @@ _WARM_UP = 2  # steps; the first makes the optimizer's state
 
 
 class _Silence:
-    """Stands for a Session: nothing is sent, and its calls are noted."""
+    """Stands for a Session: nothing is sent, and its calls are noted. But ranks begin every step
+    together, as the exchange makes them: those that share a machine then want the same part of it
+    at the same time. The clock stands while they wait for each other."""
 
-    def __init__(self, group: Group, config: Config) -> None:
+    def __init__(self, group: Group, config: Config, process_group: dist.ProcessGroup) -> None:
         self.group, self.config = group, config
         self.communicator = None
         self.notes = Notes()
+        self._process_group = process_group
+        self._waited_s = 0.0
 
     def close_with(self, owner: object) -> None:
         pass
@@ -34,14 +38,19 @@ class _Silence:
     def submit(self, tensor, _dtype, _op, _name, _segments=None, priority: int = 0) -> int:
         if tensor.is_cuda:
             torch.cuda.current_stream(tensor.device).synchronize()
-        self.notes.submitted(priority, tensor.numel(), time.perf_counter())
+        self.notes.submitted(priority, tensor.numel(), self._now())
         return priority
 
     def complete(self, work: int) -> None:
-        self.notes.waited_for(work, time.perf_counter())
+        self.notes.waited_for(work, self._now())
 
     def end_step(self) -> None:
-        pass
+        start = time.perf_counter()
+        dist.barrier(self._process_group)
+        self._waited_s += time.perf_counter() - start
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._waited_s
 
     def close(self) -> None:
         pass
@@ -49,7 +58,7 @@ class _Silence:
 
 class _Rehearsal(DistributedOptimizer):
     def _open_session(self, group: Group, settings: Config) -> Any:
-        return _Silence(group, settings)
+        return _Silence(group, settings, self._group)
 
     def _broadcast(self, _group: dist.ProcessGroup) -> None:
         pass
@@ -71,7 +80,6 @@ def rehearse(
     kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     random = torch.random.get_rng_state()
     subject = _Rehearsal(optimizer, model, codec="fp32", policy=policy, process_group=process_group)
-    dist.barrier(process_group)  # ranks that share a machine share it while they are measured
     try:
         for _ in range(_WARM_UP + steps + 1):
             subject.zero_grad()
