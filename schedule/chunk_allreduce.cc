@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "schedule/absence.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -239,16 +240,35 @@ absl::Status AllReduceSparse(const ChunkJob& job, const Operands& work, const Ba
   return absl::OkStatus();
 }
 
+// Of dense codecs the own shard's residual is the mean's, and the velocity is all ranks'.
+Absence AbsenceFrom(const ChunkJob& job, int rank, LaneBuffers& buffers) {
+  Absence absence;
+  if (job.absent.empty()) return absence;
+  const Chunk& chunk = *job.chunk;
+  const std::vector<Range> ranges =
+      Overlap(job.absent, chunk.elements, chunk.sparse ? Range{} : chunk.shard(rank));
+  const auto add = [&](float* kept) {
+    if (kept != nullptr)
+      absence.Add(ranges, {kept + chunk.elements.begin, chunk.numel()}, buffers);
+  };
+  add(job.residual);
+  if (chunk.sparse) add(job.velocity);
+  return absence;
+}
+
 }  // namespace
 
 absl::Status AllReduceChunk(const ChunkJob& job, const Backend& backend, Transport& transport,
                             LaneBuffers& buffers, StageClock& clock) {
   buffers.Reset();
   Desk desk(job, backend, buffers);
+  const Absence absence = AbsenceFrom(job, transport.rank(), buffers);
   if (!buffers.status().ok()) return buffers.status();
   desk.Load();
+  absence.Before(backend);
   const auto reduce = job.chunk->sparse ? AllReduceSparse : AllReduceDense;
   const absl::Status status = reduce(job, desk.operands(), backend, transport, buffers, clock);
+  absence.After(backend);
   if (status.ok()) desk.Store();
   clock.End(Stage::kDecode);
   return status;

@@ -26,6 +26,7 @@ struct ChunkJob {
   float* residual = nullptr;
   float* velocity = nullptr;  // dense: the global momentum; topk: the local one
   MomentumOptions momentum;
+  std::span<const Range> absent;  // of the bucket in the plan's order: schedule/absence.h
   float scale = 1.0f;             // 1/n for the mean, 1 for the sum
   uint32_t* threshold = nullptr;  // topk: carried from step to step
   uint64_t tensor = 0;            // what stochastic rounding knows the tensor by

@@ -29,6 +29,10 @@ struct AllReduceRequest {
   // Which parameters the elements belong to, and with which codec they go; empty: the key itself
   // is the only parameter, and goes with the first codec.
   std::span<const Segment> segments = {};
+  // Numbers of segments that this rank has no gradient for; their elements must be zeros, and count
+  // as that. What was kept of them here waits: sent now, it would be lost where nobody uses the
+  // mean.
+  std::span<const uint32_t> absent = {};
   int priority = 0;  // lower goes first, where the policy looks at it
   Op op = Op::kMean;
   // The caller is about to wait for this very call: a small tensor is then exchanged on its thread.

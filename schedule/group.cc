@@ -194,6 +194,7 @@ absl::Status Group::PrepareLocked(const AllReduceRequest& request, InFlight* wor
   work->step = state.step++;
   work->plan = state.plan;
   work->thresholds = state.thresholds;
+  work->absent = PlacesOf(request.absent, segments);
   state.in_flight = named;
   return absl::OkStatus();
 }

@@ -32,6 +32,7 @@ void Group::RunChunk(Lane& lane, int number, const Announcement& announcement) {
                      .residual = codec.uses_feedback() ? work->memory.residual.get() : nullptr,
                      .velocity = work->memory.momentum.get(),
                      .momentum = options_.momentum,
+                     .absent = work->absent,
                      .scale = work->scale,
                      .threshold = &work->thresholds[announcement.chunk],
                      .tensor = work->report.key,

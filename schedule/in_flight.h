@@ -33,6 +33,7 @@ class InFlight final : public Work {
   std::shared_ptr<const Plan> plan;
   BucketMemory memory;
   std::shared_ptr<uint32_t[]> thresholds;  // of topk, by chunk
+  std::vector<Range> absent;  // elements of the plan's order that this rank has nothing for
   uint64_t step = 0;
   Report report;
   Clock::time_point submitted;

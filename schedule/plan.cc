@@ -85,6 +85,21 @@ Plan MakePlan(std::span<const Segment> segments, int world, const Options& optio
   return plan;
 }
 
+std::vector<Range> PlacesOf(std::span<const uint32_t> numbers, std::span<const Segment> segments) {
+  std::vector<Range> places;
+  for (const uint32_t number : numbers) {
+    const Segment& wanted = segments[number];
+    size_t begin = 0;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      const bool before = segments[i].codec < wanted.codec ||
+                          (segments[i].codec == wanted.codec && i < number);
+      if (before) begin += segments[i].count;
+    }
+    places.push_back({begin, begin + wanted.count});
+  }
+  return places;
+}
+
 std::vector<Range> Plan::OwnedBy(int rank) const {
   std::vector<Range> owned;
   for (const Chunk& chunk : chunks) {

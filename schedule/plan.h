@@ -39,9 +39,12 @@ struct Plan {
 };
 
 // Chunks of options.chunk_bytes of fp32, the last one of a codec shorter or up to a quarter longer;
-// shards of whole blocks,
-// as even as blocks allow (so some are empty in a chunk of fewer than n blocks).
+// shards of whole blocks, as even as blocks allow (so some are empty in a chunk of fewer than n
+// blocks).
 Plan MakePlan(std::span<const Segment> segments, int world, const Options& options);
+
+// Where the segments with these numbers lie in the plan's order.
+std::vector<Range> PlacesOf(std::span<const uint32_t> numbers, std::span<const Segment> segments);
 
 }  // namespace thinwire
 

@@ -119,6 +119,7 @@ tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_
     return ToC(absl::InvalidArgumentError("the segments are null"));
   }
   std::vector<thinwire::Segment> parts;
+  std::vector<uint32_t> absent;
   for (size_t i = 0; i < num_segments; ++i) {
     const tw_segment& s = segments[i];
     parts.push_back({.name = std::string(TextOf(s.name)),
@@ -126,11 +127,13 @@ tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_
                      .count = s.count,
                      .total = s.total,
                      .codec = static_cast<uint32_t>(s.codec)});
+    if (s.absent != 0) absent.push_back(static_cast<uint32_t>(i));
   }
   thinwire::AllReduceRequest request;
   request.key = TextOf(name);
   request.priority = priority;
   request.segments = parts;
+  request.absent = absent;
   return StartAsync({send, recv, count, dtype, op, comm, stream}, request, work);
 }
 

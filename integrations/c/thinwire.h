@@ -92,11 +92,13 @@ TW_API tw_status tw_all_reduce_async(const void* send, void* recv, size_t count,
 
 /* Elements [offset, offset + count) of parameter `name` (of `total` elements), which go with codec
  * number `codec` of options.codec, from 0; the segments of a bucket follow one another and add up
- * to its count. */
+ * to its count. `absent`, which ranks and calls may differ in: non-zero where this rank has no
+ * gradient for it. Its elements must be zeros then, and what compression has kept of it stays. */
 typedef struct {
   const char* name;
   size_t offset, count, total;
   size_t codec;
+  int absent;
 } tw_segment;
 TW_API tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_dtype dtype,
                                         tw_op op, tw_comm* comm, void* stream, const char* name,

@@ -58,6 +58,7 @@ class Segment(ctypes.Structure):
         ("count", c_size_t),
         ("total", c_size_t),
         ("codec", c_size_t),
+        ("absent", c_int),
     ]
 
 

@@ -42,12 +42,18 @@ class Segment(NamedTuple):
 
 
 class Segments:
-    """Segments in the form that the C library reads; made once for a bucket, used every step."""
+    """Segments in the form that the C library reads; made once for a bucket, used every step.
+
+    mark_absent(i, True) before a call: this rank has no gradient for segment i. Its elements must
+    be zeros then, and what compression has kept of it stays."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.array = (_library.Segment * len(segments))(
             *(_library.Segment(s.name.encode(), *s[1:]) for s in segments)
         )
+
+    def mark_absent(self, index: int, absent: bool) -> None:
+        self.array[index].absent = int(absent)
 
 
 class _StoreCallbacks:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import thinwire.torch
 import torch
-from models import data, digest, make_mlp
+from models import data, digest, make_mlp, wrap
 from ranks import run
 from thinwire import cli
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
@@ -168,7 +168,7 @@ def automatic(rank: int, bytes_per_s: float, loss: float, policy: str):
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = DistributedOptimizer(inner, model, codec="auto", policy=policy, min_bytes=0)
     used = []
-    for step in range(45):
+    for step in range(50):
         optimizer.zero_grad()
         x = data(step, rank, width=256)
         (model(x) - torch.sin(x[:, :10])).square().mean().backward()
@@ -188,6 +188,44 @@ def test_auto_takes_what_is_advised(policy):
     assert used[0] == "fp32" and list(dict.fromkeys(used)) == ["fp32", "int4"]
 
 
+def automatic_ddp(rank: int, bytes_per_s: float, loss: float, momentum: float):
+    real = auto.probe
+
+    auto.probe, auto._LOSS = lambda *args: on_link(real(*args), bytes_per_s), loss
+    model = make_mlp(seed=rank, width=256)
+    ddp, state = wrap(model, "auto", bucket_cap_mb=0.3, momentum=momentum)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    if momentum:
+        thinwire.torch.move_momentum(sgd, state)
+    used, losses = [], []
+    for step in range(50):
+        sgd.zero_grad()
+        x = data(step, rank, width=256)
+        losses.append((ddp(x) - torch.sin(x[:, :10])).square().mean())
+        losses[-1].backward()
+        sgd.step()
+        used.append(state.codec)
+    stats = state.stats()
+    return used, losses[-1].item(), stats, digest(model)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_auto_takes_what_is_advised_under_ddp(momentum):
+    (used, loss, stats, first), (_, _, _, second) = run(automatic_ddp, 1e6, 1e9, momentum)
+    assert first == second
+    assert list(dict.fromkeys(used)) == ["fp32", "int4"]
+    assert stats["steps"] == 50 and 1.0 < stats["ratio"] < 7  # of all steps
+    (used, plain, _, _), _ = run(automatic_ddp, 1e12, 1e9, momentum)
+    assert set(used) == {"fp32"}
+    assert loss == pytest.approx(plain, rel=0.1)
+
+
+def test_auto_goes_back_under_ddp_where_it_loses():
+    (used, _, _, first), (_, _, _, second) = run(automatic_ddp, 1e6, 0.0, 0.0)
+    assert first == second
+    assert list(dict.fromkeys(used)) == ["fp32", "int4"] and used[-1] == "fp32"
+
+
 def test_auto_goes_back_where_it_loses():
     (used, settled, first), (_, _, second) = run(automatic, 1e6, 0.0, "p3")
     assert first == second
@@ -198,8 +236,9 @@ def test_auto_goes_back_where_it_loses():
 def refusals(rank: int):
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(thinwire.InvalidArgumentError, match="thinwire advise"):
-        thinwire.torch.State(codec="auto")
+    with pytest.raises(thinwire.InvalidArgumentError, match="codec='auto'"):
+        state = thinwire.torch.State(codec="auto", momentum=0.9)
+        thinwire.torch.OneBitAdam(model.parameters(), state, warmup_steps=2)
     with pytest.raises(thinwire.InvalidArgumentError, match="thinwire advise"):
         DistributedOptimizer(sgd, model, codec={"*.bias": "auto", "*": "int4"})
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):

@@ -190,6 +190,30 @@ def test_unused_parameters(find):
     assert results[0][0][1]  # zeros and nothing move a fresh parameter alike
 
 
+def kept_while_unused(rank: int, codec: str):
+    """Whether this rank keeps something of a.weight (not where it owns it), and whether that waits
+    while nobody uses it, and goes on afterwards."""
+    model = Shuffled()
+    optimizer = wrapped(model, codec=codec, find_unused_parameters=True)
+    train(model, optimizer, 3, rank)
+    before = optimizer.state_dict()["thinwire"]["residuals"]["a.weight"]["first"]
+    model.skip = "a"
+    train(model, optimizer, 3, rank, 3)
+    meanwhile = optimizer.state_dict()["thinwire"]["residuals"]["a.weight"]["first"]
+    model.skip = ""
+    train(model, optimizer, 1, rank, 6)
+    after = optimizer.state_dict()["thinwire"]["residuals"]["a.weight"]["first"]
+    keeps = before.any().item()
+    return keeps, torch.equal(before, meanwhile), keeps == (not torch.equal(before, after))
+
+
+@pytest.mark.parametrize("codec", ["int4", "topk:density=0.05"])
+def test_what_was_kept_of_an_unused_parameter_waits(codec):
+    found = run(kept_while_unused, codec)
+    assert any(keeps for keeps, _, _ in found)
+    assert all(waits and goes_on for _, waits, goes_on in found)
+
+
 def clipped(rank: int, policy: str):
     model = make_mlp()
     optimizer = wrapped(model, policy)
@@ -316,7 +340,7 @@ def test_units_merge_small_neighbours_and_keep_large_ones_apart():
     codecs = thinwire.torch.policy.Policy("int4")
     sizes = [10, 20, units_.MERGE_BYTES // 4, 30, units_.MERGE_BYTES, 40, units_.MERGE_BYTES // 2]
     parameters = [(f"p{i}", torch.zeros(size)) for i, size in enumerate(sizes)]
-    units = units_.make_units(parameters, codecs)
+    units = units_.make_units(parameters, codecs, lambda _: 0.0)
     assert [unit.names for unit in units] == [["p0", "p1", "p2", "p3"], ["p4", "p5"], ["p6"]]
 
 
@@ -399,8 +423,6 @@ def refused(rank: int):
         wrapped(model, policy="best")
     with pytest.raises(thinwire.InvalidArgumentError, match="the model has not"):
         wrapped(model, optimizer=torch.optim.SGD(make_mlp().parameters(), lr=0.1))
-    with pytest.raises(thinwire.UnavailableError, match="momentum"):
-        wrapped(model, codec="onebit", momentum=0.9)
 
 
 def test_wrong_arguments_are_typed_errors():

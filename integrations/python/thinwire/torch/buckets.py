@@ -27,6 +27,11 @@ class Buckets:
         self._places: dict[str, tuple[int, str, int]] = {}
         self._layouts: dict[int, tuple[list[int], Segments]] = {}
 
+    def take(self, policy: Policy) -> None:
+        """Another policy from now on."""
+        self._policy = policy
+        self._layouts.clear()
+
     def name_of(self, parameter: torch.Tensor) -> str:
         return self._names.setdefault(parameter, f"p{len(self._names)}")
 

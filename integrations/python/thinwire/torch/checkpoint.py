@@ -46,6 +46,16 @@ def write(communicator: Communicator, residuals: Residuals) -> None:
         communicator.set_residual(name, *_addresses(memory), memory.first.numel())
 
 
+def with_momentum(residuals: Residuals, momentum: Mapping[str, torch.Tensor]) -> Residuals:
+    """Together with the momentum of these parameters, in any shape, dtype and place."""
+    kept = dict(residuals)
+    for name, buffer in momentum.items():
+        m = buffer.detach().to("cpu", torch.float32, copy=True).flatten().contiguous()
+        zeros = torch.zeros_like(m)
+        kept[name] = kept.get(name, Memory(zeros, zeros))._replace(momentum=m)
+    return kept
+
+
 def _addresses(memory: Memory) -> tuple[int, int, int | None]:
     momentum = None if memory.momentum is None else memory.momentum.data_ptr()
     return memory.first.data_ptr(), memory.second.data_ptr(), momentum

@@ -7,7 +7,6 @@ Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Trai
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,14 +19,17 @@ from torch.optim.optimizer import Optimizer
 from thinwire import config, errors
 from thinwire.comm import Work
 from thinwire.torch import checkpoint, tensors
-from thinwire.torch.auto import START, AutoCodec
+from thinwire.torch.agree import from_rank_0
+from thinwire.torch.auto import AUTO, AutoCodec
 from thinwire.torch.delay import OneStepDelay
 from thinwire.torch.forward_order import ForwardOrder
 from thinwire.torch.group import Group, join, resolve
+from thinwire.torch.momentum import Pairing, take_over
 from thinwire.torch.partial_step import step_partly
 from thinwire.torch.policy import Codec, Policy
 from thinwire.torch.session import Session
 from thinwire.torch.units import Phase, Unit, make_units
+from thinwire.torch.watched import WatchedUnits
 
 _POLICIES = ("p3", "wfbp", "fifo")
 
@@ -39,6 +41,9 @@ class DistributedOptimizer(Optimizer):
       those of rank 0 from the start.
     codec: as State takes it, or "auto": the first steps are measured with fp32, and then the codec
       that advise() recommends is taken, unless it turns out slower (thinwire.torch.auto).
+    momentum, nesterov: of torch.optim.SGD, taken out of it, its weight decay with it: what goes to
+      the peers, and what the optimizer steps with, is then the momentum. onebit needs it, topk
+      below 1 % as well. A parameter without gradient counts as one of zeros in its momentum.
     timeout_s, lanes, chunk_bytes, min_bytes, interface, trace: as State takes them.
     policy: "p3" (default): step() returns at once, and each module's forward waits for what it
       needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit.
@@ -63,6 +68,8 @@ class DistributedOptimizer(Optimizer):
         codec: Codec | None = None,
         policy: str = "p3",
         *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
         delay: int = 0,
         warm_up_steps: int = 0,
         process_group: dist.ProcessGroup | None = None,
@@ -78,18 +85,14 @@ class DistributedOptimizer(Optimizer):
             raise errors.InvalidArgumentError(f"policy is {policy!r}, expected one of {_POLICIES}")
         settings = config.resolve(
             codec=codec if codec is None or isinstance(codec, str) else Policy(codec).joined,
-            policy=policy, **options,
+            policy=policy, momentum=momentum, nesterov=nesterov, **options,
         )  # fmt: skip
-        auto = settings.codec == "auto"
-        if auto:
-            settings = dataclasses.replace(settings, codec=START)
-        self._codecs = Policy(settings.codec if auto or codec is None else codec)
-        if settings.momentum:
-            raise errors.UnavailableError(
-                "DistributedOptimizer does not own momentum yet, as onebit and sparse topk need; "
-                "take DDP with State(codec=..., momentum=...), or another codec"
-            )
-        self._codecs.check_momentum(0.0)
+        self._auto: AutoCodec | None = None
+        if settings.codec == AUTO:
+            self._auto = AutoCodec(settings, process_group, WatchedUnits)
+            settings = self._auto.settings
+        self._codecs = Policy(codec if isinstance(codec, Mapping) else settings.codec)
+        self._codecs.check_momentum(settings.momentum)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._inner = optimizer
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
@@ -99,7 +102,6 @@ class DistributedOptimizer(Optimizer):
         self._codecs.check_names(self._names.values())
         group = resolve(process_group, "DistributedOptimizer")
         self._group = group
-        self._auto = AutoCodec(policy, group, settings) if auto else None
         self._session = self._open_session(join(group, "optimizer"), settings)
         self._session.close_with(self)
         self._broadcast(group)
@@ -113,6 +115,8 @@ class DistributedOptimizer(Optimizer):
         self._delay = self._make_delay(delay, warm_up_steps)
         self._accumulating = False
         self._steps = 0
+        self._pairing: Pairing | None = None
+        self._take_momentum()
         self._order = ForwardOrder(model, self._names)
         self._hooks = [
             *(p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._names),
@@ -126,21 +130,35 @@ class DistributedOptimizer(Optimizer):
 
     def _change_codec(self, codec: str) -> None:
         """Between steps, on all ranks. What compression has lost so far goes along."""
-        before, names = self._session, [name for unit in self._units for name in unit.names]
-        kept = before.memory()
-        before.close()
-        self._codecs = Policy(codec)
-        settings = dataclasses.replace(before.config, codec=codec)
-        self._session = self._open_session(join(self._group, "optimizer"), settings)
+        group = join(self._group, "optimizer")
+        self._session = self._session.successor(group, codec, self._steps)
         self._session.close_with(self)
-        self._session.load(kept, self._steps)
-        self._lay_out(names)
+        self._codecs = Policy(codec)
+        self._lay_out([name for unit in self._units for name in unit.names])
+
+    def _take_momentum(self) -> None:
+        """Of the param groups that have their own still, if it is to be ours."""
+        settings = self._session.config
+        if not settings.momentum:
+            return
+        pairing, buffers = take_over(self._inner, settings.momentum, settings.nesterov)
+        self._pairing = self._pairing or pairing
+        named = {self._names[p]: buffer for p, buffer in buffers.items() if p in self._names}
+        self._session.load(checkpoint.with_momentum(self._session.memory(), named), self._steps)
+
+    def _weight_decay_of(self, parameter: torch.Tensor) -> float:
+        return 0.0 if self._pairing is None else self._pairing.weight_decay_of(parameter)
 
     def _make_delay(self, delay: int, warm_up_steps: int) -> OneStepDelay | None:
         if delay and self._auto is not None:
             raise errors.InvalidArgumentError(
                 "delay=1 goes with a codec that is chosen, got codec='auto'; see what `thinwire "
                 "advise` recommends"
+            )
+        if delay and self._session.config.momentum:
+            raise errors.InvalidArgumentError(
+                "delay=1 goes with momentum that the optimizer owns, got "
+                f"momentum={self._session.config.momentum}; leave it to torch.optim.SGD"
             )
         if delay not in (0, 1):
             raise errors.InvalidArgumentError(f"delay is {delay!r}, expected 0 or 1")
@@ -190,29 +208,15 @@ class DistributedOptimizer(Optimizer):
         if self._units:
             return
         self._order.stop()
-        order = [self._order.order(self._names)]
-        source = dist.get_process_group_ranks(self._group)[0]
-        dist.broadcast_object_list(order, source, group=self._group)
-        self._lay_out(order[0])
+        self._lay_out(from_rank_0(self._order.order(self._names), self._group))
 
     def _lay_out(self, order: list[str]) -> None:
         by_name = {name: parameter for parameter, name in self._names.items()}
-        self._units = make_units([(name, by_name[name]) for name in order], self._codecs)
+        self._units = make_units(
+            [(name, by_name[name]) for name in order], self._codecs, self._weight_decay_of
+        )
         self._unit_of = {p: unit for unit in self._units for p in unit.parameters}
-        self._learn_needs()
-
-    def _learn_needs(self) -> None:
-        """Each module waits for its own parameters, and for those that it was the first to use;
-        the model itself for those that nobody was seen to use."""
-        needs: dict[torch.nn.Module, dict[Unit, None]] = {}
-        for module in self._model.modules():
-            for parameter in module.parameters(recurse=False):
-                if parameter in self._unit_of:
-                    needs.setdefault(module, {})[self._unit_of[parameter]] = None
-        for parameter, unit in self._unit_of.items():
-            module = self._order.first_use.get(parameter, self._model)
-            needs.setdefault(module, {})[unit] = None
-        self._needs = {module: list(units) for module, units in needs.items()}
+        self._needs = self._order.needs(self._unit_of)
 
     def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         if self._due:
@@ -229,6 +233,8 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
         self._make_units()
         self._check_unknown()
+        if self._pairing is not None:
+            self._pairing.check()
         if self._delay is not None and self._delay.begun(self._steps + 1):
             self._step_delayed(self._delay)
             return loss
@@ -338,6 +344,12 @@ class DistributedOptimizer(Optimizer):
     def synchronize(self) -> None:
         """After backward(): returns when every .grad holds the mean of all ranks. The next step()
         takes the gradients as they are then, so they can be clipped or unscaled in between."""
+        if self._pairing is not None:
+            raise errors.InvalidArgumentError(
+                f"with momentum={self._session.config.momentum} the means are momentum, which "
+                "clipping and unscaling would spoil; clip each rank's own gradients under "
+                "no_sync(), or leave the momentum to the optimizer"
+            )
         if self._delay is not None:
             raise errors.InvalidArgumentError(
                 "with delay=1 the means come after step(), so nothing can be done to them before; "
@@ -392,6 +404,7 @@ class DistributedOptimizer(Optimizer):
             )
         self._inner.add_param_group(param_group)
         self._check_parameters()
+        self._take_momentum()
 
     # State.
 
@@ -403,9 +416,7 @@ class DistributedOptimizer(Optimizer):
     def stats(self) -> dict[str, Any]:
         """steps, raw_bytes, wire_bytes, ratio, seconds per stage: as State.stats()."""
         self.finish()
-        self._session.wait_idle()
-        communicator = self._session.communicator
-        counts = {} if communicator is None else communicator.stats()
+        counts = self._session.stats()
         raw, wire = int(counts.get("raw_bytes", 0)), int(counts.get("wire_bytes", 0))
         return {
             "steps": self._steps,
@@ -436,6 +447,7 @@ class DistributedOptimizer(Optimizer):
             {key: value for key, value in state_dict.items() if key != "thinwire"}
         )
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        self._take_momentum()  # the dict may be a plain optimizer's
 
     def close(self) -> None:
         """Finishes the step under way, lets the model go, says goodbye to the peers. At exit the

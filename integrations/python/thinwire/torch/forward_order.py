@@ -7,10 +7,12 @@ child's parameter. So every torch function called in that pass is looked at."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+_Part = TypeVar("_Part")
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -81,3 +83,16 @@ class ForwardOrder:
         """Names of all parameters, those not seen at last, in the order of `names`."""
         seen = [names[parameter] for parameter in self.first_use]
         return seen + [name for p, name in names.items() if p not in self.first_use]
+
+    def needs(self, parts: Mapping[torch.Tensor, _Part]) -> dict[torch.nn.Module, list[_Part]]:
+        """Which of the parts that parameters belong to each module waits for: those of its own
+        parameters, and of those that it was the first to use; the model itself for those that
+        nobody was seen to use."""
+        needs: dict[torch.nn.Module, dict[_Part, None]] = {}
+        for module in self._model.modules():
+            for parameter in module.parameters(recurse=False):
+                if parameter in parts:
+                    needs.setdefault(module, {})[parts[parameter]] = None
+        for parameter, part in parts.items():
+            needs.setdefault(self.first_use.get(parameter, self._model), {})[part] = None
+        return {module: list(wanted) for module, wanted in needs.items()}

@@ -6,7 +6,6 @@ arXiv 1712.01887, section 3). So the state hands the optimizer finished momentum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -78,10 +77,6 @@ def _mark_of(tensor: torch.Tensor) -> torch.Tensor:
     return sample.to(torch.float32, copy=True).view(torch.int32)
 
 
-def _groups(optimizer: Optimizer) -> Iterator[tuple[int, dict[str, Any]]]:
-    return iter(enumerate(optimizer.param_groups))
-
-
 def _check_group(number: int, group: dict[str, Any], momentum: float, nesterov: bool) -> None:
     def refuse(key: str, got: object, expected: object) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -102,19 +97,21 @@ def _check_group(number: int, group: dict[str, Any], momentum: float, nesterov: 
 def take_over(
     optimizer: Optimizer, momentum: float, nesterov: bool
 ) -> tuple[Pairing, dict[torch.Tensor, torch.Tensor]]:
-    """Moves momentum and weight decay out; returns the buffers that there were, by parameter.
+    """Moves momentum and weight decay out of the param groups that have them still; returns the
+    buffers that there were, by parameter.
 
     InvalidArgumentError for an optimizer whose momentum is not that of SGD; then nothing is
     changed."""
-    if any("betas" in group or "lr_decay" in group for _, group in _groups(optimizer)):
+    if any("betas" in group or "lr_decay" in group for group in optimizer.param_groups):
         raise InvalidArgumentError(
             f"the momentum of {type(optimizer).__name__} can't be moved, expected torch.optim.SGD; "
             "for Adam take thinwire.torch.OneBitAdam(params, state, ...)"
         )
-    for number, group in _groups(optimizer):
+    groups = [item for item in enumerate(optimizer.param_groups) if WEIGHT_DECAY not in item[1]]
+    for number, group in groups:
         _check_group(number, group, momentum, nesterov)
     buffers = {}
-    for _, group in _groups(optimizer):
+    for _, group in groups:
         group[WEIGHT_DECAY] = group.get("weight_decay", 0.0)
         for key, value in (("momentum", 0), ("nesterov", False), ("weight_decay", 0)):
             if key in group:

@@ -32,8 +32,8 @@ class Policy:
         self._specs = list(dict.fromkeys(self.rules.values()))
         if "auto" in self._specs:
             raise InvalidArgumentError(
-                "codec 'auto' is for all parameters of DistributedOptimizer(codec='auto'); under "
-                "DDP, or by name, take what `thinwire advise` recommends"
+                "codec 'auto' is for all parameters, codec='auto'; by name take what `thinwire "
+                "advise` recommends"
             )
 
     @property
@@ -76,13 +76,13 @@ class Policy:
             if "onebit" in spec:
                 raise InvalidArgumentError(
                     f"codec '{spec}' without momentum diverges: one bit of the bare gradient with "
-                    "error feedback is noise of the gradient's own size. Pass momentum=0.9 and "
-                    "call thinwire.torch.move_momentum(optimizer, state), or take int4"
+                    "error feedback is noise of the gradient's own size. Pass momentum=0.9 (and "
+                    "under DDP call move_momentum(optimizer, state)), or take int4"
                 )
             if spec.startswith("topk") and _density(spec) < _MOMENTUM_BELOW:
                 warnings.warn(
                     f"codec '{spec}' without momentum loses accuracy below a density of "
-                    f"{_MOMENTUM_BELOW}: pass momentum=0.9 and call move_momentum (DGC, "
+                    f"{_MOMENTUM_BELOW}: pass momentum=0.9 (and under DDP call move_momentum; DGC, "
                     "arXiv 1712.01887)",
                     stacklevel=4,
                 )

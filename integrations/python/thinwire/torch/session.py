@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -27,6 +28,7 @@ class Session:
         self.config = config
         self.restored: checkpoint.Residuals = {}  # what load() was given last
         self._first_step = 0
+        self._counted_before: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._communicator: Communicator | None = None
         self._waiter: Waiter | None = None
@@ -35,6 +37,25 @@ class Session:
         self._error: errors.Error | None = None
         self._closed = False
         self._process = os.getpid()
+
+    def successor(self, group: Group, codec: str, step: int) -> Session:
+        """Closes this one. A session with another codec, which goes on with what is kept, at `step`;
+        all ranks call it, with nothing in flight."""
+        kept, counts = self.memory(), self.stats()
+        self.close()
+        session = Session(group, dataclasses.replace(self.config, codec=codec))
+        session.load(kept, step)
+        session._counted_before = counts
+        return session
+
+    def stats(self) -> Counter[str]:
+        """The communicator's, and those of the sessions before this one. Waits until nothing is in
+        flight."""
+        self.wait_idle()
+        counts = Counter(self._counted_before)
+        if self._communicator is not None:
+            counts.update(self._communicator.stats())
+        return counts
 
     def close_with(self, owner: object) -> None:
         """Closes when `owner` goes, or before the interpreter does."""

@@ -15,11 +15,13 @@ from torch.optim.optimizer import Optimizer
 from thinwire import config, errors
 from thinwire.torch import checkpoint, tensors
 from thinwire.torch import momentum as momentum_
+from thinwire.torch.auto import AUTO, AutoCodec
 from thinwire.torch.buckets import Buckets
 from thinwire.torch.group import join
 from thinwire.torch.policy import Codec, Policy
 from thinwire.torch.session import Session
 from thinwire.torch.waiter import failed_future
+from thinwire.torch.watched import WatchedBuckets
 
 if TYPE_CHECKING:
     from thinwire.torch.onebit_adam import OneBitAdam
@@ -30,7 +32,9 @@ class State:
 
     codec: "int4" (default), "int8", "onebit", "topk:density=0.01", "bf16", "fp32", with options
       ("int8:block=128,rounding=stochastic,down=int4"); or {pattern of parameter names: codec}, of
-      which the first match wins ({"*.bias": "bf16", "embed.*": "int8", "*": "int4"}).
+      which the first match wins ({"*.bias": "bf16", "embed.*": "int8", "*": "int4"}); or "auto":
+      steps are measured with fp32 first, then the codec that is predicted to be the fastest is
+      taken, unless it turns out slower (thinwire.torch.auto).
     process_group: torch's group of the model; None: the default group.
     momentum, nesterov: of SGD, owned by the state, which then compresses the momentum and hands it
       to the optimizer; onebit needs it, topk below 1 % as well. Call move_momentum(optimizer,
@@ -76,7 +80,11 @@ class State:
         for key, limit in {"clip_value": clip_value, "clip_norm": clip_norm}.items():
             if limit is not None and not limit > 0:
                 raise errors.InvalidArgumentError(f"{key} is {limit!r}, expected a number above 0")
-        self._codecs = Policy(settings.codec if codec is None else codec)
+        self._auto: AutoCodec | None = None
+        if settings.codec == AUTO:
+            self._auto = AutoCodec(settings, process_group, WatchedBuckets)
+            settings = self._auto.settings
+        self._codecs = Policy(codec if isinstance(codec, Mapping) else settings.codec)
         self._codecs.check_momentum(settings.momentum)
         if names is not None:
             self._codecs.check_names(names.values())
@@ -86,8 +94,9 @@ class State:
                 "attach(ddp, codec=...), or pass names={parameter: name}"
             )
         self._process_group = process_group
-        self._session = Session(join(process_group, "state"), settings)
-        self._session.close_with(self)
+        session = Session(join(process_group, "state"), settings)
+        session.close_with(self)
+        self._session = session if self._auto is None else self._auto.watch(session)
         self._buckets = Buckets(names, self._codecs)
         self._clip_value, self._clip_norm = clip_value, clip_norm
         self._pairing: momentum_.Pairing | None = None
@@ -98,7 +107,8 @@ class State:
 
     @property
     def codec(self) -> str | dict[str, str]:
-        """As it was given, or as the environment or the default had it."""
+        """As it was given, or as the environment or the default had it; with "auto" what it is now,
+        which changes once or twice."""
         rules = self._codecs.rules
         return rules if self._codecs.needs_names else next(iter(rules.values()))
 
@@ -136,6 +146,11 @@ class State:
             )
         if self._pairing is not None:
             raise errors.InvalidArgumentError("this state is paired with an optimizer already")
+        if self._auto is not None:
+            raise errors.InvalidArgumentError(
+                "OneBitAdam got a state with codec='auto', expected a codec that is chosen; take "
+                "State(codec='onebit', ...)"
+            )
         plain = ";".join("fp32" for _ in settings.codec.split(";"))  # the same numbers are taken
         plain_settings = dataclasses.replace(settings, codec=plain, momentum=0.0, nesterov=False)
         self._warmup = Session(join(self._process_group, "warmup"), plain_settings)
@@ -144,13 +159,8 @@ class State:
         self._pairing = momentum_.Pairing(optimizer, beta, ())
 
     def _take_momentum(self, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        kept = dict(self._session.memory())
-        for parameter, buffer in buffers.items():
-            m = buffer.detach().to("cpu", torch.float32, copy=True).flatten().contiguous()
-            zeros = torch.zeros_like(m)
-            name = self._buckets.name_of(parameter)
-            kept[name] = kept.get(name, checkpoint.Memory(zeros, zeros))._replace(momentum=m)
-        self._session.load(kept, self._steps)
+        named = {self._buckets.name_of(p): buffer for p, buffer in buffers.items()}
+        self._session.load(checkpoint.with_momentum(self._session.memory(), named), self._steps)
 
     @property
     def warmed_up(self) -> bool:
@@ -184,6 +194,8 @@ class State:
             return failed_future(error)
 
     def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._auto is not None and bucket.index() == 0 and self._steps:
+            self._choose_codec(self._auto, bucket.buffer().device)
         buffer, name = bucket.buffer(), f"bucket{bucket.index()}"
         dtype = tensors.check(buffer, self.rank, lambda: self._buckets.describe(name, bucket))
         layout = self._buckets.layout(bucket, self._session.restored)
@@ -193,6 +205,17 @@ class State:
         )
         self._steps += int(bucket.is_last())
         return future
+
+    def _choose_codec(self, auto: AutoCodec, device: torch.device) -> None:
+        """Between two backward passes, when everything of the first is there."""
+        codec = auto.after_step(device, self._session.wait_idle)
+        if codec is None:
+            return
+        group = join(self._process_group, "state")
+        self._session = self._session.successor(group, codec, self._steps)
+        self._session.close_with(self)
+        self._codecs = Policy(codec)
+        self._buckets.take(self._codecs)
 
     def _prepare(self, bucket: dist.GradBucket):
         """Does to the gradients what the optimizer would have done before its momentum; returns
@@ -234,9 +257,7 @@ class State:
         be compressed, and another than the rule's where topk costs more bytes than int4."""
         counts: Counter[str] = Counter()
         for session in self._sessions():
-            session.wait_idle()
-            if session.communicator is not None:
-                counts.update(session.communicator.stats())
+            counts.update(session.stats())
         raw, wire = int(counts.get("raw_bytes", 0)), int(counts.get("wire_bytes", 0))
         return {
             "steps": self._steps,

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import thinwire
 from thinwire import _library
+from thinwire.torch.agree import from_rank_0, worst_of_ranks
 from thinwire.torch.distributed_optimizer import DistributedOptimizer
 from thinwire.torch.group import resolve
 from thinwire.torch.search import EVERYTHING, Point, Space, best_of, search
@@ -66,7 +67,8 @@ def tune(
     UnavailableError without optuna; InvalidArgumentError if the guard leaves no codec."""
     group = resolve(process_group, "tune")
     signature = _signature(model, dist.get_world_size(group), policy, space, max_error)
-    kept = _from_rank_0(lambda: _load(save, signature), group)
+    leads = dist.get_rank(group) == 0
+    kept = from_rank_0(_load(save, signature) if leads else None, group)
     if kept is not None:
         return Tuned(**kept)
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -82,7 +84,7 @@ def tune(
         torch.random.set_rng_state(random)
         optimizer.zero_grad(set_to_none=True)
     tuned = Tuned(*trial.point, trial.step_s, count, errors)
-    if save is not None and dist.get_rank(group) == 0:
+    if save is not None and leads:
         found = {"signature": signature, **asdict(tuned), "trials": 0}
         Path(save).write_text(json.dumps(found, indent=1) + "\n")
     return tuned
@@ -99,12 +101,6 @@ def _load(save: str | Path | None, signature: str) -> dict[str, Any] | None:
         return None
     found = json.loads(Path(save).read_text())
     return found if found.pop("signature", None) == signature else None
-
-
-def _from_rank_0(make: Callable[[], Any], group: dist.ProcessGroup) -> Any:
-    box = [make() if dist.get_rank(group) == 0 else None]
-    dist.broadcast_object_list(box, dist.get_process_group_ranks(group)[0], group=group)
-    return box[0]
 
 
 def _errors(
@@ -127,8 +123,7 @@ def _errors(
             sent = thinwire.decode(codec, thinwire.encode(codec, gradient), gradient.size)
             lost[i] += float(((gradient - sent).astype("float64") ** 2).sum())
     lost /= max(norm, 1e-300)
-    dist.all_reduce(lost, op=dist.ReduceOp.MAX, group=group)
-    return dict(zip(codecs, lost.tolist(), strict=True))
+    return dict(zip(codecs, worst_of_ranks(lost.tolist(), group), strict=True))
 
 
 class _Measure:
@@ -150,20 +145,19 @@ class _Measure:
                 done = search(space, self._announce, trials, log=path)
             except thinwire.Error as error:
                 failure = error
-            _from_rank_0(lambda: None, self._group)
+            from_rank_0(None, self._group)
         else:
-            while (point := _from_rank_0(lambda: None, self._group)) is not None:
+            while (point := from_rank_0(None, self._group)) is not None:
                 self._time(Point(*point))
             failure, done = None, []
-        result = _from_rank_0(
-            lambda: (failure, None if failure else (best_of(done), len(done))), self._group
-        )
-        if result[0] is not None:
-            raise result[0]
-        return result[1]
+        found = (best_of(done), len(done)) if done else None
+        failure, found = from_rank_0((failure, found), self._group)
+        if failure is not None:
+            raise failure
+        return found
 
     def _announce(self, point: Point) -> float:
-        _from_rank_0(lambda: tuple(point), self._group)
+        from_rank_0(tuple(point), self._group)
         return self._time(point)
 
     def _time(self, point: Point) -> float:
@@ -182,8 +176,7 @@ class _Measure:
                 self._run()
                 subject.step()
             subject.finish()
-            seconds = torch.tensor((time.perf_counter() - start) / self._steps)
+            seconds = (time.perf_counter() - start) / self._steps
         finally:
             subject.close()
-        dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=self._group)
-        return seconds.item()
+        return worst_of_ranks([seconds], self._group)[0]

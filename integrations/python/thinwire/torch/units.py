@@ -3,7 +3,7 @@ in forward order, with a flat buffer of their own, so that gradients stay the ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 import torch
@@ -30,10 +30,16 @@ class Unit:
     """Parameters that are reduced together."""
 
     def __init__(
-        self, number: int, parameters: Sequence[tuple[str, torch.Tensor]], codecs: Policy
+        self,
+        number: int,
+        parameters: Sequence[tuple[str, torch.Tensor]],
+        codecs: Policy,
+        weight_decay_of: Callable[[torch.Tensor], float],
     ) -> None:
-        """number: its place in forward order, which is its priority."""
+        """number: its place in forward order, which is its priority. weight_decay_of: what is added
+        to a parameter's gradient before it is reduced, in parts of the parameter."""
         self._number = number
+        self._weight_decay_of = weight_decay_of
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
         self.phase = Phase.IDLE
@@ -62,15 +68,19 @@ class Unit:
         return len(self._ready) == len(self.parameters)
 
     def submit(self, session: Session) -> None:
-        """Starts the reduction of what the gradients are now; a missing one counts as zeros."""
+        """Starts the reduction of what the gradients are now. A missing one counts as zeros, and what
+        compression kept of it waits until there is one."""
         dtype = tensors.check(self._buffer, session.group.rank, lambda: self.name)
         with torch.no_grad():
-            for parameter, view in zip(self.parameters, self._views, strict=True):
+            for index, (parameter, view) in enumerate(self.means()):
+                self._segments.mark_absent(index, parameter.grad is None)
                 if parameter.grad is None:
                     view.zero_()
                 else:
                     tensors.check(parameter.grad, session.group.rank, lambda: self.name)
                     view.copy_(parameter.grad)
+                    if decay := self._weight_decay_of(parameter):
+                        view.add_(parameter, alpha=decay)
                     self._versions[parameter] = parameter.grad._version
         self._work = session.submit(
             self._buffer, dtype, "mean", self.name, self._segments, self._number
@@ -102,7 +112,11 @@ class Unit:
         return zip(self.parameters, self._views, strict=True)
 
 
-def make_units(parameters: Sequence[tuple[str, torch.Tensor]], codecs: Policy) -> list[Unit]:
+def make_units(
+    parameters: Sequence[tuple[str, torch.Tensor]],
+    codecs: Policy,
+    weight_decay_of: Callable[[torch.Tensor], float],
+) -> list[Unit]:
     """Neighbours of one dtype and device, merged up to MERGE_BYTES."""
     units: list[list[tuple[str, torch.Tensor]]] = []
     size = 0
@@ -118,4 +132,4 @@ def make_units(parameters: Sequence[tuple[str, torch.Tensor]], codecs: Policy) -
             size = 0
         units[-1].append((name, parameter))
         size += bytes_
-    return [Unit(number, unit, codecs) for number, unit in enumerate(units)]
+    return [Unit(number, unit, codecs, weight_decay_of) for number, unit in enumerate(units)]

@@ -7,11 +7,10 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 
 from thinwire.simulate import Layer, Profile
-from thinwire.torch.forecast.probe import mean_of_ranks
+from thinwire.torch.agree import mean_of_ranks, worst_of_ranks
 
 _Times = dict[int, float]  # seconds, by unit
 
@@ -49,11 +48,10 @@ class Notes:
             )
             if after
         ]  # fmt: skip
-        slowest = torch.tensor([sum(step) for step in steps], dtype=torch.float64)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=process_group)
+        slowest = worst_of_ranks([sum(step) for step in steps], process_group)
         parts = [statistics.median(values) for values in zip(*steps, strict=True)]
         parts = mean_of_ranks(parts, process_group)
-        stretch = statistics.median(slowest.tolist()) / sum(parts)
+        stretch = statistics.median(slowest) / sum(parts)
         forward, backward = parts[: len(units)], parts[len(units) : -1]
         layers = [
             Layer(self._numels[unit], stretch * ahead, stretch * back)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from thinwire import config
 from thinwire.comm import Segment, Segments
 from thinwire.simulate import CodecCost, Link
+from thinwire.torch.agree import mean_of_ranks
 from thinwire.torch.group import join
 from thinwire.torch.session import Session
 
@@ -135,12 +136,6 @@ def _link(on: _Probe, ranks: int) -> Link:
         overhead_s=OVERHEAD_S,
         cpu_s_per_byte=cpu_s_per_byte,
     )
-
-
-def mean_of_ranks(values: Sequence[float], process_group: dist.ProcessGroup | None) -> list[float]:
-    total = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(total, group=process_group)
-    return (total / dist.get_world_size(process_group)).tolist()
 
 
 def probe(

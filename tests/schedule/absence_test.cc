@@ -1,0 +1,143 @@
+// A parameter without a gradient: it counts as zeros, what was kept of it waits, and nothing is
+// lost.
+#include "schedule/absence.h"
+
+#include <mutex>
+
+#include "tests/schedule/ranks.h"
+
+namespace thinwire {
+namespace {
+
+constexpr int kWorld = 3;
+constexpr size_t kA = 1500, kB = 2700, kC = 900;
+
+// a, b, c in one bucket; several chunks, some with parts of two of them. With two codecs the plan
+// moves b behind the others.
+std::vector<Segment> Segments(uint32_t codec_of_b) {
+  return {{"a", 0, kA, kA, 0}, {"b", 0, kB, kB, codec_of_b}, {"c", 0, kC, kC, 0}};
+}
+
+// Reduces a step's gradients, without b's on ranks where it is absent.
+std::vector<float> Reduce(Engine& engine, int rank, int step, bool absent,
+                          const std::vector<Segment>& segments) {
+  std::vector<float> values = Gradient(kA + kB + kC, 5, rank, step);
+  if (absent) std::fill_n(values.begin() + kA, kB, 0.0f);
+  const std::vector<uint32_t> numbers(absent ? 1 : 0, 1);
+  auto work = engine.AllReduce({.input = View(values),
+                                .output = View(values),
+                                .key = "bucket",
+                                .segments = segments,
+                                .absent = numbers});
+  EXPECT_TRUE(work.ok()) << work.status();
+  EXPECT_TRUE((*work)->Wait().ok());
+  return values;
+}
+
+ParameterResidual Kept(Engine& engine, const char* name) {
+  ParameterResidual kept;
+  EXPECT_TRUE(engine.error_feedback().Export(name, &kept).ok());
+  return kept;
+}
+
+struct Case {
+  const char* codec;
+  const char* codec_of_b = nullptr;
+  float momentum = 0.0f;
+};
+
+class AbsenceTest : public testing::TestWithParam<Case> {
+ protected:
+  Options MakeOptions() const {
+    Options options = SmallChunks(GetParam().codec);
+    if (GetParam().codec_of_b != nullptr) {
+      options.codecs.push_back(*CodecPair::Parse(GetParam().codec_of_b));
+    }
+    options.momentum.beta = GetParam().momentum;
+    return options;
+  }
+  std::vector<Segment> MakeSegments() const {
+    return Segments(GetParam().codec_of_b == nullptr ? 0 : 1);
+  }
+  bool sparse() const { return std::string_view(GetParam().codec).starts_with("topk"); }
+};
+
+INSTANTIATE_TEST_SUITE_P(ExactZeros, AbsenceTest,
+                         testing::Values(Case{"int8"}, Case{"int4"}, Case{"topk:density=0.03"},
+                                         Case{"int8", "int4"}, Case{"int4", "topk:density=0.03"},
+                                         Case{"topk:density=0.03", nullptr, 0.9f}));
+
+// Where nobody has a gradient, nothing of what is kept leaves.
+TEST_P(AbsenceTest, WhatIsKeptWaits) {
+  RunRanks(Wire::kInProcess, kWorld, MakeOptions(), [&](int rank, Engine& engine) {
+    const std::vector<Segment> segments = MakeSegments();
+    Reduce(engine, rank, 0, false, segments);
+    const ParameterResidual before = Kept(engine, "b"), a = Kept(engine, "a");
+    for (int step = 1; step < 4; ++step) Reduce(engine, rank, step, true, segments);
+    EXPECT_EQ(Kept(engine, "b").first, before.first);
+    if (sparse()) {
+      EXPECT_EQ(Kept(engine, "b").momentum, before.momentum);
+    }
+    EXPECT_NE(Kept(engine, "a").first, a.first);  // the others go on
+    Reduce(engine, rank, 4, false, segments);
+    EXPECT_NE(Kept(engine, "b").first, before.first);
+  });
+}
+
+class AbsenceBooksTest : public testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(All, AbsenceBooksTest,
+                         testing::Values("int8", "int4", "onebit", "onebit:down=onebit",
+                                         "topk:density=0.03", "int4:hadamard=1",
+                                         "int8:rounding=stochastic"));
+
+// Ranks that have no gradient for it alternate, and sometimes none has one.
+TEST_P(AbsenceBooksTest, LoseNothing) {
+  std::vector<double> given(kA + kB + kC), sent(given.size()), kept(given.size());
+  std::mutex mu;
+  RunRanks(Wire::kInProcess, kWorld, SmallChunks(GetParam()), [&](int rank, Engine& engine) {
+    for (int step = 0; step < 40; ++step) {
+      const bool absent = (step + rank) % 3 == 0 || step % 7 == 0;
+      std::vector<float> values = Gradient(given.size(), 5, rank, step);
+      const std::vector<float> mean = Reduce(engine, rank, step, absent, Segments(0));
+      const std::lock_guard lock(mu);
+      for (size_t i = 0; i < given.size(); ++i) {
+        if (!absent || i < kA || i >= kA + kB) given[i] += values[i];
+        if (rank == 0) sent[i] += kWorld * double{mean[i]};
+      }
+    }
+    const std::lock_guard lock(mu);
+    size_t at = 0;
+    for (const char* name : {"a", "b", "c"}) {
+      const ParameterResidual residual = Kept(engine, name);
+      for (size_t i = 0; i < residual.first.size(); ++i) {
+        kept[at++] += residual.first[i] + kWorld * double{residual.second[i]};
+      }
+    }
+  });
+  for (size_t i = 0; i < given.size(); ++i) ASSERT_NEAR(sent[i] + kept[i], given[i], 2e-6) << i;
+}
+
+TEST(Absence, OfASegmentThatIsNotThereIsAnError) {
+  RunRanks(Wire::kInProcess, 2, SmallChunks("int4"), [](int, Engine& engine) {
+    std::vector<float> values(100);
+    const uint32_t number = 1;
+    EXPECT_TRUE(absl::IsInvalidArgument(engine
+                                            .AllReduce({.input = View(values),
+                                                        .output = View(values),
+                                                        .key = "g",
+                                                        .absent = {&number, 1}})
+                                            .status()));
+  });
+}
+
+TEST(Absence, OverlapLeavesTheOwnShardOut) {
+  const std::vector<Range> ranges = {{0, 10}, {20, 40}};
+  EXPECT_EQ(Overlap(ranges, {5, 30}, {8, 25}), (std::vector<Range>{{0, 3}, {20, 25}}));
+  EXPECT_EQ(Overlap(ranges, {5, 30}, {}), (std::vector<Range>{{0, 5}, {15, 25}}));
+  EXPECT_EQ(Overlap(ranges, {10, 20}, {}), std::vector<Range>{});
+  EXPECT_EQ(Overlap(ranges, {0, 40}, {0, 40}), std::vector<Range>{});
+}
+
+}  // namespace
+}  // namespace thinwire
