@@ -97,7 +97,9 @@ def measure_steps(model: str, batch: int) -> dict[str, Any]:
         subject.close()
     return {
         "alone_s": statistics.median(alone.turns),
-        "profiles": {policy: dataclasses.asdict(typical_profile(p)) for policy, p in profiles.items()},
+        "profiles": {
+            policy: dataclasses.asdict(typical_profile(p)) for policy, p in profiles.items()
+        },
         # By round: everything in one round saw the same minute of the machine.
         "turns_s": {
             codec: {policy: subjects[codec, policy].turns for policy in POLICIES}

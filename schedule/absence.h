@@ -1,6 +1,6 @@
-// Absence: parameters that this rank has no gradient for in this step. They count as zeros, and what
-// is kept of them here waits for a step that has one: sent now it would be lost where nobody uses
-// the mean, as of a parameter that no rank has a gradient for.
+// Absence: parameters that this rank has no gradient for in this step. They count as zeros, and
+// what is kept of them here waits for a step that has one: sent now it would be lost where nobody
+// uses the mean, as of a parameter that no rank has a gradient for.
 #ifndef THINWIRE_SCHEDULE_ABSENCE_H_
 #define THINWIRE_SCHEDULE_ABSENCE_H_
 

@@ -248,8 +248,7 @@ Absence AbsenceFrom(const ChunkJob& job, int rank, LaneBuffers& buffers) {
   const std::vector<Range> ranges =
       Overlap(job.absent, chunk.elements, chunk.sparse ? Range{} : chunk.shard(rank));
   const auto add = [&](float* kept) {
-    if (kept != nullptr)
-      absence.Add(ranges, {kept + chunk.elements.begin, chunk.numel()}, buffers);
+    if (kept != nullptr) absence.Add(ranges, {kept + chunk.elements.begin, chunk.numel()}, buffers);
   };
   add(job.residual);
   if (chunk.sparse) add(job.velocity);

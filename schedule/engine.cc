@@ -90,8 +90,8 @@ absl::Status CheckRequest(const AllReduceRequest& request, int rank, const Optio
   const size_t segments = std::max<size_t>(1, request.segments.size());
   for (const uint32_t number : request.absent) {
     if (number < segments) continue;
-    return absl::InvalidArgumentError(absl::StrCat(where, "segment ", number,
-                                                   " is absent, expected 0 to ", segments - 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "segment ", number, " is absent, expected 0 to ", segments - 1));
   }
   if (covered == in.numel) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(where, "its segments have ", covered,

@@ -91,8 +91,8 @@ std::vector<Range> PlacesOf(std::span<const uint32_t> numbers, std::span<const S
     const Segment& wanted = segments[number];
     size_t begin = 0;
     for (size_t i = 0; i < segments.size(); ++i) {
-      const bool before = segments[i].codec < wanted.codec ||
-                          (segments[i].codec == wanted.codec && i < number);
+      const bool before =
+          segments[i].codec < wanted.codec || (segments[i].codec == wanted.codec && i < number);
       if (before) begin += segments[i].count;
     }
     places.push_back({begin, begin + wanted.count});

@@ -122,12 +122,11 @@ TEST(Absence, OfASegmentThatIsNotThereIsAnError) {
   RunRanks(Wire::kInProcess, 2, SmallChunks("int4"), [](int, Engine& engine) {
     std::vector<float> values(100);
     const uint32_t number = 1;
-    EXPECT_TRUE(absl::IsInvalidArgument(engine
-                                            .AllReduce({.input = View(values),
-                                                        .output = View(values),
-                                                        .key = "g",
-                                                        .absent = {&number, 1}})
-                                            .status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        engine
+            .AllReduce(
+                {.input = View(values), .output = View(values), .key = "g", .absent = {&number, 1}})
+            .status()));
   });
 }
 

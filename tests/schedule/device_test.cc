@@ -51,6 +51,7 @@ struct Case {
   size_t numel = 20000;
   DType dtype = DType::kF32;
   std::vector<Segment> segments = {};
+  bool absent = false;  // the first segment, on another rank in every step
 };
 
 // What every rank holds after each of kSteps allreduces, and at last its residuals and momentum.
@@ -65,8 +66,12 @@ History Reduce(const Options& options, const Case& run,
         for (int step = 0; step < kSteps; ++step) {
           tensor.Write(Stored(Gradient(run.numel, 11, rank, step), run.dtype));
           const TensorView view{tensor.data(), run.numel, run.dtype};
-          auto work = engine.AllReduce(
-              {.input = view, .output = view, .key = "t", .segments = run.segments});
+          const std::vector<uint32_t> absent(run.absent && step % run.world == rank ? 1 : 0, 0);
+          auto work = engine.AllReduce({.input = view,
+                                        .output = view,
+                                        .key = "t",
+                                        .segments = run.segments,
+                                        .absent = absent});
           ASSERT_TRUE(work.ok()) << work.status();
           const absl::Status status = (*work)->Wait();
           ASSERT_TRUE(status.ok()) << status;
@@ -111,6 +116,17 @@ TEST_P(DeviceTest, EveryCodecGivesTheHostsBits) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
       ExpectTheHostsBits(SmallChunks(codec), {.world = world});
     }
+  }
+}
+
+TEST_P(DeviceTest, AbsentParametersGiveTheHostsBits) {
+  for (const char* codec : {"int4", "onebit", "int4:hadamard=1"}) {
+    SCOPED_TRACE(codec);
+    ExpectTheHostsBits(SmallChunks(codec),
+                       {.world = 3,
+                        .numel = 9000,
+                        .segments = {{"a", 0, 5000, 5000, 0}, {"b", 0, 4000, 4000, 0}},
+                        .absent = true});
   }
 }
 

@@ -14,7 +14,8 @@ _Group = dist.ProcessGroup | None  # None: the default group
 
 
 def mean_of_ranks(values: Sequence[float], group: _Group) -> list[float]:
-    return [value / dist.get_world_size(group) for value in _reduce(values, dist.ReduceOp.SUM, group)]
+    world = dist.get_world_size(group)
+    return [total / world for total in _reduce(values, dist.ReduceOp.SUM, group)]
 
 
 def worst_of_ranks(values: Sequence[float], group: _Group) -> list[float]:
