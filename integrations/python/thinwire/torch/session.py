@@ -39,8 +39,8 @@ class Session:
         self._process = os.getpid()
 
     def successor(self, group: Group, codec: str, step: int) -> Session:
-        """Closes this one. A session with another codec, which goes on with what is kept, at `step`;
-        all ranks call it, with nothing in flight."""
+        """Closes this one. A session with another codec, which goes on with what is kept, at
+        `step`; all ranks call it, with nothing in flight."""
         kept, counts = self.memory(), self.stats()
         self.close()
         session = Session(group, dataclasses.replace(self.config, codec=codec))

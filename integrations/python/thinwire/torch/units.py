@@ -68,8 +68,8 @@ class Unit:
         return len(self._ready) == len(self.parameters)
 
     def submit(self, session: Session) -> None:
-        """Starts the reduction of what the gradients are now. A missing one counts as zeros, and what
-        compression kept of it waits until there is one."""
+        """Starts the reduction of what the gradients are now. A missing one counts as zeros, and
+        what compression kept of it waits until there is one."""
         dtype = tensors.check(self._buffer, session.group.rank, lambda: self.name)
         with torch.no_grad():
             for index, (parameter, view) in enumerate(self.means()):
