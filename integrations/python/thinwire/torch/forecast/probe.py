@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -27,12 +28,10 @@ _IDLE_S = 0.15  # in which a link's token bucket fills
 _REPEATS = 7
 _CODEC_NUMEL = 1 << 20
 
-# Both are fitted to the settings that bench/advise_report.py names.
-#
 # What a second of codecs and sending costs the computing beside it, on a rank without a spare core.
-# More than a second, since caches and memory are shared as well.
-FULL_CONTENTION = 1.5
-# Of the processor, for an exchange beside its bytes: what a probe sees of it is mostly noise.
+FULL_CONTENTION = 1.0
+# Of the processor, for an exchange beside its bytes: what a probe sees of it is mostly noise, so it
+# is fitted to the settings that bench/advise_report.py names.
 OVERHEAD_S = 0.2e-3
 
 
@@ -47,28 +46,35 @@ class Measured:
 class Spent(NamedTuple):
     """Seconds of one allreduce; the mean of all ranks."""
 
-    elapsed: float
+    elapsed: float  # typical: a mean would go by whether a packet was lost on these few occasions
     best: float  # undisturbed
-    processor: float  # of all threads of a rank
+    processor: float  # of all threads of a rank, and of the kernel for its packets
 
 
 class _Probe:
     def __init__(
-        self, session: Session, process_group: dist.ProcessGroup | None, device: torch.device
+        self,
+        session: Session,
+        process_group: dist.ProcessGroup | None,
+        device: torch.device,
+        neighbours: int,
     ) -> None:
+        """neighbours: ranks on this machine."""
         self._session, self._group = session, process_group
+        self._neighbours = neighbours
         self._tensor = torch.randn(_MOST, device=device)
         self._names = 0
 
     def time(
         self, numel: int, codec: int = 0, repeats: int = _REPEATS, pause_s: float = 0.0
     ) -> Spent:
-        """Allreduces with codec number `codec`, each after a pause; medians."""
+        """Allreduces with codec number `codec`, each after a pause."""
         tensor = self._tensor[:numel]
         self._names += 1
         name = f"probe {self._names}"
         segments = Segments([Segment(name, 0, numel, numel, codec)])
         elapsed, processor = [], []
+        packets_s = _packets_s()
         for _ in range(repeats + 1):  # the first lays out residuals
             if pause_s:
                 time.sleep(pause_s)
@@ -78,9 +84,14 @@ class _Probe:
                 torch.cuda.synchronize(tensor.device)
             elapsed.append(time.perf_counter() - start)
             processor.append(time.process_time() - before)
+        packets_s = (_packets_s() - packets_s) / (repeats + 1) / self._neighbours
         elapsed, processor = elapsed[1:], processor[1:]
-        typical = [statistics.median(elapsed), min(elapsed), statistics.median(processor)]
-        return Spent(*mean_of_ranks(typical, self._group))
+        found = [
+            statistics.median(elapsed),
+            min(elapsed),
+            statistics.median(processor) + packets_s,
+        ]
+        return Spent(*mean_of_ranks(found, self._group))
 
     def cost(self, codec: int) -> CodecCost:
         """Seconds of the codec's stages for an element."""
@@ -95,11 +106,26 @@ class _Probe:
         ))  # fmt: skip
 
 
-def _ranks_to_a_core(process_group: dist.ProcessGroup | None) -> float:
-    """Of this machine, by the threads that compute."""
+def _packets_s() -> float:
+    """Processor seconds that this machine's kernel has spent on packets, which no process is
+    charged with (irq and softirq, proc(5)); of virtual links it is half as much again as what the
+    processes take. 0 where it does not say."""
+    try:
+        total = Path("/proc/stat").read_text().partition("\n")[0].split()
+    except OSError:
+        return 0.0
+    return (int(total[6]) + int(total[7])) / os.sysconf("SC_CLK_TCK")
+
+
+def _ranks_here(process_group: dist.ProcessGroup | None) -> int:
+    """On this machine."""
     hosts: list[object] = [None] * dist.get_world_size(process_group)
     dist.all_gather_object(hosts, socket.gethostname(), process_group)
-    neighbours = hosts.count(socket.gethostname())
+    return hosts.count(socket.gethostname())
+
+
+def _ranks_to_a_core(neighbours: int) -> float:
+    """By the threads that compute."""
     return neighbours * torch.get_num_threads() / len(os.sched_getaffinity(0))
 
 
@@ -124,8 +150,7 @@ def _link(on: _Probe, ranks: int) -> Link:
         numel *= 2
         large = on.time(numel)
     more = _bytes(numel - _SMALL, ranks)
-    # By typical times, not by undisturbed ones: where many ranks send to one, packets are lost, and
-    # all steps pay for it.
+    # Not by undisturbed times: where many ranks send to one, packets are lost, and steps pay it.
     bytes_per_s = more / max(large.elapsed - small.elapsed, 1e-9)
     cpu_s_per_byte = max(0.0, large.processor - small.processor) / more
     return Link(
@@ -148,10 +173,11 @@ def probe(
     session = Session(join(process_group, "probe"), settings)
     try:
         ranks = session.group.size
-        on = _Probe(session, process_group, device)
+        neighbours = _ranks_here(process_group)
+        on = _Probe(session, process_group, device, neighbours)
         link = _link(on, ranks)
         if device.type == "cpu":
-            crowd = _ranks_to_a_core(process_group)
+            crowd = _ranks_to_a_core(neighbours)
             link = replace(
                 link,
                 # What the processor does for a rank takes longer where ranks share a core.
