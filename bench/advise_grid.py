@@ -39,7 +39,7 @@ ROUNDS = 9  # of everything in turns, so that all see the same machine
 # Of a turn: short steps are more at the mercy of their minute, and where packets are lost a few
 # steps are much longer than the others.
 _TURN_S = 0.3
-_TURN_STEPS = range(4, 12)
+_LEAST_STEPS, _MOST_STEPS = 4, 12
 TIMEOUT_S = 900.0
 
 
@@ -54,7 +54,7 @@ def typical_profile(profiles: list[Profile]) -> Profile:
 
 def turn_steps(step_s: float) -> int:
     """Equal on all ranks, as the slowest rank's step is."""
-    return max(_TURN_STEPS.start, min(_TURN_STEPS.stop, math.ceil(_TURN_S / step_s)))
+    return max(_LEAST_STEPS, min(_MOST_STEPS, math.ceil(_TURN_S / step_s)))
 
 
 def measure_link() -> dict[str, Any]:

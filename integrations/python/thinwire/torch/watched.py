@@ -87,15 +87,13 @@ class WatchedBuckets(Watched):
     def start(
         self,
         tensor: torch.Tensor,
-        dtype: str,
-        op: str,
-        name: str | None,
-        segments: Segments | None = None,
-        priority: int = 0,
-        finish: Callable[[], None] | None = None,
+        *what: Any,
+        priority: int,
+        finish: Callable[[], None] | None,
     ) -> torch.futures.Future[torch.Tensor]:
+        """As Session.start; `what`: dtype, op, name, segments."""
         if self.notes is None:
-            return self._session.start(tensor, dtype, op, name, segments, priority, finish)
+            return self._session.start(tensor, *what, priority=priority, finish=finish)
         if -priority in self._buckets:
             self._end_step()
         self._last = self._now(tensor.device)
@@ -109,7 +107,7 @@ class WatchedBuckets(Watched):
                 torch.cuda.current_stream(tensor.device).synchronize()
             self._done = time.perf_counter()
 
-        return self._session.start(tensor, dtype, op, name, segments, priority, done)
+        return self._session.start(tensor, *what, priority=priority, finish=done)
 
     def _end_step(self) -> None:
         """The next step has begun, so everything of the last one is there."""
