@@ -233,6 +233,61 @@ def test_auto_goes_back_where_it_loses():
     assert used[-1] == "fp32"
 
 
+def changed(rank: int):
+    """What is kept before and after a change of codec, and whether a step still takes it."""
+    model = make_mlp()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = DistributedOptimizer(sgd, model, codec="int4", momentum=0.9, min_bytes=0)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(data(number, rank)).square().mean().backward()
+        optimizer.step()
+        optimizer.finish()
+
+    def kept() -> dict:
+        return optimizer.state_dict()["thinwire"]["residuals"]
+
+    step(0)
+    before, sent = kept(), optimizer.stats()["wire_bytes"]
+    optimizer._change_codec("int8")
+    after = kept()
+    step(1)
+    assert optimizer.stats()["wire_bytes"] > sent > 0
+    return before, after
+
+
+def test_a_change_of_codec_takes_everything_along():
+    for before, after in run(changed):
+        assert before.keys() == after.keys() and before
+        for name, memory in before.items():
+            assert memory.keys() == after[name].keys() and memory["momentum"].any()
+            assert all(torch.equal(memory[key], after[name][key]) for key in memory)
+
+
+def lost_while_choosing(rank: int, ddp: bool):
+    def probe(*_):
+        raise RuntimeError("Connection closed by peer")  # as torch's collectives say it
+
+    auto.probe = probe
+    model = make_mlp(seed=rank)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    if ddp:
+        model, _ = wrap(model, "auto")
+    else:
+        sgd = DistributedOptimizer(sgd, model, codec="auto")
+    with pytest.raises(thinwire.errors.PeerLostError, match=f"rank {rank}.*closed by peer"):
+        for step in range(20):
+            sgd.zero_grad()
+            model(data(step, rank)).square().mean().backward()
+            sgd.step()
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_a_rank_that_goes_while_a_codec_is_chosen_is_a_typed_error(ddp):
+    run(lost_while_choosing, ddp)
+
+
 def refusals(rank: int):
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
