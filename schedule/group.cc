@@ -85,11 +85,6 @@ Group::~Group() {
     orderly = works_.empty() && status_.ok();
   }
   if (orderly) SayBye();
-  {
-    const std::lock_guard lock(mu_);
-    closing_ = true;
-  }
-  changed_.notify_all();
   Fail(absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")),
        orderly ? Tell::kNobody : Tell::kEveryone);
   for (std::thread& thread : threads_) thread.join();
@@ -103,7 +98,11 @@ absl::StatusOr<std::shared_ptr<Work>> Group::AllReduce(const AllReduceRequest& r
   std::unique_lock order(order_mu_, std::defer_lock);
   if (rank_ == 0) order.lock();
   const absl::StatusOr<WorkPtr> registered = Register(request);
-  if (!registered.ok()) return registered.status();
+  if (!registered.ok()) {
+    if (rank_ == 0) order.unlock();
+    AwaitTold();
+    return registered.status();
+  }
   const WorkPtr& work = *registered;
   absl::Status status;
   if (rank_ == 0) {
@@ -299,6 +298,7 @@ void Group::FinishRaw(const WorkPtr& work) {
 
 // Ends a work that no thread touches any more. One that is not done failed with the group.
 void Group::Retire(const WorkPtr& work, Outcome outcome) {
+  if (outcome == Outcome::kFailed) AwaitTold();
   absl::Status status;
   {
     const std::lock_guard lock(mu_);

@@ -119,6 +119,9 @@ class Group final : public Engine {
 
   // group_failure.cc
   void Fail(absl::Status reason, Tell tell);
+  void OnEchoes(int peers);
+  void EndAll();
+  void AwaitTold();
   void FailFromTransport(absl::Status status, const std::string& name);
   void WatchdogLoop();
   void ReportLate(Clock::time_point now);
@@ -151,11 +154,12 @@ class Group final : public Engine {
   bool far_ = false;
 
   mutable std::mutex mu_;
-  std::condition_variable changed_;    // status_ or closing_
+  std::condition_variable changed_;    // status_, byes_, echoes_ or told_
   std::condition_variable submitted_;  // works_ or status_
   absl::Status status_;
-  bool closing_ = false;
-  int byes_ = 0;  // peers that have finished
+  int byes_ = 0;       // peers that have finished
+  int echoes_ = 0;     // peers that have failed as well, or can't say so
+  bool told_ = false;  // status_ may be handed out
   ErrorFeedback feedback_;
   uint64_t first_step_ = 0;                        // of keys not yet seen
   std::unordered_map<uint64_t, KeyState> keys_;    // by hash of the name

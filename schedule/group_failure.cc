@@ -16,6 +16,8 @@ constexpr milliseconds kLate(100);          // then a raw tensor is reported aft
 constexpr milliseconds kDiagnosis(300);     // for other ranks' overdue notes to come in
 constexpr milliseconds kGrace(1500);        // for the leader to speak
 constexpr milliseconds kBetterReason(250);  // for a peer's own words to overtake its closed socket
+constexpr milliseconds kEchoes(250);        // for every peer to say that it has failed as well
+constexpr milliseconds kLastWords(200);     // for the own reason to leave
 
 }  // namespace
 
@@ -24,26 +26,61 @@ absl::Status Group::Explain(const std::string& name, const absl::Status& status)
                       absl::StrCat("rank ", rank_, ", tensor '", name, "': ", status.message()));
 }
 
+// The rest is the watchdog's, in EndAll.
 void Group::Fail(absl::Status reason, Tell tell) {
+  if (tell == Tell::kNobody) OnEchoes(size_ - 1);
   {
     const std::lock_guard lock(mu_);
     if (!status_.ok()) return;
     status_ = reason;
   }
-  changed_.notify_all();
-  submitted_.notify_all();
   if (tell == Tell::kEveryone) {
     const ControlFrame frame = PackFailure(reason);
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) transport_->SendControl(peer, frame).IgnoreError();
     }
   }
+  changed_.notify_all();
+  submitted_.notify_all();
+}
+
+// Every rank passes a failure on to every other, so a peer's own word is the echo.
+void Group::OnEchoes(int peers) {
+  {
+    const std::lock_guard lock(mu_);
+    echoes_ += peers;
+  }
+  changed_.notify_all();
+}
+
+// A caller that gets an error may end its process at once, and a process that ends takes along what
+// it has not sent, and what its peers have not read. So callers hear of a failure last: when every
+// peer has heard of it, or can't be heard any more.
+void Group::EndAll() {
+  absl::Status reason;
+  {
+    std::unique_lock lock(mu_);
+    changed_.wait_for(lock, kEchoes, [this] { return echoes_ >= size_ - 1; });
+    reason = status_;
+  }
   transport_->Abort(std::move(reason));
+  transport_->FlushControl(Clock::now() + kLastWords);
+  {
+    const std::lock_guard lock(mu_);
+    told_ = true;
+  }
+  changed_.notify_all();
   announced_.Close();
   planned_.Close();
   raw_.Close();
   posts_.Close();
   CompleteAfterFailure();
+}
+
+// Before a failure is handed to a caller.
+void Group::AwaitTold() {
+  std::unique_lock lock(mu_);
+  changed_.wait(lock, [this] { return status_.ok() || told_; });
 }
 
 // Ends what no thread is touching; lanes and waiting callers end the rest as they come back.
@@ -76,7 +113,7 @@ void Group::FailFromTransport(absl::Status status, const std::string& name) {
 
 void Group::WatchdogLoop() {
   std::unique_lock lock(mu_);
-  while (!changed_.wait_for(lock, kTick, [this] { return closing_ || !status_.ok(); })) {
+  while (!changed_.wait_for(lock, kTick, [this] { return !status_.ok(); })) {
     lock.unlock();
     const Clock::time_point now = Clock::now();
     ReportLate(now);
@@ -84,6 +121,8 @@ void Group::WatchdogLoop() {
       Fail(std::move(expired), Tell::kEveryone);
     lock.lock();
   }
+  lock.unlock();
+  EndAll();
 }
 
 // Tells the leader of raw tensors that take long, and of any tensor past its deadline.

@@ -67,8 +67,10 @@ void Group::OnFrame(const ControlMessage& message) {
     return Fail(absl::FailedPreconditionError("a peer sent a control frame of an unknown version"),
                 Tell::kEveryone);
   }
-  // Passed on, so that whoever sees this rank's connections close has heard the reason from it.
-  if (parsed->type == FrameType::kFail) return Fail(parsed->failure, Tell::kEveryone);
+  if (parsed->type == FrameType::kFail) {
+    Fail(parsed->failure, Tell::kEveryone);
+    return OnEchoes(1);
+  }
   if (parsed->type == FrameType::kBye) return OnBye();
   if (parsed->type == FrameType::kPong) return OnPong(message.from);
   if (parsed->type == FrameType::kPing) {
@@ -102,7 +104,10 @@ void Group::SayBye() {
 void Group::ControlLoop() {
   for (;;) {
     const absl::StatusOr<ControlMessage> message = transport_->ReceiveControl();
-    if (!message.ok()) return Fail(message.status(), Tell::kEveryone);
+    if (!message.ok()) {
+      Fail(message.status(), Tell::kEveryone);
+      return OnEchoes(size_ - 1);  // nobody is heard from here on
+    }
     OnFrame(*message);
   }
 }

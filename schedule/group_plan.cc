@@ -79,7 +79,7 @@ void Group::PlanLocked() {
 void Group::OnPlan(const std::vector<PlannedChunk>& chunks) {
   for (const PlannedChunk& chunk : chunks) planned_.Push(chunk);
   const std::lock_guard lock(mu_);
-  if (!plan_threads_.empty() || closing_ || !status_.ok()) return;
+  if (!plan_threads_.empty() || !status_.ok()) return;
   for (int lane = 0; lane < kPlanLanes; ++lane) {
     plan_threads_.emplace_back([this, lane] { PlanLoop(options_.lanes + 1 + lane); });
   }

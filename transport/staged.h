@@ -30,6 +30,7 @@ class Staged final : public Transport {
   }
   absl::StatusOr<ControlMessage> ReceiveControl() override { return host_.ReceiveControl(); }
   void Abort(absl::Status reason) override { host_.Abort(std::move(reason)); }
+  void FlushControl(Deadline deadline) override { host_.FlushControl(deadline); }
   absl::Status status() const override { return host_.status(); }
   uint64_t bytes_sent() const override { return host_.bytes_sent(); }
 

@@ -54,15 +54,19 @@ class Transport {
   virtual std::unique_ptr<Pending> Start(uint64_t tag, std::span<const Bytes> send,
                                          std::span<const MutableBytes> recv) = 0;
 
-  // The control channel. Send copies the frame and does not wait for the receiver; frames between
-  // two ranks arrive in order. Receive blocks until a frame from any rank comes or the transport
-  // fails; one thread at a time receives.
+  // The control channel. Send copies the frame and never waits, also for a peer that takes nothing;
+  // frames between two ranks arrive in order. Receive blocks until a frame from any rank comes or
+  // the transport fails; one thread at a time receives.
   virtual absl::Status SendControl(int to, const ControlFrame& frame) = 0;
   virtual absl::StatusOr<ControlMessage> ReceiveControl() = 0;
 
   // Fails every call in flight, and all later ones, with `reason`, on this rank. From any thread.
   // Control frames are delivered where the connection allows, also those sent after a failure.
   virtual void Abort(absl::Status reason) = 0;
+
+  // After a failure: blocks until the control frames sent so far have left, or the deadline, so
+  // that the process may end without taking its last words along.
+  virtual void FlushControl(Deadline deadline) = 0;
 
   // The first failure, or OK.
   virtual absl::Status status() const = 0;

@@ -1,4 +1,5 @@
 // How a group fails: with a typed error that names the culprit, on every rank, in time.
+#include <array>
 #include <atomic>
 
 #include "schedule/handshake.h"
@@ -112,6 +113,26 @@ TEST_P(FailureTest, AbortOnOneRankEndsAll) {
     }
     return AllReduce(engine, values, "g");
   });
+}
+
+// Who gets an error may end its process at once, and then only what peers have heard remains.
+TEST_P(FailureTest, NobodyGetsAnErrorBeforeAllHaveHeardOfIt) {
+  for (int round = 0; round < 10; ++round) {
+    std::array<std::atomic<Engine*>, 3> engines{};
+    std::atomic<int> seen = 0;
+    RunRanks(GetParam(), 3, SmallChunks("int4"), [&](int rank, Engine& engine) {
+      engines[rank] = &engine;
+      for (const auto& other : engines) {
+        while (other == nullptr) std::this_thread::yield();
+      }
+      std::vector<float> values(1000);
+      if (rank == 1) engine.Abort(absl::AbortedError("enough"));
+      EXPECT_TRUE(absl::IsAborted(AllReduce(engine, values, "g")));
+      for (const auto& other : engines) EXPECT_TRUE(absl::IsAborted(other.load()->status()));
+      ++seen;
+      while (seen < 3) std::this_thread::yield();  // the engines live until all have looked
+    });
+  }
 }
 
 TEST_P(FailureTest, ADestroyedRankIsNamed) {

@@ -56,6 +56,7 @@ class StagedOnInProcess final : public Transport {
   }
   absl::StatusOr<ControlMessage> ReceiveControl() override { return staged_.ReceiveControl(); }
   void Abort(absl::Status reason) override { staged_.Abort(std::move(reason)); }
+  void FlushControl(Deadline deadline) override { staged_.FlushControl(deadline); }
   absl::Status status() const override { return staged_.status(); }
   uint64_t bytes_sent() const override { return staged_.bytes_sent(); }
 

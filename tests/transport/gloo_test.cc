@@ -42,11 +42,11 @@ class GlooProcesses : public testing::Test {
     return *Engine::Create(options, *std::move(transport));
   }
 
-  // A second process as rank 1 that reduces until it is told otherwise.
-  pid_t StartPeer() {
+  // A second process that reduces until it is told otherwise.
+  pid_t StartPeer(int rank) {
     const pid_t pid = fork();
     if (pid != 0) return pid;
-    const auto engine = Connect(1, 2, seconds(20));
+    const auto engine = Connect(rank, 2, seconds(20));
     while (engine != nullptr && Reduce(*engine).ok()) continue;
     _exit(0);
   }
@@ -61,7 +61,7 @@ class GlooProcesses : public testing::Test {
 
   // Sends `signal` to the peer in the midst of things, and returns this rank's failure.
   absl::Status FailureAfter(int signal, milliseconds timeout, Clock::duration* took) {
-    const pid_t peer = StartPeer();
+    const pid_t peer = StartPeer(1);
     const auto engine = Connect(0, 2, timeout);
     EXPECT_NE(engine, nullptr);
     for (int i = 0; i < 5; ++i) EXPECT_TRUE(Reduce(*engine).ok());
@@ -92,6 +92,33 @@ TEST_F(GlooProcesses, AStoppedPeerIsATimeoutThatNamesIt) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_NE(status.message().find("rank 1"), absl::string_view::npos) << status;
   EXPECT_LT(took, seconds(5));
+}
+
+// More reports than the control channel has on its way at once: none of them may wait for rank 0.
+TEST_F(GlooProcesses, AStoppedLeaderIsATimeoutThatNamesIt) {
+  constexpr int kTensors = 300;
+  const pid_t leader = StartPeer(0);
+  const auto engine = Connect(1, 2, milliseconds(700));
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(Reduce(*engine).ok());
+  kill(leader, SIGSTOP);
+  const auto begin = Clock::now();
+  std::vector<std::vector<float>> values(kTensors, std::vector<float>(20000));
+  std::vector<std::shared_ptr<Work>> works;
+  for (int i = 0; i < kTensors; ++i) {
+    const TensorView view{values[i].data(), values[i].size()};
+    auto work = engine->AllReduce({.input = view, .output = view, .key = "t" + std::to_string(i)});
+    ASSERT_TRUE(work.ok()) << work.status();
+    works.push_back(*work);
+  }
+  for (const auto& work : works) {
+    const absl::Status status = work->Wait();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_NE(status.message().find("rank 0"), absl::string_view::npos) << status;
+  }
+  EXPECT_LT(Clock::now() - begin, seconds(5));
+  kill(leader, SIGKILL);
+  waitpid(leader, nullptr, 0);
 }
 
 TEST_F(GlooProcesses, ARankThatNeverComesIsNamed) {

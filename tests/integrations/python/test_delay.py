@@ -5,6 +5,7 @@ import copy
 import pytest
 import thinwire
 import torch
+import torch.distributed as dist
 from models import data, digest, make_mlp
 from ranks import run
 from thinwire.torch import DistributedOptimizer
@@ -142,6 +143,7 @@ def refusals(rank: int):
     loss_of(model, data(1, rank)).backward()
     with pytest.raises(thinwire.InvalidArgumentError, match="no_sync"):
         loss_of(model, data(1, rank)).backward()
+    dist.barrier()  # the work in flight ends with whoever leaves first
     optimizer.close()
 
 
