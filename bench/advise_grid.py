@@ -3,8 +3,8 @@ there: the truth that its predictions are held against (advise_report.py).
 
     python bench/advise_grid.py [--settings vgg:2:200mbit:40,...] [--out FOLDER]
 
-A setting is model : ranks : link : batch. Each gets a JSON file with all raw figures, so that
-predictions can be made anew without measuring again."""
+A setting is model : ranks : link : batch, and : ms of latency on a far link. Each gets a JSON file
+with all raw figures, so that predictions can be made anew without measuring again."""
 
 from __future__ import annotations
 
@@ -134,9 +134,11 @@ def main() -> int:
         return lab_ranks.be_one(arguments, lambda: measure(*inside))
     arguments.out.mkdir(parents=True, exist_ok=True)
     for setting in arguments.settings.split(","):
-        model, world, link, batch = setting.split(":")
+        model, world, link, batch, *delay_ms = setting.split(":")
         options = {"model": model, "batch": batch, "probe_only": arguments.probe_only}
-        measured = lab_ranks.run(__file__, int(world), link, options, TIMEOUT_S)
+        measured = lab_ranks.run(
+            __file__, int(world), link, options, TIMEOUT_S, *map(float, delay_ms)
+        )
         if measured is None:
             continue
         file = arguments.out / f"{setting.replace(':', '-')}.json"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from far_wire import open_far_lab
 from thinwire.demo import lab
 
 _OPTION = "rank_out"  # set in the ranks: where rank 0 writes what was measured
@@ -38,15 +39,21 @@ def be_one(arguments: argparse.Namespace, measure: Callable[[], Any]) -> int:
 
 
 def run(
-    script: str, world: int, link: str, options: Mapping[str, Any], timeout_s: float
+    script: str,
+    world: int,
+    link: str,
+    options: Mapping[str, Any],
+    timeout_s: float,
+    delay_ms: float = 0.0,
 ) -> Any | None:
     """What rank 0 measured; None, and a line that says why, where links can't be shaped. options:
-    of the command line; True for one without a value, None or False to leave it out."""
+    of the command line; True for one without a value, None or False to leave it out. delay_ms: one
+    way, of a shaped link."""
     refusal = lab.can_shape()
     if link != lab.LOOPBACK and refusal:
         print(f"{link}: skipped, {refusal}")
         return None
-    with tempfile.TemporaryDirectory() as folder, lab.open_lab(world, link) as place:
+    with tempfile.TemporaryDirectory() as folder, open_far_lab(world, link, delay_ms) as place:
         out = Path(folder) / "result.json"
         command = [sys.executable, script, f"--{_OPTION}", str(out)]
         for key, value in options.items():

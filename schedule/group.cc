@@ -64,6 +64,7 @@ Group::Group(const Options& options, std::unique_ptr<Transport> transport,
       leader_(size_, options.policy, options.chunk_bytes * options.lanes),
       foresight_(options.policy),
       pings_(size_),
+      foretells_(options.foresee == Foresee::kAlways),
       feedback_(device_, lanes_.size() + kPlanLanes) {
   if (!options.trace_path.empty()) {
     trace_ = std::make_unique<Trace>(options.trace_path, rank_, options.lanes + 1 + kPlanLanes);

@@ -30,6 +30,7 @@
 #include "schedule/in_flight.h"
 #include "schedule/lane.h"
 #include "schedule/leader.h"
+#include "schedule/plan_window.h"
 #include "schedule/stage_clock.h"
 #include "schedule/trace.h"
 
@@ -113,9 +114,16 @@ class Group final : public Engine {
   void RememberLocked(int rank, const Report& report);
   void ForgetLocked(uint64_t id);
   void PlanLocked();
+  double UnderWay() const;
   void OnPlan(const std::vector<PlannedChunk>& chunks);
   void PlanLoop(int number);
-  bool AwaitSubmission(const PlannedChunk& chunk);
+  struct Planned {
+    PlannedChunk chunk;
+    uint64_t place;  // among all planned chunks
+  };
+  bool AwaitTurn(const Planned& planned);
+  bool AsPlanned(const InFlight& work, const PlannedChunk& chunk);
+  void EndTurn(const Planned& planned);
 
   // group_failure.cc
   void Fail(absl::Status reason, Tell tell);
@@ -150,12 +158,15 @@ class Group final : public Engine {
   };
   std::vector<Ping> pings_;  // by rank
   int peers_measured_ = 0;
-  double latency_s_ = 0.0;  // one way, to the farthest rank
-  bool far_ = false;
+  std::condition_variable measured_;  // peers_measured_
+  double latency_s_ = 0.0;            // one way, to the farthest rank
+  bool foretells_;
 
   mutable std::mutex mu_;
   std::condition_variable changed_;    // status_, byes_, echoes_ or told_
   std::condition_variable submitted_;  // works_ or status_
+  std::condition_variable admitted_;   // window_ or status_
+  PlanWindow window_;
   absl::Status status_;
   int byes_ = 0;       // peers that have finished
   int echoes_ = 0;     // peers that have failed as well, or can't say so
@@ -169,7 +180,8 @@ class Group final : public Engine {
   std::vector<std::unique_ptr<LaneBuffers>> raw_buffers_;  // to be used again
 
   BlockingQueue<Announcement> announced_;
-  BlockingQueue<PlannedChunk> planned_;
+  BlockingQueue<Planned> planned_;
+  uint64_t next_place_ = 0;  // of a planned chunk; used where plans come in
   BlockingQueue<WorkPtr> raw_, posts_;
   std::vector<std::thread> threads_;
   std::vector<std::thread> plan_threads_;  // from the first plan on; under mu_

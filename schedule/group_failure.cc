@@ -42,6 +42,7 @@ void Group::Fail(absl::Status reason, Tell tell) {
   }
   changed_.notify_all();
   submitted_.notify_all();
+  admitted_.notify_all();
 }
 
 // Every rank passes a failure on to every other, so a peer's own word is the echo.

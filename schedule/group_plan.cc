@@ -11,7 +11,8 @@
 namespace thinwire {
 namespace {
 
-constexpr int kProbes = 5;  // of a peer's latency; the least counts
+constexpr int kProbes = 5;                    // of a peer's latency; the least counts
+constexpr std::chrono::seconds kPatience(2);  // of all that; a rank may be slow to come
 
 double Seconds(Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
@@ -19,11 +20,13 @@ double Seconds(Clock::time_point time) {
 
 }  // namespace
 
-// Rank 0 asks each peer in turn. Answers come to OnPong.
+// Rank 0 asks every peer, before it takes part in anything: on a busy link an answer waits behind
+// chunks. Answers come to OnPong.
 void Group::MeasureLatency() {
-  if (rank_ != 0 || options_.foresee != Foresee::kWhenFar) return;
-  const std::lock_guard lock(order_mu_);
+  if (rank_ != 0) return;
+  std::unique_lock lock(order_mu_);
   for (int peer = 1; peer < size_; ++peer) SendPing(peer);
+  measured_.wait_for(lock, kPatience, [this] { return peers_measured_ == size_ - 1; });
 }
 
 void Group::SendPing(int peer) {
@@ -40,7 +43,8 @@ void Group::OnPong(int peer) {
   Clock::duration farthest{};
   for (int r = 1; r < size_; ++r) farthest = std::max(farthest, pings_[r].least / 2);
   latency_s_ = std::chrono::duration<double>(farthest).count();
-  far_ = farthest > options_.far;
+  if (options_.foresee == Foresee::kWhenFar) foretells_ = farthest > options_.far;
+  measured_.notify_all();
 }
 
 void Group::EndStep() {
@@ -51,6 +55,15 @@ void Group::EndStep() {
   const double on_their_way = 2.0 * latency_s_ * foresight_.bytes_per_s();
   leader_.SetWindow(options_.chunk_bytes * options_.lanes + static_cast<size_t>(on_their_way));
   PlanLocked();
+}
+
+// Planned chunks at once, so that the link has others while one has latencies to wait for. A hop
+// has two of them on Gloo: the receiver says that it is ready, and then the bytes come. With two,
+// the measured rate feeds back: where chunks are too few it is low, but not as low as they are few.
+double Group::UnderWay() const {
+  constexpr double kLatencies = 2 * 2;
+  const double on_their_way = kLatencies * latency_s_ * foresight_.bytes_per_s();
+  return options_.lanes + on_their_way / static_cast<double>(options_.chunk_bytes);
 }
 
 // Under order_mu_: rank 0 has reported, or somebody else, or a tensor is done.
@@ -67,9 +80,11 @@ void Group::ForgetLocked(uint64_t id) {
 }
 
 void Group::PlanLocked() {
-  const Foresight::Plan plan = foresight_.Next();
-  if (plan.chunks.empty() || !(far_ || options_.foresee == Foresee::kAlways)) return;
+  Foresight::Plan plan = foresight_.Next();
+  if (plan.chunks.empty() || !foretells_) return;
   for (const Report& tensor : plan.tensors) leader_.Expect(tensor);
+  const auto under_way = static_cast<uint32_t>(std::min(double{kPlanLanes}, UnderWay()));
+  for (PlannedChunk& chunk : plan.chunks) chunk.under_way = under_way;
   for (const ControlFrame& frame : PackPlan(plan.chunks)) {
     for (int peer = 1; peer < size_; ++peer) transport_->SendControl(peer, frame).IgnoreError();
   }
@@ -77,8 +92,9 @@ void Group::PlanLocked() {
 }
 
 void Group::OnPlan(const std::vector<PlannedChunk>& chunks) {
-  for (const PlannedChunk& chunk : chunks) planned_.Push(chunk);
+  for (const PlannedChunk& chunk : chunks) planned_.Push({chunk, next_place_++});
   const std::lock_guard lock(mu_);
+  if (!chunks.empty()) window_.SetLimit(static_cast<int>(chunks.front().under_way));
   if (!plan_threads_.empty() || !status_.ok()) return;
   for (int lane = 0; lane < kPlanLanes; ++lane) {
     plan_threads_.emplace_back([this, lane] { PlanLoop(options_.lanes + 1 + lane); });
@@ -89,25 +105,50 @@ void Group::PlanLoop(int number) {
   absl::StatusOr<std::unique_ptr<Lane>> lane =
       Lane::Make(device_.get(), *transport_, number, options_.timeout);
   if (!lane.ok()) return Fail(lane.status(), Tell::kEveryone);
-  while (const std::optional<PlannedChunk> chunk = planned_.Pop()) {
-    if (!AwaitSubmission(*chunk)) continue;
+  while (const std::optional<Planned> planned = planned_.Pop()) {
+    if (!AwaitTurn(*planned)) continue;  // failed meanwhile
     ++planned_chunks_;
-    RunChunk(**lane, number, {chunk->id, chunk->chunk, 0});
+    RunChunk(**lane, number, {planned->chunk.id, planned->chunk.chunk, 0});
+    EndTurn(*planned);
   }
 }
 
-// Nobody has compared this rank's tensor with the others' yet; the plan's hash does.
-bool Group::AwaitSubmission(const PlannedChunk& chunk) {
+// Until this rank has submitted the chunk, and the window lets it start.
+bool Group::AwaitTurn(const Planned& planned) {
+  const auto& [chunk, place] = planned;
   WorkPtr work;
   {
     std::unique_lock lock(mu_);
+    window_.Hold(place);
     submitted_.wait(lock, [&] { return !status_.ok() || works_.contains(chunk.id); });
     if (!status_.ok()) return false;
     work = works_.at(chunk.id);
   }
-  if (work->report.plan_hash == chunk.plan_hash && work->report.raw == 0) return true;
+  if (!AsPlanned(*work, chunk)) return false;
+  {
+    std::unique_lock lock(mu_);
+    window_.Ready(place);
+    admitted_.wait(lock, [&] { return !status_.ok() || window_.MayStart(place); });
+    if (!status_.ok()) return false;
+    window_.Start(place);
+  }
+  admitted_.notify_all();  // there may be room for the next
+  return true;
+}
+
+void Group::EndTurn(const Planned& planned) {
+  {
+    const std::lock_guard lock(mu_);
+    window_.Finish(planned.place);
+  }
+  admitted_.notify_all();
+}
+
+// Nobody has compared this rank's tensor with the others' yet; the plan's hash does.
+bool Group::AsPlanned(const InFlight& work, const PlannedChunk& chunk) {
+  if (work.report.plan_hash == chunk.plan_hash && work.report.raw == 0) return true;
   Fail(absl::FailedPreconditionError(
-           absl::StrCat("tensor '", work->name, "' has ", work->report.numel, " elements on rank ",
+           absl::StrCat("tensor '", work.name, "' has ", work.report.numel, " elements on rank ",
                         rank_, ", which are not those that rank 0 had in the step before; call ",
                         "with the same tensors in every step that end_step() ends")),
        Tell::kEveryone);

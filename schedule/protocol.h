@@ -54,7 +54,7 @@ static_assert(sizeof(Announcement) == 16 && std::is_trivially_copyable_v<Announc
 struct PlannedChunk {
   uint64_t id = 0;
   uint32_t chunk = 0;
-  uint32_t reserved = 0;
+  uint32_t under_way = 1;  // at most so many planned chunks at once, PlanWindow's limit
   uint64_t plan_hash = 0;  // of the tensor
 };
 static_assert(sizeof(PlannedChunk) == 24 && std::is_trivially_copyable_v<PlannedChunk>);

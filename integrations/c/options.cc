@@ -42,6 +42,7 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   out.codecs = *codecs;
   out.momentum = {in.momentum, in.nesterov != 0};
   out.policy = *policy;
+  if (in.planned != 0) out.foresee = in.planned > 0 ? Foresee::kAlways : Foresee::kNever;
   if (in.lanes != 0) out.lanes = in.lanes;
   if (in.chunk_bytes != 0) out.chunk_bytes = in.chunk_bytes;
   if (in.min_bytes != 0) out.min_bytes = in.min_bytes;

@@ -61,6 +61,8 @@ typedef struct {
   float momentum;              /* of SGD, owned by the communicator: means are momentum then */
   int nesterov;                /* non-zero: results are Nesterov steps */
   const char* policy;          /* "wfbp" (default), "fifo" or "p3" (lowest priority first) */
+  int planned;                 /* order of steps (tw_comm_end_step): foretold above a millisecond of
+                                  latency (0), always (above 0), never (below 0) */
   const char* interface_name;  /* network interface to listen on */
   const char* rendezvous_host; /* listen where this host is reached; else loopback */
   int lanes;                   /* chunks in flight */
@@ -120,6 +122,7 @@ TW_API tw_status tw_decode(const char* spec, const void* in, size_t bytes, float
 
 typedef struct {
   uint64_t all_reduces, raw_bytes, wire_bytes; /* raw: fp32 ring's bytes; wire: sent by this rank */
+  uint64_t planned_chunks;                     /* whose order was foretold */
   double queue_s, encode_s, exchange_s, reduce_s, gather_s, decode_s;
 } tw_stats;
 TW_API tw_status tw_comm_stats(tw_comm* comm, tw_stats* stats);
@@ -135,7 +138,7 @@ TW_API tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, i
 TW_API tw_status tw_comm_set_step(tw_comm* comm, uint64_t step);
 
 /* All of a training step has been submitted on this rank, and the next step will submit the same
- * tensors. Above a millisecond of latency their order is then foretold, which spares each chunk an
+ * tensors. Their order may then be foretold (tw_options.planned), which spares each chunk an
  * announcement. To be called on every rank; rank 0's call counts. */
 TW_API tw_status tw_comm_end_step(tw_comm* comm);
 

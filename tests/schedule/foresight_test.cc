@@ -135,10 +135,13 @@ TEST(Foretold, ATensorOutsideThePlanIsAnnounced) {
 }
 
 TEST(Foretold, AnotherStepIsATypedErrorOnEveryRank) {
-  RunRanks(Wire::kInProcess, 3, Planned("fp32", Foresee::kAlways), [](int rank, Engine& engine) {
+  std::atomic<int> ended = 0;
+  RunRanks(Wire::kInProcess, 3, Planned("fp32", Foresee::kAlways), [&](int rank, Engine& engine) {
     std::vector<std::vector<float>> values;
     Step(rank, engine, 0, &values);
     Step(rank, engine, 1, &values);
+    ++ended;
+    while (ended < 3) std::this_thread::yield();  // else the error may come into another's step
     std::vector<float> other(rank == 1 ? 9000 : 1017);
     const absl::Status status = AllReduce(engine, other, "t0");
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;

@@ -38,6 +38,7 @@ class Options(ctypes.Structure):
         ("momentum", c_float),
         ("nesterov", c_int),
         ("policy", c_char_p),
+        ("planned", c_int),
         ("interface_name", c_char_p),
         ("rendezvous_host", c_char_p),
         ("lanes", c_int),
@@ -67,6 +68,7 @@ class Stats(ctypes.Structure):
 
     _fields_ = [
         *((name, c_uint64) for name in ("all_reduces", "raw_bytes", "wire_bytes")),
+        ("planned_chunks", c_uint64),
         *((f"{stage}_s", c_double) for stage in config.STAGES),
     ]
 

@@ -10,7 +10,7 @@ from ctypes import byref, c_size_t, c_void_p
 from typing import NamedTuple, Protocol
 
 from thinwire import _library, errors
-from thinwire.config import STAGES, Config
+from thinwire.config import Config
 
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # tw_dtype
 OPS = {"mean": 0, "sum": 1}  # tw_op
@@ -130,6 +130,7 @@ class Communicator:
         options.momentum = config.momentum
         options.nesterov = int(config.nesterov)
         options.policy = config.policy.encode()
+        options.planned = {None: 0, True: 1, False: -1}[config.planned]
         options.interface_name = _encoded(config.interface)
         options.rendezvous_host = _encoded(config.rendezvous_host)
         options.trace_path = _encoded(config.trace)
@@ -180,12 +181,11 @@ class Communicator:
         return Work(work)
 
     def stats(self) -> dict[str, float]:
-        """all_reduces; raw_bytes (an fp32 ring's) and wire_bytes (sent by this rank); seconds of
-        every stage under its name and `_s`."""
+        """all_reduces; raw_bytes (an fp32 ring's) and wire_bytes (sent by this rank);
+        planned_chunks, whose order was foretold; seconds of every stage under its name and `_s`."""
         stats = _library.Stats()
         _library.check(self._library.tw_comm_stats(self._open(), byref(stats)))
-        names = ["all_reduces", "raw_bytes", "wire_bytes", *(f"{stage}_s" for stage in STAGES)]
-        return {name: getattr(stats, name) for name in names}
+        return {name: getattr(stats, name) for name, _ in stats._fields_}
 
     def codec(self, index: int) -> str:
         """What codec number `index` became: topk is int4 where that costs fewer bytes."""

@@ -48,6 +48,7 @@ class Config:
     momentum: float = 0.0  # of SGD, owned by the library; 0: none
     nesterov: bool = False
     policy: str = "wfbp"  # or "fifo", "p3"
+    planned: bool | None = None  # order of steps foretold; None: above a millisecond of latency
     interface: str | None = None  # network interface to listen on
     rendezvous_host: str | None = None  # listen where this host is reached; None: loopback
     timeout_s: float | None = None  # of connecting, and of one allreduce
@@ -128,6 +129,7 @@ def resolve(
     chunk_bytes: int | None = None,
     min_bytes: int | None = None,
     trace: str | None = None,
+    planned: bool | None = None,
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> Config:
@@ -148,6 +150,8 @@ def resolve(
     _positive("lanes", lanes)
     _positive("chunk_bytes", chunk_bytes)
     _positive("min_bytes", min_bytes, at_least=-1)
+    if planned is not None and not isinstance(planned, bool):
+        raise _invalid("planned", "True, False or None", planned)
     if not (isinstance(momentum, (int, float)) and 0 <= momentum < 1):
         raise _invalid("momentum", "a number from 0 to below 1", momentum)
     return Config(
@@ -155,6 +159,7 @@ def resolve(
         momentum=float(momentum),
         nesterov=bool(nesterov),
         policy=policy or "wfbp",
+        planned=planned,
         interface=_choose(interface, "THINWIRE_IFACE", str, "an interface") or gloo_interface,
         rendezvous_host=os.environ.get("MASTER_ADDR"),
         timeout_s=timeout_s,

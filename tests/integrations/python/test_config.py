@@ -59,6 +59,7 @@ def test_a_key_is_not_ignored_silently(monkeypatch):
 
 @pytest.mark.parametrize("setting", [
     {"lanes": 0}, {"timeout_s": 0}, {"chunk_bytes": -4}, {"min_bytes": -1}, {"lanes": "4"},
+    {"planned": 1},
 ])  # fmt: skip
 def test_a_bad_argument_is_refused(setting):
     with pytest.raises(thinwire.InvalidArgumentError, match=next(iter(setting))):

@@ -65,6 +65,19 @@ def test_unused_parameters_compressed():
     assert all(torch.equal(a, b) for a, b in zip(ours[0], ours[1], strict=True))
 
 
+def foretold(rank: int, planned: bool):
+    model = Shuffled()  # whose buckets are other ones from the second step on
+    ddp, state = wrap(model, "int4", bucket_cap_mb=0.05, planned=planned)
+    train(ddp, 6)
+    return digest(model), state.stats()["planned_chunks"]
+
+
+def test_an_order_that_is_foretold_changes_no_weight():
+    ahead, announced = run(foretold, True), run(foretold, False)
+    assert len({digest for digest, _ in ahead + announced}) == 1
+    assert all(chunks > 0 for _, chunks in ahead) and not any(chunks for _, chunks in announced)
+
+
 def half_model(rank: int, dtype: torch.dtype):
     model = make_mlp().to(dtype)
     ddp, _ = wrap(model, "int8")

@@ -318,6 +318,20 @@ def test_a_models_state_dict_has_the_whole_step():
     assert run(saved_between) == [True, True]
 
 
+def foretold(rank: int, planned: bool):
+    model = make_mlp()
+    optimizer = wrapped(model, codec="int4", planned=planned)
+    train(model, optimizer, 5, rank)
+    optimizer.finish()
+    return digest(model), optimizer.stats()["planned_chunks"]
+
+
+def test_an_order_that_is_foretold_changes_no_weight():
+    ahead, announced = run(foretold, True), run(foretold, False)
+    assert len({digest for digest, _ in ahead + announced}) == 1
+    assert all(chunks > 0 for _, chunks in ahead) and not any(chunks for _, chunks in announced)
+
+
 def overlapping(rank: int):
     """How many parameters have not stepped yet when step() returns."""
     model = make_mlp()
@@ -325,9 +339,9 @@ def overlapping(rank: int):
     counts = []
     for step in range(3):
         train(model, optimizer, 1, rank, step)
-        counts.append(len(optimizer._due))
+        counts.append(len(optimizer._stepper.due()))
     loss_of(model, data(9, rank))
-    return counts, len(optimizer._due), len(optimizer._units)
+    return counts, len(optimizer._stepper.due()), len(optimizer._stepper.units)
 
 
 def test_p3_steps_as_the_next_forward_pass_reaches_a_layer(monkeypatch):

@@ -34,6 +34,12 @@ class Lab:
     world: int
     link: str
     namespaces: tuple[str, ...] = ()  # one a rank; none on loopback
+    switch: str = ""  # namespace of the bridge, and of a port for each rank
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """Devices in the switch, by rank."""
+        return tuple(f"port{rank}" for rank in range(len(self.namespaces)))
 
     def run(self, command: Sequence[str], timeout_s: float) -> None:
         """Runs `command` as every rank, with torchrun's variables set.
@@ -109,7 +115,7 @@ def open_lab(world: int, link: str) -> Iterator[Lab]:
             _ip("-n", switch, "link", "set", "bridge", "up")
             for rank, namespace in enumerate(ranks):
                 _plug(switch, namespace, rank, link)
-            yield Lab(world, link, ranks)
+            yield Lab(world, link, ranks, switch)
         finally:
             for namespace in (*ranks, switch):
                 subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)

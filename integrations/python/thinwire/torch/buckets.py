@@ -26,6 +26,7 @@ class Buckets:
         self._policy = policy
         self._places: dict[str, tuple[int, str, int]] = {}
         self._layouts: dict[int, tuple[list[int], Segments]] = {}
+        self._changed = False  # a layout, in this step
 
     def take(self, policy: Policy) -> None:
         """Another policy from now on."""
@@ -53,7 +54,14 @@ class Buckets:
             return known[1]
         segments = Segments(self._segments(bucket, parameters, restored))
         self._layouts[bucket.index()] = ids, segments
+        self._changed = True
         return segments
+
+    def end_step(self) -> bool:
+        """Whether its buckets were those of the step before. DDP makes others once, after the first
+        step."""
+        changed, self._changed = self._changed, False
+        return not changed
 
     def _segments(
         self, bucket: dist.GradBucket, parameters: list[torch.Tensor], restored: Residuals

@@ -15,9 +15,9 @@ import torch
 
 from thinwire import errors
 from thinwire.torch.session import Session
+from thinwire.torch.stepper import Groups
 from thinwire.torch.units import Phase, Unit
 
-Groups = list[dict[str, Any]]  # param groups, with the hyperparameters of a step
 # Steps one unit's parameters with these means: (unit, means by parameter, groups).
 Apply = Callable[[Unit, dict[torch.Tensor, torch.Tensor], Groups], None]
 

@@ -16,20 +16,20 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
-from thinwire import config, errors
-from thinwire.comm import Work
+from thinwire import errors
 from thinwire.torch import checkpoint, tensors
 from thinwire.torch.agree import from_rank_0
-from thinwire.torch.auto import AUTO, AutoCodec
 from thinwire.torch.delay import OneStepDelay
 from thinwire.torch.forward_order import ForwardOrder
-from thinwire.torch.group import Group, join, resolve
+from thinwire.torch.group import join, resolve
 from thinwire.torch.momentum import Pairing, take_over
-from thinwire.torch.partial_step import step_partly
 from thinwire.torch.policy import Codec, Policy
 from thinwire.torch.session import Session
+from thinwire.torch.settled import settle
+from thinwire.torch.stats import summary
+from thinwire.torch.stepper import Stepper
 from thinwire.torch.units import Phase, Unit, make_units
-from thinwire.torch.watched import WatchedUnits
+from thinwire.torch.watched import Watched, WatchedUnits
 
 _POLICIES = ("p3", "wfbp", "fifo")
 
@@ -47,6 +47,8 @@ class DistributedOptimizer(Optimizer):
     timeout_s, lanes, chunk_bytes, min_bytes, interface, trace: as State takes them.
     policy: "p3" (default): step() returns at once, and each module's forward waits for what it
       needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit.
+    planned: whether the order of a step's chunks is foretold from the step before; None (default):
+      above a millisecond of latency, where announcing each costs more than a wrong guess.
     find_unused_parameters: a parameter that no rank has a gradient for is left alone, as torch
       does; costs a small exchange a step. Without it a missing gradient counts as zeros.
     delay: 1 lets a step's mean come during the next step, which meanwhile computes with weights
@@ -83,16 +85,9 @@ class DistributedOptimizer(Optimizer):
             )
         if policy not in _POLICIES:
             raise errors.InvalidArgumentError(f"policy is {policy!r}, expected one of {_POLICIES}")
-        settings = config.resolve(
-            codec=codec if codec is None or isinstance(codec, str) else Policy(codec).joined,
-            policy=policy, momentum=momentum, nesterov=nesterov, **options,
-        )  # fmt: skip
-        self._auto: AutoCodec | None = None
-        if settings.codec == AUTO:
-            self._auto = AutoCodec(settings, process_group, WatchedUnits)
-            settings = self._auto.settings
-        self._codecs = Policy(codec if isinstance(codec, Mapping) else settings.codec)
-        self._codecs.check_momentum(settings.momentum)
+        options |= {"policy": policy, "momentum": momentum, "nesterov": nesterov}
+        settled = settle(codec, process_group, WatchedUnits, **options)
+        self._auto, self._codecs = settled.auto, settled.codecs
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._inner = optimizer
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
@@ -102,16 +97,10 @@ class DistributedOptimizer(Optimizer):
         self._codecs.check_names(self._names.values())
         group = resolve(process_group, "DistributedOptimizer")
         self._group = group
-        self._session = self._open_session(join(group, "optimizer"), settings)
-        self._session.close_with(self)
+        session = settled.open_session(join(group, "optimizer"), self)
         self._broadcast(group)
-        self._find_unused = find_unused_parameters
-        self._units: list[Unit] = []
-        self._unit_of: dict[torch.Tensor, Unit] = {}
+        self._stepper = Stepper(optimizer, session, find_unused_parameters)
         self._needs: dict[torch.nn.Module, list[Unit]] = {}
-        self._due: dict[Unit, list[dict[str, Any]]] = {}  # hyperparameters of the step
-        self._used: tuple[torch.Tensor, Work] | None = None  # on its way
-        self._unused: set[torch.Tensor] = set()  # of the step under way, by no rank
         self._delay = self._make_delay(delay, warm_up_steps)
         self._accumulating = False
         self._steps = 0
@@ -124,17 +113,17 @@ class DistributedOptimizer(Optimizer):
             model.register_state_dict_pre_hook(lambda *_: self.finish()),
         ]
 
-    def _open_session(self, group: Group, settings: config.Config) -> Session:
-        session = Session(group, settings)
-        return session if self._auto is None else self._auto.watch(session)
+    @property
+    def _session(self) -> Session | Watched:
+        return self._stepper.session
 
     def _change_codec(self, codec: str) -> None:
         """Between steps, on all ranks. What compression has lost so far goes along."""
         group = join(self._group, "optimizer")
-        self._session = self._session.successor(group, codec, self._steps)
+        self._stepper.session = self._session.successor(group, codec, self._steps)
         self._session.close_with(self)
         self._codecs = Policy(codec)
-        self._lay_out([name for unit in self._units for name in unit.names])
+        self._lay_out([name for unit in self._stepper.units for name in unit.names])
 
     def _take_momentum(self) -> None:
         """Of the param groups that have their own still, if it is to be ours."""
@@ -162,7 +151,7 @@ class DistributedOptimizer(Optimizer):
             )
         if delay not in (0, 1):
             raise errors.InvalidArgumentError(f"delay is {delay!r}, expected 0 or 1")
-        return OneStepDelay(self._inner, warm_up_steps, self._step_unit) if delay else None
+        return OneStepDelay(self._inner, warm_up_steps, self._stepper.step_unit) if delay else None
 
     def _check_parameters(self) -> None:
         ours = {p for group in self.param_groups for p in group["params"] if p.requires_grad}
@@ -188,11 +177,8 @@ class DistributedOptimizer(Optimizer):
         if self._accumulating:
             return
         self._make_units()
-        unit = self._unit_of[parameter]
-        if unit.phase is Phase.REDUCED and unit not in self._due:
-            unit.phase = Phase.IDLE  # its step was left out, as a loss scaler does
-        if unit in self._due:
-            self._apply(unit)  # no forward pass came by since the last step
+        unit = self._stepper.unit_of[parameter]
+        self._stepper.make_way(unit)
         if self._delay is not None:
             self._delay.make_room(unit, self._session)
         if unit.phase is Phase.FLYING:
@@ -205,23 +191,20 @@ class DistributedOptimizer(Optimizer):
 
     def _make_units(self) -> None:
         """At the first gradient or step: by rank 0's forward order, which all ranks take."""
-        if self._units:
+        if self._stepper.units:
             return
         self._order.stop()
         self._lay_out(from_rank_0(self._order.order(self._names), self._group))
 
     def _lay_out(self, order: list[str]) -> None:
         by_name = {name: parameter for parameter, name in self._names.items()}
-        self._units = make_units(
-            [(name, by_name[name]) for name in order], self._codecs, self._weight_decay_of
-        )
-        self._unit_of = {p: unit for unit in self._units for p in unit.parameters}
-        self._needs = self._order.needs(self._unit_of)
+        parameters = [(name, by_name[name]) for name in order]
+        self._stepper.take(make_units(parameters, self._codecs, self._weight_decay_of))
+        self._needs = self._order.needs(self._stepper.unit_of)
 
     def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
-        if self._due:
-            for unit in self._needs.get(module, ()):
-                self._apply(unit)
+        for unit in self._needs.get(module, ()):
+            self._stepper.apply(unit)
 
     # Steps.
 
@@ -238,38 +221,37 @@ class DistributedOptimizer(Optimizer):
         if self._delay is not None and self._delay.begun(self._steps + 1):
             self._step_delayed(self._delay)
             return loss
-        synchronized = all(unit.phase is Phase.REDUCED for unit in self._units)
+        stepper, synchronized = self._stepper, self._stepper.synchronized
         if not synchronized:
-            self._flush()
-            for unit in self._units:
-                unit.check_untouched()
+            self._send_rest()
         self._steps += 1
         if self._policy == "p3" and not synchronized:
-            groups = [{**group} for group in self.param_groups]
-            self._due = dict.fromkeys(self._units, groups)
+            stepper.defer()
         else:
             if not synchronized:
-                self._take_means()
-            self._inner.step()
-            for unit in self._units:
-                unit.phase = Phase.IDLE
+                stepper.take_means()
+            stepper.step()
         if self._auto is not None:
-            device = self._units[0].parameters[0].device
-            if (codec := self._auto.after_step(device, self.finish)) is not None:
+            codec = self._auto.after_step(stepper.device, self.finish)
+            if codec is not None:
                 self._change_codec(codec)
         return loss
 
-    def _step_delayed(self, delay: OneStepDelay) -> None:
-        for unit in list(self._due):  # the last step of the warm-up
-            self._apply(unit)
-        for unit in self._units:
-            delay.make_room(unit, self._session)
-        self._learn_unused()
-        self._flush()
-        for unit in self._units:
+    def _send_rest(self) -> None:
+        self._stepper.flush()
+        for unit in self._stepper.units:
             unit.check_untouched()
+
+    def _step_delayed(self, delay: OneStepDelay) -> None:
+        stepper = self._stepper
+        for unit in stepper.due():  # the last step of the warm-up
+            stepper.apply(unit)
+        for unit in stepper.units:
+            delay.make_room(unit, self._session)
+        stepper.learn_unused()
+        self._send_rest()
         self._steps += 1
-        delay.step(self._units, [{**group} for group in self.param_groups])
+        delay.step(stepper.units, stepper.groups())
 
     def _check_unknown(self) -> None:
         for group in self.param_groups:
@@ -280,66 +262,6 @@ class DistributedOptimizer(Optimizer):
                         "DistributedOptimizer was made; close() it, and make another after "
                         "unfreezing"
                     )
-
-    def _flush(self) -> None:
-        """What this rank never made ready goes as zeros, so that no rank waits for it."""
-        if self._find_unused:
-            used = torch.tensor([float(p.grad is not None) for p in self._unit_of])
-            used = used.to(self._units[0].parameters[0].device)
-            work = self._session.submit(used, "float32", "sum", "used parameters", None, -1)
-            self._used = used, work
-        for unit in self._units:
-            if unit.phase is Phase.IDLE:
-                unit.submit(self._session)
-        self._session.end_step()
-
-    def _learn_unused(self) -> None:
-        """Once a step: which parameters no rank has a gradient for."""
-        if self._used is None:
-            return
-        (used, work), self._used = self._used, None
-        self._session.complete(work)
-        counts = zip(self._unit_of, used.tolist(), strict=True)
-        self._unused = {parameter for parameter, count in counts if count == 0}
-
-    def _apply(self, unit: Unit) -> None:
-        """The step of one unit's parameters, with the hyperparameters of its time."""
-        groups = self._due.get(unit)
-        if groups is None:
-            return
-        unit.wait(self._session)
-        del self._due[unit]
-        self._learn_unused()
-        self._step_unit(unit, dict(unit.means()), groups)
-        unit.phase = Phase.IDLE
-
-    def _step_unit(
-        self, unit: Unit, means: dict[torch.Tensor, torch.Tensor], groups: list[dict[str, Any]]
-    ) -> None:
-        kept = {p: p.grad for p in unit.parameters}
-        inside = {p for p in unit.parameters if p.requires_grad and p not in self._unused}
-        for parameter, mean in means.items():
-            parameter.grad = mean if parameter in inside else None
-        try:
-            with torch.inference_mode(False):  # an evaluation may be what needs them
-                step_partly(self._inner, inside, groups)
-        finally:
-            for parameter, gradient in kept.items():
-                parameter.grad = gradient
-
-    def _take_means(self) -> None:
-        for unit in self._units:
-            unit.wait(self._session)
-        self._learn_unused()
-        with torch.no_grad():
-            for unit in self._units:
-                for parameter, mean in unit.means():
-                    if parameter in self._unused or not parameter.requires_grad:
-                        parameter.grad = None
-                    elif parameter.grad is None:
-                        parameter.grad = mean.clone()
-                    else:
-                        parameter.grad.copy_(mean)
 
     def synchronize(self) -> None:
         """After backward(): returns when every .grad holds the mean of all ranks. The next step()
@@ -357,16 +279,16 @@ class DistributedOptimizer(Optimizer):
             )
         self.finish()
         self._make_units()
-        if any(unit.phase is not Phase.REDUCED for unit in self._units):
-            self._flush()
-            self._take_means()
+        if not self._stepper.synchronized:
+            self._stepper.flush()
+            self._stepper.take_means()
 
     def finish(self) -> None:
         """After step(): returns when all parameters have taken it."""
-        for unit in list(self._due):
-            self._apply(unit)
+        for unit in self._stepper.due():
+            self._stepper.apply(unit)
         if self._delay is not None:
-            self._delay.finish(self._units, self._session)
+            self._delay.finish(self._stepper.units, self._session)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """torch.nn.utils.clip_grad_norm_ of the means: between backward() and step()."""
@@ -397,7 +319,7 @@ class DistributedOptimizer(Optimizer):
         if not hasattr(self, "_inner"):  # torch's constructor
             super().add_param_group(param_group)
             return
-        if self._units:
+        if self._stepper.units:
             raise errors.InvalidArgumentError(
                 "add_param_group comes after the first backward pass; close() this "
                 "DistributedOptimizer, and make another"
@@ -414,17 +336,9 @@ class DistributedOptimizer(Optimizer):
         return self._session.config.codec
 
     def stats(self) -> dict[str, Any]:
-        """steps, raw_bytes, wire_bytes, ratio, seconds per stage: as State.stats()."""
+        """As State.stats(), but for parameters."""
         self.finish()
-        counts = self._session.stats()
-        raw, wire = int(counts.get("raw_bytes", 0)), int(counts.get("wire_bytes", 0))
-        return {
-            "steps": self._steps,
-            "raw_bytes": raw,
-            "wire_bytes": wire,
-            "ratio": raw / wire if wire else 1.0,
-            "seconds": {stage: counts.get(f"{stage}_s", 0.0) for stage in config.STAGES},
-        }
+        return summary(self._session.stats(), self._steps)
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, and under "thinwire" what compression has lost on this rank."""

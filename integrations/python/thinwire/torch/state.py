@@ -12,14 +12,16 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
-from thinwire import config, errors
+from thinwire import errors
 from thinwire.torch import checkpoint, tensors
 from thinwire.torch import momentum as momentum_
-from thinwire.torch.auto import AUTO, AutoCodec
+from thinwire.torch.auto import AutoCodec
 from thinwire.torch.buckets import Buckets
 from thinwire.torch.group import join
 from thinwire.torch.policy import Codec, Policy
 from thinwire.torch.session import Session
+from thinwire.torch.settled import settle
+from thinwire.torch.stats import summary
 from thinwire.torch.waiter import failed_future
 from thinwire.torch.watched import WatchedBuckets
 
@@ -42,7 +44,8 @@ class State:
     clip_value: clips each rank's gradients to [-clip_value, clip_value] before they are exchanged
       and before they enter the momentum. clip_norm: likewise each parameter's gradient of each rank
       to a norm of clip_norm / sqrt(ranks) (DGC's local clipping, arXiv 1712.01887, section 3.2).
-    policy: "wfbp" (default) or "fifo", the order of chunks.
+    policy: "wfbp" (default) or "fifo", the order of chunks. planned: whether a step's order is
+      foretold from the step before; None (default): above a millisecond of latency.
     timeout_s: seconds; of connecting, and of one allreduce.
     lanes, chunk_bytes: chunks in flight, and bytes of fp32 in one.
     min_bytes: gradients of at most this many bytes times (ranks - 1) go uncompressed; 0: none.
@@ -63,6 +66,7 @@ class State:
         clip_value: float | None = None,
         clip_norm: float | None = None,
         policy: str | None = None,
+        planned: bool | None = None,
         timeout_s: float | None = None,
         lanes: int | None = None,
         chunk_bytes: int | None = None,
@@ -71,21 +75,15 @@ class State:
         trace: str | None = None,
         names: Mapping[torch.Tensor, str] | None = None,
     ) -> None:
-        settings = config.resolve(
-            codec=codec if codec is None or isinstance(codec, str) else Policy(codec).joined,
-            policy=policy, timeout_s=timeout_s, lanes=lanes, chunk_bytes=chunk_bytes,
-            min_bytes=min_bytes, interface=interface, trace=trace, momentum=momentum,
-            nesterov=nesterov,
+        settled = settle(
+            codec, process_group, WatchedBuckets, policy=policy, planned=planned,
+            timeout_s=timeout_s, lanes=lanes, chunk_bytes=chunk_bytes, min_bytes=min_bytes,
+            interface=interface, trace=trace, momentum=momentum, nesterov=nesterov,
         )  # fmt: skip
         for key, limit in {"clip_value": clip_value, "clip_norm": clip_norm}.items():
             if limit is not None and not limit > 0:
                 raise errors.InvalidArgumentError(f"{key} is {limit!r}, expected a number above 0")
-        self._auto: AutoCodec | None = None
-        if settings.codec == AUTO:
-            self._auto = AutoCodec(settings, process_group, WatchedBuckets)
-            settings = self._auto.settings
-        self._codecs = Policy(codec if isinstance(codec, Mapping) else settings.codec)
-        self._codecs.check_momentum(settings.momentum)
+        self._auto, self._codecs = settled.auto, settled.codecs
         if names is not None:
             self._codecs.check_names(names.values())
         elif self._codecs.needs_names:
@@ -94,9 +92,7 @@ class State:
                 "attach(ddp, codec=...), or pass names={parameter: name}"
             )
         self._process_group = process_group
-        session = Session(join(process_group, "state"), settings)
-        session.close_with(self)
-        self._session = session if self._auto is None else self._auto.watch(session)
+        self._session = settled.open_session(join(process_group, "state"), self)
         self._buckets = Buckets(names, self._codecs)
         self._clip_value, self._clip_norm = clip_value, clip_norm
         self._pairing: momentum_.Pairing | None = None
@@ -200,10 +196,14 @@ class State:
         dtype = tensors.check(buffer, self.rank, lambda: self._buckets.describe(name, bucket))
         layout = self._buckets.layout(bucket, self._session.restored)
         finish = self._prepare(bucket)
-        future = self._session_now(bucket).start(
+        session = self._session_now(bucket)
+        future = session.start(
             buffer, dtype, "mean", name, layout, priority=bucket.index(), finish=finish
         )
-        self._steps += int(bucket.is_last())
+        if bucket.is_last():
+            self._steps += 1
+            if self._buckets.end_step():
+                session.end_step()
         return future
 
     def _choose_codec(self, auto: AutoCodec, device: torch.device) -> None:
@@ -251,23 +251,15 @@ class State:
 
     def stats(self) -> dict[str, Any]:
         """steps (backward passes), all_reduces, raw_bytes (what a ring of fp32 would have sent),
-        wire_bytes (sent by this rank), ratio = raw / wire, seconds per stage, summed over the
-        lanes: queue, encode, exchange, reduce, gather, decode; and parameters, what went where: a
-        list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to
-        be compressed, and another than the rule's where topk costs more bytes than int4."""
+        wire_bytes (sent by this rank), ratio = raw / wire, planned_chunks (whose order was
+        foretold), seconds per stage, summed over the lanes: queue, encode, exchange, reduce,
+        gather, decode; and parameters, what went where: a list of {"name", "numel", "rule",
+        "codec"}, where codec is "raw" in a bucket too small to be compressed, and another than the
+        rule's where topk costs more bytes than int4."""
         counts: Counter[str] = Counter()
         for session in self._sessions():
             counts.update(session.stats())
-        raw, wire = int(counts.get("raw_bytes", 0)), int(counts.get("wire_bytes", 0))
-        return {
-            "steps": self._steps,
-            "all_reduces": int(counts.get("all_reduces", 0)),
-            "raw_bytes": raw,
-            "wire_bytes": wire,
-            "ratio": raw / wire if wire else 1.0,
-            "seconds": {stage: counts.get(f"{stage}_s", 0.0) for stage in config.STAGES},
-            "parameters": self._table(),
-        }
+        return {**summary(counts, self._steps), "parameters": self._table()}
 
     def _table(self) -> list[dict[str, Any]]:
         communicator = self._session.communicator

@@ -42,7 +42,7 @@ def predict(
     for codec, cost in costs.items():
         for policy in policies:
             profile = even.get(policy) or even["wfbp"]
-            planned = policy == "p3" and link.latency_s > PLAN_ABOVE_S
+            planned = link.latency_s > PLAN_ABOVE_S
             step = simulate(profile, link, codec, policy, cost, planned=planned, **options)
             rows.append(Prediction(codec, policy, step.step_s))
     return tuple(rows)

@@ -1,0 +1,127 @@
+// Which planned chunks may start, and that what peers wait for always does in the end.
+#include "schedule/plan_window.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <vector>
+
+namespace thinwire {
+namespace {
+
+TEST(PlanWindowTest, AsManyStartAsTheLimitSays) {
+  PlanWindow window;
+  window.SetLimit(2);
+  for (uint64_t place = 0; place < 4; ++place) {
+    window.Hold(place);
+    window.Ready(place);
+  }
+  EXPECT_TRUE(window.MayStart(0));
+  EXPECT_FALSE(window.MayStart(1)) << "in the order of the plan";
+  window.Start(0);
+  EXPECT_TRUE(window.MayStart(1));
+  window.Start(1);
+  EXPECT_FALSE(window.MayStart(2));
+  window.Finish(1);
+  EXPECT_TRUE(window.MayStart(2));
+  EXPECT_FALSE(window.MayStart(3));
+}
+
+TEST(PlanWindowTest, WhatIsNotReadyHoldsNobodyUp) {
+  PlanWindow window;
+  window.SetLimit(1);
+  for (uint64_t place = 0; place < 3; ++place) window.Hold(place);
+  window.Ready(2);
+  EXPECT_TRUE(window.MayStart(2));
+  window.Start(2);
+  window.Ready(1);
+  EXPECT_FALSE(window.MayStart(1));
+  window.Ready(0);
+  EXPECT_TRUE(window.MayStart(0)) << "the oldest, whatever the limit";
+  window.Start(0);
+  window.Finish(2);
+  EXPECT_FALSE(window.MayStart(1));
+  window.Finish(0);
+  EXPECT_TRUE(window.MayStart(1));
+}
+
+// A rank with lanes, which takes chunks in the order of the plan, and has them ready in its own.
+class Rank {
+ public:
+  Rank(int chunks, int lanes, int limit, std::mt19937& random)
+      : lanes_(lanes), ready_(chunks), started_(chunks), unready_(chunks) {
+    window_.SetLimit(limit);
+    std::iota(unready_.begin(), unready_.end(), 0);
+    std::shuffle(unready_.begin(), unready_.end(), random);
+  }
+
+  void MakeOneReady() {
+    const int chunk = unready_.back();
+    unready_.pop_back();
+    ready_[chunk] = true;
+    if (chunk < taken_) window_.Ready(chunk);
+  }
+
+  // The chunks that start now.
+  std::vector<int> Start() {
+    const int chunks = static_cast<int>(ready_.size());
+    for (; lanes_ > 0 && taken_ < chunks; --lanes_, ++taken_) {
+      window_.Hold(taken_);
+      if (ready_[taken_]) window_.Ready(taken_);
+    }
+    std::vector<int> starting;
+    for (int chunk = 0; chunk < taken_; ++chunk) {
+      if (!ready_[chunk] || started_[chunk] || !window_.MayStart(chunk)) continue;
+      window_.Start(chunk);
+      started_[chunk] = true;
+      starting.push_back(chunk);
+    }
+    return starting;
+  }
+
+  void Finish(int chunk) {
+    window_.Finish(chunk);
+    ++lanes_;
+  }
+
+ private:
+  PlanWindow window_;
+  int lanes_, taken_ = 0;
+  std::vector<bool> ready_, started_;
+  std::vector<int> unready_;
+};
+
+// A chunk is finished when all ranks have started it. With fewer lanes than chunks, and limits from
+// one, everything finishes, whatever is ready first on which rank.
+TEST(PlanWindowTest, RanksThatAreReadyInAnyOrderAllFinish) {
+  constexpr int kRanks = 3, kChunks = 24, kLanes = 4;
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<Rank> ranks;
+    for (int r = 0; r < kRanks; ++r) {
+      ranks.emplace_back(kChunks, kLanes, 1 + static_cast<int>(seed % 3), random);
+    }
+    std::vector<int> starts(kChunks);
+    int finished = 0;
+    for (int event = 0; event < kRanks * kChunks; ++event) {
+      ranks[event % kRanks].MakeOneReady();
+      for (bool moved = true; moved;) {
+        moved = false;
+        for (Rank& rank : ranks) {
+          for (const int chunk : rank.Start()) {
+            moved = true;
+            if (++starts[chunk] < kRanks) continue;
+            ++finished;
+            for (Rank& each : ranks) each.Finish(chunk);
+          }
+        }
+      }
+    }
+    ASSERT_EQ(finished, kChunks) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace thinwire
