@@ -21,11 +21,11 @@ from thinwire.torch import checkpoint, tensors
 from thinwire.torch.agree import from_rank_0
 from thinwire.torch.delay import OneStepDelay
 from thinwire.torch.forward_order import ForwardOrder
-from thinwire.torch.group import join, resolve
+from thinwire.torch.group import Group, join, resolve
 from thinwire.torch.momentum import Pairing, take_over
 from thinwire.torch.policy import Codec, Policy
 from thinwire.torch.session import Session
-from thinwire.torch.settled import settle
+from thinwire.torch.settled import Settled, settle
 from thinwire.torch.stats import summary
 from thinwire.torch.stepper import Stepper
 from thinwire.torch.units import Phase, Unit, make_units
@@ -97,7 +97,7 @@ class DistributedOptimizer(Optimizer):
         self._codecs.check_names(self._names.values())
         group = resolve(process_group, "DistributedOptimizer")
         self._group = group
-        session = settled.open_session(join(group, "optimizer"), self)
+        session = self._open_session(join(group, "optimizer"), settled)
         self._broadcast(group)
         self._stepper = Stepper(optimizer, session, find_unused_parameters)
         self._needs: dict[torch.nn.Module, list[Unit]] = {}
@@ -112,6 +112,9 @@ class DistributedOptimizer(Optimizer):
             *(m.register_forward_pre_hook(self._before_forward) for m in model.modules()),
             model.register_state_dict_pre_hook(lambda *_: self.finish()),
         ]
+
+    def _open_session(self, group: Group, settled: Settled) -> Session | Watched:
+        return settled.open_session(group, self)
 
     @property
     def _session(self) -> Session | Watched:

@@ -16,6 +16,7 @@ from thinwire.simulate import Profile
 from thinwire.torch.distributed_optimizer import DistributedOptimizer
 from thinwire.torch.forecast.notes import Notes
 from thinwire.torch.group import Group
+from thinwire.torch.settled import Settled
 
 _WARM_UP = 2  # steps; the first makes the optimizer's state
 
@@ -31,9 +32,6 @@ class _Silence:
         self.notes = Notes()
         self._process_group = process_group
         self._waited_s = 0.0
-
-    def close_with(self, owner: object) -> None:
-        pass
 
     def submit(self, tensor, _dtype, _op, _name, _segments=None, priority: int = 0) -> int:
         if tensor.is_cuda:
@@ -57,8 +55,8 @@ class _Silence:
 
 
 class _Rehearsal(DistributedOptimizer):
-    def _open_session(self, group: Group, settings: Config) -> Any:
-        return _Silence(group, settings, self._group)
+    def _open_session(self, group: Group, settled: Settled) -> Any:
+        return _Silence(group, settled.settings, self._group)
 
     def _broadcast(self, _group: dist.ProcessGroup) -> None:
         pass
