@@ -31,7 +31,7 @@ SETTINGS = (
     "mlp:2:1gbit:128", "vgg:2:2gbit:32", "conv:2:100mbit:32", "mlp:3:2gbit:32",
     "conv:2:20mbit:16", "conv:2:loopback:32", "conv:3:50mbit:16", "conv:4:100mbit:16",
     "mlp:2:1gbit:16", "mlp:2:2gbit:64", "mlp:2:loopback:512", "vgg:2:1gbit:16",
-    "vgg:2:1gbit:40", "vgg:2:loopback:16", "vgg:3:2gbit:8",
+    "vgg:2:1gbit:40", "vgg:2:loopback:16", "vgg:3:2gbit:8", "vgg:2:1gbit:16:5", "mlp:2:1gbit:64:15",
 )  # fmt: skip
 CHUNK_BYTES = 1 << 20
 AUTO_STEPS = 48  # in which codec="auto" has made up its mind

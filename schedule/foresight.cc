@@ -77,7 +77,7 @@ Foresight::Plan Foresight::Next() {
   }
   for (const ChunkOfStep& chunk : StepOrder(expected, policy_)) {
     const Report& report = plan.tensors[chunk.tensor];
-    plan.chunks.push_back({report.id(), chunk.chunk, 1, report.plan_hash});
+    plan.chunks.push_back({report.id(), chunk.chunk, 0, report.plan_hash});
   }
   return plan;
 }

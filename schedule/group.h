@@ -61,10 +61,6 @@ class Group final : public Engine {
   void EndStep() override;
 
  private:
-  // A planned chunk holds its lane until this rank has submitted it, so there are more than four:
-  // sched_bench.
-  static constexpr int kPlanLanes = 16;
-
   using WorkPtr = std::shared_ptr<InFlight>;
   enum class Tell { kEveryone, kNobody };
 
@@ -114,7 +110,7 @@ class Group final : public Engine {
   void RememberLocked(int rank, const Report& report);
   void ForgetLocked(uint64_t id);
   void PlanLocked();
-  double UnderWay() const;
+  size_t WindowBytes(int latencies) const;
   void OnPlan(const std::vector<PlannedChunk>& chunks);
   void PlanLoop(int number);
   struct Planned {

@@ -51,19 +51,14 @@ void Group::EndStep() {
   if (rank_ != 0) return;
   const std::lock_guard lock(order_mu_);
   foresight_.EndStep(Seconds(Clock::now()));
-  // While an announcement travels there and its end back, the link must have other chunks.
-  const double on_their_way = 2.0 * latency_s_ * foresight_.bytes_per_s();
-  leader_.SetWindow(options_.chunk_bytes * options_.lanes + static_cast<size_t>(on_their_way));
+  leader_.SetWindow(WindowBytes(2));  // of an announcement there, and its end back
   PlanLocked();
 }
 
-// Planned chunks at once, so that the link has others while one has latencies to wait for. A hop
-// has two of them on Gloo: the receiver says that it is ready, and then the bytes come. With two,
-// the measured rate feeds back: where chunks are too few it is low, but not as low as they are few.
-double Group::UnderWay() const {
-  constexpr double kLatencies = 2 * 2;
-  const double on_their_way = kLatencies * latency_s_ * foresight_.bytes_per_s();
-  return options_.lanes + on_their_way / static_cast<double>(options_.chunk_bytes);
+// Bytes under way at once: a few chunks, and what else the link carries while `latencies` go by.
+size_t Group::WindowBytes(int latencies) const {
+  const double on_their_way = latencies * latency_s_ * foresight_.bytes_per_s();
+  return options_.chunk_bytes * options_.lanes + static_cast<size_t>(on_their_way);
 }
 
 // Under order_mu_: rank 0 has reported, or somebody else, or a tensor is done.
@@ -83,8 +78,9 @@ void Group::PlanLocked() {
   Foresight::Plan plan = foresight_.Next();
   if (plan.chunks.empty() || !foretells_) return;
   for (const Report& tensor : plan.tensors) leader_.Expect(tensor);
-  const auto under_way = static_cast<uint32_t>(std::min(double{kPlanLanes}, UnderWay()));
-  for (PlannedChunk& chunk : plan.chunks) chunk.under_way = under_way;
+  // On Gloo a hop takes two latencies: the receiver says that it is ready, and then the bytes come.
+  const auto window_kib = static_cast<uint32_t>(WindowBytes(kPlanLatencies * 2) >> 10);
+  for (PlannedChunk& chunk : plan.chunks) chunk.window_kib = window_kib;
   for (const ControlFrame& frame : PackPlan(plan.chunks)) {
     for (int peer = 1; peer < size_; ++peer) transport_->SendControl(peer, frame).IgnoreError();
   }
@@ -94,7 +90,7 @@ void Group::PlanLocked() {
 void Group::OnPlan(const std::vector<PlannedChunk>& chunks) {
   for (const PlannedChunk& chunk : chunks) planned_.Push({chunk, next_place_++});
   const std::lock_guard lock(mu_);
-  if (!chunks.empty()) window_.SetLimit(static_cast<int>(chunks.front().under_way));
+  if (!chunks.empty()) window_.SetLimit(size_t{chunks.front().window_kib} << 10);
   if (!plan_threads_.empty() || !status_.ok()) return;
   for (int lane = 0; lane < kPlanLanes; ++lane) {
     plan_threads_.emplace_back([this, lane] { PlanLoop(options_.lanes + 1 + lane); });
@@ -127,7 +123,7 @@ bool Group::AwaitTurn(const Planned& planned) {
   if (!AsPlanned(*work, chunk)) return false;
   {
     std::unique_lock lock(mu_);
-    window_.Ready(place);
+    window_.Ready(place, ChunkBytes(work->report));
     admitted_.wait(lock, [&] { return !status_.ok() || window_.MayStart(place); });
     if (!status_.ok()) return false;
     window_.Start(place);

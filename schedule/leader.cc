@@ -86,10 +86,6 @@ bool Leader::Before(const Tensor& a, const Tensor& b) const {
   return a.complete < b.complete;
 }
 
-size_t Leader::ChunkBytes(const Report& report) {
-  return report.numel * sizeof(float) / std::max<uint32_t>(1, report.chunks);
-}
-
 std::vector<Announcement> Leader::Next() {
   std::vector<Announcement> order;
   while (!ready_.empty()) {

@@ -65,7 +65,6 @@ class Leader {
   Tensor& Find(int rank, const Report& report);
   bool Before(const Tensor& a, const Tensor& b) const;
   std::string WaitingFor(int rank, uint64_t except) const;
-  static size_t ChunkBytes(const Report& report);
 
   const int world_;
   const Policy policy_;

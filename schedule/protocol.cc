@@ -62,6 +62,10 @@ bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, absl::Status* fail
 
 }  // namespace
 
+size_t ChunkBytes(const Report& report) {
+  return report.numel * sizeof(float) / std::max<uint32_t>(1, report.chunks);
+}
+
 void SetName(const std::string& name, Report* report) {
   const size_t bytes = std::min(name.size(), sizeof(report->name) - 1);
   std::memcpy(report->name, name.data(), bytes);

@@ -44,6 +44,9 @@ struct Report {
 };
 static_assert(sizeof(Report) == 112 && std::is_trivially_copyable_v<Report>);
 
+// Of fp32 input, in the mean over the tensor's chunks.
+size_t ChunkBytes(const Report& report);
+
 struct Announcement {
   uint64_t id = 0;
   uint32_t chunk = 0;
@@ -54,8 +57,8 @@ static_assert(sizeof(Announcement) == 16 && std::is_trivially_copyable_v<Announc
 struct PlannedChunk {
   uint64_t id = 0;
   uint32_t chunk = 0;
-  uint32_t under_way = 1;  // at most so many planned chunks at once, PlanWindow's limit
-  uint64_t plan_hash = 0;  // of the tensor
+  uint32_t window_kib = 0;  // PlanWindow's limit
+  uint64_t plan_hash = 0;   // of the tensor
 };
 static_assert(sizeof(PlannedChunk) == 24 && std::is_trivially_copyable_v<PlannedChunk>);
 

@@ -120,7 +120,8 @@ int Main(bool brief, const char* out) {
               Setting setting = SettingOf(profile, row);
               const Outcome leader = Simulate(setting);
               setting.order = Order::kPlan;
-              setting.engine.lanes = LanesFor(setting);
+              setting.holding_lanes = LanesFor(setting);
+              setting.engine.lanes = Options().lanes;
               const Outcome plan = Simulate(setting);
               setting.order = Order::kLeader;
               setting.engine.lanes = LanesFor(setting);

@@ -11,7 +11,7 @@ Lanes::Lanes(const Setting& setting, const Wire& wire, Events& events, Processor
       events_(events),
       processor_(processor),
       done_(std::move(done)),
-      free_(setting.engine.lanes) {}
+      free_(setting.order == Order::kPlan ? setting.holding_lanes : setting.engine.lanes) {}
 
 bool Lanes::Take() {
   if (free_ == 0) return false;
@@ -53,7 +53,8 @@ void Lanes::Send(double bytes, Events::Action then) {
   const double now = events_.now();
   const double credit = setting_.burst_bytes / setting_.bytes_per_s;
   link_paid_until_ = std::max(link_paid_until_, now - credit) + bytes / setting_.bytes_per_s;
-  events_.At(std::max(now, link_paid_until_) + setting_.latency_s + overhead, std::move(then));
+  const double latency = setting_.hop_latencies * setting_.latency_s;
+  events_.At(std::max(now, link_paid_until_) + latency + overhead, std::move(then));
 }
 
 }  // namespace thinwire::sim

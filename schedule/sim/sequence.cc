@@ -1,5 +1,6 @@
 #include "schedule/sim/sequence.h"
 
+#include <algorithm>
 #include <deque>
 #include <unordered_map>
 #include <utility>
@@ -7,6 +8,7 @@
 
 #include "schedule/hash.h"
 #include "schedule/leader.h"
+#include "schedule/plan_window.h"
 #include "schedule/step_order.h"
 
 namespace thinwire::sim {
@@ -18,10 +20,11 @@ double Bits(const CodecSpec& spec) {
 }
 
 // So many bytes of fp32 that an announcement's latency idles no link.
-size_t WindowBytes(const Setting& s) {
+size_t WindowBytes(const Setting& s, double latencies) {
   const CodecPair& codec = s.engine.codecs[0];
   const double rate = s.bytes_per_s * 64.0 / (Bits(codec.up) + Bits(codec.down));
-  return s.engine.chunk_bytes * s.engine.lanes + static_cast<size_t>(2 * s.latency_s * rate);
+  const double on_their_way = latencies * s.latency_s * rate;
+  return s.engine.chunk_bytes * s.engine.lanes + static_cast<size_t>(on_their_way);
 }
 
 // Reports travel to rank 0, announcements back; all ranks have what is announced.
@@ -32,7 +35,7 @@ class LeaderSequence final : public Sequence {
         wire_(wire),
         events_(events),
         lanes_(lanes),
-        leader_(setting.ranks, setting.engine.policy, WindowBytes(setting)) {}
+        leader_(setting.ranks, setting.engine.policy, WindowBytes(setting, 2)) {}
 
   void BeginStep(int, std::span<const double>) override {}
 
@@ -88,11 +91,13 @@ class LeaderSequence final : public Sequence {
   std::deque<ChunkId> announced_;                               // that have reached all ranks
 };
 
-// A planned chunk holds its lane until all ranks have it.
+// A planned chunk holds its lane until all ranks have it and the window lets it start.
 class PlanSequence final : public Sequence {
  public:
   PlanSequence(const Setting& setting, const Wire& wire, Lanes& lanes)
-      : setting_(setting), wire_(wire), lanes_(lanes) {}
+      : setting_(setting), wire_(wire), lanes_(lanes) {
+    window_.SetLimit(WindowBytes(setting, kPlanLatencies * setting.hop_latencies));
+  }
 
   void BeginStep(int step, std::span<const double> ready_s) override {
     reports_.resize(step + 1);
@@ -116,21 +121,39 @@ class PlanSequence final : public Sequence {
     StartPlanned();
   }
 
-  void OnDone(const ChunkId&) override { StartPlanned(); }
+  void OnDone(const ChunkId& id) override {
+    const auto found =
+        std::find_if(held_.begin(), held_.end(), [&](const Held& held) { return held.id == id; });
+    window_.Finish(found->place);
+    held_.erase(found);
+    StartPlanned();
+  }
 
  private:
+  enum class Phase { kWaiting, kReady, kStarted };
+  struct Held {
+    ChunkId id;
+    uint64_t place;
+    Phase phase = Phase::kWaiting;
+  };
+
   void StartPlanned() {
     while (!planned_.empty() && lanes_.Take()) {
-      held_.push_back(planned_.front());
+      window_.Hold(next_place_);
+      held_.push_back({planned_.front(), next_place_++});
       planned_.pop_front();
     }
-    for (auto it = held_.begin(); it != held_.end();) {
-      if (reports_[it->step][it->unit] < setting_.ranks) {
-        ++it;
-        continue;
+    for (Held& held : held_) {
+      const bool all = reports_[held.id.step][held.id.unit] == setting_.ranks;
+      if (held.phase == Phase::kWaiting && all) {
+        window_.Ready(held.place, wire_.numel(held.id) * sizeof(float));
+        held.phase = Phase::kReady;
       }
-      lanes_.Start(*it);
-      it = held_.erase(it);
+      if (held.phase == Phase::kReady && window_.MayStart(held.place)) {
+        window_.Start(held.place);
+        held.phase = Phase::kStarted;
+        lanes_.Start(held.id);
+      }
     }
   }
 
@@ -138,7 +161,10 @@ class PlanSequence final : public Sequence {
   const Wire& wire_;
   Lanes& lanes_;
   std::deque<std::vector<int>> reports_;  // by step and unit
-  std::deque<ChunkId> planned_, held_;
+  std::deque<ChunkId> planned_;
+  std::deque<Held> held_;  // in the order of the plan
+  PlanWindow window_;
+  uint64_t next_place_ = 0;
 };
 
 }  // namespace

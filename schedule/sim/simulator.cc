@@ -170,12 +170,13 @@ class Simulation {
     double tail = std::accumulate(rank.forward_s.begin(), rank.forward_s.end(), 0.0);
     double best = rank.backward_end + s_.profile.between_s + tail;
     if (s_.ranks == 1) return best;
+    const double hop_s = s_.hop_latencies * s_.latency_s;
     std::vector<Job> jobs;
     for (size_t u = 0; u < units_.size(); ++u) {
       const double chunk = wire_.link_s(u) / wire_.chunks(u);
       const int hops = wire_.raw(u) ? 1 : 2;
-      best = std::max(best, step.ready_max[u] + chunk + hops * s_.latency_s + tail);
-      jobs.push_back({step.ready_max[u], wire_.link_s(u), tail + s_.latency_s});
+      best = std::max(best, step.ready_max[u] + chunk + hops * hop_s + tail);
+      jobs.push_back({step.ready_max[u], wire_.link_s(u), tail + hop_s});
       tail -= rank.forward_s[u];
     }
     return std::max(best, JacksonBound(jobs));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "schedule/options.h"
+#include "schedule/plan_window.h"
 #include "schedule/sim/profile.h"
 
 namespace thinwire::sim {
@@ -28,12 +29,14 @@ struct CodecCost {
 struct Setting {
   Profile profile;
   int ranks = 2;
-  Options engine;        // codec (for the bytes), policy, lanes, chunk_bytes, min_bytes
-  bool barrier = false;  // the next forward pass waits for everything
+  Options engine;                  // codec (for the bytes), policy, lanes, chunk_bytes, min_bytes
+  int holding_lanes = kPlanLanes;  // of a plan, whose chunks hold one until they may start
+  bool barrier = false;            // the next forward pass waits for everything
   Order order = Order::kLeader;
 
   double bytes_per_s = 0;  // of each rank's link, each way
   double latency_s = 0;    // one way
+  int hop_latencies = 1;   // of each exchange; 2 where the receiver must say first that it is ready
   double burst_bytes = 0;  // that an idle link lets pass at once: a token bucket's
   double overhead_s = 0;   // of each exchange, beside its bytes; the processor's
 

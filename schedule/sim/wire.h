@@ -15,6 +15,7 @@ struct ChunkId {
   uint32_t unit = 0;
   uint32_t chunk = 0;
   int step = 0;
+  friend bool operator==(const ChunkId&, const ChunkId&) = default;
 };
 
 class Wire {

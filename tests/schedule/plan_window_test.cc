@@ -13,10 +13,10 @@ namespace {
 
 TEST(PlanWindowTest, AsManyStartAsTheLimitSays) {
   PlanWindow window;
-  window.SetLimit(2);
+  window.SetLimit(200);
   for (uint64_t place = 0; place < 4; ++place) {
     window.Hold(place);
-    window.Ready(place);
+    window.Ready(place, 100);
   }
   EXPECT_TRUE(window.MayStart(0));
   EXPECT_FALSE(window.MayStart(1)) << "in the order of the plan";
@@ -29,16 +29,28 @@ TEST(PlanWindowTest, AsManyStartAsTheLimitSays) {
   EXPECT_FALSE(window.MayStart(3));
 }
 
+TEST(PlanWindowTest, AChunkAboveTheLimitStartsAlone) {
+  PlanWindow window;
+  window.SetLimit(50);
+  for (uint64_t place = 0; place < 3; ++place) window.Hold(place);
+  window.Ready(1, 100);
+  window.Ready(2, 10);
+  EXPECT_FALSE(window.MayStart(2)) << "in the order of the plan";
+  EXPECT_TRUE(window.MayStart(1));
+  window.Start(1);
+  EXPECT_FALSE(window.MayStart(2));
+}
+
 TEST(PlanWindowTest, WhatIsNotReadyHoldsNobodyUp) {
   PlanWindow window;
-  window.SetLimit(1);
+  window.SetLimit(100);
   for (uint64_t place = 0; place < 3; ++place) window.Hold(place);
-  window.Ready(2);
+  window.Ready(2, 100);
   EXPECT_TRUE(window.MayStart(2));
   window.Start(2);
-  window.Ready(1);
+  window.Ready(1, 100);
   EXPECT_FALSE(window.MayStart(1));
-  window.Ready(0);
+  window.Ready(0, 100);
   EXPECT_TRUE(window.MayStart(0)) << "the oldest, whatever the limit";
   window.Start(0);
   window.Finish(2);
@@ -50,7 +62,7 @@ TEST(PlanWindowTest, WhatIsNotReadyHoldsNobodyUp) {
 // A rank with lanes, which takes chunks in the order of the plan, and has them ready in its own.
 class Rank {
  public:
-  Rank(int chunks, int lanes, int limit, std::mt19937& random)
+  Rank(int chunks, int lanes, size_t limit, std::mt19937& random)
       : lanes_(lanes), ready_(chunks), started_(chunks), unready_(chunks) {
     window_.SetLimit(limit);
     std::iota(unready_.begin(), unready_.end(), 0);
@@ -61,7 +73,7 @@ class Rank {
     const int chunk = unready_.back();
     unready_.pop_back();
     ready_[chunk] = true;
-    if (chunk < taken_) window_.Ready(chunk);
+    if (chunk < taken_) window_.Ready(chunk, 100);
   }
 
   // The chunks that start now.
@@ -69,7 +81,7 @@ class Rank {
     const int chunks = static_cast<int>(ready_.size());
     for (; lanes_ > 0 && taken_ < chunks; --lanes_, ++taken_) {
       window_.Hold(taken_);
-      if (ready_[taken_]) window_.Ready(taken_);
+      if (ready_[taken_]) window_.Ready(taken_, 100);
     }
     std::vector<int> starting;
     for (int chunk = 0; chunk < taken_; ++chunk) {
@@ -94,14 +106,14 @@ class Rank {
 };
 
 // A chunk is finished when all ranks have started it. With fewer lanes than chunks, and limits from
-// one, everything finishes, whatever is ready first on which rank.
+// none, everything finishes, whatever is ready first on which rank.
 TEST(PlanWindowTest, RanksThatAreReadyInAnyOrderAllFinish) {
   constexpr int kRanks = 3, kChunks = 24, kLanes = 4;
   for (unsigned seed = 0; seed < 2000; ++seed) {
     std::mt19937 random(seed);
     std::vector<Rank> ranks;
     for (int r = 0; r < kRanks; ++r) {
-      ranks.emplace_back(kChunks, kLanes, 1 + static_cast<int>(seed % 3), random);
+      ranks.emplace_back(kChunks, kLanes, 100 * (seed % 4), random);
     }
     std::vector<int> starts(kChunks);
     int finished = 0;

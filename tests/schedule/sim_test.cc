@@ -107,6 +107,8 @@ TEST(Simulator, NoRandomScheduleStandsStillOrBeatsTheBound) {
     setting.ranks = 2 + static_cast<int>(random() % 3);
     setting.engine.policy = static_cast<Policy>(random() % 3);
     setting.engine.lanes = 1 + static_cast<int>(random() % 3);
+    setting.holding_lanes = 1 + static_cast<int>(random() % 6);
+    setting.hop_latencies = 1 + static_cast<int>(random() % 2);
     setting.barrier = random() % 2 == 0;
     setting.order = random() % 2 == 0 ? Order::kLeader : Order::kPlan;
     setting.bytes_per_s = std::pow(10.0, 6.5 + static_cast<double>(random() % 30) / 10);
