@@ -1,7 +1,7 @@
 """Measures steps of every codec and policy on several links, and beside them what `advise` measures
 there: the truth that its predictions are held against (advise_report.py).
 
-    python bench/advise_grid.py [--settings vgg:2:200mbit:40,...] [--out FOLDER]
+    python bench/advise_grid.py [--settings vgg:2:200mbit:40,... | --far] [--out FOLDER]
 
 A setting is model : ranks : link : batch, and : ms of latency on a far link. Each gets a JSON file
 with all raw figures, so that predictions can be made anew without measuring again."""
@@ -31,8 +31,9 @@ SETTINGS = (
     "mlp:2:1gbit:128", "vgg:2:2gbit:32", "conv:2:100mbit:32", "mlp:3:2gbit:32",
     "conv:2:20mbit:16", "conv:2:loopback:32", "conv:3:50mbit:16", "conv:4:100mbit:16",
     "mlp:2:1gbit:16", "mlp:2:2gbit:64", "mlp:2:loopback:512", "vgg:2:1gbit:16",
-    "vgg:2:1gbit:40", "vgg:2:loopback:16", "vgg:3:2gbit:8", "vgg:2:1gbit:16:5", "mlp:2:1gbit:64:15",
+    "vgg:2:1gbit:40", "vgg:2:loopback:16", "vgg:3:2gbit:8",
 )  # fmt: skip
+FAR = ("vgg:2:1gbit:16:5", "mlp:2:1gbit:64:15")
 CHUNK_BYTES = 1 << 20
 AUTO_STEPS = 48  # in which codec="auto" has made up its mind
 ROUNDS = 9  # of everything in turns, so that all see the same machine
@@ -123,6 +124,7 @@ def measure(model: str, batch: int, probe_only: bool) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", default=",".join(SETTINGS))
+    parser.add_argument("--far", action="store_true", help="settings with latency instead")
     parser.add_argument("--out", type=Path, default=Path("build/bench/advise"))
     parser.add_argument("--probe_only", action="store_true", help="renew what advise measures")
     parser.add_argument("--model", help=argparse.SUPPRESS)  # set in the ranks
@@ -133,7 +135,7 @@ def main() -> int:
         inside = arguments.model, arguments.batch, arguments.probe_only
         return lab_ranks.be_one(arguments, lambda: measure(*inside))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for setting in arguments.settings.split(","):
+    for setting in FAR if arguments.far else arguments.settings.split(","):
         model, world, link, batch, *delay_ms = setting.split(":")
         options = {"model": model, "batch": batch, "probe_only": arguments.probe_only}
         measured = lab_ranks.run(

@@ -30,8 +30,16 @@ tw_status tw_comm_stats(tw_comm* comm, tw_stats* out) {
   if (comm == nullptr || out == nullptr) return ToC(NullPointer("tw_comm_stats"));
   const thinwire::Stats stats = comm->engine->stats();
   const auto& s = stats.seconds;
-  *out = {stats.all_reduces, stats.raw_bytes, stats.wire_bytes, stats.planned_chunks,
-          s[0], s[1], s[2], s[3], s[4], s[5]};
+  *out = {stats.all_reduces,
+          stats.raw_bytes,
+          stats.wire_bytes,
+          stats.planned_chunks,
+          s[0],
+          s[1],
+          s[2],
+          s[3],
+          s[4],
+          s[5]};
   return TW_OK;
 }
 
