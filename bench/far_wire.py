@@ -32,7 +32,10 @@ BUFFER = 32 << 20  # bytes that a port may fall behind by
 
 @contextlib.contextmanager
 def open_far_lab(world: int, link: str, delay_ms: float) -> Iterator[lab.Lab]:
-    """lab.open_lab, with frames that take delay_ms longer. RuntimeError if the system refuses."""
+    """lab.open_lab, with frames that take delay_ms longer. RuntimeError if the system refuses, or
+    if there is a delay and nothing to hold back."""
+    if delay_ms and link == lab.LOOPBACK:
+        raise RuntimeError("loopback has no wire to delay; take a shaped link")
     with lab.open_lab(world, link) as place:
         if not delay_ms:
             yield place

@@ -78,8 +78,7 @@ void Group::PlanLocked() {
   Foresight::Plan plan = foresight_.Next();
   if (plan.chunks.empty() || !foretells_) return;
   for (const Report& tensor : plan.tensors) leader_.Expect(tensor);
-  // On Gloo a hop takes two latencies: the receiver says that it is ready, and then the bytes come.
-  const auto window_kib = static_cast<uint32_t>(WindowBytes(kPlanLatencies * 2) >> 10);
+  const auto window_kib = static_cast<uint32_t>(WindowBytes(kPlanLatencies * kHopLatencies) >> 10);
   for (PlannedChunk& chunk : plan.chunks) chunk.window_kib = window_kib;
   for (const ControlFrame& frame : PackPlan(plan.chunks)) {
     for (int peer = 1; peer < size_; ++peer) transport_->SendControl(peer, frame).IgnoreError();

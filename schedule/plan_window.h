@@ -18,6 +18,8 @@ namespace thinwire {
 
 // A planned chunk holds its lane until its rank has submitted it, so there are more than four.
 inline constexpr int kPlanLanes = 16;
+// That a hop takes on Gloo: the receiver says that it is ready, and then the bytes come.
+inline constexpr int kHopLatencies = 2;
 // Of a hop, whose worth of bytes the limit has beside a few chunks: those of a chunk's two hops,
 // and as much again, since the order is a guess (sched_bench).
 inline constexpr int kPlanLatencies = 4;

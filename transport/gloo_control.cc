@@ -16,12 +16,14 @@ GlooControlSender::GlooControlSender(GlooShared& shared, int peer)
 
 absl::Status GlooControlSender::Send(const ControlFrame& frame) {
   const SigpipeBlock no_signal;
+  bool crowded;
   {
     const std::lock_guard lock(mu_);
     queue_.push_back(frame);
     PostLocked();
+    crowded = CrowdedLocked();
   }
-  crowded_.notify_one();
+  if (crowded) crowded_.notify_one();
   return shared_.status();
 }
 
@@ -45,7 +47,7 @@ void GlooControlSender::Reap() {
   const SigpipeBlock no_signal;
   std::unique_lock lock(mu_);
   for (;;) {
-    crowded_.wait(lock, [this] { return stopped_ || under_way_ > kFrames / 2; });
+    crowded_.wait(lock, [this] { return stopped_ || CrowdedLocked(); });
     if (stopped_) return;
     lock.unlock();
     const bool left =

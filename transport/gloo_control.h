@@ -37,6 +37,7 @@ class GlooControlSender {
   static constexpr size_t kFrames = 64;
 
   void PostLocked();
+  bool CrowdedLocked() const { return under_way_ > kFrames / 2; }
   void Reap();
   void Stop();
 

@@ -69,7 +69,7 @@ absl::StatusOr<sim::Setting> SettingOf(const tw_simulation& in) {
   setting.order = in.planned != 0 ? sim::Order::kPlan : sim::Order::kLeader;
   setting.bytes_per_s = in.bytes_per_s;
   setting.latency_s = in.latency_s;
-  setting.hop_latencies = 2;  // Gloo's
+  setting.hop_latencies = thinwire::kHopLatencies;
   setting.burst_bytes = in.burst_bytes;
   setting.overhead_s = in.overhead_s;
   setting.codec = {in.encode_s, in.reduce_s, in.decode_s};
