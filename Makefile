@@ -4,12 +4,25 @@ PYTHON := .venv/bin/python
 export PYTHONPATH := $(CURDIR)/integrations/python
 export THINWIRE_LIBRARY := $(CURDIR)/build/integrations/c/libthinwire.so
 JOBS ?= $(shell nproc)
+# Tests mostly wait for one another's messages and deadlines, so two at a time fit on two cores.
+TEST_JOBS ?= 2
 
-.PHONY: help setup build demo test test-cpp test-asan test-tsan test-python gpu bench accuracy ratio wheel wheel-check lint format clean
+# ccache, where it is installed, also serves the builds of other checkouts.
+ifneq ($(shell command -v ccache),)
+export CMAKE_C_COMPILER_LAUNCHER ?= ccache
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
+endif
+
+.PHONY: help setup build check demo test test-cpp test-asan test-tsan test-python thread-safety docs gpu \
+  bench accuracy ratio wheel wheel-check lint format clean
 
 help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
+	@echo "make check   the tests that take seconds, for daily work"
 	@echo "make test    every test that can run on this machine"
+	@echo "make thread-safety   clang's analysis of who holds which lock"
+	@echo "make docs    the documentation as a site, in build/docs/html"
 	@echo "make gpu     the checks and benchmarks that need an NVIDIA GPU"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
 	@echo "make accuracy, make ratio   what compression costs in accuracy (an hour), and in precision"
@@ -22,18 +35,27 @@ build: setup
 	@cmake --preset release > build/configure.log || { cat build/configure.log; exit 1; }
 	@cmake --build --preset release -j $(JOBS)
 
+# Everything but what is marked slow: SLOW in tests/*/CMakeLists.txt, pytest.mark.slow in Python.
+check: build
+	@ctest --preset check --output-on-failure -j $(TEST_JOBS)
+	@$(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadgroup -m "not slow" tests
+
 demo: build
 	@$(PYTHON) -m thinwire demo --out build/demo
 
-test: test-cpp test-asan test-tsan test-python
+test: thread-safety test-cpp test-asan test-tsan test-python
+
+thread-safety: setup
+	@cmake --preset thread-safety > build/configure-thread-safety.log || { cat build/configure-thread-safety.log; exit 1; }
+	@cmake --build --preset thread-safety -j $(JOBS)
 
 test-cpp: build
-	@ctest --preset release --output-on-failure
+	@ctest --preset release --output-on-failure -j $(TEST_JOBS)
 
 test-asan: setup
 	@cmake --preset asan > build/configure-asan.log
 	@cmake --build --preset asan -j $(JOBS)
-	@ctest --preset asan --output-on-failure
+	@ctest --preset asan --output-on-failure -j $(TEST_JOBS)
 
 # The thread sanitizer needs the address-space layout that setarch -R gives. Gloo is not built with
 # it, so the tests of schedule and in_process run, and those over Gloo do not.
@@ -43,7 +65,7 @@ test-tsan: setup
 	@setarch $$(uname -m) -R ctest --preset tsan --output-on-failure
 
 test-python: build
-	@$(PYTHON) -m pytest -q tests
+	@$(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadgroup tests
 
 # On a machine with a GPU: what the tests skip elsewhere, and how fast the kernels are.
 gpu: build
@@ -71,7 +93,11 @@ lint: build
 
 format: setup
 	@git ls-files '*.cc' '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format -i
-	@.venv/bin/ruff format -q integrations bench tests
+	@.venv/bin/ruff format -q integrations bench tests docs/conf.py
+
+# The sources are in docs/; Python's reference is read from the package, C's from thinwire.h.
+docs: build
+	@scripts/docs.sh
 
 clean:
 	rm -rf build build-* dist

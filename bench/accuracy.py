@@ -1,4 +1,4 @@
-"""What compression costs in accuracy: every method on every task over paired seeds.
+"""The cost of compression in accuracy: every method on every task over paired seeds.
 
     python bench/accuracy.py --out build/accuracy            # resumes where it was stopped
     python bench/accuracy.py --short --out build/accuracy    # minutes, for a look
@@ -30,7 +30,7 @@ _SHORT_METHODS = ("fp32", "int4", "onebit", "topk 0.1 % DGC")
 
 
 def recipe_of(task: Task, method: str, seed: int, workers: int) -> dict[str, Any]:
-    """What a run's result depends on, as JSON."""
+    """Everything that a run's result depends on, as JSON."""
     chosen = METHODS[method]
     delay = {"delay": 1} if chosen.delay else {}
     return delay | {

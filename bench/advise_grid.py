@@ -23,7 +23,7 @@ from subjects import ALONE, Subject
 from thinwire.simulate import Layer, Profile
 from thinwire.torch.advise import ACCURATE, CODECS
 from thinwire.torch.advise.rehearsal import rehearse
-from thinwire.torch.auto import START
+from thinwire.torch.exchange.auto import START
 from thinwire.torch.forecast.probe import probe
 
 POLICIES = ("fifo", "wfbp", "p3")
@@ -37,7 +37,7 @@ FAR = ("vgg:2:1gbit:16:5", "mlp:2:1gbit:64:15")
 CHUNK_BYTES = 1 << 20
 AUTO_STEPS = 48  # in which codec="auto" has made up its mind
 ROUNDS = 9  # of everything in turns, so that all see the same machine
-# Of a turn: short steps are more at the mercy of their minute, and where packets are lost a few
+# Seconds of a turn: short steps depend more on their minute, and where packets are lost a few
 # steps are much longer than the others.
 _TURN_S = 0.3
 _LEAST_STEPS, _MOST_STEPS = 4, 12

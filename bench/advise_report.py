@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.simulate import CodecCost, Layer, Link, Profile
-from thinwire.torch.auto import START
+from thinwire.torch.exchange.auto import START
 from thinwire.torch.forecast.choice import Prediction, choose, predict
 
 CALIBRATED = ("mlp-2-1gbit-128", "vgg-2-2gbit-32", "conv-2-100mbit-32")

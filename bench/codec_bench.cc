@@ -17,9 +17,9 @@
 
 #include "bench/twins.h"
 #include "compress/backend.h"
+#include "compress/codec_info.h"
 #include "compress/codec_list.h"
 #include "compress/simd_target.h"
-#include "compress/topk.h"
 
 namespace thinwire {
 namespace {
@@ -50,7 +50,7 @@ struct Arrays {
     std::normal_distribution<float> normal(0, 1e-3f);
     for (size_t i = 0; i < n + kShifts * kShift; ++i) g.get()[i] = normal(random);
     CpuBackend().Encode(spec, {g.get(), n}, nullptr, peer.get());
-    if (InfoOf(spec.id).kind != CodecKind::kEntries) return;
+    if (!spec.traits().entries()) return;
     scratch.resize(TopKScratchWords(spec, n));
     extras.scratch = scratch;
     extras.threshold = &threshold;
@@ -75,7 +75,7 @@ struct Operation {
 
 Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) {
   const Backend& codecs = CpuBackend();
-  const int bits = InfoOf(spec.id).code_bits;
+  const int bits = spec.traits().code_bits;
   const auto view = [n](float* p) { return TensorView{p, n}; };
   if (op == "encode_ef") {
     return {
@@ -138,7 +138,8 @@ Operation MakeSelection(const CodecSpec& spec, size_t n, bool carried) {
     return {ours, [=](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r.get(), n); }};
   }
   return {ours, [=](Arrays& a) {
-            SelectSimply(a.NextGradient(), a.r.get(), n, EntryCount(spec, n), a.out.get());
+            SelectSimply(a.NextGradient(), a.r.get(), n, EntryCount(spec.density_ppm, n),
+                         a.out.get());
           }};
 }
 
@@ -205,9 +206,9 @@ void Register(const std::string& op, const CodecSpec& spec) {
 }
 
 void RegisterAll() {
-  for (const CodecInfo& codec : kCodecs) {
+  for (const CodecTraits& codec : kCodecs) {
     const CodecSpec spec{.id = codec.id};
-    if (codec.kind == CodecKind::kEntries) {
+    if (codec.entries()) {
       for (const uint32_t ppm : {10000u, 1000u}) {
         Register("select", {.id = codec.id, .density_ppm = ppm});
         Register("select_cold", {.id = codec.id, .density_ppm = ppm});
@@ -217,7 +218,7 @@ void RegisterAll() {
     for (const char* op : {"encode_ef", "encode", "decode", "decode_add", "reduce_requant"}) {
       Register(op, spec);
     }
-    if (codec.parameters.find("rounding") != std::string_view::npos) Register("rounding", spec);
+    if (InfoOf(codec.id).FindParameter("rounding") != nullptr) Register("rounding", spec);
   }
 }
 

@@ -26,8 +26,15 @@ namespace {
 
 constexpr int kRepetitions = 31;
 constexpr int kRanks = 8;  // of a reduction
-constexpr const char* kSpecs[] = {
-    "fp32", "bf16", "int8", "int4", "onebit", "int4:hadamard=1", "int8:rounding=stochastic"};
+// All codecs with kernels, and the options that have code of their own.
+std::vector<std::string> Specs() {
+  std::vector<std::string> specs;
+  for (const CodecTraits& codec : kCodecs) {
+    if (codec.has_kernels) specs.emplace_back(codec.name);
+  }
+  specs.insert(specs.end(), {"int4:hadamard=1", "int8:rounding=stochastic"});
+  return specs;
+}
 
 // A device's memory of one kind of array, with a copy on the host.
 template <typename T>
@@ -98,8 +105,9 @@ int CheckOnHost() {
   const std::shared_ptr<Device> device = MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
   const std::unique_ptr<DeviceStream> stream = *device->MakeStream();
   int failures = 0;
-  for (const char* text : kSpecs) {
-    const CodecSpec spec = *CodecSpec::Parse(text);
+  for (const std::string& name : Specs()) {
+    const char* const text = name.c_str();
+    const CodecSpec spec = *CodecSpec::Parse(name);
     size_t wrong = 0, first = 0;
     for (size_t numel = 0; numel < kLengths; ++numel) {
       if (Agrees(*device, *stream, spec, numel)) continue;
@@ -142,7 +150,7 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
                   size_t numel, std::vector<Result>* results) {
   Arrays a(device, stream, spec, numel);
   const Backend& codecs = stream.backend();
-  const int bits = InfoOf(spec.id).code_bits;
+  const int bits = spec.traits().code_bits;
   const TensorView gradient{a.gradient.data(), numel}, out{a.out.data(), numel};
   const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(numel * sizeof(float));
   const auto add = [&](const char* op, const std::function<void()>& kernel,
@@ -227,8 +235,9 @@ int MeasureOnGpu() {
   }
   const std::unique_ptr<DeviceStream> stream = (*device)->Adopt((*timer)->stream());
   std::vector<Result> results;
-  for (const char* text : kSpecs) {
-    const CodecSpec spec = *CodecSpec::Parse(text);
+  for (const std::string& name : Specs()) {
+    const char* const text = name.c_str();
+    const CodecSpec spec = *CodecSpec::Parse(name);
     for (const size_t numel : {size_t{1000003}, size_t{4097}}) {
       if (Agrees(**device, *stream, spec, numel)) continue;
       std::fprintf(stderr, "%s of %zu elements: not the reference's bytes\n", text, numel);

@@ -12,7 +12,8 @@
 
 namespace thinwire {
 
-// What a twin moves, an element: floats read, floats written or added to, codes read and written.
+// Memory that a twin moves for each element: floats read, floats written or added to, codes read
+// and written.
 struct TwinShape {
   bool reads_gradient, writes_floats, adds, reads_codes, writes_codes;
   int bits;  // of a code

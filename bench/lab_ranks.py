@@ -46,7 +46,7 @@ def run(
     timeout_s: float,
     delay_ms: float = 0.0,
 ) -> Any | None:
-    """What rank 0 measured; None, and a line that says why, where links can't be shaped. options:
+    """Rank 0's measurements; None, and a line that says why, where links can't be shaped. options:
     of the command line; True for one without a value, None or False to leave it out. delay_ms: one
     way, of a shaped link."""
     refusal = lab.can_shape()

@@ -1,4 +1,4 @@
-"""What the leader's order costs: a small tensor as a chunk, which is reported and announced before
+"""The cost of the leader's order: a small tensor as a chunk, which is reported and announced before
 its two exchanges, against the same tensor raw, which is one exchange and no more.
 
     python bench/order_cost.py [--worlds 2,4,8] [--out build/bench/order_cost.json]
@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 from thinwire import config
 from thinwire.demo import lab
-from thinwire.torch.group import join
-from thinwire.torch.session import Session
+from thinwire.torch.exchange.bucket import Bucket
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.group import Membership
 
 NUMEL = 1024
 BURST = 32
@@ -32,14 +33,14 @@ TIMEOUT_S = 300.0
 
 
 def seconds(session: Session, tensors: list[torch.Tensor]) -> float:
-    """Of an allreduce of all of them, each under its own name."""
+    """Seconds of an allreduce of all of them, each under its own name."""
+    buckets = [Bucket(f"tensor {i}", tensor.numel(), "float32") for i, tensor in enumerate(tensors)]
     times = []
     for _ in range(REPEATS):
         dist.barrier()
         start = time.perf_counter()
         works = [
-            session.submit(tensor, "float32", "mean", f"tensor {number}")
-            for number, tensor in enumerate(tensors)
+            session.submit(bucket, tensor) for bucket, tensor in zip(buckets, tensors, strict=True)
         ]
         for work in works:
             session.complete(work)
@@ -54,7 +55,7 @@ def measure() -> dict[str, float]:
     found = {}
     for name, min_bytes in {"chunk": 0, "raw": 1 << 30}.items():
         settings = config.resolve(codec="fp32", policy="p3", min_bytes=min_bytes)
-        session = Session(join(None, "order"), settings)
+        session = Session(Membership(None, "order"), settings)
         found[f"{name}_s"] = seconds(session, tensors[:1])
         found[f"{name}_of_a_burst_s"] = seconds(session, tensors) / BURST
         session.close()

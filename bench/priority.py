@@ -1,6 +1,6 @@
 """Times training steps under each order of chunks: fifo and wfbp with a barrier in step(), and p3,
 under which the next forward pass overlaps with what is still on its way, with every chunk announced
-and with the order foretold.
+and with the order predicted.
 
     python bench/priority.py [--link 200mbit] [--delay_ms 0] [--codec int4] [--batch 40]
                              [--chunk_bytes 1048576]
@@ -23,7 +23,7 @@ from typing import Any
 import lab_ranks
 from subjects import ALONE, Subject
 
-# By the name of a row: the policy, and whether the order is foretold.
+# By the name of a row: the policy, and whether the order is predicted.
 ORDERS = {
     "fifo": ("fifo", False),
     "wfbp": ("wfbp", False),

@@ -1,4 +1,4 @@
-"""What each codec costs in bytes and loses in precision, on real gradients and on Gaussian noise.
+"""Each codec's bytes and loss of precision, on real gradients and on Gaussian noise.
 
     python bench/ratio.py --out build/ratio
 

@@ -1,4 +1,4 @@
-"""What the scheduling benchmarks train: models on random data, under a policy and a codec."""
+"""Subjects of the scheduling benchmarks: models on random data, under a policy and a codec."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Subject:
         self.turns: list[float] = []
 
     def loss(self) -> torch.Tensor:
-        """Of the next batch."""
+        """The loss of the next batch."""
         x, y = batch_of(self._name, self._batch, self._steps)
         self._steps += 1
         return nn.functional.cross_entropy(self.model(x), y)
@@ -114,7 +114,7 @@ class Subject:
         self.turns.append(seconds.item())
 
     def digest(self) -> str:
-        """Of the weights."""
+        """A digest of the weights."""
         hashed = hashlib.sha256()
         for parameter in self.model.parameters():
             hashed.update(parameter.detach().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""What the accuracy benchmark trains: three small models on real data, each with its recipe."""
+"""Tasks of the accuracy benchmark: three small models on real data, each with its recipe."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Workers:
         return self._ranks[0].stats()
 
     def codec(self) -> str:
-        """What the codec became: topk may be int4 in a small world."""
+        """The spec that the codec became: topk may be int4 in a small world."""
         return self._ranks[0].codec(0)
 
     def close(self) -> None:

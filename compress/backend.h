@@ -1,7 +1,7 @@
 // Backend: runs any codec on the host, or on one stream of a device, where calls return before the
 // work is done. It never allocates (but where EncodeExtras says so, and in the scalar reference,
-// which only tests run), never fails and keeps no state; the caller has checked sizes, types and
-// entries (schedule/ and integrations/c do). Thread-safe.
+// which tests run, and processors that are too old), never fails and keeps no state; the caller has
+// checked sizes, types and entries (schedule/ and integrations/c do). Thread-safe.
 //
 // Bytes and residuals are the same for every backend and instruction set: compress/FORMAT.md.
 #ifndef THINWIRE_COMPRESS_BACKEND_H_
@@ -19,7 +19,7 @@
 
 namespace thinwire {
 
-// What some codecs take besides; the others ignore it.
+// Inputs that some codecs take besides; the others ignore them.
 struct EncodeExtras {
   Draws draws;  // rounding=stochastic
 
@@ -110,8 +110,8 @@ class Backend {
   }
 };
 
-// What no decoder may be given: bytes of another length, or topk entries whose counts do not add up
-// or whose places do not ascend. InvalidArgument says which. Every other string of bytes decodes.
+// Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
+// not add up or whose indices do not ascend. InvalidArgument says which. All other bytes decode.
 absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel);
 
 // The fastest instruction set that this CPU has, chosen at run time.

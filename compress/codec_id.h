@@ -1,4 +1,4 @@
-// The names of codecs and of their options, without what parses them.
+// The number of a codec, and the rounding modes, without what parses or describes them.
 #ifndef THINWIRE_COMPRESS_CODEC_ID_H_
 #define THINWIRE_COMPRESS_CODEC_ID_H_
 
@@ -6,8 +6,9 @@
 
 namespace thinwire {
 
-// The values are part of the handshake.
-enum class CodecId : uint8_t { kFp32 = 0, kBf16 = 1, kInt8 = 2, kInt4 = 3, kOneBit = 4, kTopK = 5 };
+// A codec's place in compress/codec_list.h. Each codec names its own in its header; the numbers are
+// part of the handshake.
+enum class CodecId : uint8_t {};
 
 enum class Rounding : uint8_t { kNearest = 0, kStochastic = 1 };
 

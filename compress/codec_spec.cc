@@ -1,130 +1,51 @@
 #include "compress/codec_spec.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "compress/codec_list.h"
+#include "compress/backend.h"
+#include "compress/codec_info.h"
+#include "compress/nearest.h"
 
 namespace thinwire {
 namespace {
 
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
-    }
-  }
-  return row[b.size()];
-}
-
-std::string Nearest(std::string_view wanted, const std::vector<std::string>& names) {
-  return *std::min_element(names.begin(), names.end(), [&](auto& a, auto& b) {
-    return EditDistance(wanted, a) < EditDistance(wanted, b);
-  });
-}
-
 std::vector<std::string> CodecNames() {
   std::vector<std::string> names;
-  for (const CodecInfo& codec : kCodecs) names.emplace_back(codec.name);
+  for (const CodecTraits& codec : kCodecs) names.emplace_back(codec.name);
   return names;
 }
 
-std::vector<std::string> ParametersOf(CodecId id) {
-  return absl::StrSplit(std::string(InfoOf(id).parameters), ',', absl::SkipEmpty());
-}
-
-absl::Status OutOfRange(std::string_view key, const std::string& value, const std::string& expected,
-                        const std::string& nearest) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(key), "=", value, " is out of range, expected ", expected,
-                   "; the nearest is ", std::string(key), "=", nearest));
-}
-
-uint32_t NearestBlock(uint32_t wanted) {
-  uint32_t nearest = kMinBlock;
-  while (nearest < kMaxBlock && wanted >= nearest + nearest / 2) nearest *= 2;
-  return nearest;
-}
-
-absl::Status ParseBlock(const std::string& value, CodecSpec* spec) {
-  uint32_t parsed = 0;
-  if (absl::SimpleAtoi(value, &parsed) && parsed == NearestBlock(parsed)) {
-    spec->block = parsed;
-    return absl::OkStatus();
-  }
-  return OutOfRange("block", value,
-                    absl::StrCat("a power of two from ", kMinBlock, " to ", kMaxBlock),
-                    absl::StrCat(NearestBlock(parsed)));
-}
-
-absl::Status ParseRounding(const std::string& value, CodecSpec* spec) {
-  if (value != "nearest" && value != "stochastic") {
-    return OutOfRange("rounding", value, "nearest or stochastic",
-                      Nearest(value, {"nearest", "stochastic"}));
-  }
-  spec->rounding = value == "nearest" ? Rounding::kNearest : Rounding::kStochastic;
-  return absl::OkStatus();
-}
-
-absl::Status ParseFlag(const std::string& key, const std::string& value, bool* flag) {
-  if (value != "0" && value != "1") return OutOfRange(key, value, "0 or 1", "1");
-  *flag = value == "1";
-  return absl::OkStatus();
-}
-
-absl::Status ParseSeed(const std::string& value, CodecSpec* spec) {
-  if (absl::SimpleAtoi(value, &spec->seed)) return absl::OkStatus();
-  return OutOfRange("seed", value, "a whole number from 0 to 2^64 - 1", "0");
-}
-
-// Held in millionths: k must be the same number on every rank and machine.
-absl::Status ParseDensity(const std::string& value, CodecSpec* spec) {
-  double parsed = 0;
-  const bool number = absl::SimpleAtod(value, &parsed) && std::isfinite(parsed);
-  const double millionths = std::round(std::clamp(number ? parsed : 0.01, 1e-6, 1.0) * 1e6);
-  if (!number || millionths != std::round(parsed * 1e6)) {
-    return OutOfRange("density", value, "0.000001 to 1", absl::StrCat(millionths * 1e-6));
-  }
-  spec->density_ppm = static_cast<uint32_t>(millionths);
-  return absl::OkStatus();
-}
-
-absl::Status ParseWarmup(const std::string& value, CodecSpec* spec) {
-  if (absl::SimpleAtoi(value, &spec->warmup)) return absl::OkStatus();
-  return OutOfRange("warmup", value, "a number of steps from 0 to 4294967295", "0");
+std::vector<std::string> KeysOf(const CodecInfo& info) {
+  std::vector<std::string> keys;
+  for (const ParameterInfo* parameter : info.parameters) keys.emplace_back(parameter->key);
+  return keys;
 }
 
 absl::Status ParseParameter(const std::string& text, CodecSpec* spec) {
   const std::pair<std::string, std::string> pair = absl::StrSplit(text, absl::MaxSplits('=', 1));
   const auto& [key, value] = pair;
-  const std::string name(InfoOf(spec->id).name);
-  const std::vector<std::string> known = ParametersOf(spec->id);
-  if (known.empty()) {
+  const CodecInfo& info = InfoOf(spec->id);
+  const std::string name(info.traits.name);
+  if (info.parameters.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("codec '", name, "' has no parameters, got '", text, "'; write '", name, "'"));
   }
-  if (std::find(known.begin(), known.end(), key) == known.end()) {
+  const ParameterInfo* const parameter = info.FindParameter(key);
+  if (parameter == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("codec '", name, "' has no parameter '", key,
-                                                   "'; the nearest is '", Nearest(key, known),
-                                                   "'"));
+                                                   "'; the nearest is '",
+                                                   NearestOf(key, KeysOf(info)), "'"));
   }
-  if (key == "block") return ParseBlock(value, spec);
-  if (key == "rounding") return ParseRounding(value, spec);
-  if (key == "hadamard") return ParseFlag(key, value, &spec->hadamard);
-  if (key == "seed") return ParseSeed(value, spec);
-  if (key == "masking") return ParseFlag(key, value, &spec->masking);
-  if (key == "density") return ParseDensity(value, spec);
-  return ParseWarmup(value, spec);
+  const std::optional<std::string> nearest = parameter->parse(value, spec);
+  if (!nearest.has_value()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(key, "=", value, " is out of range, expected ",
+                                                 parameter->range, "; the nearest is ", key, "=",
+                                                 *nearest));
 }
 
 // "down=..." at the front or behind a comma; it takes the rest of the text.
@@ -137,8 +58,13 @@ size_t FindDown(std::string_view text) {
 }
 
 CodecSpec DefaultDown(const CodecSpec& up) {
-  if (up.id != CodecId::kOneBit) return up;
-  return {.id = CodecId::kInt4, .block = up.block};
+  const CodecInfo& info = InfoOf(up.id);
+  return info.default_down == nullptr ? up : info.default_down(up);
+}
+
+MomentumNeed MomentumOf(const CodecSpec& spec) {
+  const CodecInfo& info = InfoOf(spec.id);
+  return info.momentum == nullptr ? MomentumNeed::kUnused : info.momentum(spec);
 }
 
 }  // namespace
@@ -146,53 +72,44 @@ CodecSpec DefaultDown(const CodecSpec& up) {
 absl::StatusOr<CodecSpec> CodecSpec::Parse(std::string_view text) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(std::string(text), absl::MaxSplits(':', 1));
-  const auto info = std::find_if(kCodecs.begin(), kCodecs.end(),
-                                 [&](const CodecInfo& codec) { return codec.name == parts.first; });
-  if (info == kCodecs.end()) {
+  const auto traits = std::find_if(kCodecs.begin(), kCodecs.end(), [&](const CodecTraits& codec) {
+    return codec.name == parts.first;
+  });
+  if (traits == kCodecs.end()) {
     return absl::InvalidArgumentError(absl::StrCat("unknown codec '", parts.first,
                                                    "'; the nearest is '",
-                                                   Nearest(parts.first, CodecNames()), "'"));
+                                                   NearestOf(parts.first, CodecNames()), "'"));
   }
-  CodecSpec spec{.id = info->id};
+  CodecSpec spec{.id = traits->id};
   const bool has_parameters = text.find(':') != std::string_view::npos;
   if (!has_parameters) return spec;
   const std::vector<std::string> parameters = absl::StrSplit(parts.second, ',');
   for (const std::string& parameter : parameters) {
     if (absl::Status bad = ParseParameter(parameter, &spec); !bad.ok()) return bad;
   }
-  if (spec.hadamard && spec.block != CodecSpec{}.block) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("hadamard=1 transforms 256 elements at once, got block=", spec.block,
-                     "; leave the block out"));
+  const CodecInfo& info = InfoOf(spec.id);
+  if (info.check != nullptr) {
+    if (absl::Status bad = info.check(spec); !bad.ok()) return bad;
   }
   return spec;
 }
 
 std::string CodecSpec::ToString() const {
-  const CodecSpec standard{};
+  const CodecInfo& info = InfoOf(id);
   std::vector<std::string> parameters;
-  if (block != standard.block) parameters.push_back(absl::StrCat("block=", block));
-  if (rounding == Rounding::kStochastic) parameters.push_back("rounding=stochastic");
-  if (hadamard) parameters.push_back("hadamard=1");
-  if (seed != standard.seed) parameters.push_back(absl::StrCat("seed=", seed));
-  if (density_ppm != standard.density_ppm) {
-    parameters.push_back(absl::StrCat("density=", 1e-6 * density_ppm));
+  for (const ParameterInfo* parameter : info.parameters) {
+    const std::string value = parameter->print(*this);
+    if (value == parameter->print({.id = id})) continue;
+    parameters.push_back(absl::StrCat(parameter->key, "=", value));
   }
-  if (warmup != standard.warmup) parameters.push_back(absl::StrCat("warmup=", warmup));
-  if (!masking) parameters.push_back("masking=0");
-  const std::string name(InfoOf(id).name);
+  const std::string name(info.traits.name);
   if (parameters.empty()) return name;
   return absl::StrCat(name, ":", absl::StrJoin(parameters, ","));
 }
 
 CodecSpec CodecSpec::AtStep(uint64_t step) const {
-  if (step >= warmup) return *this;
-  constexpr uint32_t kFirstPpm = 250000;
-  uint64_t stages = 0;
-  while (kFirstPpm >> (2 * stages) > density_ppm) ++stages;
-  CodecSpec now = *this;
-  now.density_ppm = std::max(density_ppm, kFirstPpm >> (2 * (step * stages / warmup)));
-  return now;
+  const CodecInfo& info = InfoOf(id);
+  return info.at_step == nullptr ? *this : info.at_step(*this, step);
 }
 
 absl::StatusOr<CodecPair> CodecPair::Parse(std::string_view text) {
@@ -203,10 +120,11 @@ absl::StatusOr<CodecPair> CodecPair::Parse(std::string_view text) {
   if (at == std::string_view::npos) return CodecPair{*up, DefaultDown(*up)};
   const absl::StatusOr<CodecSpec> down = CodecSpec::Parse(text.substr(at + kMark));
   if (!down.ok()) return down.status();
-  if (up->id == CodecId::kTopK || down->id == CodecId::kTopK) {
+  for (const CodecSpec& spec : {*up, *down}) {
+    if (!spec.traits().entries()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("'", std::string(text),
-                     "': topk has no second hop, every rank gets all entries; leave down= out"));
+        absl::StrCat("'", std::string(text), "': ", std::string(spec.traits().name),
+                     " has no second hop, every rank gets all entries; leave down= out"));
   }
   return CodecPair{*up, *down};
 }
@@ -219,7 +137,36 @@ std::string CodecPair::ToString() const {
 }
 
 bool CodecPair::uses_feedback() const {
-  return InfoOf(up.id).kind != CodecKind::kElements || InfoOf(down.id).kind != CodecKind::kElements;
+  return up.traits().uses_feedback() || down.traits().uses_feedback();
+}
+
+MomentumNeed CodecPair::momentum() const { return std::max(MomentumOf(up), MomentumOf(down)); }
+
+bool CodecPair::has_kernels() const { return up.traits().has_kernels && down.traits().has_kernels; }
+
+// Entries go to everybody, so above a density of 1/4 over the ranks a dense int4, which goes to
+// owners and back, is fewer bytes: 4 k (n - 1) against about 2 N (n - 1) / n * 4.06 / 8.
+CodecPair CodecPair::ForWorld(int size) const {
+  constexpr uint64_t kDensest = 250000;
+  if (!up.traits().entries() || uint64_t{up.density_ppm} * size <= kDensest) return *this;
+  const CodecSpec dense{.id = codecs::Int4::kTraits.id};
+  return {dense, dense};
+}
+
+CodecSpec LosslessSpec(DType dtype) {
+  return {.id = dtype == DType::kBF16 ? codecs::Bf16::kTraits.id : codecs::Fp32::kTraits.id};
+}
+
+absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel) {
+  const size_t expected = EncodedBytes(spec, numel);
+  if (wire.size() != expected) {
+    return absl::InvalidArgumentError(absl::StrCat(numel, " elements of ", spec.ToString(),
+                                                   ": expected ", expected, " bytes, got ",
+                                                   wire.size()));
+  }
+  const CodecInfo& info = InfoOf(spec.id);
+  if (info.check_wire == nullptr) return absl::OkStatus();
+  return info.check_wire(spec, wire.data(), numel);
 }
 
 }  // namespace thinwire

@@ -9,15 +9,18 @@
 
 #include "absl/status/statusor.h"
 #include "compress/codec_id.h"
+#include "compress/codec_list.h"
+#include "compress/types.h"
 
 namespace thinwire {
 
 // Version of the bytes in compress/FORMAT.md. It is part of the handshake.
 inline constexpr uint32_t kWireVersion = 2;
 
-// What a parameter means, and which codecs have it, is in codec_list.h; the others ignore it.
+// The parameters of all codecs. Each codec's table (compress/codecs/) says which it has, and with
+// which range; it ignores the others.
 struct CodecSpec {
-  CodecId id = CodecId::kFp32;
+  CodecId id = codecs::Fp32::kTraits.id;
   uint32_t block = 256;  // elements that share one scale
   Rounding rounding = Rounding::kNearest;
   bool hadamard = false;         // full blocks of 256 go through a randomised transform
@@ -33,17 +36,27 @@ struct CodecSpec {
   // The canonical form: Parse(ToString()) == *this; defaults are left out.
   std::string ToString() const;
 
-  // What step `step` (from 0) encodes with: the density of the warm-up, then the spec itself.
-  // DGC's schedule, Lin et al., arXiv 1712.01887, section 3.3: a quarter each time.
+  constexpr const CodecTraits& traits() const { return TraitsOf(id); }
+
+  // The spec that step `step` (from 0) encodes with: topk's density has a warm-up.
   CodecSpec AtStep(uint64_t step) const;
 
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };
 
+// How much a codec's accuracy depends on compressing the momentum in place of the gradient. The
+// values are those of tw_momentum_need.
+enum class MomentumNeed : uint8_t {
+  kUnused = 0,   // the bare gradient does as well
+  kHelps = 1,    // the momentum does better
+  kAdvised = 2,  // the bare gradient loses accuracy
+  kRequired = 3  // the bare gradient diverges
+};
+
 // The codecs of both hops: "int4", "onebit:down=onebit", "int8:block=128,down=int4:block=128".
 struct CodecPair {
   CodecSpec up;    // rank to owner
-  CodecSpec down;  // owner to everybody; topk has no second hop, and down == up there
+  CodecSpec down;  // owner to everybody; entries have no second hop, and down == up there
 
   // As CodecSpec::Parse; "down=SPEC" comes last. Without it, onebit goes down as int4 and every
   // other codec as itself.
@@ -53,8 +66,22 @@ struct CodecPair {
   // True if what one step loses is kept for the next one.
   bool uses_feedback() const;
 
+  // The stronger need of the two.
+  MomentumNeed momentum() const;
+
+  // True if kernels/ runs both on a device.
+  bool has_kernels() const;
+
+  // The codecs that a group of `size` ranks takes in place of these: int4 for entries that would be
+  // more bytes than it.
+  CodecPair ForWorld(int size) const;
+
   friend bool operator==(const CodecPair&, const CodecPair&) = default;
 };
+
+// The codec whose values are those of the tensor: bf16 of bf16, else fp32 (f16 has none of its
+// own).
+CodecSpec LosslessSpec(DType dtype);
 
 // Exact size in bytes of an encoded shard of `numel` elements; 0 for none.
 size_t EncodedBytes(const CodecSpec& spec, size_t numel);

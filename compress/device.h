@@ -11,13 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 
 namespace thinwire {
 
@@ -41,7 +42,8 @@ class DeviceStream {
 
   // The end of what is queued so far; null after a failure.
   virtual std::shared_ptr<DeviceEvent> Record() = 0;
-  // What is queued from here on comes after the event, of any stream. Null is no event.
+  // Work that is queued from here on comes after the event, which may be of any stream. Null is no
+  // event.
   virtual void WaitFor(const std::shared_ptr<DeviceEvent>& event) = 0;
 
   // The host waits until all that is queued is done. DeadlineExceeded names the device.
@@ -56,7 +58,7 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cuda:0"
 
-  // Whether the memory at this address is this device's.
+  // True if the memory at this address is this device's.
   virtual bool Holds(const void* address) const = 0;
 
   // Aligned to 256 bytes. ResourceExhausted says how much was asked for. Freeing waits for work
@@ -75,17 +77,24 @@ class Fence {
   explicit Fence(size_t slots) : events_(slots) {}
 
   void Set(size_t slot, std::shared_ptr<DeviceEvent> event) {
-    const std::lock_guard lock(mu_);
-    events_[slot] = std::move(event);
+    const absl::MutexLock lock(&mu_);
+    events_[slot].swap(event);  // the former event is released after the lock
   }
   void HoldBack(DeviceStream& stream) const {
-    const std::lock_guard lock(mu_);
-    for (const auto& event : events_) stream.WaitFor(event);
+    Events events;
+    {
+      const absl::MutexLock lock(&mu_);
+      events = events_;
+    }
+    for (const auto& event : events) stream.WaitFor(event);
   }
 
  private:
-  mutable std::mutex mu_;
-  std::vector<std::shared_ptr<DeviceEvent>> events_;
+  // A slot a lane, and a few more: as many as this need no memory of their own.
+  using Events = absl::InlinedVector<std::shared_ptr<DeviceEvent>, 16>;
+
+  mutable absl::Mutex mu_;
+  Events events_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace thinwire

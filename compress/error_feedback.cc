@@ -97,6 +97,7 @@ absl::Status ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const Buck
     }
     holders.push_back(key);
   }
+  ++generation_;
   for (const std::string& key : holders) {
     if (absl::Status status = Unload(buckets_.at(key), &parked_); !status.ok()) return status;
     buckets_.erase(key);

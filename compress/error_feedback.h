@@ -6,6 +6,7 @@
 #define THINWIRE_COMPRESS_ERROR_FEEDBACK_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <span>
@@ -47,7 +48,7 @@ struct BucketLayout {
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 };
 
-// What is kept of a parameter in plain form, `total` floats each.
+// All that is kept of a parameter in plain form, `total` floats each.
 struct ParameterResidual {
   std::vector<float> first;     // first hop, gradient units; zero where this rank owns the element
   std::vector<float> second;    // second hop, units of the result; zero elsewhere
@@ -55,7 +56,7 @@ struct ParameterResidual {
   float second_hop_weight = 1.0f;
 };
 
-// What is kept of a bucket: one float an element. Null: nothing.
+// All that is kept of a bucket: one float for each element. Null means nothing.
 struct BucketMemory {
   std::shared_ptr<float[]> residual;
   std::shared_ptr<float[]> momentum;
@@ -66,8 +67,7 @@ struct BucketMemory {
 class ErrorFeedback {
  public:
   // On the host, or on a device, whose memory up to `slots` streams use at once.
-  ErrorFeedback() = default;
-  ErrorFeedback(std::shared_ptr<Device> device, size_t slots)
+  explicit ErrorFeedback(std::shared_ptr<Device> device = nullptr, size_t slots = 0)
       : memory_(std::move(device)), slots_(slots) {}
 
   // The residuals of a bucket: one float an element. Where this rank owns the element it is the
@@ -78,6 +78,10 @@ class ErrorFeedback {
   // nothing changed, if somebody still holds the memory of a bucket that would have to give
   // elements up; a device's failure otherwise.
   absl::StatusOr<BucketMemory> Bind(std::string_view bucket, const BucketLayout& layout);
+
+  // Grows whenever residuals move to another bucket or are imported. While it stays, what Bind has
+  // returned for a bucket is what Bind would return again. From 1.
+  uint64_t generation() const { return generation_; }
 
   std::vector<std::string> Names() const;     // of parameters, sorted
   size_t Numel(std::string_view name) const;  // 0 if unknown
@@ -105,6 +109,7 @@ class ErrorFeedback {
 
   const FloatMemory memory_;
   const size_t slots_ = 0;
+  uint64_t generation_ = 1;
   std::map<std::string, Bucket, std::less<>> buckets_;
   Parameters parked_;  // what is in no bucket at the moment
 };

@@ -1,4 +1,4 @@
-// What element math needs to be the same on the CPU and in CUDA kernels.
+// Macros and bit casts that make element math one source for the CPU and for CUDA kernels.
 #ifndef THINWIRE_COMPRESS_HD_H_
 #define THINWIRE_COMPRESS_HD_H_
 

@@ -30,11 +30,12 @@ THINWIRE_HD Philox4 Philox(Philox4 c, uint64_t key) {
   return c;
 }
 
-// What an encoding draws from. Elements are logical: their place in the tensor, not in a chunk.
+// The key and counter of an encoding's draws. Elements count from the tensor's first one, not from
+// the chunk's.
 struct Draws {
   uint64_t key = 0;     // of seed, tensor, hop and rank
   uint64_t stream = 0;  // the step
-  uint64_t first = 0;   // the first element's place, a multiple of the block
+  uint64_t first = 0;   // index of the first element, a multiple of the block
 };
 
 // Sixteen elements share a generator call: element e takes draw (e % 256) / 16 of the call with

@@ -1,5 +1,6 @@
 // The loops over many elements, for the best instruction set of this CPU (Highway, run-time
-// dispatch). fp32 in memory at any alignment, whole blocks only; cpu_backend.cc does the rest.
+// dispatch). fp32 in memory at any alignment, whole blocks only; codecs/simd_blocks.cc and
+// cpu_backend.cc do the rest.
 #ifndef THINWIRE_COMPRESS_SIMD_KERNELS_H_
 #define THINWIRE_COMPRESS_SIMD_KERNELS_H_
 
@@ -26,7 +27,9 @@ struct PairBlocks {
   size_t block;
   size_t count;
 };
-constexpr bool HasPairKernel(int up, int down) { return up == down || (up == 1 && down == 4); }
+constexpr bool HasPairKernel(int up, int down) {
+  return up != 0 && (up == down || (up == 1 && down == 4));
+}
 
 // `r` may be null. `scales`: 2 bytes a block; `codes`: block * bits / 8 bytes a block.
 void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes);

@@ -142,8 +142,8 @@ HWY_INLINE hn::Mask<F> LoadSigns(const uint8_t* codes, size_t j) {
   }
 }
 
-// What a scale makes of codes. Products of code and scale are exact, so a table of them, looked up
-// by nibble, gives the same bits as a multiplication.
+// Unpacker: from codes to their products with a scale. Products of code and scale are exact, so a
+// table of them, looked up by nibble, gives the same bits as a multiplication.
 template <int kBits>
 class Unpacker {
  public:

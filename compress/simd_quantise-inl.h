@@ -11,7 +11,7 @@
 
 #include <type_traits>
 
-#include "compress/onebit.h"
+#include "compress/codecs/onebit.h"
 #include "compress/quantiser.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_pack-inl.h"

@@ -1,4 +1,4 @@
-// Which instruction set the codecs use on this CPU.
+// The instruction set that the codecs use on this CPU.
 #ifndef THINWIRE_COMPRESS_SIMD_TARGET_H_
 #define THINWIRE_COMPRESS_SIMD_TARGET_H_
 

@@ -8,16 +8,16 @@
 
 #include <hwy/highway.h>
 
+#include "compress/codecs/topk.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_quantise-inl.h"
-#include "compress/topk.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Where the found elements go.
+// The place that found elements are written to.
 struct Found {
   uint32_t* index;
   uint32_t* bits;

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstring>
 
-#include "compress/codec_list.h"
+#include "compress/codec_traits.h"
 #include "compress/simd_kernels.h"
 #include "compress/types.h"
 #include "compress/unaligned.h"
@@ -15,7 +15,8 @@ namespace thinwire {
 
 // Whole blocks of any codec, unless the tensor ends.
 inline constexpr size_t kStage = kMaxBlock;
-using StageBuffer = std::array<float, kStage>;
+// On a cache line's border, since copies of some KiB are several times slower off it.
+struct alignas(64) StageBuffer : std::array<float, kStage> {};
 
 inline float* Floats(const TensorView& view) { return static_cast<float*>(view.data); }
 

@@ -10,16 +10,15 @@
 
 namespace thinwire::kernels {
 
-// What is fixed for a codec, for the compiler.
-template <CodecId kId, bool kWithTransform = false>
-struct CodecTraits {
-  static constexpr CodecId kCodec = kId;
+// A codec as a kernel is compiled for it: its type of compress/codecs/, and whether it transforms.
+template <typename CodecType, bool kWithTransform = false>
+struct Variant {
+  using Codec = CodecType;
   static constexpr bool kHadamard = kWithTransform;
-  static constexpr bool kElements = InfoOf(kId).kind == CodecKind::kElements;
-  static constexpr bool kOneBit = kId == CodecId::kOneBit;
-  static constexpr int kBits = InfoOf(kId).code_bits;
-  static constexpr int kQmax = InfoOf(kId).qmax;
-  static constexpr unsigned kQuadBytes = kBits * kQuad / 8;  // 0 for onebit: half a byte
+  static constexpr bool kElements = Codec::kTraits.kind == CodecKind::kElements;
+  static constexpr int kBits = Codec::kTraits.code_bits;
+  static constexpr bool kSigns = kBits == 1;                 // a quad is half a byte
+  static constexpr unsigned kQuadBytes = kBits * kQuad / 8;  // 0 for signs
 };
 
 // Codes as one integer, the first element lowest.
@@ -44,14 +43,13 @@ THINWIRE_HD int CodeAt(uint32_t word, unsigned i) {
 // elements have none.
 template <typename Traits>
 THINWIRE_HD void DecodeQuad(const uint8_t* codes, size_t place, float scale, float* out) {
-  if constexpr (Traits::kCodec == CodecId::kFp32) {
-    CopyWord<16>(out, codes + place * 4);
-  } else if constexpr (Traits::kCodec == CodecId::kBf16) {
-    alignas(8) uint16_t halves[kQuad];
-    CopyWord<8>(halves, codes + place * 2);
+  if constexpr (Traits::kElements) {
+    using Code = typename Traits::Codec::Code;
+    alignas(kQuad * sizeof(Code)) Code quad[kQuad];
+    CopyWord<sizeof(quad)>(quad, codes + place * sizeof(Code));
     THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) out[i] = FromBf16(halves[i]);
-  } else if constexpr (Traits::kOneBit) {
+    for (unsigned i = 0; i < kQuad; ++i) out[i] = Traits::Codec::ValueOf(quad[i]);
+  } else if constexpr (Traits::kSigns) {
     const unsigned bits = codes[place / 8] >> (place % 8);
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) out[i] = Mul(bits >> i & 1 ? -1.0f : 1.0f, scale);
@@ -65,19 +63,37 @@ THINWIRE_HD void DecodeQuad(const uint8_t* codes, size_t place, float scale, flo
   }
 }
 
-// Calls visit(CodecTraits) for a codec that is known at run time only.
-template <typename Visit>
-THINWIRE_HD void WithTraits(CodecId id, bool hadamard, Visit visit) {
-  switch (id) {
-    case CodecId::kFp32: return visit(CodecTraits<CodecId::kFp32>());
-    case CodecId::kBf16: return visit(CodecTraits<CodecId::kBf16>());
-    case CodecId::kInt8: return visit(CodecTraits<CodecId::kInt8>());
-    case CodecId::kInt4:
-      return hadamard ? visit(CodecTraits<CodecId::kInt4, true>())
-                      : visit(CodecTraits<CodecId::kInt4>());
-    case CodecId::kOneBit: return visit(CodecTraits<CodecId::kOneBit>());
-    case CodecId::kTopK: return;  // entries, not codes: there is no kernel for it
+// True if a codec knows hadamard=1.
+template <typename Codec>
+constexpr bool Transforms() {
+  if constexpr (Codec::kTraits.kind == CodecKind::kBlocks) {
+    return Codec::kTransforms;
+  } else {
+    return false;
   }
+}
+
+template <typename... Codecs>
+constexpr bool AnyKernels(CodecTypes<Codecs...>) {
+  return (Codecs::kTraits.has_kernels || ...);
+}
+
+// Calls visit(Variant) if the codec is this one.
+template <typename Codec, typename Visit>
+THINWIRE_HD void IfCodec(CodecId id, bool hadamard, Visit& visit) {
+  if constexpr (Codec::kTraits.has_kernels) {
+    if (id != Codec::kTraits.id) return;
+    if constexpr (Transforms<Codec>()) {
+      if (hadamard) return visit(Variant<Codec, true>());
+    }
+    visit(Variant<Codec>());
+  }
+}
+
+// Calls visit(Variant) for a codec that a kernel knows at run time only.
+template <typename... Codecs, typename Visit>
+THINWIRE_HD void WithVariant(CodecTypes<Codecs...>, CodecId id, bool hadamard, Visit visit) {
+  (IfCodec<Codecs>(id, hadamard, visit), ...);
 }
 
 }  // namespace thinwire::kernels

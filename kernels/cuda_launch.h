@@ -1,4 +1,4 @@
-// The launches, each on a stream, without waiting; what DeviceApi's entries of these names do.
+// The launches behind DeviceApi's entries of these names, each on a stream, without waiting.
 // Capturable in a CUDA graph: nothing is allocated and no host memory is read later.
 #ifndef THINWIRE_KERNELS_CUDA_LAUNCH_H_
 #define THINWIRE_KERNELS_CUDA_LAUNCH_H_

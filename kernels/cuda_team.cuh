@@ -14,7 +14,7 @@ class DeviceTeam {
   using Reduction = cub::WarpReduce<uint32_t>;
 
  public:
-  // What the collectives work in; in shared memory.
+  // Shared memory that the collectives work in.
   struct Scratch {
     typename Reduction::TempStorage warps[kThreads / kWarp];
   };

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     }
     if (args.floats != nullptr) *reinterpret_cast<Quad*>(args.floats + place) = sum;
     if (args.codes_out != nullptr) {
-      // Of all four, so that none of the loads is left out.
+      // The sum of all four keeps the compiler from leaving out a load.
       const float all = sum.v[0] + sum.v[1] + sum.v[2] + sum.v[3];
       WriteCodes<kBits>(args.codes_out, place / kQuad, __float_as_uint(all));
     }

@@ -4,8 +4,10 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "kernels/device_backend.h"
 
 namespace thinwire {
@@ -25,10 +27,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   class Event final : public DeviceEvent {
    public:
     Event(std::shared_ptr<EventPool> pool, void* handle) : pool_(std::move(pool)), handle(handle) {}
-    ~Event() override {
-      const std::lock_guard lock(pool_->mu_);
-      pool_->free_.push_back(handle);
-    }
+    ~Event() override { pool_->Return(handle); }
 
    private:
     const std::shared_ptr<EventPool> pool_;
@@ -37,11 +36,16 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
     void* const handle;
   };
 
+  void Return(void* event) {
+    const absl::MutexLock lock(&mu_);
+    free_.push_back(event);
+  }
+
   // The error number, or 0.
   int Take(int ordinal, std::shared_ptr<Event>* event) {
     void* handle = nullptr;
     {
-      const std::lock_guard lock(mu_);
+      const absl::MutexLock lock(&mu_);
       if (!free_.empty()) {
         handle = free_.back();
         free_.pop_back();
@@ -56,11 +60,11 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 
  private:
   const DeviceApi& api_;
-  std::mutex mu_;
-  std::vector<void*> free_;
+  absl::Mutex mu_;
+  std::vector<void*> free_ ABSL_GUARDED_BY(mu_);
 };
 
-// What all streams of a device share.
+// Context: the part of a device that all its streams share.
 struct Context {
   const DeviceApi& api;
   const int ordinal;

@@ -24,7 +24,7 @@ absl::StatusOr<const kernels::DeviceApi*> LoadCuda(const std::string& library);
 absl::StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view name,
                                                    const std::string& library);
 
-// How many there are; Unimplemented where OpenDevice could open none.
+// The number of devices; Unimplemented where OpenDevice could open none.
 absl::StatusOr<int> CountDevices(const std::string& library);
 
 }  // namespace thinwire

@@ -18,7 +18,7 @@ namespace thinwire::kernels {
 // Counts up whenever the table or a job changes: a library of another version is refused.
 inline constexpr uint32_t kDeviceApiVersion = 1;
 
-// What `query` answers besides an error.
+// `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
 
 struct DeviceApi {

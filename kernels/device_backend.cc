@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "compress/codec_list.h"
 #include "compress/hadamard.h"
+#include "compress/shard_layout.h"
 #include "kernels/tile.h"
 
 namespace thinwire {
@@ -26,7 +26,7 @@ kernels::Codec CodecOf(const CodecSpec& spec) {
   return codec;
 }
 
-// Alignment is what decides whether a thread may load its quad at once.
+// Alignment decides whether a thread may load its quad at once.
 kernels::Elements ElementsOf(const void* data, size_t element_bytes) {
   const bool quads = reinterpret_cast<uintptr_t>(data) % (kernels::kQuad * element_bytes) == 0;
   return {const_cast<void*>(data), quads};

@@ -9,8 +9,8 @@
 
 namespace thinwire {
 
-// Addresses are of the device: elements aligned to one element, wires to 16 bytes. topk has no
-// kernels: the engine refuses it. More than kMaxWires ranks in a reduction as well.
+// Addresses are of the device: elements aligned to one element, wires to 16 bytes. The
+// engine refuses codecs without kernels, and more than kMaxWires ranks in a reduction.
 class DeviceBackend final : public Backend {
  public:
   // `report` takes the error number of each launch.

@@ -1,4 +1,5 @@
-// From a codec and a dtype known at run time to the types that kernels are compiled for. Host code.
+// Dispatch of a codec and a dtype, known at run time, to the types that kernels are compiled for.
+// Host code.
 #ifndef THINWIRE_KERNELS_DISPATCH_H_
 #define THINWIRE_KERNELS_DISPATCH_H_
 
@@ -23,20 +24,26 @@ auto ForDType(DType dtype, Visit visit) {
   return visit(DTypeTag<DType::kF32>());
 }
 
-// Calls visit(CodecTraits).
+// Calls visit(Variant) for a codec of the list that has kernels. The backend launches no other one:
+// CodecPair::has_kernels says which they are.
+template <typename First, typename... Rest, typename Visit>
+auto ForCodecOf(CodecTypes<First, Rest...>, const Codec& codec, Visit visit) {
+  if constexpr (!First::kTraits.has_kernels) {
+    return ForCodecOf(CodecTypes<Rest...>(), codec, visit);
+  } else {
+    if constexpr (AnyKernels(CodecTypes<Rest...>())) {
+      if (codec.id != First::kTraits.id) return ForCodecOf(CodecTypes<Rest...>(), codec, visit);
+    }
+    if constexpr (Transforms<First>()) {
+      if (codec.hadamard) return visit(Variant<First, true>());
+    }
+    return visit(Variant<First>());
+  }
+}
+
 template <typename Visit>
 auto ForCodec(const Codec& codec, Visit visit) {
-  switch (codec.id) {
-    case CodecId::kBf16: return visit(CodecTraits<CodecId::kBf16>());
-    case CodecId::kInt8: return visit(CodecTraits<CodecId::kInt8>());
-    case CodecId::kInt4:
-      if (codec.hadamard) return visit(CodecTraits<CodecId::kInt4, true>());
-      return visit(CodecTraits<CodecId::kInt4>());
-    case CodecId::kOneBit: return visit(CodecTraits<CodecId::kOneBit>());
-    case CodecId::kFp32:
-    case CodecId::kTopK: break;  // nobody launches topk: see MakeCodec
-  }
-  return visit(CodecTraits<CodecId::kFp32>());
+  return ForCodecOf(AllCodecs(), codec, visit);
 }
 
 }  // namespace thinwire::kernels

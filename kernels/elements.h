@@ -10,7 +10,7 @@
 
 namespace thinwire::kernels {
 
-// How one element lies in memory.
+// The form of one element in memory.
 template <DType kDType>
 struct Stored;
 

@@ -1,15 +1,18 @@
 #include "kernels/host_device.h"
 
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 
 namespace thinwire::kernels {
 namespace {
@@ -20,31 +23,32 @@ constexpr int kNoMemory = 2, kNoSuchDevice = 101;  // CUDA's numbers, so that te
 class Event {
  public:
   uint64_t Record() {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     return ++recorded_;
   }
   void Reach(uint64_t record) {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     reached_ = record;
-    changed_.notify_all();
   }
   uint64_t last() {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     return recorded_;
   }
   void Await(uint64_t record) {
-    std::unique_lock lock(mu_);
-    changed_.wait(lock, [&] { return reached_ >= record; });
+    const auto reached = [this, record]()
+                             ABSL_SHARED_LOCKS_REQUIRED(mu_) { return reached_ >= record; };
+    const absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&reached));
   }
   bool reached() {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     return reached_ >= recorded_;
   }
 
  private:
-  std::mutex mu_;
-  std::condition_variable changed_;
-  uint64_t recorded_ = 0, reached_ = 0;
+  absl::Mutex mu_;
+  uint64_t recorded_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t reached_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 using EventPtr = std::shared_ptr<Event>;
@@ -59,43 +63,45 @@ class Stream {
   }
 
   void Push(std::function<void()> work) {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     queue_.push_back(std::move(work));
-    changed_.notify_all();
   }
 
   void Drain() {
     if (idle()) return;
-    Event done;
-    const uint64_t record = done.Record();
-    Push([&] { done.Reach(record); });
-    done.Await(record);
+    const auto done = std::make_shared<Event>();
+    const uint64_t record = done->Record();
+    Push([done, record] { done->Reach(record); });
+    done->Await(record);
   }
 
  private:
   void Run() {
     for (;;) {
-      std::unique_lock lock(mu_);
-      changed_.wait(lock, [this] { return !queue_.empty(); });
-      const std::function<void()> work = std::move(queue_.front());
-      queue_.pop_front();
-      busy_ = true;
-      lock.unlock();
+      const std::function<void()> work = Take();
       if (!work) return;
       work();
-      lock.lock();
+      const absl::MutexLock lock(&mu_);
       busy_ = false;
     }
   }
+  std::function<void()> Take() {
+    const auto filled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !queue_.empty(); };
+    const absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&filled));
+    std::function<void()> work = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    return work;
+  }
   bool idle() {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     return queue_.empty() && !busy_;
   }
 
-  std::mutex mu_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  bool busy_ = false;
+  absl::Mutex mu_;
+  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mu_);
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };
 
@@ -107,32 +113,32 @@ class Machine {
   }
 
   void* MakeStream() {
-    const std::lock_guard lock(mu_);
-    auto stream = std::make_unique<Stream>();
+    const absl::MutexLock lock(&mu_);
+    auto stream = std::make_shared<Stream>();
     void* const handle = stream.get();
     streams_.emplace(handle, std::move(stream));
     return handle;
   }
   void DestroyStream(void* handle) {
-    std::unique_ptr<Stream> stream;
-    const std::lock_guard lock(mu_);
+    std::shared_ptr<Stream> stream;  // joined after the lock
+    const absl::MutexLock lock(&mu_);
     stream = std::move(streams_.at(handle));
     streams_.erase(handle);
   }
 
   void* MakeEvent() {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     auto event = std::make_shared<Event>();
     void* const handle = event.get();
     events_.emplace(handle, std::move(event));
     return handle;
   }
   EventPtr EventOf(void* handle) {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     return events_.at(handle);
   }
   void DestroyEvent(void* handle) {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     events_.erase(handle);
   }
 
@@ -140,20 +146,22 @@ class Machine {
     void* const memory =
         std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (memory == nullptr) return nullptr;
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     blocks_.emplace(static_cast<const uint8_t*>(memory), bytes);
     return memory;
   }
   // As cudaFree does, it waits for work that may use the memory.
   void Release(void* memory) {
-    const std::lock_guard lock(mu_);
     default_.Drain();
-    for (auto& [handle, stream] : streams_) stream->Drain();
-    blocks_.erase(static_cast<const uint8_t*>(memory));
+    for (const std::shared_ptr<Stream>& stream : Streams()) stream->Drain();
+    {
+      const absl::MutexLock lock(&mu_);
+      blocks_.erase(static_cast<const uint8_t*>(memory));
+    }
     std::free(memory);
   }
   bool Holds(const void* address) {
-    const std::lock_guard lock(mu_);
+    const absl::MutexLock lock(&mu_);
     const auto* at = static_cast<const uint8_t*>(address);
     auto after = blocks_.upper_bound(at);
     if (after == blocks_.begin()) return false;
@@ -164,10 +172,18 @@ class Machine {
  private:
   static constexpr size_t kAlignment = 256;
   Stream default_;
-  std::mutex mu_;
-  std::map<void*, std::unique_ptr<Stream>> streams_;
-  std::map<void*, EventPtr> events_;
-  std::map<const uint8_t*, size_t> blocks_;
+
+  std::vector<std::shared_ptr<Stream>> Streams() {
+    const absl::MutexLock lock(&mu_);
+    std::vector<std::shared_ptr<Stream>> streams;
+    for (auto& [handle, stream] : streams_) streams.push_back(stream);
+    return streams;
+  }
+
+  absl::Mutex mu_;
+  std::map<void*, std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mu_);
+  std::map<void*, EventPtr> events_ ABSL_GUARDED_BY(mu_);
+  std::map<const uint8_t*, size_t> blocks_ ABSL_GUARDED_BY(mu_);
 };
 
 Machine& TheMachine() {

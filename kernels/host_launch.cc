@@ -1,4 +1,4 @@
-// What a GPU does with a launch, tile after tile and thread after thread.
+// Launches on the host, as a GPU would run them: tile after tile and thread after thread.
 #include "kernels/dispatch.h"
 #include "kernels/host_device.h"
 #include "kernels/host_team.h"
@@ -7,7 +7,8 @@
 namespace thinwire::kernels {
 namespace {
 
-// Of each tile, as a thread block gets them: registers and shared memory that nobody has set.
+// Calls tile(team, shared, t) for each tile. Registers and shared memory are unset, as those of a
+// thread block are.
 template <typename Shared, typename Tile>
 void ForEachTile(uint32_t tiles, Tile tile) {
   for (uint32_t t = 0; t < tiles; ++t) {

@@ -1,7 +1,7 @@
 // HostTeam: a team of threads on the CPU, one thread after the other. It runs the very code that a
 // GPU runs, so that a wrong index, an access out of bounds and a missing Sync show without a GPU.
 //
-// What a team is (DeviceTeam in cuda_team.cuh is the other one): kThreads threads in warps of 32,
+// A team (DeviceTeam in cuda_team.cuh is the other one): kThreads threads in warps of 32,
 // of which every thread runs what ForEach is given. PerThread is a variable of each thread. Shared
 // memory is seen by all; what one thread puts there, another may get after a Sync.
 #ifndef THINWIRE_KERNELS_HOST_TEAM_H_

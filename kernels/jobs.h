@@ -1,5 +1,5 @@
-// What the kernels work on: plain structs, which travel as kernel arguments. Pointers are device
-// pointers, but where a comment says otherwise. Made by kernels/device.cc.
+// The launches as plain structs, which travel as kernel arguments. Pointers are device pointers,
+// but where a comment says otherwise. Made by kernels/device.cc.
 #ifndef THINWIRE_KERNELS_JOBS_H_
 #define THINWIRE_KERNELS_JOBS_H_
 
@@ -13,9 +13,9 @@
 
 namespace thinwire::kernels {
 
-// A CodecSpec, without what kernels do not have.
+// A CodecSpec, without the parameters of codecs that have no kernels.
 struct Codec {
-  CodecId id;  // never topk
+  CodecId id;  // of a codec that has kernels
   bool stochastic;
   bool hadamard;
   uint32_t block;     // elements

@@ -9,7 +9,7 @@
 
 #include <cstddef>
 
-#include "compress/codec_list.h"
+#include "compress/codec_traits.h"
 #include "compress/hd.h"
 #include "kernels/tuning.h"
 

@@ -3,7 +3,6 @@
 #ifndef THINWIRE_KERNELS_TILE_ENCODER_H_
 #define THINWIRE_KERNELS_TILE_ENCODER_H_
 
-#include "compress/onebit.h"
 #include "compress/quantiser.h"
 #include "kernels/codes.h"
 #include "kernels/elements.h"
@@ -12,7 +11,7 @@
 
 namespace thinwire::kernels {
 
-// Where a tile's encoding goes.
+// The memory that a tile's encoding goes to.
 struct EncodeTarget {
   Wire wire;          // data null: not wanted
   Elements residual;  // data null: none
@@ -22,18 +21,28 @@ struct EncodeTarget {
   THINWIRE_HD bool keeps_residual() const { return residual.data != nullptr; }
 };
 
-// A block's scale and what codes are made with.
+// A block's scale, and the factor that codes are made with.
 struct BlockScale {
   float scale;    // NaN: the block is not finite
   float inverse;  // 0 where all codes are 0
 };
 
+// True if a block's magnitude is the mean |x|, and not the largest.
+template <typename Traits>
+constexpr bool UsesMean() {
+  if constexpr (Traits::kElements) {
+    return false;
+  } else {
+    return Traits::Codec::kMean;
+  }
+}
+
 template <typename Team, typename Traits>
 struct EncoderShared {
   typename Team::template Shared<uint32_t, kGroups> magnitudes;
   typename Team::template Shared<BlockScale, kGroups> scales;
-  // onebit sums in an order of its own.
-  typename Team::template Shared<float, Traits::kOneBit ? kTile : 1> absolutes;
+  // A mean is summed in an order of its own.
+  typename Team::template Shared<float, UsesMean<Traits>() ? kTile : 1> absolutes;
 };
 
 template <typename Team, typename Traits>
@@ -81,7 +90,7 @@ class TileEncoder {
 
   // (1) The magnitude of each block, and its scale.
   THINWIRE_HD void Magnitudes(PerThread<Values>& y) {
-    if constexpr (Traits::kOneBit) {
+    if constexpr (Traits::Codec::kMean) {
       Means(y);
     } else {
       Maxima(y);
@@ -101,7 +110,7 @@ class TileEncoder {
     reinterpret_cast<uint16_t*>(to_.wire.data)[slot] = static_cast<uint16_t>(BitsOf(scale) >> 16);
   }
 
-  // From the block's magnitude, as bits, to what its elements need; to the wire as well.
+  // Turns the block's magnitude, as bits, into the scale that its elements and the wire get.
   THINWIRE_HD void SettleBlock(unsigned thread, unsigned block, uint32_t magnitude) {
     if (CountOf(block) == 0) return;
     BlockScale made{0.0f, 0.0f};
@@ -117,12 +126,11 @@ class TileEncoder {
   }
 
   THINWIRE_HD static float PlainScale(uint32_t magnitude, bool transformed) {
-    if constexpr (Traits::kOneBit) return OneBitScale(FloatOf(magnitude));
     if (transformed) magnitude = BitsOf(kClip * FloatOf(magnitude));
-    return ScaleOf(magnitude, static_cast<float>(Traits::kQmax));
+    return Traits::Codec::PlainScale(magnitude);
   }
 
-  // int8, int4: the largest |x|.
+  // Finds the largest |x| of each block.
   THINWIRE_HD void Maxima(PerThread<Values>& y) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
@@ -155,8 +163,9 @@ class TileEncoder {
     });
   }
 
-  // onebit: the mean |x|. A warp sums a block: lane l elements l, l + 32, ..., in order; lanes are
-  // folded 16, 8, 4, 2, 1, as FoldLanes does. Zeros behind the last element change no sum.
+  // Finds the mean |x| of each block. A warp sums a block: lane l elements l, l + 32, ..., in
+  // order; lanes are folded 16, 8, 4, 2, 1, as FoldLanes does. Zeros behind the last element change
+  // no sum.
   THINWIRE_HD void Means(PerThread<Values>& y) {
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL
@@ -210,28 +219,32 @@ class TileEncoder {
         }
         word[thread] = PackWord(codes);
       });
-      if constexpr (Traits::kOneBit) MergeBits(word);
+      if constexpr (Traits::kSigns) MergeBits(word);
       if (to_.wire.data == nullptr) continue;
       team_.ForEach([&](unsigned thread) { PutCodes(thread, q, word[thread]); });
     }
   }
 
   THINWIRE_HD int CodeFor(float x, const BlockScale& block, size_t place) const {
-    if (block.inverse == 0.0f) return Traits::kOneBit ? 1 : 0;
-    if constexpr (Traits::kOneBit) return BitsOf(x) >> 31 ? -1 : 1;
-    if (!codec_.stochastic) return CodeOf(x, block.inverse, Traits::kQmax);
-    return StochasticCodeOf(x, block.inverse, Traits::kQmax, UniformOf(DrawOf(to_.draws, place)));
+    using Codec = typename Traits::Codec;
+    if (block.inverse == 0.0f) return Codec::kTinyCode;
+    if constexpr (Codec::kStochastic) {
+      if (codec_.stochastic) {
+        return Codec::StochasticCodeFor(x, block.inverse, UniformOf(DrawOf(to_.draws, place)));
+      }
+    }
+    return Codec::CodeFor(x, block.inverse);
   }
 
   THINWIRE_HD static uint32_t PackWord(const int* codes) {
-    if constexpr (!Traits::kOneBit) return PackQuad<Traits::kBits>(codes);
+    if constexpr (!Traits::kSigns) return PackQuad<Traits::kBits>(codes);
     uint32_t bits = 0;
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) bits |= static_cast<uint32_t>(codes[i] < 0) << i;
     return bits;
   }
 
-  // onebit: four bits each of eight lanes are one word.
+  // Signs: four bits each of eight lanes are one word.
   THINWIRE_HD void MergeBits(PerThread<uint32_t>& word) {
     constexpr unsigned kLanes = 32 / kQuad;
     PerThread<uint32_t> other;
@@ -245,14 +258,14 @@ class TileEncoder {
 
   // Whole words: what lies behind the last element is padding, and 0.
   THINWIRE_HD void PutCodes(unsigned thread, unsigned quad, uint32_t word) {
-    constexpr unsigned kBytes = Traits::kOneBit ? 4 : Traits::kQuadBytes;
+    constexpr unsigned kBytes = Traits::kSigns ? 4 : Traits::kQuadBytes;
     const size_t at =
         to_.wire.codes_at + (to_.tile.begin + PlaceOf(thread, quad)) * Traits::kBits / 8;
-    if (at >= to_.wire.bytes || (Traits::kOneBit && thread % 8 != 0)) return;
+    if (at >= to_.wire.bytes || (Traits::kSigns && thread % 8 != 0)) return;
     CopyWord<kBytes>(to_.wire.data + at, &word);
   }
 
-  // (3) What is lost. A block that is not finite leaves its residual as it was.
+  // (3) The loss. A block that is not finite leaves its residual as it was.
   THINWIRE_HD void KeepResidual(unsigned thread, const Values& x, const Values& decoded) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
@@ -294,7 +307,7 @@ class TileEncoder {
     });
   }
 
-  // fp32 and bf16: each element for itself; the rules for residuals are FORMAT.md's.
+  // Codecs of elements: each for itself; the rules for residuals are FORMAT.md's.
   THINWIRE_HD void EncodeElements(unsigned thread, Values& x) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
@@ -303,8 +316,8 @@ class TileEncoder {
       if (place * Traits::kBits / 8 >= to_.wire.bytes && place >= to_.tile.numel) continue;
       THINWIRE_UNROLL
       for (unsigned i = 0; i < kQuad; ++i) {
-        const float decoded = Traits::kCodec == CodecId::kBf16 ? FromBf16(ToBf16(v[i])) : v[i];
-        const float lost = Traits::kCodec == CodecId::kBf16 ? v[i] - decoded : 0.0f;
+        const float decoded = Traits::Codec::ValueOf(Traits::Codec::CodeOf(v[i]));
+        const float lost = v[i] - decoded;
         const bool finite =
             (BitsOf(lost) & kAbsMask) < kInfBits && (BitsOf(v[i]) & kAbsMask) < kInfBits;
         if (to_.keeps_residual() && finite && place + i < to_.tile.numel) {
@@ -318,16 +331,11 @@ class TileEncoder {
 
   THINWIRE_HD void PutElements(size_t place, const float* values) {
     if (to_.wire.data == nullptr || place * Traits::kBits / 8 >= to_.wire.bytes) return;
-    uint8_t* at = to_.wire.data + place * Traits::kBits / 8;
-    if constexpr (Traits::kCodec == CodecId::kFp32) {
-      alignas(16) float quad[kQuad] = {values[0], values[1], values[2], values[3]};
-      CopyWord<16>(at, quad);
-    } else {
-      alignas(8) uint16_t quad[kQuad];
-      THINWIRE_UNROLL
-      for (unsigned i = 0; i < kQuad; ++i) quad[i] = ToBf16(values[i]);
-      CopyWord<8>(at, quad);
-    }
+    using Code = typename Traits::Codec::Code;
+    alignas(kQuad * sizeof(Code)) Code quad[kQuad];
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) quad[i] = Traits::Codec::CodeOf(values[i]);
+    CopyWord<sizeof(quad)>(to_.wire.data + place * sizeof(Code), quad);
   }
 
   Team& team_;

@@ -1,4 +1,4 @@
-// What a team does with one tile of each operation, from loads to stores: the kernels, but for the
+// The work of a team on one tile, of each operation, from loads to stores: the kernels, but for the
 // launch. One pass over the data each.
 #ifndef THINWIRE_KERNELS_TILES_H_
 #define THINWIRE_KERNELS_TILES_H_
@@ -97,7 +97,7 @@ THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
       team.ForEach(
           [&](unsigned thread) { LoadValues<kDType>(job.own, tile, thread, value[thread]); });
     } else {
-      WithTraits(launch.up.id, launch.up.hadamard, [&](auto up) {
+      WithVariant(AllCodecs(), launch.up.id, launch.up.hadamard, [&](auto up) {
         TileDecoder<Team, decltype(up)>(team, launch.up, wire, job.up_codes_at, tile).Run(value);
       });
     }

@@ -1,60 +1,54 @@
-// Engine: compressed allreduces for one process group. One per group, no globals.
+// Engine: collectives of one process group. There are no globals; a process may have any number.
 #ifndef THINWIRE_SCHEDULE_ENGINE_H_
 #define THINWIRE_SCHEDULE_ENGINE_H_
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "compress/error_feedback.h"
 #include "schedule/options.h"
+#include "schedule/request.h"
 #include "schedule/stats.h"
 #include "schedule/work.h"
 #include "transport/transport.h"
 
 namespace thinwire {
 
-enum class Op : uint8_t { kMean = 0, kSum = 1 };
-
-struct AllReduceRequest {
-  TensorView input;
-  TensorView output;  // same numel and dtype; may be the input
-  // Equal on all ranks. Empty: calls are matched by their order, and there is no error feedback.
-  std::string_view key = {};
-  // Which parameters the elements belong to, and with which codec they go; empty: the key itself
-  // is the only parameter, and goes with the first codec.
-  std::span<const Segment> segments = {};
-  // Numbers of segments that this rank has no gradient for; their elements must be zeros, and count
-  // as that. What was kept of them here waits: sent now, it would be lost where nobody uses the
-  // mean.
-  std::span<const uint32_t> absent = {};
-  int priority = 0;  // lower goes first, where the policy looks at it
-  Op op = Op::kMean;
-  // The caller is about to wait for this very call: a small tensor is then exchanged on its thread.
-  bool caller_waits = false;
-  // Of an engine on a device: the stream (a cudaStream_t; null: the default one) whose work so far
-  // makes the input, and whose later work may use the output once Work::Wait has returned.
-  void* stream = nullptr;
-};
+class Bucket;
 
 class Engine {
  public:
-  // Takes over a connected transport (null in a world of one). Starts options.lanes + 3 threads,
-  // none in a world of one. With a device all tensors must be its own; AllReduce never waits for
-  // it. Unimplemented for a codec or a world that the device has no kernels for.
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(const Options& options,
-                                                        std::unique_ptr<Transport> transport,
+  // Takes over a connected transport (an empty one in a world of one). Starts
+  // options.lanes + 3 threads (4 where exchanges complete by events), one more with a device, and
+  // none in a world of one; predicted chunks may add options.predicted_lanes. With a device all
+  // tensors must be its own; submitting never waits for it. Unimplemented for a codec or a world
+  // that the device has no kernels for.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const Options& options, Transport transport,
                                                         std::shared_ptr<Device> device = nullptr);
   virtual ~Engine() = default;  // fails what is unfinished with Cancelled, joins its threads
 
-  // Returns at once; memory of the request must live until the work is done. Thread-safe.
-  // InvalidArgument for bad input; a failed engine returns its first failure.
-  virtual absl::StatusOr<std::shared_ptr<Work>> AllReduce(const AllReduceRequest& request) = 0;
+  // Describes a bucket once; the handle stays valid as long as the engine. A name may be described
+  // anew: residuals move to the newest description that is submitted. Thread-safe.
+  // InvalidArgument for a bad description.
+  virtual absl::StatusOr<std::shared_ptr<const Bucket>> Register(const BucketRequest& request) = 0;
+
+  // Puts the bucket in flight, and returns at once. Of a named bucket, one use at a time is in
+  // flight. A later use of a handle allocates nothing and copies no name. Memory of the submission
+  // must live until the work is done. Thread-safe. InvalidArgument for bad input; a failed engine
+  // returns its first failure.
+  virtual absl::StatusOr<std::shared_ptr<Work>> Submit(const std::shared_ptr<const Bucket>& bucket,
+                                                       const Submission& submission) = 0;
+
+  // Register and Submit in one. An empty tensor is done at once.
+  absl::StatusOr<std::shared_ptr<Work>> Start(const CollectiveRequest& request);
+  absl::StatusOr<std::shared_ptr<Work>> AllReduce(const CollectiveRequest& request) {
+    return Start(request);
+  }
 
   // Fails the group on every rank with `reason`; from any thread.
   virtual void Abort(absl::Status reason) = 0;
@@ -62,21 +56,24 @@ class Engine {
 
   virtual Stats stats() const = 0;
 
-  // The residuals. Only while no allreduce is in flight.
+  // Who waits for whom, and the last events, as text for people. At any time, from any thread.
+  virtual std::string Describe() const = 0;
+
+  // The residuals. Only while nothing is in flight.
   virtual ErrorFeedback& error_feedback() = 0;
 
-  // What the codecs of Options became: topk is int4 where that costs fewer bytes.
+  // The codecs of Options in this world: topk is int4 where that costs fewer bytes.
   virtual const std::vector<CodecPair>& codecs() const = 0;
 
-  // Whether a tensor of that size and dtype goes uncompressed.
+  // Whether an allreduce of a tensor of that size and dtype goes uncompressed.
   virtual bool GoesRaw(const TensorView& input) const = 0;
 
-  // What step the next allreduce of every name is: topk's warm-up and stochastic rounding go by it.
+  // The step that the next use of every name is: topk's warm-up and stochastic rounding go by it.
   // Zero at first; set when a run is resumed.
   virtual void SetStep(uint64_t step) = 0;
 
   // All of a training step has been submitted, and the next step will submit the same tensors.
-  // Where ranks are far apart their order is then foretold. Rank 0's call counts.
+  // Where ranks are far apart their order is then predicted. Rank 0's call counts.
   virtual void EndStep() = 0;
 };
 

@@ -1,5 +1,6 @@
-// What a process group is set up with. Everything here but the deadline and the trace must be equal
-// on all ranks; the handshake compares it.
+// Options: the settings of a process group. The handshake compares those that all ranks must hold
+// alike. The deadline, the trace and the flight recorder's path are each rank's own, as is
+// predicted_lanes; of predict and far, rank 0's count.
 #ifndef THINWIRE_SCHEDULE_OPTIONS_H_
 #define THINWIRE_SCHEDULE_OPTIONS_H_
 
@@ -10,14 +11,13 @@
 #include <vector>
 
 #include "compress/codec_spec.h"
-#include "schedule/momentum.h"
 
 namespace thinwire {
 
-// Which of the chunks that all ranks have ready goes first. fifo: of the tensor that was submitted
-// first. wfbp: of the one that was ready first. p3: of the lowest AllReduceRequest::priority, so
-// that a chunk overtakes those that have not started; Jayarajan et al., "Priority-based Parameter
-// Propagation", arXiv 1905.03960, section 4.
+// The rule that ranks the chunks that all ranks have ready. fifo: the tensor that was submitted
+// first goes first. wfbp: the tensor that was ready first. p3: the tensor of the lowest priority
+// number, so that a chunk overtakes those that have not started; Jayarajan et al., "Priority-based
+// Parameter Propagation", arXiv 1905.03960, section 4.
 enum class Policy : uint8_t { kFifo = 0, kWfbp = 1, kP3 = 2 };
 
 constexpr std::string_view Name(Policy policy) {
@@ -29,24 +29,34 @@ constexpr std::string_view Name(Policy policy) {
   return "unknown policy";
 }
 
-// Whether a step's order is foretold from the step before, in place of announcements that each cost
-// two latencies. Only of steps that Engine::EndStep ends.
-enum class Foresee : uint8_t { kWhenFar, kAlways, kNever };
+// Whether a step's order is predicted from the step before, in place of announcements that each
+// cost two latencies. This concerns only steps that Engine::EndStep ends.
+enum class Predict : uint8_t { kWhenFar, kAlways, kNever };
+
+// Momentum that the engine owns, where feedback on the bare gradient would diverge: see
+// schedule/collective/momentum.h. A beta of 0 means none.
+struct MomentumOptions {
+  float beta = 0.0f;
+  bool nesterov = false;
+};
 
 struct Options {
-  // A segment of a request names its codec by index; the first is what goes without saying.
+  // A segment of a request names its codec by index; a request without segments uses the first.
   std::vector<CodecPair> codecs = {CodecPair{}};
-  // Momentum that the engine owns and compresses in place of the bare gradient; a beta of 0: none.
   MomentumOptions momentum;
   Policy policy = Policy::kWfbp;
-  int lanes = 4;                         // chunks in flight
+  int lanes = 4;  // announced chunks in flight
+  // Predicted chunks that hold a lane. There are more than announced ones, since a predicted chunk
+  // holds its lane until its rank has submitted it.
+  int predicted_lanes = 16;
   size_t chunk_bytes = size_t{4} << 20;  // of fp32 input; rounded down to whole blocks
   // A tensor whose raw bytes times (n - 1) peers are at most this goes raw, in one exchange.
   size_t min_bytes = size_t{64} << 10;
-  std::chrono::milliseconds timeout{30000};  // of one allreduce, from its submission
-  Foresee foresee = Foresee::kWhenFar;
+  std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
+  Predict predict = Predict::kWhenFar;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
-  std::string trace_path;               // Chrome JSON written at close; empty = no trace
+  std::string trace_path;               // Chrome JSON written at close; empty means no trace
+  std::string flight_path;  // the last events, written with the first failure; empty means nowhere
 };
 
 }  // namespace thinwire

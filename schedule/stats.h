@@ -1,4 +1,4 @@
-// What an engine has done since it was created.
+// Counters of an engine since it was created.
 #ifndef THINWIRE_SCHEDULE_STATS_H_
 #define THINWIRE_SCHEDULE_STATS_H_
 
@@ -14,10 +14,10 @@ inline constexpr std::array<const char*, kStages> kStageNames = {"QUEUE",  "ENCO
                                                                  "REDUCE", "GATHER", "DECODE"};
 
 struct Stats {
-  uint64_t all_reduces = 0;
-  uint64_t raw_bytes = 0;       // what a ring allreduce of fp32 would have sent: 2 (n-1)/n * 4 N
-  uint64_t wire_bytes = 0;      // what this rank sent, without control frames
-  uint64_t planned_chunks = 0;  // whose order was foretold
+  uint64_t all_reduces = 0;  // collectives of any kind
+  uint64_t raw_bytes = 0;    // that a ring of fp32 would have sent: 2 (n-1)/n * 4 N of an allreduce
+  uint64_t wire_bytes = 0;   // that this rank sent, without control frames
+  uint64_t predicted_chunks = 0;
   std::array<double, kStages> seconds{};  // summed over chunks, by Stage
 };
 

@@ -1,4 +1,4 @@
-// Work: one allreduce in flight.
+// Work: one collective in flight.
 #ifndef THINWIRE_SCHEDULE_WORK_H_
 #define THINWIRE_SCHEDULE_WORK_H_
 
@@ -6,7 +6,7 @@
 
 namespace thinwire {
 
-// Thread-safe. Dropping it does not cancel the allreduce.
+// Thread-safe. Dropping it does not cancel the collective.
 class Work {
  public:
   virtual ~Work() = default;

@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 git ls-files '*.cc' '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
-.venv/bin/ruff format --check integrations bench tests
-.venv/bin/ruff check integrations bench tests
+.venv/bin/ruff format --check integrations bench tests docs/conf.py
+.venv/bin/ruff check integrations bench tests docs/conf.py
 if command -v clang-tidy >/dev/null; then
   # simd_kernels.cc and twins.cc are compiled once for each instruction set, which clang-tidy can't.
   git ls-files 'compress/*.cc' 'transport/*.cc' 'schedule/*.cc' 'integrations/c/*.cc' |

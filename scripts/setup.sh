@@ -4,26 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(g++ cmake ninja-build pkg-config libgloo-dev libabsl-dev libhwy-dev libgtest-dev
-          libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text clang-format spin)
-
-missing=()
-for package in "${packages[@]}"; do
-  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok' || missing+=("$package")
-done
-
-if ((${#missing[@]})); then
-  if ! command -v apt-get >/dev/null; then
-    echo "This machine has no apt-get. Please install the equivalents of: ${packages[*]}" >&2
-    exit 1
-  fi
-  as_root=()
-  if ((EUID != 0)); then as_root=(sudo); fi
-  echo "installing ${missing[*]}"
-  "${as_root[@]}" apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends \
-    "${missing[@]}" >/dev/null
-fi
+scripts/install.sh g++ clang cmake ninja-build pkg-config libgloo-dev libabsl-dev libhwy-dev \
+  libgtest-dev libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text \
+  clang-format spin
 
 mkdir -p build
 stamp=.venv/requirements.sha256

@@ -16,7 +16,7 @@ struct Held {
 
   static Held Now() { return {Entries("/proc/self/fd"), Entries("/proc/self/task")}; }
 
-  // What is held once no more than `before` is, or after 5 s: the kernel lists a thread for a
+  // The count as soon as it is no more than `before`, or after 5 s: the kernel lists a thread for a
   // moment after its join has returned.
   static Held Settled(const Held& before) {
     Held held = Now();

@@ -15,6 +15,23 @@ LAYERS = {
     "schedule": {"schedule", "kernels", "compress", "transport"},
     "integrations": {"integrations", "schedule", "kernels", "compress", "transport"},
 }
+# Folders of schedule/, and the headers that each may include besides its own. The engine sees all.
+PURE_FOLDERS = {
+    "schedule/order": {
+        *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
+        *("schedule/recycled_map.h", "schedule/ring_queue.h"),
+        *("transport/control_plane.h", "transport/data_plane.h", "transport/membership.h"),
+    },
+    "schedule/collective": {
+        *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
+        "transport/membership.h",
+    },
+    "schedule/sim": {
+        *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
+        *("schedule/settle.h", "schedule/order", "schedule/collective"),
+        *("transport/data_plane.h", "transport/membership.h"),
+    },
+}
 SOURCES = [
     path
     for layer in LAYERS
@@ -44,9 +61,111 @@ def test_includes_go_one_way_and_from_the_root(path):
         )
 
 
+def without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+
+
+PURE = [path for path in SOURCES if str(path.parent.relative_to(ROOT)) in PURE_FOLDERS]
+
+
+@pytest.mark.parametrize("path", PURE, ids=name)
+def test_order_collective_and_sim_include_only_what_they_may(path):
+    """Neither order nor collective includes the other, and none of them the engine."""
+    folder = str(path.parent.relative_to(ROOT))
+    for include in re.findall(r'#include "([^"]+)"', path.read_text()):
+        layer, parent = include.split("/")[0], include.rpartition("/")[0]
+        if layer in {"absl", "compress"} or parent == folder:
+            continue
+        assert {include, parent} & PURE_FOLDERS[folder], f"{include} from {name(path)}"
+
+
+@pytest.mark.parametrize("path", PURE, ids=name)
+def test_order_collective_and_sim_know_no_threads(path):
+    text = without_comments(path.read_text())
+    found = re.findall(
+        r"#include [<\"](?:thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore"
+        r"|absl/synchronization/[\w.]+)[>\"]"
+        r"|\bstd::(?:thread|mutex|atomic)\b|\babsl::(?:Mutex|CondVar|Notification)\b"
+        r"|\bsleep_for\b|_clock::now|\bClock::now",
+        text,
+    )
+    assert not found, f"{found} in {name(path)}"
+
+
+def bodies_of_classes(text: str) -> list[tuple[str, str]]:
+    """The name of each class and its body without those of classes inside it."""
+    found = []
+    for head in re.finditer(r"\b(?:class|struct) ([\w:]+)[^;{}()]*\{", text):
+        depth, body = 1, ""
+        for character in text[head.end() :]:
+            depth += {"{": 1, "}": -1}.get(character, 0)
+            if depth == 0:
+                break
+            body += character if depth == 1 else ""
+        found.append((head[1], body))
+    return found
+
+
+LOCK = r"\b(?:absl::Mutex|std::(?:recursive_|shared_|timed_)?mutex)\s+\w+"
+
+
+def locks_of(text: str) -> dict[str, int]:
+    bodies = bodies_of_classes(without_comments(text))
+    return {cls: len(re.findall(LOCK, body)) for cls, body in bodies}
+
+
+def test_locks_are_counted_by_class():
+    text = """
+      class Outer { // absl::Mutex no_;
+        struct Inner { absl::Mutex mu_; };
+        void Run() { const absl::MutexLock lock(&mu_); }
+        mutable absl::Mutex mu_; absl::Mutex other_ ABSL_ACQUIRED_AFTER(mu_);
+      };"""
+    assert locks_of(text) == {"Outer": 2, "Inner": 1}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_a_class_has_at_most_one_lock(path):
+    many = {cls: count for cls, count in locks_of(path.read_text()).items() if count > 1}
+    assert not many, f"{many} in {name(path)}"
+
+
+def test_most_locks_are_seen():
+    found = sum(sum(locks_of(path.read_text()).values()) for path in SOURCES)
+    written = sum(
+        len(re.findall(LOCK + r"[^(]", without_comments(path.read_text()))) for path in SOURCES
+    )
+    assert found >= 15 and found >= written - 2, (found, written)
+
+
+def read_by_nvcc() -> set[pathlib.Path]:
+    """Files that a .cu includes, directly or not. Abseil never meets nvcc, so they may need std."""
+    seen: set[pathlib.Path] = set()
+    left = [path for path in SOURCES if path.suffix in {".cu", ".cuh"}]
+    while left:
+        path = left.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for include in re.findall(r'#include "([^"]+)"', path.read_text()):
+            if (ROOT / include).is_file():
+                left.append(ROOT / include)
+    return seen
+
+
+@pytest.mark.parametrize("path", sorted(set(SOURCES) - read_by_nvcc()), ids=name)
+def test_locks_are_abseils(path):
+    """Clang's analysis knows which fields an absl::Mutex guards, and the sanitizers its waits."""
+    text = without_comments(path.read_text())
+    found = re.findall(
+        r"\bstd::(?:\w*mutex|lock_guard|unique_lock|scoped_lock|condition_variable\w*)\b", text
+    )
+    assert not found, f"{found} in {name(path)}"
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_foreign_names_stay_in_files_named_after_them(path):
-    text = re.sub(r"//.*|/\*.*?\*/|\"[^\"\n]*\"", "", path.read_text(), flags=re.S)
+    text = re.sub(r"//[^\n]*|/\*.*?\*/|\"[^\"\n]*\"", "", path.read_text(), flags=re.S)
     for word, pattern in {
         "gloo": r"\bgloo::|<gloo/",
         "nccl": r"\bnccl[A-Z]\w+|<nccl",
@@ -66,6 +185,34 @@ def test_no_conditional_compilation_inside_functions(path):
         if re.match(r"#\s*(if|ifdef|ifndef|elif)\b", line) and inside:
             # Highway's targets are preprocessor values, and its rounding differs by target.
             assert "HWY_TARGET" in line, f"{name(path)}:{number}: {line}"
+
+
+# Traits answer every question about a codec, so nobody else needs to know which one it is.
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in {"compress", "kernels"}],
+    ids=name,
+)
+def test_nobody_outside_compress_and_kernels_asks_which_codec_it_is(path):
+    text = without_comments(path.read_text())
+    found = re.findall(r"\bCodecId\b|\bCodecKind\b|\bcodecs::\w+|\btraits\(\)\.(?:id|kind)\b", text)
+    assert not found, f"{found} in {name(path)}"
+
+
+PYTHON = sorted((ROOT / "integrations" / "python").rglob("*.py"))
+CODEC_NAMES = r"(?:fp32|bf16|int8|int4|onebit|topk)"
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name)
+def test_python_parses_no_spec(path):
+    """Python asks codec_info: no comparison with the beginning or a part of a codec's spec."""
+    found = re.findall(
+        rf"""startswith\(\(?["']{CODEC_NAMES}"""
+        rf"""|["']{CODEC_NAMES}["'] (?:not )?in [\w.]*(?:spec|codec)"""
+        r"""|(?:spec|codec)\w*["'\]]*\.(?:split|partition)\(["']:["']\)""",
+        path.read_text(),
+    )
+    assert not found, f"{found} in {name(path)}"
 
 
 def test_the_library_exports_only_its_interface():

@@ -26,7 +26,7 @@ struct Row {
   std::string profile;
   int ranks;
   double gbit, latency_ms, jitter, straggling;
-  double leader, plan, fifo_over_best;  // ratios
+  double announced, predicted, fifo_over_best;  // ratios
 };
 
 Setting SettingOf(const Profile& profile, const Row& row) {
@@ -49,29 +49,31 @@ double Quantile(std::vector<double> values, double q) {
   return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
 }
 
-// Announcements below a millisecond of latency, a plan from there on.
-double Chosen(const Row& row) { return row.latency_ms < 1.0 ? row.leader : row.plan; }
+// Announcements below a millisecond of latency, predictions from there on.
+double Chosen(const Row& row) { return row.latency_ms < 1.0 ? row.announced : row.predicted; }
 
 void PrintTable(const std::vector<Row>& rows, const std::vector<double>& latencies) {
   std::printf(
-      "latency    leader: median   p90   plan: median   p90   fifo with barrier over p3: "
+      "latency   announced: median   p90   predicted: median   p90   fifo with barrier over p3: "
       "least  median   most\n");
   for (const double latency : latencies) {
-    std::vector<double> leader, plan, fifo;
+    std::vector<double> announced, predicted, fifo;
     for (const Row& row : rows) {
       if (row.latency_ms != latency) continue;
-      leader.push_back(row.leader);
-      plan.push_back(row.plan);
+      announced.push_back(row.announced);
+      predicted.push_back(row.predicted);
       fifo.push_back(row.fifo_over_best);
     }
     std::printf("%6.2f ms %15.3f %6.3f %14.3f %6.3f %33.3f %7.3f %6.3f\n", latency,
-                Quantile(leader, 0.5), Quantile(leader, 0.9), Quantile(plan, 0.5),
-                Quantile(plan, 0.9), Quantile(fifo, 0.0), Quantile(fifo, 0.5), Quantile(fifo, 1.0));
+                Quantile(announced, 0.5), Quantile(announced, 0.9), Quantile(predicted, 0.5),
+                Quantile(predicted, 0.9), Quantile(fifo, 0.0), Quantile(fifo, 0.5),
+                Quantile(fifo, 1.0));
   }
   std::vector<double> chosen;
   for (const Row& row : rows) chosen.push_back(Chosen(row));
   std::printf(
-      "%zu settings, leader below 1 ms, plan from there: median %.3f, p90 %.3f, most %.3f of "
+      "%zu settings, announced below 1 ms, predicted from there: median %.3f, p90 %.3f, most %.3f "
+      "of "
       "the bound\n",
       rows.size(), Quantile(chosen, 0.5), Quantile(chosen, 0.9), Quantile(chosen, 1.0));
 }
@@ -84,10 +86,10 @@ void PrintJson(const std::vector<Row>& rows, const char* path) {
     const Row& r = rows[i];
     std::fprintf(file,
                  " {\"profile\": \"%s\", \"ranks\": %d, \"gbit\": %g, \"latency_ms\": %g, "
-                 "\"jitter\": %g, \"straggling\": %g, \"leader\": %.4f, \"plan\": %.4f, "
+                 "\"jitter\": %g, \"straggling\": %g, \"announced\": %.4f, \"predicted\": %.4f, "
                  "\"fifo_over_p3\": %.4f}%s\n",
-                 r.profile.c_str(), r.ranks, r.gbit, r.latency_ms, r.jitter, r.straggling, r.leader,
-                 r.plan, r.fifo_over_best, i + 1 < rows.size() ? "," : "");
+                 r.profile.c_str(), r.ranks, r.gbit, r.latency_ms, r.jitter, r.straggling,
+                 r.announced, r.predicted, r.fifo_over_best, i + 1 < rows.size() ? "," : "");
   }
   std::fprintf(file, "]\n");
   std::fclose(file);
@@ -118,23 +120,27 @@ int Main(bool brief, const char* out) {
             for (const double straggling : {0.0, 0.3}) {
               Row row{profile.name, n, gbit, latency, jitter, straggling, 0, 0, 0};
               Setting setting = SettingOf(profile, row);
-              const Outcome leader = Simulate(setting);
-              setting.order = Order::kPlan;
-              setting.holding_lanes = LanesFor(setting);
+              const Outcome announced = Simulate(setting);
+              setting.order = Order::kPredicted;
+              setting.engine.predicted_lanes = LanesFor(setting);
               setting.engine.lanes = Options().lanes;
-              const Outcome plan = Simulate(setting);
-              setting.order = Order::kLeader;
+              setting.warmup = 10;
+              setting.steps = 14;
+              const Outcome predicted = Simulate(setting);
+              setting.warmup = Setting().warmup;
+              setting.steps = Setting().steps;
+              setting.order = Order::kAnnounced;
               setting.engine.lanes = LanesFor(setting);
               setting.engine.policy = Policy::kFifo;
               setting.barrier = true;
               const Outcome fifo = Simulate(setting);
-              if (!leader.finished || !plan.finished || !fifo.finished) {
+              if (!announced.finished || !predicted.finished || !fifo.finished) {
                 std::fprintf(stderr, "a simulation did not finish\n");
                 return 1;
               }
-              row.leader = leader.ratio();
-              row.plan = plan.ratio();
-              const double best = latency < 1.0 ? leader.mean_s() : plan.mean_s();
+              row.announced = announced.ratio();
+              row.predicted = predicted.ratio();
+              const double best = latency < 1.0 ? announced.mean_s() : predicted.mean_s();
               row.fifo_over_best = fifo.mean_s() / best;
               rows.push_back(row);
             }

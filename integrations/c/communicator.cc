@@ -9,8 +9,8 @@
 #include "integrations/c/local_hub.h"
 #include "integrations/c/options.h"
 #include "kernels/device.h"
-#include "schedule/handshake.h"
-#include "transport/gloo.h"
+#include "schedule/engine/handshake.h"
+#include "transport/gloo/gloo.h"
 
 namespace thinwire {
 namespace {
@@ -49,11 +49,6 @@ absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const tw_options& in) {
 }
 
 absl::Status CheckWorld(const tw_options& in) {
-  if (in.struct_size != sizeof(tw_options)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tw_options has ", in.struct_size, " bytes, expected ", sizeof(tw_options),
-                     "; call tw_options_init, and compile against this library's header"));
-  }
   if (in.size >= 1 && in.rank >= 0 && in.rank < in.size && in.timeout_ms >= 0) {
     return absl::OkStatus();
   }
@@ -62,7 +57,7 @@ absl::Status CheckWorld(const tw_options& in) {
                                                  "and a timeout that is not negative"));
 }
 
-absl::StatusOr<std::unique_ptr<Transport>> Connect(const tw_options& in, const Options& options) {
+absl::StatusOr<Transport> Connect(const tw_options& in, const Options& options) {
   const absl::StatusOr<Meeting> meeting = MeetingOf(in);
   if (!meeting.ok()) return meeting.status();
   const std::shared_ptr<Store>& store = meeting->store;
@@ -90,9 +85,9 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   if (!options.ok()) return options.status();
   absl::StatusOr<std::shared_ptr<Device>> device = DeviceOf(in);
   if (!device.ok()) return device.status();
-  std::unique_ptr<Transport> transport;
+  Transport transport;
   if (in.size > 1) {
-    absl::StatusOr<std::unique_ptr<Transport>> connected = Connect(in, *options);
+    absl::StatusOr<Transport> connected = Connect(in, *options);
     if (!connected.ok()) return connected.status();
     transport = *std::move(connected);
   }

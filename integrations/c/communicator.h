@@ -1,4 +1,4 @@
-// What the opaque handles of thinwire.h stand for, and how options become an engine.
+// The types behind the opaque handles of thinwire.h, and how options become an engine.
 #ifndef THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
 #define THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
 
@@ -21,7 +21,8 @@ struct tw_work {
 
 namespace thinwire {
 
-// Parses the options, compares them with the other ranks', connects.
+// Parses the options, compares them with the other ranks', connects. `options` is what ReadOptions
+// made of the caller's.
 absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& options);
 
 }  // namespace thinwire

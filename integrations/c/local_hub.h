@@ -3,11 +3,12 @@
 #define THINWIRE_INTEGRATIONS_C_LOCAL_HUB_H_
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "transport/store.h"
 #include "transport/transport.h"
 
@@ -24,12 +25,12 @@ class LocalHub {
   const std::shared_ptr<Store>& store() const { return store_; }
 
   // The transport of a rank. InvalidArgument if that rank is connected already.
-  absl::StatusOr<std::unique_ptr<Transport>> Connect(int rank);
+  absl::StatusOr<Transport> Connect(int rank);
 
  private:
   const std::shared_ptr<Store> store_;
-  std::mutex mu_;
-  std::vector<std::unique_ptr<Transport>> transports_;
+  absl::Mutex mu_;
+  std::vector<Transport> transports_ ABSL_GUARDED_BY(mu_);  // empty where a rank took its own
 };
 
 }  // namespace thinwire

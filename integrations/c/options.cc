@@ -1,5 +1,7 @@
 #include "integrations/c/options.h"
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -31,7 +33,59 @@ absl::StatusOr<std::vector<CodecPair>> ParseCodecs(const std::string& specs) {
   return codecs;
 }
 
+// A larger size is taken for an uninitialised one. No struct will ever come near to it.
+constexpr size_t kImplausibleSize = 4096;
+
+// The first release's tw_simulation ended with `steps`, an int that was padded to 8 bytes.
+constexpr size_t kFirstSimulationSize = offsetof(tw_simulation, steps) + sizeof(uint64_t);
+
+struct Sizes {
+  const char* name;       // of the struct
+  size_t first, current;  // of the first release, and of this library
+};
+
+absl::Status CopySized(const Sizes& sizes, const void* caller, void* copy) {
+  size_t size = 0;
+  std::memcpy(&size, caller, sizeof(size));
+  if (size < sizes.first || size >= kImplausibleSize || size % alignof(tw_options) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(sizes.name, ".struct_size is ", size, " bytes, expected ", sizes.current,
+                     ", or an older release's size of ", sizes.first,
+                     " and more; set it to sizeof(", sizes.name, "), as tw_options_init does"));
+  }
+  const auto* bytes = static_cast<const unsigned char*>(caller);
+  if (size > sizes.current &&
+      std::any_of(bytes + sizes.current, bytes + size, [](unsigned char b) { return b != 0; })) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        sizes.name, " has ", size, " bytes, expected ", sizes.current,
+        " or zeros behind them: the caller's header is newer than this library, and a field that "
+        "the library does not know is set; leave it zero, or load the library of that header"));
+  }
+  std::memcpy(copy, caller, std::min(size, sizes.current));
+  return absl::OkStatus();
+}
+
+template <typename Struct>
+absl::StatusOr<Struct> ReadSized(const char* name, size_t first, const void* caller) {
+  static_assert(sizeof(Struct) < kImplausibleSize);
+  if (caller == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
+  Struct copy = {};
+  if (absl::Status bad = CopySized({name, first, sizeof(Struct)}, caller, &copy); !bad.ok()) {
+    return bad;
+  }
+  copy.struct_size = sizeof(Struct);
+  return copy;
+}
+
 }  // namespace
+
+absl::StatusOr<tw_options> ReadOptions(const tw_options* caller) {
+  return ReadSized<tw_options>("tw_options", kFirstOptionsSize, caller);
+}
+
+absl::StatusOr<tw_simulation> ReadSimulation(const tw_simulation* caller) {
+  return ReadSized<tw_simulation>("tw_simulation", kFirstSimulationSize, caller);
+}
 
 absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   Options out;
@@ -42,13 +96,14 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   out.codecs = *codecs;
   out.momentum = {in.momentum, in.nesterov != 0};
   out.policy = *policy;
-  if (in.planned != 0) out.foresee = in.planned > 0 ? Foresee::kAlways : Foresee::kNever;
+  if (in.planned != 0) out.predict = in.planned > 0 ? Predict::kAlways : Predict::kNever;
   if (in.lanes != 0) out.lanes = in.lanes;
   if (in.chunk_bytes != 0) out.chunk_bytes = in.chunk_bytes;
   if (in.min_bytes != 0) out.min_bytes = in.min_bytes;
   if (in.no_raw != 0) out.min_bytes = 0;
   if (in.timeout_ms != 0) out.timeout = std::chrono::milliseconds(in.timeout_ms);
   out.trace_path = TextOf(in.trace_path);
+  out.flight_path = TextOf(in.flight_path);
   return out;
 }
 

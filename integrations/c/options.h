@@ -2,11 +2,24 @@
 #ifndef THINWIRE_INTEGRATIONS_C_OPTIONS_H_
 #define THINWIRE_INTEGRATIONS_C_OPTIONS_H_
 
+#include <cstddef>
+
 #include "absl/status/statusor.h"
 #include "integrations/c/thinwire.h"
 #include "schedule/options.h"
 
 namespace thinwire {
+
+// Structs of thinwire.h that begin with their own size come from callers who may have been compiled
+// against an older, shorter struct or against a newer, longer one. These functions copy the part
+// that the caller has into a struct of this library's size, in which the other fields are zero and
+// so have their defaults. They return InvalidArgument for a size that no release has had, and for
+// a longer struct that uses a field which this library does not know.
+absl::StatusOr<tw_options> ReadOptions(const tw_options* caller);
+absl::StatusOr<tw_simulation> ReadSimulation(const tw_simulation* caller);
+
+// The size of the first release's tw_options.
+inline constexpr size_t kFirstOptionsSize = offsetof(tw_options, flight_path);
 
 // InvalidArgument for a codec or policy that there is none of.
 absl::StatusOr<Options> ParseOptions(const tw_options& in);

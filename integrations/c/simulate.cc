@@ -4,7 +4,8 @@
 #include "absl/strings/str_cat.h"
 #include "integrations/c/options.h"
 #include "integrations/c/status.h"
-#include "schedule/group.h"
+#include "schedule/order/predicted_window.h"
+#include "schedule/settle.h"
 #include "schedule/sim/simulator.h"
 
 using thinwire::ToC;
@@ -13,19 +14,15 @@ namespace {
 
 namespace sim = thinwire::sim;
 
-constexpr int kUncounted = 2;  // steps, at the beginning
+// Steps at the beginning that are not counted. A prediction takes some to learn the link's rate.
+constexpr int kWarmup = 2, kPredictedWarmup = 10;
 
 bool IsSeconds(double value) { return std::isfinite(value) && value >= 0.0; }
 
-absl::Status Check(const tw_simulation& in) {
-  if (in.struct_size != sizeof(tw_simulation) || in.options == nullptr) {
-    return absl::InvalidArgumentError(
-        "tw_simulation has another size than this library's, or no options; compile against its "
-        "header, and set both");
-  }
-  if (in.options->size < 1 || in.options->lanes < 0 || in.steps < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("a simulation of ", in.options->size, " ranks, ",
-                                                   in.options->lanes, " lanes and ", in.steps,
+absl::Status Check(const tw_simulation& in, const tw_options& options) {
+  if (options.size < 1 || options.lanes < 0 || in.steps < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("a simulation of ", options.size, " ranks, ",
+                                                   options.lanes, " lanes and ", in.steps,
                                                    " steps: expected at least one rank"));
   }
   if (in.num_layers == 0 || in.layers == nullptr) {
@@ -54,8 +51,10 @@ absl::Status Check(const tw_simulation& in) {
 }
 
 absl::StatusOr<sim::Setting> SettingOf(const tw_simulation& in) {
-  if (absl::Status bad = Check(in); !bad.ok()) return bad;
-  absl::StatusOr<thinwire::Options> options = thinwire::ParseOptions(*in.options);
+  const absl::StatusOr<tw_options> given = thinwire::ReadOptions(in.options);
+  if (!given.ok()) return given.status();
+  if (absl::Status bad = Check(in, *given); !bad.ok()) return bad;
+  absl::StatusOr<thinwire::Options> options = thinwire::ParseOptions(*given);
   if (!options.ok()) return options.status();
   sim::Setting setting;
   for (size_t i = 0; i < in.num_layers; ++i) {
@@ -63,10 +62,10 @@ absl::StatusOr<sim::Setting> SettingOf(const tw_simulation& in) {
     setting.profile.units.push_back({layer.numel, layer.forward_s, layer.backward_s});
   }
   setting.profile.between_s = in.between_s;
-  setting.ranks = in.options->size;
-  setting.engine = thinwire::Group::Settle(*std::move(options), setting.ranks);
+  setting.ranks = given->size;
+  setting.engine = thinwire::Settle(*std::move(options), setting.ranks);
   setting.barrier = in.barrier != 0;
-  setting.order = in.planned != 0 ? sim::Order::kPlan : sim::Order::kLeader;
+  setting.order = in.planned != 0 ? sim::Order::kPredicted : sim::Order::kAnnounced;
   setting.bytes_per_s = in.bytes_per_s;
   setting.latency_s = in.latency_s;
   setting.hop_latencies = thinwire::kHopLatencies;
@@ -75,7 +74,8 @@ absl::StatusOr<sim::Setting> SettingOf(const tw_simulation& in) {
   setting.codec = {in.encode_s, in.reduce_s, in.decode_s};
   setting.cpu_s_per_byte = in.cpu_s_per_byte;
   setting.contention = in.contention;
-  setting.steps = kUncounted + (in.steps == 0 ? 4 : in.steps);
+  setting.warmup = in.planned != 0 ? kPredictedWarmup : kWarmup;
+  setting.steps = setting.warmup + (in.steps == 0 ? 4 : in.steps);
   return setting;
 }
 
@@ -87,7 +87,9 @@ tw_status tw_simulate(const tw_simulation* simulation, double* step_s, double* b
   if (simulation == nullptr || step_s == nullptr) {
     return ToC(absl::InvalidArgumentError("tw_simulate got a null pointer"));
   }
-  const absl::StatusOr<sim::Setting> setting = SettingOf(*simulation);
+  const absl::StatusOr<tw_simulation> read = thinwire::ReadSimulation(simulation);
+  if (!read.ok()) return ToC(read.status());
+  const absl::StatusOr<sim::Setting> setting = SettingOf(*read);
   if (!setting.ok()) return ToC(setting.status());
   const sim::Outcome outcome = sim::Simulate(*setting);
   if (!outcome.finished) return ToC(absl::InternalError("the simulated ranks stand still"));

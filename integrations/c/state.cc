@@ -33,7 +33,7 @@ tw_status tw_comm_stats(tw_comm* comm, tw_stats* out) {
   *out = {stats.all_reduces,
           stats.raw_bytes,
           stats.wire_bytes,
-          stats.planned_chunks,
+          stats.predicted_chunks,
           s[0],
           s[1],
           s[2],

@@ -34,8 +34,9 @@ typedef enum {
 typedef enum { TW_F32 = 0, TW_BF16 = 1, TW_F16 = 2, TW_DTYPE_IS_INT = 0x7fffffff } tw_dtype;
 typedef enum { TW_MEAN = 0, TW_SUM = 1, TW_OP_IS_INT = 0x7fffffff } tw_op;
 
-typedef struct tw_comm tw_comm; /* one process group */
-typedef struct tw_work tw_work; /* one allreduce in flight */
+typedef struct tw_comm tw_comm;     /* one process group */
+typedef struct tw_work tw_work;     /* one allreduce in flight */
+typedef struct tw_bucket tw_bucket; /* a tensor that is described once and reduced in every step */
 
 /* Where ranks find each other. Both return 0, or another number on failure. */
 typedef struct {
@@ -46,7 +47,12 @@ typedef struct {
              int timeout_ms);
 } tw_store;
 
-/* Zero means the default for every field but rank, size and the store. Call tw_options_init. */
+/* Zero means the default for every field but rank, size and the store. Call tw_options_init.
+ * docs/settings.md has each field's default, and says which must be equal on all ranks.
+ *
+ * A program that was compiled against an older, shorter struct keeps working: it says so in
+ * struct_size, and the fields that it lacks have their defaults. Therefore a field never moves,
+ * a new one goes to the end, and it takes 8 bytes, so that no padding is ever read as a field. */
 typedef struct {
   size_t struct_size; /* sizeof(tw_options) */
   int rank, size;
@@ -61,8 +67,8 @@ typedef struct {
   float momentum;              /* of SGD, owned by the communicator: means are momentum then */
   int nesterov;                /* non-zero: results are Nesterov steps */
   const char* policy;          /* "wfbp" (default), "fifo" or "p3" (lowest priority first) */
-  int planned;                 /* order of steps (tw_comm_end_step): foretold above a millisecond of
-                                  latency (0), always (above 0), never (below 0) */
+  int planned;                 /* the order of steps (tw_comm_end_step) is predicted above a
+                                  millisecond of latency (0), always (above 0), never (below 0) */
   const char* interface_name;  /* network interface to listen on */
   const char* rendezvous_host; /* listen where this host is reached; else loopback */
   int lanes;                   /* chunks in flight */
@@ -71,11 +77,19 @@ typedef struct {
   int no_raw;                  /* non-zero: small tensors are compressed as well */
   int timeout_ms;              /* of connecting, and of one allreduce */
   const char* trace_path;      /* Chrome trace, written when the communicator is destroyed */
+  /* The first release ended here. */
+  const char* flight_path; /* the engine's last events are written here with its first failure */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */
 TW_API const char* tw_last_error(void); /* of this thread; valid until its next failure */
+
+/* Fills a struct of struct_size bytes with defaults. tw_options_init passes the size of the struct
+ * that its caller was compiled with. The function behind the macro's name serves programs that
+ * were compiled against the first release, and writes no more than that release's fields. */
+TW_API void tw_options_init_sized(tw_options* options, size_t struct_size);
 TW_API void tw_options_init(tw_options* options);
+#define tw_options_init(options) tw_options_init_sized((options), sizeof(tw_options))
 
 TW_API tw_status tw_comm_create(const tw_options* options, tw_comm** comm);
 TW_API tw_status tw_comm_abort(tw_comm* comm); /* fails the group on every rank */
@@ -85,6 +99,15 @@ TW_API void tw_comm_destroy(tw_comm* comm);    /* after all its works are freed 
  * default one: its work so far makes the input, and its later work may use the output as soon as
  * this returns. On the host it must be null. */
 TW_API tw_status tw_all_reduce(const void* send, void* recv, size_t count, tw_dtype dtype, tw_op op,
+                               tw_comm* comm, void* stream);
+
+/* The two halves of an allreduce, with n ranks. tw_reduce_scatter: `send` has n * recv_count
+ * elements, and each rank gets its own recv_count of the mean or sum. tw_all_gather: every rank
+ * gets n * send_count elements, those of all ranks in rank order, with the same bits everywhere.
+ * `send` and `recv` must not overlap. Every size goes compressed; not with topk. */
+TW_API tw_status tw_reduce_scatter(const void* send, void* recv, size_t recv_count, tw_dtype dtype,
+                                   tw_op op, tw_comm* comm, void* stream);
+TW_API tw_status tw_all_gather(const void* send, void* recv, size_t send_count, tw_dtype dtype,
                                tw_comm* comm, void* stream);
 
 /* `name`: equal on all ranks; it carries the error feedback from call to call. Null: none. */
@@ -113,6 +136,45 @@ TW_API tw_status tw_all_reduce_segments(const void* send, void* recv, size_t cou
 TW_API tw_status tw_wait(tw_work* work);
 TW_API tw_status tw_wait_stream(tw_work* work, void* stream);
 
+typedef enum {
+  TW_ALL_REDUCE = 0,
+  TW_REDUCE_SCATTER = 1,
+  TW_ALL_GATHER = 2,
+  TW_COLLECTIVE_IS_INT = 0x7fffffff
+} tw_collective;
+
+/* A bucket as it is in every step. The caller sets struct_size; zero is a default elsewhere. */
+typedef struct {
+  size_t struct_size; /* sizeof(tw_bucket_info) */
+  const char* name;   /* as in tw_all_reduce_async */
+  size_t count;       /* elements of `send`; a multiple of the ranks in a reduce-scatter */
+  tw_dtype dtype;
+  tw_op op; /* an all-gather ignores it */
+  tw_collective collective;
+  int priority;
+  const tw_segment* segments; /* null: none; their `absent` is ignored */
+  size_t num_segments;
+} tw_bucket_info;
+
+/* The description is read once and not kept. A name may be described anew: what compression has
+ * kept moves to the description that is started next. */
+TW_API tw_status tw_bucket_create(tw_comm* comm, const tw_bucket_info* info, tw_bucket** bucket);
+
+/* Starts one use of the bucket and returns; it parses no names and allocates nothing after the
+ * first use, but for small tensors, which go at once. `absent`: numbers of the segments that this
+ * rank has no gradient for, as in tw_segment. One thread at a time uses a bucket. */
+TW_API tw_status tw_bucket_start(tw_bucket* bucket, const void* send, void* recv, void* stream,
+                                 const uint32_t* absent, size_t num_absent);
+/* Waits for the use that was started, as tw_wait and tw_wait_stream do. */
+TW_API tw_status tw_bucket_wait(tw_bucket* bucket);
+TW_API tw_status tw_bucket_wait_stream(tw_bucket* bucket, void* stream);
+/* After its last wait; the communicator may be gone already. */
+TW_API void tw_bucket_destroy(tw_bucket* bucket);
+
+/* Who waits for whom, and the engine's last events, as text. Writes at most `capacity` bytes, the
+ * final NUL included; *bytes is the size that all of it takes. At any time, from any thread. */
+TW_API tw_status tw_comm_describe(tw_comm* comm, char* text, size_t capacity, size_t* bytes);
+
 /* One shard of compress/FORMAT.md, of the first hop's codec if the spec has two. `residual` may be
  * null; else n floats, updated in place. A malformed shard is TW_INVALID_ARGUMENT. */
 TW_API tw_status tw_encoded_bytes(const char* spec, size_t n, size_t* bytes);
@@ -120,14 +182,57 @@ TW_API tw_status tw_encode(const char* spec, const float* x, size_t n, float* re
                            size_t capacity, size_t* bytes);
 TW_API tw_status tw_decode(const char* spec, const void* in, size_t bytes, float* x, size_t n);
 
+/* How much a codec's accuracy depends on compressing the momentum (tw_options.momentum) in place of
+ * the gradient. */
+typedef enum {
+  TW_MOMENTUM_UNUSED = 0,  /* the bare gradient does as well */
+  TW_MOMENTUM_HELPS = 1,   /* the momentum does better */
+  TW_MOMENTUM_ADVISED = 2, /* the bare gradient loses accuracy */
+  TW_MOMENTUM_REQUIRED = 3 /* the bare gradient diverges */
+} tw_momentum_need;
+
+/* A codec and a spec of it. The caller sets struct_size and no other field; pointers are to strings
+ * that live as long as the library. */
+typedef struct {
+  size_t struct_size;        /* sizeof(tw_codec) */
+  const char* name;          /* of the first hop's codec: "int4" */
+  const char* help;          /* one sentence about it */
+  char spec[256];            /* the canonical spec of both hops */
+  char up[128], down[128];   /* the canonical spec of each hop; equal where there is one hop */
+  double up_bits, down_bits; /* of one element of a large shard, scales included */
+  int entries;               /* non-zero: every rank gets all entries, and there is no second hop */
+  int uses_feedback;         /* non-zero: what a step loses is kept for the next one */
+  int has_kernels;           /* non-zero: it runs on devices, not only on the CPU */
+  tw_momentum_need momentum; /* the stronger need of the two hops */
+  size_t num_parameters;     /* of the first hop's codec; down=SPEC is not counted */
+} tw_codec;
+
+/* A parameter of a spec's first hop. Of the fields the caller sets struct_size. */
+typedef struct {
+  size_t struct_size;     /* sizeof(tw_parameter) */
+  const char* key;        /* "block" */
+  const char* range;      /* "a power of two from 128 to 4096" */
+  const char* help;       /* one sentence */
+  char default_value[64]; /* "256" */
+  char value[64];         /* the one that the spec has */
+} tw_parameter;
+
+/* The name of codec number `index`, from 0; null behind the last one. */
+TW_API const char* tw_codec_name(size_t index);
+TW_API tw_status tw_codec_info(const char* spec, tw_codec* codec);
+TW_API tw_status tw_codec_parameter(const char* spec, size_t index, tw_parameter* parameter);
+
+/* This struct does not know its size, so it never grows: new counters get a new function. The same
+ * goes for tw_store, which lies inside tw_options, and for tw_segment and tw_layer, of which
+ * callers make arrays. */
 typedef struct {
   uint64_t all_reduces, raw_bytes, wire_bytes; /* raw: fp32 ring's bytes; wire: sent by this rank */
-  uint64_t planned_chunks;                     /* whose order was foretold */
+  uint64_t planned_chunks;                     /* whose order was predicted */
   double queue_s, encode_s, exchange_s, reduce_s, gather_s, decode_s;
 } tw_stats;
 TW_API tw_status tw_comm_stats(tw_comm* comm, tw_stats* stats);
 
-/* What codec number `index` of options.codec became: topk is int4 where that costs fewer bytes. */
+/* The spec that codec `index` of options.codec became: topk is int4 if that costs fewer bytes. */
 TW_API tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity);
 
 /* Whether a tensor of that size goes uncompressed, because it is small. */
@@ -138,11 +243,11 @@ TW_API tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, i
 TW_API tw_status tw_comm_set_step(tw_comm* comm, uint64_t step);
 
 /* All of a training step has been submitted on this rank, and the next step will submit the same
- * tensors. Their order may then be foretold (tw_options.planned), which spares each chunk an
+ * tensors. Their order may then be predicted (tw_options.planned), which spares each chunk an
  * announcement. To be called on every rank; rank 0's call counts. */
 TW_API tw_status tw_comm_end_step(tw_comm* comm);
 
-/* What is kept of each parameter, while no allreduce is in flight: first-hop and second-hop
+/* All that is kept of each parameter, while no allreduce is in flight: first-hop and second-hop
  * residuals, and the momentum if the communicator owns one; numel floats each. `index` counts
  * parameters in name order. `momentum` may be null: not asked for, or none to be set. */
 TW_API tw_status tw_residual_count(tw_comm* comm, size_t* count);
@@ -156,13 +261,14 @@ TW_API tw_status tw_residual_set(tw_comm* comm, const char* name, const float* f
 /* How many CUDA devices can be used. TW_UNAVAILABLE, and the reason, if none can. */
 TW_API tw_status tw_cuda_device_count(const char* cuda_library, int* count);
 
-/* What a layer of a model, or several that are reduced together, computes in a step. */
+/* A layer of a model, or several that are reduced together, and its computing in a step. */
 typedef struct {
   size_t numel;
   double forward_s, backward_s;
 } tw_layer;
 
-/* A training step on a link, to be simulated: schedule/sim/simulator.h. */
+/* A training step on a link, to be simulated: schedule/sim/simulator.h. It grows as tw_options
+ * does: at the end, by fields of 8 bytes whose zero means what a caller without them gets. */
 typedef struct {
   size_t struct_size;        /* sizeof(tw_simulation) */
   const tw_options* options; /* size, codec, policy, lanes, chunk_bytes, min_bytes, no_raw */
@@ -170,7 +276,7 @@ typedef struct {
   size_t num_layers;
   double between_s;                    /* after backward, before the first layer is needed again */
   int barrier;                         /* non-zero: the next forward pass waits for everything */
-  int planned;                         /* non-zero: the order is foretold, not announced */
+  int planned;                         /* non-zero: the order is predicted, not announced */
   double bytes_per_s, latency_s;       /* of each rank's link, one way */
   double burst_bytes;                  /* that an idle link lets pass at once */
   double overhead_s;                   /* of each exchange, beside its bytes */

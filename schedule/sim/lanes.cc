@@ -10,26 +10,15 @@ Lanes::Lanes(const Setting& setting, const Wire& wire, Events& events, Processor
       wire_(wire),
       events_(events),
       processor_(processor),
-      done_(std::move(done)),
-      free_(setting.order == Order::kPlan ? setting.holding_lanes : setting.engine.lanes) {}
+      done_(std::move(done)) {}
 
-bool Lanes::Take() {
-  if (free_ == 0) return false;
-  --free_;
-  return true;
-}
-
-// The phases of schedule/chunk_allreduce.h.
+// The phases of schedule/collective/two_hop.cc.
 void Lanes::Start(const ChunkId& id) {
   Compute(setting_.codec.encode_s, id, [this, id] {
     Send(wire_.up(id), [this, id] {
       Compute(setting_.codec.reduce_s, id, [this, id] {
-        Send(wire_.down(id), [this, id] {
-          Compute(setting_.codec.decode_s, id, [this, id] {
-            ++free_;
-            done_(id);
-          });
-        });
+        Send(wire_.down(id),
+             [this, id] { Compute(setting_.codec.decode_s, id, [this, id] { done_(id); }); });
       });
     });
   });

@@ -15,11 +15,9 @@ class Lanes {
   using Done = std::function<void(const ChunkId&)>;
   Lanes(const Setting& setting, const Wire& wire, Events& events, Processor& processor, Done done);
 
-  // Takes a lane, if one is free, for a chunk that will start on it.
-  bool Take();
-  // On a lane that was taken; gives it back before `done` is called.
+  // A chunk, which every rank has a lane for.
   void Start(const ChunkId& id);
-  // A raw unit needs none.
+  // A raw unit, which needs no lane.
   void StartRaw(const ChunkId& id);
 
  private:
@@ -31,7 +29,6 @@ class Lanes {
   Events& events_;
   Processor& processor_;
   const Done done_;
-  int free_;
   double link_paid_until_ = 0.0;
 };
 

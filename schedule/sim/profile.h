@@ -8,7 +8,7 @@
 
 namespace thinwire::sim {
 
-// What is reduced at once, and the layers that it belongs to.
+// Elements that are reduced at once, and the computing of the layers that they belong to.
 struct Unit {
   size_t numel = 0;
   double forward_s = 0.0;  // the optimizer's step of it included

@@ -10,13 +10,11 @@
 #include "schedule/sim/jackson.h"
 #include "schedule/sim/lanes.h"
 #include "schedule/sim/processor.h"
-#include "schedule/sim/sequence.h"
+#include "schedule/sim/sequencers.h"
 #include "schedule/sim/wire.h"
 
 namespace thinwire::sim {
 namespace {
-
-constexpr int kUncounted = 2;
 
 // The ranks and their steps.
 class Simulation {
@@ -27,14 +25,15 @@ class Simulation {
         wire_(setting),
         processor_(setting.contention),
         lanes_(setting, wire_, events_, processor_, [this](const ChunkId& id) { OnDone(id); }),
-        sequence_(MakeSequence(setting, wire_, events_, lanes_)),
+        sequencers_(setting, wire_, events_, lanes_),
         random_(setting.seed),
         ranks_(setting.ranks) {}
 
   Outcome Run() {
+    sequencers_.Begin();
     for (int r = 0; r < s_.ranks; ++r) BeginStep(r);
-    const size_t wanted = std::max(0, s_.steps - kUncounted);
-    while (outcome_.step_s.size() < wanted && events_.Next()) {
+    const size_t wanted = std::max(0, s_.steps - s_.warmup);
+    while (outcome_.step_s.size() < wanted && sequencers_.status().ok() && events_.Next()) {
     }
     outcome_.finished = outcome_.step_s.size() == wanted;
     return std::move(outcome_);
@@ -89,17 +88,11 @@ class Simulation {
   }
 
   void AddStep() {
-    std::vector<double> ready_s;  // in the step before
-    if (!steps_.empty()) {
-      const double begin = steps_.size() < 2 ? 0.0 : steps_[steps_.size() - 2].end;
-      for (const double at : steps_.back().ready_max) ready_s.push_back(at - begin);
-    }
     Step step;
     step.ready.resize(units_.size());
     step.ready_max.resize(units_.size());
     for (size_t u = 0; u < units_.size(); ++u) step.chunks_left.push_back(wire_.chunks(u));
     step.units_left = units_.size();
-    sequence_->BeginStep(static_cast<int>(steps_.size()), ready_s);
     steps_.push_back(std::move(step));
   }
 
@@ -107,6 +100,7 @@ class Simulation {
     Rank& rank = ranks_[r];
     if (rank.unit == 0) {
       rank.backward_end = events_.now();
+      if (s_.ranks > 1) sequencers_.EndStep(r);
       return Compute(s_.profile.between_s, [this, r] { NextForward(r); });
     }
     --rank.unit;
@@ -123,7 +117,7 @@ class Simulation {
     Step& step = steps_[number];
     step.ready_max[unit] = std::max(step.ready_max[unit], events_.now());
     const bool all = ++step.ready[unit] == s_.ranks;
-    if (!wire_.raw(unit)) return sequence_->OnReady(r, unit, number);
+    if (!wire_.raw(unit)) return sequencers_.OnReady(r, unit, number);
     if (all) lanes_.StartRaw({unit, 0, number});
   }
 
@@ -142,7 +136,7 @@ class Simulation {
 
   void OnDone(const ChunkId& id) {
     Step& step = steps_[id.step];
-    if (!wire_.raw(id.unit)) sequence_->OnDone(id);
+    if (!wire_.raw(id.unit)) sequencers_.OnDone(id);
     if (--step.chunks_left[id.unit] > 0) return;
     --step.units_left;
     for (int r = 0; r < s_.ranks; ++r) {
@@ -155,7 +149,7 @@ class Simulation {
     Step& step = steps_[rank.step];
     step.bound_end = std::max(step.bound_end, BoundOf(rank, step));
     step.end = events_.now();
-    if (++step.ended == s_.ranks && rank.step >= kUncounted) {
+    if (++step.ended == s_.ranks && rank.step >= s_.warmup) {
       const double before = steps_[rank.step - 1].end;
       outcome_.step_s.push_back(step.end - before);
       outcome_.bound_s.push_back(step.bound_end - before);
@@ -188,7 +182,7 @@ class Simulation {
   Events events_;
   Processor processor_;
   Lanes lanes_;
-  const std::unique_ptr<Sequence> sequence_;
+  Sequencers sequencers_;
   std::mt19937_64 random_;
   std::uniform_real_distribution<double> uniform_{0.0, 1.0};
   std::vector<Rank> ranks_;
@@ -198,13 +192,13 @@ class Simulation {
 
 }  // namespace
 
-// Measured with sched_bench: 4 do for announced chunks, and 16 for planned ones.
+// Measured with sched_bench: 4 do for announced chunks, and 16 for predicted ones.
 int LanesFor(const Setting& setting) {
   const size_t numel = setting.engine.chunk_bytes / sizeof(float);
   const double wire = static_cast<double>(EncodedBytes(setting.engine.codecs[0].up, numel)) *
                       (setting.ranks - 1) / setting.ranks;
   const double on_their_way = setting.latency_s * setting.bytes_per_s / wire;
-  return (setting.order == Order::kLeader ? 4 : 16) + static_cast<int>(std::ceil(on_their_way));
+  return (setting.order == Order::kAnnounced ? 4 : 16) + static_cast<int>(std::ceil(on_their_way));
 }
 
 double Outcome::ratio() const {

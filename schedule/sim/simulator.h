@@ -1,6 +1,6 @@
-// A discrete-event simulation of data-parallel training: ranks that compute, an order of chunks
-// (the real leader's, or the real plan of a step), lanes that carry them, and a link that they
-// share. Pure: no threads, no clock, no transport.
+// A discrete-event simulation of data-parallel training: ranks that compute, each with the
+// sequencer that the engine runs, lanes that carry chunks, and a link that they share. Pure: no
+// threads, no clock, no transport.
 #ifndef THINWIRE_SCHEDULE_SIM_SIMULATOR_H_
 #define THINWIRE_SCHEDULE_SIM_SIMULATOR_H_
 
@@ -8,15 +8,14 @@
 #include <vector>
 
 #include "schedule/options.h"
-#include "schedule/plan_window.h"
 #include "schedule/sim/profile.h"
 
 namespace thinwire::sim {
 
-// Who says which chunk is next.
+// How the order of chunks comes about.
 enum class Order {
-  kLeader,  // rank 0, of what all ranks have reported: schedule/leader.h
-  kPlan,    // all ranks alike, from the ready times of the step before: schedule/step_order.h
+  kAnnounced,  // rank 0 announces chunk by chunk
+  kPredicted,  // rank 0 predicts each step from the one before; the first one is announced
 };
 
 // Seconds that a rank's codecs take for an element of a chunk.
@@ -29,10 +28,9 @@ struct CodecCost {
 struct Setting {
   Profile profile;
   int ranks = 2;
-  Options engine;                  // codec (for the bytes), policy, lanes, chunk_bytes, min_bytes
-  int holding_lanes = kPlanLanes;  // of a plan, whose chunks hold one until they may start
-  bool barrier = false;            // the next forward pass waits for everything
-  Order order = Order::kLeader;
+  Options engine;        // codec (for the bytes), policy, lanes, chunk_bytes, min_bytes
+  bool barrier = false;  // the next forward pass waits for everything
+  Order order = Order::kAnnounced;
 
   double bytes_per_s = 0;  // of each rank's link, each way
   double latency_s = 0;    // one way
@@ -50,11 +48,12 @@ struct Setting {
   double jitter = 0;      // every layer takes 1 to 1 + 2 * jitter times its time, uniformly
   double straggling = 0;  // rank 1 takes 1 + straggling times as long
   uint64_t seed = 1;
-  int steps = 6;  // the first two are not counted
+  int steps = 6;   // those of the warm-up included
+  int warmup = 2;  // steps that are not counted; a prediction takes some to learn the link's rate
 };
 
 // The lanes that keep a link busy: a few, and as many more as chunks are on their way in the two
-// hops' latency. A planned chunk holds its lane until all ranks have it, so a plan needs more.
+// hops' latency. A predicted chunk holds its lane until its rank has it, so these need more.
 int LanesFor(const Setting& setting);
 
 struct Outcome {

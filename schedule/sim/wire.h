@@ -1,11 +1,11 @@
-// Wire: what a setting's units are on the link: their chunks, and the bytes of each hop.
+// Wire: a setting's units as the link sees them: their chunks, and the bytes of each hop.
 #ifndef THINWIRE_SCHEDULE_SIM_WIRE_H_
 #define THINWIRE_SCHEDULE_SIM_WIRE_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "schedule/plan.h"
+#include "schedule/collective/partition.h"
 #include "schedule/sim/simulator.h"
 
 namespace thinwire::sim {
@@ -22,12 +22,12 @@ class Wire {
  public:
   explicit Wire(const Setting& setting);
 
-  size_t units() const { return plans_.size(); }
+  size_t units() const { return partitions_.size(); }
   size_t numel(size_t unit) const { return setting_.profile.units[unit].numel; }
   // Small ones go raw, in one exchange and without a lane; they have one chunk.
   bool raw(size_t unit) const { return raw_[unit]; }
   uint32_t chunks(size_t unit) const;
-  size_t numel(const ChunkId& id) const { return plans_[id.unit].chunks[id.chunk].numel(); }
+  size_t numel(const ChunkId& id) const { return partitions_[id.unit].chunks[id.chunk].numel(); }
 
   // Bytes that a rank sends.
   double up(const ChunkId& id) const;
@@ -36,10 +36,11 @@ class Wire {
   double link_s(size_t unit) const { return link_s_[unit]; }  // that all of them take
 
  private:
+  bool is_sparse(const ChunkId& id) const;
   double HopBytes(const CodecSpec& spec, size_t numel) const;
 
   const Setting& setting_;
-  std::vector<Plan> plans_;  // by unit
+  std::vector<Partition> partitions_;  // by unit
   std::vector<bool> raw_;
   std::vector<double> link_s_;
 };

@@ -14,6 +14,9 @@ sys.path.insert(0, str(BENCH))
 
 import accuracy_report  # noqa: E402
 
+# One worker runs them all, since they share the benchmark's run.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("accuracy")]
+
 
 def run(program: str, *arguments: str) -> str:
     done = subprocess.run(

@@ -39,6 +39,25 @@ TEST(CodecPair, TheSecondHopHasItsDefault) {
   EXPECT_FALSE(CodecPair::Parse("bf16")->uses_feedback());
 }
 
+TEST(CodecPair, EntriesBecomeDenseWhereThatIsFewerBytes) {
+  const CodecPair entries = *CodecPair::Parse("topk:density=0.05");
+  EXPECT_EQ(entries.ForWorld(5), entries);
+  EXPECT_EQ(entries.ForWorld(6).ToString(), "int4");
+  const CodecPair dense = *CodecPair::Parse("onebit:block=512");
+  EXPECT_EQ(dense.ForWorld(1000), dense);
+}
+
+TEST(CodecPair, SaysWhetherDevicesRunIt) {
+  EXPECT_FALSE(CodecPair::Parse("topk")->has_kernels());
+  EXPECT_TRUE(CodecPair::Parse("onebit:down=int8")->has_kernels());
+}
+
+TEST(CodecSpec, LosslessKeepsTheElements) {
+  EXPECT_EQ(LosslessSpec(DType::kF32).ToString(), "fp32");
+  EXPECT_EQ(LosslessSpec(DType::kBF16).ToString(), "bf16");
+  EXPECT_EQ(LosslessSpec(DType::kF16).ToString(), "fp32");
+}
+
 TEST(CodecSpec, ErrorsNameTheNearest) {
   const std::pair<const char*, const char*> cases[] = {{"int5", "'int"},
                                                        {"in8", "'int8'"},

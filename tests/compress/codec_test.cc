@@ -99,7 +99,7 @@ void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback
 }
 
 TEST_P(TargetTest, EveryLengthFrom0To4097) {
-  for (const CodecInfo& codec : kCodecs) {
+  for (const CodecTraits& codec : kCodecs) {
     for (size_t numel = 0; numel <= 4097; ++numel) {
       CheckEncode({.id = codec.id}, numel, DType::kF32, true, numel % 5);
       if (testing::Test::HasFatalFailure()) return;
@@ -132,7 +132,7 @@ TEST_P(TargetTest, DirectedBlocks) {
   std::mt19937_64 random(kSeed);
   for (const char* text : {"int8", "int4"}) {
     const CodecSpec spec = Spec(text);
-    const float qmax = static_cast<float>(InfoOf(spec.id).qmax);
+    const float qmax = static_cast<float>(spec.traits().qmax);
     for (int round = 0; round < 3000; ++round) {
       std::vector<float> g(256);
       const uint32_t exponent = 30 + random() % 190;
@@ -220,7 +220,7 @@ TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
             const std::string what = std::string(text) + " " + std::string(Name(dtype)) +
                                      ", world " + std::to_string(world) + ", rank " +
                                      std::to_string(me) + ", " + std::to_string(numel);
-            if (InfoOf(pair.down.id).kind == CodecKind::kBlocks) {  // else NaN payloads differ
+            if (pair.down.traits().kind == CodecKind::kBlocks) {  // else NaN payloads differ
               ASSERT_EQ(w1, w2) << what;
             }
             ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << what;
@@ -296,7 +296,7 @@ TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
       const bool tiny = special < 1e-30f && special > -1e-30f;
       // onebit and the transform judge a block by all its elements, so all are special there; but
       // the transform would make a larger value of many tiny ones.
-      const bool all = InfoOf(spec.id).qmax == 1 || (spec.hadamard && !tiny);
+      const bool all = spec.traits().qmax == 1 || (spec.hadamard && !tiny);
       if (all) std::fill(g.begin(), g.end(), special);
       g[9] = special;
       std::vector<uint8_t> wire(EncodedBytes(spec, 256));
@@ -315,7 +315,7 @@ TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
 TEST(BlockRules, ScalesAreRoundedUpByTheLastBit) {
   for (const char* text : {"int8", "int4"}) {
     const CodecSpec spec = Spec(text);
-    const float qmax = static_cast<float>(InfoOf(spec.id).qmax);
+    const float qmax = static_cast<float>(spec.traits().qmax);
     int found = 0;
     for (uint32_t upper = 0x3f80; upper < 0x3fff; ++upper) {
       const uint32_t wanted = upper << 16 | 1;

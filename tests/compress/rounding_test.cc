@@ -58,7 +58,7 @@ TEST(Philox, KnownAnswers) {
 TEST(StochasticRounding, TheMeanConvergesToTheValue) {
   for (const char* name : {"int8", "int4"}) {
     const CodecSpec spec = Spec(std::string(name) + ":rounding=stochastic");
-    const float qmax = static_cast<float>(InfoOf(spec.id).qmax);
+    const float qmax = static_cast<float>(spec.traits().qmax);
     for (const float fraction : {0.03f, 0.25f, 0.5f, 0.81f}) {
       // One element of each block sets the scale to 1; the others are the value under test.
       const auto mean_error = [&](size_t numel) {

@@ -1,6 +1,5 @@
 // topk sends exactly the k largest, whatever the guess was, and refuses what is no shard of its
 // own.
-#include "compress/topk.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +13,9 @@
 namespace thinwire {
 namespace {
 
-CodecSpec TopK(uint32_t density_ppm) { return {.id = CodecId::kTopK, .density_ppm = density_ppm}; }
+CodecSpec TopK(uint32_t density_ppm) {
+  return {.id = codecs::TopK::kTraits.id, .density_ppm = density_ppm};
+}
 
 std::vector<float> Normal(size_t numel, uint64_t seed, float spread = 1.0f) {
   std::mt19937_64 random(seed);
@@ -85,7 +86,7 @@ TEST(TopK, TiesGoToTheLowestIndex) {
     const Result result = Encode(CpuBackend(), TopK(ppm), g, {}, nullptr);
     std::vector<float> decoded(g.size());
     CpuBackend().Decode(TopK(ppm), result.wire.data(), {decoded.data(), g.size()});
-    const size_t k = EntryCount(TopK(ppm), g.size());
+    const size_t k = EntryCount(ppm, g.size());
     for (size_t i = 0; i < g.size(); ++i) ASSERT_EQ(decoded[i], i < k ? -3.0f : 0.0f) << i;
   }
 }
@@ -132,7 +133,7 @@ TEST(TopK, TheCarriedThresholdChangesNothing) {
   }
 }
 
-// What is sent and what is kept add up to what came in, element by element.
+// Sent and kept values add up to those that came in, element by element.
 TEST(TopK, NothingIsLost) {
   const CodecSpec spec = TopK(5000);
   constexpr size_t kNumel = 30000;
@@ -167,7 +168,7 @@ TEST(TopK, TheWarmUpDividesTheDensityByFour) {
 TEST(CheckWire, ArbitraryBytesNeverReachBeyondTheShard) {
   std::mt19937_64 random(11);
   int accepted = 0, refused = 0;
-  for (const CodecInfo& codec : kCodecs) {
+  for (const CodecTraits& codec : kCodecs) {
     for (int round = 0; round < 400; ++round) {
       const size_t numel = random() % 3 == 0 ? 60000 + random() % 80000 : 1 + random() % 3000;
       const CodecSpec spec{.id = codec.id,

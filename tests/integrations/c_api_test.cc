@@ -1,6 +1,7 @@
 // The C interface as a C caller sees it: codes, messages, and no way to crash it with bad input.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -40,6 +41,87 @@ TEST(CApi, EncodeAndDecodeRoundTrip) {
     for (size_t i = 0; i < x.size(); ++i)
       EXPECT_EQ(back[i] + residual[i], x[i]) << spec << " " << i;
   }
+}
+
+TEST(CApi, ListsItsCodecsAndTheirParameters) {
+  size_t count = 0;
+  for (; tw_codec_name(count) != nullptr; ++count) {
+    tw_codec codec{};
+    codec.struct_size = sizeof(codec);
+    ASSERT_EQ(tw_codec_info(tw_codec_name(count), &codec), TW_OK) << tw_last_error();
+    EXPECT_STREQ(codec.name, tw_codec_name(count));
+    EXPECT_STREQ(codec.spec, codec.name);
+    EXPECT_STREQ(codec.up, codec.name);
+    EXPECT_STRNE(codec.help, "");
+    size_t bytes = 0;
+    ASSERT_EQ(tw_encoded_bytes(codec.spec, size_t{1} << 24, &bytes), TW_OK);
+    EXPECT_NEAR(codec.up_bits, 8.0 * bytes / (1 << 24), 1e-9);
+    for (size_t i = 0; i < codec.num_parameters; ++i) {
+      tw_parameter parameter{};
+      parameter.struct_size = sizeof(parameter);
+      ASSERT_EQ(tw_codec_parameter(codec.spec, i, &parameter), TW_OK) << tw_last_error();
+      EXPECT_STREQ(parameter.value, parameter.default_value);
+      const std::string spec =
+          std::string(codec.name) + ":" + parameter.key + "=" + parameter.value;
+      EXPECT_EQ(tw_encoded_bytes(spec.c_str(), 1, &bytes), TW_OK) << spec;
+    }
+  }
+  EXPECT_GE(count, 6u);
+  EXPECT_EQ(tw_codec_name(SIZE_MAX), nullptr);
+}
+
+TEST(CApi, ACodecsInfoIsThatOfItsSpec) {
+  tw_codec codec{};
+  codec.struct_size = sizeof(codec);
+  ASSERT_EQ(tw_codec_info("onebit:block=512", &codec), TW_OK);
+  EXPECT_STREQ(codec.up, "onebit:block=512");
+  EXPECT_STREQ(codec.down, "int4:block=512");
+  EXPECT_EQ(codec.momentum, TW_MOMENTUM_REQUIRED);
+  EXPECT_TRUE(codec.uses_feedback && codec.has_kernels && !codec.entries);
+  EXPECT_NEAR(codec.up_bits, 1.03, 0.01);
+  EXPECT_NEAR(codec.down_bits, 4.03, 0.01);
+  tw_parameter parameter{};
+  parameter.struct_size = sizeof(parameter);
+  ASSERT_EQ(tw_codec_parameter("onebit:block=512", 0, &parameter), TW_OK);
+  EXPECT_STREQ(parameter.key, "block");
+  EXPECT_STREQ(parameter.value, "512");
+  EXPECT_STREQ(parameter.default_value, "256");
+
+  ASSERT_EQ(tw_codec_info("topk:density=0.001", &codec), TW_OK);
+  EXPECT_TRUE(codec.entries && !codec.has_kernels);
+  EXPECT_EQ(codec.momentum, TW_MOMENTUM_ADVISED);
+  ASSERT_EQ(tw_codec_info("int8:seed=1,down=int4", &codec), TW_OK);
+  EXPECT_STREQ(codec.spec, "int8:seed=1,down=int4");
+  EXPECT_EQ(codec.momentum, TW_MOMENTUM_UNUSED);
+
+  // The longest spec there is fits.
+  const char* longest =
+      "int4:block=4096,rounding=stochastic,seed=18446744073709551615,"
+      "down=int4:block=2048,rounding=stochastic,seed=18446744073709551614";
+  ASSERT_EQ(tw_codec_info(longest, &codec), TW_OK);
+  EXPECT_STREQ(codec.spec, longest);
+}
+
+TEST(CApi, ACodecsInfoRefusesWhatItCannotGive) {
+  tw_codec codec{};
+  EXPECT_EQ(tw_codec_info("int4", nullptr), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_codec_info("int4", &codec), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("sizeof(tw_codec)"), std::string::npos);
+  codec.struct_size = sizeof(codec);
+  EXPECT_EQ(tw_codec_info(nullptr, &codec), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_codec_info("int5", &codec), TW_INVALID_ARGUMENT);
+  tw_parameter parameter{};
+  parameter.struct_size = sizeof(parameter);
+  EXPECT_EQ(tw_codec_parameter("onebit", 1, &parameter), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("has 1 parameters"), std::string::npos);
+  EXPECT_EQ(tw_codec_parameter("fp32", 0, nullptr), TW_INVALID_ARGUMENT);
+
+  // A caller that was compiled against a shorter struct gets no more than that.
+  codec.num_parameters = 99;
+  codec.struct_size = offsetof(tw_codec, num_parameters);
+  ASSERT_EQ(tw_codec_info("int4", &codec), TW_OK);
+  EXPECT_STREQ(codec.name, "int4");
+  EXPECT_EQ(codec.num_parameters, 99u);
 }
 
 TEST(CApi, BadInputIsACodeAndAMessage) {

@@ -1,6 +1,6 @@
 // A parameter without a gradient: it counts as zeros, what was kept of it waits, and nothing is
 // lost.
-#include "schedule/absence.h"
+#include "schedule/collective/absence.h"
 
 #include <mutex>
 
@@ -12,8 +12,8 @@ namespace {
 constexpr int kWorld = 3;
 constexpr size_t kA = 1500, kB = 2700, kC = 900;
 
-// a, b, c in one bucket; several chunks, some with parts of two of them. With two codecs the plan
-// moves b behind the others.
+// a, b, c in one bucket; several chunks, some with parts of two of them. With two codecs the
+// partition moves b behind the others.
 std::vector<Segment> Segments(uint32_t codec_of_b) {
   return {{"a", 0, kA, kA, 0}, {"b", 0, kB, kB, codec_of_b}, {"c", 0, kC, kC, 0}};
 }

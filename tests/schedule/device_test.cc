@@ -54,7 +54,7 @@ struct Case {
   bool absent = false;  // the first segment, on another rank in every step
 };
 
-// What every rank holds after each of kSteps allreduces, and at last its residuals and momentum.
+// Every rank's result after each of kSteps allreduces, and at last its residuals and momentum.
 using History = std::vector<std::vector<std::vector<uint8_t>>>;
 History Reduce(const Options& options, const Case& run,
                const std::vector<std::shared_ptr<Device>>& devices) {
@@ -333,7 +333,7 @@ TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
   kernels::DeviceApi api = kernels::HostDeviceApi();
   GetParam().apply(&api);
   for (const size_t min_bytes : {0, 1 << 20}) {
-    // What comes behind a rank's last message concerns its peers' next call only.
+    // Anything behind a rank's last message concerns its peers' next call only.
     const std::string broken = GetParam().name;
     if (min_bytes > 0 && (broken == "Reduce" || broken == "Decode")) continue;
     Options options = SmallChunks("int4");

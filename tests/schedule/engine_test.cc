@@ -1,4 +1,4 @@
-// What an allreduce gives: the reference's bits, on every rank, whatever the order and the size.
+// Results of an allreduce: the reference's bits, on every rank, whatever the order and the size.
 #include <algorithm>
 #include <cctype>
 #include <cmath>

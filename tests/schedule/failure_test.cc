@@ -2,7 +2,7 @@
 #include <array>
 #include <atomic>
 
-#include "schedule/handshake.h"
+#include "schedule/engine/handshake.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {

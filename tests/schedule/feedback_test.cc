@@ -25,7 +25,7 @@ INSTANTIATE_TEST_SUITE_P(All, FeedbackTest,
                                          "int8:rounding=stochastic", "int8:down=onebit"),
                          CodecName);
 
-// What was sent and what is kept add up to what came in: nothing is lost, over both hops, also when
+// Sent and kept values add up to those that came in: nothing is lost, over both hops, also when
 // the parameters move into other buckets half-way.
 TEST_P(FeedbackTest, LosesNothingEvenWhenBucketsAreRebuilt) {
   constexpr int kWorld = 3, kSteps = 100;

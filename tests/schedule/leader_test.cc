@@ -1,5 +1,5 @@
 // The leader's book: what may start, in which order, and what it says when something never does.
-#include "schedule/leader.h"
+#include "schedule/order/leader.h"
 
 #include <gtest/gtest.h>
 
@@ -15,15 +15,21 @@ Report Of(uint64_t key, uint64_t numel = 1024, uint32_t chunks = 1) {
   return report;
 }
 
+std::vector<Announcement> Next(Leader& leader) {
+  std::vector<Announcement> order;
+  leader.Next(&order);
+  return order;
+}
+
 TEST(Leader, AnnouncesOnlyWhatAllRanksHaveReported) {
   Leader leader(3, Policy::kWfbp, 1 << 20);
   EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
   EXPECT_TRUE(leader.OnReport(2, Of(1)).ok());
   EXPECT_TRUE(leader.OnReport(2, Of(1)).ok());  // a repeated report does not count twice
-  EXPECT_TRUE(leader.Next().empty());
+  EXPECT_TRUE(Next(leader).empty());
   EXPECT_TRUE(leader.OnReport(1, Of(1)).ok());
-  ASSERT_EQ(leader.Next().size(), 1u);
-  EXPECT_TRUE(leader.Next().empty());
+  ASSERT_EQ(Next(leader).size(), 1u);
+  EXPECT_TRUE(Next(leader).empty());
 }
 
 TEST(Leader, FifoGoesBySubmissionAndWfbpByReadiness) {
@@ -33,10 +39,31 @@ TEST(Leader, FifoGoesBySubmissionAndWfbpByReadiness) {
     EXPECT_TRUE(leader.OnReport(0, Of(2)).ok());
     EXPECT_TRUE(leader.OnReport(1, Of(2)).ok());
     EXPECT_TRUE(leader.OnReport(1, Of(1)).ok());
-    const std::vector<Announcement> order = leader.Next();
+    const std::vector<Announcement> order = Next(leader);
     ASSERT_EQ(order.size(), 2u);
     EXPECT_EQ(order[0].id, Of(policy == Policy::kFifo ? 1 : 2).id());
   }
+}
+
+// A chunk that does not drain is not finished before the next one starts, so no window may keep
+// that from coming, also when one that is larger than all before overtakes.
+TEST(Leader, AChunkThatWaitsForAFollowerGetsOneHoweverLarge) {
+  Leader leader(1, Policy::kP3, 8192);
+  EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
+  EXPECT_EQ(Next(leader).size(), 1u);
+  EXPECT_TRUE(leader.OnReport(0, Of(2)).ok());
+  EXPECT_TRUE(leader.OnReport(0, Of(3)).ok());
+  const std::vector<Announcement> second = Next(leader);
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_EQ(second[0].drain, 0u);
+  Report urgent = Of(4, 4096);
+  urgent.priority = -1;
+  EXPECT_TRUE(leader.OnReport(0, urgent).ok());
+  EXPECT_TRUE(Next(leader).empty());
+  leader.OnChunkDone(Of(1).id());
+  const std::vector<Announcement> third = Next(leader);
+  ASSERT_EQ(third.size(), 1u);
+  EXPECT_EQ(third[0].id, urgent.id());
 }
 
 TEST(Leader, P3GoesByPriorityAndOvertakesAtChunkBorders) {
@@ -45,15 +72,15 @@ TEST(Leader, P3GoesByPriorityAndOvertakesAtChunkBorders) {
   late.priority = 9;
   early.priority = same.priority = -1;
   EXPECT_TRUE(leader.OnReport(0, late).ok());
-  EXPECT_EQ(leader.Next().at(0).id, late.id());
+  EXPECT_EQ(Next(leader).at(0).id, late.id());
   EXPECT_TRUE(leader.OnReport(0, early).ok());
   EXPECT_TRUE(leader.OnReport(0, same).ok());
   // The window has room for one chunk: as each ends, the first by priority follows.
   uint64_t running = late.id();
   for (const uint64_t next : {early.id(), same.id(), late.id(), late.id(), late.id()}) {
-    EXPECT_TRUE(leader.Next().empty());
+    EXPECT_TRUE(Next(leader).empty());
     leader.OnChunkDone(running);
-    const std::vector<Announcement> order = leader.Next();
+    const std::vector<Announcement> order = Next(leader);
     ASSERT_EQ(order.size(), 1u);
     ASSERT_EQ(order[0].id, next);
     running = next;
@@ -63,12 +90,12 @@ TEST(Leader, P3GoesByPriorityAndOvertakesAtChunkBorders) {
 TEST(Leader, KeepsTheWindowAndAlwaysOneChunk) {
   Leader leader(1, Policy::kFifo, 2 * 4096);
   EXPECT_TRUE(leader.OnReport(0, Of(1, 4 * 1024, 4)).ok());
-  EXPECT_EQ(leader.Next().size(), 2u);
+  EXPECT_EQ(Next(leader).size(), 2u);
   leader.OnChunkDone(Of(1).id());
-  EXPECT_EQ(leader.Next().size(), 1u);
+  EXPECT_EQ(Next(leader).size(), 1u);
   Leader narrow(1, Policy::kFifo, 1);
   EXPECT_TRUE(narrow.OnReport(0, Of(1)).ok());
-  EXPECT_EQ(narrow.Next().size(), 1u);
+  EXPECT_EQ(Next(narrow).size(), 1u);
 }
 
 TEST(Leader, DisagreementNamesBothRanksAndBothSizes) {
@@ -97,6 +124,41 @@ TEST(Leader, DiagnosesTheMissingAndTheSilent) {
   EXPECT_NE(silent.message().find("rank 2 submitted it and then fell silent"),
             absl::string_view::npos)
       << silent;
+}
+
+// Its chunks hold the lanes that the overdue tensor waits for.
+TEST(Leader, DiagnosesThePredictedTensorThatHoldsUpAnother) {
+  Leader leader(2, Policy::kFifo, 1 << 20);
+  leader.Expect(Of(1));
+  leader.Expect(Of(2));
+  leader.Expect(Of(3));
+  EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
+  EXPECT_TRUE(leader.OnReport(0, Of(3)).ok());
+  EXPECT_TRUE(leader.OnReport(1, Of(3)).ok());
+  EXPECT_TRUE(Next(leader).empty()) << "predicted tensors are not announced";
+  const absl::Status status = leader.Diagnose(Of(3).id());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status));
+  for (const char* word : {"'t1'", "predicted", "holds up 't3'", "rank 1 never submitted"}) {
+    EXPECT_NE(status.message().find(word), absl::string_view::npos) << word << ": " << status;
+  }
+  EXPECT_STREQ(leader.Unreported(0)->name, "t2");
+}
+
+// Only a chunk that another surely follows may leave its later hops to after the next one's first.
+TEST(Leader, DrainsWhatNothingSurelyFollows) {
+  Leader leader(1, Policy::kFifo, 2 * 4096);
+  EXPECT_TRUE(leader.OnReport(0, Of(1, 3 * 1024, 3)).ok());
+  std::vector<Announcement> order = Next(leader);
+  ASSERT_EQ(order.size(), 2u);
+  EXPECT_EQ(order[0].drain, 0u);
+  EXPECT_EQ(order[1].drain, 0u);
+  leader.OnChunkDone(Of(1).id());
+  order = Next(leader);
+  ASSERT_EQ(order.size(), 1u);
+  EXPECT_EQ(order[0].drain, 1u);
+  Leader narrow(1, Policy::kFifo, 4096);
+  EXPECT_TRUE(narrow.OnReport(0, Of(1, 3 * 1024, 3)).ok());
+  EXPECT_EQ(Next(narrow).at(0).drain, 1u) << "the window lets the next one wait for this one's end";
 }
 
 }  // namespace

@@ -12,17 +12,17 @@
 #include <vector>
 
 #include "schedule/engine.h"
-#include "transport/gloo.h"
-#include "transport/in_process.h"
+#include "transport/gloo/gloo.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 
 enum class Wire { kInProcess, kGloo };
 
-inline std::vector<std::unique_ptr<Transport>> Connect(Wire wire, int world) {
+inline std::vector<Transport> Connect(Wire wire, int world) {
   if (wire == Wire::kInProcess) return MakeInProcessTransports(world);
   const std::shared_ptr<Store> store = MakeInProcessStore();
-  std::vector<std::unique_ptr<Transport>> transports(world);
+  std::vector<Transport> transports(world);
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
@@ -41,22 +41,27 @@ inline std::vector<std::unique_ptr<Transport>> Connect(Wire wire, int world) {
   return transports;
 }
 
-// Runs body(rank, engine) on `world` threads and returns when all engines are destroyed. `devices`:
-// by rank; empty, or null for a rank on the host.
-inline void RunRanks(Wire wire, int world, const Options& options,
+// Runs body(rank, engine) on a thread for each transport and returns when all engines are
+// destroyed. `devices`: by rank; empty, or null for a rank on the host.
+inline void RunRanks(std::vector<Transport> transports, const Options& options,
                      const std::function<void(int, Engine&)>& body,
                      const std::vector<std::shared_ptr<Device>>& devices = {}) {
-  std::vector<std::unique_ptr<Transport>> transports = Connect(wire, world);
   std::vector<std::thread> threads;
-  for (int r = 0; r < world; ++r) {
+  for (size_t r = 0; r < transports.size(); ++r) {
     threads.emplace_back([&, r] {
       auto engine =
           Engine::Create(options, std::move(transports[r]), devices.empty() ? nullptr : devices[r]);
       ASSERT_TRUE(engine.ok()) << engine.status();
-      body(r, **engine);
+      body(static_cast<int>(r), **engine);
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+inline void RunRanks(Wire wire, int world, const Options& options,
+                     const std::function<void(int, Engine&)>& body,
+                     const std::vector<std::shared_ptr<Device>>& devices = {}) {
+  RunRanks(Connect(wire, world), options, body, devices);
 }
 
 inline TensorView View(std::vector<float>& values) { return {values.data(), values.size()}; }

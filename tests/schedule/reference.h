@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "compress/backend.h"
+#include "schedule/collective/algorithm.h"
+#include "schedule/collective/partition.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"
-#include "schedule/plan.h"
 
 namespace thinwire {
 
-// Of one tensor of one parameter, named "g".
+// The allreduce of one tensor of one parameter, named "g".
 class ReferenceAllReduce {
  public:
   ReferenceAllReduce(int world, const Options& options) : world_(world), options_(options) {}
@@ -25,9 +26,9 @@ class ReferenceAllReduce {
       velocities_ = residuals_;
     }
     const std::vector<Segment> all = {{.name = "g", .count = numel, .total = numel}};
-    const std::vector<Chunk> chunks = MakePlan(all, world_, options_).chunks;
+    const std::vector<Chunk> chunks = MakePartition(all, world_, options_).chunks;
     std::vector<float> result(numel);
-    if (options_.momentum.beta != 0.0f && !chunks[0].sparse) {
+    if (options_.momentum.beta != 0.0f && chunks[0].algorithm == &TwoHop()) {
       for (int r = 0; r < world_; ++r) {
         for (size_t i = 0; i < numel; ++i) {
           gradients[r][i] = options_.momentum.beta * velocities_[0][i] + gradients[r][i];
@@ -35,7 +36,7 @@ class ReferenceAllReduce {
       }
     }
     for (const Chunk& chunk : chunks) {
-      if (chunk.sparse) {
+      if (chunk.algorithm == &Entries()) {
         ReduceEntries(gradients, chunk, scale, result);
         continue;
       }
@@ -43,7 +44,7 @@ class ReferenceAllReduce {
         ReduceShard(gradients, chunk, owner, scale, result);
       }
     }
-    if (options_.momentum.beta != 0.0f && !chunks[0].sparse) Advance(result);
+    if (options_.momentum.beta != 0.0f && chunks[0].algorithm == &TwoHop()) Advance(result);
     ++step_;
     return result;
   }
@@ -64,12 +65,12 @@ class ReferenceAllReduce {
 
   const CodecPair& codec() const { return options_.codecs[0]; }
 
-  EncodeExtras Extras(const CodecSpec& spec, int hop, size_t place) const {
+  EncodeExtras Extras(const CodecSpec& spec, int hop, size_t first) const {
     EncodeExtras extras;
     extras.draws = {
         .key = HashCombine(HashCombine(spec.seed, HashBytes("g")), static_cast<uint64_t>(hop)),
         .stream = step_,
-        .first = place};
+        .first = first};
     return extras;
   }
 

@@ -6,9 +6,9 @@
 #include <numeric>
 #include <random>
 
+#include "schedule/order/predicted_order.h"
 #include "schedule/sim/jackson.h"
 #include "schedule/sim/simulator.h"
-#include "schedule/step_order.h"
 
 namespace thinwire::sim {
 namespace {
@@ -48,14 +48,14 @@ TEST(Jackson, NoOrderIsBetter) {
   }
 }
 
-TEST(StepOrder, HasEveryChunkOnceAndPrefersThePolicy) {
+TEST(PredictOrder, HasEveryChunkOnceAndPrefersThePolicy) {
   // Tensor 0 is ready first and long; tensor 1 comes while it is on its way.
   const std::vector<ExpectedTensor> tensors = {{0.0, 4.0, 9, 4}, {1.5, 1.0, 1, 1}};
   using Chunks = std::vector<ChunkOfStep>;
-  EXPECT_EQ(StepOrder(tensors, Policy::kP3), (Chunks{{0, 0}, {0, 1}, {1, 0}, {0, 2}, {0, 3}}));
+  EXPECT_EQ(PredictOrder(tensors, Policy::kP3), (Chunks{{0, 0}, {0, 1}, {1, 0}, {0, 2}, {0, 3}}));
   const Chunks in_turn = {{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 0}};
-  EXPECT_EQ(StepOrder(tensors, Policy::kFifo), in_turn);
-  EXPECT_EQ(StepOrder(tensors, Policy::kWfbp), in_turn);
+  EXPECT_EQ(PredictOrder(tensors, Policy::kFifo), in_turn);
+  EXPECT_EQ(PredictOrder(tensors, Policy::kWfbp), in_turn);
 }
 
 Setting Small(size_t units, size_t numel) {
@@ -107,10 +107,10 @@ TEST(Simulator, NoRandomScheduleStandsStillOrBeatsTheBound) {
     setting.ranks = 2 + static_cast<int>(random() % 3);
     setting.engine.policy = static_cast<Policy>(random() % 3);
     setting.engine.lanes = 1 + static_cast<int>(random() % 3);
-    setting.holding_lanes = 1 + static_cast<int>(random() % 6);
+    setting.engine.predicted_lanes = 1 + static_cast<int>(random() % 6);
     setting.hop_latencies = 1 + static_cast<int>(random() % 2);
     setting.barrier = random() % 2 == 0;
-    setting.order = random() % 2 == 0 ? Order::kLeader : Order::kPlan;
+    setting.order = random() % 2 == 0 ? Order::kAnnounced : Order::kPredicted;
     setting.bytes_per_s = std::pow(10.0, 6.5 + static_cast<double>(random() % 30) / 10);
     setting.latency_s = std::pow(10.0, -5.0 + static_cast<double>(random() % 35) / 10);
     setting.jitter = static_cast<double>(random() % 5) / 10;

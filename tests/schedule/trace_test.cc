@@ -23,7 +23,7 @@ TEST(Trace, HasEveryStageOfEveryChunk) {
     text << std::ifstream(folder / name).rdbuf();
     for (const char* stage : kStageNames) {
       size_t count = 0;
-      // What waits has a begin and an end of its own, since rows may not overlap.
+      // A chunk that waits has a begin and an end of its own, since rows may not overlap.
       const char* phase = std::string(stage) == kStageNames[0] ? "b" : "X";
       const std::string needle = std::string("\"name\":\"") + stage + "\",\"ph\":\"" + phase + "\"";
       for (size_t at = text.str().find(needle); at != std::string::npos;

@@ -1,5 +1,5 @@
-// What only real processes and sockets show.
-#include "transport/gloo.h"
+// Failures that only real processes and sockets show.
+#include "transport/gloo/gloo.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

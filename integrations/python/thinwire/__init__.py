@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from thinwire import _library
-from thinwire.codec import decode, encode, encoded_bytes
+from thinwire.codec import CodecInfo, Parameter, codec_info, codecs, decode, encode, encoded_bytes
 from thinwire.errors import (
     Error,
     InvalidArgumentError,
@@ -16,12 +16,16 @@ from thinwire.errors import (
 )
 
 __all__ = [
+    "CodecInfo",
     "Error",
     "InvalidArgumentError",
     "MismatchError",
+    "Parameter",
     "PeerLostError",
     "TimeoutError",
     "UnavailableError",
+    "codec_info",
+    "codecs",
     "decode",
     "encode",
     "encoded_bytes",
@@ -31,7 +35,7 @@ __all__ = [
 
 
 def version() -> str:
-    """Of the C library, e.g. "0.1.0"."""
+    """The C library's version, e.g. "0.1.0"."""
     return _library.load().tw_version().decode()
 
 

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_char,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)  # fmt: skip
 from pathlib import Path
 
 from thinwire import config, errors
+from thinwire.options import FIELDS
 
 SET_FUNCTION = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t)
 GET_FUNCTION = ctypes.CFUNCTYPE(
@@ -21,33 +33,20 @@ class Store(ctypes.Structure):
     _fields_ = [("context", c_void_p), ("set", SET_FUNCTION), ("get", GET_FUNCTION)]
 
 
+# The C types of tw_options' fields.
+_TYPES = {
+    "size_t": c_size_t,
+    "int": c_int,
+    "float": c_float,
+    "const char*": c_char_p,
+    "tw_store": Store,
+}
+
+
 class Options(ctypes.Structure):
     """tw_options"""
 
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("rank", c_int),
-        ("size", c_int),
-        ("store", Store),
-        ("local_group", c_char_p),
-        ("store_path", c_char_p),
-        ("group", c_char_p),
-        ("device", c_char_p),
-        ("cuda_library", c_char_p),
-        ("codec", c_char_p),
-        ("momentum", c_float),
-        ("nesterov", c_int),
-        ("policy", c_char_p),
-        ("planned", c_int),
-        ("interface_name", c_char_p),
-        ("rendezvous_host", c_char_p),
-        ("lanes", c_int),
-        ("chunk_bytes", c_size_t),
-        ("min_bytes", c_size_t),
-        ("no_raw", c_int),
-        ("timeout_ms", c_int),
-        ("trace_path", c_char_p),
-    ]
+    _fields_ = [(option.field, _TYPES[option.c_type]) for option in FIELDS]
 
 
 class Segment(ctypes.Structure):
@@ -70,6 +69,39 @@ class Stats(ctypes.Structure):
         *((name, c_uint64) for name in ("all_reduces", "raw_bytes", "wire_bytes")),
         ("planned_chunks", c_uint64),
         *((f"{stage}_s", c_double) for stage in config.STAGES),
+    ]
+
+
+class Codec(ctypes.Structure):
+    """tw_codec"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("help", c_char_p),
+        ("spec", c_char * 256),
+        ("up", c_char * 128),
+        ("down", c_char * 128),
+        ("up_bits", c_double),
+        ("down_bits", c_double),
+        ("entries", c_int),
+        ("uses_feedback", c_int),
+        ("has_kernels", c_int),
+        ("momentum", c_int),
+        ("num_parameters", c_size_t),
+    ]
+
+
+class Parameter(ctypes.Structure):
+    """tw_parameter"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("key", c_char_p),
+        ("range", c_char_p),
+        ("help", c_char_p),
+        ("default_value", c_char * 64),
+        ("value", c_char * 64),
     ]
 
 
@@ -106,16 +138,36 @@ _RESULTS = {
     "tw_version": c_char_p,
     "tw_last_error": c_char_p,
     "tw_simd_target": c_char_p,
-    "tw_options_init": None,
+    "tw_codec_name": c_char_p,
+    "tw_options_init_sized": None,
     "tw_comm_destroy": None,
+    "tw_bucket_destroy": None,
 }
 
 _CALL = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
+
+
+class BucketInfo(ctypes.Structure):
+    """tw_bucket_info."""
+
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("count", c_size_t),
+        ("dtype", c_int),
+        ("op", c_int),
+        ("collective", c_int),
+        ("priority", c_int),
+        ("segments", POINTER(Segment)),
+        ("num_segments", c_size_t),
+    )
+
+
 _ARGUMENTS: dict[str, list[object]] = {
     "tw_version": [],
     "tw_last_error": [],
     "tw_simd_target": [],
-    "tw_options_init": [POINTER(Options)],
+    "tw_options_init_sized": [POINTER(Options), c_size_t],
     "tw_comm_create": [POINTER(Options), POINTER(c_void_p)],
     "tw_comm_abort": [c_void_p],
     "tw_comm_destroy": [c_void_p],
@@ -126,12 +178,21 @@ _ARGUMENTS: dict[str, list[object]] = {
     ],
     "tw_wait": [c_void_p],
     "tw_wait_stream": [c_void_p, c_void_p],
+    "tw_bucket_create": [c_void_p, POINTER(BucketInfo), POINTER(c_void_p)],
+    "tw_bucket_start": [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_size_t],
+    "tw_bucket_wait": [c_void_p],
+    "tw_bucket_wait_stream": [c_void_p, c_void_p],
+    "tw_bucket_destroy": [c_void_p],
+    "tw_comm_describe": [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)],
     "tw_cuda_device_count": [c_char_p, POINTER(c_int)],
     "tw_encoded_bytes": [c_char_p, c_size_t, POINTER(c_size_t)],
     "tw_encode": [
         c_char_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t),
     ],
     "tw_decode": [c_char_p, c_void_p, c_size_t, c_void_p, c_size_t],
+    "tw_codec_name": [c_size_t],
+    "tw_codec_info": [c_char_p, POINTER(Codec)],
+    "tw_codec_parameter": [c_char_p, c_size_t, POINTER(Parameter)],
     "tw_comm_stats": [c_void_p, POINTER(Stats)],
     "tw_comm_codec": [c_void_p, c_size_t, c_char_p, c_size_t],
     "tw_comm_goes_raw": [c_void_p, c_size_t, c_int, POINTER(c_int)],
@@ -185,6 +246,17 @@ def load() -> ctypes.CDLL:
             "install the wheel of this version."
         ) from error
     return library
+
+
+def options_of(settings: config.Config) -> Options:
+    """tw_options with these settings; rank, size and the store are the caller's to fill in."""
+    options = Options()
+    load().tw_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))
+    for option in FIELDS:
+        if option.setting is not None:
+            value = getattr(settings, option.setting)
+            setattr(options, option.field, option.kind.to_c(value))
+    return options
 
 
 def cuda_devices(cuda_library: str | None = None) -> int:

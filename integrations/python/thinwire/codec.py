@@ -1,14 +1,95 @@
-"""encode and decode: one shard of compress/FORMAT.md, without a process group."""
+"""Codecs without a process group: encode and decode of one shard of compress/FORMAT.md, and the
+library's knowledge of its codecs."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from ctypes import byref, c_size_t
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from thinwire import _library, errors
 
 _FLOAT_BYTES = 4
+
+MomentumNeed = Literal["unused", "helps", "advised", "required"]
+_MOMENTUM_NEEDS: tuple[MomentumNeed, ...] = ("unused", "helps", "advised", "required")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a codec: `default` and `value` (the one of the spec) as text, `range` as words
+    that complete "expected ...", and `help`, one sentence."""
+
+    key: str
+    default: str
+    value: str
+    range: str
+    help: str
+
+
+@dataclass(frozen=True)
+class CodecInfo:
+    """A codec and a spec of it.
+
+    name, help: of the first hop's codec. spec, up, down: the canonical spec, and that of each hop.
+    up_bits, down_bits: of one element of a large shard, scales included.
+    entries: every rank gets the largest elements of every rank, and there is no second hop.
+    uses_feedback: what a step loses is kept for the next one. has_kernels: it runs on GPUs as well.
+    momentum: how much the accuracy depends on compressing the momentum in place of the gradient:
+      "unused"; "helps"; "advised": without it accuracy is lost; "required": without it training
+      diverges. It is the stronger need of the two hops."""
+
+    name: str
+    help: str
+    spec: str
+    up: str
+    down: str
+    up_bits: float
+    down_bits: float
+    entries: bool
+    uses_feedback: bool
+    has_kernels: bool
+    momentum: MomentumNeed
+    parameters: tuple[Parameter, ...]
+
+
+def codecs() -> tuple[str, ...]:
+    """The names of all codecs."""
+    library, names = _library.load(), []
+    while (name := library.tw_codec_name(len(names))) is not None:
+        names.append(name.decode())
+    return tuple(names)
+
+
+@functools.lru_cache(maxsize=256)
+def codec_info(spec: str) -> CodecInfo:
+    """All that the library knows of a codec: "int4", "topk:density=0.01", "int8:down=int4".
+    InvalidArgumentError for a spec that it does not take."""
+    codec = _library.Codec(struct_size=ctypes.sizeof(_library.Codec))
+    _library.check(_library.load().tw_codec_info(spec.encode(), byref(codec)))
+    return CodecInfo(
+        name=codec.name.decode(),
+        help=codec.help.decode(),
+        spec=codec.spec.decode(),
+        up=codec.up.decode(),
+        down=codec.down.decode(),
+        up_bits=codec.up_bits,
+        down_bits=codec.down_bits,
+        entries=bool(codec.entries),
+        uses_feedback=bool(codec.uses_feedback),
+        has_kernels=bool(codec.has_kernels),
+        momentum=_MOMENTUM_NEEDS[codec.momentum],
+        parameters=tuple(_parameter(spec, index) for index in range(codec.num_parameters)),
+    )
+
+
+def _parameter(spec: str, index: int) -> Parameter:
+    one = _library.Parameter(struct_size=ctypes.sizeof(_library.Parameter))
+    _library.check(_library.load().tw_codec_parameter(spec.encode(), index, byref(one)))
+    texts = (one.key, one.default_value, one.value, one.range, one.help)
+    return Parameter(*(text.decode() for text in texts))
 
 
 class _Floats:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
+import weakref
 from collections.abc import Sequence
-from ctypes import byref, c_size_t, c_void_p
+from ctypes import byref, c_size_t, c_uint32, c_void_p
 from typing import NamedTuple, Protocol
 
 from thinwire import _library, errors
@@ -14,10 +14,10 @@ from thinwire.config import Config
 
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # tw_dtype
 OPS = {"mean": 0, "sum": 1}  # tw_op
+COLLECTIVES = {"all_reduce": 0, "reduce_scatter": 1, "all_gather": 2}  # tw_collective
 
 _log = logging.getLogger("thinwire")
 _MAX_NAME = 1 << 16
-_MAX_MILLISECONDS = (1 << 31) - 1
 
 
 class Store(Protocol):
@@ -48,12 +48,19 @@ class Segments:
     be zeros then, and what compression has kept of it stays."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
+        self._absent: set[int] = set()
         self.array = (_library.Segment * len(segments))(
             *(_library.Segment(s.name.encode(), *s[1:]) for s in segments)
         )
 
     def mark_absent(self, index: int, absent: bool) -> None:
         self.array[index].absent = int(absent)
+        (self._absent.add if absent else self._absent.discard)(index)
+
+    def absent(self) -> tuple[ctypes.Array | None, int]:
+        """The numbers of the segments that are marked, and how many they are."""
+        count = len(self._absent)
+        return ((c_uint32 * count)(*sorted(self._absent)) if count else None), count
 
 
 class _StoreCallbacks:
@@ -102,6 +109,41 @@ class Work:
         _library.check(_library.load().tw_wait_stream(handle, stream))
 
 
+class BucketWork:
+    """One use of a bucket in flight. wait() or wait_stream() must be called, once; its memory must
+    live until then."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def wait(self) -> None:
+        """As Work.wait()."""
+        _library.check(_library.load().tw_bucket_wait(self._bucket.handle))
+
+    def wait_stream(self, stream: int | None) -> None:
+        """As Work.wait_stream()."""
+        _library.check(_library.load().tw_bucket_wait_stream(self._bucket.handle, stream))
+
+
+class Bucket:
+    """A tensor that is described to the library once, and started in every step by its handle.
+    Communicator.bucket() makes it. One thread at a time uses it."""
+
+    def __init__(self, handle: c_void_p, segments: Segments | None) -> None:
+        self.handle = handle
+        self._segments = segments
+        self._free = weakref.finalize(self, _library.load().tw_bucket_destroy, handle)
+
+    def start(self, send: int, receive: int, stream: int | None = None) -> BucketWork:
+        """Starts one use, from and to these addresses, and returns at once. Segments that are
+        marked absent count as zeros."""
+        absent, count = (None, 0) if self._segments is None else self._segments.absent()
+        _library.check(
+            _library.load().tw_bucket_start(self.handle, send, receive, stream, absent, count)
+        )
+        return BucketWork(self)
+
+
 class Communicator:
     """Wraps tw_comm. Thread-safe, but for close(), which comes after the last wait().
 
@@ -117,29 +159,11 @@ class Communicator:
         _library.check(self._library.tw_comm_create(byref(options), byref(self._handle)))
 
     def _options(self, rank: int, size: int, group: str, config: Config) -> _library.Options:
-        options = _library.Options()
-        self._library.tw_options_init(byref(options))
+        options = _library.options_of(config)
         options.rank, options.size = rank, size
         if self._callbacks is not None:
             options.store = self._callbacks.struct
         options.group = group.encode()
-        options.local_group = _encoded(config.local_group)
-        options.device = config.device.encode()
-        options.cuda_library = _encoded(config.cuda_library)
-        options.codec = config.codec.encode()
-        options.momentum = config.momentum
-        options.nesterov = int(config.nesterov)
-        options.policy = config.policy.encode()
-        options.planned = {None: 0, True: 1, False: -1}[config.planned]
-        options.interface_name = _encoded(config.interface)
-        options.rendezvous_host = _encoded(config.rendezvous_host)
-        options.trace_path = _encoded(config.trace)
-        options.lanes = config.lanes or 0
-        options.chunk_bytes = config.chunk_bytes or 0
-        options.min_bytes = config.min_bytes or 0
-        options.no_raw = int(config.min_bytes == 0)
-        if config.timeout_s is not None:
-            options.timeout_ms = min(math.ceil(config.timeout_s * 1000), _MAX_MILLISECONDS)
         return options
 
     def _open(self) -> c_void_p:
@@ -150,7 +174,7 @@ class Communicator:
     def all_reduce(
         self, address: int, count: int, dtype: str, op: str, stream: int | None = None
     ) -> None:
-        """In place, unnamed, without error feedback; returns when it is done."""
+        """Reduces in place, unnamed, without error feedback; returns when it is done."""
         handle = self._open()
         _library.check(
             self._library.tw_all_reduce(
@@ -169,7 +193,7 @@ class Communicator:
         priority: int = 0,
         stream: int | None = None,
     ) -> Work:
-        """In place; returns at once. `name`, equal on all ranks, carries the error feedback."""
+        """Starts to reduce in place. `name`, equal on all ranks, carries the error feedback."""
         work, handle = c_void_p(), self._open()
         array = None if segments is None else segments.array
         _library.check(
@@ -180,15 +204,45 @@ class Communicator:
         )  # fmt: skip
         return Work(work)
 
+    def bucket(
+        self,
+        count: int,
+        dtype: str,
+        op: str,
+        name: str | None = None,
+        segments: Segments | None = None,
+        priority: int = 0,
+        collective: str = "all_reduce",
+    ) -> Bucket:
+        """Describes a tensor of `count` elements for the collective: "all_reduce",
+        "reduce_scatter", whose output has count / size elements, or "all_gather", with count *
+        size. It is valid as long as this communicator."""
+        array = None if segments is None else segments.array
+        info = _library.BucketInfo(
+            ctypes.sizeof(_library.BucketInfo), _encoded(name), count, DTYPES[dtype], OPS[op],
+            COLLECTIVES[collective], priority, array, 0 if array is None else len(array),
+        )  # fmt: skip
+        handle = c_void_p()
+        _library.check(self._library.tw_bucket_create(self._open(), byref(info), byref(handle)))
+        return Bucket(handle, segments)
+
+    def describe(self) -> str:
+        """Says who waits for whom, and the engine's last events, as text for people."""
+        size = c_size_t()
+        _library.check(self._library.tw_comm_describe(self._open(), None, 0, byref(size)))
+        text = ctypes.create_string_buffer(size.value + 4096)  # some events may come meanwhile
+        _library.check(self._library.tw_comm_describe(self._open(), text, len(text), byref(size)))
+        return text.value.decode(errors="replace")
+
     def stats(self) -> dict[str, float]:
         """all_reduces; raw_bytes (an fp32 ring's) and wire_bytes (sent by this rank);
-        planned_chunks, whose order was foretold; seconds of every stage under its name and `_s`."""
+        planned_chunks, whose order was predicted; seconds of each stage under its name and `_s`."""
         stats = _library.Stats()
         _library.check(self._library.tw_comm_stats(self._open(), byref(stats)))
         return {name: getattr(stats, name) for name, _ in stats._fields_}
 
     def codec(self, index: int) -> str:
-        """What codec number `index` became: topk is int4 where that costs fewer bytes."""
+        """The spec that codec number `index` became: topk is int4 where that costs fewer bytes."""
         text = ctypes.create_string_buffer(_MAX_NAME)
         _library.check(self._library.tw_comm_codec(self._open(), index, text, _MAX_NAME))
         return text.value.decode()
@@ -210,7 +264,7 @@ class Communicator:
         _library.check(self._library.tw_comm_end_step(self._open()))
 
     def residuals(self) -> dict[str, int]:
-        """Parameter name -> number of elements. Only while nothing is in flight."""
+        """Returns the number of elements by parameter name. Only while nothing is in flight."""
         count, sizes = c_size_t(), {}
         _library.check(self._library.tw_residual_count(self._open(), byref(count)))
         name, numel = ctypes.create_string_buffer(_MAX_NAME), c_size_t()

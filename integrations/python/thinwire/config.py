@@ -1,99 +1,104 @@
-"""Every setting, and the only place that reads the environment: argument > environment > default.
+"""Settings of a process group: argument > environment > default, settled once.
 
-A default of None leaves the choice to the library (integrations/c/thinwire.h)."""
+This is the only file that reads the environment. The settings themselves are in options.py; a
+default of None leaves the choice to the library (integrations/c/thinwire.h)."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import logging
-import math
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from thinwire import errors
+from thinwire.options import ARGUMENTS, OPTIONS, Option
 
-# Of stats() and of the trace, in the order of a chunk's life.
+# Stages in stats() and in the trace, in the order of a chunk's life.
 STAGES = ("queue", "encode", "exchange", "reduce", "gather", "decode")
 
-# Name -> what it sets. `thinwire doctor` prints this list.
+_PREFIX = "THINWIRE_"
+# Name -> what it sets. `thinwire doctor` says which of them are set.
 VARIABLES = {
-    "THINWIRE_CODEC": "codec of hooks and calls that name none (int4)",
-    "THINWIRE_IFACE": "network interface to listen on (GLOO_SOCKET_IFNAME, else MASTER_ADDR's)",
-    "THINWIRE_TIMEOUT_S": "seconds until connecting or an allreduce fails (30)",
-    "THINWIRE_LANES": "chunks in flight (4)",
-    "THINWIRE_CHUNK_BYTES": "bytes of fp32 in a chunk (4194304)",
-    "THINWIRE_TRACE": "file for a Chrome trace; each rank adds its number to the name",
-    "THINWIRE_LOG": "level of the 'thinwire' logger: debug, info, warning or error",
-    "THINWIRE_KEY_FILE": "key of an authenticated transport; this version has none",
-    "THINWIRE_INSECURE": "accept an unauthenticated transport; this version has no other",
-    "THINWIRE_NCCL_LIB": "path of libnccl; this version has no NCCL transport",
-    "THINWIRE_LIBRARY": "path of libthinwire.so",
-    "THINWIRE_CUDA_LIB": "path of libthinwire_cuda.so (beside libthinwire.so)",
+    name: f"{option.meaning} ({option.default})"
+    for option in OPTIONS
+    for name in option.variables
+    if name.startswith(_PREFIX)
 }
 
 _LEVELS = ("debug", "info", "warning", "error")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a process group is set up with. None: the library's default."""
+    """The settings of options.py, by the same names. None: the library's default."""
 
-    codec: str = "int4"  # several, separated by ";", which segments choose from
-    momentum: float = 0.0  # of SGD, owned by the library; 0: none
+    local_group: str | None = None
+    device: str = "cpu"
+    cuda_library: str | None = None
+    codec: str = "int4"
+    momentum: float = 0.0
     nesterov: bool = False
-    policy: str = "wfbp"  # or "fifo", "p3"
-    planned: bool | None = None  # order of steps foretold; None: above a millisecond of latency
-    interface: str | None = None  # network interface to listen on
-    rendezvous_host: str | None = None  # listen where this host is reached; None: loopback
-    timeout_s: float | None = None  # of connecting, and of one allreduce
-    lanes: int | None = None  # chunks in flight
-    chunk_bytes: int | None = None  # of fp32 input
-    min_bytes: int | None = None  # smaller tensors go raw; 0: none does
-    trace: str | None = None  # file
-    device: str = "cpu"  # or "cuda:N": where all tensors lie
-    cuda_library: str | None = None  # path of libthinwire_cuda.so
-    local_group: str | None = None  # ranks are threads of this process, which meet under this name
+    policy: str = "wfbp"
+    planned: bool | None = None
+    interface: str | None = None
+    rendezvous_host: str | None = None
+    lanes: int | None = None
+    chunk_bytes: int | None = None
+    min_bytes: int | None = None
+    timeout_s: float | None = None
+    trace: str | None = None
+    flight: str | None = None
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:
     return errors.InvalidArgumentError(f"{name} is {got!r}, expected {expected}")
 
 
-def _choose(
-    argument: _T | None, variable: str, parse: Callable[[str], _T], expected: str
-) -> _T | None:
-    if argument is not None:
+def _is_unset(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value)
+
+
+def _choose(option: Option, argument: object) -> Any:
+    """The argument, else the environment's value; None if there is neither."""
+    kind = option.kind
+    if not _is_unset(argument):
+        if not kind.right(argument):
+            raise _invalid(option.setting, kind.expected, argument)
         return argument
-    text = os.environ.get(variable, "")
-    if not text:
-        return None
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise _invalid(variable, expected, text) from error
-
-
-def _positive(name: str, value: float | None, at_least: float = 0.0) -> None:
-    if value is None:
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= at_least:
-        raise _invalid(name, f"a number above {at_least:g}", value)
+    for variable in option.variables:
+        text = os.environ.get(variable)
+        if not text:
+            continue
+        try:
+            value = kind.parse(text)
+        except ValueError as error:
+            raise _invalid(variable, kind.expected, text) from error
+        if value is not None and not kind.right(value):
+            raise _invalid(variable, kind.expected, text)
+        return value
+    return None
 
 
 def _warn_of_unknown_names() -> None:
     for name in sorted(os.environ):
-        if not name.startswith("THINWIRE_") or name in VARIABLES:
+        if not name.startswith(_PREFIX) or name in VARIABLES:
             continue
         near = difflib.get_close_matches(name, VARIABLES, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         warnings.warn(f"{name} is not a setting of thinwire{hint}", stacklevel=3)
+
+
+def _check_names(arguments: dict[str, object]) -> None:
+    for name in arguments:
+        if name in ARGUMENTS:
+            continue
+        near = difflib.get_close_matches(name, ARGUMENTS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TypeError(f"'{name}' is not a setting of thinwire{hint}")
 
 
 @functools.cache
@@ -119,21 +124,11 @@ def cuda_library() -> str | None:
     return os.environ.get("THINWIRE_CUDA_LIB") or None
 
 
-def resolve(
-    *,
-    codec: str | None = None,
-    policy: str | None = None,
-    interface: str | None = None,
-    timeout_s: float | None = None,
-    lanes: int | None = None,
-    chunk_bytes: int | None = None,
-    min_bytes: int | None = None,
-    trace: str | None = None,
-    planned: bool | None = None,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-) -> Config:
-    """Settles every setting once. InvalidArgumentError for a value that can't be."""
+def resolve(**arguments: Any) -> Config:
+    """Settles every setting once. The arguments are those of options.ARGUMENTS; None stands for the
+    environment's value, else the default. Raises InvalidArgumentError for a value that can't be,
+    and TypeError for an argument that there is none of."""
+    _check_names(arguments)
     _warn_of_unknown_names()
     if level := os.environ.get("THINWIRE_LOG"):
         _prepare_logger(level)
@@ -142,30 +137,9 @@ def resolve(
             "THINWIRE_KEY_FILE asks for an authenticated transport, which this version does not "
             "have; unset it, and keep the ranks on a network that you trust"
         )
-    gloo_interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None
-    timeout_s = _choose(timeout_s, "THINWIRE_TIMEOUT_S", float, "seconds")
-    lanes = _choose(lanes, "THINWIRE_LANES", int, "a whole number")
-    chunk_bytes = _choose(chunk_bytes, "THINWIRE_CHUNK_BYTES", int, "a whole number of bytes")
-    _positive("timeout_s", timeout_s)
-    _positive("lanes", lanes)
-    _positive("chunk_bytes", chunk_bytes)
-    _positive("min_bytes", min_bytes, at_least=-1)
-    if planned is not None and not isinstance(planned, bool):
-        raise _invalid("planned", "True, False or None", planned)
-    if not (isinstance(momentum, (int, float)) and 0 <= momentum < 1):
-        raise _invalid("momentum", "a number from 0 to below 1", momentum)
-    return Config(
-        codec=_choose(codec, "THINWIRE_CODEC", str, "a codec") or "int4",
-        momentum=float(momentum),
-        nesterov=bool(nesterov),
-        policy=policy or "wfbp",
-        planned=planned,
-        interface=_choose(interface, "THINWIRE_IFACE", str, "an interface") or gloo_interface,
-        rendezvous_host=os.environ.get("MASTER_ADDR"),
-        timeout_s=timeout_s,
-        lanes=lanes,
-        chunk_bytes=chunk_bytes,
-        min_bytes=min_bytes,
-        trace=_choose(trace, "THINWIRE_TRACE", str, "a file"),
-        cuda_library=cuda_library(),
-    )
+    chosen = {
+        option.setting: _choose(option, arguments.get(option.setting))
+        for option in OPTIONS
+        if option.setting is not None
+    }
+    return Config(**{name: value for name, value in chosen.items() if value is not None})

@@ -1,5 +1,5 @@
-"""Steps of data-parallel training, simulated with the engine's own order and plan: no rank, no
-link and no model is needed, only what they are known to take."""
+"""Steps of data-parallel training, simulated with the engine's own sequencers. They need no
+ranks, no link and no model, only the times that these are known to take."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from thinwire import _library
+from thinwire.config import Config
 
 
 class Layer(NamedTuple):
-    """What is reduced at once: a large parameter, or several small neighbours."""
+    """Elements that are reduced at once: a large parameter, or several small neighbours."""
 
     numel: int
     forward_s: float  # the optimizer's step of it included
@@ -21,7 +22,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What a step computes between its exchanges."""
+    """The computing of a step, between its exchanges."""
 
     layers: tuple[Layer, ...]  # in forward order
     between_s: float = 0.0  # after backward, before the first layer is needed again
@@ -32,7 +33,7 @@ class Profile:
         return self.between_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     def scaled_to(self, compute_s: float) -> Profile:
-        """The same proportions, of another sum."""
+        """A profile of the same proportions and another sum."""
         by = compute_s / self.compute_s if self.compute_s > 0 else 1.0
         layers = (Layer(n, by * forward, by * backward) for n, forward, backward in self.layers)
         return Profile(tuple(layers), by * self.between_s)
@@ -49,7 +50,7 @@ class CodecCost:
 
 @dataclass(frozen=True)
 class Link:
-    """What connects the ranks, and what using it costs them."""
+    """The link between the ranks, and the costs of using it."""
 
     ranks: int
     bytes_per_s: float  # of each rank, each way
@@ -61,7 +62,7 @@ class Link:
 
 
 class Step(NamedTuple):
-    """Seconds."""
+    """Times of a step, in seconds."""
 
     step_s: float
     bound_s: float  # the least that any order of chunks could take
@@ -80,15 +81,15 @@ def simulate(
     planned: bool = False,
 ) -> Step:
     """The mean step under a policy: "p3", or "wfbp" and "fifo", which wait for everything before
-    the next forward pass. lanes, chunk_bytes, min_bytes: as State takes them. planned: all ranks
-    foretell the order, as they do above a millisecond of latency. InvalidArgumentError for a codec
+    the next forward pass. lanes, chunk_bytes, min_bytes: as State takes them. planned: the
+    order is predicted, as it is above a millisecond of latency. InvalidArgumentError for a codec
     or policy that there is none of, and for times below zero."""
     library = _library.load()
-    options = _library.Options()
-    library.tw_options_init(ctypes.byref(options))
-    options.size, options.codec, options.policy = link.ranks, codec.encode(), policy.encode()
-    options.lanes, options.chunk_bytes = lanes or 0, chunk_bytes or 0
-    options.min_bytes, options.no_raw = min_bytes or 0, int(min_bytes == 0)
+    settings = Config(
+        codec=codec, policy=policy, lanes=lanes, chunk_bytes=chunk_bytes, min_bytes=min_bytes
+    )
+    options = _library.options_of(settings)
+    options.size = link.ranks
     layers = (_library.Layer * len(profile.layers))(*_structs(profile.layers))
     simulation = _library.Simulation(
         ctypes.sizeof(_library.Simulation), ctypes.pointer(options), layers, len(layers),

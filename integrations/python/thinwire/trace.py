@@ -41,8 +41,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def merge(files: Sequence[Path]) -> Merged:
-    """InvalidArgumentError for files that are no traces, or of one rank twice, or of ranks that
-    have exchanged nothing with the first."""
+    """Puts all ranks' events on the first one's clock. Raises InvalidArgumentError for files that
+    are no traces, a rank that is there twice, and one that exchanged nothing with the first."""
     ranks: dict[int, list[Event]] = {}
     for file in files:
         events = _load(file)
@@ -78,7 +78,7 @@ def merge(files: Sequence[Path]) -> Merged:
 
 
 def write(merged: Merged, out: Path) -> None:
-    """As Chrome JSON, which Perfetto and chrome://tracing show."""
+    """Writes Chrome JSON, which Perfetto and chrome://tracing show."""
     out.write_text("[" + ",\n".join(json.dumps(event) for event in merged.events) + "]\n")
 
 
@@ -93,7 +93,7 @@ def _load(file: Path) -> list[Event]:
 
 
 def _exchanges(events: Iterable[Event]) -> Iterable[tuple[_Key, tuple[float, float]]]:
-    """Begin and end."""
+    """Begin and end of each exchange, with its key."""
     seen: collections.Counter[tuple[str, str, int]] = collections.Counter()
     for event in sorted((e for e in events if e.get("ph") == "X"), key=lambda e: e["ts"]):
         if event["name"] in _EXCHANGES:
@@ -105,7 +105,7 @@ def _exchanges(events: Iterable[Event]) -> Iterable[tuple[_Key, tuple[float, flo
 def _bounds(
     ours: dict[_Key, tuple[float, float]], theirs: dict[_Key, tuple[float, float]]
 ) -> tuple[float, float]:
-    """Of what must be added to their times: they end after we begin, and the other way round."""
+    """Bounds of the offset of their times: they end after we begin, and the other way round."""
     low, high = float("-inf"), float("inf")
     for key, (begin, end) in theirs.items():
         if key in ours:

@@ -91,7 +91,7 @@ def gradients(model: torch.nn.Module) -> torch.Tensor:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Of the bits of all parameters."""
+    """A digest of the bits of all parameters."""
     hashed = hashlib.sha256()
     for parameter in model.parameters():
         hashed.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())

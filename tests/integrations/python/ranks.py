@@ -23,7 +23,7 @@ _context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "thinwire
 
 @dataclass
 class Outcome:
-    """What became of a rank: its function's result, or the error that it raised."""
+    """The end of a rank: its function's result, or the error that it raised."""
 
     value: Any = None
     error: str = ""  # the type's name

@@ -13,9 +13,10 @@ from models import data, digest, make_mlp, wrap
 from ranks import run
 from thinwire import cli
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
-from thinwire.torch import DistributedOptimizer, auto
+from thinwire.torch import DistributedOptimizer
 from thinwire.torch.advise import advice as advice_
 from thinwire.torch.advise import advise
+from thinwire.torch.exchange import auto
 from thinwire.torch.forecast.choice import Prediction, choose
 from thinwire.torch.forecast.notes import Notes
 
@@ -92,6 +93,7 @@ def profile_of_notes(rank: int):
     return notes.profile(1, None)
 
 
+@pytest.mark.slow
 def test_notes_become_a_profile():
     first, second = run(profile_of_notes)
     assert first == second
@@ -107,7 +109,7 @@ def make():
 
 
 def on_link(found, bytes_per_s: float):
-    """What was measured, on another link, with cores to spare."""
+    """The measured times, on another link, with cores to spare."""
     link = Link(found.link.ranks, bytes_per_s)
     return dataclasses.replace(found, link=link)
 
@@ -137,6 +139,7 @@ def test_every_rank_gets_the_whole_table():
         assert word in table
 
 
+@pytest.mark.slow
 def test_a_slow_link_wants_compression_and_a_fast_one_does_not():
     (slow, table), _ = run(advised, 1e6)
     assert slow.best.codec == "int4" and slow.compress
@@ -146,6 +149,7 @@ def test_a_slow_link_wants_compression_and_a_fast_one_does_not():
     assert "do not compress" in table
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["-m", "thinwire", "advise", "test_advise:make", "--codecs", "fp32,int4"]
@@ -209,6 +213,7 @@ def automatic_ddp(rank: int, bytes_per_s: float, loss: float, momentum: float):
     return used, losses[-1].item(), stats, digest(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_auto_takes_what_is_advised_under_ddp(momentum):
     (used, loss, stats, first), (_, _, _, second) = run(automatic_ddp, 1e6, 1e9, momentum)
@@ -234,7 +239,7 @@ def test_auto_goes_back_where_it_loses():
 
 
 def changed(rank: int):
-    """What is kept before and after a change of codec, and whether a step still takes it."""
+    """The residuals before and after a change of codec, and whether a step still takes them."""
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = DistributedOptimizer(sgd, model, codec="int4", momentum=0.9, min_bytes=0)
@@ -250,7 +255,7 @@ def changed(rank: int):
 
     step(0)
     before, sent = kept(), optimizer.stats()["wire_bytes"]
-    optimizer._change_codec("int8")
+    optimizer.exchange._change_codec("int8")
     after = kept()
     step(1)
     assert optimizer.stats()["wire_bytes"] > sent > 0

@@ -68,6 +68,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TORCHRUN)

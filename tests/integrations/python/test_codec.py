@@ -39,6 +39,36 @@ def test_decoded_and_residual_add_up_to_a_rounding(spec, n, seed):
     numpy.testing.assert_allclose(decoded + residual, total, atol=2e-6)
 
 
+def test_the_library_lists_its_codecs():
+    assert {"fp32", "bf16", "int8", "int4", "onebit", "topk"} <= set(thinwire.codecs())
+    for name in thinwire.codecs():
+        info = thinwire.codec_info(name)
+        assert (info.name, info.spec, info.up) == (name, name, name) and info.help
+        for parameter in info.parameters:
+            assert parameter.value == parameter.default and parameter.range and parameter.help
+            thinwire.encoded_bytes(f"{name}:{parameter.key}={parameter.default}", 1)
+
+
+def test_a_codecs_info_is_that_of_its_spec():
+    info = thinwire.codec_info("onebit:block=512")
+    assert (info.up, info.down) == ("onebit:block=512", "int4:block=512")
+    assert info.momentum == "required" and info.uses_feedback and not info.entries
+    assert info.parameters == (
+        thinwire.Parameter(
+            "block", "256", "512", "a power of two from 128 to 4096",
+            "Elements that share one scale.",
+        ),
+    )  # fmt: skip
+    assert thinwire.codec_info("int8:down=onebit").momentum == "required"
+    sparse = thinwire.codec_info("topk:density=0.001")
+    assert sparse.entries and not sparse.has_kernels and sparse.momentum == "advised"
+    assert thinwire.codec_info("topk").momentum == "helps"
+    assert thinwire.codec_info("int4").momentum == "unused"
+    assert thinwire.codec_info("int4").up_bits == pytest.approx(4.0625)
+    with pytest.raises(thinwire.InvalidArgumentError, match="nearest is 'int"):
+        thinwire.codec_info("int5")
+
+
 # Any bytes of the right length decode or are refused; nothing crashes.
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from((*SPECS, *ROUNDED)), st.integers(1, 600), st.data())

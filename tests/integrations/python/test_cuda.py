@@ -154,7 +154,7 @@ def wrong_device(rank: int):
     ddp, state = wrap(model, "int4")
     train(ddp, 1)
     with pytest.raises(thinwire.InvalidArgumentError, match="expected cpu as the first one"):
-        state._session.connect(torch.zeros(4, device="cuda"))
+        state.exchange._session.connect(torch.zeros(4, device="cuda"))
 
 
 def test_a_state_keeps_to_its_device():

@@ -65,15 +65,15 @@ def test_unused_parameters_compressed():
     assert all(torch.equal(a, b) for a, b in zip(ours[0], ours[1], strict=True))
 
 
-def foretold(rank: int, planned: bool):
+def predicted(rank: int, planned: bool):
     model = Shuffled()  # whose buckets are other ones from the second step on
     ddp, state = wrap(model, "int4", bucket_cap_mb=0.05, planned=planned)
     train(ddp, 6)
     return digest(model), state.stats()["planned_chunks"]
 
 
-def test_an_order_that_is_foretold_changes_no_weight():
-    ahead, announced = run(foretold, True), run(foretold, False)
+def test_an_order_that_is_predicted_changes_no_weight():
+    ahead, announced = run(predicted, True), run(predicted, False)
     assert len({digest for digest, _ in ahead + announced}) == 1
     assert all(chunks > 0 for _, chunks in ahead) and not any(chunks for _, chunks in announced)
 
@@ -183,6 +183,7 @@ def one_after_another(rank: int, close: bool):
     return digest(model), used[-1] - used[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("close", [True, False])
 def test_states_come_and_go_without_leaks(close):
     first, second = run(one_after_another, close)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from models import Shuffled, data, digest, make_mlp
 from ranks import outcomes_of, run
-from thinwire.torch import DistributedOptimizer
-from thinwire.torch import units as units_
+from thinwire.torch import DistributedOptimizer, GradientExchange
+from thinwire.torch.exchange.flat_bucket import MERGE_BYTES, FlatBucket, lay_out
 
 POLICIES = ("p3", "wfbp", "fifo")
 
@@ -38,7 +38,7 @@ def train(model, optimizer, steps: int, rank: int, start: int = 0) -> None:
 
 
 def alone(model, optimizer, steps: int, world: int = 2) -> None:
-    """What all ranks together must come to, up to rounding."""
+    """The weights that all ranks together must come to, up to rounding."""
     for step in range(steps):
         optimizer.zero_grad()
         for rank in range(world):
@@ -318,7 +318,7 @@ def test_a_models_state_dict_has_the_whole_step():
     assert run(saved_between) == [True, True]
 
 
-def foretold(rank: int, planned: bool):
+def predicted(rank: int, planned: bool):
     model = make_mlp()
     optimizer = wrapped(model, codec="int4", planned=planned)
     train(model, optimizer, 5, rank)
@@ -326,8 +326,8 @@ def foretold(rank: int, planned: bool):
     return digest(model), optimizer.stats()["planned_chunks"]
 
 
-def test_an_order_that_is_foretold_changes_no_weight():
-    ahead, announced = run(foretold, True), run(foretold, False)
+def test_an_order_that_is_predicted_changes_no_weight():
+    ahead, announced = run(predicted, True), run(predicted, False)
     assert len({digest for digest, _ in ahead + announced}) == 1
     assert all(chunks > 0 for _, chunks in ahead) and not any(chunks for _, chunks in announced)
 
@@ -339,9 +339,9 @@ def overlapping(rank: int):
     counts = []
     for step in range(3):
         train(model, optimizer, 1, rank, step)
-        counts.append(len(optimizer._stepper.due()))
+        counts.append(len(optimizer._pipeline.deferred()))
     loss_of(model, data(9, rank))
-    return counts, len(optimizer._stepper.due()), len(optimizer._stepper.units)
+    return counts, len(optimizer._pipeline.deferred()), len(optimizer._pipeline.buckets)
 
 
 def test_p3_steps_as_the_next_forward_pass_reaches_a_layer(monkeypatch):
@@ -350,12 +350,11 @@ def test_p3_steps_as_the_next_forward_pass_reaches_a_layer(monkeypatch):
         assert left == 0
 
 
-def test_units_merge_small_neighbours_and_keep_large_ones_apart():
-    codecs = thinwire.torch.policy.Policy("int4")
-    sizes = [10, 20, units_.MERGE_BYTES // 4, 30, units_.MERGE_BYTES, 40, units_.MERGE_BYTES // 2]
+def test_buckets_merge_small_neighbours_and_keep_large_ones_apart():
+    sizes = [10, 20, MERGE_BYTES // 4, 30, MERGE_BYTES, 40, MERGE_BYTES // 2]
     parameters = [(f"p{i}", torch.zeros(size)) for i, size in enumerate(sizes)]
-    units = units_.make_units(parameters, codecs, lambda _: 0.0)
-    assert [unit.names for unit in units] == [["p0", "p1", "p2", "p3"], ["p4", "p5"], ["p6"]]
+    buckets = lay_out(FlatBucket, GradientExchange("int4"), parameters)
+    assert [bucket.names for bucket in buckets] == [["p0", "p1", "p2", "p3"], ["p4", "p5"], ["p6"]]
 
 
 def backward_twice(rank: int):

@@ -1,4 +1,4 @@
-"""What the DDP hook gives back: close to plain DDP, and the same bits on every rank."""
+"""Gradients that the DDP hook gives back: close to plain DDP, and the same bits on every rank."""
 
 import json
 
@@ -40,6 +40,7 @@ def train_and_digest(rank: int, codec: str | None, steps: int):
     return digests, loss, None if state is None else state.stats()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_replicas_stay_identical_over_200_steps(codec):
     (first, _, stats), *others = run(train_and_digest, codec, 200)
@@ -52,6 +53,7 @@ def test_replicas_stay_identical_over_200_steps(codec):
     assert all(stats["seconds"][stage] > 0 for stage in ("encode", "exchange", "reduce", "decode"))
 
 
+@pytest.mark.slow
 def test_int4_trains_as_plain_does():
     plain = run(train_and_digest, None, 100)[0][1]
     assert run(train_and_digest, "int4", 100)[0][1] == pytest.approx(plain, rel=0.05)

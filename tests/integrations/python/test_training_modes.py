@@ -1,5 +1,5 @@
-"""What training loops do besides backward and step, on the CPU and on a GPU: mixed precision with a
-loss scaler, compiled models, gradient accumulation."""
+"""Training loops that do more than backward and step, on the CPU and on a GPU: mixed precision with
+a loss scaler, compiled models, gradient accumulation."""
 
 import pytest
 import torch
@@ -69,6 +69,7 @@ def compiled_steps(rank: int, device: str, whole: bool):
     return values(model), state.stats()["steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["model", "ddp"])
 def test_compiled_models_keep_identical_replicas(device, whole):
     first, second = run(compiled_steps, device, whole)

@@ -25,6 +25,7 @@ def bowl(point: Point) -> float:
     return 1 + codec + 0.2 * abs(math.log2(point.chunk_bytes) - 20) + 0.1 * abs(point.lanes - 3)
 
 
+@pytest.mark.slow
 def test_it_finds_the_best_of_a_bowl(tmp_path):
     log = tmp_path / "log.csv"
     done = search(EVERYTHING, bowl, 30, log=log)
@@ -42,6 +43,7 @@ def test_a_small_space_is_tried_out(tmp_path):
         search(Space(codecs=()), bowl, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
 def test_it_comes_within_5_percent_of_measured_surfaces(table):
     found = {Point(*row[:3]): row[3] for row in json.loads(table.read_text())["points"]}
@@ -69,6 +71,7 @@ def tuned(rank: int, folder: str, max_error: float):
     return result
 
 
+@pytest.mark.slow
 def test_every_rank_gets_the_result_and_the_file_saves_the_work(tmp_path):
     first, second = run(tuned, str(tmp_path), 0.05)
     assert first == second

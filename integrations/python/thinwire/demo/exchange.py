@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import thinwire
 import thinwire.torch
 
 # Bytes of an element on the wire of the ways that are not ours.
@@ -26,8 +27,8 @@ bf16_hook.__annotations__ = {}  # DDP wants types there, and this file postpones
 
 
 def _owns_momentum(way: str) -> bool:
-    """onebit needs it; topk does better with it."""
-    return way.startswith(("onebit", "topk"))
+    """Whether the codec needs it, or does better with it."""
+    return thinwire.codec_info(way).momentum != "unused"
 
 
 class Exchange:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import thinwire
+
 Row = dict[str, Any]
 
 _COLOURS = ["#9aa5b1", "#7d8da1", "#3d7ea6", "#1f4e79", "#b5651d", "#7a3e9d"]
@@ -48,6 +50,10 @@ def write_json(path: Path, link: str, world: int, rows: list[Row]) -> None:
     path.write_text(json.dumps({"link": link, "world": world, "rows": rows}, indent=2) + "\n")
 
 
+def _short(way: str) -> str:
+    return way if way == "plain" else thinwire.codec_info(way).name
+
+
 def plot(path: Path, link: str, world: int, rows: list[Row]) -> None:
     """Three bars a codec: step time, bytes, accuracy."""
     import matplotlib
@@ -55,7 +61,7 @@ def plot(path: Path, link: str, world: int, rows: list[Row]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = [row["codec"].partition(":")[0] for row in rows]
+    names = [_short(row["codec"]) for row in rows]
     panels = (
         ("ms per step (median)", [row["step_ms"] for row in rows], "{:.1f}"),
         ("MB on the wire, per rank", [row["wire_bytes"] / 1e6 for row in rows], "{:,.0f}"),

@@ -118,7 +118,7 @@ def replicas_identical(model: torch.nn.Module) -> bool:
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, images: data.Images) -> float:
-    """In percent."""
+    """The accuracy in percent."""
     hits = 0
     for rows in torch.arange(len(images)).split(1000):
         pixels, labels = images.batch(rows)

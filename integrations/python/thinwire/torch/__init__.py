@@ -5,25 +5,31 @@ ddp.register_comm_hook(State(codec="int4"), hook)       # or attach(ddp, codec="
 state = attach(ddp, codec="onebit", momentum=0.9)
 move_momentum(optimizer, state)
 opt = DistributedOptimizer(optimizer, model, codec="int4", policy="p3")
+exchange = GradientExchange(codec="int4")               # for loops and frameworks of one's own
 """
 
 from __future__ import annotations
 
-from thinwire.torch.checkpoint import merge_state_dicts
-from thinwire.torch.ddp import attach, hook
-from thinwire.torch.distributed_optimizer import DistributedOptimizer
+from thinwire.torch.ddp import OneBitAdam, State, attach, hook, move_momentum
+from thinwire.torch.exchange import Bucket, GradientExchange, Part
+from thinwire.torch.exchange.checkpoint import merge_state_dicts
 from thinwire.torch.functional import Work, all_reduce
-from thinwire.torch.onebit_adam import OneBitAdam
-from thinwire.torch.state import State, move_momentum
+from thinwire.torch.optimizer import DistributedOptimizer
+from thinwire.torch.scatter import all_gather_into_tensor, reduce_scatter_tensor
 
 __all__ = [
+    "Bucket",
     "DistributedOptimizer",
+    "GradientExchange",
     "OneBitAdam",
+    "Part",
     "State",
     "Work",
+    "all_gather_into_tensor",
     "all_reduce",
     "attach",
     "hook",
     "merge_state_dicts",
     "move_momentum",
+    "reduce_scatter_tensor",
 ]

@@ -1,4 +1,4 @@
-"""A few numbers or an object that all ranks of a process group come to share, by torch's own
+"""Agreement of all ranks of a process group on a few numbers or an object, by torch's own
 collectives. Every rank makes each call."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def mean_of_ranks(values: Sequence[float], group: _Group) -> list[float]:
 
 
 def worst_of_ranks(values: Sequence[float], group: _Group) -> list[float]:
-    """The largest, of each value."""
+    """The largest of each value."""
     return _reduce(values, dist.ReduceOp.MAX, group)
 
 

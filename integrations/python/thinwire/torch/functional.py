@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 
 from thinwire import config, errors
+from thinwire.codec import codec_info
 from thinwire.comm import OPS
 from thinwire.torch import tensors
-from thinwire.torch.group import join, resolve
-from thinwire.torch.session import Session
+from thinwire.torch.exchange.bucket import Bucket
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.group import Membership, resolve
 
 
 class Work:
@@ -57,20 +59,20 @@ def all_reduce(
 
     The calling rank must be in the group; else, as in torch, a warning and None. Raises
     InvalidArgumentError, MismatchError, TimeoutError or PeerLostError."""
-    kind = _kind_of(op)
+    kind = kind_of(op)
     if group is not None and dist.is_initialized() and dist.get_rank(group) < 0:
         warnings.warn("all_reduce: this rank is not in the group, so nothing is done", stacklevel=2)
         return None
     settings = config.resolve(codec=codec)
-    if name is not None and "onebit" in settings.codec:
+    if name is not None and codec_info(settings.codec).momentum == "required":
         warnings.warn(
-            f"all_reduce('{name}'): onebit with error feedback converges on momentum and diverges "
-            "on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of",
+            f"all_reduce('{name}'): {settings.codec} with error feedback converges on momentum and "
+            "diverges on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of",
             stacklevel=2,
         )
     members = resolve(group, "all_reduce")
     dtype = tensors.check(tensor, dist.get_rank(members), lambda: name or "all_reduce")
-    session = _session(members, dataclasses.replace(settings, device=str(tensor.device)))
+    session = session_of(members, dataclasses.replace(settings, device=str(tensor.device)))
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
         if not async_op and name is None:
@@ -78,7 +80,8 @@ def all_reduce(
             _copy_back(flat, tensor)
             return None
         finish = None if flat is tensor else functools.partial(_copy_back, flat, tensor)
-        work = Work(session.start(flat, dtype, kind, name, finish=finish))
+        bucket = Bucket(name, flat.numel(), dtype, op=kind)
+        work = Work(session.start(bucket, flat, finish))
     if async_op:
         return work
     work.wait()
@@ -91,7 +94,8 @@ def _copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
             target.copy_(source)
 
 
-def _kind_of(op: Any) -> str:
+def kind_of(op: Any) -> str:
+    """ "mean" or "sum", of either or of torch's ReduceOp. InvalidArgumentError for any other."""
     known = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean"}
     if isinstance(op, str):
         kind = op if op in OPS else None
@@ -107,9 +111,10 @@ def _sessions() -> weakref.WeakKeyDictionary[dist.ProcessGroup, dict[config.Conf
     return weakref.WeakKeyDictionary()
 
 
-def _session(group: dist.ProcessGroup, settings: config.Config) -> Session:
+def session_of(group: dist.ProcessGroup, settings: config.Config) -> Session:
+    """The session that all calls of one group and configuration share."""
     of_group = _sessions().setdefault(group, {})
     if settings not in of_group:
-        of_group[settings] = Session(join(group, "all_reduce"), settings)
+        of_group[settings] = Session(Membership(group, "all_reduce"), settings)
         of_group[settings].close_with(group)
     return of_group[settings]

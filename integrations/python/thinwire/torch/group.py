@@ -1,20 +1,21 @@
-"""What a torch process group tells us: rank, size, and a corner of its rendezvous store."""
+"""Membership in a torch process group: rank, size, and a corner of its rendezvous store."""
 
 from __future__ import annotations
 
 import collections
 import datetime
 import functools
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from thinwire.comm import Communicator
 from thinwire.config import Config
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch import private
 
 _POLL_S = (0.001, 0.02)  # first and longest pause between two looks
 _SLICE = datetime.timedelta(milliseconds=20)  # one look of a store that can only wait
@@ -63,32 +64,41 @@ class Group:
 
     def connect(self, config: Config) -> Communicator:
         """Blocks until all ranks have come, or the timeout is over."""
-        if config.trace and self.serial:
-            path = Path(config.trace)
-            config = replace(config, trace=str(path.with_suffix(f".{self.serial}{path.suffix}")))
+        trace, flight = (self._own(file) for file in (config.trace, config.flight))
+        config = replace(config, trace=trace, flight=flight)
         store = None
         if self.store is not None:
             store = TorchStore(dist.PrefixStore(f"thinwire/{self.key}", self.store))
         return Communicator(self.rank, self.size, store, self.key, config)
 
+    def _own(self, file: str | None) -> str | None:
+        """The name of a file of this user's own; the library adds the rank to it."""
+        if not file or not self.serial:
+            return file
+        path = Path(file)
+        return str(path.with_suffix(f".{self.serial}{path.suffix}"))
+
 
 @functools.cache
 def _counters() -> collections.Counter[object]:
-    """How many users each group has had in this process. Kept by the group's ranks and never
-    reset, so that a group which is destroyed and made again on the same store gets new keys."""
+    """The number of users that each group has had in this process. They are counted by the group's
+    ranks and never reset, so that a group which is destroyed and made again on the same store gets
+    new keys."""
     return collections.Counter()
 
 
-def _require_initialized(what: str) -> None:
-    if not dist.is_available() or not dist.is_initialized():
-        raise InvalidArgumentError(
-            f"{what} needs a process group: call torch.distributed.init_process_group first"
-        )
+def is_initialized() -> bool:
+    """Whether torch has a default process group."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessGroup:
-    """The group, or the default group for None."""
-    _require_initialized(what)
+    """The group, or the default group for None. InvalidArgumentError where there is none, or where
+    this rank is no member; the message says that `what` needs it."""
+    if not is_initialized():
+        raise InvalidArgumentError(
+            f"{what} needs a process group: call torch.distributed.init_process_group first"
+        )
     group = process_group or dist.group.WORLD
     if dist.get_rank(group) < 0:
         raise InvalidArgumentError(
@@ -107,5 +117,26 @@ def join(process_group: dist.ProcessGroup | None, purpose: str) -> Group:
     serial = _counters()["users"]
     _counters()["users"] += 1
     size = dist.get_world_size(group)
-    store = distributed_c10d._world.pg_map[group][1] if size > 1 else None
+    store = private.store_of(group) if size > 1 else None
     return Group(dist.get_rank(group), size, f"{purpose}{number}", serial, store)
+
+
+class Membership:
+    """Joins a process group at once, if torch has one already, and otherwise at the first use.
+
+    All ranks must make their memberships in the same order; those that were made before
+    init_process_group join in the order of their first use. Thread-safe."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None, purpose: str) -> None:
+        self._process_group, self._purpose = process_group, purpose
+        self._lock = threading.Lock()
+        self._group: Group | None = None
+        if process_group is not None or is_initialized():
+            self.group()
+
+    def group(self) -> Group:
+        """InvalidArgumentError while torch has no process group; a later call may succeed."""
+        with self._lock:
+            if self._group is None:
+                self._group = join(self._process_group, self._purpose)
+            return self._group

@@ -23,8 +23,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """What may be chosen. The first codec, and what stands in the middle of the others, is tried
-    first."""
+    """The values that may be chosen. The first trial takes the first codec, and the middle one of
+    the chunk sizes and of the lanes."""
 
     codecs: tuple[str, ...] = ("int4", "int8", "bf16", "fp32")
     chunk_bytes: tuple[int, ...] = tuple(_MIB >> 2 << i for i in range(7))  # 256 KiB to 16 MiB
@@ -34,7 +34,7 @@ class Space:
         return len(self.codecs) * len(self.chunk_bytes) * len(self.lanes)
 
     def check(self) -> None:
-        """InvalidArgumentError for a space with nothing in it."""
+        """InvalidArgumentError for an empty space."""
         if not len(self):
             raise InvalidArgumentError(
                 "the space to search is empty, expected codecs, chunk_bytes and lanes; if an "
@@ -57,8 +57,9 @@ def search(
     seed: int = 0,
     log: Path | None = None,
 ) -> list[Trial]:
-    """At most `trials` points of the space and what `measure` said of them, as they were tried; no
-    point twice. log: a CSV file, a line for each. UnavailableError without optuna."""
+    """At most `trials` points of the space, each with the seconds that `measure` returned for it,
+    in the order of the trials; no point comes twice. log: a CSV file, a line for each trial.
+    UnavailableError without optuna."""
     space.check()
     try:
         import optuna
@@ -80,7 +81,7 @@ def search(
     done: list[Trial] = []
     while len(done) < min(trials, len(space)):
         trial = study.ask()
-        # Steps on a ladder, since both are felt as ratios.
+        # Positions in the lists are suggested, since chunk sizes and lanes act by their ratios.
         point = Point(
             trial.suggest_categorical("codec", space.codecs),
             space.chunk_bytes[trial.suggest_int("chunk", 0, len(space.chunk_bytes) - 1)],
@@ -102,7 +103,7 @@ def best_of(done: list[Trial]) -> Trial:
 
 
 def _write_log(file: Path, done: list[Trial]) -> None:
-    """Whole at every trial, so that a run that is stopped leaves what it knew."""
+    """Writes the whole file at every trial, so that a run that is stopped leaves its trials."""
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerow(["trial", "codec", "chunk_bytes", "lanes", "step_ms", "best_ms"])

@@ -1,4 +1,4 @@
-"""Which tensors can be reduced, and what is said about the others."""
+"""The tensors that can be reduced, and the errors for the others."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 import thinwire
 from thinwire import _library
 from thinwire.torch.agree import from_rank_0, worst_of_ranks
-from thinwire.torch.distributed_optimizer import DistributedOptimizer
 from thinwire.torch.group import resolve
+from thinwire.torch.optimizer import DistributedOptimizer
 from thinwire.torch.search import EVERYTHING, Point, Space, best_of, search
 
-_WARM_UP = 2  # steps of a trial
-_SAMPLE = 1 << 20  # elements of a parameter's gradient that the guard looks at
+_WARM_UP = 2  # steps of a trial that are not timed
+_SAMPLE = 1 << 20  # the guard measures at most this many elements of a parameter's gradient
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Tuned:
     lanes: int
     step_s: float
     trials: int  # 0: the result is from a file
-    errors: dict[str, float]  # of the codecs that were looked at, as `max_error` counts
+    errors: dict[str, float]  # of the codecs that were measured, in units of `max_error`
 
     @property
     def options(self) -> dict[str, Any]:
@@ -127,15 +127,15 @@ def _errors(
 
 
 class _Measure:
-    """Times a point on all ranks; rank 0 says which."""
+    """Times a point on all ranks; rank 0 chooses it."""
 
     def __init__(self, model, optimizer, run, policy: str, steps: int, group) -> None:
         self._model, self._optimizer, self._run = model, optimizer, run
         self._policy, self._steps, self._group = policy, steps, group
 
     def lead(self, space: Space, trials: int, log: str | Path | None) -> Any:
-        """(the best trial, how many there were), on every rank. What fails on rank 0 alone, as a
-        missing optuna does, fails on all."""
+        """(the best trial, the number of trials), on every rank. A failure of rank 0 alone, such as
+        a missing optuna, is raised on all ranks."""
         space.check()
         if dist.get_rank(self._group) == 0:
             failure: Exception | None = None

@@ -1,7 +1,8 @@
 """advise: how far to compress, and in which order to send, on this link with this model.
 
-Two rehearsals (steps that exchange nothing) tell what the model computes, a probe what the link and
-the codecs cost; the simulator of schedule/sim then predicts a step of every codec and policy."""
+Two rehearsals (steps that exchange nothing) measure how long the model computes, and a probe
+measures the link and the codecs; the simulator of schedule/sim then predicts a step of every codec
+and policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice: what is predicted and recommended, and how it is found out."""
+"""Advice: predicted steps and a recommendation, and how they are measured."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Advice:
 
     @property
     def compress(self) -> bool:
-        """False: do not compress."""
+        """Whether a codec is recommended; False: do not compress."""
         return self.best.codec != PLAIN[0]
 
     @property
     def plain(self) -> Prediction:
-        """What DDP does without thinwire; else the first row."""
+        """The prediction for DDP without thinwire, or the first row if there is none."""
         for row in self.rows:
             if (row.codec, row.policy) == PLAIN:
                 return row
         return self.rows[0]
 
     def table(self) -> str:
-        """For people."""
+        """The predictions and the recommendation as text."""
         policies = list(dict.fromkeys(row.policy for row in self.rows))
         lines = ["predicted ms a step" + "".join(f"{policy:>10}" for policy in policies)]
         times = {(row.codec, row.policy): row.step_s for row in self.rows}
@@ -86,13 +86,14 @@ def advise(
     chunk_bytes: int | None = None,
     min_bytes: int | None = None,
 ) -> Advice:
-    """What a training step would take with each codec and policy. All ranks call it.
+    """Predicts how long a training step takes with each codec and policy. All ranks call it.
 
     model, optimizer: as DistributedOptimizer takes them, not wrapped; afterwards they are as they
       were. A BatchNorm's running means are restored as well.
-    run: one forward and backward pass, whatever it needs included.
+    run: makes one forward and backward pass, its batch included.
     codecs: from the most accurate to the least. allowed: those that may be recommended.
-    steps: that are timed, twice; lanes, chunk_bytes, min_bytes: as DistributedOptimizer takes them.
+    steps: the number that are timed, twice. lanes, chunk_bytes, min_bytes: as DistributedOptimizer
+      takes them.
 
     Costs 2 * (steps + 3) steps' computing and two or three seconds on the link. Raises a typed
     error of a failed exchange, and InvalidArgumentError for an unknown codec."""

@@ -1,4 +1,4 @@
-"""`thinwire advise`, on every rank."""
+"""`thinwire advise` runs this on every rank."""
 
 from __future__ import annotations
 

@@ -5,64 +5,63 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from thinwire.config import Config
 from thinwire.simulate import Profile
-from thinwire.torch.distributed_optimizer import DistributedOptimizer
+from thinwire.torch.exchange.bucket import Bucket, Submission
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.forecast.notes import Notes
-from thinwire.torch.group import Group
-from thinwire.torch.settled import Settled
+from thinwire.torch.optimizer import DistributedOptimizer
 
-_WARM_UP = 2  # steps; the first makes the optimizer's state
+_WARM_UP = 2  # steps that are left out; the first makes the optimizer's state
 
 
-class _Silence:
-    """Stands for a Session: nothing is sent, and its calls are noted. But ranks begin every step
-    together, as the exchange makes them: those that share a machine then want the same part of it
-    at the same time. The clock stands while they wait for each other."""
+class _SilentExchange(GradientExchange):
+    """Sends nothing and notes its calls. But ranks begin every step together, as a real exchange
+    makes them: those that share a machine then want the same part of it at the same time. The clock
+    stands while they wait for each other."""
 
-    def __init__(self, group: Group, config: Config, process_group: dist.ProcessGroup) -> None:
-        self.group, self.config = group, config
-        self.communicator = None
+    def __init__(self, process_group: dist.ProcessGroup | None, **options: Any) -> None:
+        super().__init__("fp32", process_group, **options)
         self.notes = Notes()
-        self._process_group = process_group
+        self._barrier_group = process_group
         self._waited_s = 0.0
 
-    def submit(self, tensor, _dtype, _op, _name, _segments=None, priority: int = 0) -> int:
-        if tensor.is_cuda:
-            torch.cuda.current_stream(tensor.device).synchronize()
-        self.notes.submitted(priority, tensor.numel(), self._now())
-        return priority
+    def submit(self, bucket: Bucket, buffer: torch.Tensor) -> Submission:
+        if buffer.is_cuda:
+            torch.cuda.current_stream(buffer.device).synchronize()
+        self.notes.submitted(bucket.priority, bucket.numel, self._now())
+        return Submission(bucket, buffer, None)
 
-    def complete(self, work: int) -> None:
-        self.notes.waited_for(work, self._now())
+    def wait(self, submission: Submission) -> None:
+        self.notes.waited_for(submission.bucket.priority, self._now())
 
-    def end_step(self) -> None:
+    def end_step(self, *, repeats: bool = True) -> None:
         start = time.perf_counter()
-        dist.barrier(self._process_group)
+        dist.barrier(self._barrier_group)
         self._waited_s += time.perf_counter() - start
 
     def _now(self) -> float:
         return time.perf_counter() - self._waited_s
 
-    def close(self) -> None:
-        pass
-
 
 class _Rehearsal(DistributedOptimizer):
-    def _open_session(self, group: Group, settled: Settled) -> Any:
-        return _Silence(group, settled.settings, self._group)
+    def _open_exchange(
+        self, _codec: Codec | None, group: dist.ProcessGroup | None, options: Mapping[str, Any]
+    ) -> GradientExchange:
+        return _SilentExchange(group, purpose="optimizer", **options)
 
     def _broadcast(self, _group: dist.ProcessGroup) -> None:
         pass
 
     def profile(self) -> Profile:
-        return self._session.notes.profile(_WARM_UP, self._group)
+        """The profile of all ranks' steps; all ranks call it."""
+        return self.exchange.notes.profile(_WARM_UP, self._group)
 
 
 def rehearse(
@@ -77,7 +76,7 @@ def rehearse(
     random numbers are afterwards as they were; gradients are gone."""
     kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     random = torch.random.get_rng_state()
-    subject = _Rehearsal(optimizer, model, codec="fp32", policy=policy, process_group=process_group)
+    subject = _Rehearsal(optimizer, model, policy=policy, process_group=process_group)
     try:
         for _ in range(_WARM_UP + steps + 1):
             subject.zero_grad()

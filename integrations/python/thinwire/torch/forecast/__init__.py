@@ -1,1 +1,1 @@
-"""What a step would take: notes of its computing, a probe of the link, and the choice."""
+"""Predictions of a step: notes of how long it computes, a probe of the link, and the choice."""

@@ -1,4 +1,4 @@
-"""Choice: predictions of a step for every codec and policy, and what follows from them."""
+"""Choice: predicts a step for every codec and policy, and picks one of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from thinwire.simulate import CodecCost, Link, Profile, simulate
 # From the most accurate to the least.
 CODECS = ("fp32", "bf16", "int8", "int4", "onebit", "topk")
 POLICIES = ("fifo", "wfbp", "p3")
-# What may be recommended unless the user says otherwise: the others need the momentum.
+# Those that may be recommended unless the user says otherwise; the others need momentum.
 ACCURATE = CODECS[:4]
 # Predictions this close are equal, and accuracy decides.
 TIE = 1.03
-PLAN_ABOVE_S = 1e-3  # of latency, as Options::far
-PLAIN = ("fp32", "wfbp")  # what DDP does
+PLAN_ABOVE_S = 1e-3  # with more latency the engine predicts a step's order, as Options::far
+PLAIN = ("fp32", "wfbp")  # DDP without thinwire
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ def predict(
     policies: Sequence[str],
     **options: Any,
 ) -> tuple[Prediction, ...]:
-    """A step of every codec in `costs` and every policy. profiles: under "p3" and under "wfbp",
-    which compute the same; so what the two rehearsals differ in is noise, and their mean counts."""
+    """Predicts a step for every codec in `costs` and every policy. profiles: of rehearsals under
+    "p3" and "wfbp". Both compute the same, so a difference between them is noise, and their mean
+    is taken."""
     mean_s = sum(profile.compute_s for profile in profiles.values()) / len(profiles)
     even = {policy: profile.scaled_to(mean_s) for policy, profile in profiles.items()}
     rows = []

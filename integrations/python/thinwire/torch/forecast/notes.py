@@ -1,5 +1,5 @@
-"""Notes of when a step needed each unit's mean and when it had its gradients, and the profile that
-follows from them."""
+"""Notes: when steps needed each bucket's mean and when they had its gradients; from these follows
+the profile of a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch.distributed as dist
 from thinwire.simulate import Layer, Profile
 from thinwire.torch.agree import mean_of_ranks, worst_of_ranks
 
-_Times = dict[int, float]  # seconds, by unit
+_Times = dict[int, float]  # seconds, by bucket number
 
 
 class Notes:
-    """Of one rank. Units are numbered in forward order."""
+    """The times of one rank. Buckets are numbered in forward order."""
 
     def __init__(self) -> None:
         self._numels: dict[int, int] = {}
@@ -24,24 +24,24 @@ class Notes:
         self._ready: list[_Times] = []
         self._sending = False
 
-    def submitted(self, unit: int, numel: int, at: float) -> None:
+    def submitted(self, bucket: int, numel: int, at: float) -> None:
         if not self._sending:  # the first of a backward pass
             self._sending = True
             self._ready.append({})
             self._needed.append({})
-        self._ready[-1][unit] = at
-        self._numels[unit] = numel
+        self._ready[-1][bucket] = at
+        self._numels[bucket] = numel
 
-    def waited_for(self, unit: int, at: float) -> None:
+    def waited_for(self, bucket: int, at: float) -> None:
         self._sending = False
-        self._needed[-1].setdefault(unit, at)
+        self._needed[-1].setdefault(bucket, at)
 
     def profile(self, leave_out: int, process_group: dist.ProcessGroup | None) -> Profile:
-        """Without the first `leave_out` steps; all ranks call it. Of all ranks: their mean,
-        stretched to the slowest rank of every step, for which the others wait in real steps."""
-        units = sorted(self._numels)
+        """The mean profile of all ranks, stretched to the slowest rank of every step, for which the
+        others wait in real steps. The first `leave_out` steps are left out. All ranks call it."""
+        buckets = sorted(self._numels)
         steps = [
-            _gaps(units, needed, ready, after)
+            _gaps(buckets, needed, ready, after)
             for needed, ready, after in zip(
                 self._needed[leave_out:], self._ready[leave_out:], self._needed[leave_out + 1 :],
                 strict=False,
@@ -52,19 +52,20 @@ class Notes:
         parts = [statistics.median(values) for values in zip(*steps, strict=True)]
         parts = mean_of_ranks(parts, process_group)
         stretch = statistics.median(slowest) / sum(parts)
-        forward, backward = parts[: len(units)], parts[len(units) : -1]
+        forward, backward = parts[: len(buckets)], parts[len(buckets) : -1]
         layers = [
-            Layer(self._numels[unit], stretch * ahead, stretch * back)
-            for unit, ahead, back in zip(units, forward, backward, strict=True)
+            Layer(self._numels[bucket], stretch * ahead, stretch * back)
+            for bucket, ahead, back in zip(buckets, forward, backward, strict=True)
         ]
         return Profile(tuple(layers), stretch * parts[-1])
 
 
-def _gaps(units: Sequence[int], needed: _Times, ready: _Times, after: _Times) -> list[float]:
-    """Seconds of one step: forward of every unit, backward of every unit, and what is between. The
-    last unit's forward and the loss are part of its backward, since nothing is waited for there."""
-    asked = [max(needed[u] for u in units[: i + 1]) for i in range(len(units))]
-    made = [max(ready[u] for u in units[i:]) for i in range(len(units))]
+def _gaps(buckets: Sequence[int], needed: _Times, ready: _Times, after: _Times) -> list[float]:
+    """Seconds of one step: forward of every bucket, backward of every bucket, and the time between
+    backward and forward. The last bucket's forward and the loss count as its backward, since
+    nothing is waited for in between."""
+    asked = [max(needed[b] for b in buckets[: i + 1]) for i in range(len(buckets))]
+    made = [max(ready[b] for b in buckets[i:]) for i in range(len(buckets))]
     forward = [later - at for at, later in itertools.pairwise(asked)] + [0.0]
     backward = [at - before for at, before in itertools.pairwise(made)]
     return [*forward, *backward, made[-1] - asked[-1], min(after.values()) - made[0]]

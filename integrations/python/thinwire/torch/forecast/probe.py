@@ -1,4 +1,5 @@
-"""Probe: what a process group's link and codecs cost, from a second or two of allreduces."""
+"""Probe: measures the cost of a process group's link and of codecs by a second or two of
+allreduces."""
 
 from __future__ import annotations
 
@@ -15,23 +16,23 @@ import torch
 import torch.distributed as dist
 
 from thinwire import config
-from thinwire.comm import Segment, Segments
 from thinwire.simulate import CodecCost, Link
 from thinwire.torch.agree import mean_of_ranks
-from thinwire.torch.group import join
-from thinwire.torch.session import Session
+from thinwire.torch.exchange.bucket import Bucket, Part
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.group import Membership
 
 _SMALL = 64 << 10  # elements: one chunk, too large to go raw
 _MOST = 4 << 20  # elements of the largest probe
-_ENOUGH_S = 0.25  # of a probe of the rate
-_IDLE_S = 0.15  # in which a link's token bucket fills
+_ENOUGH_S = 0.25  # a probe of the rate need not take longer
+_IDLE_S = 0.15  # a link's token bucket fills within this pause
 _REPEATS = 7
 _CODEC_NUMEL = 1 << 20
 
-# What a second of codecs and sending costs the computing beside it, on a rank without a spare core.
+# Seconds of computing that a second of codecs and sending delays, on a rank without a spare core.
 FULL_CONTENTION = 1.0
-# Of the processor, for an exchange beside its bytes: what a probe sees of it is mostly noise, so it
-# is fitted to the settings that bench/advise_report.py names.
+# Processor seconds of an exchange, beside those for its bytes. A probe sees mostly noise of it, so
+# it is fitted to the settings that bench/advise_report.py names.
 OVERHEAD_S = 0.2e-3
 
 
@@ -72,14 +73,14 @@ class _Probe:
         tensor = self._tensor[:numel]
         self._names += 1
         name = f"probe {self._names}"
-        segments = Segments([Segment(name, 0, numel, numel, codec)])
+        bucket = Bucket(name, numel, "float32", parts=[Part(name, numel)], codecs=[codec])
         elapsed, processor = [], []
         packets_s = _packets_s()
         for _ in range(repeats + 1):  # the first lays out residuals
             if pause_s:
                 time.sleep(pause_s)
             start, before = time.perf_counter(), time.process_time()
-            self._session.complete(self._session.submit(tensor, "float32", "mean", name, segments))
+            self._session.complete(self._session.submit(bucket, tensor))
             if tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)
             elapsed.append(time.perf_counter() - start)
@@ -94,7 +95,7 @@ class _Probe:
         return Spent(*mean_of_ranks(found, self._group))
 
     def cost(self, codec: int) -> CodecCost:
-        """Seconds of the codec's stages for an element."""
+        """Seconds of the codec's stages, per element."""
         self.time(_CODEC_NUMEL, codec, repeats=1)  # touches memory for the first time
         before = self._session.communicator.stats()
         self.time(_CODEC_NUMEL, codec, repeats=2)
@@ -108,8 +109,8 @@ class _Probe:
 
 def _packets_s() -> float:
     """Processor seconds that this machine's kernel has spent on packets, which no process is
-    charged with (irq and softirq, proc(5)); of virtual links it is half as much again as what the
-    processes take. 0 where it does not say."""
+    charged with (irq and softirq, proc(5)); for virtual links they are half as much again as those
+    of the processes. 0 where the kernel does not count them."""
     try:
         total = Path("/proc/stat").read_text().partition("\n")[0].split()
     except OSError:
@@ -118,30 +119,30 @@ def _packets_s() -> float:
 
 
 def _ranks_here(process_group: dist.ProcessGroup | None) -> int:
-    """On this machine."""
+    """How many ranks of the group run on this machine."""
     hosts: list[object] = [None] * dist.get_world_size(process_group)
     dist.all_gather_object(hosts, socket.gethostname(), process_group)
     return hosts.count(socket.gethostname())
 
 
 def _ranks_to_a_core(neighbours: int) -> float:
-    """By the threads that compute."""
+    """Computing threads of the ranks on this machine, to each of its cores."""
     return neighbours * torch.get_num_threads() / len(os.sched_getaffinity(0))
 
 
 def _bytes(numel: int, ranks: int) -> float:
-    """That a rank sends of fp32."""
+    """Bytes that a rank sends for `numel` elements of fp32."""
     return 2 * (ranks - 1) / ranks * 4 * numel
 
 
 def _contention(ranks_to_a_core: float) -> float:
-    """How far computing and codecs share cores: 0 with a core to spare a rank."""
+    """How far computing and codecs share cores: 0 if every rank has a core to spare."""
     spare = 1.0 / ranks_to_a_core - 1.0
     return FULL_CONTENTION * min(1.0, max(0.0, 1.0 - spare))
 
 
 def _link(on: _Probe, ranks: int) -> Link:
-    """What the link does, and what the processor does for it."""
+    """Rate and latency of the link, and the processor's time for it."""
     latency = on.time(16, repeats=20).best / 2  # one exchange, there and here
     idle = on.time(_SMALL, repeats=3, pause_s=_IDLE_S)
     small = on.time(_SMALL)
@@ -150,7 +151,8 @@ def _link(on: _Probe, ranks: int) -> Link:
         numel *= 2
         large = on.time(numel)
     more = _bytes(numel - _SMALL, ranks)
-    # Not by undisturbed times: where many ranks send to one, packets are lost, and steps pay it.
+    # The typical time counts here, not the best: where many ranks send to one, packets are lost,
+    # and steps take longer for it.
     bytes_per_s = more / max(large.elapsed - small.elapsed, 1e-9)
     cpu_s_per_byte = max(0.0, large.processor - small.processor) / more
     return Link(
@@ -170,7 +172,7 @@ def probe(
 ) -> Measured:
     """Measures the link of a group, and each codec on it. All ranks call it."""
     settings = config.resolve(codec=";".join(("fp32", *codecs)), policy="fifo", lanes=2)
-    session = Session(join(process_group, "probe"), settings)
+    session = Session(Membership(process_group, "probe"), settings)
     try:
         ranks = session.group.size
         neighbours = _ranks_here(process_group)
@@ -180,7 +182,7 @@ def probe(
             crowd = _ranks_to_a_core(neighbours)
             link = replace(
                 link,
-                # What the processor does for a rank takes longer where ranks share a core.
+                # The processor takes longer for a rank where ranks share a core.
                 overhead_s=link.overhead_s * max(1.0, crowd),
                 cpu_s_per_byte=link.cpu_s_per_byte * max(1.0, crowd),
                 contention=mean_of_ranks([_contention(crowd)], process_group)[0],

@@ -1,0 +1,89 @@
+// CodecInfo: all that the host knows of a codec: its parameters, its operations on each backend,
+// and the few decisions that differ by codec. Each codec's .cc in compress/codecs/ has one.
+#ifndef THINWIRE_COMPRESS_CODEC_INFO_H_
+#define THINWIRE_COMPRESS_CODEC_INFO_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "compress/codec_spec.h"
+#include "compress/types.h"
+
+namespace thinwire {
+
+struct EncodeExtras;
+struct Piece;
+
+// A parameter of a spec. CodecSpec{} holds the defaults.
+struct ParameterInfo {
+  const char* key;
+  const char* range;  // completes "expected ..."
+  const char* help;   // one sentence, without the range
+  // Sets the field of the spec; or leaves it and returns the nearest valid value, as text.
+  std::optional<std::string> (*parse)(const std::string& value, CodecSpec* spec);
+  std::string (*print)(const CodecSpec& spec);
+};
+
+// Operations of codecs of elements and of blocks, on pieces of fp32 that begin on a block border.
+// `g`, `r`, `out` and `sum` are the piece's own, at any alignment; `wire` is the whole shard's.
+struct DenseOperations {
+  // As Backend::Encode; writes the piece's scales and codes, and not the padding. `r` may be null.
+  void (*encode)(const Piece& piece, const float* g, float* r, uint8_t* wire) = nullptr;
+  void (*decode)(const Piece& piece, const uint8_t* wire, float* out) = nullptr;
+  void (*decode_add)(const Piece& piece, const uint8_t* wire, float* sum) = nullptr;
+  // The code bits under which simd::ReducePairBlocks has this codec's loops; 0: it has none.
+  int pair_bits = 0;
+};
+
+// Operations of codecs of entries, on whole shards.
+struct EntryOperations {
+  // As Backend::Encode of at least one element; the padding is zero already.
+  void (*encode)(const CodecSpec& spec, const TensorView& gradient, float* residual, uint8_t* wire,
+                 const EncodeExtras& extras) = nullptr;
+  void (*decode)(const CodecSpec& spec, const uint8_t* wire, const TensorView& out) = nullptr;
+  // As Backend::AddEntries.
+  void (*add)(const CodecSpec& spec, const uint8_t* wire, float factor,
+              std::span<float> sum) = nullptr;
+};
+
+// One of the two is null, by the codec's kind.
+struct CodecOperations {
+  DenseOperations dense;
+  EntryOperations entries;
+};
+
+struct CodecInfo {
+  const CodecTraits& traits;
+  const char* help;                                  // one sentence
+  std::span<const ParameterInfo* const> parameters;  // in the order in which a spec is printed
+
+  // Devices need no table: kernels/dispatch.h goes by compress/codec_list.h and the element math.
+  CodecOperations scalar;  // the normative reference
+  CodecOperations simd;    // what runs; may be the reference's as long as there are no loops
+
+  // The rest is null where the comment's default does.
+
+  // Refuses parameters that are valid each for itself but not together. Default: all are good.
+  absl::Status (*check)(const CodecSpec& spec) = nullptr;
+  // CheckWire of bytes of the right length. Default: all decode.
+  absl::Status (*check_wire)(const CodecSpec& spec, const uint8_t* wire, size_t numel) = nullptr;
+  // The second hop's codec unless the spec names one. Default: the same.
+  CodecSpec (*default_down)(const CodecSpec& up) = nullptr;
+  // CodecSpec::AtStep. Default: the spec itself.
+  CodecSpec (*at_step)(const CodecSpec& spec, uint64_t step) = nullptr;
+  // Default: kUnused.
+  MomentumNeed (*momentum)(const CodecSpec& spec) = nullptr;
+
+  const ParameterInfo* FindParameter(std::string_view key) const;  // null: it has none such
+};
+
+const CodecInfo& InfoOf(CodecId id);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_COMPRESS_CODEC_INFO_H_

@@ -1,0 +1,23 @@
+#include "compress/codecs/int8.h"
+
+#include "compress/codecs/parameters.h"
+#include "compress/codecs/reference.h"
+#include "compress/codecs/simd_blocks.h"
+
+namespace thinwire::codecs {
+namespace {
+
+constexpr const ParameterInfo* kParameters[] = {&kBlock, &kRounding, &kSeed};
+
+}  // namespace
+
+const CodecInfo& Int8::Info() {
+  static constexpr CodecInfo info = {.traits = kTraits,
+                                     .help = "Eight bits an element: safe everywhere.",
+                                     .parameters = kParameters,
+                                     .scalar = ReferenceOf<Int8>(),
+                                     .simd = SimdBlocksOf<Int8>()};
+  return info;
+}
+
+}  // namespace thinwire::codecs

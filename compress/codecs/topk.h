@@ -1,0 +1,53 @@
+// topk: the k largest of n elements, exactly. compress/FORMAT.md, "topk".
+// Top-K with error feedback: Aji and Heafield, "Sparse Communication for Distributed Gradient
+// Descent", arXiv 1704.05021; Stich et al., "Sparsified SGD with Memory", arXiv 1809.07599.
+#ifndef THINWIRE_COMPRESS_CODECS_TOPK_H_
+#define THINWIRE_COMPRESS_CODECS_TOPK_H_
+
+#include <cstddef>
+
+#include "compress/codec_traits.h"
+#include "compress/half_float.h"
+#include "compress/quantiser.h"
+
+namespace thinwire {
+
+struct CodecInfo;
+
+// An entry's index counts within its sub-block, so that 16 bits hold it.
+inline constexpr size_t kSubBlock = 65536;
+
+// k, for a density in millionths: at least one, unless there are no elements at all.
+inline size_t EntryCount(uint32_t density_ppm, size_t numel) {
+  const size_t wanted = (numel * density_ppm + 999999) / 1000000;
+  return numel == 0 ? 0 : wanted == 0 ? 1 : wanted;
+}
+
+// Elements are ordered by the bits of their magnitude, so that a NaN is larger than everything.
+THINWIRE_HD uint32_t SelectionKey(float x) { return BitsOf(x) & kAbsMask; }
+
+// An x that is not finite is sent as it is and leaves its residual as it was.
+THINWIRE_HD bool StoresResidual(float x) { return SelectionKey(x) < kHugeBits; }
+
+// An entry has the index in its low half and the value as bf16 in the high one.
+THINWIRE_HD uint32_t EntryOf(float x, size_t index) {
+  return static_cast<uint32_t>(ToBf16(x)) << 16 | static_cast<uint32_t>(index % kSubBlock);
+}
+THINWIRE_HD float EntryValue(uint32_t entry) { return FloatOf(entry & 0xffff0000u); }
+THINWIRE_HD size_t EntryIndex(uint32_t entry) { return entry & 0xffffu; }
+
+namespace codecs {
+
+struct TopK {
+  static constexpr CodecTraits kTraits{.id = CodecId{5},
+                                       .name = "topk",
+                                       .kind = CodecKind::kEntries,
+                                       .code_bits = 32,
+                                       .has_kernels = false};
+  static const CodecInfo& Info();
+};
+
+}  // namespace codecs
+}  // namespace thinwire
+
+#endif  // THINWIRE_COMPRESS_CODECS_TOPK_H_

@@ -1,0 +1,188 @@
+// The search for the k largest. A threshold is guessed: the last step's, or one from a sample. One
+// pass adds the residual and collects what is not below it, the candidates. Whenever their room is
+// full, all but the k largest are dropped and the threshold rises. If fewer than k were found, the
+// threshold was too high, and further passes collect what lies below. So the result is exact
+// whatever the guess was.
+#include "compress/codecs/topk_encode.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <vector>
+
+#include "compress/codecs/topk.h"
+#include "compress/codecs/topk_candidates.h"
+#include "compress/shard_layout.h"
+#include "compress/simd_kernels.h"
+#include "compress/stages.h"
+
+namespace thinwire::codecs {
+namespace {
+
+constexpr size_t kSample = 4096;      // elements, at most; and at most an eighth of all
+constexpr size_t kSampleFrom = 2048;  // elements; of fewer all are candidates
+// The next step starts from this part of the k-th magnitude. With feedback many elements wait just
+// below it, so every percent less costs a tenth of k in candidates; it moves by less than this.
+constexpr float kCarry = 63.0f / 64;
+// Below a threshold that was too high these parts of it are tried, the closest first.
+constexpr float kRetreat[] = {0.875f, 0.5f, 0.25f};
+
+class Encoder {
+ public:
+  Encoder(const CodecSpec& spec, TensorView gradient, float* residual, const EncodeExtras& extras)
+      : gradient_(gradient),
+        residual_(residual),
+        extras_(extras),
+        masks_(extras.velocity != nullptr && spec.masking),
+        k_(EntryCount(spec.density_ppm, gradient.numel)),
+        own_scratch_(extras.scratch.empty() ? TopKScratchWords(spec, gradient.numel) : 0),
+        candidates_(extras.scratch.empty() ? std::span(own_scratch_) : extras.scratch, k_,
+                    gradient.numel) {
+    momentum_ = {extras.velocity, extras.momentum, extras.nesterov};
+  }
+
+  void Run(const ShardLayout& layout, uint8_t* wire) {
+    uint32_t low = FirstGuess();
+    Collect(low);
+    for (size_t i = 0; candidates_.count() < k_; ++i) {
+      const uint32_t highest = low - 1;
+      low = BitsOf(FloatOf(low) * kRetreat[std::min(i, std::size(kRetreat) - 1)]);
+      if (low < kTinyBits) low = 0;
+      CollectBelow(low, highest);
+    }
+    const uint32_t last = candidates_.KeepLargest(Restore());
+    if (extras_.threshold != nullptr) *extras_.threshold = std::min(last, kHugeBits);
+    Send(layout, wire);
+  }
+
+ private:
+  bool WrittenAsSent(float x) const { return StoresResidual(x) && SelectionKey(x) >= sure_; }
+
+  // Puts right the residuals of candidates that are not sent after all.
+  std::function<void(size_t, float)> Restore() {
+    return [this](size_t at, float x) {
+      if (WrittenAsSent(x)) Put(residual_, at, x);
+    };
+  }
+
+  // Also settles from where on elements are sent very probably: their residual is written as if
+  // they were, while it is in cache, and put right for the few that are not.
+  uint32_t FirstGuess() {
+    if (extras_.threshold != nullptr && *extras_.threshold != 0) {
+      if (residual_ != nullptr) sure_ = *extras_.threshold;
+      return BitsOf(FloatOf(*extras_.threshold) * kCarry);
+    }
+    return gradient_.numel < kSampleFrom ? 0 : SampledThreshold();
+  }
+
+  // Estimated from a jittered sample; low enough that k elements very probably reach it.
+  uint32_t SampledThreshold() const {
+    const size_t count = std::min(kSample, gradient_.numel / 8);
+    const size_t stride = gradient_.numel / count;
+    std::array<uint32_t, kSample> sample, spare;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t at = i * stride + i * 40503u % stride;
+      float x;
+      ToFloats(gradient_.Slice(at, 1), &x);
+      if (residual_ != nullptr) x += Get<float>(residual_, at);
+      if (momentum_.u != nullptr) x += momentum_.beta * Get<float>(momentum_.u, at);
+      sample[i] = BitsOf(x);
+    }
+    const double expected =
+        static_cast<double>(count) * static_cast<double>(k_) / static_cast<double>(gradient_.numel);
+    const double generous = expected + 4 * std::sqrt(expected) + 4;
+    if (generous >= static_cast<double>(count)) return 0;
+    return std::min(KthLargest(sample.data(), count, static_cast<size_t>(generous), spare.data()),
+                    kHugeBits);
+  }
+
+  // x = g + r into the residual, and the candidates from `low` on.
+  void Collect(uint32_t low) {
+    ForEachStage(gradient_, [&](const float* g, size_t begin, size_t n) {
+      low = std::min(candidates_.MakeRoom(n, low, Restore()),
+                     kAllKeys);  // nothing beats the largest NaN
+      const auto at = static_cast<uint32_t>(begin);
+      uint32_t *index = candidates_.next_index(), *bits = candidates_.next_bits();
+      if (residual_ == nullptr) {
+        candidates_.Grow(simd::Scan(g, n, at, low, kAllKeys, index, bits));
+        return;
+      }
+      simd::Momentum momentum = momentum_;
+      if (momentum.u != nullptr) momentum.u += begin;
+      // Elements that are not finite must be seen, since they leave their residual alone;
+      // those that are not among the largest are dropped again.
+      const simd::Thresholds keys{std::min(low, kHugeBits), std::max(low, sure_)};
+      candidates_.Grow(simd::AddAndScan(g, residual_ + begin, momentum, n, at, keys, index, bits));
+    });
+  }
+
+  // Rare, so it may allocate. The residual holds x now, but for elements that are not finite or
+  // were written as sent; those are all among the candidates already.
+  void CollectBelow(uint32_t low, uint32_t highest) {
+    const size_t found = candidates_.count();
+    std::vector<uint32_t> seen;
+    for (size_t i = 0; i < found; ++i) {
+      const float x = candidates_.value(i);
+      if (!StoresResidual(x) || WrittenAsSent(x)) seen.push_back(candidates_.index(i));
+    }
+    const TensorView x = residual_ == nullptr ? gradient_ : TensorView{residual_, gradient_.numel};
+    ForEachStage(x, [&](const float* part, size_t begin, size_t n) {
+      low = candidates_.MakeRoom(n, low, Restore());
+      const size_t before = candidates_.count();
+      candidates_.Grow(simd::Scan(part, n, static_cast<uint32_t>(begin), low, highest,
+                                  candidates_.next_index(), candidates_.next_bits()));
+      if (residual_ != nullptr && !seen.empty()) candidates_.Forget(seen, before);
+    });
+    candidates_.Merge(found);
+  }
+
+  void Send(const ShardLayout& layout, uint8_t* wire) {
+    uint8_t* entries = wire + layout.codes_at;
+    size_t sent = 0;
+    for (size_t b = 0; b < layout.blocks; ++b) {
+      const size_t begin = sent, end = (b + 1) * kSubBlock;
+      for (; sent < k_ && candidates_.index(sent) < end; ++sent) {
+        Put(entries, sent, EntryOf(candidates_.value(sent), candidates_.index(sent)));
+      }
+      Put(wire, b, static_cast<uint32_t>(sent - begin));
+    }
+    if (residual_ == nullptr) return;
+    for (size_t i = 0; i < k_; ++i) {
+      const size_t at = candidates_.index(i);
+      const float x = candidates_.value(i);
+      if (!StoresResidual(x)) continue;
+      if (!WrittenAsSent(x)) Put(residual_, at, x - FromBf16(ToBf16(x)));
+      if (masks_) Put(momentum_.u, at, 0.0f);
+    }
+  }
+
+  const TensorView gradient_;
+  float* const residual_;
+  const EncodeExtras& extras_;
+  const bool masks_;
+  const size_t k_;
+  std::vector<uint32_t> own_scratch_;
+  Candidates candidates_;
+  simd::Momentum momentum_;
+  uint32_t sure_ = kAllKeys + 1;  // keys from here on are written as sent
+};
+
+}  // namespace
+
+void EncodeTopK(const CodecSpec& spec, const TensorView& gradient, float* residual, uint8_t* wire,
+                const EncodeExtras& extras) {
+  Encoder(spec, gradient, residual, extras).Run(LayoutOf(spec, gradient.numel), wire);
+}
+
+}  // namespace thinwire::codecs
+
+namespace thinwire {
+
+size_t TopKScratchWords(const CodecSpec& spec, size_t numel) {
+  return codecs::Candidates::ScratchWords(EntryCount(spec.density_ppm, numel), numel);
+}
+
+}  // namespace thinwire

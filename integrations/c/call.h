@@ -1,0 +1,34 @@
+// Checks, views and texts that all calls of the C interface on a communicator share.
+#ifndef THINWIRE_INTEGRATIONS_C_CALL_H_
+#define THINWIRE_INTEGRATIONS_C_CALL_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "compress/error_feedback.h"
+#include "compress/types.h"
+#include "integrations/c/communicator.h"
+
+namespace thinwire {
+
+// A null pointer is an empty text.
+inline std::string_view TextOf(const char* text) { return text == nullptr ? "" : text; }
+
+inline TensorView ViewOf(const void* data, size_t count, tw_dtype dtype) {
+  return {const_cast<void*>(data), count, static_cast<DType>(dtype)};
+}
+
+absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream);
+
+// The segments of a call, and the numbers of those that this rank has no gradient for.
+struct CallSegments {
+  std::vector<Segment> segments;
+  std::vector<uint32_t> absent;
+};
+CallSegments SegmentsOf(const tw_segment* segments, size_t count);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_INTEGRATIONS_C_CALL_H_

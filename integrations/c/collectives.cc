@@ -1,0 +1,108 @@
+// tw_all_reduce*, tw_reduce_scatter, tw_all_gather, tw_wait*.
+#include <memory>
+#include <utility>
+
+#include "integrations/c/call.h"
+#include "integrations/c/status.h"
+
+using thinwire::CollectiveRequest;
+using thinwire::ToC;
+
+namespace {
+
+struct Call {
+  const void* send;
+  void* recv;
+  size_t send_count, recv_count;
+  tw_dtype dtype;
+  tw_op op;
+  tw_comm* comm;
+  void* stream;
+};
+
+absl::StatusOr<std::shared_ptr<thinwire::Work>> Start(const Call& call, CollectiveRequest request) {
+  if (absl::Status bad = thinwire::CheckCall(call.comm, call.dtype, call.op, call.stream);
+      !bad.ok()) {
+    return bad;
+  }
+  request.input = thinwire::ViewOf(call.send, call.send_count, call.dtype);
+  request.output = thinwire::ViewOf(call.recv, call.recv_count, call.dtype);
+  request.op = static_cast<thinwire::Op>(call.op);
+  request.stream = call.stream;
+  return call.comm->engine->Start(request);
+}
+
+tw_status Run(const Call& call, const CollectiveRequest& request) {
+  const absl::StatusOr<std::shared_ptr<thinwire::Work>> work = Start(call, request);
+  return ToC(work.ok() ? (*work)->Wait() : work.status());
+}
+
+size_t SizeOf(const tw_comm* comm) { return comm == nullptr ? 1 : comm->size; }
+
+}  // namespace
+
+extern "C" {
+
+tw_status tw_all_reduce(const void* send, void* recv, size_t count, tw_dtype dtype, tw_op op,
+                        tw_comm* comm, void* stream) {
+  CollectiveRequest request;
+  request.caller_waits = true;
+  return Run({send, recv, count, count, dtype, op, comm, stream}, request);
+}
+
+tw_status tw_reduce_scatter(const void* send, void* recv, size_t recv_count, tw_dtype dtype,
+                            tw_op op, tw_comm* comm, void* stream) {
+  CollectiveRequest request;
+  request.collective = thinwire::Collective::kReduceScatter;
+  return Run({send, recv, recv_count * SizeOf(comm), recv_count, dtype, op, comm, stream}, request);
+}
+
+tw_status tw_all_gather(const void* send, void* recv, size_t send_count, tw_dtype dtype,
+                        tw_comm* comm, void* stream) {
+  CollectiveRequest request;
+  request.collective = thinwire::Collective::kAllGather;
+  return Run({send, recv, send_count, send_count * SizeOf(comm), dtype, TW_SUM, comm, stream},
+             request);
+}
+
+tw_status tw_all_reduce_async(const void* send, void* recv, size_t count, tw_dtype dtype, tw_op op,
+                              tw_comm* comm, void* stream, const char* name, int priority,
+                              tw_work** work) {
+  return tw_all_reduce_segments(send, recv, count, dtype, op, comm, stream, name, priority, nullptr,
+                                0, work);
+}
+
+tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_dtype dtype,
+                                 tw_op op, tw_comm* comm, void* stream, const char* name,
+                                 int priority, const tw_segment* segments, size_t num_segments,
+                                 tw_work** work) {
+  if (work == nullptr) return ToC(absl::InvalidArgumentError("the place for the work is null"));
+  *work = nullptr;
+  if (num_segments > 0 && segments == nullptr) {
+    return ToC(absl::InvalidArgumentError("the segments are null"));
+  }
+  const thinwire::CallSegments parts = thinwire::SegmentsOf(segments, num_segments);
+  CollectiveRequest request;
+  request.key = thinwire::TextOf(name);
+  request.priority = priority;
+  request.segments = parts.segments;
+  request.absent = parts.absent;
+  absl::StatusOr<std::shared_ptr<thinwire::Work>> started =
+      Start({send, recv, count, count, dtype, op, comm, stream}, request);
+  if (started.ok()) *work = new tw_work{*std::move(started)};
+  return ToC(started.status());
+}
+
+tw_status tw_wait(tw_work* work) {
+  if (work == nullptr) return ToC(absl::InvalidArgumentError("the work is null"));
+  const std::unique_ptr<tw_work> owned(work);
+  return ToC(owned->work->Wait());
+}
+
+tw_status tw_wait_stream(tw_work* work, void* stream) {
+  if (work == nullptr) return ToC(absl::InvalidArgumentError("the work is null"));
+  const std::unique_ptr<tw_work> owned(work);
+  return ToC(owned->work->WaitOn(stream));
+}
+
+}  // extern "C"

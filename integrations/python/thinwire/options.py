@@ -1,0 +1,171 @@
+"""Every setting of thinwire, in one list.
+
+The ctypes mirror of tw_options (_library.py), the arguments and the environment (config.py) and
+docs/settings.md (scripts/settings.py) are made from it. Tests prove that the struct in
+integrations/c/thinwire.h, config.Config, and the arguments of State and DistributedOptimizer are
+equal to it. Nothing here reads the environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_INT_MAX = (1 << 31) - 1
+_SIZE_MAX = (1 << 64) - 1
+
+# The answers to "equal on all ranks?".
+COMPARED = "yes, compared at the start"
+NEEDED = "yes, else the ranks do not meet"
+LEADER = "no, rank 0's counts"
+FREE = "no"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a setting's value is read from text, which values are right, and how C gets it.
+
+    None stands for the library's default: only to_c is ever called with it."""
+
+    expected: str
+    parse: Callable[[str], Any]
+    right: Callable[[Any], bool]
+    to_c: Callable[[Any], Any]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _whole(at_least: int, at_most: int) -> Kind:
+    def right(value: object) -> bool:
+        number = isinstance(value, int) and not isinstance(value, bool)
+        return number and at_least <= value <= at_most
+
+    expected = f"a whole number from {at_least} to {at_most}"
+    return Kind(expected, int, right, lambda value: value or 0)
+
+
+def _milliseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else min(math.ceil(seconds * 1000), _INT_MAX)
+
+
+def _parse_bool(text: str) -> bool:
+    known = {"0": False, "1": True, "false": False, "true": True}
+    if text.lower() not in known:
+        raise ValueError(text)
+    return known[text.lower()]
+
+
+_TEXT = Kind(
+    "text", str, lambda value: isinstance(value, str),
+    lambda value: None if value is None else value.encode(),
+)  # fmt: skip
+_FIRST_OF_LIST = Kind("text", lambda text: text.split(",")[0] or None, _TEXT.right, _TEXT.to_c)
+_SECONDS = Kind(
+    "a number of seconds above 0", float,
+    lambda value: _is_number(value) and math.isfinite(value) and value > 0, _milliseconds,
+)  # fmt: skip
+_MOMENTUM = Kind(
+    "a number from 0 to below 1", float, lambda value: _is_number(value) and 0 <= value < 1, float
+)
+_FLAG = Kind("True or False", _parse_bool, lambda value: value in (True, False), int)
+_BOOL_OR_NONE = Kind(
+    "True, False or None", _parse_bool, lambda value: isinstance(value, bool),
+    {None: 0, True: 1, False: -1}.__getitem__,
+)  # fmt: skip
+_LANES = _whole(1, _INT_MAX)
+_POSITIVE_BYTES = _whole(1, _SIZE_MAX)
+_BYTES = _whole(0, _SIZE_MAX)
+_IS_ZERO = Kind(_BYTES.expected, _BYTES.parse, _BYTES.right, lambda value: int(value == 0))
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of tw_options, or a setting that the C library does not have.
+
+    field, c_type: as thinwire.h has them. setting: of config.Config; kind says how its value is
+    treated. argument: config.resolve, State and DistributedOptimizer take the setting under its
+    name. variables: of the environment; the first that is set counts. default and equal (on all
+    ranks) are words for the reader."""
+
+    meaning: str
+    field: str | None = None
+    c_type: str | None = None
+    setting: str | None = None
+    kind: Kind | None = None
+    argument: bool = False
+    variables: tuple[str, ...] = ()
+    default: str = ""
+    equal: str = FREE
+
+
+def _of_call(field: str, c_type: str, meaning: str, default: str, equal: str) -> Option:
+    """A field that each communicator gets from its maker, and no setting."""
+    return Option(meaning, field, c_type, default=default, equal=equal)
+
+
+# In the order of tw_options' fields; the settings without a field follow.
+OPTIONS: tuple[Option, ...] = (
+    _of_call("struct_size", "size_t", "size of the caller's struct; tw_options_init sets it",
+             "sizeof(tw_options)", FREE),
+    _of_call("rank", "int", "number of this rank, from 0", "0", "no, each has its own"),
+    _of_call("size", "int", "number of ranks", "1", COMPARED),
+    _of_call("store", "tw_store", "functions of the store where the ranks meet", "none", NEEDED),
+    Option("name under which ranks that are threads of this process meet",
+           "local_group", "const char*", "local_group", _TEXT, default="none", equal=NEEDED),
+    _of_call("store_path", "const char*", "shared folder where the ranks meet", "none", NEEDED),
+    _of_call("group", "const char*", "prefix of the keys, so that groups can share a store",
+             "none", NEEDED),
+    Option("where all tensors lie: `cpu`, `cuda` or `cuda:1`; Python takes the tensors' device",
+           "device", "const char*", "device", _TEXT, default="cpu"),
+    Option("path of libthinwire_cuda.so", "cuda_library", "const char*", "cuda_library", _TEXT,
+           variables=("THINWIRE_CUDA_LIB",), default="beside libthinwire.so"),
+    Option("codec of the gradients; in C several, separated by `;`, which segments choose from",
+           "codec", "const char*", "codec", _TEXT, True, ("THINWIRE_CODEC",), "int4", COMPARED),
+    Option("momentum of SGD, which the library then owns and compresses; 0: none",
+           "momentum", "float", "momentum", _MOMENTUM, True, (), "0", COMPARED),
+    Option("results are Nesterov steps of that momentum",
+           "nesterov", "int", "nesterov", _FLAG, True, (), "off", COMPARED),
+    Option("order of chunks: `wfbp` (as they are ready), `fifo` (as they were submitted) or `p3` "
+           "(input layers first, the default of DistributedOptimizer)",
+           "policy", "const char*", "policy", _TEXT, True, (), "wfbp", COMPARED),
+    Option("whether a step's order is predicted from the step before; in C 1: always, -1: never",
+           "planned", "int", "planned", _BOOL_OR_NONE, True, (), "above 1 ms of latency", LEADER),
+    Option("network interface to listen on", "interface_name", "const char*",
+           "interface", _FIRST_OF_LIST, True, ("THINWIRE_IFACE", "GLOO_SOCKET_IFNAME"),
+           "the one that leads to rendezvous_host"),
+    Option("host whose interface is listened on when no interface is named", "rendezvous_host",
+           "const char*", "rendezvous_host", _TEXT, False, ("MASTER_ADDR",), "loopback"),
+    Option("chunks in flight, 64 at most", "lanes", "int", "lanes", _LANES, True,
+           ("THINWIRE_LANES",), "4", COMPARED),
+    Option("bytes of fp32 in a chunk, at least 4096", "chunk_bytes", "size_t",
+           "chunk_bytes", _POSITIVE_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
+    Option("a tensor of at most this many bytes times (ranks - 1) goes uncompressed",
+           "min_bytes", "size_t", "min_bytes", _BYTES, True, (), "65536", COMPARED),
+    Option("small tensors are compressed as well; in Python `min_bytes=0` says so",
+           "no_raw", "int", "min_bytes", _IS_ZERO, False, (), "off", COMPARED),
+    Option("seconds until connecting or an allreduce fails; in C milliseconds",
+           "timeout_ms", "int", "timeout_s", _SECONDS, True, ("THINWIRE_TIMEOUT_S",), "30"),
+    Option("file for a Chrome trace; each rank adds its number to the name",
+           "trace_path", "const char*", "trace", _TEXT, True, ("THINWIRE_TRACE",), "none"),
+    Option("file for the engine's last events, written with its first failure; each rank adds its "
+           "number to the name",
+           "flight_path", "const char*", "flight", _TEXT, True, ("THINWIRE_FLIGHT",), "none"),
+    Option("level of the `thinwire` logger: debug, info, warning or error",
+           variables=("THINWIRE_LOG",), default="the root logger's"),
+    Option("key of an authenticated transport, which this version does not have: an error",
+           variables=("THINWIRE_KEY_FILE",), default="none"),
+    Option("accepts an unauthenticated transport; this version has no other",
+           variables=("THINWIRE_INSECURE",), default="none"),
+    Option("path of libnccl; this version has no NCCL transport",
+           variables=("THINWIRE_NCCL_LIB",), default="none"),
+    Option("path of libthinwire.so", variables=("THINWIRE_LIBRARY",),
+           default="in the package, else the checkout's build"),
+)  # fmt: skip
+
+# The fields of tw_options, in their order.
+FIELDS = tuple(option for option in OPTIONS if option.field is not None)
+# The settings that config.resolve takes as arguments.
+ARGUMENTS = tuple(option.setting for option in OPTIONS if option.argument)

@@ -1,0 +1,81 @@
+"""Layout: which parameters lie where in DDP's flat buckets.
+
+Residuals follow parameters, since DDP rebuilds its buckets after the first iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import Error
+from thinwire.torch.exchange.bucket import Bucket
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+
+
+class Layout:
+    """Names parameters: by the given names, else p0, p1, ... as they first appear, which is the
+    same order on all ranks because DDP starts its buckets in order."""
+
+    def __init__(self, names: Mapping[torch.Tensor, str] | None) -> None:
+        self._names: dict[torch.Tensor, str] = dict(names or {})
+        self._known: dict[int, tuple[list[object], Bucket]] = {}  # by the bucket's index
+        self._changed = False  # whether a bucket of this step is new
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        return self._names.setdefault(parameter, f"p{len(self._names)}")
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Those that have a name so far."""
+        return list(self._names)
+
+    def describe(self, bucket: dist.GradBucket) -> str:
+        """The bucket with its first and last parameter, for messages."""
+        names = [self.name_of(parameter) for parameter in bucket.parameters()]
+        inner = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" if names else "empty"
+        return f"bucket{bucket.index()} ({inner})"
+
+    def bucket(self, exchange: GradientExchange, bucket: dist.GradBucket) -> Bucket:
+        """The exchange's bucket for DDP's, remembered until its parameters or the exchange
+        change."""
+        parameters = bucket.parameters()
+        key = [exchange, bucket.buffer().dtype, *map(id, parameters)]
+        known = self._known.get(bucket.index())
+        if known is not None and known[0] == key:
+            return known[1]
+        made = exchange.bucket(
+            f"bucket{bucket.index()}", self._parts(bucket, parameters), bucket.buffer().dtype,
+            priority=bucket.index(),
+        )  # fmt: skip
+        self._known[bucket.index()] = key, made
+        self._changed = True
+        return made
+
+    def end_step(self) -> bool:
+        """Whether the step's buckets were those of the step before. DDP makes others once, after
+        the first step."""
+        changed, self._changed = self._changed, False
+        return not changed
+
+    def _parts(
+        self, bucket: dist.GradBucket, parameters: list[torch.Tensor]
+    ) -> list[tuple[str, int]]:
+        buffer, at, parts = bucket.buffer(), 0, []
+        for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
+            name, numel = self.name_of(parameter), parameter.numel()
+            offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
+            if gradient.numel() != numel or (numel > 0 and offset != at):
+                raise Error(
+                    f"bucket{bucket.index()}, parameter '{name}': its gradient of "
+                    f"{gradient.numel()} elements lies at element {offset}, expected {numel} at "
+                    f"{at}; this version of torch lays its buckets out in another way"
+                )
+            parts.append((name, numel))
+            at += numel
+        if at != buffer.numel():
+            raise Error(
+                f"bucket{bucket.index()} has {buffer.numel()} elements, its parameters {at}; this "
+                "version of torch lays its buckets out in another way"
+            )
+        return parts

@@ -1,0 +1,9 @@
+"""GradientExchange: everything that the adapters for DDP, for DistributedOptimizer and for other
+frameworks have in common. docs/guides/add-a-framework.md says how to write another adapter."""
+
+from __future__ import annotations
+
+from thinwire.torch.exchange.bucket import Bucket, Part
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+
+__all__ = ["Bucket", "GradientExchange", "Part"]

@@ -1,0 +1,184 @@
+"""BucketExchange: buckets and their submission, the part of GradientExchange that runs in every
+step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire import config, errors
+from thinwire.torch import tensors
+from thinwire.torch.exchange.bucket import Bucket, Part, Submission
+from thinwire.torch.exchange.parameters import Parameters, check_size
+from thinwire.torch.exchange.rules import Rules
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.exchange.setup import Setup
+from thinwire.torch.group import Membership
+
+
+class BucketExchange:
+    """Reduces buckets over the ranks of a process group; adapters use it as a GradientExchange."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        process_group: dist.ProcessGroup | None,
+        parameters: Mapping[str, int] | None,
+        purpose: str,
+    ) -> None:
+        self.steps = 0  # the number that were made, with those of a state dict that was loaded
+        self._auto, self._rules = setup.auto, setup.rules
+        self._process_group, self._purpose = process_group, purpose
+        self._parameters = Parameters(parameters)
+        self._session = Session(Membership(process_group, purpose), setup.settings)
+        self._session.close_with(self)
+
+    # Settings.
+
+    @property
+    def codec(self) -> str | dict[str, str]:
+        """The codec or the rules in use; with "auto" it changes at most twice."""
+        rules = self._rules.by_pattern
+        return rules if self._rules.needs_names else next(iter(rules.values()))
+
+    @property
+    def rules(self) -> Rules:
+        return self._rules
+
+    @property
+    def config(self) -> config.Config:
+        """All settings, as they were resolved."""
+        return self._session.config
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the exchange chooses its codec itself (codec="auto")."""
+        return self._auto is not None
+
+    @property
+    def rank(self) -> int:
+        """Within the process group. InvalidArgumentError while there is none."""
+        return self._session.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the process group. InvalidArgumentError while there is none."""
+        return self._session.group.size
+
+    # Buckets.
+
+    def bucket(
+        self,
+        name: str,
+        parts: Iterable[Part | tuple[str, int]],
+        dtype: torch.dtype,
+        *,
+        priority: int = 0,
+    ) -> Bucket:
+        """Describes a flat buffer that will be submitted in many steps. Make it once.
+
+        name: equal on all ranks, and of one bucket only. parts: (parameter name, elements), or Part
+          for a piece of a parameter, in the buffer's order and without gaps. dtype: float32,
+          bfloat16 or float16. priority: under "p3" lower goes first, so it is the number in forward
+          order. InvalidArgumentError if no rule matches a parameter, or if a state dict was loaded
+          that has it with another size."""
+        if dtype not in tensors.DTYPES:
+            raise errors.InvalidArgumentError(
+                f"bucket '{name}': got dtype {dtype}, expected float32, bfloat16 or float16"
+            )
+        listed = [Part(*part) for part in parts]
+        for part in listed:
+            check_size(part.name, part.total or part.numel, self._session.restored)
+        bucket = Bucket(
+            name, sum(part.numel for part in listed), tensors.DTYPES[dtype], parts=listed,
+            codecs=[self._rules.index_of(part.name) for part in listed], priority=priority,
+        )  # fmt: skip
+        self._parameters.add(bucket)
+        return bucket
+
+    def submit(self, bucket: Bucket, buffer: torch.Tensor) -> Submission:
+        """Starts to replace the buffer by its mean over all ranks; wait() must follow, once.
+
+        buffer: contiguous, with the bucket's dtype and number of elements, on the CPU or a GPU, the
+          same device always. Nothing may touch it until wait() has returned."""
+        self._check(bucket, buffer)
+        if self._auto and self._auto.observer:
+            self._auto.observer.submitting(bucket, buffer)
+        return Submission(bucket, buffer, self._session.submit(bucket, buffer))
+
+    def wait(self, submission: Submission) -> None:
+        """Returns when the buffer holds the mean; on a GPU, for later work of the current stream.
+        Submissions may be waited for in any order. Raises the typed error of a failure."""
+        if not (self._auto and self._auto.observer):
+            self._session.complete(submission.work)
+            return
+        with self._auto.observer.waiting(submission.bucket, submission.buffer.device):
+            self._session.complete(submission.work)
+
+    def start(
+        self,
+        bucket: Bucket,
+        buffer: torch.Tensor,
+        finish: Callable[[], None] | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """As submit(), for frameworks that want a future: it completes with the buffer after
+        `finish` has run on another thread. For codec="auto" these buckets come in backward order,
+        and their priorities are their numbers in it."""
+        self._check(bucket, buffer)
+        if self._auto and self._auto.observer:
+            finish = self._auto.observer.starting(bucket, buffer, finish)
+        return self._session.start(bucket, buffer, finish)
+
+    def _check(self, bucket: Bucket, buffer: torch.Tensor) -> None:
+        dtype = tensors.check(buffer, self.rank, lambda: str(bucket.name))
+        if (dtype, buffer.numel()) != (bucket.dtype, bucket.numel) or not buffer.is_contiguous():
+            raise errors.InvalidArgumentError(
+                f"rank {self.rank}, bucket '{bucket.name}': got {buffer.numel()} elements of "
+                f"{dtype} with strides {buffer.stride()}, expected {bucket.numel} contiguous "
+                f"elements of {bucket.dtype}"
+            )
+
+    def end_step(self, *, repeats: bool = True) -> None:
+        """Says once a step that all of its buckets have been submitted. repeats: the next step will
+        submit the same buckets, which lets their order be predicted."""
+        self.steps += 1
+        if repeats:
+            self._session.end_step()
+
+    def between_steps(self, device: torch.device, finish: Callable[[], None] | None = None) -> None:
+        """Once a step on all ranks, when codec="auto" may change the codec; else it does nothing.
+        `finish` waits until the adapter has nothing in flight; None: start() was used. Buckets stay
+        valid. PeerLostError if a rank was lost."""
+        if self._auto is None:
+            return
+        codec = self._auto.after_step(device, finish or self._session.wait_idle)
+        if codec is not None:
+            self._change_codec(codec)
+
+    def _change_codec(self, codec: str) -> None:
+        """Goes on with another codec; residuals, momentum and counts are kept."""
+        membership = Membership(self._process_group, self._purpose)
+        self._session = self._session.successor(membership, codec, self.steps)
+        self._session.close_with(self)
+        self._rules = Rules(codec)
+
+    # The end.
+
+    def fail(self, error: errors.Error) -> None:
+        """Fails the exchange on every rank. The first reason stays."""
+        if self._session.error is None:
+            self._session.fail(error)
+            self._session.abort()
+
+    def close(self) -> None:
+        """Says goodbye to the peers. Happens by itself when the exchange goes, and at exit."""
+        self._session.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise errors.InvalidArgumentError(
+            f"a {type(self).__name__} holds connections and can't be pickled; save its "
+            "state_dict() instead"
+        )

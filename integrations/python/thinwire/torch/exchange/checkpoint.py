@@ -1,0 +1,160 @@
+"""Residuals as plain tensors: out of a communicator, into a dict, and into another world size."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from thinwire.comm import Communicator
+from thinwire.errors import InvalidArgumentError
+
+FORMAT = 2
+
+
+class Memory(NamedTuple):
+    """Residuals and momentum of a parameter: flat float32 tensors of its size, on the host."""
+
+    first: torch.Tensor  # the first hop's residual, in units of a gradient
+    second: torch.Tensor  # the second hop's residual, in units of the mean
+    momentum: torch.Tensor | None = None  # topk: this rank's own; else the same on all ranks
+
+
+Residuals = dict[str, Memory]  # by parameter
+
+
+def read(communicator: Communicator, momentum: bool) -> Residuals:
+    """Copies what this rank keeps of each parameter. Nothing may be in flight."""
+    residuals: Residuals = {}
+    for name, numel in communicator.residuals().items():
+        memory = Memory(
+            torch.zeros(numel), torch.zeros(numel), torch.zeros(numel) if momentum else None
+        )
+        communicator.get_residual(name, *_addresses(memory), numel)
+        residuals[name] = memory
+    return residuals
+
+
+def write(communicator: Communicator, residuals: Residuals) -> None:
+    """Replaces what is kept of these parameters, and empties that of all others."""
+    for name, numel in communicator.residuals().items():
+        if name not in residuals:
+            zeros = torch.zeros(numel)
+            communicator.set_residual(name, *_addresses(Memory(zeros, zeros)), numel)
+    for name, memory in residuals.items():
+        communicator.set_residual(name, *_addresses(memory), memory.first.numel())
+
+
+def with_momentum(residuals: Residuals, momentum: Mapping[str, torch.Tensor]) -> Residuals:
+    """The residuals with the momentum of these parameters, which may have any shape, dtype and
+    device."""
+    kept = dict(residuals)
+    for name, buffer in momentum.items():
+        m = buffer.detach().to("cpu", torch.float32, copy=True).flatten().contiguous()
+        zeros = torch.zeros_like(m)
+        kept[name] = kept.get(name, Memory(zeros, zeros))._replace(momentum=m)
+    return kept
+
+
+def _addresses(memory: Memory) -> tuple[int, int, int | None]:
+    momentum = None if memory.momentum is None else memory.momentum.data_ptr()
+    return memory.first.data_ptr(), memory.second.data_ptr(), momentum
+
+
+def pack(
+    residuals: Residuals,
+    codec: str | Mapping[str, str],
+    world: int,
+    rank: int,
+    steps: int,
+    sparse: Collection[str] = (),
+) -> dict[str, Any]:
+    """The dict that state_dict() returns. sparse: the parameters that are sent as topk; their
+    momentum is this rank's own."""
+    return {
+        "format": FORMAT,
+        "codec": codec,
+        "world": world,
+        "rank": rank,
+        "steps": steps,
+        "sparse": sorted(sparse),
+        "residuals": {
+            name: {key: value for key, value in memory._asdict().items() if value is not None}
+            for name, memory in residuals.items()
+        },
+    }
+
+
+def unpack(
+    saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], world: int, rank: int
+) -> tuple[Residuals, int]:
+    """The residuals that rank `rank` of `world` loads, and the number of steps that were made.
+    InvalidArgumentError if `saved` has none for this rank."""
+    if not isinstance(saved, Mapping):
+        saved = merge_state_dicts(saved, world, rank)
+    _check_format(saved)
+    if (saved["world"], saved["rank"]) != (world, rank):
+        raise InvalidArgumentError(
+            f"rank {rank} of {world} got the state dict of rank {saved['rank']} of "
+            f"{saved['world']}; load every rank's own, or give every rank the list of all ranks'"
+        )
+    residuals: Residuals = {}
+    for name, both in saved["residuals"].items():
+        first, second = _flat(both["first"]), _flat(both["second"])
+        if first.numel() != second.numel():
+            raise InvalidArgumentError(
+                f"the state dict's residuals for '{name}' have {first.numel()} and "
+                f"{second.numel()} elements, expected as many in both"
+            )
+        momentum = _flat(both["momentum"]) if "momentum" in both else None
+        residuals[name] = Memory(first, second, momentum)
+    return residuals, saved["steps"]
+
+
+def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int) -> dict[str, Any]:
+    """The state dict of rank `rank` of `world`, from those of all ranks of a saved run.
+
+    In the same world it is the rank's own, unchanged. Else the sum of residuals is kept: rank j of
+    m takes first + n * second, summed over the old ranks r of n with r % m == j, as its first-hop
+    residual. topk's momentum is summed the same way; any other is the same on all ranks."""
+    for one in saved:
+        _check_format(one)
+    by_rank = {one["rank"]: one for one in saved}
+    old = saved[0]["world"] if saved else 0
+    if sorted(by_rank) != list(range(old)) or any(one["world"] != old for one in saved):
+        raise InvalidArgumentError(
+            f"expected one state dict of each rank of one run, got ranks "
+            f"{[one['rank'] for one in saved]} of worlds {[one['world'] for one in saved]}"
+        )
+    if old == world:
+        return dict(by_rank[rank])
+    sums: Residuals = {}
+    for name in sorted({name for one in saved for name in one["residuals"]}):
+        parts = [one["residuals"][name] for one in saved if name in one["residuals"]]
+        total = torch.zeros(parts[0]["first"].numel())
+        momentum = torch.zeros_like(total) if "momentum" in parts[0] else None
+        for r in range(rank, old, world):
+            if name in by_rank[r]["residuals"]:
+                both = by_rank[r]["residuals"][name]
+                total += _flat(both["first"]) + old * _flat(both["second"])
+                if momentum is not None:
+                    momentum += _flat(both["momentum"])
+        if momentum is not None and name not in saved[0]["sparse"]:
+            momentum = _flat(parts[0]["momentum"])
+        sums[name] = Memory(total, torch.zeros_like(total), momentum)
+    one = saved[0]
+    return pack(sums, one["codec"], world, rank, one["steps"], one["sparse"])
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", torch.float32).reshape(-1).contiguous().clone()
+
+
+def _check_format(saved: Any) -> None:
+    if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
+        got = saved.get("format") if isinstance(saved, Mapping) else type(saved).__name__
+        raise InvalidArgumentError(
+            f"expected a thinwire state dict of format {FORMAT}, got {got!r}; pass what "
+            "State.state_dict() gave"
+        )

@@ -1,0 +1,145 @@
+"""GradientExchange: the compressed mean of gradients over all ranks, and all that it keeps between
+steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import Optimizer
+
+from thinwire.codec import codec_info
+from thinwire.torch.exchange import checkpoint
+from thinwire.torch.exchange.bucket_exchange import BucketExchange
+from thinwire.torch.exchange.owned_momentum import OwnedMomentum
+from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.exchange.setup import resolve
+from thinwire.torch.exchange.stats import summary
+from thinwire.torch.exchange.whole_step import WholeStep
+
+
+class GradientExchange(BucketExchange):
+    """Averages gradients over the ranks of a process group. Adapters to frameworks are thin layers
+    over it: thinwire.torch.State for DDP, thinwire.torch.DistributedOptimizer without it.
+
+    codec: a spec such as "int4" (default) or "topk:density=0.01"; or {pattern of parameter names:
+      spec}, of which the first match wins; or "auto" (thinwire.torch.exchange.auto).
+    process_group: torch's group; None: the default group, which may come later than this object.
+    momentum, nesterov: of SGD, owned by the exchange, which then returns momentum in place of
+      gradients; see take_momentum().
+    parameters: elements of each parameter, by name. If it is given, rules that match no parameter
+      warn, and loading checks the names. None: parameters become known with their buckets.
+    purpose: names the kind of user. Ranks match exchanges of one purpose by their order.
+    options: policy ("wfbp", "fifo" or "p3": the order of chunks), planned (bool: predict the order
+      of a step from the step before), timeout_s (float, seconds), lanes (int, chunks in flight),
+      chunk_bytes, min_bytes (int, bytes of fp32), interface (str), trace (str, a file). None means
+      the THINWIRE_* variable, else the library's default.
+
+    A wrong option, codec, rule or policy is an InvalidArgumentError of the constructor. Ranks meet
+    at the first use; all must use the same values. After an error of a peer or of the network the
+    exchange stays failed, and every later use raises the first reason. Not thread-safe, but for
+    close()."""
+
+    def __init__(
+        self,
+        codec: Codec | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        parameters: Mapping[str, int] | None = None,
+        purpose: str = "exchange",
+        **options: Any,
+    ) -> None:
+        setup = resolve(
+            codec, process_group, parameters, momentum=momentum, nesterov=nesterov, **options
+        )
+        super().__init__(setup, process_group, parameters, purpose)
+        self._whole_step = WholeStep()
+        self.momentum = OwnedMomentum(setup.settings.momentum, setup.settings.nesterov)
+
+    # Whole steps, for loops that have all gradients at once.
+
+    def reduce(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replaces tensors by their means over all ranks, as one step; returns when all is done.
+
+        named: tensors by the name that rules and residuals go by; any shape, float32, bfloat16 or
+        float16. All ranks pass the same names and shapes, in the same order."""
+        self._whole_step.reduce(self, named)
+
+    def reduce_gradients(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the .grad of parameters by the mean over all ranks (or by the momentum, if the
+        exchange owns it), as one step; call it between backward() and step().
+
+        named: parameters by name, as dict(model.named_parameters()), the same on all ranks in the
+        same order. A missing .grad counts as zeros, and becomes the mean."""
+        self._whole_step.reduce_gradients(self, named)
+
+    # Momentum.
+
+    def take_momentum(
+        self, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str | None]
+    ) -> None:
+        """Moves momentum and weight decay out of an optimizer's param groups that still have them,
+        into the exchange. From then on the results of the exchange are momentum.
+
+        optimizer: torch.optim.SGD. name_of: a parameter's name; None: its buffer is dropped.
+        InvalidArgumentError if the exchange owns no momentum, or for another optimizer."""
+        if found := self.momentum.take(optimizer, name_of):
+            self.load_momentum(found)
+
+    def load_momentum(self, momentum: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the momentum of parameters, in any shape and dtype. Nothing may be in flight."""
+        for name, buffer in momentum.items():
+            self._parameters.add_size(name, buffer.numel())
+        memory = checkpoint.with_momentum(self._session.memory(), momentum)
+        self._session.load(memory, self.steps)
+
+    # Statistics and checkpoints.
+
+    def counts(self) -> Counter[str]:
+        """Sums since the start; waits until nothing is in flight that start() was given."""
+        return self._session.stats()
+
+    def table(self) -> list[dict[str, Any]]:
+        """stats()["parameters"]."""
+        return self._parameters.table(self._session.communicator, self._rules)
+
+    def stats(self) -> dict[str, Any]:
+        """steps, all_reduces, raw_bytes (a ring of fp32 would have sent them), wire_bytes (sent by
+        this rank), ratio = raw / wire, planned_chunks (their order was predicted); seconds per
+        stage, summed over the lanes: queue, encode, exchange, reduce, gather, decode; parameters: a
+        list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be
+        compressed, and int4 where topk would cost more bytes."""
+        return {**summary(self.counts(), self.steps), "parameters": self.table()}
+
+    def describe(self) -> str:
+        """Who waits for whom on this rank, and the engine's last events, as text. At any time, from
+        any thread; also while a step hangs."""
+        return self._session.describe()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The residuals and momentum of this rank; every rank saves its own.
+
+        {"format", "codec", "world", "rank", "steps", "sparse", "residuals": {parameter: {"first":
+        t, "second": t, "momentum": t}}} with flat float32 tensors on the host: first in units of a
+        gradient, second in units of the mean, momentum only if the exchange owns it."""
+        sparse = [
+            row["name"]
+            for row in self.table()
+            if row["codec"] != "raw" and codec_info(row["codec"]).entries
+        ]
+        memory = self._session.memory()
+        return checkpoint.pack(memory, self.codec, self.world_size, self.rank, self.steps, sparse)
+
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Takes this rank's state_dict(), or the list of all ranks' dicts, which may be of another
+        world size (merge_state_dicts). With the same buckets, training goes on bit by bit as if it
+        had never stopped. InvalidArgumentError if the dict does not fit."""
+        residuals, steps = checkpoint.unpack(saved, self.world_size, self.rank)
+        self._parameters.check(residuals)
+        self._session.load(residuals, steps)
+        self.steps = steps

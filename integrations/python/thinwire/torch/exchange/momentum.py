@@ -1,0 +1,123 @@
+"""Momentum that moves from the optimizer into the exchange, which compresses it.
+
+Error feedback on the bare gradient diverges at one bit; on the momentum it converges (1-bit Adam,
+arXiv 2102.02888, section 4), and topk below 1 % needs the momentum of what it did not send (DGC,
+arXiv 1712.01887, section 3). So the optimizer gets finished momentum in place of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from thinwire.errors import InvalidArgumentError
+
+WEIGHT_DECAY = "thinwire_weight_decay"  # key of a param group whose weight decay has moved
+_SAMPLE = 4096  # this many elements of a gradient are compared before a step
+
+
+class Pairing:
+    """An optimizer whose momentum and weight decay belong to an exchange."""
+
+    def __init__(self, optimizer: Optimizer, momentum: float, moved: tuple[str, ...]) -> None:
+        """moved: the keys of param groups that must stay 0 from now on."""
+        self._optimizer = optimizer
+        self._momentum = momentum
+        self._moved = moved
+        self._marks: dict[torch.Tensor, torch.Tensor] = {}
+        self._groups: dict[torch.Tensor, dict[str, Any]] = {}
+        optimizer.register_step_pre_hook(self._before_step)
+
+    def weight_decay_of(self, parameter: torch.Tensor) -> float:
+        """The fraction of the parameter that is added to its gradient before the exchange."""
+        if parameter not in self._groups:  # the optimizer may have got more groups
+            groups = self._optimizer.param_groups
+            self._groups = {p: group for group in groups for p in group["params"]}
+        return self._groups.get(parameter, {}).get(WEIGHT_DECAY, 0.0)
+
+    def check(self) -> None:
+        """InvalidArgumentError if the optimizer has momentum or weight decay of its own again."""
+        for number, group in enumerate(self._optimizer.param_groups):
+            for key in self._moved:
+                if group.get(key, 0) != 0:
+                    mend = (
+                        "it belongs to the state; leave it at 0"
+                        if key == "momentum"
+                        else f"set group['{WEIGHT_DECAY}'] instead"
+                    )
+                    raise InvalidArgumentError(
+                        f"param group {number} has {key}={group[key]} again, expected 0 since "
+                        f"move_momentum(optimizer, state); {mend}"
+                    )
+
+    def mark(self, parameter: torch.Tensor, result: torch.Tensor) -> None:
+        """Remembers enough of an exchange's result to notice a change before the step."""
+        self._marks[parameter] = _mark_of(result)
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        changed = [
+            (_mark_of(parameter.grad) != mark).any()
+            for parameter, mark in self._marks.items()
+            if parameter.grad is not None
+        ]
+        if changed and torch.stack(changed).any():  # a GPU is asked once
+            raise InvalidArgumentError(
+                "gradients were changed between backward() and step(): they are momentum now, "
+                "which clipping and unscaling would spoil. Clip by value with "
+                "State(clip_value=...); clipping by norm and GradScaler do not go together "
+                f"with State(momentum={self._momentum})"
+            )
+
+
+def _mark_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A sample of the tensor's elements, as bits, so that a NaN equals itself. Scaling changes
+    every element, and clipping by value soon changes one of these."""
+    flat = tensor.detach().flatten()
+    sample = flat[:: max(1, flat.numel() // _SAMPLE)]
+    return sample.to(torch.float32, copy=True).view(torch.int32)
+
+
+def _check_group(number: int, group: dict[str, Any], momentum: float, nesterov: bool) -> None:
+    def refuse(key: str, got: object, expected: object) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"param group {number} has {key}={got}, expected {expected} as the state has; make "
+            "both the same"
+        )
+
+    if group.get("momentum", 0) not in (0, momentum):
+        raise refuse("momentum", group["momentum"], momentum)
+    if group.get("momentum", 0) and group.get("nesterov", False) != nesterov:
+        raise refuse("nesterov", group["nesterov"], nesterov)
+    if group.get("dampening", 0):
+        raise refuse("dampening", group["dampening"], 0)
+    if group.get("maximize", False) and group.get("weight_decay", 0):
+        raise refuse("maximize with weight_decay", group["weight_decay"], 0)
+
+
+def take_over(
+    optimizer: Optimizer, momentum: float, nesterov: bool
+) -> tuple[Pairing, dict[torch.Tensor, torch.Tensor]]:
+    """Moves momentum and weight decay out of the param groups that still have them; returns the
+    momentum buffers that the optimizer had, by parameter.
+
+    InvalidArgumentError, with nothing changed, for an optimizer whose momentum is not SGD's."""
+    if any("betas" in group or "lr_decay" in group for group in optimizer.param_groups):
+        raise InvalidArgumentError(
+            f"the momentum of {type(optimizer).__name__} can't be moved, expected torch.optim.SGD; "
+            "for Adam take thinwire.torch.OneBitAdam(params, state, ...)"
+        )
+    groups = [item for item in enumerate(optimizer.param_groups) if WEIGHT_DECAY not in item[1]]
+    for number, group in groups:
+        _check_group(number, group, momentum, nesterov)
+    buffers = {}
+    for _, group in groups:
+        group[WEIGHT_DECAY] = group.get("weight_decay", 0.0)
+        for key, value in (("momentum", 0), ("nesterov", False), ("weight_decay", 0)):
+            if key in group:
+                group[key] = value
+        for parameter in group["params"]:
+            buffer = optimizer.state.get(parameter, {}).pop("momentum_buffer", None)
+            if buffer is not None:
+                buffers[parameter] = buffer
+    return Pairing(optimizer, momentum, ("momentum", "weight_decay")), buffers

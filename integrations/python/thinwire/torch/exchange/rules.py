@@ -1,0 +1,94 @@
+"""Rules: which codec each parameter goes with."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from thinwire.codec import codec_info
+from thinwire.errors import InvalidArgumentError
+
+Codec = str | Mapping[str, str]
+
+_ALL = "*"
+
+
+class Rules:
+    """A codec for all parameters, or {pattern of names: codec}, of which the first match wins.
+
+    Patterns are those of fnmatch: "*.bias", "embed.*", "*"."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.by_pattern = {_ALL: codec} if isinstance(codec, str) else dict(codec)
+        if not self.by_pattern:
+            raise InvalidArgumentError("codec is an empty dict, expected {'*': 'int4'} or the like")
+        for pattern, spec in self.by_pattern.items():
+            if not isinstance(spec, str) or not isinstance(pattern, str) or ";" in spec:
+                raise InvalidArgumentError(
+                    f"codec has {pattern!r}: {spec!r}, expected a name pattern and a codec"
+                )
+        self._specs = list(dict.fromkeys(self.by_pattern.values()))
+        if "auto" in self._specs:
+            raise InvalidArgumentError(
+                "codec 'auto' is for all parameters, codec='auto'; by name take what `thinwire "
+                "advise` recommends"
+            )
+
+    @property
+    def joined(self) -> str:
+        """All codecs, separated by ";", as tw_options.codec takes them."""
+        return ";".join(self._specs)
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether any rule but "*" is there, so that parameters must have names."""
+        return any(pattern != _ALL for pattern in self.by_pattern)
+
+    def index_of(self, name: str) -> int:
+        """The number of the parameter's codec among the joined ones."""
+        return self._specs.index(self.by_pattern[self.rule_of(name)])
+
+    def rule_of(self, name: str) -> str:
+        """The first pattern that matches. InvalidArgumentError if none does."""
+        for pattern in self.by_pattern:
+            if fnmatchcase(name, pattern):
+                return pattern
+        near = difflib.get_close_matches(name, self.by_pattern, 1)
+        hint = f"; did you mean {name!r} by {near[0]!r}?" if near else ""
+        raise InvalidArgumentError(
+            f"parameter '{name}' matches no pattern of codec, expected one of "
+            f"{list(self.by_pattern)}{hint}; add '*': 'int4' as the last one"
+        )
+
+    def check_specs(self) -> None:
+        """InvalidArgumentError for a codec that the library does not know, or a wrong option."""
+        for spec in self._specs:
+            codec_info(spec)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Every parameter has a rule, and every rule but the last a parameter."""
+        used = {self.rule_of(name) for name in names}
+        for pattern in list(self.by_pattern)[:-1]:
+            if pattern not in used:
+                warnings.warn(f"codec pattern '{pattern}' matches no parameter", stacklevel=4)
+
+    def check_momentum(self, momentum: float) -> None:
+        """Refuses a codec that diverges without momentum, and warns of one that loses accuracy."""
+        if momentum:
+            return
+        for spec in self._specs:
+            need = codec_info(spec).momentum
+            if need == "required":
+                raise InvalidArgumentError(
+                    f"codec '{spec}' without momentum diverges: one bit of the bare gradient with "
+                    "error feedback is noise of the gradient's own size. Pass momentum=0.9 (and "
+                    "under DDP call move_momentum(optimizer, state)), or take int4"
+                )
+            if need == "advised":
+                warnings.warn(
+                    f"codec '{spec}' without momentum loses accuracy: pass momentum=0.9 (and under "
+                    "DDP call move_momentum; DGC, arXiv 1712.01887)",
+                    stacklevel=4,
+                )

@@ -1,0 +1,248 @@
+"""Session: a communicator over a torch process group, connected at first use, closed at exit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from thinwire import comm, errors
+from thinwire.comm import BucketWork, Communicator, Work
+from thinwire.config import Config
+from thinwire.torch.exchange import checkpoint
+from thinwire.torch.exchange.bucket import Bucket
+from thinwire.torch.exchange.device import Device, device_of
+from thinwire.torch.exchange.waiter import Waiter
+from thinwire.torch.group import Group, Membership
+
+
+class Session:
+    """Owns the communicator and the waiter. After the first error it stays failed. Thread-safe."""
+
+    def __init__(self, membership: Membership, config: Config) -> None:
+        self.config = config
+        self._membership = membership
+        self.restored: checkpoint.Residuals = {}  # the last argument of load()
+        self._first_step = 0
+        self._counted_before: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._communicator: Communicator | None = None
+        self._waiter: Waiter | None = None
+        self._device: Device | None = None
+        self._submitted: set[Work | BucketWork] = set()
+        self._handles: dict[Bucket, comm.Bucket] = {}  # of buckets that are used again
+        self._error: errors.Error | None = None
+        self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def group(self) -> Group:
+        """InvalidArgumentError while torch has no process group."""
+        return self._membership.group()
+
+    def successor(self, membership: Membership, codec: str, step: int) -> Session:
+        """Closes this session, and returns one with another codec that takes over what is kept and
+        what was counted, and goes on at `step`. All ranks call it, with nothing in flight."""
+        kept, counts = self.memory(), self.stats()
+        self.close()
+        session = Session(membership, dataclasses.replace(self.config, codec=codec))
+        session.load(kept, step)
+        session._counted_before = counts
+        return session
+
+    def stats(self) -> Counter[str]:
+        """The counts of the communicator and of the sessions before this one. Waits until nothing
+        is in flight."""
+        self.wait_idle()
+        counts = Counter(self._counted_before)
+        if self._communicator is not None:
+            counts.update(self._communicator.stats())
+        return counts
+
+    def close_with(self, owner: object) -> None:
+        """Closes when `owner` goes, or before the interpreter does."""
+        weakref.finalize(owner, self.close)
+
+    @property
+    def error(self) -> errors.Error | None:
+        """The first failure."""
+        return self._error
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """None before the first use and after close()."""
+        return self._communicator
+
+    def fail(self, error: errors.Error) -> None:
+        """Keeps the first reason."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+
+    def connect(self, tensor: torch.Tensor) -> tuple[Communicator, Device, Waiter]:
+        """The communicator for tensors on this one's device, which is the session's from the first
+        call on. The first call blocks until all ranks make it. Raises the first error of this
+        session, if there was one."""
+        group = self.group  # a missing process group is no failure of the session
+        with self._lock:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            if self._closed:
+                raise errors.Error("this state was closed; create another")
+            if self._communicator is None:
+                try:
+                    self._connect(group, device_of(tensor))
+                except errors.Error as error:
+                    self._error = error
+                    raise
+            self._check_device(group, tensor)
+            return self._communicator, self._device, self._waiter
+
+    def _check_device(self, group: Group, tensor: torch.Tensor) -> None:
+        if str(tensor.device) != self._device.name:
+            raise errors.InvalidArgumentError(
+                f"rank {group.rank}: got a tensor on {tensor.device}, expected "
+                f"{self._device.name} as the first one; keep them on one device"
+            )
+
+    def _connect(self, group: Group, device: Device) -> None:
+        communicator = group.connect(dataclasses.replace(self.config, device=device.name))
+        try:
+            checkpoint.write(communicator, self.restored)
+            communicator.set_step(self._first_step)
+        except errors.Error:
+            communicator.close()
+            raise
+        self._communicator, self._device = communicator, device
+        self._waiter = Waiter(device, self.fail)
+
+    def _launch(
+        self, bucket: Bucket, tensor: torch.Tensor, communicator: Communicator, device: Device
+    ) -> Work | BucketWork:
+        """Hands a bucket to the library; no other code does. A bucket of parameters is registered
+        at its first use, and goes by its handle from then on."""
+        if bucket.parts:
+            handle = self._handles.get(bucket)
+            if handle is None:
+                handle = self._handles[bucket] = communicator.bucket(
+                    bucket.numel, bucket.dtype, bucket.op, bucket.name, bucket.segments,
+                    bucket.priority,
+                )  # fmt: skip
+            address = tensor.data_ptr()
+            return handle.start(address, address, device.stream())
+        return communicator.start(
+            tensor.data_ptr(), bucket.numel, bucket.dtype, bucket.op, bucket.name,
+            bucket.segments, bucket.priority, device.stream(),
+        )  # fmt: skip
+
+    def start(
+        self, bucket: Bucket, tensor: torch.Tensor, finish: Callable[[], None] | None = None
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Reduces a contiguous tensor in place; returns a future of it, which completes after
+        `finish` has run. Futures complete in the order of their submission."""
+        communicator, device, waiter = self.connect(tensor)
+        work = self._launch(bucket, tensor, communicator, device)
+        return waiter.add(work, tensor, finish)
+
+    def submit(self, bucket: Bucket, tensor: torch.Tensor) -> Work | BucketWork:
+        """Reduces a contiguous tensor in place, for a caller who calls complete() and keeps the
+        tensor alive until then. Results may be waited for in any order."""
+        communicator, device, _ = self.connect(tensor)
+        work = self._launch(bucket, tensor, communicator, device)
+        self._submitted.add(work)
+        return work
+
+    def end_step(self) -> None:
+        """Says that all of a training step has been submitted, and that the next step will submit
+        the same buckets."""
+        if self._communicator is not None:
+            self._communicator.end_step()
+
+    def complete(self, work: Work | BucketWork) -> None:
+        """Returns when the tensor holds the result, on a GPU for later work of the current stream.
+        Raises the typed error of a failure."""
+        self._submitted.discard(work)
+        try:
+            work.wait_stream(self._device.stream())
+        except errors.Error as error:
+            self.fail(error)
+            raise
+
+    def reduce(self, tensor: torch.Tensor, dtype: str, op: str) -> None:
+        """Reduces a contiguous tensor in place, unnamed, on the calling thread."""
+        communicator, device, _ = self.connect(tensor)
+        address, numel = tensor.data_ptr(), tensor.numel()
+        communicator.all_reduce(address, numel, dtype, op, device.stream())
+
+    def scatter(
+        self,
+        collective: str,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        dtype: str,
+        op: str,
+        name: str | None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Starts a "reduce_scatter" or "all_gather" of contiguous tensors; returns a future of
+        `target`. Both tensors live until then."""
+        communicator, device, waiter = self.connect(source)
+        bucket = communicator.bucket(source.numel(), dtype, op, name, collective=collective)
+        work = bucket.start(source.data_ptr(), target.data_ptr(), device.stream())
+        return waiter.add(work, target, functools.partial(_outlive, source))
+
+    def load(self, residuals: checkpoint.Residuals, step: int) -> None:
+        """Replaces everything that is kept, and says which step comes next, now or when the group
+        is connected."""
+        self.wait_idle()
+        if self._communicator is not None:
+            checkpoint.write(self._communicator, residuals)
+            self._communicator.set_step(step)
+        self.restored, self._first_step = residuals, step
+
+    def memory(self) -> checkpoint.Residuals:
+        """Residuals and momentum of each parameter. Waits until nothing is in flight."""
+        self.wait_idle()
+        if self._communicator is None:
+            return self.restored
+        return checkpoint.read(self._communicator, self.config.momentum != 0)
+
+    def wait_idle(self) -> None:
+        """Returns when nothing is in flight."""
+        if self._waiter is not None:
+            self._waiter.wait_idle()
+
+    def describe(self) -> str:
+        """Who waits for whom on this rank, and the engine's last events, as text. At any time."""
+        communicator = self._communicator
+        return "not connected yet\n" if communicator is None else communicator.describe()
+
+    def abort(self) -> None:
+        """Fails the group on every rank, if it is connected."""
+        if self._communicator is not None:
+            self._communicator.abort()
+
+    def close(self) -> None:
+        """Ends what is in flight, says goodbye to the peers; may be called twice."""
+        with self._lock:
+            if self._closed or self._process != os.getpid():  # a forked child owns nothing
+                return
+            self._closed = True
+            communicator, waiter = self._communicator, self._waiter
+            self._communicator = self._waiter = None
+            self._handles = {}
+        if communicator is None:
+            return
+        if waiter.busy() or self._submitted:
+            communicator.abort()
+        waiter.close()
+        communicator.close()
+
+
+def _outlive(_source: torch.Tensor) -> None:
+    """A partial of this keeps its tensor alive until it is called."""

@@ -1,0 +1,7 @@
+"""DistributedOptimizer: a torch optimizer over GradientExchange, without DDP."""
+
+from __future__ import annotations
+
+from thinwire.torch.optimizer.distributed_optimizer import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer"]

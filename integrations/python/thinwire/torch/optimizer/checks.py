@@ -1,0 +1,81 @@
+"""The arguments and the uses that DistributedOptimizer refuses, each with the way to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import Optimizer
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch import tensors
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.group import is_initialized
+
+Names = Mapping[torch.Tensor, str]
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgumentError(
+            "LBFGS couples all parameters and calls its closure many times; take an optimizer "
+            "that steps each parameter for itself"
+        )
+
+
+def check_parameters(optimizer: Optimizer, names: Names) -> None:
+    """All parameters belong to the model, and can be reduced."""
+    ours = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    strangers = len(ours - set(names))
+    if strangers:
+        raise InvalidArgumentError(
+            f"the optimizer has {strangers} parameter(s) that the model has not, expected "
+            "those of model.parameters(); pass the model that they belong to"
+        )
+    rank = dist.get_rank() if is_initialized() else 0
+    for parameter, name in names.items():
+        tensors.check(parameter, rank, lambda name=name: name)
+
+
+def check_gradients(optimizer: Optimizer, names: Names) -> None:
+    """No parameter was unfrozen since the model was wrapped."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and parameter not in names:
+                raise InvalidArgumentError(
+                    "a parameter has a gradient that was frozen, or not there, when this "
+                    "DistributedOptimizer was made; close() it, and make another after "
+                    "unfreezing"
+                )
+
+
+def check_delay(delay: int, exchange: GradientExchange) -> None:
+    """delay goes with a fixed codec, and with momentum that the optimizer owns."""
+    if delay and exchange.automatic:
+        raise InvalidArgumentError(
+            "delay=1 goes with a codec that is chosen, got codec='auto'; see what `thinwire "
+            "advise` recommends"
+        )
+    if delay and exchange.config.momentum:
+        raise InvalidArgumentError(
+            "delay=1 goes with momentum that the optimizer owns, got "
+            f"momentum={exchange.config.momentum}; leave it to torch.optim.SGD"
+        )
+    if delay not in (0, 1):
+        raise InvalidArgumentError(f"delay is {delay!r}, expected 0 or 1")
+
+
+def check_can_synchronize(delayed: bool, exchange: GradientExchange) -> None:
+    """Means are gradients that may be changed before step()."""
+    if exchange.momentum.paired:
+        raise InvalidArgumentError(
+            f"with momentum={exchange.config.momentum} the means are momentum, which clipping and "
+            "unscaling would spoil; clip each rank's own gradients under no_sync(), or leave the "
+            "momentum to the optimizer"
+        )
+    if delayed:
+        raise InvalidArgumentError(
+            "with delay=1 the means come after step(), so nothing can be done to them before; "
+            "clip your own gradients under no_sync(), or use delay=0"
+        )

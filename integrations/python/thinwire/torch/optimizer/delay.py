@@ -1,0 +1,105 @@
+"""One-step delay: a step's mean gradient is on its way while the next step computes with weights
+that this rank has updated with its own gradient.
+
+Xu et al., "OD-SGD: One-step Delay Stochastic Gradient Descent for Distributed Training", arXiv
+2005.06728, sections 3 and 4: global weights W take the means, W(t) = optimizer(W(t-1), the mean
+gradient of step t-1); each rank computes step t+1 with W(t) - lr * (its own gradient of step t).
+The first steps, the warm-up, wait for the mean as usual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thinwire import errors
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.optimizer.gradient_bucket import GradientBucket, Phase
+from thinwire.torch.optimizer.step_pipeline import Groups, StepPipeline
+
+
+class OneStepDelay:
+    """Global weights and late means, which DistributedOptimizer(delay=1) keeps between steps."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        warm_up_steps: int,
+        exchange: GradientExchange,
+        pipeline: StepPipeline,
+    ) -> None:
+        """Raises InvalidArgumentError for an optimizer whose step is no multiple of lr."""
+        if not isinstance(optimizer, torch.optim.SGD):
+            raise errors.InvalidArgumentError(
+                f"delay=1 got {type(optimizer).__name__}, expected torch.optim.SGD, since ranks "
+                "step with lr times their own gradient in between; or leave delay=0"
+            )
+        if warm_up_steps < 0:
+            raise errors.InvalidArgumentError(
+                f"warm_up_steps is {warm_up_steps}, expected 0 or more"
+            )
+        self._warm_up_steps = warm_up_steps
+        self._exchange, self._pipeline = exchange, pipeline
+        self._global: dict[torch.Tensor, torch.Tensor] = {}  # W, while parameters are local
+        self._groups: dict[GradientBucket, Groups] = {}  # of the step whose mean W lacks
+        # Means that came before W could take them.
+        self._means: dict[GradientBucket, dict[torch.Tensor, torch.Tensor]] = {}
+
+    def begun(self) -> bool:
+        """Whether the step under way is delayed, and no longer one of the warm-up."""
+        return self._exchange.steps >= self._warm_up_steps
+
+    def make_room(self, bucket: GradientBucket) -> None:
+        """Before the bucket is submitted again: puts its last mean aside."""
+        if bucket in self._groups and bucket not in self._means:
+            bucket.wait(self._exchange)
+            self._means[bucket] = {p: mean.clone() for p, mean in bucket.means()}
+            bucket.phase = Phase.IDLE
+
+    def step(self) -> None:
+        """After backward: sends what is left, and steps locally."""
+        pipeline = self._pipeline
+        for bucket in pipeline.deferred():  # the last step of the warm-up
+            pipeline.apply(bucket)
+        for bucket in pipeline.buckets:
+            self.make_room(bucket)
+        pipeline.learn_unused()
+        pipeline.send_rest()
+        groups = pipeline.groups()
+        for bucket in pipeline.buckets:
+            self._catch_up(bucket)
+            self._groups[bucket] = groups
+        with torch.no_grad():
+            for group in groups:
+                for parameter in group["params"]:
+                    self._step_locally(parameter, group)
+
+    def finish(self) -> None:
+        """Waits for the means in flight; then parameters are W, equal on all ranks."""
+        for bucket in self._pipeline.buckets:
+            self.make_room(bucket)
+            self._catch_up(bucket)
+        self._global.clear()
+
+    def _catch_up(self, bucket: GradientBucket) -> None:
+        """Lets W take the bucket's last mean; then its parameters are W."""
+        groups = self._groups.pop(bucket, None)
+        if groups is None:
+            return
+        with torch.no_grad():
+            for parameter in bucket.parameters:
+                if parameter in self._global:
+                    parameter.copy_(self._global[parameter])
+        self._pipeline.step_bucket(bucket, self._means.pop(bucket), groups)
+
+    def _step_locally(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        if parameter.grad is None or not parameter.requires_grad:
+            self._global.pop(parameter, None)
+            return
+        kept = self._global.get(parameter)
+        self._global[parameter] = parameter.clone() if kept is None else kept.copy_(parameter)
+        # Weight decay and maximize as torch.optim.SGD has them.
+        scale = group["lr"] if group["maximize"] else -group["lr"]
+        if group["weight_decay"]:
+            parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+        parameter.add_(parameter.grad, alpha=float(scale))

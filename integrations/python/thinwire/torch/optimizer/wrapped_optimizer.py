@@ -1,0 +1,41 @@
+"""WrappedOptimizer: a torch optimizer that delegates to another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.optimizer import Optimizer
+
+
+class WrappedOptimizer(Optimizer):
+    """Param groups and state are the wrapped optimizer's own objects, so that a learning-rate
+    schedule may hold either of the two."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self._inner = inner
+        self._share()
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's."""
+        self._inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the wrapped optimizer's."""
+        if hasattr(self, "_inner"):
+            self._inner.add_param_group(param_group)
+        else:  # torch's constructor calls it
+            super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the wrapped optimizer's."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As the wrapped optimizer's."""
+        self._inner.load_state_dict(dict(state_dict))
+        self._share()

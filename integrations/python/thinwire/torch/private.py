@@ -1,0 +1,67 @@
+"""Everything that this package uses of torch's private names and behaviour.
+
+Each function says why it needs them, and for which versions of torch that was looked up. No other
+file of the package uses a private name of torch; tests/integrations/python/test_private_names.py
+looks for them. When a new torch breaks something here, this is the only file to mend."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from thinwire.errors import Error, UnavailableError
+
+
+def store_of(group: dist.ProcessGroup) -> dist.Store:
+    """The rendezvous store that a process group was made with.
+
+    Ranks exchange their addresses through it. torch has no public way from a group to its store;
+    distributed_c10d._world.pg_map maps a group to (backend, store) in torch 2.1 to 2.13.
+    UnavailableError where it does not."""
+    try:
+        return distributed_c10d._world.pg_map[group][1]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise UnavailableError(
+            f"torch {torch.__version__} does not keep the store of a process group where torch 2.1 "
+            "to 2.13 keep it; take one of these, or a newer thinwire"
+        ) from error
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Counts the changes in place that a tensor has seen.
+
+    It tells whether a gradient was changed after it had been sent. autograd relies on
+    Tensor._version for the same purpose, and all of torch 2.1 to 2.13 have it."""
+    return tensor._version
+
+
+class _Failure:
+    """The value of a failed future.
+
+    DDP's reducer (reducer.cpp, parseHookResult) takes the value of a hook's future and, since this
+    is no tensor, prints it; printing raises the typed error out of backward(). A future's own
+    set_exception would turn every error into a RuntimeError there. Torch 2.1 to 2.13."""
+
+    def __init__(self, error: Error) -> None:
+        self.error = error
+
+    def throw(self) -> None:
+        raise self.error.with_traceback(None)
+
+    def __str__(self) -> str:
+        self.throw()
+        return ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A future of GPU tensors pickles its value, to look for tensors in it.
+        return str, ()
+
+
+def fail_future(future: torch.futures.Future, error: Error) -> None:
+    """Completes a future so that its wait(), its value() and its use by DDP raise `error`.
+
+    Future.set_exception would lose the error's type in DDP, and Future._set_unwrap_func is how
+    torch's own RPC raises typed errors out of wait(); torch 2.1 to 2.13 have it."""
+    future._set_unwrap_func(_Failure.throw)
+    future.set_result(_Failure(error))

@@ -1,0 +1,107 @@
+// Algorithm: what a chunk goes through. A two-hop allreduce, topk's exchange of entries, a raw
+// exchange, a copy in a world of one, a reduce-scatter, an all-gather; a hierarchy would be one
+// more.
+//
+// An algorithm says how a chunk is cut into shards, which residual each element has on a rank, and
+// runs the chunk hop by hop. It knows neither threads nor transports: whoever runs it carries out
+// the hops.
+#ifndef THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
+#define THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compress/backend.h"
+#include "schedule/collective/partition.h"
+#include "schedule/collective/scratch.h"
+#include "schedule/options.h"
+#include "schedule/stats.h"
+#include "transport/membership.h"
+
+namespace thinwire {
+
+// One use of a chunk.
+struct ChunkJob {
+  uint64_t tag = 0;  // equal on all ranks, never used twice
+  CodecPair codec;
+  const Chunk* chunk = nullptr;
+  TensorView input, output;  // the whole bucket; may be the same memory
+  // One float an element of the whole bucket in the partition's order, as ErrorFeedback::Bind lays
+  // them out; null means none.
+  float* residual = nullptr;
+  float* velocity = nullptr;  // dense: the global momentum; topk: the local one
+  MomentumOptions momentum;
+  std::span<const Range> absent;  // of the bucket in the partition's order: absence.h
+  float scale = 1.0f;             // 1/n for the mean, 1 for the sum
+  uint32_t* threshold = nullptr;  // topk: carried from step to step
+  uint64_t tensor = 0;            // the tensor's key in the draws of stochastic rounding
+  uint64_t step = 0;
+};
+
+// The means to run a chunk with: all of the host, or all of one device's stream; on a device the
+// output is there for later work of the stream.
+struct Bench {
+  const Backend& backend;
+  Scratch& scratch;  // of this chunk alone
+  Membership members;
+};
+
+// An exchange that is due: send[r] goes to rank r, and recv[r] comes from it. Valid until the run
+// advances or ends.
+struct Hop {
+  Stage made_in;  // the stage that ends where the hop begins
+  Stage stage;    // the stage of the hop itself
+  uint64_t tag;
+  std::span<const Bytes> send;
+  std::span<const MutableBytes> recv;
+};
+
+// A chunk on its way. Dropped half-way, it leaves the residuals and the momentum of the chunk as
+// those of a step half done. Not thread-safe.
+class ChunkRun {
+ public:
+  virtual ~ChunkRun() = default;
+  // Works up to the next hop, which must be over before the next call; null: the chunk is done.
+  // Fails where a device has no memory, or where a peer's bytes are malformed (FailedPrecondition).
+  virtual absl::StatusOr<const Hop*> Advance() = 0;
+};
+
+// Stateless; there is one object of each kind, which lives for ever.
+class Algorithm {
+ public:
+  virtual ~Algorithm() = default;
+  virtual std::string_view name() const = 0;
+  virtual int hops() const = 0;
+
+  // The n + 1 bounds of a chunk's shards: rank r owns [bounds[r], bounds[r + 1]). Bounds are
+  // multiples of `block` from the chunk's begin.
+  virtual std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const = 0;
+  // The elements whose residual on `rank` is of the second hop; that of all others is of the first.
+  virtual Range SecondHop(const Chunk& chunk, int rank) const = 0;
+  // Whether it keeps residuals at all.
+  virtual bool keeps_residuals() const = 0;
+
+  virtual std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const = 0;
+};
+
+// Dense codecs: a compressed reduce-scatter to owners, then a compressed all-gather.
+const Algorithm& TwoHop();
+// topk: everybody's entries go to everybody, who adds them up in rank order.
+const Algorithm& Entries();
+// Small tensors: everybody's values go to everybody, who adds them up in rank order.
+const Algorithm& Raw();
+// A world of one: the mean and the sum of one tensor are that tensor, or its momentum.
+const Algorithm& Local();
+// The first hop of TwoHop, ending in each rank's own shard of the result.
+const Algorithm& ReduceScatter();
+// The second hop of TwoHop, beginning with each rank's own elements.
+const Algorithm& AllGather();
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_

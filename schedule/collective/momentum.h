@@ -1,0 +1,36 @@
+// Momentum that the engine owns, where feedback on the bare gradient would diverge. The engine
+// reduces m_own = beta * m + g, with m the last decoded result, equal on all ranks; the decoded
+// mean is the new m, and what the optimizer applies. Tang et al., "1-bit Adam", arXiv 2102.02888,
+// section 4, algorithm 1. Nesterov as torch.optim.SGD.
+#ifndef THINWIRE_SCHEDULE_COLLECTIVE_MOMENTUM_H_
+#define THINWIRE_SCHEDULE_COLLECTIVE_MOMENTUM_H_
+
+#include "compress/backend.h"
+#include "schedule/options.h"
+
+namespace thinwire {
+
+// One tensor's step, around its allreduce. `velocity` holds m between steps; in between it holds
+// m_own, which the allreduce replaces by the new m.
+class MomentumStep {
+ public:
+  // `scratch`: ScratchFloats(...) floats that stay untouched until After.
+  MomentumStep(const MomentumOptions& options, std::span<float> velocity, std::span<float> scratch)
+      : options_(options), velocity_(velocity), scratch_(scratch) {}
+
+  static size_t ScratchFloats(const MomentumOptions& options, size_t numel) {
+    return options.nesterov ? 2 * numel : 0;
+  }
+
+  // Elements [offset, offset + gradient.numel) of the tensor.
+  void Before(const Backend& backend, TensorView gradient, size_t offset);
+  void After(const Backend& backend, TensorView output, size_t offset);
+
+ private:
+  const MomentumOptions options_;
+  const std::span<float> velocity_, scratch_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_COLLECTIVE_MOMENTUM_H_

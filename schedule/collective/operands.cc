@@ -1,0 +1,71 @@
+#include "schedule/collective/operands.h"
+
+namespace thinwire {
+
+Operands::Operands(const ChunkJob& job, const Bench& bench)
+    : job_(job), bench_(bench), numel_(job.chunk->numel()) {
+  bench.scratch.Reset();
+  const size_t begin = job.chunk->elements.begin;
+  const bool own_momentum = job.velocity != nullptr && job.chunk->algorithm != &Entries();
+  if (job.residual != nullptr) residual_ = job.residual + begin;
+  if (own_momentum) {
+    const std::span<float> m(job.velocity + begin, numel_);
+    const size_t floats = MomentumStep::ScratchFloats(job.momentum, numel_);
+    momentum_.emplace(job.momentum, m, bench.scratch.TakeOf<float>(floats));
+    input_ = output_ = {m.data(), numel_};
+  } else if (job.chunk->pieces.size() > 1) {
+    const MutableBytes copy = bench.scratch.Take(numel_ * SizeOf(job.input.dtype));
+    input_ = output_ = {copy.data(), numel_, job.input.dtype};
+    copies_ = true;
+  } else {
+    const size_t at = job.chunk->pieces[0].begin;
+    input_ = job.input.Slice(at, numel_);
+    output_ = job.output.Slice(at, numel_);
+  }
+  FindAbsent();
+}
+
+// The second hop's residual is the mean's, and a dense velocity is all ranks'; both go on.
+void Operands::FindAbsent() {
+  if (job_.absent.empty()) return;
+  const Chunk& chunk = *job_.chunk;
+  const Range second = chunk.algorithm->SecondHop(chunk, bench_.members.rank);
+  const std::vector<Range> ranges = Overlap(job_.absent, chunk.elements, second);
+  const auto add = [&](float* kept) {
+    absence_.Add(ranges, {kept + chunk.elements.begin, numel_}, bench_.scratch);
+  };
+  if (job_.residual != nullptr) add(job_.residual);
+  if (job_.velocity != nullptr && !momentum_.has_value()) add(job_.velocity);
+}
+
+template <typename Visit>
+void Operands::ForEachPiece(const TensorView& bucket, Visit visit) {
+  size_t at = 0;
+  for (const Range& piece : job_.chunk->pieces) {
+    const size_t count = piece.end - piece.begin;
+    visit(bucket.Slice(piece.begin, count), at);
+    at += count;
+  }
+}
+
+absl::Status Operands::Load() {
+  if (!bench_.scratch.status().ok()) return bench_.scratch.status();
+  const Backend& backend = bench_.backend;
+  ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
+    if (momentum_.has_value()) momentum_->Before(backend, piece, at);
+    if (copies_) backend.Copy(input_.Slice(at, 0).data, piece.data, piece.bytes());
+  });
+  absence_.SetAside(backend);
+  return absl::OkStatus();
+}
+
+void Operands::Store() {
+  const Backend& backend = bench_.backend;
+  absence_.Restore(backend);
+  ForEachPiece(job_.output, [&](TensorView piece, size_t at) {
+    if (momentum_.has_value()) momentum_->After(backend, piece, at);
+    if (copies_) backend.Copy(piece.data, output_.Slice(at, 0).data, piece.bytes());
+  });
+}
+
+}  // namespace thinwire

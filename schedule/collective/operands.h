@@ -1,0 +1,49 @@
+// Operands: a chunk's elements, contiguous. They are the bucket's own memory where a chunk lies
+// there in one piece, a copy where it does not, and the momentum where the engine owns one.
+#ifndef THINWIRE_SCHEDULE_COLLECTIVE_OPERANDS_H_
+#define THINWIRE_SCHEDULE_COLLECTIVE_OPERANDS_H_
+
+#include <optional>
+
+#include "schedule/collective/absence.h"
+#include "schedule/collective/algorithm.h"
+#include "schedule/collective/momentum.h"
+
+namespace thinwire {
+
+class Operands {
+ public:
+  // `job` and the bench outlive it. The scratch begins anew.
+  Operands(const ChunkJob& job, const Bench& bench);
+  ~Operands() { absence_.Restore(bench_.backend); }
+  Operands(const Operands&) = delete;
+  Operands& operator=(const Operands&) = delete;
+
+  // Valid after Load.
+  TensorView input() const { return input_; }
+  TensorView output() const { return output_; }
+  float* residual() const { return residual_; }
+
+  // Brings the elements together; residuals of what this rank has no gradient for step aside.
+  absl::Status Load();
+  // Puts the results where they belong, and those residuals back.
+  void Store();
+
+ private:
+  template <typename Visit>
+  void ForEachPiece(const TensorView& bucket, Visit visit);
+  void FindAbsent();
+
+  const ChunkJob& job_;
+  const Bench& bench_;
+  const size_t numel_;
+  TensorView input_, output_;
+  float* residual_ = nullptr;
+  bool copies_ = false;
+  std::optional<MomentumStep> momentum_;
+  Absence absence_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_COLLECTIVE_OPERANDS_H_

@@ -1,0 +1,193 @@
+#include "schedule/collective/partition.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "schedule/collective/algorithm.h"
+#include "schedule/hash.h"
+
+namespace thinwire {
+namespace {
+
+// Where the elements of one codec lie in the bucket; neighbours are one range.
+std::vector<Range> ElementsOf(uint32_t codec, std::span<const Segment> segments) {
+  std::vector<Range> ranges;
+  size_t at = 0;
+  for (const Segment& segment : segments) {
+    const Range range{at, at + segment.count};
+    at = range.end;
+    if (segment.codec != codec || segment.count == 0) continue;
+    if (!ranges.empty() && ranges.back().end == range.begin) {
+      ranges.back().end = range.end;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+size_t CountOf(const std::vector<Range>& ranges) {
+  size_t count = 0;
+  for (const Range& range : ranges) count += range.end - range.begin;
+  return count;
+}
+
+size_t CountOf(std::span<const Segment> segments) {
+  size_t count = 0;
+  for (const Segment& segment : segments) count += segment.count;
+  return count;
+}
+
+// Elements [begin, end) of the elements that lie in `ranges`.
+std::vector<Range> Cut(const std::vector<Range>& ranges, size_t begin, size_t end) {
+  std::vector<Range> pieces;
+  size_t at = 0;
+  for (const Range& range : ranges) {
+    const size_t count = range.end - range.begin;
+    const size_t from = std::max(begin, at), to = std::min(end, at + count);
+    if (from < to) pieces.push_back({range.begin + from - at, range.begin + to - at});
+    at += count;
+  }
+  return pieces;
+}
+
+size_t BlockOf(const CodecPair& codec) { return std::lcm(codec.up.block, codec.down.block); }
+
+// Calls visit(begin, end) for slices of about `step` elements, a multiple of `unit`. A small rest
+// is no chunk of its own: every chunk costs messages, and holds a lane.
+template <typename Visit>
+void ForEachSlice(size_t numel, size_t wanted, size_t unit, Visit visit) {
+  const size_t step = std::max(unit, wanted / unit * unit);
+  for (size_t begin = 0, end = 0; begin < numel; begin = end) {
+    end = numel - begin <= step + step / 4 ? numel : begin + step;
+    visit(begin, end);
+  }
+}
+
+const Algorithm& AllReduceWith(const CodecPair& codec) {
+  return codec.up.traits().entries() ? Entries() : TwoHop();
+}
+
+}  // namespace
+
+Partition MakePartition(std::span<const Segment> segments, int world, const Options& options) {
+  Partition partition;
+  size_t base = 0;
+  for (uint32_t codec = 0; codec < options.codecs.size(); ++codec) {
+    const CodecPair& pair = options.codecs[codec];
+    const std::vector<Range> ranges = ElementsOf(codec, segments);
+    const size_t numel = CountOf(ranges), block = BlockOf(pair);
+    const Algorithm& algorithm = AllReduceWith(pair);
+    for (const Segment& segment : segments) {
+      if (segment.codec == codec) partition.segments.push_back(segment);
+    }
+    ForEachSlice(
+        numel, options.chunk_bytes / sizeof(float), std::lcm(kChunkAlignment, block),
+        [&](size_t begin, size_t end) {
+          const Range elements{base + begin, base + end};
+          partition.chunks.push_back({.elements = elements,
+                                      .bounds = algorithm.ShardBounds(elements, world, block),
+                                      .pieces = Cut(ranges, begin, end),
+                                      .codec = codec,
+                                      .codec_offset = begin,
+                                      .algorithm = &algorithm});
+        });
+    base += numel;
+  }
+  return partition;
+}
+
+Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segments, int world) {
+  Partition partition;
+  partition.segments.assign(segments.begin(), segments.end());
+  const Range all{0, CountOf(segments)};
+  partition.chunks.push_back({.elements = all,
+                              .bounds = algorithm.ShardBounds(all, world, 1),
+                              .pieces = {all},
+                              .algorithm = &algorithm});
+  return partition;
+}
+
+Partition MakeReduceScatter(std::span<const Segment> segments, int world, const Options& options) {
+  Partition partition;
+  partition.segments.assign(segments.begin(), segments.end());
+  const uint32_t codec = segments.empty() ? 0 : segments.front().codec;
+  const size_t unit = std::lcm(kChunkAlignment, BlockOf(options.codecs[codec]));
+  const size_t part = CountOf(segments) / world;
+  size_t base = 0;
+  ForEachSlice(
+      part, options.chunk_bytes / sizeof(float) / world, unit, [&](size_t begin, size_t end) {
+        const Range elements{base, base + (end - begin) * world};
+        std::vector<Range> pieces;
+        for (int r = 0; r < world; ++r) {
+          pieces.push_back({part * r + begin, part * r + end});
+        }
+        partition.chunks.push_back({.elements = elements,
+                                    .bounds = ReduceScatter().ShardBounds(elements, world, unit),
+                                    .pieces = std::move(pieces),
+                                    .codec = codec,
+                                    .codec_offset = base,
+                                    .algorithm = &ReduceScatter()});
+        base = elements.end;
+      });
+  return partition;
+}
+
+Partition MakeAllGather(std::span<const Segment> segments, int world, const Options& options) {
+  Partition partition;
+  partition.segments.assign(segments.begin(), segments.end());
+  const uint32_t codec = segments.empty() ? 0 : segments.front().codec;
+  const size_t unit = std::lcm(kChunkAlignment, BlockOf(options.codecs[codec]));
+  ForEachSlice(
+      CountOf(segments), options.chunk_bytes / sizeof(float) / world, unit,
+      [&](size_t begin, size_t end) {
+        partition.chunks.push_back({.elements = {begin, end},
+                                    .bounds = AllGather().ShardBounds({begin, end}, world, unit),
+                                    .pieces = {{begin, end}},
+                                    .codec = codec,
+                                    .codec_offset = begin,
+                                    .algorithm = &AllGather()});
+      });
+  return partition;
+}
+
+std::vector<Range> RangesOf(std::span<const uint32_t> numbers, std::span<const Segment> segments) {
+  std::vector<Range> ranges;
+  for (const uint32_t number : numbers) {
+    const Segment& wanted = segments[number];
+    size_t begin = 0;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      const bool before =
+          segments[i].codec < wanted.codec || (segments[i].codec == wanted.codec && i < number);
+      if (before) begin += segments[i].count;
+    }
+    ranges.push_back({begin, begin + wanted.count});
+  }
+  return ranges;
+}
+
+std::vector<Range> Partition::SecondHopOf(int rank) const {
+  std::vector<Range> ranges;
+  for (const Chunk& chunk : chunks) {
+    const Range range = chunk.algorithm->SecondHop(chunk, rank);
+    if (range.begin != range.end) ranges.push_back(range);
+  }
+  return ranges;
+}
+
+bool Partition::keeps_residuals() const {
+  return std::any_of(chunks.begin(), chunks.end(),
+                     [](const Chunk& chunk) { return chunk.algorithm->keeps_residuals(); });
+}
+
+uint64_t Partition::Hash() const {
+  uint64_t hash = chunks.size();
+  for (const Chunk& chunk : chunks) {
+    hash = HashCombine(HashCombine(hash, chunk.codec), HashBytes(chunk.algorithm->name()));
+    for (const size_t bound : chunk.bounds) hash = HashCombine(hash, bound);
+    for (const Range& piece : chunk.pieces) hash = HashCombine(hash, piece.begin);
+  }
+  return hash;
+}
+
+}  // namespace thinwire

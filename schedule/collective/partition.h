@@ -1,0 +1,65 @@
+// Partition: how a bucket is cut into chunks, and a chunk into shards. A pure function of the
+// bucket, the world and the options, so that all ranks agree without a word; its hash proves it.
+#ifndef THINWIRE_SCHEDULE_COLLECTIVE_PARTITION_H_
+#define THINWIRE_SCHEDULE_COLLECTIVE_PARTITION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "compress/error_feedback.h"
+#include "schedule/options.h"
+#include "schedule/request.h"
+
+namespace thinwire {
+
+class Algorithm;
+
+// Chunk offsets are multiples of this within the elements of their codec, whatever its block.
+inline constexpr size_t kChunkAlignment = 256;
+
+struct Chunk {
+  Range elements;              // in the partition's order
+  std::vector<size_t> bounds;  // n + 1 of them: rank r owns [bounds[r], bounds[r + 1])
+  std::vector<Range> pieces;   // where its elements lie in the bucket, one after another
+  uint32_t codec = 0;          // of Options::codecs
+  size_t codec_offset = 0;     // of its first element among those of its codec
+  const Algorithm* algorithm = nullptr;
+
+  size_t numel() const { return elements.end - elements.begin; }
+  Range shard(int rank) const { return {bounds[rank], bounds[rank + 1]}; }
+};
+
+struct Partition {
+  // The bucket's segments, those of one codec together. With one codec this is the bucket's order.
+  std::vector<Segment> segments;
+  std::vector<Chunk> chunks;
+
+  // The elements whose residual on `rank` is of the second hop.
+  std::vector<Range> SecondHopOf(int rank) const;
+  bool keeps_residuals() const;
+  uint64_t Hash() const;
+};
+
+// An allreduce in chunks of options.chunk_bytes of fp32, the last one of a codec shorter or up to a
+// quarter longer; shards of whole blocks, as even as blocks allow (so some are empty in a chunk of
+// fewer than n blocks).
+Partition MakePartition(std::span<const Segment> segments, int world, const Options& options);
+
+// One chunk of all elements in the bucket's order, for algorithms that cut nothing: Raw, Local.
+Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segments, int world);
+
+// A reduce-scatter: each chunk holds the same slice of every rank's part. The segments have one
+// codec, and n divides their elements.
+Partition MakeReduceScatter(std::span<const Segment> segments, int world, const Options& options);
+
+// An all-gather of this rank's elements. The segments have one codec.
+Partition MakeAllGather(std::span<const Segment> segments, int world, const Options& options);
+
+// Where the segments with these numbers lie in the order of MakePartition.
+std::vector<Range> RangesOf(std::span<const uint32_t> numbers, std::span<const Segment> segments);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_COLLECTIVE_PARTITION_H_

@@ -1,0 +1,70 @@
+// Bucket: a tensor that is reduced again and again, described once. Immutable.
+#ifndef THINWIRE_SCHEDULE_ENGINE_BUCKET_H_
+#define THINWIRE_SCHEDULE_ENGINE_BUCKET_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "schedule/collective/partition.h"
+#include "schedule/order/frames.h"
+#include "schedule/request.h"
+#include "transport/data_plane.h"
+#include "transport/membership.h"
+
+namespace thinwire {
+
+// The way a bucket takes through the engine.
+enum class Route : uint8_t {
+  kLocal,    // a world of one: on the caller's thread
+  kRaw,      // small: sent at once, outside the order
+  kOrdered,  // chunk by chunk, in the order of the sequencer
+};
+
+class Bucket {
+ public:
+  // The request has been checked. With Matching::kByOrder small tensors go in order as well.
+  Bucket(const BucketRequest& request, const Membership& members, Matching matching,
+         const Options& options);
+
+  // Whether the request describes this very bucket.
+  bool Matches(const BucketRequest& request) const;
+
+  bool named() const { return !key_.empty(); }
+  bool needs_memory() const { return named() && needs_memory_; }
+
+  const std::string& key() const { return key_; }
+  const Partition& partition() const { return partition_; }
+  const BucketLayout& layout() const { return layout_; }
+  const Report& report() const { return report_; }  // of call 0
+  Collective collective() const { return collective_; }
+  Route route() const { return route_; }
+  size_t segments() const { return segments_.size(); }
+  float scale() const { return scale_; }
+  uint32_t* threshold(uint32_t chunk) const { return &thresholds_[chunk]; }
+  // Where segments with these numbers lie in the order of what is kept.
+  void RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ranges) const;
+
+ private:
+  const std::string key_;
+  const Collective collective_;
+  const std::vector<Segment> segments_;  // as requested; one of the whole key if none were
+  const bool whole_;                     // no segments were given
+  const Partition partition_;
+  const Route route_;
+  const float scale_;
+  bool needs_memory_ = false;
+  BucketLayout layout_;
+  Report report_;
+  const std::unique_ptr<uint32_t[]> thresholds_;  // of topk, by chunk; carried from step to step
+};
+
+// Whether an allreduce of that many raw bytes goes raw: it costs (n - 1) times its bytes, sent by
+// everybody at once.
+bool GoesRaw(size_t bytes, int world, const Options& options);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ENGINE_BUCKET_H_

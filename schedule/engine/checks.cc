@@ -1,0 +1,182 @@
+#include "schedule/engine/checks.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/tuning.h"
+
+namespace thinwire {
+namespace {
+
+std::string Where(int rank, std::string_view key) {
+  return absl::StrCat("rank ", rank, ", tensor '", std::string(key), "': ");
+}
+
+// A kernel can't be asked to read what is not its device's, or not aligned to an element.
+absl::Status CheckMemory(const TensorView& view, const Device& device) {
+  if (!device.Holds(view.data)) {
+    return absl::InvalidArgumentError(absl::StrCat("its memory is not of ", device.name(),
+                                                   ", expected a tensor on that device; move it"));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % SizeOf(view.dtype) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("its address is no multiple of the ",
+                                                 SizeOf(view.dtype), " bytes of an element; ",
+                                                 "align it, or copy it"));
+}
+
+absl::Status CheckMomentum(const BucketRequest& request, const std::string& where) {
+  if (request.key.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "momentum is kept by name, and this call has none; give it a name"));
+  }
+  if (request.collective != Collective::kAllReduce) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "momentum goes with an allreduce, got a reduce-scatter or all-gather; ",
+                     "keep the momentum in the optimizer"));
+  }
+  if (request.op == Op::kMean) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, "momentum goes with the mean, got the sum; a sum of every rank's ",
+                   "momentum would count it once a rank"));
+}
+
+// A reduce-scatter and an all-gather cut the bucket by ranks, so its codec is one.
+absl::Status CheckScattered(const BucketRequest& request, const Membership& members,
+                            const Options& options, const std::string& where) {
+  if (request.collective == Collective::kReduceScatter && request.numel % members.size != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "a reduce-scatter of ", request.numel, " elements over ", members.size,
+                     " ranks; expected a multiple of the ranks; pad the tensor"));
+  }
+  const uint32_t codec = request.segments.empty() ? 0 : request.segments.front().codec;
+  for (const Segment& segment : request.segments) {
+    if (segment.codec == codec) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "its segments have several codecs, expected one in a reduce-scatter ",
+                     "or all-gather; make a bucket for each"));
+  }
+  if (!options.codecs[codec].up.traits().entries()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      where, options.codecs[codec].ToString(), " has no reduce-scatter or all-gather, ",
+      "since its entries go to every rank; take a dense codec such as int4"));
+}
+
+absl::Status CheckSegments(const BucketRequest& request, const Options& options,
+                           const std::string& where) {
+  size_t covered = request.segments.empty() ? request.numel : 0;
+  for (const Segment& segment : request.segments) {
+    covered += segment.count;
+    if (segment.offset + segment.count > segment.total) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, "segment '", segment.name, "' ends at element ",
+                       segment.offset + segment.count, " of ", segment.total));
+    }
+    if (segment.codec >= options.codecs.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(where, "segment '", segment.name,
+                                                     "' wants codec ", segment.codec, ", expected ",
+                                                     "0 to ", options.codecs.size() - 1));
+    }
+  }
+  if (covered == request.numel) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(where, "its segments have ", covered,
+                                                 " elements together, expected ", request.numel));
+}
+
+// The output's elements of a collective whose input has `numel`.
+size_t OutputNumel(Collective collective, size_t numel, int size) {
+  switch (collective) {
+    case Collective::kReduceScatter: return numel / size;
+    case Collective::kAllGather: return numel * size;
+    case Collective::kAllReduce: break;
+  }
+  return numel;
+}
+
+}  // namespace
+
+absl::Status CheckOptions(const Options& options) {
+  if (options.lanes < 1 || options.lanes > 64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("lanes is ", options.lanes, ", expected 1 to 64"));
+  }
+  if (options.chunk_bytes < 4096) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk_bytes is ", options.chunk_bytes, ", expected at least 4096"));
+  }
+  if (options.codecs.empty()) return absl::InvalidArgumentError("there must be a codec");
+  if (!(options.momentum.beta >= 0.0f && options.momentum.beta < 1.0f)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("momentum is ", options.momentum.beta, ", expected 0 to below 1"));
+  }
+  if (options.timeout <= std::chrono::milliseconds(0)) {
+    return absl::InvalidArgumentError("the timeout must be longer than nothing");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckKernels(const Options& options, int size, const Device& device) {
+  for (const CodecPair& codec : options.codecs) {
+    if (codec.has_kernels()) continue;
+    return absl::UnimplementedError(
+        absl::StrCat(std::string(codec.up.traits().name), " has no kernels for ", device.name(),
+                     " yet; take onebit or int4 there, or reduce such tensors on the host"));
+  }
+  if (size <= static_cast<int>(kernels::kMaxWires)) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("a group on ", device.name(), " has at most ",
+                                               kernels::kMaxWires, " ranks, got ", size));
+}
+
+absl::Status CheckBucket(const BucketRequest& request, const Membership& members,
+                         const Options& options) {
+  const std::string where = Where(members.rank, request.key);
+  if (request.numel == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(where, "a bucket has at least one element"));
+  }
+  if (options.momentum.beta != 0.0f) {
+    if (absl::Status bad = CheckMomentum(request, where); !bad.ok()) return bad;
+  }
+  if (absl::Status bad = CheckSegments(request, options, where); !bad.ok()) return bad;
+  if (request.collective == Collective::kAllReduce) return absl::OkStatus();
+  return CheckScattered(request, members, options, where);
+}
+
+absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
+                             const Membership& members, const Device* device) {
+  const TensorView &in = submission.input, &out = submission.output;
+  const Report& described = bucket.report();
+  const size_t expected = OutputNumel(bucket.collective(), in.numel, members.size);
+  const auto bad = [&](auto... parts) {
+    return absl::InvalidArgumentError(absl::StrCat(Where(members.rank, bucket.key()), parts...));
+  };
+  if (in.numel != described.numel || static_cast<uint8_t>(in.dtype) != described.dtype) {
+    return bad("the input has ", in.numel, " elements of ", std::string(Name(in.dtype)),
+               ", expected ", described.numel, " of ",
+               std::string(Name(static_cast<DType>(described.dtype))),
+               " as its bucket was registered with");
+  }
+  if (out.numel != expected || in.dtype != out.dtype) {
+    return bad("the output has ", out.numel, " elements of ", std::string(Name(out.dtype)),
+               ", expected ", expected, " of ", std::string(Name(in.dtype)), " as the input has");
+  }
+  if (in.numel > 0 && (in.data == nullptr || out.data == nullptr)) {
+    return bad("got a null pointer for ", in.numel, " elements");
+  }
+  for (const TensorView* view : {&in, &out}) {
+    if (device == nullptr || in.numel == 0) break;
+    if (absl::Status status = CheckMemory(*view, *device); !status.ok()) {
+      return bad(std::string(status.message()));
+    }
+  }
+  if (submission.absent.empty()) return absl::OkStatus();
+  if (bucket.collective() != Collective::kAllReduce) {
+    return bad("absent segments go with an allreduce, got a reduce-scatter or all-gather");
+  }
+  for (const uint32_t number : submission.absent) {
+    if (number < bucket.segments()) continue;
+    return bad("segment ", number, " is absent, expected 0 to ", bucket.segments() - 1);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace thinwire

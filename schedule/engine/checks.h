@@ -1,0 +1,28 @@
+// Checks of what callers give, which need no peer.
+#ifndef THINWIRE_SCHEDULE_ENGINE_CHECKS_H_
+#define THINWIRE_SCHEDULE_ENGINE_CHECKS_H_
+
+#include "absl/status/status.h"
+#include "compress/device.h"
+#include "schedule/engine/bucket.h"
+#include "schedule/options.h"
+#include "schedule/request.h"
+#include "transport/membership.h"
+
+namespace thinwire {
+
+absl::Status CheckOptions(const Options& options);
+
+// Whether the device has kernels for these codecs, and for a world of that size.
+absl::Status CheckKernels(const Options& options, int size, const Device& device);
+
+absl::Status CheckBucket(const BucketRequest& request, const Membership& members,
+                         const Options& options);
+
+// `device` is null for the host.
+absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
+                             const Membership& members, const Device* device);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ENGINE_CHECKS_H_

@@ -1,0 +1,47 @@
+#include "schedule/engine/chunk_task.h"
+
+#include <utility>
+
+namespace thinwire {
+
+ChunkTask::ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, const Options& options,
+                     const Instruments& instruments)
+    : start_(start),
+      work_(std::move(work)),
+      lane_(lane),
+      options_(options),
+      recorder_(instruments.recorder),
+      clock_(&instruments.totals, instruments.trace, static_cast<int>(lane.slot()), work_->label,
+             start.chunk, work_->submitted),
+      job_(work_->JobOf(start.chunk, options)) {
+  recorder_.Record(FlightEvent::kStarted, work_->label, start.chunk, 0, start.predicted ? 1 : 0);
+  clock_.End(Stage::kQueue);
+  lane_.Enter(work_->order);
+  run_ = job_.chunk->algorithm->Begin(job_, lane_.bench());
+}
+
+absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
+  const absl::StatusOr<const Hop*> hop = run_->Advance();
+  if (!hop.ok()) return hop.status();
+  hop_ = *hop;
+  clock_.End(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
+  if (hop_ == nullptr) return std::unique_ptr<Exchange>();
+  recorder_.Record(FlightEvent::kHopBegun, work_->label, start_.chunk, 0, ++hops_);
+  return lane_.plane().Start(hop_->tag, hop_->send, hop_->recv);
+}
+
+void ChunkTask::OnHopEnded() {
+  clock_.End(hop_->stage);
+  recorder_.Record(FlightEvent::kHopEnded, work_->label, start_.chunk, 0, hops_);
+}
+
+absl::Status ChunkTask::Finish(absl::Status status) {
+  run_.reset();
+  status = lane_.Leave(work_->order, std::move(status));
+  recorder_.Record(FlightEvent::kChunkDone, work_->label, start_.chunk);
+  return status;
+}
+
+Deadline ChunkTask::deadline() const { return work_->deadline + options_.timeout; }
+
+}  // namespace thinwire

@@ -1,0 +1,35 @@
+// ControlReader: a thread that receives control frames, and hands each to whom it concerns: reports
+// and orders to the sequencer, failures and goodbyes to the failure protocol.
+#ifndef THINWIRE_SCHEDULE_ENGINE_CONTROL_READER_H_
+#define THINWIRE_SCHEDULE_ENGINE_CONTROL_READER_H_
+
+#include <thread>
+
+#include "schedule/engine/failure.h"
+#include "schedule/engine/flight_recorder.h"
+#include "schedule/engine/sequencing.h"
+#include "transport/control_plane.h"
+
+namespace thinwire {
+
+class ControlReader {
+ public:
+  // References outlive it. It ends when the control plane fails.
+  ControlReader(ControlPlane& control, Sequencing& sequencing, FailureProtocol& failure,
+                FlightRecorder& recorder);
+  ~ControlReader() { thread_.join(); }
+
+ private:
+  void Run();
+  void OnFrame(const ControlMessage& message);
+
+  ControlPlane& control_;
+  Sequencing& sequencing_;
+  FailureProtocol& failure_;
+  FlightRecorder& recorder_;
+  std::thread thread_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ENGINE_CONTROL_READER_H_

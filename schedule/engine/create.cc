@@ -1,0 +1,33 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "schedule/engine.h"
+#include "schedule/engine/checks.h"
+#include "schedule/engine/group.h"
+#include "schedule/engine/in_flight.h"
+#include "schedule/settle.h"
+
+namespace thinwire {
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Options& given, Transport transport,
+                                                       std::shared_ptr<Device> device) {
+  if (absl::Status bad = CheckOptions(given); !bad.ok()) return bad;
+  const int size = transport.empty() ? 1 : transport.members().size;
+  if (size == 1) transport.Reset();
+  const Options options = size == 1 ? given : Settle(given, size);
+  if (device != nullptr && size > 1) {
+    if (absl::Status bad = CheckKernels(options, size, *device); !bad.ok()) return bad;
+  }
+  auto group = std::make_unique<Group>(options, std::move(transport), std::move(device));
+  if (absl::Status failed = group->StartThreads(); !failed.ok()) return failed;
+  return group;
+}
+
+absl::StatusOr<std::shared_ptr<Work>> Engine::Start(const CollectiveRequest& request) {
+  if (request.input.numel == 0 && request.output.numel == 0) return DoneWork();
+  const absl::StatusOr<std::shared_ptr<const Bucket>> bucket = Register(request.bucket());
+  if (!bucket.ok()) return bucket.status();
+  return Submit(*bucket, request.submission());
+}
+
+}  // namespace thinwire

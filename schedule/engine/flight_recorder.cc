@@ -1,0 +1,97 @@
+#include "schedule/engine/flight_recorder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::array<const char*, 9> kNames = {"submitted", "started",    "hop begun",
+                                               "hop ended", "chunk done", "tensor done",
+                                               "frame out", "frame in",   "failed"};
+constexpr std::array<const char*, 9> kFrames = {"?",       "report",  "announce", "overdue", "fail",
+                                                "goodbye", "predict", "ping",     "pong"};
+
+int64_t Now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+std::string PeerOf(int peer) {
+  return peer < 0 ? std::string("everyone") : absl::StrCat("rank ", peer);
+}
+
+}  // namespace
+
+FlightRecorder::FlightRecorder() : slots_(std::make_unique<Slot[]>(kEvents)) {}
+
+void FlightRecorder::Record(FlightEvent event, std::string_view name, uint32_t chunk, int peer,
+                            uint64_t detail) {
+  Entry entry{.nanoseconds = Now(),
+              .detail = detail,
+              .chunk = chunk,
+              .peer = static_cast<int16_t>(peer),
+              .event = event};
+  entry.name_bytes = static_cast<uint8_t>(std::min(name.size(), entry.name.size()));
+  std::memcpy(entry.name.data(), name.data(), entry.name_bytes);
+  std::array<uint64_t, kWords> words;
+  std::memcpy(words.data(), &entry, sizeof(entry));
+
+  const uint64_t number = recorded_.fetch_add(1, std::memory_order_relaxed) + 1;
+  Slot& slot = slots_[number % kEvents];
+  // A thread that slept in this slot for a whole lap keeps it, and this event is lost: two writers
+  // of one slot would leave a mixture of two events.
+  uint64_t held = slot.number.load(std::memory_order_relaxed);
+  if (held == kBeingWritten || held > number ||
+      !slot.number.compare_exchange_strong(held, kBeingWritten, std::memory_order_acquire)) {
+    return;
+  }
+  for (size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
+  slot.number.store(number, std::memory_order_release);
+}
+
+bool FlightRecorder::Read(uint64_t number, Entry* entry) const {
+  const Slot& slot = slots_[number % kEvents];
+  if (slot.number.load(std::memory_order_acquire) != number) return false;
+  std::array<uint64_t, kWords> words;
+  for (size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_acquire);
+  std::memcpy(static_cast<void*>(entry), words.data(), sizeof(*entry));
+  return slot.number.load(std::memory_order_acquire) == number;
+}
+
+std::string FlightRecorder::Text() const {
+  const uint64_t last = recorded_.load(std::memory_order_acquire);
+  const uint64_t first = last > kEvents ? last - kEvents + 1 : 1;
+  const int64_t now = Now();
+  std::string text;
+  for (uint64_t number = first; number <= last; ++number) {
+    Entry e;
+    if (!Read(number, &e)) continue;
+    const std::string_view name(e.name.data(), e.name_bytes);
+    // An event of after the beginning of this loop is of now.
+    const int64_t ago = std::max<int64_t>(0, now - e.nanoseconds);
+    absl::StrAppendFormat(&text, "-%.6f s  %s", 1e-9 * static_cast<double>(ago),
+                          kNames[static_cast<size_t>(e.event)]);
+    if (e.event == FlightEvent::kFrameOut || e.event == FlightEvent::kFrameIn) {
+      absl::StrAppend(&text, " ", kFrames[e.detail < kFrames.size() ? e.detail : 0],
+                      e.event == FlightEvent::kFrameOut ? " to " : " from ", PeerOf(e.peer));
+      if (!name.empty()) absl::StrAppend(&text, " about '", std::string(name), "'");
+    } else {
+      absl::StrAppend(&text, " '", std::string(name), "'");
+      if (e.event == FlightEvent::kSubmitted) absl::StrAppend(&text, " ", e.detail, " elements");
+      if (e.event == FlightEvent::kStarted || e.event == FlightEvent::kChunkDone ||
+          e.event == FlightEvent::kHopBegun || e.event == FlightEvent::kHopEnded) {
+        absl::StrAppend(&text, " chunk ", e.chunk);
+      }
+      if (e.event == FlightEvent::kStarted && e.detail != 0) absl::StrAppend(&text, ", predicted");
+      if (e.event == FlightEvent::kHopBegun || e.event == FlightEvent::kHopEnded) {
+        absl::StrAppend(&text, " hop ", e.detail);
+      }
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
+}  // namespace thinwire

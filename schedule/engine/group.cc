@@ -1,0 +1,212 @@
+#include "schedule/engine/group.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "schedule/engine/checks.h"
+#include "schedule/engine/issuer_executor.h"
+#include "schedule/engine/thread_executor.h"
+
+namespace thinwire {
+namespace {
+
+using Tell = FailureProtocol::Tell;
+
+Membership MembersOf(const Transport& transport) {
+  return transport.empty() ? Membership() : transport.members();
+}
+
+DataTraits TraitsOf(const Transport& transport) {
+  return transport.empty() ? DataTraits() : transport.data->traits();
+}
+
+}  // namespace
+
+Group::Group(const Options& options, Transport transport, std::shared_ptr<Device> device)
+    : options_(options),
+      transport_(std::move(transport)),
+      device_(std::move(device)),
+      members_(MembersOf(transport_)),
+      matching_(TraitsOf(transport_).matching),
+      slots_(options.lanes + 1 + options.predicted_lanes),
+      failure_(members_, transport_, recorder_, options.flight_path),
+      works_(options_, members_, matching_, device_, slots_),
+      local_path_(options_) {
+  if (!options.trace_path.empty() && !transport_.empty()) {
+    trace_ = std::make_unique<Trace>(options.trace_path, members_.rank, slots_);
+  }
+}
+
+absl::Status Group::StartThreads() {
+  if (transport_.empty()) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<Lane>> raw_lane = MakeLane(options_.lanes);
+  if (!raw_lane.ok()) return raw_lane.status();
+  if (absl::Status status = MakeExecutor(); !status.ok()) return status;
+  raw_path_ =
+      std::make_unique<RawPath>(*std::move(raw_lane), device_.get(), options_, totals_, *this);
+  sequencing_ = std::make_unique<Sequencing>(members_, options_, matching_, *transport_.control,
+                                             *executor_, failure_, recorder_);
+  reader_ = std::make_unique<ControlReader>(*transport_.control, *sequencing_, failure_, recorder_);
+  watchdog_ = std::make_unique<Watchdog>(
+      failure_, [this] { sequencing_->OnClock(); }, [this] { EndAll(); });
+  sequencing_->Begin();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Lane>> Group::MakeLane(int slot) {
+  return Lane::Make(device_.get(), *transport_.data, slot, options_.timeout);
+}
+
+// Slots in fences and traces: the announced chunks' lanes, the raw path's, the predicted chunks'.
+absl::Status Group::MakeExecutor() {
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (int slot = 0; slot < options_.lanes; ++slot) {
+    absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(slot);
+    if (!lane.ok()) return lane.status();
+    lanes.push_back(*std::move(lane));
+  }
+  const LaneMaker more = [this](int number) { return MakeLane(number + 1); };
+  const Instruments instruments{totals_, trace_.get(), recorder_};
+  if (transport_.data->traits().completion == Completion::kEvents) {
+    executor_ = std::make_unique<IssuerExecutor>(std::move(lanes), more, matching_, options_,
+                                                 instruments, *this, failure_);
+  } else {
+    executor_ = std::make_unique<ThreadExecutor>(std::move(lanes), more, slots_ - 1, options_,
+                                                 instruments, *this, failure_);
+  }
+  return absl::OkStatus();
+}
+
+Group::~Group() {
+  if (sequencing_ == nullptr) return;  // no thread was started
+  const bool orderly = works_.idle() && !failure_.failed();
+  if (orderly) failure_.SayBye();
+  failure_.Fail(
+      absl::CancelledError(absl::StrCat("rank ", members_.rank, " destroyed its communicator")),
+      orderly ? Tell::kNobody : Tell::kEveryone);
+  watchdog_.reset();
+  reader_.reset();
+  executor_.reset();
+  raw_path_.reset();
+  if (trace_ != nullptr) trace_->Write().IgnoreError();  // there is nobody left to tell
+}
+
+absl::StatusOr<std::shared_ptr<const Bucket>> Group::Register(const BucketRequest& request) {
+  if (absl::Status bad = CheckBucket(request, members_, options_); !bad.ok()) return bad;
+  return works_.Register(request);
+}
+
+absl::StatusOr<std::shared_ptr<Work>> Group::Submit(const std::shared_ptr<const Bucket>& bucket,
+                                                    const Submission& submission) {
+  if (absl::Status bad = CheckSubmission(submission, *bucket, members_, device_.get()); !bad.ok()) {
+    return bad;
+  }
+  if (failure_.failed()) return Refusal(*bucket, failure_.status());
+  const absl::StatusOr<WorkPtr> begun = works_.Begin(bucket, submission);
+  if (!begun.ok()) return Refusal(*bucket, begun.status());
+  const WorkPtr& work = *begun;
+  Count(*work);
+  recorder_.Record(FlightEvent::kSubmitted, work->label, 0, 0, work->report.numel);
+  if (bucket->route() == Route::kLocal) {
+    if (absl::Status failed = RunLocal(work); !failed.ok()) return failed;
+    return work;
+  }
+  sequencing_->OnSubmit(work->report);
+  if (bucket->route() == Route::kRaw) raw_path_->Start(work, submission.caller_waits);
+  return work;
+}
+
+// A call that comes after a failure is told the first reason, once all ranks have heard it.
+absl::Status Group::Refusal(const Bucket& bucket, const absl::Status& status) const {
+  if (!failure_.failed()) return status;
+  failure_.AwaitTold();
+  return failure_.Explain(bucket.key(), failure_.status());
+}
+
+absl::Status Group::RunLocal(const WorkPtr& work) {
+  absl::Status status = local_path_.Run(*work);
+  if (!status.ok()) failure_.Fail(status, Tell::kNobody);
+  Retire(work, status.ok() ? Outcome::kDone : Outcome::kFailed);
+  return status;
+}
+
+void Group::Count(const InFlight& work) {
+  ++collectives_;
+  const size_t hops = work.bucket->collective() == Collective::kAllReduce ? 2 : 1;
+  const size_t all = work.bucket->collective() == Collective::kAllGather ? members_.size : 1;
+  raw_bytes_ += hops * all * (members_.size - 1) * work.input.numel * sizeof(float) / members_.size;
+}
+
+void Group::EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status status) {
+  const bool ok = status.ok();
+  if (!ok) failure_.FailFromExchange(status, work->label);
+  const Works::Left left = works_.EndChunk(*work, ok);
+  if (ok) sequencing_->OnChunkDone(start, left == Works::Left::kDone);
+  if (left == Works::Left::kSome) return;
+  Retire(work, left == Works::Left::kDone ? Outcome::kDone : Outcome::kFailed);
+}
+
+void Group::EndRaw(const WorkPtr& work, absl::Status status) {
+  if (status.ok()) {
+    sequencing_->OnRawDone(work->id());
+  } else {
+    failure_.FailFromExchange(status, work->label);
+  }
+  Retire(work, status.ok() ? Outcome::kDone : Outcome::kFailed);
+}
+
+// Ends a work that no thread touches any more. One that is not done failed with the group.
+void Group::Retire(const WorkPtr& work, Outcome outcome) {
+  if (outcome == Outcome::kFailed) failure_.AwaitTold();
+  if (!works_.Remove(work)) return;
+  recorder_.Record(FlightEvent::kTensorDone, work->label);
+  work->Complete(outcome == Outcome::kDone ? absl::OkStatus()
+                                           : failure_.Explain(work->label, failure_.status()));
+}
+
+// The group has failed: all ranks hear of it, and what no thread is touching ends here. Lanes and
+// waiting callers end the rest as they come back.
+void Group::EndAll() {
+  failure_.Spread();
+  executor_->Close();
+  raw_path_->Close();
+  for (const WorkPtr& work : works_.Close(failure_.status())) {
+    if (work->bucket->route() == Route::kRaw) {
+      raw_path_->Abandon(work);
+    } else {
+      Retire(work, Outcome::kFailed);
+    }
+  }
+}
+
+void Group::Abort(absl::Status reason) { failure_.Fail(std::move(reason), Tell::kEveryone); }
+
+void Group::EndStep() {
+  if (sequencing_ != nullptr) sequencing_->EndStep();
+}
+
+bool Group::GoesRaw(const TensorView& input) const {
+  return thinwire::GoesRaw(input.bytes(), members_.size, options_);
+}
+
+Stats Group::stats() const {
+  Stats stats;
+  stats.all_reduces = collectives_;
+  stats.raw_bytes = raw_bytes_;
+  if (!transport_.empty()) stats.wire_bytes = transport_.data->bytes_sent();
+  if (sequencing_ != nullptr) stats.predicted_chunks = sequencing_->predicted_chunks();
+  for (int stage = 0; stage < kStages; ++stage) stats.seconds[stage] = totals_.seconds(stage);
+  return stats;
+}
+
+std::string Group::Describe() const {
+  const absl::Status status = failure_.status();
+  std::string text = absl::StrCat("rank ", members_.rank, " of ", members_.size, ": ",
+                                  status.ok() ? "in order" : std::string(status.message()), "\n",
+                                  works_.Describe());
+  if (sequencing_ != nullptr) absl::StrAppend(&text, sequencing_->Describe());
+  absl::StrAppend(&text, "last events:\n", recorder_.Text());
+  return text;
+}
+
+}  // namespace thinwire

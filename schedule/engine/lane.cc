@@ -1,0 +1,32 @@
+#include "schedule/engine/lane.h"
+
+namespace thinwire {
+
+absl::StatusOr<std::unique_ptr<Lane>> Lane::Make(Device* device, DataPlane& host, size_t slot,
+                                                 std::chrono::milliseconds patience) {
+  std::unique_ptr<Lane> lane(new Lane(device, host, slot, patience));
+  if (device == nullptr) return lane;
+  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device->MakeStream();
+  if (!stream.ok()) return stream.status();
+  lane->stream_ = *std::move(stream);
+  lane->staged_ = std::make_unique<Staged>(host, *device, *lane->stream_, patience);
+  return lane;
+}
+
+void Lane::Enter(const DeviceOrder& order) {
+  if (stream_ == nullptr) return;
+  stream_->WaitFor(order.ready);
+  order.fence->HoldBack(*stream_);
+}
+
+absl::Status Lane::Leave(const DeviceOrder& order, absl::Status status) {
+  if (stream_ == nullptr) return status;
+  if (status.ok()) {
+    order.fence->Set(slot_, stream_->Record());
+    status = stream_->status();
+  }
+  if (!status.ok()) stream_->Synchronize(Clock::now() + patience_).IgnoreError();
+  return status;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,71 @@
+// RawPath: small tensors, whose exchange begins at once, outside the order of chunks. A blocking
+// call does that on the caller's own thread; others are finished by a thread of this path, and on a
+// device they are started by one as well, so that callers never wait for it.
+#ifndef THINWIRE_SCHEDULE_ENGINE_RAW_PATH_H_
+#define THINWIRE_SCHEDULE_ENGINE_RAW_PATH_H_
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "schedule/engine/stage_clock.h"
+#include "schedule/engine/works.h"
+#include "schedule/ring_queue.h"
+
+namespace thinwire {
+
+// Where raw works go when they end.
+class RawHost {
+ public:
+  virtual ~RawHost() = default;
+  // Called once for every work that was given to Start, or to Abandon before it began.
+  virtual void EndRaw(const WorkPtr& work, absl::Status status) = 0;
+};
+
+// Thread-safe.
+class RawPath {
+ public:
+  // References outlive it; `device` is null for the host.
+  RawPath(std::unique_ptr<Lane> lane, Device* device, const Options& options, StageTotals& totals,
+          RawHost& host);
+  ~RawPath();  // after Close; joins its threads
+
+  void Start(const WorkPtr& work, bool caller_waits);
+
+  // After a failure: nothing more begins.
+  void Close();
+  // After Close: ends a work that nobody is touching; others end it as they come to it.
+  void Abandon(const WorkPtr& work);
+
+ private:
+  using Queue = RingQueue<WorkPtr>;
+
+  void Post(const WorkPtr& work);
+  void Finish(const WorkPtr& work);
+  absl::Status Await(InFlight& work);
+  std::unique_ptr<Scratch> TakeScratch();
+  void PushTo(Queue* queue, const WorkPtr& work);
+  void PostLoop();
+  void FinishLoop();
+
+  bool MayPost() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !to_post_.empty(); }
+  bool MayFinish() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !to_finish_.empty(); }
+
+  const std::unique_ptr<Lane> lane_;
+  Device* const device_;
+  const Options& options_;
+  StageTotals& totals_;
+  RawHost& host_;
+  absl::Mutex mu_;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  Queue to_post_ ABSL_GUARDED_BY(mu_);
+  Queue to_finish_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<Scratch>> spare_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ENGINE_RAW_PATH_H_

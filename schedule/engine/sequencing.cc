@@ -1,0 +1,108 @@
+#include "schedule/engine/sequencing.h"
+
+#include <chrono>
+#include <utility>
+
+namespace thinwire {
+namespace {
+
+constexpr std::chrono::seconds kLatencyPatience(2);  // a rank may be slow to come
+const absl::Duration kTurn = absl::Milliseconds(20);
+
+double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+Sequencing::Sequencing(const Membership& members, const Options& options, Matching matching,
+                       ControlPlane& control, Executor& executor, FailureProtocol& failure,
+                       FlightRecorder& recorder)
+    : members_(members),
+      control_(control),
+      executor_(executor),
+      failure_(failure),
+      recorder_(recorder),
+      sequencer_(members, options, matching) {}
+
+template <typename Event>
+void Sequencing::Handle(Event event) {
+  {
+    const absl::MutexLock lock(&mu_);
+    event(sequencer_);
+    if (carrying_ || sequencer_.outbox().empty()) return;
+    carrying_ = true;
+    std::swap(batch_, sequencer_.outbox());
+  }
+  for (bool more = true; more;) {
+    for (const Action& action : batch_.actions()) CarryOut(action);
+    batch_.Clear();
+    const absl::MutexLock lock(&mu_);
+    more = carrying_ = !sequencer_.outbox().empty();
+    if (more) std::swap(batch_, sequencer_.outbox());
+  }
+}
+
+void Sequencing::CarryOut(const Action& action) {
+  if (failure_.failed()) return;
+  switch (action.kind) {
+    case Action::Kind::kStart:
+      if (action.start.predicted) ++predicted_chunks_;
+      executor_.Start(action.start);
+      break;
+    case Action::Kind::kSend: Send(action.to, action.message); break;
+    case Action::Kind::kFail: failure_.Fail(action.reason, FailureProtocol::Tell::kEveryone); break;
+  }
+}
+
+void Sequencing::Send(int to, const Message& message) {
+  recorder_.Record(FlightEvent::kFrameOut, message.report.name, 0, to,
+                   static_cast<uint64_t>(message.type));
+  ForEachFrame(message, [&](const ControlFrame& frame) {
+    for (int peer = 0; peer < members_.size; ++peer) {
+      if (peer == members_.rank || (to != kEveryone && to != peer)) continue;
+      // A failure here also ends the reader's Receive, which reports it.
+      control_.Send(peer, frame).IgnoreError();
+    }
+  });
+}
+
+void Sequencing::Begin() {
+  Handle([](Sequencer& s) { s.Begin(Now()); });
+  const Deadline patience = Clock::now() + kLatencyPatience;
+  bool measured = false;
+  // In turns, since a group that fails meanwhile answers no more.
+  while (!measured && !failure_.failed() && Clock::now() < patience) {
+    const absl::MutexLock lock(&mu_);
+    measured = mu_.AwaitWithTimeout(absl::Condition(&sequencer_, &Sequencer::measured), kTurn);
+  }
+}
+
+void Sequencing::OnSubmit(const Report& report) {
+  Handle([&](Sequencer& s) { s.OnSubmit(report, Now()); });
+}
+
+void Sequencing::OnMessage(int from, const Message& message) {
+  Handle([&](Sequencer& s) { s.OnMessage(from, message, Now()); });
+}
+
+void Sequencing::OnChunkDone(const StartChunk& chunk, bool last) {
+  Handle([&](Sequencer& s) { s.OnChunkDone(chunk, last, Now()); });
+}
+
+void Sequencing::OnRawDone(uint64_t id) {
+  Handle([&](Sequencer& s) { s.OnRawDone(id); });
+}
+
+void Sequencing::EndStep() {
+  Handle([](Sequencer& s) { s.EndStep(Now()); });
+}
+
+void Sequencing::OnClock() {
+  Handle([](Sequencer& s) { s.OnClock(Now()); });
+}
+
+std::string Sequencing::Describe() const {
+  const absl::MutexLock lock(&mu_);
+  return sequencer_.Describe();
+}
+
+}  // namespace thinwire

@@ -1,0 +1,65 @@
+// ThreadExecutor: chunks on threads that block in the data plane, one lane each. For planes that
+// cannot be polled, such as Gloo's.
+#ifndef THINWIRE_SCHEDULE_ENGINE_THREAD_EXECUTOR_H_
+#define THINWIRE_SCHEDULE_ENGINE_THREAD_EXECUTOR_H_
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "schedule/engine/chunk_task.h"
+#include "schedule/engine/executor.h"
+#include "schedule/engine/failure.h"
+#include "schedule/ring_queue.h"
+
+namespace thinwire {
+
+class ThreadExecutor final : public Executor {
+ public:
+  // One thread for each lane given; more, with lanes from `more`, when chunks wait and all are
+  // busy, up to `most` in all. References outlive it.
+  ThreadExecutor(std::vector<std::unique_ptr<Lane>> lanes, LaneMaker more, int most,
+                 const Options& options, const Instruments& instruments, ChunkHost& host,
+                 FailureProtocol& failure);
+  ~ThreadExecutor() override;
+
+  void Start(const StartChunk& start) override;
+  void Close() override;
+
+ private:
+  // A thread and what it is handed.
+  struct Worker {
+    std::unique_ptr<Lane> lane;
+    absl::CondVar handed;
+    StartChunk start;
+    bool busy = true;  // false while it waits to be handed a chunk
+    std::thread thread;
+  };
+
+  void AddWorker(std::unique_ptr<Lane> lane);
+  void MakeWorker(int number);
+  void Run(Worker& worker);
+  bool Next(Worker& worker);
+  void RunChunk(Lane& lane, const StartChunk& start);
+
+  const LaneMaker more_;
+  const int most_;
+  const Options& options_;
+  const Instruments instruments_;
+  ChunkHost& host_;
+  FailureProtocol& failure_;
+  absl::Mutex mu_;
+  RingQueue<StartChunk> queue_ ABSL_GUARDED_BY(mu_);  // that found no idle worker
+  // The one that has waited longest comes first: a chunk that always went to the same thread would
+  // stay on one core, beside the data plane's own thread.
+  RingQueue<Worker*> idle_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  int count_ ABSL_GUARDED_BY(mu_) = 0;  // workers, those under construction included
+  std::vector<std::unique_ptr<Worker>> workers_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ENGINE_THREAD_EXECUTOR_H_

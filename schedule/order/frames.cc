@@ -1,0 +1,137 @@
+#include "schedule/order/frames.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+namespace thinwire {
+namespace {
+
+struct FrameHeader {
+  FrameType type;
+  uint32_t count;  // of entries; for kFail, bytes of the message
+};
+struct FailureHeader {
+  int32_t code;
+  uint32_t reserved;
+};
+constexpr size_t kRoom = kControlBytes - sizeof(FrameHeader);
+
+ControlFrame FrameOf(FrameType type, size_t count) {
+  const FrameHeader header{type, static_cast<uint32_t>(count)};
+  ControlFrame frame;
+  frame.fill(0);
+  std::memcpy(frame.data(), &header, sizeof(header));
+  return frame;
+}
+
+template <typename Entry>
+ControlFrame Pack(FrameType type, std::span<const Entry> entries) {
+  ControlFrame frame = FrameOf(type, entries.size());
+  if (!entries.empty()) {
+    std::memcpy(frame.data() + sizeof(FrameHeader), entries.data(), entries.size_bytes());
+  }
+  return frame;
+}
+
+// The entries from `first` on that one frame has room for.
+template <typename Entry>
+std::span<const Entry> Part(const std::vector<Entry>& entries, size_t first) {
+  const size_t count = std::min(kRoom / sizeof(Entry), entries.size() - first);
+  return std::span(entries).subspan(first, count);
+}
+
+template <typename Entry>
+bool Unpack(const ControlFrame& frame, uint32_t count, std::vector<Entry>* entries) {
+  if (count > kRoom / sizeof(Entry)) return false;
+  entries->resize(count);
+  if (count > 0) {
+    std::memcpy(entries->data(), frame.data() + sizeof(FrameHeader), count * sizeof(Entry));
+  }
+  return true;
+}
+
+bool UnpackReport(const ControlFrame& frame, uint32_t count, Report* report) {
+  if (count != 1) return false;
+  std::memcpy(report, frame.data() + sizeof(FrameHeader), sizeof(*report));
+  report->name[sizeof(report->name) - 1] = '\0';
+  return true;
+}
+
+bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, absl::Status* failure) {
+  FailureHeader header;
+  if (bytes > kRoom - sizeof(header)) return false;
+  std::memcpy(&header, frame.data() + sizeof(FrameHeader), sizeof(header));
+  const auto* text =
+      reinterpret_cast<const char*>(frame.data()) + sizeof(FrameHeader) + sizeof(header);
+  const bool known =
+      header.code > 0 && header.code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  *failure =
+      absl::Status(known ? static_cast<absl::StatusCode>(header.code) : absl::StatusCode::kInternal,
+                   std::string(text, bytes));
+  return true;
+}
+
+}  // namespace
+
+size_t ChunkBytes(const Report& report) {
+  return report.numel * sizeof(float) / std::max<uint32_t>(1, report.chunks);
+}
+
+void SetName(std::string_view name, Report* report) {
+  const size_t bytes = std::min(name.size(), sizeof(report->name) - 1);
+  std::memcpy(report->name, name.data(), bytes);
+  report->name[bytes] = '\0';
+}
+
+size_t EntriesPerFrame(const Message& message) {
+  if (message.type == FrameType::kAnnounce) return kRoom / sizeof(Announcement);
+  if (message.type == FrameType::kPredict) return kRoom / sizeof(PredictedChunk);
+  return 1;
+}
+
+ControlFrame PackPart(const Message& message, size_t first) {
+  switch (message.type) {
+    case FrameType::kReport:
+    case FrameType::kOverdue: return Pack(message.type, std::span(&message.report, 1));
+    case FrameType::kAnnounce: return Pack(message.type, Part(message.announcements, first));
+    case FrameType::kPredict: return Pack(message.type, Part(message.predicted, first));
+    default: return PackSignal(message.type);
+  }
+}
+
+ControlFrame PackFailure(const absl::Status& reason) {
+  const std::string_view text(reason.message().data(), reason.message().size());
+  const FailureHeader failure{static_cast<int32_t>(reason.code()), 0};
+  const size_t bytes = std::min(text.size(), kRoom - sizeof(failure));
+  ControlFrame frame = FrameOf(FrameType::kFail, bytes);
+  uint8_t* const body = frame.data() + sizeof(FrameHeader);
+  std::memcpy(body, &failure, sizeof(failure));
+  std::memcpy(body + sizeof(failure), text.data(), bytes);
+  return frame;
+}
+
+ControlFrame PackSignal(FrameType type) { return FrameOf(type, 0); }
+
+std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
+  FrameHeader header;
+  std::memcpy(&header, frame.data(), sizeof(header));
+  ParsedFrame parsed;
+  Message& message = parsed.message;
+  message.type = header.type;
+  bool good = false;
+  switch (header.type) {
+    case FrameType::kReport:
+    case FrameType::kOverdue: good = UnpackReport(frame, header.count, &message.report); break;
+    case FrameType::kAnnounce: good = Unpack(frame, header.count, &message.announcements); break;
+    case FrameType::kPredict: good = Unpack(frame, header.count, &message.predicted); break;
+    case FrameType::kFail: good = UnpackFailure(frame, header.count, &parsed.failure); break;
+    case FrameType::kBye:
+    case FrameType::kPing:
+    case FrameType::kPong: good = true; break;
+  }
+  if (!good) return std::nullopt;
+  return parsed;
+}
+
+}  // namespace thinwire

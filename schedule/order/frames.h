@@ -1,0 +1,108 @@
+// Frames: what ranks say to one another on the control channel. Wire structs are fixed in width and
+// copied into control frames as they stand (little-endian hosts); the version of compress/FORMAT.md
+// covers them.
+#ifndef THINWIRE_SCHEDULE_ORDER_FRAMES_H_
+#define THINWIRE_SCHEDULE_ORDER_FRAMES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "schedule/hash.h"
+#include "transport/control_plane.h"
+
+namespace thinwire {
+
+enum class FrameType : uint32_t {
+  kReport = 1,    // rank to leader: this tensor is ready here
+  kAnnounce = 2,  // leader to all: start these chunks, in this order
+  kOverdue = 3,   // rank to leader: this tensor has passed its deadline here (carries a Report)
+  kFail = 4,      // any rank to all: the group has failed, and this is the reason
+  kBye = 5,       // any rank to all: this rank has finished, and closes once all have
+  kPredict = 6,   // leader to all: start these chunks, in this order, once you have them
+  kPing = 7,      // leader to rank: answer with a pong
+  kPong = 8,      // rank to leader
+};
+
+// One tensor as one rank sees it. All ranks' reports of one id must agree.
+struct Report {
+  uint64_t key = 0;   // hash of the name
+  uint64_t call = 0;  // how often that name was used before
+  uint64_t numel = 0;
+  uint64_t partition_hash = 0;
+  int32_t priority = 0;
+  uint8_t dtype = 0;
+  uint8_t op = 0;
+  uint8_t raw = 0;         // exchanged at once, outside the leader's order
+  uint8_t collective = 0;  // Collective of schedule/request.h
+  uint32_t chunks = 0;
+  char name[68] = {};  // for messages; cut to fit, NUL-terminated
+
+  uint64_t id() const { return HashCombine(key, call); }
+};
+static_assert(sizeof(Report) == 112 && std::is_trivially_copyable_v<Report>);
+
+// Bytes of fp32 input of a chunk, in the mean over the tensor's chunks.
+size_t ChunkBytes(const Report& report);
+
+struct Announcement {
+  uint64_t id = 0;
+  uint32_t chunk = 0;
+  // Non-zero: nothing is known to follow, so all hops of this chunk come before the next chunk's.
+  uint32_t drain = 0;
+};
+static_assert(sizeof(Announcement) == 16 && std::is_trivially_copyable_v<Announcement>);
+
+struct PredictedChunk {
+  uint64_t id = 0;
+  uint32_t chunk = 0;
+  uint32_t window_kib = 0;  // the limit of PredictedWindow
+  uint64_t partition_hash = 0;
+};
+static_assert(sizeof(PredictedChunk) == 24 && std::is_trivially_copyable_v<PredictedChunk>);
+
+void SetName(std::string_view name, Report* report);
+
+// A message of the sequencers. `type` says which of the members it carries.
+struct Message {
+  FrameType type = FrameType::kPing;
+  Report report;                            // kReport, kOverdue
+  std::vector<Announcement> announcements;  // kAnnounce
+  std::vector<PredictedChunk> predicted;    // kPredict
+};
+
+// A failure travels with its code and as much of its message as fits.
+ControlFrame PackFailure(const absl::Status& reason);
+ControlFrame PackSignal(FrameType type);  // kBye, kPing, kPong
+
+// A frame taken apart. nullopt for a frame that no rank of this version sends.
+struct ParsedFrame {
+  Message message;
+  absl::Status failure;  // kFail
+};
+std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame);
+
+// How many entries of the message's list go into one frame, and the frame that begins with entry
+// `first`.
+size_t EntriesPerFrame(const Message& message);
+ControlFrame PackPart(const Message& message, size_t first);
+
+// Calls send(frame) for each frame that the message takes; a long list takes several.
+template <typename Send>
+void ForEachFrame(const Message& message, Send send) {
+  const size_t entries = std::max(message.announcements.size(), message.predicted.size());
+  size_t first = 0;
+  do {
+    send(PackPart(message, first));
+    first += EntriesPerFrame(message);
+  } while (first < entries);
+}
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ORDER_FRAMES_H_

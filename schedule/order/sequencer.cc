@@ -1,0 +1,272 @@
+#include "schedule/order/sequencer.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+
+namespace thinwire {
+namespace {
+
+constexpr double kLate_s = 0.1;       // after which a raw tensor is reported after all
+constexpr double kDiagnosis_s = 0.3;  // for other ranks' overdue notes to come in
+constexpr double kGrace_s = 1.5;      // for rank 0 to speak
+
+double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count(); }
+
+}  // namespace
+
+Sequencer::Lead::Lead(int world, const Options& options)
+    : leader(world, options.policy, options.chunk_bytes * options.lanes),
+      prediction(options.policy),
+      probe(world),
+      predicts(options.predict == Predict::kAlways) {}
+
+Sequencer::Sequencer(const Membership& members, const Options& options, Matching matching)
+    : members_(members),
+      options_(options),
+      matching_(matching),
+      lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options) : nullptr),
+      predicted_(options.predicted_lanes) {}
+
+void Sequencer::Begin(double now) {
+  for (int peer = 1; lead_ != nullptr && peer < members_.size; ++peer) {
+    lead_->probe.OnPing(peer, now);
+    outbox_.Send(peer, FrameType::kPing);
+  }
+}
+
+void Sequencer::OnPong(int peer, double now) {
+  if (lead_->probe.OnPong(peer, now)) {
+    lead_->probe.OnPing(peer, now);
+    outbox_.Send(peer, FrameType::kPing);
+    return;
+  }
+  if (!lead_->probe.complete() || options_.predict != Predict::kWhenFar) return;
+  lead_->predicts = lead_->probe.latency_s() > Seconds(options_.far);
+}
+
+void Sequencer::OnSubmit(const Report& report, double now) {
+  Own& own = own_.Insert(report.id());
+  own = {.report = report, .submitted = now, .reported = report.raw == 0};
+  uint64_t* const calls = calls_.Find(report.key);
+  (calls != nullptr ? *calls : calls_.Insert(report.key)) = report.call + 1;
+  if (own.reported) SendReport(FrameType::kReport, report, now);
+  StartChunks();
+}
+
+void Sequencer::SendReport(FrameType type, const Report& report, double now) {
+  if (lead_ != nullptr) return OnReport(0, type, report, now);
+  outbox_.Send(0, type).report = report;
+}
+
+void Sequencer::OnMessage(int from, const Message& message, double now) {
+  switch (message.type) {
+    case FrameType::kReport:
+    case FrameType::kOverdue:
+      if (lead_ != nullptr) OnReport(from, message.type, message.report, now);
+      break;
+    case FrameType::kAnnounce: OnAnnounced(message.announcements); break;
+    case FrameType::kPredict: OnPredicted(message.predicted); break;
+    case FrameType::kPing: outbox_.Send(from, FrameType::kPong); break;
+    case FrameType::kPong:
+      if (lead_ != nullptr) OnPong(from, now);
+      break;
+    case FrameType::kFail:
+    case FrameType::kBye: break;  // the failure protocol's
+  }
+  StartChunks();
+}
+
+// A raw or predicted tensor needs no report to finish, so a late one may come when rank 0 is done
+// with it.
+bool Sequencer::FinishedHere(const Report& report) const {
+  const uint64_t* const calls = calls_.Find(report.key);
+  return calls != nullptr && report.call < *calls && own_.Find(report.id()) == nullptr;
+}
+
+void Sequencer::OnReport(int rank, FrameType type, const Report& report, double now) {
+  if (FinishedHere(report)) return;
+  if (absl::Status differs = lead_->leader.OnReport(rank, report); !differs.ok()) {
+    Fail(std::move(differs));
+  }
+  if (type == FrameType::kOverdue) {
+    lead_->leader.OnOverdue(rank, report);
+    const auto known = [&](const auto& entry) { return entry.first == report.id(); };
+    if (std::none_of(lead_->overdue.begin(), lead_->overdue.end(), known)) {
+      lead_->overdue.emplace_back(report.id(), now);
+    }
+  }
+  if (rank == 0) lead_->prediction.OnSubmitted(report, now);
+  if (lead_->leader.AllHave(report.id())) lead_->prediction.OnReady(report.id(), now);
+  Announce();
+  Predict();
+}
+
+void Sequencer::Announce() {
+  announcing_.clear();
+  lead_->leader.Next(&announcing_);
+  if (announcing_.empty()) return;
+  OnAnnounced(announcing_);
+  outbox_.Send(kEveryone, FrameType::kAnnounce).announcements = announcing_;
+}
+
+// Bytes under way at once: a few chunks, and what else the link carries while `latencies` go by.
+size_t Sequencer::WindowBytes(int latencies) const {
+  const double on_their_way =
+      latencies * lead_->probe.latency_s() * lead_->prediction.bytes_per_s();
+  return options_.chunk_bytes * options_.lanes + static_cast<size_t>(on_their_way);
+}
+
+void Sequencer::Predict() {
+  // In one order for all chunks, those of this step that are announced later would wait for those
+  // of the next step, which ranks may submit only when this one is done.
+  if (matching_ == Matching::kByOrder && !lead_->leader.AllAnnounced()) return;
+  Prediction::NextStep step = lead_->prediction.Next();
+  if (step.chunks.empty() || !lead_->predicts) return;
+  // If steps overlap, a tensor of the next one may be announced already, or over.
+  for (const Report& tensor : step.tensors) {
+    if (!lead_->leader.AllHave(tensor.id()) && !FinishedHere(tensor)) lead_->leader.Expect(tensor);
+  }
+  std::erase_if(step.chunks,
+                [this](const PredictedChunk& chunk) { return !lead_->leader.Expects(chunk.id); });
+  if (step.chunks.empty()) return;
+  const size_t window = WindowBytes(kPredictedHops * kHopLatencies);
+  for (PredictedChunk& chunk : step.chunks) chunk.window_kib = static_cast<uint32_t>(window >> 10);
+  OnPredicted(step.chunks);
+  outbox_.Send(kEveryone, FrameType::kPredict).predicted = std::move(step.chunks);
+}
+
+void Sequencer::EndStep(double now) {
+  if (lead_ == nullptr) return;
+  if (const Report* const left_out = lead_->leader.Unreported(0)) {
+    Fail(absl::FailedPreconditionError(absl::StrCat(
+        "tensor '", left_out->name, "' was predicted from the step before, but rank 0 ended its ",
+        "step without having submitted it; call with the same tensors in every step that ",
+        "end_step() ends")));
+  }
+  lead_->prediction.EndStep(now);
+  lead_->leader.SetWindow(WindowBytes(2));  // an announcement's way there, and its end's way back
+  Predict();
+  StartChunks();
+}
+
+void Sequencer::OnAnnounced(const std::vector<Announcement>& announcements) {
+  // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.
+  const bool alone = options_.lanes == 1;
+  for (const Announcement& a : announcements) {
+    ordered_.Push({{.id = a.id, .chunk = a.chunk, .drain = alone || a.drain != 0}});
+  }
+}
+
+void Sequencer::OnPredicted(const std::vector<PredictedChunk>& chunks) {
+  for (const PredictedChunk& chunk : chunks) {
+    if (matching_ == Matching::kByTag) {
+      predicted_.Append(chunk);
+    } else {
+      ordered_.Push(
+          {{.id = chunk.id, .chunk = chunk.chunk, .predicted = true}, chunk.partition_hash});
+    }
+  }
+}
+
+void Sequencer::StartChunks() {
+  StartOrdered();
+  StartPredicted();
+}
+
+void Sequencer::StartOrdered() {
+  while (!ordered_.empty() && running_ < options_.lanes) {
+    const Own* const own = own_.Find(ordered_.front().start.id);
+    if (own == nullptr) return;  // predicted, and not submitted here yet
+    if (!AsPredicted(own->report, ordered_.front().partition_hash)) return;
+    outbox_.Start(ordered_.front().start);
+    ordered_.Pop();
+    ++running_;
+  }
+}
+
+void Sequencer::StartPredicted() {
+  const auto submitted = [this](uint64_t id) -> const Report* {
+    const Own* const own = own_.Find(id);
+    return own == nullptr ? nullptr : &own->report;
+  };
+  while (const auto next = predicted_.Next(submitted)) {
+    const PredictedChunk& chunk = next->chunk;
+    if (!AsPredicted(*submitted(chunk.id), chunk.partition_hash)) return;
+    outbox_.Start(
+        {.id = chunk.id, .chunk = chunk.chunk, .predicted = true, .position = next->position});
+  }
+}
+
+// Nobody has compared this rank's tensor with the others' yet; the hash of its partition does.
+bool Sequencer::AsPredicted(const Report& report, uint64_t partition_hash) {
+  if (partition_hash == 0) return true;
+  if (report.partition_hash == partition_hash && report.raw == 0) return true;
+  Fail(absl::FailedPreconditionError(
+      absl::StrCat("tensor '", report.name, "' has ", report.numel, " elements on rank ",
+                   members_.rank, ", which are not those that rank 0 had in the step before; call ",
+                   "with the same tensors in every step that end_step() ends")));
+  return false;
+}
+
+void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
+  if (chunk.position == 0) {
+    --running_;
+  } else {
+    predicted_.Finish(chunk.position);
+  }
+  if (last) own_.Erase(chunk.id);
+  if (lead_ != nullptr) {
+    lead_->leader.OnChunkDone(chunk.id);
+    if (last) lead_->prediction.OnDone(chunk.id, now);
+    Announce();
+    Predict();
+  }
+  StartChunks();
+}
+
+void Sequencer::OnRawDone(uint64_t id) {
+  own_.Erase(id);
+  if (lead_ != nullptr) lead_->leader.Forget(id);
+}
+
+void Sequencer::OnClock(double now) {
+  const double timeout = Seconds(options_.timeout);
+  for (auto& [id, own] : own_) {
+    if (!own.overdue && now >= own.submitted + timeout) {
+      own.overdue = own.reported = true;
+      own.overdue_since = now;
+      SendReport(FrameType::kOverdue, own.report, now);
+    } else if (!own.reported && now >= own.submitted + kLate_s) {
+      own.reported = true;
+      SendReport(FrameType::kReport, own.report, now);
+    }
+    if (own.overdue && now >= own.overdue_since + kGrace_s) {
+      Fail(absl::DeadlineExceededError(absl::StrCat(
+          "tensor '", own.report.name, "' passed its deadline on rank ", members_.rank,
+          ", and rank 0, which orders the chunks, did not answer; look whether it is stopped or ",
+          "its link is down")));
+    }
+  }
+  if (lead_ == nullptr) return;
+  for (const auto& [id, since] : lead_->overdue) {
+    if (now >= since + kDiagnosis_s) Fail(lead_->leader.Diagnose(id));
+  }
+}
+
+std::string Sequencer::Describe() const {
+  std::string text = absl::StrCat("order: ", ordered_.size(), " chunks announced and not started, ",
+                                  running_, " running, ", predicted_.size(), " predicted\n");
+  if (const PredictedChunk* const oldest = predicted_.oldest()) {
+    const Own* const own = own_.Find(oldest->id);
+    absl::StrAppend(&text, "the oldest predicted chunk is ", oldest->chunk, " of ",
+                    own == nullptr ? "a tensor that this rank has not submitted"
+                                   : absl::StrCat("'", own->report.name, "'"),
+                    "\n");
+  }
+  if (lead_ != nullptr) absl::StrAppend(&text, lead_->leader.Describe());
+  return text;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,119 @@
+// Sequencer: one rank's part in the order of chunks. Reports go in, the order comes out.
+//
+// Every rank reports its tensors to rank 0, whose Leader announces chunks that all ranks have, and
+// whose Prediction says a whole step's order ahead where ranks are far apart. Announced chunks
+// start in the announced order, a few at a time; predicted ones as PredictedQueue says. The oldest
+// unfinished chunk of either order is submitted and has a lane on every rank, so it finishes.
+//
+// Pure logic: time comes in with every event, in seconds of any one clock, and what is to be done
+// goes into an outbox, in order. The engine and the simulator host the same object. Not
+// thread-safe.
+#ifndef THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_
+#define THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "schedule/options.h"
+#include "schedule/order/frames.h"
+#include "schedule/order/latency_probe.h"
+#include "schedule/order/leader.h"
+#include "schedule/order/outbox.h"
+#include "schedule/order/predicted_queue.h"
+#include "schedule/order/prediction.h"
+#include "schedule/recycled_map.h"
+#include "schedule/ring_queue.h"
+#include "transport/data_plane.h"
+#include "transport/membership.h"
+
+namespace thinwire {
+
+class Sequencer {
+ public:
+  // With Matching::kByOrder all chunks, announced and predicted, start in one order, the same on
+  // all ranks; with kByTag a predicted chunk may overtake one that its rank has not submitted.
+  Sequencer(const Membership& members, const Options& options, Matching matching);
+
+  // Rank 0 asks its peers for their latency. measured() is true once all have answered.
+  void Begin(double now);
+  bool measured() const { return lead_ == nullptr || lead_->probe.complete(); }
+
+  // This rank has submitted a tensor. A raw one is reported only when it is late.
+  void OnSubmit(const Report& report, double now);
+  // A report, announcement, prediction, ping or pong has come.
+  void OnMessage(int from, const Message& message, double now);
+  // A chunk is done here. `last`: so is its tensor.
+  void OnChunkDone(const StartChunk& chunk, bool last, double now);
+  // A raw tensor is done here.
+  void OnRawDone(uint64_t id);
+  // This rank has submitted all of a step, and the next step will have the same tensors. Rank 0's
+  // call counts. A predicted tensor that rank 0 left out fails the group.
+  void EndStep(double now);
+  // Some time has passed: finds what is late, overdue, or never answered.
+  void OnClock(double now);
+
+  // Actions to be done, in order. Whoever takes them does all of them.
+  Outbox& outbox() { return outbox_; }
+
+  // Who waits for whom, for people.
+  std::string Describe() const;
+
+ private:
+  // The parts that only rank 0 has.
+  struct Lead {
+    Lead(int world, const Options& options);
+    Leader leader;
+    Prediction prediction;
+    LatencyProbe probe;
+    bool predicts;
+    std::vector<std::pair<uint64_t, double>> overdue;  // ids, since when
+  };
+  // A tensor that this rank has submitted and not finished.
+  struct Own {
+    Report report;
+    double submitted = 0.0;
+    double overdue_since = 0.0;
+    bool reported = false;
+    bool overdue = false;
+  };
+  struct Ordered {
+    StartChunk start;
+    uint64_t partition_hash = 0;  // of a predicted chunk
+  };
+
+  void SendReport(FrameType type, const Report& report, double now);
+  void OnReport(int rank, FrameType type, const Report& report, double now);
+  bool FinishedHere(const Report& report) const;
+  void Announce();
+  void Predict();
+  void OnPong(int peer, double now);
+  void OnAnnounced(const std::vector<Announcement>& announcements);
+  void OnPredicted(const std::vector<PredictedChunk>& chunks);
+  void StartChunks();
+  void StartOrdered();
+  void StartPredicted();
+  bool AsPredicted(const Report& report, uint64_t partition_hash);
+  size_t WindowBytes(int latencies) const;
+  void Fail(absl::Status reason) { outbox_.Fail(std::move(reason)); }
+
+  const Membership members_;
+  const Options options_;
+  const Matching matching_;
+  const std::unique_ptr<Lead> lead_;  // rank 0
+  RecycledMap<Own> own_;              // by id
+  RecycledMap<uint64_t> calls_;       // submitted here, by key
+  RingQueue<Ordered> ordered_;        // announced, and with kByOrder predicted, not started
+  int running_ = 0;                   // of what was ordered
+  PredictedQueue predicted_;
+  std::vector<Announcement> announcing_;
+  Outbox outbox_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_

@@ -1,0 +1,105 @@
+#include "schedule/sim/sequencers.h"
+
+#include <memory>
+#include <utility>
+
+namespace thinwire::sim {
+namespace {
+
+Options OptionsOf(const Setting& setting) {
+  Options options = setting.engine;
+  options.predict = setting.order == Order::kPredicted ? Predict::kAlways : Predict::kNever;
+  return options;
+}
+
+}  // namespace
+
+Sequencers::Sequencers(const Setting& setting, const Wire& wire, Events& events, Lanes& lanes)
+    : setting_(setting), wire_(wire), events_(events), lanes_(lanes) {
+  for (int r = 0; r < setting.ranks; ++r) {
+    ranks_.push_back(std::make_unique<Sequencer>(Membership{r, setting.ranks}, OptionsOf(setting),
+                                                 Matching::kByTag));
+  }
+}
+
+void Sequencers::Begin() {
+  ranks_[0]->Begin(events_.now());
+  CarryOut(0);
+  while (!ranks_[0]->measured() && events_.Next()) {
+  }
+}
+
+Report Sequencers::ReportOf(uint32_t unit, int step) const {
+  Report report;
+  report.key = HashCombine(unit + 1, 0);
+  report.call = step;
+  report.numel = wire_.numel(unit);
+  report.priority = static_cast<int32_t>(unit);
+  report.chunks = wire_.chunks(unit);
+  report.partition_hash = unit + 1;
+  return report;
+}
+
+void Sequencers::OnReady(int rank, uint32_t unit, int step) {
+  const Report report = ReportOf(unit, step);
+  Tensor& tensor = tensors_[report.id()];
+  if (tensor.chunks_left == 0) {
+    tensor = {unit, step, report.chunks, std::vector<int>(report.chunks),
+              std::vector<StartChunk>(report.chunks)};
+  }
+  ranks_[rank]->OnSubmit(report, events_.now());
+  CarryOut(rank);
+}
+
+void Sequencers::EndStep(int rank) {
+  ranks_[rank]->EndStep(events_.now());
+  CarryOut(rank);
+}
+
+void Sequencers::OnDone(const ChunkId& id) {
+  const uint64_t tensor_id = ReportOf(id.unit, id.step).id();
+  Tensor& tensor = tensors_.at(tensor_id);
+  const StartChunk start = tensor.starts[id.chunk];
+  const bool last = --tensor.chunks_left == 0;
+  if (last) tensors_.erase(tensor_id);
+  for (int r = 0; r < setting_.ranks; ++r) {
+    ranks_[r]->OnChunkDone(start, last, events_.now());
+    CarryOut(r);
+  }
+}
+
+void Sequencers::CarryOut(int rank) {
+  Outbox outbox;
+  std::swap(outbox, ranks_[rank]->outbox());
+  for (const Action& action : outbox.actions()) {
+    switch (action.kind) {
+      case Action::Kind::kStart: Start(action.start); break;
+      case Action::Kind::kSend: Send(rank, action); break;
+      case Action::Kind::kFail:
+        if (status_.ok()) status_ = action.reason;
+        break;
+    }
+  }
+}
+
+// All ranks' positions of a chunk are alike, since they hear the same predictions.
+void Sequencers::Start(const StartChunk& start) {
+  Tensor& tensor = tensors_.at(start.id);
+  tensor.starts[start.chunk] = start;
+  if (++tensor.started[start.chunk] == setting_.ranks) {
+    lanes_.Start({tensor.unit, start.chunk, tensor.step});
+  }
+}
+
+void Sequencers::Send(int from, const Action& action) {
+  const auto message = std::make_shared<const Message>(action.message);
+  events_.After(setting_.latency_s, [this, from, to = action.to, message] {
+    for (int r = 0; r < setting_.ranks; ++r) {
+      if (r == from || (to != kEveryone && to != r)) continue;
+      ranks_[r]->OnMessage(from, *message, events_.now());
+      CarryOut(r);
+    }
+  });
+}
+
+}  // namespace thinwire::sim

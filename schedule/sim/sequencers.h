@@ -1,0 +1,61 @@
+// Sequencers: every rank's own sequencer, the very ones that the engine hosts, on the virtual
+// clock. Messages take a latency, and a chunk's exchange begins when all ranks have started it.
+#ifndef THINWIRE_SCHEDULE_SIM_SEQUENCERS_H_
+#define THINWIRE_SCHEDULE_SIM_SEQUENCERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "schedule/order/sequencer.h"
+#include "schedule/sim/events.h"
+#include "schedule/sim/lanes.h"
+#include "schedule/sim/wire.h"
+
+namespace thinwire::sim {
+
+class Sequencers {
+ public:
+  // References outlive it.
+  Sequencers(const Setting& setting, const Wire& wire, Events& events, Lanes& lanes);
+
+  // Rank 0 measures its peers' latency; nothing else happens meanwhile.
+  void Begin();
+  // A rank has the unit's gradient.
+  void OnReady(int rank, uint32_t unit, int step);
+  // A rank has submitted all of a step.
+  void EndStep(int rank);
+  // A chunk is done, on all ranks.
+  void OnDone(const ChunkId& id);
+
+  // The first failure of any rank; a simulation that fails does not finish.
+  const absl::Status& status() const { return status_; }
+
+ private:
+  // A tensor: a unit in a step.
+  struct Tensor {
+    uint32_t unit = 0;
+    int step = 0;
+    uint32_t chunks_left = 0;
+    std::vector<int> started;  // ranks, by chunk
+    std::vector<StartChunk> starts;
+  };
+
+  Report ReportOf(uint32_t unit, int step) const;
+  void CarryOut(int rank);
+  void Start(const StartChunk& start);
+  void Send(int from, const Action& action);
+
+  const Setting& setting_;
+  const Wire& wire_;
+  Events& events_;
+  Lanes& lanes_;
+  std::vector<std::unique_ptr<Sequencer>> ranks_;
+  std::unordered_map<uint64_t, Tensor> tensors_;  // by id, from the first rank's to the last chunk
+  absl::Status status_;
+};
+
+}  // namespace thinwire::sim
+
+#endif  // THINWIRE_SCHEDULE_SIM_SEQUENCERS_H_

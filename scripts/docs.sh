@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The documentation as a site: build/docs/html. A broken internal link is an error.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/install.sh doxygen
+stamp=.venv/docs.sha256
+if ! sha256sum --check --status "$stamp" 2>/dev/null; then
+  .venv/bin/python -m pip install -q --disable-pip-version-check -r docs/requirements.txt
+  sha256sum docs/requirements.txt >"$stamp"
+fi
+
+out=build/docs
+mkdir -p "$out"
+# The header's plain comments become Doxygen's: before a declaration, and behind a member.
+(
+  cat docs/Doxyfile
+  echo "OUTPUT_DIRECTORY = $out/doxygen"
+) | doxygen - >"$out/doxygen.log" 2>&1 || {
+  cat "$out/doxygen.log"
+  exit 1
+}
+PYTHONPATH=integrations/python .venv/bin/python -m sphinx -q -W --keep-going -j auto -c docs -d "$out/doctrees" . "$out/html"
+echo '<meta http-equiv="refresh" content="0; url=docs/README.html">' >"$out/html/index.html"
+echo "$out/html/index.html"

@@ -1,0 +1,351 @@
+"""One list of settings: C struct, mirror, arguments, environment and docs are equal to it."""
+
+import ctypes
+import dataclasses
+import inspect
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import threading
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import thinwire
+from thinwire import _library, config, options
+from thinwire.comm import Communicator
+from thinwire.options import COMPARED, FIELDS, OPTIONS
+
+ROOT = Path(__file__).resolve().parents[3]
+HEADER = ROOT / "integrations" / "c" / "thinwire.h"
+LAST_OF_THE_FIRST_RELEASE = "trace_path"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for option in OPTIONS:
+        for name in option.variables:
+            if name not in {"THINWIRE_LIBRARY"}:
+                monkeypatch.delenv(name, raising=False)
+
+
+class Sample(NamedTuple):
+    """A value of a setting, the same as text, another one, and the first in the field(s) of C."""
+
+    value: Any
+    text: str
+    other: Any
+    in_c: dict[str, Any]
+
+
+# Every setting has a sample, so a new one is tested from its first day.
+SAMPLES = {
+    "local_group": Sample("a", "a", "b", {"local_group": b"a"}),
+    "device": Sample("cuda:1", "cuda:1", "cuda:2", {"device": b"cuda:1"}),
+    "cuda_library": Sample("/a.so", "/a.so", "/b.so", {"cuda_library": b"/a.so"}),
+    "codec": Sample("int8", "int8", "bf16", {"codec": b"int8"}),
+    "momentum": Sample(0.5, "0.5", 0.25, {"momentum": 0.5}),
+    "nesterov": Sample(True, "1", False, {"nesterov": 1}),
+    "policy": Sample("fifo", "fifo", "p3", {"policy": b"fifo"}),
+    "planned": Sample(False, "0", True, {"planned": -1}),
+    "interface": Sample("eth7", "eth7,eth8", "lo", {"interface_name": b"eth7"}),
+    "rendezvous_host": Sample("here", "here", "there", {"rendezvous_host": b"here"}),
+    "lanes": Sample(3, "3", 5, {"lanes": 3}),
+    "chunk_bytes": Sample(65536, "65536", 8192, {"chunk_bytes": 65536}),
+    "min_bytes": Sample(0, "0", 77, {"min_bytes": 0, "no_raw": 1}),
+    "timeout_s": Sample(2.5, "2.5", 7.0, {"timeout_ms": 2500}),
+    "trace": Sample("a.json", "a.json", "b.json", {"trace_path": b"a.json"}),
+    "flight": Sample("a.txt", "a.txt", "b.txt", {"flight_path": b"a.txt"}),
+}
+
+
+def settings() -> list[str]:
+    return list(dict.fromkeys(option.setting for option in OPTIONS if option.setting))
+
+
+# The C struct.
+
+C_TYPES = {
+    c_size_t: "size_t",
+    c_uint64: "uint64_t",
+    c_int: "int",
+    c_float: "float",
+    c_double: "double",
+    c_char_p: "const char*",
+    c_void_p: "void*",
+    _library.Store: "tw_store",
+    _library.SET_FUNCTION: "int (*)(void*, const char*, const void*, size_t)",
+    _library.GET_FUNCTION: "int (*)(void*, const char*, void*, size_t, size_t*, int)",
+    POINTER(_library.Options): "const tw_options*",
+    POINTER(_library.Layer): "const tw_layer*",
+    POINTER(_library.Segment): "const tw_segment*",
+}
+ENUMS = {"dtype": "tw_dtype", "op": "tw_op", "collective": "tw_collective"}  # as wide as an int
+MIRRORS = {
+    "tw_store": _library.Store,
+    "tw_options": _library.Options,
+    "tw_segment": _library.Segment,
+    "tw_bucket_info": _library.BucketInfo,
+    "tw_stats": _library.Stats,
+    "tw_layer": _library.Layer,
+    "tw_simulation": _library.Simulation,
+}
+
+
+def compiles(statements: list[str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    compiler = os.environ.get("CC") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source = tmp_path / "layout.c"
+    source.write_text("\n".join(['#include "integrations/c/thinwire.h"', *statements, ""]))
+    command = [compiler, "-std=c11", "-fsyntax-only", f"-I{ROOT}", str(source)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def layout(struct: str, name: str, c_type: str, offset: int) -> list[str]:
+    field = f"(({struct}*)0)->{name}"
+    same = f"__builtin_types_compatible_p(__typeof__({field}), {c_type})"
+    return [
+        f'_Static_assert(offsetof({struct}, {name}) == {offset}, "{struct}.{name} is elsewhere");',
+        f'_Static_assert({same}, "{struct}.{name} is no {c_type}");',
+    ]
+
+
+def declared_fields(struct: str) -> list[str]:
+    """The names between the braces, in their order."""
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+    body = re.search(r"typedef struct \{([^{}]*)\} " + struct + ";", text)[1]
+    names = []
+    for declaration in filter(str.strip, body.split(";")):
+        function = re.search(r"\(\*(\w+)\)", declaration)
+        names += [function[1]] if function else re.findall(r"(\w+)\s*(?:,|$)", declaration.strip())
+    return names
+
+
+@pytest.mark.parametrize("struct", MIRRORS)
+def test_a_mirror_is_the_struct_of_the_header(struct, tmp_path):
+    mirror = MIRRORS[struct]
+    names = [name for name, *_ in mirror._fields_]
+    assert declared_fields(struct) == names
+    size = ctypes.sizeof(mirror)
+    statements = [f'_Static_assert(sizeof({struct}) == {size}, "{struct} has another size");']
+    for name, kind in mirror._fields_:
+        statements += layout(
+            struct, name, ENUMS.get(name, C_TYPES[kind]), getattr(mirror, name).offset
+        )
+    done = compiles(statements, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_list_has_the_types_of_the_header(tmp_path):
+    statements = []
+    for option in FIELDS:
+        offset = getattr(_library.Options, option.field).offset
+        statements += layout("tw_options", option.field, option.c_type, offset)
+    done = compiles(statements, tmp_path)
+    assert done.returncode == 0, done.stderr
+    wrong = compiles(layout("tw_options", "lanes", "size_t", 0), tmp_path)
+    assert "lanes is elsewhere" in wrong.stderr and "lanes is no size_t" in wrong.stderr
+
+
+def test_a_new_field_fills_eight_bytes():
+    """Padding at the end of an older struct would else be read as a field of the next one."""
+    names = [option.field for option in FIELDS]
+    added = names[names.index(LAST_OF_THE_FIRST_RELEASE) + 1 :]
+    assert added
+    for name in added:
+        assert getattr(_library.Options, name).size == 8, name
+
+
+# Config and what C gets of it.
+
+
+def test_config_is_the_list():
+    assert [field.name for field in dataclasses.fields(config.Config)] == settings()
+    assert sorted(SAMPLES) == sorted(settings())
+    plain = _library.options_of(config.Config())
+    for option in FIELDS:
+        default = getattr(config.Config(), option.setting) if option.setting else None
+        if isinstance(default, str):  # the only defaults that Python says to C
+            assert getattr(plain, option.field) == default.encode() == option.default.encode()
+        elif option.setting:
+            assert not getattr(plain, option.field), option.field
+
+
+@pytest.mark.parametrize("setting", SAMPLES)
+def test_a_setting_comes_to_its_field(setting):
+    sample, plain = SAMPLES[setting], _library.options_of(config.Config())
+    given = _library.options_of(config.Config(**{setting: sample.value}))
+    assert given.struct_size == ctypes.sizeof(_library.Options)
+    for option in FIELDS:
+        if option.c_type == "tw_store":
+            continue
+        expected = sample.in_c.get(option.field, getattr(plain, option.field))
+        assert getattr(given, option.field) == expected, option.field
+
+
+def test_a_long_timeout_is_the_longest_that_there_is():
+    assert _library.options_of(config.Config(timeout_s=1e9)).timeout_ms == (1 << 31) - 1
+    assert _library.options_of(config.Config(timeout_s=1e-9)).timeout_ms == 1
+
+
+# Arguments and environment.
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.setting], ids=lambda o: o.field)
+def test_argument_then_environment_then_default(monkeypatch, option):
+    sample, name = SAMPLES[option.setting], option.setting
+    assert getattr(config.resolve(), name) == getattr(config.Config(), name)
+    for variable in reversed(option.variables):  # the first one goes before the others
+        monkeypatch.setenv(variable, sample.text)
+        assert getattr(config.resolve(), name) == sample.value
+        monkeypatch.setenv(variable, str(sample.other))
+        assert getattr(config.resolve(), name) == sample.other
+        monkeypatch.setenv(variable, "")
+    for variable in option.variables:
+        monkeypatch.setenv(variable, sample.text)
+    if name in options.ARGUMENTS:
+        assert getattr(config.resolve(**{name: sample.other}), name) == sample.other
+        assert config.resolve(**{name: None}) == config.resolve()
+    else:
+        with pytest.raises(TypeError, match=name):
+            config.resolve(**{name: sample.other})
+
+
+def test_an_unknown_argument_names_the_nearest():
+    with pytest.raises(TypeError, match=r"'lane' .* lanes\?"):
+        config.resolve(lane=3)
+
+
+@pytest.mark.parametrize("setting", [
+    {"lanes": 2.5}, {"lanes": True}, {"lanes": 1 << 31}, {"min_bytes": 1 << 64}, {"trace": 3},
+    {"momentum": 1}, {"momentum": "0.5"}, {"nesterov": "yes"}, {"codec": ["int4"]},
+])  # fmt: skip
+def test_a_value_that_c_could_not_hold_is_refused(setting):
+    with pytest.raises(thinwire.InvalidArgumentError, match=next(iter(setting))):
+        config.resolve(**setting)
+
+
+def test_only_config_reads_the_environment():
+    reads = re.compile(r"(environ(\.get\(|\[)|getenv\()[\"']?(THINWIRE_|GLOO_SOCKET|MASTER_ADDR)")
+    package = ROOT / "integrations" / "python" / "thinwire"
+    readers = {
+        path.name
+        for path in package.rglob("*.py")
+        if reads.search(re.sub(r"environ\[[^\]]*\] = ", "", path.read_text()))
+    }
+    assert readers <= {"config.py"}
+    for folder in ("compress", "kernels", "transport", "schedule", "integrations/c"):
+        for path in (ROOT / folder).rglob("*.cc"):
+            assert "getenv" not in path.read_text(), path
+
+
+def arguments_of(function: Any) -> tuple[set[str], bool]:
+    """The names of its arguments, and whether it passes others on."""
+    parameters = inspect.signature(function).parameters.values()
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}, passes_on
+
+
+# Arguments that adapters take beside the settings.
+THEIR_OWN = {
+    "State": {"process_group", "clip_value", "clip_norm", "names"},
+    "DistributedOptimizer": {
+        "optimizer", "model", "delay", "warm_up_steps", "process_group", "find_unused_parameters",
+    },
+    "attach": {"ddp"},
+    "all_reduce": {"tensor", "op", "name", "group", "async_op"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("adapter", THEIR_OWN)
+def test_adapters_take_the_settings_under_the_same_names(adapter):
+    torch_part = pytest.importorskip("thinwire.torch")
+    names, passes_on = arguments_of(getattr(torch_part, adapter))
+    taken = names - THEIR_OWN[adapter]
+    assert taken <= set(options.ARGUMENTS), "an argument that the list does not know"
+    if adapter == "all_reduce":  # of one codec; the rest is the environment's
+        assert taken == {"codec"}
+    elif not passes_on:
+        missing = set(options.ARGUMENTS) - taken
+        assert missing <= {"flight"}, "a setting that can't be given"
+
+
+# All ranks.
+
+
+def pair(settings: list[config.Config], name: str) -> list[thinwire.Error | None]:
+    """The ends of two ranks of one process."""
+    outcomes: list[thinwire.Error | None] = [None, None]
+
+    def be(rank: int) -> None:
+        own = dataclasses.replace(settings[rank], local_group=name)
+        if own.timeout_s is None:
+            own = dataclasses.replace(own, timeout_s=20)
+        try:
+            Communicator(rank, 2, None, "options", own).close()
+        except thinwire.Error as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+DIFFER = [o for o in FIELDS if o.setting and o.setting not in {"local_group", "device"}]
+
+
+@pytest.mark.parametrize("option", DIFFER, ids=lambda o: o.field)
+def test_the_list_says_what_must_be_equal_and_the_default(option, tmp_path):
+    value = SAMPLES[option.setting].value
+    if option.field in {"trace_path", "flight_path"}:
+        value = str(tmp_path / value)
+    if option.field == "min_bytes":
+        value = 77
+    given = [config.Config(), config.Config(**{option.setting: value})]
+    outcomes = pair(given, option.field)
+    if option.equal != COMPARED:
+        assert outcomes == [None, None]
+        return
+    default = {"off": "0"}.get(option.default, option.default)
+    said = f"{option.field}={default}"
+    if option.field == "no_raw":
+        said = "min_bytes=0"
+    for error in outcomes:
+        assert isinstance(error, thinwire.MismatchError)
+        assert said in str(error), str(error)
+
+
+class NobodyCame:
+    """A store in which nobody else ever writes."""
+
+    waited_s = 0.0
+
+    def set(self, key: str, value: bytes) -> None:
+        pass
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        self.waited_s = timeout_s
+        raise TimeoutError(key)
+
+
+def test_the_default_deadline():
+    store = NobodyCame()
+    with pytest.raises(thinwire.TimeoutError):
+        Communicator(1, 2, store, "deadline", config.Config())
+    default = next(option.default for option in OPTIONS if option.setting == "timeout_s")
+    assert float(default) - 5 < store.waited_s <= float(default)
+
+
+# The documentation.
+
+
+def test_the_table_of_the_docs_is_the_list():
+    script = runpy.run_path(str(ROOT / "scripts" / "settings.py"))
+    assert script["PAGE"].read_text() == script["page"](), "run scripts/settings.py"

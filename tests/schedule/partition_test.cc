@@ -1,0 +1,119 @@
+#include "schedule/collective/partition.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "schedule/order/frames.h"
+
+namespace thinwire {
+namespace {
+
+std::vector<Segment> One(size_t numel) {
+  return {{.name = "p", .offset = 0, .count = numel, .total = numel}};
+}
+
+// Chunks tile the bucket, shards tile the chunk, and both begin on block borders.
+TEST(Partition, TilesEveryBucketOnBlockBorders) {
+  for (const uint32_t block : {32u, 256u, 1024u}) {
+    for (int world = 1; world <= 5; ++world) {
+      Options options;
+      CodecSpec spec = *CodecSpec::Parse("int4");
+      spec.block = block;
+      options.codecs = {{spec, spec}};
+      options.chunk_bytes = 8192;
+      for (size_t numel = 0; numel < 9000; numel += 97) {
+        const Partition partition = MakePartition(One(numel), world, options);
+        size_t at = 0;
+        for (const Chunk& chunk : partition.chunks) {
+          EXPECT_EQ(chunk.elements.begin % kChunkAlignment, 0u);
+          for (int r = 0; r < world; ++r) {
+            EXPECT_EQ(chunk.shard(r).begin, at);
+            if (chunk.shard(r).begin < chunk.elements.end) {
+              EXPECT_EQ((chunk.shard(r).begin - chunk.elements.begin) % block, 0u);
+            }
+            at = chunk.shard(r).end;
+          }
+          EXPECT_EQ(at, chunk.elements.end);
+        }
+        ASSERT_EQ(at, numel);
+      }
+    }
+  }
+}
+
+TEST(Partition, HashTellsPartitionsApart) {
+  Options options;
+  const uint64_t hash = MakePartition(One(100000), 3, options).Hash();
+  EXPECT_EQ(hash, MakePartition(One(100000), 3, options).Hash());
+  EXPECT_NE(hash, MakePartition(One(100001), 3, options).Hash());
+  EXPECT_NE(hash, MakePartition(One(100000), 4, options).Hash());
+  options.chunk_bytes = 8192;
+  EXPECT_NE(hash, MakePartition(One(100000), 3, options).Hash());
+}
+
+TEST(Frames, ComeBackAsTheyWere) {
+  Message message;
+  message.type = FrameType::kOverdue;
+  message.report.key = 3;
+  SetName(std::string(500, 'x'), &message.report);
+  int frames = 0;
+  ForEachFrame(message, [&](const ControlFrame& frame) {
+    const auto parsed = ParseFrame(frame);
+    ASSERT_TRUE(parsed.has_value());
+    EXPECT_EQ(parsed->message.type, FrameType::kOverdue);
+    EXPECT_EQ(parsed->message.report.id(), message.report.id());
+    EXPECT_EQ(std::string(parsed->message.report.name), std::string(67, 'x'));
+    ++frames;
+  });
+  EXPECT_EQ(frames, 1);
+
+  const auto failure = ParseFrame(PackFailure(absl::UnavailableError(std::string(5000, 'y'))));
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_TRUE(absl::IsUnavailable(failure->failure));
+}
+
+TEST(Frames, LongListsTakeSeveral) {
+  Message announce, predict, back;
+  announce.type = FrameType::kAnnounce;
+  predict.type = FrameType::kPredict;
+  for (uint32_t i = 0; i < 500; ++i) {
+    announce.announcements.push_back({.id = i, .chunk = 2 * i, .drain = i % 2});
+    predict.predicted.push_back({.id = i, .chunk = 3 * i, .window_kib = 7, .partition_hash = i});
+  }
+  for (const Message* message : {&announce, &predict}) {
+    ForEachFrame(*message, [&](const ControlFrame& frame) {
+      const auto parsed = ParseFrame(frame);
+      ASSERT_TRUE(parsed.has_value());
+      const Message& part = parsed->message;
+      back.announcements.insert(back.announcements.end(), part.announcements.begin(),
+                                part.announcements.end());
+      back.predicted.insert(back.predicted.end(), part.predicted.begin(), part.predicted.end());
+    });
+  }
+  ASSERT_EQ(back.announcements.size(), 500u);
+  ASSERT_EQ(back.predicted.size(), 500u);
+  for (uint32_t i = 0; i < 500; ++i) {
+    EXPECT_EQ(back.announcements[i].chunk, 2 * i);
+    EXPECT_EQ(back.announcements[i].drain, i % 2);
+    EXPECT_EQ(back.predicted[i].partition_hash, i);
+  }
+}
+
+// Peers' bytes are never trusted with a length.
+TEST(Frames, DamagedFramesAreRefused) {
+  // These three say all with their type.
+  const std::set<uint32_t> whole = {static_cast<uint32_t>(FrameType::kBye),
+                                    static_cast<uint32_t>(FrameType::kPing),
+                                    static_cast<uint32_t>(FrameType::kPong)};
+  for (uint32_t type = 0; type < 12; ++type) {
+    ControlFrame frame;
+    frame.fill(0xff);
+    std::memcpy(frame.data(), &type, sizeof(type));
+    const auto parsed = ParseFrame(frame);
+    EXPECT_EQ(parsed.has_value(), whole.contains(type)) << type;
+  }
+}
+
+}  // namespace
+}  // namespace thinwire

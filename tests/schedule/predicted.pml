@@ -1,0 +1,162 @@
+/* The predicted order and its window, beside the announced order, for spin.
+
+   Rank 0 predicts: it sends the order of P chunks to N ranks. A rank may start a predicted
+   chunk once it has itself submitted it, whatever the others have. Only the first HELD of its
+   unfinished chunks, in the predicted order, are candidates (held). The oldest unfinished one
+   starts in any case. Another one starts only if it is the first of those that are submitted and
+   not started, and if the bytes under way stay within the limit with it, or are none without it.
+   A chunk's exchange ends when all ranks have started it. A tensor of several chunks needs no
+   model of its own: its chunks are submitted one right after the other, which is among the
+   interleavings. A further A chunks are not predicted: they are announced as in order.pml, and
+   run on LANES lanes of their own.
+
+   A chunk may never be submitted on one rank or on all, or a rank may die: then a deadline passes
+   (spin's `timeout`), and everybody must end with an error.
+
+   The search checks that no rank is left waiting (an invalid end state), that no deadline passes
+   without a fault, that no more than HELD predicted chunks are under way, and that no lane is given
+   a chunk that its rank does not have. When a deadline passes for a chunk that was never submitted,
+   everything before it in its order is done, the other order is done, and exactly the ranks that
+   never submitted it have not started it: so the error can name them.
+
+   -DP=2..4 -DA=0..2 -DLANES=1  -DFAULT=0|1 (a chunk never comes)|2 (a rank dies)
+   Mistakes to be found: -DNO_OLDEST=1: the window counts for the oldest chunk as well
+   -DLOCAL_ORDER=1: chunks are held that are submitted here, not the first of the predicted order
+   -DSHARED_LANES=1: predicted chunks run on the lanes of announced ones */
+
+#define N 3
+#define C (P + A)    /* predicted chunks come first, in their order */
+#define HELD 2
+#define BYTES(c) (1 + (c) % 2)
+
+#define NEVER 1
+#define DIES 2
+#define NONE 9
+
+#define ABSENT 0     /* states of a chunk on a rank */
+#define READY 1
+#define RUNNING 2
+#define DONE 3
+
+byte limit;          /* of predicted bytes under way */
+byte missing = NONE; /* this chunk is never submitted on rank 2, */
+bool everywhere;     /* or on no rank at all */
+byte dying = NONE;   /* this rank may die */
+bool dead, failed;
+bool plan_sent;
+byte reports[C];     /* ranks that have submitted the chunk */
+byte started[C];     /* ranks that have started it */
+byte done[C];        /* ranks on which it has finished */
+byte unfinished;     /* announced, not finished on rank 0 */
+bool announced[C];
+chan order[N] = [2] of { byte };
+hidden byte place, held; /* a scan's: no part of the state, since a scan is one atomic step */
+
+#define ANNOUNCE(c)                                                                   \
+  :: atomic { c < C && !announced[c] && reports[c] == N && unfinished < LANES ->      \
+       announced[c] = true; count++; unfinished++; order[0]!c; order[1]!c; order[2]!c }
+
+proctype Leader() {
+  byte count = 0;
+  do
+  :: count == A || failed || (dead && dying == 0) -> break
+  ANNOUNCE(P) ANNOUNCE(P + 1)
+  od
+}
+
+inline start(c) {
+  state[c] = RUNNING; started[c]++
+}
+
+#define FITS (under_way == 0 || under_way + BYTES(place) <= limit)
+#define IS_OLDEST (held == 1 && !NO_OLDEST)
+#define HAS_LANE ((!LOCAL_ORDER || running < HELD) && (!SHARED_LANES || lanes > 0))
+#define NOT_HELD (state[place] == DONE || (LOCAL_ORDER && state[place] == ABSENT))
+
+/* After each event a rank starts all predicted chunks that may start. */
+inline start_predicted() {
+  place = 0; held = 0;
+  do
+  :: place == P || held == HELD || !has_plan -> break
+  :: else ->
+       if
+       :: NOT_HELD -> skip
+       :: else ->
+            held++;
+            if /* The first that is submitted and may not start holds back those behind it. */
+            :: state[place] == READY && HAS_LANE && (IS_OLDEST || FITS) ->
+                 start(place);
+                 under_way = under_way + BYTES(place); running++;
+                 if :: SHARED_LANES -> lanes-- :: else -> skip fi;
+                 assert(running <= HELD)
+            :: state[place] == READY && !(HAS_LANE && (IS_OLDEST || FITS)) -> break
+            :: else -> skip
+            fi
+       fi;
+       place++
+  od
+}
+
+#define SUBMIT(c)                                                                     \
+  :: atomic { c < C && state[c] == ABSENT && !(c == missing && (everywhere || me == 2)) -> \
+       state[c] = READY; reports[c]++; start_predicted() }
+
+/* A chunk that all ranks have started is exchanged. */
+#define EXCHANGE(c)                                                                   \
+  :: atomic { c < C && state[c] == RUNNING && started[c] == N ->                      \
+       state[c] = DONE; done[c]++; finished++;                                        \
+       if                                                                             \
+       :: c < P -> under_way = under_way - BYTES(c); running--;                       \
+            if :: SHARED_LANES -> lanes++ :: else -> skip fi                          \
+       :: else -> lanes++;                                                            \
+            if :: me == 0 -> unfinished-- :: else -> skip fi                          \
+       fi;                                                                            \
+       start_predicted() }
+
+/* Announced chunks have no order between each other: the leader passes a missing one over. */
+#define BEHIND_MISSING(c) (c == missing || (missing < P && missing < c && c < P))
+
+/* Nothing moves any more, and somebody's deadline passes. */
+inline deadline() {
+  assert(dead || missing != NONE);
+  place = 0;
+  do
+  :: place == C || dead -> break
+  :: else ->
+       assert(done[place] == N || BEHIND_MISSING(place));
+       assert(place != missing || place >= P || started[place] == (everywhere -> 0 : N - 1));
+       place++
+  od
+}
+
+proctype Rank(byte me) {
+  byte state[C];
+  byte under_way, running; /* of predicted chunks: bytes and chunks */
+  byte lanes = LANES, finished = 0, c;
+  bool has_plan;
+  do
+  :: finished == C || failed -> break
+  :: atomic { !has_plan && (me == 0 || plan_sent) ->
+       has_plan = true; plan_sent = true; start_predicted() }
+  SUBMIT(0) SUBMIT(1) SUBMIT(2) SUBMIT(3)
+  EXCHANGE(0) EXCHANGE(1) EXCHANGE(2) EXCHANGE(3)
+  /* A free lane takes the next announced chunk. */
+  :: atomic { lanes > 0 && nempty(order[me]) ->
+       order[me]?c; assert(state[c] == READY); start(c); lanes--; c = 0 }
+  :: dying == me -> dead = true; break
+  :: timeout -> atomic { deadline(); failed = true; break }
+  od
+}
+
+init {
+  atomic {
+    select(limit : 2 .. 3); /* for a long chunk alone, or for a short one beside it */
+    if
+    :: FAULT == NEVER -> /* The announced chunks are all alike. */
+         select(missing : 0 .. (A == 0 -> P - 1 : P)); select(everywhere : 0 .. 1)
+    :: FAULT == DIES -> select(dying : 0 .. 1) /* Ranks 1 and 2 are alike. */
+    :: else -> skip
+    fi;
+    run Leader(); run Rank(0); run Rank(1); run Rank(2)
+  }
+}

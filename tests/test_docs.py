@@ -1,0 +1,84 @@
+"""The pages: links lead somewhere, and messages in troubleshooting.md are those of the sources."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+SOURCE_FOLDERS = ("compress", "kernels", "transport", "schedule", "integrations")
+
+
+def tracked(pattern: str) -> list[pathlib.Path]:
+    """Files of the checkout; a source archive has no git, and then all files count."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    if listing.returncode == 0:
+        return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+    return sorted(ROOT.rglob(pattern))
+
+
+PAGES = tracked("*.md")
+
+
+def name(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.S | re.M)
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """Those that GitHub and the site make of headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    titles = re.findall(r"^#+ +(.+?) *$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_there_are_pages():
+    assert len(PAGES) > 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{name(page)} links to {link}, which is not there"
+        assert file.is_relative_to(ROOT), f"{link} leaves the project"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{name(page)} links to {link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_in_tables_are_there(page):
+    """A folder's page lists its files in a table `file | is`; names in its first column exist."""
+    for table in re.findall(r"^\| *file *\|.*\n\|[-|]+\n((?:\|.*\n?)+)", page.read_text(), re.M):
+        for row in table.splitlines():
+            for word in re.findall(r"`([\w./*-]+)`", row.split("|")[1]):
+                assert list(page.parent.glob(word)), (
+                    f"{name(page)} lists {word}, which is not there"
+                )
+
+
+def test_messages_are_those_of_the_sources():
+    literals = ""
+    for folder in SOURCE_FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in {".cc", ".h", ".py"}:
+                literals += path.read_text()
+    # Neighbouring literals are one text; C++ joins them with commas as well.
+    literals = re.sub(r'"(\s|,|f(?="))*"', "", literals)
+    page = (ROOT / "docs/troubleshooting.md").read_text().partition("## It does not fail")[0]
+    rows = re.findall(r"^\| (`.*?) \|", page, re.M)
+    assert len(rows) > 50
+    for row in rows:
+        for message in re.findall(r"`([^`]+)`", row):
+            for words in message.split("…"):
+                assert words.strip() in literals, f"no source says '{words}' (of '{message}')"

@@ -1,0 +1,391 @@
+// The contract of transport/data_plane.h, the same for every data plane.
+#include "transport/data_plane.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/device.h"
+#include "kernels/host_device.h"
+#include "tests/leaks.h"
+#include "tests/transport/connect_gloo.h"
+#include "tests/transport/late_plane.h"
+#include "transport/in_process/in_process.h"
+#include "transport/staged/staged.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Planes = std::vector<std::unique_ptr<DataPlane>>;
+
+// A data plane that goes together with its control plane. Exchanges may be replaced on the way.
+class WholeTransport : public DataPlane {
+ public:
+  explicit WholeTransport(Transport transport) : transport_(std::move(transport)) {}
+  const Membership& members() const override { return plane().members(); }
+  DataTraits traits() const override { return plane().traits(); }
+  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
+                                  std::span<const MutableBytes> recv) override {
+    return plane().Start(tag, send, recv);
+  }
+  void Abort(absl::Status reason) override { plane().Abort(std::move(reason)); }
+  absl::Status status() const override { return plane().status(); }
+  uint64_t bytes_sent() const override { return plane().bytes_sent(); }
+
+ protected:
+  virtual DataPlane& plane() const { return *transport_.data; }
+
+ private:
+  const Transport transport_;
+};
+
+// A staged plane and what it stands on. Memory of the host's device is memory, so that the tests'
+// own blocks serve.
+class StagedOnInProcess final : public WholeTransport {
+ public:
+  explicit StagedOnInProcess(Transport host)
+      : WholeTransport(std::move(host)),
+        device_(MakeDevice(kernels::HostDeviceApi(), 0, "host:0")),
+        stream_(*device_->MakeStream()),
+        staged_(
+            std::make_unique<Staged>(WholeTransport::plane(), *device_, *stream_, seconds(20))) {}
+  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
+                                  std::span<const MutableBytes> recv) override {
+    return std::make_unique<Synchronized>(staged_->Start(tag, send, recv), *stream_);
+  }
+
+ private:
+  // The tests look at what they received without a stream.
+  class Synchronized final : public Exchange {
+   public:
+    Synchronized(std::unique_ptr<Exchange> inner, DeviceStream& stream)
+        : inner_(std::move(inner)), stream_(stream) {}
+    absl::Status Wait(Deadline deadline) override {
+      const absl::Status status = inner_->Wait(deadline);
+      return status.ok() ? stream_.Synchronize(deadline) : status;
+    }
+
+   private:
+    const std::unique_ptr<Exchange> inner_;
+    DeviceStream& stream_;
+  };
+
+  DataPlane& plane() const override { return *staged_; }
+
+  const std::shared_ptr<Device> device_;
+  const std::unique_ptr<DeviceStream> stream_;
+  const std::unique_ptr<Staged> staged_;
+};
+
+// A plane whose exchanges end by OnDone, so that the waits of all tests here go by it.
+class ByEvents final : public DataPlane {
+ public:
+  explicit ByEvents(std::unique_ptr<DataPlane> inner) : inner_(std::move(inner)) {}
+  const Membership& members() const override { return inner_->members(); }
+  DataTraits traits() const override { return inner_->traits(); }
+  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
+                                  std::span<const MutableBytes> recv) override {
+    return std::make_unique<Evented>(*inner_, inner_->Start(tag, send, recv));
+  }
+  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
+  absl::Status status() const override { return inner_->status(); }
+  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
+
+ private:
+  class Evented final : public Exchange {
+   public:
+    Evented(DataPlane& plane, std::unique_ptr<Exchange> inner)
+        : plane_(plane), inner_(std::move(inner)) {}
+    absl::Status Wait(Deadline deadline) override {
+      std::promise<absl::Status> ended;
+      std::future<absl::Status> status = ended.get_future();
+      inner_->OnDone([&ended](absl::Status status) { ended.set_value(std::move(status)); });
+      inner_.reset();  // it may be dropped from here on
+      if (status.wait_until(deadline) == std::future_status::timeout) {
+        plane_.Abort(absl::DeadlineExceededError("the exchange did not end in time"));
+      }
+      return status.get();
+    }
+
+   private:
+    DataPlane& plane_;
+    std::unique_ptr<Exchange> inner_;
+  };
+
+  const std::unique_ptr<DataPlane> inner_;
+};
+
+template <typename Plane>
+Planes Wrap(std::vector<Transport> transports) {
+  Planes planes;
+  for (Transport& transport : transports) {
+    planes.push_back(std::make_unique<Plane>(std::move(transport)));
+  }
+  return planes;
+}
+
+Planes MakeEvented(Planes planes) {
+  for (auto& plane : planes) plane = std::make_unique<ByEvents>(std::move(plane));
+  return planes;
+}
+
+struct Kind {
+  const char* name;
+  std::function<Planes(int)> make;
+  DataTraits traits;
+};
+
+constexpr DataTraits kHostPlane{Matching::kByTag, Completion::kBlocking, Memory::kHost};
+constexpr DataTraits kStagedPlane{Matching::kByTag, Completion::kBlocking, Memory::kStream};
+constexpr DataTraits kLateByTag{Matching::kByTag, Completion::kEvents, Memory::kHost};
+constexpr DataTraits kLateByOrder{Matching::kByOrder, Completion::kEvents, Memory::kHost};
+
+Planes MakeLate(int world, Matching matching) {
+  return MakeLatePlanes(world,
+                        {matching, LateOptions::OutOfOrder(1, std::chrono::microseconds(500))});
+}
+
+class DataPlaneTest : public testing::TestWithParam<Kind> {
+ protected:
+  // body(plane) on a thread for each rank; the planes live until all have returned.
+  void Run(int world, const std::function<void(DataPlane&)>& body) {
+    Planes planes = GetParam().make(world);
+    std::vector<std::thread> threads;
+    for (auto& plane : planes) threads.emplace_back([&] { body(*plane); });
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    All, DataPlaneTest,
+    testing::Values(
+        Kind{"InProcess", [](int n) { return Wrap<WholeTransport>(MakeInProcessTransports(n)); },
+             kHostPlane},
+        Kind{"Gloo", [](int n) { return Wrap<WholeTransport>(ConnectGlooRanks(n)); }, kHostPlane},
+        Kind{"Staged", [](int n) { return Wrap<StagedOnInProcess>(MakeInProcessTransports(n)); },
+             kStagedPlane},
+        Kind{"LateByTag", [](int n) { return MakeLate(n, Matching::kByTag); }, kLateByTag},
+        Kind{"LateByTagEvents", [](int n) { return MakeEvented(MakeLate(n, Matching::kByTag)); },
+             kLateByTag},
+        Kind{"LateByOrder", [](int n) { return MakeLate(n, Matching::kByOrder); }, kLateByOrder},
+        Kind{"LateByOrderEvents",
+             [](int n) { return MakeEvented(MakeLate(n, Matching::kByOrder)); }, kLateByOrder}),
+    [](const auto& info) { return info.param.name; });
+
+Deadline Soon() { return Clock::now() + seconds(20); }
+
+// The block that rank `from` sends to rank `to`: every byte tells where it belongs.
+std::vector<uint8_t> Block(uint64_t tag, int from, int to, size_t bytes) {
+  std::vector<uint8_t> block(bytes);
+  for (size_t i = 0; i < bytes; ++i)
+    block[i] = static_cast<uint8_t>(tag * 31 + from * 7 + to * 3 + i);
+  return block;
+}
+
+absl::Status AllToAll(DataPlane& t, uint64_t tag, size_t bytes, Deadline deadline) {
+  std::vector<std::vector<uint8_t>> out(t.size()), in(t.size(), std::vector<uint8_t>(bytes));
+  std::vector<Bytes> send(t.size());
+  std::vector<MutableBytes> recv(t.size());
+  for (int r = 0; r < t.size(); ++r) {
+    out[r] = Block(tag, t.rank(), r, bytes);
+    send[r] = out[r];
+    recv[r] = in[r];
+  }
+  if (absl::Status status = t.Start(tag, send, recv)->Wait(deadline); !status.ok()) return status;
+  for (int r = 0; r < t.size(); ++r) {
+    EXPECT_TRUE(r == t.rank() || in[r] == Block(tag, r, t.rank(), bytes)) << "from rank " << r;
+  }
+  return absl::OkStatus();
+}
+
+TEST_P(DataPlaneTest, EveryBlockArrivesWhereItBelongs) {
+  for (int world = 1; world <= 5; ++world) {
+    Run(world, [](DataPlane& t) {
+      uint64_t tag = 0;
+      for (const size_t bytes : {0, 1, 13, 4096, 100001, 3 << 20}) {
+        EXPECT_TRUE(AllToAll(t, ++tag, bytes, Soon()).ok()) << bytes;
+      }
+    });
+  }
+}
+
+TEST_P(DataPlaneTest, OneBlockGoesToEverybody) {
+  Run(4, [](DataPlane& t) {
+    const std::vector<uint8_t> mine(1000, static_cast<uint8_t>(t.rank()));
+    std::vector<std::vector<uint8_t>> in(4, std::vector<uint8_t>(1000));
+    std::vector<MutableBytes> recv(in.begin(), in.end());
+    ASSERT_TRUE(t.Start(1, std::vector<Bytes>(4, mine), recv)->Wait(Soon()).ok());
+    for (int r = 0; r < 4; ++r) {
+      EXPECT_TRUE(r == t.rank() || in[r] == std::vector<uint8_t>(1000, static_cast<uint8_t>(r)));
+    }
+    EXPECT_EQ(t.bytes_sent(), 3000u);
+  });
+}
+
+// Every rank starts its exchanges in another order, from several threads, and waits in a third.
+TEST_P(DataPlaneTest, TagsKeepExchangesApartInAnyOrder) {
+  if (GetParam().traits.matching == Matching::kByOrder) GTEST_SKIP() << "matches by order";
+  constexpr int kTags = 20;
+  Run(3, [](DataPlane& t) {
+    const auto exchange = [&t](uint64_t base) {
+      std::vector<std::vector<std::vector<uint8_t>>> out(kTags), in(kTags);
+      std::vector<std::unique_ptr<Exchange>> pending(kTags);
+      for (int j = 0; j < kTags; ++j) {
+        const int i = j * (2 * t.rank() + 1) % kTags;
+        const int k = t.rank() == 2 ? kTags - 1 - j : i;
+        std::vector<Bytes> send;
+        std::vector<MutableBytes> recv;
+        for (int r = 0; r < 3; ++r) {
+          out[k].push_back(Block(base + k, t.rank(), r, 300 + k % 5));
+          in[k].emplace_back(300 + k % 5);
+        }
+        for (int r = 0; r < 3; ++r) {
+          send.push_back(out[k][r]);
+          recv.push_back(in[k][r]);
+        }
+        pending[k] = t.Start(base + k, send, recv);
+      }
+      for (int k = 0; k < kTags; ++k) {
+        ASSERT_TRUE(pending[k]->Wait(Soon()).ok());
+        for (int r = 0; r < 3; ++r) {
+          ASSERT_TRUE(r == t.rank() || in[k][r] == Block(base + k, r, t.rank(), 300 + k % 5));
+        }
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 6; ++i) threads.emplace_back(exchange, 1000 * i);
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+// All ranks start the same exchanges in the same order, and wait in orders of their own.
+TEST_P(DataPlaneTest, ManyExchangesAreInFlightAtOnce) {
+  constexpr int kExchanges = 50;
+  Run(3, [](DataPlane& t) {
+    const auto bytes = [](int k) { return 200 + k % 7; };
+    std::vector<std::vector<std::vector<uint8_t>>> out(kExchanges), in(kExchanges);
+    std::vector<std::unique_ptr<Exchange>> exchanges;
+    for (int k = 0; k < kExchanges; ++k) {
+      for (int r = 0; r < 3; ++r) {
+        out[k].push_back(Block(k, t.rank(), r, bytes(k)));
+        in[k].emplace_back(bytes(k));
+      }
+      const std::vector<Bytes> send(out[k].begin(), out[k].end());
+      const std::vector<MutableBytes> recv(in[k].begin(), in[k].end());
+      exchanges.push_back(t.Start(k, send, recv));
+    }
+    for (int j = 0; j < kExchanges; ++j) {
+      const int k = (j * (2 * t.rank() + 1) + 7) % kExchanges;
+      if (exchanges[k] == nullptr) continue;
+      ASSERT_TRUE(std::exchange(exchanges[k], nullptr)->Wait(Soon()).ok());
+      for (int r = 0; r < 3; ++r) {
+        ASSERT_TRUE(r == t.rank() || in[k][r] == Block(k, r, t.rank(), bytes(k)));
+      }
+    }
+    for (auto& exchange : exchanges) {
+      if (exchange == nullptr) continue;
+      ASSERT_TRUE(exchange->Wait(Soon()).ok());
+    }
+  });
+}
+
+TEST_P(DataPlaneTest, SaysWhatItIs) {
+  Run(2, [](DataPlane& t) {
+    EXPECT_EQ(t.size(), 2);
+    EXPECT_EQ(t.traits().matching, GetParam().traits.matching);
+    EXPECT_EQ(t.traits().completion, GetParam().traits.completion);
+    EXPECT_EQ(t.traits().memory, GetParam().traits.memory);
+  });
+}
+
+// Exchanges that end by Wait only say so to whoever asks for more.
+TEST_P(DataPlaneTest, OnDoneOfABlockingPlaneIsInternal) {
+  if (GetParam().traits.completion == Completion::kEvents) GTEST_SKIP() << "completes by events";
+  Run(2, [](DataPlane& t) {
+    absl::Status status;
+    const std::vector<Bytes> send(2);
+    const std::vector<MutableBytes> recv(2);
+    const auto exchange = t.Start(1, send, recv);
+    exchange->OnDone([&status](absl::Status got) { status = std::move(got); });
+    EXPECT_TRUE(absl::IsInternal(status)) << status;
+    EXPECT_TRUE(exchange->Wait(Soon()).ok());
+  });
+}
+
+TEST_P(DataPlaneTest, AnExchangeThatIsDroppedFailsThePlane) {
+  Run(2, [](DataPlane& t) {
+    if (t.rank() == 1) return;
+    std::vector<uint8_t> block(10);
+    t.Start(1, std::vector<Bytes>(2), std::vector<MutableBytes>(2, block)).reset();
+    EXPECT_TRUE(absl::IsInternal(t.status())) << t.status();
+    EXPECT_TRUE(absl::IsInternal(AllToAll(t, 2, 100, Soon())));
+  });
+}
+
+TEST_P(DataPlaneTest, PastTheDeadlineEverythingFailsForGood) {
+  Run(2, [](DataPlane& t) {
+    if (t.rank() == 1) return;
+    EXPECT_TRUE(absl::IsDeadlineExceeded(AllToAll(t, 1, 100, Clock::now() + milliseconds(50))));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(t.status()));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(AllToAll(t, 2, 100, Soon())));
+  });
+}
+
+TEST_P(DataPlaneTest, SizesThatDisagreeNeverMeet) {
+  Run(2, [](DataPlane& t) {
+    const absl::Status status =
+        AllToAll(t, 1, t.rank() == 0 ? 100 : 101, Clock::now() + milliseconds(100));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)) << status;
+  });
+}
+
+TEST_P(DataPlaneTest, AbortEndsEveryWaitWithItsReason) {
+  Run(2, [](DataPlane& t) {
+    if (t.rank() == 1) return;
+    std::vector<std::thread> waiters;
+    std::atomic<int> ended = 0;
+    for (int i = 0; i < 4; ++i) {
+      waiters.emplace_back([&, i] {
+        const absl::Status status = AllToAll(t, i, 64, Clock::now() + seconds(60));
+        EXPECT_EQ(status.message(), "enough") << status;
+        ++ended;
+      });
+    }
+    t.Abort(absl::AbortedError("enough"));
+    t.Abort(absl::InternalError("too late: the first reason wins"));
+    for (std::thread& waiter : waiters) waiter.join();
+    EXPECT_EQ(ended, 4);
+    EXPECT_TRUE(absl::IsAborted(t.status()));
+  });
+}
+
+TEST_P(DataPlaneTest, ALostPeerIsNamed) {
+  Planes planes = GetParam().make(3);
+  std::thread waiter([&] {
+    const absl::Status status = AllToAll(*planes[0], 1, 100, Soon());
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_NE(status.message().find("rank 2"), absl::string_view::npos) << status;
+    EXPECT_EQ(AllToAll(*planes[0], 2, 100, Soon()), status);
+  });
+  planes[2].reset();
+  waiter.join();
+}
+
+TEST_P(DataPlaneTest, NothingIsLeftAfter100Rounds) {
+  Run(2, [](DataPlane& t) { ASSERT_TRUE(AllToAll(t, 1, 10, Soon()).ok()); });
+  const Held before = Held::Now();
+  for (int round = 0; round < 100; ++round) {
+    Run(2, [](DataPlane& t) { ASSERT_TRUE(AllToAll(t, 1, 10, Soon()).ok()); });
+  }
+  EXPECT_LE(Held::Settled(before), before);
+}
+
+}  // namespace
+}  // namespace thinwire

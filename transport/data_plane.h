@@ -1,0 +1,101 @@
+// DataPlane: exchanges of blocks of memory between the ranks of a group. One contract holds for
+// every backend; tests/transport/data_plane_test.cc states it.
+//
+// A plane is thread-safe, and any number of exchanges may be in flight. Its failure is sticky: the
+// first reason is the result of every exchange in flight and of every later one. The reason is
+// Unavailable when a peer is gone, DeadlineExceeded when a peer did not answer in time, and the
+// caller's own status after Abort. No call throws, and none ends the process.
+#ifndef THINWIRE_TRANSPORT_DATA_PLANE_H_
+#define THINWIRE_TRANSPORT_DATA_PLANE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "compress/types.h"
+#include "transport/membership.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+// How a plane finds out which exchanges of two ranks belong together.
+enum class Matching {
+  kByTag,    // ranks may start exchanges in any order and from any threads
+  kByOrder,  // all ranks start the same exchanges in the same order; one thread at a time starts
+};
+
+// How a plane says that an exchange has ended.
+enum class Completion {
+  kBlocking,  // by Wait only, which takes a thread for each exchange in flight
+  kEvents,    // by OnDone as well
+};
+
+// Whose memory the blocks are.
+enum class Memory {
+  kHost,
+  // The blocks are a device's, and an exchange is part of the work of one stream. Start comes after
+  // the work queued before it. After Wait or OnDone, work queued later finds the received blocks,
+  // although the host has not waited for them.
+  kStream,
+};
+
+struct DataTraits {
+  Matching matching = Matching::kByTag;
+  Completion completion = Completion::kBlocking;
+  Memory memory = Memory::kHost;
+};
+
+// An exchange in flight. Its blocks must live, and what is sent must not change, until it has
+// ended. The caller ends it by Wait or by OnDone, exactly one of them and once. Dropping an
+// exchange for which neither was called fails the plane, because its blocks would be written after
+// their death. An exchange must not outlive its plane.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  // Returns OK when all blocks were sent and received, otherwise the plane's failure; either way
+  // the plane no longer touches the blocks. Passing the deadline fails the whole plane.
+  virtual absl::Status Wait(Deadline deadline) = 0;
+
+  // Calls `done` once, with the status that Wait would return, when the exchange has ended. It
+  // runs on any thread, possibly before OnDone returns, and must not block. The exchange may be
+  // dropped meanwhile. There is no deadline: whoever wants one calls Abort when it has passed.
+  // Planes whose completion is kBlocking call `done` at once with Internal.
+  virtual void OnDone(std::function<void(absl::Status)> done);
+};
+
+class DataPlane {
+ public:
+  // Ends what is in flight. Callers have stopped waiting by then.
+  virtual ~DataPlane() = default;
+
+  virtual const Membership& members() const = 0;
+  int rank() const { return members().rank; }
+  int size() const { return members().size; }
+
+  virtual DataTraits traits() const = 0;
+
+  // Sends send[r] to each rank r and receives recv[r] from it; both spans have size() blocks. The
+  // blocks at the own rank are ignored, and empty blocks are neither sent nor awaited. Matching
+  // exchanges carry the same tag on all ranks, and no tag is used twice. Both ends of a block agree
+  // on its size, which is matched as well: where they disagree, the blocks never meet and a
+  // deadline passes, but nothing is written past its end. AllToAll gives every rank its own block;
+  // AllGather passes one block size() times.
+  virtual std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
+                                          std::span<const MutableBytes> recv) = 0;
+
+  // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
+  virtual void Abort(absl::Status reason) = 0;
+
+  // The first failure, or OK.
+  virtual absl::Status status() const = 0;
+
+  // The bytes of the blocks that this rank has sent so far.
+  virtual uint64_t bytes_sent() const = 0;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_DATA_PLANE_H_

@@ -1,0 +1,64 @@
+// GlooShared: what the planes of one rank share, namely its connections, the first failure, and the
+// waits that a failure must end. Thread-safe.
+#ifndef THINWIRE_TRANSPORT_GLOO_GLOO_SHARED_H_
+#define THINWIRE_TRANSPORT_GLOO_GLOO_SHARED_H_
+
+#include <gloo/context.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_set>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "transport/membership.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+// Gloo closes every connection when one of its waits times out. So its timeouts are only the last
+// resort, and what ends a wait early is Abort.
+inline constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
+
+// Gloo's timeout of a wait that ends at the deadline; at least 1 ms, because 0 means none.
+std::chrono::milliseconds Until(Deadline deadline);
+
+class GlooShared {
+ public:
+  using UnboundBuffer = gloo::transport::UnboundBuffer;
+
+  explicit GlooShared(std::shared_ptr<gloo::Context> context);
+
+  gloo::Context& context() { return *context_; }
+  const Membership& members() const { return members_; }
+
+  // Keeps the first reason, and ends all guarded waits.
+  void Fail(const absl::Status& reason);
+  absl::Status status() const;
+
+  // Fails because a connection broke under an exchange. The control reader of that peer knows its
+  // rank and speaks within moments; only if it does not, Gloo's words must do.
+  void FailBroken(const std::string& what);
+
+  // Runs wait() (a Gloo wait on `buffer`) so that a failure ends it, also one that came first.
+  // False when the plane has failed, or fails by what wait() throws.
+  bool Guarded(UnboundBuffer* buffer, const std::function<bool()>& wait);
+
+ private:
+  void OnError(const std::string& error);
+
+  const std::shared_ptr<gloo::Context> context_;
+  const Membership members_;
+  mutable absl::Mutex mu_;
+  absl::CondVar failed_;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::unordered_set<UnboundBuffer*> waiting_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_GLOO_GLOO_SHARED_H_

@@ -1,0 +1,18 @@
+// Ranks that are threads of one process: the reference backend and the tests' workhorse. Its data
+// plane matches by tag, blocks, and works on host memory.
+#ifndef THINWIRE_TRANSPORT_IN_PROCESS_IN_PROCESS_H_
+#define THINWIRE_TRANSPORT_IN_PROCESS_IN_PROCESS_H_
+
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace thinwire {
+
+// One transport per rank. The ranks share what they need, and their transports may be destroyed in
+// any order.
+std::vector<Transport> MakeInProcessTransports(int size);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_IN_PROCESS_IN_PROCESS_H_
