@@ -16,7 +16,7 @@ std::chrono::milliseconds Until(Deadline deadline) {
 }
 
 GlooShared::GlooShared(std::shared_ptr<gloo::Context> context)
-    : context_(std::move(context)), members_{context_->rank, context_->size} {}
+    : context_(std::move(context)), members_{context_->rank, context_->size}, loop_(*context_) {}
 
 // The two aborts set a flag in the buffer and wake whoever waits there; neither blocks or sends.
 // They need the lock: outside of it, the waiter could return and its owner free the buffer.

@@ -1,5 +1,5 @@
-// GlooShared: what the planes of one rank share, namely its connections, the first failure, and the
-// waits that a failure must end. Thread-safe.
+// GlooShared: what the planes of one rank share, namely its connections, the thread that may use
+// them, the first failure, and the waits that a failure must end. Thread-safe.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_SHARED_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_SHARED_H_
 
@@ -7,6 +7,7 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,10 +16,13 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "transport/gloo/gloo_loop.h"
 #include "transport/membership.h"
 #include "transport/store.h"
 
 namespace thinwire {
+
+inline constexpr uint64_t kGlooControlSlot = 2;  // even slots are the control plane's
 
 // Gloo closes every connection when one of its waits times out. So its timeouts are only the last
 // resort, and what ends a wait early is Abort.
@@ -34,6 +38,7 @@ class GlooShared {
   explicit GlooShared(std::shared_ptr<gloo::Context> context);
 
   gloo::Context& context() { return *context_; }
+  GlooLoop& loop() { return loop_; }
   const Membership& members() const { return members_; }
 
   // Keeps the first reason, and ends all guarded waits.
@@ -41,7 +46,7 @@ class GlooShared {
   absl::Status status() const;
 
   // Fails because a connection broke under an exchange. The control reader of that peer knows its
-  // rank and speaks within moments; only if it does not, Gloo's words must do.
+  // rank and speaks within moments, for which this waits; only if it does not, Gloo's words must do.
   void FailBroken(const std::string& what);
 
   // Runs wait() (a Gloo wait on `buffer`) so that a failure ends it, also one that came first.
@@ -53,6 +58,7 @@ class GlooShared {
 
   const std::shared_ptr<gloo::Context> context_;
   const Membership members_;
+  GlooLoop loop_;
   mutable absl::Mutex mu_;
   absl::CondVar failed_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);

@@ -1,0 +1,97 @@
+// Gloo's event loop must not spin: it skips an event whose connection a caller has locked, and is
+// handed the same event again at once. This program stands between Gloo and the C library, and
+// counts the times that a thread asks for events again without having read or written anything.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "tests/transport/connect_gloo.h"
+
+namespace {
+
+std::atomic<long> idle_turns{0}, turns{0};
+thread_local bool moved_bytes = true;
+
+template <typename Function>
+Function* Original(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)  // found before the C library's own
+extern "C" {
+
+int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
+  static auto* const original = Original<int(int, epoll_event*, int, int)>("epoll_wait");
+  const int ready = original(fd, events, capacity, timeout);
+  if (ready > 0) {
+    ++turns;
+    if (!moved_bytes) ++idle_turns;  // since the turn before
+    moved_bytes = false;
+  }
+  return ready;
+}
+
+ssize_t read(int fd, void* data, size_t bytes) {
+  static auto* const original = Original<ssize_t(int, void*, size_t)>("read");
+  moved_bytes = true;
+  return original(fd, data, bytes);
+}
+
+ssize_t recv(int fd, void* data, size_t bytes, int flags) {
+  static auto* const original = Original<ssize_t(int, void*, size_t, int)>("recv");
+  moved_bytes = true;
+  return original(fd, data, bytes, flags);
+}
+
+ssize_t writev(int fd, const iovec* parts, int count) {
+  static auto* const original = Original<ssize_t(int, const iovec*, int)>("writev");
+  moved_bytes = true;
+  return original(fd, parts, count);
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
+
+namespace thinwire {
+namespace {
+
+// Blocks large enough to be under way for many turns of the loop, from several threads a rank, as
+// the lanes of an engine start them.
+TEST(GlooSpin, TheLoopReadsOrWritesInEveryTurn) {
+  constexpr int kRounds = 40, kLanes = 4;
+  constexpr size_t kBytes = 1 << 20;
+  std::vector<Transport> ranks = ConnectGlooRanks(2);
+  idle_turns = turns = 0;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      threads.emplace_back([&plane = *ranks[rank].data, lane] {
+        std::vector<uint8_t> out(kBytes), in(kBytes);
+        const std::vector<Bytes> send(2, out);
+        const std::vector<MutableBytes> recv(2, in);
+        for (int round = 0; round < kRounds; ++round) {
+          const auto exchange = plane.Start(round * kLanes + lane, send, recv);
+          ASSERT_TRUE(exchange->Wait(Clock::now() + std::chrono::seconds(20)).ok());
+        }
+      });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  RecordProperty("turns", static_cast<int>(turns));
+  RecordProperty("idle_turns", static_cast<int>(idle_turns));
+  ASSERT_GT(turns, 2 * kRounds * kLanes) << "the loop's calls do not come by here";
+  EXPECT_LE(idle_turns, turns / 100) << "of " << turns << " turns";
+}
+
+}  // namespace
+}  // namespace thinwire
