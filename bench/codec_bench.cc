@@ -97,8 +97,10 @@ Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) 
             },
             [=](Arrays& a) { twin::DecodeAdd(a.peer.get(), a.out.get(), n, bits); }};
   }
+  const size_t peers = op == "reduce8_requant" ? 7 : 1;
   return {[=, &codecs](Arrays& a) {
-            const uint8_t* wires[] = {nullptr, a.peer.get()};
+            std::vector<const uint8_t*> wires(1 + peers, a.peer.get());
+            wires[0] = nullptr;
             codecs.Reduce({spec,
                            spec,
                            wires,
@@ -109,7 +111,11 @@ Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) 
                            a.wire.get(),
                            {}});
           },
+          // Each further rank's bytes are read, and the sum stays where it is.
           [=](Arrays& a) {
+            for (size_t rank = 1; rank < peers; ++rank) {
+              twin::Decode(a.peer.get(), a.out.get(), n, bits);
+            }
             twin::Reduce(a.g.get(), a.peer.get(), a.r.get(), a.out.get(), a.wire.get(), n, bits);
           }};
 }
@@ -215,7 +221,8 @@ void RegisterAll() {
       }
       continue;
     }
-    for (const char* op : {"encode_ef", "encode", "decode", "decode_add", "reduce_requant"}) {
+    for (const char* op :
+         {"encode_ef", "encode", "decode", "decode_add", "reduce_requant", "reduce8_requant"}) {
       Register(op, spec);
     }
     if (InfoOf(codec.id).FindParameter("rounding") != nullptr) Register("rounding", spec);

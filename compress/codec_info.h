@@ -29,6 +29,16 @@ struct ParameterInfo {
   std::string (*print)(const CodecSpec& spec);
 };
 
+// The arguments of Backend::Reduce, in fp32.
+struct PieceReduction {
+  std::span<const uint8_t* const> wires;  // by rank; null: `own` enters the sum there
+  const float* own;
+  float scale;
+  float* residual;  // the piece's; null: none
+  float* out;       // may be `own`
+  uint8_t* wire_out;
+};
+
 // Operations of codecs of elements and of blocks, on pieces of fp32 that begin on a block border.
 // `g`, `r`, `out` and `sum` are the piece's own, at any alignment; `wire` is the whole shard's.
 struct DenseOperations {
@@ -36,8 +46,11 @@ struct DenseOperations {
   void (*encode)(const Piece& piece, const float* g, float* r, uint8_t* wire) = nullptr;
   void (*decode)(const Piece& piece, const uint8_t* wire, float* out) = nullptr;
   void (*decode_add)(const Piece& piece, const uint8_t* wire, float* sum) = nullptr;
-  // The code bits under which simd::ReducePairBlocks has this codec's loops; 0: it has none.
-  int pair_bits = 0;
+  // Backend::Reduce in one pass over the beginning of a piece, both codecs' pieces being of the
+  // same elements; returns how many elements it did, 0 where it has no loop for `down`. `out` and
+  // `own` are the piece's own, `wires` and `wire_out` (null: not wanted) the whole shard's.
+  // Default: the other operations do it, one rank after the other.
+  size_t (*reduce)(const Piece& up, const Piece& down, const PieceReduction& args) = nullptr;
 };
 
 // Operations of codecs of entries, on whole shards.

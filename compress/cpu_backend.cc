@@ -74,12 +74,17 @@ class CpuBackendImpl final : public Backend {
     if (numel == 0) return;
     const Shard up(args.up, numel), down(args.down, numel, args.draws);
     if (args.wire_out != nullptr) ZeroPadding(down, args.wire_out);
-    size_t done = 0;
-    if (IsPair(args)) done = ReducePair(args, up.layout, down.layout);
-    for (; done < numel; done += kStage) {
-      const size_t count = std::min(kStage, numel - done);
-      ReduceStage(args, {up, done, count}, {down, done, count});
-    }
+    const bool direct = args.own.dtype == DType::kF32;  // which `out` has as well
+    ForEachPiece(up, numel, direct, [&](const Piece& from) {
+      const Piece to(down, from.begin, from.numel);
+      const TensorView own = args.own.Slice(from.begin, from.numel);
+      const TensorView out = args.out.Slice(from.begin, from.numel);
+      if (direct) return ReducePiece(args, from, to, Floats(own), Floats(out));
+      StageBuffer values;
+      ToFloats(own, values.data());
+      ReducePiece(args, from, to, values.data(), values.data());
+      FromFloats(values.data(), out);
+    });
   }
 
  private:
@@ -99,55 +104,50 @@ class CpuBackendImpl final : public Backend {
     }
   }
 
-  // Two ranks, plain quantisers, fp32: the case to be fast in. Its sum has one order only.
-  static bool IsPair(const ReduceArgs& args) {
-    const auto plain = [](const CodecSpec& spec) {
-      return !spec.hadamard && spec.rounding == Rounding::kNearest;
-    };
-    return args.wires.size() == 2 && plain(args.up) && plain(args.down) &&
-           args.up.block == args.down.block && args.own.dtype == DType::kF32 &&
-           simd::HasPairKernel(PairBits(args.up), PairBits(args.down)) && args.wire_out != nullptr;
+  static void ReducePiece(const ReduceArgs& args, const Piece& up, const Piece& down,
+                          const float* own, float* out) {
+    float* const residual = args.residual == nullptr ? nullptr : args.residual + up.begin;
+    const DenseOperations& codec = OperationsOf(args.up).dense;
+    size_t done = 0;
+    if (codec.reduce != nullptr) {
+      done = codec.reduce(up, down,
+                          {.wires = args.wires,
+                           .own = own,
+                           .scale = args.scale,
+                           .residual = residual,
+                           .out = out,
+                           .wire_out = args.wire_out});
+    }
+    for (; done < up.numel; done += kStage) {
+      const size_t count = std::min(kStage, up.numel - done);
+      ReduceStage(args, {up.shard, up.begin + done, count}, {down.shard, up.begin + done, count},
+                  own + done, out + done);
+    }
   }
 
-  static int PairBits(const CodecSpec& spec) { return OperationsOf(spec).dense.pair_bits; }
-
-  // Full blocks only; returns how many elements that were.
-  static size_t ReducePair(const ReduceArgs& args, const ShardLayout& up, const ShardLayout& down) {
-    const uint8_t* peer = args.wires[args.wires[0] == nullptr ? 1 : 0];
-    const simd::PairBlocks blocks{PairBits(args.up), PairBits(args.down), args.up.block,
-                                  args.own.numel / args.up.block};
-    simd::ReducePairBlocks(blocks, Floats(args.own), peer, peer + up.codes_at, args.scale,
-                           args.residual, Floats(args.out), args.wire_out,
-                           args.wire_out + down.codes_at);
-    return blocks.count * args.up.block;
-  }
-
-  static void ReduceStage(const ReduceArgs& args, const Piece& up, const Piece& down) {
+  // One rank after the other: the combinations of codecs and options that have no loop, and what
+  // is behind the last full block or vector.
+  static void ReduceStage(const ReduceArgs& args, const Piece& up, const Piece& down,
+                          const float* own, float* out) {
     const DenseOperations &from = OperationsOf(args.up).dense, &to = OperationsOf(args.down).dense;
     StageBuffer sum;
     for (size_t r = 0; r < args.wires.size(); ++r) {
       if (args.wires[r] != nullptr) {
         (r == 0 ? from.decode : from.decode_add)(up, args.wires[r], sum.data());
-        continue;
-      }
-      const TensorView own = args.own.Slice(up.begin, up.numel);
-      if (r == 0) {
-        ToFloats(own, sum.data());
-      } else if (own.dtype == DType::kF32) {
-        simd::Add(sum.data(), Floats(own), own.numel);
+      } else if (r == 0) {
+        std::memcpy(sum.data(), own, up.numel * sizeof(float));
       } else {
-        StageBuffer values;
-        ToFloats(own, values.data());
-        simd::Add(sum.data(), values.data(), own.numel);
+        simd::Add(sum.data(), own, up.numel);
       }
     }
     simd::Scale(sum.data(), args.scale, up.numel);
-    const TensorView out = args.out.Slice(up.begin, up.numel);
-    if (args.wire_out == nullptr) return FromFloats(sum.data(), out);
+    if (args.wire_out == nullptr) {
+      std::memcpy(out, sum.data(), up.numel * sizeof(float));
+      return;
+    }
     to.encode(down, sum.data(), args.residual == nullptr ? nullptr : args.residual + down.begin,
               args.wire_out);
-    to.decode(down, args.wire_out, sum.data());
-    FromFloats(sum.data(), out);
+    to.decode(down, args.wire_out, out);
   }
 };
 

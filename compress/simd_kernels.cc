@@ -17,8 +17,10 @@
 
 // All are compiled per target, each behind an include guard of its own.
 #include "compress/simd_buffered-inl.h"
+#include "compress/simd_half-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
+#include "compress/simd_reduce-inl.h"
 #include "compress/simd_topk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -66,22 +68,31 @@ void DecodeAddBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t
   DecodeBlocksOf<true>(blocks, scales, codes, sum);
 }
 
-template <bool kFeedback>
-void ReducePairOf(const PairBlocks& blocks, const PairArgs& args) {
-  if (blocks.up == 1 && blocks.down == 4) return ReducePairLoop<1, 4, kFeedback>(blocks, args);
+template <template <int> class Sum, bool kFeedback>
+void ReduceBlocksOf(const RankBlocks& blocks, const Reduction& args) {
+  if (blocks.up == 1 && blocks.down == 4) return ReduceLoop<Sum, 1, 4, kFeedback>(blocks, args);
   switch (blocks.up) {
-    case 8: return ReducePairLoop<8, 8, kFeedback>(blocks, args);
-    case 4: return ReducePairLoop<4, 4, kFeedback>(blocks, args);
-    default: return ReducePairLoop<1, 1, kFeedback>(blocks, args);
+    case 8: return ReduceLoop<Sum, 8, 8, kFeedback>(blocks, args);
+    case 4: return ReduceLoop<Sum, 4, 4, kFeedback>(blocks, args);
+    default: return ReduceLoop<Sum, 1, 1, kFeedback>(blocks, args);
   }
 }
 
-void ReducePairBlocksT(const PairBlocks& blocks, const float* own, const uint8_t* peer_scales,
-                       const uint8_t* peer_codes, float scale, float* r, float* out,
-                       uint8_t* scales, uint8_t* codes) {
-  const PairArgs args{own, peer_scales, peer_codes, scale, r, out, scales, codes};
-  r != nullptr ? ReducePairOf<true>(blocks, args) : ReducePairOf<false>(blocks, args);
+void ReduceBlocksT(const RankBlocks& blocks, const Reduction& args) {
+  if (args.wires.size() == 2) {
+    args.r != nullptr ? ReduceBlocksOf<SumOfTwo, true>(blocks, args)
+                      : ReduceBlocksOf<SumOfTwo, false>(blocks, args);
+  } else {
+    args.r != nullptr ? ReduceBlocksOf<SumOfMany, true>(blocks, args)
+                      : ReduceBlocksOf<SumOfMany, false>(blocks, args);
+  }
 }
+
+size_t ReduceBf16T(const Reduction& args, size_t n) {
+  return args.r != nullptr ? ReduceBf16Of<true>(args, n) : ReduceBf16Of<false>(args, n);
+}
+
+size_t ReduceFp32T(const Reduction& args, size_t n) { return ReduceFp32Of(args, n); }
 
 // Calls body(i, count) for whole vectors and then for the rest, which the scalar math takes.
 template <class Vectors, class Rest>
@@ -107,24 +118,15 @@ uint16_t Half(const uint8_t* at, size_t i) {
 }
 void PutHalf(uint8_t* at, size_t i, uint16_t half) { memcpy(at + 2 * i, &half, sizeof(half)); }
 
-using Du16 = hn::Rebind<uint16_t, F>;
-
 void EncodeBf16T(const float* g, float* r, uint8_t* wire, size_t n) {
   const F d;
-  const Du16 d16;
   ForEach(
       n,
       [&](size_t i) HWY_ATTR {
         const V old = r == nullptr ? hn::Zero(d) : hn::LoadU(d, r + i);
         const V x = r == nullptr ? hn::LoadU(d, g + i) : hn::Add(hn::LoadU(d, g + i), old);
-        const auto half = Bf16Bits(x);
-        // DemoteTo saturates from signed values, and these lie within 0..65535.
-        hn::StoreU(hn::DemoteTo(d16, hn::BitCast(I(), half)), d16,
-                   reinterpret_cast<uint16_t*>(wire) + i);
-        if (r == nullptr) return;
-        const V kept = hn::Sub(x, hn::BitCast(d, hn::ShiftLeft<16>(half)));
-        const auto finite = hn::Lt(hn::Abs(kept), hn::BitCast(d, hn::Set(U(), kInfBits)));
-        hn::StoreU(hn::IfThenElse(finite, kept, old), d, r + i);
+        const V decoded = StoreBf16(x, wire + 2 * i);
+        if (r != nullptr) hn::StoreU(Bf16Loss(x, decoded, old), d, r + i);
       },
       [&](size_t i) {
         const float x = r == nullptr ? Peek(g, i) : Peek(g, i) + Peek(r, i);
@@ -137,13 +139,8 @@ void EncodeBf16T(const float* g, float* r, uint8_t* wire, size_t n) {
 
 void FromBf16T(const uint8_t* in, float* out, size_t n) {
   const F d;
-  const Du16 d16;
   ForEach(
-      n,
-      [&](size_t i) HWY_ATTR {
-        const auto half = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(in) + i);
-        hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(U(), half))), d, out + i);
-      },
+      n, [&](size_t i) HWY_ATTR { hn::StoreU(LoadBf16(in + 2 * i), d, out + i); },
       [&](size_t i) { Poke(out, i, thinwire::FromBf16(Half(in, i))); });
 }
 
@@ -244,7 +241,9 @@ namespace thinwire::simd {
 HWY_EXPORT(EncodeBlocksT);
 HWY_EXPORT(DecodeBlocksT);
 HWY_EXPORT(DecodeAddBlocksT);
-HWY_EXPORT(ReducePairBlocksT);
+HWY_EXPORT(ReduceBlocksT);
+HWY_EXPORT(ReduceBf16T);
+HWY_EXPORT(ReduceFp32T);
 HWY_EXPORT(EncodeBf16T);
 HWY_EXPORT(FromBf16T);
 HWY_EXPORT(FromF16T);
@@ -266,11 +265,14 @@ void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t*
                      float* sum) {
   HWY_DYNAMIC_DISPATCH(DecodeAddBlocksT)(blocks, scales, codes, sum);
 }
-void ReducePairBlocks(const PairBlocks& blocks, const float* own, const uint8_t* peer_scales,
-                      const uint8_t* peer_codes, float scale, float* r, float* out, uint8_t* scales,
-                      uint8_t* codes) {
-  HWY_DYNAMIC_DISPATCH(ReducePairBlocksT)
-  (blocks, own, peer_scales, peer_codes, scale, r, out, scales, codes);
+void ReduceBlocks(const RankBlocks& blocks, const Reduction& args) {
+  HWY_DYNAMIC_DISPATCH(ReduceBlocksT)(blocks, args);
+}
+size_t ReduceBf16(const Reduction& args, size_t n) {
+  return HWY_DYNAMIC_DISPATCH(ReduceBf16T)(args, n);
+}
+size_t ReduceFp32(const Reduction& args, size_t n) {
+  return HWY_DYNAMIC_DISPATCH(ReduceFp32T)(args, n);
 }
 void EncodeBf16(const float* g, float* r, uint8_t* wire, size_t n) {
   HWY_DYNAMIC_DISPATCH(EncodeBf16T)(g, r, wire, n);

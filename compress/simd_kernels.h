@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "compress/philox.h"
 
@@ -21,26 +22,36 @@ struct Blocks {
   const float* signs = nullptr;  // TransformSigns of 4 bits in blocks of 256; null: no transform
 };
 
-// Two ranks' blocks, of one size, rounded to the nearest, not transformed.
-struct PairBlocks {
-  int up, down;  // bits; see HasPairKernel
+// Blocks of all ranks, of one size, rounded to the nearest, not transformed.
+struct RankBlocks {
+  int up, down;  // bits; see HasReduceLoop
   size_t block;
   size_t count;
 };
-constexpr bool HasPairKernel(int up, int down) {
-  return up != 0 && (up == down || (up == 1 && down == 4));
-}
+constexpr bool HasReduceLoop(int up, int down) { return up == down || (up == 1 && down == 4); }
+
+// An owner's part of a shard: x = scale * (sum over ranks in rank order) + r is encoded, its loss
+// kept in r, and what it decodes to stored in out.
+struct Reduction {
+  std::span<const uint8_t* const> wires;  // by rank; null: `own` enters the sum there
+  size_t scales_at = 0, codes_at = 0;     // of the part, in each of the wires
+  const float* own;
+  float scale;
+  float* r;  // may be null
+  float* out;
+  uint8_t* scales;  // of what is encoded
+  uint8_t* codes;
+};
 
 // `r` may be null. `scales`: 2 bytes a block; `codes`: block * bits / 8 bytes a block.
 void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes);
 void DecodeBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out);
 void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* sum);
 
-// x = (own + peer's codes) * scale + r; encodes x, keeps the loss in r (may be null), decodes to
-// out.
-void ReducePairBlocks(const PairBlocks& blocks, const float* own, const uint8_t* peer_scales,
-                      const uint8_t* peer_codes, float scale, float* r, float* out, uint8_t* scales,
-                      uint8_t* codes);
+void ReduceBlocks(const RankBlocks& blocks, const Reduction& args);
+// bf16, and fp32 that is not encoded again. They do whole vectors, and return the elements done.
+size_t ReduceBf16(const Reduction& args, size_t n);
+size_t ReduceFp32(const Reduction& args, size_t n);
 
 // x = g + r (r may be null) as bf16 into `wire`; r keeps x - bf16(x) where that is finite.
 void EncodeBf16(const float* g, float* r, uint8_t* wire, size_t n);

@@ -299,62 +299,6 @@ HWY_INLINE void DecodeLoop(const Blocks& blocks, const uint8_t* HWY_RESTRICT sca
   }
 }
 
-struct PairArgs {
-  const float* own;
-  const uint8_t* peer_scales;
-  const uint8_t* peer_codes;
-  float scale;
-  float* r;
-  float* out;
-  uint8_t* scales;
-  uint8_t* codes;
-};
-
-// x goes through a buffer in the first-level cache: its maximum must be known before it is coded.
-template <int kUp, int kDown, bool kFeedback>
-HWY_INLINE void ReducePairLoop(const PairBlocks& blocks, const PairArgs& args) {
-  const size_t block = blocks.block, vectors = block / kLanes;
-  const V mean = hn::Set(F(), args.scale);
-  alignas(64) float buffer[4096];
-  for (size_t b = 0; b < blocks.count; ++b) {
-    const float* HWY_RESTRICT own = args.own + block * b;
-    float* HWY_RESTRICT r = kFeedback ? args.r + block * b : nullptr;
-    float* HWY_RESTRICT out = args.out + block * b;
-    const uint8_t* HWY_RESTRICT peer = args.peer_codes + block * kUp / 8 * b;
-    uint8_t* HWY_RESTRICT codes = args.codes + block * kDown / 8 * b;
-    const Unpacker<kUp> unpack(LoadScale(args.peer_scales + 2 * b));
-    Head<kDown> head;
-    for (size_t j = 0; j < vectors; j += 8) {
-#pragma GCC unroll 8
-      for (size_t t = 0; t < 8; ++t) {
-        V x = hn::Add(hn::LoadU(F(), own + kLanes * (j + t)), unpack.Values(peer, j + t));
-        x = hn::Mul(x, mean);
-        if constexpr (kFeedback) x = hn::Add(x, hn::LoadU(F(), r + kLanes * (j + t)));
-        hn::Store(x, F(), buffer + kLanes * (j + t));
-        head.Add(t, x);
-      }
-    }
-    const auto x = [&](size_t j) HWY_ATTR { return hn::Load(F(), buffer + kLanes * j); };
-    const BlockScale s = head.Finish(block);
-    if (HWY_UNLIKELY(IsSpecial(s.magnitude))) {
-      const float value =
-          KindOf(s.magnitude) == BlockKind::kTiny ? 0.0f : FloatOf(uint32_t{kNanScale} << 16);
-      SpecialBlock<kDown>(vectors, s.magnitude, x, args.scales + 2 * b, codes,
-                          [&](size_t j, V v, BlockKind kind) HWY_ATTR {
-                            hn::StoreU(hn::Set(F(), value), F(), out + kLanes * j);
-                            if (kFeedback && kind == BlockKind::kTiny)
-                              hn::StoreU(v, F(), r + kLanes * j);
-                          });
-      continue;
-    }
-    StoreScale(s.scale, args.scales + 2 * b);
-    QuantiseBlock<kDown>(vectors, s, x, codes, [&](size_t j, V v, V decoded) HWY_ATTR {
-      hn::StoreU(decoded, F(), out + kLanes * j);
-      if constexpr (kFeedback) hn::StoreU(hn::Sub(v, decoded), F(), r + kLanes * j);
-    });
-  }
-}
-
 }  // namespace thinwire::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -25,6 +25,19 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
   }
 }
 
+size_t Reduce(const Piece& up, const Piece& down, const PieceReduction& args) {
+  if (down.shard.spec.id != up.shard.spec.id || args.wire_out == nullptr) return 0;
+  return simd::ReduceBf16({.wires = args.wires,
+                           .codes_at = up.codes_offset(),
+                           .own = args.own,
+                           .scale = args.scale,
+                           .r = args.residual,
+                           .out = args.out,
+                           .scales = nullptr,
+                           .codes = args.wire_out + down.codes_offset()},
+                          up.numel);
+}
+
 }  // namespace
 
 const CodecInfo& Bf16::Info() {
@@ -33,8 +46,9 @@ const CodecInfo& Bf16::Info() {
       .help = "Each element rounded to bfloat16: half the bytes, close to no loss.",
       .parameters = {},
       .scalar = ReferenceOf<Bf16>(),
-      .simd = {.dense = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd},
-               .entries = {}}};
+      .simd = {
+          .dense = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd, .reduce = Reduce},
+          .entries = {}}};
   return info;
 }
 

@@ -28,6 +28,19 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
   simd::Add(sum, reinterpret_cast<const float*>(wire + piece.codes_offset()), piece.numel);
 }
 
+size_t Reduce(const Piece& up, const Piece&, const PieceReduction& args) {
+  if (args.wire_out != nullptr) return 0;
+  return simd::ReduceFp32({.wires = args.wires,
+                           .codes_at = up.codes_offset(),
+                           .own = args.own,
+                           .scale = args.scale,
+                           .r = nullptr,
+                           .out = args.out,
+                           .scales = nullptr,
+                           .codes = nullptr},
+                          up.numel);
+}
+
 }  // namespace
 
 const CodecInfo& Fp32::Info() {
@@ -36,8 +49,9 @@ const CodecInfo& Fp32::Info() {
       .help = "The elements themselves: the baseline, and the choice for small tensors.",
       .parameters = {},
       .scalar = ReferenceOf<Fp32>(),
-      .simd = {.dense = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd},
-               .entries = {}}};
+      .simd = {
+          .dense = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd, .reduce = Reduce},
+          .entries = {}}};
   return info;
 }
 

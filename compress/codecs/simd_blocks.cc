@@ -76,4 +76,27 @@ void DecodeAddSimdBlocks(const Piece& piece, const uint8_t* wire, float* sum) {
   simd::Add(sum + piece.numel - piece.rest(), values.data(), piece.rest());
 }
 
+size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const PieceReduction& args) {
+  const auto plain = [](const CodecSpec& spec) {
+    return !spec.hadamard && spec.rounding == Rounding::kNearest;
+  };
+  const simd::RankBlocks blocks{up.shard.traits.code_bits, down.shard.traits.code_bits, up.block(),
+                                up.full_blocks()};
+  if (!down.in_blocks() || down.block() != up.block() || !plain(up.shard.spec) ||
+      !plain(down.shard.spec) || !simd::HasReduceLoop(blocks.up, blocks.down) ||
+      args.wire_out == nullptr) {
+    return 0;
+  }
+  simd::ReduceBlocks(blocks, {.wires = args.wires,
+                              .scales_at = up.scales_offset(),
+                              .codes_at = up.codes_offset(),
+                              .own = args.own,
+                              .scale = args.scale,
+                              .r = args.residual,
+                              .out = args.out,
+                              .scales = args.wire_out + down.scales_offset(),
+                              .codes = args.wire_out + down.codes_offset()});
+  return blocks.count * blocks.block;
+}
+
 }  // namespace thinwire::codecs

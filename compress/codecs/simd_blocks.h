@@ -9,6 +9,7 @@ namespace thinwire::codecs {
 void EncodeSimdBlocks(const Piece& piece, const float* g, float* r, uint8_t* wire);
 void DecodeSimdBlocks(const Piece& piece, const uint8_t* wire, float* out);
 void DecodeAddSimdBlocks(const Piece& piece, const uint8_t* wire, float* sum);
+size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const PieceReduction& args);
 
 // The loops are those of int8, int4 and onebit, told apart by their bits.
 template <typename Codec>
@@ -18,7 +19,7 @@ constexpr CodecOperations SimdBlocksOf() {
   return {.dense = {.encode = EncodeSimdBlocks,
                     .decode = DecodeSimdBlocks,
                     .decode_add = DecodeAddSimdBlocks,
-                    .pair_bits = kBits},
+                    .reduce = ReduceSimdBlocks},
           .entries = {}};
 }
 

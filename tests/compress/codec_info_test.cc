@@ -127,12 +127,11 @@ TEST(CodecInfo, MomentumNeedsAreThoseOfTheMethods) {
   EXPECT_EQ(need("topk:density=0.0099"), MomentumNeed::kAdvised);
 }
 
-// A pair of codecs of other bits never gets the fused loops of another codec.
-TEST(CodecInfo, FusedLoopsAreOfTheCodecsOwnBits) {
+// What reduces in one pass is compared with what does one rank after the other.
+TEST(CodecInfo, TheReferenceHasNoFusedLoops) {
   for (const CodecTraits& traits : kCodecs) {
-    const int bits = InfoOf(traits.id).simd.dense.pair_bits;
-    if (bits != 0) EXPECT_EQ(bits, traits.code_bits) << traits.name;
-    EXPECT_EQ(InfoOf(traits.id).scalar.dense.pair_bits, 0) << traits.name;
+    EXPECT_EQ(InfoOf(traits.id).scalar.dense.reduce, nullptr) << traits.name;
+    EXPECT_EQ(InfoOf(traits.id).simd.dense.reduce == nullptr, traits.entries()) << traits.name;
   }
 }
 

@@ -237,6 +237,35 @@ TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
   }
 }
 
+// fp32 that is not encoded again, in place, as the algorithms call it.
+TEST_P(TargetTest, ReduceOfVerbatimTensorsIsTheScaledSum) {
+  for (const int world : {2, 3, 5}) {
+    for (const size_t numel : {1, 7, 64, 300, 9000}) {
+      for (int me = 0; me < world; ++me) {
+        std::vector<std::vector<float>> ranks;
+        std::vector<const uint8_t*> wires;
+        for (int r = 0; r < world; ++r) ranks.push_back(Values(numel, kSeed + r + numel));
+        for (int r = 0; r < world; ++r) {
+          wires.push_back(r == me ? nullptr : reinterpret_cast<const uint8_t*>(ranks[r].data()));
+        }
+        std::vector<float> fast = ranks[me], slow = ranks[me];
+        for (const auto& [backend, values] :
+             {std::pair(&CpuBackend(), &fast), std::pair(&ScalarBackend(), &slow)}) {
+          const TensorView view{values->data(), numel};
+          backend->Reduce({.up = Spec("fp32"),
+                           .down = Spec("fp32"),
+                           .wires = wires,
+                           .own = view,
+                           .scale = 0.3f,
+                           .out = view});
+        }
+        ExpectSameFloats(fast.data(), slow.data(), numel,
+                         "world " + std::to_string(world) + ", " + std::to_string(numel));
+      }
+    }
+  }
+}
+
 TEST_P(TargetTest, HalfFloatConversionsOfEveryBitPattern) {
   std::vector<uint16_t> halves(65536);
   for (size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<uint16_t>(i);
