@@ -6,4 +6,11 @@ void Exchange::OnDone(std::function<void(absl::Status)> done) {
   done(absl::InternalError("this data plane's exchanges end by Wait only, not by OnDone"));
 }
 
+// Of a plane without Expect, whose exchanges have sent already.
+void Exchange::Send(std::span<const Bytes>) {}
+
+std::unique_ptr<Exchange> DataPlane::Expect(uint64_t, std::span<const MutableBytes>) {
+  return nullptr;
+}
+
 }  // namespace thinwire

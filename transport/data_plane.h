@@ -55,6 +55,10 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
+  // For an exchange from DataPlane::Expect, once and before Wait or OnDone: sends send[r] to each
+  // rank r, as Start would have.
+  virtual void Send(std::span<const Bytes> send);
+
   // Returns OK when all blocks were sent and received, otherwise the plane's failure; either way
   // the plane no longer touches the blocks. Passing the deadline fails the whole plane.
   virtual absl::Status Wait(Deadline deadline) = 0;
@@ -85,6 +89,11 @@ class DataPlane {
   // AllGather passes one block size() times.
   virtual std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                           std::span<const MutableBytes> recv) = 0;
+
+  // Begins to receive the blocks of an exchange whose own blocks are not there yet: Send completes
+  // the start. Worth it where a sender waits until its receiver is ready. Null where the plane gains
+  // nothing by it, or matches by order.
+  virtual std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv);
 
   // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
   virtual void Abort(absl::Status reason) = 0;

@@ -59,6 +59,10 @@ struct Hop {
   uint64_t tag;
   std::span<const Bytes> send;
   std::span<const MutableBytes> recv;
+  // The tag of the hop after this one and what it will receive, if that may arrive already; else
+  // empty. Nobody sends before he has this rank's blocks of this hop.
+  uint64_t next_tag = 0;
+  std::span<const MutableBytes> next_recv = {};
 };
 
 // A chunk on its way. Dropped half-way, it leaves the residuals and the momentum of the chunk as

@@ -27,7 +27,15 @@ absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
   clock_.End(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
   if (hop_ == nullptr) return std::unique_ptr<Exchange>();
   recorder_.Record(FlightEvent::kHopBegun, work_->label, start_.chunk, 0, ++hops_);
-  return lane_.plane().Start(hop_->tag, hop_->send, hop_->recv);
+  DataPlane& plane = lane_.plane();
+  std::unique_ptr<Exchange> exchange = std::move(expected_);
+  if (exchange != nullptr) {
+    exchange->Send(hop_->send);
+  } else {
+    exchange = plane.Start(hop_->tag, hop_->send, hop_->recv);
+  }
+  if (!hop_->next_recv.empty()) expected_ = plane.Expect(hop_->next_tag, hop_->next_recv);
+  return exchange;
 }
 
 void ChunkTask::OnHopEnded() {
@@ -36,6 +44,10 @@ void ChunkTask::OnHopEnded() {
 }
 
 absl::Status ChunkTask::Finish(absl::Status status) {
+  if (expected_ != nullptr) {  // it failed half-way, and the next hop would write into its memory
+    lane_.plane().Abort(status);
+    expected_.reset();
+  }
   run_.reset();
   status = lane_.Leave(work_->order, std::move(status));
   recorder_.Record(FlightEvent::kChunkDone, work_->label, start_.chunk);

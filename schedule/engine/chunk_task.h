@@ -50,6 +50,7 @@ class ChunkTask {
   const ChunkJob job_;
   std::unique_ptr<ChunkRun> run_;
   const Hop* hop_ = nullptr;
+  std::unique_ptr<Exchange> expected_;  // the next hop's, if the plane receives ahead
   uint64_t hops_ = 0;
 };
 

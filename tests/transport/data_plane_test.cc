@@ -229,6 +229,44 @@ TEST_P(DataPlaneTest, OneBlockGoesToEverybody) {
   });
 }
 
+// Some ranks are ready to receive before their own blocks are there, and some are not.
+TEST_P(DataPlaneTest, ExpectedBlocksArriveLikeOthers) {
+  constexpr int kRounds = 20;
+  Run(3, [](DataPlane& t) {
+    for (int round = 0; round < kRounds; ++round) {
+      std::vector<std::vector<uint8_t>> out, in;
+      for (int r = 0; r < 3; ++r) {
+        out.push_back(Block(round, t.rank(), r, 5000));
+        in.emplace_back(5000);
+      }
+      const std::vector<Bytes> send(out.begin(), out.end());
+      const std::vector<MutableBytes> recv(in.begin(), in.end());
+      std::unique_ptr<Exchange> exchange =
+          (round + t.rank()) % 3 == 0 ? nullptr : t.Expect(round, recv);
+      if (exchange == nullptr) {
+        exchange = t.Start(round, send, recv);
+      } else {
+        exchange->Send(send);
+      }
+      ASSERT_TRUE(exchange->Wait(Soon()).ok());
+      for (int r = 0; r < 3; ++r) {
+        ASSERT_TRUE(r == t.rank() || in[r] == Block(round, r, t.rank(), 5000));
+      }
+    }
+    EXPECT_EQ(t.bytes_sent(), kRounds * 2 * 5000u);
+  });
+}
+
+TEST_P(DataPlaneTest, AnExpectedExchangeThatIsDroppedFailsThePlane) {
+  Run(2, [](DataPlane& t) {
+    std::vector<uint8_t> block(10);
+    const std::vector<MutableBytes> recv(2, block);
+    if (t.rank() == 0 && t.Expect(1, recv) != nullptr) {
+      EXPECT_TRUE(absl::IsInternal(t.status())) << t.status();
+    }
+  });
+}
+
 // Every rank starts its exchanges in another order, from several threads, and waits in a third.
 TEST_P(DataPlaneTest, TagsKeepExchangesApartInAnyOrder) {
   if (GetParam().traits.matching == Matching::kByOrder) GTEST_SKIP() << "matches by order";

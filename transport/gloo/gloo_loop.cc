@@ -40,7 +40,8 @@ void GlooLoop::Post(Task* task) {
   }
   // The descriptor stays ready until the loop has read it, so one write wakes it for all tasks.
   const uint64_t one = 1;
-  if (asleep) [[maybe_unused]] const ssize_t written = write(wakeup_, &one, sizeof(one));
+  if (asleep) [[maybe_unused]]
+    const ssize_t written = write(wakeup_, &one, sizeof(one));
 }
 
 void GlooLoop::Sync() {

@@ -48,7 +48,7 @@ class GlooLoop final : private gloo::transport::tcp::Handler {
   void handleEvents(int events) override;
 
   const std::shared_ptr<gloo::transport::tcp::Device> device_;
-  const int wakeup_;           // an eventfd that the loop watches
+  const int wakeup_;            // an eventfd that the loop watches
   std::vector<Task*> running_;  // the loop's thread's own
   absl::Mutex mu_;
   absl::CondVar ran_;

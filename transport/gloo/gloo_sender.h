@@ -47,7 +47,7 @@ class GlooSender final : private GlooLoop::Task {
 
   GlooShared& shared_;
   const int peer_;
-  std::vector<ControlFrame> ring_;  // a place belongs to the loop's thread
+  std::vector<ControlFrame> ring_;                           // a place belongs to the loop's thread
   const std::unique_ptr<GlooShared::UnboundBuffer> buffer_;  // the ring
   absl::Mutex mu_;
   absl::CondVar changed_;  // crowded, broken or stopped

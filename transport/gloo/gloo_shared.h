@@ -46,7 +46,8 @@ class GlooShared {
   absl::Status status() const;
 
   // Fails because a connection broke under an exchange. The control reader of that peer knows its
-  // rank and speaks within moments, for which this waits; only if it does not, Gloo's words must do.
+  // rank and speaks within moments, for which this waits; only if it does not, Gloo's words must
+  // do.
   void FailBroken(const std::string& what);
 
   // Runs wait() (a Gloo wait on `buffer`) so that a failure ends it, also one that came first.
