@@ -13,9 +13,6 @@
 
 namespace thinwire {
 
-// A null pointer is an empty text.
-inline std::string_view TextOf(const char* text) { return text == nullptr ? "" : text; }
-
 inline TensorView ViewOf(const void* data, size_t count, tw_dtype dtype) {
   return {const_cast<void*>(data), count, static_cast<DType>(dtype)};
 }

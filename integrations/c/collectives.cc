@@ -4,6 +4,7 @@
 
 #include "integrations/c/call.h"
 #include "integrations/c/status.h"
+#include "integrations/c/text.h"
 
 using thinwire::CollectiveRequest;
 using thinwire::ToC;

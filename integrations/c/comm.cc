@@ -8,6 +8,7 @@
 #include "integrations/c/communicator.h"
 #include "integrations/c/options.h"
 #include "integrations/c/status.h"
+#include "integrations/c/text.h"
 #include "kernels/device.h"
 
 using thinwire::ToC;

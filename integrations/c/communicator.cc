@@ -8,14 +8,13 @@
 #include "integrations/c/callback_store.h"
 #include "integrations/c/local_hub.h"
 #include "integrations/c/options.h"
+#include "integrations/c/text.h"
 #include "kernels/device.h"
 #include "schedule/engine/handshake.h"
 #include "transport/gloo/gloo.h"
 
 namespace thinwire {
 namespace {
-
-std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
 
 // Where the ranks of a group meet; `hub` if all of them are communicators of this process.
 struct Meeting {
@@ -29,7 +28,7 @@ absl::StatusOr<Meeting> MeetingOf(const tw_options& in) {
   }
   if (in.local_group != nullptr) {
     const std::shared_ptr<LocalHub> hub =
-        LocalHub::Of(absl::StrCat(in.local_group, "/", TextOf(in.group)), in.size);
+        LocalHub::Of(absl::StrCat(in.local_group, "/", std::string(TextOf(in.group))), in.size);
     return Meeting{hub->store(), hub};
   }
   if (in.store_path != nullptr) return Meeting{MakeFileStore(in.store_path), nullptr};
@@ -40,9 +39,9 @@ absl::StatusOr<Meeting> MeetingOf(const tw_options& in) {
 
 // Null for the host.
 absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const tw_options& in) {
-  const std::string name = TextOf(in.device);
+  const std::string name = std::string(TextOf(in.device));
   if (name.empty() || name == "cpu") return std::shared_ptr<Device>();
-  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice(name, TextOf(in.cuda_library));
+  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice(name, std::string(TextOf(in.cuda_library)));
   if (device.ok()) return device;
   return absl::Status(device.status().code(),
                       absl::StrCat("rank ", in.rank, ": ", device.status().message()));
@@ -62,7 +61,7 @@ absl::StatusOr<Transport> Connect(const tw_options& in, const Options& options) 
   if (!meeting.ok()) return meeting.status();
   const std::shared_ptr<Store>& store = meeting->store;
   const Deadline deadline = Clock::now() + options.timeout;
-  const std::string prefix = absl::StrCat("thinwire/", TextOf(in.group), "/");
+  const std::string prefix = absl::StrCat("thinwire/", std::string(TextOf(in.group)), "/");
   if (absl::Status differs = Handshake(*store, prefix, in.rank, in.size, options, deadline);
       !differs.ok()) {
     return differs;
@@ -72,8 +71,8 @@ absl::StatusOr<Transport> Connect(const tw_options& in, const Options& options) 
                       .size = in.size,
                       .store = store,
                       .prefix = prefix,
-                      .interface = TextOf(in.interface_name),
-                      .rendezvous_host = TextOf(in.rendezvous_host),
+                      .interface = std::string(TextOf(in.interface_name)),
+                      .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
                       .deadline = deadline});
 }
 

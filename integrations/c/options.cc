@@ -7,11 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "integrations/c/text.h"
 
 namespace thinwire {
 namespace {
-
-std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
 
 absl::StatusOr<Policy> ParsePolicy(const std::string& name) {
   if (name.empty()) return Policy::kWfbp;
@@ -89,9 +88,9 @@ absl::StatusOr<tw_simulation> ReadSimulation(const tw_simulation* caller) {
 
 absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   Options out;
-  absl::StatusOr<std::vector<CodecPair>> codecs = ParseCodecs(TextOf(in.codec));
+  absl::StatusOr<std::vector<CodecPair>> codecs = ParseCodecs(std::string(TextOf(in.codec)));
   if (!codecs.ok()) return codecs.status();
-  absl::StatusOr<Policy> policy = ParsePolicy(TextOf(in.policy));
+  absl::StatusOr<Policy> policy = ParsePolicy(std::string(TextOf(in.policy)));
   if (!policy.ok()) return policy.status();
   out.codecs = *codecs;
   out.momentum = {in.momentum, in.nesterov != 0};
@@ -102,8 +101,8 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   if (in.min_bytes != 0) out.min_bytes = in.min_bytes;
   if (in.no_raw != 0) out.min_bytes = 0;
   if (in.timeout_ms != 0) out.timeout = std::chrono::milliseconds(in.timeout_ms);
-  out.trace_path = TextOf(in.trace_path);
-  out.flight_path = TextOf(in.flight_path);
+  out.trace_path = std::string(TextOf(in.trace_path));
+  out.flight_path = std::string(TextOf(in.flight_path));
   return out;
 }
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "schedule/engine.h"
-#include "transport/gloo/gloo.h"
+#include "tests/transport/connect_gloo.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {
@@ -20,25 +20,7 @@ namespace thinwire {
 enum class Wire { kInProcess, kGloo };
 
 inline std::vector<Transport> Connect(Wire wire, int world) {
-  if (wire == Wire::kInProcess) return MakeInProcessTransports(world);
-  const std::shared_ptr<Store> store = MakeInProcessStore();
-  std::vector<Transport> transports(world);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < world; ++r) {
-    threads.emplace_back([&, r] {
-      auto made = ConnectGloo({.rank = r,
-                               .size = world,
-                               .store = store,
-                               .prefix = "test/",
-                               .interface = "",
-                               .rendezvous_host = "",
-                               .deadline = Clock::now() + std::chrono::seconds(20)});
-      ASSERT_TRUE(made.ok()) << made.status();
-      transports[r] = *std::move(made);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return transports;
+  return wire == Wire::kInProcess ? MakeInProcessTransports(world) : ConnectGlooRanks(world);
 }
 
 // Runs body(rank, engine) on a thread for each transport and returns when all engines are
