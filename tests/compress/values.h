@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <vector>
@@ -35,6 +36,23 @@ inline std::vector<float> Values(size_t numel, uint64_t seed) {
     if (kind == 5) values[place] = -std::numeric_limits<float>::quiet_NaN();
     if (kind == 6) values[place] = 127.0f * FloatOf(0x40000001u);  // m / 127 just above bf16's 2
     if (kind == 7) values[place] = 7.0f * FloatOf(0x3f800001u);
+  }
+  return values;
+}
+
+// NaNs of both signs: quiet and signalling ones, those with one bit of payload, a CPU's default and
+// a GPU's canonical one (0x7fffffff), and random ones.
+inline std::vector<float> Nans(size_t numel, uint64_t seed) {
+  constexpr uint32_t kSome[] = {0x7f800001u, 0x7f807fffu, 0x7f80ffffu, 0x7f810000u, 0x7fbfffffu,
+                                0x7fc00000u, 0x7fc00001u, 0x7fff0000u, 0x7fff8000u, 0x7fffffffu};
+  std::mt19937_64 random(seed);
+  std::vector<float> values(numel);
+  for (float& value : values) {
+    const uint64_t draw = random();
+    const uint32_t payload = random() % 4 == 0 ? 1u << random() % 23 : random() % 0x7fffffu + 1;
+    const uint32_t magnitude =
+        draw % 2 == 0 ? kSome[draw / 4 % std::size(kSome)] : 0x7f800000u | payload;
+    value = FloatOf(magnitude | (draw & 2) << 30);
   }
   return values;
 }

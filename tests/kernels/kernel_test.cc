@@ -267,6 +267,31 @@ TEST_P(KernelTest, AccumulateRoundsProductAndSum) {
   }
 }
 
+// To and from every dtype, by each codec of elements. tests/compress/nan_test.cc holds the
+// reference against FORMAT.md.
+TEST_P(KernelTest, NansKeepTheirBits) {
+  const size_t numel = 4099;
+  for (const char* text : {"fp32", "bf16"}) {
+    const CodecSpec spec = Spec(text);
+    for (const DType from : kDTypes) {
+      std::vector<uint8_t> gradient = Stored(Nans(numel, kSeed), from);
+      OnDevice g = Put(gradient);
+      std::vector<uint8_t> expected(EncodedBytes(spec, numel));
+      OnDevice wire = Put(expected);
+      backend().Encode(spec, {g.data(), numel, from}, nullptr, wire.data());
+      ScalarBackend().Encode(spec, {gradient.data(), numel, from}, nullptr, expected.data());
+      ASSERT_EQ(wire.Read(), expected) << text << " of " << Name(from);
+      for (const DType to : kDTypes) {
+        std::vector<uint8_t> out(numel * SizeOf(to));
+        OnDevice result = Put(out);
+        backend().Decode(spec, wire.data(), {result.data(), numel, to});
+        ScalarBackend().Decode(spec, expected.data(), {out.data(), numel, to});
+        ASSERT_EQ(result.Read(), out) << text << " of " << Name(from) << " to " << Name(to);
+      }
+    }
+  }
+}
+
 // FORMAT.md: onebit's sum has one order, which random blocks hardly tell from another.
 TEST_P(KernelTest, OneBitSumsInItsOrder) {
   for (const uint32_t block : {128u, 256u, 4096u}) {

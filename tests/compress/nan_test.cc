@@ -1,0 +1,163 @@
+// A NaN stays a NaN, with its sign and its upper fraction bits, on every instruction set: compress/
+// FORMAT.md, "bf16". The expected bits are worked out here, not by the code under test.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "compress/backend.h"
+#include "compress/simd_target.h"
+#include "tests/compress/values.h"
+
+namespace thinwire {
+namespace {
+
+constexpr size_t kNumel = 4099;  // whole vectors of every target, and a rest
+
+CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
+
+uint16_t Bf16Of(float nan) { return static_cast<uint16_t>(BitsOf(nan) >> 16 | 0x0040); }
+uint16_t F16Of(float nan) {
+  const uint32_t bits = BitsOf(nan);
+  return static_cast<uint16_t>((bits >> 16 & 0x8000) | 0x7e00 | (bits >> 13 & 0x3ff));
+}
+
+// All NaNs of a 16-bit type.
+std::vector<uint16_t> NanHalves(DType dtype) {
+  const uint16_t infinity = dtype == DType::kBF16 ? 0x7f80 : 0x7c00;
+  std::vector<uint16_t> halves;
+  for (uint32_t half = 0; half < 0x10000; ++half) {
+    if ((half & 0x7fff) > infinity) halves.push_back(static_cast<uint16_t>(half));
+  }
+  return halves;
+}
+
+TensorView View(std::vector<float>& values) { return {values.data(), values.size()}; }
+
+std::vector<uint8_t> Encode(const Backend& backend, const CodecSpec& spec, TensorView values,
+                            float* residual = nullptr) {
+  std::vector<uint8_t> wire(EncodedBytes(spec, values.numel));
+  backend.Encode(spec, values, residual, wire.data());
+  return wire;
+}
+
+template <typename T>
+T At(const std::vector<uint8_t>& bytes, size_t i) {
+  T value;
+  std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+class NanTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == "scalar") return;
+    ForceSimdTarget(GetParam());
+    backend_ = &CpuBackend();
+  }
+
+  const Backend* backend_ = &ScalarBackend();
+  std::vector<float> nans_ = Nans(kNumel, 20240607);
+};
+
+std::vector<std::string> Implementations() {
+  std::vector<std::string> names = SimdTargets();
+  names.emplace_back("scalar");
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(On, NanTest, testing::ValuesIn(Implementations()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(NanTest, Bf16KeepsThem) {
+  const std::vector<uint8_t> wire = Encode(*backend_, Spec("bf16"), View(nans_));
+  std::vector<float> residual = Residuals(kNumel, 1);
+  const std::vector<float> before = residual;
+  const std::vector<uint8_t> fed = Encode(*backend_, Spec("bf16"), View(nans_), residual.data());
+  for (size_t i = 0; i < kNumel; ++i) {
+    ASSERT_EQ(At<uint16_t>(wire, i), Bf16Of(nans_[i])) << std::hex << BitsOf(nans_[i]);
+    ASSERT_EQ(At<uint16_t>(fed, i), Bf16Of(nans_[i])) << std::hex << BitsOf(nans_[i]);
+  }
+  EXPECT_EQ(residual, before);
+}
+
+TEST_P(NanTest, Bf16DecodesThemToTheirBits) {
+  std::vector<uint16_t> halves = NanHalves(DType::kBF16);
+  std::vector<uint8_t> wire(EncodedBytes(Spec("bf16"), halves.size()));
+  std::memcpy(wire.data(), halves.data(), halves.size() * sizeof(uint16_t));
+  std::vector<float> out(halves.size()), sum(halves.size(), 1.0f);
+  backend_->Decode(Spec("bf16"), wire.data(), View(out));
+  backend_->DecodeAdd(Spec("bf16"), wire.data(), sum);
+  for (size_t i = 0; i < halves.size(); ++i) {
+    ASSERT_EQ(BitsOf(out[i]), uint32_t{halves[i]} << 16);
+    ASSERT_EQ(BitsOf(sum[i]), (uint32_t{halves[i]} | 0x40) << 16);  // a sum is quiet
+  }
+}
+
+TEST_P(NanTest, InputsOf16BitsKeepThem) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    std::vector<uint16_t> halves = NanHalves(dtype);
+    const TensorView view{halves.data(), halves.size(), dtype};
+    const std::vector<uint8_t> plain = Encode(*backend_, Spec("fp32"), view);
+    const std::vector<uint8_t> rounded = Encode(*backend_, Spec("bf16"), view);
+    for (size_t i = 0; i < halves.size(); ++i) {
+      const uint32_t half = halves[i];
+      const uint32_t wanted = dtype == DType::kBF16
+                                  ? half << 16
+                                  : (half & 0x8000) << 16 | 0x7fc00000 | (half & 0x3ff) << 13;
+      ASSERT_EQ(At<uint32_t>(plain, i), wanted) << Name(dtype) << " " << half;
+      ASSERT_EQ(At<uint16_t>(rounded, i), wanted >> 16 | 0x40) << Name(dtype) << " " << half;
+    }
+  }
+}
+
+TEST_P(NanTest, OutputsOf16BitsKeepThem) {
+  const std::vector<uint8_t> wire = Encode(*backend_, Spec("fp32"), View(nans_));
+  std::vector<uint16_t> bf16(kNumel), f16(kNumel);
+  backend_->Decode(Spec("fp32"), wire.data(), {bf16.data(), kNumel, DType::kBF16});
+  backend_->Decode(Spec("fp32"), wire.data(), {f16.data(), kNumel, DType::kF16});
+  for (size_t i = 0; i < kNumel; ++i) {
+    ASSERT_EQ(bf16[i], Bf16Of(nans_[i])) << std::hex << BitsOf(nans_[i]);
+    ASSERT_EQ(f16[i], F16Of(nans_[i])) << std::hex << BitsOf(nans_[i]);
+  }
+}
+
+// One NaN in each block; every element of it must be NaN.
+TEST_P(NanTest, BlocksDecodeToNan) {
+  for (const char* text :
+       {"int8", "int4", "onebit", "int4:hadamard=1", "int8:rounding=stochastic"}) {
+    const size_t numel = 256 * 300;
+    std::vector<float> x = Residuals(numel, 2), residual = Residuals(numel, 3), out(numel);
+    for (size_t block = 0; block < 300; ++block) x[256 * block + block * 37 % 256] = nans_[block];
+    const std::vector<float> before = residual;
+    const std::vector<uint8_t> wire = Encode(*backend_, Spec(text), View(x), residual.data());
+    backend_->Decode(Spec(text), wire.data(), View(out));
+    for (size_t i = 0; i < numel; ++i) ASSERT_TRUE(std::isnan(out[i])) << text << " " << i;
+    EXPECT_EQ(residual, before) << text;
+  }
+}
+
+TEST_P(NanTest, TopKSendsThem) {
+  const CodecSpec spec = Spec("topk:density=1");
+  std::vector<float> residual = Residuals(kNumel, 4), velocity = Residuals(kNumel, 5);
+  const std::vector<float> residual_before = residual, velocity_before = velocity;
+  EncodeExtras extras;
+  extras.velocity = velocity.data();
+  extras.momentum = 0.9f;
+  std::vector<uint8_t> fed(EncodedBytes(spec, kNumel));
+  backend_->Encode(spec, View(nans_), residual.data(), fed.data(), extras);
+  for (const auto& wire : {Encode(*backend_, spec, View(nans_)), fed}) {
+    std::vector<float> out(kNumel);
+    std::vector<uint16_t> f16(kNumel);
+    backend_->Decode(spec, wire.data(), View(out));
+    backend_->Decode(spec, wire.data(), {f16.data(), kNumel, DType::kF16});
+    for (size_t i = 0; i < kNumel; ++i) {
+      ASSERT_EQ(BitsOf(out[i]), uint32_t{Bf16Of(nans_[i])} << 16) << std::hex << BitsOf(nans_[i]);
+      ASSERT_EQ(f16[i], F16Of(out[i])) << std::hex << BitsOf(nans_[i]);
+    }
+  }
+  EXPECT_EQ(residual, residual_before);
+  EXPECT_EQ(velocity, velocity_before);
+}
+
+}  // namespace
+}  // namespace thinwire
