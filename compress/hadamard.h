@@ -13,6 +13,15 @@ namespace thinwire {
 inline constexpr size_t kTransform = 256;
 inline constexpr float kClip = 0.8f;  // of a block's largest magnitude; codes beyond it saturate
 
+// From here on a transformed block is not finite: a decoder adds up 256 values of up to 8 scales, and
+// a scale is at most 0.8 / 7 of the magnitude, rounded up. Below this no such sum leaves fp32.
+inline constexpr uint32_t kTransformHugeBits = (127u + 120u) << 23;  // 2^120
+
+// The magnitude that tells a transformed block's kind (KindOf), from its largest value's.
+THINWIRE_HD uint32_t TransformedMagnitude(uint32_t magnitude) {
+  return magnitude < kTransformHugeBits ? magnitude : kInfBits;
+}
+
 // Tiny blocks and those that are not finite (scale 0 or NaN) decode to 0 or NaN as they are.
 THINWIRE_HD bool IsTransformed(float scale) { return scale > 0.0f; }
 

@@ -158,6 +158,7 @@ HWY_INLINE void EncodeBuffered(const Blocks& blocks, const float* HWY_RESTRICT g
     BlockScale s = HeadOf<kBits>(vectors, blocks.filled, [&](size_t j) HWY_ATTR {
       return hn::Load(F(), buffer + kLanes * j);
     });
+    if (blocks.signs != nullptr) s.magnitude = TransformedMagnitude(s.magnitude);
     if (HWY_UNLIKELY(IsSpecial(s.magnitude))) {
       EncodeSpecial<kBits, kFeedback>(vectors, s.magnitude, g, r, scale, to);
       continue;

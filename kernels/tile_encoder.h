@@ -113,6 +113,7 @@ class TileEncoder {
   // Turns the block's magnitude, as bits, into the scale that its elements and the wire get.
   THINWIRE_HD void SettleBlock(unsigned thread, unsigned block, uint32_t magnitude) {
     if (CountOf(block) == 0) return;
+    if (Transforms(block)) magnitude = TransformedMagnitude(magnitude);
     BlockScale made{0.0f, 0.0f};
     switch (KindOf(magnitude)) {
       case BlockKind::kTiny: break;

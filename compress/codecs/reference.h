@@ -157,7 +157,8 @@ class ReferenceBlocks {
     const bool transformed = block.transforms(piece);
     if (transformed) Forward(piece, x.data());
     uint8_t* const scales = wire + piece.scales_offset();
-    const uint32_t magnitude = MagnitudeOf(x.data(), block.count);
+    uint32_t magnitude = MagnitudeOf(x.data(), block.count);
+    if (transformed) magnitude = TransformedMagnitude(magnitude);
     if (KindOf(magnitude) == BlockKind::kNonFinite) {
       return Put(scales, block.number(piece), kNanScale);
     }

@@ -29,6 +29,7 @@ inline std::vector<float> Values(size_t numel, uint64_t seed) {
       if (kind == 1) values[i] *= 1e-38f;                                 // denormal, tiny block
       if (kind == 2) values[i] = std::ldexp(normal(random), -101);        // around the tiny limit
       if (kind == 3) values[i] = std::ldexp(1.0f + normal(random), 126);  // around the huge limit
+      if (kind == 8) values[i] = std::ldexp(values[i] / spread, 119);     // around a transform's
     }
     const size_t place = begin + random() % 256;
     if (place >= numel) continue;
