@@ -100,6 +100,10 @@ class Backend {
   // sum = factor * sum + gradient, in fp32, product and sum rounded one after the other.
   virtual void Accumulate(TensorView gradient, float factor, std::span<float> sum) const = 0;
 
+  // to[i] = from[i] where that is finite; elsewhere `to` stays as it was. They have one size and do
+  // not overlap.
+  virtual void CopyFinite(std::span<const float> from, std::span<float> to) const = 0;
+
   // y = scale * (sum over ranks in rank order) + residual; encodes y, keeps y - D(y), decodes D(y)
   // into `out`. The sum starts as the first rank's value, in fp32.
   virtual void Reduce(const ReduceArgs& args) const = 0;

@@ -69,6 +69,10 @@ class CpuBackendImpl final : public Backend {
     });
   }
 
+  void CopyFinite(std::span<const float> from, std::span<float> to) const override {
+    simd::CopyFinite(from.data(), to.data(), to.size());
+  }
+
   void Reduce(const ReduceArgs& args) const override {
     const size_t numel = args.own.numel;
     if (numel == 0) return;

@@ -34,6 +34,9 @@ THINWIRE_HD float FloatOf(uint32_t bits) {
 inline constexpr uint32_t kAbsMask = 0x7fffffffu;
 inline constexpr uint32_t kInfBits = 0x7f800000u;
 
+// By the bits, which no compiler's floating-point options change.
+THINWIRE_HD bool IsFinite(float value) { return (BitsOf(value) & kAbsMask) < kInfBits; }
+
 }  // namespace thinwire
 
 #endif  // THINWIRE_COMPRESS_HD_H_

@@ -59,6 +59,12 @@ class ScalarBackendImpl final : public Backend {
     for (size_t i = 0; i < sum.size(); ++i) sum[i] = factor * sum[i] + Load(gradient, i);
   }
 
+  void CopyFinite(std::span<const float> from, std::span<float> to) const override {
+    for (size_t i = 0; i < to.size(); ++i) {
+      if (IsFinite(from[i])) to[i] = from[i];
+    }
+  }
+
   void Reduce(const ReduceArgs& args) const override {
     const size_t numel = args.own.numel;
     std::vector<float> mean(numel);

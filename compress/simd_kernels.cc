@@ -133,7 +133,7 @@ void EncodeBf16T(const float* g, float* r, uint8_t* wire, size_t n) {
         const uint16_t half = thinwire::ToBf16(x);
         PutHalf(wire, i, half);
         const float kept = x - thinwire::FromBf16(half);
-        if (r != nullptr && (BitsOf(kept) & kAbsMask) < kInfBits) Poke(r, i, kept);
+        if (r != nullptr && IsFinite(kept)) Poke(r, i, kept);
       });
 }
 
@@ -230,6 +230,22 @@ void AddScaledT(float* sum, float factor, const float* x, size_t n) {
       [&](size_t i) { Poke(sum, i, Peek(sum, i) * factor + Peek(x, i)); });
 }
 
+void CopyFiniteT(const float* from, float* to, size_t n) {
+  const F d;
+  const auto infinity = hn::Set(I(), static_cast<int32_t>(kInfBits));
+  ForEach(
+      n,
+      [&](size_t i) HWY_ATTR {
+        const V x = hn::LoadU(d, from + i);
+        const auto finite = hn::RebindMask(d, hn::Lt(Magnitude(x), infinity));
+        hn::StoreU(hn::IfThenElse(finite, x, hn::LoadU(d, to + i)), d, to + i);
+      },
+      [&](size_t i) {
+        const float x = Peek(from, i);
+        if (IsFinite(x)) Poke(to, i, x);
+      });
+}
+
 const char* TargetNameT() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace thinwire::simd::HWY_NAMESPACE
@@ -251,6 +267,7 @@ HWY_EXPORT(ToF16T);
 HWY_EXPORT(AddT);
 HWY_EXPORT(ScaleT);
 HWY_EXPORT(AddScaledT);
+HWY_EXPORT(CopyFiniteT);
 HWY_EXPORT(AddAndScanT);
 HWY_EXPORT(ScanT);
 HWY_EXPORT(TargetNameT);
@@ -288,6 +305,9 @@ void Add(float* sum, const float* x, size_t n) { HWY_DYNAMIC_DISPATCH(AddT)(sum,
 void Scale(float* x, float factor, size_t n) { HWY_DYNAMIC_DISPATCH(ScaleT)(x, factor, n); }
 void AddScaled(float* sum, float factor, const float* x, size_t n) {
   HWY_DYNAMIC_DISPATCH(AddScaledT)(sum, factor, x, n);
+}
+void CopyFinite(const float* from, float* to, size_t n) {
+  HWY_DYNAMIC_DISPATCH(CopyFiniteT)(from, to, n);
 }
 size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
                   const Thresholds& keys, uint32_t* index, uint32_t* bits) {

@@ -83,6 +83,7 @@ size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t hig
 void Add(float* sum, const float* x, size_t n);                      // sum += x
 void AddScaled(float* sum, float factor, const float* x, size_t n);  // sum = sum * factor + x
 void Scale(float* x, float factor, size_t n);                        // x *= factor
+void CopyFinite(const float* from, float* to, size_t n);  // to = from, where that is finite
 
 }  // namespace thinwire::simd
 

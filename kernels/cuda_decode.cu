@@ -22,6 +22,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   AccumulateTile<DeviceTeam, kDType>(team, launch, blockIdx.x);
 }
 
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    CopyFiniteKernel(const __grid_constant__ CopyFiniteLaunch launch) {
+  __shared__ DeviceTeam::Scratch scratch;
+  DeviceTeam team(scratch);
+  CopyFiniteTile(team, launch, blockIdx.x);
+}
+
 }  // namespace
 
 cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
@@ -44,6 +51,11 @@ cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream
     AccumulateKernel<dtype()><<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);
     return cudaGetLastError();
   });
+}
+
+cudaError_t LaunchCopyFinite(const CopyFiniteLaunch& launch, cudaStream_t stream) {
+  CopyFiniteKernel<<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);
+  return cudaGetLastError();
 }
 
 }  // namespace thinwire::kernels

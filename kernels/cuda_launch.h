@@ -12,6 +12,7 @@ namespace thinwire::kernels {
 cudaError_t LaunchEncode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchCopyFinite(const CopyFiniteLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream);
 
 }  // namespace thinwire::kernels

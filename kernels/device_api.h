@@ -16,7 +16,7 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 1;
+inline constexpr uint32_t kDeviceApiVersion = 2;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
@@ -49,6 +49,7 @@ struct DeviceApi {
   int (*encode)(int ordinal, const EncodeLaunch* launch, void* stream);
   int (*decode)(int ordinal, const DecodeLaunch* launch, void* stream);
   int (*accumulate)(int ordinal, const AccumulateLaunch* launch, void* stream);
+  int (*copy_finite)(int ordinal, const CopyFiniteLaunch* launch, void* stream);
   int (*reduce)(int ordinal, const ReduceLaunch* launch, void* stream);
 };
 

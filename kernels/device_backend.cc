@@ -127,6 +127,16 @@ void DeviceBackend::Accumulate(TensorView gradient, float factor, std::span<floa
   report_(api_.accumulate(ordinal_, &launch, stream_));
 }
 
+void DeviceBackend::CopyFinite(std::span<const float> from, std::span<float> to) const {
+  if (to.empty()) return;
+  kernels::CopyFiniteLaunch launch{};
+  AddJob(&launch.jobs, kernels::CopyFiniteJob{.from = FloatsAt(from.data()),
+                                              .to = FloatsAt(to.data()),
+                                              .numel = to.size(),
+                                              .first_tile = 0});
+  report_(api_.copy_finite(ordinal_, &launch, stream_));
+}
+
 void DeviceBackend::Reduce(const ReduceArgs& args) const {
   const size_t numel = args.own.numel;
   if (numel == 0) return;

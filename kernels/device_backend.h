@@ -27,6 +27,7 @@ class DeviceBackend final : public Backend {
   void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
                   std::span<float> sum) const override;
   void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override;
+  void CopyFinite(std::span<const float> from, std::span<float> to) const override;
   void Reduce(const ReduceArgs& args) const override;
   void Copy(void* to, const void* from, size_t bytes) const override;
 

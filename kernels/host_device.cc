@@ -270,6 +270,7 @@ const DeviceApi& HostDeviceApi() {
       .encode = QueueLaunch<EncodeLaunch>,
       .decode = QueueLaunch<DecodeLaunch>,
       .accumulate = QueueLaunch<AccumulateLaunch>,
+      .copy_finite = QueueLaunch<CopyFiniteLaunch>,
       .reduce = QueueLaunch<ReduceLaunch>,
   };
   return kApi;

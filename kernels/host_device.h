@@ -20,6 +20,7 @@ void QueueOnHostDevice(void* stream, std::function<void()> work);
 void RunOnHost(const EncodeLaunch& launch);
 void RunOnHost(const DecodeLaunch& launch);
 void RunOnHost(const AccumulateLaunch& launch);
+void RunOnHost(const CopyFiniteLaunch& launch);
 void RunOnHost(const ReduceLaunch& launch);
 
 }  // namespace thinwire::kernels

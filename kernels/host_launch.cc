@@ -56,6 +56,12 @@ void RunOnHost(const AccumulateLaunch& launch) {
   });
 }
 
+void RunOnHost(const CopyFiniteLaunch& launch) {
+  ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
+    CopyFiniteTile(team, launch, tile);
+  });
+}
+
 void RunOnHost(const ReduceLaunch& launch) {
   ForCodec(launch.down, [&](auto down) {
     ForDType(launch.dtype, [&](auto dtype) {

@@ -59,6 +59,13 @@ struct AccumulateJob {
   uint32_t first_tile;
 };
 
+// to = from, where that is finite
+struct CopyFiniteJob {
+  Elements from, to;  // of floats
+  size_t numel;
+  uint32_t first_tile;
+};
+
 struct ReduceJob {
   Elements own, out;  // of the launch's dtype; may be the same
   Elements residual;  // of floats; data null: none
@@ -96,6 +103,10 @@ struct AccumulateLaunch {
   Jobs<AccumulateJob, kMaxJobs> jobs;
 };
 
+struct CopyFiniteLaunch {
+  Jobs<CopyFiniteJob, kMaxJobs> jobs;
+};
+
 struct ReduceLaunch {
   Codec up, down;
   DType dtype;
@@ -106,6 +117,7 @@ struct ReduceLaunch {
 inline constexpr size_t kArgumentBytes = 4096;
 static_assert(sizeof(EncodeLaunch) <= kArgumentBytes && sizeof(DecodeLaunch) <= kArgumentBytes);
 static_assert(sizeof(AccumulateLaunch) <= kArgumentBytes && sizeof(ReduceLaunch) <= kArgumentBytes);
+static_assert(sizeof(CopyFiniteLaunch) <= kArgumentBytes);
 
 }  // namespace thinwire::kernels
 

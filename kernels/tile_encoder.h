@@ -319,8 +319,7 @@ class TileEncoder {
       for (unsigned i = 0; i < kQuad; ++i) {
         const float decoded = Traits::Codec::ValueOf(Traits::Codec::CodeOf(v[i]));
         const float lost = v[i] - decoded;
-        const bool finite =
-            (BitsOf(lost) & kAbsMask) < kInfBits && (BitsOf(v[i]) & kAbsMask) < kInfBits;
+        const bool finite = IsFinite(lost) && IsFinite(v[i]);
         if (to_.keeps_residual() && finite && place + i < to_.tile.numel) {
           static_cast<float*>(to_.residual.data)[place + i] = lost;
         }

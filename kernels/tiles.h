@@ -84,6 +84,23 @@ THINWIRE_HD void AccumulateTile(Team& team, const AccumulateLaunch& launch,
   });
 }
 
+template <typename Team>
+THINWIRE_HD void CopyFiniteTile(Team& team, const CopyFiniteLaunch& launch,
+                                uint32_t tile_of_launch) {
+  const CopyFiniteJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
+  const TileRange tile = RangeOf(job, tile_of_launch);
+  team.ForEach([&](unsigned thread) {
+    Values from, to;
+    LoadValues<DType::kF32>(job.from, tile, thread, from);
+    LoadValues<DType::kF32>(job.to, tile, thread, to);
+    THINWIRE_UNROLL
+    for (unsigned k = 0; k < kQuads * kQuad; ++k) {
+      to.v[k] = IsFinite(from.v[k]) ? from.v[k] : to.v[k];
+    }
+    StoreValues<DType::kF32>(to, tile, thread, job.to);
+  });
+}
+
 // The sum over ranks in rank order, the mean, the second-hop residual, the encoding, the result.
 template <typename Team, typename Down, DType kDType>
 THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,

@@ -32,10 +32,7 @@ class ReferenceElements {
       Put(wire + piece.codes_offset(), i, code);
       const float kept = x - Codec::ValueOf(code);
       // An x that is not finite, or whose loss is not, leaves its residual as it was.
-      if (r != nullptr && (BitsOf(kept) & kAbsMask) < kInfBits &&
-          (BitsOf(x) & kAbsMask) < kInfBits) {
-        Put(r, i, kept);
-      }
+      if (r != nullptr && IsFinite(kept) && IsFinite(x)) Put(r, i, kept);
     }
   }
   static void Decode(const Piece& piece, const uint8_t* wire, float* out) {

@@ -65,7 +65,7 @@ struct Hop {
   std::span<const MutableBytes> next_recv = {};
 };
 
-// A chunk on its way. Dropped half-way, it leaves the residuals and the momentum of the chunk as
+// A chunk on its way. Dropped half-way, it leaves the chunk's residuals, and topk's momentum, as
 // those of a step half done. Not thread-safe.
 class ChunkRun {
  public:

@@ -10,17 +10,24 @@
 
 namespace thinwire {
 
-// One tensor's step, around its allreduce. `velocity` holds m between steps; in between it holds
-// m_own, which the allreduce replaces by the new m.
+// One tensor's step, around its allreduce, which replaces m_own by the new m in memory of its own.
+// The velocity holds the last m meanwhile: where the new one is not finite, because a rank's
+// gradient was not, the last one stays. All ranks decode the same m, so all decide alike.
 class MomentumStep {
  public:
   // `scratch`: ScratchFloats(...) floats that stay untouched until After.
   MomentumStep(const MomentumOptions& options, std::span<float> velocity, std::span<float> scratch)
-      : options_(options), velocity_(velocity), scratch_(scratch) {}
+      : options_(options),
+        velocity_(velocity),
+        reduced_(scratch.first(velocity.size())),
+        gradient_(scratch.subspan(velocity.size())) {}
 
   static size_t ScratchFloats(const MomentumOptions& options, size_t numel) {
-    return options.nesterov ? 2 * numel : 0;
+    return options.nesterov ? 2 * numel : numel;
   }
+
+  // What the allreduce takes, and replaces: m_own after Before, the new m until After.
+  std::span<float> reduced() const { return reduced_; }
 
   // Elements [offset, offset + gradient.numel) of the tensor.
   void Before(const Backend& backend, TensorView gradient, size_t offset);
@@ -28,7 +35,7 @@ class MomentumStep {
 
  private:
   const MomentumOptions options_;
-  const std::span<float> velocity_, scratch_;
+  const std::span<float> velocity_, reduced_, gradient_;
 };
 
 }  // namespace thinwire

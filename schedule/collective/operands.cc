@@ -12,7 +12,7 @@ Operands::Operands(const ChunkJob& job, const Bench& bench)
     const std::span<float> m(job.velocity + begin, numel_);
     const size_t floats = MomentumStep::ScratchFloats(job.momentum, numel_);
     momentum_.emplace(job.momentum, m, bench.scratch.TakeOf<float>(floats));
-    input_ = output_ = {m.data(), numel_};
+    input_ = output_ = {momentum_->reduced().data(), numel_};
   } else if (job.chunk->pieces.size() > 1) {
     const MutableBytes copy = bench.scratch.Take(numel_ * SizeOf(job.input.dtype));
     input_ = output_ = {copy.data(), numel_, job.input.dtype};

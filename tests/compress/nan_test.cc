@@ -136,6 +136,24 @@ TEST_P(NanTest, BlocksDecodeToNan) {
   }
 }
 
+TEST_P(NanTest, CopyFiniteLeavesThem) {
+  const float inf = std::numeric_limits<float>::infinity(), max = std::numeric_limits<float>::max();
+  for (const size_t numel : {size_t{0}, size_t{1}, size_t{15}, kNumel}) {
+    std::vector<float> from(nans_.begin(), nans_.begin() + numel);
+    const float finite[] = {1.5f, -0.0f, max, -max, FloatOf(1)}, infinite[] = {inf, -inf};
+    for (size_t i = 0; i < numel; ++i) {
+      if (i * 7 % 3 == 0) from[i] = finite[i % std::size(finite)];
+      if (i * 5 % 11 == 0) from[i] = infinite[i % 2];
+    }
+    const std::vector<float> before = Residuals(numel, 6);
+    std::vector<float> to = before;
+    backend_->CopyFinite(from, to);
+    for (size_t i = 0; i < numel; ++i) {
+      ASSERT_EQ(BitsOf(to[i]), BitsOf(std::isfinite(from[i]) ? from[i] : before[i])) << i;
+    }
+  }
+}
+
 TEST_P(NanTest, TopKSendsThem) {
   const CodecSpec spec = Spec("topk:density=1");
   std::vector<float> residual = Residuals(kNumel, 4), velocity = Residuals(kNumel, 5);

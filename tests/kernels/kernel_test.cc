@@ -267,6 +267,18 @@ TEST_P(KernelTest, AccumulateRoundsProductAndSum) {
   }
 }
 
+TEST_P(KernelTest, CopyFiniteLeavesTheRest) {
+  for (const size_t numel : {0, 1, 100, 4096, 10001}) {
+    for (const size_t skew : {0, 1}) {
+      std::vector<float> from = Values(numel, 6), to = Residuals(numel, 7);
+      OnDevice f = Put(BytesOf(from)), t = Put(BytesOf(to), skew * sizeof(float));
+      backend().CopyFinite({f.floats(), numel}, {t.floats(), numel});
+      ScalarBackend().CopyFinite(from, to);
+      EXPECT_EQ(t.Read(), BytesOf(to)) << numel << ", skew " << skew;
+    }
+  }
+}
+
 // To and from every dtype, by each codec of elements. tests/compress/nan_test.cc holds the
 // reference against FORMAT.md.
 TEST_P(KernelTest, NansKeepTheirBits) {

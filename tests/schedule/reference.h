@@ -3,6 +3,7 @@
 #ifndef THINWIRE_TESTS_SCHEDULE_REFERENCE_H_
 #define THINWIRE_TESTS_SCHEDULE_REFERENCE_H_
 
+#include <cmath>
 #include <vector>
 
 #include "compress/backend.h"
@@ -50,7 +51,7 @@ class ReferenceAllReduce {
   }
 
  private:
-  // The result is the new momentum; with Nesterov the step is g + beta * m.
+  // The result is the new momentum, where it is finite; with Nesterov the step is g + beta * m.
   void Advance(std::vector<float>& result) {
     const float beta = options_.momentum.beta;
     const std::vector<float> m = result;
@@ -60,7 +61,9 @@ class ReferenceAllReduce {
         result[i] = beta * m[i] + g;
       }
     }
-    velocities_[0] = m;
+    for (size_t i = 0; i < m.size(); ++i) {
+      if (std::isfinite(m[i])) velocities_[0][i] = m[i];
+    }
   }
 
   const CodecPair& codec() const { return options_.codecs[0]; }
