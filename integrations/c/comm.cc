@@ -47,6 +47,18 @@ tw_status tw_comm_abort(tw_comm* comm) {
   return TW_OK;
 }
 
+tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason) {
+  if (comm == nullptr || reason == nullptr) {
+    return ToC(absl::InvalidArgumentError("tw_comm_fail got a null pointer"));
+  }
+  if (status == TW_OK) {
+    return ToC(
+        absl::InvalidArgumentError("tw_comm_fail got TW_OK, expected the status of a failure"));
+  }
+  comm->engine->Abort(thinwire::FromC(status, reason));
+  return TW_OK;
+}
+
 void tw_comm_destroy(tw_comm* comm) { delete comm; }
 
 tw_status tw_comm_describe(tw_comm* comm, char* text, size_t capacity, size_t* bytes) {

@@ -24,6 +24,19 @@ tw_status CodeOf(const absl::Status& status) {
   }
 }
 
+absl::StatusCode StatusCodeOf(tw_status status) {
+  switch (status) {
+    case TW_OK: return absl::StatusCode::kOk;
+    case TW_INVALID_ARGUMENT: return absl::StatusCode::kInvalidArgument;
+    case TW_MISMATCH: return absl::StatusCode::kFailedPrecondition;
+    case TW_TIMEOUT: return absl::StatusCode::kDeadlineExceeded;
+    case TW_PEER_LOST: return absl::StatusCode::kUnavailable;
+    case TW_UNAVAILABLE: return absl::StatusCode::kUnimplemented;
+    case TW_ABORTED: return absl::StatusCode::kAborted;
+    default: return absl::StatusCode::kInternal;
+  }
+}
+
 }  // namespace
 
 tw_status ToC(const absl::Status& status) {
@@ -32,5 +45,9 @@ tw_status ToC(const absl::Status& status) {
 }
 
 const char* LastError() { return Message().c_str(); }
+
+absl::Status FromC(tw_status status, std::string_view message) {
+  return {StatusCodeOf(status), absl::string_view(message.data(), message.size())};
+}
 
 }  // namespace thinwire

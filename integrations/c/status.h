@@ -2,6 +2,8 @@
 #ifndef THINWIRE_INTEGRATIONS_C_STATUS_H_
 #define THINWIRE_INTEGRATIONS_C_STATUS_H_
 
+#include <string_view>
+
 #include "absl/status/status.h"
 #include "integrations/c/thinwire.h"
 
@@ -11,6 +13,9 @@ namespace thinwire {
 tw_status ToC(const absl::Status& status);
 
 const char* LastError();
+
+// The way back, for a reason that comes from the caller. A number that is no status is Internal.
+absl::Status FromC(tw_status status, std::string_view message);
 
 }  // namespace thinwire
 

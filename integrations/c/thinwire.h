@@ -93,7 +93,10 @@ TW_API void tw_options_init(tw_options* options);
 
 TW_API tw_status tw_comm_create(const tw_options* options, tw_comm** comm);
 TW_API tw_status tw_comm_abort(tw_comm* comm); /* fails the group on every rank */
-TW_API void tw_comm_destroy(tw_comm* comm);    /* after all its works are freed by tw_wait */
+/* As tw_comm_abort, for the caller's own reason: from here on every rank's calls return `status`
+ * (any but TW_OK) with a message that holds `reason`, unless the group had failed before. */
+TW_API tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason);
+TW_API void tw_comm_destroy(tw_comm* comm); /* after all its works are freed by tw_wait */
 
 /* In place if send == recv. `count` elements. On a device `stream` is a cudaStream_t, null the
  * default one: its work so far makes the input, and its later work may use the output as soon as

@@ -227,6 +227,34 @@ TEST(CApi, AnotherCodecOnOneRankIsAMismatchOnBoth) {
   for (std::thread& rank : ranks) rank.join();
 }
 
+TEST(CApi, ACallersReasonReachesEveryRank) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([rank] {
+      tw_options options;
+      tw_options_init(&options);
+      options.rank = rank;
+      options.size = 2;
+      options.local_group = "reason";
+      tw_comm* comm = nullptr;
+      ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+      if (rank == 1) {
+        EXPECT_EQ(tw_comm_fail(comm, TW_OK, "no failure"), TW_INVALID_ARGUMENT);
+        EXPECT_EQ(tw_comm_fail(comm, TW_MISMATCH, nullptr), TW_INVALID_ARGUMENT);
+        EXPECT_EQ(tw_comm_fail(comm, TW_MISMATCH, "rank 1 has other plans"), TW_OK);
+        EXPECT_EQ(tw_comm_fail(comm, TW_TIMEOUT, "too late"), TW_OK);  // the first reason stays
+      }
+      std::vector<float> x(100000);
+      EXPECT_EQ(tw_all_reduce(x.data(), x.data(), x.size(), TW_F32, TW_MEAN, comm, nullptr),
+                TW_MISMATCH);
+      const std::string message = tw_last_error();
+      EXPECT_NE(message.find("rank 1 has other plans"), std::string::npos) << message;
+      tw_comm_destroy(comm);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
 // Ranks that are threads of this process, with momentum, several codecs and a step.
 TEST(CApi, ALocalGroupOwnsMomentum) {
   std::vector<std::thread> ranks;

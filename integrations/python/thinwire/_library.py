@@ -170,6 +170,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_options_init_sized": [POINTER(Options), c_size_t],
     "tw_comm_create": [POINTER(Options), POINTER(c_void_p)],
     "tw_comm_abort": [c_void_p],
+    "tw_comm_fail": [c_void_p, c_int, c_char_p],
     "tw_comm_destroy": [c_void_p],
     "tw_all_reduce": _CALL,
     "tw_all_reduce_async": [*_CALL, c_char_p, c_int, POINTER(c_void_p)],

@@ -295,9 +295,11 @@ class Communicator:
             self._library.tw_residual_set(handle, name.encode(), first, second, momentum, numel)
         )
 
-    def abort(self) -> None:
-        """Fails the group on every rank."""
-        _library.check(self._library.tw_comm_abort(self._open()))
+    def fail(self, reason: errors.Error) -> None:
+        """Fails the group on every rank, each of which raises this reason from here on, unless the
+        group had failed before."""
+        status, message = errors.to_status(reason), str(reason).encode(errors="replace")
+        _library.check(self._library.tw_comm_fail(self._open(), status, message))
 
     def close(self) -> None:
         """Says goodbye to the peers and frees everything; may be called twice."""

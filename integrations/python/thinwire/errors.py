@@ -39,6 +39,14 @@ _BY_STATUS: dict[int, type[Error]] = {
 }
 
 
+_ABORTED = 6
+
+
+def to_status(error: Error) -> int:
+    """The `tw_status` that stands for an error that a caller gives as its reason to abort."""
+    return next((code for code, kind in _BY_STATUS.items() if isinstance(error, kind)), _ABORTED)
+
+
 def from_status(status: int, message: str) -> Error:
     """The error that stands for a `tw_status` other than TW_OK."""
     return _BY_STATUS.get(status, Error)(message)

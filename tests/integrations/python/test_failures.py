@@ -162,8 +162,10 @@ def wrong_models(rank: int):
     double.register_comm_hook(State("int4"), hook)
     with pytest.raises(thinwire.InvalidArgumentError, match="float64"):
         double(data(0, rank).double()).sum().backward()
-    sparse = torch.nn.Embedding(50, 8, sparse=True)
-    ddp, _ = wrap(sparse, "int4")
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(50, 8, sparse=True))
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"'weight'.*sparse"):
+        attach(ddp)
+    ddp.register_comm_hook(State("int4"), hook)
     with pytest.raises(thinwire.InvalidArgumentError, match="sparse"):
         ddp(torch.tensor([1, 2])).sum().backward()
     ddp, _ = wrap(make_mlp(), "int4")

@@ -92,6 +92,11 @@ def is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def rank_or_0(process_group: dist.ProcessGroup | None) -> int:
+    """This rank within the group, for messages; 0 while torch has no process group."""
+    return dist.get_rank(process_group) if is_initialized() else 0
+
+
 def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessGroup:
     """The group, or the default group for None. InvalidArgumentError where there is none, or where
     this rank is no member; the message says that `what` needs it."""

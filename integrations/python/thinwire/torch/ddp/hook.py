@@ -41,8 +41,8 @@ def attach(ddp: DistributedDataParallel, codec: Codec | None = None, **options: 
         if parameter.requires_grad
     }
     rank = dist.get_rank(ddp.process_group)
-    for parameter, name in names.items():
-        tensors.check(parameter, rank, lambda name=name: name)
+    tensors.check_parameters(names, rank)
+    tensors.check_modules(ddp.module, rank)
     if any(parameter.is_cuda for parameter in names):
         _library.cuda_devices(config.cuda_library())
     state = State(codec, ddp.process_group, names=names, **options)

@@ -19,6 +19,7 @@ from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.exchange.waiter import failed_future
+from thinwire.torch.group import rank_or_0
 
 if TYPE_CHECKING:
     from thinwire.torch.ddp.onebit_adam import OneBitAdam
@@ -76,6 +77,8 @@ class State:
         **options: Any,
     ) -> None:
         self._gradients = LocalGradients(clip_value, clip_norm)
+        if names is not None:
+            tensors.check_parameters(names, rank_or_0(process_group))
         self._process_group = process_group
         self._options = {
             "policy": policy, "planned": planned, "timeout_s": timeout_s, "lanes": lanes,
@@ -147,9 +150,8 @@ class State:
         try:
             return self._start(bucket)
         except errors.Error as error:
-            for exchange in self._exchanges():
-                exchange.fail(error)
-            return failed_future(error)
+            reasons = [exchange.fail(error) for exchange in self._exchanges()]
+            return failed_future(next((r for r in reasons if r is not error), error))
 
     def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()

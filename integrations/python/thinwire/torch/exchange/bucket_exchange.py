@@ -167,11 +167,10 @@ class BucketExchange:
 
     # The end.
 
-    def fail(self, error: errors.Error) -> None:
-        """Fails the exchange on every rank. The first reason stays."""
-        if self._session.error is None:
-            self._session.fail(error)
-            self._session.abort()
+    def fail(self, error: errors.Error) -> errors.Error:
+        """Fails the exchange on every rank, each of which is told this reason. The first reason
+        stays, and is returned."""
+        return self._session.abort(error)
 
     def close(self) -> None:
         """Says goodbye to the peers. Happens by itself when the exchange goes, and at exit."""

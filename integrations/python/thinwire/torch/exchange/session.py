@@ -79,11 +79,21 @@ class Session:
         """None before the first use and after close()."""
         return self._communicator
 
-    def fail(self, error: errors.Error) -> None:
-        """Keeps the first reason."""
+    def fail(self, error: errors.Error) -> errors.Error:
+        """Keeps the first reason, and returns it."""
         with self._lock:
             if self._error is None:
                 self._error = error
+            return self._error
+
+    def abort(self, error: errors.Error) -> errors.Error:
+        """Fails the group on every rank, if it is connected; all of them are told this reason,
+        unless there was one before. Returns the first."""
+        first = self.fail(error)
+        communicator = self._communicator
+        if first is error and communicator is not None:
+            communicator.fail(error)
+        return first
 
     def connect(self, tensor: torch.Tensor) -> tuple[Communicator, Device, Waiter]:
         """The communicator for tensors on this one's device, which is the session's from the first
@@ -171,8 +181,7 @@ class Session:
         try:
             work.wait_stream(self._device.stream())
         except errors.Error as error:
-            self.fail(error)
-            raise
+            raise self.fail(error).with_traceback(None) from None
 
     def reduce(self, tensor: torch.Tensor, dtype: str, op: str) -> None:
         """Reduces a contiguous tensor in place, unnamed, on the calling thread."""
@@ -222,11 +231,6 @@ class Session:
         communicator = self._communicator
         return "not connected yet\n" if communicator is None else communicator.describe()
 
-    def abort(self) -> None:
-        """Fails the group on every rank, if it is connected."""
-        if self._communicator is not None:
-            self._communicator.abort()
-
     def close(self) -> None:
         """Ends what is in flight, says goodbye to the peers; may be called twice."""
         with self._lock:
@@ -239,7 +243,7 @@ class Session:
         if communicator is None:
             return
         if waiter.busy() or self._submitted:
-            communicator.abort()
+            communicator.fail(errors.Error(f"rank {self.group.rank} left with work in flight"))
         waiter.close()
         communicator.close()
 

@@ -24,8 +24,9 @@ def failed_future(error: errors.Error) -> torch.futures.Future:
 class Waiter:
     """Completes futures in the order of their submission. Thread-safe."""
 
-    def __init__(self, device: Device, on_error: Callable[[errors.Error], None]) -> None:
-        """on_error: called on the waiter's thread before the failed future completes."""
+    def __init__(self, device: Device, on_error: Callable[[errors.Error], errors.Error]) -> None:
+        """on_error: called on the waiter's thread before a future fails; returns the error that it
+        fails with, which is the first one of all."""
         self._device = device
         self._on_error = on_error
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
@@ -76,8 +77,7 @@ class Waiter:
                 if error is None:
                     future.set_result(tensor)
                 else:
-                    self._on_error(error)
-                    private.fail_future(future, error)
+                    private.fail_future(future, self._on_error(error))
             del work, tensor, finish, future, item
 
     def _wait(self, work: Work, finish: Callable[[], None] | None) -> errors.Error | None:

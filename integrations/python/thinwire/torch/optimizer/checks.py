@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.group import is_initialized
+from thinwire.torch.group import rank_or_0
 
 Names = Mapping[torch.Tensor, str]
 
@@ -24,8 +23,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
-def check_parameters(optimizer: Optimizer, names: Names) -> None:
-    """All parameters belong to the model, and can be reduced."""
+def check_parameters(optimizer: Optimizer, model: torch.nn.Module, names: Names) -> None:
+    """All parameters belong to the model, and their gradients can be reduced."""
     ours = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     strangers = len(ours - set(names))
     if strangers:
@@ -33,9 +32,9 @@ def check_parameters(optimizer: Optimizer, names: Names) -> None:
             f"the optimizer has {strangers} parameter(s) that the model has not, expected "
             "those of model.parameters(); pass the model that they belong to"
         )
-    rank = dist.get_rank() if is_initialized() else 0
-    for parameter, name in names.items():
-        tensors.check(parameter, rank, lambda name=name: name)
+    rank = rank_or_0(None)
+    tensors.check_parameters(names, rank)
+    tensors.check_modules(model, rank)
 
 
 def check_gradients(optimizer: Optimizer, names: Names) -> None:

@@ -80,7 +80,7 @@ class DistributedOptimizer(WrappedOptimizer):
         super().__init__(optimizer)
         self._model, self._policy = model, policy
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
-        checks.check_parameters(self, self._names)
+        checks.check_parameters(self, self._model, self._names)
         self._exchange.rules.check_names(self._names.values())
         self._group = resolve(process_group, "DistributedOptimizer")
         self._broadcast(self._group)
@@ -133,7 +133,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 "had been sent already; put all backward passes but the last under no_sync()"
             )
         if bucket.ready(parameter):
-            bucket.submit(self._exchange)
+            self._pipeline.send(bucket)
 
     def _lay_out(self) -> None:
         """Makes the buckets at the first gradient or step."""
@@ -218,7 +218,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 "DistributedOptimizer, and make another"
             )
         super().add_param_group(param_group)
-        checks.check_parameters(self, self._names)
+        checks.check_parameters(self, self._model, self._names)
         self._take_momentum()
 
     @property

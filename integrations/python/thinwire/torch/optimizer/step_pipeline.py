@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from thinwire import errors
 from thinwire.torch.exchange.bucket import Bucket, Submission
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.optimizer.gradient_bucket import GradientBucket, Phase
@@ -58,6 +59,14 @@ class StepPipeline:
         elif bucket.phase is Phase.REDUCED:
             bucket.phase = Phase.IDLE  # its step was left out, as a loss scaler does
 
+    def send(self, bucket: GradientBucket) -> None:
+        """Submits the bucket. If that fails, all ranks are told why, since this one can't finish
+        the step that others are in."""
+        try:
+            bucket.submit(self._exchange)
+        except errors.Error as error:
+            raise self._exchange.fail(error).with_traceback(None) from None
+
     def flush(self) -> None:
         """Ends the submissions of a step: buckets that are not complete go now, with zeros for the
         gradients that this rank has not made, so that no rank waits for them."""
@@ -66,7 +75,7 @@ class StepPipeline:
             self._used = self._exchange.submit(self._used_bucket, used.to(self.device))
         for bucket in self.buckets:
             if bucket.phase is Phase.IDLE:
-                bucket.submit(self._exchange)
+                self.send(bucket)
         self._exchange.end_step()
 
     def send_rest(self) -> None:
