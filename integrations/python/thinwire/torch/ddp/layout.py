@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import Error
+from thinwire.torch.ddp.step_buckets import StepBuckets
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 
@@ -20,7 +21,8 @@ class Layout:
 
     def __init__(self, names: Mapping[torch.Tensor, str] | None) -> None:
         self._names: dict[torch.Tensor, str] = dict(names or {})
-        self._known: dict[int, tuple[list[object], Bucket]] = {}  # by the bucket's index
+        self.step = StepBuckets(self._names)
+        self._known: dict[int, tuple[list[object], Bucket]] = {}  # by the bucket's number
         self._changed = False  # whether a bucket of this step is new
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -34,21 +36,23 @@ class Layout:
         """The bucket with its first and last parameter, for messages."""
         names = [self.name_of(parameter) for parameter in bucket.parameters()]
         inner = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" if names else "empty"
-        return f"bucket{bucket.index()} ({inner})"
+        return f"{self._label} ({inner})"
+
+    @property
+    def _label(self) -> str:
+        return f"bucket{self.step.number}"
 
     def bucket(self, exchange: GradientExchange, bucket: dist.GradBucket) -> Bucket:
         """The exchange's bucket for DDP's, remembered until its parameters or the exchange
         change."""
-        parameters = bucket.parameters()
+        parameters, number = bucket.parameters(), self.step.number
         key = [exchange, bucket.buffer().dtype, *map(id, parameters)]
-        known = self._known.get(bucket.index())
+        known = self._known.get(number)
         if known is not None and known[0] == key:
             return known[1]
-        made = exchange.bucket(
-            f"bucket{bucket.index()}", self._parts(bucket, parameters), bucket.buffer().dtype,
-            priority=bucket.index(),
-        )  # fmt: skip
-        self._known[bucket.index()] = key, made
+        parts = self._parts(bucket, parameters)
+        made = exchange.bucket(self._label, parts, bucket.buffer().dtype, priority=number)
+        self._known[number] = key, made
         self._changed = True
         return made
 
@@ -67,7 +71,7 @@ class Layout:
             offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
             if gradient.numel() != numel or (numel > 0 and offset != at):
                 raise Error(
-                    f"bucket{bucket.index()}, parameter '{name}': its gradient of "
+                    f"{self._label}, parameter '{name}': its gradient of "
                     f"{gradient.numel()} elements lies at element {offset}, expected {numel} at "
                     f"{at}; this version of torch lays its buckets out in another way"
                 )
@@ -75,7 +79,7 @@ class Layout:
             at += numel
         if at != buffer.numel():
             raise Error(
-                f"bucket{bucket.index()} has {buffer.numel()} elements, its parameters {at}; this "
+                f"{self._label} has {buffer.numel()} elements, its parameters {at}; this "
                 "version of torch lays its buckets out in another way"
             )
         return parts

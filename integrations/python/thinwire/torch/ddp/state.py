@@ -97,6 +97,7 @@ class State:
             )
         self._layout = Layout(names)
         self._warm_up: WarmUp | None = None
+        self._exchange_of_step = self._exchange  # the warm-up's while that lasts
 
     @property
     def exchange(self) -> GradientExchange:
@@ -154,21 +155,27 @@ class State:
             return failed_future(next((r for r in reasons if r is not error), error))
 
     def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        buffer = bucket.buffer()
-        if bucket.index() == 0 and self._exchange.steps:
+        buffer, step = bucket.buffer(), self._layout.step
+        if step.begin(bucket):
+            self._end_step()
+        if step.number == 0 and self._exchange.steps:
             self._exchange.between_steps(buffer.device)
         tensors.check(buffer, self.rank, lambda: self._layout.describe(bucket))
         finish = self._gradients.prepare(bucket, self._exchange)
         exchange = self._exchange
         if self._warm_up is not None:
-            exchange = self._warm_up.exchange_now(self._exchange, bucket, self._layout)
+            exchange = self._warm_up.exchange_now(self._exchange, self._layout)
+        self._exchange_of_step = exchange
         ours = self._layout.bucket(exchange, bucket)
         future = exchange.start(ours, buffer, finish)
-        if bucket.is_last():
-            exchange.end_step(repeats=self._layout.end_step())
-            if exchange is not self._exchange:
-                self._exchange.steps += 1
+        if step.ends(bucket):
+            self._end_step()
         return future
+
+    def _end_step(self) -> None:
+        self._exchange_of_step.end_step(repeats=self._layout.end_step())
+        if self._exchange_of_step is not self._exchange:
+            self._exchange.steps += 1
 
     def stats(self) -> dict[str, Any]:
         """steps (backward passes), all_reduces, raw_bytes (a ring of fp32 would have sent them),
@@ -176,7 +183,8 @@ class State:
         predicted); seconds per stage, summed over the lanes: queue, encode, exchange, reduce,
         gather, decode; and parameters, a list of {"name", "numel", "rule", "codec"}, where codec
         is "raw" in a bucket too small to be compressed, and int4 where topk would cost more
-        bytes."""
+        bytes. With static_graph=True and several dtypes the first step is counted when the second
+        one begins, unless attach() made the state."""
         counts: Counter[str] = Counter()
         for exchange in self._exchanges():
             counts.update(exchange.counts())

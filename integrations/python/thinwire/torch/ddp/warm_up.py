@@ -46,14 +46,12 @@ class WarmUp:
         self._optimizer = optimizer
         exchange.momentum.pair(Pairing(optimizer, beta, ()))
 
-    def exchange_now(
-        self, after: GradientExchange, bucket: dist.GradBucket, layout: Layout
-    ) -> GradientExchange:
-        """The exchange for a bucket of this step. After the warm-up the momentum that the optimizer
+    def exchange_now(self, after: GradientExchange, layout: Layout) -> GradientExchange:
+        """The exchange for the present bucket. After the warm-up the momentum that the optimizer
         has made goes on in `after`."""
         if after.steps < self.steps:
             return self.exchange
-        if after.steps == self.steps and bucket.index() == 0:
+        if after.steps == self.steps and layout.step.number == 0:
             found = {p: self._optimizer.momentum_of(p) for p in layout.parameters()}
             after.load_momentum({layout.name_of(p): m for p, m in found.items() if m is not None})
         return after

@@ -1,0 +1,53 @@
+"""DDP(static_graph=True), whose first step hands all buckets over at once, each as number 0."""
+
+import pytest
+import torch
+from models import data, gradients
+from ranks import run
+from thinwire.torch import State, attach, hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Mixed(torch.nn.Module):
+    """Parameters of two dtypes, which DDP never puts into one bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first = torch.nn.Linear(96, 96)
+        self.second = torch.nn.Linear(96, 96).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)).bfloat16())
+
+
+def steps_of(rank: int, way: str):
+    """Gradients after each of three steps, and the steps that were counted."""
+    model = Mixed()
+    ddp = DistributedDataParallel(model, static_graph=True)
+    state = None
+    if way == "attach":
+        state = attach(ddp, codec="fp32", min_bytes=0)
+    elif way == "hook":
+        state = State("fp32", min_bytes=0)
+        ddp.register_comm_hook(state, hook)
+    found, counts = [], []
+    for step in range(3):
+        model.zero_grad()
+        ddp(data(step, rank)).float().square().sum().backward()
+        found.append(gradients(model))
+        counts.append(state and state.stats()["steps"])
+    names = [] if state is None else sorted(state.state_dict()["residuals"])
+    return found, counts, names
+
+
+@pytest.mark.parametrize("way", ["attach", "hook"])
+def test_two_dtypes_in_a_static_graph(way):
+    plain, ours = run(steps_of, "plain"), run(steps_of, way)
+    for step in range(3):
+        assert torch.equal(ours[0][0][step], ours[1][0][step])
+        torch.testing.assert_close(ours[0][0][step], plain[0][0][step], rtol=2e-2, atol=2e-2)
+    counts = ours[0][1]
+    assert counts[1:] == [2, 3]
+    if way == "attach":  # which knows when all parameters of the first step have come
+        assert counts[0] == 1
