@@ -145,8 +145,7 @@ class BucketExchange:
         """Says once a step that all of its buckets have been submitted. repeats: the next step will
         submit the same buckets, which lets their order be predicted."""
         self.steps += 1
-        if repeats:
-            self._session.end_step()
+        self._session.end_step(repeats=repeats)
 
     def between_steps(self, device: torch.device, finish: Callable[[], None] | None = None) -> None:
         """Once a step on all ranks, when codec="auto" may change the codec; else it does nothing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import threading
 import weakref
@@ -18,8 +19,11 @@ from thinwire.config import Config
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.device import Device, device_of
+from thinwire.torch.exchange.process_end import fatal_exception
 from thinwire.torch.exchange.waiter import Waiter
 from thinwire.torch.group import Group, Membership
+
+_log = logging.getLogger("thinwire")
 
 
 class Session:
@@ -35,7 +39,9 @@ class Session:
         self._communicator: Communicator | None = None
         self._waiter: Waiter | None = None
         self._device: Device | None = None
-        self._submitted: set[Work | BucketWork] = set()
+        # Works that complete() is to be called for, and their tensors' memory.
+        self._submitted: dict[Work | BucketWork, torch.Tensor] = {}
+        self._in_step = False  # parts of a step have been submitted, and not its end
         self._handles: dict[Bucket, comm.Bucket] = {}  # of buckets that are used again
         self._error: errors.Error | None = None
         self._closed = False
@@ -145,6 +151,7 @@ class Session:
                     bucket.priority,
                 )  # fmt: skip
             address = tensor.data_ptr()
+            self._in_step = True
             return handle.start(address, address, device.stream())
         return communicator.start(
             tensor.data_ptr(), bucket.numel, bucket.dtype, bucket.op, bucket.name,
@@ -161,27 +168,29 @@ class Session:
         return waiter.add(work, tensor, finish)
 
     def submit(self, bucket: Bucket, tensor: torch.Tensor) -> Work | BucketWork:
-        """Reduces a contiguous tensor in place, for a caller who calls complete() and keeps the
-        tensor alive until then. Results may be waited for in any order."""
+        """Reduces a contiguous tensor in place, for a caller who calls complete(). Results may be
+        waited for in any order."""
         communicator, device, _ = self.connect(tensor)
         work = self._launch(bucket, tensor, communicator, device)
-        self._submitted.add(work)
+        self._submitted[work] = tensor
         return work
 
-    def end_step(self) -> None:
-        """Says that all of a training step has been submitted, and that the next step will submit
+    def end_step(self, *, repeats: bool) -> None:
+        """Says that all of a training step has been submitted. repeats: the next step will submit
         the same buckets."""
-        if self._communicator is not None:
+        self._in_step = False
+        if repeats and self._communicator is not None:
             self._communicator.end_step()
 
     def complete(self, work: Work | BucketWork) -> None:
         """Returns when the tensor holds the result, on a GPU for later work of the current stream.
         Raises the typed error of a failure."""
-        self._submitted.discard(work)
         try:
             work.wait_stream(self._device.stream())
         except errors.Error as error:
             raise self.fail(error).with_traceback(None) from None
+        finally:
+            self._submitted.pop(work, None)
 
     def reduce(self, tensor: torch.Tensor, dtype: str, op: str) -> None:
         """Reduces a contiguous tensor in place, unnamed, on the calling thread."""
@@ -232,7 +241,9 @@ class Session:
         return "not connected yet\n" if communicator is None else communicator.describe()
 
     def close(self) -> None:
-        """Ends what is in flight, says goodbye to the peers; may be called twice."""
+        """Waits for what is in flight, and says goodbye to the peers. It fails the group instead,
+        which waits for nobody, where an exception ends this process, or where the peers wait for
+        the rest of a step. May be called twice."""
         with self._lock:
             if self._closed or self._process != os.getpid():  # a forked child owns nothing
                 return
@@ -242,10 +253,24 @@ class Session:
             self._handles = {}
         if communicator is None:
             return
-        if waiter.busy() or self._submitted:
-            communicator.fail(errors.Error(f"rank {self.group.rank} left with work in flight"))
+        reason = self._reason_to_abort(waiter.busy() or bool(self._submitted))
+        if reason is not None:
+            communicator.fail(errors.Error(f"rank {self.group.rank} {reason}"))
         waiter.close()
+        self._drain()
         communicator.close()
+
+    def _reason_to_abort(self, busy: bool) -> str | None:
+        if (fatal := fatal_exception()) is not None:
+            return f"ended on {type(fatal).__name__}: {fatal}"
+        return "left in the middle of a step" if busy and self._in_step else None
+
+    def _drain(self) -> None:
+        while self._submitted:
+            try:
+                self.complete(next(iter(self._submitted)))
+            except errors.Error as error:  # nobody waits for it any more
+                _log.info("closing: %s", error)
 
 
 def _outlive(_source: torch.Tensor) -> None:
