@@ -4,6 +4,7 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "schedule/engine/trace.h"
 
@@ -18,8 +19,11 @@ constexpr std::chrono::milliseconds kLastWords(200);     // for the own reason t
 }  // namespace
 
 absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Status& status) const {
-  return absl::Status(status.code(), absl::StrCat("rank ", members_.rank, ", tensor '", tensor,
-                                                  "': ", std::string(status.message())));
+  const std::string named = absl::StrCat("tensor '", tensor, "'");
+  // The reason may name the tensor itself, and says it better then: with the rank that it is about.
+  const bool says_it = absl::StrContains(status.message(), named);
+  return absl::Status(status.code(), absl::StrCat("rank ", members_.rank, says_it ? "" : ", ",
+                                                  says_it ? "" : named, ": ", status.message()));
 }
 
 void FailureProtocol::Fail(absl::Status reason, Tell tell) {

@@ -32,6 +32,11 @@ class FailureTest : public testing::TestWithParam<Wire> {
         EXPECT_NE(status.message().find(word), absl::string_view::npos)
             << "rank " << rank << " should say '" << word << "': " << status;
       }
+      const size_t first = status.message().find("tensor 'g'");
+      if (first != absl::string_view::npos) {
+        EXPECT_EQ(status.message().find("tensor 'g'", first + 1), absl::string_view::npos)
+            << "rank " << rank << " names the tensor twice: " << status;
+      }
       std::vector<float> later(100);
       const absl::Status sticky = AllReduce(engine, later, "later");
       EXPECT_EQ(sticky.code(), code) << "a failed group stays failed: " << sticky;

@@ -68,7 +68,7 @@ def codec_info(spec: str) -> CodecInfo:
     """All that the library knows of a codec: "int4", "topk:density=0.01", "int8:down=int4".
     InvalidArgumentError for a spec that it does not take."""
     codec = _library.Codec(struct_size=ctypes.sizeof(_library.Codec))
-    _library.check(_library.load().tw_codec_info(spec.encode(), byref(codec)))
+    _library.check(_library.load().tw_codec_info(_text_of(spec), byref(codec)))
     return CodecInfo(
         name=codec.name.decode(),
         help=codec.help.decode(),
@@ -87,7 +87,7 @@ def codec_info(spec: str) -> CodecInfo:
 
 def _parameter(spec: str, index: int) -> Parameter:
     one = _library.Parameter(struct_size=ctypes.sizeof(_library.Parameter))
-    _library.check(_library.load().tw_codec_parameter(spec.encode(), index, byref(one)))
+    _library.check(_library.load().tw_codec_parameter(_text_of(spec), index, byref(one)))
     texts = (one.key, one.default_value, one.value, one.range, one.help)
     return Parameter(*(text.decode() for text in texts))
 
@@ -139,12 +139,19 @@ def _floats(x: Any, what: str, in_place: bool = False) -> _Floats:
     return _floats_of_buffer(x, what, in_place)
 
 
+def _text_of(spec: object) -> bytes:
+    if not isinstance(spec, str) or "\0" in spec:
+        raise _wrong("the codec", "a spec such as 'int4'", repr(spec))
+    return spec.encode()
+
+
 def encoded_bytes(spec: str, n: int) -> int:
-    """The exact size in bytes of `n` encoded elements."""
-    if n < 0:
-        raise _wrong("n", "0 or more elements", n)
+    """The exact size in bytes of `n` encoded elements. InvalidArgumentError for an unknown spec,
+    and for an n that is no count."""
+    if not isinstance(n, int) or n < 0:
+        raise _wrong("n", "0 or more elements", repr(n))
     size = c_size_t()
-    _library.check(_library.load().tw_encoded_bytes(spec.encode(), n, byref(size)))
+    _library.check(_library.load().tw_encoded_bytes(_text_of(spec), n, byref(size)))
     return size.value
 
 
@@ -164,7 +171,7 @@ def encode(spec: str, x: Any, residual: Any = None) -> bytes:
     out = ctypes.create_string_buffer(max(size, 1))
     _library.check(
         _library.load().tw_encode(
-            spec.encode(), source.address, source.numel, kept.address if kept else None,
+            _text_of(spec), source.address, source.numel, kept.address if kept else None,
             out, size, None,
         )
     )  # fmt: skip
@@ -177,10 +184,13 @@ def decode(spec: str, data: Any, n: int) -> Any:
     Returns a one-dimensional float32 numpy array; without numpy, an array.array of type 'f'.
     Raises InvalidArgumentError if `data` has another size than encoded_bytes(spec, n)."""
     encoded_bytes(spec, n)  # the spec and n are good
-    raw = bytes(memoryview(data))
+    try:
+        raw = bytes(memoryview(data))
+    except TypeError as error:
+        raise _wrong("data", "bytes or a buffer", type(data).__name__) from error
     out = _new_floats(n)
     target = _floats(out, "the output", in_place=True)
-    status = _library.load().tw_decode(spec.encode(), raw, len(raw), target.address, n)
+    status = _library.load().tw_decode(_text_of(spec), raw, len(raw), target.address, n)
     _library.check(status)
     return out
 

@@ -9,13 +9,14 @@ import difflib
 import functools
 import logging
 import os
-import warnings
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thinwire import errors
 from thinwire.options import ARGUMENTS, OPTIONS, Option
+from thinwire.warn import warn
 
 # Stages in stats() and in the trace, in the order of a chunk's life.
 STAGES = ("queue", "encode", "exchange", "reduce", "gather", "decode")
@@ -28,6 +29,8 @@ VARIABLES = {
     for name in option.variables
     if name.startswith(_PREFIX)
 }
+
+_LISTS = {"GLOO_SOCKET_IFNAME"}  # torch takes several names there; the first one counts
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -70,7 +73,9 @@ def _choose(option: Option, argument: object) -> Any:
             raise _invalid(option.setting, kind.expected, argument)
         return argument
     for variable in option.variables:
-        text = os.environ.get(variable)
+        text = os.environ.get(variable, "")
+        if variable in _LISTS:
+            text = text.split(",")[0]
         if not text:
             continue
         try:
@@ -89,7 +94,7 @@ def _warn_of_unknown_names() -> None:
             continue
         near = difflib.get_close_matches(name, VARIABLES, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        warnings.warn(f"{name} is not a setting of thinwire{hint}", stacklevel=3)
+        warn(f"{name} is not a setting of thinwire{hint}")
 
 
 def _check_names(arguments: dict[str, object]) -> None:
@@ -143,3 +148,22 @@ def resolve(**arguments: Any) -> Config:
         if option.setting is not None
     }
     return Config(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def check_here(settings: Config) -> None:
+    """InvalidArgumentError if this machine lacks what the settings name: the network interface, or
+    the folder of a file that is written at the end."""
+    here = sorted(name for _, name in socket.if_nameindex())
+    interface = settings.interface
+    if interface is not None and interface.partition(":")[0] not in here:  # eth0:1 is an alias
+        raise errors.InvalidArgumentError(
+            f"there is no network interface '{interface}' here, only {', '.join(here)}; "
+            "name one of these in interface= or THINWIRE_IFACE"
+        )
+    for name in ("trace", "flight"):
+        file = getattr(settings, name)
+        if file is not None and not Path(file).resolve().parent.is_dir():
+            raise errors.InvalidArgumentError(
+                f"{name} is {file!r}, expected a file in a folder that exists; make the folder "
+                f"{Path(file).parent} first"
+            )

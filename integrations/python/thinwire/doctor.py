@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -9,8 +11,10 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from thinwire import _library, config, errors
+from thinwire.codec import codec_info
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,23 @@ def _c_library() -> Iterator[Finding]:
     yield Finding("ok", "libthinwire.so", f"{version}, {target} codecs, {_library.path()}")
 
 
+@functools.cache
+def _import_torch() -> tuple[Any, Exception | None]:
+    """The module, or None and why it does not import; a broken installation raises anything."""
+    try:
+        return importlib.import_module("torch"), None
+    except Exception as error:
+        return None, error
+
+
 def _torch() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
         yield Finding("missing", "torch", "pip install torch (2.1 or newer)")
         return
-    torch = importlib.import_module("torch")
+    torch, error = _import_torch()
+    if torch is None:
+        yield Finding("missing", "torch", f"it does not import ({error!r}); install it again")
+        return
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     good = (major, minor) >= (2, 1)
     mend = "" if good else ", expected 2.1 or newer: pip install --upgrade torch"
@@ -76,7 +92,7 @@ def _demo() -> Iterator[Finding]:
         here = importlib.util.find_spec(module) is not None
         detail = "for the demo" if here else f"the demo needs it: pip install {module}"
         yield Finding("ok" if here else "absent", module, detail)
-    if importlib.util.find_spec("torch") is not None:
+    if _import_torch()[0] is not None:
         from thinwire.demo import data
 
         here = data.FOLDER.is_dir()
@@ -98,11 +114,21 @@ def _settings() -> Iterator[Finding]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            config.resolve()
+            settings = config.resolve()
+            config.check_here(settings)
+            _check_codec(settings.codec)
         except errors.Error as error:
             yield Finding("missing", "settings", str(error))
     for warning in caught:
         yield Finding("absent", "settings", str(warning.message))
+
+
+def _check_codec(specs: str) -> None:
+    """InvalidArgumentError for a codec that does not exist."""
+    with contextlib.suppress(errors.UnavailableError):  # of the library, which has its own line
+        for spec in specs.split(";"):
+            if spec != "auto":
+                codec_info(spec)
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+POLICIES = ("p3", "wfbp", "fifo")
+
 _INT_MAX = (1 << 31) - 1
 _SIZE_MAX = (1 << 64) - 1
 
@@ -58,11 +60,18 @@ def _parse_bool(text: str) -> bool:
     return known[text.lower()]
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value  # where C would end it
+
+
 _TEXT = Kind(
-    "text", str, lambda value: isinstance(value, str),
-    lambda value: None if value is None else value.encode(),
+    "text without NUL", str, _is_text, lambda value: None if value is None else value.encode()
+)
+_ONE_NAME = Kind(
+    "the name of one network interface", str,
+    lambda value: _is_text(value) and "," not in value, _TEXT.to_c,
 )  # fmt: skip
-_FIRST_OF_LIST = Kind("text", lambda text: text.split(",")[0] or None, _TEXT.right, _TEXT.to_c)
+_POLICY = Kind(f"one of {POLICIES}", str, lambda value: value in POLICIES, _TEXT.to_c)
 _SECONDS = Kind(
     "a number of seconds above 0", float,
     lambda value: _is_number(value) and math.isfinite(value) and value > 0, _milliseconds,
@@ -75,8 +84,8 @@ _BOOL_OR_NONE = Kind(
     "True, False or None", _parse_bool, lambda value: isinstance(value, bool),
     {None: 0, True: 1, False: -1}.__getitem__,
 )  # fmt: skip
-_LANES = _whole(1, _INT_MAX)
-_POSITIVE_BYTES = _whole(1, _SIZE_MAX)
+_LANES = _whole(1, 64)
+_CHUNK_BYTES = _whole(4096, _SIZE_MAX)
 _BYTES = _whole(0, _SIZE_MAX)
 _IS_ZERO = Kind(_BYTES.expected, _BYTES.parse, _BYTES.right, lambda value: int(value == 0))
 
@@ -130,18 +139,18 @@ OPTIONS: tuple[Option, ...] = (
            "nesterov", "int", "nesterov", _FLAG, True, (), "off", COMPARED),
     Option("order of chunks: `wfbp` (as they are ready), `fifo` (as they were submitted) or `p3` "
            "(input layers first, the default of DistributedOptimizer)",
-           "policy", "const char*", "policy", _TEXT, True, (), "wfbp", COMPARED),
+           "policy", "const char*", "policy", _POLICY, True, (), "wfbp", COMPARED),
     Option("whether a step's order is predicted from the step before; in C 1: always, -1: never",
            "planned", "int", "planned", _BOOL_OR_NONE, True, (), "above 1 ms of latency", LEADER),
     Option("network interface to listen on", "interface_name", "const char*",
-           "interface", _FIRST_OF_LIST, True, ("THINWIRE_IFACE", "GLOO_SOCKET_IFNAME"),
+           "interface", _ONE_NAME, True, ("THINWIRE_IFACE", "GLOO_SOCKET_IFNAME"),
            "the one that leads to rendezvous_host"),
     Option("host whose interface is listened on when no interface is named", "rendezvous_host",
            "const char*", "rendezvous_host", _TEXT, False, ("MASTER_ADDR",), "loopback"),
     Option("chunks in flight, 64 at most", "lanes", "int", "lanes", _LANES, True,
            ("THINWIRE_LANES",), "4", COMPARED),
     Option("bytes of fp32 in a chunk, at least 4096", "chunk_bytes", "size_t",
-           "chunk_bytes", _POSITIVE_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
+           "chunk_bytes", _CHUNK_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
     Option("a tensor of at most this many bytes times (ranks - 1) goes uncompressed",
            "min_bytes", "size_t", "min_bytes", _BYTES, True, (), "65536", COMPARED),
     Option("small tensors are compressed as well; in Python `min_bytes=0` says so",

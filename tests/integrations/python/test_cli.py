@@ -35,6 +35,26 @@ def test_doctor_says_what_is_missing_and_what_to_do():
     assert "not ready" in done.stdout
 
 
+@pytest.mark.parametrize("name, value, words", [
+    ("THINWIRE_CODEC", "int3", "unknown codec 'int3'"),
+    ("THINWIRE_IFACE", "nope0", "no network interface 'nope0'"),
+])  # fmt: skip
+def test_doctor_finds_a_setting_that_can_not_be(name, value, words):
+    done = command("-m", "thinwire", "doctor", **{name: value})
+    assert done.returncode == 1, done.stdout
+    assert words in done.stdout and "not ready" in done.stdout
+
+
+def test_doctor_of_a_torch_that_does_not_import(tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: no such file')")
+    path = os.pathsep.join([str(tmp_path), str(PACKAGE)])
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    code += "from thinwire import cli; sys.exit(cli.main(['doctor']))"
+    done = command("-c", code, PYTHONPATH=path)
+    assert done.returncode == 1 and not done.stderr, done.stderr
+    assert "libtorch_cpu.so" in done.stdout and "not ready" in done.stdout
+
+
 def test_importing_needs_no_library_and_using_it_is_a_typed_error():
     code = (
         "import thinwire\n"

@@ -2,6 +2,7 @@
 
 import pytest
 import thinwire
+import thinwire.torch
 from thinwire import config
 
 
@@ -26,6 +27,34 @@ def test_argument_then_environment_then_default(monkeypatch, variable, text, set
     monkeypatch.setenv(variable, text)
     assert getattr(config.resolve(), setting) == value
     assert getattr(config.resolve(**{setting: other}), setting) == other
+
+
+@pytest.mark.parametrize("variable, text, words", [
+    ("THINWIRE_IFACE", "lo,eth0", "the name of one network interface"),
+    ("THINWIRE_LANES", "65", "1 to 64"),
+    ("THINWIRE_CHUNK_BYTES", "10", "from 4096"),
+])  # fmt: skip
+def test_the_message_says_what_a_value_may_be(monkeypatch, variable, text, words):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(thinwire.InvalidArgumentError, match=words):
+        config.resolve()
+
+
+def test_what_a_machine_lacks_is_named(tmp_path):
+    config.check_here(config.Config(interface="lo", trace=str(tmp_path / "t.json"), flight="f.txt"))
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"'nope0' here, only .*\blo\b"):
+        config.check_here(config.Config(interface="nope0"))
+    for name in ("trace", "flight"):
+        with pytest.raises(thinwire.InvalidArgumentError, match=f"{name} .*folder"):
+            config.check_here(config.Config(**{name: str(tmp_path / "nowhere" / "file")}))
+
+
+def test_a_warning_points_at_the_users_file(monkeypatch):
+    monkeypatch.setenv("THINWIRE_CODECS", "int8")
+    with pytest.warns(UserWarning, match="THINWIRE_CODECS") as caught:
+        thinwire.torch.GradientExchange("topk:density=0.005", min_bytes=0)
+    assert len(caught) == 2
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_our_interface_goes_before_gloos(monkeypatch):

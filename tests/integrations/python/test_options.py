@@ -51,7 +51,7 @@ SAMPLES = {
     "nesterov": Sample(True, "1", False, {"nesterov": 1}),
     "policy": Sample("fifo", "fifo", "p3", {"policy": b"fifo"}),
     "planned": Sample(False, "0", True, {"planned": -1}),
-    "interface": Sample("eth7", "eth7,eth8", "lo", {"interface_name": b"eth7"}),
+    "interface": Sample("eth7", "eth7", "lo", {"interface_name": b"eth7"}),
     "rendezvous_host": Sample("here", "here", "there", {"rendezvous_host": b"here"}),
     "lanes": Sample(3, "3", 5, {"lanes": 3}),
     "chunk_bytes": Sample(65536, "65536", 8192, {"chunk_bytes": 65536}),

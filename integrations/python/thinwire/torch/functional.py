@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 import weakref
 from typing import Any
 
@@ -18,6 +17,7 @@ from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.group import Membership, resolve
+from thinwire.warn import warn
 
 
 class Work:
@@ -61,17 +61,18 @@ def all_reduce(
     InvalidArgumentError, MismatchError, TimeoutError or PeerLostError."""
     kind = kind_of(op)
     if group is not None and dist.is_initialized() and dist.get_rank(group) < 0:
-        warnings.warn("all_reduce: this rank is not in the group, so nothing is done", stacklevel=2)
+        warn("all_reduce: this rank is not in the group, so nothing is done")
         return None
+    tensors.check_name(name)
     settings = config.resolve(codec=codec)
     if name is not None and codec_info(settings.codec).momentum == "required":
-        warnings.warn(
+        warn(
             f"all_reduce('{name}'): {settings.codec} with error feedback converges on momentum and "
-            "diverges on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of",
-            stacklevel=2,
+            "diverges on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of"
         )
     members = resolve(group, "all_reduce")
     dtype = tensors.check(tensor, dist.get_rank(members), lambda: name or "all_reduce")
+    tensors.check_writable(tensor, dist.get_rank(members), name or "all_reduce")
     session = session_of(members, dataclasses.replace(settings, device=str(tensor.device)))
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()

@@ -68,6 +68,7 @@ def _run(
     group: dist.ProcessGroup | None,
     async_op: bool,
 ) -> Work | None:
+    tensors.check_name(name)
     members = resolve(group, collective)
     rank, size = dist.get_rank(members), dist.get_world_size(members)
     dtype = tensors.check(source, rank, lambda: name or collective)
@@ -87,6 +88,7 @@ def _run(
 def _check_output(
     collective: str, output: torch.Tensor, source: torch.Tensor, rank: int, size: int
 ) -> None:
+    tensors.check(output, rank, lambda: f"{collective}'s output")
     scatters = collective == "reduce_scatter"
     whole, part = (source, output) if scatters else (output, source)
     if whole.numel() != size * part.numel() or output.dtype != source.dtype:

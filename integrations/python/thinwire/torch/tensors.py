@@ -32,6 +32,20 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
     return DTYPES[tensor.dtype]
 
 
+def check_writable(tensor: torch.Tensor, rank: int, name: str) -> None:
+    """InvalidArgumentError if elements share memory, so that results can't be written to them."""
+    dimensions = zip(tensor.stride(), tensor.shape, strict=True)
+    if any(stride == 0 and size > 1 for stride, size in dimensions):
+        got = f"a tensor that was expanded, with strides {tensor.stride()}"
+        raise _refusal(rank, name, got, "memory of its own for each element", "take .clone()")
+
+
+def check_name(name: object) -> None:
+    """InvalidArgumentError unless it is None or text that C can hold."""
+    if name is not None and (not isinstance(name, str) or "\0" in name):
+        raise InvalidArgumentError(f"name is {name!r}, expected text without NUL, or None")
+
+
 def check_parameters(names: Mapping[torch.Tensor, str], rank: int) -> None:
     """check() of all parameters that are trained, by their names."""
     for parameter, name in names.items():

@@ -13,6 +13,7 @@ from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 from thinwire.torch.ddp.state import State
 from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.exchange.waiter import failed_future
 
 
 def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -21,6 +22,13 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     bucket.buffer(): flat, float32, bfloat16 or float16, on the CPU or a GPU; the result has its
     shape, dtype and memory, and is bit-identical on all ranks. On a GPU the hook does not wait for
     it, and the future orders streams. Errors come out of backward(), typed."""
+    if not isinstance(state, State):
+        return failed_future(
+            InvalidArgumentError(
+                f"hook got a {type(state).__name__} as its state, expected a State; call "
+                "ddp.register_comm_hook(State(codec='int4'), hook)"
+            )
+        )
     return state.reduce_bucket(bucket)
 
 

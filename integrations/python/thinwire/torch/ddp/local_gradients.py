@@ -26,7 +26,8 @@ class LocalGradients:
 
     def __post_init__(self) -> None:
         for key, limit in {"clip_value": self.clip_value, "clip_norm": self.clip_norm}.items():
-            if limit is not None and not limit > 0:
+            number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            if limit is not None and not (number and limit > 0):
                 raise InvalidArgumentError(f"{key} is {limit!r}, expected a number above 0")
 
     def prepare(

@@ -90,6 +90,8 @@ class BucketExchange:
                 f"bucket '{name}': got dtype {dtype}, expected float32, bfloat16 or float16"
             )
         listed = [Part(*part) for part in parts]
+        for text in (name, *(part.name for part in listed)):
+            tensors.check_name(text)
         for part in listed:
             check_size(part.name, part.total or part.numel, self._session.restored)
         bucket = Bucket(

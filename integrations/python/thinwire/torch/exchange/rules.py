@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError
+from thinwire.warn import warn
 
 Codec = str | Mapping[str, str]
 
@@ -72,7 +72,7 @@ class Rules:
         used = {self.rule_of(name) for name in names}
         for pattern in list(self.by_pattern)[:-1]:
             if pattern not in used:
-                warnings.warn(f"codec pattern '{pattern}' matches no parameter", stacklevel=4)
+                warn(f"codec pattern '{pattern}' matches no parameter")
 
     def check_momentum(self, momentum: float) -> None:
         """Refuses a codec that diverges without momentum, and warns of one that loses accuracy."""
@@ -87,8 +87,7 @@ class Rules:
                     "under DDP call move_momentum(optimizer, state)), or take int4"
                 )
             if need == "advised":
-                warnings.warn(
+                warn(
                     f"codec '{spec}' without momentum loses accuracy: pass momentum=0.9 (and under "
-                    "DDP call move_momentum; DGC, arXiv 1712.01887)",
-                    stacklevel=4,
+                    "DDP call move_momentum; DGC, arXiv 1712.01887)"
                 )

@@ -15,7 +15,7 @@ import torch
 
 from thinwire import comm, errors
 from thinwire.comm import BucketWork, Communicator, Work
-from thinwire.config import Config
+from thinwire.config import Config, check_here
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.device import Device, device_of
@@ -30,6 +30,8 @@ class Session:
     """Owns the communicator and the waiter. After the first error it stays failed. Thread-safe."""
 
     def __init__(self, membership: Membership, config: Config) -> None:
+        """InvalidArgumentError if this machine lacks what the settings name."""
+        check_here(config)
         self.config = config
         self._membership = membership
         self.restored: checkpoint.Residuals = {}  # the last argument of load()

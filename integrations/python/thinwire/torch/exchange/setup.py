@@ -8,11 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire import config, errors
+from thinwire import config
 from thinwire.torch.exchange.auto import AUTO, AutoCodec
 from thinwire.torch.exchange.rules import Codec, Rules
-
-POLICIES = ("p3", "wfbp", "fifo")
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,6 @@ def resolve(
     if settings.codec == AUTO:
         auto = AutoCodec(settings, process_group)
         settings = auto.config
-    if settings.policy not in POLICIES:
-        raise errors.InvalidArgumentError(
-            f"policy is {settings.policy!r}, expected one of {POLICIES}"
-        )
     rules = Rules(codec if by_name else settings.codec)
     rules.check_specs()
     rules.check_momentum(settings.momentum)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thinwire import errors
+from thinwire.torch import tensors
 from thinwire.torch.exchange.flat_bucket import FlatBucket, lay_out
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class WholeStep:
 
     def reduce(self, exchange: GradientExchange, named: Mapping[str, torch.Tensor]) -> None:
         """As GradientExchange.reduce."""
+        for name, tensor in named.items():
+            tensors.check(tensor, exchange.rank, lambda name=name: name)
+            tensors.check_writable(tensor, exchange.rank, name)
         self._send_and_wait(exchange, named, list(named.values()))
         with torch.no_grad():
             for tensor, mean in zip(named.values(), self._means(), strict=True):

@@ -15,6 +15,19 @@ from thinwire.torch.group import rank_or_0
 Names = Mapping[torch.Tensor, str]
 
 
+def check_types(optimizer: object, model: object) -> None:
+    """The arguments are what they are called, in their order."""
+    for name, value, kind in (
+        ("optimizer", optimizer, Optimizer),
+        ("model", model, torch.nn.Module),
+    ):
+        if not isinstance(value, kind):
+            raise InvalidArgumentError(
+                f"DistributedOptimizer got a {type(value).__name__} as its {name}, expected a "
+                f"{kind.__name__}; call DistributedOptimizer(optimizer, model)"
+            )
+
+
 def check_optimizer(optimizer: Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from thinwire.torch.optimizer.gradient_bucket import GradientBucket, Phase
 from thinwire.torch.optimizer.model_hooks import ModelHooks
 from thinwire.torch.optimizer.step_pipeline import StepPipeline
 from thinwire.torch.optimizer.wrapped_optimizer import WrappedOptimizer
+from thinwire.warn import warn
 
 
 class DistributedOptimizer(WrappedOptimizer):
@@ -74,6 +74,7 @@ class DistributedOptimizer(WrappedOptimizer):
         find_unused_parameters: bool = False,
         **options: Any,
     ) -> None:
+        checks.check_types(optimizer, model)
         checks.check_optimizer(optimizer)
         options |= {"policy": policy, "momentum": momentum, "nesterov": nesterov}
         self._exchange = self._open_exchange(codec, process_group, options)
@@ -188,10 +189,9 @@ class DistributedOptimizer(WrappedOptimizer):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """torch.nn.utils.clip_grad_norm_ of the means: between backward() and step()."""
         if self._policy == "p3":
-            warnings.warn(
+            warn(
                 "clip_grad_norm_ needs all gradients, so this step waits for them as policy='wfbp' "
-                "does",
-                stacklevel=2,
+                "does"
             )
         self.synchronize()
         return torch.nn.utils.clip_grad_norm_(list(self._names), max_norm, norm_type)
