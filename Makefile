@@ -14,7 +14,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help setup build check demo test test-cpp test-asan test-tsan test-python thread-safety docs gpu \
+.PHONY: help setup build check demo test test-cpp test-asan test-tsan test-python thread-safety docs gpu neon \
   bench accuracy ratio wheel wheel-check lint format clean
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make thread-safety   clang's analysis of who holds which lock"
 	@echo "make docs    the documentation as a site, in build/docs/html"
 	@echo "make gpu     the checks and benchmarks that need an NVIDIA GPU"
+	@echo "make neon    the codecs' tests on 64-bit ARM, by qemu"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
 	@echo "make accuracy, make ratio   what compression costs in accuracy (an hour), and in precision"
 	@echo "make wheel   a wheel that needs no compiler; make lint, make format, make clean"
@@ -70,6 +71,10 @@ test-python: build
 # On a machine with a GPU: what the tests skip elsewhere, and how fast the kernels are.
 gpu: build
 	@scripts/gpu.sh
+
+# The codecs alone: bytes on NEON are those of x86.
+neon: setup
+	@JOBS=$(JOBS) scripts/neon.sh
 
 bench: build
 	@scripts/bench.sh

@@ -318,13 +318,16 @@ size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t hig
   return HWY_DYNAMIC_DISPATCH(ScanT)(x, n, begin, low, highest, index, bits);
 }
 
+// Where there is one target only, as on ARM, the macro takes no name with a namespace.
+const char* TargetName() { return HWY_DYNAMIC_DISPATCH(TargetNameT)(); }
+
 }  // namespace thinwire::simd
 
 namespace thinwire {
 
 bool SimdAvailable() { return hwy::SupportedTargets() & HWY_TARGETS; }
 
-const char* SimdTargetName() { return HWY_DYNAMIC_DISPATCH(simd::TargetNameT)(); }
+const char* SimdTargetName() { return simd::TargetName(); }
 
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
