@@ -63,7 +63,7 @@ test-asan: setup
 test-tsan: setup
 	@cmake --preset tsan > build/configure-tsan.log
 	@cmake --build --preset tsan -j $(JOBS)
-	@setarch $$(uname -m) -R ctest --preset tsan --output-on-failure
+	@setarch $$(uname -m) -R ctest --preset tsan --output-on-failure -j $(TEST_JOBS)
 
 test-python: build
 	@$(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadgroup tests

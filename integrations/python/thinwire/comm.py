@@ -132,7 +132,8 @@ class Bucket:
     def __init__(self, handle: c_void_p, segments: Segments | None) -> None:
         self.handle = handle
         self._segments = segments
-        self._free = weakref.finalize(self, _library.load().tw_bucket_destroy, handle)
+        # Not at exit, where the last works may still be waited for, after this.
+        weakref.finalize(self, _library.load().tw_bucket_destroy, handle).atexit = False
 
     def start(self, send: int, receive: int, stream: int | None = None) -> BucketWork:
         """Starts one use, from and to these addresses, and returns at once. Segments that are

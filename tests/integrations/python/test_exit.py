@@ -13,6 +13,11 @@ pytestmark = pytest.mark.slow  # each rank imports torch anew
 
 PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 
+# What uses memory after it was freed finds it overwritten, and does not go on by luck.
+OVERWRITE_FREED = {
+    "MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+}  # fmt: skip
+
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
@@ -59,7 +64,7 @@ def run_script(tmp_path: Path, end: str) -> list[subprocess.CompletedProcess[str
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, end, str(rank), str(tmp_path / "store")],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | OVERWRITE_FREED,
         )
         for rank in range(2)
     ]  # fmt: skip
