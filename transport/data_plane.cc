@@ -6,7 +6,7 @@ void Exchange::OnDone(std::function<void(absl::Status)> done) {
   done(absl::InternalError("this data plane's exchanges end by Wait only, not by OnDone"));
 }
 
-// Of a plane without Expect, whose exchanges have sent already.
+// A plane without Expect never gets here: its exchanges send when they start.
 void Exchange::Send(std::span<const Bytes>) {}
 
 std::unique_ptr<Exchange> DataPlane::Expect(uint64_t, std::span<const MutableBytes>) {

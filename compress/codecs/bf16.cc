@@ -1,6 +1,7 @@
 #include "compress/codecs/bf16.h"
 
 #include "compress/codecs/reference.h"
+#include "compress/codecs/simd_blocks.h"
 #include "compress/simd_kernels.h"
 #include "compress/stages.h"
 
@@ -27,15 +28,7 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
 
 size_t Reduce(const Piece& up, const Piece& down, const PieceReduction& args) {
   if (down.shard.spec.id != up.shard.spec.id || args.wire_out == nullptr) return 0;
-  return simd::ReduceBf16({.wires = args.wires,
-                           .codes_at = up.codes_offset(),
-                           .own = args.own,
-                           .scale = args.scale,
-                           .r = args.residual,
-                           .out = args.out,
-                           .scales = nullptr,
-                           .codes = args.wire_out + down.codes_offset()},
-                          up.numel);
+  return simd::ReduceBf16(ReductionOf(up, down, args), up.numel);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "compress/codecs/reference.h"
+#include "compress/codecs/simd_blocks.h"
 #include "compress/simd_kernels.h"
 
 namespace thinwire::codecs {
@@ -28,17 +29,9 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
   simd::Add(sum, reinterpret_cast<const float*>(wire + piece.codes_offset()), piece.numel);
 }
 
-size_t Reduce(const Piece& up, const Piece&, const PieceReduction& args) {
+size_t Reduce(const Piece& up, const Piece& down, const PieceReduction& args) {
   if (args.wire_out != nullptr) return 0;
-  return simd::ReduceFp32({.wires = args.wires,
-                           .codes_at = up.codes_offset(),
-                           .own = args.own,
-                           .scale = args.scale,
-                           .r = nullptr,
-                           .out = args.out,
-                           .scales = nullptr,
-                           .codes = nullptr},
-                          up.numel);
+  return simd::ReduceFp32(ReductionOf(up, down, args), up.numel);
 }
 
 }  // namespace

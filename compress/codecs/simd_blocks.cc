@@ -53,6 +53,19 @@ void DecodeTail(const Piece& tail, const uint8_t* wire, float* out) {
 
 }  // namespace
 
+simd::Reduction ReductionOf(const Piece& up, const Piece& down, const PieceReduction& args) {
+  const bool encoded = args.wire_out != nullptr;
+  return {.wires = args.wires,
+          .scales_at = up.scales_offset(),
+          .codes_at = up.codes_offset(),
+          .own = args.own,
+          .scale = args.scale,
+          .r = args.residual,
+          .out = args.out,
+          .scales = encoded ? args.wire_out + down.scales_offset() : nullptr,
+          .codes = encoded ? args.wire_out + down.codes_offset() : nullptr};
+}
+
 void EncodeSimdBlocks(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   simd::EncodeBlocks(BlocksOf(piece, piece.full_blocks()), g, r, wire + piece.scales_offset(),
                      wire + piece.codes_offset());
@@ -87,15 +100,7 @@ size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const PieceReduction
       args.wire_out == nullptr) {
     return 0;
   }
-  simd::ReduceBlocks(blocks, {.wires = args.wires,
-                              .scales_at = up.scales_offset(),
-                              .codes_at = up.codes_offset(),
-                              .own = args.own,
-                              .scale = args.scale,
-                              .r = args.residual,
-                              .out = args.out,
-                              .scales = args.wire_out + down.scales_offset(),
-                              .codes = args.wire_out + down.codes_offset()});
+  simd::ReduceBlocks(blocks, ReductionOf(up, down, args));
   return blocks.count * blocks.block;
 }
 

@@ -3,8 +3,12 @@
 #define THINWIRE_COMPRESS_CODECS_SIMD_BLOCKS_H_
 
 #include "compress/codec_info.h"
+#include "compress/simd_kernels.h"
 
 namespace thinwire::codecs {
+
+// What simd's reductions take, for a whole piece.
+simd::Reduction ReductionOf(const Piece& up, const Piece& down, const PieceReduction& args);
 
 void EncodeSimdBlocks(const Piece& piece, const float* g, float* r, uint8_t* wire);
 void DecodeSimdBlocks(const Piece& piece, const uint8_t* wire, float* out);

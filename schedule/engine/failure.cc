@@ -21,9 +21,10 @@ constexpr std::chrono::milliseconds kLastWords(200);     // for the own reason t
 absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Status& status) const {
   const std::string named = absl::StrCat("tensor '", tensor, "'");
   // The reason may name the tensor itself, and says it better then: with the rank that it is about.
-  const bool says_it = absl::StrContains(status.message(), named);
-  return absl::Status(status.code(), absl::StrCat("rank ", members_.rank, says_it ? "" : ", ",
-                                                  says_it ? "" : named, ": ", status.message()));
+  const std::string place =
+      absl::StrContains(status.message(), named) ? "" : absl::StrCat(", ", named);
+  return absl::Status(status.code(),
+                      absl::StrCat("rank ", members_.rank, place, ": ", status.message()));
 }
 
 void FailureProtocol::Fail(absl::Status reason, Tell tell) {
