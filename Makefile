@@ -4,8 +4,10 @@ PYTHON := .venv/bin/python
 export PYTHONPATH := $(CURDIR)/integrations/python
 export THINWIRE_LIBRARY := $(CURDIR)/build/integrations/c/libthinwire.so
 JOBS ?= $(shell nproc)
-# Tests mostly wait for one another's messages and deadlines, so two at a time fit on two cores.
-TEST_JOBS ?= 2
+# Tests mostly wait for one another's messages and deadlines, so three at a time fit on two cores;
+# pytest's start processes of their own.
+TEST_JOBS ?= 3
+PYTEST_JOBS ?= 2
 
 # ccache, where it is installed, also serves the builds of other checkouts.
 ifneq ($(shell command -v ccache),)
@@ -39,7 +41,7 @@ build: setup
 # Everything but what is marked slow: SLOW in tests/*/CMakeLists.txt, pytest.mark.slow in Python.
 check: build
 	@ctest --preset check --output-on-failure -j $(TEST_JOBS)
-	@$(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadgroup -m "not slow" tests
+	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup -m "not slow" tests
 
 demo: build
 	@$(PYTHON) -m thinwire demo --out build/demo
@@ -66,7 +68,7 @@ test-tsan: setup
 	@setarch $$(uname -m) -R ctest --preset tsan --output-on-failure -j $(TEST_JOBS)
 
 test-python: build
-	@$(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadgroup tests
+	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup tests
 
 # On a machine with a GPU: what the tests skip elsewhere, and how fast the kernels are.
 gpu: build

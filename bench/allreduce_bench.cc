@@ -1,4 +1,5 @@
-// Our allreduce against Gloo's fp32 allreduce, interleaved in one run; one process a rank.
+// Our allreduce against Gloo's fp32 allreduce, interleaved in one run; one process a rank. Between
+// two ranks each row also has the machine's own limit (bench/limit.h).
 //
 //   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS]]     rank 0 prints JSON
 #include <algorithm>
@@ -14,13 +15,14 @@
 #include <vector>
 
 #include "bench/gloo_baseline.h"
+#include "bench/limit.h"
 #include "integrations/c/thinwire.h"
 
 namespace {
 
 constexpr const char* kCodecs[] = {"fp32", "bf16", "int8", "int4", "onebit", "onebit:down=onebit",
                                    "topk"};
-constexpr size_t kSizes[] = {1024, 16384, 65536, 1048576, 16777216};
+constexpr size_t kSizes[] = {1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
 
 struct Setup {
   int rank, size, repetitions;
@@ -78,7 +80,8 @@ double TimeOurs(tw_comm* comm, std::vector<float>& values, const std::string& na
 }
 
 void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
-             std::map<std::string, tw_comm*>& comms, size_t bytes, bool last) {
+             std::map<std::string, tw_comm*>& comms, thinwire::Limit* limit, size_t bytes,
+             bool last) {
   const size_t n = bytes / sizeof(float);
   std::vector<float> source(n);
   for (size_t i = 0; i < n; ++i)
@@ -100,6 +103,10 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
       keep(codec, TimeOurs(comm, values, std::to_string(bytes)));
     }
   }
+  std::map<std::string, thinwire::LimitTimes> limits;
+  for (const char* codec : kCodecs) {
+    if (limit != nullptr) limits[codec] = limit->Measure(codec, n);
+  }
   if (setup.rank != 0) return;
   const double base = Quantile(times["gloo"], 0.5);
   for (size_t c = 0; c < std::size(kCodecs); ++c) {
@@ -107,10 +114,16 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
     const double ms = Quantile(mine, 0.5);
     std::printf(
         "  {\"codec\": \"%s\", \"bytes\": %zu, \"ms\": %.4f, \"gloo_ms\": %.4f, \"speedup\": %.3f, "
-        "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f}%s\n",
+        "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f",
         kCodecs[c], bytes, 1e3 * ms, 1e3 * base, base / ms, 1e3 * Quantile(mine, 0.25),
         1e3 * Quantile(mine, 0.75), 1e3 * Quantile(times["gloo"], 0.25),
-        1e3 * Quantile(times["gloo"], 0.75), last && c + 1 == std::size(kCodecs) ? "" : ",");
+        1e3 * Quantile(times["gloo"], 0.75));
+    if (limit != nullptr) {
+      const thinwire::LimitTimes& least = limits[kCodecs[c]];
+      std::printf(", \"limit_ms\": %.4f, \"loops_ms\": %.4f, \"exchange_ms\": %.4f",
+                  1e3 * least.limit_s(), 1e3 * least.loops_s, 1e3 * least.exchange_s);
+    }
+    std::printf("}%s\n", last && c + 1 == std::size(kCodecs) ? "" : ",");
   }
 }
 
@@ -126,11 +139,15 @@ int main(int argc, char** argv) {
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
   thinwire::GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
+  std::unique_ptr<thinwire::Limit> limit;
+  if (setup.size == 2) {
+    limit = std::make_unique<thinwire::Limit>(setup.rank, setup.folder, setup.interface);
+  }
   std::map<std::string, tw_comm*> comms;
   for (const char* codec : kCodecs) comms[codec] = Connect(setup, codec);
   if (setup.rank == 0) std::printf("[\n");
   for (const size_t bytes : kSizes)
-    Measure(setup, gloo, comms, bytes, bytes == kSizes[std::size(kSizes) - 1]);
+    Measure(setup, gloo, comms, limit.get(), bytes, bytes == kSizes[std::size(kSizes) - 1]);
   if (setup.rank == 0) std::printf("]\n");
   for (auto& [codec, comm] : comms) tw_comm_destroy(comm);
   return 0;

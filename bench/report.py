@@ -12,25 +12,33 @@ CODEC_MUST = {
     "AVX2": {("encode_ef", True): 1.10, ("encode_ef", False): 2.6},
 }
 DECODE_MUST = {True: 1.1, False: 1.3}
-# speed-up >= must over Gloo's fp32, 16 MiB, 2 ranks.
+# speed-up >= must over Gloo's fp32, 2 ranks, by link, bytes and codec.
 ALLREDUCE_MUST = {
-    "1gbit": {"int8": 3.75, "int4": 7.4, "onebit:down=onebit": 27},
-    "5gbit": {"int8": 2.9, "int4": 3.6, "onebit:down=onebit": 5},
-    "10gbit": {"int8": 2.3, "int4": 2.8, "onebit:down=onebit": 4.7},
-    "loopback": {"fp32": 1.1, "int8": 1.8, "int4": 2.5, "onebit:down=onebit": 3},
+    ("1gbit", 1 << 24): {"int8": 3.88, "int4": 7.65, "onebit:down=onebit": 28.5},
+    ("5gbit", 1 << 24): {"int8": 3.5, "int4": 5.8, "onebit:down=onebit": 10},
+    ("10gbit", 1 << 24): {"int8": 3, "int4": 4.5, "onebit:down=onebit": 7},
+    ("10gbit", 1 << 20): {
+        "fp32": 1.2,
+        "bf16": 1.2,
+        "int8": 2,
+        "int4": 3,
+        "onebit:down=onebit": 3.5,
+    },
+    ("loopback", 1 << 24): {"fp32": 1.25, "int8": 2.2, "int4": 3.2, "onebit:down=onebit": 4.2},
 }
-SMALL_MUST = 1 / 1.03  # tensors of at most 64 KiB, any link, any codec
+ANY_MUST = 1.0  # of all others
 SELECT_MUST = 1.25  # topk with last step's threshold: time <= must x twin
 COLD_MUST = 8.0  # topk without it: speed-up over std::nth_element and separate passes
 ROUNDING_MUST = 1.5  # stochastic rounding: time <= must x nearest
 # speed-up over another way, in one run: link and way -> (other way, must).
 STEP_MUST = {
-    ("1gbit", "int4"): ("plain", 4.0),
-    ("100mbit", "int4"): ("plain", 6.5),
-    ("10gbit", "int4"): ("bf16", 1.0),
-    ("100mbit", "onebit"): ("plain", 10.0),
-    ("100mbit", "onebit:down=onebit"): ("plain", 18.0),
-    ("100mbit", "topk:density=0.01"): ("plain", 20.0),
+    ("1gbit", "int4"): ("plain", 5.6),
+    ("100mbit", "int4"): ("plain", 7.5),
+    ("10gbit", "int4"): ("plain", 2.2),
+    ("loopback", "int4"): ("plain", 1.85),
+    ("100mbit", "onebit"): ("plain", 12.0),
+    ("100mbit", "onebit:down=onebit"): ("plain", 27.0),
+    ("100mbit", "topk:density=0.01"): ("plain", 45.0),
 }
 
 
@@ -73,16 +81,15 @@ def allreduce_table(path: pathlib.Path) -> None:
     if not rows:
         print("skipped: this link needs root")
     for r in rows:
-        must = ALLREDUCE_MUST[link].get(r["codec"]) if r["bytes"] == 1 << 24 else None
-        if r["bytes"] <= 1 << 16:
-            must = SMALL_MUST
+        must = ALLREDUCE_MUST.get((link, r["bytes"]), {}).get(r["codec"], ANY_MUST)
         spread = f"[{r['gloo_ms'] / r['high_ms']:.2f} {r['gloo_ms'] / r['low_ms']:.2f}]"
-        what = f"{r['codec']} {r['bytes'] >> 10} KiB ({r['ms']:.2f} ms)"
+        what = f"{r['codec']} {r['bytes'] >> 10} KiB ({r['ms']:.2f} ms"
+        what += f", limit {r['limit_ms']:.2f})" if "limit_ms" in r else ")"
         row(what, r["speedup"], must, must is None or r["speedup"] >= must, spread)
 
 
 def step_table(path: pathlib.Path) -> None:
-    print("\nDDP step, 16.8 MB of gradients: speed-up over plain (for 10gbit over bf16)")
+    print("\nDDP step, 16.8 MB of gradients: speed-up over plain")
     rows = json.loads(path.read_text())
     rows = rows["rows"] if isinstance(rows, dict) else rows
     times = {(r["link"], r["codec"]): r["step_ms"] for r in rows}

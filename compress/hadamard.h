@@ -13,8 +13,8 @@ namespace thinwire {
 inline constexpr size_t kTransform = 256;
 inline constexpr float kClip = 0.8f;  // of a block's largest magnitude; codes beyond it saturate
 
-// From here on a transformed block is not finite: a decoder adds up 256 values of up to 8 scales, and
-// a scale is at most 0.8 / 7 of the magnitude, rounded up. Below this no such sum leaves fp32.
+// From here on a transformed block is not finite: a decoder adds up 256 values of up to 8 scales,
+// and a scale is at most 0.8 / 7 of the magnitude, rounded up. Below this no such sum leaves fp32.
 inline constexpr uint32_t kTransformHugeBits = (127u + 120u) << 23;  // 2^120
 
 // The magnitude that tells a transformed block's kind (KindOf), from its largest value's.

@@ -41,6 +41,7 @@ CONTENTS = """
 /docs/settings
 /integrations/python/README
 /docs/troubleshooting
+/SECURITY
 /docs/reference/python
 /docs/reference/c
 ```

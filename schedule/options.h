@@ -52,6 +52,10 @@ struct Options {
   size_t chunk_bytes = size_t{4} << 20;  // of fp32 input; rounded down to whole blocks
   // A tensor whose raw bytes times (n - 1) peers are at most this goes raw, in one exchange.
   size_t min_bytes = size_t{64} << 10;
+  // A larger one goes in one exchange as well, encoded, if its wire bytes times (n - 1) peers are
+  // at most this: see schedule/collective/direct.h, which is also where a min_bytes of 0 means
+  // never.
+  size_t one_hop_bytes = size_t{256} << 10;
   std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
   Predict predict = Predict::kWhenFar;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start

@@ -33,6 +33,8 @@ struct BucketRequest {
   // itself is the only parameter, and goes with the first codec. A reduce-scatter or all-gather has
   // one codec.
   std::span<const Segment> segments = {};
+  // In words of the caller's, such as "10x100". Ranks whose words differ fail with a mismatch.
+  std::string_view shape = {};
 };
 
 // One use of a bucket. Memory must live until the work is done.
@@ -63,7 +65,7 @@ struct CollectiveRequest {
   Collective collective = Collective::kAllReduce;
 
   BucketRequest bucket() const {
-    return {key, input.numel, input.dtype, op, collective, priority, segments};
+    return {key, input.numel, input.dtype, op, collective, priority, segments, {}};
   }
   Submission submission() const { return {input, output, absent, caller_waits, stream}; }
 };

@@ -22,9 +22,9 @@ _INTRODUCTION = """\
 <!-- scripts/settings.py writes this file from integrations/python/thinwire/options.py. -->
 
 In Python an argument goes before the environment, and the environment before the default. The
-arguments are those of `State`, `attach` and `DistributedOptimizer`; `all_reduce` takes the codec
-and goes by the environment otherwise. An unknown `THINWIRE_*` name is a warning that names the
-nearest known one. `thinwire doctor` prints the variables that are set.
+arguments are those of `State`, `attach` and `DistributedOptimizer`; `all_reduce` takes `codec` and
+`strict`, and goes by the environment otherwise. An unknown `THINWIRE_*` name is a warning that
+names the nearest known one. `thinwire doctor` prints the variables that are set.
 
 The C library reads no environment. A C program calls `tw_options_init` and sets the fields of
 `tw_options` that it needs; zero stands for the default. A program that was compiled against an

@@ -49,6 +49,8 @@ maps = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
 ours = [m for m in maps if any(n in m for n in ("gloo", "hwy", "absl", "hiredis", "ibverbs", "libnl"))]
 strangers = [m for m in ours if not m.startswith(home)]
 assert ours and not strangers, f"not from the wheel: {strangers}"
+# Python's ssl in the same process would get a libcrypto of ours, and may need a newer one.
+assert not list(pathlib.Path(home).glob("libcrypto*")), "libcrypto is linked in statically"
 PY
 python step.py 0 "$room/meet" &
 python step.py 1 "$room/meet"

@@ -91,8 +91,8 @@ class DataPlane {
                                           std::span<const MutableBytes> recv) = 0;
 
   // Begins to receive the blocks of an exchange whose own blocks are not there yet: Send completes
-  // the start. Worth it where a sender waits until its receiver is ready. Null where the plane gains
-  // nothing by it, or matches by order.
+  // the start. Worth it where a sender waits until its receiver is ready. Null where the plane
+  // gains nothing by it, or matches by order.
   virtual std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv);
 
   // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.

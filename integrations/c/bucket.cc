@@ -12,6 +12,7 @@ struct tw_bucket {
   std::shared_ptr<const thinwire::Bucket> bucket;
   tw_bucket_info info{};
   std::shared_ptr<thinwire::Work> work;  // started and not waited for
+  thinwire::HomeProcess home;
 };
 
 namespace {
@@ -68,6 +69,7 @@ absl::Status Start(tw_bucket& bucket, const void* send, void* recv, void* stream
 template <typename Wait>
 tw_status WaitFor(tw_bucket* bucket, Wait wait) {
   if (bucket == nullptr) return ToC(absl::InvalidArgumentError("the bucket is null"));
+  if (absl::Status bad = bucket->home.Check(); !bad.ok()) return ToC(bad);
   if (bucket->work == nullptr) {
     return ToC(absl::InvalidArgumentError("the bucket was not started; call tw_bucket_start"));
   }
@@ -93,12 +95,15 @@ tw_status tw_bucket_create(tw_comm* comm, const tw_bucket_info* info, tw_bucket*
                               .op = static_cast<thinwire::Op>(info->op),
                               .collective = static_cast<Collective>(info->collective),
                               .priority = info->priority,
-                              .segments = parts.segments});
+                              .segments = parts.segments,
+                              .shape = thinwire::TextOf(info->shape)});
   if (!registered.ok()) return ToC(registered.status());
-  auto made = std::make_unique<tw_bucket>(tw_bucket{comm, *std::move(registered), *info, nullptr});
+  auto made =
+      std::make_unique<tw_bucket>(tw_bucket{comm, *std::move(registered), *info, nullptr, {}});
   // The description's own pointers are the caller's, and are not kept.
   made->info.name = nullptr;
   made->info.segments = nullptr;
+  made->info.shape = nullptr;
   *bucket = made.release();
   return TW_OK;
 }
@@ -120,6 +125,8 @@ tw_status tw_bucket_wait_stream(tw_bucket* bucket, void* stream) {
   return WaitFor(bucket, [stream](thinwire::Work& work) { return work.WaitOn(stream); });
 }
 
-void tw_bucket_destroy(tw_bucket* bucket) { delete bucket; }
+void tw_bucket_destroy(tw_bucket* bucket) {
+  if (bucket != nullptr && bucket->home.is_here()) delete bucket;
+}
 
 }  // extern "C"

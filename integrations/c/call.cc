@@ -1,5 +1,6 @@
 #include "integrations/c/call.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -7,8 +8,18 @@
 
 namespace thinwire {
 
+absl::Status CheckComm(const char* function, const tw_comm* comm,
+                       std::initializer_list<const void*> pointers) {
+  const auto is_null = [](const void* pointer) { return pointer == nullptr; };
+  if (comm == nullptr || std::any_of(pointers.begin(), pointers.end(), is_null)) {
+    return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
+  }
+  return comm->home.Check();
+}
+
 absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream) {
   if (comm == nullptr) return absl::InvalidArgumentError("the communicator is null");
+  if (absl::Status bad = comm->home.Check(); !bad.ok()) return bad;
   if (dtype != TW_F32 && dtype != TW_BF16 && dtype != TW_F16) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", comm->rank, ": dtype ", static_cast<int>(dtype),

@@ -3,6 +3,7 @@
 #define THINWIRE_INTEGRATIONS_C_CALL_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +18,12 @@ inline TensorView ViewOf(const void* data, size_t count, tw_dtype dtype) {
   return {const_cast<void*>(data), count, static_cast<DType>(dtype)};
 }
 
+// InvalidArgument if `function` got a null pointer, or in a child that was forked from the process
+// of the communicator.
+absl::Status CheckComm(const char* function, const tw_comm* comm,
+                       std::initializer_list<const void*> pointers = {});
+
+// The same for a collective, and for its dtype, op and stream.
 absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream);
 
 // The segments of a call, and the numbers of those that this rank has no gradient for.

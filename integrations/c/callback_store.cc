@@ -40,7 +40,7 @@ class CallbackStore final : public Store {
   }
 
  private:
-  // Gloo's addresses grow with the world: 128 bytes and more for each peer.
+  // More than any value of ours: the longest is a handshake's, which names all codecs.
   static constexpr size_t kCapacity = size_t{1} << 20;
 
   static int Remaining(Deadline deadline) {

@@ -38,6 +38,14 @@ tw_status Run(const Call& call, const CollectiveRequest& request) {
   return ToC(work.ok() ? (*work)->Wait() : work.status());
 }
 
+template <typename Wait>
+tw_status WaitFor(tw_work* work, Wait wait) {
+  if (work == nullptr) return ToC(absl::InvalidArgumentError("the work is null"));
+  if (absl::Status bad = work->home.Check(); !bad.ok()) return ToC(bad);
+  const std::unique_ptr<tw_work> owned(work);
+  return ToC(wait(*owned->work));
+}
+
 size_t SizeOf(const tw_comm* comm) { return comm == nullptr ? 1 : comm->size; }
 
 }  // namespace
@@ -90,20 +98,16 @@ tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_
   request.absent = parts.absent;
   absl::StatusOr<std::shared_ptr<thinwire::Work>> started =
       Start({send, recv, count, count, dtype, op, comm, stream}, request);
-  if (started.ok()) *work = new tw_work{*std::move(started)};
+  if (started.ok()) *work = new tw_work{*std::move(started), {}};
   return ToC(started.status());
 }
 
 tw_status tw_wait(tw_work* work) {
-  if (work == nullptr) return ToC(absl::InvalidArgumentError("the work is null"));
-  const std::unique_ptr<tw_work> owned(work);
-  return ToC(owned->work->Wait());
+  return WaitFor(work, [](thinwire::Work& started) { return started.Wait(); });
 }
 
 tw_status tw_wait_stream(tw_work* work, void* stream) {
-  if (work == nullptr) return ToC(absl::InvalidArgumentError("the work is null"));
-  const std::unique_ptr<tw_work> owned(work);
-  return ToC(owned->work->WaitOn(stream));
+  return WaitFor(work, [stream](thinwire::Work& started) { return started.WaitOn(stream); });
 }
 
 }  // extern "C"

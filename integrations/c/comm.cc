@@ -42,14 +42,14 @@ tw_status tw_comm_create(const tw_options* options, tw_comm** comm) {
 }
 
 tw_status tw_comm_abort(tw_comm* comm) {
-  if (comm == nullptr) return ToC(absl::InvalidArgumentError("the communicator is null"));
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_abort", comm); !bad.ok()) return ToC(bad);
   comm->engine->Abort(absl::AbortedError(absl::StrCat("rank ", comm->rank, " aborted the group")));
   return TW_OK;
 }
 
 tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason) {
-  if (comm == nullptr || reason == nullptr) {
-    return ToC(absl::InvalidArgumentError("tw_comm_fail got a null pointer"));
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_fail", comm, {reason}); !bad.ok()) {
+    return ToC(bad);
   }
   if (status == TW_OK) {
     return ToC(
@@ -59,11 +59,15 @@ tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason) {
   return TW_OK;
 }
 
-void tw_comm_destroy(tw_comm* comm) { delete comm; }
+void tw_comm_destroy(tw_comm* comm) {
+  // A goodbye of a forked child would be its parent's, and the threads to join are not there.
+  if (comm != nullptr && comm->home.is_here()) delete comm;
+}
 
 tw_status tw_comm_describe(tw_comm* comm, char* text, size_t capacity, size_t* bytes) {
-  if (comm == nullptr || bytes == nullptr || (text == nullptr && capacity > 0)) {
-    return ToC(absl::InvalidArgumentError("tw_comm_describe got a null pointer"));
+  const void* const room = capacity == 0 ? bytes : static_cast<const void*>(text);
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_describe", comm, {bytes, room}); !bad.ok()) {
+    return ToC(bad);
   }
   const std::string described = comm->engine->Describe();
   *bytes = described.size() + 1;

@@ -41,7 +41,8 @@ absl::StatusOr<Meeting> MeetingOf(const tw_options& in) {
 absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const tw_options& in) {
   const std::string name = std::string(TextOf(in.device));
   if (name.empty() || name == "cpu") return std::shared_ptr<Device>();
-  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice(name, std::string(TextOf(in.cuda_library)));
+  absl::StatusOr<std::shared_ptr<Device>> device =
+      OpenDevice(name, std::string(TextOf(in.cuda_library)));
   if (device.ok()) return device;
   return absl::Status(device.status().code(),
                       absl::StrCat("rank ", in.rank, ": ", device.status().message()));
@@ -73,7 +74,9 @@ absl::StatusOr<Transport> Connect(const tw_options& in, const Options& options) 
                       .prefix = prefix,
                       .interface = std::string(TextOf(in.interface_name)),
                       .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
-                      .deadline = deadline});
+                      .deadline = deadline,
+                      .key_file = std::string(TextOf(in.key_file)),
+                      .digest = Digest(in.size, options)});
 }
 
 }  // namespace
@@ -94,7 +97,7 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
       Engine::Create(*options, std::move(transport), *device);
   if (!engine.ok()) return engine.status();
   return std::make_unique<tw_comm>(
-      tw_comm{in.rank, in.size, *device != nullptr, *std::move(engine)});
+      tw_comm{in.rank, in.size, *device != nullptr, *std::move(engine), {}});
 }
 
 }  // namespace thinwire

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "integrations/c/home_process.h"
 #include "integrations/c/thinwire.h"
 #include "schedule/engine.h"
 
@@ -13,10 +14,12 @@ struct tw_comm {
   int size = 1;
   bool on_device = false;
   std::unique_ptr<thinwire::Engine> engine;
+  thinwire::HomeProcess home;
 };
 
 struct tw_work {
   std::shared_ptr<thinwire::Work> work;
+  thinwire::HomeProcess home;
 };
 
 namespace thinwire {

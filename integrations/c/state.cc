@@ -6,16 +6,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "integrations/c/call.h"
 #include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
 
+using thinwire::CheckComm;
 using thinwire::ToC;
 
 namespace {
-
-absl::Status NullPointer(const char* function) {
-  return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
-}
 
 absl::Status WrongSize(const char* name, size_t expected, size_t got) {
   return absl::InvalidArgumentError(
@@ -27,7 +25,7 @@ absl::Status WrongSize(const char* name, size_t expected, size_t got) {
 extern "C" {
 
 tw_status tw_comm_stats(tw_comm* comm, tw_stats* out) {
-  if (comm == nullptr || out == nullptr) return ToC(NullPointer("tw_comm_stats"));
+  if (absl::Status bad = CheckComm("tw_comm_stats", comm, {out}); !bad.ok()) return ToC(bad);
   const thinwire::Stats stats = comm->engine->stats();
   const auto& s = stats.seconds;
   *out = {stats.all_reduces,
@@ -44,7 +42,7 @@ tw_status tw_comm_stats(tw_comm* comm, tw_stats* out) {
 }
 
 tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity) {
-  if (comm == nullptr || spec == nullptr) return ToC(NullPointer("tw_comm_codec"));
+  if (absl::Status bad = CheckComm("tw_comm_codec", comm, {spec}); !bad.ok()) return ToC(bad);
   const auto& codecs = comm->engine->codecs();
   if (index >= codecs.size()) {
     return ToC(absl::InvalidArgumentError(
@@ -60,33 +58,33 @@ tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity
 }
 
 tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, int* raw) {
-  if (comm == nullptr || raw == nullptr) return ToC(NullPointer("tw_comm_goes_raw"));
+  if (absl::Status bad = CheckComm("tw_comm_goes_raw", comm, {raw}); !bad.ok()) return ToC(bad);
   *raw = comm->engine->GoesRaw({nullptr, count, static_cast<thinwire::DType>(dtype)}) ? 1 : 0;
   return TW_OK;
 }
 
 tw_status tw_comm_set_step(tw_comm* comm, uint64_t step) {
-  if (comm == nullptr) return ToC(NullPointer("tw_comm_set_step"));
+  if (absl::Status bad = CheckComm("tw_comm_set_step", comm); !bad.ok()) return ToC(bad);
   comm->engine->SetStep(step);
   return TW_OK;
 }
 
 tw_status tw_comm_end_step(tw_comm* comm) {
-  if (comm == nullptr) return ToC(NullPointer("tw_comm_end_step"));
+  if (absl::Status bad = CheckComm("tw_comm_end_step", comm); !bad.ok()) return ToC(bad);
   comm->engine->EndStep();
   return TW_OK;
 }
 
 tw_status tw_residual_count(tw_comm* comm, size_t* count) {
-  if (comm == nullptr || count == nullptr) return ToC(NullPointer("tw_residual_count"));
+  if (absl::Status bad = CheckComm("tw_residual_count", comm, {count}); !bad.ok()) return ToC(bad);
   *count = comm->engine->error_feedback().Names().size();
   return TW_OK;
 }
 
 tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capacity,
                            size_t* numel) {
-  if (comm == nullptr || name == nullptr || numel == nullptr)
-    return ToC(NullPointer("tw_residual_info"));
+  if (absl::Status bad = CheckComm("tw_residual_info", comm, {name, numel}); !bad.ok())
+    return ToC(bad);
   const thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
   const std::vector<std::string> names = feedback.Names();
   if (index >= names.size()) {
@@ -105,9 +103,8 @@ tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capac
 
 tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second,
                           float* momentum, size_t numel) {
-  if (comm == nullptr || name == nullptr || first == nullptr || second == nullptr) {
-    return ToC(NullPointer("tw_residual_get"));
-  }
+  if (absl::Status bad = CheckComm("tw_residual_get", comm, {name, first, second}); !bad.ok())
+    return ToC(bad);
   thinwire::ParameterResidual residual;
   if (absl::Status bad = comm->engine->error_feedback().Export(name, &residual); !bad.ok())
     return ToC(bad);
@@ -122,9 +119,8 @@ tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* 
 
 tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first, const float* second,
                           const float* momentum, size_t numel) {
-  if (comm == nullptr || name == nullptr || first == nullptr || second == nullptr) {
-    return ToC(NullPointer("tw_residual_set"));
-  }
+  if (absl::Status bad = CheckComm("tw_residual_set", comm, {name, first, second}); !bad.ok())
+    return ToC(bad);
   thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
   const size_t known = feedback.Numel(name);
   if (known != 0 && known != numel) return ToC(WrongSize(name, known, numel));

@@ -2,7 +2,11 @@
  *
  * Every function returns a tw_status; tw_last_error() has the message of the calling thread's last
  * failure: rank, tensor, what was expected, what came, and the mend. No function throws, aborts the
- * process, or waits past the deadline. All are thread-safe, but for destroying what is in use. */
+ * process, or waits past the deadline. All are thread-safe, but for destroying what is in use.
+ *
+ * A communicator, and its works and buckets, belong to the process that made them. In a forked
+ * child every call on them returns TW_INVALID_ARGUMENT at once, and destroying them does nothing.
+ */
 #ifndef THINWIRE_INTEGRATIONS_C_THINWIRE_H_
 #define THINWIRE_INTEGRATIONS_C_THINWIRE_H_
 
@@ -79,6 +83,8 @@ typedef struct {
   const char* trace_path;      /* Chrome trace, written when the communicator is destroyed */
   /* The first release ended here. */
   const char* flight_path; /* the engine's last events are written here with its first failure */
+  const char* key_file;    /* secret of the group, in a file of mode 0600 that every rank has; null
+                              on every rank: a random token in the store */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */
@@ -157,6 +163,8 @@ typedef struct {
   int priority;
   const tw_segment* segments; /* null: none; their `absent` is ignored */
   size_t num_segments;
+  const char* shape; /* in the caller's words, such as "10x100": ranks with other words fail with
+                        TW_MISMATCH. Null: only the count is compared */
 } tw_bucket_info;
 
 /* The description is read once and not kept. A name may be described anew: what compression has

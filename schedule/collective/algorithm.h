@@ -99,6 +99,8 @@ const Algorithm& TwoHop();
 const Algorithm& Entries();
 // Small tensors: everybody's values go to everybody, who adds them up in rank order.
 const Algorithm& Raw();
+// Tensors of few wire bytes: the same with a dense codec's bytes.
+const Algorithm& OneHop();
 // A world of one: the mean and the sum of one tensor are that tensor, or its momentum.
 const Algorithm& Local();
 // The first hop of TwoHop, ending in each rank's own shard of the result.

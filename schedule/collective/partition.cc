@@ -104,6 +104,7 @@ Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segment
   partition.chunks.push_back({.elements = all,
                               .bounds = algorithm.ShardBounds(all, world, 1),
                               .pieces = {all},
+                              .codec = segments.front().codec,
                               .algorithm = &algorithm});
   return partition;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "schedule/collective/algorithm.h"
+#include "schedule/collective/direct.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -16,18 +16,18 @@ std::vector<Segment> SegmentsOf(const BucketRequest& request) {
            .total = request.numel}};
 }
 
-// The algorithm of a bucket that is not cut; null for one that is.
-const Algorithm* WholeAlgorithmOf(const BucketRequest& request, int world, const Options& options) {
-  if (world == 1) return &Local();
-  const size_t bytes = request.numel * SizeOf(request.dtype);
-  const bool small = request.collective == Collective::kAllReduce && GoesRaw(bytes, world, options);
-  return small ? &Raw() : nullptr;
+// The algorithm of a bucket that is exchanged at once; null for one that goes in chunks.
+const Algorithm* DirectAlgorithmOf(const BucketRequest& request, std::span<const Segment> segments,
+                                   int world, const Options& options) {
+  if (request.collective != Collective::kAllReduce) return nullptr;
+  return DirectExchangeOf(segments, request.dtype, world, options).algorithm;
 }
 
 Partition PartitionOf(const BucketRequest& request, std::span<const Segment> segments, int world,
                       const Options& options) {
-  if (const Algorithm* const whole = WholeAlgorithmOf(request, world, options)) {
-    return MakeWhole(*whole, segments, world);
+  if (world == 1) return MakeWhole(Local(), segments, world);
+  if (const Algorithm* const direct = DirectAlgorithmOf(request, segments, world, options)) {
+    return MakeWhole(*direct, segments, world);
   }
   switch (request.collective) {
     case Collective::kReduceScatter: return MakeReduceScatter(segments, world, options);
@@ -37,16 +37,21 @@ Partition PartitionOf(const BucketRequest& request, std::span<const Segment> seg
   return MakePartition(segments, world, options);
 }
 
-Route RouteOf(const Partition& partition, Matching matching) {
-  const Algorithm* const algorithm = partition.chunks[0].algorithm;
-  if (algorithm == &Local()) return Route::kLocal;
-  return algorithm == &Raw() && matching == Matching::kByTag ? Route::kRaw : Route::kOrdered;
+Route RouteOf(const BucketRequest& request, std::span<const Segment> segments, int world,
+              Matching matching, const Options& options) {
+  if (world == 1) return Route::kLocal;
+  const bool direct = DirectAlgorithmOf(request, segments, world, options) != nullptr;
+  return direct && matching == Matching::kByTag ? Route::kDirect : Route::kOrdered;
 }
 
 // The mean divides by this.
 float DivisorOf(const BucketRequest& request, int world) {
   const bool mean = request.op == Op::kMean && request.collective != Collective::kAllGather;
   return mean ? static_cast<float>(world) : 1.0f;
+}
+
+uint64_t WithShape(uint64_t hash, std::string_view shape) {
+  return shape.empty() ? hash : HashCombine(hash, HashBytes(shape));
 }
 
 bool UseFeedback(std::span<const Segment> segments, const Options& options) {
@@ -57,18 +62,15 @@ bool UseFeedback(std::span<const Segment> segments, const Options& options) {
 
 }  // namespace
 
-bool GoesRaw(size_t bytes, int world, const Options& options) {
-  return bytes * (world - 1) <= options.min_bytes;
-}
-
 Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching matching,
                const Options& options)
     : key_(request.key),
       collective_(request.collective),
       segments_(SegmentsOf(request)),
       whole_(request.segments.empty()),
+      shape_(request.shape),
       partition_(PartitionOf(request, segments_, members.size, options)),
-      route_(RouteOf(partition_, matching)),
+      route_(RouteOf(request, segments_, members.size, matching, options)),
       scale_(1.0f / DivisorOf(request, members.size)),
       thresholds_(std::make_unique<uint32_t[]>(partition_.chunks.size())) {
   const bool momentum = options.momentum.beta != 0.0f;
@@ -77,22 +79,27 @@ Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching
              .owned = partition_.SecondHopOf(members.rank),
              .second_hop_weight = DivisorOf(request, members.size),
              .momentum = momentum};
-  SetName(key_, &report_);
+  SetName(key_, shape_, &report_);
   report_.key = HashBytes(key_);
   report_.numel = request.numel;
-  report_.partition_hash = partition_.Hash();
+  report_.partition_hash = WithShape(partition_.Hash(), shape_);
   report_.priority = request.priority;
   report_.dtype = static_cast<uint8_t>(request.dtype);
   report_.op = static_cast<uint8_t>(request.op);
   report_.collective = static_cast<uint8_t>(request.collective);
-  report_.raw = route_ == Route::kRaw ? 1 : 0;
+  report_.direct = route_ == Route::kDirect ? 1 : 0;
   report_.chunks = static_cast<uint32_t>(partition_.chunks.size());
+  agreed_ = report_.partition_hash;
+  for (const uint64_t part : {report_.numel, uint64_t{report_.dtype}, uint64_t{report_.op},
+                              uint64_t{report_.collective}}) {
+    agreed_ = HashCombine(agreed_, part);
+  }
 }
 
 bool Bucket::Matches(const BucketRequest& request) const {
   if (request.numel != report_.numel || static_cast<uint8_t>(request.dtype) != report_.dtype ||
       static_cast<uint8_t>(request.op) != report_.op || request.collective != collective_ ||
-      request.priority != report_.priority || request.key != key_) {
+      request.shape != shape_ || request.priority != report_.priority || request.key != key_) {
     return false;
   }
   return whole_ ? request.segments.empty()
@@ -100,9 +107,13 @@ bool Bucket::Matches(const BucketRequest& request) const {
                              request.segments.end());
 }
 
+uint64_t Bucket::TagOf(uint64_t id, uint32_t chunk) const {
+  return HashCombine(HashCombine(id, chunk), agreed_);
+}
+
 void Bucket::RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ranges) const {
   ranges->clear();
-  if (segments.empty() || route_ != Route::kOrdered) return;
+  if (segments.empty() || !partition_.keeps_residuals()) return;
   *ranges = thinwire::RangesOf(segments, segments_);
 }
 

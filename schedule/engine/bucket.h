@@ -19,7 +19,7 @@ namespace thinwire {
 // The way a bucket takes through the engine.
 enum class Route : uint8_t {
   kLocal,    // a world of one: on the caller's thread
-  kRaw,      // small: sent at once, outside the order
+  kDirect,   // small: sent at once, outside the order
   kOrdered,  // chunk by chunk, in the order of the sequencer
 };
 
@@ -42,6 +42,10 @@ class Bucket {
   Collective collective() const { return collective_; }
   Route route() const { return route_; }
   size_t segments() const { return segments_.size(); }
+  const std::string& shape() const { return shape_; }  // empty: it is not compared
+  // Of the exchanges of a chunk of the use `id`. Ranks that describe the bucket in another way
+  // never meet; those of a direct exchange are then late, and report what they have.
+  uint64_t TagOf(uint64_t id, uint32_t chunk) const;
   float scale() const { return scale_; }
   uint32_t* threshold(uint32_t chunk) const { return &thresholds_[chunk]; }
   // Where segments with these numbers lie in the order of what is kept.
@@ -52,18 +56,16 @@ class Bucket {
   const Collective collective_;
   const std::vector<Segment> segments_;  // as requested; one of the whole key if none were
   const bool whole_;                     // no segments were given
+  const std::string shape_;
   const Partition partition_;
   const Route route_;
   const float scale_;
   bool needs_memory_ = false;
   BucketLayout layout_;
   Report report_;
+  uint64_t agreed_ = 0;                           // hash of all that ranks must agree on
   const std::unique_ptr<uint32_t[]> thresholds_;  // of topk, by chunk; carried from step to step
 };
-
-// Whether an allreduce of that many raw bytes goes raw: it costs (n - 1) times its bytes, sent by
-// everybody at once.
-bool GoesRaw(size_t bytes, int world, const Options& options);
 
 }  // namespace thinwire
 

@@ -5,17 +5,18 @@
 namespace thinwire {
 
 ControlReader::ControlReader(ControlPlane& control, Sequencing& sequencing,
-                             FailureProtocol& failure, FlightRecorder& recorder)
+                             FailureProtocol& failure, Farewell& farewell, FlightRecorder& recorder)
     : control_(control),
       sequencing_(sequencing),
       failure_(failure),
+      farewell_(farewell),
       recorder_(recorder),
       thread_([this] { Run(); }) {}
 
 void ControlReader::Run() {
   for (;;) {
     const absl::StatusOr<ControlMessage> message = control_.Receive();
-    if (!message.ok()) return failure_.OnControlLost(message.status());
+    if (!message.ok()) return farewell_.OnControlLost(message.status());
     OnFrame(*message);
   }
 }
@@ -32,7 +33,7 @@ void ControlReader::OnFrame(const ControlMessage& message) {
                    static_cast<uint64_t>(content.type));
   switch (content.type) {
     case FrameType::kFail: return failure_.OnPeerFailed(parsed->failure);
-    case FrameType::kBye: return failure_.OnBye();
+    case FrameType::kBye: return farewell_.OnBye(message.from, parsed->started);
     default: return sequencing_.OnMessage(message.from, content);
   }
 }

@@ -1,11 +1,12 @@
 // ControlReader: a thread that receives control frames, and hands each to whom it concerns: reports
-// and orders to the sequencer, failures and goodbyes to the failure protocol.
+// and orders to the sequencer, failures to the failure protocol, goodbyes to the farewell.
 #ifndef THINWIRE_SCHEDULE_ENGINE_CONTROL_READER_H_
 #define THINWIRE_SCHEDULE_ENGINE_CONTROL_READER_H_
 
 #include <thread>
 
 #include "schedule/engine/failure.h"
+#include "schedule/engine/farewell.h"
 #include "schedule/engine/flight_recorder.h"
 #include "schedule/engine/sequencing.h"
 #include "transport/control_plane.h"
@@ -16,7 +17,7 @@ class ControlReader {
  public:
   // References outlive it. It ends when the control plane fails.
   ControlReader(ControlPlane& control, Sequencing& sequencing, FailureProtocol& failure,
-                FlightRecorder& recorder);
+                Farewell& farewell, FlightRecorder& recorder);
   ~ControlReader() { thread_.join(); }
 
  private:
@@ -26,6 +27,7 @@ class ControlReader {
   ControlPlane& control_;
   Sequencing& sequencing_;
   FailureProtocol& failure_;
+  Farewell& farewell_;
   FlightRecorder& recorder_;
   std::thread thread_;
 };

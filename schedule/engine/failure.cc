@@ -1,6 +1,6 @@
 #include "schedule/engine/failure.h"
 
-#include <chrono>
+#include <algorithm>
 #include <fstream>
 #include <utility>
 
@@ -12,11 +12,22 @@ namespace thinwire {
 namespace {
 
 const absl::Duration kBetterReason = absl::Milliseconds(250);  // to overtake a closed socket
-const absl::Duration kEchoes = absl::Milliseconds(250);  // for every peer to say that it has failed
-const absl::Duration kByes = absl::Seconds(2);           // a rank that stays must not keep us
-constexpr std::chrono::milliseconds kLastWords(200);     // for the own reason to leave
+// A peer that is stopped never echoes, and takes no last words. Waiting for it must not add much to
+// the timeout that it has cost already.
+const absl::Duration kEchoes = absl::Milliseconds(250);  // at most, and a 20th of the timeout
+constexpr std::chrono::milliseconds kLastWords(200);     // at most, and a 50th of the timeout
 
 }  // namespace
+
+FailureProtocol::FailureProtocol(const Membership& members, const Options& options,
+                                 Transport& transport, const Pulse& pulse, FlightRecorder& recorder)
+    : members_(members),
+      transport_(transport),
+      pulse_(pulse),
+      recorder_(recorder),
+      flight_path_(options.flight_path),
+      echo_patience_(std::min(kEchoes, absl::FromChrono(options.timeout / 20))),
+      last_words_(std::min(kLastWords, options.timeout / 50)) {}
 
 absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Status& status) const {
   const std::string named = absl::StrCat("tensor '", tensor, "'");
@@ -29,6 +40,7 @@ absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Sta
 
 void FailureProtocol::Fail(absl::Status reason, Tell tell) {
   if (tell == Tell::kNobody) OnEchoes(peers());
+  reason = pulse_.Explain(members_.rank, reason, Clock::now());
   {
     const absl::MutexLock lock(&mu_);
     if (!status_.ok()) return;
@@ -68,38 +80,14 @@ void FailureProtocol::OnPeerFailed(absl::Status reason) {
   OnEchoes(1);
 }
 
-void FailureProtocol::OnControlLost(const absl::Status& reason) {
-  bool parted;
-  {
-    const absl::MutexLock lock(&mu_);
-    parted = said_bye_;
-  }
-  // A peer that has heard everybody's goodbye leaves, maybe before this rank has heard them all;
-  // after the own goodbye that is no failure.
-  Fail(reason, parted ? Tell::kNobody : Tell::kEveryone);
+void FailureProtocol::OnControlLost(const absl::Status& reason, Tell tell) {
+  Fail(reason, tell);
   OnEchoes(peers());
 }
 
 void FailureProtocol::OnEchoes(int echoes) {
   const absl::MutexLock lock(&mu_);
   echoes_ += echoes;
-}
-
-void FailureProtocol::OnBye() {
-  const absl::MutexLock lock(&mu_);
-  ++byes_;
-}
-
-// A rank may have all that it wants while its peers still exchange their last chunk, and a closed
-// connection would look like a lost peer to them. So all close together.
-void FailureProtocol::SayBye() {
-  {
-    const absl::MutexLock lock(&mu_);
-    said_bye_ = true;
-  }
-  SendToAll(PackSignal(FrameType::kBye));
-  const absl::MutexLock lock(&mu_);
-  mu_.AwaitWithTimeout(absl::Condition(this, &FailureProtocol::IsOver), kByes);
 }
 
 absl::Status FailureProtocol::status() const {
@@ -116,12 +104,12 @@ void FailureProtocol::Spread() {
   absl::Status reason;
   {
     const absl::MutexLock lock(&mu_);
-    mu_.AwaitWithTimeout(absl::Condition(this, &FailureProtocol::IsEchoed), kEchoes);
+    mu_.AwaitWithTimeout(absl::Condition(this, &FailureProtocol::IsEchoed), echo_patience_);
     reason = status_;
   }
   transport_.control->Abort(reason);
   transport_.data->Abort(std::move(reason));
-  transport_.control->Flush(Clock::now() + kLastWords);
+  transport_.control->Flush(Clock::now() + last_words_);
   const absl::MutexLock lock(&mu_);
   told_ = true;
 }

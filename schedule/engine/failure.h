@@ -1,23 +1,23 @@
-// FailureProtocol: how a group fails, once, for one reason, on every rank, and how it ends in
-// order.
+// FailureProtocol: how a group fails, once, for one reason, on every rank.
 //
 // The first reason wins. It goes to every rank directly, and every rank passes it on, so a peer's
 // own word is the echo. A caller that gets an error may end its process at once, and a process that
 // ends takes along what it has not sent, and what its peers have not read; so callers hear of a
-// failure last: when every peer has heard of it, or can't be heard any more. Groups that end in
-// order say goodbye to one another first.
+// failure last: when every peer has heard of it, or can't be heard any more.
 #ifndef THINWIRE_SCHEDULE_ENGINE_FAILURE_H_
 #define THINWIRE_SCHEDULE_ENGINE_FAILURE_H_
 
 #include <atomic>
+#include <chrono>
 #include <string>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "schedule/engine/flight_recorder.h"
+#include "schedule/engine/pulse.h"
+#include "schedule/options.h"
 #include "schedule/order/frames.h"
 #include "transport/transport.h"
 
@@ -28,14 +28,11 @@ class FailureProtocol {
  public:
   enum class Tell { kEveryone, kNobody };
 
-  // References outlive it; the transport is empty in a world of one. `flight_path`: where the
-  // recorder's events go with the first failure; empty means nowhere.
-  FailureProtocol(const Membership& members, Transport& transport, FlightRecorder& recorder,
-                  std::string flight_path)
-      : members_(members),
-        transport_(transport),
-        recorder_(recorder),
-        flight_path_(std::move(flight_path)) {}
+  // References outlive it; the transport is empty in a world of one. Of the options: the timeout,
+  // of which a silent peer may cost a small part, and flight_path, where the recorder's events go
+  // with the first failure.
+  FailureProtocol(const Membership& members, const Options& options, Transport& transport,
+                  const Pulse& pulse, FlightRecorder& recorder);
 
   // Takes the reason, if it is the first, and tells it to everyone or nobody.
   void Fail(absl::Status reason, Tell tell);
@@ -44,10 +41,9 @@ class FailureProtocol {
   // reason.
   void FailFromExchange(const absl::Status& status, const std::string& tensor);
 
-  void OnPeerFailed(absl::Status reason);          // a peer told its reason
-  void OnControlLost(const absl::Status& reason);  // nobody is heard from here on
-  void OnBye();
-  void SayBye();  // and waits, a while, for everybody's
+  void OnPeerFailed(absl::Status reason);                     // a peer told its reason
+  void OnControlLost(const absl::Status& reason, Tell tell);  // nobody is heard from here on
+  void SendToAll(const ControlFrame& frame);
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   absl::Status status() const;  // the first reason, or OK
@@ -63,23 +59,22 @@ class FailureProtocol {
  private:
   int peers() const { return members_.size - 1; }
   void OnEchoes(int echoes);
-  void SendToAll(const ControlFrame& frame);
   void WriteFlight() const;
 
   bool HasFailed() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !status_.ok(); }
   bool IsEchoed() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return echoes_ >= peers(); }
   bool MayTell() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return status_.ok() || told_; }
-  bool IsOver() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return byes_ == peers() || HasFailed(); }
 
   const Membership members_;
   Transport& transport_;
+  const Pulse& pulse_;
   FlightRecorder& recorder_;
   const std::string flight_path_;
+  const absl::Duration echo_patience_;
+  const std::chrono::milliseconds last_words_;  // for the own reason to leave
   std::atomic<bool> failed_{false};
   mutable absl::Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  int byes_ ABSL_GUARDED_BY(mu_) = 0;  // peers that have finished
-  bool said_bye_ ABSL_GUARDED_BY(mu_) = false;
   int echoes_ ABSL_GUARDED_BY(mu_) = 0;     // peers that have failed as well, or can't say so
   bool told_ ABSL_GUARDED_BY(mu_) = false;  // status_ may be handed out
 };

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "schedule/collective/direct.h"
 #include "schedule/engine/checks.h"
 #include "schedule/engine/issuer_executor.h"
 #include "schedule/engine/thread_executor.h"
@@ -29,7 +30,9 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       members_(MembersOf(transport_)),
       matching_(TraitsOf(transport_).matching),
       slots_(options.lanes + 1 + options.predicted_lanes),
-      failure_(members_, transport_, recorder_, options.flight_path),
+      pulse_(options.timeout),
+      failure_(members_, options, transport_, pulse_, recorder_),
+      farewell_(members_, failure_),
       works_(options_, members_, matching_, device_, slots_),
       local_path_(options_) {
   if (!options.trace_path.empty() && !transport_.empty()) {
@@ -39,16 +42,17 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
 
 absl::Status Group::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<Lane>> raw_lane = MakeLane(options_.lanes);
-  if (!raw_lane.ok()) return raw_lane.status();
+  absl::StatusOr<std::unique_ptr<Lane>> direct_lane = MakeLane(options_.lanes);
+  if (!direct_lane.ok()) return direct_lane.status();
   if (absl::Status status = MakeExecutor(); !status.ok()) return status;
-  raw_path_ =
-      std::make_unique<RawPath>(*std::move(raw_lane), device_.get(), options_, totals_, *this);
+  direct_path_ = std::make_unique<DirectPath>(*std::move(direct_lane), device_.get(), options_,
+                                              totals_, *this);
   sequencing_ = std::make_unique<Sequencing>(members_, options_, matching_, *transport_.control,
                                              *executor_, failure_, recorder_);
-  reader_ = std::make_unique<ControlReader>(*transport_.control, *sequencing_, failure_, recorder_);
+  reader_ = std::make_unique<ControlReader>(*transport_.control, *sequencing_, failure_, farewell_,
+                                            recorder_);
   watchdog_ = std::make_unique<Watchdog>(
-      failure_, [this] { sequencing_->OnClock(); }, [this] { EndAll(); });
+      failure_, pulse_, [this] { sequencing_->OnClock(); }, [this] { EndAll(); });
   sequencing_->Begin();
   return absl::OkStatus();
 }
@@ -57,7 +61,8 @@ absl::StatusOr<std::unique_ptr<Lane>> Group::MakeLane(int slot) {
   return Lane::Make(device_.get(), *transport_.data, slot, options_.timeout);
 }
 
-// Slots in fences and traces: the announced chunks' lanes, the raw path's, the predicted chunks'.
+// Slots in fences and traces: the announced chunks' lanes, the direct path's, the predicted
+// chunks'.
 absl::Status Group::MakeExecutor() {
   std::vector<std::unique_ptr<Lane>> lanes;
   for (int slot = 0; slot < options_.lanes; ++slot) {
@@ -80,14 +85,14 @@ absl::Status Group::MakeExecutor() {
 Group::~Group() {
   if (sequencing_ == nullptr) return;  // no thread was started
   const bool orderly = works_.idle() && !failure_.failed();
-  if (orderly) failure_.SayBye();
+  if (orderly) farewell_.Say();
   failure_.Fail(
       absl::CancelledError(absl::StrCat("rank ", members_.rank, " destroyed its communicator")),
       orderly ? Tell::kNobody : Tell::kEveryone);
   watchdog_.reset();
   reader_.reset();
   executor_.reset();
-  raw_path_.reset();
+  direct_path_.reset();
   if (trace_ != nullptr) trace_->Write().IgnoreError();  // there is nobody left to tell
 }
 
@@ -112,7 +117,7 @@ absl::StatusOr<std::shared_ptr<Work>> Group::Submit(const std::shared_ptr<const 
     return work;
   }
   sequencing_->OnSubmit(work->report);
-  if (bucket->route() == Route::kRaw) raw_path_->Start(work, submission.caller_waits);
+  if (bucket->route() == Route::kDirect) direct_path_->Start(work, submission.caller_waits);
   return work;
 }
 
@@ -131,7 +136,7 @@ absl::Status Group::RunLocal(const WorkPtr& work) {
 }
 
 void Group::Count(const InFlight& work) {
-  ++collectives_;
+  farewell_.OnStarted(++collectives_);
   const size_t hops = work.bucket->collective() == Collective::kAllReduce ? 2 : 1;
   const size_t all = work.bucket->collective() == Collective::kAllGather ? members_.size : 1;
   raw_bytes_ += hops * all * (members_.size - 1) * work.input.numel * sizeof(float) / members_.size;
@@ -146,9 +151,9 @@ void Group::EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status 
   Retire(work, left == Works::Left::kDone ? Outcome::kDone : Outcome::kFailed);
 }
 
-void Group::EndRaw(const WorkPtr& work, absl::Status status) {
+void Group::EndDirect(const WorkPtr& work, absl::Status status) {
   if (status.ok()) {
-    sequencing_->OnRawDone(work->id());
+    sequencing_->OnDirectDone(work->id());
   } else {
     failure_.FailFromExchange(status, work->label);
   }
@@ -169,10 +174,10 @@ void Group::Retire(const WorkPtr& work, Outcome outcome) {
 void Group::EndAll() {
   failure_.Spread();
   executor_->Close();
-  raw_path_->Close();
+  direct_path_->Close();
   for (const WorkPtr& work : works_.Close(failure_.status())) {
-    if (work->bucket->route() == Route::kRaw) {
-      raw_path_->Abandon(work);
+    if (work->bucket->route() == Route::kDirect) {
+      direct_path_->Abandon(work);
     } else {
       Retire(work, Outcome::kFailed);
     }

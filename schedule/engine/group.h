@@ -3,8 +3,10 @@
 //   Works            registered buckets, works in flight, residuals bound to them
 //   Sequencing       hosts the sequencer: reports in, order out
 //   Executor         runs the chunks that the sequencer starts
-//   RawPath          exchanges small tensors at once; LocalPath copies in a world of one
-//   FailureProtocol  the first reason, its way to everybody, the goodbyes
+//   DirectPath       exchanges small tensors at once; LocalPath copies in a world of one
+//   FailureProtocol  the first reason, and its way to everybody
+//   Farewell         the goodbyes
+//   Pulse            whether this process stood still
 //   Watchdog, ControlReader   a thread each: the time, and the frames
 //
 // A bucket comes in by Submit, on the caller's thread; a work leaves by Retire, on the thread that
@@ -19,11 +21,13 @@
 
 #include "schedule/engine.h"
 #include "schedule/engine/control_reader.h"
+#include "schedule/engine/direct_path.h"
 #include "schedule/engine/executor.h"
 #include "schedule/engine/failure.h"
+#include "schedule/engine/farewell.h"
 #include "schedule/engine/flight_recorder.h"
 #include "schedule/engine/local_path.h"
-#include "schedule/engine/raw_path.h"
+#include "schedule/engine/pulse.h"
 #include "schedule/engine/sequencing.h"
 #include "schedule/engine/stage_clock.h"
 #include "schedule/engine/trace.h"
@@ -32,7 +36,7 @@
 
 namespace thinwire {
 
-class Group final : public Engine, public ChunkHost, public RawHost {
+class Group final : public Engine, public ChunkHost, public DirectHost {
  public:
   // `options` as they are in this world. Start comes next.
   Group(const Options& options, Transport transport, std::shared_ptr<Device> device);
@@ -56,7 +60,7 @@ class Group final : public Engine, public ChunkHost, public RawHost {
 
   WorkPtr BeginChunk(const StartChunk& start) override { return works_.BeginChunk(start.id); }
   void EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status status) override;
-  void EndRaw(const WorkPtr& work, absl::Status status) override;
+  void EndDirect(const WorkPtr& work, absl::Status status) override;
 
  private:
   enum class Outcome { kDone, kFailed };
@@ -74,16 +78,18 @@ class Group final : public Engine, public ChunkHost, public RawHost {
   const std::shared_ptr<Device> device_;  // null: the host
   const Membership members_;
   const Matching matching_;
-  const int slots_;  // lanes at most, the raw path's included; of every fence
+  const int slots_;  // lanes at most, the direct path's included; of every fence
   FlightRecorder recorder_;
   StageTotals totals_;
   std::unique_ptr<Trace> trace_;  // null without one
   std::atomic<uint64_t> collectives_{0}, raw_bytes_{0};
+  Pulse pulse_;
   FailureProtocol failure_;
+  Farewell farewell_;
   Works works_;
   LocalPath local_path_;
   // Null in a world of one. Threads of a later one use the earlier ones.
-  std::unique_ptr<RawPath> raw_path_;
+  std::unique_ptr<DirectPath> direct_path_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Sequencing> sequencing_;
   std::unique_ptr<ControlReader> reader_;

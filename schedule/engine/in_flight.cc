@@ -11,7 +11,7 @@ ChunkJob InFlight::JobOf(uint32_t number, const Options& options) const {
   CodecPair codec = options.codecs[chunk.codec];
   codec.up = codec.up.AtStep(step);
   const bool feedback = codec.uses_feedback() && chunk.algorithm->keeps_residuals();
-  return {.tag = HashCombine(id(), number),
+  return {.tag = bucket->TagOf(id(), number),
           .codec = codec,
           .chunk = &chunk,
           .input = input,
@@ -27,10 +27,10 @@ ChunkJob InFlight::JobOf(uint32_t number, const Options& options) const {
 }
 
 void InFlight::Renew() {
-  raw.run.reset();
-  raw.exchange.reset();
-  raw.begun = raw.posted = raw.claimed = false;
-  finish_raw = nullptr;
+  direct.run.reset();
+  direct.exchange.reset();
+  direct.begun = direct.posted = direct.claimed = false;
+  finish_direct = nullptr;
   const absl::MutexLock lock(&mu_);
   done_ = false;
   status_ = absl::OkStatus();
@@ -43,7 +43,7 @@ void InFlight::Complete(absl::Status status) {
 }
 
 absl::Status InFlight::WaitOn(void* later) {
-  if (finish_raw && !done()) finish_raw();
+  if (finish_direct && !done()) finish_direct();
   std::shared_ptr<Fence> fence;
   {
     const absl::MutexLock lock(&mu_);

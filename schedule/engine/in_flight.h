@@ -32,20 +32,20 @@ class InFlight final : public Work {
   uint64_t step = 0;
   Report report;
   Deadline submitted, deadline;
-  std::function<void()> finish_raw;  // claims and finishes it; run by whoever waits first
+  std::function<void()> finish_direct;  // claims and finishes it; run by whoever waits first
 
   // Guarded by Works, which alone touches them.
   size_t chunks_left = 0;
   int chunks_running = 0;
 
-  // Guarded by RawPath, which alone touches them.
-  struct RawState {
+  // Guarded by DirectPath, which alone touches them.
+  struct DirectState {
     std::unique_ptr<Scratch> scratch;
     std::unique_ptr<ChunkRun> run;
     std::unique_ptr<Exchange> exchange;
     absl::Status status;  // of beginning
     bool begun = false, posted = false, claimed = false;
-  } raw;
+  } direct;
 
   uint64_t id() const { return report.id(); }
 

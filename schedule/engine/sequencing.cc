@@ -88,8 +88,8 @@ void Sequencing::OnChunkDone(const StartChunk& chunk, bool last) {
   Handle([&](Sequencer& s) { s.OnChunkDone(chunk, last, Now()); });
 }
 
-void Sequencing::OnRawDone(uint64_t id) {
-  Handle([&](Sequencer& s) { s.OnRawDone(id); });
+void Sequencing::OnDirectDone(uint64_t id) {
+  Handle([&](Sequencer& s) { s.OnDirectDone(id); });
 }
 
 void Sequencing::EndStep() {

@@ -30,7 +30,7 @@ class Sequencing {
   void OnSubmit(const Report& report);
   void OnMessage(int from, const Message& message);
   void OnChunkDone(const StartChunk& chunk, bool last);
-  void OnRawDone(uint64_t id);
+  void OnDirectDone(uint64_t id);
   void EndStep();
   void OnClock();
 

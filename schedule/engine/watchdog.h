@@ -1,4 +1,5 @@
-// Watchdog: a thread that lets the sequencer look at the time, and that carries a failure through.
+// Watchdog: a thread that lets the sequencer look at the time, keeps the pulse, and carries a
+// failure through.
 #ifndef THINWIRE_SCHEDULE_ENGINE_WATCHDOG_H_
 #define THINWIRE_SCHEDULE_ENGINE_WATCHDOG_H_
 
@@ -8,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "schedule/engine/failure.h"
+#include "schedule/engine/pulse.h"
 
 namespace thinwire {
 
@@ -15,9 +17,13 @@ class Watchdog {
  public:
   // Calls tick() every 20 ms until the group fails, and then end(), once. Its destructor waits for
   // that: a group that ends fails first.
-  Watchdog(FailureProtocol& failure, std::function<void()> tick, std::function<void()> end)
-      : thread_([&failure, tick = std::move(tick), end = std::move(end)] {
-          while (!failure.AwaitFailure(absl::Milliseconds(20))) tick();
+  Watchdog(FailureProtocol& failure, Pulse& pulse, std::function<void()> tick,
+           std::function<void()> end)
+      : thread_([&failure, &pulse, tick = std::move(tick), end = std::move(end)] {
+          do {
+            pulse.Beat(Clock::now());
+            tick();
+          } while (!failure.AwaitFailure(absl::Milliseconds(20)));
           end();
         }) {}
   ~Watchdog() { thread_.join(); }

@@ -136,7 +136,7 @@ absl::Status Works::Commit(Name* name, const WorkPtr& work) {
   work->step = name->step++;
   if (!work->bucket->named()) {
     work->label = absl::StrCat("unnamed call ", work->report.call);
-    SetName(work->label, &work->report);
+    SetName(work->label, work->bucket->shape(), &work->report);
   }
   works_.Insert(work->id()) = work;
   return absl::OkStatus();

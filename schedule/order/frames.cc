@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <span>
 
 namespace thinwire {
@@ -72,16 +73,32 @@ bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, absl::Status* fail
   return true;
 }
 
+// A goodbye of an older release says no number, and then leaves nothing undone.
+bool UnpackBye(const ControlFrame& frame, uint32_t count, uint64_t* started) {
+  *started = std::numeric_limits<uint64_t>::max();
+  if (count == 1) std::memcpy(started, frame.data() + sizeof(FrameHeader), sizeof(*started));
+  return count <= 1;
+}
+
 }  // namespace
 
 size_t ChunkBytes(const Report& report) {
   return report.numel * sizeof(float) / std::max<uint32_t>(1, report.chunks);
 }
 
-void SetName(std::string_view name, Report* report) {
-  const size_t bytes = std::min(name.size(), sizeof(report->name) - 1);
-  std::memcpy(report->name, name.data(), bytes);
-  report->name[bytes] = '\0';
+void SetName(std::string_view name, std::string_view shape, Report* report) {
+  constexpr size_t kRoomForShape = 24;  // which a long name leaves
+  std::span<char> room = report->name;
+  std::ranges::fill(room, '\0');
+  const size_t left = shape.empty() ? 0 : std::min(shape.size() + 1, kRoomForShape);
+  room = room.subspan(name.copy(room.data(), room.size() - 1 - left) + 1);
+  if (!room.empty()) shape.copy(room.data(), room.size() - 1);
+}
+
+std::string_view ShapeOf(const Report& report) {
+  const std::string_view text(report.name, sizeof(report.name));
+  const std::string_view rest = text.substr(text.find('\0') + 1);
+  return rest.substr(0, rest.find('\0'));
 }
 
 size_t EntriesPerFrame(const Message& message) {
@@ -111,6 +128,10 @@ ControlFrame PackFailure(const absl::Status& reason) {
   return frame;
 }
 
+ControlFrame PackBye(uint64_t started) {
+  return Pack(FrameType::kBye, std::span<const uint64_t>(&started, 1));
+}
+
 ControlFrame PackSignal(FrameType type) { return FrameOf(type, 0); }
 
 std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
@@ -126,7 +147,7 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
     case FrameType::kAnnounce: good = Unpack(frame, header.count, &message.announcements); break;
     case FrameType::kPredict: good = Unpack(frame, header.count, &message.predicted); break;
     case FrameType::kFail: good = UnpackFailure(frame, header.count, &parsed.failure); break;
-    case FrameType::kBye:
+    case FrameType::kBye: good = UnpackBye(frame, header.count, &parsed.started); break;
     case FrameType::kPing:
     case FrameType::kPong: good = true; break;
   }

@@ -23,7 +23,8 @@ enum class FrameType : uint32_t {
   kAnnounce = 2,  // leader to all: start these chunks, in this order
   kOverdue = 3,   // rank to leader: this tensor has passed its deadline here (carries a Report)
   kFail = 4,      // any rank to all: the group has failed, and this is the reason
-  kBye = 5,       // any rank to all: this rank has finished, and closes once all have
+  kBye = 5,       // any rank to all: this rank has finished, and closes once all have (carries
+                  // the number of collectives that it has started)
   kPredict = 6,   // leader to all: start these chunks, in this order, once you have them
   kPing = 7,      // leader to rank: answer with a pong
   kPong = 8,      // rank to leader
@@ -38,10 +39,12 @@ struct Report {
   int32_t priority = 0;
   uint8_t dtype = 0;
   uint8_t op = 0;
-  uint8_t raw = 0;         // exchanged at once, outside the leader's order
+  uint8_t direct = 0;      // exchanged at once, outside the leader's order
   uint8_t collective = 0;  // Collective of schedule/request.h
   uint32_t chunks = 0;
-  char name[68] = {};  // for messages; cut to fit, NUL-terminated
+  // For messages, cut to fit: the tensor's name, a NUL, its shape if that is compared, and NULs.
+  // The hash of the partition holds the shape as well.
+  char name[68] = {};
 
   uint64_t id() const { return HashCombine(key, call); }
 };
@@ -66,7 +69,8 @@ struct PredictedChunk {
 };
 static_assert(sizeof(PredictedChunk) == 24 && std::is_trivially_copyable_v<PredictedChunk>);
 
-void SetName(std::string_view name, Report* report);
+void SetName(std::string_view name, std::string_view shape, Report* report);
+std::string_view ShapeOf(const Report& report);
 
 // A message of the sequencers. `type` says which of the members it carries.
 struct Message {
@@ -78,12 +82,14 @@ struct Message {
 
 // A failure travels with its code and as much of its message as fits.
 ControlFrame PackFailure(const absl::Status& reason);
-ControlFrame PackSignal(FrameType type);  // kBye, kPing, kPong
+ControlFrame PackBye(uint64_t started);
+ControlFrame PackSignal(FrameType type);  // kPing, kPong
 
 // A frame taken apart. nullopt for a frame that no rank of this version sends.
 struct ParsedFrame {
   Message message;
   absl::Status failure;  // kFail
+  uint64_t started = 0;  // kBye
 };
 std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame);
 

@@ -11,16 +11,18 @@ namespace {
 
 std::string DescribeReport(const Report& report) {
   constexpr const char* kCollectives[] = {"", ", reduce-scatter", ", all-gather"};
-  return absl::StrCat(report.numel, " elements of ",
-                      std::string(Name(static_cast<DType>(report.dtype))), ", ",
-                      report.op == 0 ? "mean" : "sum",
-                      report.collective < 3 ? kCollectives[report.collective] : ", unknown",
-                      report.raw ? ", raw" : "");
+  const std::string shape(ShapeOf(report));
+  return absl::StrCat(
+      report.numel, " elements of ", std::string(Name(static_cast<DType>(report.dtype))),
+      shape.empty() ? "" : " in the shape ", shape, ", ", report.op == 0 ? "mean" : "sum",
+      report.collective < 3 ? kCollectives[report.collective] : ", unknown",
+      report.direct ? ", in one exchange" : "");
 }
 
 bool Agree(const Report& a, const Report& b) {
   return a.numel == b.numel && a.partition_hash == b.partition_hash && a.dtype == b.dtype &&
-         a.op == b.op && a.raw == b.raw && a.collective == b.collective && a.chunks == b.chunks;
+         a.op == b.op && a.direct == b.direct && a.collective == b.collective &&
+         a.chunks == b.chunks;
 }
 
 std::string Ranks(const std::vector<int>& ranks) {
@@ -46,7 +48,6 @@ Leader::Tensor& Leader::Find(int rank, const Report& report) {
   tensor.first = report;
   tensor.first_rank = rank;
   tensor.reported.assign(world_, false);
-  tensor.overdue.assign(world_, false);
   tensor.reports = 0;
   tensor.submitted = ++clock_;
   tensor.complete = tensor.predicted = 0;
@@ -58,14 +59,15 @@ Leader::Tensor& Leader::Find(int rank, const Report& report) {
 absl::Status Leader::OnReport(int rank, const Report& report) {
   Tensor& tensor = Find(rank, report);
   if (!Agree(tensor.first, report)) {
+    const std::string first = DescribeReport(tensor.first), other = DescribeReport(report);
     return absl::FailedPreconditionError(absl::StrCat(
-        "tensor '", report.name, "': rank ", tensor.first_rank, " has ",
-        DescribeReport(tensor.first), ", but rank ", rank, " has ", DescribeReport(report),
+        "tensor '", report.name, "': rank ", tensor.first_rank, " has ", first, ", but rank ", rank,
+        " has ", other, first == other ? " of another shape or in other segments" : "",
         "; call with the same tensors in the same order on every rank"));
   }
   if (tensor.reported[rank]) return absl::OkStatus();
   tensor.reported[rank] = true;
-  if (++tensor.reports == world_ && !tensor.first.raw && tensor.predicted == 0) {
+  if (++tensor.reports == world_ && !tensor.first.direct && tensor.predicted == 0) {
     tensor.complete = ++clock_;
     ready_.push_back(report.id());
   }
@@ -134,8 +136,6 @@ void Leader::OnChunkDone(uint64_t id) {
   if (++tensor->done == tensor->first.chunks) tensors_.Erase(id);
 }
 
-void Leader::OnOverdue(int rank, const Report& report) { Find(rank, report).overdue[rank] = true; }
-
 std::string Leader::WaitingFor(int rank, uint64_t except) const {
   for (const auto& [id, tensor] : tensors_) {
     if (id != except && tensor.reported[rank] && tensor.reports < world_) {
@@ -157,29 +157,34 @@ const Leader::Tensor* Leader::HoldsUp(const Tensor& late) const {
   return first;
 }
 
-absl::Status Leader::NeverSubmitted(const Tensor& tensor, const std::string& consequence) const {
+absl::Status Leader::NeverSubmitted(const Tensor& tensor, const std::string& consequence,
+                                    const std::vector<int>& silent) const {
   const std::vector<int> missing = Unset(tensor.reported);
+  const bool stopped = std::includes(silent.begin(), silent.end(), missing.begin(), missing.end());
+  const std::string mend =
+      stopped ? ", and no answer comes from there; look whether the process is stopped or its link "
+                "is down"
+              : absl::StrCat(WaitingFor(missing.front(), tensor.first.id()),
+                             "; let every rank make the same calls, or raise the timeout");
   return absl::DeadlineExceededError(absl::StrCat(
       "tensor '", tensor.first.name, "' (", DescribeReport(tensor.first), ") ", consequence, ": ",
-      Ranks(missing), " never submitted it, expected a call on all ", world_, " ranks",
-      WaitingFor(missing.front(), tensor.first.id()),
-      "; let every rank make the same calls, or raise the timeout"));
+      Ranks(missing), " never submitted it, expected a call on all ", world_, " ranks", mend));
 }
 
-absl::Status Leader::Diagnose(uint64_t id) const {
+absl::Status Leader::Diagnose(uint64_t id, const std::vector<int>& silent) const {
   const Tensor* const tensor = tensors_.Find(id);
   if (tensor == nullptr) return absl::DeadlineExceededError("a tensor passed its deadline");
-  if (tensor->reports < world_) return NeverSubmitted(*tensor, "passed its deadline");
+  if (tensor->reports < world_) return NeverSubmitted(*tensor, "passed its deadline", silent);
   if (const Tensor* const holding = HoldsUp(*tensor)) {
     return NeverSubmitted(
         *holding,
-        absl::StrCat("was predicted from the step before and holds up '", tensor->first.name, "'"));
+        absl::StrCat("was predicted from the step before and holds up '", tensor->first.name, "'"),
+        silent);
   }
   const std::string subject =
       absl::StrCat("tensor '", tensor->first.name, "' (", DescribeReport(tensor->first),
                    ") passed its deadline: ");
-  const std::vector<int> silent = Unset(tensor->overdue);
-  if (!silent.empty() && static_cast<int>(silent.size()) < world_) {
+  if (!silent.empty()) {
     return absl::DeadlineExceededError(
         absl::StrCat(subject, Ranks(silent), " submitted it and then fell silent",
                      "; look whether the process is stopped or its link is down"));

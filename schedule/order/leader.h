@@ -44,14 +44,12 @@ class Leader {
 
   // A chunk is finished on the leader's own rank, which frees its part of the window.
   void OnChunkDone(uint64_t id);
-  // A raw tensor is finished; nothing more is to be known of it.
+  // A direct tensor is finished; nothing more is to be known of it.
   void Forget(uint64_t id) { tensors_.Erase(id); }
 
-  // `rank` has waited for the tensor past its deadline.
-  void OnOverdue(int rank, const Report& report);
-  // The reason for that: a rank that never submitted it, or a predicted tensor before it, or that
-  // fell silent. Always an error.
-  absl::Status Diagnose(uint64_t id) const;
+  // Why the tensor passed its deadline: a rank that never submitted it, or a predicted tensor
+  // before it, or that fell silent. `silent`: the ranks that do not answer. Always an error.
+  absl::Status Diagnose(uint64_t id, const std::vector<int>& silent) const;
 
   // Who waits for whom, for people: one line a tensor that is not reported by all ranks.
   std::string Describe() const;
@@ -61,7 +59,6 @@ class Leader {
     Report first;  // as the first rank reported it
     int first_rank = 0;
     std::vector<bool> reported;  // by rank
-    std::vector<bool> overdue;
     int reports = 0;
     uint64_t submitted = 0;  // order of the first report
     uint64_t complete = 0;   // order of the last report
@@ -74,7 +71,8 @@ class Leader {
   bool Before(const Tensor& a, const Tensor& b) const;
   bool FollowsSurely(size_t bytes) const;
   const Tensor* HoldsUp(const Tensor& late) const;
-  absl::Status NeverSubmitted(const Tensor& tensor, const std::string& consequence) const;
+  absl::Status NeverSubmitted(const Tensor& tensor, const std::string& consequence,
+                              const std::vector<int>& silent) const;
   std::string WaitingFor(int rank, uint64_t except) const;
 
   const int world_;

@@ -32,7 +32,7 @@ void Prediction::Spend(double now) {
 
 void Prediction::OnSubmitted(const Report& report, double now) {
   Spend(now);
-  if (report.raw != 0 || Find(report.id()) != nullptr) return;
+  if (report.direct != 0 || Find(report.id()) != nullptr) return;
   if (current_.tensors.size() == kMaxTensors) {
     unfinished_ = 0;
     current_.Clear(now);

@@ -8,11 +8,19 @@
 namespace thinwire {
 namespace {
 
-constexpr double kLate_s = 0.1;       // after which a raw tensor is reported after all
-constexpr double kDiagnosis_s = 0.3;  // for other ranks' overdue notes to come in
-constexpr double kGrace_s = 1.5;      // for rank 0 to speak
+constexpr double kLate_s = 0.1;   // after which a direct tensor is reported after all
+constexpr double kGrace_s = 1.5;  // for a rank 0 that answers to name the reason
+
+// Parts of the timeout. Whoever waits for a tensor asks in the last quarter, a few times, who is
+// there; so it knows at the deadline who fell silent before.
+constexpr double kAhead = 0.25;
+constexpr double kPause = kAhead / 4;
 
 double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count(); }
+
+// For an answer to come in: on a busy link it waits behind chunks, and on a busy machine for a
+// processor.
+double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
 
 }  // namespace
 
@@ -27,6 +35,8 @@ Sequencer::Sequencer(const Membership& members, const Options& options, Matching
       options_(options),
       matching_(matching),
       lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options) : nullptr),
+      roll_(members.size, kPause * Seconds(options.timeout),
+            AnswerPatience(Seconds(options.timeout))),
       predicted_(options.predicted_lanes) {}
 
 void Sequencer::Begin(double now) {
@@ -48,7 +58,7 @@ void Sequencer::OnPong(int peer, double now) {
 
 void Sequencer::OnSubmit(const Report& report, double now) {
   Own& own = own_.Insert(report.id());
-  own = {.report = report, .submitted = now, .reported = report.raw == 0};
+  own = {.report = report, .submitted = now, .reported = report.direct == 0};
   uint64_t* const calls = calls_.Find(report.key);
   (calls != nullptr ? *calls : calls_.Insert(report.key)) = report.call + 1;
   if (own.reported) SendReport(FrameType::kReport, report, now);
@@ -70,16 +80,17 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
     case FrameType::kPredict: OnPredicted(message.predicted); break;
     case FrameType::kPing: outbox_.Send(from, FrameType::kPong); break;
     case FrameType::kPong:
+      roll_.OnAnswer(from);
       if (lead_ != nullptr) OnPong(from, now);
       break;
     case FrameType::kFail:
-    case FrameType::kBye: break;  // the failure protocol's
+    case FrameType::kBye: break;  // not the sequencer's
   }
   StartChunks();
 }
 
-// A raw or predicted tensor needs no report to finish, so a late one may come when rank 0 is done
-// with it.
+// A direct or predicted tensor needs no report to finish, so a late one may come when rank 0 is
+// done with it.
 bool Sequencer::FinishedHere(const Report& report) const {
   const uint64_t* const calls = calls_.Find(report.key);
   return calls != nullptr && report.call < *calls && own_.Find(report.id()) == nullptr;
@@ -91,7 +102,7 @@ void Sequencer::OnReport(int rank, FrameType type, const Report& report, double 
     Fail(std::move(differs));
   }
   if (type == FrameType::kOverdue) {
-    lead_->leader.OnOverdue(rank, report);
+    CallRoll(now);
     const auto known = [&](const auto& entry) { return entry.first == report.id(); };
     if (std::none_of(lead_->overdue.begin(), lead_->overdue.end(), known)) {
       lead_->overdue.emplace_back(report.id(), now);
@@ -202,7 +213,7 @@ void Sequencer::StartPredicted() {
 // Nobody has compared this rank's tensor with the others' yet; the hash of its partition does.
 bool Sequencer::AsPredicted(const Report& report, uint64_t partition_hash) {
   if (partition_hash == 0) return true;
-  if (report.partition_hash == partition_hash && report.raw == 0) return true;
+  if (report.partition_hash == partition_hash && report.direct == 0) return true;
   Fail(absl::FailedPreconditionError(
       absl::StrCat("tensor '", report.name, "' has ", report.numel, " elements on rank ",
                    members_.rank, ", which are not those that rank 0 had in the step before; call ",
@@ -226,14 +237,30 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   StartChunks();
 }
 
-void Sequencer::OnRawDone(uint64_t id) {
+void Sequencer::OnDirectDone(uint64_t id) {
   own_.Erase(id);
   if (lead_ != nullptr) lead_->leader.Forget(id);
 }
 
+void Sequencer::CallRoll(double now) {
+  for (int peer = 0; peer < (lead_ == nullptr ? 1 : members_.size); ++peer) {
+    if (peer != members_.rank && roll_.Ask(peer, now)) outbox_.Send(peer, FrameType::kPing);
+  }
+}
+
 void Sequencer::OnClock(double now) {
+  FindOverdue(now);
+  if (lead_ == nullptr) return;
+  for (const auto& [id, since] : lead_->overdue) {
+    const bool late = now >= since + AnswerPatience(Seconds(options_.timeout));
+    if (late || roll_.IsSettled(now)) Fail(lead_->leader.Diagnose(id, roll_.Silent(now)));
+  }
+}
+
+void Sequencer::FindOverdue(double now) {
   const double timeout = Seconds(options_.timeout);
   for (auto& [id, own] : own_) {
+    if (now >= own.submitted + (1.0 - kAhead) * timeout) CallRoll(now);
     if (!own.overdue && now >= own.submitted + timeout) {
       own.overdue = own.reported = true;
       own.overdue_since = now;
@@ -242,16 +269,12 @@ void Sequencer::OnClock(double now) {
       own.reported = true;
       SendReport(FrameType::kReport, own.report, now);
     }
-    if (own.overdue && now >= own.overdue_since + kGrace_s) {
+    if (own.overdue && (roll_.IsSilent(0, now) || now >= own.overdue_since + kGrace_s)) {
       Fail(absl::DeadlineExceededError(absl::StrCat(
           "tensor '", own.report.name, "' passed its deadline on rank ", members_.rank,
           ", and rank 0, which orders the chunks, did not answer; look whether it is stopped or ",
           "its link is down")));
     }
-  }
-  if (lead_ == nullptr) return;
-  for (const auto& [id, since] : lead_->overdue) {
-    if (now >= since + kDiagnosis_s) Fail(lead_->leader.Diagnose(id));
   }
 }
 

@@ -26,6 +26,7 @@
 #include "schedule/order/outbox.h"
 #include "schedule/order/predicted_queue.h"
 #include "schedule/order/prediction.h"
+#include "schedule/order/roll_call.h"
 #include "schedule/recycled_map.h"
 #include "schedule/ring_queue.h"
 #include "transport/data_plane.h"
@@ -43,14 +44,14 @@ class Sequencer {
   void Begin(double now);
   bool measured() const { return lead_ == nullptr || lead_->probe.complete(); }
 
-  // This rank has submitted a tensor. A raw one is reported only when it is late.
+  // This rank has submitted a tensor. A direct one is reported only when it is late.
   void OnSubmit(const Report& report, double now);
   // A report, announcement, prediction, ping or pong has come.
   void OnMessage(int from, const Message& message, double now);
   // A chunk is done here. `last`: so is its tensor.
   void OnChunkDone(const StartChunk& chunk, bool last, double now);
-  // A raw tensor is done here.
-  void OnRawDone(uint64_t id);
+  // A direct tensor is done here.
+  void OnDirectDone(uint64_t id);
   // This rank has submitted all of a step, and the next step will have the same tensors. Rank 0's
   // call counts. A predicted tensor that rank 0 left out fails the group.
   void EndStep(double now);
@@ -92,6 +93,8 @@ class Sequencer {
   void Announce();
   void Predict();
   void OnPong(int peer, double now);
+  void CallRoll(double now);
+  void FindOverdue(double now);
   void OnAnnounced(const std::vector<Announcement>& announcements);
   void OnPredicted(const std::vector<PredictedChunk>& chunks);
   void StartChunks();
@@ -105,6 +108,7 @@ class Sequencer {
   const Options options_;
   const Matching matching_;
   const std::unique_ptr<Lead> lead_;  // rank 0
+  RollCall roll_;                     // of everybody on rank 0, of rank 0 elsewhere
   RecycledMap<Own> own_;              // by id
   RecycledMap<uint64_t> calls_;       // submitted here, by key
   RingQueue<Ordered> ordered_;        // announced, and with kByOrder predicted, not started

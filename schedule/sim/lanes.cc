@@ -24,8 +24,8 @@ void Lanes::Start(const ChunkId& id) {
   });
 }
 
-void Lanes::StartRaw(const ChunkId& id) {
-  Send(wire_.raw_bytes(id.unit), [this, id] { done_(id); });
+void Lanes::StartDirect(const ChunkId& id) {
+  Send(wire_.direct_bytes(id.unit), [this, id] { done_(id); });
 }
 
 void Lanes::Compute(double seconds_per_element, const ChunkId& id, Events::Action then) {

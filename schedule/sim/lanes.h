@@ -17,8 +17,8 @@ class Lanes {
 
   // A chunk, which every rank has a lane for.
   void Start(const ChunkId& id);
-  // A raw unit, which needs no lane.
-  void StartRaw(const ChunkId& id);
+  // A unit outside the order, which needs no lane.
+  void StartDirect(const ChunkId& id);
 
  private:
   void Compute(double seconds_per_element, const ChunkId& id, Events::Action then);

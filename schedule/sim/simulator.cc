@@ -117,8 +117,8 @@ class Simulation {
     Step& step = steps_[number];
     step.ready_max[unit] = std::max(step.ready_max[unit], events_.now());
     const bool all = ++step.ready[unit] == s_.ranks;
-    if (!wire_.raw(unit)) return sequencers_.OnReady(r, unit, number);
-    if (all) lanes_.StartRaw({unit, 0, number});
+    if (!wire_.direct(unit)) return sequencers_.OnReady(r, unit, number);
+    if (all) lanes_.StartDirect({unit, 0, number});
   }
 
   void NextForward(int r) {
@@ -136,7 +136,7 @@ class Simulation {
 
   void OnDone(const ChunkId& id) {
     Step& step = steps_[id.step];
-    if (!wire_.raw(id.unit)) sequencers_.OnDone(id);
+    if (!wire_.direct(id.unit)) sequencers_.OnDone(id);
     if (--step.chunks_left[id.unit] > 0) return;
     --step.units_left;
     for (int r = 0; r < s_.ranks; ++r) {
@@ -168,7 +168,7 @@ class Simulation {
     std::vector<Job> jobs;
     for (size_t u = 0; u < units_.size(); ++u) {
       const double chunk = wire_.link_s(u) / wire_.chunks(u);
-      const int hops = wire_.raw(u) ? 1 : 2;
+      const int hops = wire_.direct(u) ? 1 : 2;
       best = std::max(best, step.ready_max[u] + chunk + hops * hop_s + tail);
       jobs.push_back({step.ready_max[u], wire_.link_s(u), tail + hop_s});
       tail -= rank.forward_s[u];

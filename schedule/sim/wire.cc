@@ -8,10 +8,10 @@ Wire::Wire(const Setting& setting) : setting_(setting) {
   for (const Unit& unit : setting.profile.units) {
     const Segment segment{.name = "u", .offset = 0, .count = unit.numel, .total = unit.numel};
     partitions_.push_back(MakePartition({&segment, 1}, setting.ranks, setting.engine));
-    const auto number = static_cast<uint32_t>(raw_.size());
-    raw_.push_back(unit.numel * sizeof(float) * (setting.ranks - 1) <= setting.engine.min_bytes);
-    double bytes = raw_bytes(number);
-    if (!raw_.back()) {
+    const auto number = static_cast<uint32_t>(direct_.size());
+    direct_.push_back(DirectExchangeOf({&segment, 1}, DType::kF32, setting.ranks, setting.engine));
+    double bytes = direct_bytes(number);
+    if (!direct(number)) {
       bytes = 0;
       for (uint32_t c = 0; c < partitions_.back().chunks.size(); ++c) {
         bytes += up({number, c}) + down({number, c});
@@ -22,7 +22,7 @@ Wire::Wire(const Setting& setting) : setting_(setting) {
 }
 
 uint32_t Wire::chunks(size_t unit) const {
-  return raw_[unit] ? 1 : static_cast<uint32_t>(partitions_[unit].chunks.size());
+  return direct(unit) ? 1 : static_cast<uint32_t>(partitions_[unit].chunks.size());
 }
 
 double Wire::HopBytes(const CodecSpec& spec, size_t numel) const {
@@ -42,10 +42,6 @@ double Wire::up(const ChunkId& id) const {
 double Wire::down(const ChunkId& id) const {
   if (is_sparse(id)) return 0.0;
   return HopBytes(setting_.engine.codecs[0].down, numel(id));
-}
-
-double Wire::raw_bytes(size_t unit) const {
-  return static_cast<double>(numel(unit) * sizeof(float) * (setting_.ranks - 1));
 }
 
 }  // namespace thinwire::sim

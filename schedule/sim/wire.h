@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "schedule/collective/direct.h"
 #include "schedule/collective/partition.h"
 #include "schedule/sim/simulator.h"
 
@@ -24,15 +25,15 @@ class Wire {
 
   size_t units() const { return partitions_.size(); }
   size_t numel(size_t unit) const { return setting_.profile.units[unit].numel; }
-  // Small ones go raw, in one exchange and without a lane; they have one chunk.
-  bool raw(size_t unit) const { return raw_[unit]; }
+  // Small ones go in one exchange and without a lane; they have one chunk.
+  bool direct(size_t unit) const { return direct_[unit].algorithm != nullptr; }
   uint32_t chunks(size_t unit) const;
   size_t numel(const ChunkId& id) const { return partitions_[id.unit].chunks[id.chunk].numel(); }
 
   // Bytes that a rank sends.
   double up(const ChunkId& id) const;
   double down(const ChunkId& id) const;
-  double raw_bytes(size_t unit) const;
+  double direct_bytes(size_t unit) const { return static_cast<double>(direct_[unit].bytes); }
   double link_s(size_t unit) const { return link_s_[unit]; }  // that all of them take
 
  private:
@@ -40,8 +41,8 @@ class Wire {
   double HopBytes(const CodecSpec& spec, size_t numel) const;
 
   const Setting& setting_;
-  std::vector<Partition> partitions_;  // by unit
-  std::vector<bool> raw_;
+  std::vector<Partition> partitions_;   // by unit
+  std::vector<DirectExchange> direct_;  // by unit
   std::vector<double> link_s_;
 };
 

@@ -9,6 +9,7 @@
 
 #include "compress/backend.h"
 #include "compress/codec_list.h"
+#include "tests/effort.h"
 
 namespace thinwire {
 namespace {
@@ -63,6 +64,7 @@ TEST(TopK, IsExactAtEverySizeDensityAndGuess) {
     for (const uint32_t ppm : {1u, 1000u, 10000u, 300000u, 1000000u}) {
       // Guesses: none, far too low, about right, too high, far too high.
       for (const float guess : {0.0f, 1e-30f, 2.3f, 4.0f, 1e30f}) {
+        if (kSanitized && numel > 70000 && guess != 2.3f) continue;
         for (const int state : {0, 1, 2, 3}) {
           Result before;
           if (state > 0) before.residual = Normal(numel, 7);

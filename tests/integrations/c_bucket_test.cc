@@ -24,7 +24,7 @@ void RunRanks(const char* group, const std::function<void(int, tw_comm*)>& body,
       options.rank = rank;
       options.size = kWorld;
       options.local_group = group;
-      options.min_bytes = 1;
+      options.no_raw = 1;
       options.timeout_ms = timeout_ms;
       tw_comm* comm = nullptr;
       ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();

@@ -44,6 +44,7 @@ struct Case {
   const char* codec;
   const char* codec_of_b = nullptr;
   float momentum = 0.0f;
+  bool one_hop = false;
 };
 
 class AbsenceTest : public testing::TestWithParam<Case> {
@@ -54,6 +55,10 @@ class AbsenceTest : public testing::TestWithParam<Case> {
       options.codecs.push_back(*CodecPair::Parse(GetParam().codec_of_b));
     }
     options.momentum.beta = GetParam().momentum;
+    if (GetParam().one_hop) {
+      options.chunk_bytes = 1 << 20;
+      options.min_bytes = 20000;  // too little for the raw values
+    }
     return options;
   }
   std::vector<Segment> MakeSegments() const {
@@ -64,7 +69,8 @@ class AbsenceTest : public testing::TestWithParam<Case> {
 
 INSTANTIATE_TEST_SUITE_P(ExactZeros, AbsenceTest,
                          testing::Values(Case{"int8"}, Case{"int4"}, Case{"topk:density=0.03"},
-                                         Case{"int8", "int4"}, Case{"int4", "topk:density=0.03"},
+                                         Case{"int4", nullptr, 0.0f, true}, Case{"int8", "int4"},
+                                         Case{"int4", "topk:density=0.03"},
                                          Case{"topk:density=0.03", nullptr, 0.9f}));
 
 // Where nobody has a gradient, nothing of what is kept leaves.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "schedule/collective/direct.h"
 #include "tests/kernels/devices.h"
 #include "tests/schedule/ranks.h"
 
@@ -161,6 +162,22 @@ TEST_P(DeviceTest, SmallTensorsGoRaw) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const size_t numel : {1, 7, 3000}) {
       ExpectTheHostsBits(options, {.world = 3, .numel = numel, .dtype = dtype});
+    }
+  }
+}
+
+TEST_P(DeviceTest, MidSizeTensorsGoInOneHop) {
+  for (const char* codec :
+       {"bf16", "int8:rounding=stochastic", "int4", "int4:hadamard=1", "onebit"}) {
+    for (const int world : {2, 3}) {
+      SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
+      Options options = SmallChunks(codec);
+      options.chunk_bytes = 1 << 20;
+      options.min_bytes = 30000;  // too little for the raw values
+      const Case run{.world = world};
+      const std::vector<Segment> all = {{.name = "g", .count = run.numel, .total = run.numel}};
+      ASSERT_EQ(DirectExchangeOf(all, run.dtype, world, options).algorithm, &OneHop());
+      ExpectTheHostsBits(options, run);
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/effort.h"
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
 
@@ -79,7 +80,10 @@ std::vector<Case> Cases() {
   for (const char* codec :
        {"fp32", "bf16", "int8", "int4", "onebit", "onebit:down=onebit", "topk:density=0.02",
         "int8:rounding=stochastic", "int4:hadamard=1", "int8:block=128,down=int4:block=512"}) {
-    for (int world = 1; world <= 5; ++world) cases.push_back({Wire::kInProcess, world, codec});
+    for (int world = 1; world <= 5; ++world) {
+      if (kSanitized && world == 4) continue;
+      cases.push_back({Wire::kInProcess, world, codec});
+    }
     for (const int world : {2, 3}) cases.push_back({Wire::kGloo, world, codec});
   }
   return cases;
@@ -98,6 +102,38 @@ TEST(EngineInProcess, ReplicasStayIdenticalOver200Steps) {
   });
   EXPECT_EQ(weights[1], weights[0]);
   EXPECT_EQ(weights[2], weights[0]);
+}
+
+// In one hop: with every codec that then has fewer bytes than raw, with feedback and momentum.
+TEST(EngineDirect, GivesTheReferencesBitsOnEveryRankOverManySteps) {
+  constexpr size_t kNumel = 5003;
+  constexpr int kSteps = 5;
+  const std::vector<Segment> all = {{.name = "g", .count = kNumel, .total = kNumel}};
+  for (const auto& [wire, world, codec] : Cases()) {
+    Options options = SmallChunks(codec);
+    options.chunk_bytes = 1 << 20;
+    options.min_bytes = 8000;
+    const Algorithm* const direct = DirectExchangeOf(all, DType::kF32, world, options).algorithm;
+    if (world == 1 || direct == nullptr || direct == &Raw()) continue;
+    if (kSanitized && world > 3) continue;
+    for (const float beta : {0.0f, 0.9f}) {
+      options.momentum = {.beta = beta, .nesterov = true};
+      ReferenceAllReduce reference(world, options);
+      std::vector<std::vector<float>> expected;
+      for (int step = 0; step < kSteps; ++step) {
+        std::vector<std::vector<float>> gradients;
+        for (int r = 0; r < world; ++r) gradients.push_back(Gradient(kNumel, 1, r, step));
+        expected.push_back(reference.Step(gradients, 1.0f / static_cast<float>(world)));
+      }
+      RunRanks(wire, world, options, [&](int rank, Engine& engine) {
+        for (int step = 0; step < kSteps; ++step) {
+          std::vector<float> values = Gradient(kNumel, 1, rank, step);
+          ASSERT_TRUE(AllReduce(engine, values, "g").ok()) << engine.status();
+          ASSERT_EQ(values, expected[step]) << codec << ", rank " << rank << ", step " << step;
+        }
+      });
+    }
+  }
 }
 
 // Every length, in place and not, by chunks and raw.

@@ -5,6 +5,7 @@
 #include <random>
 #include <tuple>
 
+#include "schedule/engine/bucket.h"
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
 #include "tests/transport/late_plane.h"
@@ -168,8 +169,9 @@ TEST_P(ExecutorTest, ExchangesThatNeverEndAreADeadlineOnEveryRank) {
   ExpectEnd(matching(), options, silent, absl::StatusCode::kDeadlineExceeded, none);
 
   // The second hop of one chunk of the tensor's first call.
-  const uint64_t chunk = HashCombine(HashCombine(HashBytes("t4"), 0), 1);
-  const uint64_t tag = HashCombine(chunk, 2);
+  const BucketRequest request{.key = "t4", .numel = kSizes[4]};
+  const Bucket bucket(request, {0, 3}, matching(), options);
+  const uint64_t tag = HashCombine(bucket.TagOf(bucket.report().id(), 1), 2);
   ExpectEnd(matching(), options, LateOptions::NeverFor({tag}), absl::StatusCode::kDeadlineExceeded,
             none);
 }

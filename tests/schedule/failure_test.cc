@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "schedule/engine/handshake.h"
+#include "schedule/engine/pulse.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {
@@ -76,6 +77,23 @@ TEST_P(FailureTest, SumOnOneRankAndMeanOnTheOthers) {
                 });
 }
 
+// As many elements, which would be summed without a word if no shape were given.
+TEST_P(FailureTest, AnotherShapeOnOneRank) {
+  for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
+    Options options = ShortTimeout();
+    options.min_bytes = min_bytes;
+    ExpectFailure(options, absl::StatusCode::kFailedPrecondition,
+                  {"'g'", "10x100", "100x10", "rank 2"}, [](int rank, Engine& engine) {
+                    std::vector<float> values(1000);
+                    const auto bucket = engine.Register(
+                        {.key = "g", .numel = 1000, .shape = rank == 2 ? "100x10" : "10x100"});
+                    const auto work =
+                        engine.Submit(*bucket, {.input = View(values), .output = View(values)});
+                    return work.ok() ? (*work)->Wait() : work.status();
+                  });
+  }
+}
+
 TEST_P(FailureTest, OneRankNeverCalls) {
   std::atomic<int> waiting = 0;
   ExpectFailure(ShortTimeout(), absl::StatusCode::kDeadlineExceeded,
@@ -140,17 +158,63 @@ TEST_P(FailureTest, NobodyGetsAnErrorBeforeAllHaveHeardOfIt) {
   }
 }
 
-TEST_P(FailureTest, ADestroyedRankIsNamed) {
+// Rank 2 closes after "g", when it may, and the others start "h" when `start_h_after` returns.
+void ExpectTheClosedRankIsNamed(Wire wire, size_t min_bytes, std::atomic<bool>& may_close,
+                                const std::function<void(Engine&)>& start_h_after) {
+  Options options = SmallChunks("int4");
+  options.min_bytes = min_bytes;
+  std::atomic<int> have_g = 0;
+  RunRanks(wire, 3, options, [&](int rank, Engine& engine) {
+    std::vector<float> values(1000);
+    EXPECT_TRUE(AllReduce(engine, values, "g").ok());
+    // The failure would end "g" as well where it is still under way.
+    for (++have_g; have_g < 3;) std::this_thread::yield();
+    if (rank == 2) {
+      while (!may_close) std::this_thread::yield();
+      return;  // and its engine goes
+    }
+    start_h_after(engine);
+    const auto work = engine.AllReduce({.input = View(values), .output = View(values), .key = "h"});
+    may_close = true;
+    const absl::Status status = work.ok() ? (*work)->Wait() : work.status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    for (const char* word : {"'h'", "rank 2 closed its communicator", "same calls"}) {
+      EXPECT_NE(status.message().find(word), absl::string_view::npos) << status;
+    }
+  });
+}
+
+TEST_P(FailureTest, ARankThatClosesWhileOthersWaitIsNamed) {
   for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
-    Options options = SmallChunks("int4");
-    options.min_bytes = min_bytes;
-    RunRanks(GetParam(), 3, options, [](int rank, Engine& engine) {
-      std::vector<float> values(1000);
-      ASSERT_TRUE(AllReduce(engine, values, "g").ok());
-      if (rank == 2) return;  // and its engine goes
-      const absl::Status status = AllReduce(engine, values, "h");
-      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-      EXPECT_NE(status.message().find("rank 2"), absl::string_view::npos) << status;
+    std::atomic<bool> may_close = false;
+    ExpectTheClosedRankIsNamed(GetParam(), min_bytes, may_close, [](Engine&) {});
+  }
+}
+
+TEST_P(FailureTest, ARankThatIsClosingIsNamedByWhoeverStartsMore) {
+  for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
+    std::atomic<bool> may_close = true;
+    ExpectTheClosedRankIsNamed(GetParam(), min_bytes, may_close, [](Engine& engine) {
+      while (engine.Describe().find("goodbye") == std::string::npos) std::this_thread::yield();
+    });
+  }
+}
+
+// It has waited a while for the others' goodbyes, and has left without them.
+TEST_P(FailureTest, ARankThatHasClosedIsNamed) {
+  std::atomic<bool> may_close = true;
+  ExpectTheClosedRankIsNamed(GetParam(), 0, may_close, [](Engine& engine) {
+    while (engine.status().ok()) std::this_thread::yield();
+  });
+}
+
+// A rank has all of its last collective while its peers still exchange theirs.
+TEST_P(FailureTest, AGoodbyeLeavesTheLastCollectiveAlone) {
+  for (int round = 0; round < 10; ++round) {
+    RunRanks(GetParam(), 3, SmallChunks("int4"), [](int, Engine& engine) {
+      std::vector<float> values(100000), small(10);
+      EXPECT_TRUE(AllReduce(engine, values, "g").ok());
+      EXPECT_TRUE(AllReduce(engine, small, "h").ok());
     });
   }
 }
@@ -199,6 +263,31 @@ TEST(FailureInProcess, OneNameTwiceInFlightIsRefused) {
       ASSERT_TRUE(AllReduce(engine, a, "k").ok());
     }
   });
+}
+
+// On waking a stopped process hears that its peers are gone or have waited too long.
+TEST(Pulse, ExplainsFailuresByAStandstillAndNoOthers) {
+  const absl::Status gone = absl::UnavailableError("rank 0 is gone");
+  const absl::Status mismatch = absl::FailedPreconditionError("another codec");
+  const Deadline start = Clock::now();
+  const auto at = [&](int ms) { return start + milliseconds(ms); };
+  Pulse pulse(milliseconds(4000));
+  EXPECT_EQ(pulse.Explain(1, gone, at(9000)), gone) << "it has not begun to beat";
+  pulse.Beat(at(0));
+  EXPECT_EQ(pulse.Explain(1, gone, at(900)), gone);
+  const absl::Status asleep = pulse.Explain(1, gone, at(7200));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(asleep)) << asleep;
+  EXPECT_EQ(asleep.message().find("rank 1 itself was stopped for 7.2 s"), 0u) << asleep;
+  EXPECT_EQ(asleep.message().find("rank 0"), absl::string_view::npos) << asleep;
+  const absl::Status late = pulse.Explain(1, absl::DeadlineExceededError("too late"), at(7200));
+  EXPECT_EQ(late.message().find("rank 1 itself was stopped for 7.2 s"), 0u) << late;
+  EXPECT_NE(late.message().find("too late"), absl::string_view::npos) << late;
+  pulse.Beat(at(7200));
+  pulse.Beat(at(7220));
+  EXPECT_EQ(pulse.Explain(1, gone, at(7230)), asleep) << "it has woken up";
+  EXPECT_EQ(pulse.Explain(1, mismatch, at(7230)), mismatch);
+  for (int ms = 7220; ms <= 11300; ms += 20) pulse.Beat(at(ms));
+  EXPECT_EQ(pulse.Explain(1, gone, at(11300)), gone) << "that was long ago";
 }
 
 TEST(Handshake, NamesWhatDiffers) {

@@ -11,7 +11,7 @@ Report Of(uint64_t key, uint64_t numel = 1024, uint32_t chunks = 1) {
   report.key = key;
   report.numel = numel;
   report.chunks = chunks;
-  SetName("t" + std::to_string(key), &report);
+  SetName("t" + std::to_string(key), {}, &report);
   return report;
 }
 
@@ -113,14 +113,14 @@ TEST(Leader, DiagnosesTheMissingAndTheSilent) {
   EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
   EXPECT_TRUE(leader.OnReport(1, Of(1)).ok());
   EXPECT_TRUE(leader.OnReport(2, Of(7)).ok());
-  const absl::Status missing = leader.Diagnose(Of(1).id());
+  const absl::Status missing = leader.Diagnose(Of(1).id(), {});
   EXPECT_TRUE(absl::IsDeadlineExceeded(missing));
   EXPECT_NE(missing.message().find("rank 2 never submitted"), absl::string_view::npos) << missing;
   EXPECT_NE(missing.message().find("'t7'"), absl::string_view::npos) << missing;
+  const absl::Status stopped = leader.Diagnose(Of(1).id(), {2});
+  EXPECT_NE(stopped.message().find("no answer comes"), absl::string_view::npos) << stopped;
   EXPECT_TRUE(leader.OnReport(2, Of(1)).ok());
-  leader.OnOverdue(0, Of(1));
-  leader.OnOverdue(1, Of(1));
-  const absl::Status silent = leader.Diagnose(Of(1).id());
+  const absl::Status silent = leader.Diagnose(Of(1).id(), {2});
   EXPECT_NE(silent.message().find("rank 2 submitted it and then fell silent"),
             absl::string_view::npos)
       << silent;
@@ -136,7 +136,7 @@ TEST(Leader, DiagnosesThePredictedTensorThatHoldsUpAnother) {
   EXPECT_TRUE(leader.OnReport(0, Of(3)).ok());
   EXPECT_TRUE(leader.OnReport(1, Of(3)).ok());
   EXPECT_TRUE(Next(leader).empty()) << "predicted tensors are not announced";
-  const absl::Status status = leader.Diagnose(Of(3).id());
+  const absl::Status status = leader.Diagnose(Of(3).id(), {});
   EXPECT_TRUE(absl::IsDeadlineExceeded(status));
   for (const char* word : {"'t1'", "predicted", "holds up 't3'", "rank 1 never submitted"}) {
     EXPECT_NE(status.message().find(word), absl::string_view::npos) << word << ": " << status;

@@ -56,7 +56,7 @@ TEST(Frames, ComeBackAsTheyWere) {
   Message message;
   message.type = FrameType::kOverdue;
   message.report.key = 3;
-  SetName(std::string(500, 'x'), &message.report);
+  SetName(std::string(500, 'x'), {}, &message.report);
   int frames = 0;
   ForEachFrame(message, [&](const ControlFrame& frame) {
     const auto parsed = ParseFrame(frame);
@@ -100,11 +100,39 @@ TEST(Frames, LongListsTakeSeveral) {
   }
 }
 
+TEST(Frames, ANameLeavesRoomForAShape) {
+  Report report;
+  SetName("weights", "10x100", &report);
+  EXPECT_STREQ(report.name, "weights");
+  EXPECT_EQ(ShapeOf(report), "10x100");
+  SetName("w", {}, &report);
+  EXPECT_STREQ(report.name, "w");
+  EXPECT_EQ(ShapeOf(report), "") << "nothing is left of the last name";
+  const std::string long_name(200, 'n'), long_shape(200, '1');
+  SetName(long_name, "10x100", &report);
+  EXPECT_EQ(std::string(report.name), long_name.substr(0, 60));
+  EXPECT_EQ(ShapeOf(report), "10x100");
+  SetName(long_name, long_shape, &report);
+  EXPECT_EQ(std::string(report.name).size() + ShapeOf(report).size(), sizeof(report.name) - 2);
+  SetName(long_name, {}, &report);
+  EXPECT_EQ(std::string(report.name), long_name.substr(0, 67));
+  EXPECT_EQ(ShapeOf(report), "");
+}
+
+TEST(Frames, AGoodbyeSaysHowMuchWasStarted) {
+  const auto parsed = ParseFrame(PackBye(12345));
+  ASSERT_TRUE(parsed.has_value());
+  EXPECT_EQ(parsed->message.type, FrameType::kBye);
+  EXPECT_EQ(parsed->started, 12345u);
+  const auto older = ParseFrame(PackSignal(FrameType::kBye));
+  ASSERT_TRUE(older.has_value());
+  EXPECT_EQ(older->started, std::numeric_limits<uint64_t>::max()) << "an older release's";
+}
+
 // Peers' bytes are never trusted with a length.
 TEST(Frames, DamagedFramesAreRefused) {
-  // These three say all with their type.
-  const std::set<uint32_t> whole = {static_cast<uint32_t>(FrameType::kBye),
-                                    static_cast<uint32_t>(FrameType::kPing),
+  // These two say all with their type.
+  const std::set<uint32_t> whole = {static_cast<uint32_t>(FrameType::kPing),
                                     static_cast<uint32_t>(FrameType::kPong)};
   for (uint32_t type = 0; type < 12; ++type) {
     ControlFrame frame;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compress/backend.h"
-#include "schedule/collective/algorithm.h"
+#include "schedule/collective/direct.h"
 #include "schedule/collective/partition.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"
@@ -27,9 +27,12 @@ class ReferenceAllReduce {
       velocities_ = residuals_;
     }
     const std::vector<Segment> all = {{.name = "g", .count = numel, .total = numel}};
-    const std::vector<Chunk> chunks = MakePartition(all, world_, options_).chunks;
+    const Algorithm* const direct = DirectExchangeOf(all, DType::kF32, world_, options_).algorithm;
+    const std::vector<Chunk> chunks = direct != nullptr
+                                          ? MakeWhole(*direct, all, world_).chunks
+                                          : MakePartition(all, world_, options_).chunks;
     std::vector<float> result(numel);
-    if (options_.momentum.beta != 0.0f && chunks[0].algorithm == &TwoHop()) {
+    if (options_.momentum.beta != 0.0f && chunks[0].algorithm != &Entries()) {
       for (int r = 0; r < world_; ++r) {
         for (size_t i = 0; i < numel; ++i) {
           gradients[r][i] = options_.momentum.beta * velocities_[0][i] + gradients[r][i];
@@ -41,11 +44,15 @@ class ReferenceAllReduce {
         ReduceEntries(gradients, chunk, scale, result);
         continue;
       }
+      if (chunk.algorithm == &OneHop()) {
+        ReduceInOneHop(gradients, chunk, scale, result);
+        continue;
+      }
       for (int owner = 0; owner < world_; ++owner) {
         ReduceShard(gradients, chunk, owner, scale, result);
       }
     }
-    if (options_.momentum.beta != 0.0f && chunks[0].algorithm == &TwoHop()) Advance(result);
+    if (options_.momentum.beta != 0.0f && chunks[0].algorithm != &Entries()) Advance(result);
     ++step_;
     return result;
   }
@@ -119,6 +126,20 @@ class ReferenceAllReduce {
                              residuals_[r].data() + begin, wire.data(), extras);
       ScalarBackend().AddEntries(spec, wire.data(), scale, {result.data() + begin, numel});
     }
+  }
+
+  void ReduceInOneHop(std::vector<std::vector<float>>& gradients, const Chunk& chunk, float scale,
+                      std::vector<float>& result) {
+    const size_t begin = chunk.elements.begin, numel = chunk.numel();
+    const CodecSpec& up = codec().up;
+    const std::span<float> sum(result.data() + begin, numel);
+    std::vector<uint8_t> wire(EncodedBytes(up, numel));
+    for (int r = 0; r < world_; ++r) {
+      ScalarBackend().Encode(up, {gradients[r].data() + begin, numel}, Residual(r, chunk.elements),
+                             wire.data(), Extras(up, r + 1, begin));
+      ScalarBackend().DecodeAdd(up, wire.data(), sum);
+    }
+    for (float& value : sum) value *= scale;
   }
 
   float* Residual(int rank, Range shard) {

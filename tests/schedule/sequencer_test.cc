@@ -26,7 +26,7 @@ Report Of(uint64_t key, uint64_t call, uint32_t chunks = 1, uint64_t numel = 102
   report.numel = numel;
   report.partition_hash = key * 1000 + chunks;
   report.priority = static_cast<int32_t>(key % 3);
-  SetName("t" + std::to_string(key), &report);
+  SetName("t" + std::to_string(key), {}, &report);
   return report;
 }
 
@@ -54,9 +54,9 @@ class Host {
     ranks_[rank]->sequencer.EndStep(now_);
     CarryOut(rank);
   }
-  void RawDone(int rank, uint64_t id) {
+  void DirectDone(int rank, uint64_t id) {
     ranks_[rank]->chunks_left.erase(id);
-    ranks_[rank]->sequencer.OnRawDone(id);
+    ranks_[rank]->sequencer.OnDirectDone(id);
     CarryOut(rank);
   }
   void Clock() {
@@ -85,7 +85,7 @@ class Host {
   // that does not drain has a follower everywhere.
   std::vector<std::pair<int, ChunkId>> Endable() const {
     std::vector<std::pair<int, ChunkId>> endable;
-    for (int r = 0; r < world(); ++r) {
+    for (int r = 0; r < world() && !cut_; ++r) {
       for (const auto& [chunk, start] : ranks_[r]->running) {
         bool everywhere = true;
         for (const auto& rank : ranks_) everywhere = everywhere && rank->Passes(chunk, matching_);
@@ -113,6 +113,8 @@ class Host {
   const absl::Status& failure(int rank) const { return ranks_[rank]->failure; }
   // Nothing that this rank sends arrives any more.
   void Silence(int rank) { silent_ = rank; }
+  // No exchange ends any more.
+  void CutExchanges() { cut_ = true; }
 
  private:
   struct Rank {
@@ -169,6 +171,7 @@ class Host {
   const Matching matching_;
   double now_ = 0.0;
   int silent_ = -1;
+  bool cut_ = false;
   size_t predicted_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::map<std::pair<int, int>, std::deque<Message>> wires_;
@@ -359,12 +362,51 @@ TEST(Sequencer, ASilentLeaderIsNamedByTheOthers) {
   Settle(host);
   host.Silence(0);
   for (int r = 0; r < 3; ++r) host.Submit(r, Of(1, 0));
-  LetTimePass(host, 1.2);
+  LetTimePass(host, 0.9);
   for (const int r : {1, 2}) EXPECT_TRUE(host.failure(r).ok()) << "rank 0 may still speak";
-  LetTimePass(host, 2.0);
+  LetTimePass(host, 0.2);
   for (const int r : {1, 2}) {
     ExpectInMessage(host.failure(r), absl::StatusCode::kDeadlineExceeded, {"'t1'", "rank 0"});
   }
+}
+
+// It has been asked ahead of the deadline, so that nobody has to wait for it after that.
+TEST(Sequencer, ASilentRankIsNamedAtTheDeadline) {
+  for (const bool submits : {true, false}) {
+    Options options;
+    options.timeout = std::chrono::milliseconds(5000);
+    Host host(3, options, Matching::kByTag);
+    Settle(host);
+    host.CutExchanges();
+    for (int r = 0; r < 3; ++r) {
+      if (r != 1 || submits) host.Submit(r, Of(1, 0));
+    }
+    Settle(host);
+    host.Silence(1);
+    LetTimePass(host, 4.9);
+    EXPECT_TRUE(host.failure(0).ok());
+    LetTimePass(host, 0.15);
+    ExpectInMessage(
+        host.failure(0), absl::StatusCode::kDeadlineExceeded,
+        {"'t1'", submits ? "rank 1 submitted it and then fell silent" : "rank 1 never submitted it",
+         "look whether the process is stopped"});
+  }
+}
+
+// Rank 0 submits long after the others, and asks when it hears that their deadline has passed.
+TEST(Sequencer, WhoAnswersIsNotSilent) {
+  Options options;
+  options.timeout = std::chrono::milliseconds(5000);
+  Host host(3, options, Matching::kByTag);
+  Settle(host);
+  host.CutExchanges();
+  for (const int r : {1, 2}) host.Submit(r, Of(1, 0));
+  LetTimePass(host, 3.0);
+  host.Submit(0, Of(1, 0));
+  Settle(host);
+  LetTimePass(host, 2.05);
+  ExpectInMessage(host.failure(0), absl::StatusCode::kDeadlineExceeded,
+                  {"'t1'", "all ranks submitted it"});
 }
 
 // A rank that is slow to finish a raw tensor reports it when the others are long done.
@@ -372,13 +414,13 @@ TEST(Sequencer, LateReportsOfFinishedRawTensorsLeaveNothingBehind) {
   Host host(3, {}, Matching::kByTag);
   Settle(host);
   Report raw = Of(1, 0);
-  raw.raw = 1;
+  raw.direct = 1;
   for (int r = 0; r < 3; ++r) host.Submit(r, raw);
   host.Advance(0.2);
   host.Clock();  // all ranks report it, since it is late; the messages are on their way
-  host.RawDone(0, raw.id());
+  host.DirectDone(0, raw.id());
   Settle(host);
-  for (const int r : {1, 2}) host.RawDone(r, raw.id());
+  for (const int r : {1, 2}) host.DirectDone(r, raw.id());
   LetTimePass(host, 40.0);
   for (int r = 0; r < 3; ++r) {
     EXPECT_TRUE(host.failure(r).ok()) << host.failure(r);

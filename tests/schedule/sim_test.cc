@@ -9,6 +9,7 @@
 #include "schedule/order/predicted_order.h"
 #include "schedule/sim/jackson.h"
 #include "schedule/sim/simulator.h"
+#include "tests/effort.h"
 
 namespace thinwire::sim {
 namespace {
@@ -101,7 +102,7 @@ TEST(Simulator, P3HidesWhatABarrierShows) {
 
 TEST(Simulator, NoRandomScheduleStandsStillOrBeatsTheBound) {
   std::mt19937_64 random(11);
-  for (int round = 0; round < 100000; ++round) {
+  for (int round = 0; round < Rounds(100000); ++round) {
     Setting setting = Small(1 + random() % 4, 0);
     for (Unit& unit : setting.profile.units) unit.numel = 1000 + random() % 60000;
     setting.ranks = 2 + static_cast<int>(random() % 3);

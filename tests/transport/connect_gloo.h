@@ -5,33 +5,43 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "transport/gloo/gloo.h"
 
 namespace thinwire {
 
-inline std::vector<Transport> ConnectGlooRanks(int world) {
+// What `connect` makes of each rank's options, by rank.
+template <typename Made>
+std::vector<Made> ConnectAll(int world, absl::StatusOr<Made> (*connect)(const GlooOptions&)) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
-  std::vector<Transport> transports(world);
+  std::vector<Made> made(world);
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
-      auto made = ConnectGloo({.rank = r,
-                               .size = world,
-                               .store = store,
-                               .prefix = "t/",
-                               .interface = "",
-                               .rendezvous_host = "",
-                               .deadline = Clock::now() + std::chrono::seconds(20)});
-      ASSERT_TRUE(made.ok()) << made.status();
-      transports[r] = *std::move(made);
+      absl::StatusOr<Made> one = connect({.rank = r,
+                                          .size = world,
+                                          .store = store,
+                                          .prefix = "t/",
+                                          .interface = "",
+                                          .rendezvous_host = "",
+                                          .deadline = Clock::now() + std::chrono::seconds(20),
+                                          .key_file = "",
+                                          .digest = ""});
+      ASSERT_TRUE(one.ok()) << one.status();
+      made[r] = *std::move(one);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return transports;
+  return made;
+}
+
+inline std::vector<Transport> ConnectGlooRanks(int world) {
+  return ConnectAll<Transport>(world, ConnectGloo);
 }
 
 }  // namespace thinwire

@@ -6,15 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <sstream>
 #include <string>
 #include <thread>
 
 #include "schedule/engine.h"
+#include "tests/transport/listening.h"
+#include "transport/mesh/address.h"
+#include "transport/mesh/listener.h"
+#include "transport/mesh/meeting.h"
 
 namespace thinwire {
 namespace {
@@ -30,22 +30,43 @@ class GlooProcesses : public testing::Test {
             .string();
     std::filesystem::remove_all(folder_);
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void TearDown() override {
+    for (const pid_t peer : peers_) {
+      kill(peer, SIGKILL);
+      waitpid(peer, nullptr, 0);
+    }
+    std::filesystem::remove_all(folder_);
+  }
+
+  GlooOptions Rank(int rank, int size, Deadline deadline) {
+    return {.rank = rank,
+            .size = size,
+            .store = MakeFileStore(folder_),
+            .prefix = "p/",
+            .interface = "",
+            .rendezvous_host = "",
+            .deadline = deadline,
+            .key_file = "",
+            .digest = ""};
+  }
 
   std::unique_ptr<Engine> Connect(int rank, int size, milliseconds timeout) {
-    auto transport =
-        ConnectGloo({rank, size, MakeFileStore(folder_), "p/", "", "", Clock::now() + seconds(20)});
+    auto transport = ConnectGloo(Rank(rank, size, Clock::now() + seconds(20)));
     if (!transport.ok()) return nullptr;
     Options options;
     options.codecs = {*CodecPair::Parse("int4")};
     options.timeout = timeout;
+    options.min_bytes = min_bytes_;
     return *Engine::Create(options, *std::move(transport));
   }
 
   // A second process that reduces until it is told otherwise.
   pid_t StartPeer(int rank) {
     const pid_t pid = fork();
-    if (pid != 0) return pid;
+    if (pid != 0) {
+      peers_.push_back(pid);
+      return pid;
+    }
     const auto engine = Connect(rank, 2, seconds(20));
     while (engine != nullptr && Reduce(*engine).ok()) continue;
     _exit(0);
@@ -70,12 +91,12 @@ class GlooProcesses : public testing::Test {
     absl::Status status;
     while (status.ok() && Clock::now() - begin < seconds(30)) status = Reduce(*engine);
     *took = Clock::now() - begin;
-    kill(peer, SIGKILL);
-    waitpid(peer, nullptr, 0);
     return status;
   }
 
   std::string folder_;
+  size_t min_bytes_ = Options().min_bytes;
+  std::vector<pid_t> peers_;
 };
 
 TEST_F(GlooProcesses, AKilledPeerIsLostAtOnce) {
@@ -97,6 +118,7 @@ TEST_F(GlooProcesses, AStoppedPeerIsATimeoutThatNamesIt) {
 // More reports than the control channel has on its way at once: none of them may wait for rank 0.
 TEST_F(GlooProcesses, AStoppedLeaderIsATimeoutThatNamesIt) {
   constexpr int kTensors = 300;
+  min_bytes_ = 0;  // all of them are reported
   const pid_t leader = StartPeer(0);
   const auto engine = Connect(1, 2, milliseconds(700));
   ASSERT_NE(engine, nullptr);
@@ -104,27 +126,23 @@ TEST_F(GlooProcesses, AStoppedLeaderIsATimeoutThatNamesIt) {
   kill(leader, SIGSTOP);
   const auto begin = Clock::now();
   std::vector<std::vector<float>> values(kTensors, std::vector<float>(20000));
-  std::vector<std::shared_ptr<Work>> works;
+  std::vector<absl::StatusOr<std::shared_ptr<Work>>> works;
   for (int i = 0; i < kTensors; ++i) {
     const TensorView view{values[i].data(), values[i].size()};
-    auto work = engine->AllReduce({.input = view, .output = view, .key = "t" + std::to_string(i)});
-    ASSERT_TRUE(work.ok()) << work.status();
-    works.push_back(*work);
+    works.push_back(
+        engine->AllReduce({.input = view, .output = view, .key = "t" + std::to_string(i)}));
   }
   for (const auto& work : works) {
-    const absl::Status status = work->Wait();
+    const absl::Status status = work.ok() ? (*work)->Wait() : work.status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_NE(status.message().find("rank 0"), absl::string_view::npos) << status;
   }
   EXPECT_LT(Clock::now() - begin, seconds(5));
-  kill(leader, SIGKILL);
-  waitpid(leader, nullptr, 0);
 }
 
 TEST_F(GlooProcesses, ARankThatNeverComesIsNamed) {
   const auto begin = Clock::now();
-  const auto transport =
-      ConnectGloo({0, 3, MakeFileStore(folder_), "p/", "", "", begin + milliseconds(300)});
+  const auto transport = ConnectGloo(Rank(0, 3, begin + milliseconds(300)));
   EXPECT_TRUE(absl::IsDeadlineExceeded(transport.status())) << transport.status();
   EXPECT_NE(transport.status().message().find("rank 1 did not come"), absl::string_view::npos)
       << transport.status();
@@ -132,51 +150,45 @@ TEST_F(GlooProcesses, ARankThatNeverComesIsNamed) {
 }
 
 TEST_F(GlooProcesses, AnUnknownInterfaceIsRefusedWithTheKnownOnes) {
-  const auto transport =
-      ConnectGloo({0, 2, MakeFileStore(folder_), "p/", "nope0", "", Clock::now() + seconds(1)});
+  GlooOptions options = Rank(0, 2, Clock::now() + seconds(1));
+  options.interface = "nope0";
+  const auto transport = ConnectGloo(options);
   EXPECT_TRUE(absl::IsInvalidArgument(transport.status())) << transport.status();
   EXPECT_NE(transport.status().message().find("lo"), absl::string_view::npos);
 }
 
-// Local addresses of this process's listening sockets, as /proc writes them.
-std::vector<std::string> ListeningAddresses() {
-  std::vector<std::string> sockets, addresses;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    sockets.push_back(std::filesystem::read_symlink(entry.path(), gone).string());
-  }
-  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
-    std::ifstream lines(table);
-    std::string line;
-    std::getline(lines, line);
-    while (std::getline(lines, line)) {
-      std::istringstream fields(line);
-      std::string number, local, remote, state, skip, inode;
-      fields >> number >> local >> remote >> state;
-      for (int i = 0; i < 5; ++i) fields >> skip;
-      fields >> inode;
-      const std::string socket = "socket:[" + inode + "]";
-      if (state == "0A" && std::find(sockets.begin(), sockets.end(), socket) != sockets.end()) {
-        addresses.push_back(local.substr(0, local.find(':')));
-      }
+TEST_F(GlooProcesses, ConnectByInterfaceByNameAndByIpv6) {
+  for (const auto& [interface, host] : std::vector<std::pair<std::string, std::string>>{
+           {"lo", ""}, {"", "localhost"}, {"", "::1"}, {"", "127.0.0.1"}}) {
+    const absl::StatusOr<Address> address = LocalAddress(interface, host);
+    ASSERT_TRUE(address.ok()) << address.status();
+    if (!Listener::Bind(*address).ok()) continue;  // a machine without IPv6
+    absl::StatusOr<Transport> transports[2];
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      GlooOptions options = Rank(rank, 2, Clock::now() + seconds(20));
+      options.interface = interface;
+      options.rendezvous_host = host;
+      options.prefix = interface + host;
+      ranks.emplace_back([=, &transports] { transports[rank] = ConnectGloo(options); });
     }
+    for (std::thread& rank : ranks) rank.join();
+    for (const auto& made : transports) EXPECT_TRUE(made.ok()) << host << ": " << made.status();
   }
-  return addresses;
 }
 
+// The other rank meets this one and does not connect, so this one listens until its deadline.
 TEST_F(GlooProcesses, ListensOnLoopbackOnly) {
-  std::vector<std::string> seen;
-  std::thread connecting([&] {
-    // Nobody answers, so it listens until its deadline.
-    ConnectGloo({0, 2, MakeFileStore(folder_), "p/", "", "", Clock::now() + milliseconds(1500)})
-        .status()
-        .IgnoreError();
-  });
-  const auto begin = Clock::now();
-  while (seen.empty() && Clock::now() - begin < seconds(2)) seen = ListeningAddresses();
+  std::vector<ListeningSocket> seen;
+  const Deadline deadline = Clock::now() + milliseconds(700);
+  std::thread connecting([&] { ConnectGloo(Rank(0, 2, deadline)).status().IgnoreError(); });
+  const std::shared_ptr<Store> store = MakeFileStore(folder_);
+  ASSERT_TRUE(Meet({1, 2, store.get(), "p/", "", *Address::Of("127.0.0.1", 9), deadline}).ok());
+  while (seen.empty() && Clock::now() < deadline) seen = ListeningSockets();
   connecting.join();
   ASSERT_FALSE(seen.empty());
-  for (const std::string& address : seen) EXPECT_EQ(address, "0100007F");
+  for (const ListeningSocket& socket : seen) EXPECT_EQ(socket.address, "0100007F");
+  EXPECT_TRUE(ListeningSockets().empty());
 }
 
 }  // namespace

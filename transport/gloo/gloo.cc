@@ -46,9 +46,9 @@ class GlooData final : public DataPlane {
 }  // namespace
 
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options) {
-  absl::StatusOr<std::shared_ptr<gloo::Context>> context = ConnectFullMesh(options);
-  if (!context.ok()) return context.status();
-  const auto shared = std::make_shared<GlooShared>(*std::move(context));
+  absl::StatusOr<GlooMesh> mesh = ConnectFullMesh(options);
+  if (!mesh.ok()) return mesh.status();
+  const auto shared = std::make_shared<GlooShared>(*std::move(mesh));
   return Transport(std::make_unique<GlooControl>(shared), std::make_unique<GlooData>(shared));
 }
 

@@ -22,10 +22,16 @@ struct GlooOptions {
   std::string interface;
   std::string rendezvous_host;
   Deadline deadline;  // for the whole connecting
+  // The key of the group, in a file of mode 0600 that every rank has; empty on all ranks: rank 0
+  // puts a random token into the store, so that who can't read the store can't take part.
+  std::string key_file;
+  std::string digest;  // text that is equal on all ranks that are set up alike
 };
 
-// DeadlineExceeded names the ranks that did not come; InvalidArgument an interface that is not
-// there.
+// Every connection proves that it belongs to this group before Gloo gets it, and nothing listens
+// any more when this returns. DeadlineExceeded names the ranks that did not come or connect;
+// InvalidArgument an interface that is not there, or what is wrong with the key file;
+// FailedPrecondition a rank with another key or another digest.
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options);
 
 }  // namespace thinwire

@@ -1,4 +1,4 @@
-// How Gloo's connections come about: addresses, the store, the deadline.
+// How Gloo's connections come about: where to listen, checked connections, and Gloo's objects.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_CONNECT_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_CONNECT_H_
 
@@ -8,11 +8,17 @@
 
 #include "absl/status/statusor.h"
 #include "transport/gloo/gloo.h"
+#include "transport/gloo/gloo_loop.h"
 
 namespace thinwire {
 
-// A full mesh. Nothing listens on a wildcard address.
-absl::StatusOr<std::shared_ptr<gloo::Context>> ConnectFullMesh(const GlooOptions& options);
+struct GlooMesh {
+  std::shared_ptr<gloo::Context> context;
+  std::unique_ptr<GlooLoop> loop;
+};
+
+// A full mesh. Gloo gets no connection but those of ranks of the group.
+absl::StatusOr<GlooMesh> ConnectFullMesh(const GlooOptions& options);
 
 }  // namespace thinwire
 

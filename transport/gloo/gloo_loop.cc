@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <stdexcept>
+#include <utility>
 
 namespace thinwire {
 namespace {
@@ -17,9 +18,8 @@ int MakeWakeup() {
 
 }  // namespace
 
-GlooLoop::GlooLoop(gloo::Context& context)
-    : device_(std::dynamic_pointer_cast<gloo::transport::tcp::Device>(context.getDevice())),
-      wakeup_(MakeWakeup()) {
+GlooLoop::GlooLoop(std::shared_ptr<gloo::transport::tcp::Device> device)
+    : device_(std::move(device)), wakeup_(MakeWakeup()) {
   device_->registerDescriptor(wakeup_, EPOLLIN, this);
 }
 

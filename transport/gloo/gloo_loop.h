@@ -7,7 +7,6 @@
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_LOOP_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_LOOP_H_
 
-#include <gloo/context.h>
 #include <gloo/transport/tcp/device.h>
 
 #include <cstdint>
@@ -32,8 +31,8 @@ class GlooLoop final : private gloo::transport::tcp::Handler {
     ~Task() = default;
   };
 
-  // For a context whose device is of TCP and lives as long as this.
-  explicit GlooLoop(gloo::Context& context);
+  // Throws what Gloo does, if no descriptor is left.
+  explicit GlooLoop(std::shared_ptr<gloo::transport::tcp::Device> device);
   ~GlooLoop() override;
   GlooLoop(const GlooLoop&) = delete;
   GlooLoop& operator=(const GlooLoop&) = delete;

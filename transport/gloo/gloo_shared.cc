@@ -15,8 +15,10 @@ std::chrono::milliseconds Until(Deadline deadline) {
   return std::clamp(left, milliseconds(1), kForever);
 }
 
-GlooShared::GlooShared(std::shared_ptr<gloo::Context> context)
-    : context_(std::move(context)), members_{context_->rank, context_->size}, loop_(*context_) {}
+GlooShared::GlooShared(GlooMesh mesh)
+    : context_(std::move(mesh.context)),
+      members_{context_->rank, context_->size},
+      loop_(std::move(mesh.loop)) {}
 
 // The two aborts set a flag in the buffer and wake whoever waits there; neither blocks or sends.
 // They need the lock: outside of it, the waiter could return and its owner free the buffer.

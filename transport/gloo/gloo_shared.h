@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "transport/gloo/gloo_connect.h"
 #include "transport/gloo/gloo_loop.h"
 #include "transport/membership.h"
 #include "transport/store.h"
@@ -35,10 +36,10 @@ class GlooShared {
  public:
   using UnboundBuffer = gloo::transport::UnboundBuffer;
 
-  explicit GlooShared(std::shared_ptr<gloo::Context> context);
+  explicit GlooShared(GlooMesh mesh);
 
   gloo::Context& context() { return *context_; }
-  GlooLoop& loop() { return loop_; }
+  GlooLoop& loop() { return *loop_; }
   const Membership& members() const { return members_; }
 
   // Keeps the first reason, and ends all guarded waits.
@@ -59,7 +60,7 @@ class GlooShared {
 
   const std::shared_ptr<gloo::Context> context_;
   const Membership members_;
-  GlooLoop loop_;
+  const std::unique_ptr<GlooLoop> loop_;
   mutable absl::Mutex mu_;
   absl::CondVar failed_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);

@@ -160,6 +160,7 @@ class BucketInfo(ctypes.Structure):
         ("priority", c_int),
         ("segments", POINTER(Segment)),
         ("num_segments", c_size_t),
+        ("shape", c_char_p),
     )
 
 

@@ -214,14 +214,17 @@ class Communicator:
         segments: Segments | None = None,
         priority: int = 0,
         collective: str = "all_reduce",
+        shape: str | None = None,
     ) -> Bucket:
         """Describes a tensor of `count` elements for the collective: "all_reduce",
         "reduce_scatter", whose output has count / size elements, or "all_gather", with count *
-        size. It is valid as long as this communicator."""
+        size. shape: in words that must be equal on all ranks; None: it is not compared. It is valid
+        as long as this communicator."""
         array = None if segments is None else segments.array
         info = _library.BucketInfo(
             ctypes.sizeof(_library.BucketInfo), _encoded(name), count, DTYPES[dtype], OPS[op],
             COLLECTIVES[collective], priority, array, 0 if array is None else len(array),
+            _encoded(shape),
         )  # fmt: skip
         handle = c_void_p()
         _library.check(self._library.tw_bucket_create(self._open(), byref(info), byref(handle)))

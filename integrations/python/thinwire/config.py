@@ -55,6 +55,8 @@ class Config:
     timeout_s: float | None = None
     trace: str | None = None
     flight: str | None = None
+    strict: bool = False
+    key_file: str | None = None
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:
@@ -137,11 +139,6 @@ def resolve(**arguments: Any) -> Config:
     _warn_of_unknown_names()
     if level := os.environ.get("THINWIRE_LOG"):
         _prepare_logger(level)
-    if os.environ.get("THINWIRE_KEY_FILE"):
-        raise errors.UnavailableError(
-            "THINWIRE_KEY_FILE asks for an authenticated transport, which this version does not "
-            "have; unset it, and keep the ranks on a network that you trust"
-        )
     chosen = {
         option.setting: _choose(option, arguments.get(option.setting))
         for option in OPTIONS

@@ -21,6 +21,7 @@ _SIZE_MAX = (1 << 64) - 1
 COMPARED = "yes, compared at the start"
 NEEDED = "yes, else the ranks do not meet"
 LEADER = "no, rank 0's counts"
+TENSORS = "yes, compared with each tensor"
 FREE = "no"
 
 
@@ -162,11 +163,16 @@ OPTIONS: tuple[Option, ...] = (
     Option("file for the engine's last events, written with its first failure; each rank adds its "
            "number to the name",
            "flight_path", "const char*", "flight", _TEXT, True, ("THINWIRE_FLIGHT",), "none"),
+    Option("ranks compare the shapes of tensors as well, and not only their element counts",
+           setting="strict", kind=_FLAG, argument=True, variables=("THINWIRE_STRICT",),
+           default="off", equal=TENSORS),
+    Option("file of mode 0600 with the group's secret of 16 to 4096 bytes, the same on every rank; "
+           "without it, who can read the store can take part",
+           "key_file", "const char*", "key_file", _TEXT, False, ("THINWIRE_KEY_FILE",),
+           "a random token in the store", NEEDED),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
-    Option("key of an authenticated transport, which this version does not have: an error",
-           variables=("THINWIRE_KEY_FILE",), default="none"),
-    Option("accepts an unauthenticated transport; this version has no other",
+    Option("has no effect: connections are checked in any case",
            variables=("THINWIRE_INSECURE",), default="none"),
     Option("path of libnccl; this version has no NCCL transport",
            variables=("THINWIRE_NCCL_LIB",), default="none"),

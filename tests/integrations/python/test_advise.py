@@ -312,3 +312,18 @@ def test_where_auto_can_not_be_is_said():
 def test_auto_leaves_a_fast_link_alone():
     (used, settled, _), _ = run(automatic, 1e12, 1.03, "p3")
     assert settled == "fp32" and set(used) == {"fp32"}
+
+
+FEW_BYTES = ("onebit", "topk:density=0.01")
+
+
+def seconds_to_encode(rank: int) -> list[float]:
+    from thinwire.torch.forecast.probe import probe
+
+    costs = probe(FEW_BYTES, torch.device("cpu")).costs
+    return [costs[codec].encode_s for codec in FEW_BYTES]
+
+
+def test_codecs_of_few_bytes_take_time():
+    for seconds in run(seconds_to_encode):
+        assert min(seconds) > 0

@@ -61,6 +61,22 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "decode's spec": (lambda: thinwire.decode(4, b"", 1), "codec: expected a spec.*got 4"),
     "decode's n": (lambda: thinwire.decode("int4", b"", "a"), "n: expected .*'a'"),
     "decode's data": (lambda: thinwire.decode("int4", 5, 1), "data: expected bytes.*int"),
+    "names=[]": (lambda: State(names=["a"]), "names is a list, expected a dict"),
+    "names' keys": (lambda: State(names={"a": ones}), "names has str"),
+    "names' values": (lambda: State(names={ones: 5}), "names has Tensor: 5"),
+    "group=5": (lambda: State(process_group=5), "process group is 5, expected"),
+    "all_reduce's group": (lambda: all_reduce(ones, group="world"), "process group is 'world'"),
+    "reduce([])": (lambda: GradientExchange().reduce([ones]), "got a list, expected a dict"),
+    "reduce's name": (lambda: GradientExchange().reduce({5: ones}), "5 is no name"),
+    "gradients of 5": (lambda: GradientExchange().reduce_gradients({"a": 5}), "'a': got int"),
+    "load 5": (lambda: State().load_state_dict(5), "expected a thinwire state dict.*'int'"),
+    "load []": (lambda: State().load_state_dict([]), "one state dict of each rank"),
+    "load half": (lambda: State().load_state_dict({"format": 2}), "is damaged: codec is None"),
+    "load no tensors": (
+        lambda: State().load_state_dict(State().state_dict() | {"residuals": {"a": {"first": 1}}}),
+        "residuals for 'a' are no tensors",
+    ),
+    "parameters": (lambda: GradientExchange(parameters=["a"]), "parameters is .*element counts"),
     "spec NUL": (lambda: thinwire.codec_info("int4\0"), "a spec such as"),
 }  # fmt: skip
 

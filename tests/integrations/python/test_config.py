@@ -80,10 +80,11 @@ def test_a_value_that_can_not_be_is_refused(monkeypatch, variable, text):
         config.resolve()
 
 
-def test_a_key_is_not_ignored_silently(monkeypatch):
+def test_a_key_file_is_the_environments_alone(monkeypatch):
     monkeypatch.setenv("THINWIRE_KEY_FILE", "/etc/key")
-    with pytest.raises(thinwire.UnavailableError, match="KEY_FILE"):
-        config.resolve()
+    assert config.resolve().key_file == "/etc/key"
+    with pytest.raises(TypeError, match="key_file"):
+        config.resolve(key_file="/etc/key")
 
 
 @pytest.mark.parametrize("setting", [

@@ -104,27 +104,35 @@ def test_a_killed_peer():
     assert outcome.exit_code == 0
 
 
-def lose_stopped_peer(rank: int):
-    ddp, _ = wrap(make_mlp(), "int4", timeout_s=TIMEOUT_S)
+def lose_stopped_rank(rank: int, stopped: int):
+    """The error of a step, and after how many seconds it came. One rank is stopped until the others
+    have had theirs."""
+    ddp, _ = wrap(make_mlp(), "int4", timeout_s=1.0)
     train(ddp, 3)
-    pids = [None, None]
+    pids = [None] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
     dist.barrier()
-    if rank == 1:
+    if rank == stopped:
         os.kill(os.getpid(), signal.SIGSTOP)
-        return None  # woken up at the end
     start = time.monotonic()
     with pytest.raises(thinwire.TimeoutError) as caught:
         all_steps_until_error(ddp, rank)
     seconds = time.monotonic() - start
-    os.kill(pids[1], signal.SIGCONT)
+    if rank == 2:
+        time.sleep(0.2)  # so that the other one has its error as well
+        os.kill(pids[stopped], signal.SIGCONT)
     return str(caught.value), seconds
 
 
-def test_a_stopped_peer():
-    message, seconds = outcomes_of(lose_stopped_peer)[0].value
-    assert "rank 1" in message
-    assert seconds < TIMEOUT_S + GRACE_S
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named_and_is_told_so(stopped):
+    outcomes = outcomes_of(lose_stopped_rank, stopped, world=3)
+    for rank, outcome in enumerate(outcomes):
+        assert not outcome.error, outcome.trace
+        message, seconds = outcome.value
+        assert f"rank {stopped}" in message
+        assert (f"rank {stopped} itself was stopped for" in message) == (rank == stopped), message
+        assert rank == stopped or 1.0 <= seconds < TIMEOUT_S + GRACE_S
 
 
 def wrong_tensors(rank: int):
@@ -188,6 +196,21 @@ def closed(rank: int):
 
 def test_a_closed_state_says_so():
     run(closed)
+
+
+def close_early(rank: int):
+    ddp, state = wrap(make_mlp(), "int4")
+    train(ddp, 3)
+    if rank == 1:
+        return state.close()
+    with pytest.raises(thinwire.PeerLostError) as caught:
+        ddp(data(3, rank)).sum().backward()
+    return str(caught.value)
+
+
+def test_a_rank_that_closes_early_is_named():
+    message = run(close_early)[0]
+    assert "rank 1 closed its communicator after" in message and "bucket0" in message
 
 
 def test_using_a_state_needs_a_process_group():

@@ -53,12 +53,14 @@ SAMPLES = {
     "planned": Sample(False, "0", True, {"planned": -1}),
     "interface": Sample("eth7", "eth7", "lo", {"interface_name": b"eth7"}),
     "rendezvous_host": Sample("here", "here", "there", {"rendezvous_host": b"here"}),
+    "strict": Sample(True, "1", False, {}),
     "lanes": Sample(3, "3", 5, {"lanes": 3}),
     "chunk_bytes": Sample(65536, "65536", 8192, {"chunk_bytes": 65536}),
     "min_bytes": Sample(0, "0", 77, {"min_bytes": 0, "no_raw": 1}),
     "timeout_s": Sample(2.5, "2.5", 7.0, {"timeout_ms": 2500}),
     "trace": Sample("a.json", "a.json", "b.json", {"trace_path": b"a.json"}),
     "flight": Sample("a.txt", "a.txt", "b.txt", {"flight_path": b"a.txt"}),
+    "key_file": Sample("a.key", "a.key", "b.key", {"key_file": b"a.key"}),
 }
 
 
@@ -268,7 +270,7 @@ def test_adapters_take_the_settings_under_the_same_names(adapter):
     taken = names - THEIR_OWN[adapter]
     assert taken <= set(options.ARGUMENTS), "an argument that the list does not know"
     if adapter == "all_reduce":  # of one codec; the rest is the environment's
-        assert taken == {"codec"}
+        assert taken == {"codec", "strict"}
     elif not passes_on:
         missing = set(options.ARGUMENTS) - taken
         assert missing <= {"flight"}, "a setting that can't be given"

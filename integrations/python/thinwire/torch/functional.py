@@ -16,7 +16,7 @@ from thinwire.comm import OPS
 from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
-from thinwire.torch.group import Membership, resolve
+from thinwire.torch.group import Membership, check, resolve
 from thinwire.warn import warn
 
 
@@ -45,6 +45,7 @@ def all_reduce(
     name: str | None = None,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
+    strict: bool | None = None,
 ) -> Work | None:
     """Reduces `tensor` over all ranks of `group`, in place, with the same bits on every rank.
 
@@ -56,15 +57,18 @@ def all_reduce(
       feedback), so use one name for one quantity. None: calls match by order, and lose it.
     group: None for the default group.
     async_op: returns a Work at once; do not touch the tensor before its wait().
+    strict: ranks with another shape of as many elements are a MismatchError, too; equal on all
+      ranks. None: THINWIRE_STRICT, else False.
 
     The calling rank must be in the group; else, as in torch, a warning and None. Raises
     InvalidArgumentError, MismatchError, TimeoutError or PeerLostError."""
     kind = kind_of(op)
+    check(group)
     if group is not None and dist.is_initialized() and dist.get_rank(group) < 0:
         warn("all_reduce: this rank is not in the group, so nothing is done")
         return None
     tensors.check_name(name)
-    settings = config.resolve(codec=codec)
+    settings = config.resolve(codec=codec, strict=strict)
     if name is not None and codec_info(settings.codec).momentum == "required":
         warn(
             f"all_reduce('{name}'): {settings.codec} with error feedback converges on momentum and "
@@ -76,12 +80,13 @@ def all_reduce(
     session = session_of(members, dataclasses.replace(settings, device=str(tensor.device)))
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-        if not async_op and name is None:
+        if not async_op and name is None and not settings.strict:
             session.reduce(flat, dtype, kind)
             _copy_back(flat, tensor)
             return None
         finish = None if flat is tensor else functools.partial(_copy_back, flat, tensor)
-        bucket = Bucket(name, flat.numel(), dtype, op=kind)
+        shape = tensors.shape_of([tensor]) if settings.strict else None
+        bucket = Bucket(name, flat.numel(), dtype, op=kind, shape=shape)
         work = Work(session.start(bucket, flat, finish))
     if async_op:
         return work

@@ -7,6 +7,7 @@ import datetime
 import functools
 import threading
 import time
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from thinwire.comm import Communicator
 from thinwire.config import Config
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
+from thinwire.torch.home_process import HomeProcess
 
 _POLL_S = (0.001, 0.02)  # first and longest pause between two looks
 _SLICE = datetime.timedelta(milliseconds=20)  # one look of a store that can only wait
@@ -92,24 +94,48 @@ def is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def check(process_group: object) -> None:
+    """InvalidArgumentError unless it is a process group of torch's, also one that this rank is no
+    member of, or None for the default group."""
+    if process_group is None or not dist.is_available():
+        return
+    if isinstance(process_group, dist.ProcessGroup):
+        return
+    if process_group != dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidArgumentError(
+            f"the process group is {process_group!r}, expected one of torch.distributed.new_group, "
+            "or None for the default group"
+        )
+
+
 def rank_or_0(process_group: dist.ProcessGroup | None) -> int:
     """This rank within the group, for messages; 0 while torch has no process group."""
+    check(process_group)
     return dist.get_rank(process_group) if is_initialized() else 0
 
 
+@functools.cache
+def _homes() -> weakref.WeakKeyDictionary[dist.ProcessGroup, HomeProcess]:
+    """The process that first used each group."""
+    return weakref.WeakKeyDictionary()
+
+
 def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessGroup:
-    """The group, or the default group for None. InvalidArgumentError where there is none, or where
-    this rank is no member; the message says that `what` needs it."""
+    """The group, or the default group for None. InvalidArgumentError where there is none, where
+    this rank is no member, or in a child that was forked from a process that uses the group; the
+    message says that `what` needs it."""
     if not is_initialized():
         raise InvalidArgumentError(
             f"{what} needs a process group: call torch.distributed.init_process_group first"
         )
+    check(process_group)
     group = process_group or dist.group.WORLD
     if dist.get_rank(group) < 0:
         raise InvalidArgumentError(
             f"rank {dist.get_rank()}: {what} got a process group that this rank is no member of; "
             "make it on the group's ranks only"
         )
+    _homes().setdefault(group, HomeProcess()).check(f"the process group of {what}")
     return group
 
 
@@ -133,6 +159,7 @@ class Membership:
     init_process_group join in the order of their first use. Thread-safe."""
 
     def __init__(self, process_group: dist.ProcessGroup | None, purpose: str) -> None:
+        check(process_group)
         self._process_group, self._purpose = process_group, purpose
         self._lock = threading.Lock()
         self._group: Group | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -21,7 +21,7 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
         return _refusal(rank, name(), got, expected, mend)
 
     if not isinstance(tensor, torch.Tensor):
-        raise refuse(type(tensor).__name__, "a torch.Tensor", "pass a tensor")
+        raise _no_tensor(rank, name(), tensor)
     if tensor.layout != torch.strided:
         raise refuse(f"layout {tensor.layout}", "a dense tensor", _MAKE_DENSE)
     if tensor.device.type not in ("cpu", "cuda"):
@@ -32,6 +32,11 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
     return DTYPES[tensor.dtype]
 
 
+def shape_of(tensors: Iterable[torch.Tensor]) -> str:
+    """Their shapes as text, which strict=True compares: "10x100", or "10x100,5" for several."""
+    return ",".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
+
+
 def check_writable(tensor: torch.Tensor, rank: int, name: str) -> None:
     """InvalidArgumentError if elements share memory, so that results can't be written to them."""
     dimensions = zip(tensor.stride(), tensor.shape, strict=True)
@@ -40,15 +45,48 @@ def check_writable(tensor: torch.Tensor, rank: int, name: str) -> None:
         raise _refusal(rank, name, got, "memory of its own for each element", "take .clone()")
 
 
+def is_name(name: object) -> bool:
+    """Whether it is text that C can hold."""
+    return isinstance(name, str) and "\0" not in name
+
+
 def check_name(name: object) -> None:
     """InvalidArgumentError unless it is None or text that C can hold."""
-    if name is not None and (not isinstance(name, str) or "\0" in name):
+    if name is not None and not is_name(name):
         raise InvalidArgumentError(f"name is {name!r}, expected text without NUL, or None")
 
 
+def check_named(named: object, rank: int) -> None:
+    """InvalidArgumentError unless it is a dict of tensors by name; their dtypes are not looked
+    at."""
+    if not isinstance(named, Mapping):
+        raise InvalidArgumentError(
+            f"rank {rank}: got a {type(named).__name__}, expected a dict of tensors by name, such "
+            "as dict(model.named_parameters())"
+        )
+    for name, tensor in named.items():
+        if not is_name(name):
+            raise InvalidArgumentError(
+                f"rank {rank}: {name!r} is no name, expected text without NUL"
+            )
+        if not isinstance(tensor, torch.Tensor):
+            raise _no_tensor(rank, name, tensor)
+
+
 def check_parameters(names: Mapping[torch.Tensor, str], rank: int) -> None:
-    """check() of all parameters that are trained, by their names."""
+    """InvalidArgumentError unless `names` is a dict of parameters and their names, and check() of
+    all that are trained."""
+    if not isinstance(names, Mapping):
+        raise InvalidArgumentError(
+            f"rank {rank}: names is a {type(names).__name__}, expected a dict {{parameter: name}}; "
+            "attach(ddp, codec=...) makes it from the model"
+        )
     for parameter, name in names.items():
+        if not is_name(name) or not isinstance(parameter, torch.Tensor):
+            raise InvalidArgumentError(
+                f"rank {rank}: names has {type(parameter).__name__}: {name!r}, expected a "
+                "parameter and its name, text without NUL"
+            )
         if parameter.requires_grad:
             check(parameter, rank, lambda name=name: name)
 
@@ -62,6 +100,10 @@ def check_modules(model: torch.nn.Module, rank: int) -> None:
             name = f"{prefix}.weight" if prefix else "weight"
             got = f"{type(module).__name__}(sparse=True)"
             raise _refusal(rank, name, got, "dense gradients", _MAKE_DENSE)
+
+
+def _no_tensor(rank: int, name: str, got: object) -> InvalidArgumentError:
+    return _refusal(rank, name, type(got).__name__, "a torch.Tensor", "pass a tensor")
 
 
 def _refusal(rank: int, name: str, got: object, expected: str, mend: str) -> InvalidArgumentError:

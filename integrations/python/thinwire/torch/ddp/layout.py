@@ -13,6 +13,7 @@ from thinwire.errors import Error
 from thinwire.torch.ddp.step_buckets import StepBuckets
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.tensors import shape_of
 
 
 class Layout:
@@ -51,7 +52,9 @@ class Layout:
         if known is not None and known[0] == key:
             return known[1]
         parts = self._parts(bucket, parameters)
-        made = exchange.bucket(self._label, parts, bucket.buffer().dtype, priority=number)
+        made = exchange.bucket(
+            self._label, parts, bucket.buffer().dtype, priority=number, shape=shape_of(parameters)
+        )
         self._known[number] = key, made
         self._changed = True
         return made

@@ -45,7 +45,8 @@ class State:
     timeout_s: seconds; of connecting, and of one allreduce.
     lanes, chunk_bytes: chunks in flight, and bytes of fp32 in one.
     min_bytes: gradients of at most this many bytes times (ranks - 1) go uncompressed; 0: none.
-    interface: network interface to listen on. trace: file for a Chrome trace.
+    interface: network interface to listen on. trace: file for a Chrome trace. strict: ranks compare
+      the shapes of parameters as well, and not only their element counts.
     names: parameters and their names for residuals and checkpoints; attach() gives the model's own.
     options: further settings of docs/settings.md.
 
@@ -73,6 +74,7 @@ class State:
         min_bytes: int | None = None,
         interface: str | None = None,
         trace: str | None = None,
+        strict: bool | None = None,
         names: Mapping[torch.Tensor, str] | None = None,
         **options: Any,
     ) -> None:
@@ -83,7 +85,7 @@ class State:
         self._options = {
             "policy": policy, "planned": planned, "timeout_s": timeout_s, "lanes": lanes,
             "chunk_bytes": chunk_bytes, "min_bytes": min_bytes, "interface": interface,
-            "trace": trace, **options,
+            "trace": trace, "strict": strict, **options,
         }  # fmt: skip
         sizes = None if names is None else {name: p.numel() for p, name in names.items()}
         self._exchange = GradientExchange(

@@ -26,7 +26,7 @@ class Bucket:
     It keeps in the library's form all that does not change from step to step, so that a submission
     allocates and hashes as little as possible."""
 
-    __slots__ = ("dtype", "name", "numel", "op", "parts", "priority", "segments")
+    __slots__ = ("dtype", "name", "numel", "op", "parts", "priority", "segments", "shape")
 
     def __init__(
         self,
@@ -38,13 +38,15 @@ class Bucket:
         parts: Sequence[Part] = (),
         codecs: Sequence[int] = (),
         priority: int = 0,
+        shape: str | None = None,
     ) -> None:
         """name: equal on all ranks; None: no error feedback, and ranks match calls by their order.
         dtype: a key of thinwire.comm.DTYPES. op: "mean" or "sum". parts: what the buffer holds, one
         part after the other; none: the tensor is no parameter's gradient. codecs: the number of
-        each part's codec among those of the exchange. priority: lower goes first under p3."""
+        each part's codec among those of the exchange. priority: lower goes first under p3. shape:
+        compared between ranks; None: it is not."""
         self.name, self.numel, self.dtype, self.op = name, numel, dtype, op
-        self.parts, self.priority = tuple(parts), priority
+        self.parts, self.priority, self.shape = tuple(parts), priority, shape
         self.segments: Segments | None = None
         if self.parts:
             self.segments = Segments(

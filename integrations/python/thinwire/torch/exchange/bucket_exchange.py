@@ -77,13 +77,15 @@ class BucketExchange:
         dtype: torch.dtype,
         *,
         priority: int = 0,
+        shape: str | None = None,
     ) -> Bucket:
         """Describes a flat buffer that will be submitted in many steps. Make it once.
 
         name: equal on all ranks, and of one bucket only. parts: (parameter name, elements), or Part
           for a piece of a parameter, in the buffer's order and without gaps. dtype: float32,
           bfloat16 or float16. priority: under "p3" lower goes first, so it is the number in forward
-          order. InvalidArgumentError if no rule matches a parameter, or if a state dict was loaded
+          order. shape: of the parts, in words that strict=True compares between ranks.
+          InvalidArgumentError if no rule matches a parameter, or if a state dict was loaded
           that has it with another size."""
         if dtype not in tensors.DTYPES:
             raise errors.InvalidArgumentError(
@@ -97,6 +99,7 @@ class BucketExchange:
         bucket = Bucket(
             name, sum(part.numel for part in listed), tensors.DTYPES[dtype], parts=listed,
             codecs=[self._rules.index_of(part.name) for part in listed], priority=priority,
+            shape=shape if self.config.strict else None,
         )  # fmt: skip
         self._parameters.add(bucket)
         return bucket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -90,7 +90,8 @@ def unpack(
     saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], world: int, rank: int
 ) -> tuple[Residuals, int]:
     """The residuals that rank `rank` of `world` loads, and the number of steps that were made.
-    InvalidArgumentError if `saved` has none for this rank."""
+    saved: this rank's dict, or a list of all ranks'. InvalidArgumentError if it is none of these,
+    or has no residuals for this rank."""
     if not isinstance(saved, Mapping):
         saved = merge_state_dicts(saved, world, rank)
     _check_format(saved)
@@ -118,11 +119,18 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
     In the same world it is the rank's own, unchanged. Else the sum of residuals is kept: rank j of
     m takes first + n * second, summed over the old ranks r of n with r % m == j, as its first-hop
     residual. topk's momentum is summed the same way; any other is the same on all ranks."""
+    if not isinstance(saved, Iterable):
+        _check_format(saved)
+    saved = list(saved)
     for one in saved:
         _check_format(one)
     by_rank = {one["rank"]: one for one in saved}
     old = saved[0]["world"] if saved else 0
-    if sorted(by_rank) != list(range(old)) or any(one["world"] != old for one in saved):
+    if (
+        not saved
+        or sorted(by_rank) != list(range(old))
+        or any(one["world"] != old for one in saved)
+    ):
         raise InvalidArgumentError(
             f"expected one state dict of each rank of one run, got ranks "
             f"{[one['rank'] for one in saved]} of worlds {[one['world'] for one in saved]}"
@@ -151,6 +159,11 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.float32).reshape(-1).contiguous().clone()
 
 
+# What a state dict holds, and the types.
+_CONTENT = {"codec": (str, Mapping), "world": int, "rank": int, "steps": int, "sparse": list,
+            "residuals": Mapping}  # fmt: skip
+
+
 def _check_format(saved: Any) -> None:
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
         got = saved.get("format") if isinstance(saved, Mapping) else type(saved).__name__
@@ -158,3 +171,17 @@ def _check_format(saved: Any) -> None:
             f"expected a thinwire state dict of format {FORMAT}, got {got!r}; pass what "
             "State.state_dict() gave"
         )
+    for key, kind in _CONTENT.items():
+        if not isinstance(saved.get(key), kind):
+            raise _damaged(f"{key} is {saved.get(key)!r}")
+    for name, memory in saved["residuals"].items():
+        kept = memory if isinstance(memory, Mapping) else {}
+        tensors = (kept.get("first"), kept.get("second"), kept.get("momentum", torch.zeros(0)))
+        if not isinstance(name, str) or not all(isinstance(t, torch.Tensor) for t in tensors):
+            raise _damaged(f"the residuals for {name!r} are no tensors")
+
+
+def _damaged(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the state dict is damaged: {what}; pass what State.state_dict() gave"
+    )

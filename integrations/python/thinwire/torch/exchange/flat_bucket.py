@@ -31,7 +31,9 @@ class FlatBucket:
         self.tensors = [tensor for _, tensor in named]
         first, numels = self.tensors[0], [tensor.numel() for tensor in self.tensors]
         parts = list(zip(self.names, numels, strict=True))
-        self._bucket = exchange.bucket(self.names[0], parts, first.dtype, priority=number)
+        self._bucket = exchange.bucket(
+            self.names[0], parts, first.dtype, priority=number, shape=tensors.shape_of(self.tensors)
+        )
         self._buffer = torch.zeros(sum(numels), dtype=first.dtype, device=first.device)
         self._views = [
             part.view(tensor.shape)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire.codec import codec_info
+from thinwire.torch import tensors
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket_exchange import BucketExchange
 from thinwire.torch.exchange.owned_momentum import OwnedMomentum
@@ -19,6 +20,7 @@ from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.exchange.setup import resolve
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.exchange.whole_step import WholeStep
+from thinwire.torch.group import rank_or_0
 
 
 class GradientExchange(BucketExchange):
@@ -35,8 +37,9 @@ class GradientExchange(BucketExchange):
     purpose: names the kind of user. Ranks match exchanges of one purpose by their order.
     options: policy ("wfbp", "fifo" or "p3": the order of chunks), planned (bool: predict the order
       of a step from the step before), timeout_s (float, seconds), lanes (int, chunks in flight),
-      chunk_bytes, min_bytes (int, bytes of fp32), interface (str), trace (str, a file). None means
-      the THINWIRE_* variable, else the library's default.
+      chunk_bytes, min_bytes (int, bytes of fp32), interface (str), trace (str, a file), strict
+      (bool: ranks compare shapes as well as element counts). None means the THINWIRE_* variable,
+      else the library's default.
 
     A wrong option, codec, rule or policy is an InvalidArgumentError of the constructor. Ranks meet
     at the first use; all must use the same values. After an error of a peer or of the network the
@@ -93,6 +96,7 @@ class GradientExchange(BucketExchange):
 
     def load_momentum(self, momentum: Mapping[str, torch.Tensor]) -> None:
         """Replaces the momentum of parameters, in any shape and dtype. Nothing may be in flight."""
+        tensors.check_named(momentum, rank_or_0(self._process_group))
         for name, buffer in momentum.items():
             self._parameters.add_size(name, buffer.numel())
         memory = checkpoint.with_momentum(self._session.memory(), momentum)

@@ -54,6 +54,17 @@ class Parameters:
         return rows
 
 
+def check_sizes(sizes: object) -> None:
+    """InvalidArgumentError unless it is a dict of element counts by name."""
+    right = isinstance(sizes, Mapping) and all(
+        isinstance(name, str) and isinstance(numel, int) for name, numel in sizes.items()
+    )
+    if not right:
+        raise InvalidArgumentError(
+            f"parameters is {sizes!r}, expected a dict of element counts by name"
+        )
+
+
 def check_size(name: str, numel: int, residuals: Residuals) -> None:
     """InvalidArgumentError if there is a residual of `name` with another number of elements."""
     if name in residuals and residuals[name].first.numel() != numel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
 import threading
 import weakref
 from collections import Counter
@@ -22,6 +21,8 @@ from thinwire.torch.exchange.device import Device, device_of
 from thinwire.torch.exchange.process_end import fatal_exception
 from thinwire.torch.exchange.waiter import Waiter
 from thinwire.torch.group import Group, Membership
+from thinwire.torch.home_process import HomeProcess
+from thinwire.torch.tensors import shape_of
 
 _log = logging.getLogger("thinwire")
 
@@ -47,7 +48,7 @@ class Session:
         self._handles: dict[Bucket, comm.Bucket] = {}  # of buckets that are used again
         self._error: errors.Error | None = None
         self._closed = False
-        self._process = os.getpid()
+        self._home: HomeProcess | None = None  # of the connections
 
     @property
     def group(self) -> Group:
@@ -108,6 +109,7 @@ class Session:
         call on. The first call blocks until all ranks make it. Raises the first error of this
         session, if there was one."""
         group = self.group  # a missing process group is no failure of the session
+        self._check_home()
         with self._lock:
             if self._error is not None:
                 raise self._error.with_traceback(None)
@@ -122,6 +124,12 @@ class Session:
             self._check_device(group, tensor)
             return self._communicator, self._device, self._waiter
 
+    def _check_home(self) -> None:
+        """InvalidArgumentError in a forked child, whose parent has the connections. It comes before
+        any lock and any wait, since no thread would end these."""
+        if self._home is not None:
+            self._home.check("this connection")
+
     def _check_device(self, group: Group, tensor: torch.Tensor) -> None:
         if str(tensor.device) != self._device.name:
             raise errors.InvalidArgumentError(
@@ -130,6 +138,7 @@ class Session:
             )
 
     def _connect(self, group: Group, device: Device) -> None:
+        self._home = HomeProcess()
         communicator = group.connect(dataclasses.replace(self.config, device=device.name))
         try:
             checkpoint.write(communicator, self.restored)
@@ -145,18 +154,17 @@ class Session:
     ) -> Work | BucketWork:
         """Hands a bucket to the library; no other code does. A bucket of parameters is registered
         at its first use, and goes by its handle from then on."""
+        address = tensor.data_ptr()
         if bucket.parts:
             handle = self._handles.get(bucket)
             if handle is None:
-                handle = self._handles[bucket] = communicator.bucket(
-                    bucket.numel, bucket.dtype, bucket.op, bucket.name, bucket.segments,
-                    bucket.priority,
-                )  # fmt: skip
-            address = tensor.data_ptr()
+                handle = self._handles[bucket] = _register(bucket, communicator)
             self._in_step = True
             return handle.start(address, address, device.stream())
+        if bucket.shape is not None and bucket.numel > 0:
+            return _register(bucket, communicator).start(address, address, device.stream())
         return communicator.start(
-            tensor.data_ptr(), bucket.numel, bucket.dtype, bucket.op, bucket.name,
+            address, bucket.numel, bucket.dtype, bucket.op, bucket.name,
             bucket.segments, bucket.priority, device.stream(),
         )  # fmt: skip
 
@@ -212,7 +220,10 @@ class Session:
         """Starts a "reduce_scatter" or "all_gather" of contiguous tensors; returns a future of
         `target`. Both tensors live until then."""
         communicator, device, waiter = self.connect(source)
-        bucket = communicator.bucket(source.numel(), dtype, op, name, collective=collective)
+        shape = shape_of([source]) if self.config.strict else None
+        bucket = communicator.bucket(
+            source.numel(), dtype, op, name, collective=collective, shape=shape
+        )
         work = bucket.start(source.data_ptr(), target.data_ptr(), device.stream())
         return waiter.add(work, target, functools.partial(_outlive, source))
 
@@ -234,6 +245,7 @@ class Session:
 
     def wait_idle(self) -> None:
         """Returns when nothing is in flight."""
+        self._check_home()
         if self._waiter is not None:
             self._waiter.wait_idle()
 
@@ -245,9 +257,11 @@ class Session:
     def close(self) -> None:
         """Waits for what is in flight, and says goodbye to the peers. It fails the group instead,
         which waits for nobody, where an exception ends this process, or where the peers wait for
-        the rest of a step. May be called twice."""
+        the rest of a step. May be called twice. In a forked child it does nothing."""
+        if self._home is not None and not self._home.is_here():
+            return
         with self._lock:
-            if self._closed or self._process != os.getpid():  # a forked child owns nothing
+            if self._closed:
                 return
             self._closed = True
             communicator, waiter = self._communicator, self._waiter
@@ -273,6 +287,13 @@ class Session:
                 self.complete(next(iter(self._submitted)))
             except errors.Error as error:  # nobody waits for it any more
                 _log.info("closing: %s", error)
+
+
+def _register(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
+    return communicator.bucket(
+        bucket.numel, bucket.dtype, bucket.op, bucket.name, bucket.segments, bucket.priority,
+        shape=bucket.shape,
+    )  # fmt: skip
 
 
 def _outlive(_source: torch.Tensor) -> None:

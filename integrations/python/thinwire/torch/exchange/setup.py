@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from thinwire import config
 from thinwire.torch.exchange.auto import AUTO, AutoCodec
+from thinwire.torch.exchange.parameters import check_sizes
 from thinwire.torch.exchange.rules import Codec, Rules
 
 
@@ -40,5 +41,6 @@ def resolve(
     rules.check_specs()
     rules.check_momentum(settings.momentum)
     if parameters is not None:
+        check_sizes(parameters)
         rules.check_names(parameters)
     return Setup(settings, rules, auto)

@@ -25,6 +25,7 @@ class WholeStep:
 
     def reduce(self, exchange: GradientExchange, named: Mapping[str, torch.Tensor]) -> None:
         """As GradientExchange.reduce."""
+        tensors.check_named(named, exchange.rank)
         for name, tensor in named.items():
             tensors.check(tensor, exchange.rank, lambda name=name: name)
             tensors.check_writable(tensor, exchange.rank, name)
@@ -37,6 +38,7 @@ class WholeStep:
         self, exchange: GradientExchange, named: Mapping[str, torch.Tensor]
     ) -> None:
         """As GradientExchange.reduce_gradients."""
+        tensors.check_named(named, exchange.rank)
         exchange.momentum.check()
         trained = {name: p for name, p in named.items() if p.requires_grad}
         self._send_and_wait(exchange, trained, [p.grad for p in trained.values()])

@@ -22,7 +22,8 @@ from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.group import Membership
 
-_SMALL = 64 << 10  # elements: one chunk, too large to go raw
+_TINY = 16  # elements: raw, in one exchange
+_SMALL = 64 << 10  # elements: one chunk
 _MOST = 4 << 20  # elements of the largest probe
 _ENOUGH_S = 0.25  # a probe of the rate need not take longer
 _IDLE_S = 0.15  # a link's token bucket fills within this pause
@@ -143,7 +144,7 @@ def _contention(ranks_to_a_core: float) -> float:
 
 def _link(on: _Probe, ranks: int) -> Link:
     """Rate and latency of the link, and the processor's time for it."""
-    latency = on.time(16, repeats=20).best / 2  # one exchange, there and here
+    latency = on.time(_TINY, repeats=20).best / 2  # one exchange, there and here
     idle = on.time(_SMALL, repeats=3, pause_s=_IDLE_S)
     small = on.time(_SMALL)
     numel, large = _SMALL, small
@@ -171,7 +172,12 @@ def probe(
     process_group: dist.ProcessGroup | None = None,
 ) -> Measured:
     """Measures the link of a group, and each codec on it. All ranks call it."""
-    settings = config.resolve(codec=";".join(("fp32", *codecs)), policy="fifo", lanes=2)
+    # Under p3 nothing larger than min_bytes goes outside the order, so all but the tiny tensor go
+    # in chunks, whose stages are counted.
+    raw_bytes = 4 * _TINY * (dist.get_world_size(process_group) - 1)
+    settings = config.resolve(
+        codec=";".join(("fp32", *codecs)), policy="p3", lanes=2, min_bytes=raw_bytes
+    )
     session = Session(Membership(process_group, "probe"), settings)
     try:
         ranks = session.group.size

@@ -39,7 +39,7 @@ class DistributedOptimizer(WrappedOptimizer):
     momentum, nesterov: of torch.optim.SGD. They are taken out of it, its weight decay with them;
       the peers get momentum, and the optimizer steps with it. onebit needs it, topk below 1 % as
       well. A parameter without gradient counts as a gradient of zeros in its momentum.
-    timeout_s, lanes, chunk_bytes, min_bytes, interface, trace: as State takes them.
+    timeout_s, lanes, chunk_bytes, min_bytes, interface, trace, strict: as State takes them.
     policy: the order of chunks. "p3" (default): step() returns at once, and each module's forward
       waits for the parameters that it needs; "wfbp" and "fifo" wait in step(). The weights are the
       same, bit for bit.

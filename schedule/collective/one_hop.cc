@@ -1,4 +1,6 @@
-// A small tensor: one hop. Everybody sends its values to everybody, and sums in rank order.
+// One hop: everybody's values go to everybody, who adds the same bytes up in rank order, the own
+// ones as they were sent; hence bit-identical replicas. Raw values of small tensors, or the codec's
+// with first-hop residuals, where an exchange costs more time than its bytes do.
 #include <utility>
 #include <vector>
 
@@ -9,13 +11,16 @@
 namespace thinwire {
 namespace {
 
-class RawRun final : public ChunkRun {
+enum class Values { kRaw, kEncoded };
+
+template <Values kValues>
+class OneHopRun final : public ChunkRun {
  public:
-  RawRun(const ChunkJob& job, const Bench& bench)
+  OneHopRun(const ChunkJob& job, const Bench& bench)
       : job_(job),
         bench_(bench),
         operands_(job_, bench_),
-        codec_(LosslessSpec(operands_.input().dtype)) {
+        codec_(kValues == Values::kRaw ? LosslessSpec(operands_.input().dtype) : job.codec.up) {
     const size_t bytes = EncodedBytes(codec_, operands_.input().numel);
     for (int r = 0; r < bench.members.size; ++r) wires_.push_back(bench.scratch.Take(bytes));
   }
@@ -23,9 +28,12 @@ class RawRun final : public ChunkRun {
   absl::StatusOr<const Hop*> Advance() override {
     if (std::exchange(sent_, true)) return AddUp();
     if (absl::Status status = operands_.Load(); !status.ok()) return status;
-    const MutableBytes own = wires_[bench_.members.rank];
-    bench_.backend.Encode(codec_, operands_.input(), nullptr, own.data());
-    send_.assign(wires_.size(), own);
+    const int me = bench_.members.rank;
+    EncodeExtras extras;
+    extras.draws = DrawsOf(job_, codec_, me + 1, job_.chunk->codec_offset);
+    bench_.backend.Encode(codec_, operands_.input(), operands_.residual(), wires_[me].data(),
+                          extras);
+    send_.assign(wires_.size(), wires_[me]);
     hop_ = {Stage::kEncode, Stage::kExchange, HashCombine(job_.tag, 1), send_, wires_};
     return &hop_;
   }
@@ -34,7 +42,6 @@ class RawRun final : public ChunkRun {
   absl::StatusOr<const Hop*> AddUp() {
     std::vector<const uint8_t*> wires;
     for (const MutableBytes& wire : wires_) wires.push_back(wire.data());
-    wires[bench_.members.rank] = nullptr;
     bench_.backend.Reduce({.up = codec_,
                            .down = LosslessSpec(DType::kF32),
                            .wires = wires,
@@ -50,7 +57,7 @@ class RawRun final : public ChunkRun {
   const ChunkJob job_;
   const Bench bench_;
   Operands operands_;
-  const CodecSpec codec_;            // whose wire bytes the raw values are
+  const CodecSpec codec_;
   std::vector<MutableBytes> wires_;  // by rank
   std::vector<Bytes> send_;
   Hop hop_{};
@@ -60,7 +67,12 @@ class RawRun final : public ChunkRun {
 }  // namespace
 
 const Algorithm& Raw() {
-  static const WholeAlgorithm<RawRun> algorithm("raw", 1, false);
+  static const WholeAlgorithm<OneHopRun<Values::kRaw>> algorithm("raw", 1, false);
+  return algorithm;
+}
+
+const Algorithm& OneHop() {
+  static const WholeAlgorithm<OneHopRun<Values::kEncoded>> algorithm("one-hop", 1, true);
   return algorithm;
 }
 

@@ -1,8 +1,8 @@
-// RawPath: small tensors, whose exchange begins at once, outside the order of chunks. A blocking
+// DirectPath: small tensors, whose exchange begins at once, outside the order of chunks. A blocking
 // call does that on the caller's own thread; others are finished by a thread of this path, and on a
 // device they are started by one as well, so that callers never wait for it.
-#ifndef THINWIRE_SCHEDULE_ENGINE_RAW_PATH_H_
-#define THINWIRE_SCHEDULE_ENGINE_RAW_PATH_H_
+#ifndef THINWIRE_SCHEDULE_ENGINE_DIRECT_PATH_H_
+#define THINWIRE_SCHEDULE_ENGINE_DIRECT_PATH_H_
 
 #include <memory>
 #include <thread>
@@ -16,21 +16,21 @@
 
 namespace thinwire {
 
-// Where raw works go when they end.
-class RawHost {
+// Where the path's works go when they end.
+class DirectHost {
  public:
-  virtual ~RawHost() = default;
+  virtual ~DirectHost() = default;
   // Called once for every work that was given to Start, or to Abandon before it began.
-  virtual void EndRaw(const WorkPtr& work, absl::Status status) = 0;
+  virtual void EndDirect(const WorkPtr& work, absl::Status status) = 0;
 };
 
 // Thread-safe.
-class RawPath {
+class DirectPath {
  public:
   // References outlive it; `device` is null for the host.
-  RawPath(std::unique_ptr<Lane> lane, Device* device, const Options& options, StageTotals& totals,
-          RawHost& host);
-  ~RawPath();  // after Close; joins its threads
+  DirectPath(std::unique_ptr<Lane> lane, Device* device, const Options& options,
+             StageTotals& totals, DirectHost& host);
+  ~DirectPath();  // after Close; joins its threads
 
   void Start(const WorkPtr& work, bool caller_waits);
 
@@ -57,7 +57,7 @@ class RawPath {
   Device* const device_;
   const Options& options_;
   StageTotals& totals_;
-  RawHost& host_;
+  DirectHost& host_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   Queue to_post_ ABSL_GUARDED_BY(mu_);
@@ -68,4 +68,4 @@ class RawPath {
 
 }  // namespace thinwire
 
-#endif  // THINWIRE_SCHEDULE_ENGINE_RAW_PATH_H_
+#endif  // THINWIRE_SCHEDULE_ENGINE_DIRECT_PATH_H_

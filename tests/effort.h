@@ -1,0 +1,29 @@
+// Effort: how much of an exhaustive test a build does. With a sanitizer everything takes ten times
+// as long, and what it looks for does not depend on every value: addresses by the length modulo a
+// block or a vector, races by the schedule. The release build does all.
+#ifndef THINWIRE_TESTS_EFFORT_H_
+#define THINWIRE_TESTS_EFFORT_H_
+
+#include <cstddef>
+
+namespace thinwire {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+// Random rounds.
+constexpr int Rounds(int all) { return kSanitized ? all / 10 : all; }
+
+// The length after this one, of all up to 4097; with a sanitizer all up to some four blocks of 256,
+// and then only those about a whole number of blocks.
+constexpr size_t NextLength(size_t numel) {
+  const bool last_of_run = kSanitized && numel > 1100 && numel % 256 == 3;
+  return last_of_run ? numel + 250 : numel + 1;
+}
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_EFFORT_H_

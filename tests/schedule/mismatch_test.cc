@@ -1,0 +1,242 @@
+// Every way in which ranks can disagree, with 2, 3 and 4 ranks on both wires: a typed error on
+// every rank, that names what differs and who, in time. The last rank is the one that is different.
+#include <functional>
+
+#include "compress/codec_spec.h"
+#include "schedule/engine/handshake.h"
+#include "tests/effort.h"
+#include "tests/schedule/ranks.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::milliseconds;
+using Words = std::vector<std::string>;
+constexpr auto kMismatch = absl::StatusCode::kFailedPrecondition;
+constexpr auto kDeadline = absl::StatusCode::kDeadlineExceeded;
+
+// What the different rank calls in place of g, a mean of 10x100 floats.
+struct CallCase {
+  std::string what;
+  absl::StatusCode code;
+  Words words;  // in every rank's message
+  std::function<absl::Status(Engine&)> call;
+};
+
+// The way that g takes through the engine.
+enum class Way { kChunks, kOneHop, kRaw };
+
+absl::Status Call(Engine& engine, const BucketRequest& request) {
+  std::vector<uint8_t> values(request.numel * SizeOf(request.dtype));
+  const TensorView view{values.data(), request.numel, request.dtype};
+  const auto bucket = engine.Register(request);
+  if (!bucket.ok()) return bucket.status();
+  const auto work = engine.Submit(*bucket, {.input = view, .output = view});
+  return work.ok() ? (*work)->Wait() : work.status();
+}
+
+BucketRequest RequestOf(std::string_view key) {
+  return {.key = key, .numel = 1000, .shape = "10x100"};
+}
+
+std::vector<CallCase> CallCases() {
+  const auto with = [](auto change) {
+    return [change](Engine& engine) {
+      BucketRequest request = RequestOf("g");
+      change(request);
+      return Call(engine, request);
+    };
+  };
+  return {
+      {"size", kMismatch, {"'g'", "1000", "1001"}, with([](auto& r) { r.numel = 1001; })},
+      {"shape", kMismatch, {"'g'", "10x100", "100x10"}, with([](auto& r) { r.shape = "100x10"; })},
+      {"dtype", kMismatch, {"'g'", "f32", "bf16"}, with([](auto& r) { r.dtype = DType::kBF16; })},
+      {"op", kMismatch, {"'g'", "mean", "sum"}, with([](auto& r) { r.op = Op::kSum; })},
+      {"name", kDeadline, {"never submitted"}, with([](auto& r) { r.key = "h"; })},
+      {"missing call",
+       kDeadline,
+       {"'g'", "never submitted"},
+       [](Engine& engine) {
+         while (engine.status().ok()) std::this_thread::sleep_for(milliseconds(2));
+         return engine.status();
+       }},
+      {"extra call",
+       kDeadline,
+       {"'more'", "never submitted"},
+       [](Engine& engine) {
+         const absl::Status status = Call(engine, RequestOf("g"));
+         return status.ok() ? Call(engine, RequestOf("more")) : status;
+       }},
+  };
+}
+
+Options OptionsOf(Way way) {
+  Options options = SmallChunks("int4");
+  options.timeout = milliseconds(500);
+  if (way == Way::kRaw) options.min_bytes = 1 << 20;
+  if (way == Way::kOneHop) options.min_bytes = 2000;
+  return options;
+}
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, Words words,
+                 const std::string& what) {
+  EXPECT_EQ(status.code(), code) << what << ": " << status;
+  words.push_back("rank ");
+  for (const std::string& word : words) {
+    EXPECT_NE(status.message().find(word), absl::string_view::npos)
+        << what << ", '" << word << "': " << status;
+  }
+}
+
+struct Place {
+  Wire wire;
+  int world;
+  Way way;
+};
+
+class MismatchTest : public testing::TestWithParam<Place> {};
+
+std::vector<Place> Places() {
+  std::vector<Place> places;
+  for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
+    for (const int world : {2, 3, 4}) {
+      if (kSanitized && world != 3) continue;
+      for (const Way way : {Way::kChunks, Way::kOneHop, Way::kRaw}) {
+        places.push_back({wire, world, way});
+      }
+    }
+  }
+  return places;
+}
+std::string PlaceName(const testing::TestParamInfo<Place>& info) {
+  constexpr const char* kWays[] = {"Chunks", "OneHop", "Raw"};
+  return (info.param.wire == Wire::kGloo ? "Gloo" : "InProcess") +
+         std::to_string(info.param.world) + kWays[static_cast<int>(info.param.way)];
+}
+INSTANTIATE_TEST_SUITE_P(All, MismatchTest, testing::ValuesIn(Places()), PlaceName);
+
+void RunCase(const CallCase& test, Wire wire, int world, const Options& options) {
+  RunRanks(wire, world, options, [&](int rank, Engine& engine) {
+    const Deadline latest = Clock::now() + options.timeout + milliseconds(2000);
+    absl::Status status = rank == world - 1 ? test.call(engine) : Call(engine, RequestOf("g"));
+    // Whoever is done with g hears of an extra call at the next one.
+    while (status.ok() && engine.status().ok() && Clock::now() < latest) {
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+    if (status.ok()) status = engine.status();
+    EXPECT_LT(Clock::now(), latest) << test.what << ", rank " << rank;
+    ExpectError(status, test.code, test.words, test.what);
+  });
+}
+
+// A group for each case, all at the same time, since most of it is waiting.
+TEST_P(MismatchTest, OfACallIsATypedErrorOnEveryRank) {
+  const auto [wire, world, way] = GetParam();
+  std::vector<std::thread> groups;
+  for (const CallCase& test : CallCases()) {
+    groups.emplace_back([test, wire = wire, world = world, way = way] {
+      RunCase(test, wire, world, OptionsOf(way));
+    });
+  }
+  for (std::thread& group : groups) group.join();
+}
+
+// Names match calls, so the order in which ranks make them may differ.
+TEST_P(MismatchTest, OfTheOrderIsNone) {
+  const auto [wire, world, way] = GetParam();
+  Options options = OptionsOf(way);
+  options.timeout = std::chrono::seconds(20);
+  RunRanks(wire, world, options, [&](int rank, Engine& engine) {
+    std::vector<std::vector<float>> values(2, std::vector<float>(1000, 1.0f));
+    std::vector<std::shared_ptr<Work>> works;
+    for (const int i : {rank % 2, 1 - rank % 2}) {
+      auto work = engine.AllReduce(
+          {.input = View(values[i]), .output = View(values[i]), .key = i == 0 ? "g" : "h"});
+      ASSERT_TRUE(work.ok()) << work.status();
+      works.push_back(*work);
+    }
+    for (const auto& work : works) ASSERT_TRUE(work->Wait().ok());
+  });
+}
+
+// What ranks compare before they connect: how the last one is set up otherwise, and the words.
+struct SetupCase {
+  std::string what;
+  Words words;
+  std::function<void(Options&)> change;
+  int worlds_larger = 0;
+};
+
+std::vector<SetupCase> SetupCases() {
+  const auto codec = [](const char* text) {
+    return [text](Options& options) { options.codecs = {*CodecPair::Parse(text)}; };
+  };
+  return {
+      {"codec", {"int4", "int8"}, codec("int8")},
+      {"block", {"block=512"}, codec("int4:block=512")},
+      {"seed", {"seed=7"}, codec("int4:rounding=stochastic,seed=7")},
+      {"down", {"down="}, codec("onebit:down=onebit")},
+      {"chunk size",
+       {"chunk_bytes=4096", "chunk_bytes=8192"},
+       [](Options& options) { options.chunk_bytes = 8192; }},
+      {"policy",
+       {"policy=wfbp", "policy=p3"},
+       [](Options& options) { options.policy = Policy::kP3; }},
+      {"lanes", {"lanes=4", "lanes=3"}, [](Options& options) { options.lanes = 3; }},
+      {"min_bytes", {"min_bytes=0", "min_bytes=9"}, [](Options& o) { o.min_bytes = 9; }},
+      {"feedback's momentum",
+       {"momentum=0", "momentum=0.9"},
+       [](Options& options) { options.momentum.beta = 0.9f; }},
+      {"world size", {"world="}, [](Options&) {}, 1},
+  };
+}
+
+// A rank of another version writes another one into the store.
+class OtherVersion final : public Store {
+ public:
+  explicit OtherVersion(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  absl::Status Set(std::string_view key, std::string_view value) override {
+    const std::string mine = "wire=" + std::to_string(kWireVersion);
+    std::string other(value);
+    EXPECT_EQ(other.find(mine), 0u) << other;
+    return store_->Set(key, other.replace(0, mine.size(), "wire=99"));
+  }
+  absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
+    return store_->Get(key, deadline);
+  }
+
+ private:
+  const std::shared_ptr<Store> store_;
+};
+
+TEST(Mismatch, OfTheSetupIsATypedErrorOnEveryRank) {
+  const auto run = [](int world, const std::string& what, const Words& words, auto handshake) {
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < world; ++rank) {
+      ranks.emplace_back([&, rank] { ExpectError(handshake(rank), kMismatch, words, what); });
+    }
+    for (std::thread& rank : ranks) rank.join();
+  };
+  for (const int world : {2, 3, 4}) {
+    for (const SetupCase& test : SetupCases()) {
+      const auto store = MakeInProcessStore();
+      run(world, test.what, test.words, [&](int rank) {
+        Options options = SmallChunks("int4");
+        const bool other = rank == world - 1;
+        if (other) test.change(options);
+        return Handshake(*store, "x/", rank, world + (other ? test.worlds_larger : 0), options,
+                         Clock::now() + std::chrono::seconds(5));
+      });
+    }
+    const auto store = MakeInProcessStore();
+    OtherVersion newer(store);
+    run(world, "wire version", {"wire=99"}, [&](int rank) {
+      Store& mine = rank == world - 1 ? static_cast<Store&>(newer) : *store;
+      return Handshake(mine, "x/", rank, world, SmallChunks("int4"),
+                       Clock::now() + std::chrono::seconds(5));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,247 @@
+// Connecting a group: who does not come, and who does not belong to it.
+#include "transport/mesh/mesh.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/leaks.h"
+#include "transport/mesh/callers.h"
+#include "transport/mesh/hmac.h"
+#include "transport/mesh/listener.h"
+#include "transport/mesh/meeting.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::milliseconds;
+using Result = absl::StatusOr<std::vector<Descriptor>>;
+
+// Options of `size` ranks that meet in a store of their own.
+std::vector<MeshOptions> Group(int size, milliseconds timeout) {
+  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<MeshOptions> ranks(size);
+  for (int rank = 0; rank < size; ++rank) {
+    ranks[rank] = {.rank = rank,
+                   .size = size,
+                   .store = store,
+                   .prefix = "t/",
+                   .address = *LocalAddress("", ""),
+                   .key_file = "",
+                   .digest = "same",
+                   .deadline = Clock::now() + timeout};
+  }
+  return ranks;
+}
+
+// What the ranks end with, a thread each; `instead` stands in for one of them.
+std::vector<Result> ConnectAll(const std::vector<MeshOptions>& ranks, int other = -1,
+                               const std::function<void(const MeshOptions&)>& instead = nullptr) {
+  std::vector<Result> results(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      if (static_cast<int>(rank) == other) return instead(ranks[rank]);
+      results[rank] = ConnectMesh(ranks[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+// Meets the others, as a rank does that stops or dies before it connects.
+absl::StatusOr<Listener> OnlyMeet(const MeshOptions& options) {
+  absl::StatusOr<Listener> listener = Listener::Bind(options.address);
+  EXPECT_TRUE(Meet({options.rank, options.size, options.store.get(), options.prefix, "",
+                    listener->address(), options.deadline})
+                  .ok());
+  return listener;
+}
+
+TEST(Mesh, EveryConnectionLeadsToTheRankThatItIsSaidTo) {
+  std::vector<Result> results = ConnectAll(Group(5, std::chrono::seconds(20)));
+  for (const Result& result : results) ASSERT_TRUE(result.ok()) << result.status();
+  for (int rank = 0; rank < 5; ++rank) {
+    EXPECT_FALSE((*results[rank])[rank].valid());
+    for (int peer = 0; peer < 5; ++peer) {
+      const char said = static_cast<char>(rank * 16 + peer);
+      if (peer == rank) continue;
+      ASSERT_EQ(write((*results[rank])[peer].fd(), &said, 1), 1);
+    }
+  }
+  for (int rank = 0; rank < 5; ++rank) {
+    for (int peer = 0; peer < 5; ++peer) {
+      char heard[2];
+      if (peer == rank) continue;
+      ASSERT_EQ(read((*results[rank])[peer].fd(), heard, 2), 1);  // and nothing before it
+      EXPECT_EQ(heard[0], static_cast<char>(peer * 16 + rank));
+    }
+  }
+}
+
+TEST(Mesh, ARankAloneNeedsNobody) {
+  const Result result = ConnectMesh(Group(1, milliseconds(500))[0]);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->size(), 1u);
+}
+
+// Whoever it is, as client or as server: stopped, it answers nothing; dead, it refuses.
+TEST(Mesh, ARankThatStopsOrDiesBeforeItConnectsIsNamedByAllOthersInTime) {
+  constexpr milliseconds kTimeout(700);
+  std::vector<std::thread> groups;
+  for (int victim = 0; victim < 3; ++victim) {
+    for (const bool dies : {false, true}) {
+      groups.emplace_back([=] {
+        const auto begin = Clock::now();
+        std::vector<Result> results =
+            ConnectAll(Group(3, kTimeout), victim, [&](const MeshOptions& options) {
+              absl::StatusOr<Listener> listener = OnlyMeet(options);
+              if (dies) return;
+              EXPECT_TRUE(listener->Open().ok());
+              std::this_thread::sleep_until(begin + 2 * kTimeout);
+            });
+        const std::string named = "rank " + std::to_string(victim) + " did not connect in time";
+        for (int rank = 0; rank < 3; ++rank) {
+          if (rank == victim) continue;
+          const absl::Status& status = results[rank].status();
+          EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+          EXPECT_NE(status.message().find(named), absl::string_view::npos) << status;
+        }
+        if (!dies) return;
+        EXPECT_LT(Clock::now() - begin, 2 * kTimeout);
+      });
+    }
+  }
+  for (std::thread& group : groups) group.join();
+}
+
+TEST(Mesh, ARankThatNeverComesIsNamed) {
+  for (const int rank : {0, 1}) {
+    const Result result = ConnectMesh(Group(2, milliseconds(200))[rank]);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(result.status())) << result.status();
+    const std::string named = "rank " + std::to_string(1 - rank) + " did not come; start it";
+    EXPECT_NE(result.status().message().find(named), absl::string_view::npos) << result.status();
+  }
+}
+
+// A rank's own part of connecting, when it has met the others: true once it is connected to rank 0.
+bool CallRank0(const MeshOptions& options, const Meeting& meeting) {
+  const Identity self{options.rank, options.size, meeting.key,
+                      HmacSha256(options.prefix, options.digest)};
+  Callers callers(self, meeting.addresses);
+  std::vector<Descriptor> connected(options.size);
+  std::vector<pollfd> polled;
+  while (!connected[0].valid() && Clock::now() < options.deadline) {
+    polled.clear();
+    callers.AddAwaited(polled);
+    poll(polled.data(), polled.size(), 1);
+    std::span<const pollfd> events = polled;
+    EXPECT_TRUE(callers.Advance(events, connected).ok());
+  }
+  return connected[0].valid();
+}
+
+// More of them than may be half open at a time, and the patience with each is longer than this.
+TEST(Mesh, SilentStrangersNeitherKeepARankAwayNorFillTheProcess) {
+  constexpr size_t kStrangers = 500;
+  const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(3));
+  Result result;
+  std::thread rank0([&] { result = ConnectMesh(ranks[0]); });
+  const absl::StatusOr<Meeting> meeting = Meet({1, 2, ranks[1].store.get(), ranks[1].prefix, "",
+                                                *Address::Of("127.0.0.1", 9), ranks[1].deadline});
+  ASSERT_TRUE(meeting.ok()) << meeting.status();
+  const Address& address = meeting->addresses[0];
+  std::vector<Descriptor> strangers;
+  const size_t before = Held::Now().descriptors;
+  while (strangers.size() < kStrangers && Clock::now() < ranks[0].deadline) {
+    Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (connect(socket.fd(), address.get(), address.length) == 0) {
+      strangers.push_back(std::move(socket));
+    }
+  }
+  EXPECT_LT(Held::Now().descriptors, before + kStrangers + 200);
+  EXPECT_TRUE(CallRank0(ranks[1], *meeting));
+  rank0.join();
+  EXPECT_TRUE(result.ok()) << result.status();
+}
+
+class MeshKeys : public testing::Test {
+ protected:
+  std::string KeyFile(const std::string& name, const std::string& key) {
+    const std::string path = folder_ + name;
+    std::ofstream(path) << key;
+    chmod(path.c_str(), 0600);
+    return path;
+  }
+  void SetUp() override { std::filesystem::create_directories(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  static void ExpectAll(const std::vector<Result>& results, const std::string& words) {
+    for (const Result& result : results) {
+      EXPECT_TRUE(absl::IsFailedPrecondition(result.status())) << result.status();
+      EXPECT_NE(result.status().message().find(words), absl::string_view::npos) << result.status();
+    }
+  }
+
+  const std::string folder_ =
+      std::filesystem::temp_directory_path() / ("thinwire_mesh_" + std::to_string(getpid()) + "/");
+  std::vector<MeshOptions> ranks_ = Group(3, std::chrono::seconds(20));
+};
+
+TEST_F(MeshKeys, RanksWithOneKeyConnect) {
+  for (MeshOptions& rank : ranks_) {
+    rank.key_file = KeyFile(std::to_string(rank.rank), "0123456789abcdef");
+  }
+  for (const Result& result : ConnectAll(ranks_)) EXPECT_TRUE(result.ok()) << result.status();
+}
+
+TEST_F(MeshKeys, ARankWithAnotherKeyIsAMismatchOnEveryRank) {
+  for (MeshOptions& rank : ranks_) {
+    rank.key_file = KeyFile(std::to_string(rank.rank),
+                            rank.rank == 1 ? "0123456789abcdeX" : "0123456789abcdef");
+  }
+  ExpectAll(ConnectAll(ranks_), "have key files with different keys; copy one file to every rank");
+}
+
+TEST_F(MeshKeys, ARankWithoutTheKeyIsAMismatchOnEveryRank) {
+  for (const int with : {0, 1, 2}) {
+    ranks_ = Group(3, std::chrono::seconds(20));
+    ranks_[with].key_file = KeyFile("one", "0123456789abcdef");
+    const std::vector<Result> results = ConnectAll(ranks_);
+    ExpectAll(results, "rank " + std::to_string(with) + " has a key file, but rank ");
+    ExpectAll(results, "set THINWIRE_KEY_FILE on every rank or on none");
+  }
+}
+
+// The store says nothing of it, as if somebody had changed what ranks compare there.
+TEST(Mesh, RanksThatAreSetUpDifferentlyAreAMismatchOnBothSides) {
+  std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(20));
+  ranks[1].digest = "other";
+  for (const Result& result : ConnectAll(ranks)) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(result.status())) << result.status();
+    EXPECT_NE(result.status().message().find("is set up in another way"), absl::string_view::npos);
+  }
+}
+
+TEST(Mesh, WhatSomebodyElseWroteIntoTheStoreIsRefused) {
+  for (const char* hello : {"", "x", "a b c", "127.0.0.1 99999999999 c", "1 2 3 4"}) {
+    const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(20));
+    ASSERT_TRUE(ranks[0].store->Set("t/mesh/1", hello).ok());
+    const Result result = ConnectMesh(ranks[0]);
+    EXPECT_TRUE(absl::IsFailedPrecondition(result.status())) << hello << result.status();
+  }
+}
+
+}  // namespace
+}  // namespace thinwire

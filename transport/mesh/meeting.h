@@ -1,0 +1,37 @@
+// Meeting: what ranks tell each other by the rendezvous store before they connect.
+#ifndef THINWIRE_TRANSPORT_MESH_MEETING_H_
+#define THINWIRE_TRANSPORT_MESH_MEETING_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "transport/mesh/address.h"
+#include "transport/mesh/group_key.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+struct MeetingOptions {
+  int rank = 0;
+  int size = 1;
+  Store* store = nullptr;
+  std::string prefix;  // before every key in the store
+  std::string secret;  // of the key file; empty if there is none
+  Address address;     // where this rank will listen
+  Deadline deadline;
+};
+
+struct Meeting {
+  GroupKey key;
+  std::vector<Address> addresses;  // by rank
+};
+
+// Rank 0 writes the group's token; all ranks write their address and the fingerprint of their key,
+// and read those of the others. DeadlineExceeded names the rank that did not come,
+// FailedPrecondition one with another key, on every rank that is affected.
+absl::StatusOr<Meeting> Meet(const MeetingOptions& options);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_MESH_MEETING_H_

@@ -1,0 +1,35 @@
+// Mesh: a checked TCP connection with each other rank of a group.
+#ifndef THINWIRE_TRANSPORT_MESH_MESH_H_
+#define THINWIRE_TRANSPORT_MESH_MESH_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "transport/mesh/address.h"
+#include "transport/mesh/descriptor.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+struct MeshOptions {
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<Store> store;
+  std::string prefix;    // before every key in the store, so that groups can share one
+  Address address;       // where to listen, on any port
+  std::string key_file;  // of the group's key; empty: rank 0 puts a token into the store
+  std::string digest;    // text that is equal on all ranks that are set up alike
+  Deadline deadline;     // for the whole connecting
+};
+
+// By rank, none at the own one; they do not block. Both ends have proved that they hold the group's
+// key, which ranks they are, and that they are set up alike. Nobody else's connection is among
+// them, and nothing listens any more. DeadlineExceeded names the ranks that did not connect;
+// otherwise the errors of ReadKeyFile, Meet and Challenge.
+absl::StatusOr<std::vector<Descriptor>> ConnectMesh(const MeshOptions& options);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_MESH_MESH_H_
