@@ -25,11 +25,15 @@ class GlooReceiver::Inbox final : private GlooLoop::Task {
   ~Inbox() { shared_.loop().Sync(); }
 
   // The next frame, valid until the next call; null when the plane has failed. Throws when the
-  // connection broke.
+  // connection broke and all frames that came before were taken.
   const ControlFrame* Next() {
-    if (taken_ > 0 && taken_ % kHalf == 0) Start(kHalf);
-    if (!Wait()) return nullptr;
-    return &ring_[taken_++ % kFrames];
+    if (broke_.empty()) {
+      if (taken_ > 0 && taken_ % kHalf == 0) Start(kHalf);
+      if (Wait()) return Take();
+      if (broke_.empty()) return nullptr;
+    }
+    AwaitLate();
+    return Take();
   }
 
  private:
@@ -44,31 +48,41 @@ class GlooReceiver::Inbox final : private GlooLoop::Task {
   void Run() override {
     try {
       for (size_t frames = to_start_.exchange(0); frames > 0; --frames) {
-        const size_t place = started_++ % kFrames;
+        const size_t place = started_ % kFrames;
         buffer_->recv(peer_, kGlooControlSlot, place * kControlBytes, kControlBytes);
+        ++started_;
       }
     } catch (const std::exception& error) {
-      broken_ = error.what();
+      not_started_ = error.what();
       buffer_->abortWaitRecv();
     }
   }
 
-  // As Guarded, but the exception goes to the one who knows the peer.
+  const ControlFrame* Take() { return &ring_[taken_++ % kFrames]; }
+
+  // As Guarded, but what the connection broke by is kept for the one who knows the peer.
   bool Wait() {
-    std::exception_ptr broken;
     const bool done = shared_.Guarded(buffer_.get(), [&] {
       try {
         return buffer_->waitRecv(kForever);
-      } catch (const std::exception&) {
-        broken = std::current_exception();
+      } catch (const std::exception& error) {
+        broke_ = error.what();
         return false;
       }
     });
-    if (broken) std::rethrow_exception(broken);
     if (done) return true;
     shared_.loop().Sync();
-    if (!broken_.empty()) throw std::runtime_error(broken_);
+    if (broke_.empty()) broke_ = not_started_;
     return false;
+  }
+
+  // Gloo ends a wait because the connection broke before it looks whether the frame has come; a
+  // peer's last word and its end may both come before this thread wakes. A second wait looks first.
+  // It does not block, since a break ends every receive that was started and got nothing.
+  void AwaitLate() {
+    if (taken_ == started_) throw std::runtime_error(broke_);
+    // A wait that was aborted returns at once, and once only.
+    if (!buffer_->waitRecv(kForever)) buffer_->waitRecv(kForever);
   }
 
   GlooShared& shared_;
@@ -77,8 +91,9 @@ class GlooReceiver::Inbox final : private GlooLoop::Task {
   const std::unique_ptr<GlooShared::UnboundBuffer> buffer_;  // the ring
   size_t taken_ = 0;
   std::atomic<size_t> to_start_{0};
-  size_t started_ = 0;  // the loop's
-  std::string broken_;  // the loop's: why no receive could be started
+  std::string broke_;        // why the connection is no more
+  size_t started_ = 0;       // the loop's: receives
+  std::string not_started_;  // the loop's: why no more
 };
 
 GlooReceiver::GlooReceiver(GlooShared& shared) : shared_(shared) {

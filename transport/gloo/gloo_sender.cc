@@ -1,10 +1,17 @@
 #include "transport/gloo/gloo_sender.h"
 
+#include <chrono>
 #include <exception>
 
+#include "transport/gloo/gloo_pair.h"
 #include "transport/gloo/sigpipe.h"
 
 namespace thinwire {
+namespace {
+
+constexpr std::chrono::microseconds kAcknowledged(200);  // between two looks
+
+}  // namespace
 
 GlooSender::GlooSender(GlooShared& shared, int peer)
     : shared_(shared),
@@ -110,7 +117,7 @@ void GlooSender::Drain(Deadline deadline) {
     for (;;) {
       {
         const absl::MutexLock lock(&mu_);
-        if (under_way_ == 0) return;
+        if (under_way_ == 0) break;
       }
       // A wait that an earlier failure ended returns at once, and once only.
       if (!buffer_->waitSend(Until(deadline))) buffer_->waitSend(Until(deadline));
@@ -119,6 +126,9 @@ void GlooSender::Drain(Deadline deadline) {
     }
   } catch (const std::exception&) {
     return;  // the peer is gone or does not listen
+  }
+  while (IsOnItsWay(shared_.context(), peer_) && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kAcknowledged);
   }
 }
 
