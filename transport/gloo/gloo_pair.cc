@@ -6,8 +6,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <exception>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -24,10 +24,10 @@ class GlooPair final : public tcp::Pair {
   // that thread could take a connection from there: so none is taken before the socket is closed.
   GlooPair(tcp::Context* context, tcp::Device* device, int peer, std::chrono::milliseconds timeout,
            Descriptor connection)
-      : tcp::Pair(context, device, peer, timeout) {
+      : tcp::Pair(context, device, peer, timeout), socket_(connection.fd()) {
     device_->unregisterDescriptor(fd_, this);
     ::close(fd_);
-    fd_ = connection.fd();
+    fd_ = socket_;
     try {
       handleConnected();
       connection.Release();
@@ -37,11 +37,21 @@ class GlooPair final : public tcp::Pair {
     }
   }
 
-  bool IsOnItsWay() {
-    const std::lock_guard<std::mutex> lock(m_);
+  // A connection that closes meanwhile may leave its descriptor to another one, and the answer is
+  // that one's: nobody is the worse for it.
+  bool IsOnItsWay() const {
     int unacknowledged = 0;
-    return state_ == CONNECTED && ioctl(fd_, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0;
+    return open_ && ioctl(socket_, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0;
   }
+
+ private:
+  void changeState(state next) noexcept override {
+    if (next == CLOSED) open_ = false;
+    tcp::Pair::changeState(next);
+  }
+
+  const int socket_;
+  std::atomic<bool> open_{true};
 };
 
 class TransportContext final : public tcp::Context {
