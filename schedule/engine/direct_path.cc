@@ -22,13 +22,22 @@ void DirectPath::Close() {
 }
 
 void DirectPath::Start(const WorkPtr& work, bool caller_waits) {
+  work->finisher = this;
   if (device_ != nullptr) return PushTo(&to_post_, work);
-  if (caller_waits) {
-    work->finish_direct = [this, weak = std::weak_ptr(work)] {
-      if (const WorkPtr alive = weak.lock()) Finish(alive);
-    };
-  }
   Post(work);
+  if (!caller_waits) PushTo(&to_finish_, work);
+}
+
+// A work is posted soon, since that waits for no peer.
+void DirectPath::Help(const WorkPtr& work) {
+  {
+    const auto is_posted = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      return closed_ || work->direct.posted;
+    };
+    const absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&is_posted));
+  }
+  Finish(work);
 }
 
 std::unique_ptr<Scratch> DirectPath::TakeScratch() {
@@ -60,11 +69,7 @@ void DirectPath::Post(const WorkPtr& work) {
     direct.posted = true;
     closed = closed_;
   }
-  if (closed) {
-    Finish(work);  // the failure came before it could see the exchange
-  } else if (!work->finish_direct) {
-    PushTo(&to_finish_, work);
-  }
+  if (closed) Finish(work);  // the failure came before it could see the exchange
 }
 
 void DirectPath::Finish(const WorkPtr& work) {
@@ -116,6 +121,7 @@ void DirectPath::PostLoop() {
       work = to_post_.Pop();
     }
     Post(work);
+    PushTo(&to_finish_, work);
   }
 }
 

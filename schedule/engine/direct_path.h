@@ -1,6 +1,10 @@
 // DirectPath: small tensors, whose exchange begins at once, outside the order of chunks. A blocking
 // call does that on the caller's own thread; others are finished by a thread of this path, and on a
 // device they are started by one as well, so that callers never wait for it.
+//
+// That thread waits for one exchange after another, and for a peer that may be waiting for a tensor
+// behind it. So whoever waits for a tensor finishes it: what all ranks have started ends, in
+// whatever order they wait.
 #ifndef THINWIRE_SCHEDULE_ENGINE_DIRECT_PATH_H_
 #define THINWIRE_SCHEDULE_ENGINE_DIRECT_PATH_H_
 
@@ -25,12 +29,12 @@ class DirectHost {
 };
 
 // Thread-safe.
-class DirectPath {
+class DirectPath final : private Finisher {
  public:
   // References outlive it; `device` is null for the host.
   DirectPath(std::unique_ptr<Lane> lane, Device* device, const Options& options,
              StageTotals& totals, DirectHost& host);
-  ~DirectPath();  // after Close; joins its threads
+  ~DirectPath() override;  // after Close; joins its threads
 
   void Start(const WorkPtr& work, bool caller_waits);
 
@@ -42,6 +46,7 @@ class DirectPath {
  private:
   using Queue = RingQueue<WorkPtr>;
 
+  void Help(const WorkPtr& work) override;
   void Post(const WorkPtr& work);
   void Finish(const WorkPtr& work);
   absl::Status Await(InFlight& work);

@@ -30,7 +30,7 @@ void InFlight::Renew() {
   direct.run.reset();
   direct.exchange.reset();
   direct.begun = direct.posted = direct.claimed = false;
-  finish_direct = nullptr;
+  finisher = nullptr;
   const absl::MutexLock lock(&mu_);
   done_ = false;
   status_ = absl::OkStatus();
@@ -43,7 +43,7 @@ void InFlight::Complete(absl::Status status) {
 }
 
 absl::Status InFlight::WaitOn(void* later) {
-  if (finish_direct && !done()) finish_direct();
+  if (finisher != nullptr && !done()) finisher->Help(shared_from_this());
   std::shared_ptr<Fence> fence;
   {
     const absl::MutexLock lock(&mu_);

@@ -3,7 +3,6 @@
 #ifndef THINWIRE_SCHEDULE_ENGINE_IN_FLIGHT_H_
 #define THINWIRE_SCHEDULE_ENGINE_IN_FLIGHT_H_
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,7 +17,17 @@
 
 namespace thinwire {
 
-class InFlight final : public Work {
+class InFlight;
+
+// Who can finish a work on the thread of whoever waits for it.
+class Finisher {
+ public:
+  virtual ~Finisher() = default;
+  // Finishes it, unless somebody else does.
+  virtual void Help(const std::shared_ptr<InFlight>& work) = 0;
+};
+
+class InFlight final : public Work, public std::enable_shared_from_this<InFlight> {
  public:
   // The use of a bucket, fixed before any other thread sees it.
   std::shared_ptr<const Bucket> bucket;
@@ -32,7 +41,7 @@ class InFlight final : public Work {
   uint64_t step = 0;
   Report report;
   Deadline submitted, deadline;
-  std::function<void()> finish_direct;  // claims and finishes it; run by whoever waits first
+  Finisher* finisher = nullptr;  // null: lanes finish it
 
   // Guarded by Works, which alone touches them.
   size_t chunks_left = 0;
