@@ -16,7 +16,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help setup build check demo test test-cpp test-asan test-tsan test-python thread-safety docs gpu neon \
+.PHONY: help setup build check demo test test-cpp test-asan test-tsan test-python thread-safety docs gpu neon fuzz \
   bench accuracy ratio wheel wheel-check lint format clean
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make docs    the documentation as a site, in build/docs/html"
 	@echo "make gpu     the checks and benchmarks that need an NVIDIA GPU"
 	@echo "make neon    the codecs' tests on 64-bit ARM, by qemu"
+	@echo "make fuzz    libFuzzer on decoders, parsers and frames, a minute each"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
 	@echo "make accuracy, make ratio   what compression costs in accuracy (an hour), and in precision"
 	@echo "make wheel   a wheel that needs no compiler; make lint, make format, make clean"
@@ -77,6 +78,10 @@ gpu: build
 # The codecs alone: bytes on NEON are those of x86.
 neon: setup
 	@JOBS=$(JOBS) scripts/neon.sh
+
+# make test runs the same targets over their corpora and over mutations of these.
+fuzz: setup
+	@JOBS=$(JOBS) scripts/fuzz.sh
 
 bench: build
 	@scripts/bench.sh

@@ -149,7 +149,7 @@ HWY_INLINE void EncodeBuffered(const Blocks& blocks, const float* HWY_RESTRICT g
     PrefetchBlock(g, block * sizeof(float));
     if constexpr (kFeedback) PrefetchBlock(r, block * sizeof(float));
     for (size_t j = 0; j < block; j += kLanes) {
-      hn::Store(LoadX<kFeedback>(g + j, r + j), F(), buffer + j);
+      hn::Store(LoadX<kFeedback>(g, r, j), F(), buffer + j);
     }
     if (blocks.signs != nullptr) {
       MultiplyBy(blocks.signs, buffer);
@@ -181,7 +181,7 @@ HWY_INLINE void EncodeBuffered(const Blocks& blocks, const float* HWY_RESTRICT g
       MultiplyBy(blocks.signs, buffer);
     }
     for (size_t j = 0; j < block; j += kLanes) {
-      const V x = LoadX<true>(g + j, r + j);
+      const V x = LoadX<true>(g, r, j);
       hn::StoreU(hn::Sub(x, hn::Load(F(), buffer + j)), F(), r + j);
     }
   }

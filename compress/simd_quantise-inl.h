@@ -26,10 +26,11 @@ inline constexpr size_t kDefaultBlock = 256;
 inline constexpr bool kInRegisters = kLanes >= 16;
 inline constexpr size_t kVectors = kDefaultBlock / kLanes;
 
+// The vector that begins at element `i`. Without feedback `r` is null, and nothing is added to it.
 template <bool kFeedback>
-HWY_INLINE V LoadX(const float* g, const float* r) {
-  const V x = hn::LoadU(F(), g);
-  if constexpr (kFeedback) return hn::Add(x, hn::LoadU(F(), r));
+HWY_INLINE V LoadX(const float* g, const float* r, size_t i) {
+  const V x = hn::LoadU(F(), g + i);
+  if constexpr (kFeedback) return hn::Add(x, hn::LoadU(F(), r + i));
   return x;
 }
 
@@ -177,9 +178,8 @@ template <int kBits, bool kFeedback>
 HWY_NOINLINE void EncodeSpecial(size_t vectors, uint32_t magnitude, const float* g, float* r,
                                 uint8_t* scale, uint8_t* codes) {
   SpecialBlock<kBits>(
-      vectors, magnitude,
-      [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(g + kLanes * j, r + kLanes * j); }, scale,
-      codes,
+      vectors, magnitude, [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(g, r, kLanes * j); },
+      scale, codes,
       [&](size_t j, V x, BlockKind kind) HWY_ATTR {
         if (kFeedback && kind == BlockKind::kTiny) hn::StoreU(x, F(), r + kLanes * j);
       });
@@ -195,7 +195,7 @@ HWY_INLINE void EncodeInRegisters(const float* HWY_RESTRICT g, float* HWY_RESTRI
   Head<kBits> head;
 #pragma GCC unroll 64
   for (size_t j = 0; j < kVectors; ++j) {
-    x[j] = LoadX<kFeedback>(g + kLanes * j, r + kLanes * j);
+    x[j] = LoadX<kFeedback>(g, r, kLanes * j);
     head.Add(j, x[j]);
   }
   const BlockScale s = head.Finish(kDefaultBlock);
@@ -237,9 +237,8 @@ HWY_INLINE void EncodeAhead(const Blocks& blocks, const float* HWY_RESTRICT g,
                             uint8_t* HWY_RESTRICT codes) {
   const size_t block = blocks.block, vectors = block / kLanes;
   const auto head = [&](const float* at, const float* kept) HWY_ATTR {
-    return HeadOf<kBits>(vectors, blocks.filled, [&](size_t j) HWY_ATTR {
-      return LoadX<kFeedback>(at + kLanes * j, kept + kLanes * j);
-    });
+    return HeadOf<kBits>(vectors, blocks.filled,
+                         [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(at, kept, kLanes * j); });
   };
   BlockScale next = head(g, r);
   for (size_t b = 0; b < blocks.count; ++b, g += block, r += kFeedback ? block : 0) {
@@ -255,8 +254,7 @@ HWY_INLINE void EncodeAhead(const Blocks& blocks, const float* HWY_RESTRICT g,
     }
     StoreScale(s.scale, scale);
     QuantiseBlock<kBits>(
-        vectors, s,
-        [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(g + kLanes * j, r + kLanes * j); }, to,
+        vectors, s, [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(g, r, kLanes * j); }, to,
         [&](size_t j, V x, V decoded) HWY_ATTR {
           if constexpr (kFeedback) hn::StoreU(hn::Sub(x, decoded), F(), r + kLanes * j);
         });

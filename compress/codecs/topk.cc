@@ -189,7 +189,8 @@ void AddReference(const CodecSpec& spec, const uint8_t* wire, float factor, std:
 // The operations that run; topk_encode.cc has the encoding.
 
 void Decode(const CodecSpec& spec, const uint8_t* wire, const TensorView& out) {
-  std::memset(out.data, 0, out.bytes());
+  auto* bytes = static_cast<uint8_t*>(out.data);
+  std::fill(bytes, bytes + out.bytes(), uint8_t{0});  // which may be none, at no address
   ForEachEntry(spec, wire, out.numel,
                [&](size_t i, float value) { FromFloats(&value, out.Slice(i, 1)); });
 }

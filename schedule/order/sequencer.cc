@@ -18,6 +18,8 @@ constexpr double kPause = kAhead / 4;
 
 double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count(); }
 
+constexpr char kSameVersion[] = "; use the same version of thinwire on every rank";
+
 // For an answer to come in: on a busy link it waits behind chunks, and on a busy machine for a
 // processor.
 double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
@@ -76,8 +78,8 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
     case FrameType::kOverdue:
       if (lead_ != nullptr) OnReport(from, message.type, message.report, now);
       break;
-    case FrameType::kAnnounce: OnAnnounced(message.announcements); break;
-    case FrameType::kPredict: OnPredicted(message.predicted); break;
+    case FrameType::kAnnounce:
+    case FrameType::kPredict: OnOrder(from, message); break;
     case FrameType::kPing: outbox_.Send(from, FrameType::kPong); break;
     case FrameType::kPong:
       roll_.OnAnswer(from);
@@ -162,6 +164,16 @@ void Sequencer::EndStep(double now) {
   StartChunks();
 }
 
+void Sequencer::OnOrder(int from, const Message& message) {
+  if (from != 0 || lead_ != nullptr) {
+    return Fail(absl::FailedPreconditionError(
+        absl::StrCat("rank ", from, " sent an order of chunks to rank ", members_.rank,
+                     ", expected one from rank 0 alone", kSameVersion)));
+  }
+  OnAnnounced(message.announcements);
+  OnPredicted(message.predicted);
+}
+
 void Sequencer::OnAnnounced(const std::vector<Announcement>& announcements) {
   // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.
   const bool alone = options_.lanes == 1;
@@ -188,10 +200,11 @@ void Sequencer::StartChunks() {
 
 void Sequencer::StartOrdered() {
   while (!ordered_.empty() && running_ < options_.lanes) {
-    const Own* const own = own_.Find(ordered_.front().start.id);
+    const Ordered& next = ordered_.front();
+    Own* const own = own_.Find(next.start.id);
     if (own == nullptr) return;  // predicted, and not submitted here yet
-    if (!AsPredicted(own->report, ordered_.front().partition_hash)) return;
-    outbox_.Start(ordered_.front().start);
+    if (!AsPredicted(own->report, next.partition_hash) || !IsLeft(next.start.chunk, own)) return;
+    outbox_.Start(next.start);
     ordered_.Pop();
     ++running_;
   }
@@ -204,7 +217,13 @@ void Sequencer::StartPredicted() {
   };
   while (const auto next = predicted_.Next(submitted)) {
     const PredictedChunk& chunk = next->chunk;
-    if (!AsPredicted(*submitted(chunk.id), chunk.partition_hash)) return;
+    Own* const own = own_.Find(chunk.id);
+    if (own == nullptr) {
+      return Fail(absl::FailedPreconditionError(
+          absl::StrCat("rank 0 ordered chunk ", chunk.chunk, " of a tensor that rank ",
+                       members_.rank, " has finished", kSameVersion)));
+    }
+    if (!AsPredicted(own->report, chunk.partition_hash) || !IsLeft(chunk.chunk, own)) return;
     outbox_.Start(
         {.id = chunk.id, .chunk = chunk.chunk, .predicted = true, .position = next->position});
   }
@@ -218,6 +237,19 @@ bool Sequencer::AsPredicted(const Report& report, uint64_t partition_hash) {
       absl::StrCat("tensor '", report.name, "' has ", report.numel, " elements on rank ",
                    members_.rank, ", which are not those that rank 0 had in the step before; call ",
                    "with the same tensors in every step that end_step() ends")));
+  return false;
+}
+
+// Whether a chunk that rank 0 says to start can be one of the tensor's that has not started.
+bool Sequencer::IsLeft(uint32_t chunk, Own* own) {
+  const Report& report = own->report;
+  if (chunk < report.chunks && own->started < report.chunks) {
+    ++own->started;
+    return true;
+  }
+  Fail(absl::FailedPreconditionError(absl::StrCat(
+      "tensor '", report.name, "': rank 0 ordered chunk ", chunk, " after ", own->started,
+      " others, and rank ", members_.rank, " has ", report.chunks, " chunks of it", kSameVersion)));
   return false;
 }
 

@@ -79,6 +79,7 @@ class Sequencer {
     Report report;
     double submitted = 0.0;
     double overdue_since = 0.0;
+    uint32_t started = 0;  // chunks
     bool reported = false;
     bool overdue = false;
   };
@@ -95,12 +96,14 @@ class Sequencer {
   void OnPong(int peer, double now);
   void CallRoll(double now);
   void FindOverdue(double now);
+  void OnOrder(int from, const Message& message);
   void OnAnnounced(const std::vector<Announcement>& announcements);
   void OnPredicted(const std::vector<PredictedChunk>& chunks);
   void StartChunks();
   void StartOrdered();
   void StartPredicted();
   bool AsPredicted(const Report& report, uint64_t partition_hash);
+  bool IsLeft(uint32_t chunk, Own* own);
   size_t WindowBytes(int latencies) const;
   void Fail(absl::Status reason) { outbox_.Fail(std::move(reason)); }
 

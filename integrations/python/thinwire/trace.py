@@ -87,9 +87,33 @@ def _load(file: Path) -> list[Event]:
         events = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"{file} is no trace: {error}") from error
-    if not isinstance(events, list) or not any("ts" in event for event in events):
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise InvalidArgumentError(f"{file} is no trace: expected a list of events")
+    if not any("ts" in event for event in events):
         raise InvalidArgumentError(f"{file} has no events; did the run end in order?")
+    for number, event in enumerate(events):
+        if not _is_event(event):
+            raise InvalidArgumentError(f"{file} is no trace: event {number} is {event!r:.200}")
     return events
+
+
+def _is_event(event: Event) -> bool:
+    """Whether it has what merge() reads, in the types of the engine's traces."""
+    if not isinstance(event.get("pid"), int):
+        return False
+    if not isinstance(event.get("ts", 0), (int, float)):
+        return False
+    if event.get("ph") != "X":
+        return True
+    if not isinstance(event.get("ts"), (int, float)) or not isinstance(event.get("name"), str):
+        return False
+    arguments = event.get("args", {})
+    return event["name"] not in _EXCHANGES or (
+        isinstance(event.get("dur"), (int, float))
+        and isinstance(arguments, dict)
+        and isinstance(arguments.get("tensor"), str)
+        and isinstance(arguments.get("chunk"), int)
+    )
 
 
 def _exchanges(events: Iterable[Event]) -> Iterable[tuple[_Key, tuple[float, float]]]:

@@ -1,6 +1,8 @@
 """Merged traces: clocks that differ by a known amount come together again."""
 
+import itertools
 import json
+from random import Random
 
 import pytest
 import thinwire
@@ -72,3 +74,42 @@ def test_what_is_no_trace_is_named(tmp_path, capsys):
         trace.merge(trace.files_of(tmp_path / "b.json"))
     assert cli.main(["trace", str(tmp_path / "nothing.json")]) == 1
     assert "nothing" in capsys.readouterr().err
+
+
+def mutated(value, random: Random):
+    """The JSON value with a part replaced by something else."""
+    if isinstance(value, list) and value and random.random() < 0.9:
+        copy, place = list(value), random.randrange(len(value))
+        copy[place] = mutated(value[place], random)
+        return copy if random.random() < 0.8 else copy[:place]
+    if isinstance(value, dict) and value and random.random() < 0.9:
+        key = random.choice(sorted(value))
+        rest = {k: v for k, v in value.items() if k != key}
+        return rest if random.random() < 0.3 else rest | {key: mutated(value[key], random)}
+    others = [None, True, -1, 1e300, float("nan"), "X", "EXCHANGE", [], {}, [[]], {"ts": "now"}]
+    return random.choice(others)
+
+
+def test_a_damaged_trace_is_refused_or_read(tmp_path):
+    random = Random(20240607)
+    whole = []
+    for rank in (0, 1):
+        events = [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": "rank"}}]
+        for chunk, name in itertools.product(range(3), ("ENCODE", "EXCHANGE", "GATHER")):
+            args = {"tensor": "t", "chunk": chunk}
+            event = {"name": name, "ph": "X", "pid": rank, "tid": 0, "ts": chunk, "dur": 1}
+            events.append(event | {"args": args})
+        whole.append(events)
+    files = [tmp_path / f"c.rank{rank}.json" for rank in (0, 1)]
+    refused = 0
+    for _ in range(2000):
+        text = [json.dumps(mutated(events, random)) for events in whole]
+        if random.random() < 0.2:
+            text[0] = text[0][: random.randrange(len(text[0]))]
+        for file, content in zip(files, text, strict=True):
+            file.write_text(content)
+        try:
+            trace.merge(files)
+        except thinwire.InvalidArgumentError:
+            refused += 1
+    assert 100 < refused < 2000
