@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/effort.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {
@@ -19,7 +20,7 @@ TEST(Parallel, AHundredThousandShortExchanges) {
     size_t numel;
   };
   constexpr Caller kCallers[] = {{"raw", 5}, {"one hop", 600}, {"chunks", 3000}, {"two", 1025}};
-  constexpr int kRounds = 25000;
+  constexpr int kRounds = Rounds(25000);
   Options options = SmallChunks("int8");
   options.min_bytes = 1000;
   options.one_hop_bytes = 2000;
