@@ -409,6 +409,25 @@ TEST(Sequencer, WhoAnswersIsNotSilent) {
                   {"'t1'", "all ranks submitted it"});
 }
 
+// Rank 0 has a later deadline than rank 2, whose question makes it ask the others in time.
+TEST(Sequencer, AStoppedRankIsNamedAtTheFirstDeadline) {
+  Options options;
+  options.timeout = std::chrono::milliseconds(5000);
+  Host host(3, options, Matching::kByTag);
+  Settle(host);
+  host.CutExchanges();
+  host.Silence(1);
+  host.Submit(2, Of(1, 0));
+  LetTimePass(host, 3.0);
+  host.Submit(0, Of(1, 0));
+  Settle(host);
+  LetTimePass(host, 1.9);
+  EXPECT_TRUE(host.failure(0).ok());
+  LetTimePass(host, 0.15);
+  ExpectInMessage(host.failure(0), absl::StatusCode::kDeadlineExceeded,
+                  {"'t1'", "rank 1 never submitted it", "no answer comes from there"});
+}
+
 // A rank that is slow to finish a raw tensor reports it when the others are long done.
 TEST(Sequencer, LateReportsOfFinishedRawTensorsLeaveNothingBehind) {
   Host host(3, {}, Matching::kByTag);

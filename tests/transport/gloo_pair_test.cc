@@ -32,8 +32,8 @@ struct Ends {
   Descriptor ours, theirs;
 
   Ends() {
-    absl::StatusOr<Listener> listener = Listener::Bind(*Address::Of("127.0.0.1", 0));
-    EXPECT_TRUE(listener.ok() && listener->Open().ok());
+    absl::StatusOr<Listener> listener = Listener::Open(*Address::Of("127.0.0.1", 0));
+    EXPECT_TRUE(listener.ok()) << listener.status();
     theirs = Descriptor(::socket(AF_INET, SOCK_STREAM, 0));
     EXPECT_EQ(connect(theirs.fd(), listener->address().get(), listener->address().length), 0);
     ours = *listener->Accept();

@@ -62,11 +62,28 @@ std::vector<Result> ConnectAll(const std::vector<MeshOptions>& ranks, int other 
 
 // Meets the others, as a rank does that stops or dies before it connects.
 absl::StatusOr<Listener> OnlyMeet(const MeshOptions& options) {
-  absl::StatusOr<Listener> listener = Listener::Bind(options.address);
+  absl::StatusOr<Listener> listener = Listener::Open(options.address);
   EXPECT_TRUE(Meet({options.rank, options.size, options.store.get(), options.prefix, "",
                     listener->address(), options.deadline})
                   .ok());
   return listener;
+}
+
+// A rank's own part of connecting, when it has met the others: true once it is connected to rank 0.
+bool CallRank0(const MeshOptions& options, const Meeting& meeting) {
+  const Identity self{options.rank, options.size, meeting.key,
+                      HmacSha256(options.prefix, options.digest)};
+  Callers callers(self, meeting.addresses);
+  std::vector<Descriptor> connected(options.size);
+  std::vector<pollfd> polled;
+  while (!connected[0].valid() && Clock::now() < options.deadline) {
+    polled.clear();
+    callers.AddAwaited(polled);
+    poll(polled.data(), polled.size(), 1);
+    std::span<const pollfd> events = polled;
+    EXPECT_TRUE(callers.Advance(events, connected).ok());
+  }
+  return connected[0].valid();
 }
 
 TEST(Mesh, EveryConnectionLeadsToTheRankThatItIsSaidTo) {
@@ -98,7 +115,7 @@ TEST(Mesh, ARankAloneNeedsNobody) {
 
 // Whoever it is, as client or as server: stopped, it answers nothing; dead, it refuses.
 TEST(Mesh, ARankThatStopsOrDiesBeforeItConnectsIsNamedByAllOthersInTime) {
-  constexpr milliseconds kTimeout(700);
+  constexpr milliseconds kTimeout(1500);
   std::vector<std::thread> groups;
   for (int victim = 0; victim < 3; ++victim) {
     for (const bool dies : {false, true}) {
@@ -107,23 +124,43 @@ TEST(Mesh, ARankThatStopsOrDiesBeforeItConnectsIsNamedByAllOthersInTime) {
         std::vector<Result> results =
             ConnectAll(Group(3, kTimeout), victim, [&](const MeshOptions& options) {
               absl::StatusOr<Listener> listener = OnlyMeet(options);
-              if (dies) return;
-              EXPECT_TRUE(listener->Open().ok());
-              std::this_thread::sleep_until(begin + 2 * kTimeout);
+              if (!dies) std::this_thread::sleep_until(begin + 2 * kTimeout);
             });
-        const std::string named = "rank " + std::to_string(victim) + " did not connect in time";
+        const std::string name = "rank " + std::to_string(victim);
+        const std::string words = name + (dies ? " is gone" : " did not connect in time");
         for (int rank = 0; rank < 3; ++rank) {
           if (rank == victim) continue;
           const absl::Status& status = results[rank].status();
-          EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-          EXPECT_NE(status.message().find(named), absl::string_view::npos) << status;
+          EXPECT_EQ(absl::IsUnavailable(status), dies) << status;
+          EXPECT_EQ(absl::IsDeadlineExceeded(status), !dies) << status;
+          EXPECT_NE(status.message().find(words), absl::string_view::npos) << status;
         }
-        if (!dies) return;
-        EXPECT_LT(Clock::now() - begin, 2 * kTimeout);
+        // The dead are found without the timeout.
+        EXPECT_EQ(Clock::now() - begin < kTimeout, dies);
       });
     }
   }
   for (std::thread& group : groups) group.join();
+}
+
+// The last of three is late, and the others know each other already when one of them dies.
+TEST(Mesh, AConnectedRankThatDiesIsNamedOnceNobodyElseIsAwaited) {
+  const std::vector<MeshOptions> ranks = Group(3, std::chrono::seconds(20));
+  Result left;
+  std::thread rank0([&] { left = ConnectMesh(ranks[0]); });
+  std::thread rank2([&] {
+    const absl::StatusOr<Listener> listener = OnlyMeet(ranks[2]);
+    std::this_thread::sleep_for(milliseconds(100));
+  });
+  const absl::StatusOr<Listener> listener = Listener::Open(ranks[1].address);
+  const absl::StatusOr<Meeting> meeting = Meet(
+      {1, 3, ranks[1].store.get(), ranks[1].prefix, "", listener->address(), ranks[1].deadline});
+  EXPECT_TRUE(meeting.ok() && CallRank0(ranks[1], *meeting));
+  rank0.join();
+  rank2.join();
+  for (const char* gone : {"rank 1 is gone", "rank 2 is gone"}) {
+    EXPECT_NE(left.status().message().find(gone), absl::string_view::npos) << left.status();
+  }
 }
 
 TEST(Mesh, ARankThatNeverComesIsNamed) {
@@ -133,23 +170,6 @@ TEST(Mesh, ARankThatNeverComesIsNamed) {
     const std::string named = "rank " + std::to_string(1 - rank) + " did not come; start it";
     EXPECT_NE(result.status().message().find(named), absl::string_view::npos) << result.status();
   }
-}
-
-// A rank's own part of connecting, when it has met the others: true once it is connected to rank 0.
-bool CallRank0(const MeshOptions& options, const Meeting& meeting) {
-  const Identity self{options.rank, options.size, meeting.key,
-                      HmacSha256(options.prefix, options.digest)};
-  Callers callers(self, meeting.addresses);
-  std::vector<Descriptor> connected(options.size);
-  std::vector<pollfd> polled;
-  while (!connected[0].valid() && Clock::now() < options.deadline) {
-    polled.clear();
-    callers.AddAwaited(polled);
-    poll(polled.data(), polled.size(), 1);
-    std::span<const pollfd> events = polled;
-    EXPECT_TRUE(callers.Advance(events, connected).ok());
-  }
-  return connected[0].valid();
 }
 
 // More of them than may be half open at a time, and the patience with each is longer than this.

@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A peer opens its socket as soon as it has read all addresses, which is moments away as a rule.
+// Between attempts with a peer that has closed the connection.
 constexpr milliseconds kFirstPause{2}, kLongestPause{100};
 
 }  // namespace
@@ -59,6 +59,7 @@ absl::Status Callers::Advance(int peer, std::vector<Descriptor>& connected) {
   const absl::Status status = call.attempt->Advance();
   if (absl::IsFailedPrecondition(status)) return status;
   if (!status.ok()) {
+    call.refused = absl::IsNotFound(status);
     TryLater(call, status);
   } else if (call.attempt->done()) {
     connected[peer] = call.attempt->Take();
@@ -75,6 +76,7 @@ void Callers::Begin(int peer) {
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid() || (connect(socket.fd(), address.get(), address.length) != 0 &&
                           errno != EINPROGRESS && errno != EINTR)) {
+    call.refused = errno == ECONNREFUSED;
     TryLater(call, absl::UnavailableError(std::strerror(errno)));
     return;
   }

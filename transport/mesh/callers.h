@@ -36,12 +36,15 @@ class Callers {
   // Why the last attempt with a peer failed; empty if none did.
   const std::string& trouble(int peer) const { return calls_[peer].trouble; }
 
+  // Nobody listens at the peer's address any more.
+  bool refused(int peer) const { return calls_[peer].refused; }
+
  private:
   struct Call {
     std::optional<HalfOpen> attempt;
     Deadline next_try;
     std::chrono::milliseconds pause;
-    bool done = false;
+    bool done = false, refused = false;
     std::string trouble;
   };
 

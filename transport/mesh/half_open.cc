@@ -10,7 +10,10 @@ namespace {
 
 bool IsNotYet(int error) { return error == EAGAIN || error == EINTR; }
 
-absl::Status Broken(const char* why) { return absl::UnavailableError(why); }
+absl::Status Broken(int error) {
+  if (error == ECONNREFUSED) return absl::NotFoundError(std::strerror(error));
+  return absl::UnavailableError(std::strerror(error));
+}
 
 }  // namespace
 
@@ -32,7 +35,7 @@ absl::Status HalfOpen::Advance() {
 absl::Status HalfOpen::Send() {
   while (!to_send_.empty()) {
     const ssize_t sent = send(socket_.fd(), to_send_.data(), to_send_.size(), MSG_NOSIGNAL);
-    if (sent < 0) return IsNotYet(errno) ? absl::OkStatus() : Broken(std::strerror(errno));
+    if (sent < 0) return IsNotYet(errno) ? absl::OkStatus() : Broken(errno);
     to_send_.erase(0, static_cast<size_t>(sent));
   }
   return absl::OkStatus();
@@ -44,8 +47,8 @@ absl::Status HalfOpen::Receive() {
   const ssize_t got = recv(socket_.fd(), received_.data() + had, received_.size() - had, 0);
   const int error = errno;
   received_.resize(had + (got > 0 ? static_cast<size_t>(got) : 0));
-  if (got == 0) return Broken("it closed the connection");
-  if (got < 0 && !IsNotYet(error)) return Broken(std::strerror(error));
+  if (got == 0) return absl::UnavailableError("it closed the connection");
+  if (got < 0 && !IsNotYet(error)) return Broken(error);
   return absl::OkStatus();
 }
 

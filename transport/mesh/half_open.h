@@ -22,7 +22,7 @@ class HalfOpen {
         to_send_(challenge_.hello()) {}
 
   // Sends and takes what is possible now. After an error the connection is to be dropped: those of
-  // Challenge::Take, and Unavailable if the connection broke.
+  // Challenge::Take, Unavailable if the connection broke, NotFound if it was refused.
   absl::Status Advance();
 
   bool done() const { return to_send_.empty() && challenge_.awaited() == 0; }

@@ -10,10 +10,6 @@
 namespace thinwire {
 namespace {
 
-absl::Status Failed(const char* what) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
-}
-
 // Failures of accept(2) that are about the connection, which is gone then, and not about us.
 bool IsOfTheConnection(int error) {
   switch (error) {
@@ -30,21 +26,18 @@ bool IsOfTheConnection(int error) {
 
 }  // namespace
 
-absl::StatusOr<Listener> Listener::Bind(const Address& address) {
+absl::StatusOr<Listener> Listener::Open(const Address& address) {
   Descriptor socket(
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   Address bound;
   bound.length = sizeof(bound.storage);
   if (!socket.valid() || bind(socket.fd(), address.get(), address.length) != 0 ||
-      getsockname(socket.fd(), bound.get(), &bound.length) != 0) {
-    return Failed("cannot listen on a local address");
+      getsockname(socket.fd(), bound.get(), &bound.length) != 0 ||
+      listen(socket.fd(), SOMAXCONN) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on a local address: ", std::strerror(errno)));
   }
   return Listener(std::move(socket), bound);
-}
-
-absl::Status Listener::Open() {
-  if (listen(socket_.fd(), SOMAXCONN) == 0) return absl::OkStatus();
-  return Failed("cannot listen on a local address");
 }
 
 absl::StatusOr<Descriptor> Listener::Accept() {

@@ -11,10 +11,8 @@ namespace thinwire {
 // Not thread-safe.
 class Listener {
  public:
-  // Takes a free port of the address. Until Open, who connects to it is refused.
-  static absl::StatusOr<Listener> Bind(const Address& address);
-
-  absl::Status Open();
+  // Listens on a free port of the address.
+  static absl::StatusOr<Listener> Open(const Address& address);
 
   // The next connection, which never blocks. None is waiting, if it is not valid; ResourceExhausted
   // if this process has no descriptor left for it.

@@ -15,9 +15,14 @@
 #include "transport/mesh/hmac.h"
 #include "transport/mesh/listener.h"
 #include "transport/mesh/meeting.h"
+#include "transport/mesh/watch.h"
 
 namespace thinwire {
 namespace {
+
+// A rank that gives up closes its connections, and must not be taken for the one that died: all
+// others have seen that one by then.
+constexpr std::chrono::milliseconds kLinger(50);
 
 // For poll. Rounded up, so that what is due in less than one is not asked for again and again.
 int MillisecondsUntil(Deadline deadline) {
@@ -49,7 +54,7 @@ absl::Status LateError(const MeshOptions& options, const std::vector<Descriptor>
   }
   if (door.turned_away() > 0) {
     notes.push_back(
-        absl::StrCat("; ", door.turned_away(), " connections of strangers were closed"));
+        absl::StrCat("; ", door.turned_away(), " connections that proved nothing were closed"));
   }
   return absl::DeadlineExceededError(
       absl::StrCat("rank ", options.rank, " of ", options.size,
@@ -59,31 +64,73 @@ absl::Status LateError(const MeshOptions& options, const std::vector<Descriptor>
                    absl::StrJoin(notes, "")));
 }
 
+// Whether all that this rank still waits for are dead. While one of them is merely silent, those
+// that are gone may have given up for its sake, and the deadline will name it.
+bool WaitsForTheDeadOnly(const MeshOptions& options, const std::vector<Descriptor>& connected,
+                         const Watch& watch) {
+  bool somebody = false;
+  for (int peer = 0; peer < options.size; ++peer) {
+    somebody = somebody || watch.is_gone(peer);
+    if (IsMissing(options, connected, peer) && !watch.is_gone(peer)) return false;
+  }
+  return somebody;
+}
+
+absl::Status GoneError(const MeshOptions& options, const std::vector<Address>& addresses,
+                       const Watch& watch) {
+  std::vector<std::string> gone;
+  for (int peer = 0; peer < options.size; ++peer) {
+    if (!watch.is_gone(peer)) continue;
+    gone.push_back(absl::StrCat("rank ", peer, " is gone (it was at ", addresses[peer].Host(),
+                                " port ", addresses[peer].Port(), ")"));
+  }
+  return absl::UnavailableError(
+      absl::StrCat("rank ", options.rank, " of ", options.size,
+                   " could not connect: ", absl::StrJoin(gone, ", "),
+                   "; look why that process ended, or, if it runs, whether a firewall refuses "
+                   "connections and whether THINWIRE_IFACE names the right interface"));
+}
+
 absl::StatusOr<std::vector<Descriptor>> Connect(const MeshOptions& options, const Identity& self,
                                                 const std::vector<Address>& addresses,
                                                 Listener& listener) {
   std::vector<Descriptor> connected(options.size);
   Callers callers(self, addresses);
   Door door(self, listener);
+  Watch watch(options.rank, addresses);
+  Deadline give_up = Deadline::max();
   std::vector<pollfd> polled;
   while (!IsComplete(options, connected)) {
     if (Clock::now() >= options.deadline) return LateError(options, connected, callers, door);
+    if (Clock::now() >= give_up) return GoneError(options, addresses, watch);
     polled.clear();
     callers.AddAwaited(polled);
     door.AddAwaited(polled);
-    const Deadline next = std::min({options.deadline, callers.next_try(), door.next_expiry()});
+    watch.AddAwaited(connected, polled);
+    const Deadline next = std::min(
+        {options.deadline, give_up, callers.next_try(), door.next_expiry(), watch.next_try()});
     poll(polled.data(), polled.size(), MillisecondsUntil(next));
     std::span<const pollfd> events = polled;
     if (absl::Status status = callers.Advance(events, connected); !status.ok()) return status;
     if (absl::Status status = door.Advance(events, connected); !status.ok()) return status;
+    watch.Advance(events, connected);
+    for (int peer = 0; peer < options.rank; ++peer) {
+      if (callers.refused(peer)) watch.SetGone(peer);
+    }
+    if (!WaitsForTheDeadOnly(options, connected, watch)) {
+      give_up = Deadline::max();
+    } else if (give_up == Deadline::max()) {
+      give_up = Clock::now() + kLinger;
+    }
   }
   return connected;
 }
 
 }  // namespace
 
-// The socket is opened only when all addresses are known: what waits at an open socket meanwhile
-// would fill its queue, and a rank that comes too early tries again.
+// The socket listens before its address is told, so that a refused connection means a dead rank.
+// Strangers that come before all addresses are known wait in its queue; where they fill it, a
+// rank's connection is a second late.
 absl::StatusOr<std::vector<Descriptor>> ConnectMesh(const MeshOptions& options) {
   std::string secret;
   if (!options.key_file.empty()) {
@@ -91,7 +138,7 @@ absl::StatusOr<std::vector<Descriptor>> ConnectMesh(const MeshOptions& options) 
     if (!read.ok()) return read.status();
     secret = *std::move(read);
   }
-  absl::StatusOr<Listener> listener = Listener::Bind(options.address);
+  absl::StatusOr<Listener> listener = Listener::Open(options.address);
   if (!listener.ok()) return listener.status();
   const absl::StatusOr<Meeting> meeting = Meet({.rank = options.rank,
                                                 .size = options.size,
@@ -101,7 +148,6 @@ absl::StatusOr<std::vector<Descriptor>> ConnectMesh(const MeshOptions& options) 
                                                 .address = listener->address(),
                                                 .deadline = options.deadline});
   if (!meeting.ok()) return meeting.status();
-  if (absl::Status status = listener->Open(); !status.ok()) return status;
   const Identity self{options.rank, options.size, meeting->key,
                       HmacSha256(options.prefix, options.digest)};
   return Connect(options, self, meeting->addresses, *listener);

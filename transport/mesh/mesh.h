@@ -26,8 +26,9 @@ struct MeshOptions {
 
 // By rank, none at the own one; they do not block. Both ends have proved that they hold the group's
 // key, which ranks they are, and that they are set up alike. Nobody else's connection is among
-// them, and nothing listens any more. DeadlineExceeded names the ranks that did not connect;
-// otherwise the errors of ReadKeyFile, Meet and Challenge.
+// them, and nothing listens any more. DeadlineExceeded names the ranks that did not connect,
+// Unavailable, within moments, those that died since they told their addresses; otherwise the
+// errors of ReadKeyFile, Meet and Challenge.
 absl::StatusOr<std::vector<Descriptor>> ConnectMesh(const MeshOptions& options);
 
 }  // namespace thinwire
