@@ -59,6 +59,8 @@ struct Options {
   std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
   Predict predict = Predict::kWhenFar;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
+  // Every block between ranks travels with a CRC32C, and one that came damaged fails the group.
+  bool checksum = false;
   std::string trace_path;               // Chrome JSON written at close; empty means no trace
   std::string flight_path;  // the last events, written with the first failure; empty means nowhere
 };

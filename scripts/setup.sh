@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/install.sh g++ clang cmake ninja-build pkg-config libgloo-dev libssl-dev libabsl-dev \
-  libhwy-dev libgtest-dev libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text \
-  clang-format spin
+  libhwy-dev libisal-dev libgtest-dev libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text \
+  clang-format spin iptables
 
 mkdir -p build
 stamp=.venv/requirements.sha256

@@ -31,7 +31,8 @@ typedef enum {
   TW_PEER_LOST = 4,        /* a rank died or closed its connections */
   TW_UNAVAILABLE = 5,      /* this build or machine lacks a part */
   TW_ABORTED = 6,          /* tw_comm_abort, or the communicator was destroyed */
-  TW_INTERNAL = 7          /* our own fault */
+  TW_INTERNAL = 7,         /* our own fault */
+  TW_DATA_LOSS = 8         /* bytes of a peer came damaged, as tw_options.checksum finds out */
 } tw_status;
 
 /* The last value of each makes every int a valid one, so that a wrong one is an error, no more. */
@@ -85,6 +86,7 @@ typedef struct {
   const char* flight_path; /* the engine's last events are written here with its first failure */
   const char* key_file;    /* secret of the group, in a file of mode 0600 that every rank has; null
                               on every rank: a random token in the store */
+  size_t checksum;         /* non-zero: a CRC32C goes with all that tensors send, and is checked */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "schedule/engine/failure.h"
+
 namespace thinwire {
 
 ChunkTask::ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, const Options& options,
@@ -45,7 +47,7 @@ void ChunkTask::OnHopEnded() {
 
 absl::Status ChunkTask::Finish(absl::Status status) {
   if (expected_ != nullptr) {  // it failed half-way, and the next hop would write into its memory
-    lane_.plane().Abort(status);
+    lane_.plane().Abort(OfTensor(work_->label, status));
     expected_.reset();
   }
   run_.reset();

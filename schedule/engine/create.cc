@@ -1,3 +1,4 @@
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -6,6 +7,7 @@
 #include "schedule/engine/group.h"
 #include "schedule/engine/in_flight.h"
 #include "schedule/settle.h"
+#include "transport/checked/checked.h"
 
 namespace thinwire {
 
@@ -14,6 +16,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Options& given, Tra
   if (absl::Status bad = CheckOptions(given); !bad.ok()) return bad;
   const int size = transport.empty() ? 1 : transport.members().size;
   if (size == 1) transport.Reset();
+  if (given.checksum && size > 1) {
+    transport.data = std::make_unique<Checked>(std::move(transport.data));
+  }
   const Options options = size == 1 ? given : Settle(given, size);
   if (device != nullptr && size > 1) {
     if (absl::Status bad = CheckKernels(options, size, *device); !bad.ok()) return bad;

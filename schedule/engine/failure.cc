@@ -19,6 +19,11 @@ constexpr std::chrono::milliseconds kLastWords(200);     // at most, and a 50th 
 
 }  // namespace
 
+absl::Status OfTensor(const std::string& tensor, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat("tensor '", tensor, "': ", std::string(status.message())));
+}
+
 FailureProtocol::FailureProtocol(const Membership& members, const Options& options,
                                  Transport& transport, const Pulse& pulse, FlightRecorder& recorder)
     : members_(members),
@@ -70,9 +75,7 @@ void FailureProtocol::WriteFlight() const {
 
 void FailureProtocol::FailFromExchange(const absl::Status& status, const std::string& tensor) {
   if (absl::IsUnavailable(status)) AwaitFailure(kBetterReason);
-  Fail(absl::Status(status.code(),
-                    absl::StrCat("tensor '", tensor, "': ", std::string(status.message()))),
-       Tell::kEveryone);
+  Fail(OfTensor(tensor, status), Tell::kEveryone);
 }
 
 void FailureProtocol::OnPeerFailed(absl::Status reason) {

@@ -23,6 +23,9 @@
 
 namespace thinwire {
 
+// The failure of that tensor's exchange, as every rank is told.
+absl::Status OfTensor(const std::string& tensor, const absl::Status& status);
+
 // Thread-safe.
 class FailureProtocol {
  public:

@@ -38,7 +38,8 @@ std::string Digest(int size, const Options& options) {
                       options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
                       " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
                       " chunk_bytes=", options.chunk_bytes, " min_bytes=", options.min_bytes,
-                      " one_hop_bytes=", options.one_hop_bytes);
+                      " one_hop_bytes=", options.one_hop_bytes,
+                      " checksum=", options.checksum ? 1 : 0);
 }
 
 absl::Status Handshake(Store& store, const std::string& prefix, int rank, int size,

@@ -1,12 +1,16 @@
 #include "schedule/engine/sequencing.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace thinwire {
 namespace {
 
-constexpr std::chrono::seconds kLatencyPatience(2);  // a rank may be slow to come
+// A rank may be slow to come. Who waits for one that is stopped must still submit in time to be no
+// late one itself.
+constexpr std::chrono::milliseconds kLatencyPatience(
+    2000);  // at most, and a quarter of the timeout
 const absl::Duration kTurn = absl::Milliseconds(20);
 
 double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
@@ -21,6 +25,7 @@ Sequencing::Sequencing(const Membership& members, const Options& options, Matchi
       executor_(executor),
       failure_(failure),
       recorder_(recorder),
+      latency_patience_(std::min(kLatencyPatience, options.timeout / 4)),
       sequencer_(members, options, matching) {}
 
 template <typename Event>
@@ -67,7 +72,7 @@ void Sequencing::Send(int to, const Message& message) {
 
 void Sequencing::Begin() {
   Handle([](Sequencer& s) { s.Begin(Now()); });
-  const Deadline patience = Clock::now() + kLatencyPatience;
+  const Deadline patience = Clock::now() + latency_patience_;
   bool measured = false;
   // In turns, since a group that fails meanwhile answers no more.
   while (!measured && !failure_.failed() && Clock::now() < patience) {

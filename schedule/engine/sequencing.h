@@ -4,6 +4,7 @@
 #define THINWIRE_SCHEDULE_ENGINE_SEQUENCING_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -48,6 +49,7 @@ class Sequencing {
   Executor& executor_;
   FailureProtocol& failure_;
   FlightRecorder& recorder_;
+  const std::chrono::milliseconds latency_patience_;
   std::atomic<uint64_t> predicted_chunks_{0};
   mutable absl::Mutex mu_;
   Sequencer sequencer_ ABSL_GUARDED_BY(mu_);

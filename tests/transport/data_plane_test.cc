@@ -19,6 +19,7 @@
 #include "tests/leaks.h"
 #include "tests/transport/connect_gloo.h"
 #include "tests/transport/late_plane.h"
+#include "transport/checked/checked.h"
 #include "transport/in_process/in_process.h"
 #include "transport/staged/staged.h"
 
@@ -51,6 +52,17 @@ class WholeTransport : public DataPlane {
 
  private:
   const Transport transport_;
+};
+
+class CheckedTransport final : public WholeTransport {
+ public:
+  explicit CheckedTransport(Transport transport) : WholeTransport(Checking(std::move(transport))) {}
+
+ private:
+  static Transport Checking(Transport transport) {
+    transport.data = std::make_unique<Checked>(std::move(transport.data));
+    return transport;
+  }
 };
 
 // A staged plane and what it stands on. Memory of the host's device is memory, so that the tests'
@@ -143,6 +155,11 @@ Planes MakeEvented(Planes planes) {
   return planes;
 }
 
+Planes MakeChecked(Planes planes) {
+  for (auto& plane : planes) plane = std::make_unique<Checked>(std::move(plane));
+  return planes;
+}
+
 struct Kind {
   const char* name;
   std::function<Planes(int)> make;
@@ -179,6 +196,13 @@ INSTANTIATE_TEST_SUITE_P(
              true},
         Kind{"Staged", [](int n) { return Wrap<StagedOnInProcess>(MakeInProcessTransports(n)); },
              kStagedPlane},
+        Kind{"CheckedInProcess",
+             [](int n) { return Wrap<CheckedTransport>(MakeInProcessTransports(n)); }, kHostPlane},
+        Kind{"CheckedGloo", [](int n) { return Wrap<CheckedTransport>(ConnectGlooRanks(n)); },
+             kHostPlane, true},
+        Kind{"CheckedLateEvents",
+             [](int n) { return MakeEvented(MakeChecked(MakeLate(n, Matching::kByTag))); },
+             kLateByTag},
         Kind{"LateByTag", [](int n) { return MakeLate(n, Matching::kByTag); }, kLateByTag},
         Kind{"LateByTagEvents", [](int n) { return MakeEvented(MakeLate(n, Matching::kByTag)); },
              kLateByTag},

@@ -7,6 +7,7 @@ from __future__ import annotations
 from thinwire import _library
 from thinwire.codec import CodecInfo, Parameter, codec_info, codecs, decode, encode, encoded_bytes
 from thinwire.errors import (
+    DataLossError,
     Error,
     InvalidArgumentError,
     MismatchError,
@@ -17,6 +18,7 @@ from thinwire.errors import (
 
 __all__ = [
     "CodecInfo",
+    "DataLossError",
     "Error",
     "InvalidArgumentError",
     "MismatchError",

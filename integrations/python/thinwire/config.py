@@ -57,6 +57,7 @@ class Config:
     flight: str | None = None
     strict: bool = False
     key_file: str | None = None
+    checksum: bool = False
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:

@@ -24,6 +24,10 @@ class PeerLostError(Error, ConnectionError):
     """A rank died or closed its connections."""
 
 
+class DataLossError(Error):
+    """What a peer sent came damaged, as `checksum=True` finds out."""
+
+
 class UnavailableError(Error):
     """This build or machine lacks a part."""
 
@@ -36,6 +40,7 @@ _BY_STATUS: dict[int, type[Error]] = {
     3: TimeoutError,
     4: PeerLostError,
     5: UnavailableError,
+    8: DataLossError,
 }
 
 

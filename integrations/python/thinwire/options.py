@@ -170,6 +170,8 @@ OPTIONS: tuple[Option, ...] = (
            "without it, who can read the store can take part",
            "key_file", "const char*", "key_file", _TEXT, False, ("THINWIRE_KEY_FILE",),
            "a random token in the store", NEEDED),
+    Option("a CRC32C goes with all that tensors send, and is checked before anything is decoded",
+           "checksum", "size_t", "checksum", _FLAG, True, ("THINWIRE_CHECKSUM",), "off", COMPARED),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
     Option("has no effect: connections are checked in any case",

@@ -60,6 +60,7 @@ SAMPLES = {
     "timeout_s": Sample(2.5, "2.5", 7.0, {"timeout_ms": 2500}),
     "trace": Sample("a.json", "a.json", "b.json", {"trace_path": b"a.json"}),
     "flight": Sample("a.txt", "a.txt", "b.txt", {"flight_path": b"a.txt"}),
+    "checksum": Sample(True, "1", False, {"checksum": 1}),
     "key_file": Sample("a.key", "a.key", "b.key", {"key_file": b"a.key"}),
 }
 

@@ -1,0 +1,71 @@
+// A data plane for tests that changes what it received, as a broken network card or memory would.
+#ifndef THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
+#define THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "transport/data_plane.h"
+
+namespace thinwire {
+
+// Blocks by rank that have just been received.
+using Damage = std::function<void(std::span<const MutableBytes>)>;
+
+class DamagedPlane final : public DataPlane {
+ public:
+  DamagedPlane(std::unique_ptr<DataPlane> inner, Damage damage)
+      : inner_(std::move(inner)), damage_(std::move(damage)) {}
+
+  const Membership& members() const override { return inner_->members(); }
+  DataTraits traits() const override { return inner_->traits(); }
+  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
+                                  std::span<const MutableBytes> recv) override {
+    return Damaged(inner_->Start(tag, send, recv), recv);
+  }
+  std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
+    return Damaged(inner_->Expect(tag, recv), recv);
+  }
+  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
+  absl::Status status() const override { return inner_->status(); }
+  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
+
+ private:
+  class InFlight final : public Exchange {
+   public:
+    InFlight(std::unique_ptr<Exchange> inner, std::span<const MutableBytes> recv, Damage damage)
+        : inner_(std::move(inner)), recv_(recv.begin(), recv.end()), damage_(std::move(damage)) {}
+    void Send(std::span<const Bytes> send) override { inner_->Send(send); }
+    absl::Status Wait(Deadline deadline) override {
+      const absl::Status status = inner_->Wait(deadline);
+      if (status.ok()) damage_(recv_);
+      return status;
+    }
+    void OnDone(std::function<void(absl::Status)> done) override {
+      inner_->OnDone([recv = recv_, damage = damage_, done](const absl::Status& status) {
+        if (status.ok()) damage(recv);
+        done(status);
+      });
+    }
+
+   private:
+    const std::unique_ptr<Exchange> inner_;
+    const std::vector<MutableBytes> recv_;
+    const Damage damage_;
+  };
+
+  std::unique_ptr<Exchange> Damaged(std::unique_ptr<Exchange> exchange,
+                                    std::span<const MutableBytes> recv) {
+    if (exchange == nullptr) return nullptr;
+    return std::make_unique<InFlight>(std::move(exchange), recv, damage_);
+  }
+
+  const std::unique_ptr<DataPlane> inner_;
+  const Damage damage_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
