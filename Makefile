@@ -17,7 +17,7 @@ export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
 .PHONY: help setup build check demo test test-cpp test-asan test-tsan test-python thread-safety docs gpu neon fuzz \
-  bench accuracy ratio wheel wheel-check lint format clean
+  soak bench accuracy ratio wheel wheel-check lint format clean
 
 help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
@@ -28,6 +28,7 @@ help:
 	@echo "make gpu     the checks and benchmarks that need an NVIDIA GPU"
 	@echo "make neon    the codecs' tests on 64-bit ARM, by qemu"
 	@echo "make fuzz    libFuzzer on decoders, parsers and frames, a minute each"
+	@echo "make soak    faults: ranks that are killed or stopped in every phase, and half an hour of kills"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
 	@echo "make accuracy, make ratio   what compression costs in accuracy (an hour), and in precision"
 	@echo "make wheel   a wheel that needs no compiler; make lint, make format, make clean"
@@ -70,6 +71,12 @@ test-tsan: setup
 
 test-python: build
 	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup tests
+
+# Faults in full; make soak SOAK_MINUTES=1 takes ten minutes. `make test` has a short part.
+SOAK_MINUTES ?= 30
+soak: build
+	@$(PYTHON) tests/faults/matrix.py
+	@$(PYTHON) tests/faults/soak.py --minutes $(SOAK_MINUTES)
 
 # On a machine with a GPU: what the tests skip elsewhere, and how fast the kernels are.
 gpu: build

@@ -1,0 +1,126 @@
+"""What one rank of a case does: it meets its peers, trains on until something fails, and says what
+that was and when. The victim does the same, but for the blow that it gives itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from board import Board
+from cases import Case
+from strike import Striker
+from thinwire import _library, errors
+from thinwire.comm import Communicator
+from thinwire.config import Config
+
+WARM_UP = 3  # steps before a blow between or in steps
+CONNECTING_S = 0.003  # about what connecting takes, after the last address is known
+CLOSING_S = 0.004
+
+
+@dataclass
+class Report:
+    """How a rank ended. Times are of time.monotonic, which all processes of a machine share."""
+
+    error: str = ""  # the type's name; none: it closed in order
+    message: str = ""
+    failed_at: float = 0.0  # when the error was there, or the close had returned
+    called_at: float = 0.0  # when the call that failed was made: its tensor's submission
+    stage: str = ""  # connecting, step or closing
+    wrong: str = ""  # a result that was not the sum
+
+
+class Actor:
+    """One rank of one case."""
+
+    def __init__(self, case: Case, rank: int, folder: Path) -> None:
+        self._case, self._rank, self._folder = case, rank, folder
+        self._striker = Striker(case, rank, folder)
+        self._operations = 0
+        self._report = Report(stage="connecting")
+        self._tensors = [np.zeros(count, np.float32) for count in case.tensors]
+
+    def run(self) -> Report:
+        """Everything, from the store to the close."""
+        _library.load()  # which takes its time, and no part of the timeout
+        communicator = None
+        try:
+            self._report.called_at = time.monotonic()
+            communicator = self._connect()
+            self._striker.now("idle")
+            self._train(communicator)
+            self._close(communicator)
+        except errors.Error as error:
+            self._report.failed_at = time.monotonic()
+            self._report.error, self._report.message = type(error).__name__, str(error)
+            if communicator is not None:
+                communicator.close()
+        return self._report
+
+    def _connect(self) -> Communicator:
+        case = self._case
+        config = Config(
+            codec=case.codec, lanes=case.lanes, chunk_bytes=case.chunk_bytes, policy=case.policy,
+            planned=case.planned, timeout_s=case.timeout_s, checksum=case.checksum,
+        )  # fmt: skip
+        board = Board(self._folder, self._before_store)
+        return Communicator(self._rank, case.world, board, "faults", config)
+
+    def _before_store(self, operation: str, key: str) -> None:
+        """All ranks' operations: handshake (1 set, n gets), token, address (1 set, n - 1 gets)."""
+        self._operations += 1
+        last = 2 * self._case.world + 2
+        if self._operations == 1 + int(self._case.moment * last):
+            self._striker.now("store")
+        if self._operations == last:
+            self._striker.soon("connecting", CONNECTING_S)
+
+    def _train(self, communicator: Communicator) -> None:
+        """For ever, unless it is the close that is struck."""
+        self._report.stage = "step"
+        self._striker.soon("first", CONNECTING_S)
+        seconds = self._step(communicator)
+        for _ in range(WARM_UP):
+            seconds = self._step(communicator)
+        if self._case.phase == "closing":
+            return
+        self._striker.now("between")
+        for phase in ("raw", "direct", "chunks", "mixed"):
+            self._striker.soon(phase, seconds)
+        while True:
+            self._step(communicator)
+
+    def _step(self, communicator: Communicator) -> float:
+        """Seconds that a step took."""
+        start = time.monotonic()
+        works = []
+        for number, tensor in enumerate(self._tensors):
+            tensor.fill(1.0)
+            self._report.called_at = time.monotonic()
+            work = communicator.start(
+                tensor.ctypes.data, len(tensor), "float32", "sum", f"tensor{number}"
+            )
+            works.append((time.monotonic(), work))
+        for submitted, work in works:
+            self._report.called_at = submitted
+            work.wait()
+        communicator.end_step()
+        self._check()
+        return time.monotonic() - start
+
+    def _check(self) -> None:
+        """Codecs that keep every element come within a percent of a sum of ones."""
+        if self._case.codec.startswith("topk"):
+            return
+        for number, tensor in enumerate(self._tensors):
+            off = np.abs(tensor - self._case.world).max()
+            if not off <= 0.05 * self._case.world:
+                self._report.wrong = f"tensor{number} is off by {off}"
+
+    def _close(self, communicator: Communicator) -> None:
+        self._report.stage, self._report.called_at = "closing", time.monotonic()
+        self._striker.soon("closing", CLOSING_S)
+        communicator.close()
+        self._report.failed_at = time.monotonic()

@@ -1,0 +1,98 @@
+"""Cases of the fault matrix: which rank of which group is struck, when, and by which signal.
+
+A case is plain data that its seed alone determines, so a line of a report repeats it."""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import dataclass
+
+PHASES = (
+    "store",  # one of its operations on the rendezvous store comes, and is not carried out
+    "connecting",  # it has read all addresses, and makes connections
+    "idle",  # it is connected, and never calls anything
+    "first",  # in its first collective
+    "raw",  # in a step of small tensors, which go uncompressed in one exchange
+    "direct",  # in a step of middle-sized tensors, which go encoded in one exchange
+    "chunks",  # in a step of a large tensor, chunk by chunk
+    "mixed",  # in a step of all three
+    "between",  # between two steps
+    "closing",  # all ranks close, and it does not finish
+)
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+CODECS = ("fp32", "bf16", "int8", "int4", "onebit", "topk:density=0.01")
+
+# Elements of the tensors that a step reduces; min_bytes and one_hop_bytes decide how each goes.
+TENSORS = {
+    "raw": (1000, 1),
+    "direct": (60_000, 40_000),
+    "chunks": (1_500_000,),
+    "mixed": (1000, 60_000, 600_000),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One group whose rank `victim` gets `signal` in `phase`. moment: from 0 to below 1, where in
+    the phase."""
+
+    seed: int
+    world: int
+    victim: int
+    signal: signal.Signals
+    phase: str
+    moment: float
+    codec: str
+    lanes: int
+    chunk_bytes: int
+    planned: bool | None
+    policy: str
+    checksum: bool
+    timeout_s: float
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """The sizes that a step has here."""
+        return TENSORS.get(self.phase, TENSORS["mixed"])
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}: rank {self.victim} of {self.world} gets {self.signal.name} in "
+            f"{self.phase!r} at {self.moment:.2f}, {self.codec}, {self.lanes} lanes, "
+            f"{self.chunk_bytes} B chunks, planned={self.planned}, {self.policy}, "
+            f"checksum={self.checksum}, T={self.timeout_s} s"
+        )
+
+
+def draw(seed: int, phase: str, sign: signal.Signals, timeout_s: float) -> Case:
+    """The case of a seed, in that phase and with that signal."""
+    chance = random.Random(f"{seed} {phase} {sign}")
+    world = chance.choice((2, 3, 4))
+    return Case(
+        seed=seed,
+        world=world,
+        victim=chance.randrange(world),
+        signal=sign,
+        phase=phase,
+        moment=chance.random(),
+        codec=chance.choice(CODECS),
+        lanes=chance.choice((1, 4)),
+        chunk_bytes=chance.choice((64 << 10, 1 << 20)),
+        planned=chance.choice((None, True)),
+        policy=chance.choice(("wfbp", "p3")),
+        checksum=chance.choice((False, True)),
+        timeout_s=timeout_s,
+    )
+
+
+def matrix(count: int, seed: int, stop_s: float, kill_s: float = 8.0) -> list[Case]:
+    """At least `count` cases, equally many for each phase and signal. stop_s: the timeout where
+    ranks are stopped, which is what such a case takes; kill_s: where they are killed."""
+    kinds = [(phase, sign) for phase in PHASES for sign in SIGNALS]
+    rounds = -(-count // len(kinds))
+    return [
+        draw(seed + number, phase, sign, stop_s if sign == signal.SIGSTOP else kill_s)
+        for number in range(rounds)
+        for phase, sign in kinds
+    ]

@@ -1,0 +1,81 @@
+"""Runs one case: its ranks are processes, and each one's report comes back by a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actor import Actor, Report
+from cases import Case
+from strike import struck_at
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["actor"])
+
+HANG_S = 20.0  # beyond the timeout, and beyond all that is judged
+
+
+@dataclass
+class Ending:
+    """What became of a case."""
+
+    case: Case
+    struck_at: float | None = None
+    reports: dict[int, Report] = field(default_factory=dict)  # of the ranks that came back
+    hung: list[int] = field(default_factory=list)
+    crashed: dict[int, int] = field(default_factory=dict)  # survivor -> exit code
+
+
+def _be(pipe, case: Case, rank: int, folder: Path) -> None:
+    pipe.send(Actor(case, rank, folder).run())
+
+
+def run(case: Case, own: int | None = None) -> Ending:
+    """All ranks of the case, none of which outlives this call. A victim that was stopped goes on
+    once all survivors have ended, and reports as well. own: a survivor that is this very process
+    and no one of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        processes, pipes = {}, {}
+        for rank in (r for r in range(case.world) if r != own):
+            pipes[rank], theirs = _context.Pipe(duplex=False)
+            processes[rank] = _context.Process(target=_be, args=(theirs, case, rank, folder))
+            processes[rank].start()
+            theirs.close()
+        ending = Ending(case)
+        try:
+            if own is not None:
+                ending.reports[own] = Actor(case, own, folder).run()
+            end = time.monotonic() + case.timeout_s + HANG_S
+            for rank in (r for r in processes if r != case.victim):
+                _collect(ending, rank, pipes[rank], processes[rank], end)
+            ending.struck_at = struck_at(folder)
+            if case.signal == signal.SIGSTOP:
+                with contextlib.suppress(ProcessLookupError):  # it ended before it was struck
+                    os.kill(processes[case.victim].pid, signal.SIGCONT)
+                end = time.monotonic() + case.timeout_s + HANG_S
+                _collect(ending, case.victim, pipes[case.victim], processes[case.victim], end)
+            return ending
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.join()
+
+
+def _collect(ending: Ending, rank: int, pipe, process, end: float) -> None:
+    if not pipe.poll(max(0.0, end - time.monotonic())):
+        ending.hung.append(rank)
+        return
+    with contextlib.suppress(EOFError):  # it died
+        ending.reports[rank] = pipe.recv()
+    process.join(max(0.1, end - time.monotonic()))
+    if process.exitcode is None:
+        ending.hung.append(rank)
+    elif process.exitcode != 0:
+        ending.crashed[rank] = process.exitcode

@@ -1,0 +1,49 @@
+"""The whole fault matrix: `make soak` runs it, and then soak.py.
+
+  python tests/faults/matrix.py [--cases 300] [--seed N] [--stop-s 2] [--only 'phase,...']
+
+Prints each case that went wrong, with the seed that repeats it, and a table. It ends with 1 if any
+did, or if the 99th percentile of all kills is above 250 ms."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+
+import harness
+import tqdm
+from cases import PHASES, matrix
+from report import percentile, table
+from verdict import KILL_P99_S, Verdict, judge
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--stop-s", type=float, default=2.0, help="timeout where ranks are stopped")
+    parser.add_argument("--only", default=",".join(PHASES), help="phases, separated by commas")
+    arguments = parser.parse_args()
+    cases = [
+        case
+        for case in matrix(arguments.cases, arguments.seed, arguments.stop_s)
+        if case.phase in arguments.only.split(",")
+    ]
+    print(f"{len(cases)} cases from seed {arguments.seed} on")
+    verdicts: list[Verdict] = []
+    for case in tqdm.tqdm(cases, disable=None):
+        verdict = judge(harness.run(case))
+        verdicts.append(verdict)
+        if verdict.problems:
+            print(f"{case}\n  " + "\n  ".join(verdict.problems), flush=True)
+    print(table(verdicts))
+    kills = [s for verdict in verdicts if verdict.kind == "kill" for s in verdict.latencies]
+    slow = bool(kills) and percentile(kills, 0.99) > KILL_P99_S
+    wrong = sum(bool(verdict.problems) for verdict in verdicts)
+    print(f"{wrong} cases went wrong" + (", and kills are heard of too late" if slow else ""))
+    return int(slow or wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""How a rank strikes itself: at once, or a moment later from a thread of its own. The time goes to
+a file before, since the rank will not be able to tell it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+
+from cases import Case
+
+
+class Striker:
+    """Of the victim; all others never strike."""
+
+    def __init__(self, case: Case, rank: int, folder: Path) -> None:
+        self._case, self._folder = case, folder
+        self._armed = rank == case.victim
+
+    def now(self, phase: str) -> None:
+        """Strikes if this is the victim and the phase is the case's."""
+        if self._armed and phase == self._case.phase:
+            self._strike()
+
+    def soon(self, phase: str, within_s: float) -> None:
+        """As now, but at the case's moment of the next `within_s` seconds, from another thread."""
+        if not self._armed or phase != self._case.phase:
+            return
+        end = time.monotonic() + self._case.moment * within_s
+
+        def wait() -> None:
+            time.sleep(max(0.0, end - time.monotonic()))
+            self._strike()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def _strike(self) -> None:
+        self._armed = False
+        fd = os.open(struck_file(self._folder), os.O_WRONLY | os.O_CREAT)
+        os.write(fd, struct.pack("d", time.monotonic()))
+        os.kill(os.getpid(), self._case.signal)
+
+
+def struck_file(folder: Path) -> Path:
+    return folder / "struck"
+
+
+def struck_at(folder: Path) -> float | None:
+    """When the victim was struck, on the clock of time.monotonic; None if it was not yet."""
+    try:
+        return struct.unpack("d", struck_file(folder).read_bytes())[0]
+    except (FileNotFoundError, struct.error):
+        return None

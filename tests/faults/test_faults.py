@@ -1,0 +1,27 @@
+"""A short part of the fault matrix (`make soak` runs the whole), from a seed that it prints."""
+
+import random
+import signal
+
+import harness
+import pytest
+from cases import PHASES, draw
+from verdict import judge
+
+SEED = random.SystemRandom().randrange(10**6)
+STOPPED = ("connecting", "direct", "chunks")  # each costs the timeout
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_killed_rank_is_named_on_every_other(phase):
+    expect_no_problem(draw(SEED, phase, signal.SIGKILL, 1.5 if phase == "store" else 8.0))
+
+
+@pytest.mark.parametrize("phase", STOPPED)
+def test_a_stopped_rank_is_named_when_the_timeout_is_over(phase):
+    expect_no_problem(draw(SEED, phase, signal.SIGSTOP, 1.5))
+
+
+def expect_no_problem(case):
+    verdict = judge(harness.run(case))
+    assert not verdict.problems, "\n  ".join([str(case), *verdict.problems])

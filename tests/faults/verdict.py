@@ -1,0 +1,104 @@
+"""What a case must end like, and how long that took.
+
+A kill is to be heard of within 250 ms (the 99th percentile over all cases; a single one may take
+longer on a busy machine before it counts as a fault). A stopped rank, and one that dies before it
+has told its address, can only be found by the timeout T: the error comes in [T, 1.1 T]."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+
+from actor import Report
+from cases import Case
+from harness import Ending
+
+KILL_P99_S = 0.25
+KILL_MOST_S = 1.0
+FAREWELL_S = 2.0  # how long a rank that closes waits for the goodbye of a peer
+NOISE_S = 0.5  # of a shared machine, above the upper bound of a single case
+
+
+@dataclass
+class Verdict:
+    """kind: "kill", "timeout", "close", or "missed" where all was over before the blow. latencies:
+    of each survivor, in seconds from the kill, or in timeouts. problems: in words."""
+
+    case: Case
+    kind: str
+    latencies: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def judge(ending: Ending) -> Verdict:
+    """The verdict on a case."""
+    case = ending.case
+    verdict = Verdict(case, _kind(ending))
+    verdict.problems += [f"rank {rank} hangs" for rank in ending.hung]
+    verdict.problems += [f"rank {rank} ended with {code}" for rank, code in ending.crashed.items()]
+    survivors = {rank: r for rank, r in ending.reports.items() if rank != case.victim}
+    verdict.problems += [f"rank {n}: {r.wrong}" for n, r in survivors.items() if r.wrong]
+    if ending.struck_at is None:
+        if verdict.kind != "missed":
+            verdict.problems.append("the victim was never struck")
+        return verdict
+    base = min((r.called_at for r in survivors.values()), default=0.0)
+    for rank, report in survivors.items():
+        _judge_error(verdict, rank, report)
+        _judge_time(verdict, rank, report, ending.struck_at, base)
+    return verdict
+
+
+def _kind(ending: Ending) -> str:
+    case = ending.case
+    if case.phase == "closing":
+        return "missed" if ending.struck_at is None else "close"
+    if case.signal == signal.SIGSTOP:
+        return "timeout"
+    # Nobody can know of a rank that dies before it has told its address.
+    unknown = any(report.error == "TimeoutError" for report in ending.reports.values())
+    return "timeout" if case.phase == "store" and unknown else "kill"
+
+
+def _names(message: str, rank: int) -> bool:
+    """Whether a message is about that rank: "rank 2", or "ranks 1, 2"."""
+    return re.search(rf"\branks? (\d+, )*{rank}\b", message) is not None
+
+
+def _judge_error(verdict: Verdict, rank: int, report: Report) -> None:
+    case = verdict.case
+    if verdict.kind == "close":
+        if report.error:
+            verdict.problems.append(f"rank {rank}: closing raised {report.error}")
+        return
+    expected = {"TimeoutError"} if verdict.kind == "timeout" else {"PeerLostError"}
+    # A rank that has all its connections hears only that its peers have given up.
+    if case.phase == "connecting" and report.stage == "step":
+        expected.add("PeerLostError")
+    if report.error not in expected:
+        verdict.problems.append(
+            f"rank {rank}: {report.error or 'no error'}, expected {expected}: {report.message}"
+        )
+    elif report.error == ("TimeoutError" if verdict.kind == "timeout" else "PeerLostError") and (
+        not _names(report.message, case.victim)
+    ):
+        verdict.problems.append(f"rank {rank} does not name the victim: {report.message}")
+
+
+def _judge_time(verdict: Verdict, rank: int, report: Report, struck_at: float, base: float) -> None:
+    case = verdict.case
+    if verdict.kind == "timeout":
+        start = report.called_at if report.stage == "connecting" else base
+        took = (report.failed_at - start) / case.timeout_s
+        least = 0.999 if report.error == "TimeoutError" else 0.0
+        if not least <= took <= 1.1 + NOISE_S / case.timeout_s:
+            verdict.problems.append(f"rank {rank}: the error came after {took:.3f} T")
+    else:
+        took = max(0.0, report.failed_at - max(struck_at, report.called_at))
+        most = KILL_MOST_S
+        if verdict.kind == "close" and case.signal == signal.SIGSTOP:
+            most += FAREWELL_S
+        if took > most:
+            verdict.problems.append(f"rank {rank}: it took {took:.3f} s")
+    verdict.latencies.append(took)
