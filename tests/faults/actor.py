@@ -3,6 +3,7 @@ that was and when. The victim does the same, but for the blow that it gives itse
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,13 @@ class Report:
 class Actor:
     """One rank of one case."""
 
-    def __init__(self, case: Case, rank: int, folder: Path) -> None:
+    def __init__(
+        self, case: Case, rank: int, folder: Path, board: Board | None = None, **settings: str
+    ) -> None:
+        """board: where to meet in place of the case's own; settings: further ones of Config."""
         self._case, self._rank, self._folder = case, rank, folder
+        self._board = board or Board(folder, self._before_store)
+        self._settings = settings
         self._striker = Striker(case, rank, folder)
         self._operations = 0
         self._report = Report(stage="connecting")
@@ -44,11 +50,15 @@ class Actor:
 
     def run(self) -> Report:
         """Everything, from the store to the close."""
-        _library.load()  # which takes its time, and no part of the timeout
+        _library.load()
+        self._await_all()
         communicator = None
         try:
             self._report.called_at = time.monotonic()
             communicator = self._connect()
+            self._striker.abort = functools.partial(
+                communicator.fail, errors.Error(f"rank {self._rank} has had enough")
+            )
             self._striker.now("idle")
             self._train(communicator)
             self._close(communicator)
@@ -59,14 +69,20 @@ class Actor:
                 communicator.close()
         return self._report
 
+    def _await_all(self) -> None:
+        """Starting processes takes its time on a busy machine, and must be no part of a timeout."""
+        (self._folder / f"rank{self._rank}.is_here").touch()
+        while len(list(self._folder.glob("rank*.is_here"))) < self._case.world:
+            time.sleep(0.001)
+
     def _connect(self) -> Communicator:
         case = self._case
         config = Config(
             codec=case.codec, lanes=case.lanes, chunk_bytes=case.chunk_bytes, policy=case.policy,
             planned=case.planned, timeout_s=case.timeout_s, checksum=case.checksum,
+            **self._settings,
         )  # fmt: skip
-        board = Board(self._folder, self._before_store)
-        return Communicator(self._rank, case.world, board, "faults", config)
+        return Communicator(self._rank, case.world, self._board, "faults", config)
 
     def _before_store(self, operation: str, key: str) -> None:
         """All ranks' operations: handshake (1 set, n gets), token, address (1 set, n - 1 gets)."""
@@ -86,6 +102,7 @@ class Actor:
             seconds = self._step(communicator)
         if self._case.phase == "closing":
             return
+        training_file(self._folder, self._rank).touch()
         self._striker.now("between")
         for phase in ("raw", "direct", "chunks", "mixed"):
             self._striker.soon(phase, seconds)
@@ -124,3 +141,8 @@ class Actor:
         self._striker.soon("closing", CLOSING_S)
         communicator.close()
         self._report.failed_at = time.monotonic()
+
+
+def training_file(folder: Path, rank: int) -> Path:
+    """Is there once that rank has warmed up."""
+    return folder / f"rank{rank}.trains"

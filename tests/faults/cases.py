@@ -1,11 +1,10 @@
-"""Cases of the fault matrix: which rank of which group is struck, when, and by which signal.
+"""Cases of the fault matrix: which rank of which group is struck, when, and how.
 
 A case is plain data that its seed alone determines, so a line of a report repeats it."""
 
 from __future__ import annotations
 
 import random
-import signal
 from dataclasses import dataclass
 
 PHASES = (
@@ -20,7 +19,8 @@ PHASES = (
     "between",  # between two steps
     "closing",  # all ranks close, and it does not finish
 )
-SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+BLOWS = ("SIGKILL", "SIGSTOP", "abort")
+NOT_CONNECTED = ("store", "connecting", "idle", "closing")  # nothing is there to be aborted
 CODECS = ("fp32", "bf16", "int8", "int4", "onebit", "topk:density=0.01")
 
 # Elements of the tensors that a step reduces; min_bytes and one_hop_bytes decide how each goes.
@@ -34,13 +34,13 @@ TENSORS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One group whose rank `victim` gets `signal` in `phase`. moment: from 0 to below 1, where in
-    the phase."""
+    """One group whose rank `victim` gets a `blow` in `phase`: a signal, or "abort", by which a
+    thread of its own fails the group. moment: from 0 to below 1, where in the phase."""
 
     seed: int
     world: int
     victim: int
-    signal: signal.Signals
+    blow: str
     phase: str
     moment: float
     codec: str
@@ -58,22 +58,22 @@ class Case:
 
     def __str__(self) -> str:
         return (
-            f"seed {self.seed}: rank {self.victim} of {self.world} gets {self.signal.name} in "
+            f"seed {self.seed}: rank {self.victim} of {self.world} gets {self.blow} in "
             f"{self.phase!r} at {self.moment:.2f}, {self.codec}, {self.lanes} lanes, "
             f"{self.chunk_bytes} B chunks, planned={self.planned}, {self.policy}, "
             f"checksum={self.checksum}, T={self.timeout_s} s"
         )
 
 
-def draw(seed: int, phase: str, sign: signal.Signals, timeout_s: float) -> Case:
-    """The case of a seed, in that phase and with that signal."""
-    chance = random.Random(f"{seed} {phase} {sign}")
+def draw(seed: int, phase: str, blow: str, timeout_s: float) -> Case:
+    """The case of a seed, in that phase and with that blow."""
+    chance = random.Random(f"{seed} {phase} {blow}")
     world = chance.choice((2, 3, 4))
     return Case(
         seed=seed,
         world=world,
         victim=chance.randrange(world),
-        signal=sign,
+        blow=blow,
         phase=phase,
         moment=chance.random(),
         codec=chance.choice(CODECS),
@@ -87,12 +87,17 @@ def draw(seed: int, phase: str, sign: signal.Signals, timeout_s: float) -> Case:
 
 
 def matrix(count: int, seed: int, stop_s: float, kill_s: float = 8.0) -> list[Case]:
-    """At least `count` cases, equally many for each phase and signal. stop_s: the timeout where
-    ranks are stopped, which is what such a case takes; kill_s: where they are killed."""
-    kinds = [(phase, sign) for phase in PHASES for sign in SIGNALS]
+    """At least `count` cases, equally many for each phase and blow. stop_s: the timeout where ranks
+    are stopped, which is what such a case takes; kill_s: elsewhere."""
+    kinds = [
+        (phase, blow)
+        for phase in PHASES
+        for blow in BLOWS
+        if blow != "abort" or phase not in NOT_CONNECTED
+    ]
     rounds = -(-count // len(kinds))
     return [
-        draw(seed + number, phase, sign, stop_s if sign == signal.SIGSTOP else kill_s)
+        draw(seed + number, phase, blow, stop_s if blow == "SIGSTOP" else kill_s)
         for number in range(rounds)
-        for phase, sign in kinds
+        for phase, blow in kinds
     ]

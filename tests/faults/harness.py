@@ -53,10 +53,10 @@ def run(case: Case, own: int | None = None) -> Ending:
             if own is not None:
                 ending.reports[own] = Actor(case, own, folder).run()
             end = time.monotonic() + case.timeout_s + HANG_S
-            for rank in (r for r in processes if r != case.victim):
+            for rank in (r for r in processes if r != case.victim or case.blow == "abort"):
                 _collect(ending, rank, pipes[rank], processes[rank], end)
             ending.struck_at = struck_at(folder)
-            if case.signal == signal.SIGSTOP:
+            if case.blow == "SIGSTOP":
                 with contextlib.suppress(ProcessLookupError):  # it ended before it was struck
                     os.kill(processes[case.victim].pid, signal.SIGCONT)
                 end = time.monotonic() + case.timeout_s + HANG_S

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from verdict import Verdict
 
-UNITS = {"kill": "ms", "close": "ms", "timeout": "T", "missed": "ms"}
+UNITS = {"kill": "ms", "abort": "ms", "close": "ms", "timeout": "T", "missed": "ms"}
 
 
 def percentile(values: list[float], part: float) -> float:
@@ -18,19 +18,17 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def table(verdicts: Iterable[Verdict]) -> str:
-    """A row for each signal and phase, and one for all kills and all timeouts. Kills and closes are
-    in milliseconds from the signal, stops in timeouts from the submission. "missed" are those that
+    """A row for each blow and phase, and one for all kills and all timeouts. Kills and closes are
+    in milliseconds from the blow, stops in timeouts from the submission. "missed" are those that
     had closed before the blow."""
     groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
     cases: dict[tuple[str, ...], int] = defaultdict(int)
     for verdict in verdicts:
-        name = verdict.case.signal.name
+        name = verdict.case.blow
         for key in ((name, verdict.case.phase, verdict.kind), ("all", "phases", verdict.kind)):
             groups[key] += verdict.latencies
             cases[key] += 1
-    rows = [
-        f"{'signal':8} {'phase':11} {'kind':8} {'cases':>5} {'errors':>6}  median    p99  worst"
-    ]
+    rows = [f"{'blow':8} {'phase':11} {'kind':8} {'cases':>5} {'errors':>6}  median    p99  worst"]
     for key, values in sorted(groups.items()):
         scale, digits = (1000, 0) if UNITS[key[2]] == "ms" else (1, 3)
         numbers = " ".join(

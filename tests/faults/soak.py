@@ -14,7 +14,6 @@ import itertools
 import os
 import random
 import re
-import signal
 import statistics
 import sys
 import time
@@ -55,7 +54,7 @@ class Vitals:
 def play(seed: int) -> Verdict:
     """A round, with this process as one of the survivors."""
     chance = random.Random(seed)
-    case = draw(seed, chance.choice(STRUCK), signal.SIGKILL, 10.0)
+    case = draw(seed, chance.choice(STRUCK), "SIGKILL", 10.0)
     own = chance.choice([rank for rank in range(case.world) if rank != case.victim])
     faulthandler.dump_traceback_later(ROUND_S, exit=True)
     verdict = judge(harness.run(case, own))

@@ -1,19 +1,23 @@
 """How a rank strikes itself: at once, or a moment later from a thread of its own. The time goes to
-a file before, since the rank will not be able to tell it."""
+a file before, since the rank may not be able to tell it."""
 
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cases import Case
 
 
 class Striker:
-    """Of the victim; all others never strike."""
+    """Of the victim; all others never strike. abort: fails the group, once there is one."""
+
+    abort: Callable[[], None]
 
     def __init__(self, case: Case, rank: int, folder: Path) -> None:
         self._case, self._folder = case, folder
@@ -40,7 +44,11 @@ class Striker:
         self._armed = False
         fd = os.open(struck_file(self._folder), os.O_WRONLY | os.O_CREAT)
         os.write(fd, struct.pack("d", time.monotonic()))
-        os.kill(os.getpid(), self._case.signal)
+        os.close(fd)
+        if self._case.blow == "abort":
+            self.abort()
+        else:
+            os.kill(os.getpid(), signal.Signals[self._case.blow])
 
 
 def struck_file(folder: Path) -> Path:

@@ -1,7 +1,6 @@
 """A short part of the fault matrix (`make soak` runs the whole), from a seed that it prints."""
 
 import random
-import signal
 
 import harness
 import pytest
@@ -14,12 +13,16 @@ STOPPED = ("connecting", "direct", "chunks")  # each costs the timeout
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_rank_is_named_on_every_other(phase):
-    expect_no_problem(draw(SEED, phase, signal.SIGKILL, 1.5 if phase == "store" else 8.0))
+    expect_no_problem(draw(SEED, phase, "SIGKILL", 1.5 if phase == "store" else 8.0))
 
 
 @pytest.mark.parametrize("phase", STOPPED)
 def test_a_stopped_rank_is_named_when_the_timeout_is_over(phase):
-    expect_no_problem(draw(SEED, phase, signal.SIGSTOP, 1.5))
+    expect_no_problem(draw(SEED, phase, "SIGSTOP", 1.5))
+
+
+def test_an_abort_from_another_thread_is_heard_of_everywhere():
+    expect_no_problem(draw(SEED, "chunks", "abort", 8.0))
 
 
 def expect_no_problem(case):

@@ -1,29 +1,33 @@
 """What a case must end like, and how long that took.
 
-A kill is to be heard of within 250 ms (the 99th percentile over all cases; a single one may take
-longer on a busy machine before it counts as a fault). A stopped rank, and one that dies before it
-has told its address, can only be found by the timeout T: the error comes in [T, 1.1 T]."""
+A kill is to be heard of within 250 ms. A stopped rank, and one that dies before it has told its
+address, can only be found by the timeout T: the error comes in [T, 1.1 T]. Both upper bounds are of
+the 99th percentile over all cases; a single one has seconds more before it counts as a fault, since
+on a busy machine a rank may wait that long for a processor."""
 
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import dataclass, field
 
 from actor import Report
 from cases import Case
 from harness import Ending
 
-KILL_P99_S = 0.25
-KILL_MOST_S = 1.0
+KILL_P99_S, TIMEOUT_P99 = 0.25, 1.1  # in seconds, and in timeouts
+KILL_MOST_S = 3.0
 FAREWELL_S = 2.0  # how long a rank that closes waits for the goodbye of a peer
-NOISE_S = 0.5  # of a shared machine, above the upper bound of a single case
+NOISE_S = 2.0  # of a shared machine, above the upper bound of a single case
+
+
+KIND_OF = {"SIGSTOP": "timeout", "abort": "abort"}
+ERRORS = {"kill": "PeerLostError", "abort": "Error", "timeout": "TimeoutError"}
 
 
 @dataclass
 class Verdict:
-    """kind: "kill", "timeout", "close", or "missed" where all was over before the blow. latencies:
-    of each survivor, in seconds from the kill, or in timeouts. problems: in words."""
+    """kind: "kill", "abort", "timeout", "close", or "missed" where all was over before the blow.
+    latencies: of each survivor, in seconds from the blow, or in timeouts. problems: in words."""
 
     case: Case
     kind: str
@@ -37,11 +41,17 @@ def judge(ending: Ending) -> Verdict:
     verdict = Verdict(case, _kind(ending))
     verdict.problems += [f"rank {rank} hangs" for rank in ending.hung]
     verdict.problems += [f"rank {rank} ended with {code}" for rank, code in ending.crashed.items()]
-    survivors = {rank: r for rank, r in ending.reports.items() if rank != case.victim}
+    # Who aborts is told the reason like all others.
+    survivors = {
+        rank: report
+        for rank, report in ending.reports.items()
+        if rank != case.victim or case.blow == "abort"
+    }
     verdict.problems += [f"rank {n}: {r.wrong}" for n, r in survivors.items() if r.wrong]
     if ending.struck_at is None:
         if verdict.kind != "missed":
-            verdict.problems.append("the victim was never struck")
+            said = [f"{n}: {r.error} {r.message}" for n, r in ending.reports.items()]
+            verdict.problems.append(f"the victim was never struck, and ranks said {said}")
         return verdict
     base = min((r.called_at for r in survivors.values()), default=0.0)
     for rank, report in survivors.items():
@@ -54,8 +64,8 @@ def _kind(ending: Ending) -> str:
     case = ending.case
     if case.phase == "closing":
         return "missed" if ending.struck_at is None else "close"
-    if case.signal == signal.SIGSTOP:
-        return "timeout"
+    if case.blow in KIND_OF:
+        return KIND_OF[case.blow]
     # Nobody can know of a rank that dies before it has told its address.
     unknown = any(report.error == "TimeoutError" for report in ending.reports.values())
     return "timeout" if case.phase == "store" and unknown else "kill"
@@ -72,7 +82,7 @@ def _judge_error(verdict: Verdict, rank: int, report: Report) -> None:
         if report.error:
             verdict.problems.append(f"rank {rank}: closing raised {report.error}")
         return
-    expected = {"TimeoutError"} if verdict.kind == "timeout" else {"PeerLostError"}
+    expected = {ERRORS[verdict.kind]}
     # A rank that has all its connections hears only that its peers have given up.
     if case.phase == "connecting" and report.stage == "step":
         expected.add("PeerLostError")
@@ -80,9 +90,7 @@ def _judge_error(verdict: Verdict, rank: int, report: Report) -> None:
         verdict.problems.append(
             f"rank {rank}: {report.error or 'no error'}, expected {expected}: {report.message}"
         )
-    elif report.error == ("TimeoutError" if verdict.kind == "timeout" else "PeerLostError") and (
-        not _names(report.message, case.victim)
-    ):
+    elif report.error == ERRORS[verdict.kind] and not _names(report.message, case.victim):
         verdict.problems.append(f"rank {rank} does not name the victim: {report.message}")
 
 
@@ -97,7 +105,7 @@ def _judge_time(verdict: Verdict, rank: int, report: Report, struck_at: float, b
     else:
         took = max(0.0, report.failed_at - max(struck_at, report.called_at))
         most = KILL_MOST_S
-        if verdict.kind == "close" and case.signal == signal.SIGSTOP:
+        if verdict.kind == "close" and case.blow == "SIGSTOP":
             most += FAREWELL_S
         if took > most:
             verdict.problems.append(f"rank {rank}: it took {took:.3f} s")

@@ -1,0 +1,64 @@
+"""A TCP proxy between two ranks, which flips one bit of what a tensor sends.
+
+It knows as much of the stream as it needs: the challenge (transport/mesh/challenge.h), and then
+Gloo's messages, each a preamble of six 64-bit words, of which the first is the size with the
+payload."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+
+PREAMBLE = struct.Struct("<6Q")
+CONTROL_BYTES = 1024  # of each frame of the control plane, which carries no tensor
+CHALLENGE_BYTES = (112, 40)  # hello, then proof one way; reply, then admission the other
+
+
+class Proxy:
+    """Between whoever connects to `port` and the rank that listens at `upstream`. It damages
+    payload number `hit`, from 0, of those that the rank sends."""
+
+    def __init__(self, upstream: tuple[str, int], hit: int) -> None:
+        self._upstream, self._left = upstream, hit
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.damaged = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no more connections; those that there are live as long as their ends."""
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # it was closed
+            while True:
+                caller, _ = self._listener.accept()
+                rank = socket.create_connection(self._upstream)
+                for way in ((caller, rank, False), (rank, caller, True)):
+                    threading.Thread(target=self._relay, args=way, daemon=True).start()
+
+    def _relay(self, source: socket.socket, target: socket.socket, damages: bool) -> None:
+        with contextlib.suppress(OSError, EOFError), source, target:
+            for count in CHALLENGE_BYTES:
+                target.sendall(_exactly(source, count))
+            while True:
+                preamble = _exactly(source, PREAMBLE.size)
+                payload = bytearray(_exactly(source, PREAMBLE.unpack(preamble)[0] - PREAMBLE.size))
+                if damages and len(payload) not in (0, CONTROL_BYTES):
+                    if self._left == 0:
+                        payload[len(payload) // 2] ^= 0x10
+                        self.damaged.set()
+                    self._left -= 1
+                target.sendall(preamble + payload)
+
+
+def _exactly(source: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = source.recv(count - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

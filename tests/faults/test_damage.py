@@ -1,0 +1,85 @@
+"""Bytes that change on the network: with checksum=True a typed error on both ends, whichever way
+the tensor went, and no wrong sum before."""
+
+import dataclasses
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+from actor import Actor
+from board import Board
+from cases import Case, draw
+from proxy import Proxy
+
+TIMEOUT_S = 20.0
+ADDRESS = "mesh/0"  # the end of the key under which rank 0 says where it listens
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["actor"])
+
+
+class Detour(Board):
+    """Tells rank 1 the proxy's port for rank 0's."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        value = super().get(key, timeout_s)
+        if not key.endswith(ADDRESS):
+            return value
+        (self._folder / "address").write_bytes(value)
+        host, _, fingerprint = value.split()
+        while not (self._folder / "detour").exists():
+            time.sleep(0.001)
+        port = (self._folder / "detour").read_bytes()
+        return b" ".join((host, port, fingerprint))
+
+
+def be(pipe, case: Case, rank: int, folder: Path) -> None:
+    board = (Detour if rank == 1 else Board)(folder, lambda operation, key: None)
+    pipe.send(Actor(case, rank, folder, board).run())
+
+
+def write_whole(path: Path, value: bytes) -> None:
+    path.with_suffix(".part").write_bytes(value)
+    path.with_suffix(".part").rename(path)
+
+
+def wait_for_address(folder: Path) -> tuple[str, int]:
+    """Where rank 0 listens, once rank 1 has read it."""
+    end = time.monotonic() + TIMEOUT_S
+    path = folder / "address"
+    while not path.exists() or len(path.read_bytes().split()) != 3:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    host, port, _ = path.read_bytes().split()
+    return host.decode(), int(port)
+
+
+@pytest.mark.parametrize("phase, hit", [("raw", 7), ("direct", 6), ("chunks", 50), ("chunks", 51)])
+def test_a_flipped_bit_is_data_loss_on_both_ranks(tmp_path, phase, hit):
+    seed = int.from_bytes(os.urandom(3), "big")
+    drawn = draw(seed, phase, "SIGKILL", TIMEOUT_S)
+    case = dataclasses.replace(drawn, world=2, victim=-1, checksum=True, chunk_bytes=64 << 10)
+    pipes, processes = [], []
+    for rank in range(2):
+        ours, theirs = _context.Pipe(duplex=False)
+        processes.append(_context.Process(target=be, args=(theirs, case, rank, tmp_path)))
+        processes[-1].start()
+        pipes.append(ours)
+    try:
+        proxy = Proxy(wait_for_address(tmp_path), hit)
+        write_whole(tmp_path / "detour", str(proxy.port).encode())
+        for pipe in pipes:
+            assert pipe.poll(TIMEOUT_S), f"a rank hangs: {case}"
+            report = pipe.recv()
+            assert report.error == "DataLossError", f"{case}\n{report}"
+            assert not report.wrong, f"{case}\n{report}"
+            for words in ("what rank 0 sent to rank 1 came damaged", "tensor 'tensor"):
+                assert words in report.message, f"{case}\n{report}"
+        assert proxy.damaged.is_set()
+        proxy.close()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

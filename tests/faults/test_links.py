@@ -1,0 +1,123 @@
+"""Links that are cut while ranks train or connect: every rank, on both sides of the cut, ends in a
+typed error when the timeout is over. Packets are dropped by iptables in namespaces of our own."""
+
+import ctypes
+import dataclasses
+import multiprocessing
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from actor import Actor, Report, training_file
+from cases import Case, draw
+from thinwire.demo.lab import Lab, can_shape, open_lab
+
+TIMEOUT_S = 2.0
+NOISE_S = 2.0  # of a shared machine, above the bound of 1.1 T
+CLONE_NEWNET = 0x40000000
+WORLD, VICTIM = 3, 1
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["actor"])
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def lab():
+    reason = "iptables is missing (apt-get install iptables)"
+    if shutil.which("iptables") is not None:
+        reason = can_shape()
+    if reason:
+        pytest.skip(f"cutting a link needs network namespaces and iptables: {reason}")
+    with open_lab(WORLD, "1gbit") as lab:
+        yield lab
+
+
+def cut(lab: Lab, directions: tuple[str, ...], peer: int | None = None) -> None:
+    """Drops what comes to the victim and what leaves it, or only what is from or to one peer."""
+    for chain in directions:
+        which = []
+        if peer is not None:
+            which = ["-s" if chain == "INPUT" else "-d", f"10.88.0.{peer + 1}"]
+        subprocess.run(
+            ["ip", "netns", "exec", lab.namespaces[VICTIM],
+             "iptables", "-A", chain, *which, "-j", "DROP"],
+            check=True,
+        )  # fmt: skip
+
+
+def be(pipe, case: Case, rank: int, folder: Path, namespace: str) -> None:
+    """A rank in its own namespace."""
+    with open(f"/run/netns/{namespace}") as file:
+        assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
+    pipe.send(Actor(case, rank, folder, interface="eth0").run())
+
+
+def reports(lab: Lab, case: Case, folder: Path, when_training) -> list[Report]:
+    processes, pipes = [], []
+    for rank in range(WORLD):
+        ours, theirs = _context.Pipe(duplex=False)
+        process = _context.Process(
+            target=be, args=(theirs, case, rank, folder, lab.namespaces[rank])
+        )
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        end = time.monotonic() + 30
+        while not all(training_file(folder, rank).exists() for rank in range(WORLD)):
+            if when_training is None:
+                break
+            assert time.monotonic() < end, "they do not connect"
+            time.sleep(0.01)
+        if when_training is not None:
+            when_training()
+        for pipe in pipes:
+            assert pipe.poll(TIMEOUT_S + 20), "a rank hangs"
+        return [pipe.recv() for pipe in pipes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def a_case(timeout_s: float) -> Case:
+    """Nobody strikes in it."""
+    seed = int.from_bytes(os.urandom(3), "big")
+    drawn = draw(seed, "mixed", "SIGKILL", timeout_s)
+    return dataclasses.replace(drawn, world=WORLD, victim=-1)
+
+
+def expect_timeouts(case: Case, ended: list[Report]) -> None:
+    base = min(report.called_at for report in ended)
+    for rank, report in enumerate(ended):
+        said = f"{case}\nrank {rank}: {report}"
+        assert report.error == "TimeoutError", said
+        start = report.called_at if report.stage == "connecting" else base
+        assert 0.999 * TIMEOUT_S <= report.failed_at - start <= 1.1 * TIMEOUT_S + NOISE_S, said
+
+
+@pytest.mark.parametrize("directions, peer", [
+    (("INPUT", "OUTPUT"), None),
+    (("INPUT",), None),
+    (("OUTPUT",), None),
+    (("INPUT", "OUTPUT"), 2),
+    (("OUTPUT",), 0),
+])  # fmt: skip
+def test_a_link_that_is_cut_in_a_step(lab, tmp_path, directions, peer):
+    case = a_case(TIMEOUT_S)
+    expect_timeouts(case, reports(lab, case, tmp_path, lambda: cut(lab, directions, peer)))
+
+
+@pytest.mark.parametrize("directions", [("INPUT", "OUTPUT"), ("OUTPUT",)])
+def test_a_link_that_is_cut_before_the_ranks_connect(lab, tmp_path, directions):
+    case = a_case(TIMEOUT_S)
+    cut(lab, directions)
+    ended = reports(lab, case, tmp_path, None)
+    expect_timeouts(case, ended)
+    for rank in (0, 2):
+        assert f"rank {VICTIM} did not connect in time" in ended[rank].message
