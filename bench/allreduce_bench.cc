@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/gloo_baseline.h"
@@ -20,8 +21,11 @@
 
 namespace {
 
-constexpr const char* kCodecs[] = {"fp32", "bf16", "int8", "int4", "onebit", "onebit:down=onebit",
-                                   "topk"};
+// A "+checksum" behind a codec stands for tw_options.checksum.
+constexpr const char* kCodecs[] = {"fp32", "bf16",          "int8",
+                                   "int4", "onebit",        "onebit:down=onebit",
+                                   "topk", "fp32+checksum", "int4+checksum"};
+constexpr std::string_view kChecksum = "+checksum";
 constexpr size_t kSizes[] = {1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
 
 struct Setup {
@@ -35,17 +39,24 @@ void Check(tw_status status) {
   std::exit(1);
 }
 
-tw_comm* Connect(const Setup& setup, const char* codec) {
+// The row's codec, without its suffix.
+std::string CodecOf(std::string_view row) {
+  return std::string(row.ends_with(kChecksum) ? row.substr(0, row.size() - kChecksum.size()) : row);
+}
+
+tw_comm* Connect(const Setup& setup, const char* row) {
   tw_options options;
   tw_options_init(&options);
   options.rank = setup.rank;
   options.size = setup.size;
   options.store_path = setup.folder.c_str();
-  std::string group = codec;  // part of a file's name
+  std::string group = row;  // part of a file's name
   std::replace_if(
       group.begin(), group.end(), [](char c) { return !std::isalnum(c); }, '_');
   options.group = group.c_str();
-  options.codec = codec;
+  const std::string codec = CodecOf(row);
+  options.codec = codec.c_str();
+  options.checksum = codec != row;
   options.interface_name = setup.interface.c_str();
   if (const char* lanes = std::getenv("THINWIRE_LANES")) options.lanes = std::atoi(lanes);
   if (const char* bytes = std::getenv("THINWIRE_CHUNK_BYTES"))
@@ -105,7 +116,7 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
   }
   std::map<std::string, thinwire::LimitTimes> limits;
   for (const char* codec : kCodecs) {
-    if (limit != nullptr) limits[codec] = limit->Measure(codec, n);
+    if (limit != nullptr) limits[codec] = limit->Measure(CodecOf(codec), n);
   }
   if (setup.rank != 0) return;
   const double base = Quantile(times["gloo"], 0.5);
