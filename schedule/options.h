@@ -33,6 +33,20 @@ constexpr std::string_view Name(Policy policy) {
 // cost two latencies. This concerns only steps that Engine::EndStep ends.
 enum class Predict : uint8_t { kWhenFar, kAlways, kNever };
 
+// How the ranks of a dense allreduce exchange: each with all others, or along the rows and then the
+// columns of a grid, which takes far fewer messages and one more rounding.
+// schedule/collective/grid.h has what kAuto takes.
+enum class Topology : uint8_t { kAuto = 0, kFlat = 1, kGrid = 2 };
+
+constexpr std::string_view Name(Topology topology) {
+  switch (topology) {
+    case Topology::kAuto: return "auto";
+    case Topology::kFlat: return "flat";
+    case Topology::kGrid: return "grid";
+  }
+  return "unknown topology";
+}
+
 // Momentum that the engine owns, where feedback on the bare gradient would diverge: see
 // schedule/collective/momentum.h. A beta of 0 means none.
 struct MomentumOptions {
@@ -50,6 +64,10 @@ struct Options {
   // holds its lane until its rank has submitted it.
   int predicted_lanes = 16;
   size_t chunk_bytes = size_t{4} << 20;  // of fp32 input; rounded down to whole blocks
+  // Settle makes chunk_bytes larger in a large world, so that messages hold this on average; see
+  // schedule/collective/chunk_size.h. 0: never.
+  size_t least_message_bytes = size_t{64} << 10;
+  Topology topology = Topology::kAuto;
   // A tensor whose raw bytes times (n - 1) peers are at most this goes raw, in one exchange.
   size_t min_bytes = size_t{64} << 10;
   // A larger one goes in one exchange as well, encoded, if its wire bytes times (n - 1) peers are

@@ -21,6 +21,15 @@ absl::StatusOr<Policy> ParsePolicy(const std::string& name) {
       absl::StrCat("unknown policy '", name, "', expected fifo, wfbp or p3"));
 }
 
+absl::StatusOr<Topology> ParseTopology(const std::string& name) {
+  if (name.empty()) return Topology::kAuto;
+  for (const Topology topology : {Topology::kAuto, Topology::kFlat, Topology::kGrid}) {
+    if (name == Name(topology)) return topology;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown topology '", name, "', expected auto, flat or grid"));
+}
+
 absl::StatusOr<std::vector<CodecPair>> ParseCodecs(const std::string& specs) {
   const std::vector<std::string> texts = absl::StrSplit(specs.empty() ? "int4" : specs, ';');
   std::vector<CodecPair> codecs;
@@ -92,12 +101,18 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   if (!codecs.ok()) return codecs.status();
   absl::StatusOr<Policy> policy = ParsePolicy(std::string(TextOf(in.policy)));
   if (!policy.ok()) return policy.status();
+  const absl::StatusOr<Topology> topology = ParseTopology(std::string(TextOf(in.topology)));
+  if (!topology.ok()) return topology.status();
   out.codecs = *codecs;
   out.momentum = {in.momentum, in.nesterov != 0};
   out.policy = *policy;
+  out.topology = *topology;
   if (in.planned != 0) out.predict = in.planned > 0 ? Predict::kAlways : Predict::kNever;
   if (in.lanes != 0) out.lanes = in.lanes;
-  if (in.chunk_bytes != 0) out.chunk_bytes = in.chunk_bytes;
+  if (in.chunk_bytes != 0) {
+    out.chunk_bytes = in.chunk_bytes;
+    out.least_message_bytes = 0;  // what the caller says holds in every world
+  }
   if (in.min_bytes != 0) out.min_bytes = in.min_bytes;
   if (in.no_raw != 0) out.min_bytes = 0;
   if (in.timeout_ms != 0) out.timeout = std::chrono::milliseconds(in.timeout_ms);

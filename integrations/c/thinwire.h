@@ -77,7 +77,7 @@ typedef struct {
   const char* interface_name;  /* network interface to listen on */
   const char* rendezvous_host; /* listen where this host is reached; else loopback */
   int lanes;                   /* chunks in flight */
-  size_t chunk_bytes;          /* of fp32 input */
+  size_t chunk_bytes;          /* of fp32 input; unless set, larger in large worlds */
   size_t min_bytes;            /* smaller tensors go raw; SIZE_MAX: everything raw */
   int no_raw;                  /* non-zero: small tensors are compressed as well */
   int timeout_ms;              /* of connecting, and of one allreduce */
@@ -87,6 +87,8 @@ typedef struct {
   const char* key_file;    /* secret of the group, in a file of mode 0600 that every rank has; null
                               on every rank: a random token in the store */
   size_t checksum;         /* non-zero: a CRC32C goes with all that tensors send, and is checked */
+  const char* topology;    /* "auto" (default), "flat" or "grid": whether dense allreduces go along
+                              the rows and columns of a grid of ranks */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */

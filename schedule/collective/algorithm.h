@@ -1,6 +1,6 @@
-// Algorithm: what a chunk goes through. A two-hop allreduce, topk's exchange of entries, a raw
-// exchange, a copy in a world of one, a reduce-scatter, an all-gather; a hierarchy would be one
-// more.
+// Algorithm: what a chunk goes through. A two-hop allreduce, a two-level one over a grid of ranks,
+// topk's exchange of entries, a raw exchange, a copy in a world of one, a reduce-scatter, an
+// all-gather.
 //
 // An algorithm says how a chunk is cut into shards, which residual each element has on a rank, and
 // runs the chunk hop by hop. It knows neither threads nor transports: whoever runs it carries out
@@ -82,8 +82,8 @@ class Algorithm {
   virtual std::string_view name() const = 0;
   virtual int hops() const = 0;
 
-  // The n + 1 bounds of a chunk's shards: rank r owns [bounds[r], bounds[r + 1]). Bounds are
-  // multiples of `block` from the chunk's begin.
+  // The n + 1 bounds of a chunk's shards: rank r owns [bounds[r], bounds[r + 1]), or in a grid the
+  // shard of Grid::shard. Bounds are multiples of `block` from the chunk's begin.
   virtual std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const = 0;
   // The elements whose residual on `rank` is of the second hop; that of all others is of the first.
   virtual Range SecondHop(const Chunk& chunk, int rank) const = 0;
@@ -95,6 +95,8 @@ class Algorithm {
 
 // Dense codecs: a compressed reduce-scatter to owners, then a compressed all-gather.
 const Algorithm& TwoHop();
+// The same along the rows and then the columns of a grid of ranks, for large worlds.
+const Algorithm& TwoLevel();
 // topk: everybody's entries go to everybody, who adds them up in rank order.
 const Algorithm& Entries();
 // Small tensors: everybody's values go to everybody, who adds them up in rank order.

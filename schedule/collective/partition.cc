@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "schedule/collective/algorithm.h"
+#include "schedule/collective/grid.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -64,8 +65,9 @@ void ForEachSlice(size_t numel, size_t wanted, size_t unit, Visit visit) {
   }
 }
 
-const Algorithm& AllReduceWith(const CodecPair& codec) {
-  return codec.up.traits().entries() ? Entries() : TwoHop();
+const Algorithm& AllReduceWith(const CodecPair& codec, int world, const Options& options) {
+  if (codec.up.traits().entries()) return Entries();
+  return GoesByGrid(world, options) ? TwoLevel() : TwoHop();
 }
 
 }  // namespace
@@ -77,7 +79,7 @@ Partition MakePartition(std::span<const Segment> segments, int world, const Opti
     const CodecPair& pair = options.codecs[codec];
     const std::vector<Range> ranges = ElementsOf(codec, segments);
     const size_t numel = CountOf(ranges), block = BlockOf(pair);
-    const Algorithm& algorithm = AllReduceWith(pair);
+    const Algorithm& algorithm = AllReduceWith(pair, world, options);
     for (const Segment& segment : segments) {
       if (segment.codec == codec) partition.segments.push_back(segment);
     }

@@ -21,14 +21,15 @@ inline constexpr size_t kChunkAlignment = 256;
 
 struct Chunk {
   Range elements;              // in the partition's order
-  std::vector<size_t> bounds;  // n + 1 of them: rank r owns [bounds[r], bounds[r + 1])
+  std::vector<size_t> bounds;  // n + 1 of them: shard s is [bounds[s], bounds[s + 1])
   std::vector<Range> pieces;   // where its elements lie in the bucket, one after another
   uint32_t codec = 0;          // of Options::codecs
   size_t codec_offset = 0;     // of its first element among those of its codec
   const Algorithm* algorithm = nullptr;
 
   size_t numel() const { return elements.end - elements.begin; }
-  Range shard(int rank) const { return {bounds[rank], bounds[rank + 1]}; }
+  // Its owner is the rank of that number, or in a grid that of Grid::shard.
+  Range shard(int number) const { return {bounds[number], bounds[number + 1]}; }
 };
 
 struct Partition {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "schedule/settle.h"
 
 namespace thinwire {
 namespace {
@@ -37,9 +38,10 @@ std::string Digest(int size, const Options& options) {
                       " momentum=", options.momentum.beta,
                       options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
                       " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
-                      " chunk_bytes=", options.chunk_bytes, " min_bytes=", options.min_bytes,
-                      " one_hop_bytes=", options.one_hop_bytes,
-                      " checksum=", options.checksum ? 1 : 0);
+                      " chunk_bytes=", Settle(options, size).chunk_bytes,
+                      " min_bytes=", options.min_bytes, " one_hop_bytes=", options.one_hop_bytes,
+                      " checksum=", options.checksum ? 1 : 0,
+                      " topology=", std::string(Name(options.topology)));
 }
 
 absl::Status Handshake(Store& store, const std::string& prefix, int rank, int size,

@@ -1,38 +1,56 @@
 // Error feedback is exact bookkeeping: what was sent and what is kept add up to what came in,
-// element by element, over both hops, for every codec.
+// element by element, over all hops, for every codec, flat and in a grid.
 #include <algorithm>
 #include <cctype>
 #include <mutex>
 
+#include "absl/strings/str_cat.h"
 #include "compress/codec_list.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {
 namespace {
 
-class FeedbackTest : public testing::TestWithParam<const char*> {};
+struct Case {
+  std::string codec;
+  Topology topology;
+  int world;
+};
 
-std::string CodecName(const testing::TestParamInfo<const char*>& info) {
-  std::string name = info.param;
+class FeedbackTest : public testing::TestWithParam<Case> {};
+
+std::string CaseName(const testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.codec;
   std::replace_if(
       name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
-  return name;
+  return absl::StrCat(std::string(Name(info.param.topology)), info.param.world, name);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FeedbackTest,
-                         testing::Values("int8", "int4", "onebit", "onebit:down=onebit",
-                                         "topk:density=0.03", "int4:hadamard=1",
-                                         "int8:rounding=stochastic", "int8:down=onebit"),
-                         CodecName);
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* codec : {"int8", "int4", "onebit", "onebit:down=onebit", "topk:density=0.03",
+                            "int4:hadamard=1", "int8:rounding=stochastic", "int8:down=onebit"}) {
+    cases.push_back({codec, Topology::kFlat, 3});
+  }
+  for (const char* codec : {"int4", "onebit:down=onebit", "int8:rounding=stochastic"}) {
+    cases.push_back({codec, Topology::kGrid, 6});
+  }
+  return cases;
+}
 
-// Sent and kept values add up to those that came in: nothing is lost, over both hops, also when
+INSTANTIATE_TEST_SUITE_P(All, FeedbackTest, testing::ValuesIn(Cases()), CaseName);
+
+// Sent and kept values add up to those that came in: nothing is lost, over all hops, also when
 // the parameters move into other buckets half-way.
 TEST_P(FeedbackTest, LosesNothingEvenWhenBucketsAreRebuilt) {
-  constexpr int kWorld = 3, kSteps = 100;
+  constexpr int kSteps = 100;
+  const int world = GetParam().world;
+  Options options = SmallChunks(GetParam().codec);
+  options.topology = GetParam().topology;
   constexpr size_t kA = 1500, kB = 2700, kC = 900;
   std::vector<double> sent(kA + kB + kC), given(kA + kB + kC), kept(kA + kB + kC);
   std::mutex mu;
-  RunRanks(Wire::kInProcess, kWorld, SmallChunks(GetParam()), [&](int rank, Engine& engine) {
+  RunRanks(Wire::kInProcess, world, options, [&](int rank, Engine& engine) {
     const auto reduce = [&](std::vector<float> values, const std::string& key,
                             std::vector<Segment> segments, std::vector<size_t> places) {
       {
@@ -50,7 +68,7 @@ TEST_P(FeedbackTest, LosesNothingEvenWhenBucketsAreRebuilt) {
       size_t i = 0;
       for (size_t s = 0; s < segments.size(); ++s) {
         for (size_t j = 0; j < segments[s].count; ++j)
-          sent[places[s] + j] += kWorld * double{values[i++]};
+          sent[places[s] + j] += world * double{values[i++]};
       }
     };
     for (int step = 0; step < kSteps; ++step) {
@@ -70,7 +88,7 @@ TEST_P(FeedbackTest, LosesNothingEvenWhenBucketsAreRebuilt) {
       ParameterResidual residual;
       ASSERT_TRUE(engine.error_feedback().Export(name, &residual).ok());
       for (size_t i = 0; i < residual.first.size(); ++i) {
-        kept[place + i] += residual.first[i] + kWorld * double{residual.second[i]};
+        kept[place + i] += residual.first[i] + world * double{residual.second[i]};
       }
     }
   });

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "schedule/collective/chunk_size.h"
 #include "schedule/order/frames.h"
 
 namespace thinwire {
@@ -50,6 +51,54 @@ TEST(Partition, HashTellsPartitionsApart) {
   EXPECT_NE(hash, MakePartition(One(100000), 4, options).Hash());
   options.chunk_bytes = 8192;
   EXPECT_NE(hash, MakePartition(One(100000), 3, options).Hash());
+}
+
+Options WithCodec(const char* codec) {
+  Options options;
+  options.codecs = {*CodecPair::Parse(codec)};
+  return options;
+}
+
+TEST(ChunkSize, GrowsOnlyWhereMessagesWouldBeSmall) {
+  constexpr size_t kMiB = size_t{1} << 20;
+  const Options int4 = WithCodec("int4");
+  for (const int world : {1, 2, 4, 8}) EXPECT_EQ(ChunkBytesOf(int4, world), 4 * kMiB) << world;
+  EXPECT_EQ(ChunkBytesOf(int4, 16), 8 * kMiB);
+  EXPECT_EQ(ChunkBytesOf(WithCodec("fp32"), 16), 4 * kMiB) << "its messages are large";
+  EXPECT_EQ(ChunkBytesOf(WithCodec("onebit:down=onebit"), 4), 4 * kMiB) << "a small world";
+  EXPECT_EQ(ChunkBytesOf(WithCodec("topk"), 16), 4 * kMiB) << "its chunks are not cut";
+  for (const char* codec : {"fp32", "int4", "onebit", "onebit:down=onebit"}) {
+    for (int world = 5; world <= 4096; world += 7) {
+      const Options options = WithCodec(codec);
+      const size_t bytes = ChunkBytesOf(options, world);
+      const double message = MessageBytes(options.codecs[0], bytes, world, options);
+      EXPECT_TRUE(message >= options.least_message_bytes || bytes == kLargestChunk) << world;
+      if (bytes == options.chunk_bytes) continue;
+      EXPECT_LT(MessageBytes(options.codecs[0], bytes / 2, world, options),
+                options.least_message_bytes)
+          << codec << " " << world << ": no larger than it must be";
+    }
+  }
+}
+
+TEST(ChunkSize, OfAGridIsThatOfItsFewMessages) {
+  Options options = WithCodec("int4");
+  const size_t grid = ChunkBytesOf(options, 1024);
+  options.topology = Topology::kFlat;
+  EXPECT_GE(ChunkBytesOf(options, 1024), 4 * grid);
+}
+
+// One codec of several may need larger chunks; all have the same.
+TEST(ChunkSize, IsThatOfTheSmallestCodec) {
+  Options options = WithCodec("fp32");
+  options.codecs.push_back(*CodecPair::Parse("onebit:down=onebit"));
+  EXPECT_EQ(ChunkBytesOf(options, 32), ChunkBytesOf(WithCodec("onebit:down=onebit"), 32));
+}
+
+TEST(ChunkSize, ThatIsSetHolds) {
+  Options options = WithCodec("int4");
+  options.least_message_bytes = 0;
+  EXPECT_EQ(ChunkBytesOf(options, 4096), options.chunk_bytes);
 }
 
 TEST(Frames, ComeBackAsTheyWere) {

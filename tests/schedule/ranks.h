@@ -55,6 +55,7 @@ inline Options SmallChunks(const std::string& codec) {
   Options options;
   options.codecs = {*CodecPair::Parse(codec)};
   options.chunk_bytes = 4096;
+  options.least_message_bytes = 0;
   options.min_bytes = 0;
   options.timeout = std::chrono::seconds(20);
   return options;

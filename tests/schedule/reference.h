@@ -8,6 +8,7 @@
 
 #include "compress/backend.h"
 #include "schedule/collective/direct.h"
+#include "schedule/collective/grid.h"
 #include "schedule/collective/partition.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"
@@ -46,6 +47,12 @@ class ReferenceAllReduce {
       }
       if (chunk.algorithm == &OneHop()) {
         ReduceInOneHop(gradients, chunk, scale, result);
+        continue;
+      }
+      if (chunk.algorithm == &TwoLevel()) {
+        for (int shard = 0; shard < world_; ++shard) {
+          ReduceInTwoLevels(gradients, chunk, shard, scale, result);
+        }
         continue;
       }
       for (int owner = 0; owner < world_; ++owner) {
@@ -110,6 +117,50 @@ class ReferenceAllReduce {
     codecs.Encode(down, {sum.data(), numel}, Residual(owner, shard), back.data(),
                   Extras(down, 0, shard.begin));
     codecs.Decode(down, back.data(), {result.data() + shard.begin, numel});
+  }
+
+  // A shard of a column's part: over each row, then over the column's ranks.
+  void ReduceInTwoLevels(std::vector<std::vector<float>>& gradients, const Chunk& chunk, int number,
+                         float scale, std::vector<float>& result) {
+    const Grid grid = GridOf(world_);
+    const int column = number / grid.rows, owner_row = number % grid.rows;
+    const Range shard = chunk.shard(number);
+    const size_t numel = shard.end - shard.begin;
+    std::vector<float> sum;
+    for (int row = 0; row < grid.rows; ++row) {
+      std::vector<float> of_row;
+      for (int c = 0; c < grid.columns; ++c) {
+        const int rank = grid.rank(row, c);
+        const std::vector<float>& gradient = gradients[rank];
+        std::vector<float> value(gradient.begin() + shard.begin, gradient.begin() + shard.end);
+        if (c != column) value = SentUp(rank, shard, value);
+        Add(value, of_row);
+      }
+      if (row != owner_row) of_row = SentUp(grid.rank(row, column), shard, of_row);
+      Add(of_row, sum);
+    }
+    for (float& value : sum) value *= scale;
+    const CodecSpec& down = codec().down;
+    std::vector<uint8_t> back(EncodedBytes(down, numel));
+    ScalarBackend().Encode(down, {sum.data(), numel}, Residual(grid.rank(owner_row, column), shard),
+                           back.data(), Extras(down, 0, shard.begin));
+    ScalarBackend().Decode(down, back.data(), {result.data() + shard.begin, numel});
+  }
+
+  // What arrives of values that a rank encodes, with its residual.
+  std::vector<float> SentUp(int rank, Range range, std::vector<float> values) {
+    const CodecSpec& up = codec().up;
+    std::vector<uint8_t> wire(EncodedBytes(up, values.size()));
+    ScalarBackend().Encode(up, {values.data(), values.size()}, Residual(rank, range), wire.data(),
+                           Extras(up, rank + 1, range.begin));
+    ScalarBackend().Decode(up, wire.data(), {values.data(), values.size()});
+    return values;
+  }
+
+  // The first ones are taken as they are, so that -0 stays.
+  static void Add(const std::vector<float>& values, std::vector<float>& sum) {
+    if (sum.empty()) sum.assign(values.size(), -0.0f);
+    for (size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
   }
 
   void ReduceEntries(std::vector<std::vector<float>>& gradients, const Chunk& chunk, float scale,

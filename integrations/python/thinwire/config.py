@@ -58,6 +58,7 @@ class Config:
     strict: bool = False
     key_file: str | None = None
     checksum: bool = False
+    topology: str | None = None
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 POLICIES = ("p3", "wfbp", "fifo")
+TOPOLOGIES = ("auto", "flat", "grid")
 
 _INT_MAX = (1 << 31) - 1
 _SIZE_MAX = (1 << 64) - 1
@@ -72,6 +73,7 @@ _ONE_NAME = Kind(
     "the name of one network interface", str,
     lambda value: _is_text(value) and "," not in value, _TEXT.to_c,
 )  # fmt: skip
+_TOPOLOGY = Kind(f"one of {TOPOLOGIES}", str, lambda value: value in TOPOLOGIES, _TEXT.to_c)
 _POLICY = Kind(f"one of {POLICIES}", str, lambda value: value in POLICIES, _TEXT.to_c)
 _SECONDS = Kind(
     "a number of seconds above 0", float,
@@ -150,8 +152,9 @@ OPTIONS: tuple[Option, ...] = (
            "const char*", "rendezvous_host", _TEXT, False, ("MASTER_ADDR",), "loopback"),
     Option("chunks in flight, 64 at most", "lanes", "int", "lanes", _LANES, True,
            ("THINWIRE_LANES",), "4", COMPARED),
-    Option("bytes of fp32 in a chunk, at least 4096", "chunk_bytes", "size_t",
-           "chunk_bytes", _CHUNK_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
+    Option("bytes of fp32 in a chunk, at least 4096; unless set, more in worlds of more than 8 "
+           "ranks, so that messages stay large", "chunk_bytes", "size_t", "chunk_bytes",
+           _CHUNK_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
     Option("a tensor of at most this many bytes times (ranks - 1) goes uncompressed",
            "min_bytes", "size_t", "min_bytes", _BYTES, True, (), "65536", COMPARED),
     Option("small tensors are compressed as well; in Python `min_bytes=0` says so",
@@ -172,6 +175,10 @@ OPTIONS: tuple[Option, ...] = (
            "a random token in the store", NEEDED),
     Option("a CRC32C goes with all that tensors send, and is checked before anything is decoded",
            "checksum", "size_t", "checksum", _FLAG, True, ("THINWIRE_CHECKSUM",), "off", COMPARED),
+    Option("whether dense allreduces go along the rows and columns of a grid of ranks (`grid`), "
+           "from each to all others (`flat`), or by a grid from 64 ranks on (`auto`)",
+           "topology", "const char*", "topology", _TOPOLOGY, False, ("THINWIRE_TOPOLOGY",), "auto",
+           COMPARED),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
     Option("has no effect: connections are checked in any case",

@@ -61,6 +61,7 @@ SAMPLES = {
     "trace": Sample("a.json", "a.json", "b.json", {"trace_path": b"a.json"}),
     "flight": Sample("a.txt", "a.txt", "b.txt", {"flight_path": b"a.txt"}),
     "checksum": Sample(True, "1", False, {"checksum": 1}),
+    "topology": Sample("grid", "grid", "flat", {"topology": b"grid"}),
     "key_file": Sample("a.key", "a.key", "b.key", {"key_file": b"a.key"}),
 }
 

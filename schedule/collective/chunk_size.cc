@@ -1,0 +1,28 @@
+#include "schedule/collective/chunk_size.h"
+
+#include "schedule/collective/grid.h"
+
+namespace thinwire {
+
+double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const Options& options) {
+  const size_t numel = chunk_bytes / sizeof(float);
+  const auto both =
+      static_cast<double>(EncodedBytes(codec.up, numel) + EncodedBytes(codec.down, numel));
+  // Flat and by grid, a rank sends (n - 1)/n of a chunk there, and as much back.
+  const double sent = both * (world - 1) / world;
+  const int messages = GoesByGrid(world, options) ? GridOf(world).messages() : world - 1;
+  return sent / (2 * messages);
+}
+
+size_t ChunkBytesOf(const Options& options, int world) {
+  size_t bytes = options.chunk_bytes;
+  if (world <= kSmallWorld || options.least_message_bytes == 0) return bytes;
+  const auto least = static_cast<double>(options.least_message_bytes);
+  for (const CodecPair& codec : options.codecs) {
+    if (codec.up.traits().entries()) continue;  // everybody's whole chunk goes to everybody
+    while (bytes < kLargestChunk && MessageBytes(codec, bytes, world, options) < least) bytes *= 2;
+  }
+  return bytes;
+}
+
+}  // namespace thinwire

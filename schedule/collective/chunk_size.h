@@ -1,0 +1,29 @@
+// The size of chunks in a world of n ranks. A chunk costs every rank n - 1 messages a hop whatever
+// its size, so where n grows and chunks do not, messages shrink until their fixed costs rule.
+//
+// A pure function of the options and the world, so that all ranks agree without a word.
+#ifndef THINWIRE_SCHEDULE_COLLECTIVE_CHUNK_SIZE_H_
+#define THINWIRE_SCHEDULE_COLLECTIVE_CHUNK_SIZE_H_
+
+#include <cstddef>
+
+#include "schedule/options.h"
+
+namespace thinwire {
+
+// The wire bytes of a dense codec's chunk of so many fp32 bytes over the messages that carry them:
+// what a rank's messages hold on average, over all hops of the chunk's allreduce.
+double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const Options& options);
+
+// options.chunk_bytes, doubled until the messages of every dense codec hold
+// options.least_message_bytes, and no further than to kLargestChunk. Worlds of up to
+// kSmallWorld ranks keep options.chunk_bytes.
+size_t ChunkBytesOf(const Options& options, int world);
+
+inline constexpr int kSmallWorld = 4;
+// Memory of a lane grows with chunks; buckets are hardly ever larger.
+inline constexpr size_t kLargestChunk = size_t{256} << 20;
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_COLLECTIVE_CHUNK_SIZE_H_

@@ -1,0 +1,270 @@
+// The allreduce of a chunk along the rows and then the columns of a grid of ranks, in four hops. A
+// column's part of the chunk is cut into one shard for each of its ranks.
+//   (1) encode the other columns' parts, with the first-hop residuals; each goes along the row;
+//   (2) sum the own column's part over the row, in rank order and fp32; encode the other rows'
+//       shards of that sum, with residuals; each goes along the column;
+//   (3) sum the own shard over the column; mean, second-hop residual, encode; to all of the column;
+//   (4) the column's encoded shards, as they came, to all of the row;
+//   (5) decode all shards, the own one too.
+// Everybody decodes the bytes that the owner made in (3), so replicas are bit-identical.
+//
+// A rank sends as many bytes as in two hops: (c - 1)/c of the chunk along the row and (r - 1)/(r c)
+// along the column are (n - 1)/n of it, there and back; but in 2 (r + c - 2) messages in place of
+// 2 (n - 1). What is encoded in (1) and in (2) are different elements, and both losses are in units
+// of the gradient and enter the same sum next time. So an element has one residual on a rank, of
+// the first hop but in the own shard, and error feedback needs to know nothing of grids.
+#include <vector>
+
+#include "schedule/collective/algorithm.h"
+#include "schedule/collective/grid.h"
+#include "schedule/collective/operands.h"
+#include "schedule/collective/shards.h"
+
+namespace thinwire {
+namespace {
+
+// What goes to each rank, and what comes from it.
+struct Blocks {
+  std::vector<Bytes> send;
+  std::vector<MutableBytes> recv;
+};
+
+class TwoLevelRun final : public ChunkRun {
+ public:
+  TwoLevelRun(const ChunkJob& job, const Bench& bench)
+      : job_(job),
+        bench_(bench),
+        me_(bench.members.rank),
+        grid_(GridOf(bench.members.size)),
+        row_(grid_.row(me_)),
+        column_(grid_.column(me_)),
+        operands_(job_, bench_),
+        sum_(bench.scratch.TakeOf<float>(Numel(Part(column_)))) {
+    for (Blocks& blocks : blocks_) {
+      blocks.send.resize(bench.members.size);
+      blocks.recv.resize(bench.members.size);
+    }
+    TakeAlongTheRow();
+    TakeAlongTheColumn();
+    TakeResults();
+  }
+
+  absl::StatusOr<const Hop*> Advance() override {
+    switch (phase_++) {
+      case 0: return EncodeParts();
+      case 1: return ReducePart();
+      case 2: return ReduceShard();
+      case 3: return Next(Stage::kReduce, Stage::kGather);
+      default: return DecodeShards();
+    }
+  }
+
+ private:
+  absl::StatusOr<const Hop*> EncodeParts() {
+    if (absl::Status status = operands_.Load(); !status.ok()) return status;
+    std::vector<EncodeArgs> parts;
+    for (int c = 0; c < grid_.columns; ++c) {
+      if (c == column_) continue;
+      parts.push_back(EncodingOf(Part(c), Slice(operands_.input(), Part(c)), outgoing_parts_[c]));
+    }
+    bench_.backend.EncodeAll(job_.codec.up, parts);
+    return Next(Stage::kEncode, Stage::kExchange);
+  }
+
+  // Sums are fp32 whatever the input is, so that it is rounded to the codec's values only.
+  absl::StatusOr<const Hop*> ReducePart() {
+    const Range part = Part(column_);
+    const CodecSpec fp32 = LosslessSpec(DType::kF32);
+    TensorView own = Slice(operands_.input(), part);
+    if (own.dtype != DType::kF32) {
+      bench_.backend.Encode(fp32, own, nullptr, reinterpret_cast<uint8_t*>(sum_.data()));
+      own = {sum_.data(), sum_.size()};
+    }
+    std::vector<const uint8_t*> wires;
+    for (int c = 0; c < grid_.columns; ++c) {
+      wires.push_back(WireFrom(blocks_[0], grid_.rank(row_, c)));
+    }
+    bench_.backend.Reduce({.up = job_.codec.up,
+                           .down = fp32,
+                           .wires = wires,
+                           .own = own,
+                           .out = {sum_.data(), sum_.size()}});
+    std::vector<EncodeArgs> shards;
+    for (int r = 0; r < grid_.rows; ++r) {
+      if (r == row_) continue;
+      const Range shard = Shard(r, column_);
+      shards.push_back(EncodingOf(shard, SumOf(shard), outgoing_shards_[r]));
+    }
+    bench_.backend.EncodeAll(job_.codec.up, shards);
+    return Next(Stage::kReduce, Stage::kExchange);
+  }
+
+  absl::StatusOr<const Hop*> ReduceShard() {
+    const Range shard = Shard(row_, column_);
+    std::vector<const uint8_t*> wires;
+    for (int r = 0; r < grid_.rows; ++r) {
+      wires.push_back(WireFrom(blocks_[1], grid_.rank(r, column_)));
+    }
+    const CodecSpec& down = job_.codec.down;
+    bench_.backend.Reduce(
+        {.up = job_.codec.up,
+         .down = down,
+         .wires = wires,
+         .own = SumOf(shard),
+         .scale = job_.scale,
+         .residual = Residual(shard),
+         .out = SumOf(shard),
+         .wire_out = results_[grid_.shard(row_, column_)].data(),
+         .draws = DrawsOf(job_, down, 0, job_.chunk->codec_offset + shard.begin)});
+    return Next(Stage::kReduce, Stage::kGather);
+  }
+
+  absl::StatusOr<const Hop*> DecodeShards() {
+    std::vector<DecodeArgs> shards;
+    for (int s = 0; s < bench_.members.size; ++s) {
+      shards.push_back({results_[s].data(), Slice(operands_.output(), ShardNumber(s))});
+    }
+    bench_.backend.DecodeAll(job_.codec.down, shards);
+    operands_.Store();
+    return nullptr;
+  }
+
+  // The next hop. What the one after it brings has memory of its own, so it may come early.
+  const Hop* Next(Stage made_in, Stage stage) {
+    const Blocks& blocks = blocks_[phase_ - 1];
+    hop_ = {made_in, stage, Tag(phase_), blocks.send, blocks.recv};
+    if (phase_ < kHops) {
+      hop_.next_tag = Tag(phase_ + 1);
+      hop_.next_recv = blocks_[phase_].recv;
+    }
+    return &hop_;
+  }
+  uint64_t Tag(int hop) const { return HashCombine(job_.tag, static_cast<uint64_t>(hop)); }
+
+  // Ranges are counted from the chunk's begin.
+  Range FromBegin(Range range) const {
+    const size_t begin = job_.chunk->elements.begin;
+    return {range.begin - begin, range.end - begin};
+  }
+  Range ShardNumber(int s) const { return FromBegin(job_.chunk->shard(s)); }
+  Range Shard(int row, int column) const { return ShardNumber(grid_.shard(row, column)); }
+  Range Part(int column) const { return FromBegin(grid_.part(*job_.chunk, column)); }
+
+  static size_t Numel(Range range) { return range.end - range.begin; }
+  static TensorView Slice(const TensorView& chunk, Range range) {
+    return chunk.Slice(range.begin, Numel(range));
+  }
+  TensorView SumOf(Range shard) const {
+    return {sum_.data() + (shard.begin - Part(column_).begin), Numel(shard)};
+  }
+  float* Residual(Range range) const {
+    return operands_.residual() == nullptr ? nullptr : operands_.residual() + range.begin;
+  }
+  // A rank encodes an element once on its way to the owner, as its own value or as its row's sum;
+  // so the draws of both are told apart by the element.
+  EncodeArgs EncodingOf(Range range, TensorView values, MutableBytes wire) const {
+    EncodeExtras extras;
+    extras.draws = DrawsOf(job_, job_.codec.up, me_ + 1, job_.chunk->codec_offset + range.begin);
+    return {values, Residual(range), wire.data(), extras};
+  }
+  const uint8_t* WireFrom(const Blocks& blocks, int rank) const {
+    return rank == me_ ? nullptr : blocks.recv[rank].data();
+  }
+
+  // Parts go out, and this column's part comes in.
+  void TakeAlongTheRow() {
+    outgoing_parts_.resize(grid_.columns);
+    for (int c = 0; c < grid_.columns; ++c) {
+      if (c == column_) continue;
+      const int peer = grid_.rank(row_, c);
+      blocks_[0].send[peer] = outgoing_parts_[c] = Room(Part(c));
+      blocks_[0].recv[peer] = Room(Part(column_));
+    }
+  }
+  // Shards of this column's sum go out, and this rank's shard comes in.
+  void TakeAlongTheColumn() {
+    outgoing_shards_.resize(grid_.rows);
+    for (int r = 0; r < grid_.rows; ++r) {
+      if (r == row_) continue;
+      const int peer = grid_.rank(r, column_);
+      blocks_[1].send[peer] = outgoing_shards_[r] = Room(Shard(r, column_));
+      blocks_[1].recv[peer] = Room(Shard(row_, column_));
+    }
+  }
+  // The results of a column lie together, since they go along the row as one block.
+  void TakeResults() {
+    results_.resize(bench_.members.size);
+    std::vector<MutableBytes> columns;
+    for (int c = 0; c < grid_.columns; ++c) columns.push_back(TakeColumn(c));
+    for (int r = 0; r < grid_.rows; ++r) {
+      if (r == row_) continue;
+      const int peer = grid_.rank(r, column_);
+      blocks_[2].send[peer] = results_[grid_.shard(row_, column_)];
+      blocks_[2].recv[peer] = results_[grid_.shard(r, column_)];
+    }
+    for (int c = 0; c < grid_.columns; ++c) {
+      if (c == column_) continue;
+      blocks_[3].send[grid_.rank(row_, c)] = columns[column_];
+      blocks_[3].recv[grid_.rank(row_, c)] = columns[c];
+    }
+  }
+  MutableBytes TakeColumn(int column) {
+    size_t bytes = 0;
+    for (int r = 0; r < grid_.rows; ++r) bytes += ResultBytes(r, column);
+    const MutableBytes all = bench_.scratch.Take(bytes);
+    size_t at = 0;
+    for (int r = 0; r < grid_.rows; ++r) {
+      results_[grid_.shard(r, column)] = {all.data() + at, ResultBytes(r, column)};
+      at += ResultBytes(r, column);
+    }
+    return all;
+  }
+  size_t ResultBytes(int row, int column) const {
+    return EncodedBytes(job_.codec.down, Numel(Shard(row, column)));
+  }
+  MutableBytes Room(Range range) const {
+    return bench_.scratch.Take(EncodedBytes(job_.codec.up, Numel(range)));
+  }
+
+  static constexpr int kHops = 4;
+
+  const ChunkJob job_;
+  const Bench bench_;
+  const int me_;
+  const Grid grid_;
+  const int row_, column_;
+  Operands operands_;
+  const std::span<float> sum_;                 // of the row, of this column's part
+  std::vector<MutableBytes> outgoing_parts_;   // by column, encoded by this rank
+  std::vector<MutableBytes> outgoing_shards_;  // by row, encoded by this rank
+  std::vector<MutableBytes> results_;          // by number of the shard, encoded by its owner
+  Blocks blocks_[kHops];
+  Hop hop_{};
+  int phase_ = 0;
+};
+
+class TwoLevelAlgorithm final : public Algorithm {
+ public:
+  std::string_view name() const override { return "two-level"; }
+  int hops() const override { return 4; }
+  std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const override {
+    return TwoHop().ShardBounds(chunk, world, block);
+  }
+  Range SecondHop(const Chunk& chunk, int rank) const override {
+    const Grid grid = GridOf(static_cast<int>(chunk.bounds.size()) - 1);
+    return chunk.shard(grid.shard(grid.row(rank), grid.column(rank)));
+  }
+  bool keeps_residuals() const override { return true; }
+  std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const override {
+    return std::make_unique<TwoLevelRun>(job, bench);
+  }
+};
+
+}  // namespace
+
+const Algorithm& TwoLevel() {
+  static const TwoLevelAlgorithm algorithm;
+  return algorithm;
+}
+
+}  // namespace thinwire
