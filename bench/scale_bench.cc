@@ -2,7 +2,7 @@
 // are threads of this process, each with a communicator of its own, over Gloo's loopback or in
 // memory. bench/scale.py calibrates the simulator with such lines and tests it on others.
 //
-//   scale_bench RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC]]]
+//   scale_bench RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC [TOPOLOGY]]]]
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Setup {
   int ranks = 2;
   size_t bytes = 0, chunk_bytes = 0;
   int repetitions = 15;
-  std::string plane = "gloo", codec = "int4", folder;
+  std::string plane = "gloo", codec = "int4", topology = "auto", folder;
 };
 
 void Check(tw_status status) {
@@ -44,6 +44,7 @@ tw_comm* Connect(const Setup& setup, int rank) {
     options.store_path = setup.folder.c_str();
   }
   options.codec = setup.codec.c_str();
+  options.topology = setup.topology.c_str();
   options.chunk_bytes = setup.chunk_bytes;
   options.no_raw = 1;
   tw_comm* comm = nullptr;
@@ -84,9 +85,11 @@ void Run(const Setup& setup, int rank, std::barrier<>& all, Times& times) {
                               nullptr, "g", 0, &work));
     Check(tw_wait(work));
     all.arrive_and_wait();
-    if (rank != 0 || i < 0) continue;
-    times.wall.push_back(Now() - wall);
-    times.processor.push_back(Processor() - processor);
+    if (rank == 0 && i >= 0) {
+      times.wall.push_back(Now() - wall);
+      times.processor.push_back(Processor() - processor);
+    }
+    all.arrive_and_wait();
   }
   tw_comm_destroy(comm);
 }
@@ -99,19 +102,23 @@ double Quantile(std::vector<double> values, double q) {
 void Print(const Setup& setup, const Times& times) {
   std::printf(
       "{\"ranks\": %d, \"bytes\": %zu, \"chunk_bytes\": %zu, \"plane\": \"%s\", \"codec\": \"%s\", "
+      "\"topology\": \"%s\", "
       "\"repetitions\": %d, \"ms\": %.4f, \"low_ms\": %.4f, \"high_ms\": %.4f, "
       "\"processor_ms\": %.4f}\n",
       setup.ranks, setup.bytes, setup.chunk_bytes, setup.plane.c_str(), setup.codec.c_str(),
-      setup.repetitions, 1e3 * Quantile(times.wall, 0.5), 1e3 * Quantile(times.wall, 0.1),
-      1e3 * Quantile(times.wall, 0.75), 1e3 * Quantile(times.processor, 0.5));
+      setup.topology.c_str(), setup.repetitions, 1e3 * Quantile(times.wall, 0.5),
+      1e3 * Quantile(times.wall, 0.1), 1e3 * Quantile(times.wall, 0.75),
+      1e3 * Quantile(times.processor, 0.5));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr, "usage: %s RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC]]]\n",
-                 argv[0]);
+    std::fprintf(
+        stderr,
+        "usage: %s RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC [TOPOLOGY]]]]\n",
+        argv[0]);
     return 2;
   }
   Setup setup;
@@ -121,6 +128,7 @@ int main(int argc, char** argv) {
   if (argc > 4) setup.repetitions = std::atoi(argv[4]);
   if (argc > 5) setup.plane = argv[5];
   if (argc > 6) setup.codec = argv[6];
+  if (argc > 7) setup.topology = argv[7];
   char folder[] = "/tmp/thinwire_scale.XXXXXX";
   if (mkdtemp(folder) == nullptr) return 1;
   setup.folder = folder;

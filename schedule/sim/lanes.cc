@@ -10,40 +10,52 @@ Lanes::Lanes(const Setting& setting, const Wire& wire, Events& events, Processor
       wire_(wire),
       events_(events),
       processor_(processor),
-      done_(std::move(done)) {}
+      done_(std::move(done)),
+      messenger_(setting.cores > 0 ? static_cast<double>(setting.ranks) / setting.cores : 1.0) {}
 
-// The phases of schedule/collective/two_hop.cc.
 void Lanes::Start(const ChunkId& id) {
-  Compute(setting_.codec.encode_s, id, [this, id] {
-    Send(wire_.up(id), [this, id] {
-      Compute(setting_.codec.reduce_s, id, [this, id] {
-        Send(wire_.down(id),
-             [this, id] { Compute(setting_.codec.decode_s, id, [this, id] { done_(id); }); });
-      });
-    });
+  Continue(id, std::make_shared<const std::vector<Phase>>(wire_.phases(id)), 0);
+}
+
+void Lanes::Continue(const ChunkId& id, const Phases& phases, size_t next) {
+  if (next == phases->size()) {
+    return Compute(wire_.last_compute_s(id), [this, id] { done_(id); });
+  }
+  const Phase& phase = (*phases)[next];
+  Compute(phase.compute_s, [this, id, phases, next] {
+    Send((*phases)[next], [this, id, phases, next] { Continue(id, phases, next + 1); });
   });
 }
 
 void Lanes::StartDirect(const ChunkId& id) {
-  Send(wire_.direct_bytes(id.unit), [this, id] { done_(id); });
+  Send(wire_.direct_phase(id.unit), [this, id] { done_(id); });
 }
 
-void Lanes::Compute(double seconds_per_element, const ChunkId& id, Events::Action then) {
-  const double seconds = seconds_per_element * static_cast<double>(wire_.numel(id));
-  events_.After(processor_.Beside(seconds), std::move(then));
+// On a shared machine both ends of a frame cost, elsewhere only rank 0's.
+double Lanes::HandleFrames(double frames) {
+  const double ends = setting_.cores > 0 ? 2.0 / setting_.ranks : 1.0;
+  return messenger_.Take(events_.now(), frames * ends * setting_.message_s / 2);
+}
+
+void Lanes::Compute(double seconds, Events::Action then) {
+  const double alone = processor_.Beside(seconds);
+  if (setting_.cores == 0) return events_.After(alone, std::move(then));
+  events_.At(messenger_.Take(events_.now(), alone), std::move(then));
 }
 
 // One message after the other, as they were handed to the link. (Gloo has one connection for each
 // pair of ranks.) While the link idles its bucket fills, up to a burst.
-void Lanes::Send(double bytes, Events::Action then) {
-  if (bytes == 0.0) return then();
+void Lanes::Send(const Phase& phase, Events::Action then) {
+  if (phase.bytes == 0.0) return then();
   const double overhead = processor_.Beside(setting_.overhead_s);
-  processor_.Beside(bytes * setting_.cpu_s_per_byte);
+  processor_.Beside(phase.bytes * setting_.cpu_s_per_byte);
   const double now = events_.now();
   const double credit = setting_.burst_bytes / setting_.bytes_per_s;
-  link_paid_until_ = std::max(link_paid_until_, now - credit) + bytes / setting_.bytes_per_s;
+  link_paid_until_ = std::max(link_paid_until_, now - credit) + phase.bytes / setting_.bytes_per_s;
+  const double handled = messenger_.Take(
+      now, phase.messages * setting_.message_s + phase.bytes * setting_.message_s_per_byte);
   const double latency = setting_.hop_latencies * setting_.latency_s;
-  events_.At(std::max(now, link_paid_until_) + latency + overhead, std::move(then));
+  events_.At(std::max(handled, link_paid_until_) + latency + overhead, std::move(then));
 }
 
 }  // namespace thinwire::sim

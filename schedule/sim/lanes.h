@@ -3,9 +3,12 @@
 #define THINWIRE_SCHEDULE_SIM_LANES_H_
 
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "schedule/sim/events.h"
 #include "schedule/sim/processor.h"
+#include "schedule/sim/server.h"
 #include "schedule/sim/wire.h"
 
 namespace thinwire::sim {
@@ -19,10 +22,14 @@ class Lanes {
   void Start(const ChunkId& id);
   // A unit outside the order, which needs no lane.
   void StartDirect(const ChunkId& id);
+  // When rank 0 will have sent or received so many control frames.
+  double HandleFrames(double frames);
 
  private:
-  void Compute(double seconds_per_element, const ChunkId& id, Events::Action then);
-  void Send(double bytes, Events::Action then);
+  using Phases = std::shared_ptr<const std::vector<Phase>>;
+  void Continue(const ChunkId& id, const Phases& phases, size_t next);
+  void Compute(double seconds, Events::Action then);
+  void Send(const Phase& phase, Events::Action then);
 
   const Setting& setting_;
   const Wire& wire_;
@@ -30,6 +37,7 @@ class Lanes {
   Processor& processor_;
   const Done done_;
   double link_paid_until_ = 0.0;
+  Server messenger_;  // of messages, and on a shared machine of codecs as well
 };
 
 }  // namespace thinwire::sim

@@ -93,7 +93,13 @@ void Sequencers::Start(const StartChunk& start) {
 
 void Sequencers::Send(int from, const Action& action) {
   const auto message = std::make_shared<const Message>(action.message);
-  events_.After(setting_.latency_s, [this, from, to = action.to, message] {
+  double frames = 0;
+  ForEachFrame(*message, [&](const ControlFrame&) { ++frames; });
+  if (action.to == kEveryone) frames *= setting_.ranks - 1;
+  control_frames_ += frames;
+  // All that there is goes to rank 0 or comes from there.
+  const double handled = lanes_.HandleFrames(frames);
+  events_.At(handled + setting_.latency_s, [this, from, to = action.to, message] {
     for (int r = 0; r < setting_.ranks; ++r) {
       if (r == from || (to != kEveryone && to != r)) continue;
       ranks_[r]->OnMessage(from, *message, events_.now());

@@ -31,6 +31,8 @@ class Sequencers {
 
   // The first failure of any rank; a simulation that fails does not finish.
   const absl::Status& status() const { return status_; }
+  // That rank 0 has sent and received.
+  double control_frames() const { return control_frames_; }
 
  private:
   // A tensor: a unit in a step.
@@ -53,6 +55,7 @@ class Sequencers {
   Lanes& lanes_;
   std::vector<std::unique_ptr<Sequencer>> ranks_;
   std::unordered_map<uint64_t, Tensor> tensors_;  // by id, from the first rank's to the last chunk
+  double control_frames_ = 0;
   absl::Status status_;
 };
 

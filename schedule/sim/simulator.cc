@@ -36,6 +36,7 @@ class Simulation {
     while (outcome_.step_s.size() < wanted && sequencers_.status().ok() && events_.Next()) {
     }
     outcome_.finished = outcome_.step_s.size() == wanted;
+    outcome_.control_frames = sequencers_.control_frames() / std::max(1, s_.steps);
     return std::move(outcome_);
   }
 
@@ -168,7 +169,7 @@ class Simulation {
     std::vector<Job> jobs;
     for (size_t u = 0; u < units_.size(); ++u) {
       const double chunk = wire_.link_s(u) / wire_.chunks(u);
-      const int hops = wire_.direct(u) ? 1 : 2;
+      const int hops = wire_.hops(u);
       best = std::max(best, step.ready_max[u] + chunk + hops * hop_s + tail);
       jobs.push_back({step.ready_max[u], wire_.link_s(u), tail + hop_s});
       tail -= rank.forward_s[u];

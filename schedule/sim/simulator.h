@@ -38,6 +38,14 @@ struct Setting {
   double burst_bytes = 0;  // that an idle link lets pass at once: a token bucket's
   double overhead_s = 0;   // of each exchange, beside its bytes; the processor's
 
+  // Of the one thread that sends and receives all messages of a rank, for a message that it sends
+  // and one that it gets; half of it for a control frame.
+  double message_s = 0;
+  double message_s_per_byte = 0;
+  // Of the machine that all ranks share, for codecs and messages; 0: a rank has as many cores as it
+  // can use, on a machine of its own.
+  int cores = 0;
+
   CodecCost codec;
   double cpu_s_per_byte = 0;  // of the processor, for what a rank sends
   // How much codecs and sending take from computing, and computing from them: 0 where they have
@@ -60,6 +68,7 @@ struct Outcome {
   std::vector<double> step_s;
   std::vector<double> bound_s;  // of the same steps: no order of chunks could be faster
   bool finished = false;        // false: ranks wait for one another for ever
+  double control_frames = 0;    // that rank 0 sent and got, in the mean over all steps
   double ratio() const;         // sum of steps over sum of bounds
   double mean_s() const;
 };

@@ -19,6 +19,13 @@ struct ChunkId {
   friend bool operator==(const ChunkId&, const ChunkId&) = default;
 };
 
+// What a rank computes before a hop, and what it sends in it.
+struct Phase {
+  double compute_s = 0.0;
+  double bytes = 0.0;
+  int messages = 0;
+};
+
 class Wire {
  public:
   explicit Wire(const Setting& setting);
@@ -30,15 +37,21 @@ class Wire {
   uint32_t chunks(size_t unit) const;
   size_t numel(const ChunkId& id) const { return partitions_[id.unit].chunks[id.chunk].numel(); }
 
-  // Bytes that a rank sends.
-  double up(const ChunkId& id) const;
-  double down(const ChunkId& id) const;
-  double direct_bytes(size_t unit) const { return static_cast<double>(direct_[unit].bytes); }
+  // The hops of a chunk's algorithm; computing follows the last one, too.
+  std::vector<Phase> phases(const ChunkId& id) const;
+  double last_compute_s(const ChunkId& id) const;
+  Phase direct_phase(size_t unit) const {
+    return {0.0, static_cast<double>(direct_[unit].bytes), setting_.ranks - 1};
+  }
+  int hops(size_t unit) const;
   double link_s(size_t unit) const { return link_s_[unit]; }  // that all of them take
 
  private:
-  bool is_sparse(const ChunkId& id) const;
-  double HopBytes(const CodecSpec& spec, size_t numel) const;
+  std::vector<Phase> FlatPhases(size_t numel) const;
+  std::vector<Phase> GridPhases(size_t numel) const;
+  const Algorithm* AlgorithmOf(const ChunkId& id) const {
+    return partitions_[id.unit].chunks[id.chunk].algorithm;
+  }
 
   const Setting& setting_;
   std::vector<Partition> partitions_;   // by unit

@@ -89,6 +89,31 @@ TEST(Simulator, ASlowLinkTakesItsBytes) {
   EXPECT_NEAR(outcome.mean_s(), 5 * 4.0 * (1 << 20) / 1e7 + 7e-3, 1e-3);
 }
 
+// 16 chunks, each of 2 (n - 1) messages or of 2 (r + c - 2), and what rank 0 hears and says of
+// them.
+TEST(Simulator, MessagesTakeTheirTime) {
+  Setting setting = Small(1, 1 << 18);
+  setting.profile.units[0].forward_s = setting.profile.units[0].backward_s = 0.0;
+  setting.ranks = 16;
+  setting.bytes_per_s = 1e12;
+  setting.message_s = 1e-4;
+  setting.barrier = true;
+  for (const auto& [topology, peers] : {std::pair(Topology::kFlat, 15), {Topology::kGrid, 6}}) {
+    setting.engine.topology = topology;
+    setting.cores = 0;
+    const Outcome alone = Simulate(setting);
+    ASSERT_TRUE(alone.finished);
+    const double messages_s = 16 * 2 * peers * 1e-4;
+    const double frames_s = alone.control_frames * 1e-4 / 2;
+    EXPECT_GE(alone.mean_s(), messages_s);
+    EXPECT_LT(alone.mean_s(), 1.1 * (messages_s + frames_s) + 1e-3);
+    setting.cores = 4;
+    const double shared = Simulate(setting).mean_s();
+    EXPECT_GE(shared, 16 / 4 * messages_s) << "four ranks to each core";
+    EXPECT_LT(shared, 1.1 * (16 / 4 * messages_s + 2 * frames_s / 4) + 4e-3);
+  }
+}
+
 TEST(Simulator, P3HidesWhatABarrierShows) {
   Setting setting = Small(8, 1 << 18);
   setting.bytes_per_s = 4.0 * (1 << 18) / 2.5e-3;  // about as long as the computing

@@ -1,0 +1,112 @@
+// Simulated allreduces of all gradients of a step, which are ready at once: one setting a line of
+// standard input, one line of JSON for each. bench/scale.py writes and reads them.
+//
+//   RANKS BYTES BUCKET_BYTES CHUNK_BYTES CODEC TOPOLOGY BYTES_PER_S LATENCY_S CORES MESSAGE_S
+//   MESSAGE_S_PER_BYTE OVERHEAD_S ENCODE_S REDUCE_S DECODE_S
+//
+// CHUNK_BYTES of 0: as the world's size says. CORES as sim::Setting::cores.
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <sstream>
+#include <string>
+
+#include "schedule/collective/grid.h"
+#include "schedule/settle.h"
+#include "schedule/sim/simulator.h"
+#include "schedule/sim/wire.h"
+
+namespace thinwire::sched {
+namespace {
+
+Topology TopologyOf(const std::string& name) {
+  for (const Topology topology : {Topology::kFlat, Topology::kGrid}) {
+    if (name == Name(topology)) return topology;
+  }
+  return Topology::kAuto;
+}
+
+sim::Setting Read(std::istream& in) {
+  sim::Setting s;
+  size_t bytes = 0, bucket = 0, chunk = 0;
+  std::string codec, topology;
+  in >> s.ranks >> bytes >> bucket >> chunk >> codec >> topology >> s.bytes_per_s >> s.latency_s >>
+      s.cores >> s.message_s >> s.message_s_per_byte >> s.overhead_s >> s.codec.encode_s >>
+      s.codec.reduce_s >> s.codec.decode_s;
+  if (!in) return s;
+  Options options;
+  options.codecs = {*CodecPair::Parse(codec)};
+  options.topology = TopologyOf(topology);
+  options.min_bytes = 0;
+  if (chunk != 0) {
+    options.chunk_bytes = chunk;
+    options.least_message_bytes = 0;
+  }
+  s.engine = Settle(options, s.ranks);
+  for (; bytes > 0; bytes -= std::min(bytes, bucket)) {
+    s.profile.units.push_back({std::min(bytes, bucket) / sizeof(float), 0.0, 0.0});
+  }
+  s.hop_latencies = 2;
+  s.barrier = true;
+  s.steps = 4;
+  s.warmup = 1;
+  return s;
+}
+
+// The scratch of one lane with a chunk of that size: see the algorithms' constructors.
+double LaneBytes(const sim::Setting& s, size_t chunk_bytes) {
+  const size_t numel = chunk_bytes / sizeof(float);
+  const auto up = static_cast<double>(EncodedBytes(s.engine.codecs[0].up, numel));
+  const auto down = static_cast<double>(EncodedBytes(s.engine.codecs[0].down, numel));
+  const double n = s.ranks;
+  if (!GoesByGrid(s.ranks, s.engine)) return 2 * up * (n - 1) / n + down;
+  const Grid grid = GridOf(s.ranks);
+  const double c = grid.columns, r = grid.rows;
+  const double sum = static_cast<double>(numel * sizeof(float)) / c;
+  return 2 * up * (c - 1) / c + sum + 2 * up * (r - 1) / n + down;
+}
+
+void Print(const sim::Setting& s, const sim::Outcome& outcome) {
+  const sim::Wire wire(s);
+  double bytes = 0, messages = 0;
+  for (uint32_t unit = 0; unit < wire.units(); ++unit) {
+    for (uint32_t chunk = 0; chunk < wire.chunks(unit); ++chunk) {
+      for (const sim::Phase& phase : wire.phases({unit, chunk})) {
+        bytes += phase.bytes;
+        messages += phase.messages;
+      }
+    }
+  }
+  const bool grid = GoesByGrid(s.ranks, s.engine);
+  const size_t bucket = s.profile.units[0].numel * sizeof(float);
+  std::printf(
+      "{\"ranks\": %d, \"grid\": %s, \"chunk_bytes\": %zu, \"step_s\": %.7f, \"wire_bytes\": %.0f, "
+      "\"messages\": %.0f, \"control_frames\": %.0f, \"lane_bytes\": %.0f, \"peers\": %d}\n",
+      s.ranks, grid ? "true" : "false", s.engine.chunk_bytes, outcome.mean_s(), bytes, messages,
+      outcome.control_frames, LaneBytes(s, std::min(s.engine.chunk_bytes, bucket)),
+      grid ? GridOf(s.ranks).messages() : s.ranks - 1);
+}
+
+int Main() {
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    std::istringstream in(line);
+    const sim::Setting setting = Read(in);
+    if (!in) {
+      std::fprintf(stderr, "not a setting: %s\n", line.c_str());
+      return 2;
+    }
+    const sim::Outcome outcome = sim::Simulate(setting);
+    if (!outcome.finished) {
+      std::fprintf(stderr, "a simulation did not finish: %s\n", line.c_str());
+      return 1;
+    }
+    Print(setting, outcome);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace thinwire::sched
+
+int main() { return thinwire::sched::Main(); }
