@@ -79,7 +79,10 @@ struct Options {
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
   // Every block between ranks travels with a CRC32C, and one that came damaged fails the group.
   bool checksum = false;
-  std::string trace_path;               // Chrome JSON written at close; empty means no trace
+  // From so many ranks on, reports and announcements go through heads of groups; see
+  // schedule/order/control_tree.h.
+  int control_tree_from = 65;
+  std::string trace_path;   // Chrome JSON written at close; empty means no trace
   std::string flight_path;  // the last events, written with the first failure; empty means nowhere
 };
 

@@ -110,6 +110,7 @@ size_t EntriesPerFrame(const Message& message) {
 ControlFrame PackPart(const Message& message, size_t first) {
   switch (message.type) {
     case FrameType::kReport:
+    case FrameType::kGroupReport:
     case FrameType::kOverdue: return Pack(message.type, std::span(&message.report, 1));
     case FrameType::kAnnounce: return Pack(message.type, Part(message.announcements, first));
     case FrameType::kPredict: return Pack(message.type, Part(message.predicted, first));
@@ -143,6 +144,7 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
   bool good = false;
   switch (header.type) {
     case FrameType::kReport:
+    case FrameType::kGroupReport:
     case FrameType::kOverdue: good = UnpackReport(frame, header.count, &message.report); break;
     case FrameType::kAnnounce: good = Unpack(frame, header.count, &message.announcements); break;
     case FrameType::kPredict: good = Unpack(frame, header.count, &message.predicted); break;

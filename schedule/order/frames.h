@@ -19,15 +19,16 @@
 namespace thinwire {
 
 enum class FrameType : uint32_t {
-  kReport = 1,    // rank to leader: this tensor is ready here
-  kAnnounce = 2,  // leader to all: start these chunks, in this order
-  kOverdue = 3,   // rank to leader: this tensor has passed its deadline here (carries a Report)
-  kFail = 4,      // any rank to all: the group has failed, and this is the reason
-  kBye = 5,       // any rank to all: this rank has finished, and closes once all have (carries
-                  // the number of collectives that it has started)
-  kPredict = 6,   // leader to all: start these chunks, in this order, once you have them
-  kPing = 7,      // leader to rank: answer with a pong
-  kPong = 8,      // rank to leader
+  kReport = 1,       // rank to leader: this tensor is ready here
+  kAnnounce = 2,     // leader to all: start these chunks, in this order
+  kOverdue = 3,      // rank to leader: this tensor has passed its deadline here (carries a Report)
+  kFail = 4,         // any rank to all: the group has failed, and this is the reason
+  kBye = 5,          // any rank to all: this rank has finished, and closes once all have (carries
+                     // the number of collectives that it has started)
+  kPredict = 6,      // leader to all: start these chunks, in this order, once you have them
+  kPing = 7,         // leader to rank: answer with a pong
+  kPong = 8,         // rank to leader
+  kGroupReport = 9,  // head of a group to leader: this tensor is ready on all ranks of the group
 };
 
 // One tensor as one rank sees it. All ranks' reports of one id must agree.
@@ -75,7 +76,7 @@ std::string_view ShapeOf(const Report& report);
 // A message of the sequencers. `type` says which of the members it carries.
 struct Message {
   FrameType type = FrameType::kPing;
-  Report report;                            // kReport, kOverdue
+  Report report;                            // kReport, kOverdue, kGroupReport
   std::vector<Announcement> announcements;  // kAnnounce
   std::vector<PredictedChunk> predicted;    // kPredict
 };

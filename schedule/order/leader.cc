@@ -4,26 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "compress/types.h"
+#include "schedule/order/agreement.h"
 
 namespace thinwire {
 namespace {
-
-std::string DescribeReport(const Report& report) {
-  constexpr const char* kCollectives[] = {"", ", reduce-scatter", ", all-gather"};
-  const std::string shape(ShapeOf(report));
-  return absl::StrCat(
-      report.numel, " elements of ", std::string(Name(static_cast<DType>(report.dtype))),
-      shape.empty() ? "" : " in the shape ", shape, ", ", report.op == 0 ? "mean" : "sum",
-      report.collective < 3 ? kCollectives[report.collective] : ", unknown",
-      report.direct ? ", in one exchange" : "");
-}
-
-bool Agree(const Report& a, const Report& b) {
-  return a.numel == b.numel && a.partition_hash == b.partition_hash && a.dtype == b.dtype &&
-         a.op == b.op && a.direct == b.direct && a.collective == b.collective &&
-         a.chunks == b.chunks;
-}
 
 std::string Ranks(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
@@ -58,13 +42,8 @@ Leader::Tensor& Leader::Find(int rank, const Report& report) {
 
 absl::Status Leader::OnReport(int rank, const Report& report) {
   Tensor& tensor = Find(rank, report);
-  if (!Agree(tensor.first, report)) {
-    const std::string first = DescribeReport(tensor.first), other = DescribeReport(report);
-    return absl::FailedPreconditionError(absl::StrCat(
-        "tensor '", report.name, "': rank ", tensor.first_rank, " has ", first, ", but rank ", rank,
-        " has ", other, first == other ? " of another shape or in other segments" : "",
-        "; call with the same tensors in the same order on every rank"));
-  }
+  absl::Status differs = CheckAgreement(tensor.first_rank, tensor.first, rank, report);
+  if (!differs.ok()) return differs;
   if (tensor.reported[rank]) return absl::OkStatus();
   tensor.reported[rank] = true;
   if (++tensor.reports == world_ && !tensor.first.direct && tensor.predicted == 0) {

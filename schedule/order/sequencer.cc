@@ -37,6 +37,8 @@ Sequencer::Sequencer(const Membership& members, const Options& options, Matching
       options_(options),
       matching_(matching),
       lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options) : nullptr),
+      tree_(members, options.control_tree_from),
+      group_(static_cast<int>(tree_.GroupOf(members.rank).size())),
       roll_(members.size, kPause * Seconds(options.timeout),
             AnswerPatience(Seconds(options.timeout))),
       predicted_(options.predicted_lanes) {}
@@ -69,18 +71,47 @@ void Sequencer::OnSubmit(const Report& report, double now) {
 
 void Sequencer::SendReport(FrameType type, const Report& report, double now) {
   if (lead_ != nullptr) return OnReport(0, type, report, now);
-  outbox_.Send(0, type).report = report;
+  // What is late or overdue is rank 0's to judge, which must hear it from each rank.
+  const bool in_order = type == FrameType::kReport && report.direct == 0;
+  if (in_order && tree_.is_head()) return OnGroupReport(members_.rank, report);
+  outbox_.Send(in_order ? tree_.head() : 0, type).report = report;
+}
+
+void Sequencer::OnGroupReport(int rank, const Report& report) {
+  const absl::StatusOr<bool> all = group_.Add(rank, report);
+  if (!all.ok()) return Fail(all.status());
+  if (*all) outbox_.Send(0, FrameType::kGroupReport).report = report;
+}
+
+// Rank 0 calls the roll when something is late. It must know then what each rank has, also of those
+// whose group has not all of it.
+void Sequencer::ReportAnew() {
+  if (tree_.HeadOf(members_.rank) == 0) return;
+  for (auto& [id, own] : own_) {
+    if (own.report.direct == 0) outbox_.Send(0, FrameType::kReport).report = own.report;
+  }
 }
 
 void Sequencer::OnMessage(int from, const Message& message, double now) {
   switch (message.type) {
     case FrameType::kReport:
+      if (lead_ == nullptr) {
+        if (tree_.HeadOf(from) == members_.rank) OnGroupReport(from, message.report);
+        break;
+      }
+      [[fallthrough]];
     case FrameType::kOverdue:
       if (lead_ != nullptr) OnReport(from, message.type, message.report, now);
+      break;
+    case FrameType::kGroupReport:
+      if (lead_ != nullptr && tree_.HeadOf(from) == from) {
+        OnReports(tree_.GroupOf(from), message.report, now);
+      }
       break;
     case FrameType::kAnnounce:
     case FrameType::kPredict: OnOrder(from, message); break;
     case FrameType::kPing:
+      ReportAnew();
       outbox_.Send(from, FrameType::kPong);
       // Who asks rank 0 has a tensor near its deadline, which rank 0 may not have submitted itself.
       if (lead_ != nullptr) CallRoll(now);
@@ -104,9 +135,6 @@ bool Sequencer::FinishedHere(const Report& report) const {
 
 void Sequencer::OnReport(int rank, FrameType type, const Report& report, double now) {
   if (FinishedHere(report)) return;
-  if (absl::Status differs = lead_->leader.OnReport(rank, report); !differs.ok()) {
-    Fail(std::move(differs));
-  }
   if (type == FrameType::kOverdue) {
     CallRoll(now);
     const auto known = [&](const auto& entry) { return entry.first == report.id(); };
@@ -114,7 +142,16 @@ void Sequencer::OnReport(int rank, FrameType type, const Report& report, double 
       lead_->overdue.emplace_back(report.id(), now);
     }
   }
-  if (rank == 0) lead_->prediction.OnSubmitted(report, now);
+  OnReports({&rank, 1}, report, now);
+}
+
+void Sequencer::OnReports(std::span<const int> ranks, const Report& report, double now) {
+  if (FinishedHere(report)) return;
+  for (const int rank : ranks) {
+    absl::Status differs = lead_->leader.OnReport(rank, report);
+    if (!differs.ok()) return Fail(std::move(differs));
+  }
+  if (ranks.front() == 0) lead_->prediction.OnSubmitted(report, now);
   if (lead_->leader.AllHave(report.id())) lead_->prediction.OnReady(report.id(), now);
   Announce();
   Predict();
@@ -125,7 +162,19 @@ void Sequencer::Announce() {
   lead_->leader.Next(&announcing_);
   if (announcing_.empty()) return;
   OnAnnounced(announcing_);
-  outbox_.Send(kEveryone, FrameType::kAnnounce).announcements = announcing_;
+  PassOn(announcing_);
+}
+
+void Sequencer::PassOn(const std::vector<Announcement>& announcements) {
+  for (const int child : tree_.children()) {
+    outbox_.Send(child, FrameType::kAnnounce).announcements = announcements;
+  }
+}
+
+void Sequencer::PassOn(const std::vector<PredictedChunk>& chunks) {
+  for (const int child : tree_.children()) {
+    outbox_.Send(child, FrameType::kPredict).predicted = chunks;
+  }
 }
 
 // Bytes under way at once: a few chunks, and what else the link carries while `latencies` go by.
@@ -151,7 +200,7 @@ void Sequencer::Predict() {
   const size_t window = WindowBytes(kPredictedHops * kHopLatencies);
   for (PredictedChunk& chunk : step.chunks) chunk.window_kib = static_cast<uint32_t>(window >> 10);
   OnPredicted(step.chunks);
-  outbox_.Send(kEveryone, FrameType::kPredict).predicted = std::move(step.chunks);
+  PassOn(step.chunks);
 }
 
 void Sequencer::EndStep(double now) {
@@ -169,10 +218,15 @@ void Sequencer::EndStep(double now) {
 }
 
 void Sequencer::OnOrder(int from, const Message& message) {
-  if (from != 0 || lead_ != nullptr) {
+  if (from != tree_.parent() || lead_ != nullptr) {
     return Fail(absl::FailedPreconditionError(
         absl::StrCat("rank ", from, " sent an order of chunks to rank ", members_.rank,
-                     ", expected one from rank 0 alone", kSameVersion)));
+                     ", expected one from rank ", tree_.parent(), " alone", kSameVersion)));
+  }
+  if (message.type == FrameType::kAnnounce) {
+    PassOn(message.announcements);
+  } else {
+    PassOn(message.predicted);
   }
   OnAnnounced(message.announcements);
   OnPredicted(message.predicted);

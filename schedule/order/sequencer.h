@@ -3,7 +3,8 @@
 // Every rank reports its tensors to rank 0, whose Leader announces chunks that all ranks have, and
 // whose Prediction says a whole step's order ahead where ranks are far apart. Announced chunks
 // start in the announced order, a few at a time; predicted ones as PredictedQueue says. The oldest
-// unfinished chunk of either order is submitted and has a lane on every rank, so it finishes.
+// unfinished chunk of either order is submitted and has a lane on every rank, so it finishes. In a
+// large world heads of groups sum reports up, and pass on what rank 0 says: control_tree.h.
 //
 // Pure logic: time comes in with every event, in seconds of any one clock, and what is to be done
 // goes into an outbox, in order. The engine and the simulator host the same object. Not
@@ -14,13 +15,16 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "schedule/options.h"
+#include "schedule/order/control_tree.h"
 #include "schedule/order/frames.h"
+#include "schedule/order/group_reports.h"
 #include "schedule/order/latency_probe.h"
 #include "schedule/order/leader.h"
 #include "schedule/order/outbox.h"
@@ -90,6 +94,11 @@ class Sequencer {
 
   void SendReport(FrameType type, const Report& report, double now);
   void OnReport(int rank, FrameType type, const Report& report, double now);
+  void OnReports(std::span<const int> ranks, const Report& report, double now);
+  void OnGroupReport(int rank, const Report& report);
+  void ReportAnew();
+  void PassOn(const std::vector<Announcement>& announcements);
+  void PassOn(const std::vector<PredictedChunk>& chunks);
   bool FinishedHere(const Report& report) const;
   void Announce();
   void Predict();
@@ -111,11 +120,13 @@ class Sequencer {
   const Options options_;
   const Matching matching_;
   const std::unique_ptr<Lead> lead_;  // rank 0
-  RollCall roll_;                     // of everybody on rank 0, of rank 0 elsewhere
-  RecycledMap<Own> own_;              // by id
-  RecycledMap<uint64_t> calls_;       // submitted here, by key
-  RingQueue<Ordered> ordered_;        // announced, and with kByOrder predicted, not started
-  int running_ = 0;                   // of what was ordered
+  const ControlTree tree_;
+  GroupReports group_;           // of a head
+  RollCall roll_;                // of everybody on rank 0, of rank 0 elsewhere
+  RecycledMap<Own> own_;         // by id
+  RecycledMap<uint64_t> calls_;  // submitted here, by key
+  RingQueue<Ordered> ordered_;   // announced, and with kByOrder predicted, not started
+  int running_ = 0;              // of what was ordered
   PredictedQueue predicted_;
   std::vector<Announcement> announcing_;
   Outbox outbox_;

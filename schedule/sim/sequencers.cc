@@ -1,5 +1,6 @@
 #include "schedule/sim/sequencers.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -15,7 +16,7 @@ Options OptionsOf(const Setting& setting) {
 }  // namespace
 
 Sequencers::Sequencers(const Setting& setting, const Wire& wire, Events& events, Lanes& lanes)
-    : setting_(setting), wire_(wire), events_(events), lanes_(lanes) {
+    : setting_(setting), wire_(wire), events_(events), lanes_(lanes), heads_(setting.ranks) {
   for (int r = 0; r < setting.ranks; ++r) {
     ranks_.push_back(std::make_unique<Sequencer>(Membership{r, setting.ranks}, OptionsOf(setting),
                                                  Matching::kByTag));
@@ -27,6 +28,7 @@ void Sequencers::Begin() {
   CarryOut(0);
   while (!ranks_[0]->measured() && events_.Next()) {
   }
+  control_frames_ = 0;
 }
 
 Report Sequencers::ReportOf(uint32_t unit, int step) const {
@@ -96,9 +98,12 @@ void Sequencers::Send(int from, const Action& action) {
   double frames = 0;
   ForEachFrame(*message, [&](const ControlFrame&) { ++frames; });
   if (action.to == kEveryone) frames *= setting_.ranks - 1;
-  control_frames_ += frames;
-  // All that there is goes to rank 0 or comes from there.
-  const double handled = lanes_.HandleFrames(frames);
+  // Frames are many at rank 0, or at the head of a group, which is the lower number of the two.
+  const int busy = action.to == kEveryone ? from : std::min(from, action.to);
+  if (busy == 0) control_frames_ += frames;
+  const double handled = busy == 0 || setting_.cores > 0
+                             ? lanes_.HandleFrames(frames)
+                             : heads_[busy].Take(events_.now(), frames * setting_.message_s / 2);
   events_.At(handled + setting_.latency_s, [this, from, to = action.to, message] {
     for (int r = 0; r < setting_.ranks; ++r) {
       if (r == from || (to != kEveryone && to != r)) continue;

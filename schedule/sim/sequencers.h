@@ -31,7 +31,7 @@ class Sequencers {
 
   // The first failure of any rank; a simulation that fails does not finish.
   const absl::Status& status() const { return status_; }
-  // That rank 0 has sent and received.
+  // That rank 0 has sent and received since.
   double control_frames() const { return control_frames_; }
 
  private:
@@ -55,6 +55,7 @@ class Sequencers {
   Lanes& lanes_;
   std::vector<std::unique_ptr<Sequencer>> ranks_;
   std::unordered_map<uint64_t, Tensor> tensors_;  // by id, from the first rank's to the last chunk
+  std::vector<Server> heads_;  // of control frames, by rank; rank 0's lanes have its own
   double control_frames_ = 0;
   absl::Status status_;
 };

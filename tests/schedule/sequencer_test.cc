@@ -215,8 +215,11 @@ TEST_P(SequencerTest, EveryRandomScheduleRunsEveryChunkOnce) {
   size_t predicted = 0;
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     std::mt19937_64 random(seed);
-    const int world = 2 + random() % 3;
     Options options;
+    // Every other world has heads of groups.
+    const bool groups = seed % 2 == 1;
+    const int world = groups ? 3 + random() % 6 : 2 + random() % 3;
+    if (groups) options.control_tree_from = 2;
     options.lanes = 1 + random() % 3;
     options.predicted_lanes = 1 + random() % 4;
     options.policy = static_cast<Policy>(random() % 3);
@@ -426,6 +429,66 @@ TEST(Sequencer, AStoppedRankIsNamedAtTheFirstDeadline) {
   LetTimePass(host, 0.15);
   ExpectInMessage(host.failure(0), absl::StatusCode::kDeadlineExceeded,
                   {"'t1'", "rank 1 never submitted it", "no answer comes from there"});
+}
+
+TEST(ControlTree, HeadsOfGroupsStandBetween) {
+  const ControlTree lead({0, 10}, 2), head({4, 10}, 2), member({5, 10}, 2), last({9, 10}, 2);
+  EXPECT_EQ(lead.children(), (std::vector<int>{1, 2, 3, 4, 8}));
+  EXPECT_EQ(head.children(), (std::vector<int>{5, 6, 7}));
+  EXPECT_EQ(member.children(), std::vector<int>());
+  EXPECT_EQ(member.head(), 4);
+  EXPECT_EQ(last.GroupOf(8), (std::vector<int>{8, 9}));
+  const ControlTree small({0, 10}, 11);
+  EXPECT_EQ(small.children(), std::vector<int>{kEveryone});
+}
+
+Options InGroups() {
+  Options options;
+  options.control_tree_from = 2;
+  options.timeout = std::chrono::milliseconds(1000);
+  return options;
+}
+
+// Its group's head has told rank 0 nothing, of the group's other ranks either.
+TEST(Sequencer, ARankOfAGroupThatNeverSubmitsIsNamedAlone) {
+  Host host(10, InGroups(), Matching::kByTag);
+  Settle(host);
+  for (int r = 0; r < 10; ++r) {
+    if (r != 6) host.Submit(r, Of(1, 0));
+  }
+  Settle(host);
+  for (int r = 0; r < 10; ++r) EXPECT_TRUE(host.Order(r).empty());
+  LetTimePass(host, 1.5);
+  ExpectInMessage(host.failure(0), absl::StatusCode::kDeadlineExceeded,
+                  {"'t1'", ": rank 6 never submitted it"});
+}
+
+TEST(Sequencer, ASilentHeadIsNamedAlone) {
+  Host host(10, InGroups(), Matching::kByTag);
+  Settle(host);
+  host.Silence(4);
+  for (int r = 0; r < 10; ++r) host.Submit(r, Of(1, 0));
+  LetTimePass(host, 1.5);
+  ExpectInMessage(host.failure(0), absl::StatusCode::kDeadlineExceeded,
+                  {"'t1'", ": rank 4 never submitted it, ", "look whether the process is stopped"});
+}
+
+// Ranks 4 to 7 are a group, and ranks 8 and 9.
+TEST(Sequencer, RanksOfGroupsThatDisagreeAreNamed) {
+  for (const int other : {6, 9}) {
+    Host host(10, InGroups(), Matching::kByTag);
+    Settle(host);
+    for (int r = 0; r < 10; ++r) host.Submit(r, Of(1, 0, 1, r == other ? 4096 : 1024));
+    Settle(host);
+    int failed = 0;
+    for (int r = 0; r < 10; ++r) {
+      if (host.failure(r).ok()) continue;
+      ++failed;
+      ExpectInMessage(host.failure(r), absl::StatusCode::kFailedPrecondition,
+                      {"'t1'", "4096 elements", "1024 elements", "rank " + std::to_string(other)});
+    }
+    EXPECT_EQ(failed, 1) << "the head says so, and all hear of it: the engine's duty";
+  }
 }
 
 // A rank that is slow to finish a raw tensor reports it when the others are long done.

@@ -114,6 +114,16 @@ TEST(Simulator, MessagesTakeTheirTime) {
   }
 }
 
+// 100 ranks make ten groups of ten: rank 0 hears 9 ranks and 9 heads of a tensor, and tells them.
+TEST(Simulator, HeadsOfGroupsSpareRankZero) {
+  Setting setting = Small(4, 1 << 14);
+  setting.ranks = 100;
+  const double grouped = Simulate(setting).control_frames;
+  setting.engine.control_tree_from = 101;
+  const double flat = Simulate(setting).control_frames;
+  EXPECT_LT(grouped * 5, flat);
+}
+
 TEST(Simulator, P3HidesWhatABarrierShows) {
   Setting setting = Small(8, 1 << 18);
   setting.bytes_per_s = 4.0 * (1 << 18) / 2.5e-3;  // about as long as the computing

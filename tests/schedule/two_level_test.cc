@@ -105,6 +105,14 @@ TEST(TwoLevel, GivesTheReferencesBitsWithMomentum) {
   ExpectTheReferencesBits(Wire::kInProcess, 6, options, 5003, 5);
 }
 
+TEST(TwoLevel, GivesTheReferencesBitsWithHeadsOfGroups) {
+  Options options = InAGrid("int4");
+  options.control_tree_from = 2;
+  for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
+    ExpectTheReferencesBits(wire, 6, options, 5003, 5);
+  }
+}
+
 // Chunks of fewer blocks than ranks leave some of them without a shard.
 TEST(TwoLevel, TakesTensorsOfAnySize) {
   for (const size_t numel : {1, 255, 257, 700, 1025}) {

@@ -1,0 +1,36 @@
+#include "schedule/order/agreement.h"
+
+#include "absl/strings/str_cat.h"
+#include "compress/types.h"
+
+namespace thinwire {
+namespace {
+
+bool Agree(const Report& a, const Report& b) {
+  return a.numel == b.numel && a.partition_hash == b.partition_hash && a.dtype == b.dtype &&
+         a.op == b.op && a.direct == b.direct && a.collective == b.collective &&
+         a.chunks == b.chunks;
+}
+
+}  // namespace
+
+std::string DescribeReport(const Report& report) {
+  constexpr const char* kCollectives[] = {"", ", reduce-scatter", ", all-gather"};
+  const std::string shape(ShapeOf(report));
+  return absl::StrCat(
+      report.numel, " elements of ", std::string(Name(static_cast<DType>(report.dtype))),
+      shape.empty() ? "" : " in the shape ", shape, ", ", report.op == 0 ? "mean" : "sum",
+      report.collective < 3 ? kCollectives[report.collective] : ", unknown",
+      report.direct ? ", in one exchange" : "");
+}
+
+absl::Status CheckAgreement(int first_rank, const Report& first, int rank, const Report& report) {
+  if (Agree(first, report)) return absl::OkStatus();
+  const std::string one = DescribeReport(first), other = DescribeReport(report);
+  return absl::FailedPreconditionError(absl::StrCat(
+      "tensor '", report.name, "': rank ", first_rank, " has ", one, ", but rank ", rank, " has ",
+      other, one == other ? " of another shape or in other segments" : "",
+      "; call with the same tensors in the same order on every rank"));
+}
+
+}  // namespace thinwire
