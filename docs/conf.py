@@ -51,6 +51,7 @@ CONTENTS = """
 :glob:
 
 /docs/architecture
+/docs/scale
 /docs/glossary
 /compress/FORMAT
 /docs/decisions/README

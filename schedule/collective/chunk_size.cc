@@ -14,10 +14,19 @@ double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const
   return sent / (2 * messages);
 }
 
+namespace {
+
+double LeastMessage(const Options& options, int world) {
+  const auto least = static_cast<double>(options.least_message_bytes);
+  return GoesByGrid(world, options) ? kGridFactor * least : least;
+}
+
+}  // namespace
+
 size_t ChunkBytesOf(const Options& options, int world) {
   size_t bytes = options.chunk_bytes;
   if (world <= kSmallWorld || options.least_message_bytes == 0) return bytes;
-  const auto least = static_cast<double>(options.least_message_bytes);
+  const double least = LeastMessage(options, world);
   for (const CodecPair& codec : options.codecs) {
     if (codec.up.traits().entries()) continue;  // everybody's whole chunk goes to everybody
     while (bytes < kLargestChunk && MessageBytes(codec, bytes, world, options) < least) bytes *= 2;

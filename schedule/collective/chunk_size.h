@@ -16,11 +16,13 @@ namespace thinwire {
 double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const Options& options);
 
 // options.chunk_bytes, doubled until the messages of every dense codec hold
-// options.least_message_bytes, and no further than to kLargestChunk. Worlds of up to
-// kSmallWorld ranks keep options.chunk_bytes.
+// options.least_message_bytes, in a grid kGridFactor times as much, and no further than to
+// kLargestChunk. Worlds of up to kSmallWorld ranks keep options.chunk_bytes.
 size_t ChunkBytesOf(const Options& options, int world);
 
 inline constexpr int kSmallWorld = 4;
+// A grid's messages are so few that larger ones, which cost less, still make no large chunks.
+inline constexpr int kGridFactor = 4;
 // Memory of a lane grows with chunks; buckets are hardly ever larger.
 inline constexpr size_t kLargestChunk = size_t{256} << 20;
 

@@ -52,10 +52,11 @@ void Lanes::Send(const Phase& phase, Events::Action then) {
   const double now = events_.now();
   const double credit = setting_.burst_bytes / setting_.bytes_per_s;
   link_paid_until_ = std::max(link_paid_until_, now - credit) + phase.bytes / setting_.bytes_per_s;
-  const double handled = messenger_.Take(
-      now, phase.messages * setting_.message_s + phase.bytes * setting_.message_s_per_byte);
-  const double latency = setting_.hop_latencies * setting_.latency_s;
-  events_.At(std::max(handled, link_paid_until_) + latency + overhead, std::move(then));
+  double work = phase.messages * setting_.message_s + phase.bytes * setting_.message_s_per_byte;
+  double wait = setting_.hop_latencies * setting_.latency_s;
+  (setting_.cores > 0 ? work : wait) += overhead;
+  const double handled = messenger_.Take(now, work);
+  events_.At(std::max(handled, link_paid_until_) + wait, std::move(then));
 }
 
 }  // namespace thinwire::sim

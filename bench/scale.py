@@ -1,0 +1,281 @@
+"""How an allreduce scales with the number of ranks: measured for 2 to 16 of them on one machine,
+and simulated for thousands.
+
+    scale.py measure FILE [ROUNDS]    runs scale_bench: lines of JSON
+    scale.py report FILE FOLDER PLOT  calibrates the simulator with 2, 4 and 8 flat ranks of FILE,
+                                      holds it against the others, and simulates up to 4,096
+
+A rank's processor time is fitted as messages, bytes, elements and exchanges.
+Processor time is also what predictions are held against first: it hardly depends on who else uses
+the machine, while the clock on the wall does."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from scipy.optimize import nnls
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+BUILD = Path(__file__).resolve().parent.parent / "build" / "bench"
+MIB = 1 << 20
+CALIBRATED, HELD_OUT = (2, 4, 8), (3, 6, 12, 16)
+CORES = 2  # of the machine that all measured ranks share
+GRADIENTS = 1_300_000_000  # bytes of fp32: BERT-Large's
+RANKS = (16, 64, 256, 1024, 4096)
+BUCKETS = {"25 MiB": 25 * MIB, "256 MiB": 256 * MIB}
+# Bits a second, and what the measured costs are divided by: for a thread that handles messages
+# better than Gloo's on this machine.
+PANELS = {
+    "1 Gb/s": (1e9, 1),
+    "10 Gb/s": (10e9, 1),
+    "25 Gb/s": (25e9, 1),
+    "25 Gb/s, a quarter of the costs": (25e9, 4),
+}
+LATENCY_S = 20e-6  # one way, inside a data centre
+# Of an element, its scale included. The three quantisers are taken to cost the same, so that what
+# a byte costs can be told from what an element costs.
+BITS = {"int4": 4.0625, "int8": 8.0625, "onebit:down=onebit": 1.0625}
+
+Row = dict[str, Any]
+
+
+class Costs(NamedTuple):
+    """Processor seconds of one rank."""
+
+    message_s: float
+    byte_s: float
+    element_s: float
+    exchange_s: float  # of a hop of a chunk, whatever its size: threads that wait and are woken
+
+
+# Measured settings.
+
+
+def measure(file: Path, rounds: int) -> None:
+    settings = [
+        (n, size, chunk, "int4", "flat")
+        for n in (*CALIBRATED, *HELD_OUT)
+        for size in (4 * MIB, 16 * MIB)
+        for chunk in (MIB // 2, MIB, 4 * MIB)
+    ]
+    both = (MIB, 4 * MIB)
+    settings += [(n, 16 * MIB, chunk, "int4", "grid") for n in (4, 6, 12, 16) for chunk in both]
+    settings += [
+        (n, 16 * MIB, chunk, codec, "flat")
+        for n in CALIBRATED
+        for codec in ("int8", "onebit:down=onebit")
+        for chunk in both
+    ]
+    with file.open("w") as out:
+        for _ in range(rounds):
+            for n, size, chunk, codec, topology in settings:
+                command = [BUILD / "scale_bench", n, size, chunk, 11, "gloo", codec, topology]
+                line = subprocess.run(
+                    [str(part) for part in command], check=True, capture_output=True, text=True
+                ).stdout
+                out.write(line)
+                out.flush()
+
+
+def load(file: Path) -> list[Row]:
+    """One row for each setting: medians over the rounds, of the wall's clock the lowest."""
+    found = defaultdict(list)
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        key = (row["ranks"], row["bytes"], row["chunk_bytes"], row["codec"], row["topology"])
+        found[key].append(row)
+    return [
+        {
+            "ranks": ranks,
+            "bytes": size,
+            "chunk_bytes": chunk,
+            "codec": codec,
+            "topology": topology,
+            "processor_ms": statistics.median(row["processor_ms"] for row in rows),
+            "wall_ms": min(row["low_ms"] for row in rows),
+        }
+        for (ranks, size, chunk, codec, topology), rows in found.items()
+    ]
+
+
+# The model's costs.
+
+
+def rows_of(ranks: int) -> int:
+    """Of the grid of schedule/collective/grid.h."""
+    return max(r for r in range(1, math.isqrt(ranks) + 1) if ranks % r == 0)
+
+
+def features(row: Row) -> np.ndarray:
+    """Messages, bytes, elements and exchanges of one rank."""
+    ranks, numel = row["ranks"], row["bytes"] / 4
+    chunks = max(1, row["bytes"] // row["chunk_bytes"])
+    grid, rows = row["topology"] == "grid", rows_of(ranks)
+    peers = rows + ranks // rows - 2 if grid else ranks - 1
+    sent = 2 * numel * BITS[row["codec"]] / 8 * (ranks - 1) / ranks
+    # As wire.cc has it: a column's part is summed, and its sum encoded, once more.
+    coded = numel * (1 + 2 / 3 / (ranks // rows)) if grid else numel
+    return np.array([2 * peers * chunks, sent, coded, (4 if grid else 2) * chunks])
+
+
+def calibrate(rows: list[Row]) -> Costs:
+    """Least squares of relative errors; no cost is below zero."""
+    known = [row for row in rows if row["ranks"] in CALIBRATED]
+    measured = np.array([row["processor_ms"] / 1e3 / row["ranks"] for row in known])
+    matrix = np.array([features(row) for row in known]) / measured[:, None]
+    found, _ = nnls(matrix, np.ones(len(known)))
+    return Costs(*found)
+
+
+# Simulations.
+
+
+class Case(NamedTuple):
+    ranks: int
+    size: int
+    bucket: int
+    chunk: int  # 0: the library's
+    codec: str
+    topology: str
+    bytes_per_s: float
+    latency_s: float
+    cores: int
+
+
+def simulate(cases: list[Case], costs: Costs) -> list[Row]:
+    # A third of the codec's time each; the sum is what was fitted.
+    codec = [costs.element_s / 3] * 3
+    lines = []
+    for case in cases:
+        link = (case.bytes_per_s, case.latency_s, case.cores)
+        messages = (costs.message_s, costs.byte_s, costs.exchange_s)
+        lines.append((*case[:6], *link, *messages, *codec))
+    text = "\n".join(" ".join(str(part) for part in line) for line in lines)
+    done = subprocess.run(
+        [BUILD / "scale_sim"], input=text, check=True, capture_output=True, text=True
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def hold_against(rows: list[Row], costs: Costs) -> list[Row]:
+    """Predictions for all that was measured. The loopback has no rate of its own."""
+    cases = [
+        Case(
+            row["ranks"], row["bytes"], row["bytes"], row["chunk_bytes"], row["codec"],
+            row["topology"], 1e12, 0.0, CORES,
+        )
+        for row in rows
+    ]  # fmt: skip
+    simulated = simulate(cases, costs)
+    for row, found in zip(rows, simulated, strict=True):
+        row["simulated_ms"] = 1e3 * found["step_s"]
+        row["held_out"] = row["ranks"] not in CALIBRATED
+        row["error"] = row["simulated_ms"] / (row["processor_ms"] / CORES) - 1
+        row["wall_error"] = row["simulated_ms"] / row["wall_ms"] - 1
+    return rows
+
+
+def curves(costs: Costs) -> list[Row]:
+    found = []
+    for panel, (bits_per_s, divisor) in PANELS.items():
+        labels = [
+            (name, topology, ranks)
+            for name in BUCKETS
+            for topology in ("flat", "grid")
+            for ranks in RANKS
+        ]
+        rate = bits_per_s / 8
+        cases = [
+            Case(ranks, GRADIENTS, BUCKETS[name], 0, "int4", topology, rate, LATENCY_S, 0)
+            for name, topology, ranks in labels
+        ]
+        rows = simulate(cases, Costs(*(cost / divisor for cost in costs)))
+        for row, (name, topology, _) in zip(rows, labels, strict=True):
+            row |= {"panel": panel, "bucket": name, "topology": topology}
+            row["efficiency"] = row["wire_bytes"] / rate / row["step_s"]
+            found.append(row)
+    return found
+
+
+# What is written.
+
+
+def table(rows: list[Row]) -> None:
+    print("ranks  what   MiB  chunk KiB  processor/2 ms  simulated  error   least wall ms  error")
+    for row in rows:
+        if not row["held_out"]:
+            continue
+        print(
+            f"{row['ranks']:5d}  {row['topology']}  {row['bytes'] // MIB:4d} "
+            f"{row['chunk_bytes'] // 1024:9d}  {row['processor_ms'] / CORES:13.1f} "
+            f"{row['simulated_ms']:10.1f}  {row['error']:+6.0%}  {row['wall_ms']:12.1f}  "
+            f"{row['wall_error']:+6.0%}"
+        )
+    for key in ("error", "wall_error"):
+        errors = [abs(row[key]) for row in rows if row["held_out"]]
+        print(f"{key}: median {statistics.median(errors):.0%}, most {max(errors):.0%}")
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(14, 3.8), sharey=True)
+    for axis, panel in zip(axes, PANELS, strict=True):
+        for name, style in zip(BUCKETS, ("--", "-"), strict=True):
+            for topology, colour in (("flat", "tab:gray"), ("grid", "tab:blue")):
+                wanted = (panel, name, topology)
+                chosen = [r for r in rows if (r["panel"], r["bucket"], r["topology"]) == wanted]
+                axis.plot(
+                    [row["ranks"] for row in chosen], [row["efficiency"] for row in chosen],
+                    style, color=colour, marker="o", markersize=3,
+                    label=f"{topology}, buckets of {name}",
+                )  # fmt: skip
+        axis.axhline(0.9, color="black", linewidth=0.5)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(RANKS, [str(n) for n in RANKS], fontsize=8)
+        axis.set_xlabel("ranks")
+        axis.set_title(panel, fontsize=10)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylim(0, 1.02)
+    axes[0].set_ylabel("time of the bytes / simulated time")
+    axes[0].legend(fontsize=8, loc="lower left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def report(file: Path, folder: Path, picture: Path) -> None:
+    rows = load(file)
+    costs = calibrate(rows)
+    print(json.dumps(costs._asdict()))
+    rows = hold_against(rows, costs)
+    table(rows)
+    simulated = curves(costs)
+    for row in simulated:
+        print(
+            f"{row['panel']}, {row['bucket']}, {row['topology']}, {row['ranks']} ranks: "
+            f"{row['efficiency']:.3f}, {1e3 * row['step_s']:.1f} ms, "
+            f"{row['messages']:.0f} messages, {row['control_frames']:.0f} frames at rank 0, "
+            f"{row['lane_bytes'] / MIB:.1f} MiB a lane"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {"costs": costs._asdict(), "measured": rows, "simulated": simulated}
+    (folder / "scale.json").write_text(json.dumps(found, indent=1) + "\n")
+    plot(simulated, picture)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) >= 3 and sys.argv[1] == "measure":
+        measure(Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 3)
+    elif len(sys.argv) == 5 and sys.argv[1] == "report":
+        report(Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        sys.exit(__doc__)
