@@ -120,6 +120,19 @@ TEST_P(DeviceTest, EveryCodecGivesTheHostsBits) {
   }
 }
 
+TEST_P(DeviceTest, AGridGivesTheHostsBits) {
+  for (const char* codec : {"fp32", "int4", "int8:rounding=stochastic,down=int4"}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const int world : {4, 6}) {
+        SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
+        Options options = SmallChunks(codec);
+        options.topology = Topology::kGrid;
+        ExpectTheHostsBits(options, {.world = world, .numel = 5001, .dtype = dtype});
+      }
+    }
+  }
+}
+
 TEST_P(DeviceTest, AbsentParametersGiveTheHostsBits) {
   for (const char* codec : {"int4", "onebit", "int4:hadamard=1"}) {
     SCOPED_TRACE(codec);

@@ -119,6 +119,18 @@ TEST_P(ExecutorTest, GivesTheReferencesBitsWhateverEndsFirst) {
   }
 }
 
+// Chunks of four hops.
+TEST_P(ExecutorTest, AGridGivesTheReferencesBits) {
+  Options options = OptionsOf("int4");
+  options.topology = Topology::kGrid;
+  const Results expected = Expected(4, options);
+  const auto late = LateOptions::OutOfOrder(1, milliseconds(3));
+  for (const auto& delay : {LateOptions::AtOnce(), late}) {
+    RunRanks(LateTransports(4, {matching(), delay}), options,
+             [&](int rank, Engine& engine) { Train(rank, engine, expected, 1); });
+  }
+}
+
 TEST_P(ExecutorTest, AnyNumberOfLanesGivesTheSameBits) {
   for (const int lanes : {1, 2, 7}) {
     for (const int predicted_lanes : {1, 3}) {
