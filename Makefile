@@ -17,12 +17,13 @@ export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
 .PHONY: help setup build check demo test test-cpp test-asan test-tsan test-python thread-safety docs gpu neon fuzz \
-  soak bench accuracy ratio wheel wheel-check lint format clean
+  soak replicas bench accuracy ratio wheel wheel-check lint format clean
 
 help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
 	@echo "make check   the tests that take seconds, for daily work"
 	@echo "make test    every test that can run on this machine"
+	@echo "make replicas   a thousand steps of every codec and 2 to 8 ranks: bit-identical (20 minutes)"
 	@echo "make thread-safety   clang's analysis of who holds which lock"
 	@echo "make docs    the documentation as a site, in build/docs/html"
 	@echo "make gpu     the checks and benchmarks that need an NVIDIA GPU"
@@ -44,6 +45,10 @@ build: setup
 check: build
 	@ctest --preset check --output-on-failure -j $(TEST_JOBS)
 	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup -m "not slow" tests
+
+# make test runs a dozen steps of each.
+replicas: build
+	@THINWIRE_TEST_STEPS=1000 build/tests/schedule/replica_test --gtest_filter='All*'
 
 demo: build
 	@$(PYTHON) -m thinwire demo --out build/demo

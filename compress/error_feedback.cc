@@ -75,8 +75,19 @@ absl::StatusOr<BucketMemory> ErrorFeedback::Bind(std::string_view bucket,
 }
 
 absl::StatusOr<BucketMemory> ErrorFeedback::Allocate(const BucketLayout& layout) const {
+  absl::StatusOr<BucketMemory> memory = AllocateKept(layout);
+  if (!memory.ok()) return memory;
+  if (memory_.on_device()) memory->fence = std::make_shared<Fence>(slots_);
+  if (!undo_) return memory;
+  absl::StatusOr<BucketMemory> copy = AllocateKept(layout);
+  if (!copy.ok()) return copy;
+  memory->undo = std::make_shared<UndoLog>(std::move(copy->residual), std::move(copy->momentum),
+                                           memory_.on_device());
+  return memory;
+}
+
+absl::StatusOr<BucketMemory> ErrorFeedback::AllocateKept(const BucketLayout& layout) const {
   BucketMemory memory;
-  if (memory_.on_device()) memory.fence = std::make_shared<Fence>(slots_);
   absl::StatusOr<std::shared_ptr<float[]>> floats = memory_.Allocate(CountOf(layout));
   if (!floats.ok()) return floats.status();
   memory.residual = *std::move(floats);
@@ -209,6 +220,23 @@ absl::Status ErrorFeedback::Import(std::string_view name, ParameterResidual resi
                      "' can't be replaced while its allreduce is in flight; wait for it first"));
   }
   parked_[std::string(name)] = std::move(residual);
+  return absl::OkStatus();
+}
+
+absl::Status ErrorFeedback::Undo() {
+  for (const auto& [key, bucket] : buckets_) {
+    const BucketMemory& memory = bucket.memory;
+    if (memory.undo == nullptr) continue;
+    if (memory.residual.use_count() > 1) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the last use of tensor '", key,
+                       "' can't be taken back while it is in flight; wait for it first"));
+    }
+    const absl::Status status =
+        memory.undo->Restore(memory_, memory.fence.get(), CountOf(bucket.layout),
+                             memory.residual.get(), memory.momentum.get());
+    if (!status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 

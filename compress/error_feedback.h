@@ -18,6 +18,8 @@
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "compress/float_memory.h"
+#include "compress/range.h"
+#include "compress/undo_log.h"
 
 namespace thinwire {
 
@@ -29,13 +31,6 @@ struct Segment {
   size_t total = 0;
   uint32_t codec = 0;  // of the engine's codecs; no matter to residuals
   friend bool operator==(const Segment&, const Segment&) = default;
-};
-
-// Elements [begin, end) of a bucket.
-struct Range {
-  size_t begin = 0;
-  size_t end = 0;
-  friend bool operator==(const Range&, const Range&) = default;
 };
 
 // How a bucket is laid out and which of its elements this rank owns (reduces).
@@ -60,15 +55,18 @@ struct ParameterResidual {
 struct BucketMemory {
   std::shared_ptr<float[]> residual;
   std::shared_ptr<float[]> momentum;
-  std::shared_ptr<Fence> fence;  // on a device: the work that used them last
+  std::shared_ptr<Fence> fence;   // on a device: the work that used them last
+  std::shared_ptr<UndoLog> undo;  // null: a use can't be taken back
 };
 
 // Not thread-safe; the engine serialises Bind, and chunks write disjoint ranges of what it returns.
 class ErrorFeedback {
  public:
-  // On the host, or on a device, whose memory up to `slots` streams use at once.
-  explicit ErrorFeedback(std::shared_ptr<Device> device = nullptr, size_t slots = 0)
-      : memory_(std::move(device)), slots_(slots) {}
+  // On the host, or on a device, whose memory up to `slots` streams use at once. `undo`: uses can
+  // be taken back, which takes as much memory again.
+  explicit ErrorFeedback(std::shared_ptr<Device> device = nullptr, size_t slots = 0,
+                         bool undo = false)
+      : memory_(std::move(device)), slots_(slots), undo_(undo) {}
 
   // The residuals of a bucket: one float an element. Where this rank owns the element it is the
   // second-hop residual, elsewhere the first-hop one. (An owned element has no first-hop residual:
@@ -91,6 +89,11 @@ class ErrorFeedback {
   // somebody holds its present residuals.
   absl::Status Import(std::string_view name, ParameterResidual residual);
 
+  // Takes back what the last use of every bucket has changed, whether it was done or failed
+  // half-way. A second call does nothing, nor does one without `undo`. FailedPrecondition while
+  // somebody holds residuals; a device's failure otherwise.
+  absl::Status Undo();
+
  private:
   struct Bucket {
     BucketLayout layout;
@@ -101,6 +104,7 @@ class ErrorFeedback {
   struct Floats {
     std::vector<float> residual, momentum;
   };
+  absl::StatusOr<BucketMemory> AllocateKept(const BucketLayout& layout) const;
   absl::StatusOr<BucketMemory> Allocate(const BucketLayout& layout) const;
   absl::StatusOr<Floats> Fetch(const Bucket& bucket) const;
   absl::Status Unload(const Bucket& bucket, Parameters* into) const;
@@ -109,6 +113,7 @@ class ErrorFeedback {
 
   const FloatMemory memory_;
   const size_t slots_ = 0;
+  const bool undo_ = false;
   uint64_t generation_ = 1;
   std::map<std::string, Bucket, std::less<>> buckets_;
   Parameters parked_;  // what is in no bucket at the moment

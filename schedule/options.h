@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,6 +83,11 @@ struct Options {
   // From so many ranks on, reports and announcements go through heads of groups; see
   // schedule/order/control_tree.h.
   int control_tree_from = 65;
+  // A collective that failed half-way can be taken back (ErrorFeedback::Undo), at the price of as
+  // much memory again as residuals and momentum take. Each rank's own.
+  bool recoverable = false;
+  // Results of every so many steps are compared between ranks; 0: never. On the host only.
+  uint64_t check_replicas = 0;
   std::string trace_path;   // Chrome JSON written at close; empty means no trace
   std::string flight_path;  // the last events, written with the first failure; empty means nowhere
 };

@@ -3,6 +3,7 @@
 #include "compress/backend.h"
 #include "compress/simd_target.h"
 #include "integrations/c/status.h"
+#include "schedule/digest.h"
 
 using thinwire::CodecPair;
 using thinwire::CodecSpec;
@@ -27,6 +28,10 @@ thinwire::TensorView View(const float* x, size_t n) { return {const_cast<float*>
 }  // namespace
 
 extern "C" {
+
+uint64_t tw_digest(const void* data, size_t bytes) {
+  return thinwire::DigestBytes({static_cast<const uint8_t*>(data), bytes});
+}
 
 tw_status tw_encoded_bytes(const char* spec, size_t n, size_t* bytes) {
   const absl::StatusOr<CodecSpec> parsed = Parse(spec);

@@ -116,6 +116,8 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   if (in.min_bytes != 0) out.min_bytes = in.min_bytes;
   if (in.no_raw != 0) out.min_bytes = 0;
   if (in.timeout_ms != 0) out.timeout = std::chrono::milliseconds(in.timeout_ms);
+  out.recoverable = in.recoverable != 0;
+  out.check_replicas = in.check_replicas;
   out.trace_path = std::string(TextOf(in.trace_path));
   out.checksum = in.checksum != 0;
   out.flight_path = std::string(TextOf(in.flight_path));

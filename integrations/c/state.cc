@@ -117,6 +117,11 @@ tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* 
   return TW_OK;
 }
 
+tw_status tw_residual_undo(tw_comm* comm) {
+  if (absl::Status bad = CheckComm("tw_residual_undo", comm); !bad.ok()) return ToC(bad);
+  return ToC(comm->engine->error_feedback().Undo());
+}
+
 tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first, const float* second,
                           const float* momentum, size_t numel) {
   if (absl::Status bad = CheckComm("tw_residual_set", comm, {name, first, second}); !bad.ok())

@@ -89,6 +89,9 @@ typedef struct {
   size_t checksum;         /* non-zero: a CRC32C goes with all that tensors send, and is checked */
   const char* topology;    /* "auto" (default), "flat" or "grid": whether dense allreduces go along
                               the rows and columns of a grid of ranks */
+  size_t recoverable;      /* non-zero: tw_residual_undo works, at the price of as much memory again
+                              as residuals and momentum take */
+  size_t check_replicas;   /* results of every so many steps are compared between ranks; 0: never */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */
@@ -190,6 +193,9 @@ TW_API void tw_bucket_destroy(tw_bucket* bucket);
  * final NUL included; *bytes is the size that all of it takes. At any time, from any thread. */
 TW_API tw_status tw_comm_describe(tw_comm* comm, char* text, size_t capacity, size_t* bytes);
 
+/* 64 bits of `bytes` bytes, the same on every rank and build: schedule/digest.h. */
+TW_API uint64_t tw_digest(const void* data, size_t bytes);
+
 /* One shard of compress/FORMAT.md, of the first hop's codec if the spec has two. `residual` may be
  * null; else n floats, updated in place. A malformed shard is TW_INVALID_ARGUMENT. */
 TW_API tw_status tw_encoded_bytes(const char* spec, size_t n, size_t* bytes);
@@ -270,6 +276,10 @@ TW_API tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_
                                   size_t* numel);
 TW_API tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second,
                                  float* momentum, size_t numel);
+/* After a failure: takes back what the last use of every tensor has changed in them, half done or
+ * done. tw_residual_get before and after it gives both states, of which the ranks choose the one
+ * that they agree on: docs/guides/recover.md. */
+TW_API tw_status tw_residual_undo(tw_comm* comm);
 TW_API tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first,
                                  const float* second, const float* momentum, size_t numel);
 

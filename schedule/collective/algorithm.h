@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/backend.h"
+#include "compress/undo_log.h"
 #include "schedule/collective/partition.h"
 #include "schedule/collective/scratch.h"
 #include "schedule/options.h"
@@ -36,6 +37,7 @@ struct ChunkJob {
   float* residual = nullptr;
   float* velocity = nullptr;  // dense: the global momentum; topk: the local one
   MomentumOptions momentum;
+  UndoLog* undo = nullptr;        // where what is kept goes before it is changed; null: nowhere
   std::span<const Range> absent;  // of the bucket in the partition's order: absence.h
   float scale = 1.0f;             // 1/n for the mean, 1 for the sum
   uint32_t* threshold = nullptr;  // topk: carried from step to step

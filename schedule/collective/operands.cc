@@ -51,6 +51,9 @@ void Operands::ForEachPiece(const TensorView& bucket, Visit visit) {
 absl::Status Operands::Load() {
   if (!bench_.scratch.status().ok()) return bench_.scratch.status();
   const Backend& backend = bench_.backend;
+  if (job_.undo != nullptr) {
+    job_.undo->Save(backend, job_.chunk->elements, job_.residual, job_.velocity);
+  }
   ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
     if (momentum_.has_value()) momentum_->Before(backend, piece, at);
     if (copies_) backend.Copy(input_.Slice(at, 0).data, piece.data, piece.bytes());

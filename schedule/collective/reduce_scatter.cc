@@ -43,6 +43,9 @@ class ReduceScatterRun final : public ChunkRun {
       EncodeExtras extras;
       extras.draws = DrawsOf(job_, job_.codec.up, me_ + 1, FirstDraw(r));
       float* const residual = job_.residual == nullptr ? nullptr : job_.residual + first;
+      if (job_.undo != nullptr) {
+        job_.undo->Save(bench_.backend, job_.chunk->pieces[r], job_.residual, nullptr);
+      }
       foreign.push_back({Input(r), residual, outgoing_[r].data(), extras});
     }
     if (!verbatim_) bench_.backend.EncodeAll(job_.codec.up, foreign);

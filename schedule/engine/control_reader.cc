@@ -5,11 +5,13 @@
 namespace thinwire {
 
 ControlReader::ControlReader(ControlPlane& control, Sequencing& sequencing,
-                             FailureProtocol& failure, Farewell& farewell, FlightRecorder& recorder)
+                             FailureProtocol& failure, Farewell& farewell, ReplicaCheck& replicas,
+                             FlightRecorder& recorder)
     : control_(control),
       sequencing_(sequencing),
       failure_(failure),
       farewell_(farewell),
+      replicas_(replicas),
       recorder_(recorder),
       thread_([this] { Run(); }) {}
 
@@ -34,6 +36,7 @@ void ControlReader::OnFrame(const ControlMessage& message) {
   switch (content.type) {
     case FrameType::kFail: return failure_.OnPeerFailed(parsed->failure);
     case FrameType::kBye: return farewell_.OnBye(message.from, parsed->started);
+    case FrameType::kDigest: return replicas_.OnDigest(message.from, parsed->digest);
     default: return sequencing_.OnMessage(message.from, content);
   }
 }

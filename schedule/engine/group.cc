@@ -33,6 +33,7 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       pulse_(options.timeout),
       failure_(members_, options, transport_, pulse_, recorder_),
       farewell_(members_, failure_),
+      replicas_(members_, options.check_replicas, transport_.control.get(), failure_),
       works_(options_, members_, matching_, device_, slots_),
       local_path_(options_) {
   if (!options.trace_path.empty() && !transport_.empty()) {
@@ -50,7 +51,7 @@ absl::Status Group::StartThreads() {
   sequencing_ = std::make_unique<Sequencing>(members_, options_, matching_, *transport_.control,
                                              *executor_, failure_, recorder_);
   reader_ = std::make_unique<ControlReader>(*transport_.control, *sequencing_, failure_, farewell_,
-                                            recorder_);
+                                            replicas_, recorder_);
   watchdog_ = std::make_unique<Watchdog>(
       failure_, pulse_, [this] { sequencing_->OnClock(); }, [this] { EndAll(); });
   sequencing_->Begin();
@@ -144,15 +145,22 @@ void Group::Count(const InFlight& work) {
 
 void Group::EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status status) {
   const bool ok = status.ok();
-  if (!ok) failure_.FailFromExchange(status, work->label);
+  if (ok) {
+    replicas_.OnChunk(*work, start.chunk);
+  } else {
+    failure_.FailFromExchange(status, work->label);
+  }
   const Works::Left left = works_.EndChunk(*work, ok);
   if (ok) sequencing_->OnChunkDone(start, left == Works::Left::kDone);
   if (left == Works::Left::kSome) return;
+  if (left == Works::Left::kDone) replicas_.OnDone(*work);
   Retire(work, left == Works::Left::kDone ? Outcome::kDone : Outcome::kFailed);
 }
 
 void Group::EndDirect(const WorkPtr& work, absl::Status status) {
   if (status.ok()) {
+    replicas_.OnChunk(*work, 0);
+    replicas_.OnDone(*work);
     sequencing_->OnDirectDone(work->id());
   } else {
     failure_.FailFromExchange(status, work->label);

@@ -6,6 +6,7 @@
 //   DirectPath       exchanges small tensors at once; LocalPath copies in a world of one
 //   FailureProtocol  the first reason, and its way to everybody
 //   Farewell         the goodbyes
+//   ReplicaCheck     whether all ranks got the same bits
 //   Pulse            whether this process stood still
 //   Watchdog, ControlReader   a thread each: the time, and the frames
 //
@@ -28,6 +29,7 @@
 #include "schedule/engine/flight_recorder.h"
 #include "schedule/engine/local_path.h"
 #include "schedule/engine/pulse.h"
+#include "schedule/engine/replica_check.h"
 #include "schedule/engine/sequencing.h"
 #include "schedule/engine/stage_clock.h"
 #include "schedule/engine/trace.h"
@@ -86,6 +88,7 @@ class Group final : public Engine, public ChunkHost, public DirectHost {
   Pulse pulse_;
   FailureProtocol failure_;
   Farewell farewell_;
+  ReplicaCheck replicas_;
   Works works_;
   LocalPath local_path_;
   // Null in a world of one. Threads of a later one use the earlier ones.

@@ -41,7 +41,8 @@ std::string Digest(int size, const Options& options) {
                       " chunk_bytes=", Settle(options, size).chunk_bytes,
                       " min_bytes=", options.min_bytes, " one_hop_bytes=", options.one_hop_bytes,
                       " checksum=", options.checksum ? 1 : 0,
-                      " topology=", std::string(Name(options.topology)));
+                      " topology=", std::string(Name(options.topology)),
+                      " check_replicas=", options.check_replicas);
 }
 
 absl::Status Handshake(Store& store, const std::string& prefix, int rank, int size,

@@ -19,6 +19,7 @@ ChunkJob InFlight::JobOf(uint32_t number, const Options& options) const {
           .residual = feedback ? memory.residual.get() : nullptr,
           .velocity = memory.momentum.get(),
           .momentum = options.momentum,
+          .undo = memory.undo.get(),
           .absent = absent,
           .scale = bucket->scale(),
           .threshold = bucket->threshold(number),

@@ -3,6 +3,7 @@
 #ifndef THINWIRE_SCHEDULE_ENGINE_IN_FLIGHT_H_
 #define THINWIRE_SCHEDULE_ENGINE_IN_FLIGHT_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,7 @@ class InFlight final : public Work, public std::enable_shared_from_this<InFlight
   BucketMemory memory;
   std::vector<Range> absent;  // elements, in the partition's order, that this rank has nothing for
   uint64_t step = 0;
+  std::atomic<uint64_t> digest{0};  // of the chunks that are done, where it is asked for
   Report report;
   Deadline submitted, deadline;
   Finisher* finisher = nullptr;  // null: lanes finish it

@@ -19,13 +19,14 @@ void ResidualBinder::Exit() {
 absl::StatusOr<BucketMemory> ResidualBinder::Bind(const Bucket& bucket, BoundMemory* last) {
   Enter();
   if (last->generation != 0 && last->generation == feedback_.generation()) {
-    BucketMemory memory{last->residual.lock(), last->momentum.lock(), last->fence};
+    BucketMemory memory{last->residual.lock(), last->momentum.lock(), last->fence, last->undo};
     Exit();
     return memory;
   }
   absl::StatusOr<BucketMemory> memory = feedback_.Bind(bucket.key(), bucket.layout());
   if (memory.ok()) {
-    *last = {feedback_.generation(), memory->residual, memory->momentum, memory->fence};
+    *last = {feedback_.generation(), memory->residual, memory->momentum, memory->fence,
+             memory->undo};
   }
   Exit();
   return memory;

@@ -21,13 +21,15 @@ struct BoundMemory {
   uint64_t generation = 0;  // of ErrorFeedback; 0: never bound
   std::weak_ptr<float[]> residual, momentum;
   std::shared_ptr<Fence> fence;
+  std::shared_ptr<UndoLog> undo;
 };
 
 // Thread-safe.
 class ResidualBinder {
  public:
-  ResidualBinder(std::shared_ptr<Device> device, size_t fence_slots)
-      : feedback_(std::move(device), fence_slots) {}
+  // `undo`: as ErrorFeedback takes it.
+  ResidualBinder(std::shared_ptr<Device> device, size_t fence_slots, bool undo)
+      : feedback_(std::move(device), fence_slots, undo) {}
 
   // InvalidArgument if another tensor in flight holds a residual of this one.
   absl::StatusOr<BucketMemory> Bind(const Bucket& bucket, BoundMemory* last);

@@ -14,7 +14,7 @@ Works::Works(const Options& options, const Membership& members, Matching matchin
       matching_(matching),
       device_(std::move(device)),
       fence_slots_(fence_slots),
-      binder_(device_, fence_slots) {}
+      binder_(device_, fence_slots, options.recoverable && members.size > 1) {}
 
 std::shared_ptr<const Bucket> Works::Register(const BucketRequest& request) {
   const uint64_t key = HashBytes(request.key);
@@ -99,6 +99,7 @@ absl::Status Works::Fill(const Submission& submission, InFlight* work) const {
   work->deadline = work->submitted + options_.timeout;
   work->chunks_left = work->bucket->partition().chunks.size();
   work->chunks_running = 0;
+  work->digest = 0;
   work->bucket->RangesOf(submission.absent, &work->absent);
   if (device_ == nullptr) return absl::OkStatus();
   const std::unique_ptr<DeviceStream> caller = device_->Adopt(submission.stream);
@@ -131,6 +132,7 @@ absl::Status Works::Bind(const std::shared_ptr<const Bucket>& bucket, Name* name
 absl::Status Works::Commit(Name* name, const WorkPtr& work) {
   const absl::MutexLock lock(&mu_);
   if (!closed_.ok()) return closed_;
+  if (work->memory.undo != nullptr) work->memory.undo->Begin();
   work->report = work->bucket->report();
   work->report.call = name->calls++;
   work->step = name->step++;

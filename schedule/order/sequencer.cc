@@ -121,6 +121,7 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
       if (lead_ != nullptr) OnPong(from, now);
       break;
     case FrameType::kFail:
+    case FrameType::kDigest:
     case FrameType::kBye: break;  // not the sequencer's
   }
   StartChunks();

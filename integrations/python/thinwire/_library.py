@@ -139,6 +139,7 @@ _RESULTS = {
     "tw_last_error": c_char_p,
     "tw_simd_target": c_char_p,
     "tw_codec_name": c_char_p,
+    "tw_digest": c_uint64,
     "tw_options_init_sized": None,
     "tw_comm_destroy": None,
     "tw_bucket_destroy": None,
@@ -204,6 +205,8 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_residual_count": [c_void_p, POINTER(c_size_t)],
     "tw_residual_info": [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)],
     "tw_residual_get": [c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t],
+    "tw_residual_undo": [c_void_p],
+    "tw_digest": [c_void_p, c_size_t],
     "tw_residual_set": [c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t],
 }  # fmt: skip
 

@@ -289,6 +289,11 @@ class Communicator:
             self._library.tw_residual_get(handle, name.encode(), first, second, momentum, numel)
         )
 
+    def undo_residuals(self) -> None:
+        """After a failure, when nothing is in flight: takes back what the last use of every tensor
+        has changed in residuals and momentum."""
+        _library.check(self._library.tw_residual_undo(self._open()))
+
     def set_residual(
         self, name: str, first: int, second: int, momentum: int | None, numel: int
     ) -> None:

@@ -59,6 +59,8 @@ class Config:
     key_file: str | None = None
     checksum: bool = False
     topology: str | None = None
+    recoverable: bool | None = None
+    check_replicas: int = 0
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:

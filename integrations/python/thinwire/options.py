@@ -87,6 +87,7 @@ _BOOL_OR_NONE = Kind(
     "True, False or None", _parse_bool, lambda value: isinstance(value, bool),
     {None: 0, True: 1, False: -1}.__getitem__,
 )  # fmt: skip
+_FLAG_OR_NONE = Kind(_FLAG.expected, _parse_bool, _FLAG.right, bool)
 _LANES = _whole(1, 64)
 _CHUNK_BYTES = _whole(4096, _SIZE_MAX)
 _BYTES = _whole(0, _SIZE_MAX)
@@ -179,6 +180,13 @@ OPTIONS: tuple[Option, ...] = (
            "from each to all others (`flat`), or by a grid from 64 ranks on (`auto`)",
            "topology", "const char*", "topology", _TOPOLOGY, False, ("THINWIRE_TOPOLOGY",), "auto",
            COMPARED),
+    Option("what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
+           "bytes a parameter, 8 with momentum",
+           "recoverable", "size_t", "recoverable", _FLAG_OR_NONE, True, ("THINWIRE_RECOVERABLE",),
+           "off; on in Python's exchanges"),
+    Option("the ranks compare their results in every so many steps; 0: never",
+           "check_replicas", "size_t", "check_replicas", _BYTES, True,
+           ("THINWIRE_CHECK_REPLICAS",), "0", COMPARED),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
     Option("has no effect: connections are checked in any case",

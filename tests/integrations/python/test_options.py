@@ -53,6 +53,8 @@ SAMPLES = {
     "planned": Sample(False, "0", True, {"planned": -1}),
     "interface": Sample("eth7", "eth7", "lo", {"interface_name": b"eth7"}),
     "rendezvous_host": Sample("here", "here", "there", {"rendezvous_host": b"here"}),
+    "recoverable": Sample(True, "1", False, {"recoverable": 1}),
+    "check_replicas": Sample(100, "100", 7, {"check_replicas": 100}),
     "strict": Sample(True, "1", False, {}),
     "lanes": Sample(3, "3", 5, {"lanes": 3}),
     "chunk_bytes": Sample(65536, "65536", 8192, {"chunk_bytes": 65536}),

@@ -1,0 +1,104 @@
+// The last use of every tensor can be taken back: residuals and momentum are then, bit by bit, what
+// they were before it, whether it was done or failed half-way.
+#include <cstring>
+
+#include "tests/schedule/ranks.h"
+
+namespace thinwire {
+namespace {
+
+class UndoTest : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, UndoTest,
+                         testing::Values("int8", "int4", "onebit", "topk:density=0.03",
+                                         "int4:hadamard=1"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           return name.substr(0, name.find(':')) +
+                                  (name.find("hadamard") == std::string::npos ? "" : "_hadamard");
+                         });
+
+constexpr size_t kNumel = 5000;
+
+ParameterResidual Kept(Engine& engine) {
+  ParameterResidual kept;
+  EXPECT_TRUE(engine.error_feedback().Export("g", &kept).ok());
+  return kept;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+bool Same(const ParameterResidual& a, const ParameterResidual& b) {
+  return SameBits(a.first, b.first) && SameBits(a.second, b.second) &&
+         SameBits(a.momentum, b.momentum);
+}
+
+absl::Status Step(Engine& engine, int rank, int step) {
+  std::vector<float> values = Gradient(kNumel, 1, rank, step);
+  return AllReduce(engine, values, "g");
+}
+
+Options Recoverable(const std::string& codec) {
+  Options options = SmallChunks(codec);
+  options.one_hop_bytes = 0;
+  options.momentum.beta = 0.9f;
+  options.recoverable = true;
+  return options;
+}
+
+TEST_P(UndoTest, TakesBackAStepThatWasDone) {
+  RunRanks(Wire::kInProcess, 3, Recoverable(GetParam()), [&](int rank, Engine& engine) {
+    for (int step = 0; step < 3; ++step) ASSERT_TRUE(Step(engine, rank, step).ok());
+    const ParameterResidual before = Kept(engine);
+    ASSERT_TRUE(Step(engine, rank, 3).ok());
+    EXPECT_FALSE(Same(Kept(engine), before)) << "the step changed nothing";
+    ASSERT_TRUE(engine.error_feedback().Undo().ok());
+    EXPECT_TRUE(Same(Kept(engine), before));
+    ASSERT_TRUE(engine.error_feedback().Undo().ok());
+    EXPECT_TRUE(Same(Kept(engine), before)) << "a second call does nothing";
+  });
+}
+
+// A rank leaves when some chunks of the step are done and others are not.
+TEST_P(UndoTest, TakesBackAStepThatFailedHalfWay) {
+  RunRanks(Wire::kInProcess, 3, Recoverable(GetParam()), [&](int rank, Engine& engine) {
+    for (int step = 0; step < 3; ++step) ASSERT_TRUE(Step(engine, rank, step).ok());
+    const ParameterResidual before = Kept(engine);
+    std::vector<float> values = Gradient(kNumel, 1, rank, 3);
+    auto work = engine.AllReduce({.input = View(values), .output = View(values), .key = "g"});
+    ASSERT_TRUE(work.ok());
+    if (rank == 1) engine.Abort(absl::AbortedError("enough"));
+    (*work)->Wait().IgnoreError();
+    ASSERT_TRUE(engine.error_feedback().Undo().ok());
+    EXPECT_TRUE(Same(Kept(engine), before));
+  });
+}
+
+// A submission that is refused must leave the log of the step before alone: that step is the last
+// one that was begun.
+TEST(UndoLogTest, ARefusedSubmissionIsNoUse) {
+  RunRanks(Wire::kInProcess, 2, Recoverable("int4"), [&](int rank, Engine& engine) {
+    ASSERT_TRUE(Step(engine, rank, 0).ok());
+    const ParameterResidual before = Kept(engine);
+    if (!Step(engine, rank, 1).ok()) return;  // the other rank was faster
+    engine.Abort(absl::AbortedError("enough"));
+    EXPECT_FALSE(Step(engine, rank, 2).ok());
+    ASSERT_TRUE(engine.error_feedback().Undo().ok());
+    EXPECT_TRUE(Same(Kept(engine), before));
+  });
+}
+
+TEST(UndoLogTest, WithoutTheOptionNothingIsTakenBack) {
+  Options options = Recoverable("int4");
+  options.recoverable = false;
+  RunRanks(Wire::kInProcess, 2, options, [&](int rank, Engine& engine) {
+    ASSERT_TRUE(Step(engine, rank, 0).ok());
+    const ParameterResidual after = Kept(engine);
+    ASSERT_TRUE(engine.error_feedback().Undo().ok());
+    EXPECT_TRUE(Same(Kept(engine), after));
+  });
+}
+
+}  // namespace
+}  // namespace thinwire
