@@ -25,6 +25,17 @@ def test_the_plain_loop_learns():
     assert float(ratio) > 7
 
 
+def test_two_ranks_go_on_when_one_is_killed():
+    program = ROOT / "integrations" / "examples" / "recover.py"
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=180
+    )
+    assert "exit codes: [0, -9, 0]" in done.stdout, done.stdout + done.stderr
+    for rank in (0, 2):
+        loss = re.search(rf"rank {rank}: 60 steps, loss ([\d.]+), replicas equal", done.stdout)
+        assert loss is not None and float(loss[1]) < 0.1
+
+
 def test_the_guides_adapter_works(tmp_path):
     text = GUIDE.read_text()
     blocks = re.findall(r"Save this as `build/adapter/(\w+\.py)`:\n```python\n(.*?)```", text, re.S)

@@ -3,6 +3,7 @@ collectives. Every rank makes each call."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -25,13 +26,48 @@ def worst_of_ranks(values: Sequence[float], group: _Group) -> list[float]:
 
 def from_rank_0(value: _T | None, group: _Group) -> _T:
     """The value that the group's first rank gave; picklable."""
+    return from_rank(0, value, group)
+
+
+def from_rank(source: int, value: _T | None, group: _Group) -> _T:
+    """The value that rank `source` of the group gave; picklable."""
     box = [value]
-    dist.broadcast_object_list(box, dist.get_process_group_ranks(group)[0], group=group)
+    dist.broadcast_object_list(box, dist.get_process_group_ranks(group)[source], group=group)
     return box[0]
 
 
+def tensor_from_rank(source: int, tensor: torch.Tensor, group: _Group) -> torch.Tensor:
+    """The values that rank `source` of the group has, on the host; same shape and dtype on all."""
+    shared = tensor.detach().to(_device(group), copy=True)
+    dist.broadcast(shared, dist.get_process_group_ranks(group)[source], group=group)
+    return shared.cpu()
+
+
+def replica_from_rank(
+    source: int,
+    module: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    group: _Group,
+) -> None:
+    """Makes parameters, buffers and the optimizer's state those of rank `source` of the group."""
+    origin = dist.get_process_group_ranks(group)[source]
+    if module is not None:
+        with torch.no_grad():
+            for tensor in itertools.chain(module.parameters(), module.buffers()):
+                dist.broadcast(tensor.detach(), origin, group=group)
+    if optimizer is not None:
+        mine = dist.get_rank(group) == source
+        state = from_rank(source, optimizer.state_dict() if mine else None, group)
+        if not mine:
+            optimizer.load_state_dict(state)
+
+
+def _device(group: _Group) -> str:
+    """Where the group's collectives take tensors."""
+    return "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
+
+
 def _reduce(values: Sequence[float], op: dist.ReduceOp, group: _Group) -> list[float]:
-    device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
-    shared = torch.tensor(values, dtype=torch.float64, device=device)
+    shared = torch.tensor(values, dtype=torch.float64, device=_device(group))
     dist.all_reduce(shared, op=op, group=group)
     return shared.tolist()

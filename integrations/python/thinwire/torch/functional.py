@@ -81,7 +81,7 @@ def all_reduce(
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
         if not async_op and name is None and not settings.strict:
-            session.reduce(flat, dtype, kind)
+            _reduce(session, flat, dtype, kind)
             _copy_back(flat, tensor)
             return None
         finish = None if flat is tensor else functools.partial(_copy_back, flat, tensor)
@@ -92,6 +92,13 @@ def all_reduce(
         return work
     work.wait()
     return None
+
+
+def _reduce(session: Session, tensor: torch.Tensor, dtype: str, op: str) -> None:
+    """Reduces a contiguous tensor in place, unnamed, on the calling thread."""
+    communicator, device, _ = session.connect(tensor)
+    address = tensor.data_ptr()
+    communicator.all_reduce(address, tensor.numel(), dtype, op, device.stream())
 
 
 def _copy_back(source: torch.Tensor, target: torch.Tensor) -> None:

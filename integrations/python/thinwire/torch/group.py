@@ -8,6 +8,7 @@ import functools
 import threading
 import time
 import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,6 +88,21 @@ def _counters() -> collections.Counter[object]:
     ranks and never reset, so that a group which is destroyed and made again on the same store gets
     new keys."""
     return collections.Counter()
+
+
+def users_of(process_group: dist.ProcessGroup) -> dict[str, int]:
+    """How many users of each purpose this process has counted for the group's ranks."""
+    mine = tuple(dist.get_process_group_ranks(process_group))
+    return {key[1]: n for key, n in _counters().items() if key[0] == mine}
+
+
+def count_alike(process_group: dist.ProcessGroup, counts: Iterable[Mapping[str, int]]) -> None:
+    """From here on all ranks count the group's users alike. counts: users_of() of every rank; ranks
+    that were in other groups before, or are new, have counted others."""
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    for of_one in counts:
+        for purpose, count in of_one.items():
+            _counters()[ranks, purpose] = max(_counters()[ranks, purpose], count)
 
 
 def is_initialized() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from thinwire import config, errors
 from thinwire.torch import tensors
+from thinwire.torch.exchange.session import Session
 from thinwire.torch.functional import Work, kind_of, session_of
 from thinwire.torch.group import resolve
 
@@ -77,12 +79,35 @@ def _run(
     session = session_of(members, settings)
     with torch.no_grad():
         flat = source.contiguous()
-        future = session.scatter(collective, flat, output, dtype, op, name)
+        future = _start(session, collective, flat, output, dtype, op, name)
     work = Work(future)
     if async_op:
         return work
     work.wait()
     return None
+
+
+def _start(
+    session: Session,
+    collective: str,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    dtype: str,
+    op: str,
+    name: str | None,
+) -> torch.futures.Future[torch.Tensor]:
+    """A future of `target`; both tensors are contiguous, and live until then."""
+    communicator, device, waiter = session.connect(source)
+    shape = tensors.shape_of([source]) if session.config.strict else None
+    bucket = communicator.bucket(
+        source.numel(), dtype, op, name, collective=collective, shape=shape
+    )
+    work = bucket.start(source.data_ptr(), target.data_ptr(), device.stream())
+    return waiter.add(work, target, functools.partial(_outlive, source))
+
+
+def _outlive(_source: torch.Tensor) -> None:
+    """A partial of this keeps its tensor alive until it is called."""
 
 
 def _check_output(

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.torch import tensors
+from thinwire.torch import agree, tensors
 from thinwire.torch.ddp.layout import Layout
 from thinwire.torch.ddp.local_gradients import LocalGradients
 from thinwire.torch.ddp.warm_up import WarmUp
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.exchange.state_file import PathLike
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.exchange.waiter import failed_future
 from thinwire.torch.group import rank_or_0
@@ -54,8 +56,8 @@ class State:
     torch.distributed.init_process_group; wrong values are InvalidArgumentErrors here in any case.
     All ranks must use the same values, and create their states in the same order (those made
     before init_process_group count in the order of their first backward). Connecting happens at the
-    first backward. After an error the state stays failed: every later use raises the first
-    reason."""
+    first backward. After an error the state stays failed, and every later use raises the first
+    reason, until recover()."""
 
     def __init__(
         self,
@@ -210,6 +212,43 @@ class State:
         never stopped, bit by bit. InvalidArgumentError if the dict does not fit, or while there is
         no process group."""
         self._exchange.load_state_dict(saved)
+
+    def save(self, path: PathLike) -> None:
+        """As GradientExchange.save(): an atomic safetensors file of this rank's state_dict()."""
+        self._exchange.save(path)
+
+    def load(self, path: PathLike | Sequence[PathLike]) -> None:
+        """As GradientExchange.load(): of this rank's file, or of the list of all ranks' files."""
+        self._exchange.load(path)
+
+    def recover(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        module: torch.nn.Module | None = None,
+        optimizer: Optimizer | None = None,
+    ) -> Recovery:
+        """After an error: leaves the failed connections, and goes on in a new group of torch's, of
+        any size, with the residuals and the momentum of this rank. Every rank of the new group
+        calls it; a new rank, on a new state. Then wrap the model in a new DDP, and register the
+        hook with this state again: docs/guides/recover.md has all of it.
+
+        process_group: None for the default group. module, optimizer: where some ranks have made a
+          step that others have not, they take parameters, buffers and the optimizer's state from
+          one that has. Without them that is the caller's to do, if the result is not `equal`.
+        Returns the step that the ranks have agreed on, and its source.
+
+        No residual is lost, and none is sent twice: a step that failed on every rank is taken back.
+        Those of a lost rank are gone. Raises InvalidArgumentError while torch has no process group,
+        MismatchError if the ranks are not of one run."""
+        made = self._exchange.steps - self._exchange_of_step.lost_last_step
+        results = [e.recover(process_group, made=made) for e in self._exchanges()]
+        self._process_group = process_group
+        self._layout.step.abandon()
+        result = results[0]
+        if not result.equal:
+            agree.replica_from_rank(result.source, module, optimizer, process_group)
+        return result
 
     def close(self) -> None:
         """Says goodbye to the peers. Done by itself when the state goes, and at exit."""

@@ -43,6 +43,10 @@ class StepBuckets:
             self._clear()
         return last
 
+    def abandon(self) -> None:
+        """The step under way failed; the next bucket begins another."""
+        self._clear()
+
     def _clear(self) -> None:
         self._seen.clear()
         self._count = 0

@@ -66,6 +66,12 @@ class AutoCodec:
         self._times.clear()
         return codec
 
+    def settle(self, process_group: dist.ProcessGroup | None, codec: str) -> None:
+        """Goes on in another group, and stays with `codec`: what was measured in the old group says
+        little about the new one, and its ranks may be in different stages."""
+        self._group, self._codec = process_group, codec
+        self._stage = self.observer = None
+
     def _decide(self, device: torch.device) -> str | None:
         before = self._codec
         try:

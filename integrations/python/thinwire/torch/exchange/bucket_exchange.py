@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 
 from thinwire import config, errors
+from thinwire.codec import codec_info
 from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket, Part, Submission
 from thinwire.torch.exchange.parameters import Parameters, check_size
+from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of
 from thinwire.torch.exchange.rules import Rules
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.setup import Setup
-from thinwire.torch.group import Membership
+from thinwire.torch.group import Membership, resolve, users_of
 
 
 class BucketExchange:
@@ -175,6 +177,56 @@ class BucketExchange:
         """Fails the exchange on every rank, each of which is told this reason. The first reason
         stays, and is returned."""
         return self._session.abort(error)
+
+    def recover(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        made: Mapping[str, int] | int | None = None,
+    ) -> Recovery:
+        """After an error: leaves the failed connections, and goes on in a new group of torch's, of
+        any size, with what this rank has kept. Every rank of the new group calls it; a new rank, on
+        a new exchange. The ranks agree on a step, and connect at the next use.
+
+        process_group: None for the default group. made: the steps whose means the optimizer has,
+          of all parameters, or of those for which it is not the default: a step counts as made when
+          all of it came back.
+        Returns what was agreed on. Where it is not `equal`, the caller takes parameters, buffers
+        and the optimizer's state from its `source`.
+
+        No residual is lost, and none is sent twice: residuals are those after the agreed step, with
+        a failed one taken back. Those of a lost rank are gone. Raises InvalidArgumentError while
+        torch has no process group, MismatchError if the ranks are not of one run."""
+        members = resolve(process_group, "recover")
+        now, before = self._session.dissolve()
+        mine = progress_of(self._session, self.steps, made, users_of(members))
+        agreement = Agreement(mine, members)
+        kept = agreement.choose(now, before, self._session.ledger.touched())
+        kept = agreement.share_momentum(kept, self._sparse())
+        if kept:
+            kept = fit(kept, self.world_size, dist.get_world_size(members))
+        self._process_group, self.steps = process_group, agreement.result.step
+        if self._auto is not None:
+            self._auto.settle(process_group, agreement.goal.codec)
+            self._rules = Rules(agreement.goal.codec)
+        self._session = self._session.heir(
+            Membership(process_group, self._purpose), agreement.goal.codec, kept, self.steps
+        )
+        self._session.close_with(self)
+        return agreement.result
+
+    @property
+    def lost_last_step(self) -> bool:
+        """Whether the last step was submitted as a whole, and a part of it did not come back."""
+        return self._session.ledger.lost
+
+    def _sparse(self) -> list[str]:
+        """The parameters that are sent as entries, whose momentum is this rank's own."""
+        return [
+            row["name"]
+            for row in self._parameters.table(self._session.communicator, self._rules)
+            if row["codec"] != "raw" and codec_info(row["codec"]).entries
+        ]
 
     def close(self) -> None:
         """Says goodbye to the peers. Happens by itself when the exchange goes, and at exit."""

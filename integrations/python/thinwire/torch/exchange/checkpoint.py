@@ -57,6 +57,12 @@ def with_momentum(residuals: Residuals, momentum: Mapping[str, torch.Tensor]) ->
     return kept
 
 
+def merged(memory: Memory, world: int) -> Memory:
+    """A parameter's memory for another world size than `world`: all of it in the first hop."""
+    first = memory.first + world * memory.second
+    return memory._replace(first=first, second=torch.zeros_like(first))
+
+
 def _addresses(memory: Memory) -> tuple[int, int, int | None]:
     momentum = None if memory.momentum is None else memory.momentum.data_ptr()
     return memory.first.data_ptr(), memory.second.data_ptr(), momentum

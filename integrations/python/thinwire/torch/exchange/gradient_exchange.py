@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
-from thinwire.codec import codec_info
 from thinwire.torch import tensors
-from thinwire.torch.exchange import checkpoint
+from thinwire.torch.exchange import checkpoint, state_file
 from thinwire.torch.exchange.bucket_exchange import BucketExchange
 from thinwire.torch.exchange.owned_momentum import OwnedMomentum
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.exchange.setup import resolve
+from thinwire.torch.exchange.state_file import PathLike
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.exchange.whole_step import WholeStep
 from thinwire.torch.group import rank_or_0
@@ -43,8 +43,8 @@ class GradientExchange(BucketExchange):
 
     A wrong option, codec, rule or policy is an InvalidArgumentError of the constructor. Ranks meet
     at the first use; all must use the same values. After an error of a peer or of the network the
-    exchange stays failed, and every later use raises the first reason. Not thread-safe, but for
-    close()."""
+    exchange stays failed, and every later use raises the first reason, until recover(). Not
+    thread-safe, but for close()."""
 
     def __init__(
         self,
@@ -131,12 +131,7 @@ class GradientExchange(BucketExchange):
         {"format", "codec", "world", "rank", "steps", "sparse", "residuals": {parameter: {"first":
         t, "second": t, "momentum": t}}} with flat float32 tensors on the host: first in units of a
         gradient, second in units of the mean, momentum only if the exchange owns it."""
-        sparse = [
-            row["name"]
-            for row in self.table()
-            if row["codec"] != "raw" and codec_info(row["codec"]).entries
-        ]
-        memory = self._session.memory()
+        memory, sparse = self._session.memory(), self._sparse()
         return checkpoint.pack(memory, self.codec, self.world_size, self.rank, self.steps, sparse)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -147,3 +142,14 @@ class GradientExchange(BucketExchange):
         self._parameters.check(residuals)
         self._session.load(residuals, steps)
         self.steps = steps
+
+    def save(self, path: PathLike) -> None:
+        """Writes state_dict() of this rank to a safetensors file, at once: a crash in mid-save
+        leaves the old file whole. Each rank has a file of its own, f"thinwire-{rank}.safetensors".
+        UnavailableError without the package safetensors."""
+        state_file.save(self.state_dict(), path)
+
+    def load(self, path: PathLike | Sequence[PathLike]) -> None:
+        """load_state_dict() of this rank's file, or of the list of all ranks' files, which may be
+        of another world size. InvalidArgumentError for a file that is damaged or does not fit."""
+        self.load_state_dict(state_file.load_all(path))

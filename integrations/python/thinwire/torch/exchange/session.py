@@ -19,10 +19,10 @@ from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.device import Device, device_of
 from thinwire.torch.exchange.process_end import fatal_exception
+from thinwire.torch.exchange.step_ledger import StepLedger
 from thinwire.torch.exchange.waiter import Waiter
 from thinwire.torch.group import Group, Membership
 from thinwire.torch.home_process import HomeProcess
-from thinwire.torch.tensors import shape_of
 
 _log = logging.getLogger("thinwire")
 
@@ -43,12 +43,13 @@ class Session:
         self._waiter: Waiter | None = None
         self._device: Device | None = None
         # Works that complete() is to be called for, and their tensors' memory.
-        self._submitted: dict[Work | BucketWork, torch.Tensor] = {}
-        self._in_step = False  # parts of a step have been submitted, and not its end
+        self._submitted: dict[Work | BucketWork, tuple[Bucket, torch.Tensor]] = {}
+        self.ledger = StepLedger()
         self._handles: dict[Bucket, comm.Bucket] = {}  # of buckets that are used again
         self._error: errors.Error | None = None
         self._closed = False
         self._home: HomeProcess | None = None  # of the connections
+        self._end: weakref.finalize | None = None
 
     @property
     def group(self) -> Group:
@@ -58,7 +59,13 @@ class Session:
     def successor(self, membership: Membership, codec: str, step: int) -> Session:
         """Closes this session, and returns one with another codec that takes over what is kept and
         what was counted, and goes on at `step`. All ranks call it, with nothing in flight."""
-        kept, counts = self.memory(), self.stats()
+        return self.heir(membership, codec, self.memory(), step)
+
+    def heir(
+        self, membership: Membership, codec: str, kept: checkpoint.Residuals, step: int
+    ) -> Session:
+        """As successor(), with what it keeps given; also after a failure."""
+        counts = self.stats()
         self.close()
         session = Session(membership, dataclasses.replace(self.config, codec=codec))
         session.load(kept, step)
@@ -76,7 +83,7 @@ class Session:
 
     def close_with(self, owner: object) -> None:
         """Closes when `owner` goes, or before the interpreter does."""
-        weakref.finalize(owner, self.close)
+        self._end = weakref.finalize(owner, self.close)
 
     @property
     def error(self) -> errors.Error | None:
@@ -159,8 +166,9 @@ class Session:
             handle = self._handles.get(bucket)
             if handle is None:
                 handle = self._handles[bucket] = _register(bucket, communicator)
-            self._in_step = True
-            return handle.start(address, address, device.stream())
+            work = handle.start(address, address, device.stream())
+            self.ledger.submitted(bucket)  # a refused submission changes nothing that is kept
+            return work
         if bucket.shape is not None and bucket.numel > 0:
             return _register(bucket, communicator).start(address, address, device.stream())
         return communicator.start(
@@ -175,20 +183,25 @@ class Session:
         `finish` has run. Futures complete in the order of their submission."""
         communicator, device, waiter = self.connect(tensor)
         work = self._launch(bucket, tensor, communicator, device)
-        return waiter.add(work, tensor, finish)
+        return waiter.add(work, tensor, functools.partial(self._on_mean, bucket, finish))
+
+    def _on_mean(self, bucket: Bucket, finish: Callable[[], None] | None) -> None:
+        self.ledger.came_back(bucket)
+        if finish is not None:
+            finish()
 
     def submit(self, bucket: Bucket, tensor: torch.Tensor) -> Work | BucketWork:
         """Reduces a contiguous tensor in place, for a caller who calls complete(). Results may be
         waited for in any order."""
         communicator, device, _ = self.connect(tensor)
         work = self._launch(bucket, tensor, communicator, device)
-        self._submitted[work] = tensor
+        self._submitted[work] = bucket, tensor
         return work
 
     def end_step(self, *, repeats: bool) -> None:
         """Says that all of a training step has been submitted. repeats: the next step will submit
         the same buckets."""
-        self._in_step = False
+        self.ledger.end_step()
         if repeats and self._communicator is not None:
             self._communicator.end_step()
 
@@ -197,35 +210,11 @@ class Session:
         Raises the typed error of a failure."""
         try:
             work.wait_stream(self._device.stream())
+            self.ledger.came_back(self._submitted[work][0])
         except errors.Error as error:
             raise self.fail(error).with_traceback(None) from None
         finally:
             self._submitted.pop(work, None)
-
-    def reduce(self, tensor: torch.Tensor, dtype: str, op: str) -> None:
-        """Reduces a contiguous tensor in place, unnamed, on the calling thread."""
-        communicator, device, _ = self.connect(tensor)
-        address, numel = tensor.data_ptr(), tensor.numel()
-        communicator.all_reduce(address, numel, dtype, op, device.stream())
-
-    def scatter(
-        self,
-        collective: str,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        dtype: str,
-        op: str,
-        name: str | None,
-    ) -> torch.futures.Future[torch.Tensor]:
-        """Starts a "reduce_scatter" or "all_gather" of contiguous tensors; returns a future of
-        `target`. Both tensors live until then."""
-        communicator, device, waiter = self.connect(source)
-        shape = shape_of([source]) if self.config.strict else None
-        bucket = communicator.bucket(
-            source.numel(), dtype, op, name, collective=collective, shape=shape
-        )
-        work = bucket.start(source.data_ptr(), target.data_ptr(), device.stream())
-        return waiter.add(work, target, functools.partial(_outlive, source))
 
     def load(self, residuals: checkpoint.Residuals, step: int) -> None:
         """Replaces everything that is kept, and says which step comes next, now or when the group
@@ -242,6 +231,22 @@ class Session:
         if self._communicator is None:
             return self.restored
         return checkpoint.read(self._communicator, self.config.momentum != 0)
+
+    def dissolve(self) -> tuple[checkpoint.Residuals, checkpoint.Residuals]:
+        """Fails the group on every rank, unless it has failed, and waits until nothing is in
+        flight. Returns what is kept: as it is now, and as the last step found it."""
+        self._check_home()
+        if self._closed:
+            raise errors.Error("this state was closed; create another, and load its state dict")
+        communicator = self._communicator
+        if communicator is None:
+            return self.restored, self.restored
+        self.abort(errors.Error(f"rank {self.group.rank} left the group to recover"))
+        self.wait_idle()
+        self._drain()
+        now = self.memory()
+        communicator.undo_residuals()
+        return now, self.memory()
 
     def wait_idle(self) -> None:
         """Returns when nothing is in flight."""
@@ -267,6 +272,8 @@ class Session:
             communicator, waiter = self._communicator, self._waiter
             self._communicator = self._waiter = None
             self._handles = {}
+        if self._end is not None:
+            self._end.detach()  # it would keep this session as long as its owner lives
         if communicator is None:
             return
         reason = self._reason_to_abort(waiter.busy() or bool(self._submitted))
@@ -279,7 +286,7 @@ class Session:
     def _reason_to_abort(self, busy: bool) -> str | None:
         if (fatal := fatal_exception()) is not None:
             return f"ended on {type(fatal).__name__}: {fatal}"
-        return "left in the middle of a step" if busy and self._in_step else None
+        return "left in the middle of a step" if busy and self.ledger.in_step else None
 
     def _drain(self) -> None:
         while self._submitted:
@@ -294,7 +301,3 @@ def _register(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
         bucket.numel, bucket.dtype, bucket.op, bucket.name, bucket.segments, bucket.priority,
         shape=bucket.shape,
     )  # fmt: skip
-
-
-def _outlive(_source: torch.Tensor) -> None:
-    """A partial of this keeps its tensor alive until it is called."""

@@ -8,6 +8,7 @@ The first steps, the warm-up, wait for the mean as usual."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -81,15 +82,30 @@ class OneStepDelay:
             self._catch_up(bucket)
         self._global.clear()
 
+    def give_up(self) -> None:
+        """After a failure: parameters are W, with the means that came back."""
+        for bucket in self._pipeline.buckets:
+            with contextlib.suppress(errors.Error):
+                self.make_room(bucket)
+            if bucket in self._means:
+                self._catch_up(bucket)
+            else:
+                self._be_global(bucket)
+        self._groups.clear()
+        self._global.clear()
+
+    def _be_global(self, bucket: GradientBucket) -> None:
+        with torch.no_grad():
+            for parameter in bucket.parameters:
+                if parameter in self._global:
+                    parameter.copy_(self._global[parameter])
+
     def _catch_up(self, bucket: GradientBucket) -> None:
         """Lets W take the bucket's last mean; then its parameters are W."""
         groups = self._groups.pop(bucket, None)
         if groups is None:
             return
-        with torch.no_grad():
-            for parameter in bucket.parameters:
-                if parameter in self._global:
-                    parameter.copy_(self._global[parameter])
+        self._be_global(bucket)
         self._pipeline.step_bucket(bucket, self._means.pop(bucket), groups)
 
     def _step_locally(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:

@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
+from thinwire.torch import agree
 from thinwire.torch.exchange.flat_bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.group import resolve
 from thinwire.torch.optimizer import checks
@@ -57,7 +59,8 @@ class DistributedOptimizer(WrappedOptimizer):
     or clip with clip_grad_norm_(): both wait for all gradients.
 
     Raises InvalidArgumentError for an optimizer whose parameters are coupled (LBFGS), and typed
-    errors out of backward(), step() and, under p3, the model's forward, and then stays failed."""
+    errors out of backward(), step() and, under p3, the model's forward, and then stays failed
+    until recover()."""
 
     def __init__(
         self,
@@ -247,8 +250,35 @@ class DistributedOptimizer(WrappedOptimizer):
         self.finish()
         if "thinwire" in state_dict:
             self._exchange.load_state_dict(state_dict["thinwire"])
+            self._pipeline.restart(self._exchange.steps)
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "thinwire"})
         self._take_momentum()  # the dict may be a plain optimizer's
+
+    def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
+        """After an error: goes on in a new group of torch's, of any size, with the residuals and
+        the momentum of this rank; every rank of the new group calls it, each one of the old group.
+        Where some ranks have made a step that others have not, parameters, buffers and the
+        optimizer's state are taken from one that has; under p3 that step may be in some layers
+        only, the same on every rank. Gradients of the failed step are dropped.
+
+        As GradientExchange.recover otherwise."""
+        members = resolve(process_group, "DistributedOptimizer")
+        self._exchange.fail(errors.Error(f"rank {self._exchange.rank} left the group to recover"))
+        self._finish_what_came()
+        result = self._exchange.recover(process_group, made=self._pipeline.made())
+        self._pipeline.restart(result.step)
+        self._group = members
+        if not result.equal:
+            agree.replica_from_rank(result.source, self._model, self._inner, members)
+        return result
+
+    def _finish_what_came(self) -> None:
+        """Steps with the means that came back before the failure, and with no others."""
+        for bucket in self._pipeline.deferred():
+            with contextlib.suppress(errors.Error):
+                self._pipeline.apply(bucket)
+        if self._delay is not None:
+            self._delay.give_up()
 
     def close(self) -> None:
         """Finishes the step in flight, lets the model go, says goodbye to the peers. At exit the

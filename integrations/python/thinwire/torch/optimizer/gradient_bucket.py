@@ -28,6 +28,7 @@ class GradientBucket(FlatBucket):
     ) -> None:
         super().__init__(exchange, number, named)
         self.phase = Phase.IDLE
+        self.made = exchange.steps  # those that the optimizer has taken, or left out
         self._ready: set[torch.Tensor] = set()
         self._versions: dict[torch.Tensor, int] = {}
         self._submission: Submission | None = None
@@ -63,6 +64,12 @@ class GradientBucket(FlatBucket):
                     "had been sent already; call optimizer.synchronize() before clipping or "
                     "unscaling, or use optimizer.clip_grad_norm_()"
                 )
+
+    def restart(self, made: int) -> None:
+        """Forgets the step under way, which failed; `made` steps were made."""
+        self.made, self.phase, self._submission = made, Phase.IDLE, None
+        self._ready.clear()
+        self._versions.clear()
 
     def wait(self, exchange: GradientExchange) -> None:
         """Returns when means() are there; raises the typed error of a failure."""

@@ -58,6 +58,7 @@ class StepPipeline:
             self.apply(bucket)  # no forward pass has applied it since the last step
         elif bucket.phase is Phase.REDUCED:
             bucket.phase = Phase.IDLE  # its step was left out, as a loss scaler does
+            bucket.made += 1
 
     def send(self, bucket: GradientBucket) -> None:
         """Submits the bucket. If that fails, all ranks are told why, since this one can't finish
@@ -127,6 +128,7 @@ class StepPipeline:
         finally:
             for parameter, gradient in kept.items():
                 parameter.grad = gradient
+        bucket.made += 1
 
     def take_means(self) -> None:
         """Waits for all means and writes them into .grad."""
@@ -148,3 +150,15 @@ class StepPipeline:
         self._optimizer.step()
         for bucket in self.buckets:
             bucket.phase = Phase.IDLE
+            bucket.made += 1
+
+    def made(self) -> dict[str, int]:
+        """The steps that each parameter has taken."""
+        return {name: bucket.made for bucket in self.buckets for name in bucket.names}
+
+    def restart(self, steps: int) -> None:
+        """Forgets the step under way; the exchange goes on at `steps`."""
+        self._deferred.clear()
+        self._used = None
+        for bucket in self.buckets:
+            bucket.restart(steps)

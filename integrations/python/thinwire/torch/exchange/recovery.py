@@ -1,0 +1,132 @@
+"""Recovery: after an error the ranks that are left agree on a step and go on from there.
+
+A rank that has all means of a step has had the last bytes of every peer, and peers change their
+residuals before they send. So if one rank has a step, the residuals of all others are those after
+it, though their parameters are not: these are taken from that rank. A step that no rank has is
+taken back everywhere. Ranks are one step apart at most, since none can finish a step before all
+have submitted it; one undo log is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import MismatchError
+from thinwire.torch import agree, group
+from thinwire.torch.exchange.checkpoint import Memory, Residuals, merged
+
+if TYPE_CHECKING:
+    from thinwire.torch.exchange.session import Session
+
+
+_UNDER_WAY = 2  # steps at most: with delay=1 one more is begun before the last one's means come
+
+
+class Recovery(NamedTuple):
+    """What the ranks have agreed on, the same on all of them."""
+
+    step: int  # the steps that count as made
+    source: int  # the lowest rank of the new group that has made them all
+    equal: bool  # all ranks have made the same; else parameters are to be taken from `source`
+
+
+class Progress(NamedTuple):
+    """How far a rank has come, in steps."""
+
+    made: int  # the optimizer has, or may have, the means of that many
+    begun: int  # that many were begun, of which the last one may have touched some parameters only
+    made_of: Mapping[str, int]  # by parameter, where they differ; of all, or empty
+    codec: str
+    users: Mapping[str, int]  # of group.users_of
+
+    def of(self, name: str) -> int:
+        return self.made_of.get(name, self.made)
+
+    def all_made(self) -> int:
+        """The steps that all parameters have."""
+        return min(self.made_of.values(), default=self.made)
+
+    def order(self) -> tuple[int, int]:
+        """Grows with what was made."""
+        return self.all_made(), sum(self.made_of.values())
+
+
+class Agreement:
+    """Of all ranks of the new group. All of them make one."""
+
+    def __init__(self, mine: Progress, process_group: dist.ProcessGroup) -> None:
+        """MismatchError, on every rank, if ranks are further apart than those of one run can be."""
+        self._group = process_group
+        reports: list[Progress | None] = [None] * dist.get_world_size(process_group)
+        dist.all_gather_object(reports, mine, group=process_group)
+        group.count_alike(process_group, [report.users for report in reports])
+        self._mine = mine
+        source = max(range(len(reports)), key=lambda r: (reports[r].order(), -r))
+        self.goal = reports[source]
+        _check_distance(reports, self.goal)
+        equal = all((r.made, r.made_of) == (self.goal.made, self.goal.made_of) for r in reports)
+        self.result = Recovery(self.goal.all_made(), source, equal)
+
+    def choose(self, now: Residuals, before: Residuals, touched: Collection[str]) -> Residuals:
+        """This rank's residuals after the step that was agreed on. before: those that the last step
+        found, of which it changed the parameters in `touched`."""
+        last = self._mine.begun - 1
+        return {
+            name: before.get(name, memory)
+            if name in touched and last >= self.goal.of(name)
+            else memory
+            for name, memory in now.items()
+        }
+
+    def share_momentum(self, kept: Residuals, sparse: Collection[str]) -> Residuals:
+        """The momentum that all ranks have alike, from the source, unless they have it already. A
+        rank that lacks the last step's means lacks its momentum, too."""
+        if self.result.equal:
+            return kept
+        mine = {
+            name: memory.momentum
+            for name, memory in kept.items()
+            if memory.momentum is not None and name not in sparse
+        }
+        source = self.result.source
+        sizes = agree.from_rank(source, {n: m.numel() for n, m in mine.items()}, self._group)
+        shared = dict(kept)
+        for name, numel in sizes.items():
+            momentum = agree.tensor_from_rank(
+                source, mine.get(name, torch.zeros(numel)), self._group
+            )
+            zeros = torch.zeros(numel)
+            shared[name] = shared.get(name, Memory(zeros, zeros))._replace(momentum=momentum)
+        return shared
+
+
+def _check_distance(reports: Sequence[Progress], goal: Progress) -> None:
+    for rank, report in enumerate(reports):
+        if report.begun > goal.all_made() + _UNDER_WAY:
+            raise MismatchError(
+                f"recover: rank {rank} has begun {report.begun} steps, expected at most "
+                f"{goal.all_made() + _UNDER_WAY}, since no rank has made more than "
+                f"{goal.all_made()}; these ranks are not of one run: load one run's state files on "
+                "all of them"
+            )
+
+
+def progress_of(
+    session: Session, steps: int, made: Mapping[str, int] | int | None, users: Mapping[str, int]
+) -> Progress:
+    """steps: that were submitted as a whole. made: as GradientExchange.recover takes it."""
+    ledger = session.ledger
+    begun = steps + ledger.in_step
+    default = made if isinstance(made, int) else steps - ledger.lost
+    made_of = made if isinstance(made, Mapping) else {}
+    return Progress(default, begun, made_of, session.config.codec, users)
+
+
+def fit(kept: Residuals, old: int, new: int) -> Residuals:
+    """The residuals of a rank of `old` for one of `new` ranks."""
+    if old == new:
+        return kept
+    return {name: merged(memory, old) for name, memory in kept.items()}

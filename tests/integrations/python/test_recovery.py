@@ -1,0 +1,166 @@
+"""After an error the ranks that are left build a new group, call recover() once, and go on: no
+residual is lost or sent twice, and replicas are bit-identical."""
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import thinwire
+import torch
+import torch.distributed as dist
+from models import data, digest
+from ranks import outcomes_of, run
+from thinwire.torch import GradientExchange, State
+from trainers import WAYS, Trainer
+
+LAST = 5  # the step in which a rank dies
+MORE = 20  # steps after it
+
+
+def regroup(folder: str, rank: int, world: int, generation: int = 1) -> None:
+    """What the user does: the old process group ends, and another one begins."""
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{generation}", rank=rank, world_size=world
+    )
+
+
+def train_until_error(trainer: Trainer, rank: int, steps: range) -> thinwire.Error:
+    for step in steps:
+        try:
+            trainer.step(step, rank)
+        except thinwire.Error as error:
+            return error
+    raise AssertionError("no error came")
+
+
+def lose_a_rank(rank: int, way: str, folder: str):
+    trainer = Trainer(way)
+    for step in range(LAST):
+        trainer.step(step, rank)
+    if rank == 1:
+        trainer.die_in_the_next_step()
+    error = train_until_error(trainer, rank, range(LAST, 1000))
+    assert isinstance(error, thinwire.PeerLostError), error
+    new = rank // 2
+    regroup(folder, new, 2)
+    result = trainer.recover()
+    kept = {name: tuple(memory) for name, memory in trainer.exchange._session.restored.items()}
+    before = trainer.loss()
+    for step in range(LAST + 1, LAST + 1 + MORE):
+        trainer.step(step, new)
+    trainer.finish()
+    return result, kept, digest(trainer.model), before, trainer.loss(), trainer.exchange.steps
+
+
+def never_fail(rank: int, way: str, steps: int):
+    """What is kept after that many steps."""
+    trainer = Trainer(way)
+    for step in range(steps):
+        trainer.step(step, rank)
+    return trainer.kept()
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=() if w == "hook" else pytest.mark.slow) for w in WAYS]
+)
+def test_two_of_three_ranks_go_on(way, tmp_path):
+    outcomes = outcomes_of(lose_a_rank, way, str(tmp_path), world=3, timeout_s=90)
+    assert outcomes[1].exit_code < 0
+    reference = {
+        steps: run(never_fail, way, steps, world=3) for steps in (LAST - 1, LAST, LAST + 1)
+    }
+    digests = set()
+    for rank in (0, 2):
+        assert not outcomes[rank].error, outcomes[rank].trace
+        result, kept, bits, before, after, steps = outcomes[rank].value
+        digests.add(bits)
+        assert after < before and steps == result.step + MORE
+        assert kept.keys() == reference[LAST][rank].keys()
+        for name, (first, second, momentum) in kept.items():
+            agreed = [
+                torch.equal(first, was["first"] + 3 * was["second"])
+                and (momentum is None or torch.equal(momentum, was["momentum"]))
+                for was in (of_ranks[rank][name] for of_ranks in reference.values())
+            ]
+            assert any(agreed), name
+            assert not second.any()
+            if way != "delay":  # whose means come a step later
+                assert result.step == LAST and agreed[1], (name, agreed, result)
+    assert len(digests) == 1
+
+
+def disagree(rank: int, way: str, folder: str):
+    """A mismatch on every rank, and a recovery of all of them; twice."""
+    trainer = Trainer(way)
+    steps = iter(range(1000))
+    for generation in (1, 2):
+        for _ in range(3):
+            trainer.step(next(steps), rank)
+        bucket = trainer.exchange.bucket("odd", [("odd", 5000 + rank)], torch.float32)
+        with pytest.raises(thinwire.MismatchError, match="odd"):
+            trainer.exchange.wait(trainer.exchange.submit(bucket, torch.ones(5000 + rank)))
+        regroup(folder, rank, 2, generation)
+        result = trainer.recover()
+        assert result.equal or way == "delay"
+    before = trainer.loss()
+    for _ in range(MORE):
+        trainer.step(next(steps), rank)
+    assert trainer.loss() < before
+    return digest(trainer.model), trainer.exchange.steps
+
+
+@pytest.mark.parametrize("way", ["hook", "loop"])
+def test_all_ranks_recover_from_a_mismatch_twice(way, tmp_path):
+    first, second = run(disagree, way, str(tmp_path))
+    assert first == second
+    assert first[1] == 6 + MORE
+
+
+def recover_often(rank: int, folder: str):
+    """Rank 1 gives up as soon as it has a step, which the other one may lack then."""
+    trainer, usage, unequal = Trainer("hook momentum"), [], 0
+    for generation in range(1, 24):
+        with contextlib.suppress(thinwire.Error):
+            trainer.step(generation, rank)
+            if rank == 1:
+                trainer.exchange.fail(thinwire.Error("enough"))
+        regroup(folder, rank, 2, generation)
+        unequal += not trainer.recover().equal
+        trainer.step(generation, rank)
+        rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        usage.append((len(os.listdir("/proc/self/fd")), threading.active_count(),
+                      len(os.listdir("/proc/self/task")), rss))  # fmt: skip
+    return usage, digest(trainer.model), trainer.exchange.steps, unequal
+
+
+@pytest.mark.slow
+def test_twenty_recoveries_leave_nothing_behind(tmp_path):
+    outcomes = run(recover_often, str(tmp_path))
+    assert outcomes[0][1:] == outcomes[1][1:]
+    for usage, *_ in outcomes:
+        early, late = usage[2], usage[-1]
+        assert late[0] <= early[0] + 2  # torch's own come and go
+        assert late[1] <= early[1] and late[2] <= early[2] + 4
+        assert late[3] - early[3] < 8 << 20
+
+
+def test_recovering_needs_a_process_group():
+    with pytest.raises(thinwire.InvalidArgumentError, match="init_process_group"):
+        State("int4").recover()
+    with pytest.raises(thinwire.InvalidArgumentError, match="init_process_group"):
+        GradientExchange("int4").recover()
+
+
+def closed(rank: int):
+    exchange = GradientExchange("int4")
+    exchange.reduce({"x": data(0, rank)})
+    exchange.close()
+    with pytest.raises(thinwire.Error, match="closed"):
+        exchange.recover()
+
+
+def test_a_closed_exchange_does_not_recover():
+    run(closed)

@@ -1,0 +1,63 @@
+"""Replicas that have diverged are found, and rank, tensor and step are named on every rank."""
+
+import pytest
+import thinwire
+import torch
+from models import make_mlp, train, wrap
+from ranks import run
+from thinwire.torch import GradientExchange, check_replicas
+
+
+def diverge(rank: int):
+    model = make_mlp()
+    check_replicas(model)
+    with torch.no_grad():
+        if rank == 2:
+            bits = model[2].weight.view(torch.int32)
+            bits[3, 5] ^= 1
+    with pytest.raises(thinwire.MismatchError) as caught:
+        check_replicas(model, step=12)
+    return str(caught.value)
+
+
+def test_a_parameter_of_other_bits_is_named_on_every_rank():
+    messages = run(diverge, world=3)
+    assert len(set(messages)) == 1
+    for part in ("'2.weight'", "step 12", "rank 2 has digest", "as on rank 0"):
+        assert part in messages[0]
+
+
+def other_model(rank: int):
+    with pytest.raises(thinwire.MismatchError, match="rank 1 has parameters"):
+        check_replicas(torch.nn.Linear(3, 3) if rank == 0 else make_mlp())
+
+
+def test_other_models_are_a_mismatch():
+    run(other_model)
+
+
+def train_checked(rank: int):
+    ddp, state = wrap(make_mlp(), "int4", check_replicas=2)
+    train(ddp, 9)
+    check_replicas(ddp.module)
+    return state.exchange.config.check_replicas
+
+
+def test_results_are_compared_while_training():
+    assert run(train_checked) == [2, 2]
+
+
+def differ(rank: int):
+    exchange = GradientExchange("int4", check_replicas=(5, 7)[rank])
+    with pytest.raises(thinwire.MismatchError, match=r"check_replicas=[57].*check_replicas=[57]"):
+        exchange.reduce({"x": torch.ones(10)})
+
+
+def test_all_ranks_must_ask_for_it_alike():
+    run(differ)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "often"])
+def test_a_wrong_number_is_refused(wrong):
+    with pytest.raises(thinwire.InvalidArgumentError, match="check_replicas"):
+        GradientExchange("int4", check_replicas=wrong)
