@@ -32,6 +32,12 @@ class UnavailableError(Error):
     """This build or machine lacks a part."""
 
 
+def again(error: Error) -> Error:
+    """The same error for another raise. What is raised keeps the frames that it goes through, and
+    all that they hold, such as a model and its process group; what is kept must not."""
+    return type(error)(*error.args)
+
+
 # tw_status of integrations/c/thinwire.h -> the error's type. TW_ABORTED (6) and TW_INTERNAL (7)
 # have no type of their own.
 _BY_STATUS: dict[int, type[Error]] = {

@@ -142,7 +142,7 @@ def test_twenty_recoveries_leave_nothing_behind(tmp_path):
     assert outcomes[0][1:] == outcomes[1][1:]
     for usage, *_ in outcomes:
         early, late = usage[2], usage[-1]
-        assert late[0] <= early[0] + 2  # torch's own come and go
+        assert late[0] <= early[0] + 8  # torch's own come and go
         assert late[1] <= early[1] and late[2] <= early[2] + 4
         assert late[3] - early[3] < 8 << 20
 

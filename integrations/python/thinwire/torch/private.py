@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from thinwire.errors import Error, UnavailableError
+from thinwire.errors import Error, UnavailableError, again
 
 
 def store_of(group: dist.ProcessGroup) -> dist.Store:
@@ -47,7 +47,7 @@ class _Failure:
         self.error = error
 
     def throw(self) -> None:
-        raise self.error.with_traceback(None)
+        raise again(self.error)
 
     def __str__(self) -> str:
         self.throw()

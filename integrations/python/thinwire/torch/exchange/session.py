@@ -119,7 +119,7 @@ class Session:
         self._check_home()
         with self._lock:
             if self._error is not None:
-                raise self._error.with_traceback(None)
+                raise errors.again(self._error)
             if self._closed:
                 raise errors.Error("this state was closed; create another")
             if self._communicator is None:
@@ -212,7 +212,7 @@ class Session:
             work.wait_stream(self._device.stream())
             self.ledger.came_back(self._submitted[work][0])
         except errors.Error as error:
-            raise self.fail(error).with_traceback(None) from None
+            raise errors.again(self.fail(error)) from None
         finally:
             self._submitted.pop(work, None)
 

@@ -72,7 +72,7 @@ class WholeStep:
             for submission in in_flight:
                 exchange.wait(submission)
         except errors.Error as error:  # the peers must not wait for what will not come
-            raise exchange.fail(error).with_traceback(None) from None
+            raise errors.again(exchange.fail(error)) from None
         exchange.between_steps(self._buckets[0].tensors[0].device)
 
     def _lay_out(self, exchange: GradientExchange, named: Mapping[str, torch.Tensor]) -> None:

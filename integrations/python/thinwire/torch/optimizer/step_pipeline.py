@@ -66,7 +66,7 @@ class StepPipeline:
         try:
             bucket.submit(self._exchange)
         except errors.Error as error:
-            raise self._exchange.fail(error).with_traceback(None) from None
+            raise errors.again(self._exchange.fail(error)) from None
 
     def flush(self) -> None:
         """Ends the submissions of a step: buckets that are not complete go now, with zeros for the
