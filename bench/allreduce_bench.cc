@@ -1,7 +1,9 @@
 // Our allreduce against Gloo's fp32 allreduce, interleaved in one run; one process a rank. Between
 // two ranks each row also has the machine's own limit (bench/limit.h).
 //
-//   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS]]     rank 0 prints JSON
+//   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST]]]     rank 0 prints JSON
+//
+// LARGEST: bytes of the last row. THINWIRE_TRANSPORT and the like reach our side alone.
 #include <algorithm>
 #include <cctype>
 #include <chrono>
@@ -26,10 +28,11 @@ constexpr const char* kCodecs[] = {"fp32", "bf16",          "int8",
                                    "int4", "onebit",        "onebit:down=onebit",
                                    "topk", "fp32+checksum", "int4+checksum"};
 constexpr std::string_view kChecksum = "+checksum";
-constexpr size_t kSizes[] = {1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
+constexpr size_t kSizes[] = {64, 1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
 
 struct Setup {
   int rank, size, repetitions;
+  size_t largest;
   std::string folder, interface;
 };
 
@@ -58,6 +61,8 @@ tw_comm* Connect(const Setup& setup, const char* row) {
   options.codec = codec.c_str();
   options.checksum = codec != row;
   options.interface_name = setup.interface.c_str();
+  options.transport = std::getenv("THINWIRE_TRANSPORT");
+  options.ucx_library = std::getenv("THINWIRE_UCX_LIB");
   if (const char* lanes = std::getenv("THINWIRE_LANES")) options.lanes = std::atoi(lanes);
   if (const char* bytes = std::getenv("THINWIRE_CHUNK_BYTES"))
     options.chunk_bytes = std::strtoull(bytes, nullptr, 10);
@@ -142,11 +147,16 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr, "usage: %s RANK SIZE FOLDER [INTERFACE [REPETITIONS]]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST]]]\n",
+                 argv[0]);
     return 2;
   }
-  const Setup setup{std::atoi(argv[1]), std::atoi(argv[2]), argc > 5 ? std::atoi(argv[5]) : 15,
-                    argv[3], argc > 4 ? argv[4] : ""};
+  const Setup setup{std::atoi(argv[1]),
+                    std::atoi(argv[2]),
+                    argc > 5 ? std::atoi(argv[5]) : 15,
+                    argc > 6 ? std::strtoull(argv[6], nullptr, 10) : SIZE_MAX,
+                    argv[3],
+                    argc > 4 ? argv[4] : ""};
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
   thinwire::GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
@@ -157,8 +167,10 @@ int main(int argc, char** argv) {
   std::map<std::string, tw_comm*> comms;
   for (const char* codec : kCodecs) comms[codec] = Connect(setup, codec);
   if (setup.rank == 0) std::printf("[\n");
-  for (const size_t bytes : kSizes)
-    Measure(setup, gloo, comms, limit.get(), bytes, bytes == kSizes[std::size(kSizes) - 1]);
+  std::vector<size_t> sizes(std::begin(kSizes), std::end(kSizes));
+  std::erase_if(sizes, [&](size_t bytes) { return bytes > setup.largest; });
+  for (const size_t bytes : sizes)
+    Measure(setup, gloo, comms, limit.get(), bytes, bytes == sizes.back());
   if (setup.rank == 0) std::printf("]\n");
   for (auto& [codec, comm] : comms) tw_comm_destroy(comm);
   return 0;

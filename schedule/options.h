@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compress/codec_spec.h"
+#include "transport/transport_kind.h"
 
 namespace thinwire {
 
@@ -78,6 +79,7 @@ struct Options {
   std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
   Predict predict = Predict::kWhenFar;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
+  TransportKind transport = TransportKind::kGloo;
   // Every block between ranks travels with a CRC32C, and one that came damaged fails the group.
   bool checksum = false;
   // From so many ranks on, reports and announcements go through heads of groups; see

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/install.sh g++ clang cmake ninja-build pkg-config libgloo-dev libssl-dev libabsl-dev \
+scripts/install.sh g++ clang cmake ninja-build pkg-config libgloo-dev libucx-dev libssl-dev libabsl-dev \
   libhwy-dev libisal-dev libgtest-dev libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text \
   clang-format spin iptables
 

@@ -10,6 +10,7 @@
 #include "integrations/c/status.h"
 #include "integrations/c/text.h"
 #include "kernels/device.h"
+#include "transport/ucx/ucx.h"
 
 using thinwire::ToC;
 
@@ -69,13 +70,29 @@ tw_status tw_comm_describe(tw_comm* comm, char* text, size_t capacity, size_t* b
   if (absl::Status bad = thinwire::CheckComm("tw_comm_describe", comm, {bytes, room}); !bad.ok()) {
     return ToC(bad);
   }
-  const std::string described = comm->engine->Describe();
+  const std::string described =
+      absl::StrCat("transport: ", comm->transport, "\n", comm->engine->Describe());
   *bytes = described.size() + 1;
   if (capacity == 0) return TW_OK;
   const size_t written = std::min(capacity - 1, described.size());
   std::memcpy(text, described.data(), written);
   text[written] = '\0';
   return TW_OK;
+}
+
+tw_status tw_comm_transport(tw_comm* comm, char* text, size_t capacity) {
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_transport", comm, {text}); !bad.ok()) {
+    return ToC(bad);
+  }
+  return ToC(thinwire::WriteText("the transport", comm->transport, text, capacity));
+}
+
+tw_status tw_ucx_version(const char* library, char* text, size_t capacity) {
+  if (text == nullptr) return ToC(absl::InvalidArgumentError("the place for the version is null"));
+  const absl::StatusOr<std::string> version =
+      thinwire::UcxVersion(std::string(thinwire::TextOf(library)));
+  if (!version.ok()) return ToC(version.status());
+  return ToC(thinwire::WriteText("the version", *version, text, capacity));
 }
 
 tw_status tw_cuda_device_count(const char* cuda_library, int* count) {

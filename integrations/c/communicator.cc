@@ -12,6 +12,7 @@
 #include "kernels/device.h"
 #include "schedule/engine/handshake.h"
 #include "transport/gloo/gloo.h"
+#include "transport/ucx/ucx_choice.h"
 
 namespace thinwire {
 namespace {
@@ -57,7 +58,13 @@ absl::Status CheckWorld(const tw_options& in) {
                                                  "and a timeout that is not negative"));
 }
 
-absl::StatusOr<Transport> Connect(const tw_options& in, const Options& options) {
+// The planes of a group, and what its data runs on, in words.
+struct Connected {
+  Transport transport;
+  std::string words;
+};
+
+absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options) {
   const absl::StatusOr<Meeting> meeting = MeetingOf(in);
   if (!meeting.ok()) return meeting.status();
   const std::shared_ptr<Store>& store = meeting->store;
@@ -67,16 +74,35 @@ absl::StatusOr<Transport> Connect(const tw_options& in, const Options& options) 
       !differs.ok()) {
     return differs;
   }
-  if (meeting->hub != nullptr) return meeting->hub->Connect(in.rank);
-  return ConnectGloo({.rank = in.rank,
-                      .size = in.size,
-                      .store = store,
-                      .prefix = prefix,
-                      .interface = std::string(TextOf(in.interface_name)),
-                      .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
-                      .deadline = deadline,
-                      .key_file = std::string(TextOf(in.key_file)),
-                      .digest = Digest(in.size, options)});
+  if (meeting->hub != nullptr) {
+    absl::StatusOr<Transport> local = meeting->hub->Connect(in.rank);
+    if (!local.ok()) return local.status();
+    return Connected{*std::move(local), "memory of this process"};
+  }
+  absl::StatusOr<Transport> gloo =
+      ConnectGloo({.rank = in.rank,
+                   .size = in.size,
+                   .store = store,
+                   .prefix = prefix,
+                   .interface = std::string(TextOf(in.interface_name)),
+                   .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
+                   .deadline = deadline,
+                   .key_file = std::string(TextOf(in.key_file)),
+                   .digest = Digest(in.size, options)});
+  if (!gloo.ok()) return gloo.status();
+  Connected connected{*std::move(gloo), ""};
+  absl::StatusOr<std::string> words =
+      ChooseDataPlane(options.transport,
+                      {.rank = in.rank,
+                       .size = in.size,
+                       .store = store,
+                       .prefix = prefix,
+                       .library = std::string(TextOf(in.ucx_library)),
+                       .deadline = deadline},
+                      connected.transport);
+  if (!words.ok()) return words.status();
+  connected.words = *std::move(words);
+  return connected;
 }
 
 }  // namespace
@@ -87,17 +113,17 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   if (!options.ok()) return options.status();
   absl::StatusOr<std::shared_ptr<Device>> device = DeviceOf(in);
   if (!device.ok()) return device.status();
-  Transport transport;
+  Connected connected{Transport(), "one rank"};
   if (in.size > 1) {
-    absl::StatusOr<Transport> connected = Connect(in, *options);
-    if (!connected.ok()) return connected.status();
-    transport = *std::move(connected);
+    absl::StatusOr<Connected> made = Connect(in, *options);
+    if (!made.ok()) return made.status();
+    connected = *std::move(made);
   }
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      Engine::Create(*options, std::move(transport), *device);
+      Engine::Create(*options, std::move(connected.transport), *device);
   if (!engine.ok()) return engine.status();
   return std::make_unique<tw_comm>(
-      tw_comm{in.rank, in.size, *device != nullptr, *std::move(engine), {}});
+      tw_comm{in.rank, in.size, *device != nullptr, connected.words, *std::move(engine), {}});
 }
 
 }  // namespace thinwire

@@ -3,6 +3,7 @@
 #define THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "integrations/c/home_process.h"
@@ -13,6 +14,7 @@ struct tw_comm {
   int rank = 0;
   int size = 1;
   bool on_device = false;
+  std::string transport;  // what the data runs on, in words
   std::unique_ptr<thinwire::Engine> engine;
   thinwire::HomeProcess home;
 };

@@ -12,22 +12,22 @@
 namespace thinwire {
 namespace {
 
-absl::StatusOr<Policy> ParsePolicy(const std::string& name) {
-  if (name.empty()) return Policy::kWfbp;
-  for (const Policy policy : {Policy::kFifo, Policy::kWfbp, Policy::kP3}) {
-    if (name == Name(policy)) return policy;
+// One of `kinds` by its name; the first one for no name.
+template <typename Kind>
+absl::StatusOr<Kind> ParseKind(const char* what, const char* text,
+                               std::initializer_list<Kind> kinds) {
+  const std::string_view name = TextOf(text);
+  if (name.empty()) return *kinds.begin();
+  std::string expected;
+  for (const Kind& kind : kinds) {
+    if (name == Name(kind)) return kind;
+    const char* const between = &kind == kinds.begin()     ? ""
+                                : &kind == kinds.end() - 1 ? " or "
+                                                           : ", ";
+    absl::StrAppend(&expected, between, std::string(Name(kind)));
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("unknown policy '", name, "', expected fifo, wfbp or p3"));
-}
-
-absl::StatusOr<Topology> ParseTopology(const std::string& name) {
-  if (name.empty()) return Topology::kAuto;
-  for (const Topology topology : {Topology::kAuto, Topology::kFlat, Topology::kGrid}) {
-    if (name == Name(topology)) return topology;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown topology '", name, "', expected auto, flat or grid"));
+      absl::StrCat("unknown ", what, " '", std::string(name), "', expected ", expected));
 }
 
 absl::StatusOr<std::vector<CodecPair>> ParseCodecs(const std::string& specs) {
@@ -99,14 +99,20 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   Options out;
   absl::StatusOr<std::vector<CodecPair>> codecs = ParseCodecs(std::string(TextOf(in.codec)));
   if (!codecs.ok()) return codecs.status();
-  absl::StatusOr<Policy> policy = ParsePolicy(std::string(TextOf(in.policy)));
+  const absl::StatusOr<Policy> policy =
+      ParseKind("policy", in.policy, {Policy::kWfbp, Policy::kFifo, Policy::kP3});
   if (!policy.ok()) return policy.status();
-  const absl::StatusOr<Topology> topology = ParseTopology(std::string(TextOf(in.topology)));
+  const absl::StatusOr<Topology> topology =
+      ParseKind("topology", in.topology, {Topology::kAuto, Topology::kFlat, Topology::kGrid});
   if (!topology.ok()) return topology.status();
+  const absl::StatusOr<TransportKind> transport = ParseKind(
+      "transport", in.transport, {TransportKind::kGloo, TransportKind::kUcx, TransportKind::kAuto});
+  if (!transport.ok()) return transport.status();
   out.codecs = *codecs;
   out.momentum = {in.momentum, in.nesterov != 0};
   out.policy = *policy;
   out.topology = *topology;
+  out.transport = *transport;
   if (in.planned != 0) out.predict = in.planned > 0 ? Predict::kAlways : Predict::kNever;
   if (in.lanes != 0) out.lanes = in.lanes;
   if (in.chunk_bytes != 0) {

@@ -21,7 +21,7 @@ absl::StatusOr<tw_simulation> ReadSimulation(const tw_simulation* caller);
 // The size of the first release's tw_options.
 inline constexpr size_t kFirstOptionsSize = offsetof(tw_options, flight_path);
 
-// InvalidArgument for a codec or policy that there is none of.
+// InvalidArgument for a codec, policy or transport that there is none of.
 absl::StatusOr<Options> ParseOptions(const tw_options& in);
 
 }  // namespace thinwire

@@ -1,6 +1,5 @@
 // tw_comm_stats, tw_residual_*: what a communicator has done and what it remembers.
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "integrations/c/call.h"
 #include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
+#include "integrations/c/text.h"
 
 using thinwire::CheckComm;
 using thinwire::ToC;
@@ -48,13 +48,7 @@ tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity
     return ToC(absl::InvalidArgumentError(
         absl::StrCat("codec ", index, " of ", codecs.size(), " does not exist")));
   }
-  const std::string text = codecs[index].ToString();
-  if (text.size() >= capacity) {
-    return ToC(absl::InvalidArgumentError(
-        absl::StrCat("the spec '", text, "' needs ", text.size() + 1, " bytes, got ", capacity)));
-  }
-  std::memcpy(spec, text.c_str(), text.size() + 1);
-  return TW_OK;
+  return ToC(thinwire::WriteText("the spec", codecs[index].ToString(), spec, capacity));
 }
 
 tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, int* raw) {
@@ -91,14 +85,8 @@ tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capac
     return ToC(absl::InvalidArgumentError(
         absl::StrCat("residual ", index, " of ", names.size(), " does not exist")));
   }
-  if (names[index].size() >= capacity) {
-    return ToC(absl::InvalidArgumentError(absl::StrCat("the name '", names[index], "' needs ",
-                                                       names[index].size() + 1, " bytes, got ",
-                                                       capacity)));
-  }
-  std::memcpy(name, names[index].c_str(), names[index].size() + 1);
   *numel = feedback.Numel(names[index]);
-  return TW_OK;
+  return ToC(thinwire::WriteText("the name", names[index], name, capacity));
 }
 
 tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second,

@@ -92,6 +92,9 @@ typedef struct {
   size_t recoverable;      /* non-zero: tw_residual_undo works, at the price of as much memory again
                               as residuals and momentum take */
   size_t check_replicas;   /* results of every so many steps are compared between ranks; 0: never */
+  const char* transport;   /* of the data: "gloo" (default); "ucx": shared memory of one host, which
+                              all ranks must be on; "auto": "ucx" if all ranks can, else "gloo" */
+  const char* ucx_library; /* path of libucp.so.0; null: where the dynamic linker looks */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */
@@ -255,6 +258,13 @@ TW_API tw_status tw_comm_stats(tw_comm* comm, tw_stats* stats);
 
 /* The spec that codec `index` of options.codec became: topk is int4 if that costs fewer bytes. */
 TW_API tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity);
+
+/* What the data runs on, such as "gloo over TCP" or "ucx 1.13.1 over shared memory". */
+TW_API tw_status tw_comm_transport(tw_comm* comm, char* text, size_t capacity);
+
+/* The version of UCX that would be used; `library` as in tw_options.ucx_library. TW_UNAVAILABLE
+ * says why there is none. */
+TW_API tw_status tw_ucx_version(const char* library, char* text, size_t capacity);
 
 /* Whether a tensor of that size goes uncompressed, because it is small. */
 TW_API tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, int* raw);

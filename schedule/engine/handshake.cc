@@ -34,15 +34,15 @@ absl::Status Differs(int rank, const std::string& mine, int peer, const std::str
 std::string Digest(int size, const Options& options) {
   std::vector<std::string> codecs;
   for (const CodecPair& codec : options.codecs) codecs.push_back(codec.ToString());
-  return absl::StrCat("wire=", kWireVersion, " world=", size, " codec=", absl::StrJoin(codecs, ";"),
-                      " momentum=", options.momentum.beta,
-                      options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
-                      " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
-                      " chunk_bytes=", Settle(options, size).chunk_bytes,
-                      " min_bytes=", options.min_bytes, " one_hop_bytes=", options.one_hop_bytes,
-                      " checksum=", options.checksum ? 1 : 0,
-                      " topology=", std::string(Name(options.topology)),
-                      " check_replicas=", options.check_replicas);
+  return absl::StrCat(
+      "wire=", kWireVersion, " world=", size, " codec=", absl::StrJoin(codecs, ";"),
+      " momentum=", options.momentum.beta,
+      options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
+      " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
+      " chunk_bytes=", Settle(options, size).chunk_bytes, " min_bytes=", options.min_bytes,
+      " one_hop_bytes=", options.one_hop_bytes, " checksum=", options.checksum ? 1 : 0,
+      " topology=", std::string(Name(options.topology)), " check_replicas=", options.check_replicas,
+      " transport=", std::string(Name(options.transport)));
 }
 
 absl::Status Handshake(Store& store, const std::string& prefix, int rank, int size,

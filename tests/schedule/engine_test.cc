@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "tests/effort.h"
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
@@ -21,11 +22,15 @@ std::string CaseName(const testing::TestParamInfo<Case>& info) {
   std::string codec = info.param.codec;
   std::replace_if(
       codec.begin(), codec.end(), [](char c) { return !std::isalnum(c); }, '_');
-  return (info.param.wire == Wire::kGloo ? "Gloo" : "InProcess") +
-         std::to_string(info.param.world) + codec;
+  return absl::StrCat(Name(info.param.wire), info.param.world, codec);
 }
 
-class EngineTest : public testing::TestWithParam<Case> {};
+class EngineTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (const absl::Status here = IsHere(GetParam().wire); !here.ok()) GTEST_SKIP() << here;
+  }
+};
 
 TEST_P(EngineTest, GivesTheReferencesBitsOnEveryRankOverManySteps) {
   const auto [wire, world, codec] = GetParam();
@@ -85,6 +90,7 @@ std::vector<Case> Cases() {
       cases.push_back({Wire::kInProcess, world, codec});
     }
     for (const int world : {2, 3}) cases.push_back({Wire::kGloo, world, codec});
+    for (const int world : {2, 3}) cases.push_back({Wire::kUcx, world, codec});
   }
   return cases;
 }

@@ -14,6 +14,10 @@ using testing::AssertionResult;
 
 class FailureTest : public testing::TestWithParam<Wire> {
  protected:
+  void SetUp() override {
+    if (const absl::Status here = IsHere(GetParam()); !here.ok()) GTEST_SKIP() << here;
+  }
+
   static Options ShortTimeout() {
     Options options = SmallChunks("int4");
     options.timeout = milliseconds(600);
@@ -45,11 +49,9 @@ class FailureTest : public testing::TestWithParam<Wire> {
   }
 };
 
-std::string WireName(const testing::TestParamInfo<Wire>& info) {
-  return info.param == Wire::kGloo ? "Gloo" : "InProcess";
-}
-INSTANTIATE_TEST_SUITE_P(All, FailureTest, testing::Values(Wire::kInProcess, Wire::kGloo),
-                         WireName);
+std::string WireName(const testing::TestParamInfo<Wire>& info) { return Name(info.param); }
+INSTANTIATE_TEST_SUITE_P(All, FailureTest,
+                         testing::Values(Wire::kInProcess, Wire::kGloo, Wire::kUcx), WireName);
 
 TEST_P(FailureTest, AnotherSizeOnOneRank) {
   ExpectFailure(ShortTimeout(), absl::StatusCode::kFailedPrecondition,

@@ -2,6 +2,7 @@
 // every rank, that names what differs and who, in time. The last rank is the one that is different.
 #include <functional>
 
+#include "absl/strings/str_cat.h"
 #include "compress/codec_spec.h"
 #include "schedule/engine/handshake.h"
 #include "tests/effort.h"
@@ -110,8 +111,8 @@ std::vector<Place> Places() {
 }
 std::string PlaceName(const testing::TestParamInfo<Place>& info) {
   constexpr const char* kWays[] = {"Chunks", "OneHop", "Raw"};
-  return (info.param.wire == Wire::kGloo ? "Gloo" : "InProcess") +
-         std::to_string(info.param.world) + kWays[static_cast<int>(info.param.way)];
+  return absl::StrCat(Name(info.param.wire), info.param.world,
+                      kWays[static_cast<int>(info.param.way)]);
 }
 INSTANTIATE_TEST_SUITE_P(All, MismatchTest, testing::ValuesIn(Places()), PlaceName);
 

@@ -1,4 +1,4 @@
-// Ranks as threads, each with its own engine, on either transport.
+// Ranks as threads, each with its own engine, on any transport.
 #ifndef THINWIRE_TESTS_SCHEDULE_RANKS_H_
 #define THINWIRE_TESTS_SCHEDULE_RANKS_H_
 
@@ -13,14 +13,34 @@
 
 #include "schedule/engine.h"
 #include "tests/transport/connect_gloo.h"
+#include "tests/transport/connect_ucx.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {
 
-enum class Wire { kInProcess, kGloo };
+enum class Wire { kInProcess, kGloo, kUcx };
+
+inline std::string Name(Wire wire) {
+  switch (wire) {
+    case Wire::kInProcess: return "InProcess";
+    case Wire::kGloo: return "Gloo";
+    case Wire::kUcx: return "Ucx";
+  }
+  return "unknown wire";
+}
+
+// Why this machine can't run a wire, or OK.
+inline absl::Status IsHere(Wire wire) {
+  return wire == Wire::kUcx ? UcxIsHere() : absl::OkStatus();
+}
 
 inline std::vector<Transport> Connect(Wire wire, int world) {
-  return wire == Wire::kInProcess ? MakeInProcessTransports(world) : ConnectGlooRanks(world);
+  switch (wire) {
+    case Wire::kInProcess: return MakeInProcessTransports(world);
+    case Wire::kGloo: return ConnectGlooRanks(world);
+    case Wire::kUcx: return ConnectUcxRanks(world);
+  }
+  return {};
 }
 
 // Runs body(rank, engine) on a thread for each transport and returns when all engines are

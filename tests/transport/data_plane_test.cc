@@ -18,6 +18,7 @@
 #include "kernels/host_device.h"
 #include "tests/leaks.h"
 #include "tests/transport/connect_gloo.h"
+#include "tests/transport/connect_ucx.h"
 #include "tests/transport/late_plane.h"
 #include "transport/checked/checked.h"
 #include "transport/in_process/in_process.h"
@@ -49,6 +50,7 @@ class WholeTransport : public DataPlane {
 
  protected:
   virtual DataPlane& plane() const { return *transport_.data; }
+  const Transport& transport() const { return transport_; }
 
  private:
   const Transport transport_;
@@ -141,6 +143,28 @@ class ByEvents final : public DataPlane {
   const std::unique_ptr<DataPlane> inner_;
 };
 
+// UCX's data plane hears of lost peers from the control plane beside it, which an engine's reader
+// would pass on.
+class UcxBesideGloo final : public WholeTransport {
+ public:
+  explicit UcxBesideGloo(Transport transport)
+      : WholeTransport(std::move(transport)), control_(*WholeTransport::transport().control) {
+    if (control_.size() == 1) return;
+    reader_ = std::thread([this] {
+      while (control_.Receive().ok()) continue;
+      Abort(control_.status());
+    });
+  }
+  ~UcxBesideGloo() override {
+    control_.Abort(absl::CancelledError("the test is over"));
+    if (reader_.joinable()) reader_.join();
+  }
+
+ private:
+  ControlPlane& control_;
+  std::thread reader_;
+};
+
 template <typename Plane>
 Planes Wrap(std::vector<Transport> transports) {
   Planes planes;
@@ -165,6 +189,7 @@ struct Kind {
   std::function<Planes(int)> make;
   DataTraits traits;
   bool receives_ahead = false;  // Expect gives exchanges
+  bool needs_ucx = false;
 };
 
 constexpr DataTraits kHostPlane{Matching::kByTag, Completion::kBlocking, Memory::kHost};
@@ -179,6 +204,11 @@ Planes MakeLate(int world, Matching matching) {
 
 class DataPlaneTest : public testing::TestWithParam<Kind> {
  protected:
+  void SetUp() override {
+    if (!GetParam().needs_ucx) return;
+    if (const absl::Status absent = UcxIsHere(); !absent.ok()) GTEST_SKIP() << absent;
+  }
+
   // body(plane) on a thread for each rank; the planes live until all have returned.
   void Run(int world, const std::function<void(DataPlane&)>& body) {
     Planes planes = GetParam().make(world);
@@ -193,6 +223,8 @@ INSTANTIATE_TEST_SUITE_P(
         Kind{"InProcess", [](int n) { return Wrap<WholeTransport>(MakeInProcessTransports(n)); },
              kHostPlane},
         Kind{"Gloo", [](int n) { return Wrap<WholeTransport>(ConnectGlooRanks(n)); }, kHostPlane,
+             true},
+        Kind{"Ucx", [](int n) { return Wrap<UcxBesideGloo>(ConnectUcxRanks(n)); }, kHostPlane, true,
              true},
         Kind{"Staged", [](int n) { return Wrap<StagedOnInProcess>(MakeInProcessTransports(n)); },
              kStagedPlane},

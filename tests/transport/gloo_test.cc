@@ -12,6 +12,7 @@
 
 #include "schedule/engine.h"
 #include "tests/transport/listening.h"
+#include "tests/transport/rank_processes.h"
 #include "transport/mesh/address.h"
 #include "transport/mesh/listener.h"
 
@@ -21,82 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-class GlooProcesses : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ =
-        (std::filesystem::temp_directory_path() / ("thinwire_gloo_" + std::to_string(getpid())))
-            .string();
-    std::filesystem::remove_all(folder_);
-  }
-  void TearDown() override {
-    for (const pid_t peer : peers_) {
-      kill(peer, SIGKILL);
-      waitpid(peer, nullptr, 0);
-    }
-    std::filesystem::remove_all(folder_);
-  }
-
-  GlooOptions Rank(int rank, int size, Deadline deadline) {
-    return {.rank = rank,
-            .size = size,
-            .store = MakeFileStore(folder_),
-            .prefix = "p/",
-            .interface = "",
-            .rendezvous_host = "",
-            .deadline = deadline,
-            .key_file = "",
-            .digest = ""};
-  }
-
-  std::unique_ptr<Engine> Connect(int rank, int size, milliseconds timeout) {
-    auto transport = ConnectGloo(Rank(rank, size, Clock::now() + seconds(20)));
-    if (!transport.ok()) return nullptr;
-    Options options;
-    options.codecs = {*CodecPair::Parse("int4")};
-    options.timeout = timeout;
-    options.min_bytes = min_bytes_;
-    return *Engine::Create(options, *std::move(transport));
-  }
-
-  // A second process that reduces until it is told otherwise.
-  pid_t StartPeer(int rank) {
-    const pid_t pid = fork();
-    if (pid != 0) {
-      peers_.push_back(pid);
-      return pid;
-    }
-    const auto engine = Connect(rank, 2, seconds(20));
-    while (engine != nullptr && Reduce(*engine).ok()) continue;
-    _exit(0);
-  }
-
-  static absl::Status Reduce(Engine& engine) {
-    std::vector<float> values(300000, 1.0f);
-    auto work = engine.AllReduce({.input = {values.data(), values.size()},
-                                  .output = {values.data(), values.size()},
-                                  .key = "g"});
-    return work.ok() ? (*work)->Wait() : work.status();
-  }
-
-  // Sends `signal` to the peer in the midst of things, and returns this rank's failure.
-  absl::Status FailureAfter(int signal, milliseconds timeout, Clock::duration* took) {
-    const pid_t peer = StartPeer(1);
-    const auto engine = Connect(0, 2, timeout);
-    EXPECT_NE(engine, nullptr);
-    for (int i = 0; i < 5; ++i) EXPECT_TRUE(Reduce(*engine).ok());
-    kill(peer, signal);
-    const auto begin = Clock::now();
-    absl::Status status;
-    while (status.ok() && Clock::now() - begin < seconds(30)) status = Reduce(*engine);
-    *took = Clock::now() - begin;
-    return status;
-  }
-
-  std::string folder_;
-  size_t min_bytes_ = Options().min_bytes;
-  std::vector<pid_t> peers_;
-};
+class GlooProcesses : public RankProcesses {};
 
 TEST_F(GlooProcesses, AKilledPeerIsLostAtOnce) {
   Clock::duration took;

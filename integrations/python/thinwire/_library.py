@@ -198,6 +198,8 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_codec_parameter": [c_char_p, c_size_t, POINTER(Parameter)],
     "tw_comm_stats": [c_void_p, POINTER(Stats)],
     "tw_comm_codec": [c_void_p, c_size_t, c_char_p, c_size_t],
+    "tw_comm_transport": [c_void_p, c_char_p, c_size_t],
+    "tw_ucx_version": [c_char_p, c_char_p, c_size_t],
     "tw_comm_goes_raw": [c_void_p, c_size_t, c_int, POINTER(c_int)],
     "tw_comm_set_step": [c_void_p, c_uint64],
     "tw_comm_end_step": [c_void_p],
@@ -270,6 +272,14 @@ def cuda_devices(cuda_library: str | None = None) -> int:
     named = None if cuda_library is None else cuda_library.encode()
     check(load().tw_cuda_device_count(named, ctypes.byref(count)))
     return count.value
+
+
+def ucx_version(ucx_library: str | None = None) -> str:
+    """The version of UCX that would be used. UnavailableError, and why, if there is none."""
+    version = ctypes.create_string_buffer(64)
+    named = None if ucx_library is None else ucx_library.encode()
+    check(load().tw_ucx_version(named, version, len(version)))
+    return version.value.decode()
 
 
 def check(status: int) -> None:

@@ -251,6 +251,12 @@ class Communicator:
         _library.check(self._library.tw_comm_codec(self._open(), index, text, _MAX_NAME))
         return text.value.decode()
 
+    def transport(self) -> str:
+        """What the data runs on, such as "gloo over TCP" or "ucx 1.13.1 over shared memory"."""
+        text = ctypes.create_string_buffer(_MAX_NAME)
+        _library.check(self._library.tw_comm_transport(self._open(), text, _MAX_NAME))
+        return text.value.decode()
+
     def goes_raw(self, count: int, dtype: str) -> bool:
         """Whether a tensor of that size is exchanged uncompressed."""
         raw = ctypes.c_int()

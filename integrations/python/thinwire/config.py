@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.util
 import logging
 import os
 import socket
@@ -61,6 +62,8 @@ class Config:
     topology: str | None = None
     recoverable: bool | None = None
     check_replicas: int = 0
+    transport: str = "gloo"
+    ucx_library: str | None = None
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:
@@ -135,6 +138,19 @@ def cuda_library() -> str | None:
     return os.environ.get("THINWIRE_CUDA_LIB") or None
 
 
+def ucx_library() -> str | None:
+    """The libucp.so.0 that the user named, else that of an installed wheel; None if there is
+    neither, and the dynamic linker looks for the system's."""
+    if named := os.environ.get("THINWIRE_UCX_LIB"):
+        return named
+    wheel = importlib.util.find_spec("libucx")
+    for folder in wheel.submodule_search_locations or () if wheel is not None else ():
+        library = Path(folder) / "lib" / "libucp.so.0"
+        if library.is_file():
+            return str(library)
+    return None
+
+
 def resolve(**arguments: Any) -> Config:
     """Settles every setting once. The arguments are those of options.ARGUMENTS; None stands for the
     environment's value, else the default. Raises InvalidArgumentError for a value that can't be,
@@ -148,6 +164,7 @@ def resolve(**arguments: Any) -> Config:
         for option in OPTIONS
         if option.setting is not None
     }
+    chosen["ucx_library"] = ucx_library()
     return Config(**{name: value for name, value in chosen.items() if value is not None})
 
 

@@ -87,6 +87,16 @@ def _cuda() -> Iterator[Finding]:
         yield Finding("ok", "GPU codecs", f"{count} CUDA device(s)")
 
 
+def _ucx() -> Iterator[Finding]:
+    try:
+        version = _library.ucx_version(config.ucx_library())
+    except errors.UnavailableError as error:
+        yield Finding("absent", "UCX", str(error))
+    else:
+        detail = f"{version}; transport='auto' takes it for ranks on one host"
+        yield Finding("ok", "UCX", detail)
+
+
 def _demo() -> Iterator[Finding]:
     for module in ("tqdm", "matplotlib"):
         here = importlib.util.find_spec(module) is not None
@@ -132,5 +142,5 @@ def _check_codec(specs: str) -> None:
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _python, _c_library, _torch, _cuda, _demo, _settings,
+    _python, _c_library, _torch, _cuda, _ucx, _demo, _settings,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 
 POLICIES = ("p3", "wfbp", "fifo")
 TOPOLOGIES = ("auto", "flat", "grid")
+TRANSPORTS = ("gloo", "ucx", "auto")
 
 _INT_MAX = (1 << 31) - 1
 _SIZE_MAX = (1 << 64) - 1
@@ -75,6 +76,7 @@ _ONE_NAME = Kind(
 )  # fmt: skip
 _TOPOLOGY = Kind(f"one of {TOPOLOGIES}", str, lambda value: value in TOPOLOGIES, _TEXT.to_c)
 _POLICY = Kind(f"one of {POLICIES}", str, lambda value: value in POLICIES, _TEXT.to_c)
+_TRANSPORT = Kind(f"one of {TRANSPORTS}", str, lambda value: value in TRANSPORTS, _TEXT.to_c)
 _SECONDS = Kind(
     "a number of seconds above 0", float,
     lambda value: _is_number(value) and math.isfinite(value) and value > 0, _milliseconds,
@@ -187,6 +189,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("the ranks compare their results in every so many steps; 0: never",
            "check_replicas", "size_t", "check_replicas", _BYTES, True,
            ("THINWIRE_CHECK_REPLICAS",), "0", COMPARED),
+    Option("what the data runs on: `gloo` (TCP), `ucx` (UCX over the shared memory of the host "
+           "that all ranks are on), or `auto` (`ucx` where all ranks can, else `gloo`)",
+           "transport", "const char*", "transport", _TRANSPORT, True, ("THINWIRE_TRANSPORT",),
+           "gloo", COMPARED),
+    Option("path of libucp.so.0; Python looks into the wheel libucx-cu13 first",
+           "ucx_library", "const char*", "ucx_library", _TEXT, False, ("THINWIRE_UCX_LIB",),
+           "where the dynamic linker looks"),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
     Option("has no effect: connections are checked in any case",

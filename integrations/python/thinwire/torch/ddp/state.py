@@ -184,15 +184,17 @@ class State:
     def stats(self) -> dict[str, Any]:
         """steps (backward passes), all_reduces, raw_bytes (a ring of fp32 would have sent them),
         wire_bytes (sent by this rank), ratio = raw / wire, planned_chunks (their order was
-        predicted); seconds per stage, summed over the lanes: queue, encode, exchange, reduce,
-        gather, decode; and parameters, a list of {"name", "numel", "rule", "codec"}, where codec
-        is "raw" in a bucket too small to be compressed, and int4 where topk would cost more
-        bytes. With static_graph=True and several dtypes the first step is counted when the second
-        one begins, unless attach() made the state."""
+        predicted); transport (what the data runs on); seconds per stage, summed over the lanes:
+        queue, encode, exchange, reduce, gather, decode; and parameters, a list of {"name", "numel",
+        "rule", "codec"}, where codec is "raw" in a bucket too small to be compressed, and int4
+        where topk would cost more bytes. With static_graph=True and several dtypes the first step
+        is counted when the second one begins, unless attach() made the state."""
         counts: Counter[str] = Counter()
         for exchange in self._exchanges():
             counts.update(exchange.counts())
-        return {**summary(counts, self._exchange.steps), "parameters": self._exchange.table()}
+        exchange = self._exchange
+        totals = summary(counts, exchange.steps, exchange.transport)
+        return {**totals, "parameters": exchange.table()}
 
     def describe(self) -> str:
         """As GradientExchange.describe(), of every exchange of this state."""

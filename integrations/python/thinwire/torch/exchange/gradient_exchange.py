@@ -104,6 +104,11 @@ class GradientExchange(BucketExchange):
 
     # Statistics and checkpoints.
 
+    @property
+    def transport(self) -> str | None:
+        """stats()["transport"]."""
+        return self._session.transport
+
     def counts(self) -> Counter[str]:
         """Sums since the start; waits until nothing is in flight that start() was given."""
         return self._session.stats()
@@ -118,7 +123,7 @@ class GradientExchange(BucketExchange):
         stage, summed over the lanes: queue, encode, exchange, reduce, gather, decode; parameters: a
         list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be
         compressed, and int4 where topk would cost more bytes."""
-        return {**summary(self.counts(), self.steps), "parameters": self.table()}
+        return {**summary(self.counts(), self.steps, self.transport), "parameters": self.table()}
 
     def describe(self) -> str:
         """Who waits for whom on this rank, and the engine's last events, as text. At any time, from

@@ -81,6 +81,11 @@ class Session:
             counts.update(self._communicator.stats())
         return counts
 
+    @property
+    def transport(self) -> str | None:
+        """What the data runs on, in words; None before the first use and after close()."""
+        return None if self._communicator is None else self._communicator.transport()
+
     def close_with(self, owner: object) -> None:
         """Closes when `owner` goes, or before the interpreter does."""
         self._end = weakref.finalize(owner, self.close)

@@ -8,11 +8,11 @@ from typing import Any
 from thinwire.config import STAGES
 
 
-def summary(counts: Mapping[str, float], steps: int) -> dict[str, Any]:
+def summary(counts: Mapping[str, float], steps: int, transport: str | None) -> dict[str, Any]:
     """A session's counts as stats() returns them: steps, all_reduces, raw_bytes (a ring of fp32
     would have sent them), wire_bytes (sent by this rank), ratio = raw / wire, planned_chunks (their
     order was predicted), and seconds per stage, summed over the lanes: queue, encode, exchange,
-    reduce, gather, decode."""
+    reduce, gather, decode; and transport, what the data runs on, None before the first use."""
     names = ("all_reduces", "raw_bytes", "wire_bytes", "planned_chunks")
     found = {name: int(counts.get(name, 0)) for name in names}
     wire = found["wire_bytes"]
@@ -20,5 +20,6 @@ def summary(counts: Mapping[str, float], steps: int) -> dict[str, Any]:
         "steps": steps,
         **found,
         "ratio": found["raw_bytes"] / wire if wire else 1.0,
+        "transport": transport,
         "seconds": {stage: counts.get(f"{stage}_s", 0.0) for stage in STAGES},
     }

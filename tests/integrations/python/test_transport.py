@@ -1,0 +1,63 @@
+"""transport="ucx" and "auto": the same results as over Gloo, and stats() says what runs."""
+
+import pytest
+import thinwire
+import torch
+from ranks import outcomes_of, run
+from thinwire import _library, config, doctor
+from thinwire.torch import GradientExchange
+
+LACKING = {"THINWIRE_UCX_LIB": "/nowhere/libucp.so.0"}
+
+
+def ucx_is_here() -> bool:
+    try:
+        _library.ucx_version(config.ucx_library())
+    except thinwire.UnavailableError:
+        return False
+    return True
+
+
+needs_ucx = pytest.mark.skipif(not ucx_is_here(), reason="libucp is not here")
+
+
+def reduced(rank: int, transport: str) -> tuple[str, list[list[float]]]:
+    exchange = GradientExchange("int4", transport=transport)
+    generator = torch.Generator().manual_seed(rank)
+    results = []
+    for numel in (100, 50_000, 300_000):
+        tensor = torch.randn(numel, generator=generator)
+        exchange.reduce({f"x{numel}": tensor})
+        results.append(tensor.tolist())
+    return exchange.stats()["transport"], results
+
+
+@needs_ucx
+def test_ucx_gives_the_bits_of_gloo():
+    over_gloo, over_ucx = run(reduced, "gloo"), run(reduced, "ucx")
+    assert over_gloo[0][0] == over_gloo[1][0] == "gloo over TCP"
+    assert over_ucx[0][0].startswith("ucx 1.") and over_ucx[0][0].endswith("over shared memory")
+    assert over_ucx[0][1] == over_ucx[1][1] == over_gloo[0][1]
+
+
+@needs_ucx
+def test_auto_takes_ucx_on_one_host():
+    assert run(reduced, "auto")[0][0].startswith("ucx 1.")
+
+
+def test_auto_is_gloo_without_the_library():
+    assert [words for words, _ in run(reduced, "auto", environment=LACKING)] == [
+        "gloo over TCP"
+    ] * 2
+
+
+def test_ucx_without_the_library_is_unavailable_on_every_rank():
+    for outcome in outcomes_of(reduced, "ucx", environment=LACKING):
+        assert outcome.error == "UnavailableError", outcome.trace
+        assert "/nowhere/libucp.so.0" in outcome.message and "gloo" in outcome.message
+
+
+def test_doctor_says_which_ucx_there_is(monkeypatch):
+    monkeypatch.setenv(*next(iter(LACKING.items())))
+    (finding,) = doctor._ucx()
+    assert finding.mark == "absent" and "libucx" in finding.detail

@@ -1,0 +1,190 @@
+// The data plane of UCX between processes: lost and stopped peers, strangers, idle ranks, what it
+// does to the process that loads it, and how ranks agree on it.
+#include "transport/ucx/ucx.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <time.h>
+
+#include <chrono>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/transport/connect_ucx.h"
+#include "tests/transport/listening.h"
+#include "tests/transport/rank_processes.h"
+#include "transport/ucx/one_host.h"
+#include "transport/ucx/ucx_choice.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class UcxProcesses : public RankProcesses {
+ protected:
+  void SetUp() override {
+    if (const absl::Status here = UcxIsHere(); !here.ok()) GTEST_SKIP() << here;
+    RankProcesses::SetUp();
+  }
+
+  absl::StatusOr<Transport> ConnectPlanes(const GlooOptions& options) override {
+    absl::StatusOr<Transport> transport = ConnectGloo(options);
+    if (!transport.ok()) return transport;
+    const absl::StatusOr<std::string> words = ChooseDataPlane(TransportKind::kUcx,
+                                                              {.rank = options.rank,
+                                                               .size = options.size,
+                                                               .store = options.store,
+                                                               .prefix = options.prefix,
+                                                               .library = "",
+                                                               .deadline = options.deadline},
+                                                              *transport);
+    if (!words.ok()) return words.status();
+    EXPECT_EQ(words->substr(0, 3), "ucx") << *words;
+    return transport;
+  }
+};
+TEST_F(UcxProcesses, AKilledPeerIsLostAtOnce) {
+  Clock::duration took;
+  const absl::Status status = FailureAfter(SIGKILL, seconds(20), &took);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_NE(status.message().find("rank 1"), absl::string_view::npos) << status;
+  EXPECT_LT(took, seconds(5));
+}
+
+TEST_F(UcxProcesses, AStoppedPeerIsATimeoutThatNamesIt) {
+  Clock::duration took;
+  const absl::Status status = FailureAfter(SIGSTOP, milliseconds(700), &took);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_NE(status.message().find("rank 1"), absl::string_view::npos) << status;
+  EXPECT_LT(took, seconds(5));
+}
+
+// Seconds of processor time that this process has used.
+double ProcessorTime() {
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+class UcxPlanes : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const absl::Status here = UcxIsHere(); !here.ok()) GTEST_SKIP() << here;
+  }
+};
+// Ranks that wait for a late peer, whose blocks fill all room on the way, leave the processor to
+// others. The bound is a tenth of what a thread that polls would take.
+TEST_F(UcxPlanes, WaitingTakesNoProcessorTime) {
+  constexpr size_t kBytes = 16 << 20;
+  std::vector<std::unique_ptr<DataPlane>> planes = ConnectUcxPlanes(2);
+  std::vector<std::vector<uint8_t>> out(2, std::vector<uint8_t>(kBytes)), in = out;
+  const auto start = [&](int rank) {
+    return planes[rank]->Start(1, std::vector<Bytes>(2, out[rank]),
+                               std::vector<MutableBytes>(2, in[rank]));
+  };
+  std::thread waiter([&] { EXPECT_TRUE(start(0)->Wait(Clock::now() + seconds(60)).ok()); });
+  std::this_thread::sleep_for(milliseconds(500));
+  const double before = ProcessorTime();
+  std::this_thread::sleep_for(seconds(1));
+  EXPECT_LT(ProcessorTime() - before, 0.1);
+  EXPECT_TRUE(start(1)->Wait(Clock::now() + seconds(60)).ok());
+  waiter.join();
+}
+
+// A rank that gave up may use its blocks for something else: nothing is written there any more,
+// although the peer sends what was expected. What it could not send itself, because the peer took
+// nothing, is no obstacle to its end.
+TEST_F(UcxPlanes, BlocksAreTheCallersAfterAFailure) {
+  constexpr size_t kBytes = 16 << 20;
+  std::vector<std::unique_ptr<DataPlane>> planes = ConnectUcxPlanes(2);
+  const std::vector<uint8_t> out(kBytes, 1);
+  std::vector<uint8_t> in(kBytes, 2);
+  const auto exchange =
+      planes[0]->Start(1, std::vector<Bytes>(2, out), std::vector<MutableBytes>(2, in));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(exchange->Wait(Clock::now() + milliseconds(50))));
+  const auto late = planes[1]->Start(1, std::vector<Bytes>(2, out), std::vector<MutableBytes>(2));
+  late->Wait(Clock::now() + milliseconds(200)).IgnoreError();
+  planes[0].reset();
+  EXPECT_EQ(in, std::vector<uint8_t>(kBytes, 2));
+}
+
+TEST_F(UcxPlanes, OpenNoPort) {
+  const size_t before = ListeningSockets().size();
+  const auto planes = ConnectUcxPlanes(2);
+  EXPECT_EQ(ListeningSockets().size(), before);
+}
+
+void OwnHandler(int) {}
+
+TEST(Ucx, LeavesTheHandlersOfSignalsAlone) {
+  struct sigaction own {};
+  own.sa_handler = OwnHandler;
+  sigaction(SIGHUP, &own, nullptr);
+  if (const absl::Status here = UcxIsHere(); !here.ok()) GTEST_SKIP() << here;
+  const auto planes = ConnectUcxPlanes(2);
+  for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGHUP}) {
+    struct sigaction now {};
+    sigaction(signal, nullptr, &now);
+    EXPECT_EQ(now.sa_handler, signal == SIGHUP ? OwnHandler : SIG_DFL) << signal;
+  }
+}
+
+// The answers of three ranks to ChooseDataPlane; rank 2 looks for `library`.
+std::vector<absl::StatusOr<std::string>> Choose(TransportKind kind, const std::string& library) {
+  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<std::future<absl::StatusOr<std::string>>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::async(std::launch::async, [=] {
+      Transport transport;
+      return ChooseDataPlane(kind,
+                             {.rank = rank,
+                              .size = 3,
+                              .store = store,
+                              .prefix = "c/",
+                              .library = rank == 2 ? library : "",
+                              .deadline = Clock::now() + seconds(20)},
+                             transport);
+    }));
+  }
+  std::vector<absl::StatusOr<std::string>> answers;
+  for (auto& rank : ranks) answers.push_back(rank.get());
+  return answers;
+}
+
+TEST(UcxChoice, AllRanksStayWithGlooIfOneHasNoUcx) {
+  for (const auto& answer : Choose(TransportKind::kAuto, "/nowhere/libucp.so.0")) {
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(*answer, "gloo over TCP");
+  }
+}
+
+TEST(UcxChoice, AllRanksSayWhoHasNoUcxIfItWasAskedFor) {
+  if (const absl::Status here = UcxIsHere(); !here.ok()) GTEST_SKIP() << here;
+  for (const auto& answer : Choose(TransportKind::kUcx, "/nowhere/libucp.so.0")) {
+    EXPECT_TRUE(absl::IsUnimplemented(answer.status())) << answer.status();
+    for (const char* word : {"rank 2", "/nowhere/libucp.so.0", "libucx0", "gloo"}) {
+      EXPECT_NE(answer.status().message().find(word), absl::string_view::npos) << word;
+    }
+  }
+}
+
+TEST(UcxChoice, AutoTakesSharedMemoryOnOneHost) {
+  if (const absl::Status here = UcxIsHere(); !here.ok()) GTEST_SKIP() << here;
+  for (const auto& answer : Choose(TransportKind::kAuto, "")) {
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(answer->substr(0, 4), "ucx ");
+    EXPECT_NE(answer->find("over shared memory"), std::string::npos) << *answer;
+  }
+}
+
+TEST(UcxChoice, AHostHasOneIdentity) {
+  EXPECT_EQ(HostIdentity(), HostIdentity());
+  EXPECT_GT(HostIdentity().size(), 40u);
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,25 @@
+// TransportKind: on what a group's data plane is asked to run.
+#ifndef THINWIRE_TRANSPORT_TRANSPORT_KIND_H_
+#define THINWIRE_TRANSPORT_TRANSPORT_KIND_H_
+
+#include <cstdint>
+#include <string_view>
+
+namespace thinwire {
+
+// gloo: Gloo's, which needs nothing else. ucx: UCX's, for ranks that share one host's memory. auto:
+// UCX's where all ranks can, else Gloo's.
+enum class TransportKind : uint8_t { kGloo, kUcx, kAuto };
+
+constexpr std::string_view Name(TransportKind kind) {
+  switch (kind) {
+    case TransportKind::kGloo: return "gloo";
+    case TransportKind::kUcx: return "ucx";
+    case TransportKind::kAuto: return "auto";
+  }
+  return "unknown transport";
+}
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_TRANSPORT_KIND_H_

@@ -1,0 +1,39 @@
+// UCX: a data plane on libucp, over the shared memory of one host, beside the control plane of
+// another backend. It matches by tag, blocks, and works on host memory. No port is opened.
+//
+// The library is looked for at run time. Where it is missing these functions return Unimplemented,
+// and nothing else changes; a build without UCX's headers has no_ucx.cc in their place.
+#ifndef THINWIRE_TRANSPORT_UCX_UCX_H_
+#define THINWIRE_TRANSPORT_UCX_UCX_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "transport/data_plane.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+struct UcxOptions {
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<Store> store;
+  std::string prefix;   // before every key in the store
+  std::string library;  // path of libucp.so.0; empty: where the dynamic linker looks
+  Deadline deadline;    // for the whole connecting
+};
+
+// The library's version, such as "1.13.1". Unimplemented, with the mend, if it is not here or is
+// too old.
+absl::StatusOr<std::string> UcxVersion(const std::string& library);
+
+// A plane that has exchanged a block with every rank; all of them are on one host (one_host.h). It
+// does not hear of lost peers: whoever combines it with a control plane passes that plane's failure
+// on by Abort. Unimplemented if this rank or another can't take part, DeadlineExceeded names the
+// ranks that did not come.
+absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_UCX_UCX_H_

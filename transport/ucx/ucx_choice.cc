@@ -1,0 +1,65 @@
+#include "transport/ucx/ucx_choice.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "transport/ucx/one_host.h"
+#include "transport/ucx/ucx_board.h"
+
+namespace thinwire {
+namespace {
+
+constexpr char kGlooRuns[] = "gloo over TCP";
+
+// Ranks that can share memory with the same version give the same answer.
+absl::StatusOr<std::string> Offer(const std::string& version) {
+  return absl::StrCat(version, " ", HostIdentity());
+}
+
+// OK if all ranks can share memory. A function of what all ranks know, so that all decide alike.
+absl::Status CheckOffers(const UcxAnswers& offers) {
+  if (absl::Status refusal = FirstRefusal(offers); !refusal.ok()) return refusal;
+  for (size_t rank = 1; rank < offers.size(); ++rank) {
+    if (*offers[rank] == *offers[0]) continue;
+    return absl::UnimplementedError(
+        absl::StrCat("UCX is for ranks that share one host's memory, with the same version, user "
+                     "and namespaces, "
+                     "expected ",
+                     *offers[0], " as on rank 0, but rank ", rank, " has ", *offers[rank],
+                     "; set transport to gloo, or to auto"));
+  }
+  return absl::OkStatus();
+}
+
+// The plane that all ranks have now, or on all ranks the reason why one of them has not.
+absl::StatusOr<std::unique_ptr<DataPlane>> ConnectAll(const UcxOptions& options,
+                                                      const absl::StatusOr<std::string>& version) {
+  const absl::StatusOr<UcxAnswers> offers =
+      TellAll(options, "offer", version.ok() ? Offer(*version) : version);
+  if (!offers.ok()) return offers.status();
+  if (absl::Status refusal = CheckOffers(*offers); !refusal.ok()) return refusal;
+  absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectUcx(options);
+  const absl::StatusOr<UcxAnswers> outcomes =
+      TellAll(options, "outcome", plane.ok() ? absl::StatusOr<std::string>("") : plane.status());
+  if (!outcomes.ok()) return outcomes.status();
+  if (absl::Status refusal = FirstRefusal(*outcomes); !refusal.ok()) return refusal;
+  return plane;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ChooseDataPlane(TransportKind kind, const UcxOptions& options,
+                                            Transport& transport) {
+  if (kind == TransportKind::kGloo) return std::string(kGlooRuns);
+  const absl::StatusOr<std::string> version = UcxVersion(options.library);
+  absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectAll(options, version);
+  if (kind == TransportKind::kAuto && absl::IsUnimplemented(plane.status())) {
+    return std::string(kGlooRuns);
+  }
+  if (!plane.ok()) return plane.status();
+  transport.data = *std::move(plane);
+  return absl::StrCat("ucx ", *version, " over shared memory");
+}
+
+}  // namespace thinwire

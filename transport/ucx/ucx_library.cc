@@ -1,0 +1,102 @@
+#include "transport/ucx/ucx_library.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+
+#include <array>
+
+#include "absl/strings/str_cat.h"
+
+namespace thinwire {
+namespace {
+
+constexpr char kMend[] =
+    "install libucx0 of Debian or the wheel libucx-cu13, name the file in THINWIRE_UCX_LIB, or set "
+    "transport to gloo";
+
+// UCX installs handlers when it is loaded: of crashes, which are the training script's to handle,
+// and of SIGHUP, which nohup has set to be ignored.
+class SignalHandlersKept {
+ public:
+  SignalHandlersKept() {
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], nullptr, &before_[i]);
+  }
+  ~SignalHandlersKept() {
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  SignalHandlersKept(const SignalHandlersKept&) = delete;
+  SignalHandlersKept& operator=(const SignalHandlersKept&) = delete;
+
+ private:
+  static constexpr std::array<int, 5> kSignals = {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_;
+};
+
+absl::Status Unusable(const std::string& path, const std::string& why) {
+  return absl::UnimplementedError(
+      absl::StrCat("UCX can't be used: ", path, ": ", why, "; ", kMend));
+}
+
+template <typename Function>
+void Find(void* handle, const char* name, Function* function, std::string* missing) {
+  *function = reinterpret_cast<Function>(dlsym(handle, name));
+  if (*function == nullptr) *missing = name;
+}
+
+// The name of a function that the library lacks, or nothing.
+std::string FindAll(void* handle, UcxLibrary* ucx) {
+  std::string missing;
+  const auto find = [&](const char* name, auto* function) {
+    Find(handle, name, function, &missing);
+  };
+  find("ucp_config_read", &ucx->config_read);
+  find("ucp_config_modify", &ucx->config_modify);
+  find("ucp_config_release", &ucx->config_release);
+  find("ucp_init_version", &ucx->init_version);
+  find("ucp_cleanup", &ucx->cleanup);
+  find("ucp_worker_create", &ucx->worker_create);
+  find("ucp_worker_query", &ucx->worker_query);
+  find("ucp_worker_destroy", &ucx->worker_destroy);
+  find("ucp_worker_get_address", &ucx->worker_get_address);
+  find("ucp_worker_release_address", &ucx->worker_release_address);
+  find("ucp_worker_get_efd", &ucx->worker_get_efd);
+  find("ucp_worker_arm", &ucx->worker_arm);
+  find("ucp_worker_signal", &ucx->worker_signal);
+  find("ucp_worker_progress", &ucx->worker_progress);
+  find("ucp_ep_create", &ucx->ep_create);
+  find("ucp_tag_send_nbx", &ucx->tag_send_nbx);
+  find("ucp_tag_recv_nbx", &ucx->tag_recv_nbx);
+  find("ucp_request_check_status", &ucx->request_check_status);
+  find("ucp_request_cancel", &ucx->request_cancel);
+  find("ucp_request_free", &ucx->request_free);
+  find("ucs_status_string", &ucx->status_string);
+  return missing;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const UcxLibrary>> LoadUcx(const std::string& path) {
+  const std::string name = path.empty() ? "libucp.so.0" : path;
+  // It is never unloaded: it has threads and hooks of its own.
+  const SignalHandlersKept kept;
+  void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle == nullptr) return Unusable(name, dlerror());
+  decltype(&ucp_get_version) get_version;
+  std::string missing;
+  Find(handle, "ucp_get_version", &get_version, &missing);
+  if (!missing.empty()) return Unusable(name, absl::StrCat("it has no ", missing));
+  unsigned major = 0, minor = 0, release = 0;
+  get_version(&major, &minor, &release);
+  auto ucx = std::make_shared<UcxLibrary>();
+  ucx->version = absl::StrCat(major, ".", minor, ".", release);
+  if (major != 1 || minor < 13) {
+    return Unusable(name,
+                    absl::StrCat("its version is ", ucx->version, ", expected 1.13 or newer"));
+  }
+  if (missing = FindAll(handle, ucx.get()); !missing.empty()) {
+    return Unusable(name, absl::StrCat("it has no ", missing));
+  }
+  return ucx;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,76 @@
+// UcxWorker: one rank's UCX context, worker and endpoints over shared memory, as an object of C++.
+#ifndef THINWIRE_TRANSPORT_UCX_UCX_WORKER_H_
+#define THINWIRE_TRANSPORT_UCX_UCX_WORKER_H_
+
+#include <ucp/api/ucp.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/data_plane.h"
+#include "transport/ucx/ucx_library.h"
+
+namespace thinwire {
+
+// Messages are eager, never by rendezvous. So UCX touches a caller's block only inside the calls of
+// this class, peers read and write none of this process's blocks, and who stops calling Progress
+// has its blocks back.
+//
+// Thread-safe after the last Connect, with UCX's own lock, under which callbacks run.
+class UcxWorker {
+ public:
+  // Unimplemented if this machine has no shared memory that UCX can use.
+  static absl::StatusOr<std::unique_ptr<UcxWorker>> Make(std::shared_ptr<const UcxLibrary> ucx,
+                                                         int size);
+  ~UcxWorker();
+  UcxWorker(const UcxWorker&) = delete;
+  UcxWorker& operator=(const UcxWorker&) = delete;
+
+  const UcxLibrary& ucx() const { return *ucx_; }
+
+  // The bytes by which peers connect.
+  absl::StatusOr<std::string> Address() const;
+
+  // Before the first message. `address` is the peer's.
+  absl::Status Connect(int peer, const std::string& address);
+
+  // Each calls `done(arg)` later, and returns a request to be freed; or returns null at once.
+  ucs_status_ptr_t Send(int peer, uint64_t tag, Bytes block, ucp_send_nbx_callback_t done,
+                        void* arg);
+  ucs_status_ptr_t Receive(uint64_t tag, MutableBytes block, ucp_tag_recv_nbx_callback_t done,
+                           void* arg);
+
+  bool HasEnded(void* request) const {
+    return ucx_->request_check_status(request) != UCS_INPROGRESS;
+  }
+  // UCX calls nobody back about the request any more. Cancelling a receive makes UCX forget its
+  // block; UCX can't cancel what is being sent, and needs no more than the memory that it copied.
+  void Release(void* request, bool cancel);
+
+  // Works on what has come and what could not leave; true if there was any.
+  bool Progress() { return ucx_->worker_progress(worker_) > 0; }
+
+  // Blocks until something comes, Wake is called, or the time has passed. False at once where there
+  // is work that no event will tell of: blocks wait for room at a peer.
+  bool Sleep(Deadline until);
+  void Wake() { ucx_->worker_signal(worker_); }
+
+ private:
+  UcxWorker(std::shared_ptr<const UcxLibrary> ucx, int size)
+      : ucx_(std::move(ucx)), endpoints_(size) {}
+  absl::Status OpenContext();
+  absl::Status OpenWorker();
+
+  const std::shared_ptr<const UcxLibrary> ucx_;
+  std::vector<ucp_ep_h> endpoints_;  // by rank; the own one is null
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int events_ = -1;  // the worker's descriptor
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_UCX_UCX_WORKER_H_
