@@ -27,7 +27,12 @@ void Frames(Input& input) {
   if (!parsed.has_value()) return;
   const Message& message = parsed->message;
   Require(message.report.name[sizeof(message.report.name) - 1] == '\0', "a name has its end");
-  if (message.type == FrameType::kFail || message.type == FrameType::kBye) return;
+  const char* const tensor = parsed->digest.report.name;
+  Require(tensor[sizeof(parsed->digest.report.name) - 1] == '\0', "a digest's name has its end");
+  const bool packed_elsewhere = message.type == FrameType::kFail ||
+                                message.type == FrameType::kBye ||
+                                message.type == FrameType::kDigest;
+  if (packed_elsewhere) return;
   ForEachFrame(message, [&](const ControlFrame& frame) {
     const std::optional<ParsedFrame> again = ParseFrame(frame);
     Require(again.has_value() && again->message.type == message.type,
