@@ -46,7 +46,7 @@ def train(me: int, port: int) -> None:
     model = make_model(me)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     ddp = DistributedDataParallel(model)
-    state = attach(ddp, codec="int4", min_bytes=0, timeout_s=10)
+    state = attach(ddp, codec="int4", min_bytes=0, timeout_s=10, recoverable=True)
     step, loss = 0, torch.zeros(())
     while step < STEPS:
         if me == 1 and step == KILLED_IN:

@@ -60,7 +60,7 @@ class Config:
     key_file: str | None = None
     checksum: bool = False
     topology: str | None = None
-    recoverable: bool | None = None
+    recoverable: bool = False
     check_replicas: int = 0
     transport: str = "gloo"
     ucx_library: str | None = None

@@ -89,7 +89,6 @@ _BOOL_OR_NONE = Kind(
     "True, False or None", _parse_bool, lambda value: isinstance(value, bool),
     {None: 0, True: 1, False: -1}.__getitem__,
 )  # fmt: skip
-_FLAG_OR_NONE = Kind(_FLAG.expected, _parse_bool, _FLAG.right, bool)
 _LANES = _whole(1, 64)
 _CHUNK_BYTES = _whole(4096, _SIZE_MAX)
 _BYTES = _whole(0, _SIZE_MAX)
@@ -184,8 +183,7 @@ OPTIONS: tuple[Option, ...] = (
            COMPARED),
     Option("what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
            "bytes a parameter, 8 with momentum",
-           "recoverable", "size_t", "recoverable", _FLAG_OR_NONE, True, ("THINWIRE_RECOVERABLE",),
-           "off; on in Python's exchanges"),
+           "recoverable", "size_t", "recoverable", _FLAG, True, ("THINWIRE_RECOVERABLE",), "off"),
     Option("the ranks compare their results in every so many steps; 0: never",
            "check_replicas", "size_t", "check_replicas", _BYTES, True,
            ("THINWIRE_CHECK_REPLICAS",), "0", COMPARED),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +33,6 @@ def resolve(
     without momentum."""
     by_name = isinstance(codec, Mapping)
     settings = config.resolve(codec=Rules(codec).joined if by_name else codec, **options)
-    if settings.recoverable is None:
-        settings = dataclasses.replace(settings, recoverable=True)
     auto = None
     if settings.codec == AUTO:
         auto = AutoCodec(settings, process_group)
