@@ -46,7 +46,7 @@ import thinwire
 thinwire.simd_target()
 home = str(pathlib.Path(thinwire.__file__).parent / "lib")
 maps = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
-ours = [m for m in maps if any(n in m for n in ("gloo", "hwy", "absl", "hiredis", "ibverbs", "libnl"))]
+ours = [m for m in maps if any(n in m for n in ("gloo", "hwy", "absl", "isal", "hiredis", "ibverbs", "libnl"))]
 strangers = [m for m in ours if not m.startswith(home)]
 assert ours and not strangers, f"not from the wheel: {strangers}"
 # Python's ssl in the same process would get a libcrypto of ours, and may need a newer one.
