@@ -178,8 +178,11 @@ TEST(Mesh, SilentStrangersNeitherKeepARankAwayNorFillTheProcess) {
   const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(3));
   Result result;
   std::thread rank0([&] { result = ConnectMesh(ranks[0]); });
-  const absl::StatusOr<Meeting> meeting = Meet({1, 2, ranks[1].store.get(), ranks[1].prefix, "",
-                                                *Address::Of("127.0.0.1", 9), ranks[1].deadline});
+  // Rank 0 looks now and then whether rank 1 is there.
+  const absl::StatusOr<Listener> rank1 = Listener::Open(ranks[1].address);
+  ASSERT_TRUE(rank1.ok()) << rank1.status();
+  const absl::StatusOr<Meeting> meeting =
+      Meet({1, 2, ranks[1].store.get(), ranks[1].prefix, "", rank1->address(), ranks[1].deadline});
   ASSERT_TRUE(meeting.ok()) << meeting.status();
   const Address& address = meeting->addresses[0];
   std::vector<Descriptor> strangers;
