@@ -50,7 +50,8 @@ class Engine {
     return Start(request);
   }
 
-  // Fails the group on every rank with `reason`; from any thread.
+  // Fails the group on every rank with `reason`; from any thread. Returns when every rank has heard
+  // it, or can't any more, which takes half a second at most: the process may end then.
   virtual void Abort(absl::Status reason) = 0;
   virtual absl::Status status() const = 0;  // the first failure, or OK
 

@@ -192,7 +192,11 @@ void Group::EndAll() {
   }
 }
 
-void Group::Abort(absl::Status reason) { failure_.Fail(std::move(reason), Tell::kEveryone); }
+// Who fails its group may end its process next.
+void Group::Abort(absl::Status reason) {
+  failure_.Fail(std::move(reason), Tell::kEveryone);
+  failure_.AwaitTold();
+}
 
 void Group::EndStep() {
   if (sequencing_ != nullptr) sequencing_->EndStep();

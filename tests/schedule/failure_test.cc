@@ -151,7 +151,10 @@ TEST_P(FailureTest, NobodyGetsAnErrorBeforeAllHaveHeardOfIt) {
         while (other == nullptr) std::this_thread::yield();
       }
       std::vector<float> values(1000);
-      if (rank == 1) engine.Abort(absl::AbortedError("enough"));
+      if (rank == 1) {
+        engine.Abort(absl::AbortedError("enough"));
+        for (const auto& other : engines) EXPECT_TRUE(absl::IsAborted(other.load()->status()));
+      }
       EXPECT_TRUE(absl::IsAborted(AllReduce(engine, values, "g")));
       for (const auto& other : engines) EXPECT_TRUE(absl::IsAborted(other.load()->status()));
       ++seen;
