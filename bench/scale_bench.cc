@@ -129,8 +129,8 @@ int main(int argc, char** argv) {
   if (argc > 5) setup.plane = argv[5];
   if (argc > 6) setup.codec = argv[6];
   if (argc > 7) setup.topology = argv[7];
-  char folder[] = "/tmp/thinwire_scale.XXXXXX";
-  if (mkdtemp(folder) == nullptr) return 1;
+  std::string folder = std::filesystem::temp_directory_path() / "thinwire_scale.XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) return 1;
   setup.folder = folder;
   std::barrier<> all(setup.ranks);
   Times times;

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "tests/effort.h"
+#include "tests/schedule/nonfinite.h"
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
 
@@ -199,19 +199,7 @@ TEST(EngineInProcess, SumAndMeanOfEveryDType) {
 // A NaN or Inf anywhere is NaN on every rank, only in its block, and leaves no trace in later
 // steps.
 TEST(EngineInProcess, NonFiniteValuesReachEveryRankAndLeaveNoTrace) {
-  Options options = SmallChunks("int4");
-  RunRanks(Wire::kInProcess, 3, options, [&](int rank, Engine& engine) {
-    for (int step = 0; step < 4; ++step) {
-      std::vector<float> values = Gradient(4096, 3, rank, step);
-      if (step == 1 && rank == 1) values[700] = std::numeric_limits<float>::infinity();
-      if (step == 1 && rank == 2) values[3000] = std::numeric_limits<float>::quiet_NaN();
-      ASSERT_TRUE(AllReduce(engine, values, "g").ok());
-      for (size_t i = 0; i < values.size(); ++i) {
-        const bool hit = step == 1 && (i / 256 == 700 / 256 || i / 256 == 3000 / 256);
-        ASSERT_EQ(std::isfinite(values[i]), !hit) << "step " << step << ", element " << i;
-      }
-    }
-  });
+  ExpectNonFiniteLeavesNoTrace(3, SmallChunks("int4"));
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 // The two-level allreduce: the shape of the grid, and in the engine the reference's bits.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "schedule/collective/grid.h"
 #include "tests/effort.h"
+#include "tests/schedule/nonfinite.h"
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
 
@@ -141,18 +140,7 @@ TEST(TwoLevel, SumsSixteenBitsInFp32) {
 // A NaN or Inf anywhere is NaN on every rank, only in its block, and leaves no trace in later
 // steps.
 TEST(TwoLevel, NonFiniteValuesReachEveryRankAndLeaveNoTrace) {
-  RunRanks(Wire::kInProcess, 6, InAGrid("int4"), [&](int rank, Engine& engine) {
-    for (int step = 0; step < 4; ++step) {
-      std::vector<float> values = Gradient(4096, 3, rank, step);
-      if (step == 1 && rank == 1) values[700] = std::numeric_limits<float>::infinity();
-      if (step == 1 && rank == 5) values[3000] = std::numeric_limits<float>::quiet_NaN();
-      ASSERT_TRUE(AllReduce(engine, values, "g").ok());
-      for (size_t i = 0; i < values.size(); ++i) {
-        const bool hit = step == 1 && (i / 256 == 700 / 256 || i / 256 == 3000 / 256);
-        ASSERT_EQ(std::isfinite(values[i]), !hit) << "step " << step << ", element " << i;
-      }
-    }
-  });
+  ExpectNonFiniteLeavesNoTrace(6, InAGrid("int4"));
 }
 
 }  // namespace

@@ -89,7 +89,9 @@ TEST(GlooSpin, TheLoopReadsOrWritesInEveryTurn) {
   for (std::thread& thread : threads) thread.join();
   RecordProperty("turns", static_cast<int>(turns));
   RecordProperty("idle_turns", static_cast<int>(idle_turns));
-  ASSERT_GT(turns, kRounds) << "the loop's calls do not come by here";
+  // A lane's round ends by a turn of its rank's loop, and no sooner than the round before it. Turns
+  // may end rounds of several lanes at once.
+  ASSERT_GE(turns, 2 * kRounds) << "the loop's calls do not come by here";
   EXPECT_LE(idle_turns, turns / 100) << "of " << turns << " turns";
 }
 
