@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
+// One instruction set for all machines, which the compiler must be told of on NEON.
+HWY_BEFORE_NAMESPACE();
 namespace thinwire {
 
 void StreamCopy(float* to, const float* from, size_t count) {
@@ -22,3 +24,4 @@ void StreamCopy(float* to, const float* from, size_t count) {
 }
 
 }  // namespace thinwire
+HWY_AFTER_NAMESPACE();

@@ -34,7 +34,7 @@ void ControlReader::OnFrame(const ControlMessage& message) {
   recorder_.Record(FlightEvent::kFrameIn, content.report.name, 0, message.from,
                    static_cast<uint64_t>(content.type));
   switch (content.type) {
-    case FrameType::kFail: return failure_.OnPeerFailed(parsed->failure);
+    case FrameType::kFail: return failure_.OnPeerFailed(parsed->failure, parsed->silent);
     case FrameType::kBye: return farewell_.OnBye(message.from, parsed->started);
     case FrameType::kDigest: return replicas_.OnDigest(message.from, parsed->digest);
     default: return sequencing_.OnMessage(message.from, content);

@@ -12,8 +12,9 @@ namespace thinwire {
 namespace {
 
 const absl::Duration kBetterReason = absl::Milliseconds(250);  // to overtake a closed socket
-// A peer that is stopped never echoes, and takes no last words. Waiting for it must not add much to
-// the timeout that it has cost already.
+// A peer that has stopped never echoes, and takes no last words. Those that the roll call finds
+// silent are not waited for; waiting for another must not add much to the timeout that it has cost
+// already.
 const absl::Duration kEchoes = absl::Milliseconds(250);  // at most, and a 20th of the timeout
 constexpr std::chrono::milliseconds kLastWords(200);     // at most, and a 50th of the timeout
 
@@ -43,20 +44,21 @@ absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Sta
                       absl::StrCat("rank ", members_.rank, place, ": ", status.message()));
 }
 
-void FailureProtocol::Fail(absl::Status reason, Tell tell) {
+void FailureProtocol::Fail(absl::Status reason, Tell tell, int silent) {
   if (tell == Tell::kNobody) OnEchoes(peers());
   reason = pulse_.Explain(members_.rank, reason, Clock::now());
   {
     const absl::MutexLock lock(&mu_);
     if (!status_.ok()) return;
     status_ = reason;
+    silent_ = silent;
     told_ = peers() == 0;
     failed_.store(true, std::memory_order_release);
   }
   const std::string_view text(reason.message().data(), reason.message().size());
   recorder_.Record(FlightEvent::kFailed, text);
   if (tell == Tell::kNobody) return;
-  SendToAll(PackFailure(reason));
+  SendToAll(PackFailure(reason, silent));
   WriteFlight();
 }
 
@@ -78,8 +80,8 @@ void FailureProtocol::FailFromExchange(const absl::Status& status, const std::st
   Fail(OfTensor(tensor, status), Tell::kEveryone);
 }
 
-void FailureProtocol::OnPeerFailed(absl::Status reason) {
-  Fail(std::move(reason), Tell::kEveryone);
+void FailureProtocol::OnPeerFailed(absl::Status reason, int silent) {
+  Fail(std::move(reason), Tell::kEveryone, silent);
   OnEchoes(1);
 }
 

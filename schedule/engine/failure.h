@@ -37,14 +37,15 @@ class FailureProtocol {
   FailureProtocol(const Membership& members, const Options& options, Transport& transport,
                   const Pulse& pulse, FlightRecorder& recorder);
 
-  // Takes the reason, if it is the first, and tells it to everyone or nobody.
-  void Fail(absl::Status reason, Tell tell);
+  // Takes the reason, if it is the first, and tells it to everyone or nobody. silent: how many
+  // peers are known not to answer; nobody waits for their echoes.
+  void Fail(absl::Status reason, Tell tell, int silent = 0);
   // An exchange of that tensor failed. A rank that fails says why and then closes its connections,
   // and its peers may notice the latter first; so a lost connection waits a moment for a better
   // reason.
   void FailFromExchange(const absl::Status& status, const std::string& tensor);
 
-  void OnPeerFailed(absl::Status reason);                     // a peer told its reason
+  void OnPeerFailed(absl::Status reason, int silent);         // a peer told its reason
   void OnControlLost(const absl::Status& reason, Tell tell);  // nobody is heard from here on
   void SendToAll(const ControlFrame& frame);
 
@@ -65,7 +66,7 @@ class FailureProtocol {
   void WriteFlight() const;
 
   bool HasFailed() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !status_.ok(); }
-  bool IsEchoed() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return echoes_ >= peers(); }
+  bool IsEchoed() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return echoes_ + silent_ >= peers(); }
   bool MayTell() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return status_.ok() || told_; }
 
   const Membership members_;
@@ -79,6 +80,7 @@ class FailureProtocol {
   mutable absl::Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   int echoes_ ABSL_GUARDED_BY(mu_) = 0;     // peers that have failed as well, or can't say so
+  int silent_ ABSL_GUARDED_BY(mu_) = 0;     // peers that will not say so
   bool told_ ABSL_GUARDED_BY(mu_) = false;  // status_ may be handed out
 };
 

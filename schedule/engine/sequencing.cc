@@ -54,7 +54,9 @@ void Sequencing::CarryOut(const Action& action) {
       executor_.Start(action.start);
       break;
     case Action::Kind::kSend: Send(action.to, action.message); break;
-    case Action::Kind::kFail: failure_.Fail(action.reason, FailureProtocol::Tell::kEveryone); break;
+    case Action::Kind::kFail:
+      failure_.Fail(action.reason, FailureProtocol::Tell::kEveryone, action.silent);
+      break;
   }
 }
 

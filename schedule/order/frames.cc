@@ -14,8 +14,9 @@ struct FrameHeader {
 };
 struct FailureHeader {
   int32_t code;
-  uint32_t reserved;
+  uint32_t silent;  // ranks that will not echo it
 };
+constexpr uint32_t kMostSilent = 1 << 20;  // a peer may say anything
 constexpr size_t kRoom = kControlBytes - sizeof(FrameHeader);
 
 ControlFrame FrameOf(FrameType type, size_t count) {
@@ -59,7 +60,7 @@ bool UnpackReport(const ControlFrame& frame, uint32_t count, Report* report) {
   return true;
 }
 
-bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, absl::Status* failure) {
+bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, ParsedFrame* parsed) {
   FailureHeader header;
   if (bytes > kRoom - sizeof(header)) return false;
   std::memcpy(&header, frame.data() + sizeof(FrameHeader), sizeof(header));
@@ -67,9 +68,10 @@ bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, absl::Status* fail
       reinterpret_cast<const char*>(frame.data()) + sizeof(FrameHeader) + sizeof(header);
   const bool known =
       header.code > 0 && header.code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  *failure =
+  parsed->failure =
       absl::Status(known ? static_cast<absl::StatusCode>(header.code) : absl::StatusCode::kInternal,
                    std::string(text, bytes));
+  parsed->silent = static_cast<int>(std::min<uint32_t>(header.silent, kMostSilent));
   return true;
 }
 
@@ -125,9 +127,9 @@ ControlFrame PackPart(const Message& message, size_t first) {
   }
 }
 
-ControlFrame PackFailure(const absl::Status& reason) {
+ControlFrame PackFailure(const absl::Status& reason, int silent) {
   const std::string_view text(reason.message().data(), reason.message().size());
-  const FailureHeader failure{static_cast<int32_t>(reason.code()), 0};
+  const FailureHeader failure{static_cast<int32_t>(reason.code()), static_cast<uint32_t>(silent)};
   const size_t bytes = std::min(text.size(), kRoom - sizeof(failure));
   ControlFrame frame = FrameOf(FrameType::kFail, bytes);
   uint8_t* const body = frame.data() + sizeof(FrameHeader);
@@ -159,7 +161,7 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
     case FrameType::kOverdue: good = UnpackReport(frame, header.count, &message.report); break;
     case FrameType::kAnnounce: good = Unpack(frame, header.count, &message.announcements); break;
     case FrameType::kPredict: good = Unpack(frame, header.count, &message.predicted); break;
-    case FrameType::kFail: good = UnpackFailure(frame, header.count, &parsed.failure); break;
+    case FrameType::kFail: good = UnpackFailure(frame, header.count, &parsed); break;
     case FrameType::kBye: good = UnpackBye(frame, header.count, &parsed.started); break;
     case FrameType::kDigest: good = UnpackDigest(frame, header.count, &parsed.digest); break;
     case FrameType::kPing:

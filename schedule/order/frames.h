@@ -82,8 +82,9 @@ struct Message {
   std::vector<PredictedChunk> predicted;    // kPredict
 };
 
-// A failure travels with its code and as much of its message as fits.
-ControlFrame PackFailure(const absl::Status& reason);
+// A failure travels with its code, the number of ranks that are known not to answer, and as much of
+// its message as fits.
+ControlFrame PackFailure(const absl::Status& reason, int silent = 0);
 ControlFrame PackBye(uint64_t started);
 ControlFrame PackSignal(FrameType type);  // kPing, kPong
 
@@ -100,6 +101,7 @@ ControlFrame PackDigest(const DigestNote& note);
 struct ParsedFrame {
   Message message;
   absl::Status failure;  // kFail
+  int silent = 0;        // kFail
   uint64_t started = 0;  // kBye
   DigestNote digest;     // kDigest
 };

@@ -30,6 +30,7 @@ struct Action {
   int to = kEveryone;   // kSend
   Message message;      // kSend
   absl::Status reason;  // kFail
+  int silent = 0;       // kFail: ranks that do not answer, and so will not echo it
 };
 
 class Outbox {
@@ -46,7 +47,11 @@ class Outbox {
     return action.message;
   }
 
-  void Fail(absl::Status reason) { Add(Action::Kind::kFail).reason = std::move(reason); }
+  void Fail(absl::Status reason, int silent) {
+    Action& action = Add(Action::Kind::kFail);
+    action.reason = std::move(reason);
+    action.silent = silent;
+  }
 
   bool empty() const { return count_ == 0; }
   std::span<const Action> actions() const { return {slots_.data(), count_}; }

@@ -124,6 +124,7 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
     case FrameType::kDigest:
     case FrameType::kBye: break;  // not the sequencer's
   }
+  if (lead_ != nullptr) JudgeOverdue(now);
   StartChunks();
 }
 
@@ -341,10 +342,15 @@ void Sequencer::CallRoll(double now) {
 
 void Sequencer::OnClock(double now) {
   FindOverdue(now);
-  if (lead_ == nullptr) return;
+  if (lead_ != nullptr) JudgeOverdue(now);
+}
+
+void Sequencer::JudgeOverdue(double now) {
   for (const auto& [id, since] : lead_->overdue) {
     const bool late = now >= since + AnswerPatience(Seconds(options_.timeout));
-    if (late || roll_.IsSettled(now)) Fail(lead_->leader.Diagnose(id, roll_.Silent(now)));
+    if (!late && !roll_.IsSettled(now)) continue;
+    const std::vector<int> silent = roll_.Silent(now);
+    Fail(lead_->leader.Diagnose(id, silent), static_cast<int>(silent.size()));
   }
 }
 
@@ -361,10 +367,11 @@ void Sequencer::FindOverdue(double now) {
       SendReport(FrameType::kReport, own.report, now);
     }
     if (own.overdue && (roll_.IsSilent(0, now) || now >= own.overdue_since + kGrace_s)) {
-      Fail(absl::DeadlineExceededError(absl::StrCat(
+      const absl::Status reason = absl::DeadlineExceededError(absl::StrCat(
           "tensor '", own.report.name, "' passed its deadline on rank ", members_.rank,
           ", and rank 0, which orders the chunks, did not answer; look whether it is stopped or ",
-          "its link is down")));
+          "its link is down"));
+      Fail(reason, roll_.IsSilent(0, now) ? 1 : 0);
     }
   }
 }

@@ -105,6 +105,7 @@ class Sequencer {
   void OnPong(int peer, double now);
   void CallRoll(double now);
   void FindOverdue(double now);
+  void JudgeOverdue(double now);
   void OnOrder(int from, const Message& message);
   void OnAnnounced(const std::vector<Announcement>& announcements);
   void OnPredicted(const std::vector<PredictedChunk>& chunks);
@@ -114,7 +115,7 @@ class Sequencer {
   bool AsPredicted(const Report& report, uint64_t partition_hash);
   bool IsLeft(uint32_t chunk, Own* own);
   size_t WindowBytes(int latencies) const;
-  void Fail(absl::Status reason) { outbox_.Fail(std::move(reason)); }
+  void Fail(absl::Status reason, int silent = 0) { outbox_.Fail(std::move(reason), silent); }
 
   const Membership members_;
   const Options options_;

@@ -119,9 +119,10 @@ TEST(Frames, ComeBackAsTheyWere) {
   });
   EXPECT_EQ(frames, 1);
 
-  const auto failure = ParseFrame(PackFailure(absl::UnavailableError(std::string(5000, 'y'))));
+  const auto failure = ParseFrame(PackFailure(absl::UnavailableError(std::string(5000, 'y')), 2));
   ASSERT_TRUE(failure.has_value());
   EXPECT_TRUE(absl::IsUnavailable(failure->failure));
+  EXPECT_EQ(failure->silent, 2);
 }
 
 TEST(Frames, LongListsTakeSeveral) {

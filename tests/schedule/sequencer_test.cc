@@ -111,6 +111,8 @@ class Host {
   std::string Describe(int rank) const { return ranks_[rank]->sequencer.Describe(); }
   // The first failure of a rank.
   const absl::Status& failure(int rank) const { return ranks_[rank]->failure; }
+  // The ranks that need not echo it.
+  int silent(int rank) const { return ranks_[rank]->silent; }
   // Nothing that this rank sends arrives any more.
   void Silence(int rank) { silent_ = rank; }
   // No exchange ends any more.
@@ -135,6 +137,7 @@ class Host {
     std::map<ChunkId, size_t> at;  // in `order`
     std::map<ChunkId, StartChunk> running;
     absl::Status failure;
+    int silent = 0;
   };
 
   void CarryOut(int rank) {
@@ -144,6 +147,7 @@ class Host {
       if (action.kind == Action::Kind::kStart) Start(rank, action.start);
       if (action.kind == Action::Kind::kFail && ranks_[rank]->failure.ok()) {
         ranks_[rank]->failure = action.reason;
+        ranks_[rank]->silent = action.silent;
       }
       for (int to = 0; action.kind == Action::Kind::kSend && to < world(); ++to) {
         if (to == rank || (action.to != kEveryone && action.to != to)) continue;
@@ -370,6 +374,7 @@ TEST(Sequencer, ASilentLeaderIsNamedByTheOthers) {
   LetTimePass(host, 0.2);
   for (const int r : {1, 2}) {
     ExpectInMessage(host.failure(r), absl::StatusCode::kDeadlineExceeded, {"'t1'", "rank 0"});
+    EXPECT_EQ(host.silent(r), 1);
   }
 }
 
@@ -393,6 +398,25 @@ TEST(Sequencer, ASilentRankIsNamedAtTheDeadline) {
         host.failure(0), absl::StatusCode::kDeadlineExceeded,
         {"'t1'", submits ? "rank 1 submitted it and then fell silent" : "rank 1 never submitted it",
          "look whether the process is stopped"});
+    EXPECT_EQ(host.silent(0), 1);
+  }
+}
+
+// Who waits for the next look at the clock adds to the timeout.
+TEST(Sequencer, RankZeroFailsAsSoonAsItHearsOfAPassedDeadline) {
+  Options options;
+  options.timeout = std::chrono::milliseconds(5000);
+  Host host(3, options, Matching::kByTag);
+  Settle(host);
+  host.CutExchanges();
+  host.Silence(1);
+  host.Submit(2, Of(1, 0));
+  for (int ticks = 0; host.failure(0).ok(); ++ticks) {
+    ASSERT_LT(ticks, 200);
+    host.Advance(0.05);
+    host.Clock();
+    EXPECT_TRUE(host.failure(0).ok()) << "it had heard of the deadline before";
+    Settle(host);
   }
 }
 
@@ -410,6 +434,7 @@ TEST(Sequencer, WhoAnswersIsNotSilent) {
   LetTimePass(host, 2.05);
   ExpectInMessage(host.failure(0), absl::StatusCode::kDeadlineExceeded,
                   {"'t1'", "all ranks submitted it"});
+  EXPECT_EQ(host.silent(0), 0);
 }
 
 // Rank 0 has a later deadline than rank 2, whose question makes it ask the others in time.

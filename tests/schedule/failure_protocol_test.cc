@@ -1,0 +1,73 @@
+// Whose echoes a failure waits for, before callers hear of it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "schedule/engine/failure.h"
+#include "transport/in_process/in_process.h"
+
+namespace thinwire {
+namespace {
+
+using Tell = FailureProtocol::Tell;
+
+// Seconds that rank 0 of three takes to spread a failure that `fail` begins, with what peers say to
+// it. The least of a few tries, since others may hold the processors in any one.
+double SecondsToSpread(void (*fail)(FailureProtocol&, const absl::Status&)) {
+  const Options options;
+  double least = 1e9;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    std::vector<Transport> transports = MakeInProcessTransports(3);
+    const Pulse pulse(options.timeout);
+    FlightRecorder recorder;
+    FailureProtocol failure({0, 3}, options, transports[0], pulse, recorder);
+    fail(failure, absl::DeadlineExceededError("rank 2 fell silent"));
+    const Deadline start = Clock::now();
+    failure.Spread();
+    least = std::min(least, std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return least;
+}
+
+// Rank 2 echoes nothing, and what waits for it takes 250 ms.
+TEST(FailureProtocol, WaitsForAPeerThatMayAnswer) {
+  EXPECT_GT(SecondsToSpread([](FailureProtocol& failure, const absl::Status& reason) {
+              failure.Fail(reason, Tell::kEveryone);
+              failure.OnPeerFailed(reason, 0);
+            }),
+            0.2);
+}
+
+TEST(FailureProtocol, WaitsForNoPeerThatIsKnownToBeSilent) {
+  EXPECT_LT(SecondsToSpread([](FailureProtocol& failure, const absl::Status& reason) {
+              failure.Fail(reason, Tell::kEveryone, 1);
+              failure.OnPeerFailed(reason, 1);
+            }),
+            0.2);
+}
+
+TEST(FailureProtocol, BelievesAPeerThatCallsAnotherSilent) {
+  EXPECT_LT(SecondsToSpread([](FailureProtocol& failure, const absl::Status& reason) {
+              failure.OnPeerFailed(reason, 1);
+            }),
+            0.2);
+}
+
+// Or a rank that fails alone would never hear the end of it.
+TEST(FailureProtocol, PassesOnWhoIsSilent) {
+  std::vector<Transport> transports = MakeInProcessTransports(2);
+  const Options options;
+  const Pulse pulse(options.timeout);
+  FlightRecorder recorder;
+  FailureProtocol failure({0, 2}, options, transports[0], pulse, recorder);
+  failure.OnPeerFailed(absl::DeadlineExceededError("rank 1 fell silent"), 1);
+  const absl::StatusOr<ControlMessage> message = transports[1].control->Receive();
+  ASSERT_TRUE(message.ok()) << message.status();
+  const std::optional<ParsedFrame> parsed = ParseFrame(message->frame);
+  ASSERT_TRUE(parsed.has_value());
+  EXPECT_EQ(parsed->silent, 1);
+}
+
+}  // namespace
+}  // namespace thinwire
