@@ -96,6 +96,26 @@ def test_named_calls_in_any_order():
     assert run(many) == [[i + 0.5 for i in range(10)]] * 2
 
 
+def crosswise(rank: int, numel: int):
+    """Rank 1 starts "early" only when it has what rank 0 starts after it."""
+    tensors = {name: torch.full((numel,), float(rank)) for name in ("early", "middle", "late")}
+
+    def start(name: str):
+        return all_reduce(tensors[name], name=name, codec="fp32", async_op=True)
+
+    early = start("early") if rank == 0 else None
+    for name in ("middle", "late"):
+        start(name).wait()
+    (early or start("early")).wait()
+    return [tensor[0].item() for tensor in tensors.values()]
+
+
+@pytest.mark.parametrize("numel", [10, 20_000, 2_000_000])  # raw, in one hop, in chunks
+def test_works_are_waited_for_in_any_order(numel):
+    settings = {"THINWIRE_TIMEOUT_S": "10"}
+    assert run(crosswise, numel, environment=settings) == [[0.5] * 3] * 2
+
+
 def by_group(rank: int):
     group = dist.new_group([1, 2])
     tensor = torch.tensor([float(rank)])

@@ -16,6 +16,7 @@ from thinwire.comm import OPS
 from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
+from thinwire.torch.exchange.waiter import Pending
 from thinwire.torch.group import Membership, check, resolve
 from thinwire.warn import warn
 
@@ -23,19 +24,21 @@ from thinwire.warn import warn
 class Work:
     """An all_reduce in flight."""
 
-    def __init__(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        self._future = future
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
 
     def wait(self) -> bool:
-        """Blocks until the tensor holds the result; raises the typed error of a failure."""
-        self._future.wait()
+        """Blocks until the tensor holds the result; raises the typed error of a failure. Works may
+        be waited for in any order, which ranks may differ in."""
+        self._pending.wait()
         return True
 
     def is_completed(self) -> bool:
-        return self._future.done()
+        return self._pending.future.done()
 
     def get_future(self) -> torch.futures.Future[torch.Tensor]:
-        return self._future
+        """Completes after those of the group's earlier calls, or when wait() is called."""
+        return self._pending.future
 
 
 def all_reduce(

@@ -132,12 +132,12 @@ class BucketExchange:
         finish: Callable[[], None] | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """As submit(), for frameworks that want a future: it completes with the buffer after
-        `finish` has run on another thread. For codec="auto" these buckets come in backward order,
-        and their priorities are their numbers in it."""
+        `finish` has run on another thread, and after those of earlier submissions. For codec="auto"
+        these buckets come in backward order, and their priorities are their numbers in it."""
         self._check(bucket, buffer)
         if self._auto and self._auto.observer:
             finish = self._auto.observer.starting(bucket, buffer, finish)
-        return self._session.start(bucket, buffer, finish)
+        return self._session.start(bucket, buffer, finish).future
 
     def _check(self, bucket: Bucket, buffer: torch.Tensor) -> None:
         dtype = tensors.check(buffer, self.rank, lambda: str(bucket.name))

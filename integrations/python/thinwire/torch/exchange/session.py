@@ -20,7 +20,7 @@ from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.device import Device, device_of
 from thinwire.torch.exchange.process_end import fatal_exception
 from thinwire.torch.exchange.step_ledger import StepLedger
-from thinwire.torch.exchange.waiter import Waiter
+from thinwire.torch.exchange.waiter import Pending, Waiter
 from thinwire.torch.group import Group, Membership
 from thinwire.torch.home_process import HomeProcess
 
@@ -183,9 +183,9 @@ class Session:
 
     def start(
         self, bucket: Bucket, tensor: torch.Tensor, finish: Callable[[], None] | None = None
-    ) -> torch.futures.Future[torch.Tensor]:
+    ) -> Pending:
         """Reduces a contiguous tensor in place; returns a future of it, which completes after
-        `finish` has run. Futures complete in the order of their submission."""
+        `finish` has run: in the order of their submission, or when Pending.wait() is called."""
         communicator, device, waiter = self.connect(tensor)
         work = self._launch(bucket, tensor, communicator, device)
         return waiter.add(work, tensor, functools.partial(self._on_mean, bucket, finish))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -21,16 +22,50 @@ def failed_future(error: errors.Error) -> torch.futures.Future:
     return future
 
 
+class _Item(NamedTuple):
+    """What ends a submission. The tensor is kept alive until then."""
+
+    work: Work
+    tensor: torch.Tensor
+    finish: Callable[[], None] | None
+
+
+class Pending:
+    """A submission and its future, which is completed once, by the first who comes to it: the
+    waiter's thread in its turn, or a caller of wait() before."""
+
+    def __init__(self, waiter: Waiter, item: _Item, future: torch.futures.Future) -> None:
+        self.future = future
+        self._waiter = waiter
+        self._item: _Item | None = item
+        self._unclaimed = threading.Lock()
+
+    def wait(self) -> None:
+        """Returns when the future is complete, whatever was submitted before; raises its error."""
+        self.complete()
+        self.future.wait()
+
+    def complete(self) -> None:
+        """Waits for the work and completes the future, unless another thread does so."""
+        if not self._unclaimed.acquire(blocking=False):
+            return
+        item, self._item = self._item, None
+        self._waiter.finish(item, self.future)
+
+
 class Waiter:
-    """Completes futures in the order of their submission. Thread-safe."""
+    """Completes futures in the order of their submission, but for those that a caller waits for.
+    That order alone would make ranks wait for one another where each waits first for what another
+    has not submitted yet. Thread-safe."""
 
     def __init__(self, device: Device, on_error: Callable[[errors.Error], errors.Error]) -> None:
-        """on_error: called on the waiter's thread before a future fails; returns the error that it
-        fails with, which is the first one of all."""
+        """on_error: called before a future fails, on the thread that completes it; returns the
+        error that it fails with, which is the first one of all."""
         self._device = device
         self._on_error = on_error
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._pending = 0
+        self._finishing: set[int] = set()  # threads
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="thinwire-waiter", daemon=True)
         self._thread.start()
@@ -40,13 +75,13 @@ class Waiter:
         work: Work,
         tensor: torch.Tensor,
         finish: Callable[[], None] | None = None,
-    ) -> torch.futures.Future[torch.Tensor]:
+    ) -> Pending:
         """A future of `tensor`, which is kept alive until `work` is done; `finish` runs then."""
-        future: torch.futures.Future[torch.Tensor] = self._device.future()
+        pending = Pending(self, _Item(work, tensor, finish), self._device.future())
         with self._changed:
             self._pending += 1
-        self._queue.put((work, tensor, finish, future))
-        return future
+        self._queue.put(pending)
+        return pending
 
     def busy(self) -> bool:
         """True while something is in flight."""
@@ -61,30 +96,40 @@ class Waiter:
     def close(self) -> None:
         """Ends the thread after what was added."""
         self._queue.put(None)
-        # The thread may hold the last reference to its owner, and so close itself.
-        if threading.current_thread() is not self._thread:
+        # A thread that finishes something may hold the last reference to the owner, and so close.
+        own = threading.get_ident()
+        if own != self._thread.ident:
             self._thread.join()
+            with self._changed:
+                self._changed.wait_for(lambda: self._finishing <= {own})
+
+    def finish(self, item: _Item, future: torch.futures.Future) -> None:
+        """For Pending, once for each."""
+        own = threading.get_ident()
+        with self._changed:
+            self._finishing.add(own)
+        with self._device.finishing(item.tensor):
+            error = self._wait(item)
+            # Idle before complete: who has seen the future may look at the residuals.
+            with self._changed:
+                self._pending -= 1
+                self._finishing.discard(own)
+                self._changed.notify_all()
+            if error is None:
+                future.set_result(item.tensor)
+            else:
+                private.fail_future(future, self._on_error(error))
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            work, tensor, finish, future = item
-            with self._device.finishing(tensor):
-                error = self._wait(work, finish)
-                # Idle before complete: who has seen the future may look at the residuals.
-                with self._changed:
-                    self._pending -= 1
-                    self._changed.notify_all()
-                if error is None:
-                    future.set_result(tensor)
-                else:
-                    private.fail_future(future, self._on_error(error))
-            del work, tensor, finish, future, item
+        while (pending := self._queue.get()) is not None:
+            pending.complete()
+            del pending  # it may hold the last reference to the tensor
 
-    def _wait(self, work: Work, finish: Callable[[], None] | None) -> errors.Error | None:
+    def _wait(self, item: _Item) -> errors.Error | None:
         try:
-            work.wait_stream(self._device.later_stream())
-            if finish is not None:
-                finish()
+            item.work.wait_stream(self._device.later_stream())
+            if item.finish is not None:
+                item.finish()
         except errors.Error as error:
             return error
         except Exception as error:  # a failure of ours must not leave the future unfinished
