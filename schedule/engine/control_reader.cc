@@ -36,6 +36,7 @@ void ControlReader::OnFrame(const ControlMessage& message) {
   switch (content.type) {
     case FrameType::kFail: return failure_.OnPeerFailed(parsed->failure, parsed->silent);
     case FrameType::kBye: return farewell_.OnBye(message.from, parsed->started);
+    case FrameType::kByeHeard: return farewell_.OnByeHeard(message.from);
     case FrameType::kDigest: return replicas_.OnDigest(message.from, parsed->digest);
     default: return sequencing_.OnMessage(message.from, content);
   }

@@ -11,7 +11,7 @@ namespace {
 
 using Tell = FailureProtocol::Tell;
 
-constexpr std::chrono::seconds kByes(2);  // a rank that stays must not keep us
+constexpr std::chrono::seconds kByes(2);  // a stopped rank must not keep us
 const absl::Duration kTurn = absl::Milliseconds(20);
 
 }  // namespace
@@ -34,18 +34,63 @@ void Farewell::OnStarted(uint64_t started) {
   failure_.Fail(reason, Tell::kEveryone);
 }
 
-void Farewell::OnBye(int from, uint64_t started) {
-  absl::Status reason;
+void Farewell::OnFinished() {
+  std::vector<int> peers;
   {
     const absl::MutexLock lock(&mu_);
+    ++finished_;
+    if (byes_ == 0) return;
+    peers = TakeFinishedFor();
+  }
+  TellFinished(peers);
+}
+
+// The peers that have said goodbye, and are now to hear that this rank needs nothing of them.
+std::vector<int> Farewell::TakeFinishedFor() {
+  std::vector<int> peers;
+  for (int rank = 0; rank < members_.size; ++rank) {
+    Peer& peer = peers_[rank];
+    if (!peer.parted || finished_ < peer.counts) continue;
+    peer.parted = false;
+    peers.push_back(rank);
+  }
+  return peers;
+}
+
+void Farewell::TellFinished(const std::vector<int>& peers) {
+  for (const int peer : peers) {
+    control_->Send(peer, PackSignal(FrameType::kByeHeard)).IgnoreError();
+  }
+}
+
+void Farewell::OnByeHeard(int from) {
+  const absl::MutexLock lock(&mu_);
+  peers_[from].needs_nothing = true;
+}
+
+bool Farewell::MayLeave() const {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const Peer& peer) { return peer.needs_nothing; });
+}
+
+void Farewell::OnBye(int from, uint64_t started) {
+  absl::Status reason;
+  std::vector<int> peers;
+  {
+    const absl::MutexLock lock(&mu_);
+    peers_[from] = {.parted = true, .counts = started, .needs_nothing = true};
     if (++byes_ == 1 || started < counted_) {
       first_ = from;
       counted_ = started;
     }
-    if (!IsCut()) return;
-    reason = Reason();
+    if (IsCut()) {
+      reason = Reason();
+    } else {
+      peers = TakeFinishedFor();
+    }
   }
-  failure_.Fail(reason, Tell::kEveryone);
+  if (!reason.ok()) return failure_.Fail(reason, Tell::kEveryone);
+  TellFinished(peers);
 }
 
 void Farewell::OnControlLost(const absl::Status& reason) {
@@ -53,7 +98,9 @@ void Farewell::OnControlLost(const absl::Status& reason) {
   bool parted;
   {
     const absl::MutexLock lock(&mu_);
-    parted = said_;
+    // A peer that has said goodbye may leave once all is done here. That fails what comes later, and
+    // is no news to the others, who have heard its goodbye as well.
+    parted = said_ || (byes_ > 0 && finished_ == started_);
     if (byes_ > 0) known = Reason();
   }
   failure_.OnControlLost(known, parted ? Tell::kNobody : Tell::kEveryone);
@@ -72,7 +119,7 @@ void Farewell::Say() {
   // In turns, since a group that fails meanwhile says no more.
   while (!over && !failure_.failed() && Clock::now() < patience) {
     const absl::MutexLock lock(&mu_);
-    over = mu_.AwaitWithTimeout(absl::Condition(this, &Farewell::AllHaveSaid), kTurn);
+    over = mu_.AwaitWithTimeout(absl::Condition(this, &Farewell::MayLeave), kTurn);
   }
 }
 

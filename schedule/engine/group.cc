@@ -32,7 +32,7 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       slots_(options.lanes + 1 + options.predicted_lanes),
       pulse_(options.timeout),
       failure_(members_, options, transport_, pulse_, recorder_),
-      farewell_(members_, failure_),
+      farewell_(members_, transport_.control.get(), failure_),
       replicas_(members_, options.check_replicas, transport_.control.get(), failure_),
       works_(options_, members_, matching_, device_, slots_),
       local_path_(options_) {
@@ -173,8 +173,11 @@ void Group::Retire(const WorkPtr& work, Outcome outcome) {
   if (outcome == Outcome::kFailed) failure_.AwaitTold();
   if (!works_.Remove(work)) return;
   recorder_.Record(FlightEvent::kTensorDone, work->label);
-  work->Complete(outcome == Outcome::kDone ? absl::OkStatus()
-                                           : failure_.Explain(work->label, failure_.status()));
+  if (outcome == Outcome::kFailed) {
+    return work->Complete(failure_.Explain(work->label, failure_.status()));
+  }
+  work->Complete(absl::OkStatus());
+  farewell_.OnFinished();
 }
 
 // The group has failed: all ranks hear of it, and what no thread is touching ends here. Lanes and

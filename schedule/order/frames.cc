@@ -165,7 +165,8 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
     case FrameType::kBye: good = UnpackBye(frame, header.count, &parsed.started); break;
     case FrameType::kDigest: good = UnpackDigest(frame, header.count, &parsed.digest); break;
     case FrameType::kPing:
-    case FrameType::kPong: good = true; break;
+    case FrameType::kPong:
+    case FrameType::kByeHeard: good = true; break;
   }
   if (!good) return std::nullopt;
   return parsed;

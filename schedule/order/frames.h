@@ -30,6 +30,7 @@ enum class FrameType : uint32_t {
   kPong = 8,         // rank to leader
   kGroupReport = 9,  // head of a group to leader: this tensor is ready on all ranks of the group
   kDigest = 10,      // rank to rank 0: the digest of a result
+  kByeHeard = 11,    // rank to rank: all that your goodbye counts is done here
 };
 
 // One tensor as one rank sees it. All ranks' reports of one id must agree.
@@ -86,7 +87,7 @@ struct Message {
 // its message as fits.
 ControlFrame PackFailure(const absl::Status& reason, int silent = 0);
 ControlFrame PackBye(uint64_t started);
-ControlFrame PackSignal(FrameType type);  // kPing, kPong
+ControlFrame PackSignal(FrameType type);  // kPing, kPong, kByeHeard
 
 // What one rank got as the result of one use of a tensor.
 struct DigestNote {

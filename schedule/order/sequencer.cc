@@ -122,7 +122,8 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
       break;
     case FrameType::kFail:
     case FrameType::kDigest:
-    case FrameType::kBye: break;  // not the sequencer's
+    case FrameType::kBye:
+    case FrameType::kByeHeard: break;  // not the sequencer's
   }
   if (lead_ != nullptr) JudgeOverdue(now);
   StartChunks();

@@ -2,7 +2,7 @@
 
   python exiting.py     reads lines "HOW END STORE RANK" and forks a rank for each
 
-HOW is plain or thinwire, END how the script ends. A rank says when its last line ran, and its
+HOW is plain or thinwire, END how the script ends; "apart" is a return, of rank 1 a while later. A rank says when its last line ran, and its
 parent when it was gone, both by time.monotonic. Ranks are forked so that torch is imported once;
 each of them ends as a script does, with the interpreter's own way out."""
 
@@ -18,6 +18,7 @@ from thinwire.torch import attach
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 3
+APART_S = 1.5
 
 
 def train(how: str, store: str, rank: int) -> DistributedDataParallel:
@@ -52,6 +53,8 @@ def main() -> None:
             continue
         global model  # as in a script, where it lives until the end
         model = train(how, store, int(rank))
+        if end == "apart" and rank == "1":
+            time.sleep(APART_S)
         say(rank, "done")
         if end == "sys.exit":
             sys.exit(0)

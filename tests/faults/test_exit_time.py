@@ -16,10 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exits")]
 HERE = Path(__file__).resolve().parent
 PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 REPETITIONS = 2
-ATTEMPTS = 3  # another process may take the processors during any one
-# What thinwire may cost, in medians of the same run. On a busy machine, where plain DDP takes
-# longer than that itself, it is as much again.
-BEYOND_S = 0.5
+ATTEMPTS = 5  # another process may take the processors during any one
+BEYOND_S = 0.5  # what thinwire may cost, in medians of the same run
 DEADLINE_S = 300
 
 
@@ -39,13 +37,13 @@ def script():
     script.wait()
 
 
-@pytest.mark.parametrize("end", ["return", "sys.exit", "exception", "os._exit"])
+@pytest.mark.parametrize("end", ["return", "apart", "sys.exit", "exception", "os._exit"])
 def test_an_exit_without_close_takes_as_long_as_plain_ddps(tmp_path, script, end):
     tried = []
     for attempt in range(ATTEMPTS):
         plain, ours = medians(script, end, tmp_path / str(attempt))
         tried.append(f"plain DDP {plain:.2f} s, thinwire {ours:.2f} s")
-        if ours <= plain + max(BEYOND_S, plain):
+        if ours <= plain + BEYOND_S:
             print(f"{end}: {tried[-1]}")
             return
     pytest.fail(f"{end}: {tried}")
