@@ -2,9 +2,10 @@
 
   python exiting.py     reads lines "HOW END STORE RANK" and forks a rank for each
 
-HOW is plain or thinwire, END how the script ends; "apart" is a return, of rank 1 a while later. A rank says when its last line ran, and its
-parent when it was gone, both by time.monotonic. Ranks are forked so that torch is imported once;
-each of them ends as a script does, with the interpreter's own way out."""
+HOW is plain or thinwire, END how the script ends; "apart" is a return, of rank 1 a while later. A
+rank says when its last line ran, and its parent when it was gone, both by time.monotonic. Ranks are
+forked so that torch is imported once; each of them ends as a script does, with the interpreter's
+own way out."""
 
 import os
 import sys

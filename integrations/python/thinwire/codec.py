@@ -63,10 +63,15 @@ def codecs() -> tuple[str, ...]:
     return tuple(names)
 
 
-@functools.lru_cache(maxsize=256)
 def codec_info(spec: str) -> CodecInfo:
     """All that the library knows of a codec: "int4", "topk:density=0.01", "int8:down=int4".
     InvalidArgumentError for a spec that it does not take."""
+    _text_of(spec)  # what is no text may have no hash
+    return _info(spec)
+
+
+@functools.lru_cache(maxsize=256)
+def _info(spec: str) -> CodecInfo:
     codec = _library.Codec(struct_size=ctypes.sizeof(_library.Codec))
     _library.check(_library.load().tw_codec_info(_text_of(spec), byref(codec)))
     return CodecInfo(
@@ -141,7 +146,7 @@ def _floats(x: Any, what: str, in_place: bool = False) -> _Floats:
 
 def _text_of(spec: object) -> bytes:
     if not isinstance(spec, str) or "\0" in spec:
-        raise _wrong("the codec", "a spec such as 'int4'", repr(spec))
+        raise _wrong("spec", "a codec's spec such as 'int4'", repr(spec))
     return spec.encode()
 
 

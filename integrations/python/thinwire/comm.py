@@ -54,7 +54,7 @@ class Segments:
         )
 
     def mark_absent(self, index: int, absent: bool) -> None:
-        self.array[index].absent = int(absent)
+        self.array[index].absent = int(bool(absent))
         (self._absent.add if absent else self._absent.discard)(index)
 
     def absent(self) -> tuple[ctypes.Array | None, int]:

@@ -168,6 +168,16 @@ def resolve(**arguments: Any) -> Config:
     return Config(**{name: value for name, value in chosen.items() if value is not None})
 
 
+def given(**settings: Any) -> Config:
+    """The settings that are given, whatever the environment says; None stands for the default.
+    InvalidArgumentError for a value that can't be."""
+    for option in OPTIONS:
+        value = settings.get(option.setting)
+        if value is not None and not option.kind.right(value):
+            raise _invalid(option.setting, option.kind.expected, value)
+    return Config(**{name: value for name, value in settings.items() if value is not None})
+
+
 def check_here(settings: Config) -> None:
     """InvalidArgumentError if this machine lacks what the settings name: the network interface, or
     the folder of a file that is written at the end."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from thinwire import _library
-from thinwire.config import Config
+from thinwire.arguments import check_kind
+from thinwire.config import given
 
 
 class Layer(NamedTuple):
@@ -85,7 +86,10 @@ def simulate(
     order is predicted, as it is above a millisecond of latency. InvalidArgumentError for a codec
     or policy that there is none of, and for times below zero."""
     library = _library.load()
-    settings = Config(
+    check_kind("profile", profile, Profile, "a Profile")
+    check_kind("link", link, Link, "a Link")
+    check_kind("cost", cost, CodecCost, "a CodecCost")
+    settings = given(
         codec=codec, policy=policy, lanes=lanes, chunk_bytes=chunk_bytes, min_bytes=min_bytes
     )
     options = _library.options_of(settings)
@@ -93,9 +97,9 @@ def simulate(
     layers = (_library.Layer * len(profile.layers))(*_structs(profile.layers))
     simulation = _library.Simulation(
         ctypes.sizeof(_library.Simulation), ctypes.pointer(options), layers, len(layers),
-        profile.between_s, int(policy != "p3"), int(planned), link.bytes_per_s, link.latency_s,
-        link.burst_bytes, link.overhead_s, cost.encode_s, cost.reduce_s, cost.decode_s,
-        link.cpu_s_per_byte, link.contention, 0,
+        profile.between_s, int(policy != "p3"), int(bool(planned)), link.bytes_per_s,
+        link.latency_s, link.burst_bytes, link.overhead_s, cost.encode_s, cost.reduce_s,
+        cost.decode_s, link.cpu_s_per_byte, link.contention, 0,
     )  # fmt: skip
     step, bound = ctypes.c_double(), ctypes.c_double()
     _library.check(

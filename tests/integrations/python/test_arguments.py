@@ -57,8 +57,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "no state": (hook_without_state, "hook got a NoneType.*expected a State"),
     "no optimizer": (lambda: DistributedOptimizer(make_mlp(), sgd), "expected a Optimizer"),
     "no model": (lambda: DistributedOptimizer(sgd, "model"), "expected a Module"),
-    "encode's spec": (lambda: thinwire.encode(4, ones), "codec: expected a spec.*got 4"),
-    "decode's spec": (lambda: thinwire.decode(4, b"", 1), "codec: expected a spec.*got 4"),
+    "encode's spec": (lambda: thinwire.encode(4, ones), "spec: expected a codec's spec.*got 4"),
+    "decode's spec": (lambda: thinwire.decode(4, b"", 1), "spec: expected a codec's spec.*got 4"),
     "decode's n": (lambda: thinwire.decode("int4", b"", "a"), "n: expected .*'a'"),
     "decode's data": (lambda: thinwire.decode("int4", 5, 1), "data: expected bytes.*int"),
     "names=[]": (lambda: State(names=["a"]), "names is a list, expected a dict"),
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "residuals for 'a' are no tensors",
     ),
     "parameters": (lambda: GradientExchange(parameters=["a"]), "parameters is .*element counts"),
-    "spec NUL": (lambda: thinwire.codec_info("int4\0"), "a spec such as"),
+    "spec NUL": (lambda: thinwire.codec_info("int4\0"), "spec such as"),
 }  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def test_the_header_says_whose_it_is(tmp_path):
     state_file.save(make_state(), tmp_path / "s")
     with safetensors.safe_open(tmp_path / "s", framework="pt") as file:
         header = file.metadata()
-    assert (header["thinwire_state"], header["world"], header["rank"]) == ("1", "2", "1")
+    assert (header["thinwire_state"], header["world"], header["rank"]) == ("2", "2", "1")
     assert header["steps"] == "7" and json.loads(header["codec"]) == {"*.bias": "bf16", "*": "int4"}
 
 
@@ -71,7 +71,7 @@ def damaged_files() -> dict[str, tuple[bytes, str]]:
         "flipped": (bytes(flipped), "digest"),
         "pickle": (b"\x80\x04K\x01.", "whole safetensors file"),
         "foreign": (other, "something else"),
-        "newer": (safetensors.save({"x": torch.zeros(3)}, header), "expected version 1, got 9"),
+        "newer": (safetensors.save({"x": torch.zeros(3)}, header), "expected version 2, got 9"),
     }
 
 

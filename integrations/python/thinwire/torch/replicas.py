@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import _library
+from thinwire.arguments import check_kind
 from thinwire.errors import MismatchError
 from thinwire.torch.group import resolve
 
@@ -25,6 +26,7 @@ def check_replicas(
     module: its parameters may have any dtype and device; those on a GPU are copied to the host.
     step: for the message. MismatchError, on every rank, names the first parameter that differs, and
     the ranks whose bits are not those of most ranks."""
+    check_kind("module", module, torch.nn.Module, "a torch.nn.Module")
     members = resolve(group, "check_replicas")
     names = [name for name, _ in module.named_parameters()]
     mine = [digest(parameter) for parameter in module.parameters()]

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from thinwire import config, errors
 from thinwire.torch import tensors
 from thinwire.torch.exchange.session import Session
+from thinwire.torch.exchange.waiter import Pending
 from thinwire.torch.functional import Work, kind_of, session_of
 from thinwire.torch.group import resolve
 
@@ -79,8 +80,8 @@ def _run(
     session = session_of(members, settings)
     with torch.no_grad():
         flat = source.contiguous()
-        future = _start(session, collective, flat, output, dtype, op, name)
-    work = Work(future)
+        pending = _start(session, collective, flat, output, dtype, op, name)
+    work = Work(pending)
     if async_op:
         return work
     work.wait()
@@ -95,7 +96,7 @@ def _start(
     dtype: str,
     op: str,
     name: str | None,
-) -> torch.futures.Future[torch.Tensor]:
+) -> Pending:
     """A future of `target`; both tensors are contiguous, and live until then."""
     communicator, device, waiter = session.connect(source)
     shape = tensors.shape_of([source]) if session.config.strict else None

@@ -5,14 +5,31 @@ Speed", arXiv 2102.02888, section 4, algorithm 1."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
+from thinwire.arguments import check_call, check_kind, check_whole, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.ddp.state import State
+
+_BETAS = "two numbers from 0 to below 1"
+
+
+def _listed(params: Iterable[Any]) -> list[Any]:
+    expected = "parameters of the DDP model, or dicts of param groups"
+    check_kind("params", params, Iterable, expected)
+    listed = list(params)
+    if not listed or not all(isinstance(one, (torch.Tensor, dict)) for one in listed):
+        raise wrong("params", params, expected)
+    return listed
+
+
+def _check_numbers(**numbers: object) -> None:
+    for name, number in numbers.items():
+        check_kind(name, number, (int, float), "a number")
 
 
 class OneBitAdam(Optimizer):
@@ -34,11 +51,14 @@ class OneBitAdam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        if warmup_steps < 1:
-            raise InvalidArgumentError(
-                f"warmup_steps is {warmup_steps}, expected 1 or more: without a variance there is "
-                "nothing to freeze"
-            )
+        params = _listed(params)
+        check_kind("state", state, State, "the State of the model")
+        check_whole("warmup_steps", warmup_steps, 1)  # without a variance nothing can be frozen
+        _check_numbers(lr=lr, eps=eps, weight_decay=weight_decay)
+        check_kind("betas", betas, Sequence, _BETAS)
+        if len(betas) != 2:
+            raise wrong("betas", betas, _BETAS)
+        _check_numbers(**{"betas[0]": betas[0], "betas[1]": betas[1]})
         if not (lr >= 0 and eps > 0 and 0 <= betas[0] < 1 and 0 <= betas[1] < 1):
             raise InvalidArgumentError(
                 f"lr={lr}, betas={betas}, eps={eps}: expected lr >= 0, eps > 0, betas in [0, 1)"
@@ -61,6 +81,7 @@ class OneBitAdam(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; returns the closure's loss, if there is one."""
+        check_call("closure", closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
+from thinwire.arguments import check_kind, check_whole
 from thinwire.torch import agree, tensors
 from thinwire.torch.ddp.layout import Layout
 from thinwire.torch.ddp.local_gradients import LocalGradients
@@ -132,6 +133,9 @@ class State:
 
     def pair_adam(self, optimizer: OneBitAdam, beta: float, steps: int) -> None:
         """OneBitAdam calls it: the state exchanges fp32 gradients for `steps`, then momentum."""
+        check_kind("optimizer", optimizer, Optimizer, "a OneBitAdam")
+        check_kind("beta", beta, (int, float), "betas[0] of the optimizer")
+        check_whole("steps", steps, 1)
         self._check_unpaired()
         self._warm_up = WarmUp(
             self._exchange, self._process_group, self._options, optimizer, beta, steps
@@ -153,6 +157,7 @@ class State:
         """The mean of the bucket over all ranks, in place. Failures come out of the future, and so
         out of backward(): an exception from here would leave DDP's reducer in mid-step."""
         try:
+            check_kind("bucket", bucket, dist.GradBucket, "the bucket that DDP hands its hook")
             return self._start(bucket)
         except errors.Error as error:
             reasons = [exchange.fail(error) for exchange in self._exchanges()]
@@ -243,6 +248,8 @@ class State:
         No residual is lost, and none is sent twice: a step that failed on every rank is taken back.
         Those of a lost rank are gone. Raises InvalidArgumentError while torch has no process group,
         MismatchError if the ranks are not of one run."""
+        check_kind("module", module, (torch.nn.Module, type(None)), "a torch.nn.Module, or None")
+        check_kind("optimizer", optimizer, (Optimizer, type(None)), "one of torch.optim, or None")
         made = self._exchange.steps - self._exchange_of_step.lost_last_step
         results = [e.recover(process_group, made=made) for e in self._exchanges()]
         self._process_group = process_group
@@ -272,4 +279,5 @@ def move_momentum(optimizer: Optimizer, state: State) -> None:
     decay is added to the gradients before the exchange; it is group["thinwire_weight_decay"] then.
     Clip by State(clip_value=...); changing gradients between backward() and step() is an
     InvalidArgumentError out of step(), as is momentum or weight decay that comes back."""
+    check_kind("state", state, State, "a State(..., momentum=0.9)")
     state.pair(optimizer)

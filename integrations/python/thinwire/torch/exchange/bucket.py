@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from thinwire.arguments import check_whole
 from thinwire.comm import Segment, Segments, Work
 
 
@@ -58,7 +59,9 @@ class Bucket:
 
     def mark_absent(self, index: int, absent: bool) -> None:
         """Before a submission: this rank has no gradient for part `index`. Its elements must be
-        zeros then, and what compression has kept of the part waits for a step that has one."""
+        zeros then, and what compression has kept of the part waits for a step that has one.
+        InvalidArgumentError if there is no such part."""
+        check_whole("index", index, 0, len(self.parts) - 1)
         self.segments.mark_absent(index, absent)
 
 

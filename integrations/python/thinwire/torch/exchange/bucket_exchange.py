@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import config, errors
+from thinwire.arguments import check_call, check_kind, check_whole, wrong
 from thinwire.codec import codec_info
 from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket, Part, Submission
@@ -19,6 +20,8 @@ from thinwire.torch.exchange.rules import Rules
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.setup import Setup
 from thinwire.torch.group import Membership, resolve, users_of
+
+_INT32 = -(2**31), 2**31 - 1
 
 
 class BucketExchange:
@@ -31,6 +34,7 @@ class BucketExchange:
         parameters: Mapping[str, int] | None,
         purpose: str,
     ) -> None:
+        check_kind("purpose", purpose, str, "text")
         self.steps = 0  # the number that were made, with those of a state dict that was loaded
         self._auto, self._rules = setup.auto, setup.rules
         self._process_group, self._purpose = process_group, purpose
@@ -89,11 +93,12 @@ class BucketExchange:
           order. shape: of the parts, in words that strict=True compares between ranks.
           InvalidArgumentError if no rule matches a parameter, or if a state dict was loaded
           that has it with another size."""
-        if dtype not in tensors.DTYPES:
+        if not isinstance(dtype, torch.dtype) or dtype not in tensors.DTYPES:
             raise errors.InvalidArgumentError(
-                f"bucket '{name}': got dtype {dtype}, expected float32, bfloat16 or float16"
+                f"bucket '{name}': got dtype {dtype!r}, expected float32, bfloat16 or float16"
             )
-        listed = [Part(*part) for part in parts]
+        listed = _parts_of(parts)
+        check_whole("priority", priority, *_INT32)
         for text in (name, *(part.name for part in listed)):
             tensors.check_name(text)
         for part in listed:
@@ -119,6 +124,7 @@ class BucketExchange:
     def wait(self, submission: Submission) -> None:
         """Returns when the buffer holds the mean; on a GPU, for later work of the current stream.
         Submissions may be waited for in any order. Raises the typed error of a failure."""
+        check_kind("submission", submission, Submission, "what submit() returned")
         if not (self._auto and self._auto.observer):
             self._session.complete(submission.work)
             return
@@ -134,12 +140,14 @@ class BucketExchange:
         """As submit(), for frameworks that want a future: it completes with the buffer after
         `finish` has run on another thread, and after those of earlier submissions. For codec="auto"
         these buckets come in backward order, and their priorities are their numbers in it."""
+        check_call("finish", finish)
         self._check(bucket, buffer)
         if self._auto and self._auto.observer:
             finish = self._auto.observer.starting(bucket, buffer, finish)
         return self._session.start(bucket, buffer, finish).future
 
     def _check(self, bucket: Bucket, buffer: torch.Tensor) -> None:
+        check_kind("bucket", bucket, Bucket, "what GradientExchange.bucket() returned")
         dtype = tensors.check(buffer, self.rank, lambda: str(bucket.name))
         if (dtype, buffer.numel()) != (bucket.dtype, bucket.numel) or not buffer.is_contiguous():
             raise errors.InvalidArgumentError(
@@ -176,6 +184,7 @@ class BucketExchange:
     def fail(self, error: errors.Error) -> errors.Error:
         """Fails the exchange on every rank, each of which is told this reason. The first reason
         stays, and is returned."""
+        check_kind("error", error, errors.Error, "a thinwire.Error")
         return self._session.abort(error)
 
     def recover(
@@ -197,6 +206,7 @@ class BucketExchange:
         No residual is lost, and none is sent twice: residuals are those after the agreed step, with
         a failed one taken back. Those of a lost rank are gone. Raises InvalidArgumentError while
         torch has no process group, MismatchError if the ranks are not of one run."""
+        check_kind("made", made, (int, Mapping, type(None)), "steps, steps by parameter, or None")
         members = resolve(process_group, "recover")
         now, before = self._session.dissolve()
         mine = progress_of(self._session, self.steps, made, users_of(members))
@@ -237,3 +247,20 @@ class BucketExchange:
             f"a {type(self).__name__} holds connections and can't be pickled; save its "
             "state_dict() instead"
         )
+
+
+def _parts_of(parts: object) -> list[Part]:
+    expected = "(parameter name, elements) or Part, one after the other"
+    check_kind("parts", parts, Iterable, expected)
+    listed = []
+    for part in parts:
+        if not isinstance(part, tuple) or not 2 <= len(part) <= 4:
+            raise wrong("parts", parts, expected)
+        one = Part(*part)
+        tensors.check_name(one.name)
+        check_whole(f"the number of elements of part '{one.name}'", one.numel, 0)
+        check_whole(f"the offset of part '{one.name}'", one.offset, 0)
+        if one.total is not None:
+            check_whole(f"the total of part '{one.name}'", one.total, one.offset + one.numel)
+        listed.append(one)
+    return listed

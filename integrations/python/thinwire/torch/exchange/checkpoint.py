@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from thinwire.arguments import check_whole
 from thinwire.comm import Communicator
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch.tensors import is_name
 
 FORMAT = 2
 
@@ -107,16 +110,19 @@ def unpack(
             f"{saved['world']}; load every rank's own, or give every rank the list of all ranks'"
         )
     residuals: Residuals = {}
-    for name, both in saved["residuals"].items():
-        first, second = _flat(both["first"]), _flat(both["second"])
-        if first.numel() != second.numel():
-            raise InvalidArgumentError(
-                f"the state dict's residuals for '{name}' have {first.numel()} and "
-                f"{second.numel()} elements, expected as many in both"
-            )
-        momentum = _flat(both["momentum"]) if "momentum" in both else None
-        residuals[name] = Memory(first, second, momentum)
+    for name, kept in saved["residuals"].items():
+        residuals[name] = Memory(**{kind: _flat(tensor) for kind, tensor in kept.items()})
     return residuals, saved["steps"]
+
+
+def check_momentum(residuals: Residuals, owned: bool) -> None:
+    """InvalidArgumentError if there is a momentum that nobody would go on with."""
+    for name, memory in residuals.items():
+        if memory.momentum is not None and not owned:
+            raise InvalidArgumentError(
+                f"the state dict has a momentum for '{name}', expected none, since momentum=0 "
+                "here; give the momentum that it was saved with"
+            )
 
 
 def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int) -> dict[str, Any]:
@@ -125,7 +131,9 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
     In the same world it is the rank's own, unchanged. Else the sum of residuals is kept: rank j of
     m takes first + n * second, summed over the old ranks r of n with r % m == j, as its first-hop
     residual. topk's momentum is summed the same way; any other is the same on all ranks."""
-    if not isinstance(saved, Iterable):
+    check_whole("world", world, 1)
+    check_whole("rank", rank, 0, world - 1)
+    if not isinstance(saved, Iterable) or isinstance(saved, (str, bytes)):
         _check_format(saved)
     saved = list(saved)
     for one in saved:
@@ -135,10 +143,11 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
     if (
         not saved
         or sorted(by_rank) != list(range(old))
+        or len(saved) != old
         or any(one["world"] != old for one in saved)
     ):
         raise InvalidArgumentError(
-            f"expected one state dict of each rank of one run, got ranks "
+            "saved: expected one state dict of each rank of one run, got ranks "
             f"{[one['rank'] for one in saved]} of worlds {[one['world'] for one in saved]}"
         )
     if old == world:
@@ -146,6 +155,7 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
     sums: Residuals = {}
     for name in sorted({name for one in saved for name in one["residuals"]}):
         parts = [one["residuals"][name] for one in saved if name in one["residuals"]]
+        _check_alike(name, parts)
         total = torch.zeros(parts[0]["first"].numel())
         momentum = torch.zeros_like(total) if "momentum" in parts[0] else None
         for r in range(rank, old, world):
@@ -159,6 +169,15 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
         sums[name] = Memory(total, torch.zeros_like(total), momentum)
     one = saved[0]
     return pack(sums, one["codec"], world, rank, one["steps"], one["sparse"])
+
+
+def _check_alike(name: str, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    for part in parts:
+        if part["first"].shape != parts[0]["first"].shape or part.keys() != parts[0].keys():
+            raise _damaged(
+                f"'{name}' has {[(list(one), one['first'].numel()) for one in parts]} on the "
+                "ranks that have it, expected the same of all"
+            )
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -180,11 +199,29 @@ def _check_format(saved: Any) -> None:
     for key, kind in _CONTENT.items():
         if not isinstance(saved.get(key), kind):
             raise _damaged(f"{key} is {saved.get(key)!r}")
-    for name, memory in saved["residuals"].items():
-        kept = memory if isinstance(memory, Mapping) else {}
-        tensors = (kept.get("first"), kept.get("second"), kept.get("momentum", torch.zeros(0)))
-        if not isinstance(name, str) or not all(isinstance(t, torch.Tensor) for t in tensors):
-            raise _damaged(f"the residuals for {name!r} are no tensors")
+    if not 0 <= saved["rank"] < saved["world"] or saved["steps"] < 0:
+        raise _damaged(f"it is of rank {saved['rank']} of {saved['world']}, step {saved['steps']}")
+    for name, kept in saved["residuals"].items():
+        _check_memory(name, kept)
+
+
+def _check_memory(name: object, kept: object) -> None:
+    """InvalidArgumentError unless it is what pack() made of a Memory."""
+    tensors = kept if isinstance(kept, Mapping) else {}
+    if not is_name(name) or not all(
+        isinstance(tensors.get(kind), torch.Tensor) for kind in ("first", "second")
+    ):
+        raise _damaged(f"the residuals for {name!r} are no tensors")
+    for kind, tensor in tensors.items():
+        if kind not in Memory._fields or not isinstance(tensor, torch.Tensor):
+            raise _damaged(f"the residuals for {name!r} have {kind!r}: {reprlib.repr(tensor)}")
+        if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
+            raise _damaged(f"{kind!r} of '{name}' is {tensor.dtype}, {tensor.layout}")
+        if tensor.shape != (tensors["first"].numel(),):
+            raise _damaged(
+                f"the residuals for '{name}' have shapes {tuple(tensor.shape)} ({kind}) and "
+                f"{tuple(tensors['first'].shape)} (first), expected as many elements, flat"
+            )
 
 
 def _damaged(what: str) -> InvalidArgumentError:

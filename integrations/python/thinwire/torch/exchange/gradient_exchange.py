@@ -142,11 +142,19 @@ class GradientExchange(BucketExchange):
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Takes this rank's state_dict(), or the list of all ranks' dicts, which may be of another
         world size (merge_state_dicts). With the same buckets, training goes on bit by bit as if it
-        had never stopped. InvalidArgumentError if the dict does not fit."""
-        residuals, steps = checkpoint.unpack(saved, self.world_size, self.rank)
-        self._parameters.check(residuals)
+        had never stopped. InvalidArgumentError if the dict does not fit, which changes nothing."""
+        residuals, steps = self.check_state_dict(saved)
         self._session.load(residuals, steps)
         self.steps = steps
+
+    def check_state_dict(
+        self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> tuple[checkpoint.Residuals, int]:
+        """What load_state_dict() would take of it: residuals and steps. Raises as that does."""
+        residuals, steps = checkpoint.unpack(saved, self.world_size, self.rank)
+        self._parameters.check(residuals)
+        checkpoint.check_momentum(residuals, self.config.momentum != 0)
+        return residuals, steps
 
     def save(self, path: PathLike) -> None:
         """Writes state_dict() of this rank to a safetensors file, at once: a crash in mid-save

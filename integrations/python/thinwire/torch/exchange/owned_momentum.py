@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.optimizer import Optimizer
 
+from thinwire.arguments import check_call, check_kind
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.momentum import Pairing, take_over
 
@@ -32,6 +33,8 @@ class OwnedMomentum:
     ) -> dict[str, torch.Tensor]:
         """Moves momentum and weight decay out of an optimizer's param groups that still have them;
         returns the momentum buffers that it had, by name. See GradientExchange.take_momentum."""
+        check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
+        check_call("name_of", name_of)
         if not self._momentum:
             raise InvalidArgumentError(
                 "this state owns no momentum; make it with State(..., momentum=0.9)"

@@ -2,7 +2,8 @@
 
 A file has the tensors "PARAMETER/first", "PARAMETER/second" and "PARAMETER/momentum", all float32,
 and in its header, as text: thinwire_state (the version of this form), world, rank, steps, and as
-JSON codec and sparse; and digest, of all tensors. Nothing is pickled, so a file can't run code."""
+JSON codec and sparse; and digest, of all that and of all tensors. Nothing is pickled, so a file
+can't run code."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ from typing import Any
 import torch
 
 from thinwire import _library
+from thinwire.arguments import check_kind, wrong
 from thinwire.errors import InvalidArgumentError, UnavailableError
 from thinwire.torch.exchange import checkpoint
 
-VERSION = "1"
+VERSION = "2"
 _NUMBERS = ("world", "rank", "steps")
 _JSON = ("codec", "sparse")
 
@@ -31,20 +33,23 @@ PathLike = str | os.PathLike
 def save(state_dict: Mapping[str, Any], path: PathLike) -> None:
     """Replaces the file at once: who opens it at any time, also after a crash in mid-save, finds
     the old one or the new one, whole. A crash may leave a file `.NAME.*.part` beside it."""
+    _check_path(path)
     tensors = {
         f"{name}/{kind}": tensor.clone(memory_format=torch.contiguous_format)
         for name, memory in state_dict["residuals"].items()
         for kind, tensor in memory.items()
     }
-    header = {"thinwire_state": VERSION, "digest": _digest(tensors)}
+    header = {"thinwire_state": VERSION}
     header |= {key: str(state_dict[key]) for key in _NUMBERS}
     header |= {key: json.dumps(state_dict[key]) for key in _JSON}
+    header["digest"] = _digest(header, tensors)
     _replace(Path(os.path.realpath(path)), _safetensors().torch.save(tensors, header))
 
 
 def load(path: PathLike) -> dict[str, Any]:
     """The state dict. InvalidArgumentError for a file that is not there, is no state file, or is
     damaged."""
+    _check_path(path)
     safetensors, file = _safetensors(), os.fspath(path)
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
@@ -57,17 +62,25 @@ def load(path: PathLike) -> dict[str, Any]:
         raise _bad(
             file, f"expected a whole safetensors file, got one with '{error}'", _MEND
         ) from None
-    digest = _digest(tensors)
-    if header.get("digest") != digest:
-        raise _bad(file, f"expected tensors of digest {header.get('digest')}, got {digest}", _MEND)
-    return {"format": checkpoint.FORMAT, **_numbers(file, header), "residuals": _nested(tensors)}
+    expected = header.pop("digest", None)
+    digest = _digest(header, tensors)
+    if expected != digest:
+        raise _bad(file, f"expected contents of digest {expected}, got {digest}", _MEND)
+    residuals = _nested(file, tensors)
+    return {"format": checkpoint.FORMAT, **_numbers(file, header), "residuals": residuals}
 
 
 def load_all(paths: PathLike | Sequence[PathLike]) -> dict[str, Any] | list[dict[str, Any]]:
     """What load_state_dict takes: of this rank's file, or of all ranks'."""
     if isinstance(paths, (str, os.PathLike)):
         return load(paths)
+    if not isinstance(paths, Sequence) or not paths:
+        raise wrong("path", paths, "a path, or the list of all ranks' paths")
     return [load(path) for path in paths]
+
+
+def _check_path(path: object) -> None:
+    check_kind("path", path, PathLike, "a path as text or os.PathLike")
 
 
 _MEND = "it was cut short or damaged, or is no state file: take another copy, or an older one"
@@ -109,17 +122,19 @@ def _numbers(file: str, header: Mapping[str, str]) -> dict[str, Any]:
         raise _bad(file, f"expected a whole header, got one with {error!r}", _MEND) from None
 
 
-def _nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+def _nested(file: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     residuals: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
-        name, _, kind = key.rpartition("/")
+        name, slash, kind = key.rpartition("/")
+        if not slash:
+            raise _bad(file, f"expected tensors 'PARAMETER/KIND', got '{key}'", _MEND)
         residuals.setdefault(name, {})[kind] = tensor
     return residuals
 
 
-def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+def _digest(header: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> str:
     """Of names and values: safetensors itself notices a file that was cut, and no changed bit."""
-    library, parts = _library.load(), []
+    library, parts = _library.load(), [json.dumps(header, sort_keys=True).encode()]
     for key in sorted(tensors):
         tensor, name = tensors[key].contiguous(), key.encode()
         size = tensor.numel() * tensor.element_size()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.optim.optimizer import Optimizer
 
+from thinwire.arguments import check_kind, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
@@ -48,6 +49,17 @@ def check_parameters(optimizer: Optimizer, model: torch.nn.Module, names: Names)
     rank = rank_or_0(None)
     tensors.check_parameters(names, rank)
     tensors.check_modules(model, rank)
+
+
+def check_state_dict(state_dict: object) -> None:
+    """It has the form of an optimizer's; torch itself looks no closer than at param_groups."""
+    check_kind("state_dict", state_dict, Mapping, "what state_dict() gave")
+    for key, kind in (("state", Mapping), ("param_groups", list)):
+        check_kind(f"state_dict['{key}']", state_dict.get(key), kind, "what state_dict() gave")
+    for number, group in enumerate(state_dict["param_groups"]):
+        complete = isinstance(group, Mapping) and isinstance(group.get("params"), list)
+        if not complete:
+            raise wrong(f"state_dict['param_groups'][{number}]", group, "a dict with 'params'")
 
 
 def check_gradients(optimizer: Optimizer, names: Names) -> None:

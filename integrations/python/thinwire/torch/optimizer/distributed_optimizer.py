@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
+from thinwire.arguments import check_call, wrong
 from thinwire.torch import agree
 from thinwire.torch.exchange.flat_bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
@@ -150,6 +151,7 @@ class DistributedOptimizer(WrappedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the wrapped optimizer. Returns the closure's loss, if there is one."""
+        check_call("closure", closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -212,6 +214,8 @@ class DistributedOptimizer(WrappedOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only before the first backward pass, and only parameters of the model."""
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            raise wrong("param_group", param_group, "a dict with 'params'")
         if not hasattr(self, "_pipeline"):
             super().add_param_group(param_group)
             return
@@ -246,12 +250,17 @@ class DistributedOptimizer(WrappedOptimizer):
         return {**super().state_dict(), "thinwire": kept}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes this rank's state_dict(), or that of a plain optimizer."""
+        """Takes this rank's state_dict(), or that of a plain optimizer. A dict that does not fit is
+        an InvalidArgumentError, or torch's own ValueError, and changes nothing."""
+        checks.check_state_dict(state_dict)
         self.finish()
-        if "thinwire" in state_dict:
-            self._exchange.load_state_dict(state_dict["thinwire"])
-            self._pipeline.restart(self._exchange.steps)
+        kept = state_dict.get("thinwire")
+        if kept is not None:
+            self._exchange.check_state_dict(kept)
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "thinwire"})
+        if kept is not None:
+            self._exchange.load_state_dict(kept)
+            self._pipeline.restart(self._exchange.steps)
         self._take_momentum()  # the dict may be a plain optimizer's
 
     def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:

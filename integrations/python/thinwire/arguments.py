@@ -1,0 +1,39 @@
+"""Checks of what public calls are given. The errors say which argument it was, what came, and what
+was expected."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+from thinwire.errors import InvalidArgumentError
+
+
+def wrong(name: str, got: object, expected: str) -> InvalidArgumentError:
+    """The error of an argument; its value is cut short, since it may be a state dict."""
+    return InvalidArgumentError(f"{name} is {reprlib.repr(got)}, expected {expected}")
+
+
+def check_kind(name: str, got: object, kind: Any, expected: str) -> None:
+    """InvalidArgumentError unless `got` is of the type, or of one of the types."""
+    if not isinstance(got, kind):
+        raise wrong(name, got, expected)
+
+
+def check_call(name: str, got: object) -> None:
+    """InvalidArgumentError unless `got` can be called, or is None."""
+    if got is not None and not callable(got):
+        raise wrong(name, got, "a function, or None")
+
+
+def check_whole(name: str, got: object, least: int, most: int | None = None) -> None:
+    """InvalidArgumentError unless `got` is an int in that range, and no bool."""
+    if (
+        isinstance(got, int)
+        and not isinstance(got, bool)
+        and least <= got
+        and (most is None or got <= most)
+    ):
+        return
+    to = "on" if most is None else f"to {most}"
+    raise wrong(name, got, f"a whole number from {least} {to}")

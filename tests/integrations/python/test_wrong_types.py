@@ -1,0 +1,318 @@
+"""Every public function and method, with each of its arguments replaced by something else: what it
+does not take is a typed error that names the argument, raised before anything has changed."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import thinwire
+import thinwire.torch
+import torch
+from ranks import run
+from thinwire import simulate
+from thinwire.torch import DistributedOptimizer, GradientExchange, OneBitAdam, State
+from torch.nn.parallel import DistributedDataParallel
+
+WRONG: tuple[Any, ...] = (None, 5, -1, 2.5, "x", b"x", [], {}, (), object(), [5], {5: 5}, {"x": 5})
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
+
+
+def linear() -> torch.nn.Linear:
+    return torch.nn.Linear(4, 4, bias=False)
+
+
+def sgd(model: torch.nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+def distributed() -> DistributedOptimizer:
+    model = linear()
+    return DistributedOptimizer(sgd(model), model)
+
+
+def bucket_of(exchange: GradientExchange) -> Any:
+    return exchange.bucket("b", [("a", 8)], torch.float32)
+
+
+# Calls that work.
+
+
+def functions() -> dict[str, Callable[[], Call]]:
+    floats = {"input": torch.ones(8), "output": torch.ones(8)}
+    none = {"codec": None, "name": None, "group": None, "async_op": False}
+    link = simulate.Link(2, 1e9)
+    profile = simulate.Profile((simulate.Layer(1000, 1e-3, 1e-3),))
+    return {
+        "codec_info": lambda: (thinwire.codec_info, {"spec": "int4"}),
+        "encode": lambda: (
+            thinwire.encode, {"spec": "int4", "x": torch.ones(4), "residual": torch.ones(4)},
+        ),
+        "decode": lambda: (thinwire.decode, {"spec": "fp32", "data": bytes(16), "n": 4}),
+        "encoded_bytes": lambda: (thinwire.encoded_bytes, {"spec": "int4", "n": 4}),
+        "simulate": lambda: (
+            simulate.simulate,
+            {
+                "profile": profile, "link": link, "codec": "int4", "policy": "p3",
+                "cost": simulate.CodecCost(), "lanes": None, "chunk_bytes": None,
+                "min_bytes": None, "planned": False,
+            },
+        ),
+        "all_reduce": lambda: (
+            thinwire.torch.all_reduce,
+            {"tensor": torch.ones(8), "op": "mean", **none, "strict": None},
+        ),
+        "all_gather_into_tensor": lambda: (
+            thinwire.torch.all_gather_into_tensor, {**floats, **none},
+        ),
+        "reduce_scatter_tensor": lambda: (
+            thinwire.torch.reduce_scatter_tensor, {**floats, "op": "mean", **none},
+        ),
+        "attach": lambda: (
+            thinwire.torch.attach, {"ddp": DistributedDataParallel(linear()), "codec": None},
+        ),
+        "check_replicas": lambda: (
+            thinwire.torch.check_replicas, {"module": linear(), "group": None, "step": None},
+        ),
+        "merge_state_dicts": lambda: (
+            thinwire.torch.merge_state_dicts,
+            {"saved": [State().state_dict()], "world": 1, "rank": 0},
+        ),
+        "move_momentum": lambda: (
+            thinwire.torch.move_momentum,
+            {"optimizer": sgd(linear()), "state": State(momentum=0.9)},
+        ),
+    }  # fmt: skip
+
+
+def constructors() -> dict[str, Callable[[], Call]]:
+    def optimizer() -> Call:
+        model = linear()
+        return DistributedOptimizer, {
+            "optimizer": sgd(model), "model": model, "codec": None, "policy": "p3",
+            "momentum": 0.0, "nesterov": False, "delay": 0, "warm_up_steps": 0,
+            "process_group": None, "find_unused_parameters": False,
+        }  # fmt: skip
+
+    def exchange() -> Call:
+        return GradientExchange, {
+            "codec": None, "process_group": None, "momentum": 0.0, "nesterov": False,
+            "parameters": None, "purpose": "exchange",
+        }  # fmt: skip
+
+    def adam() -> Call:
+        return OneBitAdam, {
+            "params": list(linear().parameters()), "state": State(momentum=0.9),
+            "warmup_steps": 1, "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0,
+        }  # fmt: skip
+
+    def state() -> Call:
+        options = inspect.signature(State).parameters.values()
+        return State, {p.name: p.default for p in options if p.kind is not p.VAR_KEYWORD}
+
+    return {
+        "DistributedOptimizer": optimizer, "GradientExchange": exchange, "OneBitAdam": adam,
+        "State": state,
+    }  # fmt: skip
+
+
+def exchange_methods() -> dict[str, Callable[[], Call]]:
+    def submitting(name: str) -> Call:
+        exchange = GradientExchange()
+        return getattr(exchange, name), {"bucket": bucket_of(exchange), "buffer": torch.ones(8)}
+
+    def waiting() -> Call:
+        exchange = GradientExchange()
+        return exchange.wait, {"submission": exchange.submit(bucket_of(exchange), torch.ones(8))}
+
+    def taking() -> Call:
+        exchange = GradientExchange(momentum=0.9)
+        return exchange.take_momentum, {
+            "optimizer": sgd(linear(), momentum=0.9), "name_of": lambda _: "w",
+        }  # fmt: skip
+
+    return {
+        "bucket": lambda: (
+            GradientExchange().bucket,
+            {
+                "name": "b", "parts": [("a", 8)], "dtype": torch.float32, "priority": 0,
+                "shape": None,
+            },
+        ),
+        "submit": lambda: submitting("submit"),
+        "start": lambda: (lambda call: (call[0], {**call[1], "finish": None}))(submitting("start")),
+        "wait": waiting,
+        "end_step": lambda: (GradientExchange().end_step, {"repeats": True}),
+        "between_steps": lambda: (
+            GradientExchange().between_steps, {"device": torch.device("cpu"), "finish": None},
+        ),
+        "fail": lambda: (GradientExchange().fail, {"error": thinwire.Error("enough")}),
+        "recover": lambda: (GradientExchange().recover, {"process_group": None, "made": None}),
+        "reduce": lambda: (GradientExchange().reduce, {"named": {"a": torch.ones(8)}}),
+        "reduce_gradients": lambda: (
+            GradientExchange().reduce_gradients, {"named": dict(linear().named_parameters())},
+        ),
+        "take_momentum": taking,
+        "load_momentum": lambda: (
+            GradientExchange(momentum=0.9).load_momentum, {"momentum": {"a": torch.ones(8)}},
+        ),
+        "load_state_dict": lambda: (
+            GradientExchange().load_state_dict, {"saved": GradientExchange().state_dict()},
+        ),
+        "check_state_dict": lambda: (
+            GradientExchange().check_state_dict, {"saved": GradientExchange().state_dict()},
+        ),
+    }  # fmt: skip
+
+
+def other_methods() -> dict[str, Callable[[], Call]]:
+    def marking() -> Call:
+        bucket = bucket_of(GradientExchange())
+        return bucket.mark_absent, {"index": 0, "absent": False}
+
+    def clipping() -> Call:
+        return distributed().clip_grad_norm_, {"max_norm": 1.0, "norm_type": 2.0}
+
+    def loading() -> Call:
+        optimizer = distributed()
+        return optimizer.load_state_dict, {"state_dict": optimizer.state_dict()}
+
+    def adam() -> OneBitAdam:
+        return OneBitAdam(linear().parameters(), State(momentum=0.9), warmup_steps=1)
+
+    return {
+        "Bucket.mark_absent": marking,
+        "DistributedOptimizer.add_param_group": lambda: (
+            distributed().add_param_group, {"param_group": {"params": []}},
+        ),
+        "DistributedOptimizer.clip_grad_norm_": clipping,
+        "DistributedOptimizer.load_state_dict": loading,
+        "DistributedOptimizer.recover": lambda: (distributed().recover, {"process_group": None}),
+        "DistributedOptimizer.step": lambda: (distributed().step, {"closure": None}),
+        "DistributedOptimizer.zero_grad": lambda: (distributed().zero_grad, {"set_to_none": True}),
+        "OneBitAdam.momentum_of": lambda: (adam().momentum_of, {"parameter": torch.ones(1)}),
+        "OneBitAdam.step": lambda: (adam().step, {"closure": None}),
+        "State.load_state_dict": lambda: (State().load_state_dict, {"saved": State().state_dict()}),
+        "State.pair": lambda: (State(momentum=0.9).pair, {"optimizer": sgd(linear())}),
+        "State.pair_adam": lambda: (
+            State(momentum=0.9).pair_adam, {"optimizer": adam(), "beta": 0.9, "steps": 1},
+        ),
+        "State.recover": lambda: (
+            State().recover, {"process_group": None, "module": None, "optimizer": None},
+        ),
+        "State.reduce_bucket": lambda: (State().reduce_bucket, {"bucket": 5}),
+    }  # fmt: skip
+
+
+def file_methods(folder: str) -> dict[str, Callable[[], Call]]:
+    def loading(kind: type) -> Call:
+        user = kind()
+        user.save(f"{folder}/good.safetensors")
+        return user.load, {"path": f"{folder}/good.safetensors"}
+
+    return {
+        f"{kind.__name__}.{name}": make
+        for kind in (GradientExchange, State)
+        for name, make in (
+            ("save", lambda kind=kind: (kind().save, {"path": f"{folder}/new.safetensors"})),
+            ("load", lambda kind=kind: loading(kind)),
+        )
+    }
+
+
+def table(folder: str) -> dict[str, Callable[[], Call]]:
+    methods = {f"GradientExchange.{name}": make for name, make in exchange_methods().items()}
+    return functions() | constructors() | methods | other_methods() | file_methods(folder)
+
+
+# What may come of a wrong argument.
+
+
+def complaint(call: Callable[..., Any], arguments: dict[str, Any], name: str, got: Any) -> str:
+    """What is wrong with how the call answers to `got` as its argument `name`; empty: nothing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = call(**arguments | {name: got})
+            if isinstance(result, torch.futures.Future):
+                result.wait()
+    except thinwire.InvalidArgumentError as error:
+        parts = list(got) if isinstance(got, (bytes, list, dict)) else []
+        values = [got, *parts]
+        known = [name, *map(repr, values), *(type(value).__name__ for value in values)]
+        if any(word in str(error) for word in known):
+            return ""
+        return f"says neither name nor value: {error}"
+    except (TypeError, ValueError) as error:  # of torch, whose optimizer one of ours may be
+        file = traceback.extract_tb(error.__traceback__)[-1].filename
+        if "/torch/optim/" in file and name in str(error):
+            return ""
+        return f"{error!r} from {file}"
+    except FileNotFoundError:
+        return ""  # a path may be any text
+    except UserWarning as warning:
+        file = traceback.extract_tb(warning.__traceback__)[-1].filename
+        return "" if "thinwire" in file else f"a warning from {file}: {warning}"
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} from {frame.filename}:{frame.lineno}: {error}"
+    return ""
+
+
+def complaints(_rank: int, folder: str, callables: list[str]) -> list[str]:
+    os.chdir(folder)  # where "x" is a good name of a file
+    found = []
+    for title, make in table(folder).items():
+        if title not in callables:
+            continue
+        for name in make()[1]:
+            for got in WRONG:
+                call, arguments = make()
+                if wrong := complaint(call, arguments, name, got):
+                    found.append(f"{title}({name}={got!r}): {wrong}")
+    return found
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_wrong_argument_is_a_typed_error_that_names_it(tmp_path, part):
+    callables = sorted(table(str(tmp_path)))[part::4]
+    found = run(complaints, str(tmp_path), callables, world=1)[0]
+    assert not found, "\n".join(found)
+
+
+# The table above is complete.
+
+
+def public() -> Iterator[str]:
+    """Functions, constructors and methods that take an argument, by name."""
+    for module in (thinwire, thinwire.torch):
+        for name in module.__all__:
+            yield from callables_of(name, getattr(module, name))
+
+
+def callables_of(name: str, found: Any) -> Iterator[str]:
+    if not inspect.isclass(found):
+        if inspect.signature(found).parameters:
+            yield name
+        return
+    if issubclass(found, (Exception, tuple)) or hasattr(found, "__dataclass_fields__"):
+        return
+    yield name
+    for key, method in inspect.getmembers(found, inspect.isfunction):
+        ours = method.__module__.startswith("thinwire") and not key.startswith("_")
+        if ours and len(inspect.signature(method).parameters) > 1:
+            yield f"{name}.{key}"
+
+
+# Made by other calls; and the hook, which torch alone calls with a bucket.
+MADE_ELSEWHERE = {"Bucket", "Work", "hook"}
+
+
+def test_no_public_call_is_left_out(tmp_path):
+    assert set(public()) - MADE_ELSEWHERE <= set(table(str(tmp_path)))
