@@ -125,16 +125,20 @@ HWY_INLINE hn::Vec<U> Bf16Bits(V x) {
   return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
 }
 
-// One bit an element: the sign of x(j) as bits of a block's codes, and back.
-HWY_INLINE void StoreSigns(V x, uint8_t* codes, size_t j) {
-  const auto negative = hn::RebindMask(F(), hn::Lt(hn::BitCast(I(), x), hn::Zero(I())));
+// One bit an element: vector j's part of a run of bits.
+HWY_INLINE void StoreBits(hn::Mask<F> mask, uint8_t* to, size_t j) {
   if constexpr (kLanes >= 8) {
-    hn::StoreMaskBits(F(), negative, codes + kLanes / 8 * j);
+    hn::StoreMaskBits(F(), mask, to + kLanes / 8 * j);
   } else {
     uint8_t bits[8];
-    hn::StoreMaskBits(F(), negative, bits);
-    codes[j / 2] = static_cast<uint8_t>(j % 2 == 0 ? bits[0] : codes[j / 2] | bits[0] << 4);
+    hn::StoreMaskBits(F(), mask, bits);
+    to[j / 2] = static_cast<uint8_t>(j % 2 == 0 ? bits[0] : to[j / 2] | bits[0] << 4);
   }
+}
+
+// The signs of vector j as bits of a block's codes, and back.
+HWY_INLINE void StoreSigns(V x, uint8_t* codes, size_t j) {
+  StoreBits(hn::RebindMask(F(), hn::Lt(hn::BitCast(I(), x), hn::Zero(I()))), codes, j);
 }
 
 HWY_INLINE hn::Mask<F> LoadSigns(const uint8_t* codes, size_t j) {

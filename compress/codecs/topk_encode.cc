@@ -9,7 +9,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <iterator>
 #include <vector>
 
@@ -44,6 +43,13 @@ class Encoder {
     momentum_ = {extras.velocity, extras.momentum, extras.nesterov};
   }
 
+  // Puts right the residuals of candidates that are not sent after all.
+  auto Restore() {
+    return [this](size_t at, float x) {
+      if (WrittenAsSent(x)) Put(residual_, at, x);
+    };
+  }
+
   void Run(const ShardLayout& layout, uint8_t* wire) {
     uint32_t low = FirstGuess();
     Collect(low);
@@ -60,13 +66,6 @@ class Encoder {
 
  private:
   bool WrittenAsSent(float x) const { return StoresResidual(x) && SelectionKey(x) >= sure_; }
-
-  // Puts right the residuals of candidates that are not sent after all.
-  std::function<void(size_t, float)> Restore() {
-    return [this](size_t at, float x) {
-      if (WrittenAsSent(x)) Put(residual_, at, x);
-    };
-  }
 
   // Also settles from where on elements are sent very probably: their residual is written as if
   // they were, while it is in cache, and put right for the few that are not.
@@ -95,7 +94,7 @@ class Encoder {
         static_cast<double>(count) * static_cast<double>(k_) / static_cast<double>(gradient_.numel);
     const double generous = expected + 4 * std::sqrt(expected) + 4;
     if (generous >= static_cast<double>(count)) return 0;
-    return std::min(KthLargest(sample.data(), count, static_cast<size_t>(generous), spare.data()),
+    return std::min(BorderOf(sample.data(), count, static_cast<size_t>(generous), spare.data()).key,
                     kHugeBits);
   }
 
@@ -143,19 +142,24 @@ class Encoder {
     uint8_t* entries = wire + layout.codes_at;
     size_t sent = 0;
     for (size_t b = 0; b < layout.blocks; ++b) {
-      const size_t begin = sent, end = (b + 1) * kSubBlock;
-      for (; sent < k_ && candidates_.index(sent) < end; ++sent) {
-        Put(entries, sent, EntryOf(candidates_.value(sent), candidates_.index(sent)));
+      const size_t begin = sent;
+      sent = candidates_.FirstFrom((b + 1) * kSubBlock, begin);
+      for (size_t i = begin; i < sent; ++i) {
+        Put(entries, i, EntryOf(candidates_.value(i), candidates_.index(i)));
       }
       Put(wire, b, static_cast<uint32_t>(sent - begin));
     }
-    if (residual_ == nullptr) return;
+    if (residual_ != nullptr) SettleSent();
+  }
+
+  // Residuals of sent elements that were not written as sent, and the momentum of all.
+  void SettleSent() {
+    candidates_.ForEachBelow(sure_, [this](size_t at, float x) {
+      if (StoresResidual(x)) Put(residual_, at, x - FromBf16(ToBf16(x)));
+    });
+    if (!masks_) return;
     for (size_t i = 0; i < k_; ++i) {
-      const size_t at = candidates_.index(i);
-      const float x = candidates_.value(i);
-      if (!StoresResidual(x)) continue;
-      if (!WrittenAsSent(x)) Put(residual_, at, x - FromBf16(ToBf16(x)));
-      if (masks_) Put(momentum_.u, at, 0.0f);
+      if (StoresResidual(candidates_.value(i))) Put(momentum_.u, candidates_.index(i), 0.0f);
     }
   }
 
