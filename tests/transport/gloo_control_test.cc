@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "tests/leaks.h"
 #include "tests/transport/connect_gloo.h"
 #include "transport/gloo/gloo_connect.h"
 
@@ -31,23 +33,36 @@ class Standstill final : public GlooLoop::Task {
   absl::Notification over_;
 };
 
+struct Ranks {
+  std::vector<std::shared_ptr<GlooShared>> shared;
+  std::vector<std::unique_ptr<GlooControl>> controls;
+
+  explicit Ranks(int world) {
+    for (GlooMesh& mesh : ConnectAll<GlooMesh>(world, ConnectFullMesh)) {
+      shared.push_back(std::make_shared<GlooShared>(std::move(mesh)));
+      controls.push_back(std::make_unique<GlooControl>(shared.back()));
+    }
+  }
+};
+
+ControlFrame Numbered(int number) {
+  ControlFrame frame{};
+  frame[0] = static_cast<uint8_t>(number);
+  return frame;
+}
+
 TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
   constexpr int kRounds = 20, kFrames = 10;
   for (int round = 0; round < kRounds; ++round) {
-    std::vector<GlooMesh> meshes = ConnectAll<GlooMesh>(2, ConnectFullMesh);
-    const auto shared = std::make_shared<GlooShared>(std::move(meshes[0]));
-    GlooControl control(shared);
-    auto peer = std::make_unique<GlooControl>(std::make_shared<GlooShared>(std::move(meshes[1])));
+    Ranks ranks(2);
+    GlooControl& control = *ranks.controls[0];
+    std::unique_ptr<GlooControl>& peer = ranks.controls[1];
     // The receives are known at the other end once a frame has come.
     ASSERT_TRUE(peer->Send(0, ControlFrame{}).ok());
     ASSERT_TRUE(control.Receive().ok());
 
-    Standstill standstill(shared->loop());
-    for (int i = 1; i <= kFrames; ++i) {
-      ControlFrame frame{};
-      frame[0] = static_cast<uint8_t>(i);
-      ASSERT_TRUE(peer->Send(0, frame).ok());
-    }
+    Standstill standstill(ranks.shared[0]->loop());
+    for (int i = 1; i <= kFrames; ++i) ASSERT_TRUE(peer->Send(0, Numbered(i)).ok());
     peer.reset();
     standstill.End();
 
@@ -57,6 +72,60 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
       EXPECT_EQ(message->frame[0], i);
     }
     EXPECT_TRUE(absl::IsUnavailable(control.Receive().status()));
+  }
+}
+
+// More frames than any ring or socket on the way takes.
+TEST(GlooControl, APeerThatStandsStillHoldsUpNobodyElse) {
+  constexpr int kFrames = 5000;
+  Ranks ranks(3);
+  Standstill standstill(ranks.shared[1]->loop());
+  for (int i = 0; i < kFrames; ++i) {
+    for (int peer = 1; peer < 3; ++peer)
+      ASSERT_TRUE(ranks.controls[0]->Send(peer, Numbered(i)).ok());
+  }
+  for (int i = 0; i < kFrames; ++i) {
+    const absl::StatusOr<ControlMessage> message = ranks.controls[2]->Receive();
+    ASSERT_TRUE(message.ok()) << message.status();
+    ASSERT_EQ(message->frame, Numbered(i));
+  }
+  ranks.controls[0]->Abort(absl::AbortedError("enough"));
+  const auto begin = Clock::now();
+  ranks.controls[0]->Flush(begin + std::chrono::milliseconds(50));
+  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(50)) << "did not wait for its frames";
+  standstill.End();
+  ranks.controls[0]->Flush(Clock::now() + std::chrono::seconds(20));
+  for (int i = 0; i < kFrames; ++i) {
+    const absl::StatusOr<ControlMessage> message = ranks.controls[1]->Receive();
+    ASSERT_TRUE(message.ok()) << message.status();
+    ASSERT_EQ(message->frame, Numbered(i));
+  }
+}
+
+// Closing must not wait for the loop, which may be about to start the first receives.
+TEST(GlooControl, MayEndAsSoonAsItIsMade) {
+  for (int round = 0; round < 20; ++round) Ranks{2};
+}
+
+// Among 2 ranks as among 32, the only thread of a rank is Gloo's loop.
+TEST(GlooControl, TakesNoThreadForAPeer) {
+  for (const int world : {2, 32}) {
+    const Held before = Held::Now();
+    Ranks ranks(world);
+    for (int from = 0; from < world; ++from) {
+      for (int to = 0; to < world; ++to) {
+        ASSERT_TRUE(from == to || ranks.controls[from]->Send(to, Numbered(from)).ok());
+      }
+    }
+    for (const auto& control : ranks.controls) {
+      for (int peer = 1; peer < world; ++peer) {
+        const absl::StatusOr<ControlMessage> message = control->Receive();
+        ASSERT_TRUE(message.ok()) << message.status();
+        EXPECT_EQ(message->frame, Numbered(message->from));
+      }
+    }
+    const size_t expected = before.threads + world;
+    EXPECT_EQ(Held::Settled({Held::Now().descriptors, expected}).threads, expected) << world;
   }
 }
 

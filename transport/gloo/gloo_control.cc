@@ -3,29 +3,28 @@
 #include <chrono>
 #include <utility>
 
-#include "transport/gloo/sigpipe.h"
+#include "transport/gloo/gloo_pair.h"
 
 namespace thinwire {
 
-GlooControl::GlooControl(std::shared_ptr<GlooShared> shared) : shared_(std::move(shared)) {
+GlooControl::GlooControl(std::shared_ptr<GlooShared> shared)
+    : shared_(std::move(shared)), receiver_(*shared_) {
   for (int peer = 0; peer < size(); ++peer) {
-    senders_.push_back(peer == rank() ? nullptr : std::make_unique<GlooSender>(*shared_, peer));
+    channels_.push_back(peer == rank() ? nullptr
+                                       : std::make_unique<GlooChannel>(*shared_, peer, receiver_));
   }
-  receiver_ = std::make_unique<GlooReceiver>(*shared_);
 }
 
 GlooControl::~GlooControl() {
-  const SigpipeBlock no_signal;
   shared_->Fail(absl::CancelledError("the transport was destroyed"));
-  receiver_.reset();
   Flush(Clock::now() + std::chrono::milliseconds(200));
-  shared_->context().closeConnections();
+  CloseConnections(shared_->context(), shared_->loop());
 }
 
 void GlooControl::Flush(Deadline deadline) {
   if (shared_->status().ok()) return;
-  for (const auto& sender : senders_) {
-    if (sender != nullptr) sender->Drain(deadline);
+  for (const auto& channel : channels_) {
+    if (channel != nullptr) channel->Drain(deadline);
   }
 }
 

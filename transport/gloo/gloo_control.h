@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "transport/control_plane.h"
+#include "transport/gloo/gloo_channel.h"
 #include "transport/gloo/gloo_receiver.h"
-#include "transport/gloo/gloo_sender.h"
 #include "transport/gloo/gloo_shared.h"
 
 namespace thinwire {
@@ -22,17 +22,17 @@ class GlooControl final : public ControlPlane {
 
   const Membership& members() const override { return shared_->members(); }
   absl::Status Send(int to, const ControlFrame& frame) override {
-    return senders_[to]->Send(frame);
+    return channels_[to]->Send(frame);
   }
-  absl::StatusOr<ControlMessage> Receive() override { return receiver_->Receive(); }
+  absl::StatusOr<ControlMessage> Receive() override { return receiver_.Receive(); }
   void Abort(absl::Status reason) override { shared_->Fail(reason); }
   void Flush(Deadline deadline) override;
   absl::Status status() const override { return shared_->status(); }
 
  private:
   const std::shared_ptr<GlooShared> shared_;
-  std::vector<std::unique_ptr<GlooSender>> senders_;  // null at the own rank
-  std::unique_ptr<GlooReceiver> receiver_;
+  GlooReceiver receiver_;
+  std::vector<std::unique_ptr<GlooChannel>> channels_;  // null at the own rank
 };
 
 }  // namespace thinwire

@@ -37,6 +37,11 @@ class GlooPair final : public tcp::Pair {
     }
   }
 
+  void Observe(ConnectionObserver* observer) {
+    observer_ = observer;
+    if (!open_) TellClosed();
+  }
+
   // A connection that closes meanwhile may leave its descriptor to another one, and the answer is
   // that one's: nobody is the worse for it.
   bool IsOnItsWay() const {
@@ -44,15 +49,48 @@ class GlooPair final : public tcp::Pair {
     return open_ && ioctl(socket_, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0;
   }
 
+  // The loop may have fetched an event before another one's handler closed this connection, which
+  // the base class takes for a bug.
+  void handleEvents(int events) override {
+    if (open_) tcp::Pair::handleEvents(events);
+  }
+
  private:
+  void handleReadWrite(int events) override {
+    tcp::Pair::handleReadWrite(events);
+    if (ConnectionObserver* const observer = observer_) observer->OnProgress();
+  }
+
   void changeState(state next) noexcept override {
-    if (next == CLOSED) open_ = false;
     tcp::Pair::changeState(next);
+    if (next != CLOSED) return;
+    open_ = false;
+    TellClosed();
+  }
+
+  void TellClosed() {
+    ConnectionObserver* const observer = observer_.exchange(nullptr);
+    if (observer != nullptr) observer->OnClosed(Why());
+  }
+
+  // Gloo keeps the reason before it closes. It has none where this side closed.
+  std::string Why() {
+    try {
+      throwIfException();
+      return "closed by this rank";
+    } catch (const std::exception& error) {
+      return error.what();
+    }
   }
 
   const int socket_;
   std::atomic<bool> open_{true};
+  std::atomic<ConnectionObserver*> observer_{nullptr};
 };
+
+GlooPair& PairWith(gloo::Context& context, int peer) {
+  return static_cast<GlooPair&>(*context.getPair(peer));
+}
 
 class TransportContext final : public tcp::Context {
  public:
@@ -102,6 +140,25 @@ class Adoption final : public GlooLoop::Task {
   absl::Status status_;
 };
 
+// On the loop's thread: on any other one closing holds the connection's lock and waits for the
+// loop, which may be waiting for that lock to start a send or receive.
+class Closing final : public GlooLoop::Task {
+ public:
+  Closing(gloo::Context& context, GlooLoop& loop) : context_(context), loop_(loop) {}
+
+  // The second time the loop has dropped the events that it had fetched before the first.
+  void Run() override {
+    if (std::exchange(closed_, true)) return;
+    context_.closeConnections();
+    loop_.Post(this);
+  }
+
+ private:
+  gloo::Context& context_;
+  GlooLoop& loop_;
+  bool closed_ = false;
+};
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<gloo::Context>> GlooContextOf(int rank,
@@ -121,8 +178,17 @@ absl::StatusOr<std::shared_ptr<gloo::Context>> GlooContextOf(int rank,
   return context;
 }
 
-bool IsOnItsWay(gloo::Context& context, int peer) {
-  return static_cast<GlooPair&>(*context.getPair(peer)).IsOnItsWay();
+void Observe(gloo::Context& context, int peer, ConnectionObserver* observer) {
+  PairWith(context, peer).Observe(observer);
 }
+
+void CloseConnections(gloo::Context& context, GlooLoop& loop) {
+  Closing closing(context, loop);
+  loop.Post(&closing);
+  loop.Sync();
+  loop.Sync();  // what was posted by then
+}
+
+bool IsOnItsWay(gloo::Context& context, int peer) { return PairWith(context, peer).IsOnItsWay(); }
 
 }  // namespace thinwire

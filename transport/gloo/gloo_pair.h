@@ -2,7 +2,9 @@
 //
 // Gloo's own pair listens on a port from its constructor on, and takes the first connection that
 // comes for its peer's; a stranger's bytes then abort the process. It offers no way to hand it a
-// connection, but what it needs is protected, and so open to a derived class.
+// connection, but what it needs is protected, and so open to a derived class. Nor does it tell
+// anybody but a thread that waits what has become of a transfer, or that a connection broke; the
+// derived class sees both as they happen.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_PAIR_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_PAIR_H_
 
@@ -11,6 +13,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,6 +28,26 @@ absl::StatusOr<std::shared_ptr<gloo::Context>> GlooContextOf(
     int rank, std::vector<Descriptor> connections,
     std::shared_ptr<gloo::transport::tcp::Device> device, GlooLoop& loop,
     std::chrono::milliseconds timeout);
+
+// Hears what happens to one connection. Both calls come with the connection's lock held: they must
+// neither send nor receive by it, nor block.
+class ConnectionObserver {
+ public:
+  // Bytes came or left. On the loop's thread.
+  virtual void OnProgress() = 0;
+  // The connection is closed, for this reason. Once, as the last call, from any thread.
+  virtual void OnClosed(const std::string& why) = 0;
+
+ protected:
+  ~ConnectionObserver() = default;
+};
+
+// On the loop's thread. The observer lives until it has heard OnClosed.
+void Observe(gloo::Context& context, int peer, ConnectionObserver* observer);
+
+// Closes all connections, and returns when the loop has nothing more to do with them, nor with what
+// their observers posted.
+void CloseConnections(gloo::Context& context, GlooLoop& loop);
 
 // Whether bytes that were sent to that rank are still on their way. They are lost if the connection
 // closes now, since Gloo resets it.

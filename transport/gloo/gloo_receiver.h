@@ -1,13 +1,8 @@
-// GlooReceiver: control frames from everybody, and the news that a connection broke.
+// GlooReceiver: control frames that have come, from everybody.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_RECEIVER_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_RECEIVER_H_
 
-#include <cstddef>
 #include <deque>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -17,28 +12,26 @@
 
 namespace thinwire {
 
-// A thread reads for each peer, because only a wait that is tied to one connection learns that this
-// connection broke.
+// Thread-safe.
 class GlooReceiver {
  public:
+  // From here to its end it hears of the failure of both planes.
   explicit GlooReceiver(GlooShared& shared);
-  ~GlooReceiver();  // after a failure, which ends the threads' waits
+  ~GlooReceiver() { shared_.OnFailure(nullptr); }
+
+  void Push(int from, const ControlFrame& frame);
 
   // Blocks until a frame comes, or, when the plane has failed, all that came were taken.
   absl::StatusOr<ControlMessage> Receive();
 
  private:
-  class Inbox;
-
-  void Read(int peer);
-  void OnClosed(int peer, const std::string& error);
+  void Close();
+  bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !frames_.empty(); }
 
   GlooShared& shared_;
   absl::Mutex mu_;
-  absl::CondVar changed_;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<ControlMessage> frames_ ABSL_GUARDED_BY(mu_);
-  int readers_done_ ABSL_GUARDED_BY(mu_) = 0;
-  std::vector<std::thread> threads_;
 };
 
 }  // namespace thinwire

@@ -2,9 +2,13 @@
 
 #include <chrono>
 #include <exception>
+#include <thread>
+#include <utility>
 
+#include "absl/time/time.h"
+#include "transport/gloo/gloo_completions.h"
 #include "transport/gloo/gloo_pair.h"
-#include "transport/gloo/sigpipe.h"
+#include "transport/time_left.h"
 
 namespace thinwire {
 namespace {
@@ -17,30 +21,19 @@ GlooSender::GlooSender(GlooShared& shared, int peer)
     : shared_(shared),
       peer_(peer),
       ring_(kFrames),
-      buffer_(shared.context().createUnboundBuffer(ring_.data(), kFrames * kControlBytes)),
-      reaper_([this] { Reap(); }) {}
-
-GlooSender::~GlooSender() {
-  Stop();
-  shared_.loop().Sync();
-}
+      buffer_(shared.context().createUnboundBuffer(ring_.data(), kFrames * kControlBytes)) {}
 
 absl::Status GlooSender::Send(const ControlFrame& frame) {
+  bool post = false;
   {
     const absl::MutexLock lock(&mu_);
-    queue_.push_back(frame);
+    if (!closed_) {
+      queue_.push_back(frame);
+      post = !std::exchange(posted_, true);
+    }
   }
-  Post();
+  if (post) shared_.loop().Post(this);
   return shared_.status();
-}
-
-void GlooSender::Post() {
-  {
-    const absl::MutexLock lock(&mu_);
-    if (posted_) return;
-    posted_ = true;
-  }
-  shared_.loop().Post(this);
 }
 
 void GlooSender::Run() {
@@ -48,21 +41,18 @@ void GlooSender::Run() {
     while (const std::optional<size_t> offset = TakeNext()) {
       buffer_->send(peer_, kGlooControlSlot, *offset, kControlBytes);
     }
-  } catch (const std::exception& error) {
-    const absl::MutexLock lock(&mu_);
-    --under_way_;
-    posted_ = false;
-    broken_ = error.what();
-    changed_.Signal();
+  } catch (const std::exception&) {
+    Close();
   }
 }
 
 std::optional<size_t> GlooSender::TakeNext() {
+  // A send that finds its receive and room in the socket has left by now.
+  const size_t left = TakeSent(*buffer_);
   const absl::MutexLock lock(&mu_);
-  if (queue_.empty() || under_way_ == kFrames) {
+  under_way_ -= left;
+  if (queue_.empty() || under_way_ == kFrames || closed_) {
     posted_ = false;
-    // The reaper is not woken for every frame: half a ring is soon enough.
-    if (Crowded()) changed_.Signal();
     return std::nullopt;
   }
   const size_t place = next_++ % kFrames;
@@ -72,60 +62,27 @@ std::optional<size_t> GlooSender::TakeNext() {
   return place * kControlBytes;
 }
 
-// Frames leave in order, so it is the oldest that has left.
-void GlooSender::Left() {
-  bool more;
+// Frames leave in order, so it is the oldest that have left.
+void GlooSender::Collect() {
+  const size_t left = TakeSent(*buffer_);
+  if (left == 0) return;
   {
     const absl::MutexLock lock(&mu_);
-    --under_way_;
-    more = !queue_.empty();
+    under_way_ -= left;
+    if (queue_.empty() || std::exchange(posted_, true)) return;
   }
-  if (more) Post();
+  shared_.loop().Post(this);
 }
 
-void GlooSender::Reap() {
-  const SigpipeBlock no_signal;
-  for (;;) {
-    std::string broken;
-    {
-      const absl::MutexLock lock(&mu_);
-      while (!stopped_ && broken_.empty() && !Crowded()) changed_.Wait(&mu_);
-      if (stopped_) return;
-      broken = broken_;
-    }
-    if (!broken.empty()) return shared_.FailBroken(broken);
-    if (!shared_.Guarded(buffer_.get(), [this] { return buffer_->waitSend(kForever); })) return;
-    Left();
-  }
-}
-
-void GlooSender::Stop() {
-  {
-    const absl::MutexLock lock(&mu_);
-    stopped_ = true;
-    changed_.Signal();
-  }
-  if (reaper_.joinable()) reaper_.join();
+void GlooSender::Close() {
+  const absl::MutexLock lock(&mu_);
+  closed_ = true;
 }
 
 void GlooSender::Drain(Deadline deadline) {
-  const SigpipeBlock no_signal;
-  Stop();
-  Post();
-  shared_.loop().Sync();
-  try {
-    for (;;) {
-      {
-        const absl::MutexLock lock(&mu_);
-        if (under_way_ == 0) break;
-      }
-      // A wait that an earlier failure ended returns at once, and once only.
-      if (!buffer_->waitSend(Until(deadline))) buffer_->waitSend(Until(deadline));
-      Left();
-      shared_.loop().Sync();
-    }
-  } catch (const std::exception&) {
-    return;  // the peer is gone or does not listen
+  {
+    const absl::MutexLock lock(&mu_);
+    mu_.AwaitWithTimeout(absl::Condition(this, &GlooSender::HasLeft), TimeLeft(deadline));
   }
   while (IsOnItsWay(shared_.context(), peer_) && Clock::now() < deadline) {
     std::this_thread::sleep_for(kAcknowledged);

@@ -31,6 +31,13 @@ void GlooShared::Fail(const absl::Status& reason) {
     buffer->abortWaitSend();
   }
   failed_.SignalAll();
+  if (on_failure_) on_failure_();
+}
+
+void GlooShared::OnFailure(std::function<void()> tell) {
+  const absl::MutexLock lock(&mu_);
+  on_failure_ = std::move(tell);
+  if (on_failure_ && !status_.ok()) on_failure_();
 }
 
 absl::Status GlooShared::status() const {

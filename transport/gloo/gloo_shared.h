@@ -46,7 +46,11 @@ class GlooShared {
   void Fail(const absl::Status& reason);
   absl::Status status() const;
 
-  // Fails because a connection broke under an exchange. The control reader of that peer knows its
+  // Who is told of the failure, at once if it has come; null: nobody any more. `tell` must not
+  // block, nor call this object.
+  void OnFailure(std::function<void()> tell);
+
+  // Fails because a connection broke under an exchange. The control channel of that peer knows its
   // rank and speaks within moments, for which this waits; only if it does not, Gloo's words must
   // do.
   void FailBroken(const std::string& what);
@@ -64,6 +68,7 @@ class GlooShared {
   mutable absl::Mutex mu_;
   absl::CondVar failed_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> on_failure_ ABSL_GUARDED_BY(mu_);
   std::unordered_set<UnboundBuffer*> waiting_ ABSL_GUARDED_BY(mu_);
 };
 

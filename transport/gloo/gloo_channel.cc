@@ -1,0 +1,45 @@
+#include "transport/gloo/gloo_channel.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace thinwire {
+
+GlooChannel::GlooChannel(GlooShared& shared, int peer, GlooReceiver& receiver)
+    : shared_(shared), peer_(peer), inbox_(shared, peer, receiver), sender_(shared, peer) {
+  shared_.loop().Post(this);
+}
+
+void GlooChannel::OnProgress() {
+  inbox_.Collect();
+  sender_.Collect();
+}
+
+// A connection may be closed from any thread, while the loop is busy with the channel.
+void GlooChannel::OnClosed(const std::string& why) {
+  closed_ = why;
+  shared_.loop().Post(this);
+}
+
+void GlooChannel::Run() {
+  if (!std::exchange(observing_, true)) {
+    Observe(shared_.context(), peer_, this);
+  } else {
+    Lost();
+  }
+}
+
+// A peer's last word and its end may come at once: the frames first.
+void GlooChannel::Lost() {
+  inbox_.Collect();
+  sender_.Close();
+  // Gloo itself closes all connections when one of our waits passes its deadline; that wait knows.
+  if (absl::StrContains(closed_, "Application timeout")) return;
+  shared_.Fail(absl::UnavailableError(
+      absl::StrCat("rank ", peer_, " is gone: its connection to rank ", shared_.members().rank,
+                   " closed (", closed_, "); look why that process ended")));
+}
+
+}  // namespace thinwire
