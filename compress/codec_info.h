@@ -18,6 +18,8 @@ namespace thinwire {
 
 struct EncodeExtras;
 struct Piece;
+struct Shard;
+struct Walk;
 
 // A parameter of a spec. CodecSpec{} holds the defaults.
 struct ParameterInfo {
@@ -46,6 +48,10 @@ struct DenseOperations {
   void (*encode)(const Piece& piece, const float* g, float* r, uint8_t* wire) = nullptr;
   void (*decode)(const Piece& piece, const uint8_t* wire, float* out) = nullptr;
   void (*decode_add)(const Piece& piece, const uint8_t* wire, float* sum) = nullptr;
+  // kWidths only. All pieces' scales are written before any piece is encoded, and a walk begins
+  // over the scales of a wire before its first piece is encoded or decoded.
+  void (*heads)(const Piece& piece, const float* g, const float* r, uint8_t* wire) = nullptr;
+  void (*begin)(const Shard& shard, const uint8_t* wire, Walk* walk) = nullptr;
   // Backend::Reduce in one pass over the beginning of a piece, both codecs' pieces being of the
   // same elements; returns how many elements it did, 0 where it has no loop for `down`. `out` and
   // `own` are the piece's own, `wires` and `wire_out` (null: not wanted) the whole shard's.

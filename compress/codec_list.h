@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "compress/codec_traits.h"
+#include "compress/codecs/adaptive.h"
 #include "compress/codecs/bf16.h"
 #include "compress/codecs/fp32.h"
 #include "compress/codecs/int4.h"
@@ -30,7 +31,8 @@ using AllCodecs = CodecTypes<  //
     codecs::Int8,              //
     codecs::Int4,              //
     codecs::OneBit,            //
-    codecs::TopK>;
+    codecs::TopK,              //
+    codecs::Adaptive>;
 
 inline constexpr const auto& kCodecs = AllCodecs::kTraits;
 

@@ -28,6 +28,8 @@ struct CodecSpec {
   uint32_t density_ppm = 10000;  // topk: entries in a million elements
   uint32_t warmup = 0;           // topk: steps from a density of 1/4 down to density_ppm
   bool masking = true;           // topk with momentum: it is zeroed where an entry is sent
+  uint32_t sixteenths = 32;      // adaptive: bits of a code, the mean of a shard, times 16
+  uint32_t floor = 0;            // adaptive: bits of a code, at least
 
   // Parses "name" or "name:key=value,key=value". An unknown name or key, or a value out of range,
   // is InvalidArgument and names the nearest valid one.

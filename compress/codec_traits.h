@@ -14,18 +14,21 @@ enum class CodecKind : uint8_t {
   kElements,  // each element for itself
   kBlocks,    // codes, and a scale for each block
   kEntries,   // the largest elements only, with their indices
+  kWidths,    // codes of as many bits as suit their block, and a scale for each block
 };
 
 struct CodecTraits {
   CodecId id;
   std::string_view name;
   CodecKind kind;
-  int code_bits;            // of an element, without the scale; 32 for an entry
-  int qmax = 0;             // largest code; 0 where elements have no shared scale
+  int code_bits;  // of an element, without the scale; 32 for an entry; kWidths: of the default
+  int qmax = 0;   // largest code; 0 where elements have no shared scale
   bool has_kernels = true;  // kernels/ runs it on a device
 
   // Every rank gets every rank's entries: a shard has no owner, and there is no second hop.
   constexpr bool entries() const { return kind == CodecKind::kEntries; }
+  // What a block's codes are, and where, follows from the scales of all blocks.
+  constexpr bool widths() const { return kind == CodecKind::kWidths; }
   // Encoding loses something that the next step makes up for.
   constexpr bool uses_feedback() const { return kind != CodecKind::kElements; }
 };

@@ -5,6 +5,7 @@
 
 #include "compress/backend.h"
 #include "compress/codec_info.h"
+#include "compress/cpu_reduce.h"
 #include "compress/piece.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_target.h"
@@ -21,28 +22,36 @@ class CpuBackendImpl final : public Backend {
               const EncodeExtras& extras) const override {
     if (gradient.numel == 0) return;
     const Shard shard(spec, gradient.numel, extras.draws);
-    ZeroPadding(shard, wire);
+    ZeroPadding(shard.layout, wire);
     const CodecOperations& codec = OperationsOf(spec);
     if (shard.traits.entries()) {
       return codec.entries.encode(spec, gradient, residual, wire, extras);
     }
-    const bool direct = gradient.dtype == DType::kF32;
-    ForEachPiece(shard, gradient.numel, direct, [&](const Piece& piece) {
-      const TensorView part = gradient.Slice(piece.begin, piece.numel);
-      float* r = residual == nullptr ? nullptr : residual + piece.begin;
-      if (direct) return codec.dense.encode(piece, Floats(part), r, wire);
-      StageBuffer values;
-      ToFloats(part, values.data());
-      codec.dense.encode(piece, values.data(), r, wire);
+    if (codec.dense.heads == nullptr) {
+      return ForEachPieceOf(shard, gradient, nullptr, [&](const Piece& piece, const float* g) {
+        codec.dense.encode(piece, g, At(residual, piece), wire);
+      });
+    }
+    ForEachPieceOf(shard, gradient, nullptr, [&](const Piece& piece, const float* g) {
+      codec.dense.heads(piece, g, At(residual, piece), wire);
     });
+    Walk walk;
+    codec.dense.begin(shard, wire, &walk);
+    ForEachPieceOf(shard, gradient, &walk, [&](const Piece& piece, const float* g) {
+      codec.dense.encode(piece, g, At(residual, piece), wire);
+    });
+    ZeroBehind(shard, walk, wire);
   }
 
   void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override {
     const CodecOperations& codec = OperationsOf(spec);
     if (spec.traits().entries()) return codec.entries.decode(spec, wire, out);
+    if (out.numel == 0) return;
     const Shard shard(spec, out.numel);
+    Walk walk;
+    if (codec.dense.begin != nullptr) codec.dense.begin(shard, wire, &walk);
     const bool direct = out.dtype == DType::kF32;
-    ForEachPiece(shard, out.numel, direct, [&](const Piece& piece) {
+    ForEachPiece(shard, out.numel, direct, &walk, [&](const Piece& piece) {
       const TensorView part = out.Slice(piece.begin, piece.numel);
       if (direct) return codec.dense.decode(piece, wire, Floats(part));
       StageBuffer values;
@@ -55,7 +64,10 @@ class CpuBackendImpl final : public Backend {
     if (sum.empty()) return;
     if (spec.traits().entries()) return AddEntries(spec, wire, 1.0f, sum);
     const Shard shard(spec, sum.size());
-    OperationsOf(spec).dense.decode_add({shard, 0, sum.size()}, wire, sum.data());
+    const DenseOperations& codec = OperationsOf(spec).dense;
+    Walk walk;
+    if (codec.begin != nullptr) codec.begin(shard, wire, &walk);
+    codec.decode_add({shard, 0, sum.size(), &walk}, wire, sum.data());
   }
 
   void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
@@ -74,84 +86,35 @@ class CpuBackendImpl final : public Backend {
   }
 
   void Reduce(const ReduceArgs& args) const override {
-    const size_t numel = args.own.numel;
-    if (numel == 0) return;
-    const Shard up(args.up, numel), down(args.down, numel, args.draws);
-    if (args.wire_out != nullptr) ZeroPadding(down, args.wire_out);
-    const bool direct = args.own.dtype == DType::kF32;  // which `out` has as well
-    ForEachPiece(up, numel, direct, [&](const Piece& from) {
-      const Piece to(down, from.begin, from.numel);
-      const TensorView own = args.own.Slice(from.begin, from.numel);
-      const TensorView out = args.out.Slice(from.begin, from.numel);
-      if (direct) return ReducePiece(args, from, to, Floats(own), Floats(out));
-      StageBuffer values;
-      ToFloats(own, values.data());
-      ReducePiece(args, from, to, values.data(), values.data());
-      FromFloats(values.data(), out);
-    });
+    if (args.own.numel > 0) CpuReduction(args).Run();
   }
 
  private:
-  static void ZeroPadding(const Shard& shard, uint8_t* wire) {
-    const ShardLayout& layout = shard.layout;
-    std::memset(wire + layout.head_bytes, 0, layout.codes_at - layout.head_bytes);
-    const size_t end = layout.codes_at + layout.codes_bytes;
-    std::memset(wire + end, 0, layout.bytes - end);
-  }
-
   // In one piece where no stage buffer is needed, else in stages.
   template <typename Visit>
-  static void ForEachPiece(const Shard& shard, size_t numel, bool direct, Visit visit) {
-    const size_t step = direct ? std::max<size_t>(numel, 1) : kStage;
+  static void ForEachPiece(const Shard& shard, size_t numel, bool direct, Walk* walk, Visit visit) {
+    const size_t step = direct ? numel : kStage;
     for (size_t begin = 0; begin < numel; begin += step) {
-      visit(Piece(shard, begin, std::min(step, numel - begin)));
+      visit(Piece(shard, begin, std::min(step, numel - begin), walk));
     }
   }
 
-  static void ReducePiece(const ReduceArgs& args, const Piece& up, const Piece& down,
-                          const float* own, float* out) {
-    float* const residual = args.residual == nullptr ? nullptr : args.residual + up.begin;
-    const DenseOperations& codec = OperationsOf(args.up).dense;
-    size_t done = 0;
-    if (codec.reduce != nullptr) {
-      done = codec.reduce(up, down,
-                          {.wires = args.wires,
-                           .own = own,
-                           .scale = args.scale,
-                           .residual = residual,
-                           .out = out,
-                           .wire_out = args.wire_out});
-    }
-    for (; done < up.numel; done += kStage) {
-      const size_t count = std::min(kStage, up.numel - done);
-      ReduceStage(args, {up.shard, up.begin + done, count}, {down.shard, up.begin + done, count},
-                  own + done, out + done);
-    }
+  // Calls visit(piece, its elements as fp32).
+  template <typename Visit>
+  static void ForEachPieceOf(const Shard& shard, const TensorView& gradient, Walk* walk,
+                             Visit visit) {
+    const bool direct = gradient.dtype == DType::kF32;
+    ForEachPiece(shard, gradient.numel, direct, walk, [&](const Piece& piece) {
+      const TensorView part = gradient.Slice(piece.begin, piece.numel);
+      if (direct) return visit(piece, Floats(part));
+      StageBuffer values;
+      ToFloats(part, values.data());
+      visit(piece, values.data());
+    });
   }
 
-  // One rank after the other: the combinations of codecs and options that have no loop, and what
-  // is behind the last full block or vector.
-  static void ReduceStage(const ReduceArgs& args, const Piece& up, const Piece& down,
-                          const float* own, float* out) {
-    const DenseOperations &from = OperationsOf(args.up).dense, &to = OperationsOf(args.down).dense;
-    StageBuffer sum;
-    for (size_t r = 0; r < args.wires.size(); ++r) {
-      if (args.wires[r] != nullptr) {
-        (r == 0 ? from.decode : from.decode_add)(up, args.wires[r], sum.data());
-      } else if (r == 0) {
-        std::memcpy(sum.data(), own, up.numel * sizeof(float));
-      } else {
-        simd::Add(sum.data(), own, up.numel);
-      }
-    }
-    simd::Scale(sum.data(), args.scale, up.numel);
-    if (args.wire_out == nullptr) {
-      std::memcpy(out, sum.data(), up.numel * sizeof(float));
-      return;
-    }
-    to.encode(down, sum.data(), args.residual == nullptr ? nullptr : args.residual + down.begin,
-              args.wire_out);
-    to.decode(down, args.wire_out, out);
+  static float* At(float* residual, const Piece& piece) {
+    return residual == nullptr ? nullptr : residual + piece.begin;
   }
 };
 

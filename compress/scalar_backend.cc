@@ -17,7 +17,9 @@ std::vector<float> DecodeValues(const CodecSpec& spec, const uint8_t* wire, size
     codec.entries.decode(spec, wire, {values.data(), numel});
   } else {
     const Shard shard(spec, numel);
-    codec.dense.decode({shard, 0, numel}, wire, values.data());
+    Walk walk;
+    if (codec.dense.begin != nullptr) codec.dense.begin(shard, wire, &walk);
+    codec.dense.decode({shard, 0, numel, &walk}, wire, values.data());
   }
   return values;
 }
@@ -36,7 +38,13 @@ class ScalarBackendImpl final : public Backend {
     }
     std::vector<float> values(numel);
     for (size_t i = 0; i < numel; ++i) values[i] = Load(gradient, i);
-    codec.dense.encode({shard, 0, numel}, values.data(), residual, wire);
+    Walk walk;
+    const Piece piece(shard, 0, numel, &walk);
+    if (codec.dense.heads != nullptr) {
+      codec.dense.heads(piece, values.data(), residual, wire);
+      codec.dense.begin(shard, wire, &walk);
+    }
+    codec.dense.encode(piece, values.data(), residual, wire);
   }
 
   void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override {
@@ -47,7 +55,10 @@ class ScalarBackendImpl final : public Backend {
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
     if (spec.traits().entries()) return AddEntries(spec, wire, 1.0f, sum);
     const Shard shard(spec, sum.size());
-    InfoOf(spec.id).scalar.dense.decode_add({shard, 0, sum.size()}, wire, sum.data());
+    const DenseOperations& codec = InfoOf(spec.id).scalar.dense;
+    Walk walk;
+    if (codec.begin != nullptr) codec.begin(shard, wire, &walk);
+    codec.decode_add({shard, 0, sum.size(), &walk}, wire, sum.data());
   }
 
   void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,

@@ -3,6 +3,7 @@
 #define THINWIRE_COMPRESS_SHARD_LAYOUT_H_
 
 #include <cstddef>
+#include <cstdint>
 
 #include "compress/codec_spec.h"
 
@@ -19,6 +20,9 @@ struct ShardLayout {
 };
 
 ShardLayout LayoutOf(const CodecSpec& spec, size_t numel);
+
+// Zeroes what lies behind the head and behind the codes.
+void ZeroPadding(const ShardLayout& layout, uint8_t* wire);
 
 }  // namespace thinwire
 

@@ -60,6 +60,19 @@ HWY_INLINE BlockScale ScaleFor(uint32_t magnitude) {
   return {magnitude, scale, 1.0f / scale};
 }
 
+// Halves upon halves: the order of FoldLanes.
+template <class W>
+HWY_INLINE float FoldVector(W v) {
+  using DW = hn::DFromV<W>;
+  if constexpr (hn::MaxLanes(DW()) > 4) {
+    const hn::Half<DW> half;
+    return FoldVector(hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  } else {
+    const auto two = hn::Add(v, hn::Shuffle1032(v));
+    return hn::GetLane(hn::Add(two, hn::Shuffle2301(two)));
+  }
+}
+
 // First pass over a block: its largest magnitude, or onebit's mean magnitude.
 template <int kBits>
 class Head {
@@ -101,19 +114,6 @@ class Head {
       return hn::Add(a, b);
     } else {
       return hn::Max(a, b);
-    }
-  }
-
-  // Halves upon halves: the order of FoldLanes.
-  template <class W>
-  static HWY_INLINE float FoldVector(W v) {
-    using DW = hn::DFromV<W>;
-    if constexpr (hn::MaxLanes(DW()) > 4) {
-      const hn::Half<DW> half;
-      return FoldVector(hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-    } else {
-      const auto two = hn::Add(v, hn::Shuffle1032(v));
-      return hn::GetLane(hn::Add(two, hn::Shuffle2301(two)));
     }
   }
 

@@ -15,12 +15,15 @@ TEST(CodecSpec, PrintsWhatItParses) {
   }
   EXPECT_EQ(CodecSpec::Parse("int4:block=256")->ToString(), "int4");
   EXPECT_EQ(CodecSpec::Parse("topk:density=0.01,warmup=0")->ToString(), "topk");
+  EXPECT_EQ(CodecSpec::Parse("adaptive:bits=2,floor=0,block=256")->ToString(), "adaptive");
   for (const char* text :
        {"onebit", "onebit:block=512", "topk", "topk:density=0.001,warmup=500",
         "topk:warmup=5,masking=0", "topk:density=1e-06", "int8:rounding=stochastic",
         "int4:block=512,rounding=stochastic,seed=18446744073709551615",
         "int4:rounding=stochastic,hadamard=1,seed=3", "onebit:down=onebit", "int8:down=int4",
-        "int8:block=128,down=int4:block=512,hadamard=0", "fp32:down=bf16"}) {
+        "int8:block=128,down=int4:block=512,hadamard=0", "fp32:down=bf16", "adaptive",
+        "adaptive:bits=0.5", "adaptive:bits=5.9375,floor=2,seed=3", "adaptive:bits=1,floor=1",
+        "adaptive:bits=1,down=adaptive", "onebit:down=adaptive:bits=0.5625"}) {
     const auto pair = CodecPair::Parse(text);
     ASSERT_TRUE(pair.ok()) << pair.status();
     EXPECT_EQ(*CodecPair::Parse(pair->ToString()), *pair) << text;
@@ -35,6 +38,7 @@ TEST(CodecPair, TheSecondHopHasItsDefault) {
   EXPECT_EQ(CodecPair::Parse("onebit:block=512")->down.ToString(), "int4:block=512");
   EXPECT_EQ(CodecPair::Parse("int4:hadamard=1")->down.ToString(), "int4:hadamard=1");
   EXPECT_EQ(CodecPair::Parse("int8:down=onebit")->down.ToString(), "onebit");
+  EXPECT_EQ(CodecPair::Parse("adaptive:bits=1")->down.ToString(), "adaptive:bits=1");
   EXPECT_TRUE(CodecPair::Parse("bf16:down=int8")->uses_feedback());
   EXPECT_FALSE(CodecPair::Parse("bf16")->uses_feedback());
 }
@@ -82,6 +86,16 @@ TEST(CodecSpec, ErrorsNameTheNearest) {
                                                        {"int4:hadamard=2", "0 or 1"},
                                                        {"int4:hadamard=1,block=512", "block=512"},
                                                        {"onebit:seed=1", "'block'"},
+                                                       {"adaptive:bits=0.4", "bits=0.5"},
+                                                       {"adaptive:bits=7", "bits=6"},
+                                                       {"adaptive:bits=2.03", "bits=2"},
+                                                       {"adaptive:bits=inf", "steps of 1/16"},
+                                                       {"adaptive:bits=x", "bits=2"},
+                                                       {"adaptive:floor=3", "floor=2"},
+                                                       {"adaptive:floor=-1", "floor=0"},
+                                                       {"adaptive:bits=1,floor=2", "bits=2"},
+                                                       {"adaptive:block=512", "block=512"},
+                                                       {"adaptive:hadamard=1", "no parameter"},
                                                        {"int8:seed=x", "2^64"},
                                                        {"topk:down=int4", "no second hop"},
                                                        {"int4:down=topk", "no second hop"},
@@ -108,6 +122,12 @@ TEST(CodecSpec, SizesAreThoseOfTheFormat) {
   EXPECT_EQ(bytes("fp32", 4), 16u);
   EXPECT_EQ(bytes("onebit", 1), 16u + 16u);
   EXPECT_EQ(bytes("onebit", 2049), 32u + 272u);
+  EXPECT_EQ(bytes("adaptive", 0), 0u);
+  EXPECT_EQ(bytes("adaptive", 1), 16u + 64u);
+  EXPECT_EQ(bytes("adaptive", 256), 16u + 64u);
+  EXPECT_EQ(bytes("adaptive", 257), 16u + 128u);
+  EXPECT_EQ(bytes("adaptive:bits=0.5", 3 * 256), 16u + 2 * 32u);
+  EXPECT_EQ(bytes("adaptive:bits=2.0625", 16 * 256), 32u + 33 * 32u);
   EXPECT_EQ(bytes("topk", 1), 16u + 16u);
   EXPECT_EQ(bytes("topk", 100001), 16u + 4016u);
   EXPECT_EQ(bytes("topk:density=0.001", 5 * 65536), 32u + 1312u);

@@ -109,12 +109,29 @@ TEST_P(TargetTest, EveryLengthFrom0To4097) {
 }
 
 TEST_P(TargetTest, DTypesBlocksAndAlignments) {
-  for (const char* text :
-       {"fp32", "bf16", "int8", "int4", "int8:block=128", "int4:block=128", "int8:block=1024",
-        "int4:block=4096", "onebit", "onebit:block=128", "onebit:block=4096", "topk",
-        "topk:density=0.4", "topk:density=1", "int8:rounding=stochastic",
-        "int8:rounding=stochastic,block=128", "int4:rounding=stochastic,block=1024",
-        "int4:hadamard=1", "int4:rounding=stochastic,hadamard=1,seed=5"}) {
+  for (const char* text : {"fp32",
+                           "bf16",
+                           "int8",
+                           "int4",
+                           "int8:block=128",
+                           "int4:block=128",
+                           "int8:block=1024",
+                           "int4:block=4096",
+                           "onebit",
+                           "onebit:block=128",
+                           "onebit:block=4096",
+                           "topk",
+                           "topk:density=0.4",
+                           "topk:density=1",
+                           "int8:rounding=stochastic",
+                           "int8:rounding=stochastic,block=128",
+                           "int4:rounding=stochastic,block=1024",
+                           "int4:hadamard=1",
+                           "int4:rounding=stochastic,hadamard=1,seed=5",
+                           "adaptive:bits=6",
+                           "adaptive:bits=0.5",
+                           "adaptive:bits=1.0625,floor=1",
+                           "adaptive:floor=2,seed=3"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const size_t numel :
            {1, 3, 127, 128, 129, 255, 256, 257, 1000, 4096, 4097, 10007, 65536}) {
@@ -180,9 +197,11 @@ TEST_P(TargetTest, TheOrderOfOneBitsSum) {
 }
 
 TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
-  for (const char* text : {"fp32", "bf16", "int8", "int4", "int4:block=1024", "onebit",
-                           "onebit:down=onebit", "int8:down=int4", "int4:hadamard=1",
-                           "int8:rounding=stochastic", "onebit:block=512,down=int8"}) {
+  for (const char* text :
+       {"fp32", "bf16", "int8", "int4", "int4:block=1024", "onebit", "onebit:down=onebit",
+        "int8:down=int4", "int4:hadamard=1", "int8:rounding=stochastic",
+        "onebit:block=512,down=int8", "adaptive", "adaptive:bits=1,down=adaptive:bits=4",
+        "int8:down=adaptive", "adaptive:down=int4"}) {
     const CodecPair pair = *CodecPair::Parse(text);
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const int world : {2, 3, 5}) {
@@ -221,7 +240,7 @@ TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
             const std::string what = std::string(text) + " " + std::string(Name(dtype)) +
                                      ", world " + std::to_string(world) + ", rank " +
                                      std::to_string(me) + ", " + std::to_string(numel);
-            if (pair.down.traits().kind == CodecKind::kBlocks) {  // else NaN payloads differ
+            if (pair.down.traits().uses_feedback()) {  // else NaN payloads differ
               ASSERT_EQ(w1, w2) << what;
             }
             ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << what;

@@ -22,7 +22,9 @@ constexpr const char* kSpecs[] = {"fp32",
                                   "int4:block=128",
                                   "int4:hadamard=1",
                                   "onebit",
-                                  "topk:density=0.1"};
+                                  "topk:density=0.1",
+                                  "adaptive",
+                                  "adaptive:bits=3.5,floor=1"};
 
 CodecSpec SpecOf(const char* text) { return *CodecSpec::Parse(text); }
 
@@ -135,6 +137,8 @@ const std::vector<Target> kCodecTargets = {
     {"decode_int4_hadamard", Decode<6>},
     {"decode_onebit", Decode<7>},
     {"decode_topk", Decode<8>},
+    {"decode_adaptive", Decode<9>},
+    {"decode_adaptive_floor", Decode<10>},
     {"encode", Encode},
     {"reduce", Reduce},
     {"spec", Spec},
