@@ -16,6 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -45,6 +46,12 @@ class DeviceStream {
   // Work that is queued from here on comes after the event, which may be of any stream. Null is no
   // event.
   virtual void WaitFor(const std::shared_ptr<DeviceEvent>& event) = 0;
+  // Whether the work before the event is done; the host does not wait. True for null, and after a
+  // failure of the device, since nothing more will come.
+  virtual bool HasReached(const std::shared_ptr<DeviceEvent>& event) = 0;
+
+  // The stream as the device's own libraries know it: a cudaStream_t on a GPU.
+  virtual void* handle() const = 0;
 
   // The host waits until all that is queued is done. DeadlineExceeded names the device.
   virtual absl::Status Synchronize(std::chrono::steady_clock::time_point deadline) = 0;
@@ -57,6 +64,13 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cuda:0"
+  // Text that is equal for one device in all processes of its host, and differs between devices of
+  // all hosts, whatever number each process knows it by. Internal if the device does not answer.
+  virtual absl::StatusOr<std::string> identity() const = 0;
+
+  // Calls `work` at once, with this device as the calling thread's current one, which libraries
+  // take theirs from. Internal if the device can't be used; then nothing is called.
+  virtual absl::Status RunOn(absl::FunctionRef<void()> work) = 0;
 
   // True if the memory at this address is this device's.
   virtual bool Holds(const void* address) const = 0;

@@ -1,6 +1,8 @@
 // The DeviceApi of NVIDIA GPUs: libthinwire_cuda.so exports it.
 #include <cuda_runtime_api.h>
 
+#include <cstdio>
+
 #include "kernels/cuda_launch.h"
 #include "kernels/device_api.h"
 
@@ -50,6 +52,25 @@ int DeviceOf(const void* address, int* ordinal) {
       attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
   if (error == cudaSuccess && here) *ordinal = attributes.device;
   return error;
+}
+
+int Identify(int ordinal, char text[kIdentityBytes]) {
+  // Parts of one GPU (MIG) share its place on the bus, but not the identifier.
+  cudaDeviceProp properties;
+  const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal);
+  if (error != cudaSuccess) return error;
+  char* end = text;
+  for (const char byte : properties.uuid.bytes) {
+    end += std::snprintf(end, 3, "%02x", static_cast<unsigned char>(byte));
+  }
+  return cudaSuccess;
+}
+
+int RunOn(int ordinal, void (*work)(void*), void* argument) {
+  return OnDevice(ordinal).Do([&] {
+    work(argument);
+    return cudaSuccess;
+  });
 }
 
 int Allocate(int ordinal, size_t bytes, void** memory) {
@@ -144,6 +165,8 @@ constexpr DeviceApi kApi = {
     .accumulate = Accumulate,
     .copy_finite = CopyFinite,
     .reduce = Reduce,
+    .identify = Identify,
+    .run_on = RunOn,
 };
 
 }  // namespace

@@ -108,6 +108,16 @@ class Stream final : public DeviceStream {
                             static_cast<const EventPool::Event&>(*event).handle));
   }
 
+  bool HasReached(const std::shared_ptr<DeviceEvent>& event) override {
+    if (event == nullptr) return true;
+    const int error = context_->api.query(static_cast<const EventPool::Event&>(*event).handle);
+    if (error == kernels::kBusy) return false;
+    Keep(error);
+    return true;
+  }
+
+  void* handle() const override { return handle_; }
+
   // It asks again and again instead of waiting within the driver, where no deadline would reach.
   absl::Status Synchronize(SteadyClock::time_point deadline) override {
     const std::shared_ptr<DeviceEvent> event = Record();
@@ -162,6 +172,20 @@ class DeviceImpl final : public Device {
             Context{api, ordinal, std::move(name), std::make_shared<EventPool>(api)})) {}
 
   std::string name() const override { return context_->name; }
+
+  absl::StatusOr<std::string> identity() const override {
+    char text[kernels::kIdentityBytes] = {};
+    const int error = api().identify(context_->ordinal, text);
+    return error == 0 ? absl::StatusOr<std::string>(text) : context_->Explain(error);
+  }
+
+  absl::Status RunOn(absl::FunctionRef<void()> work) override {
+    const auto call = [](void* argument) {
+      (*static_cast<absl::FunctionRef<void()>*>(argument))();
+    };
+    const int error = api().run_on(context_->ordinal, call, &work);
+    return error == 0 ? absl::OkStatus() : context_->Explain(error);
+  }
 
   bool Holds(const void* address) const override {
     int ordinal = -1;

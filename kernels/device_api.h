@@ -16,10 +16,13 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 2;
+inline constexpr uint32_t kDeviceApiVersion = 3;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
+
+// Room for what `identify` writes.
+inline constexpr size_t kIdentityBytes = 64;
 
 struct DeviceApi {
   uint32_t version;
@@ -51,6 +54,12 @@ struct DeviceApi {
   int (*accumulate)(int ordinal, const AccumulateLaunch* launch, void* stream);
   int (*copy_finite)(int ordinal, const CopyFiniteLaunch* launch, void* stream);
   int (*reduce)(int ordinal, const ReduceLaunch* launch, void* stream);
+
+  // What follows is done at once.
+  // Writes a text that no other device of the host has, ended by a zero.
+  int (*identify)(int ordinal, char text[kIdentityBytes]);
+  // Calls `work(argument)` with the device as the thread's current one.
+  int (*run_on)(int ordinal, void (*work)(void* argument), void* argument);
 };
 
 // The exported name of the function `const DeviceApi* ()` of libthinwire_cuda.so.

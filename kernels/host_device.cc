@@ -1,5 +1,7 @@
 #include "kernels/host_device.h"
 
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -105,24 +107,24 @@ class Stream {
   std::thread thread_;
 };
 
-// All that is on the device.
+// All that is on the devices.
 class Machine {
  public:
-  Stream& StreamOf(void* handle) {
-    return handle == nullptr ? default_ : *static_cast<Stream*>(handle);
+  Stream& StreamOf(int ordinal, void* handle) {
+    return handle == nullptr ? defaults_.at(ordinal) : *static_cast<Stream*>(handle);
   }
 
-  void* MakeStream() {
+  void* MakeStream(int ordinal) {
     const absl::MutexLock lock(&mu_);
     auto stream = std::make_shared<Stream>();
     void* const handle = stream.get();
-    streams_.emplace(handle, std::move(stream));
+    streams_.emplace(handle, OwnStream{ordinal, std::move(stream)});
     return handle;
   }
   void DestroyStream(void* handle) {
-    std::shared_ptr<Stream> stream;  // joined after the lock
+    OwnStream own;  // joined after the lock
     const absl::MutexLock lock(&mu_);
-    stream = std::move(streams_.at(handle));
+    own = std::move(streams_.at(handle));
     streams_.erase(handle);
   }
 
@@ -142,48 +144,59 @@ class Machine {
     events_.erase(handle);
   }
 
-  void* Allocate(size_t bytes) {
+  void* Allocate(int ordinal, size_t bytes) {
     void* const memory =
         std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (memory == nullptr) return nullptr;
     const absl::MutexLock lock(&mu_);
-    blocks_.emplace(static_cast<const uint8_t*>(memory), bytes);
+    blocks_.emplace(static_cast<const uint8_t*>(memory), Block{ordinal, bytes});
     return memory;
   }
-  // As cudaFree does, it waits for work that may use the memory.
-  void Release(void* memory) {
-    default_.Drain();
-    for (const std::shared_ptr<Stream>& stream : Streams()) stream->Drain();
+  // As cudaFree does, it waits for all work of the device, which may use the memory.
+  void Release(int ordinal, void* memory) {
+    defaults_.at(ordinal).Drain();
+    for (const std::shared_ptr<Stream>& stream : StreamsOf(ordinal)) stream->Drain();
     {
       const absl::MutexLock lock(&mu_);
       blocks_.erase(static_cast<const uint8_t*>(memory));
     }
     std::free(memory);
   }
-  bool Holds(const void* address) {
+  // The device whose memory that is, or -1.
+  int OrdinalOf(const void* address) {
     const absl::MutexLock lock(&mu_);
     const auto* at = static_cast<const uint8_t*>(address);
     auto after = blocks_.upper_bound(at);
-    if (after == blocks_.begin()) return false;
+    if (after == blocks_.begin()) return -1;
     --after;
-    return at < after->first + after->second;
+    return at < after->first + after->second.bytes ? after->second.ordinal : -1;
   }
 
  private:
+  struct OwnStream {
+    int ordinal = 0;
+    std::shared_ptr<Stream> stream;
+  };
+  struct Block {
+    int ordinal;
+    size_t bytes;
+  };
   static constexpr size_t kAlignment = 256;
-  Stream default_;
+  std::array<Stream, kHostDevices> defaults_;
 
-  std::vector<std::shared_ptr<Stream>> Streams() {
+  std::vector<std::shared_ptr<Stream>> StreamsOf(int ordinal) {
     const absl::MutexLock lock(&mu_);
     std::vector<std::shared_ptr<Stream>> streams;
-    for (auto& [handle, stream] : streams_) streams.push_back(stream);
+    for (auto& [handle, own] : streams_) {
+      if (own.ordinal == ordinal) streams.push_back(own.stream);
+    }
     return streams;
   }
 
   absl::Mutex mu_;
-  std::map<void*, std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mu_);
+  std::map<void*, OwnStream> streams_ ABSL_GUARDED_BY(mu_);
   std::map<void*, EventPtr> events_ ABSL_GUARDED_BY(mu_);
-  std::map<const uint8_t*, size_t> blocks_ ABSL_GUARDED_BY(mu_);
+  std::map<const uint8_t*, Block> blocks_ ABSL_GUARDED_BY(mu_);
 };
 
 Machine& TheMachine() {
@@ -191,10 +204,12 @@ Machine& TheMachine() {
   return machine;
 }
 
-int Queue(void* stream, std::function<void()> work) {
-  TheMachine().StreamOf(stream).Push(std::move(work));
+int Queue(int ordinal, void* stream, std::function<void()> work) {
+  TheMachine().StreamOf(ordinal, stream).Push(std::move(work));
   return 0;
 }
+
+bool IsDevice(int ordinal) { return ordinal >= 0 && ordinal < kHostDevices; }
 
 const char* ErrorText(int error) {
   switch (error) {
@@ -204,50 +219,59 @@ const char* ErrorText(int error) {
   }
 }
 
-int DeviceCount(int* count) { return *count = 1, 0; }
+int DeviceCount(int* count) { return *count = kHostDevices, 0; }
 int DeviceOf(const void* address, int* ordinal) {
-  return *ordinal = TheMachine().Holds(address) ? 0 : -1, 0;
+  return *ordinal = TheMachine().OrdinalOf(address), 0;
 }
 
 int Allocate(int ordinal, size_t bytes, void** memory) {
-  if (ordinal != 0) return kNoSuchDevice;
-  *memory = TheMachine().Allocate(bytes);
+  if (!IsDevice(ordinal)) return kNoSuchDevice;
+  *memory = TheMachine().Allocate(ordinal, bytes);
   return *memory == nullptr ? kNoMemory : 0;
 }
-int Release(int, void* memory) { return TheMachine().Release(memory), 0; }
+int Release(int ordinal, void* memory) { return TheMachine().Release(ordinal, memory), 0; }
 int AllocatePinned(int, size_t bytes, void** memory) {
   *memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   return *memory == nullptr ? kNoMemory : 0;
 }
 int ReleasePinned(void* memory) { return std::free(memory), 0; }
 
-int MakeStream(int, void** stream) { return *stream = TheMachine().MakeStream(), 0; }
+int MakeStream(int ordinal, void** stream) { return *stream = TheMachine().MakeStream(ordinal), 0; }
 int DestroyStream(void* stream) { return TheMachine().DestroyStream(stream), 0; }
 int MakeEvent(int, void** event) { return *event = TheMachine().MakeEvent(), 0; }
 int DestroyEvent(void* event) { return TheMachine().DestroyEvent(event), 0; }
 
-int Record(int, void* handle, void* stream) {
+int Record(int ordinal, void* handle, void* stream) {
   const EventPtr event = TheMachine().EventOf(handle);
-  return Queue(stream, [event, record = event->Record()] { event->Reach(record); });
+  return Queue(ordinal, stream, [event, record = event->Record()] { event->Reach(record); });
 }
-int Wait(int, void* stream, void* handle) {
+int Wait(int ordinal, void* stream, void* handle) {
   const EventPtr event = TheMachine().EventOf(handle);
-  return Queue(stream, [event, record = event->last()] { event->Await(record); });
+  return Queue(ordinal, stream, [event, record = event->last()] { event->Await(record); });
 }
 int Query(void* event) { return TheMachine().EventOf(event)->reached() ? 0 : kBusy; }
 
-int Copy(int, void* to, const void* from, size_t bytes, void* stream) {
-  return Queue(stream, [=] { std::memmove(to, from, bytes); });
+int Copy(int ordinal, void* to, const void* from, size_t bytes, void* stream) {
+  return Queue(ordinal, stream, [=] { std::memmove(to, from, bytes); });
 }
 
 template <typename Launch>
-int QueueLaunch(int, const Launch* launch, void* stream) {
-  return Queue(stream, [copy = *launch] { RunOnHost(copy); });
+int QueueLaunch(int ordinal, const Launch* launch, void* stream) {
+  return Queue(ordinal, stream, [copy = *launch] { RunOnHost(copy); });
+}
+
+int Identify(int ordinal, char text[kIdentityBytes]) {
+  return std::snprintf(text, kIdentityBytes, "threads %d", ordinal), 0;
+}
+int RunOn(int ordinal, void (*work)(void*), void* argument) {
+  return IsDevice(ordinal) ? (work(argument), 0) : kNoSuchDevice;
 }
 
 }  // namespace
 
-void QueueOnHostDevice(void* stream, std::function<void()> work) { Queue(stream, std::move(work)); }
+void QueueOnHostDevice(void* stream, std::function<void()> work) {
+  Queue(0, stream, std::move(work));
+}
 
 const DeviceApi& HostDeviceApi() {
   static constexpr DeviceApi kApi = {
@@ -272,6 +296,8 @@ const DeviceApi& HostDeviceApi() {
       .accumulate = QueueLaunch<AccumulateLaunch>,
       .copy_finite = QueueLaunch<CopyFiniteLaunch>,
       .reduce = QueueLaunch<ReduceLaunch>,
+      .identify = Identify,
+      .run_on = RunOn,
   };
   return kApi;
 }

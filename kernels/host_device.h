@@ -10,10 +10,11 @@
 
 namespace thinwire::kernels {
 
-// One device, ordinal 0.
+// Devices 0 to kHostDevices - 1, which share nothing, so that each can be one rank's own.
+inline constexpr int kHostDevices = 8;
 const DeviceApi& HostDeviceApi();
 
-// Queues any work on a stream of it, as a caller's own kernels would be.
+// Queues any work on a stream, as a caller's own kernels would be; null is device 0's default one.
 void QueueOnHostDevice(void* stream, std::function<void()> work);
 
 // The launches, run at once on the calling thread.

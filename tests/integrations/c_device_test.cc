@@ -30,7 +30,7 @@ class CDeviceTest : public testing::Test {
   void SetUp() override {
     int count = 0;
     if (tw_cuda_device_count(THINWIRE_STAND_IN, &count) != TW_OK) GTEST_SKIP() << tw_last_error();
-    ASSERT_EQ(count, 1);
+    ASSERT_GE(count, 1);
     void* const library = dlopen(THINWIRE_STAND_IN, RTLD_NOW | RTLD_LOCAL);
     ASSERT_NE(library, nullptr) << dlerror();
     using Function = const DeviceApi* (*)();
@@ -120,12 +120,12 @@ TEST_F(CDeviceTest, HostMemoryIsRefused) {
   });
 }
 
-TEST_F(CDeviceTest, ThereIsOneDevice) {
+TEST_F(CDeviceTest, AnotherDeviceIsRefused) {
   tw_options options = OptionsFor(0, "c_which");
   tw_comm* comm = nullptr;
-  options.device = "cuda:1";
+  options.device = "cuda:99";
   EXPECT_EQ(tw_comm_create(&options, &comm), TW_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(tw_last_error()).find("no cuda:1"), std::string::npos) << tw_last_error();
+  EXPECT_NE(std::string(tw_last_error()).find("no cuda:99"), std::string::npos) << tw_last_error();
 }
 
 TEST(CDevice, ADeviceThatCannotBeHadIsUnavailable) {
