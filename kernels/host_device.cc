@@ -21,36 +21,47 @@ namespace {
 
 constexpr int kNoMemory = 2, kNoSuchDevice = 101;  // CUDA's numbers, so that tests can share them
 
-// Counts how often it was recorded, and how many of those have been reached.
-class Event {
+// A point in the work of a stream.
+class Point {
  public:
-  uint64_t Record() {
+  void Reach() {
     const absl::MutexLock lock(&mu_);
-    return ++recorded_;
+    reached_ = true;
   }
-  void Reach(uint64_t record) {
+  void Await() {
     const absl::MutexLock lock(&mu_);
-    reached_ = record;
-  }
-  uint64_t last() {
-    const absl::MutexLock lock(&mu_);
-    return recorded_;
-  }
-  void Await(uint64_t record) {
-    const auto reached = [this, record]()
-                             ABSL_SHARED_LOCKS_REQUIRED(mu_) { return reached_ >= record; };
-    const absl::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(&reached));
+    mu_.Await(absl::Condition(&reached_));
   }
   bool reached() {
     const absl::MutexLock lock(&mu_);
-    return reached_ >= recorded_;
+    return reached_;
   }
 
  private:
   absl::Mutex mu_;
-  uint64_t recorded_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t reached_ ABSL_GUARDED_BY(mu_) = 0;
+  bool reached_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+using PointPtr = std::shared_ptr<Point>;
+
+// The point at which it was recorded last. As CUDA's, it may be recorded anew while streams still
+// wait for the point before.
+class Event {
+ public:
+  Event() { point_->Reach(); }  // nobody waits for one that was never recorded
+
+  PointPtr Record() {
+    const absl::MutexLock lock(&mu_);
+    return point_ = std::make_shared<Point>();
+  }
+  PointPtr last() {
+    const absl::MutexLock lock(&mu_);
+    return point_;
+  }
+
+ private:
+  absl::Mutex mu_;
+  PointPtr point_ ABSL_GUARDED_BY(mu_) = std::make_shared<Point>();
 };
 
 using EventPtr = std::shared_ptr<Event>;
@@ -71,10 +82,9 @@ class Stream {
 
   void Drain() {
     if (idle()) return;
-    const auto done = std::make_shared<Event>();
-    const uint64_t record = done->Record();
-    Push([done, record] { done->Reach(record); });
-    done->Await(record);
+    const auto done = std::make_shared<Point>();
+    Push([done] { done->Reach(); });
+    done->Await();
   }
 
  private:
@@ -242,14 +252,14 @@ int MakeEvent(int, void** event) { return *event = TheMachine().MakeEvent(), 0; 
 int DestroyEvent(void* event) { return TheMachine().DestroyEvent(event), 0; }
 
 int Record(int ordinal, void* handle, void* stream) {
-  const EventPtr event = TheMachine().EventOf(handle);
-  return Queue(ordinal, stream, [event, record = event->Record()] { event->Reach(record); });
+  const PointPtr point = TheMachine().EventOf(handle)->Record();
+  return Queue(ordinal, stream, [point] { point->Reach(); });
 }
 int Wait(int ordinal, void* stream, void* handle) {
-  const EventPtr event = TheMachine().EventOf(handle);
-  return Queue(ordinal, stream, [event, record = event->last()] { event->Await(record); });
+  const PointPtr point = TheMachine().EventOf(handle)->last();
+  return Queue(ordinal, stream, [point] { point->Await(); });
 }
-int Query(void* event) { return TheMachine().EventOf(event)->reached() ? 0 : kBusy; }
+int Query(void* event) { return TheMachine().EventOf(event)->last()->reached() ? 0 : kBusy; }
 
 int Copy(int ordinal, void* to, const void* from, size_t bytes, void* stream) {
   return Queue(ordinal, stream, [=] { std::memmove(to, from, bytes); });

@@ -44,6 +44,25 @@ TEST(HostDevice, AnEventIsReachedWhenTheWorkBeforeItIsDone) {
   EXPECT_TRUE(stream->HasReached(event));
 }
 
+// An event goes back to its pool when nobody needs it any more, before it is reached, and is then
+// recorded on another stream. Who waits for the first point is not let go by the second.
+TEST(HostDevice, AnEventMayBeRecordedAnewWhileStreamsWaitForIt) {
+  const auto device = HostDevice(0);
+  const auto slow = *device->MakeStream(), fast = *device->MakeStream();
+  const auto waiting = *device->MakeStream();
+  std::atomic<bool> over = false, early = false;
+  {
+    const Held held(*slow);
+    waiting->WaitFor(slow->Record());
+    kernels::QueueOnHostDevice(waiting->handle(), [&] { early = !over; });
+    fast->WaitFor(fast->Record());  // the same event
+    EXPECT_TRUE(fast->Synchronize(InTime()).ok());
+    over = true;
+  }
+  EXPECT_TRUE(waiting->Synchronize(InTime()).ok());
+  EXPECT_FALSE(early);
+}
+
 TEST(HostDevice, RunOnCallsAtOnceOrSaysWhyNot) {
   bool called = false;
   EXPECT_TRUE(HostDevice(3)->RunOn([&] { called = true; }).ok());
