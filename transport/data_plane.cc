@@ -13,4 +13,8 @@ std::unique_ptr<Exchange> DataPlane::Expect(uint64_t, std::span<const MutableByt
   return nullptr;
 }
 
+std::unique_ptr<DataPlane> DataPlane::On(DeviceStream&) { return nullptr; }
+
+std::unique_ptr<Exchange> DataPlane::Flush() { return nullptr; }
+
 }  // namespace thinwire

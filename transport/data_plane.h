@@ -20,6 +20,8 @@
 
 namespace thinwire {
 
+class DeviceStream;
+
 // How a plane finds out which exchanges of two ranks belong together.
 enum class Matching {
   kByTag,    // ranks may start exchanges in any order and from any threads
@@ -37,7 +39,7 @@ enum class Memory {
   kHost,
   // The blocks are a device's, and an exchange is part of the work of one stream. Start comes after
   // the work queued before it. After Wait or OnDone, work queued later finds the received blocks,
-  // although the host has not waited for them.
+  // although the host has not waited for them; of a failure that comes afterwards, Flush tells.
   kStream,
 };
 
@@ -94,6 +96,15 @@ class DataPlane {
   // the start. Worth it where a sender waits until its receiver is ready. Null where the plane
   // gains nothing by it, or matches by order.
   virtual std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv);
+
+  // For planes of streams that end by events, such as NCCL's; both null elsewhere.
+  //
+  // A plane whose exchanges are work of `stream`, which must outlive it, as this one must. It
+  // shares this one's order, failure and count of bytes.
+  virtual std::unique_ptr<DataPlane> On(DeviceStream& stream);
+  // An exchange of nothing, which ends when the plane's stream has done all that is queued by now:
+  // exchanges of such planes end as soon as they are queued, before their blocks are there.
+  virtual std::unique_ptr<Exchange> Flush();
 
   // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
   virtual void Abort(absl::Status reason) = 0;

@@ -23,11 +23,15 @@ ChunkTask::ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, const Op
 }
 
 absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
+  if (flushing_) return std::unique_ptr<Exchange>();
   const absl::StatusOr<const Hop*> hop = run_->Advance();
   if (!hop.ok()) return hop.status();
   hop_ = *hop;
   clock_.End(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
-  if (hop_ == nullptr) return std::unique_ptr<Exchange>();
+  if (hop_ == nullptr) {
+    flushing_ = true;
+    return lane_.plane().Flush();
+  }
   recorder_.Record(FlightEvent::kHopBegun, work_->label, start_.chunk, 0, ++hops_);
   DataPlane& plane = lane_.plane();
   std::unique_ptr<Exchange> exchange = std::move(expected_);
@@ -41,7 +45,9 @@ absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
 }
 
 void ChunkTask::OnHopEnded() {
-  clock_.End(hop_->stage);
+  // The host queues all stages of a lane that flushes, and their time passes in the flush.
+  clock_.End(flushing_ ? Stage::kExchange : hop_->stage);
+  if (flushing_) return;
   recorder_.Record(FlightEvent::kHopEnded, work_->label, start_.chunk, 0, hops_);
 }
 

@@ -10,12 +10,35 @@
 #include "transport/checked/checked.h"
 
 namespace thinwire {
+namespace {
+
+// A data plane of device memory has no use for tensors of the host, nor for checksums, which a
+// processor makes.
+absl::Status CheckMemory(const Options& options, const Transport& transport, const Device* device) {
+  if (transport.empty() || transport.data->traits().memory == Memory::kHost) {
+    return absl::OkStatus();
+  }
+  if (device == nullptr) {
+    return absl::InvalidArgumentError(
+        "this transport moves a device's memory, expected tensors on one, got tensors on the host; "
+        "set transport to gloo, or the device");
+  }
+  if (options.checksum) {
+    return absl::UnimplementedError(
+        "checksum is on, but this transport moves a device's memory, which no processor sees; "
+        "set transport to gloo, or checksum off");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Options& given, Transport transport,
                                                        std::shared_ptr<Device> device) {
   if (absl::Status bad = CheckOptions(given); !bad.ok()) return bad;
   const int size = transport.empty() ? 1 : transport.members().size;
   if (size == 1) transport.Reset();
+  if (absl::Status bad = CheckMemory(given, transport, device.get()); !bad.ok()) return bad;
   if (given.checksum && size > 1) {
     transport.data = std::make_unique<Checked>(std::move(transport.data));
   }

@@ -144,8 +144,10 @@ void IssuerExecutor::Advance(Task& task) {
   absl::StatusOr<std::unique_ptr<Exchange>> exchange = task.chunk->Advance();
   task.status = exchange.status();
   if (!exchange.ok() || *exchange == nullptr) return;
-  if (matching_ == Matching::kByOrder) program_.pop_front();
-  --task.hops_left;
+  if (task.hops_left > 0) {  // else it is the flush, which no order concerns
+    if (matching_ == Matching::kByOrder) program_.pop_front();
+    --task.hops_left;
+  }
   task.in_exchange = true;
   task.exchange = *std::move(exchange);
   task.exchange->OnDone([this, &task](absl::Status status) {

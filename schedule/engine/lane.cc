@@ -1,15 +1,20 @@
 #include "schedule/engine/lane.h"
 
+#include "transport/staged/staged.h"
+
 namespace thinwire {
 
-absl::StatusOr<std::unique_ptr<Lane>> Lane::Make(Device* device, DataPlane& host, size_t slot,
+absl::StatusOr<std::unique_ptr<Lane>> Lane::Make(Device* device, DataPlane& group, size_t slot,
                                                  std::chrono::milliseconds patience) {
-  std::unique_ptr<Lane> lane(new Lane(device, host, slot, patience));
+  std::unique_ptr<Lane> lane(new Lane(device, group, slot, patience));
   if (device == nullptr) return lane;
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device->MakeStream();
   if (!stream.ok()) return stream.status();
   lane->stream_ = *std::move(stream);
-  lane->staged_ = std::make_unique<Staged>(host, *device, *lane->stream_, patience);
+  lane->of_stream_ = group.On(*lane->stream_);
+  if (lane->of_stream_ == nullptr) {
+    lane->of_stream_ = std::make_unique<Staged>(group, *device, *lane->stream_, patience);
+  }
   return lane;
 }
 
@@ -25,7 +30,10 @@ absl::Status Lane::Leave(const DeviceOrder& order, absl::Status status) {
     order.fence->Set(slot_, stream_->Record());
     status = stream_->status();
   }
-  if (!status.ok()) stream_->Synchronize(Clock::now() + patience_).IgnoreError();
+  if (status.ok()) return status;
+  // A stream that waits for peers comes to its end only when its plane has failed.
+  if (group_.traits().memory == Memory::kStream) group_.Abort(status);
+  stream_->Synchronize(Clock::now() + patience_).IgnoreError();
   return status;
 }
 

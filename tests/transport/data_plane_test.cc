@@ -18,6 +18,7 @@
 #include "kernels/host_device.h"
 #include "tests/leaks.h"
 #include "tests/transport/connect_gloo.h"
+#include "tests/transport/connect_nccl.h"
 #include "tests/transport/connect_ucx.h"
 #include "tests/transport/late_plane.h"
 #include "transport/checked/checked.h"
@@ -165,6 +166,63 @@ class UcxBesideGloo final : public WholeTransport {
   std::thread reader_;
 };
 
+// NCCL's plane hears of lost peers from the control plane beside it as well. An exchange of it ends
+// when it is queued; the tests look at what they received, so theirs end with a flush. Memory of
+// the host's devices is memory, so that the tests' own blocks serve.
+class NcclBesideInProcess final : public WholeTransport {
+ public:
+  explicit NcclBesideInProcess(Transport transport)
+      : WholeTransport(std::move(transport)), control_(*WholeTransport::transport().control) {
+    reader_ = std::thread([this] {
+      while (control_.Receive().ok()) continue;
+      Abort(control_.status());
+    });
+  }
+  ~NcclBesideInProcess() override {
+    control_.Abort(absl::CancelledError("the test is over"));
+    reader_.join();
+  }
+  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
+                                  std::span<const MutableBytes> recv) override {
+    return std::make_unique<Flushed>(plane(), plane().Start(tag, send, recv));
+  }
+
+ private:
+  class Flushed final : public Exchange {
+   public:
+    Flushed(DataPlane& plane, std::unique_ptr<Exchange> inner)
+        : plane_(plane), inner_(std::move(inner)) {}
+    absl::Status Wait(Deadline deadline) override {
+      const absl::Status status = inner_->Wait(deadline);
+      return status.ok() ? plane_.Flush()->Wait(deadline) : status;
+    }
+    void OnDone(std::function<void(absl::Status)> done) override {
+      inner_->OnDone([&plane = plane_, done = std::move(done)](absl::Status status) {
+        if (!status.ok()) return done(std::move(status));
+        plane.Flush()->OnDone(done);
+      });
+    }
+
+   private:
+    DataPlane& plane_;
+    const std::unique_ptr<Exchange> inner_;
+  };
+
+  ControlPlane& control_;
+  std::thread reader_;
+};
+
+Planes MakeNccl(int world) {
+  std::vector<Transport> transports = MakeInProcessTransports(world);
+  std::vector<std::unique_ptr<DataPlane>> planes = ConnectNcclPlanes(world);
+  for (int r = 0; r < world; ++r) transports[r].data = std::move(planes[r]);
+  Planes wrapped;
+  for (Transport& transport : transports) {
+    wrapped.push_back(std::make_unique<NcclBesideInProcess>(std::move(transport)));
+  }
+  return wrapped;
+}
+
 template <typename Plane>
 Planes Wrap(std::vector<Transport> transports) {
   Planes planes;
@@ -195,6 +253,7 @@ struct Kind {
 constexpr DataTraits kHostPlane{Matching::kByTag, Completion::kBlocking, Memory::kHost};
 constexpr DataTraits kStagedPlane{Matching::kByTag, Completion::kBlocking, Memory::kStream};
 constexpr DataTraits kLateByTag{Matching::kByTag, Completion::kEvents, Memory::kHost};
+constexpr DataTraits kNcclPlane{Matching::kByOrder, Completion::kEvents, Memory::kStream};
 constexpr DataTraits kLateByOrder{Matching::kByOrder, Completion::kEvents, Memory::kHost};
 
 Planes MakeLate(int world, Matching matching) {
@@ -228,6 +287,8 @@ INSTANTIATE_TEST_SUITE_P(
              true},
         Kind{"Staged", [](int n) { return Wrap<StagedOnInProcess>(MakeInProcessTransports(n)); },
              kStagedPlane},
+        Kind{"Nccl", MakeNccl, kNcclPlane},
+        Kind{"NcclEvents", [](int n) { return MakeEvented(MakeNccl(n)); }, kNcclPlane},
         Kind{"CheckedInProcess",
              [](int n) { return Wrap<CheckedTransport>(MakeInProcessTransports(n)); }, kHostPlane},
         Kind{"CheckedGloo", [](int n) { return Wrap<CheckedTransport>(ConnectGlooRanks(n)); },

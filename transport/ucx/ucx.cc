@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "transport/ucx/ucx_board.h"
 #include "transport/ucx/ucx_driver.h"
 #include "transport/ucx/ucx_exchange.h"
 #include "transport/ucx/ucx_library.h"
@@ -44,7 +43,7 @@ class UcxData final : public DataPlane {
   absl::Status status() const override { return driver_.status(); }
   uint64_t bytes_sent() const override { return bytes_sent_; }
 
-  absl::Status Connect(const UcxAnswers& addresses);
+  absl::Status Connect(const Answers& addresses);
   // Endpoints connect with their first message.
   absl::Status Greet(Deadline deadline);
 
@@ -55,7 +54,7 @@ class UcxData final : public DataPlane {
   const UcxPlaneParts parts_;
 };
 
-absl::Status UcxData::Connect(const UcxAnswers& addresses) {
+absl::Status UcxData::Connect(const Answers& addresses) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     if (absl::Status bad = worker_->Connect(peer, *addresses[peer]); !bad.ok()) return bad;
@@ -91,11 +90,11 @@ absl::StatusOr<std::string> UcxVersion(const std::string& library) {
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options) {
   absl::StatusOr<std::unique_ptr<UcxWorker>> worker = MakeWorker(options);
   // A rank that has no address says why, so that the others do not wait for it.
-  const absl::StatusOr<UcxAnswers> addresses =
-      TellAll(options, "address", worker.ok() ? (*worker)->Address() : worker.status());
+  const absl::StatusOr<Answers> addresses =
+      TellAll(BoardOf(options), "address", worker.ok() ? (*worker)->Address() : worker.status());
   if (!worker.ok()) return worker.status();
   if (!addresses.ok()) return addresses.status();
-  if (absl::Status refusal = FirstRefusal(*addresses); !refusal.ok()) return refusal;
+  if (absl::Status refusal = FirstRefusal(BoardOf(options), *addresses); !refusal.ok()) return refusal;
   auto plane =
       std::make_unique<UcxData>(Membership{options.rank, options.size}, *std::move(worker));
   if (absl::Status bad = plane->Connect(*addresses); !bad.ok()) return bad;

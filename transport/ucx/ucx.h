@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "transport/board.h"
 #include "transport/data_plane.h"
 #include "transport/store.h"
 
@@ -23,6 +24,11 @@ struct UcxOptions {
   std::string library;  // path of libucp.so.0; empty: where the dynamic linker looks
   Deadline deadline;    // for the whole connecting
 };
+
+// Where the ranks agree on it.
+inline Board BoardOf(const UcxOptions& options) {
+  return {"UCX", {options.rank, options.size}, *options.store, options.prefix, options.deadline};
+}
 
 // The library's version, such as "1.13.1". Unimplemented, with the mend, if it is not here or is
 // too old.

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "transport/ucx/one_host.h"
-#include "transport/ucx/ucx_board.h"
 
 namespace thinwire {
 namespace {
@@ -18,8 +17,8 @@ absl::StatusOr<std::string> Offer(const std::string& version) {
 }
 
 // OK if all ranks can share memory. A function of what all ranks know, so that all decide alike.
-absl::Status CheckOffers(const UcxAnswers& offers) {
-  if (absl::Status refusal = FirstRefusal(offers); !refusal.ok()) return refusal;
+absl::Status CheckOffers(const Board& board, const Answers& offers) {
+  if (absl::Status refusal = FirstRefusal(board, offers); !refusal.ok()) return refusal;
   for (size_t rank = 1; rank < offers.size(); ++rank) {
     if (*offers[rank] == *offers[0]) continue;
     return absl::UnimplementedError(
@@ -35,15 +34,16 @@ absl::Status CheckOffers(const UcxAnswers& offers) {
 // The plane that all ranks have now, or on all ranks the reason why one of them has not.
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectAll(const UcxOptions& options,
                                                       const absl::StatusOr<std::string>& version) {
-  const absl::StatusOr<UcxAnswers> offers =
-      TellAll(options, "offer", version.ok() ? Offer(*version) : version);
+  const Board board = BoardOf(options);
+  const absl::StatusOr<Answers> offers =
+      TellAll(board, "offer", version.ok() ? Offer(*version) : version);
   if (!offers.ok()) return offers.status();
-  if (absl::Status refusal = CheckOffers(*offers); !refusal.ok()) return refusal;
+  if (absl::Status refusal = CheckOffers(board, *offers); !refusal.ok()) return refusal;
   absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectUcx(options);
-  const absl::StatusOr<UcxAnswers> outcomes =
-      TellAll(options, "outcome", plane.ok() ? absl::StatusOr<std::string>("") : plane.status());
+  const absl::StatusOr<Answers> outcomes =
+      TellAll(board, "outcome", plane.ok() ? absl::StatusOr<std::string>("") : plane.status());
   if (!outcomes.ok()) return outcomes.status();
-  if (absl::Status refusal = FirstRefusal(*outcomes); !refusal.ok()) return refusal;
+  if (absl::Status refusal = FirstRefusal(board, *outcomes); !refusal.ok()) return refusal;
   return plane;
 }
 

@@ -1,4 +1,4 @@
-#include "transport/ucx/ucx_board.h"
+#include "transport/board.h"
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -9,8 +9,8 @@ namespace {
 
 constexpr absl::string_view kAnswer = "answer ", kFailure = "failure ";
 
-std::string KeyOf(const UcxOptions& options, std::string_view topic, int rank) {
-  return absl::StrCat(options.prefix, "ucx/", std::string(topic), "/", rank);
+std::string KeyOf(const Board& board, std::string_view topic, int rank) {
+  return absl::StrCat(board.prefix, board.subject, "/", std::string(topic), "/", rank);
 }
 
 // Hexadecimal, because stores differ in whether they take every byte.
@@ -27,20 +27,20 @@ absl::StatusOr<std::string> AnswerIn(absl::string_view text) {
 
 }  // namespace
 
-absl::StatusOr<UcxAnswers> TellAll(const UcxOptions& options, std::string_view topic,
-                                   const absl::StatusOr<std::string>& mine) {
-  Store& store = *options.store;
-  if (absl::Status bad = store.Set(KeyOf(options, topic, options.rank), TextOf(mine)); !bad.ok()) {
+absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
+                                const absl::StatusOr<std::string>& mine) {
+  const auto [rank, size] = board.members;
+  if (absl::Status bad = board.store.Set(KeyOf(board, topic, rank), TextOf(mine)); !bad.ok()) {
     return bad;
   }
-  UcxAnswers answers;
-  for (int peer = 0; peer < options.size; ++peer) {
+  Answers answers;
+  for (int peer = 0; peer < size; ++peer) {
     const absl::StatusOr<std::string> text =
-        store.Get(KeyOf(options, topic, peer), options.deadline);
+        board.store.Get(KeyOf(board, topic, peer), board.deadline);
     if (absl::IsDeadlineExceeded(text.status())) {
       return absl::DeadlineExceededError(absl::StrCat(
-          "rank ", peer, " told rank ", options.rank, " nothing of its UCX (", std::string(topic),
-          ") in time; look what that rank does, or raise the timeout"));
+          "rank ", peer, " told rank ", rank, " nothing of its ", board.subject, " (",
+          std::string(topic), ") in time; look what that rank does, or raise the timeout"));
     }
     if (!text.ok()) return text.status();
     answers.push_back(AnswerIn(*text));
@@ -48,11 +48,12 @@ absl::StatusOr<UcxAnswers> TellAll(const UcxOptions& options, std::string_view t
   return answers;
 }
 
-absl::Status FirstRefusal(const UcxAnswers& answers) {
+absl::Status FirstRefusal(const Board& board, const Answers& answers) {
   for (size_t rank = 0; rank < answers.size(); ++rank) {
     if (answers[rank].ok()) continue;
-    return absl::UnimplementedError(
-        absl::StrCat("rank ", rank, " takes no part over UCX: ", answers[rank].status().message()));
+    return absl::UnimplementedError(absl::StrCat("rank ", rank, " takes no part over ",
+                                                 board.subject, ": ",
+                                                 answers[rank].status().message()));
   }
   return absl::OkStatus();
 }

@@ -1,0 +1,186 @@
+// Engines over NCCL's data plane, on devices of CPU threads and a fake library: the bits are the
+// host's, nobody waits on the host, and whatever fails is a typed error on all ranks.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <string>
+
+#include "tests/schedule/device_runs.h"
+#include "tests/transport/connect_nccl.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::vector<Transport> NcclTransports(int world) {
+  std::vector<Transport> transports = MakeInProcessTransports(world);
+  std::vector<std::unique_ptr<DataPlane>> planes = ConnectNcclPlanes(world);
+  for (int r = 0; r < world; ++r) transports[r].data = std::move(planes[r]);
+  return transports;
+}
+
+// Whatever a test does, NCCL is used as it wants to be.
+class NcclEngineTest : public testing::Test {
+ protected:
+  void SetUp() override { misuses_ = Fake().misuses; }
+  void TearDown() override { EXPECT_EQ(Fake().misuses, misuses_); }
+
+  static void ExpectTheHostsBits(const Options& options, const Case& run) {
+    EXPECT_EQ(Reduce(options, run, DevicesOfRanks(run.world), NcclTransports(run.world)),
+              Reduce(options, run, {}));
+  }
+
+ private:
+  int misuses_ = 0;
+};
+
+TEST_F(NcclEngineTest, EveryCodecGivesTheHostsBits) {
+  for (const char* codec :
+       {"fp32", "bf16", "int4", "int8:rounding=stochastic,down=int4", "onebit"}) {
+    for (const int world : {2, 3, 5, 8}) {
+      SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
+      ExpectTheHostsBits(SmallChunks(codec), {.world = world});
+    }
+  }
+}
+
+TEST_F(NcclEngineTest, LateKernelsAndBusyCommunicatorsGiveTheHostsBits) {
+  const FakeBehaves late(&FakeNccl::late_us, 2000);
+  for (const int polls : {0, 3}) {
+    const FakeBehaves busy(&FakeNccl::polls, polls);
+    ExpectTheHostsBits(SmallChunks("int4"), {.world = 4});
+  }
+}
+
+TEST_F(NcclEngineTest, SmallTensorsGridsAndOtherTypesGiveTheHostsBits) {
+  Options small = SmallChunks("int4");
+  small.min_bytes = 1 << 20;
+  ExpectTheHostsBits(small, {.world = 3, .numel = 3000, .dtype = DType::kBF16});
+  Options grid = SmallChunks("int4");
+  grid.topology = Topology::kGrid;
+  ExpectTheHostsBits(grid, {.world = 4, .numel = 5001});
+  Options momentum = SmallChunks("onebit");
+  momentum.momentum = {0.9f, true};
+  ExpectTheHostsBits(momentum, {.world = 3});
+}
+
+TEST_F(NcclEngineTest, PredictedStepsGiveTheHostsBits) {
+  Options options = SmallChunks("int4");
+  options.predict = Predict::kAlways;
+  ExpectTheHostsBits(options, {.world = 3});
+}
+
+// Equal shards of fp32 lie in one array, as ncclAllGather wants them.
+TEST_F(NcclEngineTest, TheSecondHopIsAGather) {
+  const int before = Fake().gathers;
+  ExpectTheHostsBits(SmallChunks("fp32"), {.world = 2, .numel = 4096});
+  EXPECT_GT(Fake().gathers, before + 2 * 2);  // those of the greeting are a gather a rank
+}
+
+// With kernels that never end, all hops of the chunks that may be under way are issued all the
+// same.
+TEST_F(NcclEngineTest, NobodyWaitsOnTheHost) {
+  auto transports = NcclTransports(2);
+  const int greetings = 2;
+  const FakeBehaves hanging(&FakeNccl::hangs_from, greetings);
+  Options options = SmallChunks("int4");
+  options.timeout = seconds(60);
+  const int before = Fake().groups;
+  RunRanks(
+      std::move(transports), options,
+      [&](int rank, Engine& engine) {
+        Tensor tensor(DeviceOfRank(rank), 40000);
+        auto work = engine.AllReduce({.input = {reinterpret_cast<float*>(tensor.data()), 10000},
+                                      .output = {reinterpret_cast<float*>(tensor.data()), 10000},
+                                      .key = "t"});
+        ASSERT_TRUE(work.ok()) << work.status();
+        // On both ranks, the first hops of all chunks that have a lane, and second hops besides.
+        while (Fake().groups - before < 2 * (options.lanes + 2)) {
+          std::this_thread::sleep_for(milliseconds(1));
+        }
+        engine.Abort(absl::AbortedError("seen enough"));
+        EXPECT_TRUE(absl::IsAborted((*work)->Wait())) << engine.Describe();
+      },
+      DevicesOfRanks(2));
+}
+
+// Every rank's call ends in the error, within the timeout and its grace.
+void ExpectEnd(int world, const Options& options, absl::StatusCode code, const char* word,
+               const std::function<void(int, Engine&)>& meanwhile) {
+  std::barrier all(world);
+  RunRanks(
+      NcclTransports(world), options,
+      [&](int rank, Engine& engine) {
+        const auto begin = Clock::now();
+        Tensor tensor(DeviceOfRank(rank), 40000);
+        const TensorView view{tensor.data(), 10000};
+        const auto call = [&]() -> absl::Status {
+          auto work = engine.AllReduce({.input = view, .output = view, .key = "t"});
+          return work.ok() ? (*work)->Wait() : work.status();
+        };
+        EXPECT_TRUE(call().ok());
+        all.arrive_and_wait();
+        meanwhile(rank, engine);
+        const absl::Status status = call();
+        EXPECT_EQ(status.code(), code) << "rank " << rank << ": " << status;
+        EXPECT_NE(status.message().find(word), absl::string_view::npos) << status;
+        EXPECT_LT(Clock::now() - begin, options.timeout + seconds(5));
+        tensor.Read();  // the memory is the caller's again
+      },
+      DevicesOfRanks(world));
+}
+
+TEST_F(NcclEngineTest, KernelsThatHangAreADeadlineOnEveryRank) {
+  Options options = SmallChunks("int4");
+  options.timeout = milliseconds(700);
+  const int aborted = Fake().aborted;
+  ExpectEnd(3, options, absl::StatusCode::kDeadlineExceeded, "'t'",
+            [](int, Engine&) { Fake().hangs_from = 0; });
+  Fake().hangs_from = -1;
+  EXPECT_EQ(Fake().aborted, aborted + 3);
+}
+
+TEST_F(NcclEngineTest, AnAsynchronousErrorOfOneRankIsEverybodys) {
+  Options options = SmallChunks("int4");
+  options.timeout = seconds(20);
+  for (const auto& [error, code] :
+       {std::pair(6, absl::StatusCode::kUnavailable), {3, absl::StatusCode::kInternal}}) {
+    const FakeBehaves failing(&FakeNccl::async_error, error);
+    ExpectEnd(3, options, code, "rank 1: NCCL 2.30.7",
+              [](int, Engine&) { Fake().failing_rank = 1; });
+    Fake().failing_rank = -1;
+  }
+}
+
+TEST_F(NcclEngineTest, AbortEndsKernelsThatHang) {
+  Options options = SmallChunks("int4");
+  options.timeout = seconds(20);
+  ExpectEnd(3, options, absl::StatusCode::kAborted, "enough", [](int rank, Engine& engine) {
+    Fake().hangs_from = 0;
+    if (rank == 1) engine.Abort(absl::AbortedError("enough"));
+  });
+  Fake().hangs_from = -1;
+}
+
+TEST_F(NcclEngineTest, TensorsOfTheHostAndChecksumsAreRefused) {
+  auto transports = NcclTransports(2);
+  const auto on_host = Engine::Create(SmallChunks("int4"), std::move(transports[0]), nullptr);
+  EXPECT_TRUE(absl::IsInvalidArgument(on_host.status())) << on_host.status();
+  Options options = SmallChunks("int4");
+  options.checksum = true;
+  const auto checked = Engine::Create(options, std::move(transports[1]), DeviceOfRank(1));
+  EXPECT_TRUE(absl::IsUnimplemented(checked.status())) << checked.status();
+}
+
+TEST_F(NcclEngineTest, AGroupEndsInOrder) {
+  const int finished = Fake().destroyed, aborted = Fake().aborted;
+  Reduce(SmallChunks("int4"), {.world = 3}, DevicesOfRanks(3), NcclTransports(3));
+  EXPECT_EQ(Fake().destroyed, finished + 3);
+  EXPECT_EQ(Fake().aborted, aborted);
+}
+
+}  // namespace
+}  // namespace thinwire

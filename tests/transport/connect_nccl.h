@@ -1,0 +1,99 @@
+// Ranks as threads of one process, each with a device of its own, over the fake NCCL.
+#ifndef THINWIRE_TESTS_TRANSPORT_CONNECT_NCCL_H_
+#define THINWIRE_TESTS_TRANSPORT_CONNECT_NCCL_H_
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "kernels/host_device.h"
+#include "tests/transport/fake_nccl/fake_nccl.h"
+#include "transport/nccl/nccl.h"
+
+namespace thinwire {
+
+// The controls of a copy of the fake library, which is loaded if it was not.
+inline FakeNccl& ControlsOf(const std::string& path) {
+  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  FakeNccl& fake = *reinterpret_cast<FakeNccl* (*)()>(dlsym(handle, kFakeNcclSymbol))();
+  fake.queue = [](void* stream, void (*work)(void*), void* argument) {
+    kernels::QueueOnHostDevice(stream, [=] { work(argument); });
+  };
+  return fake;
+}
+
+inline FakeNccl& Fake() { return ControlsOf(THINWIRE_FAKE_NCCL); }
+
+// Changes how the fake behaves for a scope.
+class FakeBehaves {
+ public:
+  FakeBehaves(std::atomic<int> FakeNccl::*how, int value)
+      : how_(Fake().*how), before_(how_.exchange(value)) {}
+  ~FakeBehaves() { how_ = before_; }
+  FakeBehaves(const FakeBehaves&) = delete;
+  FakeBehaves& operator=(const FakeBehaves&) = delete;
+
+ private:
+  std::atomic<int>& how_;
+  const int before_;
+};
+
+// Rank r's own device.
+inline std::shared_ptr<Device> DeviceOfRank(int rank) {
+  return MakeDevice(kernels::HostDeviceApi(), rank, "host:" + std::to_string(rank));
+}
+
+inline std::vector<std::shared_ptr<Device>> DevicesOfRanks(int world) {
+  std::vector<std::shared_ptr<Device>> devices;
+  for (int r = 0; r < world; ++r) devices.push_back(DeviceOfRank(r));
+  return devices;
+}
+
+inline NcclOptions NcclOptionsOf(int rank, int world, std::shared_ptr<Store> store) {
+  return {.rank = rank,
+          .size = world,
+          .store = std::move(store),
+          .prefix = "t/",
+          .library = THINWIRE_FAKE_NCCL,
+          .deadline = Clock::now() + std::chrono::seconds(20),
+          .device = DeviceOfRank(rank)};
+}
+
+// What connecting gives every rank.
+inline std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> TryNccl(
+    int world, Clock::duration patience = std::chrono::seconds(20)) {
+  Fake();
+  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> planes(world);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      NcclOptions options = NcclOptionsOf(r, world, store);
+      options.deadline = Clock::now() + patience;
+      planes[r] = ConnectNccl(options);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return planes;
+}
+
+inline std::vector<std::unique_ptr<DataPlane>> ConnectNcclPlanes(int world) {
+  std::vector<std::unique_ptr<DataPlane>> planes;
+  for (auto& plane : TryNccl(world)) {
+    EXPECT_TRUE(plane.ok()) << plane.status();
+    planes.push_back(plane.ok() ? *std::move(plane) : nullptr);
+  }
+  return planes;
+}
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_TRANSPORT_CONNECT_NCCL_H_

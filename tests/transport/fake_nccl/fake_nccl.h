@@ -1,0 +1,37 @@
+// The controls of a library with NCCL's binary interface, for tests: its ranks are threads of one
+// process, and its kernels are work of the streams of kernels/host_device.h.
+#ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_NCCL_H_
+#define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_NCCL_H_
+
+#include <atomic>
+
+namespace thinwire {
+
+// Queues work(argument) on a stream.
+using FakeQueue = void (*)(void* stream, void (*work)(void* argument), void* argument);
+
+struct FakeNccl {
+  std::atomic<int> version{23007};
+  std::atomic<FakeQueue> queue{nullptr};
+
+  // How the library behaves. -1 is no rank, and never.
+  std::atomic<int> polls{0};          // answers «in progress» to each group, before it goes on
+  std::atomic<int> late_us{0};        // the longest delay of a group's end
+  std::atomic<int> refuses{-1};       // the rank whose communicator is not made
+  std::atomic<int> hangs_from{-1};    // the number of the first group that never ends, from 0
+  std::atomic<int> never_final{0};    // 1: finalizing goes on for ever
+  std::atomic<int> failing_rank{-1};  // whose communicator has an asynchronous error
+  std::atomic<int> async_error{0};    // which
+
+  // What has happened.
+  std::atomic<int> misuses{0};  // calls that NCCL's documentation forbids
+  std::atomic<int> made{0}, destroyed{0}, aborted{0};
+  std::atomic<int> groups{0}, gathers{0};  // issued, of all ranks
+};
+
+// The exported name of `FakeNccl* ()`.
+inline constexpr char kFakeNcclSymbol[] = "tw_fake_nccl";
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_NCCL_H_

@@ -1,0 +1,150 @@
+// NCCL's data plane by itself, over the fake library: how ranks come together or not, what is
+// issued as a gather, and how a communicator ends. The contract of all planes is in
+// data_plane_test.
+#include "transport/nccl/nccl.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "tests/transport/connect_nccl.h"
+#include "transport/nccl/nccl_comm.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class NcclTest : public testing::Test {
+ protected:
+  void SetUp() override { misuses_ = Fake().misuses; }
+  void TearDown() override { EXPECT_EQ(Fake().misuses, misuses_); }
+
+ private:
+  int misuses_ = 0;
+};
+
+bool Says(const absl::Status& status, const std::string& word) {
+  return absl::StrContains(status.message(), word);
+}
+
+TEST_F(NcclTest, EveryWorldComesTogetherAndEndsInOrder) {
+  for (int world = 1; world <= 8; ++world) {
+    const int made = Fake().made, destroyed = Fake().destroyed, aborted = Fake().aborted;
+    for (const auto& plane : ConnectNcclPlanes(world)) EXPECT_EQ(plane->bytes_sent(), 0u);
+    EXPECT_EQ(Fake().made, made + world);
+    EXPECT_EQ(Fake().destroyed, destroyed + world);
+    EXPECT_EQ(Fake().aborted, aborted);
+  }
+}
+
+TEST_F(NcclTest, ARankThatNcclRefusesSaysWhy) {
+  const FakeBehaves refusing(&FakeNccl::refuses, 1);
+  const auto planes = TryNccl(3, milliseconds(300));
+  EXPECT_TRUE(absl::IsUnimplemented(planes[1].status())) << planes[1].status();
+  for (const char* word : {"rank 1", "NCCL 2.30.7", "fake failure", "last words", "host:1"}) {
+    EXPECT_TRUE(Says(planes[1].status(), word)) << word << " in " << planes[1].status();
+  }
+  EXPECT_TRUE(absl::IsDeadlineExceeded(planes[0].status())) << planes[0].status();
+  EXPECT_TRUE(Says(planes[0].status(), "NCCL_SOCKET_IFNAME")) << planes[0].status();
+}
+
+TEST_F(NcclTest, ARankThatNeverComesIsNamed) {
+  Fake();
+  NcclOptions options = NcclOptionsOf(0, 2, MakeInProcessStore());
+  options.deadline = Clock::now() + milliseconds(100);
+  const absl::Status status = ConnectNccl(options).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_TRUE(Says(status, "rank 1 told rank 0 nothing of its NCCL")) << status;
+}
+
+TEST_F(NcclTest, ConnectingOverKernelsThatHangIsADeadline) {
+  const FakeBehaves hanging(&FakeNccl::hangs_from, 0);
+  for (const auto& plane : TryNccl(2, milliseconds(300))) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(plane.status())) << plane.status();
+  }
+}
+
+// Finalizing may wait for peers that are gone.
+TEST_F(NcclTest, AnEndThatDoesNotComeIsAnAbort) {
+  const FakeBehaves endless(&FakeNccl::never_final, 1);
+  auto planes = ConnectNcclPlanes(2);
+  const auto begin = Clock::now();
+  const int aborted = Fake().aborted;
+  planes.clear();
+  EXPECT_EQ(Fake().aborted, aborted + 2);
+  EXPECT_LT(Clock::now() - begin, seconds(10));
+}
+
+// What is under way when a rank aborts is not written any more, although the peer sends it.
+TEST_F(NcclTest, BlocksAreTheCallersAfterAFailure) {
+  auto planes = ConnectNcclPlanes(2);
+  const std::vector<uint8_t> out(1 << 20, 1);
+  std::vector<uint8_t> in(1 << 20, 2);
+  const auto exchange =
+      planes[0]->Start(1, std::vector<Bytes>(2), std::vector<MutableBytes>(2, in));
+  EXPECT_TRUE(exchange->Wait(Clock::now() + seconds(20)).ok()) << "it is queued";
+  const auto flush = planes[0]->Flush();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(flush->Wait(Clock::now() + milliseconds(50))));
+  const auto late = planes[1]->Start(1, std::vector<Bytes>(2, out), std::vector<MutableBytes>(2));
+  late->Wait(Clock::now() + milliseconds(50)).IgnoreError();
+  EXPECT_EQ(in, std::vector<uint8_t>(1 << 20, 2));
+}
+
+// A plane of another stream has this one's failure, and its exchanges come in one order.
+TEST_F(NcclTest, StreamsShareOneCommunicator) {
+  auto planes = ConnectNcclPlanes(2);
+  std::vector<std::unique_ptr<DeviceStream>> streams;
+  std::vector<std::unique_ptr<DataPlane>> lanes;
+  std::vector<std::shared_ptr<Device>> devices = DevicesOfRanks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int lane = 0; lane < 2; ++lane) {
+      streams.push_back(*devices[rank]->MakeStream());
+      lanes.push_back(planes[rank]->On(*streams.back()));
+    }
+  }
+  const std::vector<uint8_t> first(100, 1), second(100, 2);
+  std::array<std::vector<uint8_t>, 4> in;
+  std::vector<std::unique_ptr<Exchange>> exchanges;
+  for (int i = 0; i < 4; ++i) {
+    in[i].resize(100);
+    exchanges.push_back(lanes[i]->Start(i % 2, std::vector<Bytes>(2, i % 2 == 0 ? first : second),
+                                        std::vector<MutableBytes>(2, in[i])));
+  }
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_TRUE(exchanges[i]->Wait(Clock::now() + seconds(20)).ok());
+    EXPECT_TRUE(lanes[i]->Flush()->Wait(Clock::now() + seconds(20)).ok());
+    EXPECT_EQ(in[i], i % 2 == 0 ? first : second);
+  }
+  EXPECT_EQ(planes[0]->bytes_sent(), 200u);
+  lanes[0]->Abort(absl::AbortedError("enough"));
+  EXPECT_TRUE(absl::IsAborted(planes[0]->status()));
+  EXPECT_TRUE(absl::IsAborted(lanes[1]->Flush()->Wait(Clock::now() + seconds(20))));
+}
+
+TEST_F(NcclTest, AGatherIsOneArrayOfEqualBlocks) {
+  std::array<uint8_t, 40> array, other;
+  const auto recv = [&](std::array<size_t, 4> sizes) {
+    std::vector<MutableBytes> blocks;
+    for (size_t r = 0; r < 4; ++r) blocks.push_back({array.data() + 10 * r, sizes[r]});
+    return blocks;
+  };
+  const auto in_place = recv({10, 10, 10, 10});
+  const std::vector<Bytes> own(4, Bytes(array.data() + 20, 10));
+  EXPECT_TRUE(IsGatherInPlace(2, own, in_place));
+  EXPECT_FALSE(IsGatherInPlace(1, own, in_place)) << "rank 2's block is not its own";
+  EXPECT_FALSE(IsGatherInPlace(2, own, recv({10, 10, 10, 9}))) << "sizes differ";
+  EXPECT_FALSE(IsGatherInPlace(2, own, recv({10, 10, 0, 10}))) << "an all-to-all has no own block";
+  EXPECT_FALSE(IsGatherInPlace(2, std::vector<Bytes>(4, Bytes(other.data(), 10)), in_place));
+  auto apart = in_place;
+  apart[3] = {other.data(), 10};
+  EXPECT_FALSE(IsGatherInPlace(2, own, apart)) << "blocks lie apart";
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,199 @@
+#include "transport/nccl/nccl.h"
+
+#include <atomic>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "transport/board.h"
+#include "transport/nccl/nccl_comm.h"
+#include "transport/nccl/nccl_driver.h"
+#include "transport/nccl/nccl_library.h"
+
+namespace thinwire {
+namespace {
+
+// What the planes of one communicator share.
+struct Shared {
+  Shared(const Membership& members, std::shared_ptr<Device> device, std::unique_ptr<NcclComm> comm,
+         std::unique_ptr<DeviceStream> stream)
+      : members(members), device(std::move(device)), driver(std::move(comm), std::move(stream)) {}
+
+  const Membership members;
+  const std::shared_ptr<Device> device;
+  std::atomic<uint64_t> bytes_sent{0};
+  NcclDriver driver;
+};
+
+class NcclExchange final : public Exchange {
+ public:
+  NcclExchange(NcclDriver& driver, std::shared_ptr<NcclOp> op)
+      : driver_(driver), op_(std::move(op)) {}
+  ~NcclExchange() override {
+    if (watched_) return;
+    const auto flush =
+        std::make_shared<NcclOp>(NcclOp::Kind::kFlush, op_->stream, op_->stream.Record());
+    driver_.Begin(flush);
+    driver_.Fail(absl::InternalError("an exchange was dropped before it was waited for"));
+    driver_.Wait(*flush, Deadline::max()).IgnoreError();
+  }
+
+  absl::Status Wait(Deadline deadline) override {
+    watched_ = true;
+    return driver_.Wait(*op_, deadline);
+  }
+  void OnDone(std::function<void(absl::Status)> done) override {
+    watched_ = true;
+    driver_.OnDone(*op_, std::move(done));
+  }
+
+ private:
+  NcclDriver& driver_;
+  const std::shared_ptr<NcclOp> op_;
+  bool watched_ = false;
+};
+
+class NcclData final : public DataPlane {
+ public:
+  NcclData(std::shared_ptr<Shared> shared, DeviceStream& stream)
+      : shared_(std::move(shared)), stream_(stream) {}
+
+  const Membership& members() const override { return shared_->members; }
+  DataTraits traits() const override {
+    return {Matching::kByOrder, Completion::kEvents, Memory::kStream};
+  }
+
+  std::unique_ptr<Exchange> Start(uint64_t, std::span<const Bytes> send,
+                                  std::span<const MutableBytes> recv) override {
+    if (status().ok()) {
+      for (int to = 0; to < size(); ++to) {
+        if (to != rank()) shared_->bytes_sent += send[to].size();
+      }
+    }
+    const auto op = std::make_shared<NcclOp>(NcclOp::Kind::kExchange, stream_, stream_.Record());
+    op->send.assign(send.begin(), send.end());
+    op->recv.assign(recv.begin(), recv.end());
+    return Begin(op);
+  }
+
+  std::unique_ptr<DataPlane> On(DeviceStream& stream) override {
+    return std::make_unique<NcclData>(shared_, stream);
+  }
+  std::unique_ptr<Exchange> Flush() override {
+    return Begin(std::make_shared<NcclOp>(NcclOp::Kind::kFlush, stream_, stream_.Record()));
+  }
+
+  void Abort(absl::Status reason) override { shared_->driver.Fail(reason); }
+  absl::Status status() const override { return shared_->driver.status(); }
+  uint64_t bytes_sent() const override { return shared_->bytes_sent; }
+
+  // The first exchange: NCCL connects its peers with it, and waits for them.
+  absl::Status Greet(Deadline deadline);
+
+ private:
+  std::unique_ptr<Exchange> Begin(std::shared_ptr<NcclOp> op) {
+    shared_->driver.Begin(op);
+    return std::make_unique<NcclExchange>(shared_->driver, std::move(op));
+  }
+  absl::Status Greet(uint8_t* device, uint8_t* host, bool gather, Deadline deadline);
+
+  const std::shared_ptr<Shared> shared_;
+  DeviceStream& stream_;
+};
+
+constexpr size_t kGreeting = 16;  // bytes of one block
+
+absl::Status NcclData::Greet(Deadline deadline) {
+  const size_t bytes = 2 * size() * kGreeting;
+  const absl::StatusOr<DeviceMemory> device = shared_->device->Allocate(bytes);
+  if (!device.ok()) return device.status();
+  const absl::StatusOr<DeviceMemory> host = shared_->device->AllocatePinned(bytes);
+  if (!host.ok()) return host.status();
+  for (const bool gather : {false, true}) {
+    if (absl::Status bad = Greet(device->get(), host->get(), gather, deadline); !bad.ok()) {
+      return bad;
+    }
+  }
+  shared_->bytes_sent = 0;
+  return absl::OkStatus();
+}
+
+// Every rank sends its number, to each rank by itself or to all, and looks at what has come.
+absl::Status NcclData::Greet(uint8_t* device, uint8_t* host, bool gather, Deadline deadline) {
+  const size_t half = size() * kGreeting;
+  std::memset(host, rank(), 2 * half);
+  stream_.Copy(device, host, 2 * half);
+  std::vector<Bytes> send;
+  std::vector<MutableBytes> recv;
+  for (int r = 0; r < size(); ++r) {
+    recv.push_back({device + r * kGreeting, kGreeting});
+    send.push_back(
+        {gather ? device + rank() * kGreeting : device + half + r * kGreeting, kGreeting});
+  }
+  if (absl::Status bad = Start(0, send, recv)->Wait(deadline); !bad.ok()) return bad;
+  stream_.Copy(host, device, half);
+  if (absl::Status bad = Flush()->Wait(deadline); !bad.ok()) return bad;
+  for (int r = 0; r < size(); ++r) {
+    if (host[r * kGreeting] == r && host[(r + 1) * kGreeting - 1] == r) continue;
+    return absl::UnimplementedError(
+        absl::StrCat("NCCL gave rank ", rank(), " other bytes than rank ", r, " sent, expected ", r,
+                     ", got ", host[r * kGreeting], "; set transport to gloo"));
+  }
+  return absl::OkStatus();
+}
+
+// Rank 0's, for all. A rank without the library says why, so that the others do not wait for it.
+absl::StatusOr<std::string> MakeId(const NcclOptions& options,
+                                   const absl::StatusOr<std::shared_ptr<const NcclLibrary>>& nccl) {
+  if (!nccl.ok()) return nccl.status();
+  if (options.rank != 0) return std::string();
+  NcclUniqueId id;
+  const NcclResult result = (*nccl)->get_unique_id(&id);
+  if (result == kNcclOk) return std::string(id.bytes, sizeof(id.bytes));
+  return absl::UnimplementedError(absl::StrCat(
+      "NCCL ", (*nccl)->version, " gave no unique id: ", (*nccl)->get_error_string(result), " (",
+      (*nccl)->get_last_error(nullptr), ")"));
+}
+
+absl::StatusOr<NcclUniqueId> IdIn(const std::string& answer) {
+  NcclUniqueId id;
+  if (answer.size() != sizeof(id.bytes)) {
+    return absl::UnimplementedError(absl::StrCat("rank 0 gave a unique id of ", answer.size(),
+                                                 " bytes, expected ", sizeof(id.bytes),
+                                                 "; use the same version on every rank"));
+  }
+  std::memcpy(id.bytes, answer.data(), sizeof(id.bytes));
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> NcclVersion(const std::string& library) {
+  const absl::StatusOr<std::shared_ptr<const NcclLibrary>> nccl = LoadNccl(library);
+  if (!nccl.ok()) return nccl.status();
+  return (*nccl)->version;
+}
+
+absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& options) {
+  const absl::StatusOr<std::shared_ptr<const NcclLibrary>> nccl = LoadNccl(options.library);
+  const Board board = BoardOf(options);
+  const absl::StatusOr<Answers> answers = TellAll(board, "id", MakeId(options, nccl));
+  if (!answers.ok()) return answers.status();
+  if (absl::Status refusal = FirstRefusal(board, *answers); !refusal.ok()) return refusal;
+  const absl::StatusOr<NcclUniqueId> id = IdIn(*answers->front());
+  if (!id.ok()) return id.status();
+  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = options.device->MakeStream();
+  if (!stream.ok()) return stream.status();
+  absl::StatusOr<std::unique_ptr<NcclComm>> comm =
+      NcclComm::Make(*nccl, {options.rank, options.size}, *id, *options.device, options.deadline);
+  if (!comm.ok()) return comm.status();
+  DeviceStream& own = **stream;
+  const auto shared = std::make_shared<Shared>(
+      Membership{options.rank, options.size}, options.device, *std::move(comm), *std::move(stream));
+  auto plane = std::make_unique<NcclData>(shared, own);
+  if (absl::Status bad = plane->Greet(options.deadline); !bad.ok()) return bad;
+  return plane;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,52 @@
+// NCCL: a data plane on libnccl between GPUs, beside the control plane of another backend. It
+// matches by order, ends by events, and its blocks are a device's.
+//
+// The library is looked for at run time (nccl_library.h). Where it is missing these functions
+// return Unimplemented, and nothing else changes.
+#ifndef THINWIRE_TRANSPORT_NCCL_NCCL_H_
+#define THINWIRE_TRANSPORT_NCCL_NCCL_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "compress/device.h"
+#include "transport/board.h"
+#include "transport/data_plane.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+struct NcclOptions {
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<Store> store;
+  std::string prefix;              // before every key in the store
+  std::string library;             // path of libnccl.so.2; empty: the order of nccl_library.h
+  Deadline deadline;               // for the whole connecting
+  std::shared_ptr<Device> device;  // whose blocks are exchanged
+};
+
+// Where the ranks agree on it.
+inline Board BoardOf(const NcclOptions& options) {
+  return {"NCCL", {options.rank, options.size}, *options.store, options.prefix, options.deadline};
+}
+
+// The library's version, such as "2.30.7". Unimplemented, with the mend, if it is not here or is
+// too old.
+absl::StatusOr<std::string> NcclVersion(const std::string& library);
+
+// A plane that has exchanged a block with every rank. Exchanges that are started on it are work of
+// a stream of its own; those of other streams go by DataPlane::On. An exchange ends as soon as it
+// is queued, and a Flush when it is done.
+//
+// Sizes that disagree between two ranks are for the callers to find, before they start: NCCL may
+// hang or write on. It does not hear of every lost peer: whoever combines the plane with a control
+// plane passes that plane's failure on by Abort.
+//
+// Unimplemented if this rank or another can't take part, DeadlineExceeded if ranks did not come.
+absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& options);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_NCCL_NCCL_H_

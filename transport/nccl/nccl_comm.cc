@@ -1,0 +1,136 @@
+#include "transport/nccl/nccl_comm.h"
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::chrono::microseconds kPause(200);  // between questions, where nothing is urgent
+
+std::string TextOf(const NcclLibrary& nccl, NcclHandle handle, NcclResult result) {
+  return absl::StrCat("NCCL ", nccl.version, ": ", nccl.get_error_string(result), " (",
+                      nccl.get_last_error(handle), ")");
+}
+
+}  // namespace
+
+bool IsGatherInPlace(int rank, std::span<const Bytes> send, std::span<const MutableBytes> recv) {
+  const MutableBytes& own = recv[rank];
+  if (own.empty()) return false;
+  const uint8_t* const begin = own.data() - rank * own.size();
+  for (size_t r = 0; r < recv.size(); ++r) {
+    if (recv[r].data() != begin + r * own.size() || recv[r].size() != own.size()) return false;
+    if (static_cast<int>(r) == rank) continue;
+    if (send[r].data() != own.data() || send[r].size() != own.size()) return false;
+  }
+  return true;
+}
+
+absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Make(std::shared_ptr<const NcclLibrary> nccl,
+                                                         Membership members, const NcclUniqueId& id,
+                                                         Device& device, Deadline deadline) {
+  std::unique_ptr<NcclComm> comm(new NcclComm(std::move(nccl), members, device));
+  NcclConfig config;
+  NcclResult result = kNcclOk;
+  const absl::Status on_device = device.RunOn([&] {
+    result =
+        comm->nccl_->comm_init_rank_config(&comm->handle_, members.size, id, members.rank, &config);
+  });
+  if (!on_device.ok()) return on_device;
+  const bool begun = result == kNcclOk || result == kNcclInProgress;
+  absl::Status status = begun ? comm->AwaitPeers(deadline) : comm->Explain(result).status();
+  if (status.ok()) return comm;
+  if (absl::IsDeadlineExceeded(status)) return status;
+  return absl::UnimplementedError(absl::StrCat(status.message(), ", on ", device.name()));
+}
+
+absl::Status NcclComm::AwaitPeers(Deadline deadline) {
+  for (;;) {
+    const absl::StatusOr<Progress> progress = Poll();
+    if (!progress.ok()) return progress.status();
+    if (*progress == Progress::kDone) return absl::OkStatus();
+    if (Clock::now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "rank ", members_.rank, " of ", members_.size,
+          " did not find its peers over NCCL in time. NCCL makes connections of its own: see what "
+          "NCCL_DEBUG=INFO says, name an interface in NCCL_SOCKET_IFNAME, or set transport to "
+          "gloo"));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+NcclComm::~NcclComm() {
+  if (handle_ != nullptr) Abort();
+}
+
+absl::StatusOr<NcclComm::Progress> NcclComm::Launch(std::span<const Bytes> send,
+                                                    std::span<const MutableBytes> recv,
+                                                    void* stream) {
+  NcclResult result = kNcclOk;
+  const absl::Status on_device = device_.RunOn([&] { result = LaunchGroup(send, recv, stream); });
+  if (!on_device.ok()) return on_device;
+  return Explain(result);
+}
+
+// Every rank begins with another peer. The group is ended in any case, since that is the thread's.
+NcclResult NcclComm::LaunchGroup(std::span<const Bytes> send, std::span<const MutableBytes> recv,
+                                 void* stream) {
+  const auto [rank, size] = members_;
+  NcclResult result = nccl_->group_start();
+  const auto add = [&result](NcclResult added) {
+    if (result == kNcclOk && added != kNcclInProgress) result = added;
+  };
+  if (size > 1 && IsGatherInPlace(rank, send, recv)) {
+    const size_t bytes = recv[rank].size();
+    add(nccl_->all_gather(recv[rank].data(), recv[0].data(), bytes, kNcclBytes, handle_, stream));
+  } else {
+    for (int i = 1; i < size; ++i) {
+      const int to = (rank + i) % size, from = (rank + size - i) % size;
+      if (!send[to].empty()) {
+        add(nccl_->send(send[to].data(), send[to].size(), kNcclBytes, to, handle_, stream));
+      }
+      if (!recv[from].empty()) {
+        add(nccl_->recv(recv[from].data(), recv[from].size(), kNcclBytes, from, handle_, stream));
+      }
+    }
+  }
+  const NcclResult ended = nccl_->group_end();
+  return result == kNcclOk ? ended : result;
+}
+
+absl::StatusOr<NcclComm::Progress> NcclComm::Poll() {
+  NcclResult state = kNcclOk;
+  const NcclResult asked = nccl_->comm_get_async_error(handle_, &state);
+  return Explain(asked == kNcclOk ? state : asked);
+}
+
+absl::StatusOr<NcclComm::Progress> NcclComm::Explain(NcclResult result) const {
+  if (result == kNcclOk) return Progress::kDone;
+  if (result == kNcclInProgress) return Progress::kOngoing;
+  const std::string text =
+      absl::StrCat("rank ", members_.rank, ": ", TextOf(*nccl_, handle_, result),
+                   "; run with NCCL_DEBUG=INFO to learn more, or set transport to gloo");
+  const bool lost = result == kNcclRemoteError || result == kNcclSystemError;
+  return lost ? absl::UnavailableError(text) : absl::InternalError(text);
+}
+
+// What it returns changes nothing: the communicator is gone.
+void NcclComm::Abort() {
+  const NcclHandle handle = std::exchange(handle_, nullptr);
+  device_.RunOn([&] { nccl_->comm_abort(handle); }).IgnoreError();
+}
+
+void NcclComm::Finish(Deadline deadline) {
+  const NcclResult begun = nccl_->comm_finalize(handle_);
+  if ((begun != kNcclOk && begun != kNcclInProgress) || !AwaitPeers(deadline).ok()) return Abort();
+  const NcclHandle handle = std::exchange(handle_, nullptr);
+  device_.RunOn([&] { nccl_->comm_destroy(handle); }).IgnoreError();
+}
+
+}  // namespace thinwire

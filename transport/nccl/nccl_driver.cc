@@ -1,0 +1,233 @@
+#include "transport/nccl/nccl_driver.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "transport/time_left.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr microseconds kNap(50);
+constexpr milliseconds kLook(5);  // between looks for errors that nobody has waited for
+// How long a device may take to end kernels that were aborted, and NCCL to come to its end.
+constexpr milliseconds kAbortPatience(5000), kFinishPatience(1000);
+
+}  // namespace
+
+NcclDriver::NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream)
+    : comm_(std::move(comm)), stream_(std::move(stream)), thread_([this] { Run(); }) {}
+
+NcclDriver::~NcclDriver() {
+  Fail(absl::CancelledError("the plane was destroyed"));
+  {
+    const absl::MutexLock lock(&mu_);
+    stopped_ = true;
+  }
+  thread_.join();
+  if (!aborted_) comm_->Finish(Clock::now() + kFinishPatience);
+}
+
+void NcclDriver::Begin(const OpPtr& op) {
+  absl::Status failure;
+  {
+    const absl::MutexLock lock(&mu_);
+    failure = status_;
+    if (failure.ok() && op->kind == NcclOp::Kind::kExchange) queue_.push_back(op);
+    if (failure.ok() && op->kind == NcclOp::Kind::kFlush) flushes_.push_back(op);
+  }
+  if (!failure.ok()) return End(*op, failure);
+  if (op->kind == NcclOp::Kind::kExchange) Pump();
+}
+
+absl::Status NcclDriver::Wait(NcclOp& op, Deadline deadline) {
+  const auto ended = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return op.ended; };
+  {
+    const absl::MutexLock lock(&mu_);
+    while (!op.ended && Clock::now() < deadline) {
+      mu_.AwaitWithTimeout(absl::Condition(&ended), TimeLeft(deadline));
+    }
+    if (op.ended) return op.status;
+  }
+  Fail(absl::DeadlineExceededError(absl::StrCat(
+      "rank ", comm_->members().rank, " of ", comm_->members().size,
+      ": an exchange over NCCL did not end before the deadline; look which rank is late or gone, "
+      "or raise the timeout")));
+  const absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(&ended));
+  return op.status;
+}
+
+void NcclDriver::OnDone(NcclOp& op, std::function<void(absl::Status)> done) {
+  {
+    const absl::MutexLock lock(&mu_);
+    if (!op.ended) {
+      op.done = std::move(done);
+      return;
+    }
+  }
+  done(op.status);
+}
+
+void NcclDriver::Fail(const absl::Status& reason) {
+  const absl::MutexLock lock(&mu_);
+  if (status_.ok()) status_ = reason;
+}
+
+absl::Status NcclDriver::status() const {
+  const absl::MutexLock lock(&mu_);
+  return status_;
+}
+
+void NcclDriver::Run() {
+  while (AwaitWork()) {
+    Pump();
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+// False once the driver is to end and nothing is under way.
+bool NcclDriver::AwaitWork() {
+  const absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(this, &NcclDriver::HasWork));
+  return !stopped_ || !settled_;
+}
+
+// Does all that can be done now, unless another thread is at it, which then does that as well.
+void NcclDriver::Pump() {
+  {
+    const absl::MutexLock lock(&mu_);
+    if (std::exchange(pumping_, true)) {
+      again_ = true;
+      return;
+    }
+  }
+  for (bool advanced = true; advanced;) {
+    advanced = Step();
+    const absl::MutexLock lock(&mu_);
+    advanced |= std::exchange(again_, false);
+    pumping_ = advanced;
+  }
+}
+
+bool NcclDriver::Step() {
+  if (const absl::Status failure = status(); !failure.ok()) return EndAfterFailure(failure);
+  LookForErrors();
+  const bool flushed = EndFlushes(absl::OkStatus());
+  const OpPtr next = NextToIssue();
+  return (next != nullptr && Issue(next)) || flushed;
+}
+
+// Errors of what was queued earlier, and whether NCCL is done with the exchange that it works on.
+void NcclDriver::LookForErrors() {
+  if (issuing_ == nullptr && Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + kLook;
+  const absl::StatusOr<NcclComm::Progress> progress = comm_->Poll();
+  if (!progress.ok()) return Fail(progress.status());
+  if (*progress == NcclComm::Progress::kOngoing || issuing_ == nullptr) return;
+  Issued(*std::exchange(issuing_, nullptr));
+}
+
+NcclDriver::OpPtr NcclDriver::NextToIssue() {
+  const absl::MutexLock lock(&mu_);
+  in_progress_ = issuing_ != nullptr;
+  if (in_progress_ || queue_.empty() || !status_.ok()) return nullptr;
+  OpPtr op = std::move(queue_.front());
+  queue_.pop_front();
+  return op;
+}
+
+// False if NCCL has to be asked later.
+bool NcclDriver::Issue(const OpPtr& op) {
+  stream_->WaitFor(op->before);
+  const absl::StatusOr<NcclComm::Progress> progress =
+      comm_->Launch(op->send, op->recv, stream_->handle());
+  if (!progress.ok()) {
+    Fail(progress.status());
+    End(*op, status());
+    return true;
+  }
+  if (*progress == NcclComm::Progress::kDone) {
+    Issued(*op);
+    return true;
+  }
+  issuing_ = op;
+  const absl::MutexLock lock(&mu_);
+  in_progress_ = true;
+  return false;
+}
+
+void NcclDriver::Issued(NcclOp& op) {
+  last_ = stream_->Record();
+  op.stream.WaitFor(last_);
+  const absl::Status broken = stream_->status();
+  if (!broken.ok()) Fail(broken);
+  End(op, broken.ok() ? broken : status());
+}
+
+// Ends the flushes whose streams are through; with the failure, if there is one, or the device's.
+bool NcclDriver::EndFlushes(const absl::Status& failure) {
+  std::vector<OpPtr> flushes;
+  {
+    const absl::MutexLock lock(&mu_);
+    flushes = flushes_;
+  }
+  bool ended = false;
+  for (const OpPtr& op : flushes) {
+    if (!op->stream.HasReached(op->before) && (failure.ok() || Clock::now() < give_up_)) continue;
+    const absl::Status broken = op->stream.status();
+    if (!broken.ok()) Fail(broken);
+    {
+      const absl::MutexLock lock(&mu_);
+      std::erase(flushes_, op);
+    }
+    End(*op, broken.ok() ? failure : status());
+    ended = true;
+  }
+  return ended;
+}
+
+// A communicator with nothing under way is left for its orderly end.
+bool NcclDriver::EndAfterFailure(const absl::Status& failure) {
+  if (!aborted_ && !IsQuiet()) {
+    aborted_ = true;
+    give_up_ = Clock::now() + kAbortPatience;
+    comm_->Abort();
+  }
+  std::deque<OpPtr> queue;
+  {
+    const absl::MutexLock lock(&mu_);
+    queue.swap(queue_);
+  }
+  if (issuing_ != nullptr) queue.push_front(std::exchange(issuing_, nullptr));
+  for (const OpPtr& op : queue) End(*op, failure);
+  const bool ended = EndFlushes(failure);
+  const absl::MutexLock lock(&mu_);
+  in_progress_ = false;
+  settled_ = queue_.empty() && flushes_.empty();
+  return ended || !queue.empty();
+}
+
+bool NcclDriver::IsQuiet() {
+  if (issuing_ != nullptr || !stream_->HasReached(last_)) return false;
+  const absl::StatusOr<NcclComm::Progress> progress = comm_->Poll();
+  return progress.ok() && *progress == NcclComm::Progress::kDone;
+}
+
+void NcclDriver::End(NcclOp& op, const absl::Status& status) {
+  std::function<void(absl::Status)> done;
+  {
+    const absl::MutexLock lock(&mu_);
+    op.ended = true;
+    op.status = status;
+    done = std::move(op.done);
+  }
+  if (done != nullptr) done(status);
+}
+
+}  // namespace thinwire

@@ -1,0 +1,110 @@
+// NcclDriver: who calls NCCL, in which order, and how the plane learns of ends and errors.
+//
+// An exchange is issued where it was begun, on the caller's thread: the communicator's stream waits
+// for the lane's, NCCL queues its kernel, and the lane's stream waits for that. Nobody waits on the
+// host. While NCCL is still busy with the exchange before, exchanges queue here.
+//
+// A thread of its own looks every 50 µs at what has not ended, and sleeps when nothing is under
+// way.
+#ifndef THINWIRE_TRANSPORT_NCCL_NCCL_DRIVER_H_
+#define THINWIRE_TRANSPORT_NCCL_NCCL_DRIVER_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "compress/device.h"
+#include "transport/nccl/nccl_comm.h"
+
+namespace thinwire {
+
+// An exchange that ends when it is queued on its stream; or one of nothing, which ends when its
+// stream has done what was queued before.
+struct NcclOp {
+  enum class Kind { kExchange, kFlush };
+
+  NcclOp(Kind kind, DeviceStream& stream, std::shared_ptr<DeviceEvent> before)
+      : kind(kind), stream(stream), before(std::move(before)) {}
+
+  const Kind kind;
+  DeviceStream& stream;
+  // The end of the stream's work when the op was begun.
+  const std::shared_ptr<DeviceEvent> before;
+  std::vector<Bytes> send;
+  std::vector<MutableBytes> recv;
+
+  // The driver's lock guards the rest.
+  bool ended = false;
+  absl::Status status;
+  std::function<void(absl::Status)> done;
+};
+
+// Thread-safe.
+class NcclDriver {
+ public:
+  // All exchanges run on `stream`, a stream of the communicator's device.
+  NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream);
+  // Ends what is under way, and the communicator: in order if nothing was.
+  ~NcclDriver();
+
+  DeviceStream& stream() { return *stream_; }
+
+  // Exchanges are issued in the order in which they are begun.
+  void Begin(const std::shared_ptr<NcclOp>& op);
+  absl::Status Wait(NcclOp& op, Deadline deadline);
+  void OnDone(NcclOp& op, std::function<void(absl::Status)> done);
+
+  // Keeps the first reason. What has not ended ends with it, once the device is out of its blocks.
+  void Fail(const absl::Status& reason);
+  absl::Status status() const;
+
+ private:
+  using OpPtr = std::shared_ptr<NcclOp>;
+
+  void Run();
+  bool AwaitWork();
+  void Pump();
+  bool Step();
+  OpPtr NextToIssue();
+  bool Issue(const OpPtr& op);
+  void Issued(NcclOp& op);
+  bool EndFlushes(const absl::Status& failure);
+  bool EndAfterFailure(const absl::Status& failure);
+  void LookForErrors();
+  bool IsQuiet();
+  void End(NcclOp& op, const absl::Status& status);
+
+  bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return stopped_ || !queue_.empty() || in_progress_ || !flushes_.empty() ||
+           (!status_.ok() && !settled_);
+  }
+
+  // Whoever pumps uses these, one thread at a time.
+  const std::unique_ptr<NcclComm> comm_;
+  const std::unique_ptr<DeviceStream> stream_;
+  OpPtr issuing_;                      // NCCL works on it and takes no other; null: it is free
+  std::shared_ptr<DeviceEvent> last_;  // the end of the last exchange
+  bool aborted_ = false;
+  Deadline next_look_{}, give_up_{};
+
+  mutable absl::Mutex mu_;
+  bool pumping_ ABSL_GUARDED_BY(mu_) = false;
+  bool again_ ABSL_GUARDED_BY(mu_) = false;        // there is more to do for whoever pumps
+  bool in_progress_ ABSL_GUARDED_BY(mu_) = false;  // issuing_ is not null
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool settled_ ABSL_GUARDED_BY(mu_) = false;        // nothing is under way after the failure
+  std::deque<OpPtr> queue_ ABSL_GUARDED_BY(mu_);     // exchanges to be issued
+  std::vector<OpPtr> flushes_ ABSL_GUARDED_BY(mu_);  // that have not ended
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_NCCL_NCCL_DRIVER_H_
