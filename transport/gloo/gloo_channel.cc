@@ -24,11 +24,9 @@ void GlooChannel::OnClosed(const std::string& why) {
 }
 
 void GlooChannel::Run() {
-  if (!std::exchange(observing_, true)) {
-    Observe(shared_.context(), peer_, this);
-  } else {
-    Lost();
-  }
+  if (std::exchange(observing_, true)) return Lost();
+  Observe(shared_.context(), peer_, this);
+  OnProgress();  // what came between the first receive and here, which nobody was told of
 }
 
 // A peer's last word and its end may come at once: the frames first.
