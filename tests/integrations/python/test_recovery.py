@@ -4,6 +4,7 @@ residual is lost or sent twice, and replicas are bit-identical."""
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from models import data, digest
 from ranks import outcomes_of, run
+from thinwire import comm
 from thinwire.torch import GradientExchange, State
 from trainers import WAYS, Trainer
 
@@ -90,6 +92,67 @@ def test_two_of_three_ranks_go_on(way, tmp_path):
             if way != "delay":  # whose means come a step later
                 assert result.step == LAST and agreed[1], (name, agreed, result)
     assert len(digests) == 1
+
+
+def lose_the_means(until: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All exchanges of this rank end as ever, and then fail here, once `until` is there."""
+    ended = comm.BucketWork.wait_stream
+
+    def wait_stream(work: comm.BucketWork, stream: int | None) -> None:
+        ended(work, stream)
+        while not until.exists():
+            time.sleep(0.001)
+        raise thinwire.PeerLostError("the connection broke after the last byte")
+
+    monkeypatch.setattr(comm.BucketWork, "wait_stream", wait_stream)
+
+
+def one_lacks_the_step(rank: int, way: str, folder: str):
+    """Rank 1 has made a step, to the last parameter, when it fails on rank 0."""
+    trainer, made = Trainer(way), Path(folder) / "made"
+    for step in range(LAST):
+        trainer.step(step, rank)
+    trainer.finish()
+    if rank == 0:
+        with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(thinwire.PeerLostError):
+            lose_the_means(made, monkeypatch)
+            trainer.step(LAST, rank)
+            trainer.finish()
+    else:
+        trainer.step(LAST, rank)
+        trainer.finish()
+        made.touch()
+    regroup(folder, rank, 2)
+    result = trainer.recover()
+    bits, kept, before = digest(trainer.model), trainer.kept(), trainer.loss()
+    for step in range(LAST + 1, LAST + 1 + MORE):
+        trainer.step(step, rank)
+    return result, bits, kept, before, trainer.loss(), digest(trainer.model)
+
+
+def keeps_of_a_run(rank: int, way: str):
+    trainer = Trainer(way)
+    for step in range(LAST + 1):
+        trainer.step(step, rank)
+    trainer.finish()
+    return digest(trainer.model), trainer.kept()
+
+
+@pytest.mark.parametrize("way", ["hook", "hook momentum", "p3", "wfbp", "p3 momentum"])
+def test_a_step_that_one_rank_lacks_counts_as_made(way, tmp_path):
+    """All goes on as if the step had failed nowhere, bit by bit."""
+    ranks = run(one_lacks_the_step, way, str(tmp_path))
+    (bits, first), (_, second) = run(keeps_of_a_run, way)
+    expected = (first, second)
+    for rank, (result, after, kept, before, at_the_end, _) in enumerate(ranks):
+        assert result == (LAST + 1, 1, False)
+        assert after == bits
+        assert kept.keys() == expected[rank].keys()
+        for name, tensors in kept.items():
+            for kind, tensor in tensors.items():
+                assert torch.equal(tensor, expected[rank][name][kind]), (rank, name, kind)
+        assert at_the_end < before
+    assert ranks[0][-1] == ranks[1][-1]
 
 
 def disagree(rank: int, way: str, folder: str):
