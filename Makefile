@@ -16,7 +16,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help setup build check demo test test-cpp test-asan test-tsan test-python thread-safety docs gpu neon fuzz \
+.PHONY: help setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-python thread-safety docs gpu neon fuzz \
   soak replicas bench accuracy ratio wheel wheel-check lint format clean
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make docs    the documentation as a site, in build/docs/html"
 	@echo "make gpu     the checks and benchmarks that need an NVIDIA GPU"
 	@echo "make neon    the codecs' tests on 64-bit ARM, by qemu"
+	@echo "make tsan-gloo   the tests over Gloo under the thread sanitizer, with a Gloo built for it"
 	@echo "make fuzz    libFuzzer on decoders, parsers and frames, a minute each"
 	@echo "make soak    faults: ranks that are killed or stopped in every phase, and half an hour of kills"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
@@ -68,11 +69,17 @@ test-asan: setup
 	@ctest --preset asan --output-on-failure -j $(TEST_JOBS)
 
 # The thread sanitizer needs the address-space layout that setarch -R gives. Gloo is not built with
-# it, so the tests of schedule and in_process run, and those over Gloo do not.
+# it, so the tests of schedule and in_process run, and those over Gloo do in `make tsan-gloo`.
 test-tsan: setup
 	@cmake --preset tsan > build/configure-tsan.log
 	@cmake --build --preset tsan -j $(JOBS)
 	@setarch $$(uname -m) -R ctest --preset tsan --output-on-failure -j $(TEST_JOBS)
+
+# Gloo's sources come from its repository, or from GLOO_REPOSITORY.
+tsan-gloo: setup
+	@cmake --preset tsan > build/configure-tsan.log
+	@cmake --build --preset tsan -j $(JOBS)
+	@JOBS=$(JOBS) scripts/tsan_gloo.sh
 
 test-python: build
 	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup tests
