@@ -138,7 +138,13 @@ def keeps_of_a_run(rank: int, way: str):
     return digest(trainer.model), trainer.kept()
 
 
-@pytest.mark.parametrize("way", ["hook", "hook momentum", "p3", "wfbp", "p3 momentum"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(w, marks=() if w == "hook" else pytest.mark.slow)
+        for w in ("hook", "hook momentum", "p3", "wfbp", "p3 momentum")
+    ],
+)
 def test_a_step_that_one_rank_lacks_counts_as_made(way, tmp_path):
     """All goes on as if the step had failed nowhere, bit by bit."""
     ranks = run(one_lacks_the_step, way, str(tmp_path))
