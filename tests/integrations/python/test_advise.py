@@ -14,8 +14,8 @@ from ranks import run
 from thinwire import cli
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
 from thinwire.torch import DistributedOptimizer
+from thinwire.torch.advise import Advice, advise
 from thinwire.torch.advise import advice as advice_
-from thinwire.torch.advise import advise
 from thinwire.torch.exchange import auto
 from thinwire.torch.forecast.choice import Prediction, choose
 from thinwire.torch.forecast.notes import Notes
@@ -75,11 +75,26 @@ def test_accuracy_decides_between_equals():
     assert choose(rows, ("fp32", "int8", "int4")).codec == "int8"
     assert choose(rows, ("fp32", "int4")).codec == "int4"
     rows.append(Prediction("int8", "wfbp", 1.0))
-    assert choose(rows, ("fp32", "int8", "int4")).policy == "p3"  # which waits least
+    assert choose(rows, ("fp32", "int8", "int4")).policy == "wfbp"
     rows.append(Prediction("int8", "fifo", 0.9))
     assert choose(rows, ("fp32", "int8", "int4")).policy == "fifo"
     with pytest.raises(thinwire.InvalidArgumentError, match="expected some of"):
         choose(rows, ("topk",))
+
+
+@pytest.mark.parametrize(
+    ("wfbp_s", "p3_s", "policy"),
+    [(1.0, 0.98, "wfbp"), (1.0, 0.9, "p3"), (0.002, 0.0018, "wfbp"), (0.002, 0.001, "p3")],
+)
+def test_nobody_is_sent_away_from_ddp_for_little(wfbp_s, p3_s, policy):
+    """Neither for a few per cent nor for tenths of a millisecond."""
+    rows = [Prediction("fp32", "wfbp", wfbp_s), Prediction("fp32", "p3", p3_s)]
+    assert choose(rows, ("fp32",)).policy == policy
+
+
+def test_plain_ddp_is_named_where_it_is_the_answer():
+    plain = Prediction("fp32", "wfbp", 1.0)
+    assert "stay with plain DDP" in Advice((plain,), plain, 1.0, Link(2, 1e9)).table()
 
 
 def profile_of_notes(rank: int):

@@ -168,6 +168,29 @@ def test_two_hooked_models_in_one_process():
     assert first == second
 
 
+def delayed(rank: int):
+    model = make_mlp()
+    named = list(model.named_parameters())[:2]
+    ddp = DistributedDataParallel(
+        model, delay_all_reduce_named_params=named, param_to_hook_all_reduce=named[1][1]
+    )
+    with pytest.warns(UserWarning, match=r"2 parameters past every hook.*0\.bias, 0\.weight"):
+        state = thinwire.torch.attach(ddp, {"2.*": "int8", "*": "int4"}, min_bytes=0)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"'0\.\*' matches no parameter"):
+        thinwire.torch.attach(ddp, {"0.*": "int8", "*": "int4"})
+    train(ddp, 2)
+    return digest(model[2]), {row["name"]: row["codec"] for row in state.stats()["parameters"]}
+
+
+def test_parameters_that_ddp_delays_are_told_apart():
+    first, second = run(delayed)
+    assert first == second
+    assert first[1] == {
+        "0.bias": "delayed by DDP", "0.weight": "delayed by DDP", "2.bias": "int8",
+        "2.weight": "int8", "4.bias": "int4", "4.weight": "int4",
+    }  # fmt: skip
+
+
 def one_after_another(rank: int, close: bool):
     """(digest, descriptors and threads more after 20 rounds than after the first)"""
     used = []

@@ -357,18 +357,24 @@ def test_buckets_merge_small_neighbours_and_keep_large_ones_apart():
     assert [bucket.names for bucket in buckets] == [["p0", "p1", "p2", "p3"], ["p4", "p5"], ["p6"]]
 
 
-def backward_twice(rank: int):
+def backward_twice(rank: int, on: set[int]):
+    """On these ranks; the others learn of it when they wait for the next step."""
     model = make_mlp()
     optimizer = wrapped(model)
-    loss_of(model, data(0, rank)).backward()
-    with pytest.raises(thinwire.InvalidArgumentError, match=r"no_sync\(\)"):
-        loss_of(model, data(1, rank)).backward()
+    with pytest.raises(thinwire.InvalidArgumentError, match=rf"rank {min(on)}.*no_sync\(\)"):
+        for step in range(3):
+            loss_of(model, data(step, rank)).backward()
+            if rank in on:
+                loss_of(model, data(9, rank)).backward()
+            optimizer.step()
+            optimizer.finish()
     dist.barrier()
     optimizer.close()
 
 
-def test_two_backward_passes_without_no_sync_are_an_error():
-    run(backward_twice)
+@pytest.mark.parametrize("on", [{0}, {1}])
+def test_two_backward_passes_without_no_sync_are_an_error_on_every_rank(on):
+    run(backward_twice, on)
 
 
 def made_anew(rank: int):

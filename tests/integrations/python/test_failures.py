@@ -148,6 +148,14 @@ def wrong_tensors(rank: int):
             all_reduce(tensor, name="loss")
         for part in (f"rank {rank}", "'loss'", got, "expected"):
             assert part in str(caught.value)
+    for dtype, mend in {
+        torch.float64: r"\.float\(\), or .*torch\.distributed\.all_reduce",
+        torch.int32: r"torch\.distributed\.all_reduce, which is exact",
+        torch.bool: r"torch\.distributed\.all_reduce, which is exact",
+        torch.complex64: r"torch\.view_as_real\(tensor\)",
+    }.items():
+        with pytest.raises(thinwire.InvalidArgumentError, match=mend):
+            all_reduce(torch.ones(4, dtype=dtype))
     with pytest.raises(thinwire.InvalidArgumentError, match="'max'"):
         all_reduce(torch.ones(1), op="max")
     with pytest.raises(thinwire.InvalidArgumentError, match="int8"):

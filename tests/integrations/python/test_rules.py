@@ -23,8 +23,13 @@ def test_the_first_match_wins():
 def test_what_matches_nothing_is_named():
     with pytest.raises(thinwire.InvalidArgumentError, match=r"'head\.weight' matches"):
         Rules({"*.bias": "int8"}).rule_of("head.weight")
-    with pytest.warns(UserWarning, match=r"'embd\.\*' matches no parameter"):
-        Rules({"embd.*": "int8", "*": "int4"}).check_names(["embed.weight"])
+    with pytest.raises(
+        thinwire.InvalidArgumentError, match=r"'embd\.\*' matches no parameter.*embed\.weight"
+    ):
+        Rules({"embd.*": "int8", "*": "int4"}).check_names(["head.bias", "embed.weight"])
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"'\*\.bias' stands behind '\*'"):
+        Rules({"*": "int4", "*.bias": "fp32"}).check_names(["0.bias"])
+    Rules({"*.bias": "fp32", "*": "int4"}).check_names(["0.bias"])  # the last one may be idle
     for bad in ({}, {"*": 3}, {"*": "int4;int8"}):
         with pytest.raises(thinwire.InvalidArgumentError):
             Rules(bad)

@@ -43,6 +43,16 @@ def tensor_from_rank(source: int, tensor: torch.Tensor, group: _Group) -> torch.
     return shared.cpu()
 
 
+def gather_to_rank_0(tensor: torch.Tensor, group: _Group) -> list[torch.Tensor]:
+    """The values of all ranks, on the host of the group's first rank; nothing on the others."""
+    shared = tensor.detach().to(_device(group))
+    first, world = dist.get_process_group_ranks(_members(group))[0], dist.get_world_size(group)
+    mine = dist.get_rank(group) == 0
+    values = [torch.empty_like(shared) for _ in range(world)] if mine else None
+    dist.gather(shared, values, first, group=group)
+    return [value.cpu() for value in values or ()]
+
+
 def replica_from_rank(
     source: int,
     module: torch.nn.Module | None,
@@ -60,6 +70,10 @@ def replica_from_rank(
         state = from_rank(source, optimizer.state_dict() if mine else None, group)
         if not mine:
             optimizer.load_state_dict(state)
+
+
+def _members(group: _Group) -> dist.ProcessGroup:
+    return group or dist.group.WORLD
 
 
 def _device(group: _Group) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
-from thinwire.torch.group import Membership, check, resolve
+from thinwire.torch.group import check, resolve
+from thinwire.torch.sessions import sessions_of
 from thinwire.warn import warn
 
 
@@ -57,7 +57,8 @@ def all_reduce(
     op: "mean" (default) or "sum"; torch's ReduceOp.AVG and ReduceOp.SUM are taken as well.
     codec: a single one as State takes it. All calls of one group and codec share connections.
     name: equal on all ranks; calls of one name carry what compression lost to the next (error
-      feedback), so use one name for one quantity. None: calls match by order, and lose it.
+      feedback), so use one name for one quantity; NamedResiduals saves it. None: calls match by
+      order, and lose it.
     group: None for the default group.
     async_op: returns a Work at once; do not touch the tensor before its wait().
     strict: ranks with another shape of as many elements are a MismatchError, too; equal on all
@@ -80,7 +81,8 @@ def all_reduce(
     members = resolve(group, "all_reduce")
     dtype = tensors.check(tensor, dist.get_rank(members), lambda: name or "all_reduce")
     tensors.check_writable(tensor, dist.get_rank(members), name or "all_reduce")
-    session = session_of(members, dataclasses.replace(settings, device=str(tensor.device)))
+    settings = dataclasses.replace(settings, device=str(tensor.device))
+    session = sessions_of(members).session(members, settings)
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
         if not async_op and name is None and not settings.strict:
@@ -120,17 +122,3 @@ def kind_of(op: Any) -> str:
     if kind is None:
         raise errors.InvalidArgumentError(f"op is {op!r}, expected 'mean' or 'sum'")
     return kind
-
-
-@functools.cache
-def _sessions() -> weakref.WeakKeyDictionary[dist.ProcessGroup, dict[config.Config, Session]]:
-    return weakref.WeakKeyDictionary()
-
-
-def session_of(group: dist.ProcessGroup, settings: config.Config) -> Session:
-    """The session that all calls of one group and configuration share."""
-    of_group = _sessions().setdefault(group, {})
-    if settings not in of_group:
-        of_group[settings] = Session(Membership(group, "all_reduce"), settings)
-        of_group[settings].close_with(group)
-    return of_group[settings]

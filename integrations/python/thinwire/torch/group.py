@@ -169,21 +169,38 @@ def join(process_group: dist.ProcessGroup | None, purpose: str) -> Group:
 
 
 class Membership:
-    """Joins a process group at once, if torch has one already, and otherwise at the first use.
+    """Joins a process group at the first use, so that frameworks may make it at any time, on some
+    ranks or on all, and destroy and make groups meanwhile.
 
-    All ranks must make their memberships in the same order; those that were made before
-    init_process_group join in the order of their first use. Thread-safe."""
+    All ranks must use their memberships of one purpose in the same order. Thread-safe."""
 
     def __init__(self, process_group: dist.ProcessGroup | None, purpose: str) -> None:
+        """InvalidArgumentError for a group that can't be joined."""
         check(process_group)
         self._process_group, self._purpose = process_group, purpose
         self._lock = threading.Lock()
         self._group: Group | None = None
         if process_group is not None or is_initialized():
-            self.group()
+            resolve(process_group, purpose)
+
+    @property
+    def rank(self) -> int:
+        """Within the group, also before it is joined. InvalidArgumentError while there is none."""
+        joined = self._group
+        return joined.rank if joined else dist.get_rank(self._members())
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group, as rank()."""
+        joined = self._group
+        return joined.size if joined else dist.get_world_size(self._members())
+
+    def _members(self) -> dist.ProcessGroup:
+        return resolve(self._process_group, self._purpose)
 
     def group(self) -> Group:
-        """InvalidArgumentError while torch has no process group; a later call may succeed."""
+        """Joins. InvalidArgumentError while torch has no process group; a later call may
+        succeed."""
         with self._lock:
             if self._group is None:
                 self._group = join(self._process_group, self._purpose)

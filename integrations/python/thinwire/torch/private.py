@@ -36,6 +36,22 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def plain_name(name: str) -> str:
+    """A parameter's name without what torch.compile adds to it.
+
+    torch.compile(module) keeps the module as its attribute _orig_mod, so that names of parameters
+    differ between a compiled model and the same one uncompiled. Torch 2.1 to 2.13."""
+    return name.replace("_orig_mod.", "")
+
+
+def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.Tensor]:
+    """The parameters of DDP's delay_all_reduce_named_params, which it reduces itself.
+
+    DDP has no public way to them, and no hook sees them. Torch 2.1 to 2.13 keep them in
+    _delay_all_reduce_params; empty where there is none."""
+    return list(getattr(ddp, "_delay_all_reduce_params", ()))
+
+
 class _Failure:
     """The value of a failed future.
 

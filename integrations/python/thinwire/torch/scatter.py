@@ -13,8 +13,9 @@ from thinwire import config, errors
 from thinwire.torch import tensors
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
-from thinwire.torch.functional import Work, kind_of, session_of
+from thinwire.torch.functional import Work, kind_of
 from thinwire.torch.group import resolve
+from thinwire.torch.sessions import sessions_of
 
 
 def reduce_scatter_tensor(
@@ -77,7 +78,7 @@ def _run(
     dtype = tensors.check(source, rank, lambda: name or collective)
     _check_output(collective, output, source, rank, size)
     settings = dataclasses.replace(config.resolve(codec=codec), device=str(source.device))
-    session = session_of(members, settings)
+    session = sessions_of(members).session(members, settings)
     with torch.no_grad():
         flat = source.contiguous()
         pending = _start(session, collective, flat, output, dtype, op, name)

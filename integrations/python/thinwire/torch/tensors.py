@@ -27,9 +27,22 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
     if tensor.device.type not in ("cpu", "cuda"):
         raise refuse(f"device {tensor.device}", "device cpu or cuda", "move it with .cpu()")
     if tensor.dtype not in DTYPES:
-        mend = "convert it, or reduce it with torch.distributed.all_reduce"
-        raise refuse(f"dtype {tensor.dtype}", "float32, bfloat16 or float16", mend)
+        raise refuse(f"dtype {tensor.dtype}", "float32, bfloat16 or float16", _mend_of(tensor))
     return DTYPES[tensor.dtype]
+
+
+def _mend_of(tensor: torch.Tensor) -> str:
+    """What to do with a tensor of another dtype."""
+    if tensor.is_complex():
+        return "pass torch.view_as_real(tensor), which shares its memory"
+    if tensor.is_floating_point():
+        return (
+            "convert it with .float(), or reduce it with torch.distributed.all_reduce, which keeps "
+            "its precision"
+        )
+    return (
+        "reduce it with torch.distributed.all_reduce, which is exact, as counts and masks must be"
+    )
 
 
 def shape_of(tensors: Iterable[torch.Tensor]) -> str:

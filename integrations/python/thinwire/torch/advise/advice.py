@@ -46,6 +46,12 @@ class Advice:
                 return row
         return self.rows[0]
 
+    def _how_plain(self, gain: float) -> str:
+        policy, none = self.best.policy, f"no codec gains {100 * (TIE - 1):.0f} %"
+        if policy == PLAIN[1]:
+            return f"stay with plain DDP, since {none}"
+        return f"policy='{policy}', codec='fp32' is {gain:.2f} x plain {PLAIN[1]}, and {none}"
+
     def table(self) -> str:
         """The predictions and the recommendation as text."""
         policies = list(dict.fromkeys(row.policy for row in self.rows))
@@ -60,10 +66,7 @@ class Advice:
         )
         gain = self.plain.step_s / self.best.step_s
         if not self.compress:
-            lines.append(
-                f"do not compress: policy='{self.best.policy}', codec='fp32' is {gain:.2f} x plain "
-                f"{PLAIN[1]}, and no codec gains {100 * (TIE - 1):.0f} %"
-            )
+            lines.append(f"do not compress: {self._how_plain(gain)}")
         else:
             lines.append(
                 f"recommended: codec='{self.best.codec}', policy='{self.best.policy}', "

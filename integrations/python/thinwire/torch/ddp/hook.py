@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import _library, config
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch import tensors
+from thinwire.torch import private, tensors
+from thinwire.torch.ddp.copied_state import CopiedState
 from thinwire.torch.ddp.state import State
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.exchange.waiter import failed_future
@@ -22,7 +23,7 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     bucket.buffer(): flat, float32, bfloat16 or float16, on the CPU or a GPU; the result has its
     shape, dtype and memory, and is bit-identical on all ranks. On a GPU the hook does not wait for
     it, and the future orders streams. Errors come out of backward(), typed."""
-    if not isinstance(state, State):
+    if not isinstance(state, (State, CopiedState)):
         return failed_future(
             InvalidArgumentError(
                 f"hook got a {type(state).__name__} as its state, expected a State; call "
@@ -43,10 +44,11 @@ def attach(ddp: DistributedDataParallel, codec: Codec | None = None, **options: 
             f"attach got a {type(ddp).__name__}, expected a DistributedDataParallel model; wrap it "
             "first"
         )
+    delayed = private.delayed_parameters(ddp)
     names = {
-        parameter: name
+        parameter: private.plain_name(name)
         for name, parameter in ddp.module.named_parameters()
-        if parameter.requires_grad
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
     }
     rank = dist.get_rank(ddp.process_group)
     tensors.check_parameters(names, rank)
@@ -54,8 +56,17 @@ def attach(ddp: DistributedDataParallel, codec: Codec | None = None, **options: 
     if any(parameter.is_cuda for parameter in names):
         _library.cuda_devices(config.cuda_library())
     state = State(codec, ddp.process_group, names=names, **options)
+    if delayed:
+        state.note_bypassed(_names_of(delayed, ddp.module))
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
         raise InvalidArgumentError(f"rank {rank}: the hook can't be registered: {error}") from error
     return state
+
+
+def _names_of(parameters: list[torch.Tensor], module: torch.nn.Module) -> dict[str, int]:
+    """Elements by name."""
+    ids = set(map(id, parameters))
+    named = module.named_parameters()
+    return {private.plain_name(name): p.numel() for name, p in named if id(p) in ids}

@@ -12,7 +12,8 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
 from thinwire.arguments import check_kind, check_whole
-from thinwire.torch import agree, tensors
+from thinwire.torch import agree, private, tensors
+from thinwire.torch.ddp.copied_state import CopiedState
 from thinwire.torch.ddp.layout import Layout
 from thinwire.torch.ddp.local_gradients import LocalGradients
 from thinwire.torch.ddp.warm_up import WarmUp
@@ -23,6 +24,7 @@ from thinwire.torch.exchange.state_file import PathLike
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.exchange.waiter import failed_future
 from thinwire.torch.group import rank_or_0
+from thinwire.warn import warn
 
 if TYPE_CHECKING:
     from thinwire.torch.ddp.onebit_adam import OneBitAdam
@@ -55,10 +57,10 @@ class State:
 
     None means the THINWIRE_* variable, else the library's default. A state can be made before
     torch.distributed.init_process_group; wrong values are InvalidArgumentErrors here in any case.
-    All ranks must use the same values, and create their states in the same order (those made
-    before init_process_group count in the order of their first backward). Connecting happens at the
-    first backward. After an error the state stays failed, and every later use raises the first
-    reason, until recover()."""
+    All ranks must use the same values. Ranks join the group and connect at the first backward; the
+    states of a group are told apart by the order of that. A copied or unpickled state has no
+    connections. After an error the state stays failed, and every later use raises the first reason,
+    until recover()."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class State:
         self._gradients = LocalGradients(clip_value, clip_norm)
         if names is not None:
             tensors.check_parameters(names, rank_or_0(process_group))
+            names = {p: private.plain_name(name) for p, name in names.items()}
         self._process_group = process_group
         self._options = {
             "policy": policy, "planned": planned, "timeout_s": timeout_s, "lanes": lanes,
@@ -101,6 +104,7 @@ class State:
                 "attach(ddp, codec=...), or pass names={parameter: name}"
             )
         self._layout = Layout(names)
+        self._bypassed: dict[str, int] = {}
         self._warm_up: WarmUp | None = None
         self._exchange_of_step = self._exchange  # the warm-up's while that lasts
 
@@ -191,15 +195,30 @@ class State:
         wire_bytes (sent by this rank), ratio = raw / wire, planned_chunks (their order was
         predicted); transport (what the data runs on); seconds per stage, summed over the lanes:
         queue, encode, exchange, reduce, gather, decode; and parameters, a list of {"name", "numel",
-        "rule", "codec"}, where codec is "raw" in a bucket too small to be compressed, and int4
-        where topk would cost more bytes. With static_graph=True and several dtypes the first step
+        "rule", "codec"}, where codec is "raw" in a bucket too small to be compressed, int4 where
+        topk would cost more bytes, and "delayed by DDP" for delay_all_reduce_named_params, whose
+        bytes are not counted. With static_graph=True and several dtypes the first step
         is counted when the second one begins, unless attach() made the state."""
         counts: Counter[str] = Counter()
         for exchange in self._exchanges():
             counts.update(exchange.counts())
         exchange = self._exchange
         totals = summary(counts, exchange.steps, exchange.transport)
-        return {**totals, "parameters": exchange.table()}
+        return {**totals, "parameters": [*exchange.table(), *self._bypassed_rows()]}
+
+    def note_bypassed(self, sizes: Mapping[str, int]) -> None:
+        """attach() calls it: DDP reduces these parameters itself, so this state never sees them."""
+        self._bypassed = dict(sizes)
+        warn(
+            f"delay_all_reduce_named_params takes {len(sizes)} parameters past every hook, so DDP "
+            f"sends them uncompressed: {', '.join(sorted(sizes))}; leave it out to compress them"
+        )
+
+    def _bypassed_rows(self) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "numel": numel, "rule": None, "codec": "delayed by DDP"}
+            for name, numel in self._bypassed.items()
+        ]
 
     def describe(self) -> str:
         """As GradientExchange.describe(), of every exchange of this state."""
@@ -214,11 +233,16 @@ class State:
         return self._exchange.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Takes state_dict() of this rank, or the list of all ranks' dicts, which may be of another
-        world size: see merge_state_dicts. With the same buckets, training goes on as if it had
-        never stopped, bit by bit. InvalidArgumentError if the dict does not fit, or while there is
-        no process group."""
+        """Takes state_dict() of this rank, or gathered_state_dict(), or the list of all ranks'
+        dicts, which may be of another world size: see merge_state_dicts. With the same buckets,
+        training goes on as if it had never stopped, bit by bit. InvalidArgumentError if the dict
+        does not fit, or while there is no process group."""
         self._exchange.load_state_dict(saved)
+
+    def gathered_state_dict(self) -> dict[str, Any]:
+        """As GradientExchange.gathered_state_dict(): all ranks' state dicts in one, on rank 0, for
+        checkpoints that rank 0 alone writes. All ranks call it."""
+        return self._exchange.gathered_state_dict()
 
     def save(self, path: PathLike) -> None:
         """As GradientExchange.save(): an atomic safetensors file of this rank's state_dict()."""
@@ -264,10 +288,8 @@ class State:
         for exchange in self._exchanges():
             exchange.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise errors.InvalidArgumentError(
-            "a State holds connections and can't be pickled; save state.state_dict() instead"
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CopiedState, (self.codec,)
 
 
 def move_momentum(optimizer: Optimizer, state: State) -> None:

@@ -67,12 +67,12 @@ class BucketExchange:
     @property
     def rank(self) -> int:
         """Within the process group. InvalidArgumentError while there is none."""
-        return self._session.group.rank
+        return self._session.rank
 
     @property
     def world_size(self) -> int:
         """Ranks of the process group. InvalidArgumentError while there is none."""
-        return self._session.group.size
+        return self._session.size
 
     # Buckets.
 

@@ -11,6 +11,7 @@ import torch
 from thinwire.arguments import check_whole
 from thinwire.comm import Communicator
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch.private import plain_name
 from thinwire.torch.tensors import is_name
 
 FORMAT = 2
@@ -99,8 +100,10 @@ def unpack(
     saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], world: int, rank: int
 ) -> tuple[Residuals, int]:
     """The residuals that rank `rank` of `world` loads, and the number of steps that were made.
-    saved: this rank's dict, or a list of all ranks'. InvalidArgumentError if it is none of these,
-    or has no residuals for this rank."""
+    saved: this rank's dict, a list of all ranks', or a gathered one. InvalidArgumentError if it is
+    none of these, or has no residuals for this rank."""
+    if isinstance(saved, Mapping) and "gathered" in saved:
+        saved = _gathered(saved)
     if not isinstance(saved, Mapping):
         saved = merge_state_dicts(saved, world, rank)
     _check_format(saved)
@@ -111,7 +114,9 @@ def unpack(
         )
     residuals: Residuals = {}
     for name, kept in saved["residuals"].items():
-        residuals[name] = Memory(**{kind: _flat(tensor) for kind, tensor in kept.items()})
+        residuals[plain_name(name)] = Memory(
+            **{kind: _flat(tensor) for kind, tensor in kept.items()}
+        )
     return residuals, saved["steps"]
 
 
@@ -178,6 +183,15 @@ def _check_alike(name: str, parts: Sequence[Mapping[str, torch.Tensor]]) -> None
                 f"'{name}' has {[(list(one), one['first'].numel()) for one in parts]} on the "
                 "ranks that have it, expected the same of all"
             )
+
+
+def _gathered(saved: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    if not saved["gathered"]:
+        raise InvalidArgumentError(
+            "the gathered state dict is empty, expected one dict of each rank; rank 0 alone has "
+            "what gathered_state_dict() gathers: save it there, and load that file on every rank"
+        )
+    return saved["gathered"]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

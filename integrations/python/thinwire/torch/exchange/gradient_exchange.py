@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
-from thinwire.torch import tensors
+from thinwire.torch import private, tensors
 from thinwire.torch.exchange import checkpoint, state_file
 from thinwire.torch.exchange.bucket_exchange import BucketExchange
+from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.owned_momentum import OwnedMomentum
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.exchange.setup import resolve
@@ -32,8 +33,8 @@ class GradientExchange(BucketExchange):
     process_group: torch's group; None: the default group, which may come later than this object.
     momentum, nesterov: of SGD, owned by the exchange, which then returns momentum in place of
       gradients; see take_momentum().
-    parameters: elements of each parameter, by name. If it is given, rules that match no parameter
-      warn, and loading checks the names. None: parameters become known with their buckets.
+    parameters: elements of each parameter, by name. If it is given, a rule that matches none of
+      them is an error, and loading checks the names. None: they become known with their buckets.
     purpose: names the kind of user. Ranks match exchanges of one purpose by their order.
     options: policy ("wfbp", "fifo" or "p3": the order of chunks), planned (bool: predict the order
       of a step from the step before), timeout_s (float, seconds), lanes (int, chunks in flight),
@@ -97,6 +98,7 @@ class GradientExchange(BucketExchange):
     def load_momentum(self, momentum: Mapping[str, torch.Tensor]) -> None:
         """Replaces the momentum of parameters, in any shape and dtype. Nothing may be in flight."""
         tensors.check_named(momentum, rank_or_0(self._process_group))
+        momentum = {private.plain_name(name): buffer for name, buffer in momentum.items()}
         for name, buffer in momentum.items():
             self._parameters.add_size(name, buffer.numel())
         memory = checkpoint.with_momentum(self._session.memory(), momentum)
@@ -140,9 +142,10 @@ class GradientExchange(BucketExchange):
         return checkpoint.pack(memory, self.codec, self.world_size, self.rank, self.steps, sparse)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Takes this rank's state_dict(), or the list of all ranks' dicts, which may be of another
-        world size (merge_state_dicts). With the same buckets, training goes on bit by bit as if it
-        had never stopped. InvalidArgumentError if the dict does not fit, which changes nothing."""
+        """Takes this rank's state_dict(), or gathered_state_dict(), or the list of all ranks'
+        dicts, which may be of another world size (merge_state_dicts). With the same buckets,
+        training goes on bit by bit as if it had never stopped. InvalidArgumentError if the dict
+        does not fit, which changes nothing."""
         residuals, steps = self.check_state_dict(saved)
         self._session.load(residuals, steps)
         self.steps = steps
@@ -155,6 +158,13 @@ class GradientExchange(BucketExchange):
         self._parameters.check(residuals)
         checkpoint.check_momentum(residuals, self.config.momentum != 0)
         return residuals, steps
+
+    def gathered_state_dict(self) -> dict[str, Any]:
+        """The state dicts of all ranks in one, on rank 0; all ranks call it, and the others get one
+        without content. For checkpoints that rank 0 alone writes; load_state_dict() takes it on
+        every rank, in any world size. Rank 0 needs memory for all ranks' residuals: 8 bytes a
+        parameter and rank, 12 with momentum."""
+        return gather(self.state_dict(), self._process_group)
 
     def save(self, path: PathLike) -> None:
         """Writes state_dict() of this rank to a safetensors file, at once: a crash in mid-save

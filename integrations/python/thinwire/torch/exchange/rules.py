@@ -68,11 +68,28 @@ class Rules:
             codec_info(spec)
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Every parameter has a rule, and every rule but the last a parameter."""
+        """InvalidArgumentError unless every parameter has a rule, and every rule but "*" a
+        parameter. A rule that never applies is a misspelt one, or stands behind one that takes all
+        of its parameters."""
+        names = list(names)
         used = {self.rule_of(name) for name in names}
-        for pattern in list(self.by_pattern)[:-1]:
-            if pattern not in used:
-                warn(f"codec pattern '{pattern}' matches no parameter")
+        for pattern in self.by_pattern:
+            if names and pattern not in used and pattern != _ALL:
+                raise InvalidArgumentError(self._unused(pattern, names))
+
+    def _unused(self, pattern: str, names: list[str]) -> str:
+        taken = [name for name in names if fnmatchcase(name, pattern)]
+        if taken:
+            return (
+                f"codec pattern '{pattern}' stands behind '{self.rule_of(taken[0])}', which takes "
+                f"all of its parameters, such as '{taken[0]}'; move it to the front, or leave it "
+                "out"
+            )
+        near = difflib.get_close_matches(pattern, names, 1, cutoff=0.4) or names[:1]
+        return (
+            f"codec pattern '{pattern}' matches no parameter that is trained, expected a name such "
+            f"as {near[0]!r} or a pattern of names; correct it, or leave it out"
+        )
 
     def check_momentum(self, momentum: float) -> None:
         """Refuses a codec that diverges without momentum, and warns of one that loses accuracy."""

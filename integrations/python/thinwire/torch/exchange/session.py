@@ -52,9 +52,14 @@ class Session:
         self._end: weakref.finalize | None = None
 
     @property
-    def group(self) -> Group:
-        """InvalidArgumentError while torch has no process group."""
-        return self._membership.group()
+    def rank(self) -> int:
+        """Within the process group. InvalidArgumentError while there is none."""
+        return self._membership.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the process group. InvalidArgumentError while there is none."""
+        return self._membership.size
 
     def successor(self, membership: Membership, codec: str, step: int) -> Session:
         """Closes this session, and returns one with another codec that takes over what is kept and
@@ -120,7 +125,7 @@ class Session:
         """The communicator for tensors on this one's device, which is the session's from the first
         call on. The first call blocks until all ranks make it. Raises the first error of this
         session, if there was one."""
-        group = self.group  # a missing process group is no failure of the session
+        group = self._membership.group()  # a missing one is no failure of the session
         self._check_home()
         with self._lock:
             if self._error is not None:
@@ -133,7 +138,7 @@ class Session:
                 except errors.Error as error:
                     self._error = error
                     raise
-            self._check_device(group, tensor)
+            self._check_device(tensor)
             return self._communicator, self._device, self._waiter
 
     def _check_home(self) -> None:
@@ -142,10 +147,10 @@ class Session:
         if self._home is not None:
             self._home.check("this connection")
 
-    def _check_device(self, group: Group, tensor: torch.Tensor) -> None:
+    def _check_device(self, tensor: torch.Tensor) -> None:
         if str(tensor.device) != self._device.name:
             raise errors.InvalidArgumentError(
-                f"rank {group.rank}: got a tensor on {tensor.device}, expected "
+                f"rank {self.rank}: got a tensor on {tensor.device}, expected "
                 f"{self._device.name} as the first one; keep them on one device"
             )
 
@@ -246,7 +251,7 @@ class Session:
         communicator = self._communicator
         if communicator is None:
             return self.restored, self.restored
-        self.abort(errors.Error(f"rank {self.group.rank} left the group to recover"))
+        self.abort(errors.Error(f"rank {self.rank} left the group to recover"))
         self.wait_idle()
         self._drain()
         now = self.memory()
@@ -283,7 +288,7 @@ class Session:
             return
         reason = self._reason_to_abort(waiter.busy() or bool(self._submitted))
         if reason is not None:
-            communicator.fail(errors.Error(f"rank {self.group.rank} {reason}"))
+            communicator.fail(errors.Error(f"rank {self.rank} {reason}"))
         waiter.close()
         self._drain()
         communicator.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thinwire import errors
-from thinwire.torch import tensors
+from thinwire.torch import private, tensors
 from thinwire.torch.exchange.flat_bucket import FlatBucket, lay_out
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class WholeStep:
         """As GradientExchange.reduce_gradients."""
         tensors.check_named(named, exchange.rank)
         exchange.momentum.check()
-        trained = {name: p for name, p in named.items() if p.requires_grad}
+        trained = {private.plain_name(name): p for name, p in named.items() if p.requires_grad}
         self._send_and_wait(exchange, trained, [p.grad for p in trained.values()])
         with torch.no_grad():
             for parameter, mean in zip(trained.values(), self._means(), strict=True):

@@ -16,6 +16,9 @@ POLICIES = ("fifo", "wfbp", "p3")
 ACCURATE = CODECS[:4]
 # Predictions this close are equal, and accuracy decides.
 TIE = 1.03
+# A step must gain this much before it is worth leaving DDP, whose hook has the policy "wfbp"; less
+# is what two measurements of one machine differ by.
+WORTH_S = 5e-4
 PLAN_ABOVE_S = 1e-3  # with more latency the engine predicts a step's order, as Options::far
 PLAIN = ("fp32", "wfbp")  # DDP without thinwire
 
@@ -50,8 +53,8 @@ def predict(
 
 
 def choose(rows: Sequence[Prediction], allowed: Sequence[str]) -> Prediction:
-    """The most accurate codec whose best policy is as good as the fastest, with that policy; among
-    equal policies the last of POLICIES, which waits least."""
+    """The most accurate codec whose best policy is as good as the fastest, with that policy: DDP's,
+    unless another one gains more than TIE and WORTH_S."""
     mine = [row for row in rows if row.codec in allowed]
     if not mine:
         raise InvalidArgumentError(
@@ -61,7 +64,8 @@ def choose(rows: Sequence[Prediction], allowed: Sequence[str]) -> Prediction:
     order = list(dict.fromkeys(row.codec for row in rows))
     near = [row for row in mine if row.step_s <= limit]
     accurate = min(near, key=lambda row: order.index(row.codec)).codec
-    return max(
-        (row for row in near if row.codec == accurate),
-        key=lambda row: (POLICIES.index(row.policy), -row.step_s),
-    )
+    rows_of_codec = [row for row in mine if row.codec == accurate]
+    best = min(rows_of_codec, key=lambda row: row.step_s)
+    limit = max(TIE * best.step_s, best.step_s + WORTH_S)
+    of_ddp = [row for row in rows_of_codec if row.policy == PLAIN[1] and row.step_s <= limit]
+    return of_ddp[0] if of_ddp else best

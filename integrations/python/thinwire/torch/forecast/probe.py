@@ -180,7 +180,7 @@ def probe(
     )
     session = Session(Membership(process_group, "probe"), settings)
     try:
-        ranks = session.group.size
+        ranks = session.size
         neighbours = _ranks_here(process_group)
         on = _Probe(session, process_group, device, neighbours)
         link = _link(on, ranks)

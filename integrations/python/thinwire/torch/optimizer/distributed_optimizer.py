@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
 from thinwire.arguments import check_call, wrong
-from thinwire.torch import agree
+from thinwire.torch import agree, private
 from thinwire.torch.exchange.flat_bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
@@ -84,7 +84,9 @@ class DistributedOptimizer(WrappedOptimizer):
         self._exchange = self._open_exchange(codec, process_group, options)
         super().__init__(optimizer)
         self._model, self._policy = model, policy
-        self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self._names = {
+            p: private.plain_name(name) for name, p in model.named_parameters() if p.requires_grad
+        }
         checks.check_parameters(self, self._model, self._names)
         self._exchange.rules.check_names(self._names.values())
         self._group = resolve(process_group, "DistributedOptimizer")
@@ -133,10 +135,12 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._delay is not None:
             self._delay.make_room(bucket)
         if bucket.phase is Phase.IN_FLIGHT:
-            raise errors.InvalidArgumentError(
-                f"the gradient of '{self._names[parameter]}' was made again before step(), when it "
-                "had been sent already; put all backward passes but the last under no_sync()"
+            error = errors.InvalidArgumentError(
+                f"rank {self._exchange.rank}: the gradient of '{self._names[parameter]}' was made "
+                "again before step(), when it had been sent already; put all backward passes but "
+                "the last under no_sync()"
             )
+            raise errors.again(self._exchange.fail(error))  # peers would wait for the next step
         if bucket.ready(parameter):
             self._pipeline.send(bucket)
 
@@ -249,9 +253,15 @@ class DistributedOptimizer(WrappedOptimizer):
         kept = {**self._exchange.state_dict(), "codec": self._exchange.rules.by_pattern}
         return {**super().state_dict(), "thinwire": kept}
 
+    def gathered_state_dict(self) -> dict[str, Any]:
+        """As state_dict(), with what compression has lost on all ranks, for checkpoints that rank 0
+        alone writes. All ranks call it; that entry is without content on the others."""
+        self.finish()
+        return {**super().state_dict(), "thinwire": self._exchange.gathered_state_dict()}
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes this rank's state_dict(), or that of a plain optimizer. A dict that does not fit is
-        an InvalidArgumentError, or torch's own ValueError, and changes nothing."""
+        """Takes this rank's state_dict(), gathered_state_dict(), or a plain optimizer's. A dict that
+        does not fit is an InvalidArgumentError, or torch's own ValueError, and changes nothing."""
         checks.check_state_dict(state_dict)
         self.finish()
         kept = state_dict.get("thinwire")
