@@ -1,4 +1,4 @@
-"""The command line: `thinwire doctor`, `demo`, `advise` and `trace`."""
+"""The command line: `thinwire doctor`, `demo`, `advise`, `run` and `trace`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def _demo(arguments: argparse.Namespace) -> int:
     return run.main(arguments)
 
 
+def _run(arguments: argparse.Namespace) -> int:
+    from thinwire.launch import run
+
+    return run.main(arguments)
+
+
 def _doctor(_arguments: argparse.Namespace) -> int:
     from thinwire import doctor
 
@@ -61,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     advise.add_argument("--codecs", help="to choose from, the most accurate first: fp32,bf16,...")
     advise.set_defaults(run=_advise, needs_torch=True)
+    starter = commands.add_parser("run", help="start all ranks of a program, here or over ssh")
+    from thinwire.launch import run as launch_run
+
+    launch_run.add_arguments(starter)
+    starter.set_defaults(run=_run, needs_torch=False)
     trace = commands.add_parser("trace", help="merge the traces of all ranks on one clock")
     trace.add_argument("files", nargs="+", type=Path, help="the name that was traced to, or files")
     trace.add_argument("--out", type=Path, default=Path("trace.json"))

@@ -1,0 +1,176 @@
+"""Rank, size and rendezvous from the variables of launchers, as they were recorded or documented,
+and from mpirun itself."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import thinwire
+from thinwire.launch import Place, find
+from thinwire.launch.hosts import expand_counts, first_host
+from thinwire.launch.place import DEFAULT_PORT, port_of
+
+PACKAGE = Path(thinwire.__file__).resolve().parents[1]
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29400",
+}  # fmt: skip
+SLURM = {
+    "SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "11", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_STEP_NODELIST": "gpu[003-005],login1",
+    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "11",
+}  # fmt: skip
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "1577713665", "PMIX_RANK": "1",
+}  # fmt: skip
+HYDRA = {
+    "PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "7", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3",
+}  # fmt: skip
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "6", "JSM_NAMESPACE_LOCAL_RANK": "2",
+    "JSM_NAMESPACE_LOCAL_SIZE": "3", "LSB_JOBID": "88",
+}  # fmt: skip
+PYTORCHJOB = {
+    "RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456",
+    "PYTHONUNBUFFERED": "0",
+}  # fmt: skip
+RAY = {
+    "RAY_JOB_ID": "01000000", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "41235",
+}  # fmt: skip
+BYTEPS = {
+    "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "1",
+    "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "BYTEPS_LOCAL_RANK": "3",
+    "BYTEPS_LOCAL_SIZE": "4",
+}  # fmt: skip
+
+ROOT_PORT = port_of("10.0.0.1:9000")
+CASES = {
+    "torchrun": (TORCHRUN, Place(3, 4, 1, 2, "node1", 29400, "torchrun")),
+    "srun": (SLURM, Place(9, 11, 1, 3, "gpu003", port_of("4711.0"), "Slurm")),
+    "torchrun under srun": (SLURM | TORCHRUN, Place(3, 4, 1, 2, "node1", 29400, "torchrun")),
+    "srun with a named host": (
+        SLURM | {"MASTER_ADDR": "ib0", "MASTER_PORT": "7"}, Place(9, 11, 1, 3, "ib0", 7, "Slurm"),
+    ),
+    "mpirun": (OPEN_MPI, Place(1, 2, 1, 2, "127.0.0.1", port_of("1577713665"), "Open MPI")),
+    "mpirun on two hosts": (
+        OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                    "MASTER_ADDR": "a"},
+        Place(1, 2, 0, 1, "a", port_of("1577713665"), "Open MPI"),
+    ),
+    "hydra": (HYDRA, Place(2, 3, 2, 3, "127.0.0.1", DEFAULT_PORT, "MPICH or Intel MPI")),
+    "a PyTorchJob": (
+        PYTORCHJOB, Place(1, 3, 0, 1, "job-master-0", 23456, "a PyTorchJob of Kubeflow"),
+    ),
+    "Ray Train": (RAY, Place(1, 2, 0, 1, "10.0.0.4", 41235, "Ray Train")),
+    "BytePS": (BYTEPS, Place(7, 8, 3, 4, "10.0.0.1", ROOT_PORT, "DMLC's variables")),
+    "MXNet": (
+        {name: value for name, value in BYTEPS.items() if name.startswith("DMLC")},
+        Place(1, 2, 0, 1, "10.0.0.1", ROOT_PORT, "DMLC's variables"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_launchers_variables_are_read(name):
+    environment, place = CASES[name]
+    assert find(environment) == place
+    assert place.source in str(place) and f"rank {place.rank} of {place.size}" in str(place)
+
+
+def test_jsruns_first_host_runs_no_rank(tmp_path):
+    file = tmp_path / "ranks"
+    file.write_text("batch1\nh36n01\nh36n01\nh36n01\nh36n02\n")
+    place = find(JSRUN | {"LSB_DJOB_RANKFILE": str(file)})
+    assert place == Place(5, 6, 2, 3, "h36n01", port_of("88"), "LSF's jsrun")
+    with pytest.raises(thinwire.InvalidArgumentError, match="LSB_DJOB_RANKFILE is not set"):
+        find(JSRUN)
+    with pytest.raises(thinwire.InvalidArgumentError, match="can't be read"):
+        find(JSRUN | {"LSB_DJOB_RANKFILE": str(tmp_path / "none")})
+
+
+@pytest.mark.parametrize("environment, missing, words", [
+    (TORCHRUN, "WORLD_SIZE", "by torchrun, but WORLD_SIZE is not set"),
+    (TORCHRUN, "MASTER_ADDR", "MASTER_ADDR is not set"),
+    (SLURM, "SLURM_STEP_NUM_TASKS", "by Slurm, but SLURM_STEP_NUM_TASKS is not set; .*srun"),
+    (SLURM, "SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST or SLURM_JOB_NODELIST"),
+    (OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "by Open MPI, but OMPI_COMM_WORLD_SIZE"),
+    (HYDRA, "PMI_SIZE", "by MPICH or Intel MPI, but PMI_SIZE"),
+    (PYTORCHJOB, "MASTER_PORT", "PyTorchJob of Kubeflow, but MASTER_PORT"),
+    (RAY, "MASTER_ADDR", "by Ray Train, but MASTER_ADDR is not set; .*train function"),
+    (BYTEPS, "DMLC_WORKER_ID", "DMLC_WORKER_ID is not set"),
+])  # fmt: skip
+def test_what_is_missing_is_named(environment, missing, words):
+    rest = {name: value for name, value in environment.items() if name != missing}
+    with pytest.raises(thinwire.InvalidArgumentError, match=words):
+        find(rest)
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"RANK": "x"}, "RANK is 'x', expected a whole number"),
+    ({"RANK": "4"}, "rank 4 of 4, expected ranks from 0 to 3"),
+    ({"LOCAL_RANK": "2"}, "local rank 2 of 2"),
+    ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http'"),
+])  # fmt: skip
+def test_what_can_not_be_is_named(change, words):
+    with pytest.raises(thinwire.InvalidArgumentError, match=words):
+        find(TORCHRUN | change)
+
+
+def test_other_ways_to_be_wrong():
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"no launcher started this.*srun"):
+        find({"HOME": "/root"})
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"DMLC_ROLE is 'server'.*workers only"):
+        find(BYTEPS | {"DMLC_ROLE": "server"})
+    two_hosts = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"-x MASTER_ADDR=host-of-rank-0"):
+        find(two_hosts)
+    with pytest.raises(thinwire.InvalidArgumentError, match="SLURM_NODEID is 5"):
+        find(SLURM | {"SLURM_NODEID": "5"})
+
+
+def test_slurms_lists():
+    assert expand_counts("4(x2),3") == [4, 4, 3] and expand_counts("1") == [1]
+    with pytest.raises(thinwire.InvalidArgumentError, match="4y"):
+        expand_counts("4y")
+    for nodes, first in {
+        "gpu[003-005,010],login1": "gpu003", "a": "a", "a,b": "a", "n[7]": "n7",
+        "rack1-n[02,09]-ib,x": "rack1-n02-ib",
+    }.items():  # fmt: skip
+        assert first_host(nodes) == first
+    with pytest.raises(thinwire.InvalidArgumentError, match="names of hosts"):
+        first_host(",a")
+
+
+PROGRAM = """
+import thinwire.launch, torch, torch.distributed as dist
+place = thinwire.launch.setup()
+dist.init_process_group("gloo")
+tensor = torch.full((8,), float(place.rank))
+from thinwire.torch import all_reduce
+all_reduce(tensor, codec="fp32", op="sum")
+print(f"{place}: {tensor[0].item()}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun: openmpi-bin")
+def test_ranks_meet_under_mpirun(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {
+        "PYTHONPATH": path, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["mpirun", "--oversubscribe", "-n", "3", sys.executable, str(tmp_path / "program.py")],
+        capture_output=True, text=True, timeout=120, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(3):
+        assert f"rank {rank} of 3, on its host {rank} of 3, by Open MPI" in done.stdout
+    assert done.stdout.count(": 3.0") == 3
