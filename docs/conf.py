@@ -39,6 +39,7 @@ CONTENTS = """
 
 /docs/choosing
 /docs/settings
+/docs/frameworks
 /docs/launchers
 /integrations/python/README
 /docs/troubleshooting

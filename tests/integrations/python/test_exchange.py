@@ -217,6 +217,19 @@ def test_buckets_are_made_once_and_submitted_in_every_step():
     }  # fmt: skip
 
 
+def closed(rank: int):
+    exchange = GradientExchange("int4", min_bytes=0)
+    exchange.reduce({"x": torch.ones(70_000)})
+    before = exchange.stats()
+    exchange.close()
+    after = exchange.stats()
+    return [before[key] == after[key] > 1 for key in ("raw_bytes", "wire_bytes", "ratio")]
+
+
+def test_statistics_outlive_the_connections():
+    assert run(closed) == [[True] * 3] * 2
+
+
 def wrong_names(rank: int):
     with pytest.raises(thinwire.InvalidArgumentError, match="embd"):
         GradientExchange({"embd.*": "int8", "*": "int4"}, parameters={"embed.weight": 10})

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "guides" / "add-a-framework.md"
 
@@ -16,8 +18,9 @@ def on_two_ranks(*command: str) -> str:
     return done.stdout
 
 
-def test_the_plain_loop_learns():
-    out = on_two_ranks(str(ROOT / "integrations" / "examples" / "plain_loop.py"))
+@pytest.mark.parametrize("program", ["plain_loop.py", "fsdp.py"])
+def test_an_example_learns(program):
+    out = on_two_ranks(str(ROOT / "integrations" / "examples" / program))
     first, last, ratio = re.search(
         r"int4: loss ([\d.]+) to ([\d.]+) in.*, ([\d.]+) times", out
     ).groups()

@@ -27,7 +27,9 @@ class Bucket:
     It keeps in the library's form all that does not change from step to step, so that a submission
     allocates and hashes as little as possible."""
 
-    __slots__ = ("dtype", "name", "numel", "op", "parts", "priority", "segments", "shape")
+    __slots__ = (
+        "collective", "dtype", "name", "numel", "op", "parts", "priority", "segments", "shape",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -40,14 +42,16 @@ class Bucket:
         codecs: Sequence[int] = (),
         priority: int = 0,
         shape: str | None = None,
+        collective: str = "all_reduce",
     ) -> None:
         """name: equal on all ranks; None: no error feedback, and ranks match calls by their order.
         dtype: a key of thinwire.comm.DTYPES. op: "mean" or "sum". parts: what the buffer holds, one
         part after the other; none: the tensor is no parameter's gradient. codecs: the number of
         each part's codec among those of the exchange. priority: lower goes first under p3. shape:
-        compared between ranks; None: it is not."""
+        compared between ranks; None: it is not. collective: a key of comm.COLLECTIVES."""
         self.name, self.numel, self.dtype, self.op = name, numel, dtype, op
         self.parts, self.priority, self.shape = tuple(parts), priority, shape
+        self.collective = collective
         self.segments: Segments | None = None
         if self.parts:
             self.segments = Segments(

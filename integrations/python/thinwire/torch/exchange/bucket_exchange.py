@@ -84,13 +84,16 @@ class BucketExchange:
         *,
         priority: int = 0,
         shape: str | None = None,
+        op: str = "mean",
+        collective: str = "all_reduce",
     ) -> Bucket:
         """Describes a flat buffer that will be submitted in many steps. Make it once.
 
         name: equal on all ranks, and of one bucket only. parts: (parameter name, elements), or Part
           for a piece of a parameter, in the buffer's order and without gaps. dtype: float32,
           bfloat16 or float16. priority: under "p3" lower goes first, so it is the number in forward
-          order. shape: of the parts, in words that strict=True compares between ranks.
+          order. shape: of the parts, in words that strict=True compares between ranks. op: "mean"
+          or "sum". collective: "all_reduce", or "reduce_scatter" with submit(..., result).
           InvalidArgumentError if no rule matches a parameter, or if a state dict was loaded
           that has it with another size."""
         if not isinstance(dtype, torch.dtype) or dtype not in tensors.DTYPES:
@@ -106,20 +109,23 @@ class BucketExchange:
         bucket = Bucket(
             name, sum(part.numel for part in listed), tensors.DTYPES[dtype], parts=listed,
             codecs=[self._rules.index_of(part.name) for part in listed], priority=priority,
-            shape=shape if self.config.strict else None,
+            shape=shape if self.config.strict else None, op=op, collective=collective,
         )  # fmt: skip
         self._parameters.add(bucket)
         return bucket
 
-    def submit(self, bucket: Bucket, buffer: torch.Tensor) -> Submission:
-        """Starts to replace the buffer by its mean over all ranks; wait() must follow, once.
+    def submit(
+        self, bucket: Bucket, buffer: torch.Tensor, result: torch.Tensor | None = None
+    ) -> Submission:
+        """Starts to replace the buffer by its mean over all ranks; wait() must follow, once. With
+        `result`, which a reduce-scatter needs, it goes there, and the buffer stays.
 
         buffer: contiguous, with the bucket's dtype and number of elements, on the CPU or a GPU, the
           same device always. Nothing may touch it until wait() has returned."""
         self._check(bucket, buffer)
         if self._auto and self._auto.observer:
             self._auto.observer.submitting(bucket, buffer)
-        return Submission(bucket, buffer, self._session.submit(bucket, buffer))
+        return Submission(bucket, buffer, self._session.submit(bucket, buffer, result))
 
     def wait(self, submission: Submission) -> None:
         """Returns when the buffer holds the mean; on a GPU, for later work of the current stream.

@@ -102,11 +102,7 @@ def unpack(
     """The residuals that rank `rank` of `world` loads, and the number of steps that were made.
     saved: this rank's dict, a list of all ranks', or a gathered one. InvalidArgumentError if it is
     none of these, or has no residuals for this rank."""
-    if isinstance(saved, Mapping) and "gathered" in saved:
-        saved = _gathered(saved)
-    if not isinstance(saved, Mapping):
-        saved = merge_state_dicts(saved, world, rank)
-    _check_format(saved)
+    saved = of_rank(saved, world, rank)
     if (saved["world"], saved["rank"]) != (world, rank):
         raise InvalidArgumentError(
             f"rank {rank} of {world} got the state dict of rank {saved['rank']} of "
@@ -128,6 +124,18 @@ def check_momentum(residuals: Residuals, owned: bool) -> None:
                 f"the state dict has a momentum for '{name}', expected none, since momentum=0 "
                 "here; give the momentum that it was saved with"
             )
+
+
+def of_rank(
+    saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], world: int, rank: int
+) -> Mapping[str, Any]:
+    """The state dict for rank `rank` of `world`, as unpack() takes it; its place is not checked."""
+    if isinstance(saved, Mapping) and "gathered" in saved:
+        saved = _gathered(saved)
+    if not isinstance(saved, Mapping):
+        saved = merge_state_dicts(saved, world, rank)
+    _check_format(saved)
+    return saved
 
 
 def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int) -> dict[str, Any]:

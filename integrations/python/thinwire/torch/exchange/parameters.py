@@ -46,7 +46,8 @@ class Parameters:
             return []
         rows = []
         for name, bucket in sorted(self._buckets.items()):
-            raw = communicator.goes_raw(bucket.numel, bucket.dtype)
+            halves = bucket.collective != "all_reduce"  # which compress every size
+            raw = not halves and communicator.goes_raw(bucket.numel, bucket.dtype)
             codec = "raw" if raw else communicator.codec(rules.index_of(name))
             rule = rules.rule_of(name)
             numel = self._sizes[name]

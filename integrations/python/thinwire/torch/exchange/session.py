@@ -167,16 +167,22 @@ class Session:
         self._waiter = Waiter(device, self.fail)
 
     def _launch(
-        self, bucket: Bucket, tensor: torch.Tensor, communicator: Communicator, device: Device
+        self,
+        bucket: Bucket,
+        tensor: torch.Tensor,
+        communicator: Communicator,
+        device: Device,
+        result: torch.Tensor | None = None,
     ) -> Work | BucketWork:
         """Hands a bucket to the library; no other code does. A bucket of parameters is registered
-        at its first use, and goes by its handle from then on."""
+        at its first use, and goes by its handle from then on. result: where to, if not in place."""
         address = tensor.data_ptr()
         if bucket.parts:
             handle = self._handles.get(bucket)
             if handle is None:
                 handle = self._handles[bucket] = _register(bucket, communicator)
-            work = handle.start(address, address, device.stream())
+            target = address if result is None else result.data_ptr()
+            work = handle.start(address, target, device.stream())
             self.ledger.submitted(bucket)  # a refused submission changes nothing that is kept
             return work
         if bucket.shape is not None and bucket.numel > 0:
@@ -200,11 +206,13 @@ class Session:
         if finish is not None:
             finish()
 
-    def submit(self, bucket: Bucket, tensor: torch.Tensor) -> Work | BucketWork:
-        """Reduces a contiguous tensor in place, for a caller who calls complete(). Results may be
-        waited for in any order."""
+    def submit(
+        self, bucket: Bucket, tensor: torch.Tensor, result: torch.Tensor | None = None
+    ) -> Work | BucketWork:
+        """Reduces a contiguous tensor, in place unless there is a `result`, for a caller who calls
+        complete(). Results may be waited for in any order."""
         communicator, device, _ = self.connect(tensor)
-        work = self._launch(bucket, tensor, communicator, device)
+        work = self._launch(bucket, tensor, communicator, device, result)
         self._submitted[work] = bucket, tensor
         return work
 
@@ -291,6 +299,7 @@ class Session:
             communicator.fail(errors.Error(f"rank {self.rank} {reason}"))
         waiter.close()
         self._drain()
+        self._counted_before.update(communicator.stats())
         communicator.close()
 
     def _reason_to_abort(self, busy: bool) -> str | None:
@@ -309,5 +318,5 @@ class Session:
 def _register(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
     return communicator.bucket(
         bucket.numel, bucket.dtype, bucket.op, bucket.name, bucket.segments, bucket.priority,
-        shape=bucket.shape,
+        collective=bucket.collective, shape=bucket.shape,
     )  # fmt: skip

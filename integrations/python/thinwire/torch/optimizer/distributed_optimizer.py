@@ -260,8 +260,9 @@ class DistributedOptimizer(WrappedOptimizer):
         return {**super().state_dict(), "thinwire": self._exchange.gathered_state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes this rank's state_dict(), gathered_state_dict(), or a plain optimizer's. A dict that
-        does not fit is an InvalidArgumentError, or torch's own ValueError, and changes nothing."""
+        """Takes this rank's state_dict(), gathered_state_dict(), or a plain optimizer's. A dict
+        that does not fit is an InvalidArgumentError, or torch's own ValueError, and changes
+        nothing."""
         checks.check_state_dict(state_dict)
         self.finish()
         kept = state_dict.get("thinwire")

@@ -1,0 +1,153 @@
+"""What FSDP2 calls in place of its own collectives: a reduce-scatter of a unit, an all-reduce hook
+behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch.exchange.bucket import Bucket, Part
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.fsdp.units import Unit
+from thinwire.warn import warn
+
+
+class Steps:
+    """Says where a step ends: when all units have been reduced, or one comes again."""
+
+    def __init__(self, units: Sequence[str], exchange: GradientExchange) -> None:
+        self._units, self._exchange = frozenset(units), exchange
+        self._seen: set[str] = set()
+
+    def begin(self, unit: str) -> None:
+        """Before a unit is reduced."""
+        if unit in self._seen:
+            self._end()
+        self._seen.add(unit)
+
+    def end(self) -> None:
+        """After a unit was reduced."""
+        if self._seen == self._units:
+            self._end()
+
+    def _end(self) -> None:
+        self._seen.clear()
+        self._exchange.end_step(repeats=False)  # FSDP2 waits for each result: nothing to predict
+
+
+class _Buckets:
+    """A unit's buckets, one for each dtype and operation that FSDP2 asks for."""
+
+    def __init__(self, exchange: GradientExchange, name: str, parts: list[Part], collective: str):
+        self._exchange, self._name, self._parts = exchange, name, parts
+        self._collective = collective
+        self._made: dict[tuple[torch.dtype, str], Bucket] = {}
+
+    def get(self, dtype: torch.dtype, op: str) -> Bucket:
+        if (dtype, op) not in self._made:
+            self._made[dtype, op] = self._exchange.bucket(
+                self._name, self._parts, dtype, op=op, collective=self._collective
+            )
+        return self._made[dtype, op]
+
+
+class ReduceScatter:
+    """torch.distributed.fsdp's interface of a reduce-scatter, for one unit."""
+
+    def __init__(self, unit: Unit, exchange: GradientExchange, steps: Steps) -> None:
+        self._unit, self._exchange, self._steps = unit, exchange, steps
+        self._buckets = _Buckets(exchange, unit.name, unit.parts(), "reduce_scatter")
+        self.exact = 0  # reductions that went uncompressed
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None:
+        """output_tensor: this rank's part, of n elements. input_tensor: as many for each rank, with
+        padding. op: AVG, SUM or PREMUL_SUM. It is done when this returns, on a GPU for later work
+        of the current stream. Typed errors of a failed exchange."""
+        self._steps.begin(self._unit.name)
+        kind, factor = _operation(op)
+        if input_tensor.numel() != self._unit.numel:
+            self._reduce_exactly(output_tensor, input_tensor, group, kind, factor)
+        else:
+            bucket = self._buckets.get(input_tensor.dtype, kind)
+            self._exchange.wait(self._exchange.submit(bucket, input_tensor, output_tensor))
+            if factor != 1:
+                output_tensor.mul_(factor)
+        self._steps.end()
+
+    def _reduce_exactly(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        group: dist.ProcessGroup,
+        kind: str,
+        factor: float,
+    ) -> None:
+        """FSDP2 leaves out parameters without a gradient, and does not say which, so residuals have
+        no place in the buffer. All ranks leave out the same, or FSDP2 itself would fail."""
+        if not self.exact:
+            warn(
+                f"'{self._unit.name}': FSDP2 reduces {source.numel()} elements, expected "
+                f"{self._unit.numel}, since parameters have no gradient; such steps go "
+                "uncompressed. Freeze what is not used, or give it to a fully_shard() of its own"
+            )
+        self.exact += 1
+        if kind == "mean":
+            factor = 1 / dist.get_world_size(group)
+        dist.reduce_scatter_tensor(output, source, op=dist.ReduceOp.SUM, group=group)
+        output.mul_(factor)
+
+
+class AllReduceHook:
+    """The mean over replicas of a unit's shard, after its reduce-scatter."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        rank: int,
+        group: dist.ProcessGroup,
+        exchange: GradientExchange,
+        steps: Steps,
+    ) -> None:
+        """rank: among those that share the shards. group, exchange: of the replicas."""
+        self._group = group
+        self._unit, self._exchange, self._steps = unit, exchange, steps
+        parts = unit.parts_of_rank(rank)
+        self._numel = sum(part.numel for part in parts)
+        self._buckets = _Buckets(exchange, unit.name, parts, "all_reduce")
+
+    def __call__(self, shard: torch.Tensor) -> None:
+        self._steps.begin(self._unit.name)
+        if shard.numel() != self._numel:  # as in ReduceScatter, which has warned
+            dist.all_reduce(shard, group=self._group)
+            shard.div_(self._exchange.world_size)
+        else:
+            bucket = self._buckets.get(shard.dtype, "mean")
+            self._exchange.wait(self._exchange.submit(bucket, shard))
+        self._steps.end()
+
+
+def _operation(op: dist.ReduceOp) -> tuple[str, float]:
+    """ "mean" or "sum", and what the result is to be multiplied by."""
+    if op == dist.ReduceOp.AVG:
+        return "mean", 1.0
+    if op == dist.ReduceOp.SUM:
+        return "sum", 1.0
+    kind, factor = op.__getstate__()  # the public way to a PREMUL_SUM's factor
+    if kind == dist.ReduceOp.RedOpType.PREMUL_SUM and isinstance(factor, float):
+        return "sum", factor
+    raise InvalidArgumentError(f"FSDP2 asked for {kind}, expected AVG, SUM or PREMUL_SUM")

@@ -1,0 +1,207 @@
+"""Compression: FSDP2's gradients through compressed reduce-scatters, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch.exchange import checkpoint, state_file
+from thinwire.torch.exchange.gathered import gather
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.exchange.state_file import PathLike
+from thinwire.torch.fsdp.collectives import AllReduceHook, ReduceScatter, Steps
+from thinwire.torch.fsdp.units import Unit, units_of
+
+
+def compress(
+    model: torch.nn.Module,
+    codec: Codec | None = None,
+    *,
+    replicas: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> Compression:
+    """Compresses the gradients of a model under FSDP2, from the next backward pass on.
+
+    model: fully_shard() was called on it or on its parts, once and for all, with shards of
+      dimension 0. Every module of these is one reduce-scatter, and all of its parameters need one
+      codec, so rules by name go by module: {"embed.*": "int8", "*": "int4"}.
+    codec: as State takes it, but for "auto", topk, onebit and momentum, which need the whole mean
+      on every rank.
+    replicas: for hybrid sharding of one's own: the group of ranks that have the same shard. The
+      mean over it is taken compressed as well, after the reduce-scatter. With HSDP's mesh of two
+      dimensions FSDP2 itself reduces over replicas, uncompressed.
+    options: settings of docs/settings.md.
+
+    Gradients are summed in fp32 and come out in the dtype of the reduction. Parameters are gathered
+    by FSDP2, exactly. Residuals take 4 bytes for every element of the whole model on every rank,
+    since each encodes what it sends to all others. Raises InvalidArgumentError for what can't be;
+    typed errors of a failed exchange come out of backward(), on every rank."""
+    units = units_of(model)
+    made = Compression(units, codec, replicas, options)
+    for unit in units:
+        made.install(unit)
+    return made
+
+
+class Compression:
+    """What compress() returns: statistics and checkpoints, as State has them."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        codec: Codec | None,
+        replicas: dist.ProcessGroup | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """compress() makes it."""
+        self._numels = {piece.name: piece.numel for unit in units for piece in unit.pieces}
+        self._padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
+        group = _group_of(units)
+        self._exchange = _exchange(codec, group, self._padded, "fsdp", options)
+        self._rank = dist.get_rank(group)
+        self._replicas: GradientExchange | None = None
+        self._replica_group = replicas
+        if replicas is not None:
+            if units[0].mesh.ndim > 1:
+                raise InvalidArgumentError(
+                    "got replicas, and a model on HSDP's mesh, over which FSDP2 reduces itself; "
+                    "shard it over one dimension of ranks"
+                )
+            self._replicas = _exchange(codec, replicas, self._padded, "fsdp replicas", options)
+            self._replica_steps = Steps([unit.name for unit in units], self._replicas)
+        self._group = group
+        self._steps = Steps([unit.name for unit in units], self._exchange)
+        self._reducers: list[ReduceScatter] = []
+
+    def install(self, unit: Unit) -> None:
+        """compress() calls it for each unit."""
+        reducer = ReduceScatter(unit, self._exchange, self._steps)
+        self._reducers.append(reducer)
+        unit.module.set_custom_reduce_scatter(reducer)
+        if self._replicas is not None:
+            hook = AllReduceHook(
+                unit, self._rank, self._replica_group, self._replicas, self._replica_steps
+            )
+            unit.module.set_all_reduce_hook(hook)
+
+    def _exchanges(self) -> list[GradientExchange]:
+        return [self._exchange] + ([] if self._replicas is None else [self._replicas])
+
+    @property
+    def exchange(self) -> GradientExchange:
+        """Of the ranks that share the shards."""
+        return self._exchange
+
+    def stats(self) -> dict[str, Any]:
+        """As State.stats(), of the reduce-scatters, and exact_reductions, which went uncompressed
+        because parameters of their unit had no gradient; replicas: the same of the all-reduces, if
+        these are compressed."""
+        found = {**self._exchange.stats(), "exact_reductions": sum(r.exact for r in self._reducers)}
+        if self._replicas is not None:
+            found["replicas"] = self._replicas.stats()
+        return found
+
+    def describe(self) -> str:
+        """As State.describe()."""
+        return "".join(exchange.describe() for exchange in self._exchanges())
+
+    def state_dict(self) -> dict[str, Any]:
+        """As State.state_dict(): what this rank keeps, in the parameters' unsharded order."""
+        self._check_one_group()
+        saved = self._exchange.state_dict()
+        saved["residuals"] = self._resized(saved["residuals"], self._numels)
+        return saved
+
+    def gathered_state_dict(self) -> dict[str, Any]:
+        """As State.gathered_state_dict(), of the ranks that share the shards."""
+        return gather(self.state_dict(), self._group)
+
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """As State.load_state_dict(), also in another number of ranks."""
+        self._check_one_group()
+        world, rank = self._exchange.world_size, self._exchange.rank
+        mine = dict(checkpoint.of_rank(saved, world, rank))
+        _check_sizes(mine["residuals"], self._numels)
+        mine["residuals"] = self._resized(mine["residuals"], self._padded)
+        self._exchange.load_state_dict(mine)
+
+    def save(self, path: PathLike) -> None:
+        """As State.save()."""
+        state_file.save(self.state_dict(), path)
+
+    def load(self, path: PathLike | Sequence[PathLike]) -> None:
+        """As State.load()."""
+        self.load_state_dict(state_file.load_all(path))
+
+    def close(self) -> None:
+        """Says goodbye to the peers. Done by itself when the model goes, and at exit."""
+        for exchange in self._exchanges():
+            exchange.close()
+
+    def _check_one_group(self) -> None:
+        if self._replicas is not None:
+            raise InvalidArgumentError(
+                "compress(..., replicas=...) has no checkpoint of its residuals; leave them out, "
+                "or let FSDP2 reduce over the replicas"
+            )
+
+    @staticmethod
+    def _resized(
+        residuals: Mapping[str, Mapping[str, torch.Tensor]], numels: Mapping[str, int]
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """With FSDP2's padding, which is zeros at a parameter's end, or without it."""
+        return {
+            name: {kind: _resize(tensor, numels[name]) for kind, tensor in memory.items()}
+            for name, memory in residuals.items()
+        }
+
+
+def _resize(tensor: torch.Tensor, numel: int) -> torch.Tensor:
+    return torch.nn.functional.pad(tensor, (0, numel - tensor.numel())).clone()
+
+
+def _check_sizes(
+    residuals: Mapping[str, Mapping[str, torch.Tensor]], numels: Mapping[str, int]
+) -> None:
+    for name, memory in residuals.items():
+        got, expected = memory["first"].numel(), numels.get(name, "no such parameter")
+        if got != expected:
+            raise InvalidArgumentError(
+                f"the state dict's residual for '{name}' has {got} elements, expected {expected}; "
+                "load it into the model that it was saved from"
+            )
+
+
+def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
+    first = units[0].group
+    ranks = dist.get_process_group_ranks(first)
+    for unit in units:
+        theirs = dist.get_process_group_ranks(unit.group)
+        if theirs != ranks:
+            raise InvalidArgumentError(
+                f"'{unit.name}' is sharded over the ranks {theirs}, expected {ranks} as "
+                f"'{units[0].name}'; call compress() for each of such parts by itself"
+            )
+    return first
+
+
+def _exchange(
+    codec: Codec | None,
+    group: dist.ProcessGroup,
+    sizes: Mapping[str, int],
+    purpose: str,
+    options: Mapping[str, Any],
+) -> GradientExchange:
+    exchange = GradientExchange(codec, group, parameters=sizes, purpose=purpose, **options)
+    if exchange.automatic or exchange.config.momentum:
+        raise InvalidArgumentError(
+            f"FSDP2 got codec={codec!r} with momentum={exchange.config.momentum}, expected a codec "
+            "without momentum, and not 'auto': a reduce-scatter leaves no rank the whole mean; "
+            "take int8 or int4"
+        )
+    return exchange

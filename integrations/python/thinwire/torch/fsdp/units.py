@@ -1,0 +1,119 @@
+"""Units: what FSDP2 reduces at once, and where each parameter lies in the buffer of that.
+
+FSDP2 pads each gradient with zeros to a multiple of the ranks in dimension 0, cuts it there into a
+chunk for each rank, and lays out the first chunks of all gradients, then the second ones, and so
+on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch import private
+from thinwire.torch.exchange.bucket import Part
+
+
+class Piece(NamedTuple):
+    """A parameter of a unit."""
+
+    name: str
+    numel: int
+    chunk: int  # elements of a rank, with padding
+
+
+class Unit(NamedTuple):
+    """The trained parameters that one fully_shard() call manages, in FSDP2's order."""
+
+    name: str  # the module's
+    module: FSDPModule
+    pieces: tuple[Piece, ...]
+    mesh: DeviceMesh
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Of the ranks that share the shards."""
+        mesh = self.mesh
+        return mesh.get_group(mesh.ndim - 1)
+
+    @property
+    def world(self) -> int:
+        """The number of these ranks."""
+        return self.mesh.size(self.mesh.ndim - 1)
+
+    @property
+    def numel(self) -> int:
+        """Elements of the reduce-scatter's input."""
+        return self.world * sum(piece.chunk for piece in self.pieces)
+
+    def parts_of_rank(self, rank: int) -> list[Part]:
+        """What one rank's share of the buffer holds."""
+        return [
+            Part(piece.name, piece.chunk, rank * piece.chunk, self.world * piece.chunk)
+            for piece in self.pieces
+        ]
+
+    def parts(self) -> list[Part]:
+        """What the whole buffer holds."""
+        return [part for rank in range(self.world) for part in self.parts_of_rank(rank)]
+
+
+def units_of(model: torch.nn.Module) -> list[Unit]:
+    """InvalidArgumentError unless fully_shard() was applied to the model, or to modules in it, and
+    shards dimension 0 only."""
+    names = {p: private.plain_name(name) for name, p in model.named_parameters()}
+    units = []
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            trained = [p for p in _managed(module) if p.requires_grad]
+            if trained:
+                pieces = tuple(_piece(p, names[p]) for p in trained)
+                mesh = trained[0].device_mesh
+                units.append(Unit(private.plain_name(name) or "model", module, pieces, mesh))
+    if not units:
+        raise InvalidArgumentError(
+            f"got a {type(model).__name__} without trained parameters under FSDP2, expected a "
+            "model that torch.distributed.fsdp.fully_shard was called on; call it first"
+        )
+    return units
+
+
+def _managed(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
+    """Children come before their module, as FSDP2 collects them."""
+    found: dict[torch.nn.Parameter, None] = {}
+    for part in _own_modules(module, {module}):
+        found |= dict.fromkeys(part.parameters(recurse=False))
+    return found
+
+
+def _own_modules(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    for child in module.children():
+        if child not in seen and not isinstance(child, FSDPModule):
+            seen.add(child)
+            yield from _own_modules(child, seen)
+    yield module
+
+
+def _piece(parameter: torch.nn.Parameter, name: str) -> Piece:
+    if not isinstance(parameter, DTensor):
+        raise _refusal(name, "FSDP2 does not manage it")
+    *outer, inner = parameter.placements
+    if len(outer) > 1 or inner != Shard(0) or not all(p.is_replicate() for p in outer):
+        raise _refusal(name, f"it lies as {parameter.placements}")
+    mesh = parameter.device_mesh
+    rows = -(-parameter.shape[0] // mesh.size(mesh.ndim - 1))
+    return Piece(name, parameter.numel(), rows * math.prod(parameter.shape[1:]))
+
+
+def _refusal(name: str, got: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"parameter '{name}': {got}, expected Shard(0) over one dimension of ranks, or HSDP's two; "
+        "other layouts, such as those of tensor parallelism, can't be compressed here"
+    )
