@@ -16,13 +16,14 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-python thread-safety docs gpu neon fuzz \
-  soak replicas bench accuracy ratio wheel wheel-check lint format clean
+.PHONY: help setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-python test-frameworks thread-safety docs \
+  gpu neon fuzz soak replicas bench accuracy ratio wheel wheel-check lint format clean
 
 help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
 	@echo "make check   the tests that take seconds, for daily work"
 	@echo "make test    every test that can run on this machine"
+	@echo "make test-frameworks   the examples for Lightning, Accelerate and transformers, with these"
 	@echo "make replicas   a thousand steps of every codec and 2 to 8 ranks: bit-identical (20 minutes)"
 	@echo "make thread-safety   clang's analysis of who holds which lock"
 	@echo "make docs    the documentation as a site, in build/docs/html"
@@ -83,6 +84,10 @@ tsan-gloo: setup
 
 test-python: build
 	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup tests
+
+# With Lightning, Accelerate and transformers themselves, which it installs beside .venv.
+test-frameworks: build
+	@scripts/frameworks.sh
 
 # Faults in full; make soak SOAK_MINUTES=1 takes ten minutes. `make test` has a short part.
 SOAK_MINUTES ?= 30

@@ -1,0 +1,34 @@
+"""Accelerate 1: prepare() with compressed gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate import Accelerator
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch import GatheredState, State, attach
+
+
+def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> tuple[Any, ...]:
+    """accelerator.prepare(*objects), then attach() of the DDP model among them.
+
+    options: codec and others of attach(). Returns the prepared objects in their order, and behind
+    them the State; None in a program of one process, where nothing is exchanged. The residuals of
+    all ranks go into save_state() and come back from load_state(), in any world size.
+    InvalidArgumentError if there are several processes and not one DDP model."""
+    prepared = accelerator.prepare(*objects)
+    prepared = prepared if len(objects) > 1 else (prepared,)
+    models = [each for each in prepared if isinstance(each, DistributedDataParallel)]
+    if accelerator.num_processes == 1:
+        return *prepared, None
+    if len(models) != 1:
+        raise InvalidArgumentError(
+            f"prepare got {len(models)} models that Accelerate wraps in DistributedDataParallel, "
+            f"expected one ({accelerator.distributed_type}); for FSDP2 take "
+            "thinwire.torch.fsdp.compress(model), for several models attach() to each"
+        )
+    state: State = attach(models[0], **options)
+    accelerator.register_for_checkpointing(GatheredState(state))
+    return *prepared, state

@@ -1,0 +1,111 @@
+"""Strategies for Lightning 2: DDP with compressed gradients, on GPUs, and on the CPU, where
+Lightning leaves communication hooks out.
+
+trainer = Trainer(strategy=ThinwireStrategy(codec="int4"))
+fabric = Fabric(strategy=ThinwireFabricStrategy(codec="int4"))"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.options import ARGUMENTS
+from thinwire.torch import State, attach
+
+_KEY = "thinwire"  # of the residuals in a checkpoint
+_OF_STATE = {*ARGUMENTS, "codec", "clip_value", "clip_norm"}
+
+
+def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(attach()'s options, the strategy's)"""
+    ours = {name: value for name, value in options.items() if name in _OF_STATE}
+    return ours, {name: value for name, value in options.items() if name not in ours}
+
+
+class ThinwireStrategy(DDPStrategy):
+    """Lightning's DDPStrategy with thinwire.torch.attach.
+
+    options: those of attach (codec, min_bytes, ...), and those of DDPStrategy
+      (find_unused_parameters, ...). Not momentum, which Lightning would have to move.
+
+    Checkpoints of the Trainer hold the residuals of all ranks, and load in any world size."""
+
+    strategy_name = "thinwire"
+
+    def __init__(self, **options: Any) -> None:
+        self._thinwire_options, rest = _split(options)
+        super().__init__(**rest)
+        self._thinwire_state: State | None = None
+        self._thinwire_saved: Mapping[str, Any] | None = None
+
+    @property
+    def thinwire_state(self) -> State | None:
+        """None before fit(), and in validation and prediction."""
+        return self._thinwire_state
+
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        self._thinwire_state = attach(self.model, **self._thinwire_options)
+        if self._thinwire_saved is not None:
+            self._thinwire_state.load_state_dict(self._thinwire_saved)
+            self._thinwire_saved = None
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Lightning restores this part of a checkpoint first, before the model is wrapped."""
+        super().load_model_state_dict(checkpoint, strict=strict)
+        self._thinwire_saved = checkpoint.get(_KEY)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *arguments: Any, **options: Any) -> None:
+        """Lightning calls it on all ranks, and rank 0 writes."""
+        if self._thinwire_state is not None:
+            checkpoint[_KEY] = self._thinwire_state.gathered_state_dict()
+        super().save_checkpoint(checkpoint, *arguments, **options)
+
+    def teardown(self) -> None:
+        if self._thinwire_state is not None:
+            self._thinwire_state.close()
+        super().teardown()
+
+
+class ThinwireFabricStrategy(FabricDDPStrategy):
+    """Fabric's DDPStrategy with thinwire.torch.attach; options as ThinwireStrategy takes them.
+
+    For checkpoints give fabric.save() and fabric.load() GatheredState(strategy.states[0]), one for
+    each model that fabric.setup() was given."""
+
+    def __init__(self, **options: Any) -> None:
+        self._thinwire_options, rest = _split(options)
+        super().__init__(**rest)
+        self.states: list[State] = []
+
+    def setup_module(self, module: torch.nn.Module) -> DistributedDataParallel:
+        ddp = super().setup_module(module)
+        self.states.append(attach(ddp, **self._thinwire_options))
+        return ddp
+
+
+class ThinwireStats(Callback):
+    """Logs steps, bytes, their ratio and seconds by stage, every `every` batches, as "thinwire/..."
+    of the trainer's loggers."""
+
+    def __init__(self, every: int = 50) -> None:
+        self._every = every
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        state = getattr(trainer.strategy, "thinwire_state", None)
+        if state is None or (batch_idx + 1) % self._every:
+            return
+        stats = state.stats()
+        values = {key: stats[key] for key in ("steps", "raw_bytes", "wire_bytes", "ratio")}
+        values |= {f"{stage}_s": seconds for stage, seconds in stats["seconds"].items()}
+        named = {f"thinwire/{key}": float(value) for key, value in values.items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(named, step=trainer.global_step)

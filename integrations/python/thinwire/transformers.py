@@ -1,0 +1,92 @@
+"""A callback for the Trainer of Hugging Face's transformers 5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from thinwire.torch import State, attach
+from thinwire.warn import warn
+
+_FILE = "thinwire.pt"  # in a checkpoint's folder
+
+
+class ThinwireCallback(TrainerCallback):
+    """trainer.add_callback(ThinwireCallback(trainer, codec="int4")) compresses the gradients of a
+    Trainer under DDP.
+
+    trainer: the one that it is added to. resume_from: the folder that train() resumes from, if that
+      is neither TrainingArguments' nor the output folder's. options: codec and others of attach();
+      not momentum.
+
+    Each checkpoint holds the residuals of all ranks in a file of rank 0's, thinwire.pt; train() in
+    any world size takes them back. Logs get thinwire_ratio."""
+
+    def __init__(self, trainer: Trainer, resume_from: str | None = None, **options: Any) -> None:
+        self._trainer, self._resume_from, self._options = trainer, resume_from, options
+        self._model: DistributedDataParallel | None = None
+        self._state: State | None = None
+
+    @property
+    def state(self) -> State | None:
+        """None before train(), and in a program of one process."""
+        return self._state
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        model = self._trainer.model_wrapped
+        if not isinstance(model, DistributedDataParallel):
+            if args.world_size > 1:
+                warn(f"ThinwireCallback: {type(model).__name__} is not DDP, so nothing is done")
+            return
+        if model is not self._model:  # a second train() may go on with the first one's
+            self._model, self._state = model, attach(model, **self._options)
+        if state.global_step > 0:
+            self._load(args, state.global_step)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._state is None:
+            return
+        saved = self._state.gathered_state_dict()
+        if state.is_world_process_zero:
+            torch.save(saved, _folder(args, state.global_step) / _FILE)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if self._state is not None and logs is not None:
+            logs["thinwire_ratio"] = self._state.stats()["ratio"]
+
+    def _load(self, args: TrainingArguments, step: int) -> None:
+        for folder in self._folders(args, step):
+            if (folder / _FILE).is_file():
+                self._state.load_state_dict(torch.load(folder / _FILE, weights_only=True))
+                return
+        warn(
+            f"ThinwireCallback: training resumes at step {step}, and there is no {_FILE} in "
+            f"{' or '.join(map(str, self._folders(args, step)))}; residuals start empty. Name the "
+            "folder as resume_from="
+        )
+
+    def _folders(self, args: TrainingArguments, step: int) -> Iterator[Path]:
+        for named in (self._resume_from, args.resume_from_checkpoint):
+            if isinstance(named, str):
+                yield Path(named)
+        yield _folder(args, step)
+
+
+def _folder(args: TrainingArguments, step: int) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{step}"

@@ -1,0 +1,56 @@
+"""The examples for frameworks, run with these themselves: they learn, fewer bytes are sent,
+and a resumed run ends with the same bits (`make test-frameworks`)."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "integrations" / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+def run(framework: str, *arguments: str) -> tuple[float, float, int, float, str]:
+    """(first loss, last loss, steps, ratio, weights) of an example's two ranks."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not here: `make test-frameworks` installs it")
+    launcher = () if framework == "lightning" else TORCHRUN  # which starts its ranks itself
+    program = str(EXAMPLES / f"train_{framework}.py")
+    done = subprocess.run(
+        [sys.executable, *launcher, program, *arguments], capture_output=True, text=True,
+        timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(
+        r"int4: loss ([\d.]+) to ([\d.]+) in (\d+) steps, ([\d.]+) times .* weights (\S+)",
+        done.stdout,
+    )
+    assert found is not None, done.stdout + done.stderr
+    first, last, steps, ratio, weights = found.groups()
+    return float(first), float(last), int(steps), float(ratio), weights
+
+
+# What resumes an example in the middle of its steps, from the folder that it was given.
+RESUME = {"lightning": "{}/epoch=3.ckpt", "accelerate": "resume", "transformers": "resume"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", RESUME)
+def test_an_example_learns_and_resumes_bit_by_bit(framework, tmp_path):
+    folder = str(tmp_path / "run")
+    first, last, steps, ratio, weights = run(framework, folder)
+    assert last < 0.3 * first and ratio > 7
+    _, _, all_steps, _, again = run(framework, folder, RESUME[framework].format(folder))
+    assert (all_steps, again) == (steps, weights)
+
+
+@pytest.mark.slow
+def test_lightnings_logger_gets_statistics(tmp_path):
+    run("lightning", str(tmp_path))
+    (log,) = tmp_path.glob("lightning_logs/*/metrics.csv")
+    header, *rows = log.read_text().splitlines()
+    ratios = [row.split(",")[header.split(",").index("thinwire/ratio")] for row in rows]
+    assert any(ratio and float(ratio) > 7 for ratio in ratios)
