@@ -11,6 +11,7 @@
 
 #include "compress/hadamard.h"
 #include "compress/philox.h"
+#include "compress/simd_decode-inl.h"
 #include "compress/simd_quantise-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -117,7 +118,6 @@ HWY_INLINE void MultiplyBy(const float* HWY_RESTRICT factors, float* HWY_RESTRIC
 template <int kBits>
 HWY_INLINE void QuantiseBuffer(size_t vectors, const BlockScale& s, const float* uniforms,
                                float* HWY_RESTRICT x, uint8_t* HWY_RESTRICT codes) {
-  const V scale = hn::Set(F(), s.scale), inverse = hn::Set(F(), s.inverse);
   const V top = hn::Set(F(), kBits == 8 ? 127.0f : 7.0f), bottom = hn::Neg(top);
   constexpr size_t kStep = kGroup<kBits>;
   for (size_t j = 0; j < vectors; j += kStep) {
@@ -125,12 +125,12 @@ HWY_INLINE void QuantiseBuffer(size_t vectors, const BlockScale& s, const float*
 #pragma GCC unroll 8
     for (size_t t = 0; t < kStep; ++t) {
       float* place = x + kLanes * (j + t);
-      V scaled = hn::Mul(hn::Load(F(), place), inverse);
+      V scaled = hn::Mul(hn::Load(F(), place), s.inverse);
       if (uniforms != nullptr) {
         scaled = hn::Floor(hn::Add(scaled, hn::Load(F(), uniforms + kLanes * (j + t))));
       }
       k[t] = RoundToInt(hn::Min(hn::Max(scaled, bottom), top));
-      hn::Store(hn::Mul(hn::ConvertTo(F(), k[t]), scale), F(), place);
+      hn::Store(hn::Mul(hn::ConvertTo(F(), k[t]), s.scale), F(), place);
     }
     PackGroup<kBits>(k, codes + kLanes * kBits / 8 * j);
   }
@@ -163,7 +163,10 @@ HWY_INLINE void EncodeBuffered(const Blocks& blocks, const float* HWY_RESTRICT g
       EncodeSpecial<kBits, kFeedback>(vectors, s.magnitude, g, r, scale, to);
       continue;
     }
-    if (blocks.signs != nullptr) s = ScaleFor<kBits>(BitsOf(kClip * FloatOf(s.magnitude)));
+    if (blocks.signs != nullptr) {
+      const float clipped = kClip * FloatOf(s.magnitude);
+      s = ScaleFor<kBits>(hn::BitCast(I(), hn::Set(F(), clipped)));
+    }
     StoreScale(s.scale, scale);
     const float* drawn = nullptr;
     if (blocks.draws != nullptr) {

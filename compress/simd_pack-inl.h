@@ -150,11 +150,23 @@ HWY_INLINE hn::Mask<F> LoadSigns(const uint8_t* codes, size_t j) {
   }
 }
 
+// table[index % 16] in each lane. On AVX-512 the processor ignores higher bits by itself.
+HWY_INLINE V LookUpLow4(V table, hn::Vec<U> index) {
+#if HWY_TARGET == HWY_AVX3
+  return V{_mm512_permutexvar_ps(index.raw, table.raw)};
+#else
+  return hn::TableLookupLanes(table, hn::IndicesFromVec(F(), hn::And(index, hn::Set(U(), 15))));
+#endif
+}
+
 // Unpacker: from codes to their products with a scale. Products of code and scale are exact, so a
 // table of them, looked up by nibble, gives the same bits as a multiplication.
 template <int kBits>
 class Unpacker {
  public:
+  // Vectors that are taken together: their codes begin on a byte, and fill a row of the table's.
+  static constexpr size_t kStep = 8;
+
   explicit HWY_INLINE Unpacker(float scale) : scale_(hn::Set(F(), scale)) {
     if constexpr (kTable) {
       alignas(64) static constexpr float kCodes[16] = {0,  1,  2,  3,  4,  5,  6,  7,
@@ -163,11 +175,18 @@ class Unpacker {
     }
   }
 
-  // Vector j of a block whose codes begin at `codes`.
+  // Vector j of the kStep whose codes begin at `codes`; j must be known to the compiler.
   HWY_INLINE V Values(const uint8_t* codes, size_t j) const {
     if constexpr (kBits == 1) {
       const V negative = hn::Xor(scale_, hn::BitCast(F(), hn::Set(U(), ~kAbsMask)));
-      return hn::IfThenElse(LoadSigns(codes, j), negative, scale_);
+      if constexpr (kLanes != 8) return hn::IfThenElse(LoadSigns(codes, j), negative, scale_);
+      // AVX2 makes no masks from bits: each lane moves its bit to where a sign stands.
+      uint32_t word;
+      memcpy(&word, codes + sizeof(word) * (j / 4), sizeof(word));
+      alignas(64) uint32_t shift[kLanes];
+      for (size_t i = 0; i < kLanes; ++i) shift[i] = static_cast<uint32_t>(31 - 8 * (j % 4) - i);
+      const V sign = hn::BitCast(F(), hn::Shl(hn::Set(U(), word), hn::Load(U(), shift)));
+      return hn::IfNegativeThenElse(sign, negative, scale_);
     } else if constexpr (kBits == 8) {
       const hn::Rebind<int8_t, F> d8;
       const auto bytes = hn::LoadU(d8, reinterpret_cast<const int8_t*>(codes) + kLanes * j);
@@ -177,13 +196,12 @@ class Unpacker {
       alignas(64) int32_t index[kLanes];
       alignas(64) uint32_t shift[kLanes];
       for (size_t i = 0; i < kLanes; ++i) {
-        index[i] = static_cast<int32_t>(2 * (j % 8) + i / 8);
+        index[i] = static_cast<int32_t>(2 * j + i / 8);
         shift[i] = static_cast<uint32_t>(4 * (i % 8));
       }
-      const auto row = hn::LoadU(U(), reinterpret_cast<const uint32_t*>(codes + 64 * (j / 8)));
+      const auto row = hn::LoadU(U(), reinterpret_cast<const uint32_t*>(codes));
       const auto words = hn::TableLookupLanes(row, hn::SetTableIndices(U(), index));
-      const auto nibbles = hn::And(hn::Shr(words, hn::Load(U(), shift)), hn::Set(U(), 15));
-      return hn::TableLookupLanes(table_, hn::IndicesFromVec(F(), nibbles));
+      return LookUpLow4(table_, hn::Shr(words, hn::Load(U(), shift)));
     } else {
       uint32_t word = 0;
       memcpy(&word, codes + kLanes / 2 * j, kLanes / 2);

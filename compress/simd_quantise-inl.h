@@ -1,4 +1,4 @@
-// The block loops of int8, int4 and onebit. Included once for each target.
+// The encoding loops of int8, int4 and onebit. Included once for each target.
 #if defined(THINWIRE_COMPRESS_SIMD_QUANTISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_QUANTISE_INL_H_
 #undef THINWIRE_COMPRESS_SIMD_QUANTISE_INL_H_
@@ -48,16 +48,20 @@ HWY_INLINE void PrefetchBlock(const void* at, size_t bytes) {
   }
 }
 
-// A block's scale, and the magnitude that tells its kind.
+// A block's scale, and the magnitude that tells its kind. What waits for the scale stays in vector
+// registers: the way to a general one and back takes longer than a division.
 struct BlockScale {
   uint32_t magnitude;
-  float scale, inverse;
+  V scale, inverse;  // in every lane
 };
 
+// `magnitude` in every lane. FORMAT.md's step 4.
 template <int kBits>
-HWY_INLINE BlockScale ScaleFor(uint32_t magnitude) {
-  const float scale = ScaleOf(magnitude, kBits == 8 ? 127.0f : 7.0f);
-  return {magnitude, scale, 1.0f / scale};
+HWY_INLINE BlockScale ScaleFor(hn::Vec<I> magnitude) {
+  const V step = hn::Div(hn::BitCast(F(), magnitude), hn::Set(F(), kBits == 8 ? 127.0f : 7.0f));
+  const auto up = hn::Add(hn::BitCast(U(), step), hn::Set(U(), 0xffffu));
+  const V scale = hn::BitCast(F(), hn::And(up, hn::Set(U(), 0xffff0000u)));
+  return {static_cast<uint32_t>(hn::GetLane(magnitude)), scale, hn::Div(hn::Set(F(), 1.0f), scale)};
 }
 
 // Halves upon halves: the order of FoldLanes.
@@ -98,9 +102,9 @@ class Head {
     }
     if constexpr (kBits == 1) {
       const float mean = MeanOf(FoldVector(part_[0]), count);
-      return {BitsOf(mean), OneBitScale(mean), 0.0f};
+      return {BitsOf(mean), hn::Set(F(), OneBitScale(mean)), hn::Zero(F())};
     } else {
-      return ScaleFor<kBits>(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(D(), part_[0]))));
+      return ScaleFor<kBits>(hn::MaxOfLanes(D(), part_[0]));
     }
   }
 
@@ -120,10 +124,13 @@ class Head {
   hn::Vec<D> part_[kParts];
 };
 
-HWY_INLINE void StoreScale(float scale, uint8_t* at) {
-  const uint16_t half = static_cast<uint16_t>(BitsOf(scale) >> 16);
+HWY_INLINE void StoreScale(V scale, uint8_t* at) {
+  const uint16_t half = static_cast<uint16_t>(BitsOf(hn::GetLane(scale)) >> 16);
   memcpy(at, &half, sizeof(half));
 }
+
+// What encoding loses: codes * scale is exact, so that a fused subtraction gives the same bits.
+HWY_INLINE V LossOf(V x, V codes, V scale) { return hn::NegMulAdd(codes, scale, x); }
 
 // The head of a block of x(j), j counting vectors: eight or more of them.
 template <int kBits, class X>
@@ -136,27 +143,26 @@ HWY_INLINE BlockScale HeadOf(size_t vectors, size_t count, X x) {
   return head.Finish(count);
 }
 
-// Second pass: quantises x(j), packs the codes, and hands each vector's decoded value to sink(j, x,
-// decoded).
+// Second pass: quantises x(j), packs the codes, and hands each vector's codes to sink(j, x, codes),
+// which stand for codes * scale.
 template <int kBits, class X, class Sink>
 HWY_INLINE void QuantiseBlock(size_t vectors, const BlockScale& s, X x, uint8_t* codes, Sink sink) {
   if constexpr (kBits == 1) {
-    const V scale = hn::Set(F(), s.scale);
     for (size_t j = 0; j < vectors; ++j) {
       const V value = x(j);
       StoreSigns(value, codes, j);
-      sink(j, value, hn::CopySignToAbs(scale, value));
+      sink(j, value, hn::CopySignToAbs(hn::Set(F(), 1.0f), value));
     }
     return;
   }
-  const V scale = hn::Set(F(), s.scale), inverse = hn::Set(F(), s.inverse);
   constexpr size_t kStep = kGroup<kBits>;
   for (size_t j = 0; j < vectors; j += kStep) {
     hn::Vec<I> k[kStep];
+#pragma GCC unroll 8
     for (size_t t = 0; t < kStep; ++t) {
       const V value = x(j + t);
-      k[t] = RoundToInt(hn::Mul(value, inverse));
-      sink(j + t, value, hn::Mul(hn::ConvertTo(F(), k[t]), scale));
+      k[t] = RoundToInt(hn::Mul(value, s.inverse));
+      sink(j + t, value, hn::ConvertTo(F(), k[t]));
     }
     PackGroup<kBits>(k, codes + kLanes * kBits / 8 * j);
   }
@@ -185,32 +191,29 @@ HWY_NOINLINE void EncodeSpecial(size_t vectors, uint32_t magnitude, const float*
       });
 }
 
-// A default block, read once and kept in registers.
-template <int kBits, bool kFeedback>
+// A default block with feedback, read once and kept in registers.
+template <int kBits>
 HWY_INLINE void EncodeInRegisters(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
                                   uint8_t* HWY_RESTRICT scale, uint8_t* HWY_RESTRICT codes) {
   PrefetchBlock(g, kDefaultBlock * sizeof(float));
-  if constexpr (kFeedback) PrefetchBlock(r, kDefaultBlock * sizeof(float));
+  PrefetchBlock(r, kDefaultBlock * sizeof(float));
   V x[kVectors];
   Head<kBits> head;
 #pragma GCC unroll 64
   for (size_t j = 0; j < kVectors; ++j) {
-    x[j] = LoadX<kFeedback>(g, r, kLanes * j);
+    x[j] = LoadX<true>(g, r, kLanes * j);
     head.Add(j, x[j]);
   }
   const BlockScale s = head.Finish(kDefaultBlock);
   if (HWY_UNLIKELY(IsSpecial(s.magnitude))) {
-    return EncodeSpecial<kBits, kFeedback>(kVectors, s.magnitude, g, r, scale, codes);
+    return EncodeSpecial<kBits, true>(kVectors, s.magnitude, g, r, scale, codes);
   }
   StoreScale(s.scale, scale);
-  const V vs = hn::Set(F(), s.scale), inverse = hn::Set(F(), s.inverse);
   if constexpr (kBits == 1) {
 #pragma GCC unroll 64
     for (size_t j = 0; j < kVectors; ++j) {
       StoreSigns(x[j], codes, j);
-      if constexpr (kFeedback) {
-        hn::StoreU(hn::Sub(x[j], hn::CopySignToAbs(vs, x[j])), F(), r + kLanes * j);
-      }
+      hn::StoreU(hn::Sub(x[j], hn::CopySignToAbs(s.scale, x[j])), F(), r + kLanes * j);
     }
     return;
   }
@@ -220,32 +223,54 @@ HWY_INLINE void EncodeInRegisters(const float* HWY_RESTRICT g, float* HWY_RESTRI
     hn::Vec<I> k[kStep];
 #pragma GCC unroll 8
     for (size_t t = 0; t < kStep; ++t) {
-      k[t] = RoundToInt(hn::Mul(x[j + t], inverse));
-      if constexpr (kFeedback) {
-        hn::StoreU(hn::Sub(x[j + t], hn::Mul(hn::ConvertTo(F(), k[t]), vs)), F(),
-                   r + kLanes * (j + t));
-      }
+      k[t] = RoundToInt(hn::Mul(x[j + t], s.inverse));
+      hn::StoreU(LossOf(x[j + t], hn::ConvertTo(F(), k[t]), s.scale), F(), r + kLanes * (j + t));
     }
     PackGroup<kBits>(k, codes + kLanes * kBits / 8 * j);
   }
 }
 
-// Looks one block ahead: the maximum and the divisions of block b + 1 overlap the packing of b.
+// A block to come: what there is to know before it can be packed.
 template <int kBits, bool kFeedback>
+class AheadBlock {
+ public:
+  HWY_INLINE BlockScale Read(const float* HWY_RESTRICT g, const float* HWY_RESTRICT r,
+                             size_t vectors, size_t filled) {
+    return HeadOf<kBits>(vectors, filled, [&](size_t j) HWY_ATTR {
+      const V x = LoadX<kFeedback>(g, r, kLanes * j);
+      if constexpr (kFeedback) hn::Store(x, F(), x_ + kLanes * j);
+      return x;
+    });
+  }
+
+  // x's vector j. Sums come from the first-level cache, since that is one load in place of two and
+  // an addition.
+  HWY_INLINE V X(const float* HWY_RESTRICT g, size_t j) const {
+    if constexpr (kFeedback) return hn::Load(F(), x_ + kLanes * j);
+    return hn::LoadU(F(), g + kLanes * j);
+  }
+
+ private:
+  alignas(64) float x_[kFeedback ? kMaxBlock : kLanes];
+};
+
+// Looks one block ahead: the maximum and the divisions of block b + 1 overlap the packing of b.
+// kBlock: the block's elements, if the compiler is to know them; 0: blocks.block.
+template <int kBits, bool kFeedback, size_t kBlock>
 HWY_INLINE void EncodeAhead(const Blocks& blocks, const float* HWY_RESTRICT g,
                             float* HWY_RESTRICT r, uint8_t* HWY_RESTRICT scales,
                             uint8_t* HWY_RESTRICT codes) {
-  const size_t block = blocks.block, vectors = block / kLanes;
-  const auto head = [&](const float* at, const float* kept) HWY_ATTR {
-    return HeadOf<kBits>(vectors, blocks.filled,
-                         [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(at, kept, kLanes * j); });
-  };
-  BlockScale next = head(g, r);
+  const size_t block = kBlock > 0 ? kBlock : blocks.block, vectors = block / kLanes;
+  AheadBlock<kBits, kFeedback> ahead[2];
+  BlockScale next = ahead[0].Read(g, r, vectors, blocks.filled);
   for (size_t b = 0; b < blocks.count; ++b, g += block, r += kFeedback ? block : 0) {
     const BlockScale s = next;
     PrefetchBlock(g, block * sizeof(float));
     if constexpr (kFeedback) PrefetchBlock(r, block * sizeof(float));
-    if (b + 1 < blocks.count) next = head(g + block, r + (kFeedback ? block : 0));
+    if (b + 1 < blocks.count) {
+      next =
+          ahead[(b + 1) % 2].Read(g + block, r + (kFeedback ? block : 0), vectors, blocks.filled);
+    }
     uint8_t* scale = scales + 2 * b;
     uint8_t* to = codes + block * kBits / 8 * b;
     if (HWY_UNLIKELY(IsSpecial(s.magnitude))) {
@@ -254,46 +279,27 @@ HWY_INLINE void EncodeAhead(const Blocks& blocks, const float* HWY_RESTRICT g,
     }
     StoreScale(s.scale, scale);
     QuantiseBlock<kBits>(
-        vectors, s, [&](size_t j) HWY_ATTR { return LoadX<kFeedback>(g, r, kLanes * j); }, to,
-        [&](size_t j, V x, V decoded) HWY_ATTR {
-          if constexpr (kFeedback) hn::StoreU(hn::Sub(x, decoded), F(), r + kLanes * j);
+        vectors, s, [&](size_t j) HWY_ATTR { return ahead[b % 2].X(g, j); }, to,
+        [&](size_t j, V x, V code) HWY_ATTR {
+          if constexpr (kFeedback) hn::StoreU(LossOf(x, code, s.scale), F(), r + kLanes * j);
         });
   }
 }
 
+// Blocks without feedback are read twice: that is one load, and the divisions are not waited for.
 template <int kBits, bool kFeedback>
 HWY_INLINE void EncodeLoop(const Blocks& blocks, const float* g, float* r, uint8_t* scales,
                            uint8_t* codes) {
   if (blocks.count == 0) return;
-  if (!kInRegisters || blocks.block != kDefaultBlock || blocks.filled != kDefaultBlock) {
-    return EncodeAhead<kBits, kFeedback>(blocks, g, r, scales, codes);
+  if (blocks.block != kDefaultBlock || blocks.filled != kDefaultBlock) {
+    return EncodeAhead<kBits, kFeedback, 0>(blocks, g, r, scales, codes);
+  }
+  if (!kInRegisters || !kFeedback) {
+    return EncodeAhead<kBits, kFeedback, kDefaultBlock>(blocks, g, r, scales, codes);
   }
   for (size_t b = 0; b < blocks.count; ++b) {
-    EncodeInRegisters<kBits, kFeedback>(g + kDefaultBlock * b,
-                                        r + (kFeedback ? kDefaultBlock * b : 0), scales + 2 * b,
-                                        codes + kDefaultBlock * kBits / 8 * b);
-  }
-}
-
-HWY_INLINE float LoadScale(const uint8_t* at) {
-  uint16_t half;
-  memcpy(&half, at, sizeof(half));
-  return FloatOf(static_cast<uint32_t>(half) << 16);
-}
-
-template <int kBits, bool kAdd>
-HWY_INLINE void DecodeLoop(const Blocks& blocks, const uint8_t* HWY_RESTRICT scales,
-                           const uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT out) {
-  const size_t block = blocks.block;
-  for (size_t b = 0; b < blocks.count; ++b, out += block, codes += block * kBits / 8) {
-    const Unpacker<kBits> unpack(LoadScale(scales + 2 * b));
-    if constexpr (kAdd) PrefetchBlock(out, block * sizeof(float));
-#pragma GCC unroll 8
-    for (size_t j = 0; j < block / kLanes; ++j) {
-      V value = unpack.Values(codes, j);
-      if constexpr (kAdd) value = hn::Add(hn::LoadU(F(), out + kLanes * j), value);
-      hn::StoreU(value, F(), out + kLanes * j);
-    }
+    EncodeInRegisters<kBits>(g + kDefaultBlock * b, r + kDefaultBlock * b, scales + 2 * b,
+                             codes + kDefaultBlock * kBits / 8 * b);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include "compress/quantiser.h"
+#include "compress/simd_decode-inl.h"
 #include "compress/simd_half-inl.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_pack-inl.h"
@@ -21,8 +22,15 @@ namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Vectors that are summed together, so that a rank's pointers and scale are looked up once for all.
-inline constexpr size_t kSumStep = 8;
+// Vectors that are summed together, so that a rank's pointers and scale are looked up once for all:
+// as many as Unpacker takes together.
+inline constexpr size_t kSumStep = Unpacker<8>::kStep;
+
+// Bytes of the codes before vector j.
+template <int kUp>
+HWY_INLINE size_t CodesBefore(size_t j) {
+  return j * kLanes * kUp / 8;
+}
 
 // The sum of all ranks' vectors t = 0 .. kStep - 1, in rank order. own(t) is the owner's vector;
 // loader(wire) gives a function of t for another rank's.
@@ -57,8 +65,9 @@ class SumOfMany {
     SumRanks(
         wires_, [&](size_t t) HWY_ATTR { return hn::LoadU(F(), own_ + kLanes * (j + t)); },
         [&](const uint8_t* wire) HWY_ATTR {
-          return [unpack = Unpacker<kUp>(LoadScale(wire + scale_at_)), codes = wire + codes_at_,
-                  j](size_t t) HWY_ATTR { return unpack.Values(codes, j + t); };
+          return [unpack = Unpacker<kUp>(LoadScale(wire + scale_at_)),
+                  codes = wire + codes_at_ + CodesBefore<kUp>(j)](size_t t)
+                     HWY_ATTR { return unpack.Values(codes, t); };
         },
         x);
   }
@@ -79,9 +88,10 @@ class SumOfTwo {
         unpack_(LoadScale(Peer(args) + args.scales_at + 2 * b)) {}
 
   HWY_INLINE void At(size_t j, V (&x)[kSumStep]) const {
+    const uint8_t* const codes = codes_ + CodesBefore<kUp>(j);
 #pragma GCC unroll 8
     for (size_t t = 0; t < kSumStep; ++t) {
-      x[t] = hn::Add(hn::LoadU(F(), own_ + kLanes * (j + t)), unpack_.Values(codes_, j + t));
+      x[t] = hn::Add(hn::LoadU(F(), own_ + kLanes * (j + t)), unpack_.Values(codes, t));
     }
   }
 
@@ -142,7 +152,8 @@ HWY_INLINE void ReduceLoop(const RankBlocks& blocks, const Reduction& args) {
     StoreScale(s.scale, args.scales + 2 * b);
     QuantiseBlock<kDown>(
         vectors, s, [&](size_t j) HWY_ATTR { return hn::Load(F(), buffer + kLanes * j); }, codes,
-        [&](size_t j, V x, V decoded) HWY_ATTR {
+        [&](size_t j, V x, V code) HWY_ATTR {
+          const V decoded = hn::Mul(code, s.scale);
           hn::StoreU(decoded, F(), out + kLanes * j);
           if constexpr (kFeedback) hn::StoreU(hn::Sub(x, decoded), F(), r + kLanes * j);
         });

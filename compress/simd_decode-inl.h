@@ -1,0 +1,49 @@
+// The decoding loop of int8, int4 and onebit. Included once for each target.
+#if defined(THINWIRE_COMPRESS_SIMD_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef THINWIRE_COMPRESS_SIMD_DECODE_INL_H_
+#undef THINWIRE_COMPRESS_SIMD_DECODE_INL_H_
+#else
+#define THINWIRE_COMPRESS_SIMD_DECODE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "compress/simd_kernels.h"
+#include "compress/simd_pack-inl.h"
+#include "compress/simd_quantise-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::simd::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+HWY_INLINE float LoadScale(const uint8_t* at) {
+  uint16_t half;
+  memcpy(&half, at, sizeof(half));
+  return FloatOf(static_cast<uint32_t>(half) << 16);
+}
+
+template <int kBits, bool kAdd>
+HWY_INLINE void DecodeLoop(const Blocks& blocks, const uint8_t* HWY_RESTRICT scales,
+                           const uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT out) {
+  constexpr size_t kStep = Unpacker<kBits>::kStep;
+  for (size_t b = 0; b < blocks.count; ++b) {
+    const Unpacker<kBits> unpack(LoadScale(scales + 2 * b));
+    if constexpr (kAdd) PrefetchBlock(out, blocks.block * sizeof(float));
+    for (size_t i = 0; i < blocks.block; i += kStep * kLanes) {
+#pragma GCC unroll 8
+      for (size_t t = 0; t < kStep; ++t) {
+        V value = unpack.Values(codes, t);
+        if constexpr (kAdd) value = hn::Add(hn::LoadU(F(), out + kLanes * t), value);
+        hn::StoreU(value, F(), out + kLanes * t);
+      }
+      codes += kStep * kLanes * kBits / 8;
+      out += kStep * kLanes;
+    }
+  }
+}
+
+}  // namespace thinwire::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // THINWIRE_COMPRESS_SIMD_DECODE_INL_H_
