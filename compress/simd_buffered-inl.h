@@ -21,42 +21,57 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using VU = hn::Vec<U>;
 
-// Both halves of the 64-bit products of 32-bit lanes.
-HWY_INLINE void MultiplyWide(VU a, uint32_t factor, VU* high, VU* low) {
-  const hn::RepartitionToWide<U> wide;
-  const VU b = hn::Set(U(), factor);
-  const auto even = hn::MulEven(a, b);
-  const auto odd = hn::MulEven(hn::BitCast(U(), hn::ShiftRight<32>(hn::BitCast(wide, a))), b);
-  *high = hn::OddEven(hn::BitCast(U(), odd), hn::BitCast(U(), hn::ShiftRight<32>(even)));
-  *low = hn::OddEven(hn::BitCast(U(), hn::ShiftLeft<32>(odd)), hn::BitCast(U(), even));
+// Philox's words of the even lanes' counters, or of the odd ones': each in the lower half of 64
+// bits, where a multiplication takes it from and leaves its lower product. Upper halves hold
+// anything.
+using Du64 = hn::RepartitionToWide<U>;
+struct HalfCounters {
+  hn::Vec<Du64> word[4];
+};
+
+HWY_INLINE void PhiloxRound(HalfCounters& c, uint32_t k0, uint32_t k1) {
+  const Du64 wide;
+  const auto product = [wide](hn::Vec<Du64> word, uint32_t factor) HWY_ATTR {
+    return hn::BitCast(wide, hn::MulEven(hn::BitCast(U(), word), hn::Set(U(), factor)));
+  };
+  const auto p0 = product(c.word[0], kPhiloxMul[0]), p1 = product(c.word[2], kPhiloxMul[1]);
+  const auto key0 = hn::BitCast(wide, hn::Set(U(), k0)), key1 = hn::BitCast(wide, hn::Set(U(), k1));
+  c = {{hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), key0), c.word[1]), p1,
+        hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), key1), c.word[3]), p0}};
 }
 
 // Philox of philox.h, lane by lane.
 HWY_INLINE void PhiloxLanes(VU* c, uint64_t key) {
+  const Du64 wide;
+  HalfCounters even, odd;
+  for (size_t i = 0; i < 4; ++i) {
+    even.word[i] = hn::BitCast(wide, c[i]);
+    odd.word[i] = hn::ShiftRight<32>(even.word[i]);
+  }
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
 #pragma GCC unroll 10
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    VU high0, low0, high1, low1;
-    MultiplyWide(c[0], kPhiloxMul[0], &high0, &low0);
-    MultiplyWide(c[2], kPhiloxMul[1], &high1, &low1);
-    c[0] = hn::Xor(hn::Xor(high1, c[1]), hn::Set(U(), k0));
-    c[1] = low1;
-    c[2] = hn::Xor(hn::Xor(high0, c[3]), hn::Set(U(), k1));
-    c[3] = low0;
+    PhiloxRound(even, k0, k1);
+    PhiloxRound(odd, k0, k1);
     k0 += kPhiloxWeyl[0];
     k1 += kPhiloxWeyl[1];
   }
+  for (size_t i = 0; i < 4; ++i) {
+    c[i] = hn::OddEven(hn::BitCast(U(), hn::ShiftLeft<32>(odd.word[i])),
+                       hn::BitCast(U(), even.word[i]));
+  }
 }
 
-HWY_INLINE V Uniform(VU draw) {
-  const V value = hn::ConvertTo(F(), hn::BitCast(I(), draw));
-  return hn::Mul(hn::Add(value, hn::Set(F(), 0.5f)), hn::Set(F(), 1.0f / 65536.0f));
+// UniformOf of the draw in bits 7 to 22: as a fraction of a number from 1 on it is exact.
+HWY_INLINE V Uniform(VU shifted) {
+  const VU draw = hn::And(shifted, hn::Set(U(), 0xffffu << 7));
+  const VU number = hn::Or(draw, hn::Set(U(), 127u << 23 | 1u << 6));
+  return hn::Sub(hn::BitCast(F(), number), hn::Set(F(), 1.0f));
 }
 
 // The uniform numbers of the kDrawGroup elements from `first` on, a multiple of kDrawGroup.
 HWY_INLINE void UniformsOf(const Draws& draws, uint64_t first, float* HWY_RESTRICT out) {
   const uint64_t counter = first / kDrawGroup * kDrawLanes;
-  const VU window = hn::Set(U(), 0xffff);
   for (size_t lane = 0; lane < kDrawLanes; lane += kLanes) {
     // Sixteen counters share their upper word: the first one is a multiple of sixteen.
     VU c[4] = {hn::Iota(U(), static_cast<uint32_t>(counter) + static_cast<uint32_t>(lane)),
@@ -67,9 +82,8 @@ HWY_INLINE void UniformsOf(const Draws& draws, uint64_t first, float* HWY_RESTRI
 #pragma GCC unroll 4
     for (size_t word = 0; word < 4; ++word) {
       const VU w = c[word];
-      const VU windows[4] = {hn::And(w, window), hn::And(hn::ShiftRight<8>(w), window),
-                             hn::ShiftRight<16>(w),
-                             hn::And(hn::Or(hn::ShiftRight<24>(w), hn::ShiftLeft<8>(w)), window)};
+      const VU windows[4] = {hn::ShiftLeft<7>(w), hn::ShiftRight<1>(w), hn::ShiftRight<9>(w),
+                             hn::Or(hn::ShiftRight<17>(w), hn::ShiftLeft<15>(w))};
       for (size_t t = 0; t < 4; ++t) {
         hn::Store(Uniform(windows[t]), F(), out + kDrawLanes * (4 * word + t) + lane);
       }
@@ -114,23 +128,25 @@ HWY_INLINE void MultiplyBy(const float* HWY_RESTRICT factors, float* HWY_RESTRIC
   }
 }
 
-// Quantises the block in `x` and leaves its decoded values there.
-template <int kBits>
+// Quantises the block in `x`, and hands each vector's codes to sink(j, x, codes), which stand for
+// codes * scale.
+template <int kBits, class Sink>
 HWY_INLINE void QuantiseBuffer(size_t vectors, const BlockScale& s, const float* uniforms,
-                               float* HWY_RESTRICT x, uint8_t* HWY_RESTRICT codes) {
+                               const float* x, uint8_t* codes, Sink sink) {
   const V top = hn::Set(F(), kBits == 8 ? 127.0f : 7.0f), bottom = hn::Neg(top);
   constexpr size_t kStep = kGroup<kBits>;
   for (size_t j = 0; j < vectors; j += kStep) {
     hn::Vec<I> k[kStep];
 #pragma GCC unroll 8
     for (size_t t = 0; t < kStep; ++t) {
-      float* place = x + kLanes * (j + t);
-      V scaled = hn::Mul(hn::Load(F(), place), s.inverse);
+      const V value = hn::Load(F(), x + kLanes * (j + t));
+      V scaled = hn::Mul(value, s.inverse);
       if (uniforms != nullptr) {
         scaled = hn::Floor(hn::Add(scaled, hn::Load(F(), uniforms + kLanes * (j + t))));
       }
-      k[t] = RoundToInt(hn::Min(hn::Max(scaled, bottom), top));
-      hn::Store(hn::Mul(hn::ConvertTo(F(), k[t]), s.scale), F(), place);
+      scaled = hn::Min(hn::Max(scaled, bottom), top);
+      k[t] = RoundToInt(scaled);
+      sink(j + t, value, hn::ConvertTo(F(), k[t]));
     }
     PackGroup<kBits>(k, codes + kLanes * kBits / 8 * j);
   }
@@ -177,12 +193,18 @@ HWY_INLINE void EncodeBuffered(const Blocks& blocks, const float* HWY_RESTRICT g
       }
       drawn = uniforms + skip;
     }
-    QuantiseBuffer<kBits>(vectors, s, drawn, buffer, to);
-    if constexpr (!kFeedback) continue;
-    if (blocks.signs != nullptr) {
-      ButterfliesOf(buffer);
-      MultiplyBy(blocks.signs, buffer);
+    if (blocks.signs == nullptr) {
+      QuantiseBuffer<kBits>(vectors, s, drawn, buffer, to, [&](size_t j, V x, V code) HWY_ATTR {
+        if constexpr (kFeedback) hn::StoreU(LossOf(x, code, s.scale), F(), r + kLanes * j);
+      });
+      continue;
     }
+    QuantiseBuffer<kBits>(vectors, s, drawn, buffer, to, [&](size_t j, V, V code) HWY_ATTR {
+      hn::Store(hn::Mul(code, s.scale), F(), buffer + kLanes * j);
+    });
+    if constexpr (!kFeedback) continue;
+    ButterfliesOf(buffer);
+    MultiplyBy(blocks.signs, buffer);
     for (size_t j = 0; j < block; j += kLanes) {
       const V x = LoadX<true>(g, r, j);
       hn::StoreU(hn::Sub(x, hn::Load(F(), buffer + j)), F(), r + j);
