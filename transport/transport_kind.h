@@ -7,15 +7,17 @@
 
 namespace thinwire {
 
-// gloo: Gloo's, which needs nothing else. ucx: UCX's, for ranks that share one host's memory. auto:
-// UCX's where all ranks can, else Gloo's.
-enum class TransportKind : uint8_t { kGloo, kUcx, kAuto };
+// gloo: Gloo's, which needs nothing else. ucx: UCX's, for ranks that share one host's memory. nccl:
+// NCCL's, for ranks with GPUs of their own. auto: NCCL's where all ranks can, else UCX's, else
+// Gloo's.
+enum class TransportKind : uint8_t { kGloo, kUcx, kAuto, kNccl };
 
 constexpr std::string_view Name(TransportKind kind) {
   switch (kind) {
     case TransportKind::kGloo: return "gloo";
     case TransportKind::kUcx: return "ucx";
     case TransportKind::kAuto: return "auto";
+    case TransportKind::kNccl: return "nccl";
   }
   return "unknown transport";
 }

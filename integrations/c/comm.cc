@@ -10,6 +10,7 @@
 #include "integrations/c/status.h"
 #include "integrations/c/text.h"
 #include "kernels/device.h"
+#include "transport/nccl/nccl.h"
 #include "transport/ucx/ucx.h"
 
 using thinwire::ToC;
@@ -91,6 +92,14 @@ tw_status tw_ucx_version(const char* library, char* text, size_t capacity) {
   if (text == nullptr) return ToC(absl::InvalidArgumentError("the place for the version is null"));
   const absl::StatusOr<std::string> version =
       thinwire::UcxVersion(std::string(thinwire::TextOf(library)));
+  if (!version.ok()) return ToC(version.status());
+  return ToC(thinwire::WriteText("the version", *version, text, capacity));
+}
+
+tw_status tw_nccl_version(const char* library, char* text, size_t capacity) {
+  if (text == nullptr) return ToC(absl::InvalidArgumentError("the place for the version is null"));
+  const absl::StatusOr<std::string> version =
+      thinwire::NcclVersion(std::string(thinwire::TextOf(library)));
   if (!version.ok()) return ToC(version.status());
   return ToC(thinwire::WriteText("the version", *version, text, capacity));
 }

@@ -11,8 +11,8 @@
 #include "integrations/c/text.h"
 #include "kernels/device.h"
 #include "schedule/engine/handshake.h"
+#include "transport/choice.h"
 #include "transport/gloo/gloo.h"
-#include "transport/ucx/ucx_choice.h"
 
 namespace thinwire {
 namespace {
@@ -64,7 +64,8 @@ struct Connected {
   std::string words;
 };
 
-absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options) {
+absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
+                                  const std::shared_ptr<Device>& device) {
   const absl::StatusOr<Meeting> meeting = MeetingOf(in);
   if (!meeting.ok()) return meeting.status();
   const std::shared_ptr<Store>& store = meeting->store;
@@ -92,13 +93,15 @@ absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options) 
   if (!gloo.ok()) return gloo.status();
   Connected connected{*std::move(gloo), ""};
   absl::StatusOr<std::string> words =
-      ChooseDataPlane(options.transport,
-                      {.rank = in.rank,
-                       .size = in.size,
+      ChooseDataPlane({.kind = options.transport,
+                       .members = {in.rank, in.size},
                        .store = store,
                        .prefix = prefix,
-                       .library = std::string(TextOf(in.ucx_library)),
-                       .deadline = deadline},
+                       .deadline = deadline,
+                       .device = device,
+                       .host_memory = options.checksum,
+                       .ucx_library = std::string(TextOf(in.ucx_library)),
+                       .nccl_library = std::string(TextOf(in.nccl_library))},
                       connected.transport);
   if (!words.ok()) return words.status();
   connected.words = *std::move(words);
@@ -115,7 +118,7 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   if (!device.ok()) return device.status();
   Connected connected{Transport(), "one rank"};
   if (in.size > 1) {
-    absl::StatusOr<Connected> made = Connect(in, *options);
+    absl::StatusOr<Connected> made = Connect(in, *options, *device);
     if (!made.ok()) return made.status();
     connected = *std::move(made);
   }

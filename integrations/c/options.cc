@@ -106,7 +106,8 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
       ParseKind("topology", in.topology, {Topology::kAuto, Topology::kFlat, Topology::kGrid});
   if (!topology.ok()) return topology.status();
   const absl::StatusOr<TransportKind> transport = ParseKind(
-      "transport", in.transport, {TransportKind::kGloo, TransportKind::kUcx, TransportKind::kAuto});
+      "transport", in.transport,
+      {TransportKind::kGloo, TransportKind::kUcx, TransportKind::kNccl, TransportKind::kAuto});
   if (!transport.ok()) return transport.status();
   out.codecs = *codecs;
   out.momentum = {in.momentum, in.nesterov != 0};

@@ -93,8 +93,11 @@ typedef struct {
                               as residuals and momentum take */
   size_t check_replicas;   /* results of every so many steps are compared between ranks; 0: never */
   const char* transport;   /* of the data: "gloo" (default); "ucx": shared memory of one host, which
-                              all ranks must be on; "auto": "ucx" if all ranks can, else "gloo" */
+                              all ranks must be on; "nccl": ranks with GPUs of their own; "auto":
+                              "nccl" if all ranks can, else "ucx", else "gloo" */
   const char* ucx_library; /* path of libucp.so.0; null: where the dynamic linker looks */
+  const char* nccl_library; /* path of libnccl.so.2; null: the copy that is loaded, else the wheel's
+                               beside the package, else where the dynamic linker looks */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */
@@ -259,12 +262,16 @@ TW_API tw_status tw_comm_stats(tw_comm* comm, tw_stats* stats);
 /* The spec that codec `index` of options.codec became: topk is int4 if that costs fewer bytes. */
 TW_API tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity);
 
-/* What the data runs on, such as "gloo over TCP" or "ucx 1.13.1 over shared memory". */
+/* What the data runs on, such as "gloo over TCP", "ucx 1.13.1 over shared memory" or "nccl 2.30.7".
+ */
 TW_API tw_status tw_comm_transport(tw_comm* comm, char* text, size_t capacity);
 
 /* The version of UCX that would be used; `library` as in tw_options.ucx_library. TW_UNAVAILABLE
  * says why there is none. */
 TW_API tw_status tw_ucx_version(const char* library, char* text, size_t capacity);
+
+/* The same of NCCL; `library` as in tw_options.nccl_library. Asking loads it. */
+TW_API tw_status tw_nccl_version(const char* library, char* text, size_t capacity);
 
 /* Whether a tensor of that size goes uncompressed, because it is small. */
 TW_API tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, int* raw);

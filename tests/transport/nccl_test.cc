@@ -4,14 +4,19 @@
 #include "transport/nccl/nccl.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
+#include <filesystem>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "tests/transport/connect_nccl.h"
+#include "transport/choice.h"
 #include "transport/nccl/nccl_comm.h"
 
 namespace thinwire {
@@ -125,6 +130,89 @@ TEST_F(NcclTest, StreamsShareOneCommunicator) {
   lanes[0]->Abort(absl::AbortedError("enough"));
   EXPECT_TRUE(absl::IsAborted(planes[0]->status()));
   EXPECT_TRUE(absl::IsAborted(lanes[1]->Flush()->Wait(Clock::now() + seconds(20))));
+}
+
+using Words = std::vector<absl::StatusOr<std::string>>;
+
+// What three ranks choose; `change` makes each rank's options other than usual.
+Words Choose(TransportKind kind, const std::function<void(ChoiceOptions&)>& change) {
+  Fake();
+  const std::shared_ptr<Store> store = MakeInProcessStore();
+  Words words(3);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank] {
+      ChoiceOptions options{.kind = kind,
+                            .members = {rank, 3},
+                            .store = store,
+                            .prefix = "c/",
+                            .deadline = Clock::now() + seconds(20),
+                            .device = DeviceOfRank(rank),
+                            .ucx_library = "/nowhere/libucp.so.0",
+                            .nccl_library = THINWIRE_FAKE_NCCL};
+      change(options);
+      Transport transport;
+      words[rank] = ChooseDataPlane(options, transport);
+      EXPECT_EQ(transport.data != nullptr, words[rank].ok() && *words[rank] == "nccl 2.30.7");
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return words;
+}
+
+// kNccl fails with `words` on all ranks, and kAuto stays with Gloo.
+void ExpectRefusal(std::initializer_list<const char*> words,
+                   const std::function<void(ChoiceOptions&)>& change) {
+  for (const auto& answer : Choose(TransportKind::kNccl, change)) {
+    EXPECT_TRUE(absl::IsUnimplemented(answer.status())) << answer.status();
+    for (const char* word : words) {
+      EXPECT_TRUE(Says(answer.status(), word)) << word << " in " << answer.status();
+    }
+  }
+  for (const auto& answer : Choose(TransportKind::kAuto, change)) {
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(*answer, "gloo over TCP");
+  }
+}
+
+TEST_F(NcclTest, RanksWithGpusOfTheirOwnTakeIt) {
+  for (const TransportKind kind : {TransportKind::kNccl, TransportKind::kAuto}) {
+    for (const auto& answer : Choose(kind, [](ChoiceOptions&) {})) {
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      EXPECT_EQ(*answer, "nccl 2.30.7");
+    }
+  }
+}
+
+TEST_F(NcclTest, AllRanksSayWhoLacksWhat) {
+  ExpectRefusal({"rank 2", "takes no part over NCCL", "/nowhere/libnccl.so.2", "gloo"},
+                [](ChoiceOptions& options) {
+                  if (options.members.rank == 2) options.nccl_library = "/nowhere/libnccl.so.2";
+                });
+  ExpectRefusal({"rank 1", "host memory"}, [](ChoiceOptions& options) {
+    if (options.members.rank == 1) options.device = nullptr;
+  });
+  ExpectRefusal({"ranks 0 and 2 share one", "threads 0"}, [](ChoiceOptions& options) {
+    if (options.members.rank == 2) options.device = DeviceOfRank(0);
+  });
+  ExpectRefusal({"checksum"}, [](ChoiceOptions& options) { options.host_memory = true; });
+}
+
+TEST_F(NcclTest, MixedVersionsAreRefusedOnAllRanks) {
+  const std::string other = testing::TempDir() + "/other_nccl." + std::to_string(getpid()) + ".so";
+  std::filesystem::copy_file(THINWIRE_FAKE_NCCL, other);
+  ControlsOf(other).version = 22105;
+  ExpectRefusal({"expected 2.30.7", "rank 1 has 2.21.5"}, [&](ChoiceOptions& options) {
+    if (options.members.rank == 1) options.nccl_library = other;
+  });
+  std::filesystem::remove(other);
+}
+
+// The ranks that wait for one that NCCL refuses hear the reason, before their own time is over.
+TEST_F(NcclTest, WhatNcclRefusesOneRankAllRanksHear) {
+  const FakeBehaves refusing(&FakeNccl::refuses, 1);
+  ExpectRefusal({"rank 1 takes no part over NCCL", "fake failure"},
+                [](ChoiceOptions& options) { options.deadline = Clock::now() + seconds(2); });
 }
 
 TEST_F(NcclTest, AGatherIsOneArrayOfEqualBlocks) {

@@ -15,8 +15,8 @@
 #include "tests/transport/connect_ucx.h"
 #include "tests/transport/listening.h"
 #include "tests/transport/rank_processes.h"
+#include "transport/choice.h"
 #include "transport/ucx/one_host.h"
-#include "transport/ucx/ucx_choice.h"
 
 namespace thinwire {
 namespace {
@@ -34,14 +34,13 @@ class UcxProcesses : public RankProcesses {
   absl::StatusOr<Transport> ConnectPlanes(const GlooOptions& options) override {
     absl::StatusOr<Transport> transport = ConnectGloo(options);
     if (!transport.ok()) return transport;
-    const absl::StatusOr<std::string> words = ChooseDataPlane(TransportKind::kUcx,
-                                                              {.rank = options.rank,
-                                                               .size = options.size,
-                                                               .store = options.store,
-                                                               .prefix = options.prefix,
-                                                               .library = "",
-                                                               .deadline = options.deadline},
-                                                              *transport);
+    const absl::StatusOr<std::string> words =
+        ChooseDataPlane({.kind = TransportKind::kUcx,
+                         .members = {options.rank, options.size},
+                         .store = options.store,
+                         .prefix = options.prefix,
+                         .deadline = options.deadline},
+                        *transport);
     if (!words.ok()) return words.status();
     EXPECT_EQ(words->substr(0, 3), "ucx") << *words;
     return transport;
@@ -133,13 +132,12 @@ std::vector<absl::StatusOr<std::string>> Choose(TransportKind kind, const std::s
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back(std::async(std::launch::async, [=] {
       Transport transport;
-      return ChooseDataPlane(kind,
-                             {.rank = rank,
-                              .size = 3,
+      return ChooseDataPlane({.kind = kind,
+                              .members = {rank, 3},
                               .store = store,
                               .prefix = "c/",
-                              .library = rank == 2 ? library : "",
-                              .deadline = Clock::now() + seconds(20)},
+                              .deadline = Clock::now() + seconds(20),
+                              .ucx_library = rank == 2 ? library : ""},
                              transport);
     }));
   }

@@ -94,7 +94,8 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options)
       TellAll(BoardOf(options), "address", worker.ok() ? (*worker)->Address() : worker.status());
   if (!worker.ok()) return worker.status();
   if (!addresses.ok()) return addresses.status();
-  if (absl::Status refusal = FirstRefusal(BoardOf(options), *addresses); !refusal.ok()) return refusal;
+  if (absl::Status refusal = FirstRefusal(BoardOf(options), *addresses); !refusal.ok())
+    return refusal;
   auto plane =
       std::make_unique<UcxData>(Membership{options.rank, options.size}, *std::move(worker));
   if (absl::Status bad = plane->Connect(*addresses); !bad.ok()) return bad;

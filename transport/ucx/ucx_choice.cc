@@ -9,8 +9,6 @@
 namespace thinwire {
 namespace {
 
-constexpr char kGlooRuns[] = "gloo over TCP";
-
 // Ranks that can share memory with the same version give the same answer.
 absl::StatusOr<std::string> Offer(const std::string& version) {
   return absl::StrCat(version, " ", HostIdentity());
@@ -31,10 +29,11 @@ absl::Status CheckOffers(const Board& board, const Answers& offers) {
   return absl::OkStatus();
 }
 
-// The plane that all ranks have now, or on all ranks the reason why one of them has not.
-absl::StatusOr<std::unique_ptr<DataPlane>> ConnectAll(const UcxOptions& options,
-                                                      const absl::StatusOr<std::string>& version) {
+}  // namespace
+
+absl::StatusOr<ChosenPlane> ChooseUcx(const UcxOptions& options) {
   const Board board = BoardOf(options);
+  const absl::StatusOr<std::string> version = UcxVersion(options.library);
   const absl::StatusOr<Answers> offers =
       TellAll(board, "offer", version.ok() ? Offer(*version) : version);
   if (!offers.ok()) return offers.status();
@@ -44,22 +43,7 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectAll(const UcxOptions& options,
       TellAll(board, "outcome", plane.ok() ? absl::StatusOr<std::string>("") : plane.status());
   if (!outcomes.ok()) return outcomes.status();
   if (absl::Status refusal = FirstRefusal(board, *outcomes); !refusal.ok()) return refusal;
-  return plane;
-}
-
-}  // namespace
-
-absl::StatusOr<std::string> ChooseDataPlane(TransportKind kind, const UcxOptions& options,
-                                            Transport& transport) {
-  if (kind == TransportKind::kGloo) return std::string(kGlooRuns);
-  const absl::StatusOr<std::string> version = UcxVersion(options.library);
-  absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectAll(options, version);
-  if (kind == TransportKind::kAuto && absl::IsUnimplemented(plane.status())) {
-    return std::string(kGlooRuns);
-  }
-  if (!plane.ok()) return plane.status();
-  transport.data = *std::move(plane);
-  return absl::StrCat("ucx ", *version, " over shared memory");
+  return ChosenPlane{*std::move(plane), absl::StrCat("ucx ", *version, " over shared memory")};
 }
 
 }  // namespace thinwire

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from ctypes import (
     POINTER,
     c_char,
@@ -200,6 +201,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_comm_codec": [c_void_p, c_size_t, c_char_p, c_size_t],
     "tw_comm_transport": [c_void_p, c_char_p, c_size_t],
     "tw_ucx_version": [c_char_p, c_char_p, c_size_t],
+    "tw_nccl_version": [c_char_p, c_char_p, c_size_t],
     "tw_comm_goes_raw": [c_void_p, c_size_t, c_int, POINTER(c_int)],
     "tw_comm_set_step": [c_void_p, c_uint64],
     "tw_comm_end_step": [c_void_p],
@@ -276,9 +278,19 @@ def cuda_devices(cuda_library: str | None = None) -> int:
 
 def ucx_version(ucx_library: str | None = None) -> str:
     """The version of UCX that would be used. UnavailableError, and why, if there is none."""
+    return _version(load().tw_ucx_version, ucx_library)
+
+
+def nccl_version(nccl_library: str | None = None) -> str:
+    """The version of NCCL that would be used, which is loaded. UnavailableError, and why, if there
+    is none."""
+    return _version(load().tw_nccl_version, nccl_library)
+
+
+def _version(function: Callable[..., int], library: str | None) -> str:
     version = ctypes.create_string_buffer(64)
-    named = None if ucx_library is None else ucx_library.encode()
-    check(load().tw_ucx_version(named, version, len(version)))
+    named = None if library is None else library.encode()
+    check(function(named, version, len(version)))
     return version.value.decode()
 
 

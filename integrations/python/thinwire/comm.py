@@ -252,7 +252,8 @@ class Communicator:
         return text.value.decode()
 
     def transport(self) -> str:
-        """What the data runs on, such as "gloo over TCP" or "ucx 1.13.1 over shared memory"."""
+        """What the data runs on, such as "gloo over TCP", "ucx 1.13.1 over shared memory" or
+        "nccl 2.30.7"."""
         text = ctypes.create_string_buffer(_MAX_NAME)
         _library.check(self._library.tw_comm_transport(self._open(), text, _MAX_NAME))
         return text.value.decode()

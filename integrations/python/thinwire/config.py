@@ -64,6 +64,7 @@ class Config:
     check_replicas: int = 0
     transport: str = "gloo"
     ucx_library: str | None = None
+    nccl_library: str | None = None
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:
@@ -149,6 +150,11 @@ def ucx_library() -> str | None:
         if library.is_file():
             return str(library)
     return None
+
+
+def nccl_library() -> str | None:
+    """The libnccl.so.2 that the user named, if any."""
+    return os.environ.get("THINWIRE_NCCL_LIB") or None
 
 
 def resolve(**arguments: Any) -> Config:

@@ -97,6 +97,23 @@ def _ucx() -> Iterator[Finding]:
         yield Finding("ok", "UCX", detail)
 
 
+def _nccl() -> Iterator[Finding]:
+    try:
+        version = _library.nccl_version(config.nccl_library())
+    except errors.UnavailableError as error:
+        yield Finding("absent", "NCCL", str(error))
+        return
+    try:
+        _library.cuda_devices(config.cuda_library())
+    except errors.UnavailableError:
+        yield Finding(
+            "absent", "NCCL", f"{version}, but there is no GPU for it (GPU codecs, above)"
+        )
+    else:
+        detail = f"{version}; transport='auto' takes it for ranks with GPUs of their own"
+        yield Finding("ok", "NCCL", detail)
+
+
 def _demo() -> Iterator[Finding]:
     for module in ("tqdm", "matplotlib"):
         here = importlib.util.find_spec(module) is not None
@@ -142,5 +159,5 @@ def _check_codec(specs: str) -> None:
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _python, _c_library, _torch, _cuda, _ucx, _demo, _settings,
+    _python, _c_library, _torch, _cuda, _ucx, _nccl, _demo, _settings,
 )  # fmt: skip

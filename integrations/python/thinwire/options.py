@@ -14,7 +14,7 @@ from typing import Any
 
 POLICIES = ("p3", "wfbp", "fifo")
 TOPOLOGIES = ("auto", "flat", "grid")
-TRANSPORTS = ("gloo", "ucx", "auto")
+TRANSPORTS = ("gloo", "ucx", "nccl", "auto")
 
 _INT_MAX = (1 << 31) - 1
 _SIZE_MAX = (1 << 64) - 1
@@ -188,18 +188,21 @@ OPTIONS: tuple[Option, ...] = (
            "check_replicas", "size_t", "check_replicas", _BYTES, True,
            ("THINWIRE_CHECK_REPLICAS",), "0", COMPARED),
     Option("what the data runs on: `gloo` (TCP), `ucx` (UCX over the shared memory of the host "
-           "that all ranks are on), or `auto` (`ucx` where all ranks can, else `gloo`)",
+           "that all ranks are on), `nccl` (between ranks that have GPUs of their own), or `auto` "
+           "(`nccl` where all ranks can, else `ucx`, else `gloo`)",
            "transport", "const char*", "transport", _TRANSPORT, True, ("THINWIRE_TRANSPORT",),
            "gloo", COMPARED),
     Option("path of libucp.so.0; Python looks into the wheel libucx-cu13 first",
            "ucx_library", "const char*", "ucx_library", _TEXT, False, ("THINWIRE_UCX_LIB",),
            "where the dynamic linker looks"),
+    Option("path of libnccl.so.2; never a second copy is loaded",
+           "nccl_library", "const char*", "nccl_library", _TEXT, False, ("THINWIRE_NCCL_LIB",),
+           "the copy that is loaded, such as torch's; else the wheel's beside the package; else "
+           "where the dynamic linker looks"),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
     Option("has no effect: connections are checked in any case",
            variables=("THINWIRE_INSECURE",), default="none"),
-    Option("path of libnccl; this version has no NCCL transport",
-           variables=("THINWIRE_NCCL_LIB",), default="none"),
     Option("path of libthinwire.so", variables=("THINWIRE_LIBRARY",),
            default="in the package, else the checkout's build"),
 )  # fmt: skip

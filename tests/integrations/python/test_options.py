@@ -66,6 +66,9 @@ SAMPLES = {
     "topology": Sample("grid", "grid", "flat", {"topology": b"grid"}),
     "transport": Sample("auto", "auto", "ucx", {"transport": b"auto"}),
     "ucx_library": Sample("libucp.so.0", "libucp.so.0", "b.so", {"ucx_library": b"libucp.so.0"}),
+    "nccl_library": Sample(
+        "libnccl.so.2", "libnccl.so.2", "b.so", {"nccl_library": b"libnccl.so.2"}
+    ),
     "key_file": Sample("a.key", "a.key", "b.key", {"key_file": b"a.key"}),
 }
 

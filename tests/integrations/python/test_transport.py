@@ -1,4 +1,4 @@
-"""transport="ucx" and "auto": the same results as over Gloo, and stats() says what runs."""
+"""transport="ucx", "nccl" and "auto": the same results as over Gloo, and stats() says what runs."""
 
 import pytest
 import thinwire
@@ -61,3 +61,24 @@ def test_doctor_says_which_ucx_there_is(monkeypatch):
     monkeypatch.setenv(*next(iter(LACKING.items())))
     (finding,) = doctor._ucx()
     assert finding.mark == "absent" and "libucx" in finding.detail
+
+
+def test_nccl_of_tensors_on_the_host_is_unavailable_on_every_rank():
+    for outcome in outcomes_of(reduced, "nccl"):
+        assert outcome.error == "UnavailableError", outcome.trace
+        assert "rank 0 takes no part over NCCL" in outcome.message
+        assert "host memory" in outcome.message and "gloo" in outcome.message
+
+
+def test_doctor_says_which_nccl_there_is(monkeypatch):
+    monkeypatch.setenv("THINWIRE_NCCL_LIB", "/nowhere/libnccl.so.2")
+    (finding,) = doctor._nccl()
+    assert finding.mark == "absent"
+    assert "/nowhere/libnccl.so.2" in finding.detail and "nvidia-nccl" in finding.detail
+
+
+def test_doctor_says_that_nccl_has_no_gpu(monkeypatch):
+    monkeypatch.setattr(_library, "nccl_version", lambda _: "2.30.7")
+    monkeypatch.setenv("THINWIRE_CUDA_LIB", "/nowhere/libthinwire_cuda.so")
+    (finding,) = doctor._nccl()
+    assert finding.mark == "absent" and "2.30.7, but there is no GPU" in finding.detail

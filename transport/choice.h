@@ -1,0 +1,35 @@
+// How a group comes to run on an optional data plane or not: alike on all ranks.
+#ifndef THINWIRE_TRANSPORT_CHOICE_H_
+#define THINWIRE_TRANSPORT_CHOICE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "compress/device.h"
+#include "transport/membership.h"
+#include "transport/store.h"
+#include "transport/transport.h"
+#include "transport/transport_kind.h"
+
+namespace thinwire {
+
+struct ChoiceOptions {
+  TransportKind kind = TransportKind::kGloo;  // equal on all ranks
+  Membership members;
+  std::shared_ptr<Store> store;
+  std::string prefix;  // before every key in the store
+  Deadline deadline;
+  std::shared_ptr<Device> device;  // where tensors lie; null: the host
+  bool host_memory = false;  // the data plane must be one of the host's memory; equal on all ranks
+  std::string ucx_library, nccl_library;  // paths; empty: where they are looked for by themselves
+};
+
+// Puts the data plane that `kind` asks for in the place of the transport's, if all ranks can, and
+// returns in words what runs. Where a rank can't, kUcx and kNccl are Unimplemented on all ranks;
+// kAuto takes NCCL, else UCX, else what is there.
+absl::StatusOr<std::string> ChooseDataPlane(const ChoiceOptions& options, Transport& transport);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_CHOICE_H_

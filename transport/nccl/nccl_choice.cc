@@ -1,0 +1,83 @@
+#include "transport/nccl/nccl_choice.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace thinwire {
+namespace {
+
+// What a rank has: the version, and its device.
+absl::StatusOr<std::string> Offer(const NcclOptions& options,
+                                  const absl::StatusOr<std::string>& version) {
+  if (options.device == nullptr) {
+    return absl::UnimplementedError(
+        "its tensors lie in host memory; set the device, or transport to gloo");
+  }
+  if (!version.ok()) return version.status();
+  const absl::StatusOr<std::string> identity = options.device->identity();
+  if (!identity.ok()) return absl::UnimplementedError(identity.status().message());
+  return absl::StrCat(*version, " ", *identity);
+}
+
+// OK if all ranks go together. A function of what all ranks know, so that all decide alike.
+absl::Status CheckOffers(const Board& board, const Answers& offers) {
+  if (absl::Status refusal = FirstRefusal(board, offers); !refusal.ok()) return refusal;
+  std::map<std::string, size_t> owners;
+  std::pair<std::string, std::string> first;  // version, device
+  for (size_t rank = 0; rank < offers.size(); ++rank) {
+    const std::pair<std::string, std::string> mine =
+        absl::StrSplit(*offers[rank], absl::MaxSplits(' ', 1));
+    if (rank == 0) first = mine;
+    if (mine.first != first.first) {
+      return absl::UnimplementedError(absl::StrCat(
+          "NCCL's ranks need one version, expected ", first.first, " as on rank 0, but rank ", rank,
+          " has ", mine.first, "; install one on all of them, or set transport to gloo"));
+    }
+    const auto [owner, is_new] = owners.emplace(mine.second, rank);
+    if (is_new) continue;
+    return absl::UnimplementedError(absl::StrCat("NCCL's ranks need GPUs of their own, but ranks ",
+                                                 owner->second, " and ", rank, " share one (",
+                                                 mine.second,
+                                                 "); give each its own, as by torch's local rank, "
+                                                 "or set transport to gloo"));
+  }
+  return absl::OkStatus();
+}
+
+// NCCL tells nobody that another rank was refused, so ranks that wait for it in vain keep half of
+// the time for hearing the reason.
+NcclOptions WithHalfTheTime(NcclOptions options) {
+  options.deadline -= (options.deadline - Clock::now()) / 2;
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<ChosenPlane> ChooseNccl(const NcclOptions& options) {
+  const Board board = BoardOf(options);
+  const absl::StatusOr<std::string> version =
+      options.device == nullptr ? std::string() : NcclVersion(options.library);
+  const absl::StatusOr<Answers> offers = TellAll(board, "offer", Offer(options, version));
+  if (!offers.ok()) return offers.status();
+  if (absl::Status refusal = CheckOffers(board, *offers); !refusal.ok()) return refusal;
+
+  absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectNccl(WithHalfTheTime(options));
+  // Who only waited for others has no reason of its own.
+  const bool late = absl::IsDeadlineExceeded(plane.status());
+  const absl::StatusOr<Answers> reasons = TellAll(
+      board, "reason", plane.ok() || late ? absl::StatusOr<std::string>("") : plane.status());
+  if (!reasons.ok()) return reasons.status();
+  if (absl::Status refusal = FirstRefusal(board, *reasons); !refusal.ok()) return refusal;
+  const absl::StatusOr<Answers> outcomes =
+      TellAll(board, "outcome", plane.ok() ? absl::StatusOr<std::string>("") : plane.status());
+  if (!outcomes.ok()) return outcomes.status();
+  if (absl::Status refusal = FirstRefusal(board, *outcomes); !refusal.ok()) return refusal;
+  return ChosenPlane{*std::move(plane), absl::StrCat("nccl ", *version)};
+}
+
+}  // namespace thinwire
