@@ -5,3 +5,9 @@ extern "C" __attribute__((visibility("default"))) const thinwire::kernels::Devic
 tw_cuda_api() {
   return &thinwire::kernels::HostDeviceApi();
 }
+
+// For other stand-ins, whose kernels are work of this device's streams.
+extern "C" __attribute__((visibility("default"))) void tw_host_device_queue(
+    void* stream, void (*work)(void* argument), void* argument) {
+  thinwire::kernels::QueueOnHostDevice(stream, [=] { work(argument); });
+}
