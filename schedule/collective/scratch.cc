@@ -20,6 +20,17 @@ MutableBytes Scratch::Take(size_t bytes) {
   return {block.memory.get() + skew, bytes};
 }
 
+std::vector<MutableBytes> Scratch::TakeArray(size_t count, size_t bytes) {
+  std::vector<MutableBytes> blocks;
+  if (bytes % kLine != 0) {
+    for (size_t i = 0; i < count; ++i) blocks.push_back(Take(bytes));
+    return blocks;
+  }
+  const MutableBytes array = Take(count * bytes);
+  for (size_t i = 0; i < count; ++i) blocks.push_back({array.data() + i * bytes, bytes});
+  return blocks;
+}
+
 absl::Status Scratch::Grow(Block* block, size_t bytes) {
   *block = {};  // first the old block goes
   if (device_ == nullptr) {

@@ -29,6 +29,10 @@ class Scratch {
   // Where a device has no memory left the block is null: look at status() before using any.
   MutableBytes Take(size_t bytes);
 
+  // `count` of them, which follow one another in one array where all stay aligned by that: planes
+  // that have a gather of their own need its blocks so.
+  std::vector<MutableBytes> TakeArray(size_t count, size_t bytes);
+
   template <typename T>
   std::span<T> TakeOf(size_t count) {
     return {reinterpret_cast<T*>(Take(count * sizeof(T)).data()), count};

@@ -25,9 +25,9 @@ class TwoHopRun final : public ChunkRun {
         me_(bench.members.rank),
         operands_(job_, bench_),
         verbatim_(IsVerbatim(job.codec.up, operands_.input().dtype) &&
-                  IsVerbatim(job.codec.down, operands_.input().dtype)) {
+                  IsVerbatim(job.codec.down, operands_.input().dtype)),
+        results_(ResultRooms()) {
     for (int r = 0; r < n_; ++r) {
-      results_.push_back(Room(job.codec.down, operands_.output(), r));
       const bool own = r == me_;
       outgoing_.push_back(own ? MutableBytes() : Room(job.codec.up, operands_.input(), r));
       incoming_.push_back(own ? MutableBytes() : IncomingRoom());
@@ -104,6 +104,20 @@ class TwoHopRun final : public ChunkRun {
     if (verbatim_) return BytesOf(chunk.Slice(Begin(r), Numel(r)));
     return bench_.scratch.Take(EncodedBytes(spec, Numel(r)));
   }
+  bool ShardsAreEqual() const {
+    for (int r = 1; r < n_; ++r) {
+      if (Numel(r) != Numel(0)) return false;
+    }
+    return true;
+  }
+  std::vector<MutableBytes> ResultRooms() const {
+    if (!verbatim_ && ShardsAreEqual()) {
+      return bench_.scratch.TakeArray(n_, EncodedBytes(job_.codec.down, Numel(0)));
+    }
+    std::vector<MutableBytes> rooms;
+    for (int r = 0; r < n_; ++r) rooms.push_back(Room(job_.codec.down, operands_.output(), r));
+    return rooms;
+  }
   MutableBytes IncomingRoom() const {
     return bench_.scratch.Take(verbatim_ ? Numel(me_) * sizeof(float)
                                          : EncodedBytes(job_.codec.up, Numel(me_)));
@@ -114,9 +128,9 @@ class TwoHopRun final : public ChunkRun {
   const int n_, me_;
   Operands operands_;
   const bool verbatim_;
-  std::vector<MutableBytes> outgoing_;  // rank r's shard, encoded by this rank
-  std::vector<MutableBytes> incoming_;  // this rank's shard, encoded by rank r
-  std::vector<MutableBytes> results_;   // each encoded by its owner
+  const std::vector<MutableBytes> results_;  // each encoded by its owner
+  std::vector<MutableBytes> outgoing_;       // rank r's shard, encoded by this rank
+  std::vector<MutableBytes> incoming_;       // this rank's shard, encoded by rank r
   std::vector<Bytes> send_;
   Hop hop_{};
   int phase_ = 0;

@@ -73,11 +73,16 @@ TEST_F(NcclEngineTest, PredictedStepsGiveTheHostsBits) {
   ExpectTheHostsBits(options, {.world = 3});
 }
 
-// Equal shards of fp32 lie in one array, as ncclAllGather wants them.
+// Equal shards lie in one array, as ncclAllGather wants them.
 TEST_F(NcclEngineTest, TheSecondHopIsAGather) {
-  const int before = Fake().gathers;
-  ExpectTheHostsBits(SmallChunks("fp32"), {.world = 2, .numel = 4096});
-  EXPECT_GT(Fake().gathers, before + 2 * 2);  // those of the greeting are a gather a rank
+  for (const char* codec : {"fp32", "int4"}) {
+    SCOPED_TRACE(codec);
+    Options options = SmallChunks(codec);
+    options.chunk_bytes = 1 << 16;
+    const int groups = Fake().groups, gathers = Fake().gathers;
+    ExpectTheHostsBits(options, {.world = 2, .numel = 1 << 16});
+    EXPECT_EQ(2 * (Fake().gathers - gathers), Fake().groups - groups);  // the greeting's as well
+  }
 }
 
 // With kernels that never end, all hops of the chunks that may be under way are issued all the
