@@ -84,9 +84,9 @@ class World {
       };
       mu_.Await(absl::Condition(&gone));
     }
+    const auto is_left = [](const Message* message) { return !message->taken; };
     for (auto& [ends, wire] : wires_) {
-      std::erase_if(wire,
-                    [&](const Message* message) { return ends.first == rank && !message->taken; });
+      if (ends.first == rank) std::erase_if(wire, is_left);
     }
   }
 
