@@ -26,8 +26,8 @@ class ChunkTask {
   ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, const Options& options,
             const Instruments& instruments);
 
-  // Works up to the next exchange, and starts it; null: the chunk is done. The last one is the flush
-  // of the lane's stream, where the plane has such.
+  // Works up to the next exchange, and starts it; null: the chunk is done. The last one is the
+  // flush of the lane's stream, where the plane has such.
   absl::StatusOr<std::unique_ptr<Exchange>> Advance();
   // The exchange that Advance started has ended.
   void OnHopEnded();
@@ -50,7 +50,7 @@ class ChunkTask {
   StageClock clock_;
   const ChunkJob job_;
   std::unique_ptr<ChunkRun> run_;
-  const Hop* hop_ = nullptr;  // under way
+  const Hop* hop_ = nullptr;            // under way
   std::unique_ptr<Exchange> expected_;  // the next hop's, if the plane receives ahead
   uint64_t hops_ = 0;
   bool flushing_ = false;
