@@ -26,7 +26,7 @@ from tqdm import tqdm
 from training import METHODS, spec_of, train
 
 _SHORT_STEPS = 8  # times fewer
-_SHORT_METHODS = ("fp32", "int4", "onebit", "topk 0.1 % DGC")
+_SHORT_METHODS = ("fp32", "int4", "adaptive 2", "adaptive 1", "onebit", "topk 0.1 % DGC")
 
 
 def recipe_of(task: Task, method: str, seed: int, workers: int) -> dict[str, Any]:

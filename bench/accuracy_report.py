@@ -16,6 +16,9 @@ BASELINE = "fp32"
 MUST = {
     "int8": 0.15,
     "int4": 0.15,
+    "adaptive 3": 0.1,
+    "adaptive 2": 0.1,
+    "adaptive 1": 0.3,
     "onebit": 0.3,
     "onebit both ways": 0.5,
     "topk 1 %": 0.4,

@@ -23,7 +23,8 @@ from training import batches
 
 CODECS = (
     "bf16", "int8", "int8:rounding=stochastic", "int4", "int4:block=128", "int4:hadamard=1",
-    "int4:rounding=stochastic", "onebit", "topk:density=0.1", "topk:density=0.01",
+    "int4:rounding=stochastic", "adaptive:bits=4", "adaptive:bits=3", "adaptive:bits=2",
+    "adaptive:bits=1", "adaptive:bits=0.5", "onebit", "topk:density=0.1", "topk:density=0.01",
     "topk:density=0.001",
 )  # fmt: skip
 NOISE = "Gaussian noise"

@@ -46,8 +46,8 @@ void CpuReduction::ReduceAll() {
   }
 }
 
-// Codes need all heads: the mean is made once for the heads and kept in `out`, or where `out` has
-// no fp32 made again for the codes.
+// Codes need all heads: what is encoded is made once for the heads, and waits in the residual, or in
+// `out`. Where there is no residual, nor fp32 in `out`, it is made again for the codes.
 void CpuReduction::ReduceWidths() {
   const size_t numel = args_.own.numel;
   StageBuffer mean;
@@ -55,7 +55,9 @@ void CpuReduction::ReduceWidths() {
   for (size_t begin = 0; begin < numel; begin += kStage) {
     const size_t count = std::min(kStage, numel - begin);
     SumOfTensor(begin, count, mean.data());
-    if (direct_) std::memcpy(Floats(args_.out) + begin, mean.data(), count * sizeof(float));
+    if (direct_ && args_.residual == nullptr) {
+      std::memcpy(Floats(args_.out) + begin, mean.data(), count * sizeof(float));
+    }
     to_.heads({down_, begin, count}, mean.data(), ResidualAt(begin), args_.wire_out);
   }
   BeginWalks();
@@ -65,7 +67,7 @@ void CpuReduction::ReduceWidths() {
   for (size_t begin = 0; begin < numel; begin += kStage) {
     const size_t count = std::min(kStage, numel - begin);
     float* const values = direct_ ? Floats(args_.out) + begin : mean.data();
-    if (!direct_) SumOfTensor(begin, count, values);
+    if (!direct_ && args_.residual == nullptr) SumOfTensor(begin, count, values);
     to_.encode({down_, begin, count, &encoded}, values, ResidualAt(begin), args_.wire_out);
     to_.decode({down_, begin, count, &decoded}, args_.wire_out, values);
     if (!direct_) FromFloats(values, args_.out.Slice(begin, count));

@@ -79,6 +79,19 @@ HWY_INLINE void TransformWords(W (&v)[kWords]) {
   for (size_t i = 0; i < kWords / 2; ++i) CrossWithin(v[i], v[i + kWords / 2]);
 }
 
+// Elements of two vectors, in their order: packing works within blocks of 128 bits.
+HWY_INLINE W PackWords(hn::Vec<I> a, hn::Vec<I> b) {
+  const auto packed = hn::ReorderDemote2To(I16(), a, b);
+  if constexpr (kLanes == 4) return packed;
+  alignas(64) int32_t index[kLanes];
+  for (size_t i = 0; i < kLanes; ++i) {
+    const size_t upper = i / (kLanes / 2), pair = i % (kLanes / 2) / 2;
+    index[i] = static_cast<int32_t>(4 * pair + 2 * upper + i % 2);
+  }
+  const auto words = hn::BitCast(U(), packed);
+  return hn::BitCast(I16(), hn::TableLookupLanes(words, hn::SetTableIndices(U(), index)));
+}
+
 HWY_INLINE void LoadWords(const Block16& from, W (&v)[kWords]) {
 #pragma GCC unroll 32
   for (size_t i = 0; i < kWords; ++i) v[i] = hn::Load(I16(), from.at + kWordLanes * i);

@@ -163,9 +163,15 @@ Values Decoded(const Shard& shard, float head, int width, const uint8_t* planes)
 
 // Pieces.
 
-void EncodeHeads(const Piece& piece, const float* g, const float* r, uint8_t* wire) {
-  ForEachBlock(
-      piece, [&](size_t block, size_t at) { Put(wire, block, HeadOf(BlockAt(piece, at, g, r))); });
+void EncodeHeads(const Piece& piece, const float* g, float* r, uint8_t* wire) {
+  ForEachBlock(piece, [&](size_t block, size_t at) {
+    const Values x = BlockAt(piece, at, g, r);
+    const uint16_t head = HeadOf(x);
+    Put(wire, block, head);
+    if (r == nullptr || head == kNanScale) return;
+    const size_t count = std::min(kTransform, piece.numel - at);
+    for (size_t i = 0; i < count; ++i) Put(r, at + i, x[i]);
+  });
 }
 
 void Encode(const Piece& piece, const float* g, float* r, uint8_t* wire) {
@@ -175,7 +181,7 @@ void Encode(const Piece& piece, const float* g, float* r, uint8_t* wire) {
     if (half >= kFirstNonFiniteHead) return;  // its residual stays as it was
     const int width = WidthOf(shard, *piece.walk, wire, block);
     const float head = FromBf16(half), inverse = AdaptiveInverse(head);
-    const Values x = BlockAt(piece, at, g, r);
+    const Values x = BlockAt(piece, at, r == nullptr ? g : r, nullptr);
     uint8_t* const planes = wire + shard.layout.codes_at + piece.walk->next_at;
     if (width > 0) {
       Wholes whole;

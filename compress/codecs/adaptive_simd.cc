@@ -30,17 +30,27 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr size_t kBlockVectors = kTransform / kLanes;
 
+// A last block that is not full is filled up with zeros.
+struct alignas(64) Filled {
+  Filled(const float* from, size_t count) {
+    std::fill(at + count, at + kTransform, 0.0f);
+    std::memcpy(at, from, count * sizeof(float));
+  }
+  float at[kTransform];
+};
+
 // Heads.
 
-template <bool kFeedback>
-HWY_INLINE float SumOfSquares(const float* HWY_RESTRICT g, const float* HWY_RESTRICT r, V factor) {
+// Of x(j), vector j of a block.
+template <class X>
+HWY_INLINE float SumOfSquares(X x) {
   constexpr size_t kParts = kSumLanes / kLanes;
   V part[kParts];
   for (size_t t = 0; t < kParts; ++t) part[t] = hn::Zero(F());
-#pragma GCC unroll 16
+#pragma GCC unroll 64
   for (size_t j = 0; j < kBlockVectors; ++j) {
-    const V x = hn::Mul(LoadX<kFeedback>(g, r, kLanes * j), factor);
-    part[j % kParts] = hn::Add(part[j % kParts], hn::Mul(x, x));
+    const V value = x(j);
+    part[j % kParts] = hn::Add(part[j % kParts], hn::Mul(value, value));
   }
   for (size_t width = kParts / 2; width > 0; width /= 2) {
     for (size_t t = 0; t < width; ++t) part[t] = hn::Add(part[t], part[t + width]);
@@ -48,21 +58,42 @@ HWY_INLINE float SumOfSquares(const float* HWY_RESTRICT g, const float* HWY_REST
   return FoldVector(part[0]);
 }
 
+// The head of a block, and x in the residual's place.
 template <bool kFeedback>
-HWY_INLINE uint16_t HeadOfBlock(const float* g, const float* r) {
-  const float sum = SumOfSquares<kFeedback>(g, r, hn::Set(F(), 1.0f));
-  if (HWY_LIKELY(SquaresAreInRange(sum))) return AdaptiveHead(sum, 1.0f);
-  const float factor = SquaresFactor(sum);
-  return AdaptiveHead(SumOfSquares<kFeedback>(g, r, hn::Set(F(), factor)), Undo(factor));
+HWY_INLINE uint16_t HeadOfBlock(const float* HWY_RESTRICT g, float* HWY_RESTRICT r) {
+  V x[kBlockVectors];
+#pragma GCC unroll 64
+  for (size_t j = 0; j < kBlockVectors; ++j) x[j] = LoadX<kFeedback>(g, r, kLanes * j);
+  const float sum = SumOfSquares([&](size_t j) HWY_ATTR { return x[j]; });
+  uint16_t head;
+  if (HWY_LIKELY(SquaresAreInRange(sum))) {
+    head = AdaptiveHead(sum, 1.0f);
+  } else {
+    const float factor = SquaresFactor(sum);
+    const V scale = hn::Set(F(), factor);
+    head = AdaptiveHead(SumOfSquares([&](size_t j) HWY_ATTR { return hn::Mul(x[j], scale); }),
+                        Undo(factor));
+  }
+  if (!kFeedback || head == kNanScale) return head;
+#pragma GCC unroll 64
+  for (size_t j = 0; j < kBlockVectors; ++j) hn::StoreU(x[j], F(), r + kLanes * j);
+  return head;
 }
 
 template <bool kFeedback>
-void HeadsOf(size_t blocks, const float* g, const float* r, uint8_t* heads) {
-  for (size_t b = 0; b < blocks; ++b, g += kTransform, r += kFeedback ? kTransform : 0) {
-    PrefetchBlock(g, kTransform * sizeof(float));
-    if constexpr (kFeedback) PrefetchBlock(r, kTransform * sizeof(float));
-    Put(heads, b, HeadOfBlock<kFeedback>(g, r));
+void HeadsOf(const Piece& piece, const float* g, float* r, uint8_t* heads) {
+  size_t b = 0, done = 0;
+  for (; done + kTransform <= piece.numel; ++b, done += kTransform) {
+    PrefetchBlock(g + done, kTransform * sizeof(float));
+    if constexpr (kFeedback) PrefetchBlock(r + done, kTransform * sizeof(float));
+    Put(heads, b, HeadOfBlock<kFeedback>(g + done, kFeedback ? r + done : nullptr));
   }
+  const size_t rest = piece.numel - done;
+  if (rest == 0) return;
+  const Filled x(g + done, rest);
+  Filled kept(kFeedback ? r + done : g, kFeedback ? rest : 0);
+  Put(heads, b, HeadOfBlock<kFeedback>(x.at, kept.at));
+  if constexpr (kFeedback) std::memcpy(r + done, kept.at, rest * sizeof(float));
 }
 
 // Widths.
@@ -173,38 +204,30 @@ HWY_INLINE void WithWidth(int width, Visit visit) {
   }
 }
 
+// With feedback x becomes its loss.
 template <bool kFeedback>
-HWY_INLINE void EncodeBlock(const float* HWY_RESTRICT g, float* HWY_RESTRICT r, float head,
-                            int width, const float* HWY_RESTRICT signs,
-                            uint8_t* HWY_RESTRICT planes) {
-  if (width == 0) {
-    for (size_t j = 0; kFeedback && j < kBlockVectors; ++j) {
-      hn::StoreU(LoadX<kFeedback>(g, r, kLanes * j), F(), r + kLanes * j);
-    }
-    return;
-  }
-  const hn::Rebind<int16_t, F> words;
+HWY_INLINE void EncodeBlock(float* HWY_RESTRICT x, float head, int width,
+                            const float* HWY_RESTRICT signs, uint8_t* HWY_RESTRICT planes) {
+  if (width == 0) return;
   const V inverse = hn::Set(F(), AdaptiveInverse(head));
-  Block16 whole;
-#pragma GCC unroll 16
-  for (size_t j = 0; j < kBlockVectors; ++j) {
+  const auto whole = [&](size_t j) HWY_ATTR {
     const V factor = hn::Mul(hn::Load(F(), signs + kLanes * j), inverse);
-    const auto scaled = RoundToInt(hn::Mul(LoadX<kFeedback>(g, r, kLanes * j), factor));
-    hn::Store(hn::DemoteTo(words, scaled), words, whole.at + kLanes * j);
-  }
+    return RoundToInt(hn::Mul(hn::LoadU(F(), x + kLanes * j), factor));
+  };
   Sums sums;
   WithWidth(width, [&](auto constant) HWY_ATTR {
     W v[kWords];
-    LoadWords(whole, v);
+#pragma GCC unroll 32
+    for (size_t i = 0; i < kWords; ++i) v[i] = PackWords(whole(2 * i), whole(2 * i + 1));
     TransformWords(v);
     CodesOf<constant()>(v, kFeedback, planes, sums);
   });
   if constexpr (!kFeedback) return;
   const V step = hn::Set(F(), AdaptiveStep(head, width));
-#pragma GCC unroll 16
+#pragma GCC unroll 64
   for (size_t j = 0; j < kBlockVectors; ++j) {
-    const V x = LoadX<kFeedback>(g, r, kLanes * j);
-    hn::StoreU(hn::Sub(x, sums.Values(j, signs, step)), F(), r + kLanes * j);
+    const V lost = hn::Sub(hn::LoadU(F(), x + kLanes * j), sums.Values(j, signs, step));
+    hn::StoreU(lost, F(), x + kLanes * j);
   }
 }
 
@@ -233,15 +256,7 @@ HWY_INLINE void DecodeBlock(uint16_t half, int width, const float* HWY_RESTRICT 
   }
 }
 
-// Pieces. A last block that is not full is filled up with zeros.
-
-struct alignas(64) Filled {
-  Filled(const float* from, size_t count) {
-    std::fill(at + count, at + kTransform, 0.0f);
-    std::memcpy(at, from, count * sizeof(float));
-  }
-  float at[kTransform];
-};
+// Pieces.
 
 // The walk's width for the block, and where its codes lie.
 HWY_INLINE int NextWidth(const Piece& piece, uint16_t head, size_t block, size_t* at) {
@@ -254,7 +269,7 @@ HWY_INLINE int NextWidth(const Piece& piece, uint16_t head, size_t block, size_t
 }
 
 template <bool kFeedback>
-void EncodePiece(const Piece& piece, const float* g, float* r, uint8_t* wire) {
+void EncodePiece(const Piece& piece, float* x, uint8_t* wire) {
   const float* const signs = piece.shard.signs.data();
   for (size_t done = 0; done < piece.numel; done += kTransform) {
     const size_t block = (piece.begin + done) / kTransform, count = piece.numel - done;
@@ -264,16 +279,13 @@ void EncodePiece(const Piece& piece, const float* g, float* r, uint8_t* wire) {
     const int width = NextWidth(piece, half, block, &at);
     const float head = FloatOf(uint32_t{half} << 16);
     if (HWY_LIKELY(count >= kTransform)) {
-      PrefetchBlock(g + done, kTransform * sizeof(float));
-      if constexpr (kFeedback) PrefetchBlock(r + done, kTransform * sizeof(float));
-      EncodeBlock<kFeedback>(g + done, kFeedback ? r + done : nullptr, head, width, signs,
-                             wire + at);
+      PrefetchBlock(x + done, kTransform * sizeof(float));
+      EncodeBlock<kFeedback>(x + done, head, width, signs, wire + at);
       continue;
     }
-    const Filled x(g + done, count);
-    Filled kept(kFeedback ? r + done : g + done, count);
-    EncodeBlock<kFeedback>(x.at, kept.at, head, width, signs, wire + at);
-    if constexpr (kFeedback) std::memcpy(r + done, kept.at, count * sizeof(float));
+    Filled filled(x + done, count);
+    EncodeBlock<kFeedback>(filled.at, head, width, signs, wire + at);
+    if constexpr (kFeedback) std::memcpy(x + done, filled.at, count * sizeof(float));
   }
 }
 
@@ -296,19 +308,15 @@ void DecodePiece(const Piece& piece, const uint8_t* wire, float* out) {
   }
 }
 
-void HeadsT(const Piece& piece, const float* g, const float* r, uint8_t* wire) {
+void HeadsT(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   uint8_t* const heads = wire + piece.begin / kTransform * sizeof(uint16_t);
-  const size_t full = piece.numel / kTransform, done = full * kTransform;
-  r != nullptr ? HeadsOf<true>(full, g, r, heads) : HeadsOf<false>(full, g, r, heads);
-  if (done == piece.numel) return;
-  const Filled x(g + done, piece.numel - done);
-  const Filled kept(r != nullptr ? r + done : g, r != nullptr ? piece.numel - done : 0);
-  Put(heads, full,
-      r != nullptr ? HeadOfBlock<true>(x.at, kept.at) : HeadOfBlock<false>(x.at, nullptr));
+  r != nullptr ? HeadsOf<true>(piece, g, r, heads) : HeadsOf<false>(piece, g, r, heads);
 }
 
+// Without feedback x is read only.
 void EncodeT(const Piece& piece, const float* g, float* r, uint8_t* wire) {
-  r != nullptr ? EncodePiece<true>(piece, g, r, wire) : EncodePiece<false>(piece, g, r, wire);
+  r != nullptr ? EncodePiece<true>(piece, r, wire)
+               : EncodePiece<false>(piece, const_cast<float*>(g), wire);
 }
 void DecodeT(const Piece& piece, const uint8_t* wire, float* out) {
   DecodePiece<false>(piece, wire, out);
@@ -329,7 +337,7 @@ HWY_EXPORT(EncodeT);
 HWY_EXPORT(DecodeT);
 HWY_EXPORT(DecodeAddT);
 
-void Heads(const Piece& piece, const float* g, const float* r, uint8_t* wire) {
+void Heads(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   HWY_DYNAMIC_DISPATCH(HeadsT)(piece, g, r, wire);
 }
 void Begin(const Shard& shard, const uint8_t* wire, Walk* walk) {
