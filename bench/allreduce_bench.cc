@@ -24,9 +24,9 @@
 namespace {
 
 // A "+checksum" behind a codec stands for tw_options.checksum.
-constexpr const char* kCodecs[] = {"fp32", "bf16",          "int8",
-                                   "int4", "onebit",        "onebit:down=onebit",
-                                   "topk", "fp32+checksum", "int4+checksum"};
+constexpr const char* kCodecs[] = {
+    "fp32", "bf16",     "int8",          "int4",         "onebit", "onebit:down=onebit",
+    "topk", "adaptive", "fp32+checksum", "int4+checksum"};
 constexpr std::string_view kChecksum = "+checksum";
 constexpr size_t kSizes[] = {64, 1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
 

@@ -12,9 +12,14 @@ CODEC_MUST = {
     "AVX2": {("encode_ef", True): 1.10, ("encode_ef", False): 2.6},
 }
 DECODE_MUST = {True: 1.1, False: 1.3}
+ADAPTIVE_MUST = {  # with AVX-512
+    "encode_ef": {True: 1.6, False: 2.2},
+    "decode": {True: 1.6, False: 1.6},
+    "decode_add": {True: 1.6, False: 1.6},
+}
 # speed-up >= must over Gloo's fp32, 2 ranks, by link, bytes and codec.
 ALLREDUCE_MUST = {
-    ("1gbit", 1 << 24): {"int8": 3.88, "int4": 7.65, "onebit:down=onebit": 28.5},
+    ("1gbit", 1 << 24): {"int8": 3.88, "int4": 7.65, "onebit:down=onebit": 28.5, "adaptive": 14.3},
     ("5gbit", 1 << 24): {"int8": 3.5, "int4": 5.8, "onebit:down=onebit": 10},
     ("10gbit", 1 << 24): {"int8": 3, "int4": 4.5, "onebit:down=onebit": 7},
     ("10gbit", 1 << 20): {
@@ -51,6 +56,8 @@ def row(what: str, reached: float, must: float | None, met: bool, spread: str = 
 def codec_must(simd: str, op: str, spec: str, large: bool) -> float | None:
     if op in ("select", "rounding"):
         return SELECT_MUST if op == "select" else ROUNDING_MUST
+    if spec == "adaptive" and simd == "AVX3":
+        return ADAPTIVE_MUST.get(op, {}).get(large)
     if spec not in ("int8", "int4", "onebit"):
         return None
     if op in ("decode", "decode_add"):

@@ -46,8 +46,8 @@ void CpuReduction::ReduceAll() {
   }
 }
 
-// Codes need all heads: what is encoded is made once for the heads, and waits in the residual, or in
-// `out`. Where there is no residual, nor fp32 in `out`, it is made again for the codes.
+// Codes need all heads: what is encoded is made once for the heads, and waits in the residual, or
+// in `out`. Where there is no residual, nor fp32 in `out`, it is made again for the codes.
 void CpuReduction::ReduceWidths() {
   const size_t numel = args_.own.numel;
   StageBuffer mean;
