@@ -183,9 +183,10 @@ TEST(Frames, AGoodbyeSaysHowMuchWasStarted) {
 
 // Peers' bytes are never trusted with a length.
 TEST(Frames, DamagedFramesAreRefused) {
-  // These two say all with their type.
+  // These say all with their type.
   const std::set<uint32_t> whole = {static_cast<uint32_t>(FrameType::kPing),
-                                    static_cast<uint32_t>(FrameType::kPong)};
+                                    static_cast<uint32_t>(FrameType::kPong),
+                                    static_cast<uint32_t>(FrameType::kByeHeard)};
   for (uint32_t type = 0; type < 12; ++type) {
     ControlFrame frame;
     frame.fill(0xff);

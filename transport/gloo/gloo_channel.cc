@@ -14,6 +14,7 @@ GlooChannel::GlooChannel(GlooShared& shared, int peer, GlooReceiver& receiver)
 
 void GlooChannel::OnProgress() {
   inbox_.Collect();
+  inbox_.Refill();
   sender_.Collect();
 }
 

@@ -19,6 +19,9 @@ void GlooInbox::Collect() {
   for (size_t frames = TakeReceived(*buffer_); frames > 0; --frames) {
     receiver_.Push(peer_, ring_[taken_++ % kFrames]);
   }
+}
+
+void GlooInbox::Refill() {
   if (posted_ || started_ - taken_ > kFrames / 2) return;  // half a ring at a time
   posted_ = true;
   shared_.loop().Post(this);

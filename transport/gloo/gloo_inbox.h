@@ -23,6 +23,9 @@ class GlooInbox final : private GlooLoop::Task {
 
   // Hands on the frames that have come.
   void Collect();
+  // Lets others come in their places. Not once the connection is closed: nobody waits for what that
+  // would post.
+  void Refill();
 
  private:
   static constexpr size_t kFrames = 16;
