@@ -20,9 +20,10 @@ struct ChoiceOptions {
   std::shared_ptr<Store> store;
   std::string prefix;  // before every key in the store
   Deadline deadline;
-  std::shared_ptr<Device> device;  // where tensors lie; null: the host
+  std::shared_ptr<Device> device = nullptr;  // where tensors lie; null: the host
   bool host_memory = false;  // the data plane must be one of the host's memory; equal on all ranks
-  std::string ucx_library, nccl_library;  // paths; empty: where they are looked for by themselves
+  // Paths; empty: where they are looked for by themselves.
+  std::string ucx_library = {}, nccl_library = {};
 };
 
 // Puts the data plane that `kind` asks for in the place of the transport's, if all ranks can, and

@@ -91,7 +91,7 @@ TEST_P(CodecInfoTest, ABadValueIsRefusedAndTheNearestIsTaken) {
 
       const absl::Status status =
           CodecSpec::Parse(name_ + ":" + parameter->key + "=" + value).status();
-      for (const std::string word : {std::string(parameter->range), *nearest}) {
+      for (const std::string& word : {std::string(parameter->range), *nearest}) {
         EXPECT_NE(status.message().find(word), absl::string_view::npos) << status;
       }
     }

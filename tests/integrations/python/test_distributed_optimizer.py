@@ -1,6 +1,7 @@
 """DistributedOptimizer: the same weights under every policy, on every rank, and what training loops
 do with optimizers."""
 
+import contextlib
 import copy
 
 import pytest
@@ -369,7 +370,8 @@ def backward_twice(rank: int, on: set[int]):
             optimizer.step()
             optimizer.finish()
     dist.barrier()
-    optimizer.close()
+    with contextlib.suppress(thinwire.InvalidArgumentError):  # what was in flight ends the same way
+        optimizer.close()
 
 
 @pytest.mark.parametrize("on", [{0}, {1}])

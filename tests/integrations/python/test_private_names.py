@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[3] / "integrations" / "python" / "thi
 PRIVATE = PACKAGE / "torch" / "private.py"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Not torch's: NamedTuple and ctypes structures have these public names.
-PUBLIC = {"_asdict", "_fields_", "_replace"}
+PUBLIC = {"_asdict", "_fields", "_fields_", "_replace"}
 # A module of torch that has no underscore, and that torch's documentation does not know.
 UNDOCUMENTED = {"distributed_c10d"}
 

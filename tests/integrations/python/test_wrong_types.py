@@ -16,7 +16,14 @@ import thinwire.torch
 import torch
 from ranks import run
 from thinwire import simulate
-from thinwire.torch import DistributedOptimizer, GradientExchange, OneBitAdam, State
+from thinwire.torch import (
+    DistributedOptimizer,
+    GatheredState,
+    GradientExchange,
+    NamedResiduals,
+    OneBitAdam,
+    State,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 WRONG: tuple[Any, ...] = (None, 5, -1, 2.5, "x", b"x", [], {}, (), object(), [5], {5: 5}, {"x": 5})
@@ -118,7 +125,8 @@ def constructors() -> dict[str, Callable[[], Call]]:
 
     return {
         "DistributedOptimizer": optimizer, "GradientExchange": exchange, "OneBitAdam": adam,
-        "State": state,
+        "State": state, "NamedResiduals": lambda: (NamedResiduals, {"group": None}),
+        "GatheredState": lambda: (GatheredState, {"of": State()}),
     }  # fmt: skip
 
 
@@ -196,9 +204,16 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         "DistributedOptimizer.recover": lambda: (distributed().recover, {"process_group": None}),
         "DistributedOptimizer.step": lambda: (distributed().step, {"closure": None}),
         "DistributedOptimizer.zero_grad": lambda: (distributed().zero_grad, {"set_to_none": True}),
+        "GatheredState.load_state_dict": lambda: (
+            GatheredState(State()).load_state_dict, {"saved": State().gathered_state_dict()},
+        ),
+        "NamedResiduals.load_state_dict": lambda: (
+            NamedResiduals().load_state_dict, {"saved": NamedResiduals().state_dict()},
+        ),
         "OneBitAdam.momentum_of": lambda: (adam().momentum_of, {"parameter": torch.ones(1)}),
         "OneBitAdam.step": lambda: (adam().step, {"closure": None}),
         "State.load_state_dict": lambda: (State().load_state_dict, {"saved": State().state_dict()}),
+        "State.note_bypassed": lambda: (State().note_bypassed, {"sizes": {"a": 5}}),
         "State.pair": lambda: (State(momentum=0.9).pair, {"optimizer": sgd(linear())}),
         "State.pair_adam": lambda: (
             State(momentum=0.9).pair_adam, {"optimizer": adam(), "beta": 0.9, "steps": 1},
@@ -218,7 +233,7 @@ def file_methods(folder: str) -> dict[str, Callable[[], Call]]:
 
     return {
         f"{kind.__name__}.{name}": make
-        for kind in (GradientExchange, State)
+        for kind in (GradientExchange, NamedResiduals, State)
         for name, make in (
             ("save", lambda kind=kind: (kind().save, {"path": f"{folder}/new.safetensors"})),
             ("load", lambda kind=kind: loading(kind)),

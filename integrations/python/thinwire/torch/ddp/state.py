@@ -208,6 +208,10 @@ class State:
 
     def note_bypassed(self, sizes: Mapping[str, int]) -> None:
         """attach() calls it: DDP reduces these parameters itself, so this state never sees them."""
+        check_kind("sizes", sizes, Mapping, "elements by parameter name")
+        for name, numel in sizes.items():
+            check_kind("sizes", name, str, "names of parameters")
+            check_whole(f"sizes[{name!r}]", numel, 0)
         self._bypassed = dict(sizes)
         warn(
             f"delay_all_reduce_named_params takes {len(sizes)} parameters past every hook, so DDP "

@@ -4,11 +4,12 @@ alone."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
+from thinwire.arguments import wrong
 from thinwire.errors import MismatchError
 from thinwire.torch import agree
 from thinwire.torch.exchange.checkpoint import FORMAT
@@ -55,6 +56,7 @@ def _agreed_sizes(heads: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[tupl
     return sizes
 
 
+@runtime_checkable
 class _HasState(Protocol):
     def gathered_state_dict(self) -> dict[str, Any]: ...
 
@@ -67,6 +69,8 @@ class GatheredState:
     Accelerate's register_for_checkpointing(GatheredState(state)). All ranks call both methods."""
 
     def __init__(self, of: _HasState) -> None:
+        if not isinstance(of, _HasState) or isinstance(of, type):
+            raise wrong("of", of, "what has gathered_state_dict(): a State, NamedResiduals")
         self._of = of
 
     def state_dict(self) -> dict[str, Any]:
