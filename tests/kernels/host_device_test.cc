@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "tests/kernels/devices.h"
 
 namespace thinwire {
@@ -19,15 +21,13 @@ std::shared_ptr<Device> HostDevice(int ordinal) {
 class Held {
  public:
   explicit Held(DeviceStream& stream) {
-    kernels::QueueOnHostDevice(stream.handle(), [this] { over_.wait(false); });
+    kernels::QueueOnHostDevice(stream.handle(), [over = over_] { over->WaitForNotification(); });
   }
-  ~Held() {
-    over_ = true;
-    over_.notify_all();
-  }
+  ~Held() { over_->Notify(); }
 
  private:
-  std::atomic<bool> over_ = false;
+  // Shared, since the stream may look at it once more when the scope has ended.
+  const std::shared_ptr<absl::Notification> over_ = std::make_shared<absl::Notification>();
 };
 
 TEST(HostDevice, AnEventIsReachedWhenTheWorkBeforeItIsDone) {

@@ -113,7 +113,6 @@ class World {
 
 enum class State { kJoining, kReady, kFinalizing, kFinal, kEnded };
 
-// Never freed, so that a call that comes too late is found.
 struct Communicator {
   Communicator(std::shared_ptr<World> world, int rank, int size)
       : world(std::move(world)), rank(rank), size(size) {}
@@ -127,6 +126,14 @@ struct Communicator {
   NcclStream stream = nullptr;
   std::atomic<bool> entered{false};
 };
+
+// Never freed, so that a call that comes too late is found.
+Communicator* Keep(std::unique_ptr<Communicator> comm) {
+  static absl::Mutex mu;
+  static auto& kept = *new std::vector<std::unique_ptr<Communicator>>;
+  const absl::MutexLock lock(&mu);
+  return kept.emplace_back(std::move(comm)).get();
+}
 
 // One call of a communicator; NCCL takes one at a time.
 class Call {
@@ -267,7 +274,7 @@ THINWIRE_FAKE NcclResult ncclCommInitRankConfig(NcclHandle* handle, int size, Nc
     return kNcclInvalidArgument;
   }
   if (Controls().refuses == rank) return kNcclCudaError;
-  auto* const comm = new Communicator(WorldOf(id, size), rank, size);
+  Communicator* const comm = Keep(std::make_unique<Communicator>(WorldOf(id, size), rank, size));
   comm->world->Join();
   ++Controls().made;
   *handle = reinterpret_cast<NcclHandle>(comm);
