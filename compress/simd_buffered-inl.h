@@ -26,6 +26,7 @@ using VU = hn::Vec<U>;
 // anything.
 using Du64 = hn::RepartitionToWide<U>;
 struct HalfCounters {
+  HalfCounters() {}  // NEON's compiler gives an implicit one no instruction set
   hn::Vec<Du64> word[4];
 };
 
@@ -36,8 +37,10 @@ HWY_INLINE void PhiloxRound(HalfCounters& c, uint32_t k0, uint32_t k1) {
   };
   const auto p0 = product(c.word[0], kPhiloxMul[0]), p1 = product(c.word[2], kPhiloxMul[1]);
   const auto key0 = hn::BitCast(wide, hn::Set(U(), k0)), key1 = hn::BitCast(wide, hn::Set(U(), k1));
-  c = {{hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), key0), c.word[1]), p1,
-        hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), key1), c.word[3]), p0}};
+  c.word[0] = hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), key0), c.word[1]);
+  c.word[1] = p1;
+  c.word[2] = hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), key1), c.word[3]);
+  c.word[3] = p0;
 }
 
 // Philox of philox.h, lane by lane.

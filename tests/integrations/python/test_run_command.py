@@ -21,8 +21,13 @@ def started(*arguments: str, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "thinwire", "run", *arguments], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
-        **options,
+        preexec_fn=interruptible, **options,
     )  # fmt: skip
+
+
+def interruptible() -> None:
+    """Shells start what runs in the background with Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ended(*arguments: str) -> tuple[int, str, str]:
