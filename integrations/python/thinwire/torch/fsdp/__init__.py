@@ -1,5 +1,5 @@
 """The adapter for FSDP2 (torch.distributed.fsdp.fully_shard, torch >= 2.8): gradients go through a
-compressed reduce-scatter.
+compressed reduce-scatter::
 
     for layer in model.layers:
         fully_shard(layer)
