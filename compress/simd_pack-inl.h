@@ -34,7 +34,7 @@ HWY_INLINE hn::Vec<I> RoundToInt(V v) {
   return hn::Vec<I>{_mm512_cvtps_epi32(v.raw)};
 #elif HWY_TARGET == HWY_AVX2
   return hn::Vec<I>{_mm256_cvtps_epi32(v.raw)};
-#elif HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
+#elif HWY_TARGET == HWY_SSE4
   return hn::Vec<I>{_mm_cvtps_epi32(v.raw)};
 #else
   return hn::NearestInt(v);

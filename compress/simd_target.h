@@ -8,7 +8,7 @@
 
 namespace thinwire {
 
-// False on a CPU older than any target (x86-64 without SSSE3): there the scalar code runs.
+// False on a CPU older than any target (x86-64 without SSE4.2 and AES): there the scalar code runs.
 bool SimdAvailable();
 
 const char* SimdTargetName();  // "AVX3", "AVX2", ...

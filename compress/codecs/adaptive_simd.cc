@@ -1,10 +1,7 @@
 // Compiled once for each instruction set. The bytes must equal those of adaptive_reference.cc.
 #include "compress/codecs/adaptive_simd.h"
 
-// As in compress/simd_kernels.cc.
-#include <hwy/detect_targets.h>
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#include "compress/highway_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/codecs/adaptive_simd.cc"

@@ -1,0 +1,12 @@
+// Instruction sets that are not compiled for. Included before hwy/foreach_target.h by every file
+// that is compiled once for each of the others.
+#ifndef THINWIRE_COMPRESS_HIGHWAY_TARGETS_H_
+#define THINWIRE_COMPRESS_HIGHWAY_TARGETS_H_
+
+#include <hwy/detect_targets.h>
+
+// AVX3_DL's TruncateTo is wrong in Highway 1.0.3, and its SVE targets do not compile here.
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+
+#endif  // THINWIRE_COMPRESS_HIGHWAY_TARGETS_H_
