@@ -4,9 +4,11 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "tests/schedule/ranks.h"
+#include "transport/in_process/in_process.h"
 
 namespace {
 

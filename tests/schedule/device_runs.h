@@ -11,6 +11,7 @@
 
 #include "tests/kernels/devices.h"
 #include "tests/schedule/ranks.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 

@@ -6,6 +6,7 @@
 
 #include "schedule/collective/direct.h"
 #include "tests/schedule/device_runs.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 namespace {

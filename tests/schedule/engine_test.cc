@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "tests/effort.h"

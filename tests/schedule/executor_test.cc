@@ -2,6 +2,7 @@
 // order: the bits are those of the reference, and a plane that falls silent ends in a typed error.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <random>
 #include <tuple>
 
@@ -9,6 +10,7 @@
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
 #include "tests/transport/late_plane.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 namespace {

@@ -1,10 +1,13 @@
 // How a group fails: with a typed error that names the culprit, on every rank, in time.
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "schedule/engine/handshake.h"
 #include "schedule/engine/pulse.h"
 #include "tests/schedule/ranks.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 namespace {
@@ -199,8 +202,13 @@ TEST_P(FailureTest, ARankThatClosesWhileOthersWaitIsNamed) {
 TEST_P(FailureTest, ARankThatIsClosingIsNamedByWhoeverStartsMore) {
   for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
     std::atomic<bool> may_close = true;
+    // Or the other rank that goes on has heard it first, and tells of its failure.
     ExpectTheClosedRankIsNamed(GetParam(), min_bytes, may_close, [](Engine& engine) {
-      while (engine.Describe().find("goodbye") == std::string::npos) std::this_thread::yield();
+      const Deadline deadline = Clock::now() + std::chrono::seconds(20);
+      while (engine.status().ok() && engine.Describe().find("goodbye") == std::string::npos) {
+        ASSERT_LT(Clock::now(), deadline) << engine.Describe();
+        std::this_thread::yield();
+      }
     });
   }
 }
@@ -209,7 +217,11 @@ TEST_P(FailureTest, ARankThatIsClosingIsNamedByWhoeverStartsMore) {
 TEST_P(FailureTest, ARankThatHasClosedIsNamed) {
   std::atomic<bool> may_close = true;
   ExpectTheClosedRankIsNamed(GetParam(), 0, may_close, [](Engine& engine) {
-    while (engine.status().ok()) std::this_thread::yield();
+    const Deadline deadline = Clock::now() + std::chrono::seconds(20);
+    while (engine.status().ok()) {
+      ASSERT_LT(Clock::now(), deadline) << engine.Describe();
+      std::this_thread::yield();
+    }
   });
 }
 

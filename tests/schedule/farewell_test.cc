@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "tests/schedule/ranks.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 namespace {

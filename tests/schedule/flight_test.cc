@@ -1,10 +1,12 @@
 // The flight recorder, and what engines say of themselves: the last events in order, whole, and who
 // waits for whom, also in a file after a failure.
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <regex>
 #include <sstream>
+#include <thread>
 
 #include "schedule/engine/flight_recorder.h"
 #include "schedule/engine/trace.h"

@@ -1,12 +1,15 @@
 // Every way in which ranks can disagree, with 2, 3 and 4 ranks on both wires: a typed error on
 // every rank, that names what differs and who, in time. The last rank is the one that is different.
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "compress/codec_spec.h"
 #include "schedule/engine/handshake.h"
 #include "tests/effort.h"
 #include "tests/schedule/ranks.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "tests/schedule/device_runs.h"
 #include "tests/transport/connect_nccl.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 namespace {

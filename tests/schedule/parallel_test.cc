@@ -1,6 +1,7 @@
 // Many callers at once, and tensors of more elements than an int counts.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <thread>

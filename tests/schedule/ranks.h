@@ -6,96 +6,43 @@
 
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "schedule/engine.h"
-#include "tests/transport/connect_gloo.h"
-#include "tests/transport/connect_ucx.h"
-#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 
 enum class Wire { kInProcess, kGloo, kUcx };
 
-inline std::string Name(Wire wire) {
-  switch (wire) {
-    case Wire::kInProcess: return "InProcess";
-    case Wire::kGloo: return "Gloo";
-    case Wire::kUcx: return "Ucx";
-  }
-  return "unknown wire";
-}
+std::string Name(Wire wire);
 
 // Why this machine can't run a wire, or OK.
-inline absl::Status IsHere(Wire wire) {
-  return wire == Wire::kUcx ? UcxIsHere() : absl::OkStatus();
-}
+absl::Status IsHere(Wire wire);
 
-inline std::vector<Transport> Connect(Wire wire, int world) {
-  switch (wire) {
-    case Wire::kInProcess: return MakeInProcessTransports(world);
-    case Wire::kGloo: return ConnectGlooRanks(world);
-    case Wire::kUcx: return ConnectUcxRanks(world);
-  }
-  return {};
-}
+std::vector<Transport> Connect(Wire wire, int world);
 
 // Runs body(rank, engine) on a thread for each transport and returns when all engines are
 // destroyed. `devices`: by rank; empty, or null for a rank on the host.
-inline void RunRanks(std::vector<Transport> transports, const Options& options,
-                     const std::function<void(int, Engine&)>& body,
-                     const std::vector<std::shared_ptr<Device>>& devices = {}) {
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < transports.size(); ++r) {
-    threads.emplace_back([&, r] {
-      auto engine =
-          Engine::Create(options, std::move(transports[r]), devices.empty() ? nullptr : devices[r]);
-      ASSERT_TRUE(engine.ok()) << engine.status();
-      body(static_cast<int>(r), **engine);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-inline void RunRanks(Wire wire, int world, const Options& options,
-                     const std::function<void(int, Engine&)>& body,
-                     const std::vector<std::shared_ptr<Device>>& devices = {}) {
-  RunRanks(Connect(wire, world), options, body, devices);
-}
+void RunRanks(std::vector<Transport> transports, const Options& options,
+              const std::function<void(int, Engine&)>& body,
+              const std::vector<std::shared_ptr<Device>>& devices = {});
+void RunRanks(Wire wire, int world, const Options& options,
+              const std::function<void(int, Engine&)>& body,
+              const std::vector<std::shared_ptr<Device>>& devices = {});
 
 inline TensorView View(std::vector<float>& values) { return {values.data(), values.size()}; }
 
-inline CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
+CodecSpec Spec(const std::string& text);
 
 // Everything goes by chunks, several of them even for small tensors.
-inline Options SmallChunks(const std::string& codec) {
-  Options options;
-  options.codecs = {*CodecPair::Parse(codec)};
-  options.chunk_bytes = 4096;
-  options.least_message_bytes = 0;
-  options.min_bytes = 0;
-  options.timeout = std::chrono::seconds(20);
-  return options;
-}
+Options SmallChunks(const std::string& codec);
 
 // Deterministic in (seed, rank, step); about the spread of real gradients.
-inline std::vector<float> Gradient(size_t numel, uint64_t seed, int rank, int step) {
-  std::mt19937_64 random(seed * 1000003 + rank * 10007 + step);
-  std::normal_distribution<float> normal(0.0f, 1e-3f);
-  std::vector<float> values(numel);
-  for (float& value : values) value = normal(random);
-  return values;
-}
+std::vector<float> Gradient(size_t numel, uint64_t seed, int rank, int step);
 
-inline absl::Status AllReduce(Engine& engine, std::vector<float>& values, const std::string& key,
-                              Op op = Op::kMean) {
-  auto work =
-      engine.AllReduce({.input = View(values), .output = View(values), .key = key, .op = op});
-  return work.ok() ? (*work)->Wait() : work.status();
-}
+absl::Status AllReduce(Engine& engine, std::vector<float>& values, const std::string& key,
+                       Op op = Op::kMean);
 
 }  // namespace thinwire
 

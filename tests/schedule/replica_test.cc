@@ -2,6 +2,7 @@
 // result differs by one bit is found and named.
 //
 // `make replicas` runs a thousand steps of each; THINWIRE_TEST_STEPS is their number.
+#include <chrono>
 #include <cstdlib>
 #include <string>
 
@@ -9,6 +10,7 @@
 #include "schedule/digest.h"
 #include "tests/schedule/flipping_plane.h"
 #include "tests/schedule/ranks.h"
+#include "transport/in_process/in_process.h"
 
 namespace thinwire {
 namespace {

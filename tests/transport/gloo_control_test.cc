@@ -38,7 +38,7 @@ struct Ranks {
   std::vector<std::unique_ptr<GlooControl>> controls;
 
   explicit Ranks(int world) {
-    for (GlooMesh& mesh : ConnectAll<GlooMesh>(world, ConnectFullMesh)) {
+    for (GlooMesh& mesh : ConnectGlooMeshes(world)) {
       shared.push_back(std::make_shared<GlooShared>(std::move(mesh)));
       controls.push_back(std::make_unique<GlooControl>(shared.back()));
     }

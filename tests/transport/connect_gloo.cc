@@ -1,0 +1,52 @@
+#include "tests/transport/connect_gloo.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "transport/gloo/gloo.h"
+#include "transport/gloo/gloo_connect.h"
+
+namespace thinwire {
+namespace {
+
+// What `connect` makes of each rank's options, by rank.
+template <typename Made>
+std::vector<Made> ConnectAll(int world, absl::StatusOr<Made> (*connect)(const GlooOptions&)) {
+  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<Made> made(world);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      absl::StatusOr<Made> one = connect({.rank = r,
+                                          .size = world,
+                                          .store = store,
+                                          .prefix = "t/",
+                                          .interface = "",
+                                          .rendezvous_host = "",
+                                          .deadline = Clock::now() + std::chrono::seconds(20),
+                                          .key_file = "",
+                                          .digest = ""});
+      ASSERT_TRUE(one.ok()) << one.status();
+      made[r] = *std::move(one);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return made;
+}
+
+}  // namespace
+
+std::vector<Transport> ConnectGlooRanks(int world) {
+  return ConnectAll<Transport>(world, ConnectGloo);
+}
+
+std::vector<GlooMesh> ConnectGlooMeshes(int world) {
+  return ConnectAll<GlooMesh>(world, ConnectFullMesh);
+}
+
+}  // namespace thinwire
