@@ -17,6 +17,9 @@ inline constexpr bool kSanitized = false;
 // Random rounds.
 constexpr int Rounds(int all) { return kSanitized ? all / 10 : all; }
 
+// Training steps: each but the first uses what the one before has left behind.
+constexpr int Steps(int all) { return kSanitized ? 3 : all; }
+
 // The length after this one, of all up to 4097; with a sanitizer all up to some four blocks of 256,
 // and then only those about a whole number of blocks.
 constexpr size_t NextLength(size_t numel) {

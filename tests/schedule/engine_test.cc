@@ -37,7 +37,7 @@ TEST_P(EngineTest, GivesTheReferencesBitsOnEveryRankOverManySteps) {
   const auto [wire, world, codec] = GetParam();
   const Options options = SmallChunks(codec);
   constexpr size_t kNumel = 5003;
-  constexpr int kSteps = 20;
+  constexpr int kSteps = Steps(20);
   ReferenceAllReduce reference(world, options);
   std::vector<std::vector<float>> expected;
   for (int step = 0; step < kSteps; ++step) {
@@ -56,7 +56,7 @@ TEST_P(EngineTest, GivesTheReferencesBitsOnEveryRankOverManySteps) {
 
 TEST_P(EngineTest, AnyOrderOfReadinessGivesTheSame) {
   const auto [wire, world, codec] = GetParam();
-  constexpr int kTensors = 12, kSteps = 8;
+  constexpr int kTensors = 12, kSteps = Steps(8);
   std::vector<std::vector<std::vector<float>>> results(world);
   RunRanks(wire, world, SmallChunks(codec), [&](int rank, Engine& engine) {
     std::mt19937 random(rank + 99);
@@ -114,7 +114,7 @@ TEST(EngineInProcess, ReplicasStayIdenticalOver200Steps) {
 // In one hop: with every codec that then has fewer bytes than raw, with feedback and momentum.
 TEST(EngineDirect, GivesTheReferencesBitsOnEveryRankOverManySteps) {
   constexpr size_t kNumel = 5003;
-  constexpr int kSteps = 5;
+  constexpr int kSteps = Steps(5);
   const std::vector<Segment> all = {{.name = "g", .count = kNumel, .total = kNumel}};
   for (const auto& [wire, world, codec] : Cases()) {
     Options options = SmallChunks(codec);

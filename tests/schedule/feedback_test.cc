@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "compress/codec_list.h"
+#include "tests/effort.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {
@@ -43,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(All, FeedbackTest, testing::ValuesIn(Cases()), CaseName
 // Sent and kept values add up to those that came in: nothing is lost, over all hops, also when
 // the parameters move into other buckets half-way.
 TEST_P(FeedbackTest, LosesNothingEvenWhenBucketsAreRebuilt) {
-  constexpr int kSteps = 100;
+  constexpr int kSteps = Rounds(100);
   const int world = GetParam().world;
   Options options = SmallChunks(GetParam().codec);
   options.topology = GetParam().topology;

@@ -8,6 +8,7 @@
 
 #include "compress/codec_list.h"
 #include "schedule/digest.h"
+#include "tests/effort.h"
 #include "tests/schedule/flipping_plane.h"
 #include "tests/schedule/ranks.h"
 #include "transport/in_process/in_process.h"
@@ -15,9 +16,9 @@
 namespace thinwire {
 namespace {
 
-int Steps() {
+int StepsToRun() {
   const char* const steps = std::getenv("THINWIRE_TEST_STEPS");
-  return steps == nullptr ? 12 : std::atoi(steps);
+  return steps == nullptr ? Steps(12) : std::atoi(steps);
 }
 
 // A tensor of each dtype. Odd sizes: less than a block, less than a shard a rank, several chunks.
@@ -80,8 +81,9 @@ TEST_P(ReplicaTest, AllRanksHaveTheSameBitsInEveryStep) {
       if (momentum) options.momentum.beta = 0.9f;
       options.check_replicas = 10;
       std::vector<std::vector<uint64_t>> digests(world);
-      RunRanks(Wire::kInProcess, world, options,
-               [&](int rank, Engine& engine) { digests[rank] = Train(rank, engine, Steps()); });
+      RunRanks(Wire::kInProcess, world, options, [&](int rank, Engine& engine) {
+        digests[rank] = Train(rank, engine, StepsToRun());
+      });
       for (int rank = 1; rank < world; ++rank) {
         ASSERT_EQ(digests[rank], digests[0]) << world << " ranks, rank " << rank;
       }
