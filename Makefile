@@ -7,7 +7,7 @@ JOBS ?= $(shell nproc)
 # Tests mostly wait for one another's messages and deadlines, so three at a time fit on two cores;
 # pytest's start processes of their own.
 TEST_JOBS ?= 3
-PYTEST_JOBS ?= 2
+PYTEST_JOBS ?= 3
 
 # ccache, where it is installed, also serves the builds of other checkouts.
 ifneq ($(shell command -v ccache),)

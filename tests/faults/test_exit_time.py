@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exits")]
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = Path(thinwire.__file__).resolve().parents[1]
-REPETITIONS = 2
+REPETITIONS = 1
 ATTEMPTS = 5  # another process may take the processors during any one
 BEYOND_S = 0.5  # what thinwire may cost, in medians of the same run
 DEADLINE_S = 300
