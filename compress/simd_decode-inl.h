@@ -27,10 +27,11 @@ template <int kBits, bool kAdd>
 HWY_INLINE void DecodeLoop(const Blocks& blocks, const uint8_t* HWY_RESTRICT scales,
                            const uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT out) {
   constexpr size_t kStep = Unpacker<kBits>::kStep;
-  for (size_t b = 0; b < blocks.count; ++b) {
+  const size_t block = blocks.block, count = blocks.count;  // which `out` might alias
+  for (size_t b = 0; b < count; ++b) {
     const Unpacker<kBits> unpack(LoadScale(scales + 2 * b));
-    if constexpr (kAdd) PrefetchBlock(out, blocks.block * sizeof(float));
-    for (size_t i = 0; i < blocks.block; i += kStep * kLanes) {
+    if constexpr (kAdd) PrefetchBlock(out, block * sizeof(float));
+    for (size_t i = 0; i < block; i += kStep * kLanes) {
 #pragma GCC unroll 8
       for (size_t t = 0; t < kStep; ++t) {
         V value = unpack.Values(codes, t);
