@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from thinwire.launch.launchers import find, setup
+from thinwire.launch.launchers import find, launched, setup
 from thinwire.launch.place import Place
 
-__all__ = ["Place", "find", "setup"]
+__all__ = ["Place", "find", "launched", "setup"]

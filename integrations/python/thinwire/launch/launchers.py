@@ -138,6 +138,17 @@ _LAUNCHERS = (
 )  # fmt: skip
 
 
+def _launcher_of(environment: Mapping[str, str]) -> _Launcher | None:
+    return next(
+        (each for each in _LAUNCHERS if all(environment.get(name) for name in each.known_by)), None
+    )
+
+
+def launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher started this process, so that find() finds it. environment: os.environ."""
+    return _launcher_of(os.environ if environment is None else environment) is not None
+
+
 def find(environment: Mapping[str, str] | None = None) -> Place:
     """The place that the innermost launcher gives this process. environment: os.environ.
 
@@ -145,9 +156,8 @@ def find(environment: Mapping[str, str] | None = None) -> Place:
     InvalidArgumentError if there is no launcher, or if what it says is not whole; the message names
     the variable that is missing."""
     environment = os.environ if environment is None else environment
-    for launcher in _LAUNCHERS:
-        if all(environment.get(name) for name in launcher.known_by):
-            return launcher.read(Variables(environment, launcher.name, launcher.mend))
+    if (launcher := _launcher_of(environment)) is not None:
+        return launcher.read(Variables(environment, launcher.name, launcher.mend))
     known = ", ".join(dict.fromkeys(launcher.known_by[-1] for launcher in _LAUNCHERS))
     raise InvalidArgumentError(
         f"no launcher started this process: none of {known} is set; start it with `thinwire run "

@@ -3,7 +3,7 @@ tensors stay the caller's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -24,16 +24,19 @@ _Flat = TypeVar("_Flat", bound="FlatBucket")
 class FlatBucket:
     """Tensors that are reduced together: a large one, or several small neighbours."""
 
-    def __init__(self, exchange: GradientExchange, number: int, named: Sequence[Named]) -> None:
+    def __init__(
+        self, exchange: GradientExchange, number: int, named: Sequence[Named], op: str = "mean"
+    ) -> None:
         """number: in forward order, which is the bucket's priority. named: all of one dtype and
-        device."""
+        device. op: "mean" or "sum"."""
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
         first, numels = self.tensors[0], [tensor.numel() for tensor in self.tensors]
         parts = list(zip(self.names, numels, strict=True))
         self._bucket = exchange.bucket(
-            self.names[0], parts, first.dtype, priority=number, shape=tensors.shape_of(self.tensors)
-        )
+            self.names[0], parts, first.dtype, priority=number, op=op,
+            shape=tensors.shape_of(self.tensors),
+        )  # fmt: skip
         self._buffer = torch.zeros(sum(numels), dtype=first.dtype, device=first.device)
         self._views = [
             part.view(tensor.shape)
@@ -58,11 +61,13 @@ class FlatBucket:
         return exchange.submit(self._bucket, self._buffer)
 
     def means(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        """(tensor, its mean), after the wait; a mean is valid until the next send()."""
+        """(tensor, its mean or sum), after the wait; it is valid until the next send()."""
         return zip(self.tensors, self._views, strict=True)
 
 
-def lay_out(kind: type[_Flat], exchange: GradientExchange, named: Iterable[Named]) -> list[_Flat]:
+def lay_out(
+    kind: Callable[..., _Flat], exchange: GradientExchange, named: Iterable[Named]
+) -> list[_Flat]:
     """Buckets of tensors in forward order: neighbours of one dtype and device, merged up to
     MERGE_BYTES."""
     groups: list[list[Named]] = []

@@ -24,9 +24,13 @@ class Phase(Enum):
 
 class GradientBucket(FlatBucket):
     def __init__(
-        self, exchange: GradientExchange, number: int, named: Sequence[tuple[str, torch.Tensor]]
+        self,
+        exchange: GradientExchange,
+        number: int,
+        named: Sequence[tuple[str, torch.Tensor]],
+        op: str = "mean",
     ) -> None:
-        super().__init__(exchange, number, named)
+        super().__init__(exchange, number, named, op)
         self.phase = Phase.IDLE
         self.made = exchange.steps  # those that the optimizer has taken, or left out
         self._ready: set[torch.Tensor] = set()

@@ -13,7 +13,8 @@ class WrappedOptimizer(Optimizer):
     schedule may hold either of the two."""
 
     def __init__(self, inner: Optimizer) -> None:
-        super().__init__(inner.param_groups, inner.defaults)
+        # Not super(): a subclass may also derive from the wrapped optimizer's class.
+        Optimizer.__init__(self, inner.param_groups, inner.defaults)
         self._inner = inner
         self._share()
 
@@ -29,7 +30,7 @@ class WrappedOptimizer(Optimizer):
         if hasattr(self, "_inner"):
             self._inner.add_param_group(param_group)
         else:  # torch's constructor calls it
-            super().add_param_group(param_group)
+            Optimizer.add_param_group(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """As the wrapped optimizer's."""

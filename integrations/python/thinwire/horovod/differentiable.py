@@ -1,0 +1,176 @@
+"""The collectives that return a new tensor; autograd goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.horovod import reductions, transfers
+from thinwire.horovod.compression import Compression, Compressor
+from thinwire.horovod.missing import global_process_set
+from thinwire.horovod.ops import Op, Sum
+from thinwire.horovod.world import rank, size
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, options: dict[str, Any], name: str | None, *tensors: torch.Tensor) -> Any:
+        ctx.options = options
+        handle = reductions.grouped_allreduce_async(tensors, name=name, **options)
+        return tuple(handle.wait())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        handle = reductions.grouped_allreduce_async(gradients, **ctx.options)
+        return None, None, *handle.wait()
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, options: dict[str, Any]) -> Any:
+        ctx.shape = tensor.shape
+        return transfers.allgather_async(tensor, **options).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        total = reductions.allreduce_async(gradient, op=Sum).wait()
+        mine = ctx.shape[0] if ctx.shape else 1
+        counts = transfers.allgather_async(torch.tensor([mine])).wait().tolist()
+        return total.split(counts)[rank()].view(ctx.shape), None
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, options: dict[str, Any]) -> Any:
+        ctx.root_rank = root_rank
+        return transfers.broadcast_async(tensor, root_rank, **options).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        total = reductions.allreduce_async(gradient, op=Sum).wait()
+        return total if rank() == ctx.root_rank else torch.zeros_like(total), None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, options: dict[str, Any]) -> Any:
+        ctx.shape, ctx.options = tensor.shape, options
+        return transfers.reducescatter_async(tensor, **options).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        whole = transfers.allgather_async(gradient).wait().view(ctx.shape)
+        factor = ctx.options["prescale_factor"] * ctx.options["postscale_factor"]
+        return whole * (factor if ctx.options["op"] is Sum else factor / size()), None
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> torch.Tensor:
+    """The tensors of all ranks, reduced into a new one, with the same bits on every rank.
+
+    tensor: any shape, strides and dtype, the same shape and dtype on all ranks.
+    op: Average (default), Sum, Min, Max or Product; average: Horovod's older name for the first
+      two.
+    name: equal on all ranks, which may call named float tensors in different orders; with a lossy
+      compression calls of one name carry on what it loses. None: calls match by their order.
+    compression: for averages and sums of float32, bfloat16 and float16; all else is exact.
+    prescale_factor, postscale_factor: of the tensor before, and of the result.
+
+    Raises InvalidArgumentError, MismatchError, TimeoutError or PeerLostError."""
+    (result,) = grouped_allreduce(
+        [tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set
+    )
+    return result
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> list[torch.Tensor]:
+    """allreduce() of several tensors together; name: of the group."""
+    reductions.check_tensors(tensors)
+    asked = reductions.how(op, average, compression, prescale_factor, postscale_factor, process_set)
+    options = {
+        "op": asked.op, "compression": compression, "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+    }  # fmt: skip
+    if not _wants_gradient(*tensors):
+        return reductions.grouped_allreduce_async(tensors, name=name, **options).wait()
+    if asked.op not in (Op.AVERAGE, Op.SUM):
+        raise InvalidArgumentError(
+            f"op is {asked.op} and a tensor requires a gradient, expected Average or Sum; pass "
+            "tensor.detach()"
+        )
+    return list(_AllReduce.apply(options, name, *tensors))
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
+) -> torch.Tensor:
+    """The tensors of all ranks, one after the other in the first dimension, in which they may
+    differ; scalars become a vector. Exact.
+
+    Raises MismatchError, on every rank, for another dtype or other dimensions, and as allreduce."""
+    options = {"name": name, "process_set": process_set}
+    if not _wants_gradient(tensor):
+        return transfers.allgather_async(tensor, **options).wait()
+    return _AllGather.apply(tensor, options)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> torch.Tensor:
+    """The tensor of rank `root_rank`; all ranks give one of its shape and dtype. Exact.
+
+    Raises as allgather."""
+    options = {"name": name, "process_set": process_set}
+    if not _wants_gradient(tensor):
+        return transfers.broadcast_async(tensor, root_rank, **options).wait()
+    return _Broadcast.apply(tensor, root_rank, options)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op | None = None,
+    process_set: Any = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of what allreduce() would return: of the first dimension as many for every
+    rank, and one more for the first ones. Arguments and errors as those of allreduce()."""
+    asked = reductions.how(op, None, compression, prescale_factor, postscale_factor, process_set)
+    options = {
+        "name": name, "compression": compression, "op": asked.op,
+        "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
+    }  # fmt: skip
+    if not _wants_gradient(tensor):
+        return transfers.reducescatter_async(tensor, **options).wait()
+    return _ReduceScatter.apply(tensor, options)
+
+
+def _wants_gradient(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors
+    )

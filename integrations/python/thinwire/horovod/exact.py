@@ -1,0 +1,158 @@
+"""ExactCollectives: those of torch.distributed over Gloo, for what is never compressed: gathers,
+broadcasts, objects, integers, float64, and minima, maxima and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from thinwire import errors
+from thinwire.horovod.ops import Op
+from thinwire.horovod.worker import Worker
+from thinwire.torch import agree
+
+_OPS = {
+    Op.AVERAGE: dist.ReduceOp.SUM,
+    Op.SUM: dist.ReduceOp.SUM,
+    Op.MIN: dist.ReduceOp.MIN,
+    Op.MAX: dist.ReduceOp.MAX,
+    Op.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+
+
+class Label(NamedTuple):
+    """What all ranks must agree on before a call's data goes; compared between them."""
+
+    call: str
+    name: str | None
+    detail: str = ""  # operation, root, dtypes
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        name = "" if self.name is None else f" '{self.name}'"
+        return " ".join(filter(None, [f"{self.call}{name}", self.detail, *map(str, self.shapes)]))
+
+
+class ExactCollectives:
+    """Runs each call on one thread, in the order of submission, which must be the same on all
+    ranks. Each call first compares its label: what differs is a MismatchError on every rank, and
+    the next call finds all ranks together again. Tensors are on the host."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._rank = group, dist.get_rank(group)
+        self._size = dist.get_world_size(group)
+        self._worker = Worker("thinwire-horovod")
+
+    def close(self) -> None:
+        """Waits for what was submitted."""
+        self._worker.close()
+
+    def all_reduce(self, label: Label, tensor: torch.Tensor, op: Op) -> Future[torch.Tensor]:
+        """Of the tensor's type and precision; integers' means are cut towards zero."""
+
+        def run(_: list[Label]) -> torch.Tensor:
+            wide = tensor.to(_wide(tensor.dtype), copy=True).contiguous()
+            dist.all_reduce(wide, _OPS[op], group=self._group)
+            if op is Op.AVERAGE:
+                whole = not (wide.is_floating_point() or wide.is_complex())
+                wide = torch.div(wide, self._size, rounding_mode="trunc" if whole else None)
+            return wide.to(tensor.dtype)
+
+        return self.agreed(label, run)
+
+    def all_gather(self, label: Label, tensor: torch.Tensor) -> Future[torch.Tensor]:
+        """The tensors of all ranks, one after the other in their first dimension, which may
+        differ. `label` has one shape, with one dimension at least."""
+
+        def run(labels: list[Label]) -> torch.Tensor:
+            shapes = [each.shapes[0] for each in labels]
+            counts = [torch.Size(shape).numel() * tensor.element_size() for shape in shapes]
+            padded = torch.zeros(max(counts), dtype=torch.uint8)
+            padded[: counts[self._rank]] = _bytes_of(tensor)
+            found = [torch.empty_like(padded) for _ in counts]
+            dist.all_gather(found, padded, group=self._group)
+            parts = [
+                part[:count].view(tensor.dtype).view(shape)
+                for part, count, shape in zip(found, counts, shapes, strict=True)
+            ]
+            return torch.cat(parts)
+
+        return self.agreed(label, run, _but_first_dimension)
+
+    def broadcast(self, label: Label, tensor: torch.Tensor, root: int) -> Future[torch.Tensor]:
+        """The tensor of rank `root`."""
+
+        def run(_: list[Label]) -> torch.Tensor:
+            shared = _bytes_of(tensor).clone()
+            dist.broadcast(shared, root, group=self._group)
+            return shared.view(tensor.dtype).view(tensor.shape)
+
+        return self.agreed(label, run)
+
+    def object_from(self, label: Label, value: Any, root: int) -> Future[Any]:
+        """The object of rank `root`."""
+        return self.agreed(label, lambda _: agree.from_rank(root, value, self._group))
+
+    def all_objects(self, label: Label, value: Any) -> Future[list[Any]]:
+        """The objects of all ranks, by rank."""
+        return self.agreed(label, lambda _: self._gather(value))
+
+    def agreed(
+        self,
+        label: Label,
+        run: Callable[[list[Label]], Any],
+        compared: Callable[[Label], Any] = lambda label: label,
+    ) -> Future[Any]:
+        """run(labels of all ranks), once all have come with the same `compared` part of theirs."""
+
+        def call() -> Any:
+            try:
+                labels = self._gather(label)
+                self._check(labels, compared)
+                return run(labels)
+            except errors.Error:
+                raise
+            except (RuntimeError, ValueError) as error:  # all that Gloo raises, and torch over it
+                raise self._typed(label, error) from error
+
+        return self._worker.submit(call)
+
+    def _gather(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self._size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def _check(self, labels: list[Label], compared: Callable[[Label], Any]) -> None:
+        for rank, label in enumerate(labels):
+            if compared(label) != compared(labels[0]):
+                raise errors.MismatchError(
+                    f"rank {rank} called {label}, expected {labels[0]} as on rank 0; make these "
+                    "calls in the same order on every rank, with the same names, types and shapes"
+                )
+
+    def _typed(self, label: Label, error: Exception) -> errors.Error:
+        text = f"rank {self._rank}, {label}: {error}"
+        if "imed out" in str(error):
+            return errors.TimeoutError(f"{text}; a rank did not make this call in time")
+        if "gloo" in str(error):
+            return errors.PeerLostError(f"{text}; a rank has ended, look at its last lines")
+        return errors.Error(text)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that Gloo reduces in: it has not all of the small ones, and their sums overflow."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+def _but_first_dimension(label: Label) -> Any:
+    return label[:3], [shape[1:] for shape in label.shapes]

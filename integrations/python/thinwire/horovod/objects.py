@@ -1,0 +1,108 @@
+"""Objects and the state of training, from one rank to all."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from thinwire.arguments import check_kind, wrong
+from thinwire.horovod.exact import Label
+from thinwire.horovod.handles import of_future, start
+from thinwire.horovod.missing import check_process_set, global_process_set
+from thinwire.horovod.transfers import broadcast_async_, check_root
+from thinwire.horovod.world import current
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, prefix: str | None = None
+) -> None:
+    """Makes tensors those of rank `root_rank`, in place, bit for bit.
+
+    params: model.state_dict(), model.named_parameters(), or a list of tensors, the same on all
+      ranks in the same order; what is no tensor is left alone. prefix: of the names, for
+      messages."""
+    named = _named(params)
+    check_kind("prefix", prefix, (str, type(None)), "text, or None")
+    check_root(root_rank)
+    handles = [
+        broadcast_async_(tensor, root_rank, f"{prefix or ''}{name}")
+        for name, tensor in named
+        if isinstance(tensor, torch.Tensor)
+    ]
+    for handle in handles:
+        handle.wait()
+
+
+def _named(params: object) -> list[tuple[str, Any]]:
+    expected = "a state_dict(), named_parameters() or a list of tensors"
+    if isinstance(params, (str, bytes)) or not isinstance(params, Iterable):
+        raise wrong("params", params, expected)
+    if isinstance(params, Mapping):
+        return [(str(name), value) for name, value in params.items()]
+    named = []
+    for number, item in enumerate(params):
+        pair = item if isinstance(item, tuple) else (f"parameter {number}", item)
+        if len(pair) != 2 or not isinstance(pair[1], torch.Tensor):
+            raise wrong("params", item, expected)
+        named.append((str(pair[0]), pair[1]))
+    return named
+
+
+def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int) -> None:
+    """Makes the optimizer's state and hyperparameters those of rank `root_rank`; of a
+    DistributedOptimizer also what compression has lost, if the root has just loaded it."""
+    check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
+    check_root(root_rank)
+    mine = current().numbers.rank == root_rank
+    state = broadcast_object(optimizer.state_dict() if mine else None, root_rank)
+    if not mine:
+        optimizer.load_state_dict(state)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
+) -> Any:
+    """The object of rank `root_rank`; it must be picklable."""
+    check_process_set(process_set)
+    check_root(root_rank)
+    world = current()
+    label = Label("broadcast_object", name, f"from rank {root_rank}")
+    data = _pickled(obj) if world.numbers.rank == root_rank else None
+    return start(
+        world, "broadcast_object", name,
+        lambda: of_future(world.exact.object_from(label, data, root_rank), pickle.loads),
+    ).wait()  # fmt: skip
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: Any = global_process_set
+) -> list[Any]:
+    """The objects of all ranks, by rank; they must be picklable."""
+    check_process_set(process_set)
+    world = current()
+    label = Label("allgather_object", name)
+    data = _pickled(obj)
+    return start(
+        world, "allgather_object", name,
+        lambda: of_future(
+            world.exact.all_objects(label, data), lambda found: list(map(pickle.loads, found))
+        ),
+    ).wait()  # fmt: skip
+
+
+def _pickled(obj: Any) -> bytes:
+    """Before anything is sent, so that no rank waits for an object that can't be."""
+    try:
+        return pickle.dumps(obj)
+    except Exception as error:  # whatever the object's own methods raise
+        raise wrong("obj", obj, f"what can be pickled ({error})") from error
+
+
+def barrier(process_set: Any = global_process_set) -> None:
+    """Returns when all ranks have come."""
+    check_process_set(process_set)
+    current().exact.agreed(Label("barrier", None), lambda _: None).result()

@@ -1,0 +1,53 @@
+"""What the ranks' tensors are reduced by, and the arguments that Horovod's reductions share."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+from thinwire.arguments import check_kind, wrong
+from thinwire.errors import InvalidArgumentError, UnavailableError
+
+
+class Op(enum.Enum):
+    """How the tensors of all ranks become one."""
+
+    AVERAGE = "mean"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+    ADASUM = "adasum"
+
+
+Average, Sum, Adasum = Op.AVERAGE, Op.SUM, Op.ADASUM
+Min, Max, Product = Op.MIN, Op.MAX, Op.PRODUCT
+
+
+def op_of(op: object, average: object = None) -> Op:
+    """The operation that `op`, or Horovod's older argument `average`, names; Average for neither.
+
+    InvalidArgumentError for both at once and for anything else; UnavailableError for Adasum."""
+    if average is not None:
+        check_kind("average", average, bool, "True, False or None")
+        if op is not None:
+            raise InvalidArgumentError(
+                f"average is {average} and op is {op!r}, expected one of the two; pass op= alone"
+            )
+        op = Op.AVERAGE if average else Op.SUM
+    if op is None:
+        return Op.AVERAGE
+    check_kind("op", op, Op, "thinwire.horovod.Average, Sum, Min, Max or Product")
+    if op is Op.ADASUM:
+        raise UnavailableError(
+            "op=Adasum is not here; use op=Average with a learning rate for the larger batch, as "
+            "for any optimizer"
+        )
+    return op
+
+
+def check_factor(name: str, got: object) -> None:
+    """InvalidArgumentError unless it is a finite number."""
+    number = isinstance(got, (int, float)) and not isinstance(got, bool)
+    if not number or not math.isfinite(got):
+        raise wrong(name, got, "a finite number")

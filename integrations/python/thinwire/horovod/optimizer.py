@@ -1,0 +1,107 @@
+"""DistributedOptimizer with Horovod's arguments and semantics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from thinwire import errors
+from thinwire.arguments import check_kind, check_whole, wrong
+from thinwire.horovod.compression import Compression, Compressor, check_compression
+from thinwire.horovod.missing import check_process_set, global_process_set
+from thinwire.horovod.ops import Average, Op, Sum, check_factor, op_of
+from thinwire.horovod.reducing_optimizer import ReducingOptimizer
+from thinwire.horovod.world import current
+from thinwire.torch import private
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.optimizer import checks
+
+
+def DistributedOptimizer(
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = global_process_set,
+) -> ReducingOptimizer:
+    """An optimizer that steps with the means of all ranks' gradients; it is an instance of the
+    wrapped one's class as well. Gradients go while backward() makes others; step() waits for all.
+
+    named_parameters: model.named_parameters(), with names that are equal on all ranks, which rules
+      and residuals go by. None: their numbers.
+    compression: Compression.none (default), .int4, .thinwire({...}, min_bytes=...), ...
+    backward_passes_per_step: gradients add up over this many passes, and go with the last.
+    op: Average, or Sum.
+    gradient_predivide_factor: keeps float16 sums from overflowing in Horovod. They are made in
+      fp32 here, so the mean is the same with any factor, and only the value is checked.
+    num_groups, groups: which gradients Horovod fuses; thinwire merges neighbours by itself.
+    sparse_as_dense: gradients of sparse embeddings become dense before they go; else they are an
+      InvalidArgumentError.
+
+    Does not broadcast: call broadcast_parameters() and broadcast_optimizer_state(). Raises
+    InvalidArgumentError for wrong arguments and LBFGS, UnavailableError for op=Adasum; backward()
+    and step() raise typed errors, and then stay failed."""
+    check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
+    checks.check_optimizer(optimizer)
+    check_compression(compression)
+    check_whole("backward_passes_per_step", backward_passes_per_step, 1)
+    kind = op_of(op)
+    if kind not in (Average, Sum):
+        raise wrong("op", op, "Average or Sum, as of gradients")
+    check_factor("gradient_predivide_factor", gradient_predivide_factor)
+    if gradient_predivide_factor <= 0 or (kind is Sum and gradient_predivide_factor != 1):
+        raise wrong(
+            "gradient_predivide_factor", gradient_predivide_factor,
+            "a factor above 0, and 1 with op=Sum",
+        )  # fmt: skip
+    check_whole("num_groups", num_groups, 0)
+    check_kind("groups", groups, (list, int, type(None)), "a number, lists of parameters or None")
+    check_kind("sparse_as_dense", sparse_as_dense, bool, "True or False")
+    check_process_set(process_set)
+    names = _names_of(optimizer, named_parameters)
+    exchange = GradientExchange(
+        compression.codec, current().group, purpose="horovod",
+        parameters={name: p.numel() for p, name in names.items()},
+        **{"policy": "wfbp", **compression.options},
+    )  # fmt: skip
+    # Both, so that isinstance() and whatever asks for the class's name see the wrapped class.
+    cls = type(type(optimizer).__name__, (ReducingOptimizer, type(optimizer)), {})
+    return cls(optimizer, names, exchange, kind, backward_passes_per_step, sparse_as_dense)
+
+
+def _names_of(
+    optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:
+    """The optimizer's parameters that are trained, in the order of their names' listing."""
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if named is None:
+        return {p: f"parameter {number}" for number, p in enumerate(trained)}
+    expected = "pairs of a name and a parameter, such as model.named_parameters()"
+    if isinstance(named, (str, bytes, Mapping)) or not isinstance(named, Iterable):
+        raise wrong("named_parameters", named, expected)
+    names: dict[torch.Tensor, str] = {}
+    for pair in named:
+        pair_like = isinstance(pair, tuple) and len(pair) == 2
+        if not (pair_like and isinstance(pair[0], str) and isinstance(pair[1], torch.Tensor)):
+            raise wrong("named_parameters", pair, expected)
+        names[pair[1]] = private.plain_name(pair[0])
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        raise wrong("named_parameters", twice, "names of one parameter each")
+    without = [tuple(p.shape) for p in trained if p not in names]
+    if without:
+        raise errors.InvalidArgumentError(
+            f"named_parameters has no name for {len(without)} of the optimizer's parameters, of "
+            f"shape {without[0]} for one; pass model.named_parameters() of the whole model"
+        )
+    ours = set(trained)
+    return {p: name for p, name in names.items() if p in ours}

@@ -1,0 +1,131 @@
+"""allgather, broadcast and reducescatter.
+
+Gathers and broadcasts are exact, of any type, and go over torch.distributed; reducescatter is by
+thinwire's engine what its engine can reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thinwire.arguments import check_whole
+from thinwire.horovod.compression import Compression, Compressor
+from thinwire.horovod.exact import Label
+from thinwire.horovod.handles import Handle, in_place, of_future, start
+from thinwire.horovod.missing import check_process_set, global_process_set
+from thinwire.horovod.ops import Op
+from thinwire.horovod.reductions import (
+    How,
+    by_engine,
+    check_target,
+    check_tensor,
+    how,
+    scaled,
+    start_all_reduce,
+)
+from thinwire.horovod.world import World, current
+from thinwire.torch.scatter import reduce_scatter_tensor
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
+) -> Handle:
+    """As allgather(), at once, with a handle."""
+    check_tensor("tensor", tensor)
+    check_process_set(process_set)
+    world = current()
+    rows = tensor.detach().reshape(-1) if tensor.dim() == 0 else tensor.detach()
+    label = Label("allgather", name, str(tensor.dtype), (tuple(rows.shape),))
+
+    def make() -> Handle:
+        future = world.exact.all_gather(label, rows.to("cpu", copy=True))
+        return of_future(future, lambda found: found.to(tensor.device))
+
+    return start(world, "allgather", name, make)
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> Handle:
+    """As broadcast(), at once, with a handle."""
+    check_tensor("tensor", tensor)
+    check_process_set(process_set)
+    world = current()
+    check_root(root_rank)
+    detail = f"from rank {root_rank} {tensor.dtype}"
+    label = Label("broadcast", name, detail, (tuple(tensor.shape),))
+
+    def make() -> Handle:
+        host = tensor.detach().to("cpu", copy=True)
+        future = world.exact.broadcast(label, host, root_rank)
+        return of_future(future, lambda found: found.to(tensor.device))
+
+    return start(world, "broadcast", name, make)
+
+
+def check_root(root_rank: object) -> None:
+    """InvalidArgumentError unless it is a rank."""
+    check_whole("root_rank", root_rank, 0, current().numbers.size - 1)
+
+
+def broadcast_async_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Handle:
+    """As broadcast_async(), in place: synchronize() writes the result, and returns the tensor."""
+    check_target("tensor", tensor)
+    return in_place(tensor, broadcast_async(tensor, *arguments, **options))
+
+
+def broadcast_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+    """broadcast_async_() and its synchronize()."""
+    return broadcast_async_(tensor, *arguments, **options).wait()
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: Any = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Compressor = Compression.none,
+) -> Handle:
+    """As reducescatter(), at once, with a handle."""
+    check_tensor("tensor", tensor)
+    asked = how(op, None, compression, prescale_factor, postscale_factor, process_set)
+    rows = tensor.reshape(-1) if tensor.dim() == 0 else tensor
+    scatters = by_engine(tensor, asked.op) and rows.numel() > 0
+    make = _scatter if scatters else _reduce_and_cut
+    return start(current(), "reducescatter", name, lambda: make(current(), rows, name, asked))
+
+
+def counts_of(rows: int, size: int) -> list[int]:
+    """Rows of each rank: as many for all, and one more for the first of them."""
+    return [rows // size + (rank < rows % size) for rank in range(size)]
+
+
+def _scatter(world: World, rows: torch.Tensor, name: str | None, asked: How) -> Handle:
+    """The engine gives every rank as much, so short parts are filled up with zeros."""
+    counts = counts_of(rows.shape[0], world.numbers.size)
+    with torch.no_grad():
+        whole = rows.new_zeros((len(counts), counts[0], *rows.shape[1:]))
+        for part, values in zip(whole, rows.split(counts), strict=True):
+            part[: len(values)] = scaled(values, asked.prescale)
+        mine = torch.empty_like(whole[0])
+    work = reduce_scatter_tensor(
+        mine, whole, asked.op.value, asked.codec, name, world.group, async_op=True
+    )
+
+    def wait() -> torch.Tensor:
+        work.wait()
+        return scaled(mine[: counts[world.numbers.rank]], asked.postscale)
+
+    return Handle(work.is_completed, wait)
+
+
+def _reduce_and_cut(world: World, rows: torch.Tensor, name: str | None, asked: How) -> Handle:
+    handle = start_all_reduce(rows, None if name is None else f"reducescatter {name}", asked)
+    counts = counts_of(rows.shape[0], world.numbers.size)
+    return Handle(handle.done, lambda: handle.wait().split(counts)[world.numbers.rank])

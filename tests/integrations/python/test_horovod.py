@@ -1,0 +1,97 @@
+"""thinwire.horovod on two ranks. All checks share one run of the processes: each is a function of
+horovod_collectives.py or horovod_training.py, called on both ranks."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+import horovod_collectives
+import horovod_training
+import pytest
+import thinwire.horovod as hvd
+import torch
+import torch.distributed as dist
+from horovod_training import net, trained, wrapped
+from ranks import outcomes_of, run
+from thinwire.horovod.world import Seat, numbers_of
+
+pytestmark = pytest.mark.xdist_group("horovod")
+
+# The last one leaves the group and comes again.
+CHECKS: dict[str, Callable[[int], None]] = {
+    name: check
+    for module in (horovod_training, horovod_collectives)
+    for name, check in vars(module).items()
+    if name.startswith("check_") and check.__module__ == module.__name__
+}
+
+
+def every_check(rank: int) -> dict[str, str]:
+    """By name what went wrong; the first failure ends the run, since ranks may be apart then."""
+    hvd.init()
+    outcome: dict[str, str] = {}
+    for name, check in CHECKS.items():
+        try:
+            check(rank)
+            outcome[name] = ""
+            hvd.barrier()
+        except Exception:
+            outcome[name] = traceback.format_exc()
+            break
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict[str, str]]:
+    return run(every_check, environment={"THINWIRE_TIMEOUT_S": "15"}, timeout_s=120)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_ranks(outcomes, name):
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.get(name, "it was not reached") == "", f"rank {rank}\n{outcome.get(name)}"
+
+
+def alone(_: int) -> None:
+    """Without a launcher and without a process group."""
+    dist.destroy_process_group()
+    hvd.init()
+    assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size()) == (0, 1, 0, 1)
+    assert hvd.allreduce(torch.tensor([3.0])).item() == 3.0
+    assert hvd.allgather(torch.tensor([3])).tolist() == [3]
+    model = net()
+    trained(model, wrapped(model), 0, range(2))
+    hvd.shutdown()
+    assert not dist.is_initialized()
+
+
+def test_a_process_without_a_launcher_is_alone():
+    run(alone, world=1)
+
+
+def test_numbers_of_hosts():
+    """Two hosts, of two ranks and of one, whose ranks alternate."""
+    seats = [Seat("a", 0, 2), Seat("b", 0, 1), Seat("a", 1, 2)]
+    expected = [(0, 2, 0, 2), (0, 1, 1, 2), (1, 2, 0, 1)]
+    for unknown in (False, True):  # without a launcher host names tell
+        given = [Seat(seat.host, None, None) for seat in seats] if unknown else seats
+        found = [numbers_of(rank, given) for rank in range(3)]
+        assert [numbers[2:6] for numbers in found] == expected
+        assert not any(numbers.homogeneous for numbers in found)
+
+
+def one_rank_ends(rank: int) -> None:
+    hvd.init()
+    if rank == 1:
+        handle = hvd.allreduce_async(torch.ones(4), name="x")
+        hvd.allreduce_async(torch.ones(4), name="x")
+        hvd.synchronize(handle)
+    hvd.synchronize(hvd.allreduce_async(torch.ones(4), name="x"))
+    hvd.allreduce(torch.ones(4, dtype=torch.int64))
+
+
+def test_a_rank_that_fails_alone_ends_the_others_with_a_typed_error():
+    others, failed = outcomes_of(one_rank_ends, environment={"THINWIRE_TIMEOUT_S": "20"})
+    assert (failed.error, others.error) == ("InvalidArgumentError", "PeerLostError")
+    assert "'x' is in flight" in failed.message and "rank" in others.message
