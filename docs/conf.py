@@ -40,6 +40,7 @@ CONTENTS = """
 /docs/choosing
 /docs/settings
 /docs/frameworks
+/docs/migration/*
 /docs/launchers
 /integrations/python/README
 /docs/troubleshooting

@@ -1,0 +1,142 @@
+"""docs/migration: each page's diffs, applied and run on two ranks, before and after."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import thinwire.horovod as hvd
+import torch.distributed as dist
+from ranks import run
+
+pytestmark = pytest.mark.xdist_group("migration")
+
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "migration"
+# What can't be installed here: the program before has these, and isn't run.
+MISSING = ("horovod.torch", "byteps", "mxnet")
+
+
+class Diff(NamedTuple):
+    page: str
+    number: int  # on its page
+    text: str
+
+    def without(self, sign: str) -> str:
+        """The program after, without "-", or before, without "+"."""
+        lines = [line for line in self.text.splitlines() if not line.startswith(sign)]
+        return "\n".join(line[1:] for line in lines) + "\n"
+
+    def __str__(self) -> str:
+        return f"{self.page}{self.number}"
+
+
+def diffs() -> Iterator[Diff]:
+    for page in sorted(PAGES.glob("*.md")):
+        blocks = re.findall(r"^```diff\n(.*?)^```", page.read_text(), re.S | re.M)
+        for number, text in enumerate(blocks):
+            yield Diff(page.stem, number, text)
+
+
+DIFFS = list(diffs())
+
+
+class Program(NamedTuple):
+    title: str
+    file: str
+    ports: tuple[int, int]  # of torch's variables and of DMLC's
+    alone: bool  # one process for all devices
+
+
+def programs(folder: Path) -> list[Program]:
+    found = []
+    for diff in DIFFS:
+        for when, text in (("before", diff.without("+")), ("after", diff.without("-"))):
+            if any(name in text for name in MISSING):
+                continue
+            file = folder / f"{diff}_{when}.py"
+            file.write_text(text)
+            found.append(Program(f"{diff} {when}", str(file), free_ports(), "DataParallel(" in text
+                                 and "DistributedDataParallel(" not in text))  # fmt: skip
+    return found
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def outputs(rank: int, listed: list[Program]) -> dict[str, str]:
+    """What each program prints on this rank; each has a rendezvous of its own."""
+    dist.destroy_process_group()  # ranks.py's
+    found = {}
+    for program in listed:
+        if program.alone and rank > 0:
+            continue
+        os.environ.update(variables(rank, program))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(program.file, run_name="__main__")
+        found[program.title] = printed.getvalue()
+        hvd.shutdown()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return found
+
+
+def variables(rank: int, program: Program) -> dict[str, str]:
+    """torchrun's; for the KVStore's users those of DMLC, and torch's are found by thinwire."""
+    for name in (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
+        os.environ.pop(name, None)
+    if program.title.startswith("kvstore"):
+        return {
+            "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": str(rank),
+            "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(program.ports[1]),
+            "MASTER_PORT": str(program.ports[0]),
+        }  # fmt: skip
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(program.ports[0]),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> tuple[dict[str, str], dict[str, str]]:
+    listed = programs(tmp_path_factory.mktemp("migration"))
+    return tuple(run(outputs, listed, timeout_s=120))
+
+
+def test_there_are_diffs():
+    assert {diff.page for diff in DIFFS} == {"data-parallel", "horovod", "comm-hooks", "kvstore"}
+
+
+@pytest.mark.parametrize("diff", DIFFS, ids=str)
+def test_both_programs_of_a_diff_learn(printed, diff):
+    assert all(line[:1] in ("+", "-", " ") for line in diff.text.splitlines())
+    before_is_missing = any(name in diff.without("+") for name in MISSING)
+    for when in ["after"] if before_is_missing else ["before", "after"]:
+        loss = re.fullmatch(r"loss ([\d.]+)\n", printed[0][f"{diff} {when}"])
+        assert loss is not None and float(loss[1]) < 0.15, printed[0]
+        assert printed[1].get(f"{diff} {when}", "") == ""  # rank 0 alone prints
+
+
+@pytest.mark.parametrize("diff", DIFFS, ids=str)
+def test_the_program_after_is_one_of_thinwires(diff):
+    assert "import thinwire" in diff.without("-") or "from thinwire" in diff.without("-")
+    assert "thinwire" not in diff.without("+")
