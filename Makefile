@@ -17,7 +17,7 @@ export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
 .PHONY: help setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-python test-frameworks thread-safety docs \
-  gpu neon fuzz soak replicas bench accuracy ratio wheel wheel-check lint format clean
+  gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench accuracy ratio wheel wheel-check lint format clean
 
 help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
@@ -27,6 +27,7 @@ help:
 	@echo "make replicas   a thousand steps of every codec and 2 to 8 ranks: bit-identical (20 minutes)"
 	@echo "make thread-safety   clang's analysis of who holds which lock"
 	@echo "make docs    the documentation as a site, in build/docs/html"
+	@echo "make gpu-pack   a folder that runs these checks on another machine with a GPU"
 	@echo "make gpu     the checks and benchmarks that need an NVIDIA GPU"
 	@echo "make neon    the codecs' tests on 64-bit ARM, by qemu"
 	@echo "make tsan-gloo   the tests over Gloo under the thread sanitizer, with a Gloo built for it"
@@ -95,9 +96,17 @@ soak: build
 	@$(PYTHON) tests/faults/matrix.py
 	@$(PYTHON) tests/faults/soak.py --minutes $(SOAK_MINUTES)
 
+# A folder, and a tar of it, for a machine with an NVIDIA driver and nothing else.
+gpu-pack: build
+	@scripts/gpu_pack.sh
+
+# In an empty root it must start, and end at the missing GPU.
+gpu-pack-check: gpu-pack
+	@scripts/gpu_pack_check.sh
+
 # On a machine with a GPU: what the tests skip elsewhere, and how fast the kernels are.
-gpu: build
-	@scripts/gpu.sh
+gpu: gpu-pack
+	@OUT=build/gpu PYTHON=$(PYTHON) build/gpu-pack/run.sh
 
 # The codecs alone: bytes on NEON are those of x86.
 neon: setup

@@ -1,6 +1,7 @@
 // The kernels, checked and timed.
 //
 //   kernel_bench               times every operation against its twin on the first GPU: JSON
+//   kernel_bench --device      names that GPU, or says why there is none
 //   kernel_bench --host_only   runs the kernels on CPU threads, thread after thread, for all
 //                              lengths from 0 to 4097 and all codecs, and compares every byte
 //
@@ -225,12 +226,16 @@ void Print(const std::string& device, const std::vector<Result>& results) {
   std::printf(" ]\n}\n");
 }
 
-int MeasureOnGpu() {
+int OnGpu(bool only_name) {
   absl::StatusOr<std::unique_ptr<KernelTimer>> timer = MakeKernelTimer();
-  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice("cuda", THINWIRE_CUDA_LIBRARY);
+  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice("cuda", "libthinwire_cuda.so");
   for (const absl::Status& status : {timer.status(), device.status()}) {
     if (status.ok()) continue;
-    std::printf("{\"skipped\": \"%s\"}\n", std::string(status.message()).c_str());
+    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  if (only_name) {
+    std::printf("%s\n", (*timer)->device().c_str());
     return 0;
   }
   const std::unique_ptr<DeviceStream> stream = (*device)->Adopt((*timer)->stream());
@@ -256,8 +261,10 @@ int MeasureOnGpu() {
 }  // namespace thinwire
 
 int main(int argc, char** argv) {
-  if (argc == 1) return thinwire::MeasureOnGpu();
-  if (argc == 2 && std::strcmp(argv[1], "--host_only") == 0) return thinwire::CheckOnHost();
-  std::fprintf(stderr, "usage: kernel_bench [--host_only]\n");
-  return 2;
+  const std::string option = argc == 2 ? argv[1] : "";
+  if (argc == 1) return thinwire::OnGpu(false);
+  if (option == "--device") return thinwire::OnGpu(true);
+  if (option == "--host_only") return thinwire::CheckOnHost();
+  std::printf("usage: kernel_bench [--device | --host_only]\n");
+  return option == "--help" ? 0 : 2;
 }

@@ -20,7 +20,7 @@ namespace thinwire {
 // "host" or "cuda"; the latter may be Unimplemented, and says why.
 inline absl::StatusOr<std::shared_ptr<Device>> TestDevice(const std::string& name) {
   if (name == "host") return MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
-  return OpenDevice(name, THINWIRE_CUDA_LIBRARY);
+  return OpenDevice(name, "libthinwire_cuda.so");
 }
 
 inline std::chrono::steady_clock::time_point InTime() {

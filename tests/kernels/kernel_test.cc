@@ -204,6 +204,19 @@ TEST_P(KernelTest, ReduceInRankOrder) {
   }
 }
 
+// Little data and all code, for compute-sanitizer.
+TEST_P(KernelTest, EveryKernelOnce) {
+  for (const std::string& text : AllSpecs()) {
+    for (const DType dtype : kDTypes) {
+      CheckEncode(Spec(text), 4400, dtype, true, 1);
+      CheckDecode(Spec(text), 4400, dtype, 1);
+      CheckReduce(Spec("int4"), Spec(text), 4400, dtype, 3, 1);
+    }
+    CheckReduce(Spec(text), Spec("int4"), 4400, DType::kF32, 3, 1);
+    if (HasFatalFailure()) return;
+  }
+}
+
 // As small tensors and fp32 go: a result, and no bytes.
 TEST_P(KernelTest, ReduceWithoutWireBytes) {
   const size_t numel = 5000;

@@ -198,6 +198,14 @@ TEST_F(NcclTest, AllRanksSayWhoLacksWhat) {
   ExpectRefusal({"checksum"}, [](ChoiceOptions& options) { options.host_memory = true; });
 }
 
+TEST_F(NcclTest, RanksShareADeviceWhereNcclIsSetSo) {
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  const auto answers = Choose(TransportKind::kNccl,
+                              [](ChoiceOptions& options) { options.device = DeviceOfRank(0); });
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  for (const auto& answer : answers) EXPECT_TRUE(answer.ok()) << answer.status();
+}
+
 TEST_F(NcclTest, MixedVersionsAreRefusedOnAllRanks) {
   const std::string other = testing::TempDir() + "/other_nccl." + std::to_string(getpid()) + ".so";
   std::filesystem::copy_file(THINWIRE_FAKE_NCCL, other);

@@ -1,5 +1,6 @@
 #include "transport/nccl/nccl_choice.h"
 
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,7 +12,15 @@
 namespace thinwire {
 namespace {
 
-// What a rank has: the version, and its device.
+// NCCL's own setting, from 2.30 on: several ranks may have one GPU. An older NCCL refuses them.
+constexpr char kSharingSetting[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+bool MaySharePerSetting() {
+  const char* const value = std::getenv(kSharingSetting);
+  return value != nullptr && std::string(value) == "1";
+}
+
+// What a rank has: the version, and its device, which is taken for its own where it may be shared.
 absl::StatusOr<std::string> Offer(const NcclOptions& options,
                                   const absl::StatusOr<std::string>& version) {
   if (options.device == nullptr) {
@@ -21,7 +30,8 @@ absl::StatusOr<std::string> Offer(const NcclOptions& options,
   if (!version.ok()) return version.status();
   const absl::StatusOr<std::string> identity = options.device->identity();
   if (!identity.ok()) return absl::UnimplementedError(identity.status().message());
-  return absl::StrCat(*version, " ", *identity);
+  if (!MaySharePerSetting()) return absl::StrCat(*version, " ", *identity);
+  return absl::StrCat(*version, " ", *identity, " shared by rank ", options.rank);
 }
 
 // OK if all ranks go together. A function of what all ranks know, so that all decide alike.
@@ -44,7 +54,8 @@ absl::Status CheckOffers(const Board& board, const Answers& offers) {
                                                  owner->second, " and ", rank, " share one (",
                                                  mine.second,
                                                  "); give each its own, as by torch's local rank, "
-                                                 "or set transport to gloo"));
+                                                 "set transport to gloo, or, for tests, ",
+                                                 kSharingSetting, "=1 with NCCL 2.30 or newer"));
   }
   return absl::OkStatus();
 }

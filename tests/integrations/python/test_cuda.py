@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 pytestmark = on_gpu
 
 CODECS = ("fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def gradient(rank: int, step: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -18,22 +19,22 @@ def gradient(rank: int, step: int, numel: int, dtype: torch.dtype) -> torch.Tens
     return (torch.randn(numel, generator=generator) * 1e-3).to(dtype)
 
 
-def reduce_steps(rank: int, device: str, codec: str, dtype: torch.dtype):
+def reduce_steps(rank: int, device: str, codec: str):
     results = []
-    for step in range(4):
-        tensor = gradient(rank, step, 100_003, dtype).to(device)
-        thinwire.torch.all_reduce(tensor, codec=codec, name="g")
-        results.append(tensor.cpu())
+    for dtype in DTYPES:
+        for step in range(4):
+            tensor = gradient(rank, step, 100_003, dtype).to(device)
+            thinwire.torch.all_reduce(tensor, codec=codec, name=f"g {dtype}")
+            results.append(tensor.cpu())
     return results
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("codec", CODECS)
-def test_all_reduce_gives_the_cpu_bits(codec, dtype):
-    on_cpu = run(reduce_steps, "cpu", codec, dtype)
-    on_gpu = run(reduce_steps, "cuda", codec, dtype)
+def test_all_reduce_gives_the_cpu_bits(codec):
+    on_cpu, on_gpu = run(reduce_steps, "cpu", codec), run(reduce_steps, "cuda", codec)
     for rank in range(2):
         for got, expected in zip(on_gpu[rank], on_cpu[rank], strict=True):
+            assert got.dtype == expected.dtype
             assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
 
 
