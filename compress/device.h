@@ -53,6 +53,10 @@ class DeviceStream {
   // The stream as the device's own libraries know it: a cudaStream_t on a GPU.
   virtual void* handle() const = 0;
 
+  // Whether what is queued goes into a graph that is being captured, and does not run now. False
+  // after a failure of the device.
+  virtual bool IsCapturing() = 0;
+
   // The host waits until all that is queued is done. DeadlineExceeded names the device.
   virtual absl::Status Synchronize(std::chrono::steady_clock::time_point deadline) = 0;
   virtual absl::Status status() const = 0;  // the first failure

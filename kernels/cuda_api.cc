@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "kernels/cuda_contexts.h"
 #include "kernels/cuda_launch.h"
 #include "kernels/device_api.h"
 
@@ -12,28 +13,27 @@ namespace {
 cudaStream_t StreamOf(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
 
-// Makes a device the thread's current one for a scope.
+// A device is the thread's current one for a scope. Meanwhile a capture by another thread of the
+// process, whatever its mode, does not forbid what this one calls.
 class OnDevice {
  public:
-  explicit OnDevice(int ordinal) : ordinal_(ordinal) {
-    error_ = cudaGetDevice(&before_);
-    if (error_ == cudaSuccess && before_ != ordinal_) error_ = cudaSetDevice(ordinal_);
+  explicit OnDevice(int ordinal) : current_(DriverContextCalls(), ordinal) {
+    if (current_.error() == cudaSuccess) cudaThreadExchangeStreamCaptureMode(&mode_);
   }
   ~OnDevice() {
-    if (error_ == cudaSuccess && before_ != ordinal_) cudaSetDevice(before_);
+    if (current_.error() == cudaSuccess) cudaThreadExchangeStreamCaptureMode(&mode_);
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
   template <typename Call>
   int Do(Call call) const {
-    return error_ == cudaSuccess ? call() : error_;
+    return current_.error() == cudaSuccess ? call() : current_.error();
   }
 
  private:
-  const int ordinal_;
-  int before_ = 0;
-  cudaError_t error_;
+  const CurrentDevice current_;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 const char* ErrorText(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
@@ -90,23 +90,46 @@ int AllocatePinned(int ordinal, size_t bytes, void** memory) {
     return error;
   });
 }
-int ReleasePinned(void* memory) { return cudaFreeHost(memory); }
+int ReleasePinned(int ordinal, void* memory) {
+  return OnDevice(ordinal).Do([&] { return cudaFreeHost(memory); });
+}
 
 // Streams do not wait for the default stream: what a caller queued there is waited for by event.
+// Their kernels go before those of the caller's backward pass, which fill the device for longer
+// than a codec takes; peers wait for the codec.
 int MakeStream(int ordinal, void** stream) {
   return OnDevice(ordinal).Do([&] {
-    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream),
-                                     cudaStreamNonBlocking);
+    int least = 0, greatest = 0;
+    const cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (error != cudaSuccess) return error;
+    return cudaStreamCreateWithPriority(reinterpret_cast<cudaStream_t*>(stream),
+                                        cudaStreamNonBlocking, greatest);
   });
 }
-int DestroyStream(void* stream) { return cudaStreamDestroy(StreamOf(stream)); }
+int DestroyStream(int ordinal, void* stream) {
+  return OnDevice(ordinal).Do([&] { return cudaStreamDestroy(StreamOf(stream)); });
+}
+
+// The legacy default stream is not captured itself, but may not be used while another one is.
+int IsCapturing(int ordinal, void* stream, int* capturing) {
+  return OnDevice(ordinal).Do([&] {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(StreamOf(stream), &status);
+    const bool implicit = error == cudaErrorStreamCaptureImplicit;
+    if (implicit) error = (cudaGetLastError(), cudaSuccess);
+    *capturing = implicit || status != cudaStreamCaptureStatusNone;
+    return error;
+  });
+}
 
 int MakeEvent(int ordinal, void** event) {
   return OnDevice(ordinal).Do([&] {
     return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming);
   });
 }
-int DestroyEvent(void* event) { return cudaEventDestroy(EventOf(event)); }
+int DestroyEvent(int ordinal, void* event) {
+  return OnDevice(ordinal).Do([&] { return cudaEventDestroy(EventOf(event)); });
+}
 
 int Record(int ordinal, void* event, void* stream) {
   return OnDevice(ordinal).Do([&] { return cudaEventRecord(EventOf(event), StreamOf(stream)); });
@@ -115,11 +138,13 @@ int Wait(int ordinal, void* stream, void* event) {
   return OnDevice(ordinal).Do(
       [&] { return cudaStreamWaitEvent(StreamOf(stream), EventOf(event), 0); });
 }
-int Query(void* event) {
-  const cudaError_t error = cudaEventQuery(EventOf(event));
-  if (error != cudaErrorNotReady) return error;
-  cudaGetLastError();  // it is an answer, and must not be taken for the next launch's
-  return kBusy;
+int Query(int ordinal, void* event) {
+  return OnDevice(ordinal).Do([&]() -> int {
+    const cudaError_t error = cudaEventQuery(EventOf(event));
+    if (error != cudaErrorNotReady) return error;
+    cudaGetLastError();  // it is an answer, and must not be taken for the next launch's
+    return kBusy;
+  });
 }
 
 int Copy(int ordinal, void* to, const void* from, size_t bytes, void* stream) {
@@ -154,6 +179,7 @@ constexpr DeviceApi kApi = {
     .release_pinned = ReleasePinned,
     .make_stream = MakeStream,
     .destroy_stream = DestroyStream,
+    .is_capturing = IsCapturing,
     .make_event = MakeEvent,
     .destroy_event = DestroyEvent,
     .record = Record,

@@ -19,9 +19,9 @@ using SteadyClock = std::chrono::steady_clock;
 // Events are made once and used again.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  explicit EventPool(const DeviceApi& api) : api_(api) {}
+  EventPool(const DeviceApi& api, int ordinal) : api_(api), ordinal_(ordinal) {}
   ~EventPool() {
-    for (void* event : free_) api_.destroy_event(event);
+    for (void* event : free_) api_.destroy_event(ordinal_, event);
   }
 
   class Event final : public DeviceEvent {
@@ -42,7 +42,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   }
 
   // The error number, or 0.
-  int Take(int ordinal, std::shared_ptr<Event>* event) {
+  int Take(std::shared_ptr<Event>* event) {
     void* handle = nullptr;
     {
       const absl::MutexLock lock(&mu_);
@@ -52,7 +52,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
       }
     }
     if (handle == nullptr) {
-      if (const int error = api_.make_event(ordinal, &handle); error != 0) return error;
+      if (const int error = api_.make_event(ordinal_, &handle); error != 0) return error;
     }
     *event = std::make_shared<Event>(shared_from_this(), handle);
     return 0;
@@ -60,6 +60,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 
  private:
   const DeviceApi& api_;
+  const int ordinal_;
   absl::Mutex mu_;
   std::vector<void*> free_ ABSL_GUARDED_BY(mu_);
 };
@@ -88,7 +89,7 @@ class Stream final : public DeviceStream {
         owner_(owner),
         backend_(context_->api, context_->ordinal, handle, [this](int error) { Keep(error); }) {}
   ~Stream() override {
-    if (owner_ == Owner::kUs) context_->api.destroy_stream(handle_);
+    if (owner_ == Owner::kUs) context_->api.destroy_stream(context_->ordinal, handle_);
   }
 
   const Backend& backend() const override { return backend_; }
@@ -97,7 +98,7 @@ class Stream final : public DeviceStream {
 
   std::shared_ptr<DeviceEvent> Record() override {
     std::shared_ptr<EventPool::Event> event;
-    if (!Keep(context_->events->Take(context_->ordinal, &event))) return nullptr;
+    if (!Keep(context_->events->Take(&event))) return nullptr;
     if (!Keep(context_->api.record(context_->ordinal, event->handle, handle_))) return nullptr;
     return event;
   }
@@ -110,7 +111,8 @@ class Stream final : public DeviceStream {
 
   bool HasReached(const std::shared_ptr<DeviceEvent>& event) override {
     if (event == nullptr) return true;
-    const int error = context_->api.query(static_cast<const EventPool::Event&>(*event).handle);
+    const int error =
+        context_->api.query(context_->ordinal, static_cast<const EventPool::Event&>(*event).handle);
     if (error == kernels::kBusy) return false;
     Keep(error);
     return true;
@@ -118,13 +120,19 @@ class Stream final : public DeviceStream {
 
   void* handle() const override { return handle_; }
 
+  bool IsCapturing() override {
+    int capturing = 0;
+    return Keep(context_->api.is_capturing(context_->ordinal, handle_, &capturing)) &&
+           capturing != 0;
+  }
+
   // It asks again and again instead of waiting within the driver, where no deadline would reach.
   absl::Status Synchronize(SteadyClock::time_point deadline) override {
     const std::shared_ptr<DeviceEvent> event = Record();
     if (event == nullptr) return status();
     void* const handle = static_cast<const EventPool::Event&>(*event).handle;
     for (int asked = 0;; ++asked) {
-      const int error = context_->api.query(handle);
+      const int error = context_->api.query(context_->ordinal, handle);
       if (error != kernels::kBusy) {
         Keep(error);
         return status();
@@ -169,7 +177,7 @@ class DeviceImpl final : public Device {
  public:
   DeviceImpl(const DeviceApi& api, int ordinal, std::string name)
       : context_(std::make_shared<Context>(
-            Context{api, ordinal, std::move(name), std::make_shared<EventPool>(api)})) {}
+            Context{api, ordinal, std::move(name), std::make_shared<EventPool>(api, ordinal)})) {}
 
   std::string name() const override { return context_->name; }
 
@@ -206,7 +214,7 @@ class DeviceImpl final : public Device {
     const int error = api().allocate_pinned(context_->ordinal, bytes, &memory);
     if (error != 0) return OutOfMemory(error, bytes, "pinned host memory for ");
     return DeviceMemory(static_cast<uint8_t*>(memory), [context = context_](uint8_t* memory) {
-      context->api.release_pinned(memory);
+      context->api.release_pinned(context->ordinal, memory);
     });
   }
 

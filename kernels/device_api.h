@@ -4,7 +4,8 @@
 //
 // Functions return 0, or an error number that `error_text` explains; none throws. A stream is a
 // cudaStream_t, an event a cudaEvent_t, as void*; a null stream is the device's default one. All
-// are thread-safe, and each call names its device by `ordinal` or by what was made on it.
+// are thread-safe, and each call names its device by `ordinal`: the calling thread may have chosen
+// none, and is left as it was.
 #ifndef THINWIRE_KERNELS_DEVICE_API_H_
 #define THINWIRE_KERNELS_DEVICE_API_H_
 
@@ -16,7 +17,7 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 3;
+inline constexpr uint32_t kDeviceApiVersion = 4;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
@@ -35,17 +36,19 @@ struct DeviceApi {
   int (*allocate)(int ordinal, size_t bytes, void** memory);
   int (*release)(int ordinal, void* memory);
   int (*allocate_pinned)(int ordinal, size_t bytes, void** memory);  // host memory
-  int (*release_pinned)(void* memory);
+  int (*release_pinned)(int ordinal, void* memory);
 
   int (*make_stream)(int ordinal, void** stream);
-  int (*destroy_stream)(void* stream);
+  int (*destroy_stream)(int ordinal, void* stream);
+  // 1 if what is queued on the stream goes into a graph that is being captured, else 0.
+  int (*is_capturing)(int ordinal, void* stream, int* capturing);
   int (*make_event)(int ordinal, void** event);
-  int (*destroy_event)(void* event);
+  int (*destroy_event)(int ordinal, void* event);
 
   // All of the rest is queued on a stream, and the host does not wait.
   int (*record)(int ordinal, void* event, void* stream);
   int (*wait)(int ordinal, void* stream, void* event);  // the stream waits
-  int (*query)(void* event);                            // kBusy: not yet reached
+  int (*query)(int ordinal, void* event);               // kBusy: not yet reached
   // Between any two memories.
   int (*copy)(int ordinal, void* to, const void* from, size_t bytes, void* stream);
 

@@ -244,12 +244,13 @@ int AllocatePinned(int, size_t bytes, void** memory) {
   *memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   return *memory == nullptr ? kNoMemory : 0;
 }
-int ReleasePinned(void* memory) { return std::free(memory), 0; }
+int ReleasePinned(int, void* memory) { return std::free(memory), 0; }
 
 int MakeStream(int ordinal, void** stream) { return *stream = TheMachine().MakeStream(ordinal), 0; }
-int DestroyStream(void* stream) { return TheMachine().DestroyStream(stream), 0; }
+int DestroyStream(int, void* stream) { return TheMachine().DestroyStream(stream), 0; }
+int IsCapturing(int, void*, int* capturing) { return *capturing = 0; }  // it has no graphs
 int MakeEvent(int, void** event) { return *event = TheMachine().MakeEvent(), 0; }
-int DestroyEvent(void* event) { return TheMachine().DestroyEvent(event), 0; }
+int DestroyEvent(int, void* event) { return TheMachine().DestroyEvent(event), 0; }
 
 int Record(int ordinal, void* handle, void* stream) {
   const PointPtr point = TheMachine().EventOf(handle)->Record();
@@ -259,7 +260,7 @@ int Wait(int ordinal, void* stream, void* handle) {
   const PointPtr point = TheMachine().EventOf(handle)->last();
   return Queue(ordinal, stream, [point] { point->Await(); });
 }
-int Query(void* event) { return TheMachine().EventOf(event)->last()->reached() ? 0 : kBusy; }
+int Query(int, void* event) { return TheMachine().EventOf(event)->last()->reached() ? 0 : kBusy; }
 
 int Copy(int ordinal, void* to, const void* from, size_t bytes, void* stream) {
   return Queue(ordinal, stream, [=] { std::memmove(to, from, bytes); });
@@ -295,6 +296,7 @@ const DeviceApi& HostDeviceApi() {
       .release_pinned = ReleasePinned,
       .make_stream = MakeStream,
       .destroy_stream = DestroyStream,
+      .is_capturing = IsCapturing,
       .make_event = MakeEvent,
       .destroy_event = DestroyEvent,
       .record = Record,

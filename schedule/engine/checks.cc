@@ -179,4 +179,12 @@ absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
   return absl::OkStatus();
 }
 
+absl::Status CheckNotCaptured(DeviceStream& stream, const std::string& what) {
+  if (!stream.IsCapturing()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": its stream is being captured into a CUDA graph, expected one that runs; ",
+      "a graph can't hold an exchange with other ranks: end the capture before the "
+      "allreduce, and capture the rest"));
+}
+
 }  // namespace thinwire

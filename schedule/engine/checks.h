@@ -2,6 +2,8 @@
 #ifndef THINWIRE_SCHEDULE_ENGINE_CHECKS_H_
 #define THINWIRE_SCHEDULE_ENGINE_CHECKS_H_
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "compress/device.h"
 #include "schedule/engine/bucket.h"
@@ -22,6 +24,10 @@ absl::Status CheckBucket(const BucketRequest& request, const Membership& members
 // `device` is null for the host.
 absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
                              const Membership& members, const Device* device);
+
+// What a graph captures is not run now, and replays would exchange nothing. `what` names the
+// tensor.
+absl::Status CheckNotCaptured(DeviceStream& stream, const std::string& what);
 
 }  // namespace thinwire
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "schedule/engine/checks.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -53,6 +55,10 @@ absl::Status InFlight::WaitOn(void* later) {
     fence = order.fence;
   }
   const std::unique_ptr<DeviceStream> caller = device->Adopt(later);
+  if (absl::Status status = CheckNotCaptured(*caller, absl::StrCat("tensor '", label, "'"));
+      !status.ok()) {
+    return status;
+  }
   fence->HoldBack(*caller);
   return caller->status();
 }

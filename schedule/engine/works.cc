@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "schedule/engine/checks.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -103,6 +104,9 @@ absl::Status Works::Fill(const Submission& submission, InFlight* work) const {
   work->bucket->RangesOf(submission.absent, &work->absent);
   if (device_ == nullptr) return absl::OkStatus();
   const std::unique_ptr<DeviceStream> caller = device_->Adopt(submission.stream);
+  absl::Status status = CheckNotCaptured(
+      *caller, absl::StrCat("rank ", members_.rank, ", tensor '", work->bucket->key(), "'"));
+  if (!status.ok()) return status;
   work->order.ready = caller->Record();
   return caller->status();
 }

@@ -72,8 +72,8 @@ class CDeviceTest : public testing::Test {
     void* event = nullptr;
     api_->make_event(0, &event);
     api_->record(0, event, stream);
-    while (api_->query(event) == thinwire::kernels::kBusy) std::this_thread::yield();
-    api_->destroy_event(event);
+    while (api_->query(0, event) == thinwire::kernels::kBusy) std::this_thread::yield();
+    api_->destroy_event(0, event);
   }
 
   static constexpr size_t kCount = 100000;
@@ -87,7 +87,7 @@ TEST_F(CDeviceTest, AllReduceInTheOrderOfAStream) {
     ASSERT_EQ(tw_all_reduce(memory, memory, kCount, TW_F32, TW_SUM, comm, stream), TW_OK)
         << tw_last_error();
     ExpectAll(memory, 3.0f, stream);
-    api_->destroy_stream(stream);
+    api_->destroy_stream(0, stream);
   });
 }
 
@@ -107,7 +107,7 @@ TEST_F(CDeviceTest, WaitMayNameAnotherStream) {
     EXPECT_EQ(kept, 1u);
     std::vector<float> first(kCount), second(kCount);
     EXPECT_EQ(tw_residual_get(comm, "g", first.data(), second.data(), nullptr, kCount), TW_OK);
-    api_->destroy_stream(later);
+    api_->destroy_stream(0, later);
   });
 }
 

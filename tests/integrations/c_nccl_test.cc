@@ -72,8 +72,8 @@ class CNcclTest : public testing::Test {
       api_->copy(ordinal, to, from, kCount * sizeof(float), nullptr);
       api_->make_event(ordinal, &event);
       api_->record(ordinal, event, nullptr);
-      while (api_->query(event) == thinwire::kernels::kBusy) std::this_thread::yield();
-      api_->destroy_event(event);
+      while (api_->query(ordinal, event) == thinwire::kernels::kBusy) std::this_thread::yield();
+      api_->destroy_event(ordinal, event);
     };
     copy(memory, values.data());
     EXPECT_EQ(tw_all_reduce(memory, memory, kCount, TW_F32, TW_MEAN, comm, nullptr), TW_OK)

@@ -27,9 +27,11 @@ TEST(CudaGraph, ReplaysWhatWasCaptured) {
 
   cudaGraph_t graph = nullptr;
   ASSERT_EQ(cudaStreamBeginCapture(handle, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_TRUE(stream->IsCapturing());
   stream->backend().Encode(spec, {g.data(), numel}, r.floats(), w.data());
   stream->backend().Decode(spec, w.data(), {out.data(), numel});
   ASSERT_EQ(cudaStreamEndCapture(handle, &graph), cudaSuccess);
+  EXPECT_FALSE(stream->IsCapturing());
   cudaGraphExec_t replay = nullptr;
   ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
   for (int step = 0; step < 3; ++step) {

@@ -320,6 +320,41 @@ class HeldUp : public testing::Test {
   std::shared_ptr<Device> device_ = *TestDevice("host");
 };
 
+// On CPU threads only, which have no graphs: a stream that says it is being captured.
+TEST_F(HeldUp, ACapturedStreamIsRefused) {
+  static std::atomic<bool> captured;
+  captured = false;
+  kernels::DeviceApi api = kernels::HostDeviceApi();
+  api.is_capturing = [](int, void*, int* capturing) { return *capturing = captured, 0; };
+  const std::shared_ptr<Device> device = MakeDevice(api, 0, "host:0");
+  Tensor tensor(device, 40000);
+  tensor.Write(std::vector<uint8_t>(40000));
+  for (const size_t min_bytes : {0, 1 << 20}) {
+    Options options = SmallChunks("int4");
+    options.min_bytes = min_bytes;
+    auto engine = Engine::Create(options, std::move(MakeInProcessTransports(1)[0]), device);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    const auto submit = [&] {
+      const TensorView view{tensor.data(), 10000};
+      return (*engine)->AllReduce({.input = view, .output = view, .key = "t"});
+    };
+    const auto refused = [](const absl::Status& status) {
+      return absl::IsInvalidArgument(status) &&
+             status.message().find("being captured into a CUDA graph") != std::string::npos &&
+             status.message().find("tensor 't'") != std::string::npos;
+    };
+    captured = true;
+    EXPECT_TRUE(refused(submit().status())) << submit().status();
+    captured = false;
+    const auto work = submit();
+    ASSERT_TRUE(work.ok()) << work.status();
+    captured = true;
+    EXPECT_TRUE(refused((*work)->WaitOn(nullptr)));
+    captured = false;
+    EXPECT_TRUE((*work)->WaitOn(nullptr).ok());
+  }
+}
+
 TEST_F(HeldUp, AllReduceDoesNotWaitForTheCallersStream) {
   for (const size_t min_bytes : {0, 1 << 20}) {
     Options options = SmallChunks("int4");
@@ -354,8 +389,8 @@ TEST_F(HeldUp, AllReduceDoesNotWaitForTheCallersStream) {
                                           [&] { std::copy_n(values, numel, seen.data()); });
                ASSERT_TRUE(device_->Adopt(consumer)->Synchronize(InTime()).ok());
                for (const float value : seen) ASSERT_NEAR(value, 4.0f, 0.5f);
-               api.destroy_stream(producer);
-               api.destroy_stream(consumer);
+               api.destroy_stream(0, producer);
+               api.destroy_stream(0, consumer);
              },
              {device_, device_});
   }
