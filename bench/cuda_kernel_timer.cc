@@ -26,6 +26,8 @@ class CudaKernelTimer final : public KernelTimer {
     Check(cudaEventCreate(&end_));
     flush_bytes_ = size_t{4} * properties_.l2CacheSize;
     Check(cudaMalloc(&flush_, flush_bytes_));
+    Check(cudaMemset(flush_, 0, flush_bytes_));
+    Check(cudaDeviceSynchronize());
   }
   ~CudaKernelTimer() override {
     for (void* memory : {flush_, gradient_, floats_, in_, out_}) cudaFree(memory);
@@ -38,7 +40,7 @@ class CudaKernelTimer final : public KernelTimer {
   void* stream() const override { return stream_; }
 
   double Time(const std::function<void()>& work) override {
-    Check(cudaMemsetAsync(flush_, ++fill_, flush_bytes_, stream_));
+    Check(kernels::LaunchRead(flush_, flush_bytes_, stream_));
     Check(cudaEventRecord(begin_, stream_));
     work();
     Check(cudaEventRecord(end_, stream_));
@@ -84,7 +86,6 @@ class CudaKernelTimer final : public KernelTimer {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   void *flush_ = nullptr, *gradient_ = nullptr, *floats_ = nullptr, *in_ = nullptr, *out_ = nullptr;
   size_t flush_bytes_ = 0, reserved_ = 0;
-  int fill_ = 0;
 };
 
 }  // namespace

@@ -6,8 +6,9 @@
 //                              lengths from 0 to 4097 and all codecs, and compares every byte
 //
 // Names are OP/SPEC/BYTES, BYTES of fp32. ratio_to_twin is the median time over the twin's, the two
-// interleaved, with other data in the L2 cache before each; spread is the middle half of the
-// repetitions' ratios. A codec is timed only after its bytes were compared with the reference's.
+// interleaved, with other, clean data in the L2 cache before each; spread is the middle half of the
+// repetitions' ratios; terabytes_per_second counts what is read and written. A codec is timed only
+// after its bytes were compared with the reference's.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,6 +28,8 @@ namespace {
 
 constexpr int kRepetitions = 31;
 constexpr int kRanks = 8;  // of a reduction
+constexpr size_t kAlignment = 256;
+constexpr size_t kDrawn = (size_t{1} << 22) + 1;
 // All codecs with kernels, and the options that have code of their own.
 std::vector<std::string> Specs() {
   std::vector<std::string> specs;
@@ -75,8 +78,9 @@ struct Arrays {
     std::mt19937_64 random(numel + 1);
     std::normal_distribution<float> normal(0.0f, 1e-3f);
     for (size_t i = 0; i < numel; ++i) {
-      gradient.host()[i] = normal(random);
-      floats.host()[i] = 0.3f * normal(random);
+      const bool drawn = i < kDrawn;  // then again: draws of 512 MiB take seconds
+      gradient.host()[i] = drawn ? normal(random) : gradient.host()[i - kDrawn];
+      floats.host()[i] = drawn ? 0.3f * normal(random) : floats.host()[i - kDrawn];
     }
     gradient.Put();
     floats.Put();
@@ -124,10 +128,11 @@ int CheckOnHost() {
 struct Result {
   std::string name;
   double milliseconds, twin, ratio, low, high;
+  size_t bytes;  // read and written
 };
 
-Result Measure(KernelTimer& timer, const std::string& name, const std::function<void()>& kernel,
-               const std::function<void()>& twin) {
+Result Measure(KernelTimer& timer, const std::string& name, size_t bytes,
+               const std::function<void()>& kernel, const std::function<void()>& twin) {
   std::vector<double> ours, theirs, ratios;
   for (int i = -2; i < kRepetitions; ++i) {  // the first ones warm up
     const double a = timer.Time(kernel), b = timer.Time(twin);
@@ -143,7 +148,8 @@ Result Measure(KernelTimer& timer, const std::string& name, const std::function<
           theirs[middle],
           ours[middle] / theirs[middle],
           ratios[quarter],
-          ratios[kRepetitions - 1 - quarter]};
+          ratios[kRepetitions - 1 - quarter],
+          bytes};
 }
 
 // All operations of one codec and size.
@@ -156,7 +162,10 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
   const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(numel * sizeof(float));
   const auto add = [&](const char* op, const std::function<void()>& kernel,
                        const TwinShape& shape) {
-    results->push_back(Measure(timer, op + suffix, kernel, [&] { timer.Twin(shape, numel); }));
+    const int floats = shape.reads_gradient + shape.writes_floats + shape.adds;
+    const size_t moved = floats * numel * sizeof(float) + EncodedBytes(spec, numel);
+    results->push_back(
+        Measure(timer, op + suffix, moved, kernel, [&] { timer.Twin(shape, numel); }));
   };
   add("encode_ef", [&] { codecs.Encode(spec, gradient, a.floats.data(), a.wire.data()); },
       {true, true, true, false, true, bits});
@@ -172,12 +181,16 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
 
   // Against a copy of as many bytes: seven shards and the own one are read, the residual is read
   // and written, the result and its bytes are written.
-  const std::vector<const uint8_t*> wires = [&] {
-    std::vector<const uint8_t*> wires(kRanks, a.wire.data());
-    wires[0] = nullptr;
-    return wires;
-  }();
-  const size_t moved = kRanks * EncodedBytes(spec, numel) + 4 * numel * sizeof(float);
+  const size_t wire_bytes = EncodedBytes(spec, numel);
+  const DeviceMemory copies = *device.Allocate((kRanks - 1) * (wire_bytes + kAlignment));
+  std::vector<const uint8_t*> wires = {nullptr};
+  for (int rank = 1; rank < kRanks; ++rank) {
+    const size_t stride = (wire_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    uint8_t* const wire = copies.get() + (rank - 1) * stride;
+    stream.Copy(wire, a.wire.data(), wire_bytes);
+    wires.push_back(wire);
+  }
+  const size_t moved = kRanks * wire_bytes + 4 * numel * sizeof(float);
   ReduceArgs args;
   args.up = args.down = spec;
   args.wires = wires;
@@ -188,7 +201,8 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
   Array<uint8_t> result(device, stream, EncodedBytes(spec, numel));
   args.wire_out = result.data();
   results->push_back(Measure(
-      timer, "reduce8" + suffix, [&] { codecs.Reduce(args); }, [&] { timer.Copy(moved / 2); }));
+      timer, "reduce8" + suffix, moved, [&] { codecs.Reduce(args); },
+      [&] { timer.Copy(moved / 2); }));
 }
 
 // One launch of many chunks of 1 MiB against one of a single shard.
@@ -207,6 +221,7 @@ void MeasureChunks(Device& device, DeviceStream& stream, KernelTimer& timer, siz
   const Backend& codecs = stream.backend();
   results->push_back(Measure(
       timer, "chunks_to_one/int4/" + std::to_string(numel * sizeof(float)),
+      3 * numel * sizeof(float) + EncodedBytes(spec, numel),
       [&] { codecs.EncodeAll(spec, chunks); },
       [&] {
         codecs.Encode(spec, {a.gradient.data(), numel}, a.floats.data(), a.wire.data());
@@ -219,8 +234,10 @@ void Print(const std::string& device, const std::vector<Result>& results) {
     const Result& r = results[i];
     std::printf(
         "  {\"name\": \"%s\", \"milliseconds\": %.5f, \"twin_milliseconds\": %.5f, "
-        "\"ratio_to_twin\": %.4f, \"spread\": [%.4f, %.4f]}%s\n",
+        "\"ratio_to_twin\": %.4f, \"spread\": [%.4f, %.4f], "
+        "\"terabytes_per_second\": %.3f, \"twin_terabytes_per_second\": %.3f}%s\n",
         r.name.c_str(), r.milliseconds, r.twin, r.ratio, r.low, r.high,
+        r.bytes / r.milliseconds * 1e-9, r.bytes / r.twin * 1e-9,
         i + 1 < results.size() ? "," : "");
   }
   std::printf(" ]\n}\n");

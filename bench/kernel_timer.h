@@ -25,7 +25,8 @@ class KernelTimer {
   virtual std::string device() const = 0;  // its name
   virtual void* stream() const = 0;        // that work is queued on
 
-  // Milliseconds of what `work` queues, by events; the L2 cache holds other data before.
+  // Milliseconds of what `work` queues, by events. The L2 cache holds other data before,
+  // none of which has to be written.
   virtual double Time(const std::function<void()>& work) = 0;
 
   // Queue a twin of `numel` elements, or a copy of `bytes`, on memory of the timer's own.

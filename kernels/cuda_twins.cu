@@ -1,6 +1,5 @@
 #include "kernels/cuda_twins.h"
 #include "kernels/tile.h"
-#include "kernels/word.h"
 
 namespace thinwire::kernels {
 namespace {
@@ -9,21 +8,56 @@ struct alignas(16) Quad {
   float v[kQuad];
 };
 
-// Codes of a quad: as many bytes as the codec has; for onebit, four bytes of every eighth thread.
+// The codes of a quad as one load or store. An array that takes them by its address would be put
+// into local memory, which costs the twin what it is to measure.
 template <int kBits>
-__device__ __forceinline__ uint32_t ReadCodes(const uint8_t* codes, size_t quad) {
-  constexpr unsigned kBytes = kBits >= 2 ? kBits * kQuad / 8 : 1;
-  alignas(16) uint32_t words[4] = {};
-  CopyWord<kBytes>(words, codes + quad * kQuad * kBits / 8);
-  return words[0] ^ words[1] ^ words[2] ^ words[3];
+struct QuadCodes;
+template <>
+struct QuadCodes<1> {
+  using Type = uint8_t;  // of two quads
+};
+template <>
+struct QuadCodes<4> {
+  using Type = uint16_t;
+};
+template <>
+struct QuadCodes<8> {
+  using Type = uint32_t;
+};
+template <>
+struct QuadCodes<16> {
+  using Type = uint2;
+};
+template <>
+struct QuadCodes<32> {
+  using Type = uint4;
+};
+
+__device__ __forceinline__ uint32_t Fold(uint32_t codes) { return codes; }
+__device__ __forceinline__ uint32_t Fold(uint2 codes) { return codes.x ^ codes.y; }
+__device__ __forceinline__ uint32_t Fold(uint4 codes) {
+  return codes.x ^ codes.y ^ codes.z ^ codes.w;
 }
 
 template <int kBits>
+__device__ __forceinline__ uint32_t ReadCodes(const uint8_t* codes, size_t quad) {
+  using Codes = typename QuadCodes<kBits>::Type;
+  return Fold(*reinterpret_cast<const Codes*>(codes + quad * kQuad * kBits / 8));
+}
+
+// onebit's codes are words of eight quads, which one thread writes.
+template <int kBits>
 __device__ __forceinline__ void WriteCodes(uint8_t* codes, size_t quad, uint32_t value) {
-  constexpr unsigned kBytes = kBits >= 2 ? kBits * kQuad / 8 : 4;
-  if (kBits == 1 && quad % 8 != 0) return;
-  alignas(16) const uint32_t words[4] = {value, value, value, value};
-  CopyWord<kBytes>(codes + quad * kQuad * kBits / 8, words);
+  if constexpr (kBits == 1) {
+    if (quad % 8 == 0) *reinterpret_cast<uint32_t*>(codes + quad / 2) = value;
+  } else if constexpr (kBits <= 8) {
+    using Codes = typename QuadCodes<kBits>::Type;
+    *reinterpret_cast<Codes*>(codes + quad * kQuad * kBits / 8) = static_cast<Codes>(value);
+  } else if constexpr (kBits == 16) {
+    reinterpret_cast<uint2*>(codes)[quad] = make_uint2(value, value);
+  } else {
+    reinterpret_cast<uint4*>(codes)[quad] = make_uint4(value, value, value, value);
+  }
 }
 
 template <int kBits>
@@ -51,7 +85,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 }
 
+// Nothing is written where all is zero, and the compiler can not know that.
+__global__ void ReadKernel(const uint4* memory, size_t count, uint32_t* never) {
+  uint32_t sum = 0;
+  const size_t step = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    sum |= Fold(memory[i]);
+  }
+  if (sum != 0) *never = sum;
+}
+
 }  // namespace
+
+cudaError_t LaunchRead(const void* zeros, size_t bytes, cudaStream_t stream) {
+  constexpr unsigned kBlocks = 1024;
+  ReadKernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<const uint4*>(zeros),
+                                               bytes / sizeof(uint4), nullptr);
+  return cudaGetLastError();
+}
 
 cudaError_t LaunchTwin(const TwinArgs& args, cudaStream_t stream) {
   const unsigned tiles = static_cast<unsigned>((args.numel + kTile - 1) / kTile);

@@ -22,6 +22,10 @@ struct TwinArgs {
 
 cudaError_t LaunchTwin(const TwinArgs& args, cudaStream_t stream);
 
+// Reads device memory that holds zeros, so that the L2 cache holds that and nothing which it would
+// still have to write.
+cudaError_t LaunchRead(const void* zeros, size_t bytes, cudaStream_t stream);
+
 }  // namespace thinwire::kernels
 
 #endif  // THINWIRE_KERNELS_CUDA_TWINS_H_
