@@ -1,0 +1,86 @@
+"""kernels/sass.md against the machine code of this build, and how scripts/sass_table.py counts."""
+
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import sass_table  # noqa: E402
+
+LIBRARY = ROOT / "build/integrations/c/libthinwire_cuda.so"
+ENCODE = (
+    "_ZN8thinwire7kernels12_GLOBAL__N_112EncodeKernelINS0_7VariantINS_6codecs4Int8ELb0EEE"
+    "LNS_5DTypeE{dtype}EEEvNS0_12EncodeLaunchE"
+)
+LISTING = f"""
+		Function : {ENCODE.format(dtype=0)}
+        /*0000*/                   LDC R1, c[0x0][0x28] ;     /* 0x00 */
+        /*0010*/               @P0 BRA 0x0050 ;               /* 0x00 */
+        /*0020*/                   LDG.E R2, [R2] ;           /* 0x00 */
+        /*0030*/                   LDG.E R3, [R2+4] ;         /* 0x00 */
+        /*0040*/                   BRA 0x0060 ;               /* 0x00 */
+        /*0050*/                   LDG.E.128 R4, [R2] ;       /* 0x00 */
+        /*0060*/              @!P1 BRA 0x0080 ;               /* 0x00 */
+        /*0070*/                   FADD R4, R4, R5 ;          /* 0x00 */
+        /*0080*/               @P2 BRA 0x0060 ;               /* 0x00 */
+        /*0090*/               @P3 EXIT ;                     /* 0x00 */
+        /*00a0*/                   EXIT ;                     /* 0x00 */
+        /*00b0*/                   BRA 0x00b0 ;               /* 0x00 */
+"""
+
+
+def have_tools() -> bool:
+    try:
+        return bool(sass_table.tool("cuobjdump") and sass_table.tool("nvdisasm"))
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(
+    not (LIBRARY.exists() and have_tools()), reason="needs nvcc's build, cuobjdump and nvdisasm"
+)
+def test_no_kernel_is_worse_than_the_table():
+    table = sass_table.read_table((ROOT / "kernels/sass.md").read_text())
+    assert sass_table.complaints(sass_table.rows_of(LIBRARY), table) == []
+
+
+def test_rows_are_kernels_of_f32():
+    assert sass_table.row_name(ENCODE.format(dtype=0)) == "encode_ef Int8"
+    assert sass_table.row_name(ENCODE.format(dtype=1)) == ""
+    decode_add = ENCODE.replace("12Encode", "12Decode").replace("EEEv", "ELb1EEEv")
+    assert sass_table.row_name(decode_add.format(dtype=0)) == "decode_add Int8"
+
+
+def test_the_path_is_that_of_an_aligned_tile():
+    ((name, code),) = sass_table.instructions(LISTING).items()
+    assert name == ENCODE.format(dtype=0)
+    assert len(code) == 12
+    # LDC, to the wide load, both branches fall through, the conditional exit, the exit
+    assert sass_table.path_length(code) == 8
+
+
+def row(**changes) -> sass_table.Row:
+    before = {"name": "encode_ef Int8", "path": 100, "size": 1000, "registers": 60, "stack": 0}
+    return sass_table.Row(**(before | changes))
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (row(path=111), "path of 111"),
+        (row(size=1101), "size of 1101"),
+        (row(stack=8), "spills 8 bytes"),
+        (row(name="encode_ef New"), "not in the table"),
+    ],
+)
+def test_what_has_got_worse_is_said(after, words):
+    table = sass_table.read_table(row().text())
+    assert words in sass_table.complaints([after], table)[0]
+
+
+def test_a_tenth_is_no_growth():
+    table = sass_table.read_table(row().text())
+    assert sass_table.complaints([row(path=110, size=1100, registers=64)], table) == []
+    assert "is no more" in sass_table.complaints([], table)[0]
