@@ -233,9 +233,10 @@ class DeviceImpl final : public Device {
  private:
   const DeviceApi& api() const { return context_->api; }
   absl::Status OutOfMemory(int error, size_t bytes, const char* what) const {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no ", bytes, " bytes of ", what, context_->name, ": ",
-                     api().error_text(error), "; free some, or take smaller or fewer chunks"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no ", bytes, " bytes of ", what, context_->name, ": ", api().error_text(error),
+        "; free some (torch.cuda.empty_cache() returns what torch keeps unused), ",
+        "or take smaller or fewer chunks"));
   }
 
   const std::shared_ptr<const Context> context_;
