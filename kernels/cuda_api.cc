@@ -40,18 +40,21 @@ const char* ErrorText(int error) { return cudaGetErrorString(static_cast<cudaErr
 
 int DeviceCount(int* count) { return cudaGetDeviceCount(count); }
 
-int DeviceOf(const void* address, int* ordinal) {
-  cudaPointerAttributes attributes;
-  *ordinal = -1;
-  const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
-  if (error == cudaErrorInvalidValue) {
-    cudaGetLastError();  // an address that the driver does not know is the host's
-    return cudaSuccess;
-  }
-  const bool here =
-      attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
-  if (error == cudaSuccess && here) *ordinal = attributes.device;
-  return error;
+// On a thread without a device the question itself would make a context on device 0.
+int DeviceOf(int ordinal, const void* address, int* holder) {
+  *holder = -1;
+  return OnDevice(ordinal).Do([&] {
+    cudaPointerAttributes attributes;
+    const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
+    if (error == cudaErrorInvalidValue) {
+      cudaGetLastError();  // an address that the driver does not know is the host's
+      return cudaSuccess;
+    }
+    const bool here =
+        attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+    if (error == cudaSuccess && here) *holder = attributes.device;
+    return error;
+  });
 }
 
 int Identify(int ordinal, char text[kIdentityBytes]) {

@@ -196,8 +196,8 @@ class DeviceImpl final : public Device {
   }
 
   bool Holds(const void* address) const override {
-    int ordinal = -1;
-    return api().device_of(address, &ordinal) == 0 && ordinal == context_->ordinal;
+    int holder = -1;
+    return api().device_of(context_->ordinal, address, &holder) == 0 && holder == context_->ordinal;
   }
 
   absl::StatusOr<DeviceMemory> Allocate(size_t bytes) override {

@@ -30,8 +30,8 @@ struct DeviceApi {
 
   const char* (*error_text)(int error);
   int (*device_count)(int* count);
-  // The ordinal of the device that holds an address; -1: the host.
-  int (*device_of)(const void* address, int* ordinal);
+  // The ordinal of the device that holds an address, asked for on any device; -1: the host.
+  int (*device_of)(int ordinal, const void* address, int* holder);
 
   int (*allocate)(int ordinal, size_t bytes, void** memory);
   int (*release)(int ordinal, void* memory);

@@ -230,8 +230,8 @@ const char* ErrorText(int error) {
 }
 
 int DeviceCount(int* count) { return *count = kHostDevices, 0; }
-int DeviceOf(const void* address, int* ordinal) {
-  return *ordinal = TheMachine().OrdinalOf(address), 0;
+int DeviceOf(int, const void* address, int* holder) {
+  return *holder = TheMachine().OrdinalOf(address), 0;
 }
 
 int Allocate(int ordinal, size_t bytes, void** memory) {

@@ -17,6 +17,7 @@ TEST(CudaThread, HasNoContextAfterOurCalls) {
       const std::unique_ptr<DeviceStream> stream = *(*device)->MakeStream();
       OnDevice memory(**device, *stream, 1000);
       memory.Read();
+      EXPECT_TRUE((*device)->Holds(memory.data()));
     }
     void* context = &context;
     ASSERT_EQ(kernels::DriverContextCalls().current(&context), 0);
