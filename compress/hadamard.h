@@ -37,12 +37,14 @@ THINWIRE_HD void TransformSigns(uint64_t seed, float* signs) {
   }
 }
 
-// The unscaled transform, in place: butterflies of stride 1, 2, 4, ..., 128, in this order.
-THINWIRE_HD void Butterflies(float* x) {
+// The unscaled transform, in place: butterflies of stride 1, 2, 4, ..., 128, in this order, which
+// decides how sums of floats round.
+template <typename T>
+THINWIRE_HD void Butterflies(T* x) {
   for (size_t stride = 1; stride < kTransform; stride *= 2) {
     for (size_t i = 0; i < kTransform; ++i) {
       if (i & stride) continue;
-      const float a = x[i], b = x[i + stride];
+      const T a = x[i], b = x[i + stride];
       x[i] = a + b;
       x[i + stride] = a - b;
     }

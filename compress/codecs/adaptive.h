@@ -73,7 +73,7 @@ THINWIRE_HD size_t AdaptivePlanes(uint32_t sixteenths, size_t blocks) {
 inline constexpr int kHeadUnits = 126;
 // The widest codes whose 256 levels add up within 16 bits.
 inline constexpr int kNarrowWidth = 5;
-THINWIRE_HD int LevelUnits(int width) { return width <= kNarrowWidth ? 32 : 256; }
+THINWIRE_HD constexpr int LevelUnits(int width) { return width <= kNarrowWidth ? 32 : 256; }
 
 // Elements times this are the encoder's whole numbers; signs hold a sixteenth.
 THINWIRE_HD float AdaptiveInverse(float head) { return 16.0f * (kHeadUnits / head); }
@@ -83,7 +83,7 @@ THINWIRE_HD float AdaptiveStep(float head, int width) {
 }
 
 // Half-way from one level to the next, in sixteenths of the encoder's whole numbers.
-THINWIRE_HD int HalfWay(int level, int next, int width) {
+THINWIRE_HD constexpr int HalfWay(int level, int next, int width) {
   return (level + next) * (8 * kHeadUnits) / LevelUnits(width);
 }
 

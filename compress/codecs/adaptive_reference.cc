@@ -91,17 +91,6 @@ uint16_t HeadOf(const Values& x) {
   return AdaptiveHead(SumOfSquares(x, factor), Undo(factor));
 }
 
-void Transform(Wholes& whole) {
-  for (size_t stride = 1; stride < kTransform; stride *= 2) {
-    for (size_t i = 0; i < kTransform; ++i) {
-      if (i & stride) continue;
-      const int a = whole[i], b = whole[i + stride];
-      whole[i] = a + b;
-      whole[i + stride] = a - b;
-    }
-  }
-}
-
 std::span<const uint16_t> LevelsOf(int width) {
   const size_t count = size_t{1} << (width - 1);
   return {kAdaptiveLevels + count - 1, count};
@@ -153,7 +142,7 @@ Values Decoded(const Shard& shard, float head, int width, const uint8_t* planes)
     return values;
   }
   Wholes whole = GetLevels(planes, width);
-  Transform(whole);
+  Butterflies(whole.data());
   const float step = AdaptiveStep(head, width);
   for (size_t i = 0; i < kTransform; ++i) {
     values[i] = static_cast<float>(whole[i]) * (shard.signs[i] * step);
@@ -188,7 +177,7 @@ void Encode(const Piece& piece, const float* g, float* r, uint8_t* wire) {
       for (size_t i = 0; i < kTransform; ++i) {
         whole[i] = static_cast<int>(rintf(x[i] * (shard.signs[i] * inverse)));
       }
-      Transform(whole);
+      Butterflies(whole.data());
       PutCodes(whole, width, planes);
       piece.walk->next_at += width * kPlaneBytes;
     }

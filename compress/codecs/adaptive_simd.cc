@@ -8,15 +8,17 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "compress/codecs/adaptive.h"
 #include "compress/piece.h"
 #include "compress/unaligned.h"
 
 // All are compiled per target, each behind an include guard of its own.
-#include "compress/codecs/adaptive_block-inl.h"
+#include "compress/codecs/adaptive_codes-inl.h"
+#include "compress/codecs/adaptive_heads-inl.h"
+#include "compress/codecs/adaptive_transform-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
 
@@ -25,284 +27,192 @@ namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr size_t kBlockVectors = kTransform / kLanes;
-
-// A last block that is not full is filled up with zeros.
-struct alignas(64) Filled {
-  Filled(const float* from, size_t count) {
-    std::fill(at + count, at + kTransform, 0.0f);
-    std::memcpy(at, from, count * sizeof(float));
-  }
-  float at[kTransform];
-};
-
-// Heads.
-
-// Of x(j), vector j of a block.
-template <class X>
-HWY_INLINE float SumOfSquares(X x) {
-  constexpr size_t kParts = kSumLanes / kLanes;
-  V part[kParts];
-  for (size_t t = 0; t < kParts; ++t) part[t] = hn::Zero(F());
-#pragma GCC unroll 64
-  for (size_t j = 0; j < kBlockVectors; ++j) {
-    const V value = x(j);
-    part[j % kParts] = hn::Add(part[j % kParts], hn::Mul(value, value));
-  }
-  for (size_t width = kParts / 2; width > 0; width /= 2) {
-    for (size_t t = 0; t < width; ++t) part[t] = hn::Add(part[t], part[t + width]);
-  }
-  return FoldVector(part[0]);
-}
-
-// The head of a block, and x in the residual's place.
-template <bool kFeedback>
-HWY_INLINE uint16_t HeadOfBlock(const float* HWY_RESTRICT g, float* HWY_RESTRICT r) {
-  V x[kBlockVectors];
-#pragma GCC unroll 64
-  for (size_t j = 0; j < kBlockVectors; ++j) x[j] = LoadX<kFeedback>(g, r, kLanes * j);
-  const float sum = SumOfSquares([&](size_t j) HWY_ATTR { return x[j]; });
-  uint16_t head;
-  if (HWY_LIKELY(SquaresAreInRange(sum))) {
-    head = AdaptiveHead(sum, 1.0f);
-  } else {
-    const float factor = SquaresFactor(sum);
-    const V scale = hn::Set(F(), factor);
-    head = AdaptiveHead(SumOfSquares([&](size_t j) HWY_ATTR { return hn::Mul(x[j], scale); }),
-                        Undo(factor));
-  }
-  if (!kFeedback || head == kNanScale) return head;
-#pragma GCC unroll 64
-  for (size_t j = 0; j < kBlockVectors; ++j) hn::StoreU(x[j], F(), r + kLanes * j);
-  return head;
-}
-
-template <bool kFeedback>
-void HeadsOf(const Piece& piece, const float* g, float* r, uint8_t* heads) {
-  size_t b = 0, done = 0;
-  for (; done + kTransform <= piece.numel; ++b, done += kTransform) {
-    PrefetchBlock(g + done, kTransform * sizeof(float));
-    if constexpr (kFeedback) PrefetchBlock(r + done, kTransform * sizeof(float));
-    Put(heads, b, HeadOfBlock<kFeedback>(g + done, kFeedback ? r + done : nullptr));
-  }
-  const size_t rest = piece.numel - done;
-  if (rest == 0) return;
-  const Filled x(g + done, rest);
-  Filled kept(kFeedback ? r + done : g, kFeedback ? rest : 0);
-  Put(heads, b, HeadOfBlock<kFeedback>(x.at, kept.at));
-  if constexpr (kFeedback) std::memcpy(r + done, kept.at, rest * sizeof(float));
-}
-
-// Widths.
-
-// Bit planes of all blocks under a threshold.
-HWY_INLINE size_t PlanesUnder(const uint8_t* heads, size_t blocks, int threshold, int floor) {
-  const I16 d;
-  const auto least = hn::Set(d, static_cast<int16_t>(floor));
-  const auto most = hn::Set(d, kMaxWidth);
-  const auto under = hn::Set(d, static_cast<int16_t>(threshold));
-  const auto first_bad = hn::Set(d, static_cast<int16_t>(kFirstNonFiniteHead));
-  constexpr size_t kLanes16 = hn::MaxLanes(I16());
-  constexpr size_t kRun = 2048 * kLanes16;  // so many widths of 8 add up within 16 bits
-  size_t planes = 0, b = 0;
-  while (b + kLanes16 <= blocks) {
-    const size_t end = std::min(blocks, b + kRun);
-    auto sum = hn::Zero(d);
-    for (; b + kLanes16 <= end; b += kLanes16) {
-      const auto head = hn::LoadU(d, reinterpret_cast<const int16_t*>(heads + 2 * b));
-      const auto width = hn::ShiftRight<7>(hn::SaturatedSub(head, under));
-      const auto clamped = hn::Min(hn::Max(width, least), most);
-      const auto counts = hn::And(hn::Gt(head, hn::Zero(d)), hn::Lt(head, first_bad));
-      sum = hn::Add(sum, hn::IfThenElseZero(counts, clamped));
-    }
-    const auto pairs = hn::BitCast(I(), sum);
-    const auto low = hn::ShiftRight<16>(hn::ShiftLeft<16>(pairs));
-    planes += hn::GetLane(hn::SumOfLanes(I(), hn::Add(low, hn::ShiftRight<16>(pairs))));
-  }
-  for (; b < blocks; ++b) planes += AdaptiveWidth(Get<uint16_t>(heads, b), threshold, floor);
-  return planes;
-}
-
-void BeginT(const Shard& shard, const uint8_t* wire, Walk* walk) {
-  const size_t blocks = shard.layout.blocks;
-  const size_t budget = AdaptivePlanes(shard.spec.sixteenths, blocks);
-  const int floor = static_cast<int>(shard.spec.floor);
-  // The floor fits, so the highest threshold does, whatever the heads are.
-  int low = kLowestThreshold, high = kHighestThreshold;
-  size_t fitting = 0;
-  while (low < high) {
-    const int middle = low + (high - low) / 2;
-    const size_t planes = PlanesUnder(wire, blocks, middle, floor);
-    if (planes <= budget) {
-      high = middle;
-      fitting = planes;
-    } else {
-      low = middle + 1;
-    }
-  }
-  if (low == kHighestThreshold) fitting = PlanesUnder(wire, blocks, low, floor);
-  *walk = {low, 0, 0};
-  for (size_t left = budget - fitting; walk->raised < blocks; ++walk->raised) {
-    const uint16_t head = Get<uint16_t>(wire, walk->raised);
-    const size_t more = AdaptiveWidth(head, low - 1, floor) - AdaptiveWidth(head, low, floor);
-    if (more > left) break;
-    left -= more;
-  }
-}
-
 // Blocks.
 
-// Encodes a block of any width, and leaves the sums of its levels if they are wanted.
-template <int kWidth>
-HWY_INLINE void CodesOf(W (&v)[kWords], bool wanted, uint8_t* HWY_RESTRICT planes, Sums& sums) {
-  sums.wide = kWidth > kNarrowWidth;
-  if constexpr (kWidth <= kNarrowWidth) {
-    EncodeNarrow<kWidth>(v, planes);
-    if (!wanted) return;
-    TransformWords(v);
-    StoreWords(v, sums.coarse);
-  } else {
-    Block16 whole;
-    StoreWords(v, whole);
-    EncodeWide<kWidth>(whole, planes, sums);
-    if (!wanted) return;
-    TransformBlock(sums.coarse);
-    TransformBlock(sums.fine);
+// +-step, with the signs of vector j.
+HWY_INLINE V WithSigns(V step, const float* HWY_RESTRICT signs, size_t j) {
+  return hn::CopySign(step, hn::Load(F(), signs + kLanes * j));
+}
+
+// The transform of x, in natural order; `signs` are the shard's, each a sixteenth.
+HWY_NOINLINE void TransformOf(const float* HWY_RESTRICT x, const float* HWY_RESTRICT signs,
+                              float inverse, Block16& block) {
+  const V factor = hn::Set(F(), inverse * (1.0f / 16));
+  const auto whole = [&](size_t j) HWY_ATTR {
+    return RoundToInt(hn::Mul(hn::LoadU(F(), x + kLanes * j), WithSigns(factor, signs, j)));
+  };
+  W v[kWords];
+#pragma GCC unroll 32
+  for (size_t i = 0; i < kWords; ++i) v[i] = PackWords(whole(2 * i), whole(2 * i + 1));
+  TransformWords<true>(v);
+#pragma GCC unroll 32
+  for (size_t i = 0; i < kWords; ++i) hn::Store(v[i], I16(), block.at + kWordLanes * i);
+}
+
+// Calls put(j, whole, factor) for sums of levels in packed order: the product is vector j of the
+// elements. `step` is AdaptiveStep.
+
+// Products are exact, fused or not: sums have 15 bits and heads that an encoder sends 8, and the
+// factor's 2^-16, for which the sums are taken times 2^16, leaves it a normal number.
+template <class Put>
+HWY_INLINE void ForNarrowValues(const Block16& sums, const float* HWY_RESTRICT signs, float step,
+                                Put put) {
+  const V factor = hn::Set(F(), step * (1.0f / 16) * 0x1p-16f);
+  for (size_t i = 0; i < kWords; ++i) {
+    const W whole = hn::Load(I16(), sums.at + kWordLanes * i);
+    put(2 * i, hn::ConvertTo(F(), LowerShifted(whole)), WithSigns(factor, signs, 2 * i));
+    put(2 * i + 1, hn::ConvertTo(F(), UpperShifted(whole)), WithSigns(factor, signs, 2 * i + 1));
   }
 }
 
-template <int kWidth>
-HWY_INLINE void SumsOf(const uint8_t* HWY_RESTRICT planes, Sums& sums) {
-  sums.wide = kWidth > kNarrowWidth;
-  if constexpr (kWidth <= kNarrowWidth) {
-    W v[kWords];
-    DecodeNarrow<kWidth>(planes, v);
-    TransformWords(v);
-    StoreWords(v, sums.coarse);
-  } else {
-    DecodeWide<kWidth>(planes, sums);
-    TransformBlock(sums.coarse);
-    TransformBlock(sums.fine);
+// Products that are not exact are rounded here, and the factor is 1.
+template <class Put>
+HWY_INLINE void ForValues(const Parts& sums, const float* HWY_RESTRICT signs, float step, Put put) {
+  const V one = hn::Set(F(), 1.0f), factor = hn::Set(F(), step * (1.0f / 16));
+  const auto value = [&](hn::Vec<I> coarse, hn::Vec<I> fine, size_t j) HWY_ATTR {
+    const auto whole =
+        hn::Add(hn::ShiftRight<16 - codecs::kFineBits>(coarse), hn::ShiftRight<16>(fine));
+    return hn::Mul(hn::ConvertTo(F(), whole), WithSigns(factor, signs, j));
+  };
+  for (size_t i = 0; i < kWords; ++i) {
+    const W coarse = hn::Load(I16(), sums.coarse.at + kWordLanes * i);
+    const W fine = hn::Load(I16(), sums.fine.at + kWordLanes * i);
+    put(2 * i, value(LowerShifted(coarse), LowerShifted(fine), 2 * i), one);
+    put(2 * i + 1, value(UpperShifted(coarse), UpperShifted(fine), 2 * i + 1), one);
   }
 }
 
-// Calls visit(width as a constant), from 1 to 8.
-template <class Visit>
-HWY_INLINE void WithWidth(int width, Visit visit) {
-  switch (width) {
-    case 1: return visit(std::integral_constant<int, 1>());
-    case 2: return visit(std::integral_constant<int, 2>());
-    case 3: return visit(std::integral_constant<int, 3>());
-    case 4: return visit(std::integral_constant<int, 4>());
-    case 5: return visit(std::integral_constant<int, 5>());
-    case 6: return visit(std::integral_constant<int, 6>());
-    case 7: return visit(std::integral_constant<int, 7>());
-    default: return visit(std::integral_constant<int, 8>());
+// A block on its way. Several go through each stage together: the stages of one block wait for each
+// other, and in a stage the blocks don't.
+struct Task {
+  float* values;
+  uint8_t* planes;
+  uint16_t head;
+  int width;   // 0: nothing but `values` and `head` counts
+  Parts sums;  // of a narrow block only the coarse part
+
+  // True where products of sums of levels are exact: of narrow widths, under heads of an encoder.
+  bool narrow() const { return width <= kNarrowWidth && head >= kFirstHead && head <= kHugeHead; }
+  float scale() const { return FloatOf(uint32_t{head} << 16); }
+};
+inline constexpr size_t kTasks = 4;
+
+HWY_INLINE void SumLevels(std::span<Task> tasks) {
+  for (Task& task : tasks) {
+    if (task.width == 0) continue;
+    TransformToPacked(task.sums.coarse);
+    if (!task.narrow()) TransformToPacked(task.sums.fine);
+  }
+}
+
+// put(j, whole, factor) for the elements of a block that has codes.
+template <class Put>
+HWY_INLINE void ForElements(const Task& task, const float* HWY_RESTRICT signs, Put put) {
+  const float step = AdaptiveStep(task.scale(), task.width);
+  if (HWY_LIKELY(task.narrow())) {
+    ForNarrowValues(task.sums.coarse, signs, step, put);
+  } else {
+    ForValues(task.sums, signs, step, put);
   }
 }
 
 // With feedback x becomes its loss.
 template <bool kFeedback>
-HWY_INLINE void EncodeBlock(float* HWY_RESTRICT x, float head, int width,
-                            const float* HWY_RESTRICT signs, uint8_t* HWY_RESTRICT planes) {
-  if (width == 0) return;
-  const V inverse = hn::Set(F(), AdaptiveInverse(head));
-  const auto whole = [&](size_t j) HWY_ATTR {
-    const V factor = hn::Mul(hn::Load(F(), signs + kLanes * j), inverse);
-    return RoundToInt(hn::Mul(hn::LoadU(F(), x + kLanes * j), factor));
-  };
-  Sums sums;
-  WithWidth(width, [&](auto constant) HWY_ATTR {
-    W v[kWords];
-#pragma GCC unroll 32
-    for (size_t i = 0; i < kWords; ++i) v[i] = PackWords(whole(2 * i), whole(2 * i + 1));
-    TransformWords(v);
-    CodesOf<constant()>(v, kFeedback, planes, sums);
-  });
-  if constexpr (!kFeedback) return;
-  const V step = hn::Set(F(), AdaptiveStep(head, width));
-#pragma GCC unroll 64
-  for (size_t j = 0; j < kBlockVectors; ++j) {
-    const V lost = hn::Sub(hn::LoadU(F(), x + kLanes * j), sums.Values(j, signs, step));
-    hn::StoreU(lost, F(), x + kLanes * j);
+HWY_INLINE void Encode(std::span<Task> tasks, const float* HWY_RESTRICT signs) {
+  for (Task& task : tasks) {
+    if (task.width == 0) continue;
+    TransformOf(task.values, signs, AdaptiveInverse(task.scale()), task.sums.coarse);
   }
-}
-
-template <bool kAdd>
-HWY_INLINE void PutVector(V value, float* out) {
-  if constexpr (kAdd) value = hn::Add(hn::LoadU(F(), out), value);
-  hn::StoreU(value, F(), out);
-}
-
-template <bool kAdd>
-HWY_INLINE void DecodeBlock(uint16_t half, int width, const float* HWY_RESTRICT signs,
-                            const uint8_t* HWY_RESTRICT planes, float* HWY_RESTRICT out) {
-  if (width == 0) {
-    const float value = half < kFirstNonFiniteHead ? 0.0f : FloatOf(uint32_t{kNanScale} << 16);
-    for (size_t j = 0; j < kBlockVectors; ++j) {
-      PutVector<kAdd>(hn::Set(F(), value), out + kLanes * j);
+  for (Task& task : tasks) {
+    if (task.width == 0) continue;
+    if (HWY_LIKELY(task.narrow())) {
+      EncodeNarrow(task.width, task.sums.coarse, task.planes);
+    } else {
+      EncodeWide(task.width, task.sums, task.planes);
     }
-    return;
   }
-  Sums sums;
-  WithWidth(width, [&](auto constant) HWY_ATTR { SumsOf<constant()>(planes, sums); });
-  const V step = hn::Set(F(), AdaptiveStep(FloatOf(uint32_t{half} << 16), width));
-#pragma GCC unroll 16
-  for (size_t j = 0; j < kBlockVectors; ++j) {
-    PutVector<kAdd>(sums.Values(j, signs, step), out + kLanes * j);
+  if constexpr (!kFeedback) return;
+  SumLevels(tasks);
+  for (const Task& task : tasks) {
+    if (task.width == 0) continue;
+    ForElements(task, signs, [x = task.values](size_t j, V whole, V factor) HWY_ATTR {
+      float* const at = x + kLanes * j;
+      hn::StoreU(hn::NegMulAdd(whole, factor, hn::LoadU(F(), at)), F(), at);
+    });
+  }
+}
+
+template <bool kAdd>
+HWY_INLINE void Decode(std::span<Task> tasks, const float* HWY_RESTRICT signs) {
+  for (Task& task : tasks) {
+    if (task.width == 0) continue;
+    if (HWY_LIKELY(task.narrow())) {
+      DecodeNarrow(task.width, task.planes, task.sums.coarse);
+    } else {
+      DecodeParts(task.width, task.planes, task.sums);
+    }
+  }
+  SumLevels(tasks);
+  for (const Task& task : tasks) {
+    const auto put = [out = task.values](size_t j, V whole, V factor) HWY_ATTR {
+      float* const at = out + kLanes * j;
+      if constexpr (kAdd) {
+        hn::StoreU(hn::MulAdd(whole, factor, hn::LoadU(F(), at)), F(), at);
+      } else {
+        hn::StoreU(hn::Mul(whole, factor), F(), at);
+      }
+    };
+    if (HWY_LIKELY(task.width > 0)) {
+      ForElements(task, signs, put);
+      continue;
+    }
+    const bool finite = task.head < kFirstNonFiniteHead;
+    const V value = hn::Set(F(), finite ? 0.0f : FloatOf(uint32_t{kNanScale} << 16));
+    for (size_t j = 0; j < kBlockVectors; ++j) put(j, value, hn::Set(F(), 1.0f));
   }
 }
 
 // Pieces.
 
-// The walk's width for the block, and where its codes lie.
-HWY_INLINE int NextWidth(const Piece& piece, uint16_t head, size_t block, size_t* at) {
+// Calls run(tasks) for the blocks of a piece, along its walk. `values` are read, or written, or
+// both.
+template <bool kRead, bool kWritten, class Run>
+HWY_INLINE void ForTasks(const Piece& piece, float* values, uint8_t* wire, Run run) {
   Walk& walk = *piece.walk;
-  const int threshold = walk.threshold - (block < walk.raised ? 1 : 0);
-  const int width = AdaptiveWidth(head, threshold, static_cast<int>(piece.shard.spec.floor));
-  *at = piece.shard.layout.codes_at + walk.next_at;
-  walk.next_at += width * kPlaneBytes;
-  return width;
+  const size_t rest = piece.numel % kTransform, full = piece.numel - rest;
+  Filled tail(values + full, kRead ? rest : 0);
+  Task tasks[kTasks];
+  size_t count = 0;
+  for (size_t done = 0; done < piece.numel; done += kTransform) {
+    const size_t block = (piece.begin + done) / kTransform;
+    Task& task = tasks[count++];
+    task.values = done < full ? values + done : tail.at;
+    task.planes = wire + piece.shard.layout.codes_at + walk.next_at;
+    task.head = Get<uint16_t>(wire, block);
+    task.width = AdaptiveWidth(task.head, walk.threshold - (block < walk.raised ? 1 : 0),
+                               static_cast<int>(piece.shard.spec.floor));
+    walk.next_at += task.width * kPlaneBytes;
+    if constexpr (kRead) PrefetchBlock(task.values, kTransform * sizeof(float));
+    if (count < kTasks && done + kTransform < piece.numel) continue;
+    run(std::span<Task>(tasks, count));
+    count = 0;
+  }
+  if constexpr (kWritten) std::memcpy(values + full, tail.at, rest * sizeof(float));
 }
 
 template <bool kFeedback>
 void EncodePiece(const Piece& piece, float* x, uint8_t* wire) {
-  const float* const signs = piece.shard.signs.data();
-  for (size_t done = 0; done < piece.numel; done += kTransform) {
-    const size_t block = (piece.begin + done) / kTransform, count = piece.numel - done;
-    const uint16_t half = Get<uint16_t>(wire, block);
-    if (half >= kFirstNonFiniteHead) continue;
-    size_t at;
-    const int width = NextWidth(piece, half, block, &at);
-    const float head = FloatOf(uint32_t{half} << 16);
-    if (HWY_LIKELY(count >= kTransform)) {
-      PrefetchBlock(x + done, kTransform * sizeof(float));
-      EncodeBlock<kFeedback>(x + done, head, width, signs, wire + at);
-      continue;
-    }
-    Filled filled(x + done, count);
-    EncodeBlock<kFeedback>(filled.at, head, width, signs, wire + at);
-    if constexpr (kFeedback) std::memcpy(x + done, filled.at, count * sizeof(float));
-  }
+  ForTasks<true, kFeedback>(piece, x, wire, [&](std::span<Task> tasks) HWY_ATTR {
+    Encode<kFeedback>(tasks, piece.shard.signs.data());
+  });
 }
 
+// The wire is read only.
 template <bool kAdd>
 void DecodePiece(const Piece& piece, const uint8_t* wire, float* out) {
-  const float* const signs = piece.shard.signs.data();
-  for (size_t done = 0; done < piece.numel; done += kTransform) {
-    const size_t block = (piece.begin + done) / kTransform, count = piece.numel - done;
-    const uint16_t half = Get<uint16_t>(wire, block);
-    size_t at;
-    const int width = NextWidth(piece, half, block, &at);
-    if (HWY_LIKELY(count >= kTransform)) {
-      if constexpr (kAdd) PrefetchBlock(out + done, kTransform * sizeof(float));
-      DecodeBlock<kAdd>(half, width, signs, wire + at, out + done);
-      continue;
-    }
-    Filled values(out + done, kAdd ? count : 0);
-    DecodeBlock<kAdd>(half, width, signs, wire + at, values.at);
-    std::memcpy(out + done, values.at, count * sizeof(float));
-  }
+  ForTasks<kAdd, true>(piece, out, const_cast<uint8_t*>(wire), [&](std::span<Task> tasks) HWY_ATTR {
+    Decode<kAdd>(tasks, piece.shard.signs.data());
+  });
 }
 
 void HeadsT(const Piece& piece, const float* g, float* r, uint8_t* wire) {
