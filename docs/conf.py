@@ -41,6 +41,7 @@ CONTENTS = """
 /docs/settings
 /docs/frameworks
 /docs/migration/*
+/docs/process-groups
 /docs/launchers
 /integrations/python/README
 /docs/troubleshooting

@@ -13,17 +13,25 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "integrations" / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
-def run(framework: str, *arguments: str) -> tuple[float, float, int, float, str]:
-    """(first loss, last loss, steps, ratio, weights) of an example's two ranks."""
+def python(
+    framework: str, *arguments: str, launcher: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """An example that ended well."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not here: `make test-frameworks` installs it")
-    launcher = () if framework == "lightning" else TORCHRUN  # which starts its ranks itself
     program = str(EXAMPLES / f"train_{framework}.py")
     done = subprocess.run(
         [sys.executable, *launcher, program, *arguments], capture_output=True, text=True,
         timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def run(framework: str, *arguments: str) -> tuple[float, float, int, float, str]:
+    """(first loss, last loss, steps, ratio, weights) of an example's two ranks."""
+    # Lightning starts its ranks itself.
+    done = python(framework, *arguments, launcher=() if framework == "lightning" else TORCHRUN)
     found = re.search(
         r"int4: loss ([\d.]+) to ([\d.]+) in (\d+) steps, ([\d.]+) times .* weights (\S+)",
         done.stdout,
@@ -45,6 +53,18 @@ def test_an_example_learns_and_resumes_bit_by_bit(framework, tmp_path):
     assert last < 0.3 * first and ratio > 7
     _, _, all_steps, _, again = run(framework, folder, RESUME[framework].format(folder))
     assert (all_steps, again) == (steps, weights)
+
+
+@pytest.mark.slow
+def test_torchfts_survivor_goes_on():
+    done = python("torchft")
+    found = re.search(
+        r"int8: loss ([\d.]+) to ([\d.]+) in 40 steps of \[1, 2\] replicas, ([\d.]+)", done.stdout
+    )
+    assert found is not None, done.stdout + done.stderr
+    first, last, ratio = map(float, found.groups())
+    assert last < 0.3 * first and ratio > 3.5
+    assert "exit codes: [0, -9]" in done.stdout
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ does not take is a typed error that names the argument, raised before anything h
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import traceback
@@ -15,9 +16,11 @@ import thinwire
 import thinwire.horovod as hvd
 import thinwire.torch
 import torch
+import torch.distributed as dist
 from ranks import run
 from thinwire import simulate
 from thinwire.torch import (
+    Communicator,
     DistributedOptimizer,
     GatheredState,
     GradientExchange,
@@ -25,6 +28,7 @@ from thinwire.torch import (
     OneBitAdam,
     State,
 )
+from thinwire.torch.process_group import ProcessGroup, register
 from torch.nn.parallel import DistributedDataParallel
 
 WRONG: tuple[Any, ...] = (None, 5, -1, 2.5, "x", b"x", [], {}, (), object(), [5], {5: 5}, {"x": 5})
@@ -47,6 +51,11 @@ def distributed() -> DistributedOptimizer:
 
 def bucket_of(exchange: GradientExchange) -> Any:
     return exchange.bucket("b", [("a", 8)], torch.float32)
+
+
+@functools.cache
+def served() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 # Calls that work.
@@ -124,7 +133,13 @@ def constructors() -> dict[str, Callable[[], Call]]:
         options = inspect.signature(State).parameters.values()
         return State, {p.name: p.default for p in options if p.kind is not p.VAR_KEYWORD}
 
+    def communicator() -> Call:
+        return Communicator, {
+            "store": dist.HashStore(), "rank": 0, "size": 2, "key": "k", "codec": None,
+        }  # fmt: skip
+
     return {
+        "Communicator": communicator,
         "DistributedOptimizer": optimizer, "GradientExchange": exchange, "OneBitAdam": adam,
         "State": state, "NamedResiduals": lambda: (NamedResiduals, {"group": None}),
         "GatheredState": lambda: (GatheredState, {"of": State()}),
@@ -195,7 +210,24 @@ def other_methods() -> dict[str, Callable[[], Call]]:
     def adam() -> OneBitAdam:
         return OneBitAdam(linear().parameters(), State(momentum=0.9), warmup_steps=1)
 
+    def alone() -> Communicator:
+        return Communicator(None, 0, 1, "k")
+
+    def configuring() -> Call:
+        # Any number of ranks may be meant, but one is there.
+        return functools.partial(ProcessGroup(timeout_s=5).configure, world_size=1), {
+            "store_addr": f"127.0.0.1:{served().port}/x", "rank": 0,
+        }  # fmt: skip
+
     return {
+        "Communicator.all_reduce": lambda: (
+            alone().all_reduce,
+            {"tensor": torch.ones(8), "op": "mean", "name": None, "async_op": False},
+        ),
+        "Communicator.fail": lambda: (alone().fail, {"error": thinwire.Error("enough")}),
+        "ProcessGroup": lambda: (ProcessGroup, {"codec": None}),
+        "ProcessGroup.configure": configuring,
+        "register": lambda: (register, {"codec": None, "name": "wired"}),
         "Bucket.mark_absent": marking,
         "DistributedOptimizer.add_param_group": lambda: (
             distributed().add_param_group, {"param_group": {"params": []}},

@@ -10,6 +10,7 @@ exchange = GradientExchange(codec="int4")               # for loops and framewor
 
 from __future__ import annotations
 
+from thinwire.torch.communicator import Communicator
 from thinwire.torch.ddp import OneBitAdam, State, attach, hook, move_momentum
 from thinwire.torch.exchange import Bucket, GradientExchange, Part
 from thinwire.torch.exchange.checkpoint import merge_state_dicts
@@ -23,6 +24,7 @@ from thinwire.torch.scatter import all_gather_into_tensor, reduce_scatter_tensor
 
 __all__ = [
     "Bucket",
+    "Communicator",
     "DistributedOptimizer",
     "GatheredState",
     "GradientExchange",

@@ -73,30 +73,43 @@ def all_reduce(
         return None
     tensors.check_name(name)
     settings = config.resolve(codec=codec, strict=strict)
-    if name is not None and codec_info(settings.codec).momentum == "required":
-        warn(
-            f"all_reduce('{name}'): {settings.codec} with error feedback converges on momentum and "
-            "diverges on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of"
-        )
+    warn_of_feedback(name, settings.codec)
     members = resolve(group, "all_reduce")
-    dtype = tensors.check(tensor, dist.get_rank(members), lambda: name or "all_reduce")
-    tensors.check_writable(tensor, dist.get_rank(members), name or "all_reduce")
+    rank = dist.get_rank(members)
+    dtype = tensors.check_reducible(tensor, rank, name)
     settings = dataclasses.replace(settings, device=str(tensor.device))
     session = sessions_of(members).session(members, settings)
+    return reduce_on(session, tensor, dtype, kind, name, async_op)
+
+
+def reduce_on(
+    session: Session, tensor: torch.Tensor, dtype: str, op: str, name: str | None, async_op: bool
+) -> Work | None:
+    """all_reduce() on a session's ranks, of arguments that were checked."""
+    strict = session.config.strict
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-        if not async_op and name is None and not settings.strict:
-            _reduce(session, flat, dtype, kind)
+        if not async_op and name is None and not strict:
+            _reduce(session, flat, dtype, op)
             _copy_back(flat, tensor)
             return None
         finish = None if flat is tensor else functools.partial(_copy_back, flat, tensor)
-        shape = tensors.shape_of([tensor]) if settings.strict else None
-        bucket = Bucket(name, flat.numel(), dtype, op=kind, shape=shape)
+        shape = tensors.shape_of([tensor]) if strict else None
+        bucket = Bucket(name, flat.numel(), dtype, op=op, shape=shape)
         work = Work(session.start(bucket, flat, finish))
     if async_op:
         return work
     work.wait()
     return None
+
+
+def warn_of_feedback(name: str | None, codec: str) -> None:
+    """Warns of a codec that is not to be fed back without momentum."""
+    if name is not None and codec_info(codec).momentum == "required":
+        warn(
+            f"all_reduce('{name}'): {codec} with error feedback converges on momentum and "
+            "diverges on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of"
+        )
 
 
 def _reduce(session: Session, tensor: torch.Tensor, dtype: str, op: str) -> None:
@@ -112,13 +125,18 @@ def _copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
             target.copy_(source)
 
 
-def kind_of(op: Any) -> str:
-    """ "mean" or "sum", of either or of torch's ReduceOp. InvalidArgumentError for any other."""
-    known = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean"}
+def find_kind(op: Any) -> str | None:
+    """ "mean" or "sum", of either or of torch's ReduceOp; None of any other."""
     if isinstance(op, str):
-        kind = op if op in OPS else None
-    else:
-        kind = next((name for known_op, name in known.items() if known_op == op), None)
+        return op if op in OPS else None
+    known = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean"}
+    # A ReduceOp of torch's options equals a constant, but no constant equals it.
+    return next((name for known_op, name in known.items() if op == known_op), None)
+
+
+def kind_of(op: Any) -> str:
+    """As find_kind(); InvalidArgumentError of any other."""
+    kind = find_kind(op)
     if kind is None:
         raise errors.InvalidArgumentError(f"op is {op!r}, expected 'mean' or 'sum'")
     return kind

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from thinwire.comm import Communicator
+from thinwire.comm import Communicator, Store
 from thinwire.config import Config
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
@@ -63,15 +63,15 @@ class Group:
     size: int
     key: str
     serial: int  # counts the users in this process
-    store: dist.Store | None
+    store: dist.Store | Store | None
 
     def connect(self, config: Config) -> Communicator:
         """Blocks until all ranks have come, or the timeout is over."""
         trace, flight = (self._own(file) for file in (config.trace, config.flight))
         config = replace(config, trace=trace, flight=flight)
-        store = None
-        if self.store is not None:
-            store = TorchStore(dist.PrefixStore(f"thinwire/{self.key}", self.store))
+        store = self.store
+        if isinstance(store, dist.Store):
+            store = TorchStore(dist.PrefixStore(f"thinwire/{self.key}", store))
         return Communicator(self.rank, self.size, store, self.key, config)
 
     def _own(self, file: str | None) -> str | None:
@@ -161,11 +161,16 @@ def join(process_group: dist.ProcessGroup | None, purpose: str) -> Group:
     ranks = tuple(dist.get_process_group_ranks(group))
     number = _counters()[ranks, purpose]
     _counters()[ranks, purpose] += 1
-    serial = _counters()["users"]
-    _counters()["users"] += 1
     size = dist.get_world_size(group)
     store = private.store_of(group) if size > 1 else None
-    return Group(dist.get_rank(group), size, f"{purpose}{number}", serial, store)
+    return Group(dist.get_rank(group), size, f"{purpose}{number}", count_user(), store)
+
+
+def count_user() -> int:
+    """The number of users of all groups that this process has had before this one."""
+    before = _counters()["users"]
+    _counters()["users"] += 1
+    return before
 
 
 class Membership:

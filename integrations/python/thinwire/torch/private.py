@@ -6,6 +6,8 @@ looks for them. When a new torch breaks something here, this is the only file to
 
 from __future__ import annotations
 
+import datetime
+
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -50,6 +52,45 @@ def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[t
     DDP has no public way to them, and no hook sees them. Torch 2.1 to 2.13 keep them in
     _delay_all_reduce_params; empty where there is none."""
     return list(getattr(ddp, "_delay_all_reduce_params", ()))
+
+
+# What torch.distributed and DDP call of a group, but for allreduce. Some have private names, and
+# torch 2.13 has new names for those; what a torch lacks is left out.
+COLLECTIVES = tuple(
+    name
+    for name in (
+        "_allgather_base", "_end_coalescing", "_reduce_scatter_base", "_start_coalescing",
+        "all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather",
+        "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall", "alltoall_base",
+        "barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce",
+        "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+        "reduce_scatter_tensor_coalesced", "scatter", "send",
+    )
+    if hasattr(dist.ProcessGroup, name)
+)  # fmt: skip
+
+
+def gloo_group(
+    store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
+) -> dist.ProcessGroup:
+    """A process group over Gloo that torch's registry of groups does not know.
+
+    torch.distributed.new_group needs a default group, and gives every group a name and a number
+    that all ranks of the default group count. ProcessGroupGloo is public, but only a ProcessGroup
+    that it is registered with has all collectives. Torch 2.6 to 2.13; UnavailableError before."""
+    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    try:
+        group = dist.ProcessGroup(store, rank, size)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        gloo._set_sequence_number_for_group()
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
+    except (AttributeError, TypeError) as error:
+        raise UnavailableError(
+            f"torch {torch.__version__} makes process groups otherwise than torch 2.6 to 2.13; "
+            "take one of these"
+        ) from error
+    return group
 
 
 class _Failure:

@@ -58,6 +58,13 @@ def check_writable(tensor: torch.Tensor, rank: int, name: str) -> None:
         raise _refusal(rank, name, got, "memory of its own for each element", "take .clone()")
 
 
+def check_reducible(tensor: torch.Tensor, rank: int, name: str | None) -> str:
+    """The dtype's name. InvalidArgumentError unless all_reduce can take it, in place."""
+    dtype = check(tensor, rank, lambda: name or "all_reduce")
+    check_writable(tensor, rank, name or "all_reduce")
+    return dtype
+
+
 def is_name(name: object) -> bool:
     """Whether it is text that C can hold."""
     return isinstance(name, str) and "\0" not in name

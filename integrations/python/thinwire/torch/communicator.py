@@ -1,0 +1,140 @@
+"""Communicator: allreduces among ranks that a store brings together, without torch's groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire import config, errors
+from thinwire.arguments import check_kind, check_whole, wrong
+from thinwire.codec import codec_info
+from thinwire.comm import Store
+from thinwire.config import Config
+from thinwire.torch import functional, tensors
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.exchange.stats import summary
+from thinwire.torch.group import Group, count_user
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A membership, as Session takes it, of ranks that are told who they are."""
+
+    joined: Group
+
+    @property
+    def rank(self) -> int:
+        return self.joined.rank
+
+    @property
+    def size(self) -> int:
+        return self.joined.size
+
+    def group(self) -> Group:
+        return self.joined
+
+
+def check_place(rank: object, size: object) -> None:
+    """InvalidArgumentError unless `rank` is one of `size` ranks."""
+    check_whole("size", size, 1)
+    check_whole("rank", rank, 0, size - 1)
+
+
+def settings_of(codec: str | None, options: Mapping[str, Any]) -> Config:
+    """All settings. InvalidArgumentError for what can't be, an unknown codec among it."""
+    settings = config.resolve(codec=codec, **options)
+    codec_info(settings.codec)
+    return settings
+
+
+class Communicator:
+    """Compressed allreduces among `size` ranks that meet in a store: what other process groups,
+    elastic runtimes and schedulers build on. torch's default process group is not needed.
+
+    store: where the ranks find each other: a torch.distributed.Store (TCPStore, FileStore, ...), or
+      any object with set(key, value) and get(key, timeout_s), which waits for a key and raises when
+      the time is over. None for a single rank.
+    rank, size: this rank's number from 0, and how many there are.
+    key: text, equal on all ranks, that nobody has used on this store before. Ranks that meet again,
+      as others or as fewer, make a new communicator with a new key.
+    codec: a single one, as all_reduce takes it; options: those of State that are no codec's
+      (timeout_s, min_bytes, lanes, interface, ...), equal on all ranks where docs/settings.md says
+      so.
+
+    It connects in the first all_reduce, which blocks until all ranks have come. After a failure it
+    stays failed. Thread-safe, but for close(). Raises InvalidArgumentError."""
+
+    def __init__(
+        self,
+        store: dist.Store | Store | None,
+        rank: int,
+        size: int,
+        key: str,
+        codec: str | None = None,
+        **options: Any,
+    ) -> None:
+        check_place(rank, size)
+        if size > 1 and not (hasattr(store, "set") and hasattr(store, "get")):
+            raise wrong("store", store, "a torch.distributed.Store, or an object with set and get")
+        if not tensors.is_name(key) or not key:
+            raise wrong("key", key, "text without NUL, and not empty")
+        settings = settings_of(codec, options)
+        place = Group(rank, size, key, count_user(), store if size > 1 else None)
+        self._session = Session(_Place(place), settings)
+        self._session.close_with(self)
+
+    @property
+    def rank(self) -> int:
+        return self._session.rank
+
+    @property
+    def size(self) -> int:
+        return self._session.size
+
+    @property
+    def error(self) -> errors.Error | None:
+        """The failure that every call raises from now on, if there was one."""
+        return self._session.error
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: str | Any = "mean",
+        name: str | None = None,
+        async_op: bool = False,
+    ) -> functional.Work | None:
+        """As thinwire.torch.all_reduce, among this communicator's ranks. Its tensors lie on one
+        device, that of the first one."""
+        kind = functional.kind_of(op)
+        tensors.check_name(name)
+        check_kind("async_op", async_op, bool, "True or False")
+        functional.warn_of_feedback(name, self._session.config.codec)
+        dtype = tensors.check_reducible(tensor, self.rank, name)
+        try:
+            return functional.reduce_on(self._session, tensor, dtype, kind, name, async_op)
+        except errors.InvalidArgumentError:
+            raise
+        except errors.Error as error:
+            raise errors.again(self._session.fail(error)) from None
+
+    def stats(self) -> dict[str, Any]:
+        """As State.stats(), with all_reduces for steps and without parameters."""
+        counts = self._session.stats()
+        return summary(counts, int(counts["all_reduces"]), self._session.transport)
+
+    def describe(self) -> str:
+        """As GradientExchange.describe()."""
+        return self._session.describe()
+
+    def fail(self, error: errors.Error) -> None:
+        """As GradientExchange.fail()."""
+        check_kind("error", error, errors.Error, "a thinwire.Error")
+        self._session.abort(error)
+
+    def close(self) -> None:
+        """Waits for what is in flight and says goodbye to the peers; may be called twice."""
+        self._session.close()

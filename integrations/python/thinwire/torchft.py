@@ -1,0 +1,18 @@
+"""torchft 0.2: a process group for its Manager, whose allreduce of gradients is compressed.
+
+manager = torchft.Manager(pg=ThinwireProcessGroup(codec="int8"), ...)"""
+
+from __future__ import annotations
+
+from thinwire.torch.process_group import ProcessGroup
+
+
+class ThinwireProcessGroup(ProcessGroup):
+    """thinwire.torch.process_group.ProcessGroup with the configure() that torchft's Manager calls
+    when replicas come and go. It takes the place of torchft's ProcessGroupGloo."""
+
+    def configure(
+        self, store_addr: str, replica_id: str, rank: int, world_size: int, *quorum: object
+    ) -> None:
+        """replica_id, quorum: in torchft's logs only."""
+        super().configure(store_addr, rank, world_size)
