@@ -43,6 +43,7 @@ CONTENTS = """
 /docs/migration/*
 /docs/process-groups
 /docs/launchers
+/docs/measuring
 /integrations/python/README
 /docs/troubleshooting
 /SECURITY

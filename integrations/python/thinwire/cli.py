@@ -1,4 +1,4 @@
-"""The command line: `thinwire doctor`, `demo`, `advise`, `run` and `trace`."""
+"""The command line: `thinwire doctor`, `demo`, `bench`, `advise`, `run` and `trace`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def _demo(arguments: argparse.Namespace) -> int:
     return run.main(arguments)
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from thinwire.bench import run
+
+    return run.main(arguments)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from thinwire.launch import run
 
@@ -58,6 +64,14 @@ def _parser() -> argparse.ArgumentParser:
 
     run.add_arguments(demo)
     demo.set_defaults(run=_demo, needs_torch=True)
+    bench = commands.add_parser(
+        "bench",
+        help="codecs, link and allreduces of this machine, or under a launcher of a cluster",
+    )
+    from thinwire.bench import run as bench_run
+
+    bench_run.add_arguments(bench)
+    bench.set_defaults(run=_bench, needs_torch=True)
     advise = commands.add_parser(
         "advise", help="which codec and policy suit this model on this link; run it under torchrun"
     )

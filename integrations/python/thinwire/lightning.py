@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.observe import scalars
 from thinwire.options import ARGUMENTS
 from thinwire.torch import State, attach
 
@@ -103,9 +104,6 @@ class ThinwireStats(Callback):
         state = getattr(trainer.strategy, "thinwire_state", None)
         if state is None or (batch_idx + 1) % self._every:
             return
-        stats = state.stats()
-        values = {key: stats[key] for key in ("steps", "raw_bytes", "wire_bytes", "ratio")}
-        values |= {f"{stage}_s": seconds for stage, seconds in stats["seconds"].items()}
-        named = {f"thinwire/{key}": float(value) for key, value in values.items()}
+        named = {f"thinwire/{key}": value for key, value in scalars(state.stats()).items()}
         for logger in trainer.loggers:
             logger.log_metrics(named, step=trainer.global_step)

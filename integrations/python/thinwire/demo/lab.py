@@ -60,6 +60,7 @@ class Lab:
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.world),
+            "LOCAL_WORLD_SIZE": str(self.world),
             "MASTER_ADDR": f"{_SUBNET}.1" if shaped else "127.0.0.1",
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "eth0" if shaped else "lo",

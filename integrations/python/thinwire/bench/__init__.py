@@ -1,0 +1,2 @@
+"""`thinwire bench`: codecs, link and allreduces of this machine or cluster, before any code is
+changed."""
