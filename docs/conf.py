@@ -42,6 +42,7 @@ CONTENTS = """
 /docs/frameworks
 /docs/migration/*
 /docs/process-groups
+/docs/ray
 /docs/launchers
 /docs/measuring
 /integrations/python/README

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests with Lightning, Accelerate and transformers, in an environment of their own: they see the
+# Tests with Lightning, Accelerate, transformers, Ray, torchft and dashboards, in an environment of their own: they see the
 # project's packages by a .pth file, and what they need besides stays out of .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."

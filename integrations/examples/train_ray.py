@@ -1,0 +1,87 @@
+"""Ray Train: a TorchTrainer whose worker is killed goes on from its checkpoint, residuals included,
+and ends with the weights of one that was left alone.
+
+python integrations/examples/train_ray.py FOLDER"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import ray
+import ray.train
+import torch
+import torch.distributed as dist
+from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_model
+from thinwire.torch import attach
+
+WIDTH, EPOCHS, BATCHES, BATCH = 128, 6, 10, 32
+
+
+def train(config: dict[str, int]) -> None:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)
+    )
+    # As in train_lightning.py: for bits that a resumed run has as well.
+    ddp = prepare_model(model, parallel_strategy_kwargs={"find_unused_parameters": True})
+    state = attach(ddp, codec="int4", min_bytes=0, timeout_s=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, checkpoint, rank = 0, ray.train.get_checkpoint(), dist.get_rank()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            saved = torch.load(Path(folder) / "all.pt", weights_only=True)
+        model.load_state_dict(saved["model"])
+        state.load_state_dict(saved["thinwire"])
+        first = saved["epoch"]
+    for epoch in range(first, EPOCHS):
+        torch.manual_seed(100 * epoch + rank)  # other data on every rank
+        for _ in range(BATCHES):
+            if (epoch, rank) == (config["killed_in"], 1) and checkpoint is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            x = torch.randn(BATCH, WIDTH)
+            optimizer.zero_grad()
+            loss = (ddp(x) - x[:, :8].sum(1, keepdim=True) / 8**0.5).square().mean()
+            loss.backward()
+            optimizer.step()
+        total = sum(p.double().sum().item() for p in model.parameters())
+        found = {"loss": loss.item(), "weights": total.hex(), "first": first}
+        found |= {"ratio": state.stats()["ratio"]}
+        residuals = state.gathered_state_dict()  # all ranks call it, and rank 0 has them
+        with tempfile.TemporaryDirectory() as folder:
+            if rank == 0:
+                saved = {"model": model.state_dict(), "thinwire": residuals, "epoch": epoch + 1}
+                torch.save(saved, Path(folder) / "all.pt")
+            made = Checkpoint.from_directory(folder) if rank == 0 else None
+            ray.train.report(found, checkpoint=made)
+
+
+def fit(folder: str, name: str, killed_in: int) -> ray.train.Result:
+    trainer = TorchTrainer(
+        train,
+        train_loop_config={"killed_in": killed_in},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            name=name, storage_path=folder, failure_config=FailureConfig(max_failures=1)
+        ),
+    )
+    return trainer.fit()
+
+
+def main(folder: str) -> None:
+    ray.init(num_cpus=4, include_dashboard=False)
+    for name, killed_in in (("alone", -1), ("killed", EPOCHS // 2)):
+        found = fit(str(Path(folder).resolve()), name, killed_in).metrics
+        print(
+            f"{name}: int4: loss {found['loss']:.3f}, begun at epoch {found['first']}, "
+            f"{found['ratio']:.1f} times fewer bytes than fp32; weights {found['weights']}"
+        )
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
