@@ -26,7 +26,7 @@ def output_of(folder: Path, code: str, *arguments: str) -> str:
     can = subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
     done = subprocess.run(
         [*(ALONE if can else ()), sys.executable, code, *arguments],
-        capture_output=True, text=True, timeout=400, check=False,
+        capture_output=True, text=True, timeout=900, check=False,
         env=os.environ | {"HOME": str(folder)},  # Ray writes a token there
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -80,9 +80,14 @@ def go_on_alone(rank: int) -> list[float]:
     sums = []
     for ranks in ((0, 1), (0,)):  # 3 -> 2 -> 1
         if rank not in ranks:
-            dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False).wait(["done"])
+            client = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+            client.set("rank 1 is through", "")  # rank 0's next configure() fails what is in flight
+            client.wait(["done"])
             return sums
-        left = group.allreduce([torch.ones(NUMEL)]) if ranks == (0,) else None
+        left = None
+        if ranks == (0,):
+            store.wait(["rank 1 is through"])
+            left = group.allreduce([torch.ones(NUMEL)])
         group.configure(f"127.0.0.1:{port}/{len(ranks)}", rank, len(ranks))
         if left is not None:  # rank 1 has no part in it
             with pytest.raises(thinwire.Error, match="rank 0 left the process group"):
