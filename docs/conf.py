@@ -10,6 +10,7 @@ author = "the thinwire authors"
 root_doc = "docs/README"
 include_patterns = [
     *("*.md", "*/README.md", "integrations/*/README.md", "compress/FORMAT.md"),
+    "kernels/sass.md",
     *("docs/*.md", "docs/**/*.md", "bench/results/**/*.md"),
 ]
 exclude_patterns = [".*", "build*", "dist", "docs/_*"]
@@ -60,6 +61,7 @@ CONTENTS = """
 /docs/scale
 /docs/glossary
 /compress/FORMAT
+/kernels/sass
 /docs/decisions/README
 /bench/README
 /bench/results/*/README

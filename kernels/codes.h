@@ -65,13 +65,13 @@ THINWIRE_HD void DecodeQuad(const uint8_t* codes, size_t place, float scale, flo
 
 // True if a codec knows hadamard=1.
 template <typename Codec>
-constexpr bool Transforms() {
+inline constexpr bool kTransforms = [] {
   if constexpr (Codec::kTraits.kind == CodecKind::kBlocks) {
     return Codec::kTransforms;
   } else {
     return false;
   }
-}
+}();
 
 template <typename... Codecs>
 constexpr bool AnyKernels(CodecTypes<Codecs...>) {
@@ -83,7 +83,7 @@ template <typename Codec, typename Visit>
 THINWIRE_HD void IfCodec(CodecId id, bool hadamard, Visit& visit) {
   if constexpr (Codec::kTraits.has_kernels) {
     if (id != Codec::kTraits.id) return;
-    if constexpr (Transforms<Codec>()) {
+    if constexpr (kTransforms<Codec>) {
       if (hadamard) return visit(Variant<Codec, true>());
     }
     visit(Variant<Codec>());

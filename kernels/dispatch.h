@@ -34,7 +34,7 @@ auto ForCodecOf(CodecTypes<First, Rest...>, const Codec& codec, Visit visit) {
     if constexpr (AnyKernels(CodecTypes<Rest...>())) {
       if (codec.id != First::kTraits.id) return ForCodecOf(CodecTypes<Rest...>(), codec, visit);
     }
-    if constexpr (Transforms<First>()) {
+    if constexpr (kTransforms<First>) {
       if (codec.hadamard) return visit(Variant<First, true>());
     }
     return visit(Variant<First>());
