@@ -24,7 +24,7 @@ help:
 	@echo "make check   the tests that take seconds, for daily work"
 	@echo "make test    every test that can run on this machine"
 	@echo "make test-frameworks   the examples for Lightning, Accelerate, transformers, Ray and torchft, with these"
-	@echo "make replicas   a thousand steps of every codec and 2 to 8 ranks: bit-identical (20 minutes)"
+	@echo "make replicas   a thousand steps of every codec and 2 to 8 ranks, and nodes: bit-identical (20 minutes)"
 	@echo "make thread-safety   clang's analysis of who holds which lock"
 	@echo "make docs    the documentation as a site, in build/docs/html"
 	@echo "make gpu-pack   a folder that runs these checks on another machine with a GPU"
@@ -49,9 +49,10 @@ check: build
 	@ctest --preset check --output-on-failure -j $(TEST_JOBS)
 	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup -m "not slow" tests
 
-# make test runs a dozen steps of each.
+# make test runs a dozen steps of each, and those by nodes on threads.
 replicas: build
 	@THINWIRE_TEST_STEPS=1000 build/tests/schedule/replica_test --gtest_filter='All*'
+	@tests/nodes/replicas.sh
 
 demo: build
 	@$(PYTHON) -m thinwire demo --out build/demo

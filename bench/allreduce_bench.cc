@@ -1,9 +1,11 @@
 // Our allreduce against Gloo's fp32 allreduce, interleaved in one run; one process a rank. Between
 // two ranks each row also has the machine's own limit (bench/limit.h).
 //
-//   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST]]]     rank 0 prints JSON
+//   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST [ROWS [SMALLEST]]]]]
 //
-// LARGEST: bytes of the last row. THINWIRE_TRANSPORT and the like reach our side alone.
+// Rank 0 prints JSON. LARGEST, SMALLEST: bytes of the last row and of the first one. ROWS: codecs
+// with settings behind them, such as "int4,int4+hierarchical+auto": "checksum", a topology or a
+// transport. THINWIRE_TRANSPORT and the like reach our side alone.
 #include <algorithm>
 #include <cctype>
 #include <chrono>
@@ -13,8 +15,8 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "bench/gloo_baseline.h"
@@ -23,17 +25,15 @@
 
 namespace {
 
-// A "+checksum" behind a codec stands for tw_options.checksum.
-constexpr const char* kCodecs[] = {
-    "fp32", "bf16",     "int8",          "int4",         "onebit", "onebit:down=onebit",
-    "topk", "adaptive", "fp32+checksum", "int4+checksum"};
-constexpr std::string_view kChecksum = "+checksum";
+constexpr const char* kRows =
+    "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum,int4+checksum";
 constexpr size_t kSizes[] = {64, 1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
 
 struct Setup {
   int rank, size, repetitions;
-  size_t largest;
+  size_t largest, smallest;
   std::string folder, interface;
+  std::vector<std::string> rows;
 };
 
 void Check(tw_status status) {
@@ -42,12 +42,28 @@ void Check(tw_status status) {
   std::exit(1);
 }
 
-// The row's codec, without its suffix.
-std::string CodecOf(std::string_view row) {
-  return std::string(row.ends_with(kChecksum) ? row.substr(0, row.size() - kChecksum.size()) : row);
+std::vector<std::string> Split(const std::string& text, char between) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, between);) parts.push_back(part);
+  return parts;
 }
 
-tw_comm* Connect(const Setup& setup, const char* row) {
+// The row's codec, without the settings.
+std::string CodecOf(const std::string& row) { return row.substr(0, row.find('+')); }
+
+// One of the settings behind a codec; the text outlives the options.
+void Set(const std::string& setting, tw_options* options) {
+  if (setting == "checksum") {
+    options->checksum = 1;
+  } else if (setting == "flat" || setting == "grid" || setting == "hierarchical") {
+    options->topology = setting.c_str();
+  } else {
+    options->transport = setting.c_str();
+  }
+}
+
+tw_comm* Connect(const Setup& setup, const std::string& row) {
   tw_options options;
   tw_options_init(&options);
   options.rank = setup.rank;
@@ -57,17 +73,23 @@ tw_comm* Connect(const Setup& setup, const char* row) {
   std::replace_if(
       group.begin(), group.end(), [](char c) { return !std::isalnum(c); }, '_');
   options.group = group.c_str();
-  const std::string codec = CodecOf(row);
-  options.codec = codec.c_str();
-  options.checksum = codec != row;
+  const std::vector<std::string> parts = Split(row, '+');
+  options.codec = parts[0].c_str();
   options.interface_name = setup.interface.c_str();
   options.transport = std::getenv("THINWIRE_TRANSPORT");
+  for (size_t i = 1; i < parts.size(); ++i) Set(parts[i], &options);
   options.ucx_library = std::getenv("THINWIRE_UCX_LIB");
   if (const char* lanes = std::getenv("THINWIRE_LANES")) options.lanes = std::atoi(lanes);
   if (const char* bytes = std::getenv("THINWIRE_CHUNK_BYTES"))
     options.chunk_bytes = std::strtoull(bytes, nullptr, 10);
   tw_comm* comm = nullptr;
   Check(tw_comm_create(&options, &comm));
+  if (setup.rank == 0) {
+    char way[256], planes[256];
+    Check(tw_comm_topology(comm, way, sizeof(way)));
+    Check(tw_comm_transport(comm, planes, sizeof(planes)));
+    std::fprintf(stderr, "%s: %s; %s\n", row.c_str(), way, planes);
+  }
   return comm;
 }
 
@@ -120,26 +142,26 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
     }
   }
   std::map<std::string, thinwire::LimitTimes> limits;
-  for (const char* codec : kCodecs) {
+  for (const std::string& codec : setup.rows) {
     if (limit != nullptr) limits[codec] = limit->Measure(CodecOf(codec), n);
   }
   if (setup.rank != 0) return;
   const double base = Quantile(times["gloo"], 0.5);
-  for (size_t c = 0; c < std::size(kCodecs); ++c) {
-    const std::vector<double>& mine = times[kCodecs[c]];
+  for (size_t c = 0; c < setup.rows.size(); ++c) {
+    const std::vector<double>& mine = times[setup.rows[c]];
     const double ms = Quantile(mine, 0.5);
     std::printf(
         "  {\"codec\": \"%s\", \"bytes\": %zu, \"ms\": %.4f, \"gloo_ms\": %.4f, \"speedup\": %.3f, "
         "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f",
-        kCodecs[c], bytes, 1e3 * ms, 1e3 * base, base / ms, 1e3 * Quantile(mine, 0.25),
+        setup.rows[c].c_str(), bytes, 1e3 * ms, 1e3 * base, base / ms, 1e3 * Quantile(mine, 0.25),
         1e3 * Quantile(mine, 0.75), 1e3 * Quantile(times["gloo"], 0.25),
         1e3 * Quantile(times["gloo"], 0.75));
     if (limit != nullptr) {
-      const thinwire::LimitTimes& least = limits[kCodecs[c]];
+      const thinwire::LimitTimes& least = limits[setup.rows[c]];
       std::printf(", \"limit_ms\": %.4f, \"loops_ms\": %.4f, \"exchange_ms\": %.4f",
                   1e3 * least.limit_s(), 1e3 * least.loops_s, 1e3 * least.exchange_s);
     }
-    std::printf("}%s\n", last && c + 1 == std::size(kCodecs) ? "" : ",");
+    std::printf("}%s\n", last && c + 1 == setup.rows.size() ? "" : ",");
   }
 }
 
@@ -147,7 +169,8 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr, "usage: %s RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST]]]\n",
+    std::fprintf(stderr,
+                 "usage: %s RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST [ROWS [SMALLEST]]]]]\n",
                  argv[0]);
     return 2;
   }
@@ -155,8 +178,10 @@ int main(int argc, char** argv) {
                     std::atoi(argv[2]),
                     argc > 5 ? std::atoi(argv[5]) : 15,
                     argc > 6 ? std::strtoull(argv[6], nullptr, 10) : SIZE_MAX,
+                    argc > 8 ? std::strtoull(argv[8], nullptr, 10) : 0,
                     argv[3],
-                    argc > 4 ? argv[4] : ""};
+                    argc > 4 ? argv[4] : "",
+                    Split(argc > 7 ? argv[7] : kRows, ',')};
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
   thinwire::GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
@@ -165,10 +190,12 @@ int main(int argc, char** argv) {
     limit = std::make_unique<thinwire::Limit>(setup.rank, setup.folder, setup.interface);
   }
   std::map<std::string, tw_comm*> comms;
-  for (const char* codec : kCodecs) comms[codec] = Connect(setup, codec);
+  for (const std::string& row : setup.rows) comms[row] = Connect(setup, row);
   if (setup.rank == 0) std::printf("[\n");
   std::vector<size_t> sizes(std::begin(kSizes), std::end(kSizes));
-  std::erase_if(sizes, [&](size_t bytes) { return bytes > setup.largest; });
+  std::erase_if(sizes, [&](size_t bytes) {
+    return bytes < setup.smallest || bytes > setup.largest;
+  });
   for (const size_t bytes : sizes)
     Measure(setup, gloo, comms, limit.get(), bytes, bytes == sizes.back());
   if (setup.rank == 0) std::printf("]\n");

@@ -3,6 +3,8 @@
 #
 #   netlab.sh RATE N COMMAND...     runs COMMAND once in each of N namespaces and waits for all
 #
+# With LOCAL_SIZE it runs so many times in each namespace, which is a node then: the link is shared.
+#
 # COMMAND sees RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME. RATE is
 # tc's ("1gbit"), or "none". Without root it says so and exits with 77. Traffic stays in the
 # namespaces, and everything is taken down at the end, whatever ends it.
@@ -14,6 +16,7 @@ shift 2
 command -v ip >/dev/null && command -v tc >/dev/null ||
   { echo "skipped: ip and tc (package iproute2) are not here" >&2; exit 77; }
 
+local_size=${LOCAL_SIZE:-1}
 lab=tw$((BASHPID % 100000))
 
 down() {
@@ -43,10 +46,20 @@ for ((r = 0; r < size; r++)); do
   shape "" "$lab.$r"
 done
 
-export WORLD_SIZE=$size MASTER_ADDR=10.88.0.1 MASTER_PORT=${MASTER_PORT:-29500} GLOO_SOCKET_IFNAME=eth0
+export WORLD_SIZE=$((size * local_size)) LOCAL_SIZE=$local_size MASTER_ADDR=10.88.0.1 MASTER_PORT=${MASTER_PORT:-29500} GLOO_SOCKET_IFNAME=eth0
 pids=() failed=0
 for ((r = 0; r < size; r++)); do
-  RANK=$r LOCAL_RANK=$r ip netns exec "$lab-$r" "$@" &
+  # The ranks of a node start from one process: ip gives each that it starts a namespace of mounts.
+  NODE=$r ip netns exec "$lab-$r" bash -c '
+    pids=() failed=0
+    for ((l = 0; l < LOCAL_SIZE; l++)); do
+      rank=$((NODE * LOCAL_SIZE + l))
+      RANK=$rank LOCAL_RANK=$((LOCAL_SIZE > 1 ? l : rank)) "$@" &
+      pids+=($!)
+    done
+    trap "kill \${pids[*]} 2>/dev/null" TERM
+    for pid in "${pids[@]}"; do wait "$pid" || failed=$?; done
+    exit "$failed"' node "$@" &
   pids+=($!)
 done
 for pid in "${pids[@]}"; do wait "$pid" || failed=$?; done

@@ -35,16 +35,18 @@ constexpr std::string_view Name(Policy policy) {
 // cost two latencies. This concerns only steps that Engine::EndStep ends.
 enum class Predict : uint8_t { kWhenFar, kAlways, kNever };
 
-// How the ranks of a dense allreduce exchange: each with all others, or along the rows and then the
-// columns of a grid, which takes far fewer messages and one more rounding.
-// schedule/collective/grid.h has what kAuto takes.
-enum class Topology : uint8_t { kAuto = 0, kFlat = 1, kGrid = 2 };
+// How the ranks of a dense allreduce exchange: each with all others; along the rows and then the
+// columns of a grid, which takes far fewer messages and one more rounding; or uncompressed within
+// each node and compressed between nodes. schedule/collective/grid.h has what kAuto takes, unless
+// schedule/engine/topology.h has found nodes whose inner links are faster.
+enum class Topology : uint8_t { kAuto = 0, kFlat = 1, kGrid = 2, kHierarchical = 3 };
 
 constexpr std::string_view Name(Topology topology) {
   switch (topology) {
     case Topology::kAuto: return "auto";
     case Topology::kFlat: return "flat";
     case Topology::kGrid: return "grid";
+    case Topology::kHierarchical: return "hierarchical";
   }
   return "unknown topology";
 }
@@ -70,6 +72,8 @@ struct Options {
   // schedule/collective/chunk_size.h. 0: never.
   size_t least_message_bytes = size_t{64} << 10;
   Topology topology = Topology::kAuto;
+  // Ranks of a node, which are neighbours: [0, local_size) and so on. 0: as they are found.
+  int local_size = 0;
   // A tensor whose raw bytes times (n - 1) peers are at most this goes raw, in one exchange.
   size_t min_bytes = size_t{64} << 10;
   // A larger one goes in one exchange as well, encoded, if its wire bytes times (n - 1) peers are

@@ -22,13 +22,15 @@ struct ChoiceOptions {
   Deadline deadline;
   std::shared_ptr<Device> device = nullptr;  // where tensors lie; null: the host
   bool host_memory = false;  // the data plane must be one of the host's memory; equal on all ranks
+  int local_size = 1;        // of nodes that are neighbours, if there are several; equal on all ranks
   // Paths; empty: where they are looked for by themselves.
   std::string ucx_library = {}, nccl_library = {};
 };
 
 // Puts the data plane that `kind` asks for in the place of the transport's, if all ranks can, and
 // returns in words what runs. Where a rank can't, kUcx and kNccl are Unimplemented on all ranks;
-// kAuto takes NCCL, else UCX, else what is there.
+// kAuto takes NCCL, else UCX, else UCX inside nodes and what is there between them, else what is
+// there.
 absl::StatusOr<std::string> ChooseDataPlane(const ChoiceOptions& options, Transport& transport);
 
 }  // namespace thinwire

@@ -72,7 +72,8 @@ tw_status tw_comm_describe(tw_comm* comm, char* text, size_t capacity, size_t* b
     return ToC(bad);
   }
   const std::string described =
-      absl::StrCat("transport: ", comm->transport, "\n", comm->engine->Describe());
+      absl::StrCat("transport: ", comm->transport, "\ntopology: ", comm->topology, "\n",
+                   comm->engine->Describe());
   *bytes = described.size() + 1;
   if (capacity == 0) return TW_OK;
   const size_t written = std::min(capacity - 1, described.size());
@@ -86,6 +87,21 @@ tw_status tw_comm_transport(tw_comm* comm, char* text, size_t capacity) {
     return ToC(bad);
   }
   return ToC(thinwire::WriteText("the transport", comm->transport, text, capacity));
+}
+
+tw_status tw_comm_topology(tw_comm* comm, char* text, size_t capacity) {
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_topology", comm, {text}); !bad.ok()) {
+    return ToC(bad);
+  }
+  return ToC(thinwire::WriteText("the topology", comm->topology, text, capacity));
+}
+
+tw_status tw_comm_nodes(tw_comm* comm, tw_nodes* nodes) {
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_nodes", comm, {nodes}); !bad.ok()) {
+    return ToC(bad);
+  }
+  *nodes = comm->nodes;
+  return TW_OK;
 }
 
 tw_status tw_ucx_version(const char* library, char* text, size_t capacity) {

@@ -11,6 +11,7 @@
 #include "integrations/c/text.h"
 #include "kernels/device.h"
 #include "schedule/engine/handshake.h"
+#include "schedule/engine/topology.h"
 #include "transport/choice.h"
 #include "transport/gloo/gloo.h"
 
@@ -58,11 +59,21 @@ absl::Status CheckWorld(const tw_options& in) {
                                                  "and a timeout that is not negative"));
 }
 
-// The planes of a group, and what its data runs on, in words.
+// The planes of a group, what its data runs on, in words, and where its ranks are.
 struct Connected {
   Transport transport;
   std::string words;
+  Nodes nodes;
 };
+
+// As the user says, else as the ranks find it if somebody wants to know.
+absl::StatusOr<Nodes> LocateRanks(const Options& options, const Board& board) {
+  const int world = board.members.size;
+  if (options.local_size != 0) return NodesOf(world, options.local_size);
+  const bool wanted =
+      AsksForNodes(options, world) || options.transport == TransportKind::kAuto;
+  return wanted ? FindNodes(board) : NodesOf(world, 1);
+}
 
 absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
                                   const std::shared_ptr<Device>& device) {
@@ -78,7 +89,8 @@ absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
   if (meeting->hub != nullptr) {
     absl::StatusOr<Transport> local = meeting->hub->Connect(in.rank);
     if (!local.ok()) return local.status();
-    return Connected{*std::move(local), "memory of this process"};
+    const int local_size = options.local_size != 0 ? options.local_size : in.size;
+    return Connected{*std::move(local), "memory of this process", NodesOf(in.size, local_size)};
   }
   absl::StatusOr<Transport> gloo =
       ConnectGloo({.rank = in.rank,
@@ -91,7 +103,10 @@ absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
                    .key_file = std::string(TextOf(in.key_file)),
                    .digest = Digest(in.size, options)});
   if (!gloo.ok()) return gloo.status();
-  Connected connected{*std::move(gloo), ""};
+  absl::StatusOr<Nodes> nodes =
+      LocateRanks(options, {"node", {in.rank, in.size}, *store, prefix, deadline});
+  if (!nodes.ok()) return nodes.status();
+  Connected connected{*std::move(gloo), "", *std::move(nodes)};
   absl::StatusOr<std::string> words =
       ChooseDataPlane({.kind = options.transport,
                        .members = {in.rank, in.size},
@@ -100,12 +115,18 @@ absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
                        .deadline = deadline,
                        .device = device,
                        .host_memory = options.checksum,
+                       .local_size = connected.nodes.local_size,
                        .ucx_library = std::string(TextOf(in.ucx_library)),
                        .nccl_library = std::string(TextOf(in.nccl_library))},
                       connected.transport);
   if (!words.ok()) return words.status();
   connected.words = *std::move(words);
   return connected;
+}
+
+tw_nodes NodesFound(const Nodes& nodes, const ChosenTopology& topology) {
+  if (!topology.rates.has_value()) return {};
+  return {static_cast<size_t>(nodes.local_size), topology.rates->inside, topology.rates->between};
 }
 
 }  // namespace
@@ -116,17 +137,24 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   if (!options.ok()) return options.status();
   absl::StatusOr<std::shared_ptr<Device>> device = DeviceOf(in);
   if (!device.ok()) return device.status();
-  Connected connected{Transport(), "one rank"};
+  Connected connected{Transport(), "one rank", Nodes()};
+  ChosenTopology topology{*options, "one rank"};
   if (in.size > 1) {
     absl::StatusOr<Connected> made = Connect(in, *options, *device);
     if (!made.ok()) return made.status();
     connected = *std::move(made);
+    absl::StatusOr<ChosenTopology> chosen =
+        ChooseTopology(*options, connected.nodes, *connected.transport.data,
+                       Clock::now() + options->timeout);
+    if (!chosen.ok()) return chosen.status();
+    topology = *std::move(chosen);
   }
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      Engine::Create(*options, std::move(connected.transport), *device);
+      Engine::Create(topology.options, std::move(connected.transport), *device);
   if (!engine.ok()) return engine.status();
-  return std::make_unique<tw_comm>(
-      tw_comm{in.rank, in.size, *device != nullptr, connected.words, *std::move(engine), {}});
+  return std::make_unique<tw_comm>(tw_comm{in.rank, in.size, *device != nullptr, connected.words,
+                                           topology.words, NodesFound(connected.nodes, topology),
+                                           *std::move(engine), {}});
 }
 
 }  // namespace thinwire

@@ -1,6 +1,7 @@
 #include "integrations/c/options.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -103,7 +104,8 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
       ParseKind("policy", in.policy, {Policy::kWfbp, Policy::kFifo, Policy::kP3});
   if (!policy.ok()) return policy.status();
   const absl::StatusOr<Topology> topology =
-      ParseKind("topology", in.topology, {Topology::kAuto, Topology::kFlat, Topology::kGrid});
+      ParseKind("topology", in.topology,
+                {Topology::kAuto, Topology::kFlat, Topology::kGrid, Topology::kHierarchical});
   if (!topology.ok()) return topology.status();
   const absl::StatusOr<TransportKind> transport = ParseKind(
       "transport", in.transport,
@@ -113,6 +115,7 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   out.momentum = {in.momentum, in.nesterov != 0};
   out.policy = *policy;
   out.topology = *topology;
+  out.local_size = static_cast<int>(std::min<size_t>(in.local_size, INT_MAX));
   out.transport = *transport;
   if (in.planned != 0) out.predict = in.planned > 0 ? Predict::kAlways : Predict::kNever;
   if (in.lanes != 0) out.lanes = in.lanes;

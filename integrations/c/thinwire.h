@@ -87,8 +87,11 @@ typedef struct {
   const char* key_file;    /* secret of the group, in a file of mode 0600 that every rank has; null
                               on every rank: a random token in the store */
   size_t checksum;         /* non-zero: a CRC32C goes with all that tensors send, and is checked */
-  const char* topology;    /* "auto" (default), "flat" or "grid": whether dense allreduces go along
-                              the rows and columns of a grid of ranks */
+  const char* topology;    /* of dense allreduces: "flat", from each rank to all others; "grid", along
+                              the rows and columns of a grid; "hierarchical", uncompressed inside
+                              nodes and compressed between them; "auto" (default): the last where
+                              the links inside are measured to be faster, else a grid from 64 ranks
+                              on, else flat */
   size_t recoverable;      /* non-zero: tw_residual_undo works, at the price of as much memory again
                               as residuals and momentum take */
   size_t check_replicas;   /* results of every so many steps are compared between ranks; 0: never */
@@ -98,6 +101,8 @@ typedef struct {
   const char* ucx_library; /* path of libucp.so.0; null: where the dynamic linker looks */
   const char* nccl_library; /* path of libnccl.so.2; null: the copy that is loaded, else the wheel's
                                beside the package, else where the dynamic linker looks */
+  size_t local_size; /* ranks of a node, which are neighbours; 0: those on one running kernel and in
+                        one network namespace */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */
@@ -266,6 +271,19 @@ TW_API tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t c
  */
 TW_API tw_status tw_comm_transport(tw_comm* comm, char* text, size_t capacity);
 
+/* The way that dense allreduces go, and why, such as "flat, all ranks are on one node"
+ * or "hierarchical: 2 nodes of 2 ranks, each rank sends 812 MB/s inside nodes of 2 and ...". */
+TW_API tw_status tw_comm_topology(tw_comm* comm, char* text, size_t capacity);
+
+/* What the group has measured of its nodes: the ranks of one, and the bytes a second that each rank
+ * sends inside a node and between nodes while all ranks send. Zeros where it has measured nothing:
+ * its topology is not "auto", or it has no nodes. */
+typedef struct {
+  size_t local_size;
+  double inside_bytes_per_s, between_bytes_per_s;
+} tw_nodes;
+TW_API tw_status tw_comm_nodes(tw_comm* comm, tw_nodes* nodes);
+
 /* The version of UCX that would be used; `library` as in tw_options.ucx_library. TW_UNAVAILABLE
  * says why there is none. */
 TW_API tw_status tw_ucx_version(const char* library, char* text, size_t capacity);
@@ -313,7 +331,8 @@ typedef struct {
  * does: at the end, by fields of 8 bytes whose zero means what a caller without them gets. */
 typedef struct {
   size_t struct_size;        /* sizeof(tw_simulation) */
-  const tw_options* options; /* size, codec, policy, lanes, chunk_bytes, min_bytes, no_raw */
+  const tw_options* options; /* size, codec, policy, lanes, chunk_bytes, min_bytes, no_raw, topology,
+                                local_size */
   const tw_layer* layers;    /* in forward order */
   size_t num_layers;
   double between_s;                    /* after backward, before the first layer is needed again */
@@ -326,6 +345,8 @@ typedef struct {
   double cpu_s_per_byte;               /* of the processor, for what a rank sends */
   double contention; /* of those with computing: 0 with cores to spare, 1 or more without */
   int steps;         /* whose mean is taken; 0: four */
+  double inside_bytes_per_s; /* of each rank's link inside nodes of options.local_size ranks, which
+                                have links of their own; 0: there are no such nodes */
 } tw_simulation;
 
 /* Seconds of a step, and, unless bound_s is null, the least that any order of chunks could take. */

@@ -1,6 +1,6 @@
-// Algorithm: what a chunk goes through. A two-hop allreduce, a two-level one over a grid of ranks,
-// topk's exchange of entries, a raw exchange, a copy in a world of one, a reduce-scatter, an
-// all-gather.
+// Algorithm: what a chunk goes through. A two-hop allreduce, a two-level one over a grid of ranks, a
+// hierarchical one over nodes, topk's exchange of entries, a raw exchange, a copy in a world of
+// one, a reduce-scatter, an all-gather.
 //
 // An algorithm says how a chunk is cut into shards, which residual each element has on a rank, and
 // runs the chunk hop by hop. It knows neither threads nor transports: whoever runs it carries out
@@ -99,6 +99,9 @@ class Algorithm {
 const Algorithm& TwoHop();
 // The same along the rows and then the columns of a grid of ranks, for large worlds.
 const Algorithm& TwoLevel();
+// The same with nodes as rows, which exchange uncompressed elements: for links between nodes that
+// are slower than those inside.
+const Algorithm& Hierarchical();
 // topk: everybody's entries go to everybody, who adds them up in rank order.
 const Algorithm& Entries();
 // Small tensors: everybody's values go to everybody, who adds them up in rank order.

@@ -1,5 +1,7 @@
 #include "schedule/collective/grid.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace thinwire {
 
 Grid GridOf(int world) {
@@ -13,11 +15,35 @@ Grid GridOf(int world) {
 bool GoesByGrid(int world, const Options& options) {
   const Grid grid = GridOf(world);
   switch (options.topology) {
-    case Topology::kFlat: return false;
+    case Topology::kFlat:
+    case Topology::kHierarchical: return false;
     case Topology::kGrid: return grid.rows > 1;
     case Topology::kAuto: break;
   }
   return world >= kGridFrom && 2 * grid.messages() < world - 1;
+}
+
+bool GoesByNodes(int world, const Options& options) {
+  return options.topology == Topology::kHierarchical && options.local_size > 1 &&
+         world > options.local_size && world % options.local_size == 0;
+}
+
+Grid GridFor(int world, const Options& options) {
+  if (GoesByNodes(world, options)) return {world / options.local_size, options.local_size};
+  return GoesByGrid(world, options) ? GridOf(world) : Grid{1, world};
+}
+
+std::string DescribeWay(int world, const Options& options) {
+  const Grid grid = GridFor(world, options);
+  if (grid.rows == 1) return "flat";
+  return GoesByNodes(world, options)
+             ? absl::StrCat("hierarchical: ", grid.rows, " nodes of ", grid.columns, " ranks")
+             : absl::StrCat("grid: ", grid.rows, " x ", grid.columns, " ranks");
+}
+
+Grid GridOf(const Chunk& chunk) {
+  const int world = static_cast<int>(chunk.bounds.size()) - 1;
+  return {world / chunk.columns, chunk.columns};
 }
 
 }  // namespace thinwire

@@ -1,10 +1,12 @@
-// Grid: a world as rows and columns of ranks, for the two-level allreduce (two_level.cc). Rank
+// Grid: a world as rows and columns of ranks, for the allreduces of two levels (two_level.cc). Rank
 // row * columns + column stands at (row, column), so a row holds neighbours, which often share a
-// machine; what goes along rows is the larger part of the bytes.
+// machine; what goes along rows is the larger part of the bytes. In a hierarchy a row is a node.
 //
 // A pure function of the world and the options, so that all ranks agree without a word.
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_GRID_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_GRID_H_
+
+#include <string>
 
 #include "compress/error_feedback.h"
 #include "schedule/collective/partition.h"
@@ -37,6 +39,18 @@ Grid GridOf(int world);
 // kAuto, from kGridFrom ranks on, unless the grid is so long that it saves less than half of the
 // messages.
 bool GoesByGrid(int world, const Options& options);
+
+// Whether they go by nodes: options.topology is kHierarchical, and options.local_size cuts the world
+// into several nodes of several ranks.
+bool GoesByNodes(int world, const Options& options);
+
+// The grid of either; a world that goes flat is one row.
+Grid GridFor(int world, const Options& options);
+// The grid that the chunk's partition was made for.
+Grid GridOf(const Chunk& chunk);
+
+// The way of dense allreduces, such as "hierarchical: 2 nodes of 2 ranks".
+std::string DescribeWay(int world, const Options& options);
 
 // Where a flat exchange of a bucket of 25 MiB (DDP's) falls behind: docs/scale.md.
 inline constexpr int kGridFrom = 64;

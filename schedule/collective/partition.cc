@@ -67,6 +67,7 @@ void ForEachSlice(size_t numel, size_t wanted, size_t unit, Visit visit) {
 
 const Algorithm& AllReduceWith(const CodecPair& codec, int world, const Options& options) {
   if (codec.up.traits().entries()) return Entries();
+  if (GoesByNodes(world, options)) return Hierarchical();
   return GoesByGrid(world, options) ? TwoLevel() : TwoHop();
 }
 
@@ -92,7 +93,8 @@ Partition MakePartition(std::span<const Segment> segments, int world, const Opti
                                       .pieces = Cut(ranges, begin, end),
                                       .codec = codec,
                                       .codec_offset = begin,
-                                      .algorithm = &algorithm});
+                                      .algorithm = &algorithm,
+                                      .columns = GridFor(world, options).columns});
         });
     base += numel;
   }
@@ -187,6 +189,7 @@ uint64_t Partition::Hash() const {
   uint64_t hash = chunks.size();
   for (const Chunk& chunk : chunks) {
     hash = HashCombine(HashCombine(hash, chunk.codec), HashBytes(chunk.algorithm->name()));
+    hash = HashCombine(hash, static_cast<uint64_t>(chunk.columns));
     for (const size_t bound : chunk.bounds) hash = HashCombine(hash, bound);
     for (const Range& piece : chunk.pieces) hash = HashCombine(hash, piece.begin);
   }

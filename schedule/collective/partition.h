@@ -26,6 +26,7 @@ struct Chunk {
   uint32_t codec = 0;          // of Options::codecs
   size_t codec_offset = 0;     // of its first element among those of its codec
   const Algorithm* algorithm = nullptr;
+  int columns = 1;  // of the grid that its ranks form, where the algorithm goes by one
 
   size_t numel() const { return elements.end - elements.begin; }
   // Its owner is the rank of that number, or in a grid that of Grid::shard.

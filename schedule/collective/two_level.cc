@@ -13,6 +13,13 @@
 // 2 (n - 1). What is encoded in (1) and in (2) are different elements, and both losses are in units
 // of the gradient and enter the same sum next time. So an element has one residual on a rank, of
 // the first hop but in the own shard, and error feedback needs to know nothing of grids.
+//
+// In a hierarchy a row is a node, whose links are faster than those between nodes. There (1) sends
+// the elements as they are, so only (2) and (3) round: the same as two hops between the nodes. A
+// rank sends (r - 1)/(r c) of the chunk to other nodes, there and back, in place of the
+// (n - c)/n of two hops: c times less. The residuals of other columns' parts are zero then, unless
+// another layout has left some; (1) sends these along. (4) stays encoded, since that is less to
+// move, and everybody decodes the same bytes.
 #include <vector>
 
 #include "schedule/collective/algorithm.h"
@@ -29,16 +36,20 @@ struct Blocks {
   std::vector<MutableBytes> recv;
 };
 
+// How elements go along a row in (1).
+enum class Rows { kEncoded, kLossless };
+
 class TwoLevelRun final : public ChunkRun {
  public:
-  TwoLevelRun(const ChunkJob& job, const Bench& bench)
+  TwoLevelRun(const ChunkJob& job, const Bench& bench, Rows rows)
       : job_(job),
         bench_(bench),
         me_(bench.members.rank),
-        grid_(GridOf(bench.members.size)),
+        grid_(GridOf(*job.chunk)),
         row_(grid_.row(me_)),
         column_(grid_.column(me_)),
         operands_(job_, bench_),
+        row_codec_(rows == Rows::kEncoded ? job.codec.up : LosslessSpec(operands_.input().dtype)),
         sum_(bench.scratch.TakeOf<float>(Numel(Part(column_)))) {
     for (Blocks& blocks : blocks_) {
       blocks.send.resize(bench.members.size);
@@ -65,9 +76,14 @@ class TwoLevelRun final : public ChunkRun {
     std::vector<EncodeArgs> parts;
     for (int c = 0; c < grid_.columns; ++c) {
       if (c == column_) continue;
-      parts.push_back(EncodingOf(Part(c), Slice(operands_.input(), Part(c)), outgoing_parts_[c]));
+      const TensorView part = Slice(operands_.input(), Part(c));
+      if (IsItsOwnWire(part, Part(c))) {
+        blocks_[0].send[grid_.rank(row_, c)] = BytesOf(part);
+      } else {
+        parts.push_back(EncodingOf(row_codec_, Part(c), part, outgoing_parts_[c]));
+      }
     }
-    bench_.backend.EncodeAll(job_.codec.up, parts);
+    bench_.backend.EncodeAll(row_codec_, parts);
     return Next(Stage::kEncode, Stage::kExchange);
   }
 
@@ -84,7 +100,7 @@ class TwoLevelRun final : public ChunkRun {
     for (int c = 0; c < grid_.columns; ++c) {
       wires.push_back(WireFrom(blocks_[0], grid_.rank(row_, c)));
     }
-    bench_.backend.Reduce({.up = job_.codec.up,
+    bench_.backend.Reduce({.up = row_codec_,
                            .down = fp32,
                            .wires = wires,
                            .own = own,
@@ -93,7 +109,7 @@ class TwoLevelRun final : public ChunkRun {
     for (int r = 0; r < grid_.rows; ++r) {
       if (r == row_) continue;
       const Range shard = Shard(r, column_);
-      shards.push_back(EncodingOf(shard, SumOf(shard), outgoing_shards_[r]));
+      shards.push_back(EncodingOf(job_.codec.up, shard, SumOf(shard), outgoing_shards_[r]));
     }
     bench_.backend.EncodeAll(job_.codec.up, shards);
     return Next(Stage::kReduce, Stage::kExchange);
@@ -162,10 +178,17 @@ class TwoLevelRun final : public ChunkRun {
   }
   // A rank encodes an element once on its way to the owner, as its own value or as its row's sum;
   // so the draws of both are told apart by the element.
-  EncodeArgs EncodingOf(Range range, TensorView values, MutableBytes wire) const {
+  EncodeArgs EncodingOf(const CodecSpec& spec, Range range, TensorView values,
+                        MutableBytes wire) const {
     EncodeExtras extras;
-    extras.draws = DrawsOf(job_, job_.codec.up, me_ + 1, job_.chunk->codec_offset + range.begin);
+    extras.draws = DrawsOf(job_, spec, me_ + 1, job_.chunk->codec_offset + range.begin);
     return {values, Residual(range), wire.data(), extras};
+  }
+  // Elements that are their own wire bytes go from where they are, if no residual goes with them.
+  bool IsItsOwnWire(TensorView part, Range range) const {
+    if (!IsVerbatim(row_codec_, part.dtype)) return false;
+    const float* const residual = Residual(range);
+    return residual == nullptr || bench_.backend.AreZero({residual, Numel(range)});
   }
   const uint8_t* WireFrom(const Blocks& blocks, int rank) const {
     return rank == me_ ? nullptr : blocks.recv[rank].data();
@@ -177,8 +200,8 @@ class TwoLevelRun final : public ChunkRun {
     for (int c = 0; c < grid_.columns; ++c) {
       if (c == column_) continue;
       const int peer = grid_.rank(row_, c);
-      blocks_[0].send[peer] = outgoing_parts_[c] = Room(Part(c));
-      blocks_[0].recv[peer] = Room(Part(column_));
+      blocks_[0].send[peer] = outgoing_parts_[c] = PartRoom(c);
+      blocks_[0].recv[peer] = PartRoom(column_);
     }
   }
   // Shards of this column's sum go out, and this rank's shard comes in.
@@ -187,8 +210,8 @@ class TwoLevelRun final : public ChunkRun {
     for (int r = 0; r < grid_.rows; ++r) {
       if (r == row_) continue;
       const int peer = grid_.rank(r, column_);
-      blocks_[1].send[peer] = outgoing_shards_[r] = Room(Shard(r, column_));
-      blocks_[1].recv[peer] = Room(Shard(row_, column_));
+      blocks_[1].send[peer] = outgoing_shards_[r] = Room(job_.codec.up, Shard(r, column_));
+      blocks_[1].recv[peer] = Room(job_.codec.up, Shard(row_, column_));
     }
   }
   // The results of a column lie together, since they go along the row as one block.
@@ -222,8 +245,14 @@ class TwoLevelRun final : public ChunkRun {
   size_t ResultBytes(int row, int column) const {
     return EncodedBytes(job_.codec.down, Numel(Shard(row, column)));
   }
-  MutableBytes Room(Range range) const {
-    return bench_.scratch.Take(EncodedBytes(job_.codec.up, Numel(range)));
+  MutableBytes Room(const CodecSpec& spec, Range range) const {
+    return bench_.scratch.Take(EncodedBytes(spec, Numel(range)));
+  }
+  // Without the padding where elements may be their own wire bytes, which have none.
+  MutableBytes PartRoom(int column) const {
+    const MutableBytes room = Room(row_codec_, Part(column));
+    const bool verbatim = IsVerbatim(row_codec_, operands_.input().dtype);
+    return verbatim ? room.first(Numel(Part(column)) * sizeof(float)) : room;
   }
 
   static constexpr int kHops = 4;
@@ -234,6 +263,7 @@ class TwoLevelRun final : public ChunkRun {
   const Grid grid_;
   const int row_, column_;
   Operands operands_;
+  const CodecSpec row_codec_;
   const std::span<float> sum_;                 // of the row, of this column's part
   std::vector<MutableBytes> outgoing_parts_;   // by column, encoded by this rank
   std::vector<MutableBytes> outgoing_shards_;  // by row, encoded by this rank
@@ -245,25 +275,36 @@ class TwoLevelRun final : public ChunkRun {
 
 class TwoLevelAlgorithm final : public Algorithm {
  public:
-  std::string_view name() const override { return "two-level"; }
+  TwoLevelAlgorithm(std::string_view name, Rows rows) : name_(name), rows_(rows) {}
+
+  std::string_view name() const override { return name_; }
   int hops() const override { return 4; }
   std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const override {
     return TwoHop().ShardBounds(chunk, world, block);
   }
   Range SecondHop(const Chunk& chunk, int rank) const override {
-    const Grid grid = GridOf(static_cast<int>(chunk.bounds.size()) - 1);
+    const Grid grid = GridOf(chunk);
     return chunk.shard(grid.shard(grid.row(rank), grid.column(rank)));
   }
   bool keeps_residuals() const override { return true; }
   std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const override {
-    return std::make_unique<TwoLevelRun>(job, bench);
+    return std::make_unique<TwoLevelRun>(job, bench, rows_);
   }
+
+ private:
+  const std::string_view name_;
+  const Rows rows_;
 };
 
 }  // namespace
 
 const Algorithm& TwoLevel() {
-  static const TwoLevelAlgorithm algorithm;
+  static const TwoLevelAlgorithm algorithm("two-level", Rows::kEncoded);
+  return algorithm;
+}
+
+const Algorithm& Hierarchical() {
+  static const TwoLevelAlgorithm algorithm("hierarchical", Rows::kLossless);
   return algorithm;
 }
 

@@ -25,7 +25,8 @@ std::string PeerOf(int peer) {
 
 }  // namespace
 
-FlightRecorder::FlightRecorder() : slots_(std::make_unique<Slot[]>(kEvents)) {}
+FlightRecorder::FlightRecorder(std::string way)
+    : way_(std::move(way)), slots_(std::make_unique<Slot[]>(kEvents)) {}
 
 void FlightRecorder::Record(FlightEvent event, std::string_view name, uint32_t chunk, int peer,
                             uint64_t detail) {
@@ -66,6 +67,7 @@ std::string FlightRecorder::Text() const {
   const uint64_t first = last > kEvents ? last - kEvents + 1 : 1;
   const int64_t now = Now();
   std::string text;
+  if (!way_.empty()) text = absl::StrCat("dense allreduces go ", way_, "\n");
   for (uint64_t number = first; number <= last; ++number) {
     Entry e;
     if (!Read(number, &e)) continue;

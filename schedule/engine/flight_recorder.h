@@ -33,12 +33,13 @@ class FlightRecorder {
  public:
   static constexpr size_t kEvents = 4096;
 
-  FlightRecorder();
+  // `way`: of dense allreduces, for the first line of the text; empty: there is no such line.
+  explicit FlightRecorder(std::string way = "");
 
   void Record(FlightEvent event, std::string_view name, uint32_t chunk = 0, int peer = 0,
               uint64_t detail = 0);
 
-  // The events, oldest first, a line each: seconds before now, event, tensor, chunk, peer, detail.
+  // The way, then the events, oldest first, a line each: seconds before now, event, tensor, chunk, peer, detail.
   // An event that is overwritten meanwhile is left out.
   std::string Text() const;
 
@@ -63,6 +64,7 @@ class FlightRecorder {
 
   bool Read(uint64_t number, Entry* entry) const;
 
+  const std::string way_;
   std::atomic<uint64_t> recorded_{0};
   const std::unique_ptr<Slot[]> slots_;
 };

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/direct.h"
+#include "schedule/collective/grid.h"
 #include "schedule/engine/checks.h"
 #include "schedule/engine/issuer_executor.h"
 #include "schedule/engine/thread_executor.h"
@@ -30,6 +31,8 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       members_(MembersOf(transport_)),
       matching_(TraitsOf(transport_).matching),
       slots_(options.lanes + 1 + options.predicted_lanes),
+      recorder_(DescribeWay(members_.size, options)),
+      sent_before_(transport_.empty() ? 0 : transport_.data->bytes_sent()),
       pulse_(options.timeout),
       failure_(members_, options, transport_, pulse_, recorder_),
       farewell_(members_, transport_.control.get(), failure_),
@@ -213,7 +216,7 @@ Stats Group::stats() const {
   Stats stats;
   stats.all_reduces = collectives_;
   stats.raw_bytes = raw_bytes_;
-  if (!transport_.empty()) stats.wire_bytes = transport_.data->bytes_sent();
+  if (!transport_.empty()) stats.wire_bytes = transport_.data->bytes_sent() - sent_before_;
   if (sequencing_ != nullptr) stats.predicted_chunks = sequencing_->predicted_chunks();
   for (int stage = 0; stage < kStages; ++stage) stats.seconds[stage] = totals_.seconds(stage);
   return stats;

@@ -85,6 +85,7 @@ class Group final : public Engine, public ChunkHost, public DirectHost {
   StageTotals totals_;
   std::unique_ptr<Trace> trace_;  // null without one
   std::atomic<uint64_t> collectives_{0}, raw_bytes_{0};
+  const uint64_t sent_before_;  // by the plane, while its links were measured
   Pulse pulse_;
   FailureProtocol failure_;
   Farewell farewell_;

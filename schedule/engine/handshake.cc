@@ -41,7 +41,8 @@ std::string Digest(int size, const Options& options) {
       " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
       " chunk_bytes=", Settle(options, size).chunk_bytes, " min_bytes=", options.min_bytes,
       " one_hop_bytes=", options.one_hop_bytes, " checksum=", options.checksum ? 1 : 0,
-      " topology=", std::string(Name(options.topology)), " check_replicas=", options.check_replicas,
+      " topology=", std::string(Name(options.topology)), " local_size=", options.local_size,
+      " check_replicas=", options.check_replicas,
       " transport=", std::string(Name(options.transport)));
 }
 

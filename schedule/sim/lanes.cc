@@ -46,17 +46,28 @@ void Lanes::Compute(double seconds, Events::Action then) {
 // One message after the other, as they were handed to the link. (Gloo has one connection for each
 // pair of ranks.) While the link idles its bucket fills, up to a burst.
 void Lanes::Send(const Phase& phase, Events::Action then) {
-  if (phase.bytes == 0.0) return then();
+  const double bytes = phase.bytes + phase.inside;
+  if (bytes == 0.0) return then();
   const double overhead = processor_.Beside(setting_.overhead_s);
-  processor_.Beside(phase.bytes * setting_.cpu_s_per_byte);
+  processor_.Beside(bytes * setting_.cpu_s_per_byte);
   const double now = events_.now();
   const double credit = setting_.burst_bytes / setting_.bytes_per_s;
-  link_paid_until_ = std::max(link_paid_until_, now - credit) + phase.bytes / setting_.bytes_per_s;
-  double work = phase.messages * setting_.message_s + phase.bytes * setting_.message_s_per_byte;
-  double wait = setting_.hop_latencies * setting_.latency_s;
+  if (phase.bytes > 0.0) {
+    link_paid_until_ =
+        std::max(link_paid_until_, now - credit) + phase.bytes / setting_.bytes_per_s;
+  }
+  if (phase.inside > 0.0) {
+    inside_paid_until_ =
+        std::max(inside_paid_until_, now) + phase.inside / setting_.inside_bytes_per_s;
+  }
+  double work = phase.messages * setting_.message_s + bytes * setting_.message_s_per_byte;
+  // What stays inside a node takes no time on the way.
+  double wait = phase.bytes > 0.0 ? setting_.hop_latencies * setting_.latency_s : 0.0;
   (setting_.cores > 0 ? work : wait) += overhead;
   const double handled = messenger_.Take(now, work);
-  events_.At(std::max(handled, link_paid_until_) + wait, std::move(then));
+  const double sent = std::max(phase.bytes > 0.0 ? link_paid_until_ : 0.0,
+                               phase.inside > 0.0 ? inside_paid_until_ : 0.0);
+  events_.At(std::max(handled, sent) + wait, std::move(then));
 }
 
 }  // namespace thinwire::sim

@@ -36,7 +36,7 @@ class Lanes {
   Events& events_;
   Processor& processor_;
   const Done done_;
-  double link_paid_until_ = 0.0;
+  double link_paid_until_ = 0.0, inside_paid_until_ = 0.0;
   Server messenger_;  // of messages, and on a shared machine of codecs as well
 };
 

@@ -33,6 +33,9 @@ struct Setting {
   Order order = Order::kAnnounced;
 
   double bytes_per_s = 0;  // of each rank's link, each way
+  // The same inside nodes of engine.local_size ranks, which have links of their own; 0: there are
+  // no such nodes.
+  double inside_bytes_per_s = 0;
   double latency_s = 0;    // one way
   int hop_latencies = 1;   // of each exchange; 2 where the receiver must say first that it is ready
   double burst_bytes = 0;  // that an idle link lets pass at once: a token bucket's

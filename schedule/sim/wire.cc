@@ -2,6 +2,7 @@
 
 #include "schedule/collective/algorithm.h"
 #include "schedule/collective/grid.h"
+#include "transport/nodes.h"
 
 namespace thinwire::sim {
 
@@ -36,9 +37,10 @@ std::vector<Phase> Wire::phases(const ChunkId& id) const {
   // Entries have one hop: everybody's go to everybody.
   if (AlgorithmOf(id) == &Entries()) {
     const auto bytes = static_cast<double>(EncodedBytes(up, numel(id)));
-    return {{encode_s, bytes * (setting_.ranks - 1), setting_.ranks - 1}};
+    return {Among(encode_s, bytes * (setting_.ranks - 1), setting_.ranks - 1)};
   }
-  return AlgorithmOf(id) == &TwoLevel() ? GridPhases(numel(id)) : FlatPhases(numel(id));
+  const Chunk& chunk = partitions_[id.unit].chunks[id.chunk];
+  return chunk.algorithm->hops() == 4 ? GridPhases(chunk) : FlatPhases(numel(id));
 }
 
 double Wire::last_compute_s(const ChunkId& id) const {
@@ -53,15 +55,25 @@ std::vector<Phase> Wire::FlatPhases(size_t numel) const {
   const double foreign = static_cast<double>(peers) / setting_.ranks;
   const auto up = static_cast<double>(EncodedBytes(codec.up, numel));
   const auto down = static_cast<double>(EncodedBytes(codec.down, numel));
-  return {{setting_.codec.encode_s * elements, up * foreign, peers},
-          {setting_.codec.reduce_s * elements, down * foreign, peers}};
+  return {Among(setting_.codec.encode_s * elements, up * foreign, peers),
+          Among(setting_.codec.reduce_s * elements, down * foreign, peers)};
+}
+
+// As many bytes to each of all other ranks, some of which may be on the same node.
+Phase Wire::Among(double compute_s, double bytes, int peers) const {
+  if (setting_.inside_bytes_per_s == 0.0) return {compute_s, bytes, peers};
+  const double neighbours = NodesOf(setting_.ranks, setting_.engine.local_size).local_size - 1;
+  const double inside = bytes * neighbours / peers;
+  return {compute_s, bytes - inside, peers, inside};
 }
 
 // The phases of schedule/collective/two_level.cc. Along a row goes the foreign columns' part of a
-// chunk, and along a column the foreign rows' part of that.
-std::vector<Phase> Wire::GridPhases(size_t numel) const {
+// chunk, and along a column the foreign rows' part of that. Rows that are nodes have links of their
+// own, and fp32 on its way to the sum.
+std::vector<Phase> Wire::GridPhases(const Chunk& chunk) const {
   const CodecPair& codec = setting_.engine.codecs[0];
-  const Grid grid = GridOf(setting_.ranks);
+  const size_t numel = chunk.numel();
+  const Grid grid = GridOf(chunk);
   const auto elements = static_cast<double>(numel);
   const int of_row = grid.columns - 1, of_column = grid.rows - 1;
   const double row = static_cast<double>(of_row) / grid.columns;
@@ -69,6 +81,17 @@ std::vector<Phase> Wire::GridPhases(size_t numel) const {
   const auto up = static_cast<double>(EncodedBytes(codec.up, numel));
   const auto down = static_cast<double>(EncodedBytes(codec.down, numel));
   const double again_s = setting_.codec.encode_s * elements / grid.columns;
+  if (chunk.algorithm == &Hierarchical()) {
+    const double fp32 = sizeof(float) * elements * row;
+    const bool own_links = setting_.inside_bytes_per_s != 0.0;
+    const auto inside = [&](double bytes) {
+      return own_links ? Phase{0.0, 0.0, of_row, bytes} : Phase{0.0, bytes, of_row};
+    };
+    return {inside(fp32),
+            {setting_.codec.reduce_s * elements + again_s, up * column, of_column},
+            {setting_.codec.reduce_s * elements / grid.columns, down * column, of_column},
+            inside(down * row)};
+  }
   return {{setting_.codec.encode_s * elements, up * row, of_row},
           {setting_.codec.reduce_s * elements + again_s, up * column, of_column},
           {setting_.codec.reduce_s * elements / grid.columns, down * column, of_column},

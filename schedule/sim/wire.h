@@ -24,6 +24,7 @@ struct Phase {
   double compute_s = 0.0;
   double bytes = 0.0;
   int messages = 0;
+  double inside = 0.0;  // bytes that go by the links inside nodes
 };
 
 class Wire {
@@ -41,14 +42,15 @@ class Wire {
   std::vector<Phase> phases(const ChunkId& id) const;
   double last_compute_s(const ChunkId& id) const;
   Phase direct_phase(size_t unit) const {
-    return {0.0, static_cast<double>(direct_[unit].bytes), setting_.ranks - 1};
+    return Among(0.0, static_cast<double>(direct_[unit].bytes), setting_.ranks - 1);
   }
   int hops(size_t unit) const;
   double link_s(size_t unit) const { return link_s_[unit]; }  // that all of them take
 
  private:
   std::vector<Phase> FlatPhases(size_t numel) const;
-  std::vector<Phase> GridPhases(size_t numel) const;
+  std::vector<Phase> GridPhases(const Chunk& chunk) const;
+  Phase Among(double compute_s, double bytes, int peers) const;
   const Algorithm* AlgorithmOf(const ChunkId& id) const {
     return partitions_[id.unit].chunks[id.chunk].algorithm;
   }

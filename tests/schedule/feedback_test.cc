@@ -1,5 +1,5 @@
 // Error feedback is exact bookkeeping: what was sent and what is kept add up to what came in,
-// element by element, over all hops, for every codec, flat and in a grid.
+// element by element, over all hops, for every codec, flat, in a grid and by nodes.
 #include <algorithm>
 #include <cctype>
 #include <mutex>
@@ -16,6 +16,7 @@ struct Case {
   std::string codec;
   Topology topology;
   int world;
+  int local_size = 0;
 };
 
 class FeedbackTest : public testing::TestWithParam<Case> {};
@@ -35,6 +36,7 @@ std::vector<Case> Cases() {
   }
   for (const char* codec : {"int4", "onebit:down=onebit", "int8:rounding=stochastic"}) {
     cases.push_back({codec, Topology::kGrid, 6});
+    cases.push_back({codec, Topology::kHierarchical, 6, 2});
   }
   return cases;
 }
@@ -48,6 +50,7 @@ TEST_P(FeedbackTest, LosesNothingEvenWhenBucketsAreRebuilt) {
   const int world = GetParam().world;
   Options options = SmallChunks(GetParam().codec);
   options.topology = GetParam().topology;
+  options.local_size = GetParam().local_size;
   constexpr size_t kA = 1500, kB = 2700, kC = 900;
   std::vector<double> sent(kA + kB + kC), given(kA + kB + kC), kept(kA + kB + kC);
   std::mutex mu;

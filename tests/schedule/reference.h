@@ -49,7 +49,7 @@ class ReferenceAllReduce {
         ReduceInOneHop(gradients, chunk, scale, result);
         continue;
       }
-      if (chunk.algorithm == &TwoLevel()) {
+      if (chunk.algorithm == &TwoLevel() || chunk.algorithm == &Hierarchical()) {
         for (int shard = 0; shard < world_; ++shard) {
           ReduceInTwoLevels(gradients, chunk, shard, scale, result);
         }
@@ -122,7 +122,9 @@ class ReferenceAllReduce {
   // A shard of a column's part: over each row, then over the column's ranks.
   void ReduceInTwoLevels(std::vector<std::vector<float>>& gradients, const Chunk& chunk, int number,
                          float scale, std::vector<float>& result) {
-    const Grid grid = GridOf(world_);
+    const Grid grid = GridOf(chunk);
+    const CodecSpec up = codec().up;
+    const CodecSpec along = chunk.algorithm == &TwoLevel() ? up : LosslessSpec(DType::kF32);
     const int column = number / grid.rows, owner_row = number % grid.rows;
     const Range shard = chunk.shard(number);
     const size_t numel = shard.end - shard.begin;
@@ -133,10 +135,12 @@ class ReferenceAllReduce {
         const int rank = grid.rank(row, c);
         const std::vector<float>& gradient = gradients[rank];
         std::vector<float> value(gradient.begin() + shard.begin, gradient.begin() + shard.end);
-        if (c != column) value = SentUp(rank, shard, value);
+        if (c != column) value = SentUp(along, rank, shard, value);
         Add(value, of_row);
       }
-      if (row != owner_row) of_row = SentUp(grid.rank(row, column), shard, of_row);
+      if (row != owner_row) {
+        of_row = SentUp(up, grid.rank(row, column), shard, of_row);
+      }
       Add(of_row, sum);
     }
     for (float& value : sum) value *= scale;
@@ -148,8 +152,8 @@ class ReferenceAllReduce {
   }
 
   // What arrives of values that a rank encodes, with its residual.
-  std::vector<float> SentUp(int rank, Range range, std::vector<float> values) {
-    const CodecSpec& up = codec().up;
+  std::vector<float> SentUp(const CodecSpec& up, int rank, Range range,
+                            std::vector<float> values) {
     std::vector<uint8_t> wire(EncodedBytes(up, values.size()));
     ScalarBackend().Encode(up, {values.data(), values.size()}, Residual(rank, range), wire.data(),
                            Extras(up, rank + 1, range.begin));

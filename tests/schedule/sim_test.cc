@@ -114,6 +114,23 @@ TEST(Simulator, MessagesTakeTheirTime) {
   }
 }
 
+// By nodes a chunk's bytes between nodes are those of flat over the ranks of a node.
+TEST(Simulator, NodesHaveLinksOfTheirOwn) {
+  Setting setting = Small(1, 1 << 20);
+  setting.profile.units[0].forward_s = setting.profile.units[0].backward_s = 0.0;
+  setting.ranks = 8;
+  setting.barrier = true;
+  setting.bytes_per_s = 1e8;
+  setting.inside_bytes_per_s = 1e12;
+  setting.engine.local_size = 4;
+  setting.engine.topology = Topology::kFlat;
+  const double flat_s = Simulate(setting).mean_s();
+  setting.engine.topology = Topology::kHierarchical;
+  EXPECT_NEAR(flat_s / Simulate(setting).mean_s(), 4.0, 0.4);
+  setting.inside_bytes_per_s = 1e7;
+  EXPECT_GT(Simulate(setting).mean_s(), flat_s) << "a slow link inside";
+}
+
 // 100 ranks make ten groups of ten: rank 0 hears 9 ranks and 9 heads of a tensor, and tells them.
 TEST(Simulator, HeadsOfGroupsSpareRankZero) {
   Setting setting = Small(4, 1 << 14);

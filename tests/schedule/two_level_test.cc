@@ -5,7 +5,7 @@
 #include "tests/effort.h"
 #include "tests/schedule/nonfinite.h"
 #include "tests/schedule/ranks.h"
-#include "tests/schedule/reference.h"
+#include "tests/schedule/reference_bits.h"
 
 namespace thinwire {
 namespace {
@@ -60,25 +60,6 @@ TEST(Grid, ShardsHaveOneOwnerEach) {
     }
     EXPECT_EQ(owners, std::vector<int>(50000, 1)) << world;
   }
-}
-
-void ExpectTheReferencesBits(Wire wire, int world, const Options& options, size_t numel,
-                             int steps) {
-  ReferenceAllReduce reference(world, options);
-  std::vector<std::vector<float>> expected;
-  for (int step = 0; step < steps; ++step) {
-    std::vector<std::vector<float>> gradients;
-    for (int r = 0; r < world; ++r) gradients.push_back(Gradient(numel, 1, r, step));
-    expected.push_back(reference.Step(gradients, 1.0f / static_cast<float>(world)));
-  }
-  RunRanks(wire, world, options, [&](int rank, Engine& engine) {
-    for (int step = 0; step < steps; ++step) {
-      std::vector<float> values = Gradient(numel, 1, rank, step);
-      ASSERT_TRUE(AllReduce(engine, values, "g").ok()) << engine.status();
-      ASSERT_EQ(values, expected[step]) << options.codecs[0].ToString() << ", rank " << rank
-                                        << " of " << world << ", step " << step;
-    }
-  });
 }
 
 TEST(TwoLevel, GivesTheReferencesBitsOnEveryRankOverManySteps) {

@@ -24,6 +24,7 @@
 #include "tests/transport/late_plane.h"
 #include "transport/checked/checked.h"
 #include "transport/in_process/in_process.h"
+#include "transport/split/split.h"
 #include "transport/staged/staged.h"
 
 namespace thinwire {
@@ -145,11 +146,11 @@ class ByEvents final : public DataPlane {
   const std::unique_ptr<DataPlane> inner_;
 };
 
-// UCX's data plane hears of lost peers from the control plane beside it, which an engine's reader
-// would pass on.
-class UcxBesideGloo final : public WholeTransport {
+// A data plane that hears of lost peers from the control plane beside it, as UCX's; an engine's
+// reader would pass that on.
+class BesideControl final : public WholeTransport {
  public:
-  explicit UcxBesideGloo(Transport transport)
+  explicit BesideControl(Transport transport)
       : WholeTransport(std::move(transport)), control_(*WholeTransport::transport().control) {
     if (control_.size() == 1) return;
     reader_ = std::thread([this] {
@@ -157,7 +158,7 @@ class UcxBesideGloo final : public WholeTransport {
       Abort(control_.status());
     });
   }
-  ~UcxBesideGloo() override {
+  ~BesideControl() override {
     control_.Abort(absl::CancelledError("the test is over"));
     if (reader_.joinable()) reader_.join();
   }
@@ -233,6 +234,20 @@ Planes Wrap(std::vector<Transport> transports) {
   return planes;
 }
 
+// Nodes of two ranks, and of one at the end of an odd world.
+Planes MakeSplit(int world) {
+  std::vector<Transport> between = MakeInProcessTransports(world);
+  for (int first = 0; first < world; first += 2) {
+    std::vector<Transport> inside = MakeInProcessTransports(std::min(2, world - first));
+    for (size_t i = 0; i < inside.size(); ++i) {
+      std::unique_ptr<DataPlane>& data = between[first + i].data;
+      data = std::make_unique<Split>(std::make_unique<WholeTransport>(std::move(inside[i])),
+                                     std::move(data));
+    }
+  }
+  return Wrap<BesideControl>(std::move(between));
+}
+
 Planes MakeEvented(Planes planes) {
   for (auto& plane : planes) plane = std::make_unique<ByEvents>(std::move(plane));
   return planes;
@@ -284,8 +299,9 @@ INSTANTIATE_TEST_SUITE_P(
              kHostPlane},
         Kind{"Gloo", [](int n) { return Wrap<WholeTransport>(ConnectGlooRanks(n)); }, kHostPlane,
              true},
-        Kind{"Ucx", [](int n) { return Wrap<UcxBesideGloo>(ConnectUcxRanks(n)); }, kHostPlane, true,
+        Kind{"Ucx", [](int n) { return Wrap<BesideControl>(ConnectUcxRanks(n)); }, kHostPlane, true,
              true},
+        Kind{"Split", MakeSplit, kHostPlane},
         Kind{"Staged", [](int n) { return Wrap<StagedOnInProcess>(MakeInProcessTransports(n)); },
              kStagedPlane},
         Kind{"Nccl", MakeNccl, kNcclPlane},

@@ -4,18 +4,16 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "transport/nodes.h"
 
 namespace thinwire {
 
 std::string HostIdentity() {
-  std::string identity;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> identity;
-  // Other network namespaces are other hosts to everything else that connects ranks.
-  for (const char* name : {"ipc", "mnt", "net", "pid", "user"}) {
+  std::string identity = NodeIdentity();
+  for (const char* name : {"ipc", "mnt", "pid", "user"}) {
     std::error_code unknown;
     const std::string path = absl::StrCat("/proc/self/ns/", name);
     absl::StrAppend(&identity, " ", std::filesystem::read_symlink(path, unknown).string());

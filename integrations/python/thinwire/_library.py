@@ -112,6 +112,16 @@ class Layer(ctypes.Structure):
     _fields_ = [("numel", c_size_t), ("forward_s", c_double), ("backward_s", c_double)]
 
 
+class Nodes(ctypes.Structure):
+    """tw_nodes"""
+
+    _fields_ = [
+        ("local_size", c_size_t),
+        ("inside_bytes_per_s", c_double),
+        ("between_bytes_per_s", c_double),
+    ]
+
+
 class Simulation(ctypes.Structure):
     """tw_simulation"""
 
@@ -131,6 +141,7 @@ class Simulation(ctypes.Structure):
             )
         ),
         ("steps", c_int),
+        ("inside_bytes_per_s", c_double),
     ]  # fmt: skip
 
 
@@ -200,6 +211,8 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_comm_stats": [c_void_p, POINTER(Stats)],
     "tw_comm_codec": [c_void_p, c_size_t, c_char_p, c_size_t],
     "tw_comm_transport": [c_void_p, c_char_p, c_size_t],
+    "tw_comm_topology": [c_void_p, c_char_p, c_size_t],
+    "tw_comm_nodes": [c_void_p, POINTER(Nodes)],
     "tw_ucx_version": [c_char_p, c_char_p, c_size_t],
     "tw_nccl_version": [c_char_p, c_char_p, c_size_t],
     "tw_comm_goes_raw": [c_void_p, c_size_t, c_int, POINTER(c_int)],

@@ -258,6 +258,18 @@ class Communicator:
         _library.check(self._library.tw_comm_transport(self._open(), text, _MAX_NAME))
         return text.value.decode()
 
+    def topology(self) -> str:
+        """The way that dense allreduces go, and why, such as "flat, all ranks are on one node"."""
+        text = ctypes.create_string_buffer(_MAX_NAME)
+        _library.check(self._library.tw_comm_topology(self._open(), text, _MAX_NAME))
+        return text.value.decode()
+
+    def nodes(self) -> _library.Nodes:
+        """What the group has measured of its nodes; zeros if it has measured nothing."""
+        nodes = _library.Nodes()
+        _library.check(self._library.tw_comm_nodes(self._open(), byref(nodes)))
+        return nodes
+
     def goes_raw(self, count: int, dtype: str) -> bool:
         """Whether a tensor of that size is exchanged uncompressed."""
         raw = ctypes.c_int()

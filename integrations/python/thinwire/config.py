@@ -65,6 +65,7 @@ class Config:
     transport: str = "gloo"
     ucx_library: str | None = None
     nccl_library: str | None = None
+    local_size: int | None = None
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 POLICIES = ("p3", "wfbp", "fifo")
-TOPOLOGIES = ("auto", "flat", "grid")
+TOPOLOGIES = ("auto", "flat", "grid", "hierarchical")
 TRANSPORTS = ("gloo", "ucx", "nccl", "auto")
 
 _INT_MAX = (1 << 31) - 1
@@ -92,6 +92,7 @@ _BOOL_OR_NONE = Kind(
 _LANES = _whole(1, 64)
 _CHUNK_BYTES = _whole(4096, _SIZE_MAX)
 _BYTES = _whole(0, _SIZE_MAX)
+_LOCAL_SIZE = _whole(0, _INT_MAX)
 _IS_ZERO = Kind(_BYTES.expected, _BYTES.parse, _BYTES.right, lambda value: int(value == 0))
 
 
@@ -177,9 +178,11 @@ OPTIONS: tuple[Option, ...] = (
            "a random token in the store", NEEDED),
     Option("a CRC32C goes with all that tensors send, and is checked before anything is decoded",
            "checksum", "size_t", "checksum", _FLAG, True, ("THINWIRE_CHECKSUM",), "off", COMPARED),
-    Option("whether dense allreduces go along the rows and columns of a grid of ranks (`grid`), "
-           "from each to all others (`flat`), or by a grid from 64 ranks on (`auto`)",
-           "topology", "const char*", "topology", _TOPOLOGY, False, ("THINWIRE_TOPOLOGY",), "auto",
+    Option("the way of dense allreduces: from each rank to all others (`flat`), along the rows and "
+           "columns of a grid of ranks (`grid`), uncompressed inside nodes and compressed between "
+           "them (`hierarchical`), or `auto`: the last where the links inside are measured to be "
+           "so much faster that it pays, else a grid from 64 ranks on, else flat",
+           "topology", "const char*", "topology", _TOPOLOGY, True, ("THINWIRE_TOPOLOGY",), "auto",
            COMPARED),
     Option("what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
            "bytes a parameter, 8 with momentum",
@@ -199,6 +202,10 @@ OPTIONS: tuple[Option, ...] = (
            "nccl_library", "const char*", "nccl_library", _TEXT, False, ("THINWIRE_NCCL_LIB",),
            "the copy that is loaded, such as torch's; else the wheel's beside the package; else "
            "where the dynamic linker looks"),
+    Option("ranks of a node, which are neighbours; 0: those on one running kernel and in one "
+           "network namespace",
+           "local_size", "size_t", "local_size", _LOCAL_SIZE, True, ("THINWIRE_LOCAL_SIZE",), "0",
+           COMPARED),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
     Option("has no effect: connections are checked in any case",

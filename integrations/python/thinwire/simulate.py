@@ -60,6 +60,8 @@ class Link:
     overhead_s: float = 0.0  # of each exchange, beside its bytes
     cpu_s_per_byte: float = 0.0  # of the processor, for what a rank sends
     contention: float = 0.0  # with computing: 0 with cores to spare, 1 or more without
+    local_size: int = 1  # ranks of a node, which are neighbours
+    inside_bytes_per_s: float = 0.0  # of each rank inside a node; 0: there are no nodes
 
 
 class Step(NamedTuple):
@@ -84,14 +86,16 @@ def simulate(
     """The mean step under a policy: "p3", or "wfbp" and "fifo", which wait for everything before
     the next forward pass. lanes, chunk_bytes, min_bytes: as State takes them. planned: the
     order is predicted, as it is above a millisecond of latency. InvalidArgumentError for a codec
-    or policy that there is none of, and for times below zero."""
+    or policy that there is none of, and for times below zero. Where the link has nodes, the
+    allreduces go by them if that pays, as in a group that has measured the link."""
     library = _library.load()
     check_kind("profile", profile, Profile, "a Profile")
     check_kind("link", link, Link, "a Link")
     check_kind("cost", cost, CodecCost, "a CodecCost")
     settings = given(
-        codec=codec, policy=policy, lanes=lanes, chunk_bytes=chunk_bytes, min_bytes=min_bytes
-    )
+        codec=codec, policy=policy, lanes=lanes, chunk_bytes=chunk_bytes, min_bytes=min_bytes,
+        local_size=link.local_size,
+    )  # fmt: skip
     options = _library.options_of(settings)
     options.size = link.ranks
     layers = (_library.Layer * len(profile.layers))(*_structs(profile.layers))
@@ -99,7 +103,7 @@ def simulate(
         ctypes.sizeof(_library.Simulation), ctypes.pointer(options), layers, len(layers),
         profile.between_s, int(policy != "p3"), int(bool(planned)), link.bytes_per_s,
         link.latency_s, link.burst_bytes, link.overhead_s, cost.encode_s, cost.reduce_s,
-        cost.decode_s, link.cpu_s_per_byte, link.contention, 0,
+        cost.decode_s, link.cpu_s_per_byte, link.contention, 0, link.inside_bytes_per_s,
     )  # fmt: skip
     step, bound = ctypes.c_double(), ctypes.c_double()
     _library.check(

@@ -64,6 +64,7 @@ SAMPLES = {
     "flight": Sample("a.txt", "a.txt", "b.txt", {"flight_path": b"a.txt"}),
     "checksum": Sample(True, "1", False, {"checksum": 1}),
     "topology": Sample("grid", "grid", "flat", {"topology": b"grid"}),
+    "local_size": Sample(2, "2", 4, {"local_size": 2}),
     "transport": Sample("auto", "auto", "ucx", {"transport": b"auto"}),
     "ucx_library": Sample("libucp.so.0", "libucp.so.0", "b.so", {"ucx_library": b"libucp.so.0"}),
     "nccl_library": Sample(

@@ -193,9 +193,9 @@ class State:
     def stats(self) -> dict[str, Any]:
         """steps (backward passes), all_reduces, raw_bytes (a ring of fp32 would have sent them),
         wire_bytes (sent by this rank), ratio = raw / wire, planned_chunks (their order was
-        predicted); transport (what the data runs on); seconds per stage, summed over the lanes:
-        queue, encode, exchange, reduce, gather, decode; and parameters, a list of {"name", "numel",
-        "rule", "codec"}, where codec is "raw" in a bucket too small to be compressed, int4 where
+        predicted); transport (what the data runs on) and topology (the way that dense allreduces
+        go); seconds per stage, summed over the lanes: queue, encode, exchange, reduce, gather,
+        decode; and parameters, a list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be compressed, int4 where
         topk would cost more bytes, and "delayed by DDP" for delay_all_reduce_named_params, whose
         bytes are not counted. With static_graph=True and several dtypes the first step
         is counted when the second one begins, unless attach() made the state."""
@@ -203,7 +203,7 @@ class State:
         for exchange in self._exchanges():
             counts.update(exchange.counts())
         exchange = self._exchange
-        totals = summary(counts, exchange.steps, exchange.transport)
+        totals = summary(counts, exchange.steps, exchange)
         return {**totals, "parameters": [*exchange.table(), *self._bypassed_rows()]}
 
     def note_bypassed(self, sizes: Mapping[str, int]) -> None:

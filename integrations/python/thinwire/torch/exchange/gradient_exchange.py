@@ -111,6 +111,11 @@ class GradientExchange(BucketExchange):
         """stats()["transport"]."""
         return self._session.transport
 
+    @property
+    def topology(self) -> str | None:
+        """stats()["topology"]."""
+        return self._session.topology
+
     def counts(self) -> Counter[str]:
         """Sums since the start; waits until nothing is in flight that start() was given."""
         return self._session.stats()
@@ -121,11 +126,11 @@ class GradientExchange(BucketExchange):
 
     def stats(self) -> dict[str, Any]:
         """steps, all_reduces, raw_bytes (a ring of fp32 would have sent them), wire_bytes (sent by
-        this rank), ratio = raw / wire, planned_chunks (their order was predicted); seconds per
-        stage, summed over the lanes: queue, encode, exchange, reduce, gather, decode; parameters: a
-        list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be
+        this rank), ratio = raw / wire, planned_chunks (their order was predicted); transport (what
+        the data runs on) and topology (the way that dense allreduces go); seconds per stage, summed
+        over the lanes: queue, encode, exchange, reduce, gather, decode; parameters: a list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be
         compressed, and int4 where topk would cost more bytes."""
-        return {**summary(self.counts(), self.steps, self.transport), "parameters": self.table()}
+        return {**summary(self.counts(), self.steps, self), "parameters": self.table()}
 
     def describe(self) -> str:
         """Who waits for whom on this rank, and the engine's last events, as text. At any time, from

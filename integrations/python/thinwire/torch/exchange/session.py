@@ -91,6 +91,11 @@ class Session:
         """What the data runs on, in words; None before the first use and after close()."""
         return None if self._communicator is None else self._communicator.transport()
 
+    @property
+    def topology(self) -> str | None:
+        """The way of dense allreduces, in words; None before the first use and after close()."""
+        return None if self._communicator is None else self._communicator.topology()
+
     def close_with(self, owner: object) -> None:
         """Closes when `owner` goes, or before the interpreter does."""
         self._end = weakref.finalize(owner, self.close)

@@ -1,0 +1,202 @@
+// The hierarchical allreduce: who goes by nodes, in the engine the reference's bits, and residuals of
+// other layouts and worlds.
+#include <mutex>
+
+#include "schedule/collective/grid.h"
+#include "tests/effort.h"
+#include "tests/schedule/nonfinite.h"
+#include "tests/schedule/reference_bits.h"
+#include "tests/transport/connect_gloo.h"
+#include "tests/transport/connect_ucx.h"
+#include "transport/split/split.h"
+
+namespace thinwire {
+namespace {
+
+struct Shape {
+  int nodes, local_size;
+  int world() const { return nodes * local_size; }
+};
+constexpr Shape kShapes[] = {{2, 2}, {3, 2}, {2, 4}};
+
+Options ByNodes(const std::string& codec, int local_size) {
+  Options options = SmallChunks(codec);
+  options.topology = Topology::kHierarchical;
+  options.local_size = local_size;
+  return options;
+}
+
+TEST(Hierarchy, NeedsSeveralNodesOfSeveralRanks) {
+  EXPECT_TRUE(GoesByNodes(4, ByNodes("int4", 2)));
+  EXPECT_FALSE(GoesByNodes(4, ByNodes("int4", 4))) << "one node";
+  EXPECT_FALSE(GoesByNodes(4, ByNodes("int4", 1))) << "nodes of one";
+  EXPECT_FALSE(GoesByNodes(5, ByNodes("int4", 2))) << "uneven nodes";
+  EXPECT_FALSE(GoesByNodes(64, ByNodes("int4", 0))) << "nobody has said or found what a node is";
+  EXPECT_EQ(GridFor(64, ByNodes("int4", 0)).rows, 1) << "which goes flat, not by a square grid";
+}
+
+// All but a rank's own shard is of the first hop, and every element is somebody's.
+TEST(Hierarchy, ShardsHaveOneOwnerEach) {
+  constexpr size_t kNumel = 50000;
+  const std::vector<Segment> all = {{.name = "g", .count = kNumel, .total = kNumel}};
+  for (const Shape& shape : kShapes) {
+    const Partition partition =
+        MakePartition(all, shape.world(), ByNodes("int4", shape.local_size));
+    std::vector<int> owners(kNumel);
+    for (int rank = 0; rank < shape.world(); ++rank) {
+      for (const Range& owned : partition.SecondHopOf(rank)) {
+        for (size_t i = owned.begin; i < owned.end; ++i) ++owners[i];
+      }
+    }
+    for (const Chunk& chunk : partition.chunks) ASSERT_EQ(chunk.algorithm, &Hierarchical());
+    EXPECT_EQ(owners, std::vector<int>(kNumel, 1)) << shape.nodes << "x" << shape.local_size;
+  }
+  EXPECT_NE(MakePartition(all, 8, ByNodes("int4", 2)).Hash(),
+            MakePartition(all, 8, ByNodes("int4", 4)).Hash());
+}
+
+TEST(Hierarchical, GivesTheReferencesBitsWithEveryCodec) {
+  for (const Shape& shape : kShapes) {
+    if (kSanitized && shape.nodes != 3) continue;
+    for (const char* codec :
+         {"fp32", "int4", "onebit:down=onebit", "int8:rounding=stochastic", "topk"}) {
+      ExpectTheReferencesBits(Wire::kInProcess, shape.world(), ByNodes(codec, shape.local_size),
+                              5003, 3);
+    }
+  }
+}
+
+TEST(Hierarchical, GivesTheReferencesBitsOver200Steps) {
+  for (const Shape& shape : kShapes) {
+    ExpectTheReferencesBits(Wire::kInProcess, shape.world(), ByNodes("int4", shape.local_size),
+                            2003, 200);
+  }
+}
+
+TEST(Hierarchical, GivesTheReferencesBitsOverGloo) {
+  ExpectTheReferencesBits(Wire::kGloo, 4, ByNodes("int4", 2), 5003, 5);
+}
+
+// UCX inside nodes, Gloo between them.
+TEST(Hierarchical, GivesTheReferencesBitsOverAPlaneOfItsOwnInsideNodes) {
+  if (const absl::Status absent = IsHere(Wire::kUcx); !absent.ok()) GTEST_SKIP() << absent;
+  constexpr int kWorld = 4, kLocalSize = 2;
+  std::vector<Transport> transports = ConnectGlooRanks(kWorld);
+  for (int first = 0; first < kWorld; first += kLocalSize) {
+    std::vector<std::unique_ptr<DataPlane>> inside = ConnectUcxPlanes(kLocalSize);
+    for (int i = 0; i < kLocalSize; ++i) {
+      std::unique_ptr<DataPlane>& data = transports[first + i].data;
+      data = std::make_unique<Split>(std::move(inside[i]), std::move(data));
+    }
+  }
+  ExpectTheReferencesBits(std::move(transports), ByNodes("int4", kLocalSize), 50003, 5);
+}
+
+TEST(Hierarchical, GivesTheReferencesBitsWithMomentum) {
+  Options options = ByNodes("onebit", 2);
+  options.momentum = {.beta = 0.9f, .nesterov = true};
+  ExpectTheReferencesBits(Wire::kInProcess, 4, options, 5003, 5);
+}
+
+// Chunks of fewer blocks than ranks leave some of them without a shard.
+TEST(Hierarchical, TakesTensorsOfAnySize) {
+  for (const size_t numel : {1, 255, 257, 700, 1025}) {
+    ExpectTheReferencesBits(Wire::kInProcess, 6, ByNodes("int4", 2), numel, 2);
+  }
+}
+
+TEST(Hierarchical, NonFiniteValuesReachEveryRankAndLeaveNoTrace) {
+  ExpectNonFiniteLeavesNoTrace(6, ByNodes("int4", 2));
+}
+
+// What came in, what went out, and what is kept of a parameter.
+struct Books {
+  explicit Books(size_t numel) : given(numel), sent(numel), kept(numel) {}
+  std::mutex mu;
+  std::vector<double> given, sent, kept;
+};
+
+// Some steps of a world that begins with what the last one has kept, which its first ranks hold.
+std::vector<ParameterResidual> Train(int world, const Options& options, DType dtype,
+                                     const std::vector<ParameterResidual>& before, Books& books) {
+  constexpr int kSteps = 10;
+  const size_t numel = books.given.size();
+  std::vector<ParameterResidual> after(world);
+  const CodecSpec plain = LosslessSpec(DType::kF32);
+  RunRanks(Wire::kInProcess, world, options, [&](int rank, Engine& engine) {
+    if (rank < static_cast<int>(before.size())) {
+      ASSERT_TRUE(engine.error_feedback().Import("g", before[rank]).ok());
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<float> values = Gradient(numel, world, rank, step);
+      std::vector<uint8_t> bytes(numel * SizeOf(dtype)), wire(EncodedBytes(plain, numel));
+      const TensorView view{bytes.data(), numel, dtype};
+      const auto convert = [&](TensorView from, TensorView to) {
+        ScalarBackend().Encode(plain, from, nullptr, wire.data());
+        ScalarBackend().Decode(plain, wire.data(), to);
+      };
+      convert(View(values), view);
+      convert(view, View(values));  // as the dtype has them
+      {
+        const std::lock_guard lock(books.mu);
+        for (size_t i = 0; i < numel; ++i) books.given[i] += values[i];
+      }
+      auto work = engine.AllReduce({.input = view, .output = view, .key = "g", .op = Op::kSum});
+      ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
+      if (rank != 0) continue;
+      convert(view, View(values));
+      for (size_t i = 0; i < numel; ++i) books.sent[i] += values[i];
+    }
+    ASSERT_TRUE(engine.error_feedback().Export("g", &after[rank]).ok());
+  });
+  return after;
+}
+
+// Of fp32 elements everything that a rank kept outside of its own column's part has gone along.
+void ExpectNothingKeptForOtherColumns(const std::vector<ParameterResidual>& kept,
+                                      const Options& options) {
+  const int world = static_cast<int>(kept.size());
+  const size_t numel = kept[0].first.size();
+  const std::vector<Segment> all = {{.name = "g", .count = numel, .total = numel}};
+  for (const Chunk& chunk : MakePartition(all, world, options).chunks) {
+    const Grid grid = GridOf(chunk);
+    for (int rank = 0; rank < world; ++rank) {
+      const Range part = grid.part(chunk, grid.column(rank));
+      for (size_t i = chunk.elements.begin; i < chunk.elements.end; ++i) {
+        if (part.begin <= i && i < part.end) continue;
+        ASSERT_EQ(kept[rank].first[i], 0.0f) << "rank " << rank << ", element " << i;
+      }
+    }
+  }
+}
+
+// A rank's residual of any element may be large when it comes from a flat world, where all elements
+// are encoded. It goes along inside the node, also where the elements are of 16 bits.
+TEST(Hierarchical, LosesNothingOfWhatOtherLayoutsAndWorldsHaveKept) {
+  constexpr size_t kNumel = 3001;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Options flat = SmallChunks("onebit:down=onebit");
+    flat.topology = Topology::kFlat;
+    const Options by_nodes = ByNodes("onebit:down=onebit", 2);
+    Books books(kNumel);
+    std::vector<ParameterResidual> kept = Train(4, flat, dtype, {}, books);
+    kept = Train(4, by_nodes, dtype, kept, books);
+    if (dtype == DType::kF32) ExpectNothingKeptForOtherColumns(kept, by_nodes);
+    kept = Train(6, by_nodes, dtype, kept, books);
+    kept = Train(8, ByNodes("onebit:down=onebit", 4), dtype, kept, books);
+    kept = Train(8, flat, dtype, kept, books);
+    for (const ParameterResidual& residual : kept) {
+      for (size_t i = 0; i < kNumel; ++i) {
+        books.kept[i] += residual.first[i] + double{residual.second[i]};
+      }
+    }
+    // Results of 16 bits are rounded once more, after the books.
+    const double tolerance = dtype == DType::kF32 ? 2e-6 : 2e-3;
+    for (size_t i = 0; i < kNumel; ++i) {
+      ASSERT_NEAR(books.sent[i] + books.kept[i], books.given[i], tolerance) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,52 @@
+// Which ranks are on one node.
+#include "transport/nodes.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace thinwire {
+namespace {
+
+// A letter for each rank: its node.
+Nodes Of(const std::string& letters) {
+  std::vector<std::string> identities;
+  for (const char letter : letters) identities.emplace_back(1, letter);
+  return NodesOf(identities);
+}
+
+TEST(Nodes, AreSeveralOfOneSizeWhoseRanksAreNeighbours) {
+  EXPECT_EQ(Of("aabb").local_size, 2);
+  EXPECT_EQ(Of("aabbcc").local_size, 2);
+  EXPECT_EQ(Of("aaaabbbb").local_size, 4);
+  EXPECT_EQ(Of("aabb").refusal, "");
+}
+
+TEST(Nodes, SayWhyTheyAreNone) {
+  for (const char* letters : {"a", "ab", "aa", "aab", "abab", "aabba", "aabbb", "abbb", "aabbaa"}) {
+    EXPECT_EQ(Of(letters).local_size, 1) << letters;
+    EXPECT_NE(Of(letters).refusal, "") << letters;
+  }
+  EXPECT_NE(Of("abab").refusal.find("rank"), std::string::npos);
+  EXPECT_EQ(NodesOf(6, 3).local_size, 3);
+  EXPECT_EQ(NodesOf(6, 4).refusal, "6 ranks are not whole nodes of 4");
+}
+
+TEST(Nodes, AreFoundAlikeOnAllRanks) {
+  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&store, rank] {
+      const absl::StatusOr<Nodes> nodes =
+          FindNodes({"nodes", {rank, 4}, *store, "t/", Clock::now() + std::chrono::seconds(20)});
+      ASSERT_TRUE(nodes.ok()) << nodes.status();
+      EXPECT_EQ(nodes->refusal, "all ranks are on one node");
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,82 @@
+#include "transport/split/split.h"
+
+#include <utility>
+#include <vector>
+
+namespace thinwire {
+namespace {
+
+// The blocks of other nodes' ranks; those of this node are empty, so they do not go.
+template <typename Block>
+std::vector<Block> Others(std::span<const Block> blocks, size_t first, size_t count) {
+  std::vector<Block> others(blocks.begin(), blocks.end());
+  for (size_t rank = first; rank < first + count; ++rank) others[rank] = {};
+  return others;
+}
+
+}  // namespace
+
+class Split::InFlight final : public Exchange {
+ public:
+  InFlight(Split& split, std::unique_ptr<Exchange> inside, std::unique_ptr<Exchange> between)
+      : split_(split), inside_(std::move(inside)), between_(std::move(between)) {}
+
+  void Send(std::span<const Bytes> send) override {
+    between_->Send(Others(send, split_.first_, split_.count_));
+    inside_->Send(send.subspan(split_.first_, split_.count_));
+  }
+
+  // What goes between nodes moves by itself; what goes inside may move only while somebody waits,
+  // so that comes first. A half that fails ends the other one, whose blocks must be free as well.
+  absl::Status Wait(Deadline deadline) override {
+    absl::Status inside = inside_->Wait(deadline);
+    if (!inside.ok()) split_.between_->Abort(inside);
+    absl::Status between = between_->Wait(deadline);
+    if (!between.ok()) split_.inside_->Abort(between);
+    return inside.ok() ? between : inside;
+  }
+
+ private:
+  Split& split_;
+  const std::unique_ptr<Exchange> inside_, between_;
+};
+
+Split::Split(std::unique_ptr<DataPlane> inside, std::unique_ptr<DataPlane> between)
+    : inside_(std::move(inside)),
+      between_(std::move(between)),
+      first_(between_->rank() - inside_->rank()),
+      count_(inside_->size()) {}
+
+std::unique_ptr<Exchange> Split::Start(uint64_t tag, std::span<const Bytes> send,
+                                       std::span<const MutableBytes> recv) {
+  ShareFailure();
+  std::unique_ptr<Exchange> between =
+      between_->Start(tag, Others(send, first_, count_), Others(recv, first_, count_));
+  std::unique_ptr<Exchange> inside =
+      inside_->Start(tag, send.subspan(first_, count_), recv.subspan(first_, count_));
+  return std::make_unique<InFlight>(*this, std::move(inside), std::move(between));
+}
+
+std::unique_ptr<Exchange> Split::Expect(uint64_t tag, std::span<const MutableBytes> recv) {
+  ShareFailure();
+  std::unique_ptr<Exchange> between = between_->Expect(tag, Others(recv, first_, count_));
+  if (between == nullptr) return nullptr;
+  std::unique_ptr<Exchange> inside = inside_->Expect(tag, recv.subspan(first_, count_));
+  return std::make_unique<InFlight>(*this, std::move(inside), std::move(between));
+}
+
+void Split::ShareFailure() {
+  if (absl::Status failed = status(); !failed.ok()) Abort(std::move(failed));
+}
+
+void Split::Abort(absl::Status reason) {
+  inside_->Abort(reason);
+  between_->Abort(std::move(reason));
+}
+
+absl::Status Split::status() const {
+  absl::Status status = inside_->status();
+  return status.ok() ? between_->status() : status;
+}
+
+}  // namespace thinwire
