@@ -169,9 +169,10 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr,
-                 "usage: %s RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST [ROWS [SMALLEST]]]]]\n",
-                 argv[0]);
+    std::fprintf(
+        stderr,
+        "usage: %s RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST [ROWS [SMALLEST]]]]]\n",
+        argv[0]);
     return 2;
   }
   const Setup setup{std::atoi(argv[1]),
@@ -193,9 +194,8 @@ int main(int argc, char** argv) {
   for (const std::string& row : setup.rows) comms[row] = Connect(setup, row);
   if (setup.rank == 0) std::printf("[\n");
   std::vector<size_t> sizes(std::begin(kSizes), std::end(kSizes));
-  std::erase_if(sizes, [&](size_t bytes) {
-    return bytes < setup.smallest || bytes > setup.largest;
-  });
+  std::erase_if(sizes,
+                [&](size_t bytes) { return bytes < setup.smallest || bytes > setup.largest; });
   for (const size_t bytes : sizes)
     Measure(setup, gloo, comms, limit.get(), bytes, bytes == sizes.back());
   if (setup.rank == 0) std::printf("]\n");

@@ -104,7 +104,8 @@ class Backend {
   // not overlap.
   virtual void CopyFinite(std::span<const float> from, std::span<float> to) const = 0;
 
-  // Whether all of them are zero. False where looking would cost more than it may save: on a device.
+  // Whether all of them are zero. False where looking would cost more than it may save: on a
+  // device.
   virtual bool AreZero(std::span<const float>) const { return false; }
 
   // y = scale * (sum over ranks in rank order) + residual; encodes y, keeps y - D(y), decodes D(y)

@@ -38,7 +38,8 @@ absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options) {
 
 // UCX's plane inside every node; Unimplemented on all ranks if one of the nodes can't.
 absl::StatusOr<ChosenPlane> TryUcxInside(const ChoiceOptions& options) {
-  if (options.local_size < 2) return absl::UnimplementedError("there are no nodes of several ranks");
+  if (options.local_size < 2)
+    return absl::UnimplementedError("there are no nodes of several ranks");
   const auto [rank, size] = options.members;
   ChoiceOptions inside = options;
   inside.members = {rank % options.local_size, options.local_size};

@@ -31,8 +31,8 @@ std::string NodeIdentity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> kernel;
   if (kernel.empty()) kernel = HostName();
   std::error_code unknown;
-  return absl::StrCat(
-      kernel, " ", std::filesystem::read_symlink("/proc/self/ns/net", unknown).string());
+  return absl::StrCat(kernel, " ",
+                      std::filesystem::read_symlink("/proc/self/ns/net", unknown).string());
 }
 
 Nodes NodesOf(int world, int local_size) {
@@ -54,9 +54,8 @@ Nodes NodesOf(std::span<const std::string> identities) {
     const auto before = identities.first(rank);
     const bool is_new = std::find(before.begin(), before.end(), identities[rank]) == before.end();
     if (begins == is_new && (begins || identities[rank] == identities[rank - 1])) continue;
-    return Refused(absl::StrCat("rank 0's node begins with ", first,
-                                " ranks, but rank ", rank, " is on ",
-                                is_new ? "another one" : "one that is there already",
+    return Refused(absl::StrCat("rank 0's node begins with ", first, " ranks, but rank ", rank,
+                                " is on ", is_new ? "another one" : "one that is there already",
                                 ": nodes must have as many ranks each, which are neighbours"));
   }
   return NodesOf(world, first);

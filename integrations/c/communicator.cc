@@ -70,8 +70,7 @@ struct Connected {
 absl::StatusOr<Nodes> LocateRanks(const Options& options, const Board& board) {
   const int world = board.members.size;
   if (options.local_size != 0) return NodesOf(world, options.local_size);
-  const bool wanted =
-      AsksForNodes(options, world) || options.transport == TransportKind::kAuto;
+  const bool wanted = AsksForNodes(options, world) || options.transport == TransportKind::kAuto;
   return wanted ? FindNodes(board) : NodesOf(world, 1);
 }
 
@@ -143,18 +142,22 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
     absl::StatusOr<Connected> made = Connect(in, *options, *device);
     if (!made.ok()) return made.status();
     connected = *std::move(made);
-    absl::StatusOr<ChosenTopology> chosen =
-        ChooseTopology(*options, connected.nodes, *connected.transport.data,
-                       Clock::now() + options->timeout);
+    absl::StatusOr<ChosenTopology> chosen = ChooseTopology(
+        *options, connected.nodes, *connected.transport.data, Clock::now() + options->timeout);
     if (!chosen.ok()) return chosen.status();
     topology = *std::move(chosen);
   }
   absl::StatusOr<std::unique_ptr<Engine>> engine =
       Engine::Create(topology.options, std::move(connected.transport), *device);
   if (!engine.ok()) return engine.status();
-  return std::make_unique<tw_comm>(tw_comm{in.rank, in.size, *device != nullptr, connected.words,
-                                           topology.words, NodesFound(connected.nodes, topology),
-                                           *std::move(engine), {}});
+  return std::make_unique<tw_comm>(tw_comm{in.rank,
+                                           in.size,
+                                           *device != nullptr,
+                                           connected.words,
+                                           topology.words,
+                                           NodesFound(connected.nodes, topology),
+                                           *std::move(engine),
+                                           {}});
 }
 
 }  // namespace thinwire

@@ -59,8 +59,8 @@ thinwire::Options ByNodes(thinwire::Options options, const tw_simulation& in, in
   by_nodes.topology = thinwire::Topology::kHierarchical;
   if (!thinwire::GoesByNodes(world, by_nodes)) return options;
   const thinwire::Grid nodes = thinwire::GridFor(world, by_nodes);
-  const bool pays = thinwire::HierarchyPays(nodes, options.codecs,
-                                            {in.inside_bytes_per_s, in.bytes_per_s});
+  const bool pays =
+      thinwire::HierarchyPays(nodes, options.codecs, {in.inside_bytes_per_s, in.bytes_per_s});
   return pays ? by_nodes : options;
 }
 

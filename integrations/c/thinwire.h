@@ -87,18 +87,18 @@ typedef struct {
   const char* key_file;    /* secret of the group, in a file of mode 0600 that every rank has; null
                               on every rank: a random token in the store */
   size_t checksum;         /* non-zero: a CRC32C goes with all that tensors send, and is checked */
-  const char* topology;    /* of dense allreduces: "flat", from each rank to all others; "grid", along
-                              the rows and columns of a grid; "hierarchical", uncompressed inside
-                              nodes and compressed between them; "auto" (default): the last where
-                              the links inside are measured to be faster, else a grid from 64 ranks
-                              on, else flat */
-  size_t recoverable;      /* non-zero: tw_residual_undo works, at the price of as much memory again
-                              as residuals and momentum take */
-  size_t check_replicas;   /* results of every so many steps are compared between ranks; 0: never */
-  const char* transport;   /* of the data: "gloo" (default); "ucx": shared memory of one host, which
-                              all ranks must be on; "nccl": ranks with GPUs of their own; "auto":
-                              "nccl" if all ranks can, else "ucx", else "gloo" */
-  const char* ucx_library; /* path of libucp.so.0; null: where the dynamic linker looks */
+  const char* topology;  /* of dense allreduces: "flat", from each rank to all others; "grid", along
+                            the rows and columns of a grid; "hierarchical", uncompressed inside
+                            nodes and compressed between them; "auto" (default): the last where
+                            the links inside are measured to be faster, else a grid from 64 ranks
+                            on, else flat */
+  size_t recoverable;    /* non-zero: tw_residual_undo works, at the price of as much memory again
+                            as residuals and momentum take */
+  size_t check_replicas; /* results of every so many steps are compared between ranks; 0: never */
+  const char* transport; /* of the data: "gloo" (default); "ucx": shared memory of one host, which
+                            all ranks must be on; "nccl": ranks with GPUs of their own; "auto":
+                            "nccl" if all ranks can, else "ucx", else "gloo" */
+  const char* ucx_library;  /* path of libucp.so.0; null: where the dynamic linker looks */
   const char* nccl_library; /* path of libnccl.so.2; null: the copy that is loaded, else the wheel's
                                beside the package, else where the dynamic linker looks */
   size_t local_size; /* ranks of a node, which are neighbours; 0: those on one running kernel and in
@@ -331,8 +331,8 @@ typedef struct {
  * does: at the end, by fields of 8 bytes whose zero means what a caller without them gets. */
 typedef struct {
   size_t struct_size;        /* sizeof(tw_simulation) */
-  const tw_options* options; /* size, codec, policy, lanes, chunk_bytes, min_bytes, no_raw, topology,
-                                local_size */
+  const tw_options* options; /* size, codec, policy, lanes, chunk_bytes, min_bytes, no_raw,
+                                topology, local_size */
   const tw_layer* layers;    /* in forward order */
   size_t num_layers;
   double between_s;                    /* after backward, before the first layer is needed again */
@@ -343,8 +343,8 @@ typedef struct {
   double overhead_s;                   /* of each exchange, beside its bytes */
   double encode_s, reduce_s, decode_s; /* of one element of a chunk, on one rank */
   double cpu_s_per_byte;               /* of the processor, for what a rank sends */
-  double contention; /* of those with computing: 0 with cores to spare, 1 or more without */
-  int steps;         /* whose mean is taken; 0: four */
+  double contention;         /* of those with computing: 0 with cores to spare, 1 or more without */
+  int steps;                 /* whose mean is taken; 0: four */
   double inside_bytes_per_s; /* of each rank's link inside nodes of options.local_size ranks, which
                                 have links of their own; 0: there are no such nodes */
 } tw_simulation;

@@ -1,5 +1,5 @@
-// Algorithm: what a chunk goes through. A two-hop allreduce, a two-level one over a grid of ranks, a
-// hierarchical one over nodes, topk's exchange of entries, a raw exchange, a copy in a world of
+// Algorithm: what a chunk goes through. A two-hop allreduce, a two-level one over a grid of ranks,
+// a hierarchical one over nodes, topk's exchange of entries, a raw exchange, a copy in a world of
 // one, a reduce-scatter, an all-gather.
 //
 // An algorithm says how a chunk is cut into shards, which residual each element has on a rank, and

@@ -40,8 +40,8 @@ Grid GridOf(int world);
 // messages.
 bool GoesByGrid(int world, const Options& options);
 
-// Whether they go by nodes: options.topology is kHierarchical, and options.local_size cuts the world
-// into several nodes of several ranks.
+// Whether they go by nodes: options.topology is kHierarchical, and options.local_size cuts the
+// world into several nodes of several ranks.
 bool GoesByNodes(int world, const Options& options);
 
 // The grid of either; a world that goes flat is one row.

@@ -39,8 +39,8 @@ class FlightRecorder {
   void Record(FlightEvent event, std::string_view name, uint32_t chunk = 0, int peer = 0,
               uint64_t detail = 0);
 
-  // The way, then the events, oldest first, a line each: seconds before now, event, tensor, chunk, peer, detail.
-  // An event that is overwritten meanwhile is left out.
+  // The way, then the events, oldest first, a line each: seconds before now, event, tensor, chunk,
+  // peer, detail. An event that is overwritten meanwhile is left out.
   std::string Text() const;
 
  private:

@@ -11,7 +11,8 @@
 namespace thinwire {
 
 // The rates of the slowest ranks, the same on all, which all call it. The plane is of the host's
-// memory. Takes ten exchanges of 64 KiB a rank, and, where these take less than 10 ms, six of 1 MiB.
+// memory. Takes ten exchanges of 64 KiB a rank, and, where these take less than 10 ms, six of 1
+// MiB.
 absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, DataPlane& plane, Deadline deadline);
 
 }  // namespace thinwire

@@ -16,7 +16,7 @@ namespace thinwire {
 // The options with topology and local_size as they are in this group, and why in words.
 struct ChosenTopology {
   Options options;
-  std::string words;  // such as "hierarchical: 2 nodes of 2 ranks"
+  std::string words;                    // such as "hierarchical: 2 nodes of 2 ranks"
   std::optional<LinkRates> rates = {};  // if they were measured
 };
 

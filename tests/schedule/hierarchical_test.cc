@@ -1,5 +1,5 @@
-// The hierarchical allreduce: who goes by nodes, in the engine the reference's bits, and residuals of
-// other layouts and worlds.
+// The hierarchical allreduce: who goes by nodes, in the engine the reference's bits, and residuals
+// of other layouts and worlds.
 #include <mutex>
 
 #include "schedule/collective/grid.h"

@@ -152,8 +152,7 @@ class ReferenceAllReduce {
   }
 
   // What arrives of values that a rank encodes, with its residual.
-  std::vector<float> SentUp(const CodecSpec& up, int rank, Range range,
-                            std::vector<float> values) {
+  std::vector<float> SentUp(const CodecSpec& up, int rank, Range range, std::vector<float> values) {
     std::vector<uint8_t> wire(EncodedBytes(up, values.size()));
     ScalarBackend().Encode(up, {values.data(), values.size()}, Residual(rank, range), wire.data(),
                            Extras(up, rank + 1, range.begin));

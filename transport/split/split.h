@@ -11,8 +11,8 @@
 namespace thinwire {
 
 // Both planes match by tag, block, and are of host memory. A failure of either fails both with the
-// end of the exchange that finds it, or the beginning of the next. Lost peers are found by the plane
-// between nodes alone; whoever has a control plane passes its failure on by Abort.
+// end of the exchange that finds it, or the beginning of the next. Lost peers are found by the
+// plane between nodes alone; whoever has a control plane passes its failure on by Abort.
 class Split final : public DataPlane {
  public:
   // `inside`: of this node, whose ranks are neighbours in `between`, which has all ranks. It has
