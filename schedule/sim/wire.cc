@@ -2,7 +2,6 @@
 
 #include "schedule/collective/algorithm.h"
 #include "schedule/collective/grid.h"
-#include "transport/nodes.h"
 
 namespace thinwire::sim {
 
@@ -62,7 +61,10 @@ std::vector<Phase> Wire::FlatPhases(size_t numel) const {
 // As many bytes to each of all other ranks, some of which may be on the same node.
 Phase Wire::Among(double compute_s, double bytes, int peers) const {
   if (setting_.inside_bytes_per_s == 0.0) return {compute_s, bytes, peers};
-  const double neighbours = NodesOf(setting_.ranks, setting_.engine.local_size).local_size - 1;
+  Options by_nodes = setting_.engine;
+  by_nodes.topology = Topology::kHierarchical;
+  const Grid nodes = GridFor(setting_.ranks, by_nodes);
+  const double neighbours = nodes.rows > 1 ? nodes.columns - 1 : 0;
   const double inside = bytes * neighbours / peers;
   return {compute_s, bytes - inside, peers, inside};
 }

@@ -69,7 +69,7 @@ TEST(Hierarchical, GivesTheReferencesBitsWithEveryCodec) {
 TEST(Hierarchical, GivesTheReferencesBitsOver200Steps) {
   for (const Shape& shape : kShapes) {
     ExpectTheReferencesBits(Wire::kInProcess, shape.world(), ByNodes("int4", shape.local_size),
-                            2003, 200);
+                            2003, kSanitized ? 20 : 200);
   }
 }
 
