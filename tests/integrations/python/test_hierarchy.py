@@ -1,4 +1,4 @@
-"""topology="hierarchical": ranks that share a node exchange uncompressed, nodes compressed. Here all
+"""topology="hierarchical": ranks of a node exchange uncompressed, and nodes compressed. Here all
 ranks are on one host, and local_size says what a node is."""
 
 import os

@@ -195,7 +195,8 @@ class State:
         wire_bytes (sent by this rank), ratio = raw / wire, planned_chunks (their order was
         predicted); transport (what the data runs on) and topology (the way that dense allreduces
         go); seconds per stage, summed over the lanes: queue, encode, exchange, reduce, gather,
-        decode; and parameters, a list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be compressed, int4 where
+        decode; and parameters, a list of {"name", "numel", "rule", "codec"}, where codec is "raw"
+        in a bucket too small to be compressed, int4 where
         topk would cost more bytes, and "delayed by DDP" for delay_all_reduce_named_params, whose
         bytes are not counted. With static_graph=True and several dtypes the first step
         is counted when the second one begins, unless attach() made the state."""

@@ -128,7 +128,8 @@ class GradientExchange(BucketExchange):
         """steps, all_reduces, raw_bytes (a ring of fp32 would have sent them), wire_bytes (sent by
         this rank), ratio = raw / wire, planned_chunks (their order was predicted); transport (what
         the data runs on) and topology (the way that dense allreduces go); seconds per stage, summed
-        over the lanes: queue, encode, exchange, reduce, gather, decode; parameters: a list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be
+        over the lanes: queue, encode, exchange, reduce, gather, decode; parameters: a
+        list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be
         compressed, and int4 where topk would cost more bytes."""
         return {**summary(self.counts(), self.steps, self), "parameters": self.table()}
 

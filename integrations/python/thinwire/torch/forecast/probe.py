@@ -166,24 +166,6 @@ def _link(on: _Probe, ranks: int) -> Link:
     )
 
 
-def _with_nodes(link: Link, process_group: dist.ProcessGroup | None) -> Link:
-    """The link with what a group finds out about its nodes when it begins. Between nodes the
-    group's own measurement counts, since that of whole allreduces mixes both links."""
-    session = Session(Membership(process_group, "nodes"), config.resolve(codec="fp32"))
-    try:
-        nodes = session.communicator.nodes()
-    finally:
-        session.close()
-    if nodes.local_size < 2:
-        return link
-    return replace(
-        link,
-        local_size=nodes.local_size,
-        inside_bytes_per_s=nodes.inside_bytes_per_s,
-        bytes_per_s=nodes.between_bytes_per_s,
-    )
-
-
 def probe(
     codecs: Sequence[str],
     device: torch.device,
@@ -202,7 +184,7 @@ def probe(
         ranks = session.size
         neighbours = _ranks_here(process_group)
         on = _Probe(session, process_group, device, neighbours)
-        link = _with_nodes(_link(on, ranks), process_group)
+        link = _link(on, ranks)
         if device.type == "cpu":
             crowd = _ranks_to_a_core(neighbours)
             link = replace(
