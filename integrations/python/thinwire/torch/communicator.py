@@ -124,7 +124,7 @@ class Communicator:
     def stats(self) -> dict[str, Any]:
         """As State.stats(), with all_reduces for steps and without parameters."""
         counts = self._session.stats()
-        return summary(counts, int(counts["all_reduces"]), self._session.transport)
+        return summary(counts, int(counts["all_reduces"]), self._session)
 
     def describe(self) -> str:
         """As GradientExchange.describe()."""
