@@ -75,6 +75,11 @@ def free_ports() -> tuple[int, int]:
         return first.getsockname()[1], second.getsockname()[1]
 
 
+# Globals of the programs that ran. Freed, their DDP model may be the last that holds the group, and
+# torch then joins the group's threads under the interpreter's lock, which hooks of these wait for.
+_kept: list[dict] = []
+
+
 def outputs(rank: int, listed: list[Program]) -> dict[str, str]:
     """What each program prints on this rank; each has a rendezvous of its own."""
     dist.destroy_process_group()  # ranks.py's
@@ -85,7 +90,7 @@ def outputs(rank: int, listed: list[Program]) -> dict[str, str]:
         os.environ.update(variables(rank, program))
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            runpy.run_path(program.file, run_name="__main__")
+            _kept.append(runpy.run_path(program.file, run_name="__main__"))
         found[program.title] = printed.getvalue()
         hvd.shutdown()
         if dist.is_initialized():
