@@ -12,8 +12,9 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_call, check_whole, wrong
+from thinwire.arguments import check_whole, wrong
 from thinwire.horovod.ops import Op
+from thinwire.torch.closure import loss_of
 from thinwire.torch.exchange.flat_bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.optimizer import checks
@@ -124,11 +125,7 @@ class ReducingOptimizer(WrappedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Waits for all gradients, unless synchronize() has, and makes the wrapped optimizer's
         step. The closure comes first, once. Returns its loss."""
-        check_call("closure", closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self._lay_out()
         checks.check_gradients(self, self._names)
         self._exchange.momentum.check()

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from thinwire.arguments import check_call, check_kind, check_whole, wrong
+from thinwire.arguments import check_kind, check_whole, wrong
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch.closure import loss_of
 from thinwire.torch.ddp.state import State
 
 _BETAS = "two numbers from 0 to below 1"
@@ -81,11 +82,7 @@ class OneBitAdam(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; returns the closure's loss, if there is one."""
-        check_call("closure", closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         frozen = self._exchange.warmed_up
         for group in self.param_groups:
             for parameter in group["params"]:

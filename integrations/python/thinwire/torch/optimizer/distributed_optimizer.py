@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_call, wrong
+from thinwire.arguments import wrong
 from thinwire.torch import agree, private
+from thinwire.torch.closure import loss_of
 from thinwire.torch.exchange.flat_bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
@@ -155,11 +156,7 @@ class DistributedOptimizer(WrappedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the wrapped optimizer. Returns the closure's loss, if there is one."""
-        check_call("closure", closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self._lay_out()
         checks.check_gradients(self, self._names)
         self._exchange.momentum.check()
