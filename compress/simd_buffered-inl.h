@@ -216,22 +216,22 @@ HWY_INLINE void EncodeBuffered(const Blocks& blocks, const float* HWY_RESTRICT g
 }
 
 // Undoes the transform of decoded blocks of 256.
-template <bool kAdd>
+template <To kTo>
 HWY_INLINE void DecodeTransformed(const Blocks& blocks, const uint8_t* HWY_RESTRICT scales,
                                   const uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT out) {
   alignas(64) float buffer[kTransform];
   for (size_t b = 0; b < blocks.count; ++b, out += kTransform, codes += kTransform / 2) {
     const Blocks one{.bits = 4, .block = kTransform, .count = 1, .filled = kTransform};
     if (HWY_UNLIKELY(!IsTransformed(LoadScale(scales + 2 * b)))) {
-      DecodeLoop<4, kAdd>(one, scales + 2 * b, codes, out);
+      DecodeLoop<4, kTo>(one, scales + 2 * b, codes, out);
       continue;
     }
-    DecodeLoop<4, false>(one, scales + 2 * b, codes, buffer);
+    DecodeLoop<4, To::kOut>(one, scales + 2 * b, codes, buffer);
     ButterfliesOf(buffer);
     MultiplyBy(blocks.signs, buffer);
     for (size_t j = 0; j < kTransform; j += kLanes) {
       V value = hn::Load(F(), buffer + j);
-      if constexpr (kAdd) value = hn::Add(hn::LoadU(F(), out + j), value);
+      if constexpr (kTo == To::kSum) value = hn::Add(hn::LoadU(F(), out + j), value);
       hn::StoreU(value, F(), out + j);
     }
   }

@@ -47,23 +47,26 @@ void EncodeBlocksT(const Blocks& blocks, const float* g, float* r, uint8_t* scal
                : EncodeBlocksOf<false>(blocks, g, r, scales, codes);
 }
 
-template <bool kAdd>
+template <To kTo>
 void DecodeBlocksOf(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out) {
-  if (blocks.signs != nullptr) return DecodeTransformed<kAdd>(blocks, scales, codes, out);
   switch (blocks.bits) {
-    case 8: return DecodeLoop<8, kAdd>(blocks, scales, codes, out);
-    case 4: return DecodeLoop<4, kAdd>(blocks, scales, codes, out);
-    default: return DecodeLoop<1, kAdd>(blocks, scales, codes, out);
+    case 8: return DecodeLoop<8, kTo>(blocks, scales, codes, out);
+    case 4: return DecodeLoop<4, kTo>(blocks, scales, codes, out);
+    default: return DecodeLoop<1, kTo>(blocks, scales, codes, out);
   }
 }
 
 void DecodeBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out) {
-  DecodeBlocksOf<false>(blocks, scales, codes, out);
+  if (blocks.signs != nullptr) return DecodeTransformed<To::kOut>(blocks, scales, codes, out);
+  if (!GoesPastCaches(blocks, out)) return DecodeBlocksOf<To::kOut>(blocks, scales, codes, out);
+  DecodeBlocksOf<To::kPast>(blocks, scales, codes, out);
+  hwy::FlushStream();
 }
 
 void DecodeAddBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes,
                       float* sum) {
-  DecodeBlocksOf<true>(blocks, scales, codes, sum);
+  if (blocks.signs != nullptr) return DecodeTransformed<To::kSum>(blocks, scales, codes, sum);
+  DecodeBlocksOf<To::kSum>(blocks, scales, codes, sum);
 }
 
 template <template <int> class Sum, bool kFeedback>

@@ -146,6 +146,23 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
 
 // Many random blocks of a kind that random data otherwise misses: a maximum within an ulp or two of
 // where rounding the scale up matters, beside values that sit on rounding ties.
+// What is decoded to an address between vectors' boundaries goes through the caches at any size.
+TEST_P(TargetTest, LargeTensorsDecodePastTheCaches) {
+  constexpr size_t kNumel = (size_t{32} << 20) / sizeof(float) + 300;
+  const std::vector<float> some = Values(1 << 14, kSeed);
+  std::vector<float> g(kNumel);
+  for (size_t i = 0; i < kNumel; ++i) g[i] = some[i % some.size()];
+  for (const char* codec : {"int8", "int4", "onebit"}) {
+    const CodecSpec spec = Spec(codec);
+    std::vector<uint8_t> wire(EncodedBytes(spec, kNumel));
+    CpuBackend().Encode(spec, {g.data(), kNumel}, nullptr, wire.data());
+    Skewed past(4 * kNumel, 0), through(4 * kNumel, 4);
+    CpuBackend().Decode(spec, wire.data(), {past.data(), kNumel});
+    CpuBackend().Decode(spec, wire.data(), {through.data(), kNumel});
+    EXPECT_TRUE(SameBits(past.data(), through.data(), 4 * kNumel)) << codec;
+  }
+}
+
 TEST_P(TargetTest, DirectedBlocks) {
   std::mt19937_64 random(kSeed);
   for (const char* text : {"int8", "int4"}) {
