@@ -1,10 +1,13 @@
-"""The cost of compression in accuracy: every method on every task over paired seeds.
+"""The cost of compression in accuracy: every method on every task over paired seeds, each method at
+its own learning rate.
 
     python bench/accuracy.py --out build/accuracy            # resumes where it was stopped
-    python bench/accuracy.py --short --out build/accuracy    # minutes, for a look
+    python bench/accuracy.py --short --out build/accuracy    # a minute, for a look
 
-Each run is a file in OUT/runs; a run whose recipe is the same is not repeated. Writes
-OUT/accuracy.json, accuracy.md, accuracy.png and curves.png."""
+A method's rate is chosen on a validation split, with seeds of its own, from the grid of rates.py;
+then it trains with seeds that no choice has seen, and is judged by the test set. Each run is a file
+in OUT/runs; a run whose recipe is the same is not repeated. Writes OUT/accuracy.json, accuracy.md,
+accuracy.png and curves.png."""
 
 from __future__ import annotations
 
@@ -14,52 +17,135 @@ import json
 import os
 import platform
 import re
+import statistics
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rates
 import torch
 from accuracy_report import write_report
 from tasks import TASKS, Task
-from tqdm import tqdm
 from training import METHODS, spec_of, train
 
 _SHORT_STEPS = 8  # times fewer
 _SHORT_METHODS = ("fp32", "int4", "adaptive 2", "adaptive 1", "onebit", "topk 0.1 % DGC")
+_CHOICE_SEED = 101  # the first of those that rates are chosen with; results have 1, 2, ...
 
 
-def recipe_of(task: Task, method: str, seed: int, workers: int) -> dict[str, Any]:
-    """Everything that a run's result depends on, as JSON."""
-    chosen = METHODS[method]
-    delay = {"delay": 1} if chosen.delay else {}
-    return delay | {
-        "task": task.name, "batch": task.batch, "steps": task.steps, "rate": task.rate,
-        "momentum": task.momentum,
-        "parameters": sum(p.numel() for p in task.make_model().parameters()),
-        "method": method, "codec": spec_of(chosen, task), "feedback": chosen.feedback,
-        "owns_momentum": chosen.owns_momentum, "seed": seed, "workers": workers,
-    }  # fmt: skip
+@dataclass(frozen=True)
+class Run:
+    task: Task  # with this run's rate
+    method: str
+    seed: int
+    split: str  # "validation" to choose a rate, "test" for the result
+    workers: int
+
+    def recipe(self) -> dict[str, Any]:
+        """Everything that the run's result depends on, as JSON."""
+        task, chosen = self.task, METHODS[self.method]
+        special = {key: 1 for key in ("delay", "dealt") if getattr(chosen, key)}
+        return special | {
+            "task": task.name, "batch": task.batch, "steps": task.steps, "rate": task.rate,
+            "optimizer": task.optimizer, "momentum": task.momentum,
+            "parameters": sum(p.numel() for p in task.make_model().parameters()),
+            "method": self.method, "codec": spec_of(chosen, task), "feedback": chosen.feedback,
+            "owns_momentum": chosen.owns_momentum, "seed": self.seed, "workers": self.workers,
+            "split": self.split,
+        }  # fmt: skip
+
+    def file(self, folder: Path) -> Path:
+        parts = (self.task.name, self.method, f"{self.task.rate:g}", self.seed)
+        return folder / "runs" / (re.sub(r"[^\w.-]+", "_", "-".join(map(str, parts))) + ".json")
+
+    def __call__(self, path: Path) -> str:
+        """Trains, and writes the run's file. Made whole by renaming: a stop leaves no half."""
+        torch.set_num_threads(1)
+        row = train(self.task, METHODS[self.method], self.seed, self.workers, self.split)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"recipe": self.recipe(), "row": row}) + "\n")
+        part.rename(path)
+        return f"{path.stem}: {row['accuracy']:.2f} %, {row['seconds']:.0f} s"
 
 
-def file_of(folder: Path, recipe: dict[str, Any]) -> Path:
-    name = "-".join(str(recipe[key]) for key in ("task", "method", "seed"))
-    return folder / "runs" / (re.sub(r"[^\w.-]+", "_", name) + ".json")
+class Results:
+    """The rows of a folder's runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rows: dict[Run, dict[str, Any]] = {}
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+
+    def row(self, run: Run) -> dict[str, Any] | None:
+        """None if it has not been run by this recipe."""
+        path = run.file(self._folder)
+        if run not in self._rows and path.is_file():
+            found = json.loads(path.read_text())
+            if found["recipe"] == run.recipe():
+                self._rows[run] = found["row"]
+        return self._rows.get(run)
+
+    def path(self, run: Run) -> Path:
+        return run.file(self._folder)
 
 
-def finished(path: Path, recipe: dict[str, Any]) -> bool:
-    return path.is_file() and json.loads(path.read_text())["recipe"] == recipe
+@dataclass(frozen=True)
+class Cell:
+    """A method on a task. choices: how many seeds choose its rate; 0: it takes the task's."""
+
+    task: Task
+    method: str
+    seeds: int
+    choices: int
+    workers: int
+
+    def _run(self, factor: float, seed: int, split: str) -> Run:
+        task = dataclasses.replace(self.task, rate=self.task.rate * factor)
+        return Run(task, self.method, seed, split, self.workers)
+
+    def _trials(self, factor: float) -> list[Run]:
+        seeds = range(_CHOICE_SEED, _CHOICE_SEED + self.choices)
+        return [self._run(factor, seed, "validation") for seed in seeds]
+
+    def scores(self, results: Results) -> dict[float, float]:
+        """Mean accuracy on the validation split, by the factor of the task's rate."""
+        scores = {}
+        for factor in rates.GRID if self.choices else ():
+            rows = [results.row(run) for run in self._trials(factor)]
+            if all(rows):
+                scores[factor] = statistics.mean(row["accuracy"] for row in rows)
+        return scores
+
+    def missing(self, results: Results) -> list[Run]:
+        """What can be run next: the tests only when the rate is known."""
+        factors = rates.missing(self.scores(results)) if self.choices else []
+        wanted = [run for factor in factors for run in self._trials(factor)]
+        wanted = wanted or self.tests(results)
+        return [run for run in wanted if results.row(run) is None]
+
+    def tests(self, results: Results) -> list[Run]:
+        factor = rates.best(self.scores(results)) if self.choices else 1.0
+        return [self._run(factor, seed, "test") for seed in range(1, self.seeds + 1)]
 
 
-def run(task: Task, method: str, seed: int, workers: int, path: Path) -> str:
-    """Trains once and writes the run's file. Made whole by renaming, so a stop leaves no half."""
-    torch.set_num_threads(1)
-    row = train(task, METHODS[method], seed, workers)
-    recipe = recipe_of(task, method, seed, workers)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"recipe": recipe, "row": row}) + "\n")
-    part.rename(path)
-    return f"{task.name} {method} {seed}: {row['accuracy']:.2f} %"
+def carry_out(cells: list[Cell], results: Results, jobs: int) -> None:
+    """All runs that are missing, task by task and seed by seed, so that a stop leaves pairs."""
+    order = list(dict.fromkeys(cell.task.name for cell in cells))
+    flying: dict[Future[str], Run] = {}
+    with ProcessPoolExecutor(jobs) as pool:
+        while True:
+            wanted = [run for cell in cells for run in cell.missing(results)]
+            wanted = [run for run in wanted if run not in flying.values()]
+            wanted.sort(key=lambda run: (order.index(run.task.name), run.split == "test", run.seed))
+            for run in wanted[: jobs - len(flying)]:
+                flying[pool.submit(run, results.path(run))] = run
+            if not flying:
+                return
+            for future in wait(flying, return_when=FIRST_COMPLETED).done:
+                del flying[future]
+                print(future.result(), flush=True)
 
 
 def machine() -> str:
@@ -68,35 +154,49 @@ def machine() -> str:
     return f"{models[0] if models else platform.machine()}, {len(models)} cores"
 
 
+def choices_of(cell: Cell, results: Results) -> dict[str, Any]:
+    """A cell's scores by rate, as JSON."""
+    scores = cell.scores(results)
+    tried = {f"{cell.task.rate * factor:g}": round(scores[factor], 3) for factor in scores}
+    return {"task": cell.task.name, "method": cell.method, "validation": tried}
+
+
+def runs_together(task: Task, method: str) -> bool:
+    """A momentum that the exchange owns is SGD's."""
+    return task.optimizer == "sgd" or not METHODS[method].owns_momentum
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--choices", type=int, default=2, help="seeds that choose a rate; 0: none")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--methods", default=",".join(METHODS), help="fp32 is the baseline")
+    parser.add_argument("--steps_part", type=int, default=1, help="so many times fewer steps")
+    parser.add_argument("--batch_part", type=int, default=1, help="so many times smaller batches")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--short", action="store_true", help="one seed, the MLP, few steps")
     arguments = parser.parse_args()
-    tasks = [TASKS[name] for name in arguments.tasks.split(",")]
-    methods, seeds = arguments.methods.split(","), range(1, arguments.seeds + 1)
+    tasks, methods = arguments.tasks.split(","), arguments.methods.split(",")
+    seeds, choices, steps_part = arguments.seeds, arguments.choices, arguments.steps_part
     if arguments.short:
-        mlp = TASKS["mlp"]
-        tasks = [dataclasses.replace(mlp, steps=mlp.steps // _SHORT_STEPS)]
-        methods, seeds = list(_SHORT_METHODS), range(1, 2)
-    (arguments.out / "runs").mkdir(parents=True, exist_ok=True)
-    # Seed by seed, so that a stop leaves complete pairs.
-    wanted = [(t, m, s, arguments.workers) for s in seeds for t in tasks for m in methods]
-    paths = {job: file_of(arguments.out, recipe_of(*job)) for job in wanted}
-    todo = [job for job in wanted if not finished(paths[job], recipe_of(*job))]
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        jobs = [pool.submit(run, *job, paths[job]) for job in todo]
-        bar = tqdm(as_completed(jobs), "accuracy", len(jobs), unit="run", disable=not jobs)
-        for job in bar:
-            bar.set_postfix_str(job.result())
-    rows = [json.loads(paths[job].read_text())["row"] for job in wanted]
+        tasks, methods = ["mlp"], list(_SHORT_METHODS)
+        seeds, choices, steps_part = 1, 0, _SHORT_STEPS
+    cells = []
+    for task in map(TASKS.__getitem__, tasks):
+        task = dataclasses.replace(
+            task, steps=task.steps // steps_part, batch=task.batch // arguments.batch_part
+        )
+        mine = [method for method in methods if runs_together(task, method)]
+        cells += [Cell(task, method, seeds, choices, arguments.workers) for method in mine]
+    results = Results(arguments.out)
+    carry_out(cells, results, arguments.jobs)
+    rows = [results.row(run) for cell in cells for run in cell.tests(results)]
+    chosen = [choices_of(cell, results) for cell in cells]
     command = "python bench/accuracy.py " + " ".join(sys.argv[1:])
-    print(write_report(arguments.out, rows, machine(), command))
+    print(write_report(arguments.out, rows, chosen, machine(), command))
     return 0
 
 

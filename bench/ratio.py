@@ -3,8 +3,8 @@
     python bench/ratio.py --out build/ratio
 
 Gradients of the accuracy benchmark's models, of one worker, taken during fp32 training: early, half
-way and late. The error is |x - D(x)|^2 / |x|^2 of one encoding without feedback. Writes
-OUT/ratio.json, ratio.md and ratio.png."""
+way and late. The error is |x - D(x)|^2 / |x|^2 of one encoding without feedback. Beside our codecs
+stand formats and rules of others (references.py). Writes OUT/ratio.json, ratio.md and ratio.png."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from pathlib import Path
 import thinwire
 import torch
 from accuracy import machine
+from references import REFERENCES
 from tasks import TASKS, Task, loss_of
 from tqdm import tqdm
-from training import batches
+from training import batches, make_optimizer
 
 CODECS = (
     "bf16", "int8", "int8:rounding=stochastic", "int4", "int4:block=128", "int4:hadamard=1",
     "int4:rounding=stochastic", "adaptive:bits=4", "adaptive:bits=3", "adaptive:bits=2",
-    "adaptive:bits=1", "adaptive:bits=0.5", "onebit", "topk:density=0.1", "topk:density=0.01",
+    "adaptive:bits=2,floor=1", "adaptive:bits=2,floor=2", "adaptive:bits=1", "adaptive:bits=0.5",
+    "onebit", "topk:density=0.1", "topk:density=0.01",
     "topk:density=0.001",
 )  # fmt: skip
+SOURCES = ("mlp", "cnn", "charlm", "gpt AdamW")
 NOISE = "Gaussian noise"
 _POINTS = (0.05, 0.5, 0.95)  # of a run
 _STEPS_PART = 4  # a quarter of the benchmark's steps show the same
@@ -36,7 +39,7 @@ def gradients(task: Task) -> list[torch.Tensor]:
     """One worker's flat gradients at a few points of a run."""
     torch.manual_seed(1)
     model = task.make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)
+    optimizer = make_optimizer(task, list(model.parameters()), task.momentum)
     steps = task.steps // _STEPS_PART
     wanted = {int(part * steps) for part in _POINTS}
     taken = []
@@ -53,6 +56,8 @@ def gradients(task: Task) -> list[torch.Tensor]:
 
 def measure(codec: str, x: torch.Tensor) -> tuple[float, float]:
     """(bits an element, relative squared error)."""
+    if codec in REFERENCES:
+        return REFERENCES[codec].bits, REFERENCES[codec].error(x.numpy())
     data = thinwire.encode(codec, x)
     decoded = torch.from_numpy(thinwire.decode(codec, data, x.numel()))
     error = (x - decoded).double().square().sum() / x.double().square().sum()
@@ -67,10 +72,11 @@ def table(rows: list[dict]) -> str:
         + " |",
         "|" + "---|" * (3 + len(sources)),
     ]
-    for codec in CODECS:
+    for codec in dict.fromkeys(row["codec"] for row in rows):
         errors = {row["source"]: row["error"] for row in rows if row["codec"] == codec}
         bits = statistics.mean(row["bits"] for row in rows if row["codec"] == codec)
-        cells = [f"`{codec}`", f"{bits:.2f}", f"{32 / bits:.1f} x"]
+        name = codec if codec in REFERENCES else f"`{codec}`"
+        cells = [name, f"{bits:.2f}", f"{32 / bits:.1f} x"]
         lines.append("| " + " | ".join(cells + [f"{errors[s]:.2g}" for s in sources]) + " |")
     return "\n".join(lines)
 
@@ -87,7 +93,7 @@ def plot(path: Path, rows: list[dict]) -> None:
         mine = [row for row in rows if row["source"] == source]
         axis.scatter([32 / r["bits"] for r in mine], [r["error"] for r in mine], marker=marker,
                      label=source, alpha=0.8)  # fmt: skip
-    for codec in CODECS:
+    for codec in dict.fromkeys(row["codec"] for row in rows):
         first = next(row for row in rows if row["codec"] == codec)
         highest = max(row["error"] for row in rows if row["codec"] == codec)
         axis.annotate(codec, (32 / first["bits"], highest), xytext=(3, 5),
@@ -106,7 +112,7 @@ def plot(path: Path, rows: list[dict]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/ratio"))
-    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--tasks", default=",".join(SOURCES))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
@@ -115,7 +121,7 @@ def main() -> int:
     samples[NOISE] = [torch.randn(1 << 20)]
     rows = []
     for source, taken in samples.items():
-        for codec in CODECS:
+        for codec in (*CODECS, *REFERENCES):
             bits, errors = zip(*(measure(codec, x) for x in taken), strict=True)
             rows.append({"source": source, "codec": codec, "bits": statistics.mean(bits),
                          "error": statistics.mean(errors)})  # fmt: skip

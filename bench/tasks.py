@@ -1,4 +1,4 @@
-"""Tasks of the accuracy benchmark: three small models on real data, each with its recipe."""
+"""Tasks of the accuracy benchmark: small models on real data, each with its recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from thinwire.demo import data
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -19,6 +19,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 TEXT = Path("/usr/share/doc/jargon-text/jargon.txt.gz")
 _CONTEXT = 32  # characters that the language model reads at once
 _VOCABULARY = 128
+_VALIDATION_IMAGES = 5000  # the last ones of the training set
 
 
 class CharLM(nn.Module):
@@ -32,6 +33,40 @@ class CharLM(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.lstm(self.embed(x))[0]).transpose(1, 2)
+
+
+class _Attention(nn.Module):
+    """A residual block of a GPT: causal attention of `heads` heads, then two linear layers."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.norm_out = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(seen.transpose(1, 2).flatten(-2))
+        return x + self.narrow(nn.functional.gelu(self.wide(self.norm_out(x))))
+
+
+class GPT(nn.Module):
+    """A transformer over characters: logits for the next one at every place."""
+
+    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(_VOCABULARY, width)
+        self.place = nn.Parameter(0.02 * torch.randn(_CONTEXT, width))
+        self.blocks = nn.Sequential(*(_Attention(width, heads) for _ in range(layers)))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, _VOCABULARY))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.embed(x) + self.place)).transpose(1, 2)
 
 
 def _mlp() -> nn.Module:
@@ -61,10 +96,14 @@ def _text() -> torch.Tensor:
 
 
 class FashionMNIST:
-    train_size = 60000
+    train_size = 60000 - _VALIDATION_IMAGES
 
     def batch(self, rows: torch.Tensor) -> Batch:
         return _images("train").batch(rows)
+
+    def validation(self) -> Iterator[Batch]:
+        for rows in torch.arange(self.train_size, 60000).split(1000):
+            yield self.batch(rows)
 
     def test(self) -> Iterator[Batch]:
         images = _images("t10k")
@@ -73,20 +112,27 @@ class FashionMNIST:
 
 
 class Jargon:
-    """Windows of the text; the last tenth is for the test."""
+    """Windows of the text; the last tenth is for the test, the one before it for validation."""
 
     @property
     def train_size(self) -> int:
-        return len(_text()) * 9 // 10 - _CONTEXT - 1
+        return len(_text()) * 8 // 10 - _CONTEXT - 1
 
     def batch(self, rows: torch.Tensor) -> Batch:
         windows = _text()[rows[:, None] + torch.arange(_CONTEXT + 1)].long()
         return windows[:, :-1], windows[:, 1:]
 
+    def validation(self) -> Iterator[Batch]:
+        return self._tenth(8)
+
     def test(self) -> Iterator[Batch]:
-        starts = torch.arange(len(_text()) * 9 // 10, len(_text()) - _CONTEXT - 1, _CONTEXT)
-        for rows in starts.split(256):
-            yield self.batch(rows)
+        return self._tenth(9)
+
+    def _tenth(self, number: int) -> Iterator[Batch]:
+        size = len(_text())
+        end = size * (number + 1) // 10 - _CONTEXT - 1
+        for starts in torch.arange(size * number // 10, end, _CONTEXT).split(256):
+            yield self.batch(starts)
 
 
 @dataclass(frozen=True)
@@ -97,7 +143,8 @@ class Task:
     batch: int  # of one worker
     steps: int
     rate: float  # learning rate at the start; it falls to 0 along a cosine
-    momentum: float = 0.9
+    optimizer: str = "sgd"  # or "adamw"
+    momentum: float = 0.9  # of SGD
 
 
 TASKS = {
@@ -106,8 +153,12 @@ TASKS = {
         Task("mlp", _mlp, FashionMNIST(), batch=64, steps=2340, rate=0.1),
         Task("cnn", _cnn, FashionMNIST(), batch=64, steps=2340, rate=0.1),
         Task("charlm", CharLM, Jargon(), batch=16, steps=2400, rate=3.0),
+        Task("charlm AdamW", CharLM, Jargon(), batch=16, steps=2400, rate=0.006,
+             optimizer="adamw"),
+        Task("gpt AdamW", GPT, Jargon(), batch=16, steps=2400, rate=0.004, optimizer="adamw"),
+        Task("gpt", GPT, Jargon(), batch=16, steps=2400, rate=0.2),
     )
-}
+}  # fmt: skip
 
 
 def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -115,10 +166,10 @@ def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def evaluate(task: Task, model: nn.Module) -> tuple[float, float]:
-    """(accuracy in percent, mean loss) on the test set."""
+def evaluate(model: nn.Module, batches: Iterator[Batch]) -> tuple[float, float]:
+    """(accuracy in percent, mean loss)."""
     hits = places = loss = 0.0
-    for inputs, targets in task.data.test():
+    for inputs, targets in batches:
         logits = model(inputs)
         hits += (logits.argmax(1) == targets).sum().item()
         loss += cross_entropy(logits, targets, reduction="sum").item()

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import thinwire
 import torch
 from tasks import Task, evaluate, loss_of
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from two_hop import Dealt, Exchange, TwoHop
 from workers import Workers
 
 _POINTS = 40  # of a learning curve
@@ -19,13 +21,15 @@ _POINTS = 40  # of a learning curve
 @dataclass(frozen=True)
 class Method:
     """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. delay:
-    of one step, as DistributedOptimizer has it; after a tenth of the run."""
+    of one step, as DistributedOptimizer has it; after a tenth of the run. dealt: blocks go to
+    shards one by one (two_hop.Dealt)."""
 
     name: str
     codec: str
     feedback: bool = True
     owns_momentum: bool = False
     delay: bool = False
+    dealt: bool = False
 
 
 METHODS = {
@@ -41,6 +45,11 @@ METHODS = {
         Method("adaptive 2", "adaptive"),
         Method("adaptive 1", "adaptive:bits=1"),
         Method("adaptive 0.5", "adaptive:bits=0.5"),
+        Method("adaptive 1 dealt", "adaptive:bits=1", dealt=True),
+        Method("adaptive 0.5 dealt", "adaptive:bits=0.5", dealt=True),
+        Method("adaptive 2 floor 1", "adaptive:floor=1"),
+        Method("adaptive 2 floor 2", "adaptive:floor=2"),
+        Method("adaptive 1 floor 1", "adaptive:bits=1,floor=1"),
         Method("onebit", "onebit", owns_momentum=True),
         Method("onebit both ways", "onebit:down=onebit", owns_momentum=True),
         Method("fp32 delay 1", "fp32", delay=True),
@@ -108,16 +117,35 @@ class Displaced:
         self._steps = [-rate * gradient for gradient in gradients]
 
 
-def train(task: Task, method: Method, seed: int, workers: int) -> dict[str, Any]:
-    """Trains from the seed; the run's row."""
+def open_group(
+    method: Method, task: Task, parameters: dict[str, torch.Tensor], workers: int, momentum: float
+) -> Exchange:
+    """The exchange between the workers: the engine's own where it is not two hops."""
+    spec = spec_of(method, task)
+    if thinwire.codec_info(spec).entries:
+        return Workers(workers, parameters, spec, momentum, method.feedback)
+    numel = sum(p.numel() for p in parameters.values())
+    exchange = TwoHop(workers, numel, spec, momentum, method.feedback)
+    return Dealt(exchange, workers, numel) if method.dealt else exchange
+
+
+def make_optimizer(
+    task: Task, parameters: list[torch.Tensor], momentum: float
+) -> torch.optim.Optimizer:
+    """momentum: SGD's, which may live elsewhere."""
+    if task.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=task.rate)
+    return torch.optim.SGD(parameters, lr=task.rate, momentum=momentum)
+
+
+def train(task: Task, method: Method, seed: int, workers: int, split: str) -> dict[str, Any]:
+    """Trains from the seed; the run's row. split: "validation" or "test", what it is judged by."""
     torch.manual_seed(seed)
     model = task.make_model()
     parameters = dict(model.named_parameters())
     momentum = task.momentum if method.owns_momentum else 0.0
-    group = Workers(workers, parameters, spec_of(method, task), momentum, method.feedback)
-    optimizer = torch.optim.SGD(
-        parameters.values(), lr=task.rate, momentum=task.momentum - momentum
-    )
+    group = open_group(method, task, parameters, workers, momentum)
+    optimizer = make_optimizer(task, list(parameters.values()), task.momentum - momentum)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / task.steps))
     )
@@ -144,22 +172,24 @@ def train(task: Task, method: Method, seed: int, workers: int) -> dict[str, Any]
             apply(mean)
         recent.append(loss)
         if step * _POINTS // task.steps != (step - 1) * _POINTS // task.steps:
-            curve.append((step, sum(recent) / len(recent)))
+            curve.append((step, round(sum(recent) / len(recent), 4)))
             recent = []
     if late is not None:
         apply(late)
     stats, codec = group.stats(), group.codec()
     group.close()
-    accuracy, test_loss = evaluate(task, model)
+    accuracy, loss = evaluate(model, getattr(task.data, split)())
     return {
         "task": task.name,
         "method": method.name,
         "codec": codec,
+        "rate": task.rate,
         "seed": seed,
+        "split": split,
         "workers": workers,
         "steps": task.steps,
         "accuracy": accuracy,
-        "test_loss": test_loss,
+        "loss": loss,
         "train_loss": curve[-1][1],
         "ratio": stats["raw_bytes"] / stats["wire_bytes"],
         "curve": curve,

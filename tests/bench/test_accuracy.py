@@ -2,6 +2,7 @@
 the full run (make accuracy); here only what no method may miss is checked."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 BENCH = pathlib.Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
+import accuracy  # noqa: E402
 import accuracy_report  # noqa: E402
 
 # One worker runs them all, since they share the benchmark's run.
@@ -58,8 +60,8 @@ def test_finished_runs_are_not_repeated(short):
 
 def rows_of(method: str, accuracies: list[float]) -> list[dict]:
     return [
-        {"task": "t", "method": method, "seed": seed, "accuracy": accuracy, "test_loss": 1.0,
-         "train_loss": 1.0, "ratio": 8.0}
+        {"task": "t", "method": method, "seed": seed, "accuracy": accuracy, "loss": 1.0,
+         "train_loss": 1.0, "ratio": 8.0, "rate": 0.1}
         for seed, accuracy in enumerate(accuracies)
     ]  # fmt: skip
 
@@ -73,10 +75,41 @@ def test_the_table_pairs_seeds_and_says_no():
     assert "NO" not in accuracy_report.table(rows_of("fp32", [80.0]) + rows_of("int4", [79.9]))
 
 
+def test_the_pool_of_all_tasks_is_of_pairs():
+    rows = rows_of("fp32", [80.0, 90.0]) + rows_of("int4", [79.9, 89.7])
+    more = [row | {"task": "u", "accuracy": row["accuracy"] - 40} for row in rows]
+    assert "| int4 | -0.20 ± 0.06 | 4 |" in accuracy_report.pooled(rows + more)
+
+
+def test_a_method_is_tested_at_the_rate_that_validation_chose(tmp_path):
+    task = accuracy.TASKS["mlp"]
+    cell = accuracy.Cell(task, "int4", seeds=2, choices=1, workers=4)
+    results = accuracy.Results(tmp_path)
+
+    def finish(heights: dict[float, float]) -> None:
+        for run in cell.missing(results):
+            row = {"accuracy": heights[run.task.rate / task.rate], "seed": run.seed}
+            text = json.dumps({"recipe": run.recipe(), "row": row})
+            run.file(tmp_path).write_text(text)
+
+    heights = {0.25: 70.0, 0.5: 80.0, 1.0: 75.0, 2.0: math.nan}
+    assert {run.split for run in cell.missing(results)} == {"validation"}
+    finish(heights)
+    assert [run.task.rate for run in cell.missing(results)] == [0.25 * task.rate]
+    finish(heights)
+    tests = cell.missing(results)
+    assert [(run.task.rate, run.seed) for run in tests] == [(0.5 * task.rate, s) for s in (1, 2)]
+    assert {run.split for run in tests} == {"test"}
+    choosing = {run.seed for factor in heights for run in cell._trials(factor)}
+    assert choosing.isdisjoint({1, 2}), "no choice has seen the seeds of the results"
+
+
 def test_ratio_measures_real_gradients(tmp_path):
     run("ratio.py", "--tasks", "mlp", "--out", str(tmp_path))
     rows = json.loads((tmp_path / "ratio.json").read_text())["rows"]
     error = {(row["source"], row["codec"]): row["error"] for row in rows}
     assert error["Gaussian noise", "onebit"] == pytest.approx(0.363, abs=0.005)  # 1 - 2 / pi
+    assert error["mlp", "adaptive:bits=2"] < error["mlp", "int4"]
+    assert error["Gaussian noise", "NF4, blocks of 256"] == pytest.approx(0.0097, abs=0.0005)
     assert error["mlp", "int8"] < error["mlp", "int4:hadamard=1"] < error["mlp", "int4"]
     assert (tmp_path / "ratio.png").stat().st_size > 10000

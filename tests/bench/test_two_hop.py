@@ -1,0 +1,83 @@
+"""The accuracy benchmark's exchange in one thread gives the bits of the engine's, and its rates are
+climbed to."""
+
+import math
+import pathlib
+import sys
+
+import pytest
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
+
+import rates
+from two_hop import Dealt, TwoHop
+from workers import Workers
+
+NUMEL = 20 * 256 + 37  # shards of different lengths, the last one with a part of a block
+STEPS = 4
+
+
+def gradients(generator: torch.Generator) -> list[torch.Tensor]:
+    """Of four ranks, with blocks of very different sizes."""
+    sizes = torch.logspace(-6, 0, NUMEL)
+    return [torch.randn(NUMEL, generator=generator) * sizes for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("codec", "momentum", "feedback"),
+    [
+        ("fp32", 0.0, True),
+        ("bf16", 0.0, True),
+        ("int8", 0.0, True),
+        ("int4", 0.0, True),
+        ("int4", 0.0, False),
+        ("int4:hadamard=1", 0.0, True),
+        ("adaptive", 0.0, True),
+        ("adaptive:bits=6", 0.0, True),
+        ("adaptive:bits=1,floor=1", 0.0, True),
+        ("onebit", 0.9, True),
+        ("onebit:down=onebit", 0.9, True),
+    ],
+)
+def test_the_bits_are_the_engines(codec, momentum, feedback):
+    generator = torch.Generator().manual_seed(1)
+    engine = Workers(4, {"w": torch.empty(NUMEL)}, codec, momentum, feedback)
+    alone = TwoHop(4, NUMEL, codec, momentum, feedback)
+    for step in range(STEPS):
+        flat = gradients(generator)
+        if step == 2 and codec != "fp32":
+            flat[1][300] = math.inf  # that block's residuals stay, and so does its momentum
+        mean = alone.all_reduce([g.clone() for g in flat])
+        theirs = engine.all_reduce(flat)
+        assert torch.equal(mean.view(torch.int32), theirs.view(torch.int32)), f"step {step}"
+    assert alone.stats()["wire_bytes"] == pytest.approx(engine.stats()["wire_bytes"], rel=1e-3)
+    assert alone.stats()["raw_bytes"] == pytest.approx(engine.stats()["raw_bytes"], rel=1e-3)
+    engine.close()
+
+
+def test_dealt_blocks_come_back_to_their_places():
+    (gradient,) = gradients(torch.Generator().manual_seed(2))[:1]
+    alone = Dealt(TwoHop(4, NUMEL, "fp32"), 4, NUMEL)
+    assert torch.equal(alone.all_reduce([gradient] * 4), gradient)
+
+
+def test_a_budget_of_all_blocks_loses_less_than_one_of_each_shard():
+    flat = gradients(torch.Generator().manual_seed(3))
+    exact = torch.stack(flat).mean(0)
+    exchanges = TwoHop(4, NUMEL, "adaptive"), Dealt(TwoHop(4, NUMEL, "adaptive"), 4, NUMEL)
+    apart, together = ((e.all_reduce(flat) - exact).square().sum() for e in exchanges)
+    assert together < apart / 2
+
+
+def test_a_rate_is_climbed_to_and_no_further():
+    def climb(height) -> tuple[float, int]:
+        scores: dict[float, float] = {}
+        while factors := rates.missing(scores):
+            scores |= {factor: height(factor) for factor in factors}
+        return rates.best(scores), len(scores)
+
+    assert climb(lambda factor: -abs(math.log2(factor))) == (1.0, 3)
+    assert climb(lambda factor: -abs(math.log2(factor) - 2)) == (4.0, 5)
+    assert climb(lambda factor: math.nan if factor > 0.5 else -factor) == (0.125, 5)
+    assert climb(lambda factor: factor) == (8.0, 5), "the grid's end"
