@@ -126,7 +126,11 @@ class Cell:
         return [run for run in wanted if results.row(run) is None]
 
     def tests(self, results: Results) -> list[Run]:
-        factor = rates.best(self.scores(results)) if self.choices else 1.0
+        """At the rate that is the best so far; none before there is one."""
+        scores = self.scores(results)
+        if self.choices and not scores:
+            return []
+        factor = rates.best(scores) if self.choices else 1.0
         return [self._run(factor, seed, "test") for seed in range(1, self.seeds + 1)]
 
 
@@ -177,6 +181,7 @@ def main() -> int:
     parser.add_argument("--steps_part", type=int, default=1, help="so many times fewer steps")
     parser.add_argument("--batch_part", type=int, default=1, help="so many times smaller batches")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
+    parser.add_argument("--report", action="store_true", help="of the runs that are there")
     parser.add_argument("--short", action="store_true", help="one seed, the MLP, few steps")
     arguments = parser.parse_args()
     tasks, methods = arguments.tasks.split(","), arguments.methods.split(",")
@@ -192,9 +197,16 @@ def main() -> int:
         mine = [method for method in methods if runs_together(task, method)]
         cells += [Cell(task, method, seeds, choices, arguments.workers) for method in mine]
     results = Results(arguments.out)
-    carry_out(cells, results, arguments.jobs)
-    rows = [results.row(run) for cell in cells for run in cell.tests(results)]
-    chosen = [choices_of(cell, results) for cell in cells]
+    if not arguments.report:
+        carry_out(cells, results, arguments.jobs)
+    found = [results.row(run) for cell in cells for run in cell.tests(results)]
+    rows = [row for row in found if row is not None]
+    with_rows = {(row["task"], row["method"]) for row in rows}
+    chosen = [
+        choices_of(cell, results)
+        for cell in cells
+        if (cell.task.name, cell.method) in with_rows and cell.choices
+    ]
     command = "python bench/accuracy.py " + " ".join(sys.argv[1:])
     print(write_report(arguments.out, rows, chosen, machine(), command))
     return 0

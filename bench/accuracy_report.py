@@ -70,16 +70,16 @@ def _verdict(row: Row) -> str:
 def table(rows: list[Row]) -> str:
     """Markdown."""
     lines = [
-        "| task | method | rate | fewer bytes | test accuracy, % | minus fp32, paired | within "
-        "| test loss | training loss |",
-        "|" + "---|" * 9,
+        "| task | method | rate | fewer bytes | seeds | test accuracy, % | minus fp32, paired "
+        "| within | test loss | training loss |",
+        "|" + "---|" * 10,
     ]
     for row in summarise(rows):
         difference = _form(row["difference"]) if row["method"] != BASELINE else ""
         cells = [
             row["task"], row["method"], f"{row['rate']:g}", f"{row['ratio']:.1f} x",
-            _form(row["accuracy"]), difference, _verdict(row), _form(row["loss"], 4),
-            _form(row["train_loss"], 4),
+            str(len(row["accuracy"])), _form(row["accuracy"]), difference, _verdict(row),
+            _form(row["loss"], 4), _form(row["train_loss"], 4),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -99,22 +99,32 @@ def _panels(tasks: list[str], draw: Callable[[Any, str], None], path: Path) -> N
         axis.set_title(task)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    shown = {}  # not every method is on every task
+    for axis in axes[0]:
+        handles, labels = axis.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles, strict=True))
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
+def _colours(rows: list[Row]) -> dict[str, str]:
+    """By method: the same in every panel."""
+    methods = dict.fromkeys(row["method"] for row in rows)
+    return {method: f"C{number % 10}" for number, method in enumerate(methods)}
+
+
 def plot_accuracy(path: Path, rows: list[Row]) -> None:
     """Accuracy against how many times fewer bytes, with standard errors."""
-    summary = summarise(rows)
+    summary, colours = summarise(rows), _colours(rows)
 
     def draw(axis: Any, task: str) -> None:
         for row in summary:
             if row["task"] != task:
                 continue
             mean, error = _mean_error(row["accuracy"])
-            axis.errorbar(row["ratio"], mean, error, fmt="o", capsize=3, label=row["method"])
+            axis.errorbar(row["ratio"], mean, error, fmt="o", capsize=3, label=row["method"],
+                          color=colours[row["method"]])  # fmt: skip
         axis.set_xscale("log")
         axis.set_xlabel("times fewer bytes than fp32")
         axis.set_ylabel("test accuracy, %")
@@ -126,14 +136,16 @@ def plot_curves(path: Path, rows: list[Row]) -> None:
     """Training loss over steps, mean of the seeds."""
 
     def draw(axis: Any, task: str) -> None:
-        for method in dict.fromkeys(row["method"] for row in rows):
+        for method, colour in _colours(rows).items():
             curves = [r["curve"] for r in rows if (r["task"], r["method"]) == (task, method)]
+            if not curves:
+                continue
             steps = [step for step, _ in curves[0]]
             means = [
                 statistics.mean(losses)
                 for losses in zip(*([p[1] for p in c] for c in curves), strict=True)
             ]
-            axis.plot(steps, means, label=method, linewidth=1.2)
+            axis.plot(steps, means, label=method, linewidth=1.2, color=colour)
         axis.set_yscale("log")
         axis.set_xlabel("step")
         axis.set_ylabel("training loss")
@@ -171,7 +183,7 @@ def write_report(
     text = table(rows)
     seeds = len({row["seed"] for row in rows})
     (folder / "accuracy.md").write_text(
-        f"# Accuracy\n\n{machine}; {rows[0]['workers']} workers, {seeds} paired seeds; "
+        f"# Accuracy\n\n{machine}; {rows[0]['workers']} workers, up to {seeds} paired seeds; "
         f"`{command}`\n\nMean ± standard error; fewer bytes than a ring allreduce of fp32.\n\n"
         f"{text}\n\n{pooled(rows)}\n\n## Learning rates\n\nChosen on a validation split, with "
         f"seeds of their own.\n\n{choices_table(choices)}\n"

@@ -17,7 +17,7 @@ from thinwire.torch import DistributedOptimizer
 from thinwire.torch.advise import Advice, advise
 from thinwire.torch.advise import advice as advice_
 from thinwire.torch.exchange import auto
-from thinwire.torch.forecast.choice import Prediction, choose
+from thinwire.torch.forecast.choice import CODECS, Prediction, choose, codecs_on
 from thinwire.torch.forecast.notes import Notes
 
 HERE = Path(__file__).parent
@@ -80,6 +80,12 @@ def test_accuracy_decides_between_equals():
     assert choose(rows, ("fp32", "int8", "int4")).policy == "fifo"
     with pytest.raises(thinwire.InvalidArgumentError, match="expected some of"):
         choose(rows, ("topk",))
+
+
+def test_a_codec_without_kernels_is_not_for_gpus():
+    assert codecs_on(torch.device("cpu"), CODECS) == CODECS
+    on_gpu = codecs_on(torch.device("cuda"), CODECS)
+    assert "int4" in on_gpu and "topk" not in on_gpu
 
 
 @pytest.mark.parametrize(
@@ -150,8 +156,8 @@ def advised(rank: int, bytes_per_s: float | None):
 def test_every_rank_gets_the_whole_table():
     (first, table), (second, _) = run(advised, None)
     assert first == second
-    assert len(first.rows) == 18 and all(row.step_s > 0 for row in first.rows)
-    for word in ("fp32", "topk", "wfbp", "computing alone"):
+    assert len(first.rows) == 21 and all(row.step_s > 0 for row in first.rows)
+    for word in ("fp32", "adaptive", "topk", "wfbp", "computing alone"):
         assert word in table
 
 

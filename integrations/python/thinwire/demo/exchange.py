@@ -11,7 +11,9 @@ import thinwire.torch
 
 # Bytes of an element on the wire of the ways that are not ours.
 _ELEMENT_BYTES = {"plain": 4, "bf16": 2}
-WAYS = ("plain", "bf16", "int8", "int4", "onebit", "topk:density=0.01,masking=0")
+WAYS = (
+    "plain", "bf16", "int8", "int4", "adaptive", "onebit", "topk:density=0.01,masking=0",
+)  # fmt: skip
 
 
 def bf16_hook(

@@ -10,7 +10,7 @@ import thinwire
 
 Row = dict[str, Any]
 
-_COLOURS = ["#9aa5b1", "#7d8da1", "#3d7ea6", "#1f4e79", "#b5651d", "#7a3e9d"]
+_COLOURS = ["#9aa5b1", "#7d8da1", "#3d7ea6", "#1f4e79", "#5b8c5a", "#b5651d", "#7a3e9d"]
 
 _COLUMNS = (
     ("codec", "codec", "{}"),

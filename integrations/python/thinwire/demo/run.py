@@ -12,7 +12,7 @@ from pathlib import Path
 from thinwire.demo import lab, report
 
 _TIMEOUT_S = 1800.0
-_WAYS = "plain bf16 int8 int4 onebit topk:density=0.01,masking=0"
+_WAYS = "plain bf16 int8 int4 adaptive onebit topk:density=0.01,masking=0"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

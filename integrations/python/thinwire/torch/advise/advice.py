@@ -19,6 +19,7 @@ from thinwire.torch.forecast.choice import (
     TIE,
     Prediction,
     choose,
+    codecs_on,
     predict,
 )  # fmt: skip
 from thinwire.torch.forecast.probe import probe
@@ -94,7 +95,8 @@ def advise(
     model, optimizer: as DistributedOptimizer takes them, not wrapped; afterwards they are as they
       were. A BatchNorm's running means are restored as well.
     run: makes one forward and backward pass, its batch included.
-    codecs: from the most accurate to the least. allowed: those that may be recommended.
+    codecs: from the most accurate to the least; those that do not run on the model's device are
+      left out. allowed: those that may be recommended.
     steps: the number that are timed, twice. lanes, chunk_bytes, min_bytes: as DistributedOptimizer
       takes them.
 
@@ -105,7 +107,7 @@ def advise(
         for policy in ("p3", "wfbp")
     }
     device = next(model.parameters()).device
-    measured = probe(codecs, device, process_group)
+    measured = probe(codecs_on(device, codecs), device, process_group)
     options = {"lanes": lanes, "chunk_bytes": chunk_bytes, "min_bytes": min_bytes}
     rows = predict(profiles, measured.link, measured.costs, policies, **options)
     return Advice(rows, choose(rows, allowed), profiles["wfbp"].compute_s, measured.link)

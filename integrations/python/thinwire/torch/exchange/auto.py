@@ -18,7 +18,7 @@ from thinwire.config import Config
 from thinwire.errors import Error, PeerLostError
 from thinwire.torch.agree import from_rank_0, worst_of_ranks
 from thinwire.torch.exchange.step_observer import StepObserver
-from thinwire.torch.forecast.choice import ACCURATE, choose, predict
+from thinwire.torch.forecast.choice import ACCURATE, choose, codecs_on, predict
 from thinwire.torch.forecast.probe import probe
 
 AUTO = "auto"
@@ -90,7 +90,8 @@ class AutoCodec:
     def _choose(self, device: torch.device) -> str:
         profile = self.observer.notes.profile(1, self._group)
         self.observer = None
-        policy, measured = self.config.policy, probe(ACCURATE, device, self._group)
+        policy = self.config.policy
+        measured = probe(codecs_on(device, ACCURATE), device, self._group)
         rows = predict(
             {policy: profile}, measured.link, measured.costs, [policy], lanes=self.config.lanes,
             chunk_bytes=self.config.chunk_bytes, min_bytes=self.config.min_bytes,

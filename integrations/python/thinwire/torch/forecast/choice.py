@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError
 from thinwire.simulate import CodecCost, Link, Profile, simulate
 
 # From the most accurate to the least.
-CODECS = ("fp32", "bf16", "int8", "int4", "onebit", "topk")
+CODECS = ("fp32", "bf16", "int8", "int4", "adaptive", "onebit", "topk")
 POLICIES = ("fifo", "wfbp", "p3")
-# Those that may be recommended unless the user says otherwise; the others need momentum.
+# Those that may be recommended unless the user says otherwise. Of the others adaptive has lost more
+# than a tenth of a point (docs/decisions/0032-floor-of-adaptive.md), and the rest need momentum.
 ACCURATE = CODECS[:4]
 # Predictions this close are equal, and accuracy decides.
 TIE = 1.03
@@ -28,6 +32,11 @@ class Prediction:
     codec: str
     policy: str
     step_s: float
+
+
+def codecs_on(device: torch.device, codecs: Sequence[str]) -> tuple[str, ...]:
+    """Those of `codecs` that run where the gradients are."""
+    return tuple(c for c in codecs if device.type == "cpu" or codec_info(c).has_kernels)
 
 
 def predict(
