@@ -34,7 +34,7 @@ help:
 	@echo "make fuzz    libFuzzer on decoders, parsers and frames, a minute each"
 	@echo "make soak    faults: ranks that are killed or stopped in every phase, and half an hour of kills"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
-	@echo "make accuracy, make ratio   what compression costs in accuracy (an hour), and in precision"
+	@echo "make accuracy, make ratio   what compression costs in accuracy (hours), and in precision"
 	@echo "make wheel   a wheel that needs no compiler; make lint, make format, make clean"
 
 setup:
@@ -120,7 +120,8 @@ fuzz: setup
 bench: build
 	@scripts/bench.sh
 
-# Resumes where it was stopped; make accuracy ARGS=--short takes a minute.
+# Resumes where it was stopped; make accuracy ARGS=--short takes a minute, and
+# ARGS="--steps_part 8 --batch_part 4 --choices 1" shortens every run.
 accuracy: build
 	@$(PYTHON) bench/accuracy.py --out build/accuracy $(ARGS)
 
