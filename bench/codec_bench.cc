@@ -63,7 +63,7 @@ struct Arrays {
   std::unique_ptr<float, Free> g, r, out;
   std::unique_ptr<uint8_t, Free> wire, peer;
   std::vector<uint32_t> scratch;
-  uint32_t threshold = 0;
+  float threshold = 0;
   EncodeExtras extras;
   size_t step = 0;
 };

@@ -23,10 +23,10 @@ namespace thinwire {
 struct EncodeExtras {
   Draws draws;  // rounding=stochastic
 
-  // topk: the key of the last step's k-th entry, a first guess for this one; updated. It changes
-  // the time, never the result.
-  uint32_t* threshold = nullptr;
-  // topk: TopKScratchWords(spec, numel) words to work in; empty: it allocates them.
+  // topk: the magnitude of the last step's k-th entry, a first guess for this one, at most 2^127; 0
+  // is none. Updated. It changes the time, never the result.
+  float* threshold = nullptr;
+  // topk: Backend::EntryScratchWords words to work in; empty: it allocates them, on the host.
   std::span<uint32_t> scratch;
   // topk with a residual: the local momentum u of DGC (Lin et al., arXiv 1712.01887, section 3.1,
   // momentum correction; 3.2, factor masking): u = momentum * u + g, x = u + residual, and u = 0
@@ -37,7 +37,7 @@ struct EncodeExtras {
   bool nesterov = false;
 };
 
-size_t TopKScratchWords(const CodecSpec& spec, size_t numel);
+size_t TopKScratchWords(const CodecSpec& spec, size_t numel);  // of the host
 
 // One of several shards that are encoded, or decoded, together.
 struct EncodeArgs {
@@ -64,6 +64,10 @@ struct ReduceArgs {
   uint8_t* wire_out = nullptr;  // EncodedBytes(down, numel); null = not wanted (fp32 only)
   Draws draws = {};             // of the encoding
 };
+
+// Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
+// not add up or whose indices do not ascend. InvalidArgument says which. All other bytes decode.
+absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel);
 
 class Backend {
  public:
@@ -97,6 +101,26 @@ class Backend {
   virtual void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
                           std::span<float> sum) const = 0;
 
+  // topk only: sum = the entries of all wires times `factor`, added in order to zeros, as
+  // AddEntries adds them.
+  virtual void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires,
+                          float factor, std::span<float> sum) const {
+    std::memset(static_cast<void*>(sum.data()), 0, sum.size_bytes());
+    for (const uint8_t* wire : wires) AddEntries(spec, wire, factor, sum);
+  }
+
+  // topk only: words of EncodeExtras::scratch.
+  virtual size_t EntryScratchWords(const CodecSpec& spec, size_t numel) const {
+    return TopKScratchWords(spec, numel);
+  }
+
+  // CheckWire of a peer's shard, EncodedBytes(spec, numel) long, before it is decoded. A device
+  // does not let the host wait for that: there it is always OK, what is malformed decodes to NaN,
+  // and no access is out of bounds.
+  virtual absl::Status CheckShard(const CodecSpec& spec, const uint8_t* wire, size_t numel) const {
+    return CheckWire(spec, {wire, EncodedBytes(spec, numel)}, numel);
+  }
+
   // sum = factor * sum + gradient, in fp32, product and sum rounded one after the other.
   virtual void Accumulate(TensorView gradient, float factor, std::span<float> sum) const = 0;
 
@@ -117,10 +141,6 @@ class Backend {
     if (bytes > 0 && to != from) std::memmove(to, from, bytes);
   }
 };
-
-// Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
-// not add up or whose indices do not ascend. InvalidArgument says which. All other bytes decode.
-absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel);
 
 // The fastest instruction set that this CPU has, chosen at run time.
 const Backend& CpuBackend();

@@ -78,6 +78,13 @@ absl::StatusOr<BucketMemory> ErrorFeedback::Allocate(const BucketLayout& layout)
   absl::StatusOr<BucketMemory> memory = AllocateKept(layout);
   if (!memory.ok()) return memory;
   if (memory_.on_device()) memory->fence = std::make_shared<Fence>(slots_);
+  if (layout.carried > 0) {
+    absl::StatusOr<std::shared_ptr<float[]>> carried = memory_.Allocate(layout.carried);
+    if (!carried.ok()) return carried.status();
+    memory->carried = *std::move(carried);
+    const std::vector<float> zeros(layout.carried);
+    if (absl::Status bad = memory_.Write(zeros, memory->carried.get()); !bad.ok()) return bad;
+  }
   if (!undo_) return memory;
   absl::StatusOr<BucketMemory> copy = AllocateKept(layout);
   if (!copy.ok()) return copy;

@@ -40,6 +40,7 @@ struct BucketLayout {
   // Second-hop residual times this = gradient units: n where the result is a mean, 1 for a sum.
   float second_hop_weight = 1.0f;
   bool momentum = false;  // momentum is kept beside the residuals
+  size_t carried = 0;     // floats of the bucket's own, which no other layout takes over
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 };
 
@@ -55,8 +56,9 @@ struct ParameterResidual {
 struct BucketMemory {
   std::shared_ptr<float[]> residual;
   std::shared_ptr<float[]> momentum;
-  std::shared_ptr<Fence> fence;   // on a device: the work that used them last
-  std::shared_ptr<UndoLog> undo;  // null: a use can't be taken back
+  std::shared_ptr<float[]> carried;  // zeros at first
+  std::shared_ptr<Fence> fence;      // on a device: the work that used them last
+  std::shared_ptr<UndoLog> undo;     // null: a use can't be taken back
 };
 
 // Not thread-safe; the engine serialises Bind, and chunks write disjoint ranges of what it returns.

@@ -73,15 +73,20 @@ inline constexpr bool kTransforms = [] {
   }
 }();
 
+// True of codecs whose tiles are encoded and decoded each for itself, by tiles.h. Those of entries
+// have kernels of their own.
+template <typename Codec>
+inline constexpr bool kInTiles = Codec::kTraits.has_kernels && !Codec::kTraits.entries();
+
 template <typename... Codecs>
-constexpr bool AnyKernels(CodecTypes<Codecs...>) {
-  return (Codecs::kTraits.has_kernels || ...);
+constexpr bool AnyInTiles(CodecTypes<Codecs...>) {
+  return (kInTiles<Codecs> || ...);
 }
 
 // Calls visit(Variant) if the codec is this one.
 template <typename Codec, typename Visit>
 THINWIRE_HD void IfCodec(CodecId id, bool hadamard, Visit& visit) {
-  if constexpr (Codec::kTraits.has_kernels) {
+  if constexpr (kInTiles<Codec>) {
     if (id != Codec::kTraits.id) return;
     if constexpr (kTransforms<Codec>) {
       if (hadamard) return visit(Variant<Codec, true>());

@@ -170,6 +170,12 @@ int CopyFinite(int ordinal, const CopyFiniteLaunch* launch, void* stream) {
 int Reduce(int ordinal, const ReduceLaunch* launch, void* stream) {
   return OnDevice(ordinal).Do([&] { return LaunchReduce(*launch, StreamOf(stream)); });
 }
+int EncodeEntries(int ordinal, const EncodeEntriesLaunch* launch, void* stream) {
+  return OnDevice(ordinal).Do([&] { return LaunchEncodeEntries(*launch, StreamOf(stream)); });
+}
+int AddEntries(int ordinal, const AddEntriesLaunch* launch, void* stream) {
+  return OnDevice(ordinal).Do([&] { return LaunchAddEntries(*launch, StreamOf(stream)); });
+}
 
 constexpr DeviceApi kApi = {
     .version = kDeviceApiVersion,
@@ -194,6 +200,8 @@ constexpr DeviceApi kApi = {
     .accumulate = Accumulate,
     .copy_finite = CopyFinite,
     .reduce = Reduce,
+    .encode_entries = EncodeEntries,
+    .add_entries = AddEntries,
     .identify = Identify,
     .run_on = RunOn,
 };

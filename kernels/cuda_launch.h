@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/jobs.h"
+#include "kernels/entry_jobs.h"
 
 namespace thinwire::kernels {
 
@@ -14,6 +14,8 @@ cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchCopyFinite(const CopyFiniteLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchAddEntries(const AddEntriesLaunch& launch, cudaStream_t stream);
 
 }  // namespace thinwire::kernels
 

@@ -40,6 +40,9 @@ class DeviceTeam {
     __device__ __forceinline__ void Put(const DeviceTeam&, unsigned, unsigned i, T value) {
       values_[i] = value;
     }
+    __device__ __forceinline__ void Add(const DeviceTeam&, unsigned, unsigned i, T value) {
+      atomicAdd(&values_[i], value);
+    }
 
    private:
     T values_[kCount];
@@ -51,6 +54,12 @@ class DeviceTeam {
   }
 
   __device__ __forceinline__ void Sync() { __syncthreads(); }
+
+  static __device__ __forceinline__ uint32_t AtomicAdd(uint32_t* sum, uint32_t value) {
+    return atomicAdd(sum, value);
+  }
+  static __device__ __forceinline__ void Fence() { __threadfence(); }
+  static __device__ __forceinline__ uint32_t Fresh(const uint32_t* word) { return __ldcg(word); }
 
   __device__ __forceinline__ void WarpMax(PerThread<uint32_t>& value) {
     uint32_t& own = value[threadIdx.x];

@@ -12,12 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/jobs.h"
+#include "kernels/entry_jobs.h"
 
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 4;
+inline constexpr uint32_t kDeviceApiVersion = 5;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
@@ -57,6 +57,8 @@ struct DeviceApi {
   int (*accumulate)(int ordinal, const AccumulateLaunch* launch, void* stream);
   int (*copy_finite)(int ordinal, const CopyFiniteLaunch* launch, void* stream);
   int (*reduce)(int ordinal, const ReduceLaunch* launch, void* stream);
+  int (*encode_entries)(int ordinal, const EncodeEntriesLaunch* launch, void* stream);
+  int (*add_entries)(int ordinal, const AddEntriesLaunch* launch, void* stream);
 
   // What follows is done at once.
   // Writes a text that no other device of the host has, ended by a zero.

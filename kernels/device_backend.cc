@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compress/codecs/topk.h"
 #include "compress/hadamard.h"
 #include "compress/shard_layout.h"
 #include "kernels/tile.h"
@@ -9,6 +10,7 @@
 namespace thinwire {
 namespace {
 
+using kernels::EntryUse;
 using kernels::kTile;
 
 kernels::Codec CodecOf(const CodecSpec& spec) {
@@ -41,12 +43,14 @@ kernels::Wire WireOf(const CodecSpec& spec, const uint8_t* data, size_t numel) {
   return {const_cast<uint8_t*>(data), layout.codes_at, layout.bytes};
 }
 
+uint32_t TilesOf(size_t numel) { return static_cast<uint32_t>((numel + kTile - 1) / kTile); }
+
 // Adds a job of `numel` elements to a launch.
 template <typename Jobs, typename Job>
 void AddJob(Jobs* jobs, Job job) {
   job.first_tile = jobs->tiles;
   jobs->job[jobs->count++] = job;
-  jobs->tiles += static_cast<uint32_t>((job.numel + kTile - 1) / kTile);
+  jobs->tiles += TilesOf(job.numel);
 }
 
 }  // namespace
@@ -58,6 +62,10 @@ void DeviceBackend::Encode(const CodecSpec& spec, TensorView gradient, float* re
 }
 
 void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const {
+  if (spec.traits().entries()) {
+    for (const EncodeArgs& shard : shards) EncodeEntries(spec, shard);
+    return;
+  }
   while (!shards.empty()) {
     kernels::EncodeLaunch launch{};
     launch.codec = CodecOf(spec);
@@ -78,8 +86,40 @@ void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs>
   }
 }
 
+void DeviceBackend::EncodeEntries(const CodecSpec& spec, const EncodeArgs& shard) const {
+  const TensorView& gradient = shard.gradient;
+  if (gradient.numel == 0) return;
+  const EncodeExtras& extras = shard.extras;
+  const size_t entries = EntryCount(spec.density_ppm, gradient.numel);
+  const uint32_t tiles = TilesOf(gradient.numel);
+  const kernels::EncodeEntriesLaunch launch = {
+      .dtype = gradient.dtype,
+      .gradient = ElementsOf(gradient),
+      .residual = FloatsAt(shard.residual),
+      .velocity = FloatsAt(extras.velocity),
+      .momentum = extras.momentum,
+      .nesterov = extras.nesterov,
+      .masking = spec.masking,
+      .wire = WireOf(spec, shard.wire, gradient.numel),
+      .numel = gradient.numel,
+      .entries = static_cast<uint32_t>(entries),
+      .tiles = tiles,
+      .threshold = extras.threshold,
+      .room = kernels::EntryRoomAt(extras.scratch.data(), entries, tiles)};
+  report_(api_.encode_entries(ordinal_, &launch, stream_));
+}
+
+size_t DeviceBackend::EntryScratchWords(const CodecSpec& spec, size_t numel) const {
+  return kernels::EntryRoomWords(EntryCount(spec.density_ppm, numel), TilesOf(numel));
+}
+
 void DeviceBackend::Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards,
                            bool add) const {
+  if (spec.traits().entries()) {
+    const EntryUse use = add ? EntryUse::kAdd : EntryUse::kValues;
+    for (const DecodeArgs& shard : shards) UseEntries(use, spec, {&shard.wire, 1}, 1, shard.out);
+    return;
+  }
   while (!shards.empty()) {
     kernels::DecodeLaunch launch{};
     launch.codec = CodecOf(spec);
@@ -113,7 +153,34 @@ void DeviceBackend::DecodeAdd(const CodecSpec& spec, const uint8_t* wire,
   Launch(spec, {&shard, 1}, true);
 }
 
-void DeviceBackend::AddEntries(const CodecSpec&, const uint8_t*, float, std::span<float>) const {}
+void DeviceBackend::AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
+                               std::span<float> sum) const {
+  UseEntries(EntryUse::kAdd, spec, {&wire, 1}, factor, {sum.data(), sum.size()});
+}
+
+void DeviceBackend::SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires,
+                               float factor, std::span<float> sum) const {
+  UseEntries(EntryUse::kSum, spec, wires, factor, {sum.data(), sum.size()});
+}
+
+void DeviceBackend::UseEntries(EntryUse use, const CodecSpec& spec,
+                               std::span<const uint8_t* const> wires, float factor,
+                               TensorView out) const {
+  if (out.numel == 0) return;
+  kernels::AddEntriesLaunch launch = {
+      .dtype = out.dtype,
+      .out = ElementsOf(out),
+      .use = use,
+      .factor = factor,
+      .numel = out.numel,
+      .codes_at = LayoutOf(spec, out.numel).codes_at,
+      .entries = static_cast<uint32_t>(EntryCount(spec.density_ppm, out.numel)),
+      .tiles = TilesOf(out.numel),
+      .ranks = static_cast<uint32_t>(wires.size()),
+      .wires = {}};
+  std::copy(wires.begin(), wires.end(), launch.wires);
+  report_(api_.add_entries(ordinal_, &launch, stream_));
+}
 
 void DeviceBackend::Accumulate(TensorView gradient, float factor, std::span<float> sum) const {
   if (sum.empty()) return;

@@ -26,12 +26,21 @@ class DeviceBackend final : public Backend {
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override;
   void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
                   std::span<float> sum) const override;
+  void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires, float factor,
+                  std::span<float> sum) const override;
+  size_t EntryScratchWords(const CodecSpec& spec, size_t numel) const override;
+  absl::Status CheckShard(const CodecSpec&, const uint8_t*, size_t) const override {
+    return absl::OkStatus();
+  }
   void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override;
   void CopyFinite(std::span<const float> from, std::span<float> to) const override;
   void Reduce(const ReduceArgs& args) const override;
   void Copy(void* to, const void* from, size_t bytes) const override;
 
  private:
+  void EncodeEntries(const CodecSpec& spec, const EncodeArgs& shard) const;
+  void UseEntries(kernels::EntryUse use, const CodecSpec& spec,
+                  std::span<const uint8_t* const> wires, float factor, TensorView out) const;
   void Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards, bool add) const;
 
   const kernels::DeviceApi& api_;

@@ -24,14 +24,14 @@ auto ForDType(DType dtype, Visit visit) {
   return visit(DTypeTag<DType::kF32>());
 }
 
-// Calls visit(Variant) for a codec of the list that has kernels. The backend launches no other one:
-// CodecPair::has_kernels says which they are.
+// Calls visit(Variant) for a codec of the list whose kernels are those of tiles.h. The backend
+// launches no other one in this way.
 template <typename First, typename... Rest, typename Visit>
 auto ForCodecOf(CodecTypes<First, Rest...>, const Codec& codec, Visit visit) {
-  if constexpr (!First::kTraits.has_kernels) {
+  if constexpr (!kInTiles<First>) {
     return ForCodecOf(CodecTypes<Rest...>(), codec, visit);
   } else {
-    if constexpr (AnyKernels(CodecTypes<Rest...>())) {
+    if constexpr (AnyInTiles(CodecTypes<Rest...>())) {
       if (codec.id != First::kTraits.id) return ForCodecOf(CodecTypes<Rest...>(), codec, visit);
     }
     if constexpr (kTransforms<First>) {

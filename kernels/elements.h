@@ -89,6 +89,25 @@ THINWIRE_HD void StoreValues(const Values& values, const TileRange& tile, unsign
   }
 }
 
+// The same for a dtype that is known at run time only, where a kernel for each is not worth it.
+THINWIRE_HD void LoadValuesOf(DType dtype, const Elements& from, const TileRange& tile,
+                              unsigned thread, Values& out) {
+  switch (dtype) {
+    case DType::kBF16: return LoadValues<DType::kBF16>(from, tile, thread, out);
+    case DType::kF16: return LoadValues<DType::kF16>(from, tile, thread, out);
+    case DType::kF32: return LoadValues<DType::kF32>(from, tile, thread, out);
+  }
+}
+
+THINWIRE_HD void StoreValuesOf(DType dtype, const Values& values, const TileRange& tile,
+                               unsigned thread, const Elements& to) {
+  switch (dtype) {
+    case DType::kBF16: return StoreValues<DType::kBF16>(values, tile, thread, to);
+    case DType::kF16: return StoreValues<DType::kF16>(values, tile, thread, to);
+    case DType::kF32: return StoreValues<DType::kF32>(values, tile, thread, to);
+  }
+}
+
 }  // namespace thinwire::kernels
 
 #endif  // THINWIRE_KERNELS_ELEMENTS_H_

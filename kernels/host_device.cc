@@ -308,6 +308,8 @@ const DeviceApi& HostDeviceApi() {
       .accumulate = QueueLaunch<AccumulateLaunch>,
       .copy_finite = QueueLaunch<CopyFiniteLaunch>,
       .reduce = QueueLaunch<ReduceLaunch>,
+      .encode_entries = QueueLaunch<EncodeEntriesLaunch>,
+      .add_entries = QueueLaunch<AddEntriesLaunch>,
       .identify = Identify,
       .run_on = RunOn,
   };

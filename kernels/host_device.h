@@ -23,6 +23,8 @@ void RunOnHost(const DecodeLaunch& launch);
 void RunOnHost(const AccumulateLaunch& launch);
 void RunOnHost(const CopyFiniteLaunch& launch);
 void RunOnHost(const ReduceLaunch& launch);
+void RunOnHost(const EncodeEntriesLaunch& launch);
+void RunOnHost(const AddEntriesLaunch& launch);
 
 }  // namespace thinwire::kernels
 

@@ -1,22 +1,11 @@
 // Launches on the host, as a GPU would run them: tile after tile and thread after thread.
 #include "kernels/dispatch.h"
 #include "kernels/host_device.h"
-#include "kernels/host_team.h"
+#include "kernels/host_tiles.h"
 #include "kernels/tiles.h"
 
 namespace thinwire::kernels {
 namespace {
-
-// Calls tile(team, shared, t) for each tile. Registers and shared memory are unset, as those of a
-// thread block are.
-template <typename Shared, typename Tile>
-void ForEachTile(uint32_t tiles, Tile tile) {
-  for (uint32_t t = 0; t < tiles; ++t) {
-    HostTeam team;
-    Shared shared;
-    tile(team, shared, t);
-  }
-}
 
 struct Nothing {};
 

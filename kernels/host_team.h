@@ -45,9 +45,19 @@ class HostTeam {
       cell.writer = thread;
       cell.value = value;
     }
+    // Atomic: several threads may add between two Syncs, but none may get or put then.
+    void Add(const HostTeam& team, unsigned thread, unsigned i, T value) {
+      Cell& cell = Check(team, i);
+      if (cell.writer != kNobody && cell.writer != kAdders) {
+        Race("adds to what", cell.writer, thread);
+      }
+      if (cell.reader != kNobody) Race("adds to what", cell.reader, thread);
+      cell.writer = kAdders;
+      cell.value += value;
+    }
 
    private:
-    static constexpr unsigned kNobody = ~0u, kSeveral = ~0u - 1;
+    static constexpr unsigned kNobody = ~0u, kSeveral = ~0u - 1, kAdders = ~0u - 2;
     struct Cell {
       T value;
       unsigned epoch = 0, writer = kNobody, reader = kNobody;
@@ -74,6 +84,17 @@ class HostTeam {
   }
 
   void Sync() { ++epoch_; }
+
+  // Of device memory, where teams meet. The old value is returned.
+  static uint32_t AtomicAdd(uint32_t* sum, uint32_t value) {
+    const uint32_t before = *sum;
+    *sum = before + value;
+    return before;
+  }
+  // What this thread has written so far other teams see before what it writes from here on.
+  static void Fence() {}
+  // A word that another team has written in the same launch.
+  static uint32_t Fresh(const uint32_t* word) { return *word; }
 
   // Lane 0 of each warp has the largest value of its warp.
   void WarpMax(PerThread<uint32_t>& value) {

@@ -9,8 +9,9 @@ A thread has 16 elements of a tile. `path` counts the instructions that it execu
 full, aligned tile of finite values, in blocks of 256, in the only job of a launch, rounded to
 nearest, with feedback: a walk through the code that decides every branch by what lies behind it
 (`jumps`), and goes once through a loop. Of a reduction, whose loop over ranks holds a switch over
-codecs, only the size is counted. `issue` is the share of a multiprocessor's four schedulers that
-`path` takes while memory runs at its full rate; `stack` are the bytes of spilled registers."""
+codecs, and of topk, whose way goes by the values, only the size is counted. `issue` is the share of
+a multiprocessor's four schedulers that `path` takes while memory runs at its full rate; `stack` are
+the bytes of spilled registers."""
 
 from __future__ import annotations
 
@@ -74,6 +75,8 @@ def dump(library: pathlib.Path, *options: str) -> str:
 
 def row_name(mangled: str) -> str:
     """Such as `encode_ef Int8`; empty for what the table leaves out: other dtypes than f32."""
+    if entries := re.search(r"Entries([A-Z][a-z]+)Kernel", mangled):
+        return f"topk {entries[1].lower()}"
     shape = re.search(
         r"(Encode|Decode|Reduce|Accumulate)Kernel"
         r"I(?:NS0_7VariantINS_6codecs\d+([A-Za-z]+?\d*)ELb([01])EEE)?"
@@ -157,7 +160,7 @@ def rows_of(library: pathlib.Path) -> list[Row]:
     for name, code in instructions(dump(library, "-sass")).items():
         if name not in resources:
             continue
-        walked = 0 if "ReduceKernel" in name else path_length(code)
+        walked = 0 if re.search("ReduceKernel|Entries", name) else path_length(code)
         rows.append(Row(row_name(name), walked, len(code), *resources[name]))
     return sorted(rows, key=lambda row: row.name)
 

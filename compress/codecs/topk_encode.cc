@@ -23,9 +23,6 @@ namespace {
 
 constexpr size_t kSample = 4096;      // elements, at most; and at most an eighth of all
 constexpr size_t kSampleFrom = 2048;  // elements; of fewer all are candidates
-// The next step starts from this part of the k-th magnitude. With feedback many elements wait just
-// below it, so every percent less costs a tenth of k in candidates; it moves by less than this.
-constexpr float kCarry = 63.0f / 64;
 // Below a threshold that was too high these parts of it are tried, the closest first.
 constexpr float kRetreat[] = {0.875f, 0.5f, 0.25f};
 
@@ -60,7 +57,7 @@ class Encoder {
       CollectBelow(low, highest);
     }
     const uint32_t last = candidates_.KeepLargest(Restore());
-    if (extras_.threshold != nullptr) *extras_.threshold = std::min(last, kHugeBits);
+    if (extras_.threshold != nullptr) *extras_.threshold = FloatOf(std::min(last, kHugeBits));
     Send(layout, wire);
   }
 
@@ -70,9 +67,9 @@ class Encoder {
   // Also settles from where on elements are sent very probably: their residual is written as if
   // they were, while it is in cache, and put right for the few that are not.
   uint32_t FirstGuess() {
-    if (extras_.threshold != nullptr && *extras_.threshold != 0) {
-      if (residual_ != nullptr) sure_ = *extras_.threshold;
-      return BitsOf(FloatOf(*extras_.threshold) * kCarry);
+    if (extras_.threshold != nullptr && *extras_.threshold != 0.0f) {
+      if (residual_ != nullptr) sure_ = BitsOf(*extras_.threshold);
+      return CarriedKey(*extras_.threshold);
     }
     return gradient_.numel < kSampleFrom ? 0 : SampledThreshold();
   }

@@ -1,6 +1,5 @@
 // topk: one hop. Everybody's entries go to everybody, who adds the same entries up in the same
 // order, the own ones as they were sent; hence bit-identical replicas.
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -33,7 +32,8 @@ class EntriesRun final : public ChunkRun {
     if (operands_.output().dtype != DType::kF32) copy_ = bench_.scratch.TakeOf<float>(input.numel);
     EncodeExtras extras;
     extras.threshold = job_.threshold;
-    extras.scratch = bench_.scratch.TakeOf<uint32_t>(TopKScratchWords(spec, input.numel));
+    extras.scratch =
+        bench_.scratch.TakeOf<uint32_t>(bench_.backend.EntryScratchWords(spec, input.numel));
     extras.velocity =
         job_.velocity == nullptr ? nullptr : job_.velocity + job_.chunk->elements.begin;
     extras.momentum = job_.momentum.beta;
@@ -51,16 +51,18 @@ class EntriesRun final : public ChunkRun {
     const TensorView output = operands_.output();
     const std::span<float> sum =
         copy_.empty() ? std::span<float>(static_cast<float*>(output.data), output.numel) : copy_;
-    // Each entry is scaled, which is less than to scale all elements, most of which are 0.
-    std::memset(static_cast<void*>(sum.data()), 0, sum.size_bytes());
+    std::vector<const uint8_t*> wires;
     for (size_t r = 0; r < wires_.size(); ++r) {
-      if (absl::Status bad = CheckWire(spec, wires_[r], output.numel); !bad.ok()) {
+      wires.push_back(wires_[r].data());
+      absl::Status bad = bench_.backend.CheckShard(spec, wires[r], output.numel);
+      if (!bad.ok()) {
         return absl::FailedPreconditionError(
             absl::StrCat("rank ", r, " sent what is no topk shard: ", bad.message(),
                          "; look for a network or memory fault on its machine"));
       }
-      bench_.backend.AddEntries(spec, wires_[r].data(), job_.scale, sum);
     }
+    // Each entry is scaled, which is less than to scale all elements, most of which are 0.
+    bench_.backend.SumEntries(spec, wires, job_.scale, sum);
     if (!copy_.empty()) {
       const auto* values = reinterpret_cast<const uint8_t*>(sum.data());
       bench_.backend.Decode(LosslessSpec(DType::kF32), values, output);

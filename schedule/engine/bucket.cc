@@ -60,6 +60,12 @@ bool UseFeedback(std::span<const Segment> segments, const Options& options) {
   });
 }
 
+// topk's search starts from what it found in the step before, chunk by chunk.
+bool CarriesThresholds(const Partition& partition) {
+  return std::any_of(partition.chunks.begin(), partition.chunks.end(),
+                     [](const Chunk& chunk) { return chunk.algorithm == &Entries(); });
+}
+
 }  // namespace
 
 Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching matching,
@@ -71,14 +77,14 @@ Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching
       shape_(request.shape),
       partition_(PartitionOf(request, segments_, members.size, options)),
       route_(RouteOf(request, segments_, members.size, matching, options)),
-      scale_(1.0f / DivisorOf(request, members.size)),
-      thresholds_(std::make_unique<uint32_t[]>(partition_.chunks.size())) {
+      scale_(1.0f / DivisorOf(request, members.size)) {
   const bool momentum = options.momentum.beta != 0.0f;
   needs_memory_ = momentum || (partition_.keeps_residuals() && UseFeedback(segments_, options));
   layout_ = {.segments = partition_.segments,
              .owned = partition_.SecondHopOf(members.rank),
              .second_hop_weight = DivisorOf(request, members.size),
-             .momentum = momentum};
+             .momentum = momentum,
+             .carried = CarriesThresholds(partition_) ? partition_.chunks.size() : 0};
   SetName(key_, shape_, &report_);
   report_.key = HashBytes(key_);
   report_.numel = request.numel;

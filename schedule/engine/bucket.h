@@ -47,7 +47,6 @@ class Bucket {
   // never meet; those of a direct exchange are then late, and report what they have.
   uint64_t TagOf(uint64_t id, uint32_t chunk) const;
   float scale() const { return scale_; }
-  uint32_t* threshold(uint32_t chunk) const { return &thresholds_[chunk]; }
   // Where segments with these numbers lie in the order of what is kept.
   void RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ranges) const;
 
@@ -63,8 +62,7 @@ class Bucket {
   bool needs_memory_ = false;
   BucketLayout layout_;
   Report report_;
-  uint64_t agreed_ = 0;                           // hash of all that ranks must agree on
-  const std::unique_ptr<uint32_t[]> thresholds_;  // of topk, by chunk; carried from step to step
+  uint64_t agreed_ = 0;  // hash of all that ranks must agree on
 };
 
 }  // namespace thinwire

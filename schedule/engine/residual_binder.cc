@@ -19,14 +19,15 @@ void ResidualBinder::Exit() {
 absl::StatusOr<BucketMemory> ResidualBinder::Bind(const Bucket& bucket, BoundMemory* last) {
   Enter();
   if (last->generation != 0 && last->generation == feedback_.generation()) {
-    BucketMemory memory{last->residual.lock(), last->momentum.lock(), last->fence, last->undo};
+    BucketMemory memory{last->residual.lock(), last->momentum.lock(), last->carried.lock(),
+                        last->fence, last->undo};
     Exit();
     return memory;
   }
   absl::StatusOr<BucketMemory> memory = feedback_.Bind(bucket.key(), bucket.layout());
   if (memory.ok()) {
-    *last = {feedback_.generation(), memory->residual, memory->momentum, memory->fence,
-             memory->undo};
+    *last = {feedback_.generation(), memory->residual, memory->momentum,
+             memory->carried,        memory->fence,    memory->undo};
   }
   Exit();
   return memory;

@@ -19,7 +19,7 @@ namespace thinwire {
 // can't move to another bucket.
 struct BoundMemory {
   uint64_t generation = 0;  // of ErrorFeedback; 0: never bound
-  std::weak_ptr<float[]> residual, momentum;
+  std::weak_ptr<float[]> residual, momentum, carried;
   std::shared_ptr<Fence> fence;
   std::shared_ptr<UndoLog> undo;
 };

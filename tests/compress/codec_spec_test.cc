@@ -52,7 +52,8 @@ TEST(CodecPair, EntriesBecomeDenseWhereThatIsFewerBytes) {
 }
 
 TEST(CodecPair, SaysWhetherDevicesRunIt) {
-  EXPECT_FALSE(CodecPair::Parse("topk")->has_kernels());
+  EXPECT_TRUE(CodecPair::Parse("topk")->has_kernels());
+  EXPECT_FALSE(CodecPair::Parse("adaptive")->has_kernels());
   EXPECT_TRUE(CodecPair::Parse("onebit:down=int8")->has_kernels());
 }
 

@@ -21,6 +21,21 @@ TEST(ErrorFeedback, SameLayoutIsALookUp) {
   EXPECT_EQ(feedback.Bind("bucket", layout)->residual, values);
 }
 
+// Such as topk's thresholds: another bucket of the same parameters has other chunks.
+TEST(ErrorFeedback, WhatIsCarriedStaysWithTheLayout) {
+  ErrorFeedback feedback;
+  auto layout = Layout({{"a", 0, 10, 10, 0}}, {});
+  EXPECT_EQ(feedback.Bind("bucket", layout)->carried, nullptr);
+  layout.carried = 2;
+  {
+    const auto carried = feedback.Bind("bucket", layout)->carried;
+    EXPECT_EQ(carried[0], 0.0f);
+    carried[1] = 3.0f;
+    EXPECT_EQ(feedback.Bind("bucket", layout)->carried, carried);
+  }
+  EXPECT_EQ(feedback.Bind("other", layout)->carried[1], 0.0f);
+}
+
 TEST(ErrorFeedback, MovesWithTheParameterAndConvertsTheHop) {
   ErrorFeedback feedback;
   auto before =

@@ -34,7 +34,7 @@ struct Result {
 
 // `threshold`: null for none.
 Result Encode(const Backend& backend, const CodecSpec& spec, std::vector<float> g, Result state,
-              uint32_t* threshold) {
+              float* threshold) {
   state.wire.assign(EncodedBytes(spec, g.size()), 0xAA);
   EncodeExtras extras;
   extras.threshold = threshold;
@@ -47,7 +47,7 @@ Result Encode(const Backend& backend, const CodecSpec& spec, std::vector<float> 
 }
 
 void ExpectSame(const CodecSpec& spec, const std::vector<float>& g, const Result& before,
-                uint32_t guess, const std::string& what) {
+                float guess, const std::string& what) {
   const Result slow = Encode(ScalarBackend(), spec, g, before, nullptr);
   Result fast = Encode(CpuBackend(), spec, g, before, guess == 0 ? nullptr : &guess);
   ASSERT_TRUE(CheckWire(spec, slow.wire, g.size()).ok()) << what;
@@ -71,7 +71,7 @@ TEST(TopK, IsExactAtEverySizeDensityAndGuess) {
           if (state > 1) before.velocity = Normal(numel, 8);
           CodecSpec spec = TopK(ppm);
           spec.masking = state < 3;
-          ExpectSame(spec, Normal(numel, numel), before, BitsOf(guess),
+          ExpectSame(spec, Normal(numel, numel), before, guess,
                      std::to_string(numel) + " at " + std::to_string(ppm) + ", guess " +
                          std::to_string(guess) + ", state " + std::to_string(state));
           if (testing::Test::HasFatalFailure()) return;
@@ -105,7 +105,7 @@ TEST(TopK, ElementsThatAreNotFinite) {
       Result before{{}, Normal(numel, 4), Normal(numel, 5)};
       before.residual[numel / 3] = std::numeric_limits<float>::max();
       for (const float guess : {0.0f, 2.0f, 50.0f, 1e30f}) {
-        ExpectSame(TopK(10000), g, before, BitsOf(guess),
+        ExpectSame(TopK(10000), g, before, guess,
                    std::to_string(bad) + " bad of " + std::to_string(numel));
         if (testing::Test::HasFatalFailure()) return;
         const Result after = Encode(CpuBackend(), TopK(10000), g, before, nullptr);
@@ -124,14 +124,14 @@ TEST(TopK, TheCarriedThresholdChangesNothing) {
   const CodecSpec spec = TopK(10000);
   constexpr size_t kNumel = 100000;
   Result fast{{}, std::vector<float>(kNumel), {}}, slow = fast;
-  uint32_t threshold = 0;
+  float threshold = 0;
   for (int step = 0; step < 30; ++step) {
     const float spread = step == 10 ? 100.0f : step == 20 ? 1e-3f : 1.0f;
     const std::vector<float> g = Normal(kNumel, step, spread);
     fast = Encode(CpuBackend(), spec, g, fast, &threshold);
     slow = Encode(ScalarBackend(), spec, g, slow, nullptr);
     ASSERT_EQ(fast, slow) << step;
-    EXPECT_GT(threshold, 0u);
+    EXPECT_GT(threshold, 0.0f);
   }
 }
 

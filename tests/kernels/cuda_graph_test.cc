@@ -47,5 +47,50 @@ TEST(CudaGraph, ReplaysWhatWasCaptured) {
   cudaStreamDestroy(handle);
 }
 
+// Which elements are sent, and how many reach the threshold, the host never hears.
+TEST(CudaGraph, TopKReplays) {
+  const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice("cuda");
+  if (!device.ok()) GTEST_SKIP() << device.status().message();
+  cudaStream_t handle = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), cudaSuccess);
+  const std::unique_ptr<DeviceStream> stream = (*device)->Adopt(handle);
+  const Backend& codecs = stream->backend();
+  const CodecSpec spec = *CodecSpec::Parse("topk:density=0.01");
+  const size_t numel = 100001, bytes = EncodedBytes(spec, numel);
+  std::vector<float> gradient = Residuals(numel, 3), residual(numel), sum(numel);
+  std::vector<uint8_t> wire(bytes);
+  const float none = 0.0f;
+  const size_t words = codecs.EntryScratchWords(spec, numel);
+  OnDevice g(**device, *stream, numel * 4, 0, gradient.data());
+  OnDevice r(**device, *stream, numel * 4, 0, residual.data());
+  OnDevice threshold(**device, *stream, 4, 0, &none), scratch(**device, *stream, words * 4);
+  OnDevice w(**device, *stream, bytes), out(**device, *stream, numel * 4);
+  ASSERT_TRUE(stream->Synchronize(InTime()).ok());
+
+  EncodeExtras extras;
+  extras.threshold = threshold.floats();
+  extras.scratch = {reinterpret_cast<uint32_t*>(scratch.data()), words};
+  const uint8_t* const wires[] = {w.data()};
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(handle, cudaStreamCaptureModeGlobal), cudaSuccess);
+  codecs.Encode(spec, {g.data(), numel}, r.floats(), w.data(), extras);
+  codecs.SumEntries(spec, wires, 0.5f, {out.floats(), numel});
+  ASSERT_EQ(cudaStreamEndCapture(handle, &graph), cudaSuccess);
+  cudaGraphExec_t replay = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  for (int step = 0; step < 4; ++step) {
+    ASSERT_EQ(cudaGraphLaunch(replay, handle), cudaSuccess);
+    ScalarBackend().Encode(spec, {gradient.data(), numel}, residual.data(), wire.data());
+    const uint8_t* const expected[] = {wire.data()};
+    ScalarBackend().SumEntries(spec, expected, 0.5f, sum);
+    ASSERT_EQ(w.Read(), wire) << "step " << step;
+    const std::vector<uint8_t> got = out.Read();
+    ASSERT_EQ(std::memcmp(got.data(), sum.data(), got.size()), 0) << "step " << step;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(handle);
+}
+
 }  // namespace
 }  // namespace thinwire

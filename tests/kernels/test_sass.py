@@ -51,6 +51,8 @@ def test_rows_are_kernels_of_f32():
     assert sass_table.row_name(ENCODE.format(dtype=1)) == ""
     decode_add = ENCODE.replace("12Encode", "12Decode").replace("EEEv", "ELb1EEEv")
     assert sass_table.row_name(decode_add.format(dtype=0)) == "decode_add Int8"
+    scan = "_ZN8thinwire7kernels12_GLOBAL__N_117EntriesScanKernelENS0_19EncodeEntriesLaunchE"
+    assert sass_table.row_name(scan) == "topk scan"
 
 
 def test_the_path_is_that_of_an_aligned_tile():

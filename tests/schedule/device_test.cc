@@ -56,7 +56,7 @@ TEST_P(DeviceTest, AGridGivesTheHostsBits) {
 }
 
 TEST_P(DeviceTest, AbsentParametersGiveTheHostsBits) {
-  for (const char* codec : {"int4", "onebit", "int4:hadamard=1"}) {
+  for (const char* codec : {"int4", "onebit", "int4:hadamard=1", "topk:density=0.02"}) {
     SCOPED_TRACE(codec);
     ExpectTheHostsBits(SmallChunks(codec),
                        {.world = 3,
@@ -87,6 +87,23 @@ TEST_P(DeviceTest, MomentumGivesTheHostsBits) {
         ExpectTheHostsBits(options, {.world = world});
         options.min_bytes = 1 << 20;  // raw
         ExpectTheHostsBits(options, {.world = world});
+      }
+    }
+  }
+}
+
+// With a threshold from the second step on, on the device, and a density of its own in each step.
+TEST_P(DeviceTest, TopKGivesTheHostsBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const char* codec : {"topk:density=0.02", "topk:density=0.004,warmup=3,masking=0"}) {
+      for (const float beta : {0.0f, 0.9f}) {
+        for (const int world : {1, 2, 3}) {
+          if (kSanitized && (world == 2 || (beta > 0) != (dtype == DType::kF32))) continue;
+          SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
+          Options options = SmallChunks(codec);
+          options.momentum = {beta, world == 3};
+          ExpectTheHostsBits(options, {.world = world, .dtype = dtype});
+        }
       }
     }
   }
@@ -188,10 +205,9 @@ TEST_P(DeviceTest, HostMemoryIsRefused) {
            {device_, device_});
 }
 
-TEST_P(DeviceTest, TopKIsRefused) {
+TEST_P(DeviceTest, ACodecWithoutKernelsIsRefused) {
   auto transports = MakeInProcessTransports(2);
-  const auto engine =
-      Engine::Create(SmallChunks("topk:density=0.01"), std::move(transports[0]), device_);
+  const auto engine = Engine::Create(SmallChunks("adaptive"), std::move(transports[0]), device_);
   EXPECT_TRUE(absl::IsUnimplemented(engine.status())) << engine.status();
 }
 
@@ -270,6 +286,12 @@ INSTANTIATE_TEST_SUITE_P(
                  [](auto* api) {
                    api->encode = [](int, const kernels::EncodeLaunch*, void*) { return 2; };
                  }},
+        Breakage{"EncodeEntries",
+                 [](auto* api) {
+                   api->encode_entries = [](int, const kernels::EncodeEntriesLaunch*, void*) {
+                     return 2;
+                   };
+                 }},
         Breakage{"Reduce",
                  [](auto* api) {
                    api->reduce = [](int, const kernels::ReduceLaunch*, void*) { return 2; };
@@ -289,7 +311,8 @@ TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
     // Anything behind a rank's last message concerns its peers' next call only.
     const std::string broken = GetParam().name;
     if (min_bytes > 0 && (broken == "Reduce" || broken == "Decode")) continue;
-    Options options = SmallChunks("int4");
+    if (min_bytes > 0 && broken == "EncodeEntries") continue;  // a raw exchange has no entries
+    Options options = SmallChunks(broken == "EncodeEntries" ? "topk:density=0.02" : "int4");
     options.min_bytes = min_bytes;
     options.timeout = std::chrono::seconds(3);
     auto transports = MakeInProcessTransports(2);

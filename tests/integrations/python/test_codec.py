@@ -61,7 +61,7 @@ def test_a_codecs_info_is_that_of_its_spec():
     )  # fmt: skip
     assert thinwire.codec_info("int8:down=onebit").momentum == "required"
     sparse = thinwire.codec_info("topk:density=0.001")
-    assert sparse.entries and not sparse.has_kernels and sparse.momentum == "advised"
+    assert sparse.entries and sparse.has_kernels and sparse.momentum == "advised"
     assert thinwire.codec_info("topk").momentum == "helps"
     assert thinwire.codec_info("int4").momentum == "unused"
     assert thinwire.codec_info("int4").up_bits == pytest.approx(4.0625)

@@ -1,0 +1,77 @@
+#include "kernels/cuda_launch.h"
+#include "kernels/cuda_team.cuh"
+#include "kernels/entry_adder.h"
+#include "kernels/entry_encoder.h"
+
+namespace thinwire::kernels {
+namespace {
+
+using Shared = EntryShared<DeviceTeam>;
+
+__global__ void __launch_bounds__(kThreads)
+    EntriesBeginKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
+  __shared__ DeviceTeam::Scratch scratch;
+  __shared__ Shared shared;
+  DeviceTeam team(scratch);
+  EntryEncoder<DeviceTeam>(team, shared, launch).Begin();
+}
+
+__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+    EntriesScanKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
+  __shared__ DeviceTeam::Scratch scratch;
+  __shared__ Shared shared;
+  DeviceTeam team(scratch);
+  EntryEncoder<DeviceTeam>(team, shared, launch).Scan(blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+    EntriesDigitKernel(const __grid_constant__ EncodeEntriesLaunch launch, unsigned digit) {
+  __shared__ DeviceTeam::Scratch scratch;
+  __shared__ Shared shared;
+  DeviceTeam team(scratch);
+  EntryEncoder<DeviceTeam>(team, shared, launch).CountDigits(blockIdx.x, digit);
+}
+
+__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+    EntriesCountKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
+  __shared__ DeviceTeam::Scratch scratch;
+  __shared__ Shared shared;
+  DeviceTeam team(scratch);
+  EntryEncoder<DeviceTeam>(team, shared, launch).Count(blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+    EntriesSendKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
+  __shared__ DeviceTeam::Scratch scratch;
+  __shared__ Shared shared;
+  DeviceTeam team(scratch);
+  EntryEncoder<DeviceTeam>(team, shared, launch).Send(blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    EntriesAddKernel(const __grid_constant__ AddEntriesLaunch launch) {
+  __shared__ DeviceTeam::Scratch scratch;
+  __shared__ AdderShared<DeviceTeam> shared;
+  DeviceTeam team(scratch);
+  EntryAdder<DeviceTeam>(team, shared, launch, blockIdx.x).Run();
+}
+
+}  // namespace
+
+cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t stream) {
+  EntriesBeginKernel<<<1, kThreads, 0, stream>>>(launch);
+  EntriesScanKernel<<<launch.tiles, kThreads, 0, stream>>>(launch);
+  for (unsigned digit = 0; digit < kDigits; ++digit) {
+    EntriesDigitKernel<<<launch.tiles, kThreads, 0, stream>>>(launch, digit);
+  }
+  EntriesCountKernel<<<launch.tiles, kThreads, 0, stream>>>(launch);
+  EntriesSendKernel<<<launch.tiles, kThreads, 0, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchAddEntries(const AddEntriesLaunch& launch, cudaStream_t stream) {
+  EntriesAddKernel<<<launch.tiles, kThreads, 0, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+}  // namespace thinwire::kernels

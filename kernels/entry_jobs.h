@@ -1,0 +1,101 @@
+// The launches of codecs of entries, as jobs.h has those of all others, and the memory that an
+// encoding works in.
+#ifndef THINWIRE_KERNELS_ENTRY_JOBS_H_
+#define THINWIRE_KERNELS_ENTRY_JOBS_H_
+
+#include "kernels/jobs.h"
+#include "kernels/tile.h"
+
+namespace thinwire::kernels {
+
+// A key has 31 bits: digits of 11, 10 and 10, the highest first.
+inline constexpr unsigned kDigits = 3;
+inline constexpr unsigned kBins = 2048;
+
+// What the kernels of one encoding tell one another.
+struct EntryState {
+  uint32_t low;      // elements of this key or a higher one are candidates
+  uint32_t found;    // candidates
+  uint32_t listed;   // room of the list that tiles have asked for
+  uint32_t too_few;  // there are fewer candidates than entries: all elements are looked at
+  uint32_t key;      // the digits of the k-th largest key that are known
+  uint32_t wanted;   // how many of the elements with these digits are among the k largest
+  uint32_t finished[kDigits + 2];  // teams, by kernel
+  uint32_t bins[kDigits][kBins];
+};
+
+// Where the x of a tile is after the scan.
+struct EntryTile {
+  static constexpr uint32_t kKept = ~0u;      // `first`: in the residual
+  static constexpr uint32_t kAnew = ~0u - 1;  // `first`: nowhere, nothing of the tile was stored
+  uint32_t first, count;  // its candidates are these of the list; x is in the residual as well
+  // Elements with a key above the k-th, and with an equal one; later those of all tiles before.
+  uint32_t above, equal;
+};
+
+struct EntryRoom {
+  EntryState* state;
+  EntryTile* tiles;
+  uint32_t *index, *bits;  // the list of candidates
+  uint32_t capacity;       // of the list
+};
+
+struct EncodeEntriesLaunch {
+  DType dtype;  // of the gradient
+  Elements gradient;
+  Elements residual;  // of floats; data null: none
+  Elements velocity;  // likewise; EncodeExtras says what it is for
+  float momentum;
+  bool nesterov, masking;
+  Wire wire;
+  size_t numel;
+  uint32_t entries, tiles;
+  float* threshold;  // null: none
+  EntryRoom room;
+};
+
+// What entries become.
+enum class EntryUse : uint8_t {
+  kValues,  // out = value, 0 where there is none; of one wire
+  kSum,     // out = the sum of factor * value over the wires, in order
+  kAdd,     // the same on top of what is there
+};
+
+struct AddEntriesLaunch {
+  DType dtype;  // of `out`
+  Elements out;
+  EntryUse use;
+  float factor;
+  size_t numel, codes_at;
+  uint32_t entries, tiles;
+  uint32_t ranks;
+  const uint8_t* wires[kMaxWires];
+};
+
+static_assert(sizeof(AddEntriesLaunch) <= kArgumentBytes);
+
+// A tile of many candidates is read as a whole, for which nothing need be listed.
+inline constexpr uint32_t kMaxListed = kTile / 4;
+
+inline uint32_t EntryCapacity(size_t entries, size_t tiles) {
+  const size_t most = tiles * kMaxListed, likely = 3 * entries + kTile;
+  return static_cast<uint32_t>(most < likely ? most : likely);
+}
+
+inline size_t EntryRoomWords(size_t entries, size_t tiles) {
+  return (sizeof(EntryState) + tiles * sizeof(EntryTile)) / sizeof(uint32_t) +
+         2 * size_t{EntryCapacity(entries, tiles)};
+}
+
+// `words` are EntryRoomWords.
+inline EntryRoom EntryRoomAt(uint32_t* words, size_t entries, size_t tiles) {
+  auto* const state = reinterpret_cast<EntryState*>(words);
+  auto* const notes = reinterpret_cast<EntryTile*>(state + 1);
+  auto* const index = reinterpret_cast<uint32_t*>(notes + tiles);
+  const uint32_t capacity = EntryCapacity(entries, tiles);
+  return {state, notes, index, index + capacity, capacity};
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_ENTRY_JOBS_H_

@@ -1,0 +1,32 @@
+// topk's launches on the host, kernel after kernel.
+#include "kernels/entry_adder.h"
+#include "kernels/entry_encoder.h"
+#include "kernels/host_device.h"
+#include "kernels/host_tiles.h"
+
+namespace thinwire::kernels {
+
+void RunOnHost(const EncodeEntriesLaunch& launch) {
+  // One kernel after the other: work(encoder, tile), for each tile.
+  const auto run = [&](uint32_t tiles, auto work) {
+    ForEachTile<EntryShared<HostTeam>>(tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
+      work(EntryEncoder<HostTeam>(team, shared, launch), tile);
+    });
+  };
+  run(1, [](auto encoder, uint32_t) { encoder.Begin(); });
+  run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Scan(tile); });
+  for (unsigned digit = 0; digit < kDigits; ++digit) {
+    run(launch.tiles, [&](auto encoder, uint32_t tile) { encoder.CountDigits(tile, digit); });
+  }
+  run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Count(tile); });
+  run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Send(tile); });
+}
+
+void RunOnHost(const AddEntriesLaunch& launch) {
+  ForEachTile<AdderShared<HostTeam>>(launch.tiles,
+                                     [&](HostTeam& team, auto& shared, uint32_t tile) {
+                                       EntryAdder<HostTeam>(team, shared, launch, tile).Run();
+                                     });
+}
+
+}  // namespace thinwire::kernels

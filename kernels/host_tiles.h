@@ -1,0 +1,22 @@
+// The tiles of a launch on the host, one after the other.
+#ifndef THINWIRE_KERNELS_HOST_TILES_H_
+#define THINWIRE_KERNELS_HOST_TILES_H_
+
+#include "kernels/host_team.h"
+
+namespace thinwire::kernels {
+
+// Calls tile(team, shared, t) for each tile, the last one first: no tile may rely on an order.
+// Registers and shared memory are unset, as those of a thread block are.
+template <typename Shared, typename Tile>
+void ForEachTile(uint32_t tiles, Tile tile) {
+  for (uint32_t t = tiles; t > 0; --t) {
+    HostTeam team;
+    Shared shared;
+    tile(team, shared, t - 1);
+  }
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_HOST_TILES_H_

@@ -1,0 +1,70 @@
+// What a team finds out together: sums over its threads, and whether it is the last of its kernel.
+#ifndef THINWIRE_KERNELS_TEAM_SUM_H_
+#define THINWIRE_KERNELS_TEAM_SUM_H_
+
+#include "kernels/tile.h"
+
+namespace thinwire::kernels {
+
+template <typename Team>
+struct SumShared {
+  typename Team::template Shared<uint32_t, kThreads / kWarp> warps;
+  typename Team::template Shared<uint32_t, 1> last;
+};
+
+// Leaves the sum over all threads before a thread in its `value`, and that over all in `all`.
+template <typename Team>
+THINWIRE_HD void ExclusiveSum(Team& team, SumShared<Team>& shared,
+                              typename Team::template PerThread<uint32_t>& value,
+                              typename Team::template PerThread<uint32_t>& all) {
+  typename Team::template PerThread<uint32_t> other;
+  team.ForEach([&](unsigned thread) {
+    all[thread] = value[thread];
+    value[thread] = 0;
+  });
+  // `all` is that of ever larger groups of lanes; the neighbour group comes before or after.
+  THINWIRE_UNROLL
+  for (unsigned mask = 1; mask < kWarp; mask *= 2) {
+    team.Exchange(all, mask, other);
+    team.ForEach([&](unsigned thread) {
+      if (thread & mask) value[thread] += other[thread];
+      all[thread] += other[thread];
+    });
+  }
+  team.ForEach([&](unsigned thread) {
+    if (thread % kWarp == 0) shared.warps.Put(team, thread, thread / kWarp, all[thread]);
+  });
+  team.Sync();
+  team.ForEach([&](unsigned thread) {
+    all[thread] = 0;
+    THINWIRE_UNROLL
+    for (unsigned warp = 0; warp < kThreads / kWarp; ++warp) {
+      const uint32_t sum = shared.warps.Get(team, thread, warp);
+      all[thread] += sum;
+      if (warp < thread / kWarp) value[thread] += sum;
+    }
+  });
+  team.Sync();
+}
+
+// True in the team that comes here last of `teams`: what the others have written it may read by
+// Team::Fresh. `finished` counts them, from 0.
+template <typename Team>
+THINWIRE_HD bool IsLastTeam(Team& team, SumShared<Team>& shared, uint32_t* finished,
+                            uint32_t teams) {
+  team.Sync();
+  team.ForEach([&](unsigned thread) {
+    if (thread != 0) return;
+    Team::Fence();
+    shared.last.Put(team, thread, 0, Team::AtomicAdd(finished, 1) + 1 == teams);
+    Team::Fence();
+  });
+  team.Sync();
+  bool last = false;
+  team.ForEach([&](unsigned thread) { last = shared.last.Get(team, thread, 0) != 0; });
+  return last;
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_TEAM_SUM_H_
