@@ -10,7 +10,9 @@
 #define THINWIRE_KERNELS_ENTRY_ENCODER_H_
 
 #include "kernels/entry_digits.h"
+#include "kernels/entry_offsets.h"
 #include "kernels/entry_source.h"
+#include "kernels/quad_ranks.h"
 
 namespace thinwire::kernels {
 
@@ -18,7 +20,7 @@ template <typename Team>
 struct EntryShared {
   typename EntryDigits<Team>::Shared digits;
   SumShared<Team> sums;
-  typename Team::template Shared<uint32_t, kTile / kQuad> quads;
+  QuadShared<Team> quads;
   typename Team::template Shared<uint32_t, 1> not_finite;
   typename Team::template Shared<uint32_t, 1> first;
 };
@@ -27,9 +29,6 @@ template <typename Team>
 class EntryEncoder {
   template <typename T>
   using PerThread = typename Team::template PerThread<T>;
-  struct QuadCounts {
-    uint32_t v[kQuads];
-  };
   // The kernels whose last team goes on with what all have found.
   static constexpr unsigned kScanned = kDigits, kCounted = kDigits + 1;
 
@@ -68,7 +67,7 @@ class EntryEncoder {
       hits[thread] = Mark(thread, items[thread], digits);
       CountMarks(hits[thread], ranks[thread]);
     });
-    RankQuads(ranks, all);
+    RankQuads(team_, shared_.quads, shared_.sums, ranks, all);
     bool kept = false;
     team_.ForEach([&](unsigned thread) {
       kept = launch_.residual.data != nullptr && shared_.not_finite.Get(team_, thread, 0) == 0;
@@ -138,9 +137,7 @@ class EntryEncoder {
       source.note().equal = all[thread] / kEqual;
     });
     if (!IsLastTeam(team_, shared_.sums, &state().finished[kCounted], launch_.tiles)) return;
-    SumTiles();
-    team_.Sync();
-    team_.ForEach([&](unsigned thread) { PutHead(thread); });
+    EntryOffsets<Team>(team_, shared_.sums, launch_).Run();
   }
 
   // (5) The entries, each at its place, and what they leave behind.
@@ -163,7 +160,7 @@ class EntryEncoder {
         }
       }
     });
-    RankQuads(ranks, all);
+    RankQuads(team_, shared_.quads, shared_.sums, ranks, all);
     team_.ForEach(
         [&](unsigned thread) { SendItems(thread, source, items[thread], ranks[thread]); });
   }
@@ -204,42 +201,6 @@ class EntryEncoder {
     }
   }
 
-  // From counts of each quad to those of all quads before it, in the order of elements.
-  THINWIRE_HD void RankQuads(PerThread<QuadCounts>& counts, PerThread<uint32_t>& all) {
-    PerThread<uint32_t> before;
-    team_.ForEach([&](unsigned thread) {
-      THINWIRE_UNROLL
-      for (unsigned q = 0; q < kQuads; ++q) {
-        shared_.quads.Put(team_, thread, PlaceOf(thread, q) / kQuad, counts[thread].v[q]);
-      }
-    });
-    team_.Sync();
-    team_.ForEach([&](unsigned thread) {
-      before[thread] = 0;
-      THINWIRE_UNROLL
-      for (unsigned i = 0; i < kQuads; ++i) {
-        before[thread] += shared_.quads.Get(team_, thread, thread * kQuads + i);
-      }
-    });
-    ExclusiveSum(team_, shared_.sums, before, all);
-    team_.ForEach([&](unsigned thread) {
-      THINWIRE_UNROLL
-      for (unsigned i = 0; i < kQuads; ++i) {
-        const unsigned quad = thread * kQuads + i;
-        const uint32_t count = shared_.quads.Get(team_, thread, quad);
-        shared_.quads.Put(team_, thread, quad, before[thread]);
-        before[thread] += count;
-      }
-    });
-    team_.Sync();
-    team_.ForEach([&](unsigned thread) {
-      THINWIRE_UNROLL
-      for (unsigned q = 0; q < kQuads; ++q) {
-        counts[thread].v[q] = shared_.quads.Get(team_, thread, PlaceOf(thread, q) / kQuad);
-      }
-    });
-  }
-
   // Notes where the tile's x will be, and takes its part of the list. One thread of a team. The
   // order in which tiles come here is no matter: each knows its own part.
   THINWIRE_HD uint32_t TakeRoom(const EntrySource& source, bool kept, uint32_t candidates) {
@@ -273,52 +234,6 @@ class EntryEncoder {
     if ((items.there >> k & 1) == 0) return 0;
     const uint32_t key = SelectionKey(items.x.v[k]);
     return key > last ? 1 : key == last ? kEqual : 0;
-  }
-
-  // From a tile's own counts to those of all tiles before it.
-  THINWIRE_HD void SumTiles() {
-    PerThread<uint32_t> above, equal, above_all, equal_all, above_before, equal_before;
-    team_.ForEach([&](unsigned thread) { above_before[thread] = equal_before[thread] = 0; });
-    for (uint32_t first = 0; first < launch_.tiles; first += kThreads) {
-      team_.ForEach([&](unsigned thread) {
-        const bool any = first + thread < launch_.tiles;
-        const EntryTile* const note = launch_.room.tiles + first + thread;
-        above[thread] = any ? Team::Fresh(&note->above) : 0;
-        equal[thread] = any ? Team::Fresh(&note->equal) : 0;
-      });
-      ExclusiveSum(team_, shared_.sums, above, above_all);
-      ExclusiveSum(team_, shared_.sums, equal, equal_all);
-      team_.ForEach([&](unsigned thread) {
-        if (first + thread < launch_.tiles) {
-          EntryTile& note = launch_.room.tiles[first + thread];
-          note.above = above_before[thread] + above[thread];
-          note.equal = equal_before[thread] + equal[thread];
-        }
-        above_before[thread] += above_all[thread];
-        equal_before[thread] += equal_all[thread];
-      });
-    }
-  }
-
-  // Entries of all sub-blocks before this one.
-  THINWIRE_HD uint32_t EntriesBefore(size_t sub_block) const {
-    const size_t tile = sub_block * (kSubBlock / kTile);
-    if (tile >= launch_.tiles) return launch_.entries;
-    const EntryTile* const note = launch_.room.tiles + tile;
-    const uint32_t equal = Team::Fresh(&note->equal), wanted = state().wanted;
-    return Team::Fresh(&note->above) + (equal < wanted ? equal : wanted);
-  }
-
-  // The counts of all sub-blocks, and the padding behind them and behind the entries.
-  THINWIRE_HD void PutHead(unsigned thread) {
-    auto* const head = reinterpret_cast<uint32_t*>(launch_.wire.data);
-    const size_t words = launch_.wire.bytes / sizeof(uint32_t);
-    const size_t entries_at = launch_.wire.codes_at / sizeof(uint32_t);
-    for (size_t b = thread; b < entries_at; b += kThreads) {
-      head[b] = EntriesBefore(b + 1) - EntriesBefore(b);
-    }
-    const size_t behind = entries_at + launch_.entries + thread;
-    if (behind < words) head[behind] = 0;
   }
 
   // What the scan left undone in a tile that has elements that are not finite.

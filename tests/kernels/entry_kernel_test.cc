@@ -241,6 +241,12 @@ TEST_P(EntryKernelTest, CandidatesWithoutRoom) {
   }
 }
 
+// The last team goes over the tiles in several rounds.
+TEST_P(EntryKernelTest, MoreTilesThanThreads) {
+  if (kSanitized) return;
+  CheckEncode({.spec = TopK(10000), .threshold = 0.7f}, Normal(1100000, 6));
+}
+
 TEST_P(EntryKernelTest, TheThresholdIsCarried) {
   const std::vector<float> values = Normal(50000, 9);
   const float first = CheckEncode({.spec = TopK(10000)}, values);
