@@ -43,6 +43,7 @@ CONTENTS = """
 /docs/frameworks
 /docs/migration/*
 /docs/process-groups
+/docs/nccl-shim
 /docs/ray
 /docs/launchers
 /docs/measuring

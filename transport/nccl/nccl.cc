@@ -183,16 +183,23 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& option
   if (absl::Status refusal = FirstRefusal(board, *answers); !refusal.ok()) return refusal;
   const absl::StatusOr<NcclUniqueId> id = IdIn(*answers->front());
   if (!id.ok()) return id.status();
-  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = options.device->MakeStream();
+  return JoinNccl(*nccl, {options.rank, options.size}, *id, options.device, options.deadline);
+}
+
+absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
+                                                    Membership members, const NcclUniqueId& id,
+                                                    std::shared_ptr<Device> device,
+                                                    Deadline deadline) {
+  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device->MakeStream();
   if (!stream.ok()) return stream.status();
   absl::StatusOr<std::unique_ptr<NcclComm>> comm =
-      NcclComm::Make(*nccl, {options.rank, options.size}, *id, *options.device, options.deadline);
+      NcclComm::Make(std::move(nccl), members, id, *device, deadline);
   if (!comm.ok()) return comm.status();
   DeviceStream& own = **stream;
-  const auto shared = std::make_shared<Shared>(
-      Membership{options.rank, options.size}, options.device, *std::move(comm), *std::move(stream));
+  const auto shared =
+      std::make_shared<Shared>(members, std::move(device), *std::move(comm), *std::move(stream));
   auto plane = std::make_unique<NcclData>(shared, own);
-  if (absl::Status bad = plane->Greet(options.deadline); !bad.ok()) return bad;
+  if (absl::Status bad = plane->Greet(deadline); !bad.ok()) return bad;
   return plane;
 }
 

@@ -13,6 +13,7 @@
 #include "compress/device.h"
 #include "transport/board.h"
 #include "transport/data_plane.h"
+#include "transport/nccl/nccl_library.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -46,6 +47,12 @@ absl::StatusOr<std::string> NcclVersion(const std::string& library);
 //
 // Unimplemented if this rank or another can't take part, DeadlineExceeded if ranks did not come.
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& options);
+
+// As ConnectNccl, for ranks that have a unique id in common already, and need no store.
+absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
+                                                    Membership members, const NcclUniqueId& id,
+                                                    std::shared_ptr<Device> device,
+                                                    Deadline deadline);
 
 }  // namespace thinwire
 

@@ -1,5 +1,5 @@
-// The part of libnccl's binary interface that the plane uses, declared anew: building needs neither
-// its headers nor CUDA's. It is that of version 2.18, which later ones of major version 2 keep.
+// The part of libnccl's binary interface that is used, declared anew: building needs neither its
+// headers nor CUDA's. It is that of version 2.18, which later ones of major version 2 keep.
 #ifndef THINWIRE_TRANSPORT_NCCL_NCCL_ABI_H_
 #define THINWIRE_TRANSPORT_NCCL_NCCL_ABI_H_
 
@@ -24,7 +24,14 @@ enum NcclResult : int {
   kNcclInProgress = 7,   // of communicators that do not block: ask again
 };
 
-enum NcclDataType : int { kNcclBytes = 1 };  // unsigned, of 8 bits
+enum NcclDataType : int {
+  kNcclBytes = 1,  // unsigned, of 8 bits
+  kNcclF16 = 6,
+  kNcclF32 = 7,
+  kNcclBf16 = 9,
+};
+
+enum NcclReduceOp : int { kNcclSum = 0, kNcclAvg = 4 };  // others are a caller's own, too
 
 // Passed by value.
 struct NcclUniqueId {

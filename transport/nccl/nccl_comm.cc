@@ -49,6 +49,14 @@ absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Make(std::shared_ptr<const N
   return absl::UnimplementedError(absl::StrCat(status.message(), ", on ", device.name()));
 }
 
+std::unique_ptr<NcclComm> NcclComm::Borrow(std::shared_ptr<const NcclLibrary> nccl,
+                                           Membership members, NcclHandle handle, Device& device) {
+  std::unique_ptr<NcclComm> comm(new NcclComm(std::move(nccl), members, device));
+  comm->handle_ = handle;
+  comm->borrowed_ = true;
+  return comm;
+}
+
 absl::Status NcclComm::AwaitPeers(Deadline deadline) {
   for (;;) {
     const absl::StatusOr<Progress> progress = Poll();
@@ -66,7 +74,7 @@ absl::Status NcclComm::AwaitPeers(Deadline deadline) {
 }
 
 NcclComm::~NcclComm() {
-  if (handle_ != nullptr) Abort();
+  if (handle_ != nullptr && !borrowed_) Abort();
 }
 
 absl::StatusOr<NcclComm::Progress> NcclComm::Launch(std::span<const Bytes> send,

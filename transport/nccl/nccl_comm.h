@@ -22,7 +22,11 @@ class NcclComm {
   static absl::StatusOr<std::unique_ptr<NcclComm>> Make(std::shared_ptr<const NcclLibrary> nccl,
                                                         Membership members, const NcclUniqueId& id,
                                                         Device& device, Deadline deadline);
-  // Aborts what Finish has not ended.
+  // One that somebody else has made, and ends. It may be one that blocks: NCCL then takes each
+  // Launch at once.
+  static std::unique_ptr<NcclComm> Borrow(std::shared_ptr<const NcclLibrary> nccl,
+                                          Membership members, NcclHandle handle, Device& device);
+  // Aborts what Finish has not ended, unless it is borrowed.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
@@ -61,6 +65,7 @@ class NcclComm {
   const Membership members_;
   Device& device_;
   NcclHandle handle_ = nullptr;  // null: ended
+  bool borrowed_ = false;
 };
 
 // True if all foreign blocks are of one size and lie, in rank order, in one array with the block

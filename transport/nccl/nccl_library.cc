@@ -23,19 +23,6 @@ absl::Status Unusable(const std::string& path, const std::string& why) {
       absl::StrCat("NCCL can't be used: ", path, ": ", why, "; ", kMend));
 }
 
-// The file of a copy that somebody in this process has loaded, under whatever folder; or nothing.
-std::string LoadedCopy() {
-  std::string loaded;
-  const auto look = [](dl_phdr_info* info, size_t, void* found) {
-    const std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
-    if (!absl::StartsWith(std::filesystem::path(path).filename().string(), "libnccl.so")) return 0;
-    *static_cast<std::string*>(found) = path;
-    return 1;
-  };
-  dl_iterate_phdr(look, &loaded);
-  return loaded;
-}
-
 // Packages are neighbours: this function's library is in thinwire/lib, NCCL's in nvidia/nccl/lib.
 std::string WheelCopy() {
   Dl_info here;
@@ -53,7 +40,7 @@ bool IsSameFile(const std::string& one, const std::string& other) {
 
 // What to load, in the order of nccl_library.h.
 absl::StatusOr<std::string> Choose(const std::string& named) {
-  const std::string loaded = LoadedCopy();
+  const std::string loaded = LoadedNccl();
   if (!named.empty()) {
     if (loaded.empty() || IsSameFile(named, loaded)) return named;
     return Unusable(named, absl::StrCat("this process has loaded ", loaded,
@@ -100,6 +87,19 @@ std::string FindAll(void* handle, NcclLibrary* nccl) {
 }
 
 }  // namespace
+
+// Whatever folder it is in.
+std::string LoadedNccl() {
+  std::string loaded;
+  const auto look = [](dl_phdr_info* info, size_t, void* found) {
+    const std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+    if (!absl::StartsWith(std::filesystem::path(path).filename().string(), "libnccl.so")) return 0;
+    *static_cast<std::string*>(found) = path;
+    return 1;
+  };
+  dl_iterate_phdr(look, &loaded);
+  return loaded;
+}
 
 absl::StatusOr<std::shared_ptr<const NcclLibrary>> LoadNccl(const std::string& path) {
   const absl::StatusOr<std::string> chosen = Choose(path);

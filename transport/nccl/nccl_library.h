@@ -31,6 +31,9 @@ struct NcclLibrary {
                            NcclStream);
 };
 
+// The file of the copy that somebody in this process has loaded; empty: nobody has.
+std::string LoadedNccl();
+
 // The library, which stays loaded. It is the first of: the file at `path`, if one is named; the
 // copy that is in the process already, such as torch's; the wheel's beside this library's package;
 // the dynamic linker's. Never does it load a second copy: naming another file than the one that is

@@ -114,6 +114,16 @@ def _nccl() -> Iterator[Finding]:
         yield Finding("ok", "NCCL", detail)
 
 
+def _nccl_shim() -> Iterator[Finding]:
+    try:
+        shim = _library.path().parent / "libthinwire_nccl_shim.so"
+    except errors.UnavailableError:  # of the library, which has its own line
+        return
+    detail = f"for unchanged programs on NCCL: LD_PRELOAD={shim}"
+    here = shim.is_file()
+    yield Finding("ok" if here else "absent", "NCCL shim", detail if here else f"no {shim}")
+
+
 def _demo() -> Iterator[Finding]:
     for module in ("tqdm", "matplotlib"):
         here = importlib.util.find_spec(module) is not None
@@ -159,5 +169,5 @@ def _check_codec(specs: str) -> None:
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _python, _c_library, _torch, _cuda, _ucx, _nccl, _demo, _settings,
+    _python, _c_library, _torch, _cuda, _ucx, _nccl, _nccl_shim, _demo, _settings,
 )  # fmt: skip

@@ -24,6 +24,7 @@ COMPARED = "yes, compared at the start"
 NEEDED = "yes, else the ranks do not meet"
 LEADER = "no, rank 0's counts"
 TENSORS = "yes, compared with each tensor"
+SHIM = "yes, compared before the first compressed call"
 FREE = "no"
 
 
@@ -206,6 +207,16 @@ OPTIONS: tuple[Option, ...] = (
            "network namespace",
            "local_size", "size_t", "local_size", _LOCAL_SIZE, True, ("THINWIRE_LOCAL_SIZE",), "0",
            COMPARED),
+    Option("NCCL shim: the codec of an unchanged program's allreduces over NCCL; the opt-in",
+           variables=("THINWIRE_NCCL_CODEC",), default="none: all passes", equal=SHIM),
+    Option("NCCL shim: smaller allreduces pass", variables=("THINWIRE_NCCL_MIN_BYTES",),
+           default="1048576", equal=SHIM),
+    Option("NCCL shim: only communicators of so many ranks opt in; 0: any",
+           variables=("THINWIRE_NCCL_RANKS",), default="0", equal="yes, else a timeout"),
+    Option("NCCL shim: bound of the residuals that a communicator keeps; 0: no error feedback",
+           variables=("THINWIRE_NCCL_FEEDBACK_BYTES",), default="4294967296"),
+    Option("NCCL shim: 1: counts allreduces, and prints at exit what compression would gain",
+           variables=("THINWIRE_NCCL_OBSERVE",), default="none"),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
     Option("has no effect: connections are checked in any case",

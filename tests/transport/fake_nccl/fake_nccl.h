@@ -12,7 +12,7 @@ using FakeQueue = void (*)(void* stream, void (*work)(void* argument), void* arg
 
 struct FakeNccl {
   std::atomic<int> version{23007};
-  std::atomic<FakeQueue> queue{nullptr};
+  std::atomic<FakeQueue> queue{nullptr};  // null: tw_host_device_queue of the process
 
   // How the library behaves. -1 is no rank, and never.
   std::atomic<int> polls{0};          // answers «in progress» to each group, before it goes on
@@ -22,11 +22,15 @@ struct FakeNccl {
   std::atomic<int> never_final{0};    // 1: finalizing goes on for ever
   std::atomic<int> failing_rank{-1};  // whose communicator has an asynchronous error
   std::atomic<int> async_error{0};    // which
+  std::atomic<int> launch_error{0};   // the answer to each group in place of issuing it; 0: none
+  std::atomic<int> long_id{0};        // 1: unique ids take all of their bytes
+  std::atomic<int> same_id{0};        // 1: all unique ids are one
 
   // What has happened.
   std::atomic<int> misuses{0};  // calls that NCCL's documentation forbids
   std::atomic<int> made{0}, destroyed{0}, aborted{0};
-  std::atomic<int> groups{0}, gathers{0};  // issued, of all ranks
+  // Issued, of all ranks: groups, those with gathers, those with reductions.
+  std::atomic<int> groups{0}, gathers{0}, reductions{0};
 };
 
 // The exported name of `FakeNccl* ()`.

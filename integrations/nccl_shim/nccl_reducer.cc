@@ -1,0 +1,127 @@
+#include "integrations/nccl_shim/nccl_reducer.h"
+
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "schedule/engine/checks.h"
+
+namespace thinwire {
+namespace {
+
+// Chunks on one stream do not overlap, so they are only as small as memory for their wires asks,
+// which with int8 is about as much as this.
+constexpr size_t kChunkBytes = size_t{32} << 20;
+constexpr size_t kLargestBlock = 4096;           // that a codec may have
+constexpr std::chrono::microseconds kPause(50);  // between questions to a busy NCCL
+
+Options OptionsFor(const CodecPair& codec) {
+  Options options;
+  options.codecs = {codec};
+  options.topology = Topology::kFlat;
+  options.chunk_bytes = kChunkBytes;
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclReducer>> NcclReducer::Make(std::unique_ptr<NcclComm> comm,
+                                                               std::shared_ptr<Device> device,
+                                                               const CodecPair& codec,
+                                                               size_t feedback_bytes) {
+  Options options = OptionsFor(codec);
+  const absl::Status able = CheckKernels(options, comm->members().size, *device);
+  if (!able.ok()) return able;
+  std::unique_ptr<NcclReducer> reducer(
+      new NcclReducer(std::move(comm), std::move(device), std::move(options), feedback_bytes));
+  if (absl::Status bad = reducer->buffers_.Prepare(); !bad.ok()) return bad;
+  if (absl::Status bad = reducer->ReserveScratch(); !bad.ok()) return bad;
+  return reducer;
+}
+
+NcclReducer::NcclReducer(std::unique_ptr<NcclComm> comm, std::shared_ptr<Device> device,
+                         Options options, size_t feedback_bytes)
+    : device_(std::move(device)),
+      comm_(std::move(comm)),
+      options_(std::move(options)),
+      buffers_(*device_, comm_->members().size, options_, feedback_bytes),
+      scratch_(device_.get()) {}
+
+// Blocks are kept by the order in which an algorithm asks for them, and results of equal shards are
+// one of them: so the largest chunk with equal shards, and the largest without, need all there is.
+absl::Status NcclReducer::ReserveScratch() {
+  const Membership& members = comm_->members();
+  const size_t most = kChunkBytes / sizeof(float) / 4 * 5;  // elements of a last chunk
+  const size_t equal = most / kLargestBlock / members.size * kLargestBlock * members.size;
+  const std::unique_ptr<DeviceStream> unused = device_->Adopt(nullptr);
+  for (const size_t numel : {equal, most}) {
+    const Partition partition = PartitionOf(numel, members.size, options_);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      ChunkJob job;
+      job.codec = options_.codecs.front();
+      job.chunk = &partition.chunks.front();
+      job.input = job.output = {nullptr, numel, dtype};
+      TwoHop().Begin(job, {unused->backend(), scratch_, members});
+    }
+  }
+  return scratch_.status();
+}
+
+absl::Status NcclReducer::AllReduce(TensorView input, TensorView output, Op op, void* stream,
+                                    Deadline deadline) {
+  for (const TensorView* view : {&input, &output}) {
+    if (reinterpret_cast<uintptr_t>(view->data) % SizeOf(view->dtype) == 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", comm_->members().rank, ": an address is no multiple of the ",
+                     SizeOf(view->dtype), " bytes of an element; align it"));
+  }
+  if (stream_ == nullptr || stream_->handle() != stream) stream_ = device_->Adopt(stream);
+  stream_->WaitFor(last_);
+  const NcclBuffers::Buffer& buffer =
+      buffers_.Use({input.data, input.numel, input.dtype, op}, *stream_);
+  for (const Chunk& chunk : buffer.partition.chunks) {
+    ChunkJob job;
+    job.codec = options_.codecs.front();
+    job.chunk = &chunk;
+    job.input = input;
+    job.output = output;
+    job.residual = reinterpret_cast<float*>(buffer.residual.get());
+    job.scale = op == Op::kMean ? 1.0f / static_cast<float>(comm_->members().size) : 1.0f;
+    job.tensor = buffer.number;
+    job.step = buffer.uses;
+    const std::unique_ptr<ChunkRun> run =
+        chunk.algorithm->Begin(job, {stream_->backend(), scratch_, comm_->members()});
+    if (absl::Status bad = Run(*run, deadline); !bad.ok()) return bad;
+  }
+  last_ = stream_->Record();
+  return stream_->status();
+}
+
+absl::Status NcclReducer::Run(ChunkRun& run, Deadline deadline) {
+  for (;;) {
+    const absl::StatusOr<const Hop*> hop = run.Advance();
+    if (!hop.ok()) return hop.status();
+    if (*hop == nullptr) return absl::OkStatus();
+    const absl::StatusOr<NcclComm::Progress> progress =
+        comm_->Launch((*hop)->send, (*hop)->recv, stream_->handle());
+    if (!progress.ok()) return progress.status();
+    if (*progress == NcclComm::Progress::kDone) continue;
+    if (absl::Status bad = AwaitIssue(deadline); !bad.ok()) return bad;
+  }
+}
+
+absl::Status NcclReducer::AwaitIssue(Deadline deadline) {
+  for (;;) {
+    const absl::StatusOr<NcclComm::Progress> progress = comm_->Poll();
+    if (!progress.ok()) return progress.status();
+    if (*progress == NcclComm::Progress::kDone) return absl::OkStatus();
+    if (Clock::now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("rank ", comm_->members().rank,
+                       ": NCCL did not take an exchange in time; is a rank gone?"));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace thinwire

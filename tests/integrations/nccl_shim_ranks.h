@@ -1,0 +1,199 @@
+// Ranks under the shim, as threads of one process over the fake NCCL, each with a shim of its own,
+// as if it were a process of its own, and a device of its own.
+#ifndef THINWIRE_TESTS_INTEGRATIONS_NCCL_SHIM_RANKS_H_
+#define THINWIRE_TESTS_INTEGRATIONS_NCCL_SHIM_RANKS_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "integrations/nccl_shim/nccl_shim.h"
+#include "tests/transport/connect_nccl.h"
+
+namespace thinwire {
+
+using Environment = std::map<std::string, std::string>;
+
+// The host's device with a graph that is being captured from every stream, or not, and a count of
+// what is allocated.
+struct WatchedDevices {
+  static inline std::atomic<int> capturing{0}, allocated{0};
+
+  static const kernels::DeviceApi& Api() {
+    static const kernels::DeviceApi api = [] {
+      kernels::DeviceApi watched = kernels::HostDeviceApi();
+      watched.is_capturing = [](int, void*, int* answer) { return *answer = capturing, 0; };
+      watched.allocate = [](int ordinal, size_t bytes, void** memory) {
+        ++allocated;
+        return kernels::HostDeviceApi().allocate(ordinal, bytes, memory);
+      };
+      watched.release = [](int ordinal, void* memory) {
+        --allocated;
+        return kernels::HostDeviceApi().release(ordinal, memory);
+      };
+      return watched;
+    }();
+    return api;
+  }
+};
+
+class ShimRank {
+ public:
+  ShimRank(int rank, const Environment& environment)
+      : device_(DeviceOfRank(rank)), shim_(SettingsIn(environment), Means()) {
+    stream_ = *device_->MakeStream();
+  }
+
+  NcclShim& shim() { return shim_; }
+  NcclHandle comm = nullptr;
+
+  // The program's part. Memory is the program's, and the same in each call of one name.
+  template <typename T>
+  std::vector<T> Reduce(const std::vector<T>& values, NcclDataType type, NcclReduceOp op,
+                        const std::string& name = "buffer", bool in_place = true) {
+    const size_t bytes = values.size() * sizeof(T);
+    DeviceMemory& in = memory_[name];
+    DeviceMemory& out = in_place ? in : memory_[name + ".out"];
+    if (in == nullptr) in = *device_->Allocate(bytes);
+    if (out == nullptr) out = *device_->Allocate(bytes);
+    stream_->Copy(in.get(), values.data(), bytes);
+    result =
+        shim_.AllReduce({in.get(), out.get(), values.size(), type, op, comm, stream_->handle()});
+    std::vector<T> reduced(values.size());
+    stream_->Copy(reduced.data(), out.get(), bytes);
+    EXPECT_TRUE(stream_->Synchronize(Clock::now() + std::chrono::seconds(20)).ok());
+    return reduced;
+  }
+  std::vector<float> Sum(const std::vector<float>& values, const std::string& name = "buffer") {
+    return Reduce(values, kNcclF32, kNcclSum, name);
+  }
+  NcclResult result = kNcclOk;  // of the last call
+
+  DeviceStream& stream() { return *stream_; }
+  Device& device() { return *device_; }
+
+  std::string said() const {
+    const absl::MutexLock lock(&mu_);
+    return said_;
+  }
+  // Changes what the shim finds; before its first call.
+  std::function<absl::StatusOr<std::shared_ptr<Device>>(int)> open_device = [](int ordinal) {
+    return MakeDevice(WatchedDevices::Api(), ordinal, "host:" + std::to_string(ordinal));
+  };
+
+ private:
+  static NcclShimSettings SettingsIn(const Environment& environment) {
+    return ReadNcclShimSettings([&](const char* name) -> const char* {
+      const auto found = environment.find(name);
+      return found == environment.end() ? nullptr : found->second.c_str();
+    });
+  }
+  static void* FindInFake(const char* name) {
+    return dlsym(dlopen(THINWIRE_FAKE_NCCL, RTLD_NOW | RTLD_LOCAL), name);
+  }
+  NcclShimMeans Means() {
+    return {FindNcclNext(FindInFake), [] { return LoadNccl(THINWIRE_FAKE_NCCL); },
+            [this](int ordinal) { return open_device(ordinal); },
+            [this](const std::string& line) {
+              const absl::MutexLock lock(&mu_);
+              said_ += line + "\n";
+            }};
+  }
+
+  mutable absl::Mutex mu_;
+  std::string said_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<DeviceStream> stream_;
+  std::map<std::string, DeviceMemory> memory_;
+  NcclShim shim_;
+};
+
+using Ranks = std::vector<std::unique_ptr<ShimRank>>;
+
+// The id of a communicator, as rank 0's program gets it.
+inline NcclUniqueId NewId(ShimRank& rank) {
+  NcclUniqueId id;
+  EXPECT_EQ(rank.shim().GetUniqueId(&id), kNcclOk);
+  return id;
+}
+
+// Runs body(rank) on a thread each, between making a communicator and destroying it.
+inline void OnRanks(Ranks& ranks, const std::function<void(int)>& body) {
+  const NcclUniqueId id = NewId(*ranks[0]);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < static_cast<int>(ranks.size()); ++r) {
+    threads.emplace_back([&, r] {
+      ShimRank& rank = *ranks[r];
+      EXPECT_EQ(rank.shim().CommInitRank(&rank.comm, static_cast<int>(ranks.size()), id, r),
+                kNcclOk);
+      body(r);
+      EXPECT_EQ(rank.shim().CommDestroy(rank.comm), kNcclOk);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline Ranks RanksWith(int world, const std::function<Environment(int rank)>& environment) {
+  Fake();
+  Ranks ranks;
+  for (int r = 0; r < world; ++r) ranks.push_back(std::make_unique<ShimRank>(r, environment(r)));
+  return ranks;
+}
+
+// Blocks of 256 elements over several shards, and a rest that is no whole block.
+inline constexpr size_t kCount = 5000;
+
+inline Environment OptedIn(const std::string& codec = "int8") {
+  return {{"THINWIRE_NCCL_CODEC", codec},
+          {"THINWIRE_NCCL_MIN_BYTES", "1024"},
+          {"THINWIRE_TIMEOUT_S", "20"}};
+}
+
+inline Ranks RanksWithCodec(int world, const std::string& codec) {
+  return RanksWith(world, [&](int) { return OptedIn(codec); });
+}
+
+inline std::vector<float> ValuesOf(int rank, size_t count = kCount) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = std::sin(0.37f * static_cast<float>(i + 1) * static_cast<float>(rank + 1));
+  }
+  return values;
+}
+
+// As the fake NCCL adds them up.
+inline std::vector<float> ExactSum(int world, size_t count = kCount) {
+  std::vector<double> sum(count);
+  for (int rank = 0; rank < world; ++rank) {
+    const std::vector<float> values = ValuesOf(rank, count);
+    for (size_t i = 0; i < count; ++i) sum[i] += values[i];
+  }
+  return {sum.begin(), sum.end()};
+}
+
+inline float LargestError(const std::vector<float>& got, const std::vector<float>& exact) {
+  float largest = 0;
+  for (size_t i = 0; i < got.size(); ++i) largest = std::max(largest, std::fabs(got[i] - exact[i]));
+  return largest;
+}
+
+class NcclShimTest : public testing::Test {
+ protected:
+  void SetUp() override { misuses_ = Fake().misuses; }
+  void TearDown() override {
+    EXPECT_EQ(Fake().misuses, misuses_);
+    EXPECT_EQ(WatchedDevices::allocated, 0) << "the shim keeps memory of communicators that ended";
+  }
+
+ private:
+  int misuses_ = 0;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_INTEGRATIONS_NCCL_SHIM_RANKS_H_

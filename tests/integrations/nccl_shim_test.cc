@@ -1,0 +1,318 @@
+// The shim in front of the fake NCCL, with threads as ranks and CPU threads as their devices. An
+// unmodified program under LD_PRELOAD is in test_nccl_shim.py.
+#include "integrations/nccl_shim/nccl_shim.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "compress/half_float.h"
+#include "integrations/nccl_shim/nccl_twin_id.h"
+#include "tests/effort.h"
+#include "tests/integrations/nccl_shim_ranks.h"
+
+namespace thinwire {
+namespace {
+
+TEST_F(NcclShimTest, SumsAndMeansAreCompressedAndAlikeOnAllRanks) {
+  for (const int world : {2, 3, 5}) {
+    const int reductions = Fake().reductions;
+    Ranks ranks = RanksWithCodec(world, "int8");
+    std::vector<std::vector<float>> sums(world), means(world);
+    OnRanks(ranks, [&](int r) {
+      sums[r] = ranks[r]->Sum(ValuesOf(r));
+      means[r] = ranks[r]->Reduce(ValuesOf(r), kNcclF32, kNcclAvg, "mean", /*in_place=*/false);
+    });
+    std::vector<float> exact = ExactSum(world);
+    for (int r = 0; r < world; ++r) {
+      EXPECT_EQ(sums[r], sums[0]) << "rank " << r << " of " << world;
+      EXPECT_EQ(means[r], means[0]) << "rank " << r << " of " << world;
+    }
+    const float error = LargestError(sums[0], exact);
+    EXPECT_GT(error, 0.0f) << "int8 has lost nothing: nothing was compressed";
+    EXPECT_LT(error, 0.02f * static_cast<float>(world));
+    for (float& value : exact) value /= static_cast<float>(world);
+    EXPECT_LT(LargestError(means[0], exact), 0.02f);
+    EXPECT_EQ(Fake().reductions, reductions) << "NCCL's own allreduce ran";
+  }
+}
+
+TEST_F(NcclShimTest, HalvesAreCompressedAsTheyAre) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  std::vector<std::vector<uint16_t>> bf16(2), f16(2);
+  OnRanks(ranks, [&](int r) {
+    std::vector<uint16_t> values;
+    for (const float value : ValuesOf(r)) values.push_back(ToBf16(value));
+    bf16[r] = ranks[r]->Reduce(values, kNcclBf16, kNcclSum, "bf16");
+    values.clear();
+    for (const float value : ValuesOf(r)) values.push_back(ToF16(value));
+    f16[r] = ranks[r]->Reduce(values, kNcclF16, kNcclSum, "f16");
+  });
+  EXPECT_EQ(bf16[0], bf16[1]);
+  EXPECT_EQ(f16[0], f16[1]);
+  const std::vector<float> exact = ExactSum(2);
+  for (size_t i = 0; i < kCount; ++i) {
+    EXPECT_NEAR(FromBf16(bf16[0][i]), exact[i], 0.05f);
+    EXPECT_NEAR(FromF16(f16[0][i]), exact[i], 0.05f);
+  }
+}
+
+// What one step loses the next ones bring: the sum of many results stays as near as one. Without
+// residuals the loss is the same in every step.
+TEST_F(NcclShimTest, ResidualsOfABufferAreKept) {
+  constexpr int kSteps = 20;
+  for (const bool feedback : {true, false}) {
+    Ranks ranks = RanksWith(2, [&](int) {
+      Environment environment = OptedIn("int4");
+      if (!feedback) environment["THINWIRE_NCCL_FEEDBACK_BYTES"] = "0";
+      return environment;
+    });
+    std::vector<float> total(kCount);
+    OnRanks(ranks, [&](int r) {
+      for (int step = 0; step < kSteps; ++step) {
+        const std::vector<float> sum = ranks[r]->Sum(ValuesOf(r), "one");
+        ranks[r]->Sum(std::vector<float>(2 * kCount, 1.0f), "another");
+        for (size_t i = 0; r == 0 && i < kCount; ++i) total[i] += sum[i];
+      }
+    });
+    std::vector<float> exact = ExactSum(2);
+    for (float& value : exact) value *= kSteps;
+    if (feedback) {
+      EXPECT_LT(LargestError(total, exact), 1.0f);
+    } else {
+      EXPECT_GT(LargestError(total, exact), 2.0f);
+    }
+  }
+}
+
+// Several chunks of 8 Mi elements, and of a rest.
+TEST_F(NcclShimTest, LargeBuffersGoInChunks) {
+  if (kSanitized) GTEST_SKIP() << "it takes 10 s, and does nothing that smaller ones do not";
+  constexpr size_t kMany = size_t{11} << 20;
+  Ranks ranks = RanksWithCodec(2, "int8");
+  std::vector<float> first(2), last(2);
+  const int groups = Fake().groups;
+  OnRanks(ranks, [&](int r) {
+    const std::vector<float> sum = ranks[r]->Sum(std::vector<float>(kMany, 1.0f + r));
+    first[r] = sum.front();
+    last[r] = sum.back();
+  });
+  EXPECT_NEAR(first[0], 3.0f, 0.05f);
+  EXPECT_NEAR(last[1], 3.0f, 0.05f);
+  EXPECT_GE(Fake().groups - groups, 2 * 2 * 2) << "two hops of two chunks on two ranks";
+}
+
+// Each of these is NCCL's own, and exact.
+TEST_F(NcclShimTest, AllElsePasses) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  OnRanks(ranks, [&](int r) {
+    ShimRank& rank = *ranks[r];
+    const std::vector<float> values = ValuesOf(r), exact = ExactSum(2);
+    constexpr auto kMax = static_cast<NcclReduceOp>(2);
+    constexpr auto kInt32 = static_cast<NcclDataType>(2);
+    std::vector<float> largest = ValuesOf(1 - r);
+    for (size_t i = 0; i < kCount; ++i) largest[i] = std::max(largest[i], values[i]);
+    EXPECT_EQ(rank.Reduce(values, kNcclF32, kMax), largest);
+    const std::vector<int> ints(kCount, r + 1);
+    EXPECT_EQ(rank.Reduce(ints, kInt32, kNcclSum, "ints"), std::vector<int>(kCount, 3));
+    const std::vector<float> few(values.begin(), values.begin() + 255);
+    const std::vector<float> few_exact(exact.begin(), exact.begin() + 255);
+    EXPECT_EQ(rank.Sum(few, "few"), few_exact);
+    EXPECT_EQ(rank.said(), "") << "nobody has been asked yet";
+
+    EXPECT_EQ(rank.shim().GroupStart(), kNcclOk);
+    EXPECT_EQ(rank.shim().GroupStart(), kNcclOk);
+    EXPECT_EQ(rank.shim().GroupEnd(), kNcclOk);
+    const DeviceMemory memory = *rank.device().Allocate(kCount * sizeof(float));
+    rank.stream().Copy(memory.get(), values.data(), kCount * sizeof(float));
+    const NcclCall call{memory.get(), memory.get(),          kCount, kNcclF32, kNcclSum,
+                        rank.comm,    rank.stream().handle()};
+    EXPECT_EQ(rank.shim().AllReduce(call), kNcclOk);
+    EXPECT_EQ(rank.shim().GroupEnd(), kNcclOk);
+    std::vector<float> grouped(kCount);
+    rank.stream().Copy(grouped.data(), memory.get(), kCount * sizeof(float));
+    EXPECT_TRUE(rank.stream().Synchronize(Clock::now() + std::chrono::seconds(20)).ok());
+    EXPECT_EQ(grouped, exact);
+    EXPECT_EQ(rank.said(), "");
+    EXPECT_NE(rank.Sum(values), exact) << "the group has ended";
+  });
+}
+
+TEST_F(NcclShimTest, CapturedCallsPass) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  WatchedDevices::capturing = 1;
+  OnRanks(ranks, [&](int r) { EXPECT_EQ(ranks[r]->Sum(ValuesOf(r)), ExactSum(2)); });
+  WatchedDevices::capturing = 0;
+  OnRanks(ranks, [&](int r) { EXPECT_NE(ranks[r]->Sum(ValuesOf(r)), ExactSum(2)); });
+}
+
+// Nothing is asked, and nothing is said.
+TEST_F(NcclShimTest, WithoutAnOptInNothingChanges) {
+  const int made = Fake().made;
+  Ranks ranks = RanksWith(2, [](int) { return Environment(); });
+  NcclUniqueId id = NewId(*ranks[0]);
+  EXPECT_EQ(TwinOf(id), std::nullopt);
+  OnRanks(ranks, [&](int r) {
+    EXPECT_EQ(ranks[r]->Sum(ValuesOf(r)), ExactSum(2));
+    EXPECT_EQ(ranks[r]->said() + ranks[r]->shim().Report(), "");
+  });
+  EXPECT_EQ(Fake().made, made + 2);
+}
+
+TEST_F(NcclShimTest, CommunicatorsOfOtherSizesPass) {
+  Ranks ranks = RanksWith(2, [](int) {
+    Environment environment = OptedIn();
+    environment["THINWIRE_NCCL_RANKS"] = "3";
+    return environment;
+  });
+  OnRanks(ranks, [&](int r) { EXPECT_EQ(ranks[r]->Sum(ValuesOf(r)), ExactSum(2)); });
+}
+
+TEST_F(NcclShimTest, AnErrorOfNcclIsTheProgramsToo) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  OnRanks(ranks, [&](int r) { ranks[r]->Sum(ValuesOf(r)); });
+  OnRanks(ranks, [&](int r) {
+    ranks[r]->Sum(ValuesOf(r));
+    Fake().launch_error = kNcclRemoteError;
+    ranks[r]->Sum(ValuesOf(r));
+    EXPECT_EQ(ranks[r]->result, kNcclRemoteError);
+    EXPECT_TRUE(absl::StrContains(ranks[r]->said(), "remote process exited")) << ranks[r]->said();
+  });
+  Fake().launch_error = 0;
+}
+
+TEST_F(NcclShimTest, AnUnalignedAddressIsAnError) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  OnRanks(ranks, [&](int r) {
+    ShimRank& rank = *ranks[r];
+    const DeviceMemory memory = *rank.device().Allocate(kCount * sizeof(float) + 1);
+    EXPECT_EQ(rank.shim().AllReduce({memory.get() + 1, memory.get() + 1, kCount, kNcclF32, kNcclSum,
+                                     rank.comm, rank.stream().handle()}),
+              kNcclInvalidArgument);
+    EXPECT_TRUE(absl::StrContains(rank.said(), "align it")) << rank.said();
+  });
+}
+
+// A peer that is gone leaves kernels waiting, which the program's abort ends, as without the shim.
+TEST_F(NcclShimTest, AnAbortEndsWhatHangs) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  const NcclUniqueId id = NewId(*ranks[0]);
+  const DeviceMemory memory = *ranks[0]->device().Allocate(kCount * sizeof(float));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      ShimRank& rank = *ranks[r];
+      EXPECT_EQ(rank.shim().CommInitRank(&rank.comm, 2, id, r), kNcclOk);
+      rank.Sum(ValuesOf(r));
+      if (r == 1) return;
+      EXPECT_EQ(rank.shim().AllReduce({memory.get(), memory.get(), kCount, kNcclF32, kNcclSum,
+                                       rank.comm, rank.stream().handle()}),
+                kNcclOk)
+          << "it is queued";
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& rank : ranks) EXPECT_EQ(rank->shim().CommAbort(rank->comm), kNcclOk);
+  EXPECT_TRUE(ranks[0]->stream().Synchronize(Clock::now() + std::chrono::seconds(20)).ok());
+}
+
+TEST_F(NcclShimTest, AFunctionThatIsNotThereIsSaid) {
+  std::string said;
+  NcclShim shim({}, {.next = {}, .load_nccl = {}, .open_device = {}, .say = [&](const auto& line) {
+                       said += line;
+                     }});
+  EXPECT_EQ(shim.AllReduce({}), kNcclInvalidUsage);
+  EXPECT_EQ(shim.GroupSimulateEnd(nullptr), kNcclInvalidUsage);
+  for (const char* word : {"no ncclAllReduce", "no ncclGroupSimulateEnd", "shared library"}) {
+    EXPECT_TRUE(absl::StrContains(said, word)) << word << " in " << said;
+  }
+}
+
+// One process with several communicators on threads of their own, one of which does not block.
+TEST_F(NcclShimTest, CommunicatorsAreIndependent) {
+  Ranks ranks = RanksWithCodec(4, "int8");
+  Ranks others = RanksWithCodec(2, "int4");
+  const FakeBehaves busy(&FakeNccl::polls, 2);
+  std::thread beside([&] {
+    OnRanks(others, [&](int r) {
+      for (int step = 0; step < 5; ++step) {
+        EXPECT_LT(LargestError(others[r]->Sum(ValuesOf(r)), ExactSum(2)), 0.8f);
+      }
+    });
+  });
+  OnRanks(ranks, [&](int r) {
+    for (int step = 0; step < 5; ++step) {
+      EXPECT_LT(LargestError(ranks[r]->Sum(ValuesOf(r)), ExactSum(4)), 0.1f);
+    }
+  });
+  beside.join();
+}
+
+TEST_F(NcclShimTest, ACommunicatorThatDoesNotBlockIsAwaited) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  const NcclUniqueId id = NewId(*ranks[0]);
+  const FakeBehaves busy(&FakeNccl::polls, 3);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      ShimRank& rank = *ranks[r];
+      NcclConfig config;
+      EXPECT_EQ(rank.shim().CommInitRankConfig(&rank.comm, 2, id, r, &config), kNcclInProgress);
+      NcclResult state = kNcclInProgress;
+      while (state == kNcclInProgress)
+        (*LoadNccl(THINWIRE_FAKE_NCCL))->comm_get_async_error(rank.comm, &state);
+      EXPECT_LT(LargestError(rank.Sum(ValuesOf(r)), ExactSum(2)), 0.05f);
+      EXPECT_EQ(rank.shim().CommAbort(rank.comm), kNcclOk);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(NcclShimTest, AnObserverCountsAndChangesNothing) {
+  Ranks ranks = RanksWith(2, [](int) {
+    return Environment{{"THINWIRE_NCCL_OBSERVE", "1"}, {"THINWIRE_NCCL_MIN_BYTES", "4096"}};
+  });
+  OnRanks(ranks, [&](int r) {
+    for (int step = 0; step < 3; ++step) EXPECT_EQ(ranks[r]->Sum(ValuesOf(r)), ExactSum(2));
+    ranks[r]->Sum(std::vector<float>(8), "few");
+    ranks[r]->Reduce(std::vector<int>(8), static_cast<NcclDataType>(2), kNcclSum, "ints");
+    ranks[r]->shim().GroupStart();
+    ranks[r]->shim().GroupEnd();
+  });
+  const std::string report = ranks[0]->shim().Report();
+  // 3 calls of 20,000 bytes among two ranks.
+  for (const char* words : {"3 could go compressed", "1 smaller than", "1 of other elements",
+                            "4 of f32, below 64 KiB: 0.1 MB", "0.1 MB by NCCL's ring",
+                            "as int8 (3.96 x less)", "as int4 (7.81 x less)", "10 Gb/s"}) {
+    EXPECT_TRUE(absl::StrContains(report, words)) << words << " in " << report;
+  }
+}
+
+constexpr size_t kNumel = 1000;
+
+TEST(NcclBuffersTest, WhatIsKeptIsBounded) {
+  const std::shared_ptr<Device> device = DeviceOfRank(0);
+  const std::unique_ptr<DeviceStream> stream = *device->MakeStream();
+  constexpr size_t kBytes = kNumel * sizeof(float);
+  Options options;
+  options.codecs = {*CodecPair::Parse("int4")};
+  NcclBuffers buffers(*device, 2, options, 2 * kBytes);
+  ASSERT_TRUE(buffers.Prepare().ok());
+  const auto use = [&](uintptr_t address, size_t numel = kNumel) -> NcclBuffers::Buffer& {
+    return buffers.Use({reinterpret_cast<void*>(address), numel, DType::kF32, Op::kSum}, *stream);
+  };
+  use(1);
+  use(2);
+  EXPECT_EQ(use(1).uses, 1u);
+  use(3);
+  EXPECT_EQ(buffers.residual_bytes(), 2 * kBytes);
+  EXPECT_EQ(use(1).uses, 2u) << "the other one was used less lately";
+  EXPECT_EQ(use(2).uses, 0u) << "it had to go";
+  EXPECT_EQ(use(4, 3 * kNumel).residual, nullptr) << "it is larger than all that may be kept";
+  for (uintptr_t address = 10; address < 6000; ++address) use(address, 3 * kNumel);
+  EXPECT_LE(buffers.residual_bytes(), 2 * kBytes);
+}
+
+}  // namespace
+}  // namespace thinwire
