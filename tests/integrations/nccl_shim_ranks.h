@@ -187,7 +187,7 @@ class NcclShimTest : public testing::Test {
   void SetUp() override { misuses_ = Fake().misuses; }
   void TearDown() override {
     EXPECT_EQ(Fake().misuses, misuses_);
-    EXPECT_EQ(WatchedDevices::allocated, 0) << "the shim keeps memory of communicators that ended";
+    EXPECT_EQ(WatchedDevices::allocated, 0);
   }
 
  private:

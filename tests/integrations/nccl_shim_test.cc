@@ -24,6 +24,8 @@ TEST_F(NcclShimTest, SumsAndMeansAreCompressedAndAlikeOnAllRanks) {
       sums[r] = ranks[r]->Sum(ValuesOf(r));
       means[r] = ranks[r]->Reduce(ValuesOf(r), kNcclF32, kNcclAvg, "mean", /*in_place=*/false);
     });
+    EXPECT_EQ(WatchedDevices::allocated, 0)
+        << "communicators were destroyed, and what is theirs not";
     std::vector<float> exact = ExactSum(world);
     for (int r = 0; r < world; ++r) {
       EXPECT_EQ(sums[r], sums[0]) << "rank " << r << " of " << world;
@@ -214,6 +216,7 @@ TEST_F(NcclShimTest, AnAbortEndsWhatHangs) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& rank : ranks) EXPECT_EQ(rank->shim().CommAbort(rank->comm), kNcclOk);
+  EXPECT_EQ(WatchedDevices::allocated, 0);
   EXPECT_TRUE(ranks[0]->stream().Synchronize(Clock::now() + std::chrono::seconds(20)).ok());
 }
 
