@@ -17,7 +17,8 @@ export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
 .PHONY: help setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-python test-frameworks thread-safety docs \
-  gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench accuracy ratio wheel wheel-check lint format clean
+  gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks accuracy ratio wheel wheel-aarch64 \
+  wheel-check wheel-check-aarch64 lint format clean
 
 help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
@@ -35,7 +36,10 @@ help:
 	@echo "make soak    faults: ranks that are killed or stopped in every phase, and half an hour of kills"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
 	@echo "make accuracy, make ratio   what compression costs in accuracy (hours), and in precision"
-	@echo "make wheel   a wheel that needs no compiler; make lint, make format, make clean"
+	@echo "make bench-frameworks   steps under DDP, FSDP2, Lightning, Accelerate, transformers and Horovod's API"
+	@echo "make wheel, make wheel-aarch64   a wheel that needs no compiler; make lint, make format, make clean"
+	@echo "make wheel-check   installs the wheel in an empty root, and runs every example there"
+	@echo "make wheel-check-aarch64   the other wheel, by qemu: the bytes of x86-64"
 
 setup:
 	@scripts/setup.sh
@@ -120,6 +124,11 @@ fuzz: setup
 bench: build
 	@scripts/bench.sh
 
+# make bench-frameworks ARGS="--turns 3" takes a minute.
+bench-frameworks: build
+	@scripts/frameworks_setup.sh
+	@build/frameworks/bin/python bench/frameworks.py $(ARGS)
+
 # Resumes where it was stopped; make accuracy ARGS=--short takes a minute, and
 # ARGS="--steps_part 8 --batch_part 4 --choices 1" shortens every run.
 accuracy: build
@@ -128,12 +137,18 @@ accuracy: build
 ratio: build
 	@$(PYTHON) bench/ratio.py --out build/ratio
 
+# A wheel without the CUDA part: make wheel ARGS="-C cmake.define.THINWIRE_CUDA=OFF".
 wheel: setup
-	@$(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist .
-	@ls dist/*.whl
+	@scripts/wheel.sh x86_64 $(ARGS)
+
+wheel-aarch64: setup
+	@scripts/wheel.sh aarch64 $(ARGS)
 
 wheel-check: wheel
 	@scripts/wheel_check.sh
+
+wheel-check-aarch64: wheel wheel-aarch64
+	@scripts/wheel_check_aarch64.sh
 
 lint: build
 	@scripts/lint.sh

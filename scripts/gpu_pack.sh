@@ -14,7 +14,7 @@ tests=(conftest.py devices.py models.py ranks.py test_cuda.py test_cuda_nccl.py 
 rm -rf "$pack" "$pack.tar.gz"
 mkdir -p "$pack"/{bin,lib/glibc,python,tests/integrations/python,site}
 
-# The package with its libraries, as in the wheel.
+# The package, as in the wheel.
 cmake --install build --component wheel --strip --prefix "$pack/python" >/dev/null
 git ls-files integrations/python/thinwire | tar c -T - | tar x -C "$pack/python" --strip-components=2
 package=$pack/python/thinwire/lib
@@ -30,7 +30,7 @@ ldd "$pack"/bin/* "$package"/*.so* | sed -nE 's|^\t(.* => )?(/[^ ]+) \(.*|\2|p' 
   name=${library##*/}
   case $name in
     ld-linux-x86-64.so.* | libc.so.* | libm.so.*) cp -L "$library" "$pack/lib/glibc/$name" ;;
-    *) [[ -e $package/$name ]] || cp -L "$library" "$pack/lib/$name" ;;
+    *) cp -L "$library" "$pack/lib/$name" ;;
   esac
 done
 # What a driver's library, built for an older C library, asks for besides.
@@ -39,6 +39,7 @@ for name in libdl.so.2 libpthread.so.0 librt.so.1; do
   cp -L "${libc%/*}/$name" "$pack/lib/glibc/$name"
 done
 for library in "$pack"/lib/*.so*; do patchelf --set-rpath '$ORIGIN' "$library"; done
+for library in "$package"/*.so; do patchelf --set-rpath '$ORIGIN/../../../lib' "$library"; done
 
 cp tests/conftest.py "$pack/tests/"
 for name in "${tests[@]}"; do cp "tests/integrations/python/$name" "$pack/tests/integrations/python/"; done

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# wheel.sh ARCHITECTURE [OPTION OF PIP WHEEL]...: a wheel in dist/ for x86_64 or aarch64. auditwheel
+# puts in the libraries that ours needs, and its tag says from which C library on they all run; then
+# come their licences. Another architecture than this machine's is cross-compiled.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+architecture=$1
+shift
+build=build-wheel-$architecture
+options=(-C "build-dir=$build" "$@")
+places=()
+if [[ $architecture != "$(uname -m)" ]]; then
+  scripts/aarch64_root.sh
+  root=$PWD/build-aarch64/root/usr/lib
+  export _PYTHON_HOST_PLATFORM=linux-$architecture
+  options+=(-C "cmake.define.CMAKE_TOOLCHAIN_FILE=$PWD/scripts/aarch64.cmake" -C cmake.define.THINWIRE_CUDA=OFF)
+  places=(--ldpaths "$root/$architecture-linux-gnu:$root")
+fi
+plain=$(mktemp -d)
+trap 'rm -rf "$plain"' EXIT
+export PATH=$PWD/.venv/bin:$PATH
+python -m pip wheel -q --no-deps --no-build-isolation --disable-pip-version-check -w "$plain" "${options[@]}" .
+rm -f dist/*_"$architecture".whl
+auditwheel repair "${places[@]}" -w "$plain/tagged" "$plain"/*.whl >"$build/auditwheel.log" 2>&1 || {
+  cat "$build/auditwheel.log" >&2
+  exit 1
+}
+python scripts/wheel_licences.py "$plain"/tagged/*.whl
+mkdir -p dist && cp "$plain"/tagged/*.whl dist/
+ls dist/*_"$architecture".whl

@@ -1,0 +1,45 @@
+"""Accumulation, clipping, autocast and a loss scaler, as the frameworks do them."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mixed_precision import ACCUMULATE, BATCHES, CLIP
+
+PROGRAM = Path(__file__).resolve().parent / "mixed_precision.py"
+STEPS = BATCHES // ACCUMULATE
+
+
+def ranks_of(framework: str, folder: Path) -> list[dict[str, Any]]:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not here: `make test-frameworks` installs it")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         str(PROGRAM), framework, str(folder)],
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(row) for row in re.findall(r"rank \d: (.*)", done.stdout)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["lightning", "accelerate", "transformers"])
+def test_ranks_step_alike(framework, tmp_path):
+    rows = ranks_of(framework, tmp_path)
+    assert len(rows) == 2 and rows[0] == rows[1]
+    (row, _) = rows
+    assert row["exchanges"] == STEPS and row["ratio"] > 3.5  # none while gradients accumulate
+    # Clipped after the exchange, so by the norm of the mean, on fp32 gradients.
+    assert row["norms"] == pytest.approx(len(row["norms"]) * [CLIP], rel=1e-3)
+    if framework == "lightning":
+        # One rank's Inf: all leave the step out, and all halve the scale.
+        assert row["computed_in"] == "torch.float16"
+        assert (len(row["norms"]), row["scale"]) == (STEPS - 1, 512)
+    else:
+        assert row["computed_in"] == "torch.bfloat16"
+        assert len(row["norms"]) == STEPS

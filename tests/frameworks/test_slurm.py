@@ -1,0 +1,57 @@
+"""Ranks that srun starts, on a real Slurm of one node."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("slurmctld") is None,
+        reason="needs root, and slurmctld, slurmd and slurm-client, as `make test-frameworks` has",
+    ),
+]
+
+PROGRAM = """
+import thinwire, thinwire.launch
+try:
+    place = thinwire.launch.setup()
+except thinwire.InvalidArgumentError as error:
+    raise SystemExit(f"InvalidArgumentError: {error}")
+import torch, torch.distributed as dist
+from thinwire.torch import all_reduce
+dist.init_process_group("gloo")
+tensor = torch.full((1000,), float(place.rank))
+all_reduce(tensor, codec="int8", op="sum", name="ranks")
+print(f"{place}: {tensor[0].item():.2f}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def by_slurm(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    return subprocess.run(
+        [str(HERE / "slurm.sh"), str(folder), *command, sys.executable, str(program)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_ranks_meet_under_srun(tmp_path):
+    done = by_slurm(tmp_path, "srun", "--ntasks=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(3):
+        assert f"rank {rank} of 3, on its host {rank} of 3, by Slurm" in done.stdout
+    assert done.stdout.count(": 3.00") == 3
+
+
+def test_an_allocation_without_srun_is_told_so(tmp_path):
+    """As in a batch script that starts Python itself."""
+    done = by_slurm(tmp_path, "salloc", "--ntasks=2")
+    assert done.returncode != 0
+    assert "no launcher started this process" in done.stderr and "srun" in done.stderr

@@ -1,0 +1,45 @@
+"""The extras of pyproject.toml: for every framework, at the versions that are tested, and as the
+documentation names them."""
+
+import re
+from pathlib import Path
+
+import tomllib
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PINNED = (ROOT / "tests" / "frameworks" / "requirements.txt", ROOT / "requirements.txt")
+
+
+def requirements(lines: list[str]) -> list[Requirement]:
+    return [Requirement(line) for line in lines if not line.startswith("#")]
+
+
+def test_extras_admit_the_versions_that_are_tested():
+    pins = {
+        each.name: str(each.specifier).removeprefix("==")
+        for file in PINNED
+        for each in requirements(file.read_text().splitlines())
+    }
+    for extra, lines in EXTRAS.items():
+        for each in requirements(lines):
+            assert each.name in pins, f"{extra}: no test has {each.name}"
+            assert each.specifier.contains(pins[each.name]), f"{extra}: {each} and its tests' pin"
+
+
+def test_every_tested_framework_has_an_extra():
+    wanted = {each.name for lines in EXTRAS.values() for each in requirements(lines)}
+    tested = {each.name for each in requirements(PINNED[0].read_text().splitlines())}
+    assert tested <= wanted
+
+
+def test_documents_name_extras_that_exist():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("integrations/**/*.md")]
+    named = {
+        extra
+        for page in pages
+        for found in re.findall(r"thinwire\[([\w,]+)\]", page.read_text())
+        for extra in found.split(",")
+    }
+    assert named and named <= set(EXTRAS)
