@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 WIDTH, LAYERS, BATCH, RATE = 1024, 4, 2, 0.01
 OWN = ""  # in place of a codec: the framework's own exchange
+WARM_UP = 3  # steps that are not counted: DDP lays its buckets out anew in the second
 
 Turn = Callable[[int], list[float]]  # so many steps, the seconds of each
 
@@ -59,7 +60,7 @@ def loop(
     optimizer: Any,
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
 ) -> Turn:
-    """The turns of a training loop of one's own."""
+    """The turns of a training loop of one's own, which is warm already."""
 
     def turn(steps: int) -> list[float]:
         ends = [time.perf_counter()]
@@ -70,6 +71,7 @@ def loop(
             ends.append(time.perf_counter())
         return differences(ends)
 
+    turn(WARM_UP)
     return turn
 
 
@@ -137,7 +139,7 @@ def horovod(codec: str) -> Iterator[Turn]:
 
 @contextlib.contextmanager
 def lightning(codec: str) -> Iterator[Turn]:
-    """A Trainer for each turn, whose first steps are not counted."""
+    """A Trainer for each turn, which warms up first."""
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.strategies import DDPStrategy
@@ -167,12 +169,12 @@ def lightning(codec: str) -> Iterator[Turn]:
         strategy = ThinwireStrategy(codec=codec, **options) if codec else DDPStrategy(**options)
         trainer = Trainer(
             strategy=strategy, accelerator="cpu", devices=torch.distributed.get_world_size(),
-            max_steps=steps + 1, callbacks=[clock], logger=False, enable_checkpointing=False,
+            max_steps=WARM_UP + steps, callbacks=[clock], logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        samples = Batches((steps + 1) * BATCH * torch.distributed.get_world_size())
+        samples = Batches((WARM_UP + steps) * BATCH * torch.distributed.get_world_size())
         trainer.fit(Module(), DataLoader(samples, BATCH))
-        return differences(clock.ends)
+        return differences(clock.ends)[-steps:]
 
     yield turn
 
@@ -181,7 +183,7 @@ def lightning(codec: str) -> Iterator[Turn]:
 def transformers(codec: str) -> Iterator[Turn]:
     """A Trainer for each turn, as for Lightning."""
     from thinwire.transformers import ThinwireCallback
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):
         def __init__(self) -> None:
@@ -193,24 +195,25 @@ def transformers(codec: str) -> Iterator[Turn]:
     def turn(steps: int) -> list[float]:
         clock, model = Clock(), Net()
         arguments = TrainingArguments(
-            max_steps=steps + 1, per_device_train_batch_size=BATCH, use_cpu=True, report_to=[],
-            disable_tqdm=True, logging_strategy="no", save_strategy="no", ddp_backend="gloo",
-            max_grad_norm=0.0, remove_unused_columns=False,
+            max_steps=WARM_UP + steps, per_device_train_batch_size=BATCH, use_cpu=True,
+            disable_tqdm=True, logging_strategy="no", save_strategy="no", report_to=[],
+            max_grad_norm=0.0, remove_unused_columns=False, ddp_backend="gloo",
         )  # fmt: skip
         optimizer = sgd(model)
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-        samples = Batches((steps + 1) * BATCH * torch.distributed.get_world_size())
+        samples = Batches((WARM_UP + steps) * BATCH * torch.distributed.get_world_size())
         trainer = Trainer(
             model, arguments, train_dataset=samples, callbacks=[clock],
             optimizers=(optimizer, constant),
         )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
         callback = ThinwireCallback(trainer, codec=codec) if codec else None
         if callback is not None:
             trainer.add_callback(callback)
         trainer.train()
         if callback is not None:
             callback.state.close()
-        return differences(clock.ends)
+        return differences(clock.ends)[-steps:]
 
     yield turn
 

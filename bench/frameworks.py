@@ -22,15 +22,14 @@ import lab_ranks
 import torch.distributed as dist
 from framework_subjects import FRAMEWORKS, OWN, Turn
 
-STEPS = 5  # counted, of a turn
-WARM_UP = 3  # steps before them: DDP rebuilds its buckets in the second
+STEPS = 5  # of a turn
 TIMEOUT_S = 1800.0
 
 
 def median_step(turn: Turn) -> float:
     """Milliseconds, on this rank; a synchronous exchange keeps all ranks in step."""
     dist.barrier()
-    return 1000 * statistics.median(turn(WARM_UP + STEPS)[-STEPS:])
+    return 1000 * statistics.median(turn(STEPS))
 
 
 def row_of(name: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:

@@ -6,3 +6,5 @@ scripts/install.sh cmake ninja-build pkg-config qemu-user-static g++-aarch64-lin
 # Not as arm64 packages of this machine: libgloo-dev and libisal-dev exist once on a machine.
 scripts/debian_root.sh arm64 build-aarch64/root libgloo-dev libucx-dev libssl-dev libisal-dev libabsl-dev \
   libhwy-dev libgtest-dev python3
+# Headers of one architecture, where the cross compiler looks too.
+cp -r build-aarch64/root/usr/include/aarch64-linux-gnu/. build-aarch64/root/usr/include/
