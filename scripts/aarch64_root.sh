@@ -8,3 +8,5 @@ scripts/debian_root.sh arm64 build-aarch64/root libgloo-dev libucx-dev libssl-de
   libhwy-dev libgtest-dev python3
 # Headers of one architecture, where the cross compiler looks too.
 cp -r build-aarch64/root/usr/include/aarch64-linux-gnu/. build-aarch64/root/usr/include/
+# Debian's file for CMake names Gloo's library by its absolute path.
+sed -i 's|"/usr/lib/|"${_IMPORT_PREFIX}/lib/|' build-aarch64/root/usr/share/cmake/Gloo/GlooTargets-*.cmake

@@ -6,11 +6,12 @@ cd "$(dirname "$0")/.."
 wheel=$(ls "$PWD"/dist/*_x86_64.whl)
 root=$PWD/build/new-user
 extras=lightning,accelerate,transformers,torchft
-inside=(timeout 600 scripts/in_root.sh "$root")
+inside=(timeout 1800 scripts/in_root.sh "$root")
 
 THINWIRE_WHEELS=$wheel .venv/bin/python -m pytest -q tests/wheel
 
-scripts/debian_root.sh amd64 "$root" bash coreutils python3-venv
+# Every Debian has libstdc++6, which its apt needs; torch does not bring it either.
+scripts/debian_root.sh amd64 "$root" bash coreutils libstdc++6 python3-venv
 for tool in cc gcc c++ g++ clang ld make cmake nvcc; do
   [[ ! -e $root/usr/bin/$tool ]] || { echo "$tool is in the clean root" >&2 && exit 1; }
 done
@@ -22,7 +23,7 @@ grep -hE "^(${extras//,/|})==" tests/frameworks/requirements.txt >>"$root/pins"
   -r "$root/pins" "$wheel[$extras]"
 cp "$wheel" "$root/shelf/"
 "${inside[@]}" python3 -m venv --clear /venv
-"${inside[@]}" pip install -q --disable-pip-version-check --no-index --find-links /shelf "thinwire[$extras]"
+"${inside[@]}" pip install -q --no-compile --disable-pip-version-check --no-index --find-links /shelf "thinwire[$extras]"
 
 rm -rf "$root/work" && mkdir "$root/work"
 cp integrations/examples/*.py tests/wheel/own_libraries.py "$root/work/"

@@ -9,7 +9,7 @@ emulated=(timeout 600 scripts/in_root.sh "$root" /qemu)
 
 THINWIRE_WHEELS=$wheel .venv/bin/python -m pytest -q tests/wheel
 
-scripts/debian_root.sh arm64 "$root" python3
+scripts/debian_root.sh arm64 "$root" libstdc++6 python3
 install "$(type -P qemu-aarch64-static)" "$root/qemu"
 rm -rf "$root"/{site,native,meeting} && mkdir "$root/meeting"
 python3 -m zipfile -e "$wheel" "$root/site"

@@ -1,10 +1,11 @@
-"""Trains under a framework with accumulation, clipping and autocast, and prints what each rank saw
-as JSON: torchrun ... mixed_precision.py lightning|accelerate|transformers FOLDER"""
+"""Trains under a framework with accumulation, clipping and autocast, and writes what each rank saw
+to FOLDER/RANK.json: torchrun ... mixed_precision.py lightning|accelerate|transformers FOLDER"""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ class Net(torch.nn.Module):
 class Watch:
     """Norms of the gradients that the optimizer steps with."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.net, self.norms, self.scale = Net(), [], 0.0
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=RATE)
         self.optimizer.register_step_pre_hook(lambda *_: self.norms.append(self._norm()))
@@ -56,10 +58,10 @@ class Watch:
             "norms": self.norms, "weights": total.hex(), "computed_in": self.net.computed_in,
             "exchanges": stats["steps"], "ratio": stats["ratio"], "scale": self.scale,
         }  # fmt: skip
-        print(f"rank {dist.get_rank()}: {json.dumps(row)}", flush=True)
+        (self.folder / f"{dist.get_rank()}.json").write_text(json.dumps(row))
 
 
-def lightning(watch: Watch, folder: str) -> None:
+def lightning(watch: Watch) -> None:
     """In fp16, with a loss scaler on the CPU."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.plugins import MixedPrecision
@@ -90,7 +92,7 @@ def lightning(watch: Watch, folder: str) -> None:
     watch.report(strategy.thinwire_state)
 
 
-def accelerate(watch: Watch, folder: str) -> None:
+def accelerate(watch: Watch) -> None:
     from accelerate import Accelerator
     from thinwire.accelerate import prepare
 
@@ -112,14 +114,15 @@ def accelerate(watch: Watch, folder: str) -> None:
     accelerator.end_training()
 
 
-def transformers(watch: Watch, folder: str) -> None:
+def transformers(watch: Watch) -> None:
     from thinwire.transformers import ThinwireCallback
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
-        output_dir=folder, num_train_epochs=1, per_device_train_batch_size=BATCH, bf16=True,
-        gradient_accumulation_steps=ACCUMULATE, max_grad_norm=CLIP, use_cpu=True, report_to=[],
+        output_dir=str(watch.folder), num_train_epochs=1, per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATE, max_grad_norm=CLIP, use_cpu=True, bf16=True,
         disable_tqdm=True, save_strategy="no", ddp_backend="gloo", remove_unused_columns=False,
+        report_to=[],
     )  # fmt: skip
     constant = torch.optim.lr_scheduler.LambdaLR(watch.optimizer, lambda _: 1.0)
     trainer = Trainer(
@@ -133,5 +136,5 @@ def transformers(watch: Watch, folder: str) -> None:
 
 if __name__ == "__main__":
     {"lightning": lightning, "accelerate": accelerate, "transformers": transformers}[sys.argv[1]](
-        Watch(), sys.argv[2]
+        Watch(Path(sys.argv[2]))
     )
