@@ -7,6 +7,6 @@ scripts/install.sh cmake ninja-build pkg-config qemu-user-static g++-aarch64-lin
 scripts/debian_root.sh arm64 build-aarch64/root libgloo-dev libucx-dev libssl-dev libisal-dev libabsl-dev \
   libhwy-dev libgtest-dev python3
 # Headers of one architecture, where the cross compiler looks too.
-cp -r build-aarch64/root/usr/include/aarch64-linux-gnu/. build-aarch64/root/usr/include/
+cp -a build-aarch64/root/usr/include/aarch64-linux-gnu/. build-aarch64/root/usr/include/
 # Debian's file for CMake names Gloo's library by its absolute path.
 sed -i 's|"/usr/lib/|"${_IMPORT_PREFIX}/lib/|' build-aarch64/root/usr/share/cmake/Gloo/GlooTargets-*.cmake

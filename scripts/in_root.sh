@@ -4,7 +4,8 @@
 set -euo pipefail
 root=$1
 shift
-mkdir -p "$root"/{proc,dev,tmp}
+mkdir -p "$root"/{proc,dev,tmp,etc}
+echo "127.0.0.1 localhost $(hostname)" >"$root/etc/hosts"
 namespaces=(unshare --mount --net --pid --fork --kill-child)
 ((EUID == 0)) || namespaces+=(--map-root-user)
 # This shell stays, as the first process, which buries the others.

@@ -236,7 +236,7 @@ def candidates() -> list[Path]:
     package = Path(__file__).resolve().parent
     return [
         package / "lib" / "libthinwire.so",
-        package.parents[2] / "build" / "integrations" / "c" / "libthinwire.so",
+        package.parent.parent.parent / "build" / "integrations" / "c" / "libthinwire.so",
     ]
 
 
