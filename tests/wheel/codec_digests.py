@@ -10,7 +10,7 @@ from array import array
 import thinwire
 
 LENGTHS = (*range(300), 511, 512, 513, 1023, 4096, 4097, 65535, 65536, 70001)
-OPTIONS = ("int8:rounding=stochastic", "int4:hadamard=1", "int4:block=64", "onebit:down=onebit")
+OPTIONS = ("int8:rounding=stochastic", "int4:hadamard=1", "int4:block=128", "onebit:down=onebit")
 
 
 def elements(numel: int) -> array[float]:
