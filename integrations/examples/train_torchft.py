@@ -8,6 +8,7 @@ import datetime
 import multiprocessing
 import os
 import signal
+from multiprocessing.synchronize import Barrier
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torchft.coordination import LighthouseServer
 REPLICAS, STEPS, KILLED_IN, WIDTH, BATCH = 2, 40, 20, 128, 64
 
 
-def train(replica: int, lighthouse: str) -> None:
+def train(replica: int, lighthouse: str, all_are_here: Barrier) -> None:
     torch.manual_seed(1)
     model = torch.nn.Sequential(
         torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)
@@ -35,6 +36,7 @@ def train(replica: int, lighthouse: str) -> None:
     ddp, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, sgd)
     torch.manual_seed(100 + replica)  # other data on every replica
     losses, ratio, sizes = [], 1.0, set()
+    all_are_here.wait()  # or the first might be done when the second one has started
     while manager.current_step() < STEPS:
         if replica == 1 and manager.current_step() == KILLED_IN:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -60,7 +62,8 @@ def main() -> None:
     )
     address = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
     spawn = multiprocessing.get_context("spawn")
-    replicas = [spawn.Process(target=train, args=(each, address)) for each in range(REPLICAS)]
+    start = spawn.Barrier(REPLICAS)
+    replicas = [spawn.Process(target=train, args=(r, address, start)) for r in range(REPLICAS)]
     for replica in replicas:
         replica.start()
     for replica in replicas:
