@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--compression", default="none", help="none, fp16, int8, int4")
     arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     file = str(arguments.folder / "checkpoint-{}.pt")
 
     hvd.init()
