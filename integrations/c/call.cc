@@ -42,11 +42,12 @@ CallSegments SegmentsOf(const tw_segment* segments, size_t count) {
   CallSegments call;
   for (size_t i = 0; i < count; ++i) {
     const tw_segment& s = segments[i];
-    call.segments.push_back({.name = std::string(TextOf(s.name)),
-                             .offset = s.offset,
-                             .count = s.count,
-                             .total = s.total,
-                             .codec = static_cast<uint32_t>(s.codec)});
+    call.segments.push_back(
+        {.name = std::string(TextOf(s.name)),
+         .offset = s.offset,
+         .count = s.count,
+         .total = s.total,
+         .codec = static_cast<uint32_t>(std::min<size_t>(s.codec, UINT32_MAX))});
     if (s.absent != 0) call.absent.push_back(static_cast<uint32_t>(i));
   }
   return call;

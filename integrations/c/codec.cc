@@ -1,6 +1,7 @@
 // tw_encode, tw_decode: one shard of compress/FORMAT.md, without a communicator.
 #include "absl/strings/str_cat.h"
 #include "compress/backend.h"
+#include "compress/element_limit.h"
 #include "compress/simd_target.h"
 #include "integrations/c/status.h"
 #include "schedule/digest.h"
@@ -37,6 +38,7 @@ tw_status tw_encoded_bytes(const char* spec, size_t n, size_t* bytes) {
   const absl::StatusOr<CodecSpec> parsed = Parse(spec);
   if (!parsed.ok()) return ToC(parsed.status());
   if (bytes == nullptr) return ToC(absl::InvalidArgumentError("the place for the size is null"));
+  if (absl::Status bad = thinwire::CheckElements(n); !bad.ok()) return ToC(bad);
   *bytes = thinwire::EncodedBytes(*parsed, n);
   return TW_OK;
 }

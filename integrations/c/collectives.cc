@@ -1,4 +1,5 @@
 // tw_all_reduce*, tw_reduce_scatter, tw_all_gather, tw_wait*.
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -46,7 +47,11 @@ tw_status WaitFor(tw_work* work, Wait wait) {
   return ToC(wait(*owned->work));
 }
 
-size_t SizeOf(const tw_comm* comm) { return comm == nullptr ? 1 : comm->size; }
+// The elements of all ranks; what no size_t holds is too many in any case.
+size_t OfAllRanks(size_t count, const tw_comm* comm) {
+  const size_t size = comm == nullptr ? 1 : comm->size;
+  return count > SIZE_MAX / size ? SIZE_MAX : count * size;
+}
 
 }  // namespace
 
@@ -63,14 +68,15 @@ tw_status tw_reduce_scatter(const void* send, void* recv, size_t recv_count, tw_
                             tw_op op, tw_comm* comm, void* stream) {
   CollectiveRequest request;
   request.collective = thinwire::Collective::kReduceScatter;
-  return Run({send, recv, recv_count * SizeOf(comm), recv_count, dtype, op, comm, stream}, request);
+  return Run({send, recv, OfAllRanks(recv_count, comm), recv_count, dtype, op, comm, stream},
+             request);
 }
 
 tw_status tw_all_gather(const void* send, void* recv, size_t send_count, tw_dtype dtype,
                         tw_comm* comm, void* stream) {
   CollectiveRequest request;
   request.collective = thinwire::Collective::kAllGather;
-  return Run({send, recv, send_count, send_count * SizeOf(comm), dtype, TW_SUM, comm, stream},
+  return Run({send, recv, send_count, OfAllRanks(send_count, comm), dtype, TW_SUM, comm, stream},
              request);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "compress/element_limit.h"
 #include "integrations/c/call.h"
 #include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
@@ -53,6 +54,9 @@ tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t capacity
 
 tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, int* raw) {
   if (absl::Status bad = CheckComm("tw_comm_goes_raw", comm, {raw}); !bad.ok()) return ToC(bad);
+  if (absl::Status bad = thinwire::CheckCall(comm, dtype, TW_SUM, nullptr); !bad.ok()) {
+    return ToC(bad);
+  }
   *raw = comm->engine->GoesRaw({nullptr, count, static_cast<thinwire::DType>(dtype)}) ? 1 : 0;
   return TW_OK;
 }
@@ -117,6 +121,7 @@ tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first, c
   thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
   const size_t known = feedback.Numel(name);
   if (known != 0 && known != numel) return ToC(WrongSize(name, known, numel));
+  if (absl::Status bad = thinwire::CheckElements(numel); !bad.ok()) return ToC(bad);
   thinwire::ParameterResidual residual{.first = {first, first + numel},
                                        .second = {second, second + numel},
                                        .momentum = {},

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "compress/element_limit.h"
 #include "kernels/tuning.h"
 
 namespace thinwire {
@@ -66,12 +67,12 @@ absl::Status CheckSegments(const BucketRequest& request, const Options& options,
                            const std::string& where) {
   size_t covered = request.segments.empty() ? request.numel : 0;
   for (const Segment& segment : request.segments) {
-    covered += segment.count;
-    if (segment.offset + segment.count > segment.total) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(where, "segment '", segment.name, "' ends at element ",
-                       segment.offset + segment.count, " of ", segment.total));
+    if (segment.count > segment.total || segment.offset > segment.total - segment.count) {
+      return absl::InvalidArgumentError(absl::StrCat(where, "segment '", segment.name, "' has ",
+                                                     segment.count, " elements from element ",
+                                                     segment.offset, " of ", segment.total));
     }
+    covered += segment.count;
     if (segment.codec >= options.codecs.size()) {
       return absl::InvalidArgumentError(absl::StrCat(where, "segment '", segment.name,
                                                      "' wants codec ", segment.codec, ", expected ",
@@ -100,9 +101,10 @@ absl::Status CheckOptions(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("lanes is ", options.lanes, ", expected 1 to 64"));
   }
-  if (options.chunk_bytes < 4096) {
+  constexpr size_t kLeast = 4096, kMost = kMostElements * sizeof(float);
+  if (options.chunk_bytes < kLeast || options.chunk_bytes > kMost) {
     return absl::InvalidArgumentError(
-        absl::StrCat("chunk_bytes is ", options.chunk_bytes, ", expected at least 4096"));
+        absl::StrCat("chunk_bytes is ", options.chunk_bytes, ", expected ", kLeast, " to ", kMost));
   }
   if (options.codecs.empty()) return absl::InvalidArgumentError("there must be a codec");
   if (!(options.momentum.beta >= 0.0f && options.momentum.beta < 1.0f)) {
@@ -132,6 +134,11 @@ absl::Status CheckBucket(const BucketRequest& request, const Membership& members
   const std::string where = Where(members.rank, request.key);
   if (request.numel == 0) {
     return absl::InvalidArgumentError(absl::StrCat(where, "a bucket has at least one element"));
+  }
+  size_t most = request.numel;
+  for (const Segment& segment : request.segments) most = std::max(most, segment.total);
+  if (absl::Status bad = CheckElements(most); !bad.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(where, std::string(bad.message())));
   }
   if (options.momentum.beta != 0.0f) {
     if (absl::Status bad = CheckMomentum(request, where); !bad.ok()) return bad;

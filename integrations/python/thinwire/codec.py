@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from ctypes import byref, c_size_t
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -153,7 +154,7 @@ def _text_of(spec: object) -> bytes:
 def encoded_bytes(spec: str, n: int) -> int:
     """The exact size in bytes of `n` encoded elements. InvalidArgumentError for an unknown spec,
     and for an n that is no count."""
-    if not isinstance(n, int) or n < 0:
+    if not isinstance(n, int) or not 0 <= n <= sys.maxsize:
         raise _wrong("n", "0 or more elements", repr(n))
     size = c_size_t()
     _library.check(_library.load().tw_encoded_bytes(_text_of(spec), n, byref(size)))

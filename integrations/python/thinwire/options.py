@@ -91,7 +91,7 @@ _BOOL_OR_NONE = Kind(
     {None: 0, True: 1, False: -1}.__getitem__,
 )  # fmt: skip
 _LANES = _whole(1, 64)
-_CHUNK_BYTES = _whole(4096, _SIZE_MAX)
+_CHUNK_BYTES = _whole(4096, 1 << 42)
 _BYTES = _whole(0, _SIZE_MAX)
 _LOCAL_SIZE = _whole(0, _INT_MAX)
 _IS_ZERO = Kind(_BYTES.expected, _BYTES.parse, _BYTES.right, lambda value: int(value == 0))

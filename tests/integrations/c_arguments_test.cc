@@ -1,0 +1,183 @@
+// Every call of the C interface with null pointers and with numbers that can't be: a code and a
+// message, and the communicator goes on.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "integrations/c/thinwire.h"
+
+namespace {
+
+struct Case {
+  const char* what;
+  const char* words;  // of the message
+  std::function<tw_status()> call;
+};
+
+void ExpectRefused(const std::vector<Case>& cases) {
+  for (const Case& wrong : cases) {
+    EXPECT_EQ(wrong.call(), TW_INVALID_ARGUMENT) << wrong.what;
+    EXPECT_NE(std::string(tw_last_error()).find(wrong.words), std::string::npos)
+        << wrong.what << ": " << tw_last_error();
+  }
+}
+
+// A world of one.
+class CArguments : public testing::Test {
+ protected:
+  void SetUp() override {
+    tw_options_init(&options_);
+    ASSERT_EQ(tw_comm_create(&options_, &comm_), TW_OK) << tw_last_error();
+  }
+  void TearDown() override {
+    EXPECT_EQ(tw_all_reduce(x_, x_, 4, TW_F32, TW_SUM, comm_, nullptr), TW_OK) << tw_last_error();
+    tw_comm_destroy(comm_);
+  }
+
+  tw_status ReduceSegment(const tw_segment& segment) {
+    return tw_all_reduce_segments(x_, x_, 4, TW_F32, TW_SUM, comm_, nullptr, "g", 0, &segment, 1,
+                                  &work_);
+  }
+  tw_status CreateBucket(const std::function<void(tw_bucket_info*)>& change) {
+    tw_bucket_info info{};
+    info.struct_size = sizeof(info);
+    info.count = 4;
+    change(&info);
+    return tw_bucket_create(comm_, &info, &bucket_);
+  }
+  tw_status CreateComm(const std::function<void(tw_options*)>& change) {
+    tw_options options = options_;
+    change(&options);
+    tw_comm* comm = nullptr;
+    const tw_status status = tw_comm_create(&options, &comm);
+    EXPECT_EQ(comm, nullptr);
+    return status;
+  }
+
+  float x_[4] = {};
+  uint8_t wire_[64] = {};
+  char text_[64] = {};
+  size_t size_ = 0;
+  int number_ = 0;
+  tw_options options_{};
+  tw_comm* comm_ = nullptr;
+  tw_work* work_ = nullptr;
+  tw_bucket* bucket_ = nullptr;
+};
+
+TEST_F(CArguments, NullPointersAreRefused) {
+  tw_stats stats;
+  tw_nodes nodes;
+  double seconds;
+  const auto all_reduce = [&](const void* send, void* recv) {
+    return tw_all_reduce(send, recv, 4, TW_F32, TW_SUM, comm_, nullptr);
+  };
+  const auto segments = [&](const tw_segment* of, tw_work** work) {
+    return tw_all_reduce_segments(x_, x_, 4, TW_F32, TW_SUM, comm_, nullptr, "g", 0, of, 1, work);
+  };
+  const tw_segment segment{"g", 0, 4, 4, 0, 0};
+  ExpectRefused({
+      {"create", "null", [&] { return tw_comm_create(&options_, nullptr); }},
+      {"abort", "null", [] { return tw_comm_abort(nullptr); }},
+      {"fail", "null", [&] { return tw_comm_fail(comm_, TW_INTERNAL, nullptr); }},
+      {"send", "null", [&] { return all_reduce(nullptr, x_); }},
+      {"recv", "null", [&] { return all_reduce(x_, nullptr); }},
+      {"scatter", "null",
+       [&] { return tw_reduce_scatter(x_, x_, 4, TW_F32, TW_SUM, nullptr, nullptr); }},
+      {"gather", "null", [&] { return tw_all_gather(nullptr, x_, 4, TW_F32, comm_, nullptr); }},
+      {"segments", "null", [&] { return segments(nullptr, &work_); }},
+      {"work's place", "null", [&] { return segments(&segment, nullptr); }},
+      {"work", "null", [] { return tw_wait(nullptr); }},
+      {"work and stream", "null", [] { return tw_wait_stream(nullptr, nullptr); }},
+      {"info", "null", [&] { return tw_bucket_create(comm_, nullptr, &bucket_); }},
+      {"bucket's comm", "null",
+       [&] {
+         tw_bucket_info info{};
+         info.struct_size = sizeof(info);
+         return tw_bucket_create(nullptr, &info, &bucket_);
+       }},
+      {"bucket's segments", "null",
+       [&] { return CreateBucket([](auto* i) { i->num_segments = 1; }); }},
+      {"bucket", "null", [&] { return tw_bucket_start(nullptr, x_, x_, nullptr, nullptr, 0); }},
+      {"bucket's wait", "null", [] { return tw_bucket_wait(nullptr); }},
+      {"bucket's wait on a stream", "null", [] { return tw_bucket_wait_stream(nullptr, nullptr); }},
+      {"description", "null", [&] { return tw_comm_describe(comm_, text_, 64, nullptr); }},
+      {"description's text", "null", [&] { return tw_comm_describe(comm_, nullptr, 64, &size_); }},
+      {"transport", "null", [&] { return tw_comm_transport(comm_, nullptr, 64); }},
+      {"topology", "null", [&] { return tw_comm_topology(comm_, nullptr, 64); }},
+      {"nodes", "null", [&] { return tw_comm_nodes(nullptr, &nodes); }},
+      {"stats", "null", [&] { return tw_comm_stats(nullptr, &stats); }},
+      {"codec", "null", [&] { return tw_comm_codec(comm_, 0, nullptr, 64); }},
+      {"raw", "null", [&] { return tw_comm_goes_raw(comm_, 4, TW_F32, nullptr); }},
+      {"step", "null", [] { return tw_comm_set_step(nullptr, 1); }},
+      {"end of step", "null", [] { return tw_comm_end_step(nullptr); }},
+      {"residuals", "null", [&] { return tw_residual_count(comm_, nullptr); }},
+      {"residual's name", "null", [&] { return tw_residual_info(comm_, 0, nullptr, 64, &size_); }},
+      {"residual", "null", [&] { return tw_residual_get(comm_, "g", nullptr, x_, nullptr, 4); }},
+      {"new residual", "null", [&] { return tw_residual_set(comm_, nullptr, x_, x_, nullptr, 4); }},
+      {"undo", "null", [] { return tw_residual_undo(nullptr); }},
+      {"encode", "null", [&] { return tw_encode("int4", x_, 4, nullptr, nullptr, 64, &size_); }},
+      {"decode", "null", [&] { return tw_decode("int4", nullptr, 32, x_, 4); }},
+      {"size", "null", [] { return tw_encoded_bytes("int4", 4, nullptr); }},
+      {"simulate", "null", [&] { return tw_simulate(nullptr, &seconds, nullptr); }},
+      {"devices", "null", [] { return tw_cuda_device_count(nullptr, nullptr); }},
+  });
+}
+
+TEST_F(CArguments, NumbersThatCantBeAreRefused) {
+  constexpr size_t kMax = SIZE_MAX;
+  constexpr size_t kWraps = kMax / 4 + 1;  // times 4 it is nothing
+  const auto reduce = [&](size_t count) {
+    return tw_all_reduce(x_, x_, count, TW_F32, TW_SUM, comm_, nullptr);
+  };
+  const auto segment = [&](size_t offset, size_t count, size_t total, size_t codec) {
+    return ReduceSegment({"g", offset, count, total, codec, 0});
+  };
+  ExpectRefused({
+      {"count", "elements", [&] { return reduce(kMax); }},
+      {"count of no bytes", "elements", [&] { return reduce(kWraps); }},
+      {"scatter", "elements",
+       [&] { return tw_reduce_scatter(x_, x_, kMax, TW_F32, TW_SUM, comm_, nullptr); }},
+      {"gather", "elements", [&] { return tw_all_gather(x_, x_, kMax, TW_F32, comm_, nullptr); }},
+      {"bucket", "elements", [&] { return CreateBucket([](auto* i) { i->count = kWraps; }); }},
+      {"segment's end", "of 4", [&] { return segment(1, 4, 4, 0); }},
+      {"segment's offset", "of 4", [&] { return segment(kMax - 3, 4, 4, 0); }},
+      {"segment's total", "elements", [&] { return segment(0, 4, kMax, 0); }},
+      {"segment's codec", "codec", [&] { return segment(0, 4, 4, size_t{1} << 32); }},
+      {"bucket's op", "op 9",
+       [&] { return CreateBucket([](auto* i) { i->op = static_cast<tw_op>(9); }); }},
+      {"collective", "collective -1",
+       [&] {
+         return CreateBucket([](auto* i) { i->collective = static_cast<tw_collective>(-1); });
+       }},
+      {"bucket's struct", "bytes",
+       [&] { return CreateBucket([](auto* i) { i->struct_size = 8; }); }},
+      {"dtype", "dtype 7",
+       [&] { return tw_comm_goes_raw(comm_, 4, static_cast<tw_dtype>(7), &number_); }},
+      {"codec's number", "codec 1", [&] { return tw_comm_codec(comm_, 1, text_, 64); }},
+      {"residual's number", "residual 0",
+       [&] { return tw_residual_info(comm_, 0, text_, 64, &size_); }},
+      {"residual's size", "elements",
+       [&] { return tw_residual_set(comm_, "g", x_, x_, nullptr, kWraps); }},
+      {"room", "bytes", [&] { return tw_comm_transport(comm_, text_, 2); }},
+      {"status", "TW_OK", [&] { return tw_comm_fail(comm_, TW_OK, "no reason"); }},
+      {"encode", "elements",
+       [&] { return tw_encode("fp32", x_, kWraps, nullptr, wire_, 0, &size_); }},
+      {"decode", "elements", [&] { return tw_decode("fp32", wire_, 0, x_, kWraps); }},
+      {"encoded size", "elements", [&] { return tw_encoded_bytes("topk", kMax, &size_); }},
+      {"rank", "rank -1", [&] { return CreateComm([](auto* o) { o->rank = -1; }); }},
+      {"size", "of 0", [&] { return CreateComm([](auto* o) { o->size = 0; }); }},
+      {"timeout", "timeout -5", [&] { return CreateComm([](auto* o) { o->timeout_ms = -5; }); }},
+      {"lanes", "lanes", [&] { return CreateComm([](auto* o) { o->lanes = -1; }); }},
+      {"chunks", "chunk_bytes", [&] { return CreateComm([](auto* o) { o->chunk_bytes = 1; }); }},
+      {"huge chunks", "chunk_bytes",
+       [&] { return CreateComm([](auto* o) { o->chunk_bytes = SIZE_MAX; }); }},
+      {"momentum", "momentum", [&] { return CreateComm([](auto* o) { o->momentum = 2; }); }},
+      {"nowhere to meet", "meet", [&] { return CreateComm([](auto* o) { o->size = 2; }); }},
+  });
+}
+
+}  // namespace
