@@ -38,6 +38,7 @@ void ControlReader::OnFrame(const ControlMessage& message) {
     case FrameType::kBye: return farewell_.OnBye(message.from, parsed->started);
     case FrameType::kByeHeard: return farewell_.OnByeHeard(message.from);
     case FrameType::kDigest: return replicas_.OnDigest(message.from, parsed->digest);
+    case FrameType::kPong: farewell_.OnPong(message.from); [[fallthrough]];
     default: return sequencing_.OnMessage(message.from, content);
   }
 }

@@ -1,20 +1,31 @@
 #include "schedule/engine/farewell.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 
 namespace thinwire {
 namespace {
 
 using Tell = FailureProtocol::Tell;
 
-constexpr std::chrono::seconds kByes(2);  // a stopped rank must not keep us
+constexpr double kPause_s = 0.1;  // between two questions whether a peer is there
 const absl::Duration kTurn = absl::Milliseconds(20);
 
+double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count(); }
+
 }  // namespace
+
+Farewell::Farewell(const Membership& members, std::chrono::milliseconds timeout,
+                   ControlPlane* control, FailureProtocol& failure)
+    : members_(members),
+      timeout_(timeout),
+      control_(control),
+      failure_(failure),
+      peers_(members.size),
+      roll_(members.size, kPause_s, AnswerPatience(Seconds(timeout))) {
+  peers_[members.rank].needs_nothing = true;
+}
 
 absl::Status Farewell::Reason() const {
   return absl::UnavailableError(
@@ -68,9 +79,36 @@ void Farewell::OnByeHeard(int from) {
   peers_[from].needs_nothing = true;
 }
 
-bool Farewell::MayLeave() const {
+void Farewell::OnPong(int from) {
+  const absl::MutexLock lock(&mu_);
+  roll_.OnAnswer(from);
+}
+
+bool Farewell::IsUnneeded() const {
   return std::all_of(peers_.begin(), peers_.end(),
                      [](const Peer& peer) { return peer.needs_nothing; });
+}
+
+bool Farewell::AwaitUnneeded(absl::Duration patience) {
+  const absl::MutexLock lock(&mu_);
+  return mu_.AwaitWithTimeout(absl::Condition(this, &Farewell::IsUnneeded), patience);
+}
+
+// Asks the peers that may need this rank whether they are there. True if none of them is.
+bool Farewell::AsksInVain() {
+  std::vector<int> asked;
+  bool in_vain = true;
+  {
+    const double now = Seconds(Clock::now().time_since_epoch());
+    const absl::MutexLock lock(&mu_);
+    for (int rank = 0; rank < members_.size; ++rank) {
+      if (peers_[rank].needs_nothing) continue;
+      if (roll_.Ask(rank, now)) asked.push_back(rank);
+      in_vain = in_vain && roll_.IsSilent(rank, now);
+    }
+  }
+  for (const int peer : asked) control_->Send(peer, PackSignal(FrameType::kPing)).IgnoreError();
+  return in_vain;
 }
 
 void Farewell::OnBye(int from, uint64_t started) {
@@ -98,8 +136,8 @@ void Farewell::OnControlLost(const absl::Status& reason) {
   bool parted;
   {
     const absl::MutexLock lock(&mu_);
-    // A peer that has said goodbye may leave once all is done here. That fails what comes later, and
-    // is no news to the others, who have heard its goodbye as well.
+    // A peer that has said goodbye may leave once all is done here. That fails what comes later,
+    // and is no news to the others, who have heard its goodbye as well.
     parted = said_ || (byes_ > 0 && finished_ == started_);
     if (byes_ > 0) known = Reason();
   }
@@ -114,12 +152,10 @@ void Farewell::Say() {
     started = started_;
   }
   failure_.SendToAll(PackBye(started));
-  const Deadline patience = Clock::now() + kByes;
-  bool over = false;
+  const Deadline patience = Clock::now() + timeout_;
   // In turns, since a group that fails meanwhile says no more.
-  while (!over && !failure_.failed() && Clock::now() < patience) {
-    const absl::MutexLock lock(&mu_);
-    over = mu_.AwaitWithTimeout(absl::Condition(this, &Farewell::MayLeave), kTurn);
+  while (!AwaitUnneeded(kTurn)) {
+    if (failure_.failed() || Clock::now() >= patience || AsksInVain()) return;
   }
 }
 

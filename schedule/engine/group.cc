@@ -35,7 +35,7 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       sent_before_(transport_.empty() ? 0 : transport_.data->bytes_sent()),
       pulse_(options.timeout),
       failure_(members_, options, transport_, pulse_, recorder_),
-      farewell_(members_, transport_.control.get(), failure_),
+      farewell_(members_, options.timeout, transport_.control.get(), failure_),
       replicas_(members_, options.check_replicas, transport_.control.get(), failure_),
       works_(options_, members_, matching_, device_, slots_),
       local_path_(options_) {

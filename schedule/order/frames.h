@@ -26,8 +26,8 @@ enum class FrameType : uint32_t {
   kBye = 5,          // any rank to all: this rank has finished, and closes once all have (carries
                      // the number of collectives that it has started)
   kPredict = 6,      // leader to all: start these chunks, in this order, once you have them
-  kPing = 7,         // leader to rank: answer with a pong
-  kPong = 8,         // rank to leader
+  kPing = 7,         // rank to rank: answer with a pong
+  kPong = 8,         // rank to rank: it is there
   kGroupReport = 9,  // head of a group to leader: this tensor is ready on all ranks of the group
   kDigest = 10,      // rank to rank 0: the digest of a result
   kByeHeard = 11,    // rank to rank: all that your goodbye counts is done here

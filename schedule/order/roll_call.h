@@ -3,10 +3,15 @@
 #ifndef THINWIRE_SCHEDULE_ORDER_ROLL_CALL_H_
 #define THINWIRE_SCHEDULE_ORDER_ROLL_CALL_H_
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
 namespace thinwire {
+
+// How long a peer may owe an answer before it is silent, by the group's timeout, in seconds: on a
+// busy link the answer waits behind chunks, and on a busy machine for a processor.
+inline double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
 
 class RollCall {
  public:

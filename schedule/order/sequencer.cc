@@ -20,10 +20,6 @@ double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count
 
 constexpr char kSameVersion[] = "; use the same version of thinwire on every rank";
 
-// For an answer to come in: on a busy link it waits behind chunks, and on a busy machine for a
-// processor.
-double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
-
 }  // namespace
 
 Sequencer::Lead::Lead(int world, const Options& options)

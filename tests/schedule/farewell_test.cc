@@ -24,7 +24,7 @@ TEST(Farewell, APeersGoodbyeIsAnsweredWhenAllThatItCountsIsDone) {
   const Pulse pulse(options.timeout);
   FlightRecorder recorder;
   FailureProtocol failure({0, 2}, options, transports[0], pulse, recorder);
-  Farewell farewell({0, 2}, own.control.get(), failure);
+  Farewell farewell({0, 2}, options.timeout, own.control.get(), failure);
   const auto mark = [&] { ASSERT_TRUE(own.control->Send(1, PackSignal(FrameType::kPing)).ok()); };
   farewell.OnStarted(1);
   farewell.OnStarted(2);
@@ -38,9 +38,65 @@ TEST(Farewell, APeersGoodbyeIsAnsweredWhenAllThatItCountsIsDone) {
   ASSERT_EQ(NextFrameFor(transports[1]), FrameType::kPing) << "once is enough";
 }
 
+// Rank 0 of two that says goodbye to a peer which the test plays.
+class Leaver {
+ public:
+  explicit Leaver(std::chrono::milliseconds timeout) : options_(With(timeout)) {}
+
+  // Seconds that the goodbye takes.
+  double Say() {
+    const Deadline start = Clock::now();
+    farewell_.Say();
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  Farewell& farewell() { return farewell_; }
+  FrameType NextFrame() { return NextFrameFor(transports_[1]); }
+
+ private:
+  static Options With(std::chrono::milliseconds timeout) {
+    Options options;
+    options.timeout = timeout;
+    return options;
+  }
+
+  const Options options_;
+  std::vector<Transport> transports_ = MakeInProcessTransports(2);
+  const Pulse pulse_{options_.timeout};
+  FlightRecorder recorder_;
+  FailureProtocol failure_{{0, 2}, options_, transports_[0], pulse_, recorder_};
+  Farewell farewell_{{0, 2}, options_.timeout, transports_[0].control.get(), failure_};
+};
+
+// A 20th of the timeout, of which there is plenty. The least of a few tries.
+TEST(Farewell, APeerThatAnswersNothingIsNotWaitedForLong) {
+  double least = 1e9;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    least = std::min(least, Leaver(std::chrono::seconds(5)).Say());
+  }
+  EXPECT_LT(least, 1.0);
+}
+
+// On a slow link it may be at its last collective for longer than it takes to be silent (1 s here).
+TEST(Farewell, APeerThatAnswersIsWaitedFor) {
+  Leaver leaver(std::chrono::seconds(20));
+  std::atomic<bool> done = false;
+  std::thread peer([&] {
+    ASSERT_EQ(leaver.NextFrame(), FrameType::kBye);
+    for (int question = 0; question < 15; ++question) {
+      ASSERT_EQ(leaver.NextFrame(), FrameType::kPing);
+      leaver.farewell().OnPong(1);
+    }
+    done = true;
+    leaver.farewell().OnByeHeard(1);
+  });
+  leaver.Say();
+  EXPECT_TRUE(done);
+  peer.join();
+}
+
 // They stay for as long as they like: nobody but rank 0 says goodbye before it is gone. The least
 // of a few tries, since others may hold the processors in any one; without the peers' answers each
-// takes two seconds.
+// takes a second and a half.
 TEST(Farewell, ARankLeavesWhileItsPeersStay) {
   for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
     double least = 1e9;
