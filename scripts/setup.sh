@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 scripts/install.sh g++ clang cmake ninja-build pkg-config libgloo-dev libucx-dev libssl-dev libabsl-dev \
   libhwy-dev libisal-dev libgtest-dev libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text \
-  clang-format spin iptables
+  clang-format spin iptables wireguard-go wireguard-tools
 
 mkdir -p build
 stamp=.venv/requirements.sha256
