@@ -41,13 +41,14 @@ def main() -> int:
     print(f"{len(cases)} cases from seed {arguments.seed} on")
     verdicts: list[Verdict] = []
     for case in tqdm.tqdm(cases, disable=None):
-        verdict = judge(harness.run(case))
+        verdict = judge(harness.run_awake(case))
         verdicts.append(verdict)
         if verdict.problems:
             print(f"{case}\n  " + "\n  ".join(verdict.problems), flush=True)
     print(table(verdicts))
     late = [kind for kind, most in BOUNDS.items() if is_late(verdicts, kind, most)]
     wrong = sum(bool(verdict.problems) for verdict in verdicts)
+    print(f"{sum(v.repeated for v in verdicts)} repetitions, since the machine stood still")
     print(f"{wrong} cases went wrong; too late at the 99th percentile: {', '.join(late) or 'none'}")
     return int(wrong > 0 or bool(late))
 

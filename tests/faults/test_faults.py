@@ -26,5 +26,5 @@ def test_an_abort_from_another_thread_is_heard_of_everywhere():
 
 
 def expect_no_problem(case):
-    verdict = judge(harness.run(case))
+    verdict = judge(harness.run_awake(case))
     assert not verdict.problems, "\n  ".join([str(case), *verdict.problems])

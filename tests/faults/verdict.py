@@ -16,7 +16,6 @@ from harness import Ending
 
 KILL_P99_S, TIMEOUT_P99 = 0.25, 1.1  # in seconds, and in timeouts
 KILL_MOST_S = 3.0
-FAREWELL_S = 2.0  # how long a rank that closes waits for the goodbye of a peer
 NOISE_S = 2.0  # of a shared machine, above the upper bound of a single case
 
 
@@ -33,12 +32,13 @@ class Verdict:
     kind: str
     latencies: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    repeated: int = 0  # as of Ending
 
 
 def judge(ending: Ending) -> Verdict:
     """The verdict on a case."""
     case = ending.case
-    verdict = Verdict(case, _kind(ending))
+    verdict = Verdict(case, _kind(ending), repeated=ending.repeated)
     verdict.problems += [f"rank {rank} hangs" for rank in ending.hung]
     verdict.problems += [f"rank {rank} ended with {code}" for rank, code in ending.crashed.items()]
     # Who aborts is told the reason like all others.
@@ -104,9 +104,6 @@ def _judge_time(verdict: Verdict, rank: int, report: Report, struck_at: float, b
             verdict.problems.append(f"rank {rank}: the error came after {took:.3f} T")
     else:
         took = max(0.0, report.failed_at - max(struck_at, report.called_at))
-        most = KILL_MOST_S
-        if verdict.kind == "close" and case.blow == "SIGSTOP":
-            most += FAREWELL_S
-        if took > most:
+        if took > KILL_MOST_S:
             verdict.problems.append(f"rank {rank}: it took {took:.3f} s")
     verdict.latencies.append(took)
