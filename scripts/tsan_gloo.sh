@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The tests over Gloo under the thread sanitizer, on a Gloo that is built with it as well: of the
-# commit that Debian packages, from GLOO_REPOSITORY (its own on GitHub).
+# commit that Debian packages, from GLOO_REPOSITORY (its own on GitHub). Then 10^5 short exchanges by
+# threads that run at the same time, of which `make test` makes a tenth.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install.sh git cmake ninja-build
@@ -32,3 +33,6 @@ for test in build-tsan/tests/{transport,schedule}/*_test; do
   echo "$(basename "$test")"
   setarch "$(uname -m)" -R "$test" --gtest_filter='*Gloo*' --gtest_brief=1
 done
+echo "parallel_test, 10^5 exchanges"
+THINWIRE_TEST_ROUNDS=25000 setarch "$(uname -m)" -R build-tsan/tests/schedule/parallel_test \
+  --gtest_filter='*Exchanges' --gtest_brief=1
