@@ -60,6 +60,7 @@ CONTENTS = """
 
 /docs/architecture
 /docs/scale
+/docs/robustness
 /docs/glossary
 /compress/FORMAT
 /kernels/sass

@@ -1,6 +1,7 @@
 """The whole fault matrix: `make soak` runs it, and then soak.py.
 
   python tests/faults/matrix.py [--cases 300] [--seed N] [--stop-s 2] [--only 'phase,...']
+                                [--blows 'SIGKILL,...'] [--seconds 60]
 
 Prints each case that went wrong, with the seed that repeats it, and a table. It ends with 1 if any
 did, or if the 99th percentile of all kills is above 250 ms or that of all timeouts above 1.1 T."""
@@ -8,12 +9,14 @@ did, or if the 99th percentile of all kills is above 250 ms or that of all timeo
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
+import time
 
 import harness
 import tqdm
-from cases import PHASES, matrix
+from cases import BLOWS, PHASES, matrix
 from report import percentile, table
 from verdict import KILL_P99_S, TIMEOUT_P99, Verdict, judge
 
@@ -32,15 +35,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--stop-s", type=float, default=2.0, help="timeout where ranks are stopped")
     parser.add_argument("--only", default=",".join(PHASES), help="phases, separated by commas")
+    parser.add_argument("--blows", default=",".join(BLOWS), help="the same of blows")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins later")
     arguments = parser.parse_args()
     cases = [
         case
         for case in matrix(arguments.cases, arguments.seed, arguments.stop_s)
-        if case.phase in arguments.only.split(",")
+        if case.phase in arguments.only.split(",") and case.blow in arguments.blows.split(",")
     ]
     print(f"{len(cases)} cases from seed {arguments.seed} on")
     verdicts: list[Verdict] = []
-    for case in tqdm.tqdm(cases, disable=None):
+    end = time.monotonic() + arguments.seconds
+    for case in tqdm.tqdm(cases, mininterval=10):
+        if time.monotonic() > end:
+            break
         verdict = judge(harness.run_awake(case))
         verdicts.append(verdict)
         if verdict.problems:
