@@ -91,6 +91,11 @@ absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
     const int local_size = options.local_size != 0 ? options.local_size : in.size;
     return Connected{*std::move(local), "memory of this process", NodesOf(in.size, local_size)};
   }
+  // Before the ranks connect: a rank that dies later is named by its connections at once, and one
+  // that others wait for in the store only by the deadline.
+  absl::StatusOr<Nodes> nodes =
+      LocateRanks(options, {"node", {in.rank, in.size}, *store, prefix, deadline});
+  if (!nodes.ok()) return nodes.status();
   absl::StatusOr<Transport> gloo =
       ConnectGloo({.rank = in.rank,
                    .size = in.size,
@@ -102,9 +107,6 @@ absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
                    .key_file = std::string(TextOf(in.key_file)),
                    .digest = Digest(in.size, options)});
   if (!gloo.ok()) return gloo.status();
-  absl::StatusOr<Nodes> nodes =
-      LocateRanks(options, {"node", {in.rank, in.size}, *store, prefix, deadline});
-  if (!nodes.ok()) return nodes.status();
   Connected connected{*std::move(gloo), "", *std::move(nodes)};
   absl::StatusOr<std::string> words =
       ChooseDataPlane({.kind = options.transport,

@@ -85,12 +85,14 @@ class Actor:
         return Communicator(self._rank, case.world, self._board, "faults", config)
 
     def _before_store(self, operation: str, key: str) -> None:
-        """All ranks' operations: handshake (1 set, n gets), token, address (1 set, n - 1 gets)."""
+        """All ranks' operations: handshake (1 set, n gets), token, address (1 set, n - 1 gets); and
+        where nodes may matter, 1 set and n gets of these before the token."""
         self._operations += 1
         last = 2 * self._case.world + 2
         if self._operations == 1 + int(self._case.moment * last):
             self._striker.now("store")
-        if self._operations == last:
+        others = [rank for rank in range(self._case.world) if rank != self._rank]
+        if operation == "get" and key.endswith(f"mesh/{others[-1]}"):
             self._striker.soon("connecting", CONNECTING_S)
 
     def _train(self, communicator: Communicator) -> None:

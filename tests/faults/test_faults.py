@@ -16,6 +16,11 @@ def test_a_killed_rank_is_named_on_every_other(phase):
     expect_no_problem(draw(SEED, phase, "SIGKILL", 1.5 if phase == "store" else 8.0))
 
 
+def test_a_rank_of_four_that_dies_when_it_has_just_connected():
+    """From four on, ranks look for nodes as well; nobody may wait for the dead one's in vain."""
+    expect_no_problem(draw(142106, "connecting", "SIGKILL", 8.0))
+
+
 @pytest.mark.parametrize("phase", STOPPED)
 def test_a_stopped_rank_is_named_when_the_timeout_is_over(phase):
     expect_no_problem(draw(SEED, phase, "SIGSTOP", 1.5))
