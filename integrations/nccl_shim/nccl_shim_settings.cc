@@ -32,11 +32,18 @@ absl::Status ReadSeconds(const char* name, const std::string& text,
   return absl::OkStatus();
 }
 
+// What is carried: codes of elements or blocks, so that an exchange is the two hops of
+// nccl_reducer.h.
+bool IsCarried(const CodecTraits& codec) {
+  return codec.has_kernels && !codec.entries() && !codec.widths();
+}
+
 // The shim owns no momentum, so what diverges without one is refused.
 absl::Status CheckCodec(const CodecPair& codec) {
-  if (!codec.has_kernels()) {
-    return absl::UnimplementedError(absl::StrCat("THINWIRE_NCCL_CODEC is '", codec.ToString(),
-                                                 "', which has no kernels yet; take int8 or int4"));
+  if (!IsCarried(codec.up.traits()) || !IsCarried(codec.down.traits())) {
+    return absl::UnimplementedError(
+        absl::StrCat("THINWIRE_NCCL_CODEC is '", codec.ToString(),
+                     "', which the shim does not carry; take int8 or int4"));
   }
   if (codec.momentum() != MomentumNeed::kRequired) return absl::OkStatus();
   return absl::InvalidArgumentError(

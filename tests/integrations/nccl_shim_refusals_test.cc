@@ -41,7 +41,8 @@ TEST_F(NcclShimTest, RanksThatDisagreeAllSaySo) {
 TEST_F(NcclShimTest, AWrongSettingOfOneRankIsHeardByAll) {
   for (const auto& [codec, word] :
        std::map<std::string, std::string>{{"int9", "unknown codec 'int9'"},
-                                          {"topk:density=0.1", "no kernels"},
+                                          {"topk:density=0.1", "does not carry"},
+                                          {"adaptive", "does not carry"},
                                           {"onebit", "diverges without momentum"}}) {
     Ranks ranks = RanksWith(2, [&](int r) { return OptedIn(r == 1 ? codec : "int8"); });
     ExpectRefusal(ranks, {"UnavailableError", "rank 1 takes no part", word, "uncompressed"},
