@@ -149,9 +149,9 @@ TEST_F(CArguments, NumbersThatCantBeAreRefused) {
       {"segment's codec", "codec", [&] { return segment(0, 4, 4, size_t{1} << 32); }},
       {"bucket's op", "op 9",
        [&] { return CreateBucket([](auto* i) { i->op = static_cast<tw_op>(9); }); }},
-      {"collective", "collective -1",
+      {"collective", "collective 9",
        [&] {
-         return CreateBucket([](auto* i) { i->collective = static_cast<tw_collective>(-1); });
+         return CreateBucket([](auto* i) { i->collective = static_cast<tw_collective>(9); });
        }},
       {"bucket's struct", "bytes",
        [&] { return CreateBucket([](auto* i) { i->struct_size = 8; }); }},
