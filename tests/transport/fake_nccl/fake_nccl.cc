@@ -131,14 +131,27 @@ void Launch(Communicator& comm) {
   QueueOf(fake)(stream, RunKernel, kernel.release());
 }
 
-thread_local int open_groups = 0;
-thread_local std::vector<Communicator*> grouped;
+// What a thread has between ncclGroupStart and ncclGroupEnd.
+struct OpenGroups {
+  int count = 0;
+  std::vector<Communicator*> grouped;
+};
+
+// The calling thread's. Not thread_local: the thread sanitizer ends a program in which a library
+// with such variables is loaded while threads come and go.
+OpenGroups& Own() {
+  static absl::Mutex mu;
+  static std::map<std::thread::id, OpenGroups> of_threads;
+  const absl::MutexLock lock(&mu);
+  return of_threads[std::this_thread::get_id()];
+}
 
 NcclResult EndGroup() {
-  if (--open_groups > 0) return kNcclOk;
+  OpenGroups& own = Own();
+  if (--own.count > 0) return kNcclOk;
   FakeNccl& fake = Controls();
   NcclResult result = kNcclOk;
-  for (Communicator* comm : std::exchange(grouped, {})) {
+  for (Communicator* comm : std::exchange(own.grouped, {})) {
     comm->polls_left = comm->blocks ? 0 : fake.polls.load();
     if (fake.launch_error != 0) {
       comm->open.reset();
@@ -158,13 +171,13 @@ FakeGroup* GroupOf(Communicator& comm, NcclStream stream) {
     comm.world->AwaitAll();
     comm.state = State::kReady;
   }
-  if (comm.state != State::kReady || comm.polls_left > 0 || open_groups == 0) {
+  if (comm.state != State::kReady || comm.polls_left > 0 || Own().count == 0) {
     ++Controls().misuses;
     return nullptr;
   }
   if (comm.open == nullptr) {
     comm.open = std::make_unique<FakeGroup>();
-    grouped.push_back(&comm);
+    Own().grouped.push_back(&comm);
   }
   comm.open->stream = stream;
   return comm.open.get();
@@ -174,8 +187,8 @@ FakeGroup* GroupOf(Communicator& comm, NcclStream stream) {
 template <typename Adder>
 NcclResult Add(NcclHandle handle, NcclStream stream, Adder add) {
   Call comm(handle);
-  const bool alone = open_groups == 0 && comm->blocks;
-  if (alone) ++open_groups;
+  const bool alone = Own().count == 0 && comm->blocks;
+  if (alone) ++Own().count;
   FakeGroup* const group = GroupOf(*comm, stream);
   if (group != nullptr) add(*comm, *group);
   const NcclResult ended = alone ? EndGroup() : kNcclOk;
@@ -248,7 +261,7 @@ THINWIRE_FAKE NcclResult ncclCommInitRankConfig(NcclHandle* handle, int size, Nc
 
 THINWIRE_FAKE NcclResult ncclCommInitRank(NcclHandle* handle, int size, NcclUniqueId id, int rank) {
   Communicator* const comm = Enter(WorldOf(id, size), rank, size, true);
-  if (open_groups == 0) comm->world->AwaitAll();
+  if (Own().count == 0) comm->world->AwaitAll();
   *handle = HandleOf(comm);
   return kNcclOk;
 }
@@ -309,7 +322,7 @@ THINWIRE_FAKE NcclResult ncclCommAbort(NcclHandle handle) {
   return kNcclOk;
 }
 
-THINWIRE_FAKE NcclResult ncclGroupStart() { return ++open_groups, kNcclOk; }
+THINWIRE_FAKE NcclResult ncclGroupStart() { return ++Own().count, kNcclOk; }
 THINWIRE_FAKE NcclResult ncclGroupEnd() { return EndGroup(); }
 
 THINWIRE_FAKE NcclResult ncclSend(const void* data, size_t count, NcclDataType type, int peer,
