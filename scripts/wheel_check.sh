@@ -25,14 +25,14 @@ cp "$wheel" "$root/shelf/"
 "${inside[@]}" python3 -m venv --clear /venv
 "${inside[@]}" pip install -q --no-compile --disable-pip-version-check --no-index --find-links /shelf "thinwire[$extras]"
 
-rm -rf "$root/work" && mkdir "$root/work"
-cp integrations/examples/*.py tests/wheel/own_libraries.py "$root/work/"
-"${inside[@]}" python /work/own_libraries.py
+rm -rf "$root/examples" && mkdir "$root/examples"
+cp integrations/examples/*.py tests/wheel/own_libraries.py "$root/examples/"
+"${inside[@]}" python /examples/own_libraries.py
 "${inside[@]}" thinwire doctor
 
 for example in integrations/examples/*.py; do
   name=${example##*/}
-  program=/work/$name
+  program=/examples/$name
   case $name in
     plain_loop.py | fsdp.py) command=(torchrun --nproc-per-node 2 "$program") ;;
     train_accelerate.py | train_transformers.py)
@@ -47,11 +47,11 @@ for example in integrations/examples/*.py; do
     *) echo "$name: this script does not know how to start it" >&2 && exit 1 ;;
   esac
   begin=$SECONDS
-  "${inside[@]}" "${command[@]}" >"$root/work/$name.log" 2>&1 || {
-    cat "$root/work/$name.log" >&2
+  "${inside[@]}" "${command[@]}" >"$root/examples/$name.log" 2>&1 || {
+    cat "$root/examples/$name.log" >&2
     echo "$name failed" >&2
     exit 1
   }
-  echo "$name, $((SECONDS - begin)) s: $(grep -E 'loss|images' "$root/work/$name.log" | tail -1)"
+  echo "$name, $((SECONDS - begin)) s: $(grep -E 'loss|images' "$root/examples/$name.log" | tail -1)"
 done
 echo "${wheel##*/} works in an empty root"
