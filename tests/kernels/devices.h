@@ -74,6 +74,25 @@ class OnDevice {
   DeviceMemory pinned_, memory_;
 };
 
+// Tests of kernels, by the name of a device; skipped where that is not here.
+class KernelsOnDevice : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice(GetParam());
+    if (!device.ok()) GTEST_SKIP() << device.status().message();
+    device_ = *device;
+    stream_ = *device_->MakeStream();
+  }
+
+  OnDevice Put(const std::vector<uint8_t>& bytes, size_t skew = 0) {
+    return OnDevice(*device_, *stream_, bytes.size(), skew, bytes.data());
+  }
+  const Backend& backend() const { return stream_->backend(); }
+
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<DeviceStream> stream_;
+};
+
 }  // namespace thinwire
 
 #endif  // THINWIRE_TESTS_KERNELS_DEVICES_H_

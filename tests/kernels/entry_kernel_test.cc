@@ -35,20 +35,8 @@ struct Encoding {
   float threshold = 0.0f;  // 0: as in the first step
 };
 
-class EntryKernelTest : public testing::TestWithParam<std::string> {
+class EntryKernelTest : public KernelsOnDevice {
  protected:
-  void SetUp() override {
-    const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice(GetParam());
-    if (!device.ok()) GTEST_SKIP() << device.status().message();
-    device_ = *device;
-    stream_ = *device_->MakeStream();
-  }
-
-  OnDevice Put(const std::vector<uint8_t>& bytes, size_t skew = 0) {
-    return OnDevice(*device_, *stream_, bytes.size(), skew, bytes.data());
-  }
-  const Backend& backend() const { return stream_->backend(); }
-
   // Returns the threshold that is left.
   float CheckEncode(const Encoding& c, const std::vector<float>& values);
   void CheckDecode(const CodecSpec& spec, const std::vector<float>& values, DType dtype,
@@ -57,9 +45,6 @@ class EntryKernelTest : public testing::TestWithParam<std::string> {
   // What the adding kernel makes of any bytes.
   std::vector<float> Decoded(const CodecSpec& spec, const std::vector<uint8_t>& bytes,
                              size_t numel);
-
-  std::shared_ptr<Device> device_;
-  std::unique_ptr<DeviceStream> stream_;
 };
 INSTANTIATE_TEST_SUITE_P(On, EntryKernelTest, testing::Values("host", "cuda"),
                          [](const auto& info) { return info.param; });

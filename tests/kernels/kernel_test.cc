@@ -43,28 +43,12 @@ std::vector<uint8_t> BytesOf(const std::vector<float>& values) {
   return Stored(values, DType::kF32);
 }
 
-class KernelTest : public testing::TestWithParam<std::string> {
+class KernelTest : public KernelsOnDevice {
  protected:
-  void SetUp() override {
-    const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice(GetParam());
-    if (!device.ok()) GTEST_SKIP() << device.status().message();
-    device_ = *device;
-    stream_ = *device_->MakeStream();
-  }
-
-  OnDevice Put(const std::vector<uint8_t>& bytes, size_t skew = 0) {
-    return OnDevice(*device_, *stream_, bytes.size(), skew, bytes.data());
-  }
-
-  const Backend& backend() const { return stream_->backend(); }
-
   void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback, size_t skew);
   void CheckDecode(const CodecSpec& spec, size_t numel, DType dtype, size_t skew);
   void CheckReduce(const CodecSpec& up, const CodecSpec& down, size_t numel, DType dtype, int ranks,
                    int owner);
-
-  std::shared_ptr<Device> device_;
-  std::unique_ptr<DeviceStream> stream_;
 };
 
 std::string NameOf(const testing::TestParamInfo<std::string>& info) { return info.param; }
