@@ -48,7 +48,7 @@ class Tensor {
   const std::shared_ptr<Device> device_;
   std::vector<uint8_t> host_;
   std::unique_ptr<DeviceStream> stream_;
-  DeviceMemory memory_, pinned_;
+  DeviceMemory pinned_, memory_;  // in this order: releasing the latter waits for copies of both
 };
 
 struct Case {
