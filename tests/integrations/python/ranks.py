@@ -107,6 +107,8 @@ def _be_rank(pipe, folder: str, rank: int, world: int, environment, call: bytes)
         dist.init_process_group(
             "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
         )
+        # A rank that left torch's group at once would end the others' connecting.
+        dist.barrier()
         outcome.value = function(rank, *args)
     except Exception as error:
         outcome.error = type(error).__name__
