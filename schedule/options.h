@@ -79,7 +79,7 @@ struct Options {
   // A larger one goes in one exchange as well, encoded, if its wire bytes times (n - 1) peers are
   // at most this: see schedule/collective/direct.h, which is also where a min_bytes of 0 means
   // never.
-  size_t one_hop_bytes = size_t{256} << 10;
+  size_t one_hop_bytes = size_t{512} << 10;
   std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
   Predict predict = Predict::kWhenFar;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start

@@ -35,12 +35,12 @@ TEST_F(DirectTest, RawUpToMinBytesOverAllPeers) {
 }
 
 TEST_F(DirectTest, EncodedUpToOneHopBytes) {
-  EXPECT_EQ(AlgorithmOf(2000 * kKiB, 2), &OneHop());  // 254 KiB
-  EXPECT_EQ(Of(2000 * kKiB, 2).bytes, EncodedBytes(options_.codecs[0].up, 500 * kKiB));
-  EXPECT_EQ(AlgorithmOf(2100 * kKiB, 2), nullptr);
+  EXPECT_EQ(AlgorithmOf(4000 * kKiB, 2), &OneHop());  // 508 KiB
+  EXPECT_EQ(Of(4000 * kKiB, 2).bytes, EncodedBytes(options_.codecs[0].up, 1000 * kKiB));
+  EXPECT_EQ(AlgorithmOf(4096 * kKiB, 2), nullptr);
   Use("bf16");
-  EXPECT_EQ(AlgorithmOf(512 * kKiB, 2), &OneHop());
-  EXPECT_EQ(AlgorithmOf(513 * kKiB, 2), nullptr);
+  EXPECT_EQ(AlgorithmOf(1024 * kKiB, 2), &OneHop());
+  EXPECT_EQ(AlgorithmOf(1025 * kKiB, 2), nullptr);
   Use("onebit");  // 140 KiB, but more than a chunk
   EXPECT_EQ(AlgorithmOf(4200 * kKiB, 2), nullptr);
 }
@@ -70,7 +70,7 @@ TEST_F(DirectTest, EntriesWithoutMoreBytes) {
   Use("topk:density=0.01");
   EXPECT_EQ(AlgorithmOf(3000 * kKiB, 2), &Entries());
   EXPECT_EQ(AlgorithmOf(3000 * kKiB, 8), &Entries());  // 7 * 31 KiB
-  EXPECT_EQ(AlgorithmOf(4000 * kKiB, 8), nullptr);
+  EXPECT_EQ(AlgorithmOf(4000 * kKiB, 16), nullptr);  // 15 * 41 KiB
   EXPECT_EQ(AlgorithmOf(64 * kKiB, 2), &Raw());
 }
 
