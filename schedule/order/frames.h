@@ -18,6 +18,9 @@
 
 namespace thinwire {
 
+// Ends an error about a message that no rank of this version sends.
+inline constexpr char kSameVersion[] = "; use the same version of thinwire on every rank";
+
 enum class FrameType : uint32_t {
   kReport = 1,       // rank to leader: this tensor is ready here
   kAnnounce = 2,     // leader to all: start these chunks, in this order

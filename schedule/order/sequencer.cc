@@ -18,8 +18,6 @@ constexpr double kPause = kAhead / 4;
 
 double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count(); }
 
-constexpr char kSameVersion[] = "; use the same version of thinwire on every rank";
-
 }  // namespace
 
 Sequencer::Lead::Lead(int world, const Options& options)
@@ -37,7 +35,7 @@ Sequencer::Sequencer(const Membership& members, const Options& options, Matching
       group_(static_cast<int>(tree_.GroupOf(members.rank).size())),
       roll_(members.size, kPause * Seconds(options.timeout),
             AnswerPatience(Seconds(options.timeout))),
-      predicted_(options.predicted_lanes) {}
+      starts_(members.rank, options, matching, own_, outbox_) {}
 
 void Sequencer::Begin(double now) {
   for (int peer = 1; lead_ != nullptr && peer < members_.size; ++peer) {
@@ -57,12 +55,12 @@ void Sequencer::OnPong(int peer, double now) {
 }
 
 void Sequencer::OnSubmit(const Report& report, double now) {
-  Own& own = own_.Insert(report.id());
+  OwnTensor& own = own_.Insert(report.id());
   own = {.report = report, .submitted = now, .reported = report.direct == 0};
   uint64_t* const calls = calls_.Find(report.key);
   (calls != nullptr ? *calls : calls_.Insert(report.key)) = report.call + 1;
   if (own.reported) SendReport(FrameType::kReport, report, now);
-  StartChunks();
+  starts_.Start();
 }
 
 void Sequencer::SendReport(FrameType type, const Report& report, double now) {
@@ -122,7 +120,7 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
     case FrameType::kByeHeard: break;  // not the sequencer's
   }
   if (lead_ != nullptr) JudgeOverdue(now);
-  StartChunks();
+  starts_.Start();
 }
 
 // A direct or predicted tensor needs no report to finish, so a late one may come when rank 0 is
@@ -160,7 +158,7 @@ void Sequencer::Announce() {
   announcing_.clear();
   lead_->leader.Next(&announcing_);
   if (announcing_.empty()) return;
-  OnAnnounced(announcing_);
+  starts_.Append(announcing_);
   PassOn(announcing_);
 }
 
@@ -198,7 +196,7 @@ void Sequencer::Predict() {
   if (step.chunks.empty()) return;
   const size_t window = WindowBytes(kPredictedHops * kHopLatencies);
   for (PredictedChunk& chunk : step.chunks) chunk.window_kib = static_cast<uint32_t>(window >> 10);
-  OnPredicted(step.chunks);
+  starts_.Append(step.chunks);
   PassOn(step.chunks);
 }
 
@@ -213,7 +211,7 @@ void Sequencer::EndStep(double now) {
   lead_->prediction.EndStep(now);
   lead_->leader.SetWindow(WindowBytes(2));  // an announcement's way there, and its end's way back
   Predict();
-  StartChunks();
+  starts_.Start();
 }
 
 void Sequencer::OnOrder(int from, const Message& message) {
@@ -227,95 +225,12 @@ void Sequencer::OnOrder(int from, const Message& message) {
   } else {
     PassOn(message.predicted);
   }
-  OnAnnounced(message.announcements);
-  OnPredicted(message.predicted);
-}
-
-void Sequencer::OnAnnounced(const std::vector<Announcement>& announcements) {
-  // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.
-  const bool alone = options_.lanes == 1;
-  for (const Announcement& a : announcements) {
-    ordered_.Push({{.id = a.id, .chunk = a.chunk, .drain = alone || a.drain != 0}});
-  }
-}
-
-void Sequencer::OnPredicted(const std::vector<PredictedChunk>& chunks) {
-  for (const PredictedChunk& chunk : chunks) {
-    if (matching_ == Matching::kByTag) {
-      predicted_.Append(chunk);
-    } else {
-      ordered_.Push(
-          {{.id = chunk.id, .chunk = chunk.chunk, .predicted = true}, chunk.partition_hash});
-    }
-  }
-}
-
-void Sequencer::StartChunks() {
-  StartOrdered();
-  StartPredicted();
-}
-
-void Sequencer::StartOrdered() {
-  while (!ordered_.empty() && running_ < options_.lanes) {
-    const Ordered& next = ordered_.front();
-    Own* const own = own_.Find(next.start.id);
-    if (own == nullptr) return;  // predicted, and not submitted here yet
-    if (!AsPredicted(own->report, next.partition_hash) || !IsLeft(next.start.chunk, own)) return;
-    outbox_.Start(next.start);
-    ordered_.Pop();
-    ++running_;
-  }
-}
-
-void Sequencer::StartPredicted() {
-  const auto submitted = [this](uint64_t id) -> const Report* {
-    const Own* const own = own_.Find(id);
-    return own == nullptr ? nullptr : &own->report;
-  };
-  while (const auto next = predicted_.Next(submitted)) {
-    const PredictedChunk& chunk = next->chunk;
-    Own* const own = own_.Find(chunk.id);
-    if (own == nullptr) {
-      return Fail(absl::FailedPreconditionError(
-          absl::StrCat("rank 0 ordered chunk ", chunk.chunk, " of a tensor that rank ",
-                       members_.rank, " has finished", kSameVersion)));
-    }
-    if (!AsPredicted(own->report, chunk.partition_hash) || !IsLeft(chunk.chunk, own)) return;
-    outbox_.Start(
-        {.id = chunk.id, .chunk = chunk.chunk, .predicted = true, .position = next->position});
-  }
-}
-
-// Nobody has compared this rank's tensor with the others' yet; the hash of its partition does.
-bool Sequencer::AsPredicted(const Report& report, uint64_t partition_hash) {
-  if (partition_hash == 0) return true;
-  if (report.partition_hash == partition_hash && report.direct == 0) return true;
-  Fail(absl::FailedPreconditionError(
-      absl::StrCat("tensor '", report.name, "' has ", report.numel, " elements on rank ",
-                   members_.rank, ", which are not those that rank 0 had in the step before; call ",
-                   "with the same tensors in every step that end_step() ends")));
-  return false;
-}
-
-// Whether a chunk that rank 0 says to start can be one of the tensor's that has not started.
-bool Sequencer::IsLeft(uint32_t chunk, Own* own) {
-  const Report& report = own->report;
-  if (chunk < report.chunks && own->started < report.chunks) {
-    ++own->started;
-    return true;
-  }
-  Fail(absl::FailedPreconditionError(absl::StrCat(
-      "tensor '", report.name, "': rank 0 ordered chunk ", chunk, " after ", own->started,
-      " others, and rank ", members_.rank, " has ", report.chunks, " chunks of it", kSameVersion)));
-  return false;
+  starts_.Append(message.announcements);
+  starts_.Append(message.predicted);
 }
 
 void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
-  if (chunk.position == 0) {
-    --running_;
-  } else {
-    predicted_.Finish(chunk.position);
-  }
+  starts_.OnDone(chunk);
   if (last) own_.Erase(chunk.id);
   if (lead_ != nullptr) {
     lead_->leader.OnChunkDone(chunk.id);
@@ -323,7 +238,7 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
     Announce();
     Predict();
   }
-  StartChunks();
+  starts_.Start();
 }
 
 void Sequencer::OnDirectDone(uint64_t id) {
@@ -374,15 +289,7 @@ void Sequencer::FindOverdue(double now) {
 }
 
 std::string Sequencer::Describe() const {
-  std::string text = absl::StrCat("order: ", ordered_.size(), " chunks announced and not started, ",
-                                  running_, " running, ", predicted_.size(), " predicted\n");
-  if (const PredictedChunk* const oldest = predicted_.oldest()) {
-    const Own* const own = own_.Find(oldest->id);
-    absl::StrAppend(&text, "the oldest predicted chunk is ", oldest->chunk, " of ",
-                    own == nullptr ? "a tensor that this rank has not submitted"
-                                   : absl::StrCat("'", own->report.name, "'"),
-                    "\n");
-  }
+  std::string text = starts_.Describe();
   if (lead_ != nullptr) absl::StrAppend(&text, lead_->leader.Describe());
   return text;
 }

@@ -1,10 +1,10 @@
 // Sequencer: one rank's part in the order of chunks. Reports go in, the order comes out.
 //
 // Every rank reports its tensors to rank 0, whose Leader announces chunks that all ranks have, and
-// whose Prediction says a whole step's order ahead where ranks are far apart. Announced chunks
-// start in the announced order, a few at a time; predicted ones as PredictedQueue says. The oldest
-// unfinished chunk of either order is submitted and has a lane on every rank, so it finishes. In a
-// large world heads of groups sum reports up, and pass on what rank 0 says: control_tree.h.
+// whose Prediction says a whole step's order ahead where ranks are far apart. What is ordered
+// starts as StartQueue says: the oldest unfinished chunk is submitted and has a lane on every rank,
+// so it finishes. In a large world heads of groups sum reports up, and pass on what rank 0 says:
+// control_tree.h.
 //
 // Pure logic: time comes in with every event, in seconds of any one clock, and what is to be done
 // goes into an outbox, in order. The engine and the simulator host the same object. Not
@@ -28,11 +28,11 @@
 #include "schedule/order/latency_probe.h"
 #include "schedule/order/leader.h"
 #include "schedule/order/outbox.h"
-#include "schedule/order/predicted_queue.h"
+#include "schedule/order/own_tensors.h"
 #include "schedule/order/prediction.h"
 #include "schedule/order/roll_call.h"
+#include "schedule/order/start_queue.h"
 #include "schedule/recycled_map.h"
-#include "schedule/ring_queue.h"
 #include "transport/data_plane.h"
 #include "transport/membership.h"
 
@@ -78,19 +78,6 @@ class Sequencer {
     bool predicts;
     std::vector<std::pair<uint64_t, double>> overdue;  // ids, since when
   };
-  // A tensor that this rank has submitted and not finished.
-  struct Own {
-    Report report;
-    double submitted = 0.0;
-    double overdue_since = 0.0;
-    uint32_t started = 0;  // chunks
-    bool reported = false;
-    bool overdue = false;
-  };
-  struct Ordered {
-    StartChunk start;
-    uint64_t partition_hash = 0;  // of a predicted chunk
-  };
 
   void SendReport(FrameType type, const Report& report, double now);
   void OnReport(int rank, FrameType type, const Report& report, double now);
@@ -107,13 +94,6 @@ class Sequencer {
   void FindOverdue(double now);
   void JudgeOverdue(double now);
   void OnOrder(int from, const Message& message);
-  void OnAnnounced(const std::vector<Announcement>& announcements);
-  void OnPredicted(const std::vector<PredictedChunk>& chunks);
-  void StartChunks();
-  void StartOrdered();
-  void StartPredicted();
-  bool AsPredicted(const Report& report, uint64_t partition_hash);
-  bool IsLeft(uint32_t chunk, Own* own);
   size_t WindowBytes(int latencies) const;
   void Fail(absl::Status reason, int silent = 0) { outbox_.Fail(std::move(reason), silent); }
 
@@ -122,15 +102,13 @@ class Sequencer {
   const Matching matching_;
   const std::unique_ptr<Lead> lead_;  // rank 0
   const ControlTree tree_;
-  GroupReports group_;           // of a head
-  RollCall roll_;                // of everybody on rank 0, of rank 0 elsewhere
-  RecycledMap<Own> own_;         // by id
+  GroupReports group_;  // of a head
+  RollCall roll_;       // of everybody on rank 0, of rank 0 elsewhere
+  OwnTensors own_;
   RecycledMap<uint64_t> calls_;  // submitted here, by key
-  RingQueue<Ordered> ordered_;   // announced, and with kByOrder predicted, not started
-  int running_ = 0;              // of what was ordered
-  PredictedQueue predicted_;
   std::vector<Announcement> announcing_;
   Outbox outbox_;
+  StartQueue starts_;
 };
 
 }  // namespace thinwire

@@ -1,0 +1,120 @@
+#include "schedule/order/start_queue.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace thinwire {
+
+StartQueue::StartQueue(int rank, const Options& options, Matching matching, OwnTensors& own,
+                       Outbox& outbox)
+    : rank_(rank),
+      lanes_(options.lanes),
+      matching_(matching),
+      own_(own),
+      outbox_(outbox),
+      predicted_(options.predicted_lanes) {}
+
+void StartQueue::Append(const std::vector<Announcement>& announcements) {
+  // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.
+  const bool alone = lanes_ == 1;
+  for (const Announcement& a : announcements) {
+    ordered_.Push({{.id = a.id, .chunk = a.chunk, .drain = alone || a.drain != 0}});
+  }
+}
+
+void StartQueue::Append(const std::vector<PredictedChunk>& chunks) {
+  for (const PredictedChunk& chunk : chunks) {
+    if (matching_ == Matching::kByTag) {
+      predicted_.Append(chunk);
+    } else {
+      ordered_.Push(
+          {{.id = chunk.id, .chunk = chunk.chunk, .predicted = true}, chunk.partition_hash});
+    }
+  }
+}
+
+void StartQueue::Start() {
+  StartOrdered();
+  StartPredicted();
+}
+
+void StartQueue::StartOrdered() {
+  while (!ordered_.empty() && running_ < lanes_) {
+    const Ordered& next = ordered_.front();
+    OwnTensor* const own = own_.Find(next.start.id);
+    if (own == nullptr) return;  // predicted, and not submitted here yet
+    if (!AsPredicted(own->report, next.partition_hash) || !IsLeft(next.start.chunk, own)) return;
+    outbox_.Start(next.start);
+    ordered_.Pop();
+    ++running_;
+  }
+}
+
+void StartQueue::StartPredicted() {
+  const auto submitted = [this](uint64_t id) -> const Report* {
+    const OwnTensor* const own = own_.Find(id);
+    return own == nullptr ? nullptr : &own->report;
+  };
+  while (const auto next = predicted_.Next(submitted)) {
+    const PredictedChunk& chunk = next->chunk;
+    OwnTensor* const own = own_.Find(chunk.id);
+    if (own == nullptr) {
+      return Fail(absl::FailedPreconditionError(absl::StrCat("rank 0 ordered chunk ", chunk.chunk,
+                                                             " of a tensor that rank ", rank_,
+                                                             " has finished", kSameVersion)));
+    }
+    if (!AsPredicted(own->report, chunk.partition_hash) || !IsLeft(chunk.chunk, own)) return;
+    outbox_.Start(
+        {.id = chunk.id, .chunk = chunk.chunk, .predicted = true, .position = next->position});
+  }
+}
+
+// Nobody has compared this rank's tensor with the others' yet; the hash of its partition does.
+bool StartQueue::AsPredicted(const Report& report, uint64_t partition_hash) {
+  if (partition_hash == 0) return true;
+  if (report.partition_hash == partition_hash && report.direct == 0) return true;
+  Fail(absl::FailedPreconditionError(
+      absl::StrCat("tensor '", report.name, "' has ", report.numel, " elements on rank ", rank_,
+                   ", which are not those that rank 0 had in the step before; call ",
+                   "with the same tensors in every step that end_step() ends")));
+  return false;
+}
+
+// Whether a chunk that rank 0 says to start can be one of the tensor's that has not started.
+bool StartQueue::IsLeft(uint32_t chunk, OwnTensor* own) {
+  const Report& report = own->report;
+  if (chunk < report.chunks && own->started < report.chunks) {
+    ++own->started;
+    return true;
+  }
+  Fail(absl::FailedPreconditionError(absl::StrCat(
+      "tensor '", report.name, "': rank 0 ordered chunk ", chunk, " after ", own->started,
+      " others, and rank ", rank_, " has ", report.chunks, " chunks of it", kSameVersion)));
+  return false;
+}
+
+void StartQueue::OnDone(const StartChunk& chunk) {
+  if (chunk.position == 0) {
+    --running_;
+  } else {
+    predicted_.Finish(chunk.position);
+  }
+}
+
+void StartQueue::Fail(absl::Status reason) { outbox_.Fail(std::move(reason), 0); }
+
+std::string StartQueue::Describe() const {
+  std::string text = absl::StrCat("order: ", ordered_.size(), " chunks announced and not started, ",
+                                  running_, " running, ", predicted_.size(), " predicted\n");
+  const PredictedChunk* const oldest = predicted_.oldest();
+  if (oldest == nullptr) return text;
+  const OwnTensor* const own = own_.Find(oldest->id);
+  absl::StrAppend(&text, "the oldest predicted chunk is ", oldest->chunk, " of ",
+                  own == nullptr ? "a tensor that this rank has not submitted"
+                                 : absl::StrCat("'", own->report.name, "'"),
+                  "\n");
+  return text;
+}
+
+}  // namespace thinwire
