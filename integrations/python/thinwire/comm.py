@@ -96,12 +96,19 @@ class Work:
 
     def __init__(self, handle: c_void_p) -> None:
         self._handle = handle
+        self._wait = _library.load().tw_wait
+
+    def __del__(self) -> None:
+        """One that nobody waits for, such as those behind the first that failed, is waited for
+        here: only waiting frees it."""
+        if self._handle:
+            self._wait(self._handle)
 
     def wait(self) -> None:
         """Blocks without the GIL until all is done; raises the typed error of a failure. On a GPU
         the result is there for later work of the stream that it was started with."""
         handle, self._handle = self._handle, c_void_p()
-        _library.check(_library.load().tw_wait(handle))
+        _library.check(self._wait(handle))
 
     def wait_stream(self, stream: int | None) -> None:
         """As wait(); on a GPU the result is there for later work of this stream."""
