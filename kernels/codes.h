@@ -74,9 +74,10 @@ inline constexpr bool kTransforms = [] {
 }();
 
 // True of codecs whose tiles are encoded and decoded each for itself, by tiles.h. Those of entries
-// have kernels of their own.
+// and those of widths have kernels of their own.
 template <typename Codec>
-inline constexpr bool kInTiles = Codec::kTraits.has_kernels && !Codec::kTraits.entries();
+inline constexpr bool kInTiles =
+    Codec::kTraits.has_kernels && !Codec::kTraits.entries() && !Codec::kTraits.widths();
 
 template <typename... Codecs>
 constexpr bool AnyInTiles(CodecTypes<Codecs...>) {

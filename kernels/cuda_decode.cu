@@ -1,5 +1,6 @@
 #include "kernels/cuda_launch.h"
 #include "kernels/cuda_team.cuh"
+#include "kernels/cuda_widths.h"
 #include "kernels/dispatch.h"
 #include "kernels/tiles.h"
 
@@ -32,6 +33,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }  // namespace
 
 cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
+  if (HasWidths(launch.codec)) return LaunchDecodeWidths(launch, stream);
   const unsigned tiles = launch.jobs.tiles;
   return ForCodec(launch.codec, [&](auto traits) {
     using Traits = decltype(traits);

@@ -1,5 +1,6 @@
 #include "kernels/cuda_launch.h"
 #include "kernels/cuda_team.cuh"
+#include "kernels/cuda_widths.h"
 #include "kernels/dispatch.h"
 #include "kernels/tiles.h"
 
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }  // namespace
 
 cudaError_t LaunchEncode(const EncodeLaunch& launch, cudaStream_t stream) {
+  if (HasWidths(launch.codec)) return LaunchEncodeWidths(launch, stream);
   return ForCodec(launch.codec, [&](auto traits) {
     return ForDType(launch.dtype, [&](auto dtype) {
       EncodeKernel<decltype(traits), dtype()><<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);

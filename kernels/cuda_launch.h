@@ -1,5 +1,6 @@
 // The launches behind DeviceApi's entries of these names, each on a stream, without waiting.
-// Capturable in a CUDA graph: nothing is allocated and no host memory is read later.
+// Capturable in a CUDA graph: no host memory is read later, and nothing is allocated but by
+// StreamMemory, in the stream's order.
 #ifndef THINWIRE_KERNELS_CUDA_LAUNCH_H_
 #define THINWIRE_KERNELS_CUDA_LAUNCH_H_
 

@@ -1,5 +1,6 @@
 #include "kernels/cuda_launch.h"
 #include "kernels/cuda_team.cuh"
+#include "kernels/cuda_widths.h"
 #include "kernels/dispatch.h"
 #include "kernels/tiles.h"
 
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
 }  // namespace
 
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream) {
+  if (HasWidths(launch.up) || HasWidths(launch.down)) return LaunchReduceWidths(launch, stream);
   return ForCodec(launch.down, [&](auto down) {
     return ForDType(launch.dtype, [&](auto dtype) {
       ReduceKernel<decltype(down), dtype()><<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);

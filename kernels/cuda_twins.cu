@@ -17,6 +17,10 @@ struct QuadCodes<1> {
   using Type = uint8_t;  // of two quads
 };
 template <>
+struct QuadCodes<2> {
+  using Type = uint8_t;
+};
+template <>
 struct QuadCodes<4> {
   using Type = uint16_t;
 };
@@ -111,6 +115,7 @@ cudaError_t LaunchTwin(const TwinArgs& args, cudaStream_t stream) {
     case 16: TwinKernel<16><<<tiles, kThreads, 0, stream>>>(args); break;
     case 8: TwinKernel<8><<<tiles, kThreads, 0, stream>>>(args); break;
     case 4: TwinKernel<4><<<tiles, kThreads, 0, stream>>>(args); break;
+    case 2: TwinKernel<2><<<tiles, kThreads, 0, stream>>>(args); break;
     default: TwinKernel<1><<<tiles, kThreads, 0, stream>>>(args); break;
   }
   return cudaGetLastError();

@@ -16,7 +16,7 @@ struct TwinArgs {
   bool add;
   const uint8_t* codes_in;  // read: bits / 8 bytes an element
   uint8_t* codes_out;       // written
-  int bits;                 // 32, 16, 8, 4 or 1
+  int bits;                 // 32, 16, 8, 4, 2 or 1
   size_t numel;
 };
 

@@ -19,7 +19,12 @@ kernels::Codec CodecOf(const CodecSpec& spec) {
   codec.stochastic = spec.rounding == Rounding::kStochastic;
   codec.hadamard = spec.hadamard;
   codec.block = spec.block;
-  if (!spec.hadamard) return codec;
+  if (spec.traits().widths()) {
+    codec.sixteenths = spec.sixteenths;
+    codec.floor = spec.floor;
+  } else if (!spec.hadamard) {
+    return codec;
+  }
   float signs[kTransform];
   TransformSigns(spec.seed, signs);
   for (size_t i = 0; i < kTransform; ++i) {

@@ -10,7 +10,8 @@
 namespace thinwire {
 
 // Addresses are of the device: elements aligned to one element, wires to 16 bytes. The
-// engine refuses codecs without kernels, and more than kMaxWires ranks in a reduction.
+// engine refuses codecs without kernels, and more than kMaxWires ranks in a reduction. Codecs of
+// widths take memory from a pool of the device, in the stream's order.
 class DeviceBackend final : public Backend {
  public:
   // `report` takes the error number of each launch.

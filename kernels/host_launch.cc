@@ -1,17 +1,65 @@
 // Launches on the host, as a GPU would run them: tile after tile and thread after thread.
+#include <vector>
+
 #include "kernels/dispatch.h"
 #include "kernels/host_device.h"
 #include "kernels/host_tiles.h"
 #include "kernels/tiles.h"
+#include "kernels/widths_plan.h"
+#include "kernels/widths_reduce.h"
+#include "kernels/widths_tiles.h"
 
 namespace thinwire::kernels {
 namespace {
 
 struct Nothing {};
 
+// Codecs of widths: the launches of cuda_widths.cu, in the same order.
+
+std::vector<WidthsPlan> MakePlans(const PlanLaunch& launch) {
+  std::vector<WidthsPlan> plans(launch.count);
+  ForEachTile<PlanShared<HostTeam>>(launch.count,
+                                    [&](HostTeam& team, auto& shared, uint32_t shard) {
+                                      PlanShard(team, shared, launch, plans.data(), shard);
+                                    });
+  return plans;
+}
+
+void EncodeWidths(const EncodeLaunch& launch) {
+  ForDType(launch.dtype, [&](auto dtype) {
+    ForEachTile<HeadsShared<HostTeam>>(
+        launch.jobs.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
+          EncodeHeadsTile<HostTeam, dtype()>(team, shared, launch, tile);
+        });
+    const std::vector<WidthsPlan> plans = MakePlans(PlansOf(launch));
+    ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
+      EncodeCodesTile<HostTeam, dtype()>(team, launch, plans.data(), tile);
+    });
+  });
+}
+
+void DecodeWidths(const DecodeLaunch& launch) {
+  const std::vector<WidthsPlan> plans = MakePlans(PlansOf(launch));
+  ForDType(launch.dtype, [&](auto dtype) {
+    ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
+      if (launch.add) {
+        DecodeWidthsTile<HostTeam, DType::kF32, true>(team, launch, plans.data(), tile);
+      } else {
+        DecodeWidthsTile<HostTeam, dtype(), false>(team, launch, plans.data(), tile);
+      }
+    });
+  });
+}
+
+void ReduceWidths(const ReduceLaunch& launch) {
+  std::vector<float> memory(FloatsBetween(launch));
+  ReduceInParts(launch, memory.data(), [](const auto& part) { RunOnHost(part); });
+}
+
 }  // namespace
 
 void RunOnHost(const EncodeLaunch& launch) {
+  if (HasWidths(launch.codec)) return EncodeWidths(launch);
   ForCodec(launch.codec, [&](auto traits) {
     ForDType(launch.dtype, [&](auto dtype) {
       using Traits = decltype(traits);
@@ -24,6 +72,7 @@ void RunOnHost(const EncodeLaunch& launch) {
 }
 
 void RunOnHost(const DecodeLaunch& launch) {
+  if (HasWidths(launch.codec)) return DecodeWidths(launch);
   ForCodec(launch.codec, [&](auto traits) {
     ForDType(launch.dtype, [&](auto dtype) {
       ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
@@ -52,6 +101,7 @@ void RunOnHost(const CopyFiniteLaunch& launch) {
 }
 
 void RunOnHost(const ReduceLaunch& launch) {
+  if (HasWidths(launch.up) || HasWidths(launch.down)) return ReduceWidths(launch);
   ForCodec(launch.down, [&](auto down) {
     ForDType(launch.dtype, [&](auto dtype) {
       using Down = decltype(down);

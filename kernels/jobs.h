@@ -18,8 +18,10 @@ struct Codec {
   CodecId id;  // of a codec that has kernels
   bool stochastic;
   bool hadamard;
-  uint32_t block;     // elements
-  uint32_t signs[8];  // hadamard: bit i % 32 of word i / 32 says that element i is negated
+  uint32_t block;       // elements
+  uint32_t signs[8];    // a transform's: bit i % 32 of word i / 32 says that element i is negated
+  uint32_t sixteenths;  // codecs of widths: bits of a code, the mean of a shard, times 16; else 0
+  uint32_t floor;       // codecs of widths: bits of a code, at least
 };
 
 // Wire bytes of one shard; 16-byte aligned.

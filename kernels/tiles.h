@@ -50,21 +50,28 @@ THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
 }
 
+// Writes what was decoded, or adds it to what is there.
+template <typename Team, DType kDType, bool kAdd>
+THINWIRE_HD void StoreDecoded(Team& team, typename Team::template PerThread<Values>& values,
+                              const TileRange& tile, const Elements& out) {
+  team.ForEach([&](unsigned thread) {
+    if constexpr (kAdd) {
+      Values sum;
+      LoadValues<kDType>(out, tile, thread, sum);
+      AddValues(sum, values[thread]);
+      values[thread] = sum;
+    }
+    StoreValues<kDType>(values[thread], tile, thread, out);
+  });
+}
+
 template <typename Team, typename Traits, DType kDType, bool kAdd>
 THINWIRE_HD void DecodeTile(Team& team, const DecodeLaunch& launch, uint32_t tile_of_launch) {
   const DecodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
   const TileRange tile = RangeOf(job, tile_of_launch);
   typename Team::template PerThread<Values> values;
   TileDecoder<Team, Traits>(team, launch.codec, job.wire.data, job.wire.codes_at, tile).Run(values);
-  team.ForEach([&](unsigned thread) {
-    if constexpr (kAdd) {
-      Values sum;
-      LoadValues<kDType>(job.out, tile, thread, sum);
-      AddValues(sum, values[thread]);
-      values[thread] = sum;
-    }
-    StoreValues<kDType>(values[thread], tile, thread, job.out);
-  });
+  StoreDecoded<Team, kDType, kAdd>(team, values, tile, job.out);
 }
 
 template <typename Team, DType kDType>

@@ -29,9 +29,19 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ARCHITECTURE = "sm_90"
 # 4.3 TB/s, as measured for copies on an H200, by 132 multiprocessors of 1.98 GHz.
 BYTES_PER_CLOCK = 16.45
-BITS = {"Fp32": 32, "Bf16": 16, "Int8": 8.0625, "Int4": 4.0625, "OneBit": 1.0625}
+BITS = {
+    "Fp32": 32, "Bf16": 16, "Int8": 8.0625, "Int4": 4.0625, "OneBit": 1.0625, "Adaptive": 2.0625
+}  # fmt: skip
 # Floats that are read and written for each element, beside the codes.
-FLOATS = {"encode_ef": 3, "decode": 1, "decode_add": 2, "accumulate": 3}
+FLOATS = {
+    "encode_ef": 3, "encode_heads": 3, "encode_codes": 2, "decode": 1, "decode_add": 2,
+    "accumulate": 3,
+}  # fmt: skip
+# The kernels of codecs of widths (kernels/cuda_widths.cu), which do not have the codec's name.
+WIDTHS = {
+    "Plan": "plan", "EncodeHeads": "encode_heads", "EncodeCodes": "encode_codes",
+    "DecodeWidths": "decode", "ReduceToWidths": "reduce to",
+}  # fmt: skip
 GROWTH = 1.1
 LONGEST_PATH = 20000
 Code = list[tuple[int, str]]
@@ -77,6 +87,13 @@ def row_name(mangled: str) -> str:
     """Such as `encode_ef Int8`; empty for what the table leaves out: other dtypes than f32."""
     if entries := re.search(r"Entries([A-Z][a-z]+)Kernel", mangled):
         return f"topk {entries[1].lower()}"
+    widths = re.search(
+        rf"\d({'|'.join(WIDTHS)})Kernel(?:ILNS_5DTypeE(\d)E(?:Lb([01])E)?)?", mangled
+    )
+    if widths is not None:
+        kernel, dtype, adds = widths.groups()
+        adding = "_add" if adds == "1" else ""
+        return "" if dtype not in (None, "0") else f"{WIDTHS[kernel]}{adding} Adaptive"
     shape = re.search(
         r"(Encode|Decode|Reduce|Accumulate)Kernel"
         r"I(?:NS0_7VariantINS_6codecs\d+([A-Za-z]+?\d*)ELb([01])EEE)?"
@@ -160,7 +177,7 @@ def rows_of(library: pathlib.Path) -> list[Row]:
     for name, code in instructions(dump(library, "-sass")).items():
         if name not in resources:
             continue
-        walked = 0 if re.search("ReduceKernel|Entries", name) else path_length(code)
+        walked = 0 if re.search("(Reduce|Plan)Kernel|Entries", name) else path_length(code)
         rows.append(Row(row_name(name), walked, len(code), *resources[name]))
     return sorted(rows, key=lambda row: row.name)
 

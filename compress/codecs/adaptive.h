@@ -93,8 +93,7 @@ struct Adaptive {
   static constexpr CodecTraits kTraits{.id = CodecId{6},
                                        .name = "adaptive",
                                        .kind = CodecKind::kWidths,
-                                       .code_bits = 2,
-                                       .has_kernels = false};
+                                       .code_bits = 2};
   static const CodecInfo& Info();
 };
 

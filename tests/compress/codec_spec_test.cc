@@ -51,10 +51,10 @@ TEST(CodecPair, EntriesBecomeDenseWhereThatIsFewerBytes) {
   EXPECT_EQ(dense.ForWorld(1000), dense);
 }
 
-TEST(CodecPair, SaysWhetherDevicesRunIt) {
-  EXPECT_TRUE(CodecPair::Parse("topk")->has_kernels());
-  EXPECT_FALSE(CodecPair::Parse("adaptive")->has_kernels());
-  EXPECT_TRUE(CodecPair::Parse("onebit:down=int8")->has_kernels());
+TEST(CodecPair, SaysThatDevicesRunIt) {
+  for (const char* codec : {"topk", "adaptive", "onebit:down=int8", "int8:down=adaptive"}) {
+    EXPECT_TRUE(CodecPair::Parse(codec)->has_kernels()) << codec;
+  }
 }
 
 TEST(CodecSpec, LosslessKeepsTheElements) {

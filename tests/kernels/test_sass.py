@@ -55,6 +55,15 @@ def test_rows_are_kernels_of_f32():
     assert sass_table.row_name(scan) == "topk scan"
 
 
+def test_kernels_of_widths_are_adaptives():
+    prefix = "_ZN8thinwire7kernels12_GLOBAL__N_1"
+    decode_add = "18DecodeWidthsKernelILNS_5DTypeE{}ELb1EEEvNS0_12DecodeLaunchEPKNS0_10WidthsPlanE"
+    assert sass_table.row_name(prefix + decode_add.format(0)) == "decode_add Adaptive"
+    assert sass_table.row_name(prefix + decode_add.format(1)) == ""
+    plan = prefix + "10PlanKernelENS0_10PlanLaunchEPNS0_10WidthsPlanE"
+    assert sass_table.row_name(plan) == "plan Adaptive"
+
+
 def test_the_path_is_that_of_an_aligned_tile():
     ((name, code),) = sass_table.instructions(LISTING).items()
     assert name == ENCODE.format(dtype=0)

@@ -34,7 +34,8 @@ INSTANTIATE_TEST_SUITE_P(On, DeviceTest, testing::Values("host", "cuda"),
 TEST_P(DeviceTest, EveryCodecGivesTheHostsBits) {
   for (const char* codec :
        {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic,down=int4",
-        "int4:block=1024,down=int8", "bf16:down=int8"}) {
+        "int4:block=1024,down=int8", "bf16:down=int8", "adaptive:bits=1,floor=1",
+        "adaptive:down=int8", "int8:down=adaptive:bits=4"}) {
     for (const int world : {1, 2, 3}) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
       ExpectTheHostsBits(SmallChunks(codec), {.world = world});
@@ -56,7 +57,7 @@ TEST_P(DeviceTest, AGridGivesTheHostsBits) {
 }
 
 TEST_P(DeviceTest, AbsentParametersGiveTheHostsBits) {
-  for (const char* codec : {"int4", "onebit", "int4:hadamard=1", "topk:density=0.02"}) {
+  for (const char* codec : {"int4", "onebit", "int4:hadamard=1", "topk:density=0.02", "adaptive"}) {
     SCOPED_TRACE(codec);
     ExpectTheHostsBits(SmallChunks(codec),
                        {.world = 3,
@@ -68,7 +69,7 @@ TEST_P(DeviceTest, AbsentParametersGiveTheHostsBits) {
 
 TEST_P(DeviceTest, EveryDType) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    for (const char* codec : {"int4", "fp32", "bf16"}) {
+    for (const char* codec : {"int4", "fp32", "bf16", "adaptive"}) {
       SCOPED_TRACE(std::string(codec) + " of " + std::string(Name(dtype)));
       ExpectTheHostsBits(SmallChunks(codec), {.numel = 5001, .dtype = dtype});
     }
@@ -121,7 +122,7 @@ TEST_P(DeviceTest, SmallTensorsGoRaw) {
 
 TEST_P(DeviceTest, MidSizeTensorsGoInOneHop) {
   for (const char* codec :
-       {"bf16", "int8:rounding=stochastic", "int4", "int4:hadamard=1", "onebit"}) {
+       {"bf16", "int8:rounding=stochastic", "int4", "int4:hadamard=1", "onebit", "adaptive"}) {
     for (const int world : {2, 3}) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
       Options options = SmallChunks(codec);
@@ -203,12 +204,6 @@ TEST_P(DeviceTest, HostMemoryIsRefused) {
              EXPECT_NE(status.message().find("'mine'"), std::string::npos);
            },
            {device_, device_});
-}
-
-TEST_P(DeviceTest, ACodecWithoutKernelsIsRefused) {
-  auto transports = MakeInProcessTransports(2);
-  const auto engine = Engine::Create(SmallChunks("adaptive"), std::move(transports[0]), device_);
-  EXPECT_TRUE(absl::IsUnimplemented(engine.status())) << engine.status();
 }
 
 // Residuals and momentum move to other places, and stay on the device.

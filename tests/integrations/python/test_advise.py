@@ -17,6 +17,7 @@ from thinwire.torch import DistributedOptimizer
 from thinwire.torch.advise import Advice, advise
 from thinwire.torch.advise import advice as advice_
 from thinwire.torch.exchange import auto
+from thinwire.torch.forecast import choice
 from thinwire.torch.forecast.choice import CODECS, Prediction, choose, codecs_on
 from thinwire.torch.forecast.notes import Notes
 
@@ -82,10 +83,15 @@ def test_accuracy_decides_between_equals():
         choose(rows, ("topk",))
 
 
-def test_a_codec_without_kernels_is_not_for_gpus():
+def test_a_codec_without_kernels_is_not_for_gpus(monkeypatch):
+    assert codecs_on(torch.device("cuda"), CODECS) == CODECS  # today all have kernels
+
+    def without_int4s(codec: str) -> thinwire.CodecInfo:
+        return dataclasses.replace(thinwire.codec_info(codec), has_kernels=codec != "int4")
+
+    monkeypatch.setattr(choice, "codec_info", without_int4s)
     assert codecs_on(torch.device("cpu"), CODECS) == CODECS
-    on_gpu = codecs_on(torch.device("cuda"), CODECS)
-    assert {"int4", "topk"} < set(on_gpu) and "adaptive" not in on_gpu
+    assert set(CODECS) - set(codecs_on(torch.device("cuda"), CODECS)) == {"int4"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+#include "kernels/cuda_stream_memory.h"
+#include "kernels/cuda_team.cuh"
+#include "kernels/cuda_widths.h"
+#include "kernels/dispatch.h"
+#include "kernels/widths_plan.h"
+#include "kernels/widths_tiles.h"
+
+namespace thinwire::kernels {
+namespace {
+
+__global__ void __launch_bounds__(kThreads)
+    PlanKernel(const __grid_constant__ PlanLaunch launch, WidthsPlan* plans) {
+  __shared__ DeviceTeam::Scratch scratch;
+  __shared__ PlanShared<DeviceTeam> shared;
+  DeviceTeam team(scratch);
+  PlanShard(team, shared, launch, plans, blockIdx.x);
+}
+
+template <DType kDType>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    EncodeHeadsKernel(const __grid_constant__ EncodeLaunch launch) {
+  __shared__ DeviceTeam::Scratch scratch;
+  __shared__ HeadsShared<DeviceTeam> shared;
+  DeviceTeam team(scratch);
+  EncodeHeadsTile<DeviceTeam, kDType>(team, shared, launch, blockIdx.x);
+}
+
+// More registers than the others have: it holds x, and transforms there and back.
+template <DType kDType>
+__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+    EncodeCodesKernel(const __grid_constant__ EncodeLaunch launch, const WidthsPlan* plans) {
+  __shared__ DeviceTeam::Scratch scratch;
+  DeviceTeam team(scratch);
+  EncodeCodesTile<DeviceTeam, kDType>(team, launch, plans, blockIdx.x);
+}
+
+template <DType kDType, bool kAdd>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    DecodeWidthsKernel(const __grid_constant__ DecodeLaunch launch, const WidthsPlan* plans) {
+  __shared__ DeviceTeam::Scratch scratch;
+  DeviceTeam team(scratch);
+  DecodeWidthsTile<DeviceTeam, kDType, kAdd>(team, launch, plans, blockIdx.x);
+}
+
+// The plans of a launch's shards, made on its stream.
+class StreamPlans {
+ public:
+  StreamPlans(const PlanLaunch& launch, cudaStream_t stream)
+      : memory_(launch.count * sizeof(WidthsPlan), stream) {
+    if (error() == cudaSuccess) PlanKernel<<<launch.count, kThreads, 0, stream>>>(launch, data());
+  }
+
+  cudaError_t error() const { return memory_.error(); }
+  WidthsPlan* data() const { return static_cast<WidthsPlan*>(memory_.data()); }
+
+ private:
+  const StreamMemory memory_;
+};
+
+}  // namespace
+
+cudaError_t LaunchEncodeWidths(const EncodeLaunch& launch, cudaStream_t stream) {
+  return ForDType(launch.dtype, [&](auto dtype) {
+    const unsigned tiles = launch.jobs.tiles;
+    EncodeHeadsKernel<dtype()><<<tiles, kThreads, 0, stream>>>(launch);
+    const StreamPlans plans(PlansOf(launch), stream);
+    if (plans.error() != cudaSuccess) return plans.error();
+    EncodeCodesKernel<dtype()><<<tiles, kThreads, 0, stream>>>(launch, plans.data());
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t LaunchDecodeWidths(const DecodeLaunch& launch, cudaStream_t stream) {
+  const unsigned tiles = launch.jobs.tiles;
+  const StreamPlans plans(PlansOf(launch), stream);
+  if (plans.error() != cudaSuccess) return plans.error();
+  if (launch.add) {
+    DecodeWidthsKernel<DType::kF32, true><<<tiles, kThreads, 0, stream>>>(launch, plans.data());
+    return cudaGetLastError();
+  }
+  return ForDType(launch.dtype, [&](auto dtype) {
+    DecodeWidthsKernel<dtype(), false><<<tiles, kThreads, 0, stream>>>(launch, plans.data());
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace thinwire::kernels

@@ -1,0 +1,18 @@
+// The launches of codecs of widths: what cuda_launch.h's functions do for them.
+#ifndef THINWIRE_KERNELS_CUDA_WIDTHS_H_
+#define THINWIRE_KERNELS_CUDA_WIDTHS_H_
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/widths.h"
+
+namespace thinwire::kernels {
+
+cudaError_t LaunchEncodeWidths(const EncodeLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchDecodeWidths(const DecodeLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchReduceWidths(const ReduceLaunch& launch,
+                               cudaStream_t stream);  // up, down or both
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_CUDA_WIDTHS_H_

@@ -1,0 +1,131 @@
+// A reduction with a codec of widths, as launches of other kinds: values of such wires are decoded
+// to fp32 first, and a result is encoded from the fp32 mean. A kernel that did all at once would
+// need two codecs' registers; these codecs are for links that are slower than memory by far.
+#ifndef THINWIRE_KERNELS_WIDTHS_REDUCE_H_
+#define THINWIRE_KERNELS_WIDTHS_REDUCE_H_
+
+#include "compress/codecs/fp32.h"
+#include "kernels/widths.h"
+
+namespace thinwire::kernels {
+
+// Shards of fp32 between the launches lie on borders of this many elements.
+inline constexpr size_t kFloatsApart = 64;
+inline size_t FloatsOf(const ReduceJob& job) {
+  return (job.numel + kFloatsApart - 1) / kFloatsApart * kFloatsApart;
+}
+
+// Floats of device memory that ReduceInParts needs.
+inline size_t FloatsBetween(const ReduceLaunch& launch) {
+  size_t floats = 0;
+  for (uint32_t i = 0; i < launch.jobs.count; ++i) {
+    const ReduceJob& job = launch.jobs.job[i];
+    const size_t wires = HasWidths(launch.up) ? job.ranks : 0;
+    floats += (wires + (HasWidths(launch.down) ? 1 : 0)) * FloatsOf(job);
+  }
+  return floats;
+}
+
+inline Codec Fp32() {
+  Codec codec{};
+  codec.id = codecs::Fp32::kTraits.id;
+  return codec;
+}
+inline Elements FloatsAt(float* data) { return {data, true}; }
+
+// What comes before the sum, and after it.
+class ReduceParts {
+ public:
+  ReduceParts(const ReduceLaunch& launch, float* memory) : sum_(launch), memory_(memory) {}
+
+  // Calls decode(DecodeLaunch) until all wires lie in memory as those of fp32.
+  template <typename Decode>
+  void DecodeWires(Decode& decode) {
+    DecodeLaunch wires = NewDecode(sum_.up, DType::kF32);
+    for (uint32_t i = 0; i < sum_.jobs.count; ++i) {
+      ReduceJob& job = sum_.jobs.job[i];
+      for (uint32_t rank = 0; rank < job.ranks; ++rank) {
+        const uint8_t*& wire = sum_.wires[job.first_wire + rank];
+        if (wire == nullptr) continue;
+        if (wires.jobs.count == kMaxJobs) {
+          decode(wires);
+          wires = NewDecode(sum_.up, DType::kF32);
+        }
+        float* const values = Take(job);
+        AddDecode({const_cast<uint8_t*>(wire), job.up_codes_at, 0}, FloatsAt(values), job, &wires);
+        wire = reinterpret_cast<const uint8_t*>(values);
+      }
+      job.up_codes_at = 0;
+    }
+    if (wires.jobs.count > 0) decode(wires);
+    sum_.up = Fp32();
+  }
+
+  // Makes the sum one to fp32, in memory, and returns what encodes that, and decodes it again.
+  struct Result {
+    EncodeLaunch encode;
+    DecodeLaunch decode;
+  };
+  Result TakeResult() {
+    Result result{.encode = {}, .decode = NewDecode(sum_.down, sum_.dtype)};
+    result.encode.codec = sum_.down;
+    result.encode.dtype = DType::kF32;
+    result.encode.jobs.tiles = sum_.jobs.tiles;
+    result.encode.jobs.count = sum_.jobs.count;
+    for (uint32_t i = 0; i < sum_.jobs.count; ++i) {
+      ReduceJob& job = sum_.jobs.job[i];
+      float* const mean = Take(job);
+      result.encode.jobs.job[i] = {.gradient = FloatsAt(mean),
+                                   .residual = job.residual,
+                                   .wire = job.wire_out,
+                                   .numel = job.numel,
+                                   .draws = job.draws,
+                                   .first_tile = job.first_tile};
+      AddDecode(job.wire_out, job.out, job, &result.decode);
+      job.wire_out = {reinterpret_cast<uint8_t*>(mean), 0, FloatsOf(job) * sizeof(float)};
+      job.residual.data = nullptr;
+    }
+    sum_.down = Fp32();
+    return result;
+  }
+
+  const ReduceLaunch& sum() const { return sum_; }
+
+ private:
+  static DecodeLaunch NewDecode(const Codec& codec, DType dtype) {
+    DecodeLaunch launch{};
+    launch.codec = codec;
+    launch.dtype = dtype;
+    return launch;
+  }
+  static void AddDecode(const Wire& wire, const Elements& out, const ReduceJob& job,
+                        DecodeLaunch* launch) {
+    launch->jobs.job[launch->jobs.count++] = {
+        .wire = wire, .out = out, .numel = job.numel, .first_tile = launch->jobs.tiles};
+    launch->jobs.tiles += static_cast<uint32_t>((job.numel + kTile - 1) / kTile);
+  }
+  float* Take(const ReduceJob& job) {
+    float* const taken = memory_;
+    memory_ += FloatsOf(job);
+    return taken;
+  }
+
+  ReduceLaunch sum_;
+  float* memory_;
+};
+
+// Calls run(...) for one launch after the other. `memory`: FloatsBetween(launch) floats.
+template <typename Run>
+void ReduceInParts(const ReduceLaunch& launch, float* memory, Run&& run) {
+  ReduceParts parts(launch, memory);
+  if (HasWidths(launch.up)) parts.DecodeWires(run);
+  if (!HasWidths(launch.down)) return run(parts.sum());
+  const ReduceParts::Result result = parts.TakeResult();
+  run(parts.sum());
+  run(result.encode);
+  run(result.decode);
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_WIDTHS_REDUCE_H_
