@@ -87,7 +87,7 @@ def ddp(codec: str) -> Iterator[Turn]:
 
 
 @contextlib.contextmanager
-def fsdp2(codec: str, **sharding: Any) -> Iterator[Turn]:
+def fsdp2(codec: str, gather: str | None = None, **sharding: Any) -> Iterator[Turn]:
     from thinwire.torch.fsdp import compress
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -97,10 +97,15 @@ def fsdp2(codec: str, **sharding: Any) -> Iterator[Turn]:
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, **sharding)
     fully_shard(model, mesh=mesh, **sharding)
-    state = compress(model, codec=codec) if codec else None
+    state = compress(model, codec=codec, gather=gather) if codec else None
     yield loop(model, sgd(model))
     if state is not None:
         state.close()
+
+
+def fsdp2_rounded(codec: str) -> contextlib.AbstractContextManager[Turn]:
+    """Parameters are gathered in int8, on request."""
+    return fsdp2(codec, gather="int8")
 
 
 def fsdp2_kept(codec: str) -> contextlib.AbstractContextManager[Turn]:
@@ -222,6 +227,7 @@ FRAMEWORKS = {
     "DDP": ddp,
     "FSDP2": fsdp2,
     "FSDP2, reshard_after_forward=False": fsdp2_kept,
+    'FSDP2, gather="int8"': fsdp2_rounded,
     "Lightning": lightning,
     "Accelerate": accelerate,
     "Hugging Face's Trainer": transformers,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests with Lightning, Accelerate, transformers, Ray, torchft, dashboards and Slurm themselves.
+# Tests with Lightning, Accelerate, transformers, Ray, torchft, dashboards, Slurm and MPI themselves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/frameworks_setup.sh
-scripts/install.sh slurmctld slurmd slurm-client
+scripts/install.sh slurmctld slurmd slurm-client openmpi-bin mpich
 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 build/frameworks/bin/python -m pytest -q tests/frameworks "$@"

@@ -40,7 +40,7 @@ for example in integrations/examples/*.py; do
     horovod_checkpoints.py) command=(thinwire run -n 2 python "$program" "/tmp/$name.out" --epochs 1) ;;
     horovod_digits.py) command=(thinwire run -n 2 python "$program" --epochs 1 --compression int4) ;;
     horovod_benchmark.py) command=(thinwire run -n 2 python "$program" --compression int4) ;;
-    train_lightning.py) command=(python "$program" "/tmp/$name.out") ;;
+    train_lightning.py | train_fabric.py) command=(python "$program" "/tmp/$name.out") ;;
     recover.py | train_torchft.py) command=(python "$program") ;;
     # Ray's packages are as large as all others; make test-frameworks runs these two.
     train_ray.py | ray_executor.py) continue ;;

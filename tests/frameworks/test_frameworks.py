@@ -17,8 +17,9 @@ def python(
     framework: str, *arguments: str, launcher: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """An example that ended well."""
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"{framework} is not here: `make test-frameworks` installs it")
+    package = "lightning" if framework == "fabric" else framework
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not here: `make test-frameworks` installs it")
     program = str(EXAMPLES / f"train_{framework}.py")
     done = subprocess.run(
         [sys.executable, *launcher, program, *arguments], capture_output=True, text=True,
@@ -30,8 +31,8 @@ def python(
 
 def run(framework: str, *arguments: str) -> tuple[float, float, int, float, str]:
     """(first loss, last loss, steps, ratio, weights) of an example's two ranks."""
-    # Lightning starts its ranks itself.
-    done = python(framework, *arguments, launcher=() if framework == "lightning" else TORCHRUN)
+    starts_ranks_itself = framework in ("lightning", "fabric")
+    done = python(framework, *arguments, launcher=() if starts_ranks_itself else TORCHRUN)
     found = re.search(
         r"int4: loss ([\d.]+) to ([\d.]+) in (\d+) steps, ([\d.]+) times .* weights (\S+)",
         done.stdout,
@@ -42,7 +43,10 @@ def run(framework: str, *arguments: str) -> tuple[float, float, int, float, str]
 
 
 # What resumes an example in the middle of its steps, from the folder that it was given.
-RESUME = {"lightning": "{}/epoch=3.ckpt", "accelerate": "resume", "transformers": "resume"}
+RESUME = {
+    "lightning": "{}/epoch=3.ckpt", "fabric": "{}/epoch=3.ckpt", "accelerate": "resume",
+    "transformers": "resume",
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -17,27 +17,10 @@ pytestmark = [
     ),
 ]
 
-PROGRAM = """
-import thinwire, thinwire.launch
-try:
-    place = thinwire.launch.setup()
-except thinwire.InvalidArgumentError as error:
-    raise SystemExit(f"InvalidArgumentError: {error}")
-import torch, torch.distributed as dist
-from thinwire.torch import all_reduce
-dist.init_process_group("gloo")
-tensor = torch.full((1000,), float(place.rank))
-all_reduce(tensor, codec="int8", op="sum", name="ranks")
-print(f"{place}: {tensor[0].item():.2f}", flush=True)
-dist.destroy_process_group()
-"""
-
 
 def by_slurm(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    program = folder / "program.py"
-    program.write_text(PROGRAM)
     return subprocess.run(
-        [str(HERE / "slurm.sh"), str(folder), *command, sys.executable, str(program)],
+        [str(HERE / "slurm.sh"), str(folder), *command, sys.executable, str(HERE / "meet.py")],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 

@@ -92,6 +92,8 @@ def check_strides_and_places(rank: int) -> None:
     leaf = torch.nn.Parameter(torch.full((3,), float(rank)))
     assert hvd.allreduce_(leaf, op=hvd.Sum) is leaf
     assert equal(leaf.detach(), [1.0, 1.0, 1.0])
+    single = torch.tensor(1.0).expand(1)  # of stride 0, as the gradient of a sum
+    assert equal(hvd.allgather(single), [1.0, 1.0]) and equal(hvd.broadcast(single, 0), [1.0])
     expanded = torch.ones(1).expand(4)
     for call, given in ((hvd.allreduce_, expanded), (hvd.grouped_allreduce_, [expanded])):
         raises(thinwire.InvalidArgumentError, "expanded", call, given)
@@ -237,6 +239,23 @@ def check_reducescatter(rank: int) -> None:
     assert hvd.synchronize(handle).tolist() == [1.5]
 
 
+def check_groups_of_transfers(rank: int) -> None:
+    rows = [torch.full((rank + 1, 2), float(rank)), torch.tensor([rank])]
+    expected = [[[0, 0], [1, 1], [1, 1]], [0, 1]]
+    assert [t.tolist() for t in hvd.grouped_allgather(rows, name="rows")] == expected
+    handle = hvd.grouped_allgather_async(rows)
+    assert [t.tolist() for t in hvd.synchronize(handle)] == expected
+    wholes = [torch.arange(4.0), torch.arange(3)]
+    mine = [[4.0, 6.0], [4]] if rank else [[0.0, 2.0], [0, 2]]
+    assert [t.tolist() for t in hvd.grouped_reducescatter(wholes, op=hvd.Sum)] == mine
+    handle = hvd.grouped_reducescatter_async(wholes, name="wholes", op=hvd.Sum)
+    assert [t.tolist() for t in hvd.synchronize(handle)] == mine
+    for call, whole in ((hvd.grouped_allgather, False), (hvd.grouped_reducescatter, True)):
+        x = torch.ones(2, requires_grad=True)
+        sum(y.sum() for y in call([x, 2 * x])).backward()
+        assert x.grad.tolist() == ([1.5, 1.5] if whole else [6.0, 6.0])
+
+
 def check_autograd(rank: int) -> None:
     for call, expected in (
         (lambda x: hvd.allreduce(x, op=hvd.Sum), [6.0, 6.0]),
@@ -266,6 +285,7 @@ def check_what_is_missing_says_what_to_use(_: int) -> None:
         (lambda: hvd.ProcessSet([0]), "new_group"),
         (lambda: hvd.add_process_set([0]), "new_group"),
         (lambda: hvd.alltoall(torch.ones(2)), "all_to_all_single"),
+        (lambda: hvd.sparse_allreduce_async(torch.ones(2)), "sparse_as_dense"),
         (lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum), "op=Average"),
         (lambda: hvd.SyncBatchNorm(3), "torch.nn.SyncBatchNorm"),
     ):

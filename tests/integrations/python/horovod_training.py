@@ -97,6 +97,15 @@ def check_sum_is_twice_the_mean(rank: int) -> None:
         assert equal(total.grad, 2 * mean.grad)
 
 
+def check_predividing_changes_nothing(rank: int) -> None:
+    """Horovod divides a part of the mean before the sum, against overflow; sums are fp32 here."""
+    models = net(), net()
+    divided = wrapped(models[0], compression=INT4, gradient_predivide_factor=2.0)
+    plain = wrapped(models[1], compression=INT4)
+    expected = trained(models[1], plain, rank, range(2))
+    assert equal(trained(models[0], divided, rank, range(2)), expected)
+
+
 def check_the_class_of_the_wrapped_optimizer(_: int) -> None:
     model = net()
     inner = torch.optim.AdamW(model.parameters(), lr=0.1)

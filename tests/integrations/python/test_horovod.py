@@ -3,6 +3,8 @@ horovod_collectives.py or horovod_training.py, called on both ranks."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import traceback
 from collections.abc import Callable
 
@@ -51,6 +53,36 @@ def outcomes() -> list[dict[str, str]]:
 def test_on_two_ranks(outcomes, name):
     for rank, outcome in enumerate(outcomes):
         assert outcome.get(name, "it was not reached") == "", f"rank {rank}\n{outcome.get(name)}"
+
+
+# The names of Horovod 0.28's PyTorch API: whoever uses one gets it, or is told what to use.
+NAMES = re.findall(
+    r"\w+",
+    """
+    init shutdown is_initialized rank size local_rank local_size cross_rank cross_size
+    is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built
+    nccl_built ddl_built ccl_built cuda_built rocm_built start_timeline stop_timeline allreduce
+    allreduce_ allreduce_async allreduce_async_ grouped_allreduce grouped_allreduce_
+    grouped_allreduce_async grouped_allreduce_async_ sparse_allreduce_async allgather
+    allgather_async grouped_allgather grouped_allgather_async allgather_object broadcast
+    broadcast_ broadcast_async broadcast_async_ broadcast_object broadcast_parameters
+    broadcast_optimizer_state reducescatter reducescatter_async grouped_reducescatter
+    grouped_reducescatter_async alltoall alltoall_async join barrier poll synchronize Average
+    Sum Adasum Min Max Product Compression DistributedOptimizer SyncBatchNorm elastic ProcessSet
+    global_process_set add_process_set remove_process_set
+    """,
+)
+
+
+def test_every_name_of_horovods_is_here():
+    assert not set(NAMES) - set(hvd.__all__)
+    assert all(hasattr(hvd, name) for name in hvd.__all__)
+    assert all(hasattr(hvd.Compression, name) for name in ("none", "fp16"))
+    options = inspect.signature(hvd.DistributedOptimizer).parameters
+    assert {
+        "optimizer", "named_parameters", "compression", "backward_passes_per_step", "op",
+        "gradient_predivide_factor", "num_groups", "groups", "sparse_as_dense", "process_set",
+    } <= set(options)  # fmt: skip
 
 
 def alone(_: int) -> None:

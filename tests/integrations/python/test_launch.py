@@ -1,19 +1,15 @@
-"""Rank, size and rendezvous from the variables of launchers, as they were recorded or documented,
-and from mpirun itself."""
+"""Rank, size and rendezvous from the variables of launchers, as they were recorded or documented;
+tests/frameworks starts ranks by mpirun and srun themselves."""
 
+import logging
 import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from unittest import mock
 
 import pytest
-import thinwire
+import thinwire.launch
 from thinwire.launch import Place, find
 from thinwire.launch.hosts import expand_counts, first_host
 from thinwire.launch.place import DEFAULT_PORT, port_of
-
-PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1",
@@ -94,6 +90,14 @@ def test_jsruns_first_host_runs_no_rank(tmp_path):
         find(JSRUN | {"LSB_DJOB_RANKFILE": str(tmp_path / "none")})
 
 
+def test_setup_says_which_launcher_it_took(caplog):
+    caplog.set_level(logging.INFO, logger="thinwire")
+    with mock.patch.dict(os.environ, OPEN_MPI, clear=True):
+        place = thinwire.launch.setup()
+        assert {name: os.environ[name] for name in place.variables()} == place.variables()
+    assert caplog.messages == [str(place)] and "by Open MPI" in str(place)
+
+
 @pytest.mark.parametrize("environment, missing, words", [
     (TORCHRUN, "WORLD_SIZE", "by torchrun, but WORLD_SIZE is not set"),
     (TORCHRUN, "MASTER_ADDR", "MASTER_ADDR is not set"),
@@ -145,32 +149,3 @@ def test_slurms_lists():
         assert first_host(nodes) == first
     with pytest.raises(thinwire.InvalidArgumentError, match="names of hosts"):
         first_host(",a")
-
-
-PROGRAM = """
-import thinwire.launch, torch, torch.distributed as dist
-place = thinwire.launch.setup()
-dist.init_process_group("gloo")
-tensor = torch.full((8,), float(place.rank))
-from thinwire.torch import all_reduce
-all_reduce(tensor, codec="fp32", op="sum")
-print(f"{place}: {tensor[0].item()}", flush=True)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun: openmpi-bin")
-def test_ranks_meet_under_mpirun(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {
-        "PYTHONPATH": path, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }  # fmt: skip
-    done = subprocess.run(
-        ["mpirun", "--oversubscribe", "-n", "3", sys.executable, str(tmp_path / "program.py")],
-        capture_output=True, text=True, timeout=120, env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    for rank in range(3):
-        assert f"rank {rank} of 3, on its host {rank} of 3, by Open MPI" in done.stdout
-    assert done.stdout.count(": 3.0") == 3

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import thinwire
-from test_launch import PROGRAM
 from thinwire.launch.hosts import Slot, slots_of
 
 PACKAGE = Path(thinwire.__file__).resolve().parents[1]
@@ -55,6 +54,18 @@ def test_slots_of_hosts():
     for bad in ("a:x", ":2", "a,,b"):
         with pytest.raises(thinwire.InvalidArgumentError, match="expected hosts"):
             slots_of(bad, 1)
+
+
+PROGRAM = """
+import thinwire.launch, torch, torch.distributed as dist
+place = thinwire.launch.setup()
+dist.init_process_group("gloo")
+tensor = torch.full((8,), float(place.rank))
+from thinwire.torch import all_reduce
+all_reduce(tensor, codec="fp32", op="sum")
+print(f"{place}: {tensor[0].item()}", flush=True)
+dist.destroy_process_group()
+"""
 
 
 def test_ranks_of_two_hosts_meet(other_host, tmp_path):

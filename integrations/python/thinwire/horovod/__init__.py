@@ -24,7 +24,9 @@ from thinwire.horovod.differentiable import (
     allgather,
     allreduce,
     broadcast,
+    grouped_allgather,
     grouped_allreduce,
+    grouped_reducescatter,
     reducescatter,
 )
 from thinwire.horovod.handles import Handle, poll, synchronize
@@ -38,6 +40,7 @@ from thinwire.horovod.missing import (
     global_process_set,
     join,
     remove_process_set,
+    sparse_allreduce_async,
     start_timeline,
     stop_timeline,
 )
@@ -64,6 +67,8 @@ from thinwire.horovod.transfers import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather_async,
+    grouped_reducescatter_async,
     reducescatter_async,
 )
 from thinwire.horovod.world import (
@@ -121,10 +126,14 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -143,6 +152,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",

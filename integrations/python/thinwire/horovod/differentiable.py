@@ -10,6 +10,7 @@ import torch
 from thinwire.errors import InvalidArgumentError
 from thinwire.horovod import reductions, transfers
 from thinwire.horovod.compression import Compression, Compressor
+from thinwire.horovod.handles import names_of
 from thinwire.horovod.missing import global_process_set
 from thinwire.horovod.ops import Op, Sum
 from thinwire.horovod.world import rank, size
@@ -134,6 +135,19 @@ def allgather(
     return _AllGather.apply(tensor, options)
 
 
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> list[torch.Tensor]:
+    """allgather() of several tensors together; name: of the group."""
+    reductions.check_tensors(tensors)
+    if not _wants_gradient(*tensors):
+        return transfers.grouped_allgather_async(tensors, name, process_set).wait()
+    named = zip(tensors, names_of(name, len(tensors)), strict=True)
+    return [allgather(*each, process_set) for each in named]
+
+
 def broadcast(
     tensor: torch.Tensor,
     root_rank: int,
@@ -168,6 +182,26 @@ def reducescatter(
     if not _wants_gradient(tensor):
         return transfers.reducescatter_async(tensor, **options).wait()
     return _ReduceScatter.apply(tensor, options)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op | None = None,
+    process_set: Any = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """reducescatter() of several tensors together; name: of the group."""
+    reductions.check_tensors(tensors)
+    if not _wants_gradient(*tensors):
+        return transfers.grouped_reducescatter_async(
+            tensors, name, op, process_set, prescale_factor, postscale_factor, compression
+        ).wait()
+    scaling = prescale_factor, postscale_factor
+    named = zip(tensors, names_of(name, len(tensors)), strict=True)
+    return [reducescatter(*each, compression, op, process_set, *scaling) for each in named]
 
 
 def _wants_gradient(*tensors: Any) -> bool:

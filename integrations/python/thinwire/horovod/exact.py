@@ -87,7 +87,7 @@ class ExactCollectives:
         """The tensor of rank `root`."""
 
         def run(_: list[Label]) -> torch.Tensor:
-            shared = _bytes_of(tensor).clone()
+            shared = _bytes_of(tensor)
             dist.broadcast(shared, root, group=self._group)
             return shared.view(tensor.dtype).view(tensor.shape)
 
@@ -144,7 +144,9 @@ class ExactCollectives:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    """A copy of them. contiguous() would leave a single element its stride, which is 0 if it was
+    expanded, as the gradient of sum() is, and then has no view as bytes."""
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

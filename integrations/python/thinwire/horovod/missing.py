@@ -62,6 +62,10 @@ join = Missing(
 )
 alltoall = Missing("alltoall", "use torch.distributed.all_to_all_single")
 alltoall_async = Missing("alltoall_async", "use torch.distributed.all_to_all_single")
+sparse_allreduce_async = Missing(
+    "sparse_allreduce_async",
+    "use allreduce_async(tensor.to_dense()), or DistributedOptimizer(..., sparse_as_dense=True)",
+)
 SyncBatchNorm = Missing("SyncBatchNorm", "use torch.nn.SyncBatchNorm.convert_sync_batchnorm")
 start_timeline = Missing("start_timeline", "set THINWIRE_TRACE=run.json, and see `thinwire trace`")
 stop_timeline = Missing("stop_timeline", "set THINWIRE_TRACE=run.json, and see `thinwire trace`")

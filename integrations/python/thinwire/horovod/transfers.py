@@ -5,6 +5,7 @@ thinwire's engine what its engine can reduce."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from thinwire.arguments import check_whole
 from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.exact import Label
-from thinwire.horovod.handles import Handle, in_place, of_future, start
+from thinwire.horovod.handles import Handle, in_place, names_of, of_future, of_several, start
 from thinwire.horovod.missing import check_process_set, global_process_set
 from thinwire.horovod.ops import Op
 from thinwire.horovod.reductions import (
@@ -20,6 +21,7 @@ from thinwire.horovod.reductions import (
     by_engine,
     check_target,
     check_tensor,
+    check_tensors,
     how,
     scaled,
     start_all_reduce,
@@ -43,6 +45,17 @@ def allgather_async(
         return of_future(future, lambda found: found.to(tensor.device))
 
     return start(world, "allgather", name, make)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> Handle:
+    """As grouped_allgather(), at once, with a handle whose result is the list."""
+    check_tensors(tensors)
+    named = zip(tensors, names_of(name, len(tensors)), strict=True)
+    return of_several([allgather_async(*each, process_set) for each in named])
 
 
 def broadcast_async(
@@ -99,6 +112,15 @@ def reducescatter_async(
     scatters = by_engine(tensor, asked.op) and rows.numel() > 0
     make = _scatter if scatters else _reduce_and_cut
     return start(current(), "reducescatter", name, lambda: make(current(), rows, name, asked))
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, *arguments: Any, **options: Any
+) -> Handle:
+    """As grouped_reducescatter(), at once, with a handle whose result is the list."""
+    check_tensors(tensors)
+    named = zip(tensors, names_of(name, len(tensors)), strict=True)
+    return of_several([reducescatter_async(*each, *arguments, **options) for each in named])
 
 
 def counts_of(rows: int, size: int) -> list[int]:

@@ -81,7 +81,7 @@ def _run(
     session = sessions_of(members).session(members, settings)
     with torch.no_grad():
         flat = source.contiguous()
-        pending = _start(session, collective, flat, output, dtype, op, name)
+        pending = start_on(session, collective, flat, output, dtype, op, name)
     work = Work(pending)
     if async_op:
         return work
@@ -89,16 +89,17 @@ def _run(
     return None
 
 
-def _start(
+def start_on(
     session: Session,
     collective: str,
     source: torch.Tensor,
     target: torch.Tensor,
     dtype: str,
-    op: str,
-    name: str | None,
+    op: str = "sum",
+    name: str | None = None,
 ) -> Pending:
-    """A future of `target`; both tensors are contiguous, and live until then."""
+    """One of the two on a session's ranks, of arguments that were checked: a future of `target`.
+    Both tensors are contiguous, and live until then."""
     communicator, device, waiter = session.connect(source)
     shape = tensors.shape_of([source]) if session.config.strict else None
     bucket = communicator.bucket(

@@ -15,6 +15,7 @@ from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.exchange.state_file import PathLike
 from thinwire.torch.fsdp.collectives import AllReduceHook, ReduceScatter, Steps
+from thinwire.torch.fsdp.parameter_gather import ParameterGather
 from thinwire.torch.fsdp.units import Unit, units_of
 
 
@@ -23,6 +24,7 @@ def compress(
     codec: Codec | None = None,
     *,
     replicas: dist.ProcessGroup | None = None,
+    gather: str | None = None,
     **options: Any,
 ) -> Compression:
     """Compresses the gradients of a model under FSDP2, from the next backward pass on.
@@ -35,14 +37,16 @@ def compress(
     replicas: for hybrid sharding of one's own: the group of ranks that have the same shard. The
       mean over it is taken compressed as well, after the reduce-scatter. With HSDP's mesh of two
       dimensions FSDP2 itself reduces over replicas, uncompressed.
+    gather: None: FSDP2 gathers parameters itself, exactly. "int8" or "bf16": forward and backward
+      passes compute with parameters that are rounded so; what the optimizer steps is exact.
     options: settings of docs/settings.md.
 
-    Gradients are summed in fp32 and come out in the dtype of the reduction. Parameters are gathered
-    by FSDP2, exactly. Residuals take 4 bytes for every element of the whole model on every rank,
-    since each encodes what it sends to all others. Raises InvalidArgumentError for what can't be;
-    typed errors of a failed exchange come out of backward(), on every rank."""
+    Gradients are summed in fp32 and come out in the dtype of the reduction. Residuals take 4 bytes
+    for every element of the whole model on every rank, since each encodes what it sends to all
+    others. Raises InvalidArgumentError for what can't be; typed errors of a failed exchange come
+    out of backward(), on every rank."""
     units = units_of(model)
-    made = Compression(units, codec, replicas, options)
+    made = Compression(units, codec, replicas, gather, options)
     for unit in units:
         made.install(unit)
     return made
@@ -56,6 +60,7 @@ class Compression:
         units: Sequence[Unit],
         codec: Codec | None,
         replicas: dist.ProcessGroup | None,
+        gather: str | None,
         options: Mapping[str, Any],
     ) -> None:
         """compress() makes it."""
@@ -74,6 +79,7 @@ class Compression:
                 )
             self._replicas = _exchange(codec, replicas, self._padded, "fsdp replicas", options)
             self._replica_steps = Steps([unit.name for unit in units], self._replicas)
+        self._gather = None if gather is None else ParameterGather(gather, group, options)
         self._group = group
         self._steps = Steps([unit.name for unit in units], self._exchange)
         self._reducers: list[ReduceScatter] = []
@@ -83,14 +89,17 @@ class Compression:
         reducer = ReduceScatter(unit, self._exchange, self._steps)
         self._reducers.append(reducer)
         unit.module.set_custom_reduce_scatter(reducer)
+        if self._gather is not None:
+            unit.module.set_custom_all_gather(self._gather)
         if self._replicas is not None:
             hook = AllReduceHook(
                 unit, self._rank, self._replica_group, self._replicas, self._replica_steps
             )
             unit.module.set_all_reduce_hook(hook)
 
-    def _exchanges(self) -> list[GradientExchange]:
-        return [self._exchange] + ([] if self._replicas is None else [self._replicas])
+    def _connected(self) -> list[GradientExchange | ParameterGather]:
+        parts = (self._exchange, self._replicas, self._gather)
+        return [part for part in parts if part is not None]
 
     @property
     def exchange(self) -> GradientExchange:
@@ -99,16 +108,18 @@ class Compression:
 
     def stats(self) -> dict[str, Any]:
         """As State.stats(), of the reduce-scatters, and exact_reductions, which went uncompressed
-        because parameters of their unit had no gradient; replicas: the same of the all-reduces, if
-        these are compressed."""
+        because parameters of their unit had no gradient; replicas: the same of the all-reduces, and
+        gather: of the all-gathers, if these are compressed."""
         found = {**self._exchange.stats(), "exact_reductions": sum(r.exact for r in self._reducers)}
         if self._replicas is not None:
             found["replicas"] = self._replicas.stats()
+        if self._gather is not None:
+            found["gather"] = self._gather.stats(self._exchange.steps)
         return found
 
     def describe(self) -> str:
         """As State.describe()."""
-        return "".join(exchange.describe() for exchange in self._exchanges())
+        return "".join(each.describe() for each in self._connected())
 
     def state_dict(self) -> dict[str, Any]:
         """As State.state_dict(): what this rank keeps, in the parameters' unsharded order."""
@@ -140,8 +151,8 @@ class Compression:
 
     def close(self) -> None:
         """Says goodbye to the peers. Done by itself when the model goes, and at exit."""
-        for exchange in self._exchanges():
-            exchange.close()
+        for each in self._connected():
+            each.close()
 
     def _check_one_group(self) -> None:
         if self._replicas is not None:
