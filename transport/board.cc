@@ -1,50 +1,134 @@
 #include "transport/board.h"
 
-#include "absl/strings/escaping.h"
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/str_join.h"
+#include "transport/checked/crc32c.h"
+#include "transport/ticker.h"
 
 namespace thinwire {
 namespace {
 
-constexpr absl::string_view kAnswer = "answer ", kFailure = "failure ";
+// An answer on the wire (little-endian hosts). All have one size, so nobody needs to know it.
+struct Note {
+  uint32_t is_here = 0;  // 1 in every note that is sent
+  uint32_t is_failure = 0;
+  uint32_t bytes = 0;
+  uint32_t reserved = 0;
+  char text[kMostAnswerBytes] = {};
+};
+static_assert(sizeof(Note) == 4096 && std::is_trivially_copyable_v<Note>);
 
-std::string KeyOf(const Board& board, std::string_view topic, int rank) {
-  return absl::StrCat(board.prefix, board.subject, "/", std::string(topic), "/", rank);
+Note NoteOf(const absl::StatusOr<std::string>& answer) {
+  if (answer.ok() && answer->size() > kMostAnswerBytes) {
+    return NoteOf(absl::InternalError(absl::StrCat("its answer has ", answer->size(),
+                                                   " bytes, expected at most ", kMostAnswerBytes)));
+  }
+  const absl::string_view text = answer.ok() ? *answer : answer.status().message();
+  Note note;
+  note.is_here = 1;
+  note.is_failure = answer.ok() ? 0 : 1;
+  note.bytes = static_cast<uint32_t>(std::min(text.size(), kMostAnswerBytes));
+  std::memcpy(note.text, text.data(), note.bytes);
+  return note;
 }
 
-// Hexadecimal, because stores differ in whether they take every byte.
-std::string TextOf(const absl::StatusOr<std::string>& answer) {
-  return answer.ok() ? absl::StrCat(kAnswer, absl::BytesToHexString(*answer))
-                     : absl::StrCat(kFailure, answer.status().message());
-}
-
-absl::StatusOr<std::string> AnswerIn(absl::string_view text) {
-  if (absl::ConsumePrefix(&text, kAnswer)) return absl::HexStringToBytes(text);
-  absl::ConsumePrefix(&text, kFailure);
+absl::StatusOr<std::string> AnswerIn(const Note& note) {
+  std::string text(note.text, std::min<size_t>(note.bytes, kMostAnswerBytes));
+  if (note.is_failure == 0) return text;
   return absl::UnimplementedError(text);
+}
+
+// The same number in every process.
+uint64_t TagOf(const Board& board, std::string_view topic) {
+  const std::string text = absl::StrCat(board.subject, "/", std::string(topic), "/", board.first,
+                                        "/", board.members.size);
+  return Crc32c(0, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+}
+
+// Each peer has an exchange of its own, so that the others' answers come also where one is late.
+class Round {
+ public:
+  Round(const Board& board, std::string_view topic, const Note& mine)
+      : board_(board), mine_(mine), notes_(board.members.size) {
+    for (int peer = 0; peer < board.members.size; ++peer) {
+      if (peer != board.members.rank) Start(peer, TagOf(board, topic));
+    }
+    notes_[board.members.rank] = mine;
+  }
+
+  // The end of all exchanges, after which nothing touches the notes.
+  absl::Status Wait() {
+    absl::Status status;
+    for (const auto& exchange : exchanges_) status.Update(exchange->Wait(Deadline::max()));
+    return status;
+  }
+
+  const std::vector<Note>& notes() const { return notes_; }
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < notes_.size(); ++rank) {
+      if (notes_[rank].is_here == 0) ranks.push_back(board_.first + static_cast<int>(rank));
+    }
+    return ranks;
+  }
+
+ private:
+  void Start(int peer, uint64_t tag) {
+    DataPlane& plane = *board_.transport.data;
+    std::vector<Bytes> send(plane.size());
+    std::vector<MutableBytes> recv(plane.size());
+    send[board_.first + peer] = {reinterpret_cast<const uint8_t*>(&mine_), sizeof(mine_)};
+    recv[board_.first + peer] = {reinterpret_cast<uint8_t*>(&notes_[peer]), sizeof(Note)};
+    exchanges_.push_back(plane.Start(tag, send, recv));
+  }
+
+  const Board& board_;
+  const Note mine_;
+  std::vector<Note> notes_;
+  std::vector<std::unique_ptr<Exchange>> exchanges_;
+};
+
+absl::Status LateError(const Board& board, std::string_view topic,
+                       const std::vector<int>& missing) {
+  const int rank = board.first + board.members.rank;
+  const std::string what = absl::StrCat(board.subject, " (", std::string(topic), ")");
+  if (missing.empty()) {
+    return absl::DeadlineExceededError(absl::StrCat("rank ", rank,
+                                                    " could not tell all others its ", what,
+                                                    " in time; look at the link, or raise "
+                                                    "the timeout"));
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), " told rank ", rank,
+      " nothing of their ", what, " in time; look what that process does, or raise the timeout"));
 }
 
 }  // namespace
 
+// Gloo closes all connections when a wait of its own times out, and then this rank could not tell
+// its peers why. So the waits have no deadline, and are ended from outside.
 absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
                                 const absl::StatusOr<std::string>& mine) {
-  const auto [rank, size] = board.members;
-  if (absl::Status bad = board.store.Set(KeyOf(board, topic, rank), TextOf(mine)); !bad.ok()) {
-    return bad;
+  Round round(board, topic, NoteOf(mine));
+  absl::Status status;
+  {
+    const Ticker clock([&board] {
+      if (Clock::now() < board.deadline) return;
+      board.transport.control->Abort(absl::DeadlineExceededError("the deadline has passed"));
+    });
+    status = round.Wait();
   }
+  if (absl::IsDeadlineExceeded(status)) return LateError(board, topic, round.missing());
+  if (!status.ok()) return status;
   Answers answers;
-  for (int peer = 0; peer < size; ++peer) {
-    const absl::StatusOr<std::string> text =
-        board.store.Get(KeyOf(board, topic, peer), board.deadline);
-    if (absl::IsDeadlineExceeded(text.status())) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "rank ", peer, " told rank ", rank, " nothing of its ", board.subject, " (",
-          std::string(topic), ") in time; look what that rank does, or raise the timeout"));
-    }
-    if (!text.ok()) return text.status();
-    answers.push_back(AnswerIn(*text));
-  }
+  for (const Note& note : round.notes()) answers.push_back(AnswerIn(note));
   return answers;
 }
 

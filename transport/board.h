@@ -1,4 +1,5 @@
-// Board: what ranks tell one another by the store while they agree on an optional data plane.
+// Board: what ranks tell one another, over the connections that they have, while they agree on an
+// optional data plane. A peer that dies meanwhile is heard of at once, since its connections close.
 #ifndef THINWIRE_TRANSPORT_BOARD_H_
 #define THINWIRE_TRANSPORT_BOARD_H_
 
@@ -9,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "transport/membership.h"
-#include "transport/store.h"
+#include "transport/transport.h"
 
 namespace thinwire {
 
@@ -17,14 +18,20 @@ using Answers = std::vector<absl::StatusOr<std::string>>;  // by rank
 
 struct Board {
   std::string subject;  // what is agreed on, such as "UCX"
-  Membership members;
-  Store& store;  // must outlive this
-  std::string prefix;
+  Membership members;   // those who agree, numbered among themselves
+  // Connects them, and others perhaps, and must outlive this. Its planes are of one backend, match
+  // by tag and are of host memory.
+  Transport& transport;
+  int first = 0;  // the transport's rank of the members' rank 0
   Deadline deadline;
 };
 
+// The most bytes of an answer. A longer one counts as a failure; a failure is cut to it.
+inline constexpr size_t kMostAnswerBytes = 4080;
+
 // Every rank gives its answer, any bytes or a failure, and gets everybody's, the same on all ranks.
-// A topic is used once. DeadlineExceeded names a rank that gave none.
+// A topic is used once by the same members. Unavailable names a rank that is gone, and
+// DeadlineExceeded those that gave no answer; either is the transport's failure as well.
 absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
                                 const absl::StatusOr<std::string>& mine);
 

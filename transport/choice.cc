@@ -12,41 +12,41 @@ namespace {
 
 constexpr char kGlooRuns[] = "gloo over TCP";
 
-absl::StatusOr<ChosenPlane> TryNccl(const ChoiceOptions& options) {
+absl::StatusOr<ChosenPlane> TryNccl(const ChoiceOptions& options, Transport& transport) {
   if (options.host_memory) {
     return absl::UnimplementedError(
         "checksum is on, and NCCL moves a device's memory, which no processor sees; set transport "
         "to gloo, or checksum off");
   }
-  return ChooseNccl({.rank = options.members.rank,
-                     .size = options.members.size,
-                     .store = options.store,
-                     .prefix = options.prefix,
+  return ChooseNccl({.members = transport.members(),
+                     .transport = transport,
                      .library = options.nccl_library,
                      .deadline = options.deadline,
                      .device = options.device});
 }
 
-absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options) {
-  return ChooseUcx({.rank = options.members.rank,
-                    .size = options.members.size,
-                    .store = options.store,
-                    .prefix = options.prefix,
+// Between `size` neighbours, of whom the first is rank `first`.
+absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options, Transport& transport, int first,
+                                   int size) {
+  return ChooseUcx({.members = {transport.members().rank - first, size},
+                    .transport = transport,
+                    .first = first,
                     .library = options.ucx_library,
                     .deadline = options.deadline});
 }
 
+absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options, Transport& transport) {
+  return TryUcx(options, transport, 0, transport.members().size);
+}
+
 // UCX's plane inside every node; Unimplemented on all ranks if one of the nodes can't.
-absl::StatusOr<ChosenPlane> TryUcxInside(const ChoiceOptions& options) {
+absl::StatusOr<ChosenPlane> TryUcxInside(const ChoiceOptions& options, Transport& transport) {
   if (options.local_size < 2)
     return absl::UnimplementedError("there are no nodes of several ranks");
-  const auto [rank, size] = options.members;
-  ChoiceOptions inside = options;
-  inside.members = {rank % options.local_size, options.local_size};
-  inside.prefix = absl::StrCat(options.prefix, "node ", rank / options.local_size, "/");
-  absl::StatusOr<ChosenPlane> chosen = TryUcx(inside);
-  const Board board{"UCX inside nodes", options.members, *options.store, options.prefix,
-                    options.deadline};
+  const Membership& members = transport.members();
+  absl::StatusOr<ChosenPlane> chosen = TryUcx(
+      options, transport, members.rank - members.rank % options.local_size, options.local_size);
+  const Board board{"UCX inside nodes", members, transport, 0, options.deadline};
   const absl::StatusOr<Answers> outcomes =
       TellAll(board, "outcome", chosen.ok() ? absl::StatusOr<std::string>("") : chosen.status());
   if (!outcomes.ok()) return outcomes.status();
@@ -54,20 +54,20 @@ absl::StatusOr<ChosenPlane> TryUcxInside(const ChoiceOptions& options) {
   return chosen;
 }
 
-absl::StatusOr<ChosenPlane> TryAll(const ChoiceOptions& options) {
-  absl::StatusOr<ChosenPlane> chosen = TryNccl(options);
-  if (absl::IsUnimplemented(chosen.status())) chosen = TryUcx(options);
-  if (absl::IsUnimplemented(chosen.status())) chosen = TryUcxInside(options);
+absl::StatusOr<ChosenPlane> TryAll(const ChoiceOptions& options, Transport& transport) {
+  absl::StatusOr<ChosenPlane> chosen = TryNccl(options, transport);
+  if (absl::IsUnimplemented(chosen.status())) chosen = TryUcx(options, transport);
+  if (absl::IsUnimplemented(chosen.status())) chosen = TryUcxInside(options, transport);
   if (absl::IsUnimplemented(chosen.status())) return ChosenPlane{nullptr, kGlooRuns};
   return chosen;
 }
 
-absl::StatusOr<ChosenPlane> Try(const ChoiceOptions& options) {
+absl::StatusOr<ChosenPlane> Try(const ChoiceOptions& options, Transport& transport) {
   switch (options.kind) {
     case TransportKind::kGloo: break;
-    case TransportKind::kUcx: return TryUcx(options);
-    case TransportKind::kNccl: return TryNccl(options);
-    case TransportKind::kAuto: return TryAll(options);
+    case TransportKind::kUcx: return TryUcx(options, transport);
+    case TransportKind::kNccl: return TryNccl(options, transport);
+    case TransportKind::kAuto: return TryAll(options, transport);
   }
   return ChosenPlane{nullptr, kGlooRuns};
 }
@@ -75,10 +75,10 @@ absl::StatusOr<ChosenPlane> Try(const ChoiceOptions& options) {
 }  // namespace
 
 absl::StatusOr<std::string> ChooseDataPlane(const ChoiceOptions& options, Transport& transport) {
-  absl::StatusOr<ChosenPlane> chosen = Try(options);
+  absl::StatusOr<ChosenPlane> chosen = Try(options, transport);
   if (!chosen.ok()) return chosen.status();
   if (chosen->data == nullptr) return std::move(chosen->words);
-  if (chosen->data->size() == options.members.size) {
+  if (chosen->data->size() == transport.members().size) {
     transport.data = std::move(chosen->data);
     return std::move(chosen->words);
   }

@@ -7,7 +7,6 @@
 
 #include "absl/status/statusor.h"
 #include "compress/device.h"
-#include "transport/membership.h"
 #include "transport/store.h"
 #include "transport/transport.h"
 #include "transport/transport_kind.h"
@@ -16,9 +15,6 @@ namespace thinwire {
 
 struct ChoiceOptions {
   TransportKind kind = TransportKind::kGloo;  // equal on all ranks
-  Membership members;
-  std::shared_ptr<Store> store;
-  std::string prefix;  // before every key in the store
   Deadline deadline;
   std::shared_ptr<Device> device = nullptr;  // where tensors lie; null: the host
   bool host_memory = false;  // the data plane must be one of the host's memory; equal on all ranks
@@ -27,10 +23,10 @@ struct ChoiceOptions {
   std::string ucx_library = {}, nccl_library = {};
 };
 
-// Puts the data plane that `kind` asks for in the place of the transport's, if all ranks can, and
-// returns in words what runs. Where a rank can't, kUcx and kNccl are Unimplemented on all ranks;
-// kAuto takes NCCL, else UCX, else UCX inside nodes and what is there between them, else what is
-// there.
+// Puts the data plane that `kind` asks for in the place of the transport's (as of Board), over
+// which the ranks agree, if all of them can, and returns in words what runs. Where a rank can't,
+// kUcx and kNccl are Unimplemented on all ranks; kAuto takes NCCL, else UCX, else UCX inside nodes
+// and what is there between them, else what is there.
 absl::StatusOr<std::string> ChooseDataPlane(const ChoiceOptions& options, Transport& transport);
 
 }  // namespace thinwire

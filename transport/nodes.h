@@ -26,8 +26,7 @@ Nodes NodesOf(std::span<const std::string> identities);
 // The user's word on it.
 Nodes NodesOf(int world, int local_size);
 
-// Every rank tells its identity; the result is the same on all. DeadlineExceeded names a rank that
-// told none.
+// Every rank tells its identity; the result is the same on all. Fails as TellAll does.
 absl::StatusOr<Nodes> FindNodes(const Board& board);
 
 }  // namespace thinwire

@@ -1,6 +1,7 @@
 #include "integrations/c/communicator.h"
 
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,9 +11,11 @@
 #include "integrations/c/options.h"
 #include "integrations/c/text.h"
 #include "kernels/device.h"
+#include "schedule/engine/give_up.h"
 #include "schedule/engine/handshake.h"
 #include "schedule/engine/topology.h"
 #include "transport/choice.h"
+#include "transport/failure_link.h"
 #include "transport/gloo/gloo.h"
 
 namespace thinwire {
@@ -59,11 +62,13 @@ absl::Status CheckWorld(const tw_options& in) {
                                                  "and a timeout that is not negative"));
 }
 
-// The planes of a group, what its data runs on, in words, and where its ranks are.
-struct Connected {
+// What a group is made of: its planes, what its data runs on, in words, where its ranks are, and
+// which way its allreduces go.
+struct Parts {
   Transport transport;
   std::string words;
   Nodes nodes;
+  ChosenTopology topology;
 };
 
 // As the user says, else as the ranks find it if somebody wants to know.
@@ -74,8 +79,38 @@ absl::StatusOr<Nodes> LocateRanks(const Options& options, const Board& board) {
   return wanted ? FindNodes(board) : NodesOf(world, 1);
 }
 
-absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
-                                  const std::shared_ptr<Device>& device) {
+// What ranks that Gloo has connected agree on.
+absl::Status Agree(const tw_options& in, const Options& options,
+                   const std::shared_ptr<Device>& device, Deadline deadline, Parts& parts) {
+  absl::StatusOr<Nodes> nodes =
+      LocateRanks(options, {"node", {in.rank, in.size}, parts.transport, 0, deadline});
+  if (!nodes.ok()) return nodes.status();
+  parts.nodes = *std::move(nodes);
+  absl::StatusOr<std::string> words =
+      ChooseDataPlane({.kind = options.transport,
+                       .deadline = deadline,
+                       .device = device,
+                       .host_memory = options.checksum,
+                       .local_size = parts.nodes.local_size,
+                       .ucx_library = std::string(TextOf(in.ucx_library)),
+                       .nccl_library = std::string(TextOf(in.nccl_library))},
+                      parts.transport);
+  if (!words.ok()) return words.status();
+  parts.words = *std::move(words);
+  return absl::OkStatus();
+}
+
+absl::Status FindWay(const Options& options, Parts& parts) {
+  const FailureLink hears_of_lost_peers(*parts.transport.control, *parts.transport.data);
+  absl::StatusOr<ChosenTopology> chosen =
+      ChooseTopology(options, parts.nodes, *parts.transport.data, Clock::now() + options.timeout);
+  if (!chosen.ok()) return chosen.status();
+  parts.topology = *std::move(chosen);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Parts> Connect(const tw_options& in, const Options& options,
+                              const std::shared_ptr<Device>& device) {
   const absl::StatusOr<Meeting> meeting = MeetingOf(in);
   if (!meeting.ok()) return meeting.status();
   const std::shared_ptr<Store>& store = meeting->store;
@@ -85,49 +120,37 @@ absl::StatusOr<Connected> Connect(const tw_options& in, const Options& options,
       !differs.ok()) {
     return differs;
   }
+  absl::StatusOr<Transport> transport =
+      meeting->hub != nullptr
+          ? meeting->hub->Connect(in.rank)
+          : ConnectGloo({.rank = in.rank,
+                         .size = in.size,
+                         .store = store,
+                         .prefix = prefix,
+                         .interface = std::string(TextOf(in.interface_name)),
+                         .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
+                         .deadline = deadline,
+                         .key_file = std::string(TextOf(in.key_file)),
+                         .digest = Digest(in.size, options)});
+  if (!transport.ok()) return transport.status();
+  Parts parts;
+  parts.transport = *std::move(transport);
+  absl::Status status;
   if (meeting->hub != nullptr) {
-    absl::StatusOr<Transport> local = meeting->hub->Connect(in.rank);
-    if (!local.ok()) return local.status();
-    const int local_size = options.local_size != 0 ? options.local_size : in.size;
-    return Connected{*std::move(local), "memory of this process", NodesOf(in.size, local_size)};
+    parts.words = "memory of this process";
+    parts.nodes = NodesOf(in.size, options.local_size != 0 ? options.local_size : in.size);
+  } else {
+    status = Agree(in, options, device, deadline, parts);
   }
-  // Before the ranks connect: a rank that dies later is named by its connections at once, and one
-  // that others wait for in the store only by the deadline.
-  absl::StatusOr<Nodes> nodes =
-      LocateRanks(options, {"node", {in.rank, in.size}, *store, prefix, deadline});
-  if (!nodes.ok()) return nodes.status();
-  absl::StatusOr<Transport> gloo =
-      ConnectGloo({.rank = in.rank,
-                   .size = in.size,
-                   .store = store,
-                   .prefix = prefix,
-                   .interface = std::string(TextOf(in.interface_name)),
-                   .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
-                   .deadline = deadline,
-                   .key_file = std::string(TextOf(in.key_file)),
-                   .digest = Digest(in.size, options)});
-  if (!gloo.ok()) return gloo.status();
-  Connected connected{*std::move(gloo), "", *std::move(nodes)};
-  absl::StatusOr<std::string> words =
-      ChooseDataPlane({.kind = options.transport,
-                       .members = {in.rank, in.size},
-                       .store = store,
-                       .prefix = prefix,
-                       .deadline = deadline,
-                       .device = device,
-                       .host_memory = options.checksum,
-                       .local_size = connected.nodes.local_size,
-                       .ucx_library = std::string(TextOf(in.ucx_library)),
-                       .nccl_library = std::string(TextOf(in.nccl_library))},
-                      connected.transport);
-  if (!words.ok()) return words.status();
-  connected.words = *std::move(words);
-  return connected;
+  if (status.ok()) status = FindWay(options, parts);
+  if (!status.ok()) return GiveUp(parts.transport, status);
+  return parts;
 }
 
-tw_nodes NodesFound(const Nodes& nodes, const ChosenTopology& topology) {
-  if (!topology.rates.has_value()) return {};
-  return {static_cast<size_t>(nodes.local_size), topology.rates->inside, topology.rates->between};
+tw_nodes NodesFound(const Parts& parts) {
+  const std::optional<LinkRates>& rates = parts.topology.rates;
+  if (!rates.has_value()) return {};
+  return {static_cast<size_t>(parts.nodes.local_size), rates->inside, rates->between};
 }
 
 }  // namespace
@@ -138,26 +161,19 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   if (!options.ok()) return options.status();
   absl::StatusOr<std::shared_ptr<Device>> device = DeviceOf(in);
   if (!device.ok()) return device.status();
-  Connected connected{Transport(), "one rank", Nodes()};
-  ChosenTopology topology{*options, "one rank"};
-  if (in.size > 1) {
-    absl::StatusOr<Connected> made = Connect(in, *options, *device);
-    if (!made.ok()) return made.status();
-    connected = *std::move(made);
-    absl::StatusOr<ChosenTopology> chosen = ChooseTopology(
-        *options, connected.nodes, *connected.transport.data, Clock::now() + options->timeout);
-    if (!chosen.ok()) return chosen.status();
-    topology = *std::move(chosen);
-  }
+  absl::StatusOr<Parts> parts =
+      in.size > 1 ? Connect(in, *options, *device)
+                  : Parts{Transport(), "one rank", Nodes(), {*options, "one rank"}};
+  if (!parts.ok()) return parts.status();
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      Engine::Create(topology.options, std::move(connected.transport), *device);
+      Engine::Create(parts->topology.options, std::move(parts->transport), *device);
   if (!engine.ok()) return engine.status();
   return std::make_unique<tw_comm>(tw_comm{in.rank,
                                            in.size,
                                            *device != nullptr,
-                                           connected.words,
-                                           topology.words,
-                                           NodesFound(connected.nodes, topology),
+                                           parts->words,
+                                           parts->topology.words,
+                                           NodesFound(*parts),
                                            *std::move(engine),
                                            {}});
 }

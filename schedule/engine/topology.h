@@ -20,7 +20,7 @@ struct ChosenTopology {
   std::optional<LinkRates> rates = {};  // if they were measured
 };
 
-// Whether the choice needs to know the nodes, which costs a round by the store.
+// Whether the choice needs to know the nodes, which costs a round of messages.
 bool AsksForNodes(const Options& options, int world);
 
 // All ranks call it, with the same options and nodes. kHierarchical is taken where there are nodes;

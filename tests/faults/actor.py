@@ -17,7 +17,9 @@ from thinwire.comm import Communicator
 from thinwire.config import Config
 
 WARM_UP = 3  # steps before a blow between or in steps
-CONNECTING_S = 0.003  # about what connecting takes, after the last address is known
+# About what connecting takes after the last address is known, and with it the choice of UCX.
+CONNECTING_S = {"gloo": 0.003, "auto": 0.06}
+FIRST_S = 0.003
 CLOSING_S = 0.004
 
 
@@ -80,25 +82,24 @@ class Actor:
         config = Config(
             codec=case.codec, lanes=case.lanes, chunk_bytes=case.chunk_bytes, policy=case.policy,
             planned=case.planned, timeout_s=case.timeout_s, checksum=case.checksum,
-            **self._settings,
+            **{"transport": case.transport, **self._settings},
         )  # fmt: skip
         return Communicator(self._rank, case.world, self._board, "faults", config)
 
     def _before_store(self, operation: str, key: str) -> None:
-        """All ranks' operations: handshake (1 set, n gets), token, address (1 set, n - 1 gets); and
-        where nodes may matter, 1 set and n gets of these before the token."""
+        """All ranks' operations: handshake (1 set, n gets), token, address (1 set, n - 1 gets)."""
         self._operations += 1
         last = 2 * self._case.world + 2
         if self._operations == 1 + int(self._case.moment * last):
             self._striker.now("store")
         others = [rank for rank in range(self._case.world) if rank != self._rank]
         if operation == "get" and key.endswith(f"mesh/{others[-1]}"):
-            self._striker.soon("connecting", CONNECTING_S)
+            self._striker.soon("connecting", CONNECTING_S[self._case.transport])
 
     def _train(self, communicator: Communicator) -> None:
         """For ever, unless it is the close that is struck."""
         self._report.stage = "step"
-        self._striker.soon("first", CONNECTING_S)
+        self._striker.soon("first", FIRST_S)
         seconds = self._step(communicator)
         for _ in range(WARM_UP):
             seconds = self._step(communicator)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 PHASES = (
     "store",  # one of its operations on the rendezvous store comes, and is not carried out
-    "connecting",  # it has read all addresses, and makes connections
+    "connecting",  # it has read all addresses, makes connections, and agrees on a data plane
     "idle",  # it is connected, and never calls anything
     "first",  # in its first collective
     "raw",  # in a step of small tensors, which go uncompressed in one exchange
@@ -21,6 +21,7 @@ PHASES = (
 )
 BLOWS = ("SIGKILL", "SIGSTOP", "abort")
 NOT_CONNECTED = ("store", "connecting", "idle", "closing")  # nothing is there to be aborted
+TRANSPORTS = ("gloo", "auto")  # auto: UCX, where it is installed
 CODECS = ("fp32", "bf16", "int8", "int4", "onebit", "topk:density=0.01")
 
 # Elements of the tensors that a step reduces; min_bytes and one_hop_bytes decide how each goes.
@@ -50,6 +51,7 @@ class Case:
     policy: str
     checksum: bool
     timeout_s: float
+    transport: str = "gloo"
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -61,7 +63,7 @@ class Case:
             f"seed {self.seed}: rank {self.victim} of {self.world} gets {self.blow} in "
             f"{self.phase!r} at {self.moment:.2f}, {self.codec}, {self.lanes} lanes, "
             f"{self.chunk_bytes} B chunks, planned={self.planned}, {self.policy}, "
-            f"checksum={self.checksum}, T={self.timeout_s} s"
+            f"checksum={self.checksum}, T={self.timeout_s} s, transport={self.transport}"
         )
 
 
@@ -83,6 +85,7 @@ def draw(seed: int, phase: str, blow: str, timeout_s: float) -> Case:
         policy=chance.choice(("wfbp", "p3")),
         checksum=chance.choice((False, True)),
         timeout_s=timeout_s,
+        transport=chance.choice(TRANSPORTS),
     )
 
 

@@ -1,6 +1,7 @@
 """A short part of the fault matrix (`make soak` runs the whole), from a seed that it prints."""
 
 import random
+from dataclasses import replace
 
 import harness
 import pytest
@@ -19,6 +20,11 @@ def test_a_killed_rank_is_named_on_every_other(phase):
 def test_a_rank_of_four_that_dies_when_it_has_just_connected():
     """From four on, ranks look for nodes as well; nobody may wait for the dead one's in vain."""
     expect_no_problem(draw(142106, "connecting", "SIGKILL", 8.0))
+
+
+def test_a_rank_that_dies_while_the_group_agrees_on_ucx():
+    """Connections are there by then, and must be what the others learn of it by."""
+    expect_no_problem(replace(draw(7011, "connecting", "SIGKILL", 8.0), transport="auto"))
 
 
 @pytest.mark.parametrize("phase", STOPPED)

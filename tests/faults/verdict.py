@@ -99,8 +99,9 @@ def _judge_time(verdict: Verdict, rank: int, report: Report, struck_at: float, b
     if verdict.kind == "timeout":
         start = report.called_at if report.stage == "connecting" else base
         took = (report.failed_at - start) / case.timeout_s
-        least = 0.999 if report.error == "TimeoutError" else 0.0
-        if not least <= took <= 1.1 + NOISE_S / case.timeout_s:
+        # Whose time is over first tells the others, who may have begun a moment later.
+        is_early = (report.failed_at - base) / case.timeout_s < 0.999
+        if (is_early and report.error == "TimeoutError") or took > 1.1 + NOISE_S / case.timeout_s:
             verdict.problems.append(f"rank {rank}: the error came after {took:.3f} T")
     else:
         took = max(0.0, report.failed_at - max(struck_at, report.called_at))

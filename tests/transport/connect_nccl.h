@@ -16,6 +16,7 @@
 #include "kernels/device.h"
 #include "kernels/host_device.h"
 #include "tests/transport/fake_nccl/fake_nccl.h"
+#include "transport/in_process/in_process.h"
 #include "transport/nccl/nccl.h"
 
 namespace thinwire {
@@ -57,26 +58,24 @@ inline std::vector<std::shared_ptr<Device>> DevicesOfRanks(int world) {
   return devices;
 }
 
-inline NcclOptions NcclOptionsOf(int rank, int world, std::shared_ptr<Store> store) {
-  return {.rank = rank,
-          .size = world,
-          .store = std::move(store),
-          .prefix = "t/",
+inline NcclOptions NcclOptionsOf(Transport& transport) {
+  return {.members = transport.members(),
+          .transport = transport,
           .library = THINWIRE_FAKE_NCCL,
           .deadline = Clock::now() + std::chrono::seconds(20),
-          .device = DeviceOfRank(rank)};
+          .device = DeviceOfRank(transport.members().rank)};
 }
 
 // What connecting gives every rank.
 inline std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> TryNccl(
     int world, Clock::duration patience = std::chrono::seconds(20)) {
   Fake();
-  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<Transport> meeting = MakeInProcessTransports(world);
   std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> planes(world);
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
-      NcclOptions options = NcclOptionsOf(r, world, store);
+      NcclOptions options = NcclOptionsOf(meeting[r]);
       options.deadline = Clock::now() + patience;
       planes[r] = ConnectNccl(options);
     });

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "tests/effort.h"
 #include "tests/transport/connect_gloo.h"
+#include "transport/in_process/in_process.h"
 #include "transport/ucx/ucx.h"
 
 namespace thinwire {
@@ -18,18 +19,16 @@ absl::Status UcxIsHere() {
   return UcxVersion("").status();
 }
 
-std::vector<std::unique_ptr<DataPlane>> ConnectUcxPlanes(int world) {
-  const std::shared_ptr<Store> store = MakeInProcessStore();
-  std::vector<std::unique_ptr<DataPlane>> planes(world);
+namespace {
+
+std::vector<std::unique_ptr<DataPlane>> ConnectOver(std::vector<Transport>& transports) {
+  std::vector<std::unique_ptr<DataPlane>> planes(transports.size());
   std::vector<std::thread> threads;
-  for (int r = 0; r < world; ++r) {
+  for (size_t r = 0; r < transports.size(); ++r) {
     threads.emplace_back([&, r] {
       absl::StatusOr<std::unique_ptr<DataPlane>> plane =
-          ConnectUcx({.rank = r,
-                      .size = world,
-                      .store = store,
-                      .prefix = "t/",
-                      .library = "",
+          ConnectUcx({.members = transports[r].members(),
+                      .transport = transports[r],
                       .deadline = Clock::now() + std::chrono::seconds(20)});
       ASSERT_TRUE(plane.ok()) << plane.status();
       planes[r] = *std::move(plane);
@@ -39,9 +38,16 @@ std::vector<std::unique_ptr<DataPlane>> ConnectUcxPlanes(int world) {
   return planes;
 }
 
+}  // namespace
+
+std::vector<std::unique_ptr<DataPlane>> ConnectUcxPlanes(int world) {
+  std::vector<Transport> meeting = MakeInProcessTransports(world);
+  return ConnectOver(meeting);
+}
+
 std::vector<Transport> ConnectUcxRanks(int world) {
   std::vector<Transport> transports = ConnectGlooRanks(world);
-  std::vector<std::unique_ptr<DataPlane>> planes = ConnectUcxPlanes(world);
+  std::vector<std::unique_ptr<DataPlane>> planes = ConnectOver(transports);
   for (int r = 0; r < world; ++r) transports[r].data = std::move(planes[r]);
   return transports;
 }

@@ -61,11 +61,26 @@ TEST_F(NcclTest, ARankThatNcclRefusesSaysWhy) {
 
 TEST_F(NcclTest, ARankThatNeverComesIsNamed) {
   Fake();
-  NcclOptions options = NcclOptionsOf(0, 2, MakeInProcessStore());
+  std::vector<Transport> meeting = MakeInProcessTransports(2);
+  NcclOptions options = NcclOptionsOf(meeting[0]);
   options.deadline = Clock::now() + milliseconds(100);
   const absl::Status status = ConnectNccl(options).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-  EXPECT_TRUE(Says(status, "rank 1 told rank 0 nothing of its NCCL")) << status;
+  EXPECT_TRUE(Says(status, "rank 1 told rank 0 nothing of their NCCL")) << status;
+}
+
+// NCCL itself waits for a rank that is gone.
+TEST_F(NcclTest, ARankThatDiesWhileNcclConnectsIsALostPeer) {
+  Fake();
+  std::vector<Transport> meeting = MakeInProcessTransports(2);
+  std::thread dying([&] {
+    EXPECT_TRUE(TellAll(BoardOf(NcclOptionsOf(meeting[1])), "id", std::string()).ok());
+    meeting[1].Reset();
+  });
+  const absl::Status status = ConnectNccl(NcclOptionsOf(meeting[0])).status();
+  dying.join();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_TRUE(Says(status, "rank 1")) << status;
 }
 
 TEST_F(NcclTest, ConnectingOverKernelsThatHangIsADeadline) {
@@ -134,26 +149,24 @@ TEST_F(NcclTest, StreamsShareOneCommunicator) {
 
 using Words = std::vector<absl::StatusOr<std::string>>;
 
-// What three ranks choose; `change` makes each rank's options other than usual.
-Words Choose(TransportKind kind, const std::function<void(ChoiceOptions&)>& change) {
+// What three ranks choose; `change` makes a rank's options other than usual.
+Words Choose(TransportKind kind, const std::function<void(int, ChoiceOptions&)>& change) {
   Fake();
-  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<Transport> transports = MakeInProcessTransports(3);
   Words words(3);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
       ChoiceOptions options{.kind = kind,
-                            .members = {rank, 3},
-                            .store = store,
-                            .prefix = "c/",
                             .deadline = Clock::now() + seconds(20),
                             .device = DeviceOfRank(rank),
                             .ucx_library = "/nowhere/libucp.so.0",
                             .nccl_library = THINWIRE_FAKE_NCCL};
-      change(options);
-      Transport transport;
-      words[rank] = ChooseDataPlane(options, transport);
-      EXPECT_EQ(transport.data != nullptr, words[rank].ok() && *words[rank] == "nccl 2.30.7");
+      change(rank, options);
+      const DataPlane* const before = transports[rank].data.get();
+      words[rank] = ChooseDataPlane(options, transports[rank]);
+      EXPECT_EQ(transports[rank].data.get() != before,
+                words[rank].ok() && *words[rank] == "nccl 2.30.7");
     });
   }
   for (std::thread& rank : ranks) rank.join();
@@ -162,7 +175,7 @@ Words Choose(TransportKind kind, const std::function<void(ChoiceOptions&)>& chan
 
 // kNccl fails with `words` on all ranks, and kAuto stays with Gloo.
 void ExpectRefusal(std::initializer_list<const char*> words,
-                   const std::function<void(ChoiceOptions&)>& change) {
+                   const std::function<void(int, ChoiceOptions&)>& change) {
   for (const auto& answer : Choose(TransportKind::kNccl, change)) {
     EXPECT_TRUE(absl::IsUnimplemented(answer.status())) << answer.status();
     for (const char* word : words) {
@@ -177,7 +190,7 @@ void ExpectRefusal(std::initializer_list<const char*> words,
 
 TEST_F(NcclTest, RanksWithGpusOfTheirOwnTakeIt) {
   for (const TransportKind kind : {TransportKind::kNccl, TransportKind::kAuto}) {
-    for (const auto& answer : Choose(kind, [](ChoiceOptions&) {})) {
+    for (const auto& answer : Choose(kind, [](int, ChoiceOptions&) {})) {
       ASSERT_TRUE(answer.ok()) << answer.status();
       EXPECT_EQ(*answer, "nccl 2.30.7");
     }
@@ -186,22 +199,22 @@ TEST_F(NcclTest, RanksWithGpusOfTheirOwnTakeIt) {
 
 TEST_F(NcclTest, AllRanksSayWhoLacksWhat) {
   ExpectRefusal({"rank 2", "takes no part over NCCL", "/nowhere/libnccl.so.2", "gloo"},
-                [](ChoiceOptions& options) {
-                  if (options.members.rank == 2) options.nccl_library = "/nowhere/libnccl.so.2";
+                [](int rank, ChoiceOptions& options) {
+                  if (rank == 2) options.nccl_library = "/nowhere/libnccl.so.2";
                 });
-  ExpectRefusal({"rank 1", "host memory"}, [](ChoiceOptions& options) {
-    if (options.members.rank == 1) options.device = nullptr;
+  ExpectRefusal({"rank 1", "host memory"}, [](int rank, ChoiceOptions& options) {
+    if (rank == 1) options.device = nullptr;
   });
-  ExpectRefusal({"ranks 0 and 2 share one", "threads 0"}, [](ChoiceOptions& options) {
-    if (options.members.rank == 2) options.device = DeviceOfRank(0);
+  ExpectRefusal({"ranks 0 and 2 share one", "threads 0"}, [](int rank, ChoiceOptions& options) {
+    if (rank == 2) options.device = DeviceOfRank(0);
   });
-  ExpectRefusal({"checksum"}, [](ChoiceOptions& options) { options.host_memory = true; });
+  ExpectRefusal({"checksum"}, [](int, ChoiceOptions& options) { options.host_memory = true; });
 }
 
 TEST_F(NcclTest, RanksShareADeviceWhereNcclIsSetSo) {
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  const auto answers = Choose(TransportKind::kNccl,
-                              [](ChoiceOptions& options) { options.device = DeviceOfRank(0); });
+  const auto answers = Choose(
+      TransportKind::kNccl, [](int, ChoiceOptions& options) { options.device = DeviceOfRank(0); });
   unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
   for (const auto& answer : answers) EXPECT_TRUE(answer.ok()) << answer.status();
 }
@@ -210,8 +223,8 @@ TEST_F(NcclTest, MixedVersionsAreRefusedOnAllRanks) {
   const std::string other = testing::TempDir() + "/other_nccl." + std::to_string(getpid()) + ".so";
   std::filesystem::copy_file(THINWIRE_FAKE_NCCL, other);
   ControlsOf(other).version = 22105;
-  ExpectRefusal({"expected 2.30.7", "rank 1 has 2.21.5"}, [&](ChoiceOptions& options) {
-    if (options.members.rank == 1) options.nccl_library = other;
+  ExpectRefusal({"expected 2.30.7", "rank 1 has 2.21.5"}, [&](int rank, ChoiceOptions& options) {
+    if (rank == 1) options.nccl_library = other;
   });
   std::filesystem::remove(other);
 }
@@ -220,7 +233,7 @@ TEST_F(NcclTest, MixedVersionsAreRefusedOnAllRanks) {
 TEST_F(NcclTest, WhatNcclRefusesOneRankAllRanksHear) {
   const FakeBehaves refusing(&FakeNccl::refuses, 1);
   ExpectRefusal({"rank 1 takes no part over NCCL", "fake failure"},
-                [](ChoiceOptions& options) { options.deadline = Clock::now() + seconds(2); });
+                [](int, ChoiceOptions& options) { options.deadline = Clock::now() + seconds(2); });
 }
 
 TEST_F(NcclTest, AGatherIsOneArrayOfEqualBlocks) {

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "transport/in_process/in_process.h"
+
 namespace thinwire {
 namespace {
 
@@ -35,12 +37,12 @@ TEST(Nodes, SayWhyTheyAreNone) {
 }
 
 TEST(Nodes, AreFoundAlikeOnAllRanks) {
-  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<Transport> transports = MakeInProcessTransports(4);
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 4; ++rank) {
-    ranks.emplace_back([&store, rank] {
-      const absl::StatusOr<Nodes> nodes =
-          FindNodes({"nodes", {rank, 4}, *store, "t/", Clock::now() + std::chrono::seconds(20)});
+  for (Transport& transport : transports) {
+    ranks.emplace_back([&transport] {
+      const absl::StatusOr<Nodes> nodes = FindNodes(
+          {"nodes", transport.members(), transport, 0, Clock::now() + std::chrono::seconds(20)});
       ASSERT_TRUE(nodes.ok()) << nodes.status();
       EXPECT_EQ(nodes->refusal, "all ranks are on one node");
     });

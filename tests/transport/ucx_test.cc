@@ -38,12 +38,7 @@ class UcxProcesses : public RankProcesses {
     absl::StatusOr<Transport> transport = ConnectGloo(options);
     if (!transport.ok()) return transport;
     const absl::StatusOr<std::string> words =
-        ChooseDataPlane({.kind = TransportKind::kUcx,
-                         .members = {options.rank, options.size},
-                         .store = options.store,
-                         .prefix = options.prefix,
-                         .deadline = options.deadline},
-                        *transport);
+        ChooseDataPlane({.kind = TransportKind::kUcx, .deadline = options.deadline}, *transport);
     if (!words.ok()) return words.status();
     EXPECT_EQ(words->substr(0, 3), "ucx") << *words;
     return transport;
@@ -130,17 +125,13 @@ TEST(Ucx, LeavesTheHandlersOfSignalsAlone) {
 
 // The answers of three ranks to ChooseDataPlane; rank 2 looks for `library`.
 std::vector<absl::StatusOr<std::string>> Choose(TransportKind kind, const std::string& library) {
-  const std::shared_ptr<Store> store = MakeInProcessStore();
+  std::vector<Transport> transports = MakeInProcessTransports(3);
   std::vector<std::future<absl::StatusOr<std::string>>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(std::async(std::launch::async, [=] {
-      Transport transport;
+  for (Transport& transport : transports) {
+    ranks.push_back(std::async(std::launch::async, [&] {
       return ChooseDataPlane({.kind = kind,
-                              .members = {rank, 3},
-                              .store = store,
-                              .prefix = "c/",
                               .deadline = Clock::now() + seconds(20),
-                              .ucx_library = rank == 2 ? library : ""},
+                              .ucx_library = transport.members().rank == 2 ? library : ""},
                              transport);
     }));
   }

@@ -2,11 +2,13 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "transport/board.h"
+#include "transport/failure_link.h"
 #include "transport/nccl/nccl_comm.h"
 #include "transport/nccl/nccl_driver.h"
 #include "transport/nccl/nccl_library.h"
@@ -147,7 +149,7 @@ absl::Status NcclData::Greet(uint8_t* device, uint8_t* host, bool gather, Deadli
 absl::StatusOr<std::string> MakeId(const NcclOptions& options,
                                    const absl::StatusOr<std::shared_ptr<const NcclLibrary>>& nccl) {
   if (!nccl.ok()) return nccl.status();
-  if (options.rank != 0) return std::string();
+  if (options.members.rank != 0) return std::string();
   NcclUniqueId id;
   const NcclResult result = (*nccl)->get_unique_id(&id);
   if (result == kNcclOk) return std::string(id.bytes, sizeof(id.bytes));
@@ -183,22 +185,26 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& option
   if (absl::Status refusal = FirstRefusal(board, *answers); !refusal.ok()) return refusal;
   const absl::StatusOr<NcclUniqueId> id = IdIn(*answers->front());
   if (!id.ok()) return id.status();
-  return JoinNccl(*nccl, {options.rank, options.size}, *id, options.device, options.deadline);
+  return JoinNccl(*nccl, options.members, *id, options.device, options.deadline,
+                  options.transport.control.get());
 }
 
 absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
                                                     Membership members, const NcclUniqueId& id,
                                                     std::shared_ptr<Device> device,
-                                                    Deadline deadline) {
+                                                    Deadline deadline,
+                                                    const ControlPlane* control) {
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device->MakeStream();
   if (!stream.ok()) return stream.status();
   absl::StatusOr<std::unique_ptr<NcclComm>> comm =
-      NcclComm::Make(std::move(nccl), members, id, *device, deadline);
+      NcclComm::Make(std::move(nccl), members, id, *device, deadline, control);
   if (!comm.ok()) return comm.status();
   DeviceStream& own = **stream;
   const auto shared =
       std::make_shared<Shared>(members, std::move(device), *std::move(comm), *std::move(stream));
   auto plane = std::make_unique<NcclData>(shared, own);
+  std::optional<FailureLink> hears_of_lost_peers;
+  if (control != nullptr) hears_of_lost_peers.emplace(*control, *plane);
   if (absl::Status bad = plane->Greet(deadline); !bad.ok()) return bad;
   return plane;
 }

@@ -19,10 +19,8 @@
 namespace thinwire {
 
 struct NcclOptions {
-  int rank = 0;
-  int size = 1;
-  std::shared_ptr<Store> store;
-  std::string prefix;              // before every key in the store
+  Membership members;
+  Transport& transport;            // as of Board: how they reach one another so far
   std::string library;             // path of libnccl.so.2; empty: the order of nccl_library.h
   Deadline deadline;               // for the whole connecting
   std::shared_ptr<Device> device;  // whose blocks are exchanged
@@ -30,7 +28,7 @@ struct NcclOptions {
 
 // Where the ranks agree on it.
 inline Board BoardOf(const NcclOptions& options) {
-  return {"NCCL", {options.rank, options.size}, *options.store, options.prefix, options.deadline};
+  return {"NCCL", options.members, options.transport, 0, options.deadline};
 }
 
 // The library's version, such as "2.30.7". Unimplemented, with the mend, if it is not here or is
@@ -45,14 +43,17 @@ absl::StatusOr<std::string> NcclVersion(const std::string& library);
 // hang or write on. It does not hear of every lost peer: whoever combines the plane with a control
 // plane passes that plane's failure on by Abort.
 //
-// Unimplemented if this rank or another can't take part, DeadlineExceeded if ranks did not come.
+// Unimplemented if this rank or another can't take part, DeadlineExceeded if ranks did not come,
+// Unavailable names one that died meanwhile.
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& options);
 
-// As ConnectNccl, for ranks that have a unique id in common already, and need no store.
+// As ConnectNccl, for ranks that have a unique id in common already. control: where this rank hears
+// of lost peers; null: nowhere, so that they are awaited until the deadline.
 absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
                                                     Membership members, const NcclUniqueId& id,
                                                     std::shared_ptr<Device> device,
-                                                    Deadline deadline);
+                                                    Deadline deadline,
+                                                    const ControlPlane* control = nullptr);
 
 }  // namespace thinwire
 

@@ -31,7 +31,7 @@ absl::StatusOr<std::string> Offer(const NcclOptions& options,
   const absl::StatusOr<std::string> identity = options.device->identity();
   if (!identity.ok()) return absl::UnimplementedError(identity.status().message());
   if (!MaySharePerSetting()) return absl::StrCat(*version, " ", *identity);
-  return absl::StrCat(*version, " ", *identity, " shared by rank ", options.rank);
+  return absl::StrCat(*version, " ", *identity, " shared by rank ", options.members.rank);
 }
 
 // OK if all ranks go together. A function of what all ranks know, so that all decide alike.

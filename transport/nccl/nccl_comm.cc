@@ -33,7 +33,8 @@ bool IsGatherInPlace(int rank, std::span<const Bytes> send, std::span<const Muta
 
 absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Make(std::shared_ptr<const NcclLibrary> nccl,
                                                          Membership members, const NcclUniqueId& id,
-                                                         Device& device, Deadline deadline) {
+                                                         Device& device, Deadline deadline,
+                                                         const ControlPlane* control) {
   std::unique_ptr<NcclComm> comm(new NcclComm(std::move(nccl), members, device));
   NcclConfig config;
   NcclResult result = kNcclOk;
@@ -43,9 +44,11 @@ absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Make(std::shared_ptr<const N
   });
   if (!on_device.ok()) return on_device;
   const bool begun = result == kNcclOk || result == kNcclInProgress;
-  absl::Status status = begun ? comm->AwaitPeers(deadline) : comm->Explain(result).status();
+  absl::Status status =
+      begun ? comm->AwaitPeers(deadline, control) : comm->Explain(result).status();
   if (status.ok()) return comm;
-  if (absl::IsDeadlineExceeded(status)) return status;
+  const bool is_peers_fault = control != nullptr && !control->status().ok();
+  if (absl::IsDeadlineExceeded(status) || is_peers_fault) return status;
   return absl::UnimplementedError(absl::StrCat(status.message(), ", on ", device.name()));
 }
 
@@ -57,11 +60,12 @@ std::unique_ptr<NcclComm> NcclComm::Borrow(std::shared_ptr<const NcclLibrary> nc
   return comm;
 }
 
-absl::Status NcclComm::AwaitPeers(Deadline deadline) {
+absl::Status NcclComm::AwaitPeers(Deadline deadline, const ControlPlane* control) {
   for (;;) {
     const absl::StatusOr<Progress> progress = Poll();
     if (!progress.ok()) return progress.status();
     if (*progress == Progress::kDone) return absl::OkStatus();
+    if (control != nullptr && !control->status().ok()) return control->status();
     if (Clock::now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "rank ", members_.rank, " of ", members_.size,

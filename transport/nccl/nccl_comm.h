@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/device.h"
+#include "transport/control_plane.h"
 #include "transport/data_plane.h"
 #include "transport/nccl/nccl_library.h"
 
@@ -19,9 +20,11 @@ class NcclComm {
  public:
   // Waits for all ranks, which have the same `id`. Unimplemented if NCCL refuses: it finds no
   // driver, or another rank's GPU is this one. DeadlineExceeded if ranks do not find one another.
+  // The failure of `control`, which may be null, ends the wait as well.
   static absl::StatusOr<std::unique_ptr<NcclComm>> Make(std::shared_ptr<const NcclLibrary> nccl,
                                                         Membership members, const NcclUniqueId& id,
-                                                        Device& device, Deadline deadline);
+                                                        Device& device, Deadline deadline,
+                                                        const ControlPlane* control = nullptr);
   // One that somebody else has made, and ends. It may be one that blocks: NCCL then takes each
   // Launch at once.
   static std::unique_ptr<NcclComm> Borrow(std::shared_ptr<const NcclLibrary> nccl,
@@ -59,7 +62,7 @@ class NcclComm {
   NcclResult LaunchGroup(std::span<const Bytes> send, std::span<const MutableBytes> recv,
                          void* stream);
   absl::StatusOr<Progress> Explain(NcclResult result) const;
-  absl::Status AwaitPeers(Deadline deadline);
+  absl::Status AwaitPeers(Deadline deadline, const ControlPlane* control = nullptr);
 
   const std::shared_ptr<const NcclLibrary> nccl_;
   const Membership members_;

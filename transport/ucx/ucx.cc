@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "transport/failure_link.h"
 #include "transport/ucx/ucx_driver.h"
 #include "transport/ucx/ucx_exchange.h"
 #include "transport/ucx/ucx_library.h"
@@ -76,7 +77,7 @@ absl::Status UcxData::Greet(Deadline deadline) {
 absl::StatusOr<std::unique_ptr<UcxWorker>> MakeWorker(const UcxOptions& options) {
   absl::StatusOr<std::shared_ptr<const UcxLibrary>> ucx = LoadUcx(options.library);
   if (!ucx.ok()) return ucx.status();
-  return UcxWorker::Make(*std::move(ucx), options.size);
+  return UcxWorker::Make(*std::move(ucx), options.members.size);
 }
 
 }  // namespace
@@ -96,9 +97,9 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options)
   if (!addresses.ok()) return addresses.status();
   if (absl::Status refusal = FirstRefusal(BoardOf(options), *addresses); !refusal.ok())
     return refusal;
-  auto plane =
-      std::make_unique<UcxData>(Membership{options.rank, options.size}, *std::move(worker));
+  auto plane = std::make_unique<UcxData>(options.members, *std::move(worker));
   if (absl::Status bad = plane->Connect(*addresses); !bad.ok()) return bad;
+  const FailureLink hears_of_lost_peers(*options.transport.control, *plane);
   if (absl::Status bad = plane->Greet(options.deadline); !bad.ok()) return bad;
   return plane;
 }

@@ -17,17 +17,16 @@
 namespace thinwire {
 
 struct UcxOptions {
-  int rank = 0;
-  int size = 1;
-  std::shared_ptr<Store> store;
-  std::string prefix;   // before every key in the store
-  std::string library;  // path of libucp.so.0; empty: where the dynamic linker looks
-  Deadline deadline;    // for the whole connecting
+  Membership members;     // the plane's ranks
+  Transport& transport;   // as of Board: how they reach one another so far
+  int first = 0;          // the transport's rank of the members' rank 0
+  std::string library{};  // path of libucp.so.0; empty: where the dynamic linker looks
+  Deadline deadline;      // for the whole connecting
 };
 
 // Where the ranks agree on it.
 inline Board BoardOf(const UcxOptions& options) {
-  return {"UCX", {options.rank, options.size}, *options.store, options.prefix, options.deadline};
+  return {"UCX", options.members, options.transport, options.first, options.deadline};
 }
 
 // The library's version, such as "1.13.1". Unimplemented, with the mend, if it is not here or is
@@ -37,7 +36,7 @@ absl::StatusOr<std::string> UcxVersion(const std::string& library);
 // A plane that has exchanged a block with every rank; all of them are on one host (one_host.h). It
 // does not hear of lost peers: whoever combines it with a control plane passes that plane's failure
 // on by Abort. Unimplemented if this rank or another can't take part, DeadlineExceeded names the
-// ranks that did not come.
+// ranks that did not come, Unavailable one that died meanwhile.
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options);
 
 }  // namespace thinwire

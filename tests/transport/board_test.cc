@@ -1,0 +1,131 @@
+// What ranks tell one another while they agree on a data plane, and how they hear of one that dies
+// or stops meanwhile.
+#include "transport/board.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "schedule/engine/give_up.h"
+#include "tests/transport/connect_gloo.h"
+#include "transport/choice.h"
+#include "transport/failure_link.h"
+#include "transport/in_process/in_process.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Board BoardOf(Transport& transport, Clock::duration patience = seconds(60)) {
+  return {"tea", transport.members(), transport, 0, Clock::now() + patience};
+}
+
+// body(rank) on a thread for each rank.
+void OnRanks(int world, const std::function<void(int)>& body) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank) ranks.emplace_back([&, rank] { body(rank); });
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(Board, EverybodyHearsEverybody) {
+  std::vector<Transport> transports = MakeInProcessTransports(3);
+  const std::string all_bytes("a\0b\xff", 4), longest(kMostAnswerBytes, 'x');
+  OnRanks(3, [&](int rank) {
+    const Board board = BoardOf(transports[rank]);
+    const std::vector<absl::StatusOr<std::string>> answers = {all_bytes, longest,
+                                                              absl::NotFoundError("no cup")};
+    for (const char* topic : {"first", "second"}) {
+      const absl::StatusOr<Answers> heard = TellAll(board, topic, answers[rank]);
+      ASSERT_TRUE(heard.ok()) << heard.status();
+      EXPECT_EQ(*(*heard)[0], all_bytes);
+      EXPECT_EQ(*(*heard)[1], longest);
+      EXPECT_EQ(FirstRefusal(board, *heard).message(), "rank 2 takes no part over tea: no cup");
+    }
+    const absl::StatusOr<Answers> too_long =
+        TellAll(board, "long", std::string(kMostAnswerBytes + 1, 'x'));
+    ASSERT_TRUE(too_long.ok()) << too_long.status();
+    EXPECT_TRUE(absl::StrContains((*too_long)[1].status().message(), "4081 bytes"));
+  });
+}
+
+// Two nodes of two ranks, each of which has the same topic.
+TEST(Board, NeighboursAgreeAmongThemselves) {
+  std::vector<Transport> transports = MakeInProcessTransports(4);
+  OnRanks(4, [&](int rank) {
+    const int first = rank - rank % 2;
+    const Board board{
+        "tea", {rank - first, 2}, transports[rank], first, Clock::now() + seconds(60)};
+    const absl::StatusOr<Answers> heard = TellAll(board, "topic", std::to_string(rank));
+    ASSERT_TRUE(heard.ok()) << heard.status();
+    EXPECT_EQ(*(*heard)[0], std::to_string(first));
+    EXPECT_EQ(*(*heard)[1], std::to_string(first + 1));
+  });
+}
+
+// A rank that waited for the deadline would say that it has passed.
+TEST(GlooBoard, ARankThatDiesIsALostPeerWhateverIsChosen) {
+  for (const TransportKind kind :
+       {TransportKind::kUcx, TransportKind::kNccl, TransportKind::kAuto}) {
+    std::vector<Transport> transports = ConnectGlooRanks(2);
+    std::thread dying([&] { transports[1].Reset(); });
+    const absl::Status status =
+        ChooseDataPlane({.kind = kind, .deadline = Clock::now() + seconds(60)}, transports[0])
+            .status();
+    dying.join();
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 is gone")) << status;
+  }
+}
+
+TEST(GlooBoard, RanksThatStayAwayAreNamed) {
+  std::vector<Transport> transports = ConnectGlooRanks(4);
+  const auto tell = [&](int rank) {
+    return TellAll(BoardOf(transports[rank], milliseconds(200)), "topic", "here").status();
+  };
+  std::thread other([&] { EXPECT_TRUE(absl::IsDeadlineExceeded(tell(2))); });
+  const absl::Status status = tell(0);
+  other.join();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ranks 1, 3 told rank 0 nothing of their tea"))
+      << status;
+}
+
+// The rank whose time is over first closes its connections: it says why, so that another one, which
+// notices no more than that, can tell its caller.
+TEST(GlooBoard, TheReasonOfWhoGaveUpFirstIsEverybodys) {
+  std::vector<Transport> transports = ConnectGlooRanks(3);
+  std::vector<absl::Status> failures(2);
+  OnRanks(2, [&](int rank) {
+    const Clock::duration patience = rank == 0 ? Clock::duration(milliseconds(200)) : seconds(60);
+    const absl::Status failure =
+        TellAll(BoardOf(transports[rank], patience), "topic", "here").status();
+    failures[rank] = GiveUp(transports[rank], failure);
+  });
+  for (const absl::Status& failure : failures) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(failure)) << failure;
+    EXPECT_TRUE(absl::StrContains(failure.message(), "rank 2 told rank 0 nothing")) << failure;
+  }
+}
+
+TEST(FailureLink, EndsTheWaitsOfAnotherPlane) {
+  std::vector<Transport> transports = MakeInProcessTransports(2),
+                         others = MakeInProcessTransports(2);
+  const std::vector<uint8_t> out(8);
+  std::vector<uint8_t> in(8);
+  const auto exchange =
+      others[0].data->Start(1, std::vector<Bytes>(2, out), std::vector<MutableBytes>(2, in));
+  const FailureLink link(*transports[0].control, *others[0].data);
+  transports[1].Reset();
+  const absl::Status status = exchange->Wait(Clock::now() + seconds(60));
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+}
+
+}  // namespace
+}  // namespace thinwire
