@@ -21,7 +21,7 @@ trap 'rm -rf "$plain"' EXIT
 export PATH=$PWD/.venv/bin:$PATH
 python -m pip wheel -q --no-deps --no-build-isolation --disable-pip-version-check -w "$plain" "${options[@]}" .
 rm -f dist/*_"$architecture".whl
-auditwheel repair "${places[@]}" -w "$plain/tagged" "$plain"/*.whl >"$build/auditwheel.log" 2>&1 || {
+python -m auditwheel repair "${places[@]}" -w "$plain/tagged" "$plain"/*.whl >"$build/auditwheel.log" 2>&1 || {
   cat "$build/auditwheel.log" >&2
   exit 1
 }
