@@ -57,8 +57,14 @@ class DeviceStream {
   // after a failure of the device.
   virtual bool IsCapturing() = 0;
 
-  // The host waits until all that is queued is done. DeadlineExceeded names the device.
-  virtual absl::Status Synchronize(std::chrono::steady_clock::time_point deadline) = 0;
+  // The host sleeps until all that is queued is done. DeadlineExceeded names the device.
+  absl::Status Synchronize(std::chrono::steady_clock::time_point deadline) {
+    return SynchronizeWhile(deadline, [] { return absl::OkStatus(); });
+  }
+  // The same, but gives up with what `health` says once that is not OK, which it is asked some ten
+  // times a second. Work of the stream goes on then, as it does after the deadline.
+  virtual absl::Status SynchronizeWhile(std::chrono::steady_clock::time_point deadline,
+                                        absl::FunctionRef<absl::Status()> health) = 0;
   virtual absl::Status status() const = 0;  // the first failure
 };
 

@@ -155,6 +155,11 @@ int Copy(int ordinal, void* to, const void* from, size_t bytes, void* stream) {
       [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, StreamOf(stream)); });
 }
 
+int Call(int ordinal, void (*function)(void*), void* argument, void* stream) {
+  return OnDevice(ordinal).Do(
+      [&] { return cudaLaunchHostFunc(StreamOf(stream), function, argument); });
+}
+
 int Encode(int ordinal, const EncodeLaunch* launch, void* stream) {
   return OnDevice(ordinal).Do([&] { return LaunchEncode(*launch, StreamOf(stream)); });
 }
@@ -195,6 +200,7 @@ constexpr DeviceApi kApi = {
     .wait = Wait,
     .query = Query,
     .copy = Copy,
+    .call = Call,
     .encode = Encode,
     .decode = Decode,
     .accumulate = Accumulate,

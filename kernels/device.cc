@@ -1,69 +1,20 @@
 #include "kernels/device.h"
 
+#include <algorithm>
 #include <atomic>
-#include <thread>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/device_backend.h"
+#include "kernels/device_events.h"
 
 namespace thinwire {
 namespace {
 
+using kernels::Arrival;
 using kernels::DeviceApi;
+using kernels::EventPool;
 using SteadyClock = std::chrono::steady_clock;
-
-// Events are made once and used again.
-class EventPool : public std::enable_shared_from_this<EventPool> {
- public:
-  EventPool(const DeviceApi& api, int ordinal) : api_(api), ordinal_(ordinal) {}
-  ~EventPool() {
-    for (void* event : free_) api_.destroy_event(ordinal_, event);
-  }
-
-  class Event final : public DeviceEvent {
-   public:
-    Event(std::shared_ptr<EventPool> pool, void* handle) : pool_(std::move(pool)), handle(handle) {}
-    ~Event() override { pool_->Return(handle); }
-
-   private:
-    const std::shared_ptr<EventPool> pool_;
-
-   public:
-    void* const handle;
-  };
-
-  void Return(void* event) {
-    const absl::MutexLock lock(&mu_);
-    free_.push_back(event);
-  }
-
-  // The error number, or 0.
-  int Take(std::shared_ptr<Event>* event) {
-    void* handle = nullptr;
-    {
-      const absl::MutexLock lock(&mu_);
-      if (!free_.empty()) {
-        handle = free_.back();
-        free_.pop_back();
-      }
-    }
-    if (handle == nullptr) {
-      if (const int error = api_.make_event(ordinal_, &handle); error != 0) return error;
-    }
-    *event = std::make_shared<Event>(shared_from_this(), handle);
-    return 0;
-  }
-
- private:
-  const DeviceApi& api_;
-  const int ordinal_;
-  absl::Mutex mu_;
-  std::vector<void*> free_ ABSL_GUARDED_BY(mu_);
-};
 
 // Context: the part of a device that all its streams share.
 struct Context {
@@ -126,27 +77,24 @@ class Stream final : public DeviceStream {
            capturing != 0;
   }
 
-  // It asks again and again instead of waiting within the driver, where no deadline would reach.
-  absl::Status Synchronize(SteadyClock::time_point deadline) override {
+  // The driver's own waits know no deadline, so the thread sleeps here until the stream calls. That
+  // call never comes after a failure of the device, which is therefore looked for now and then.
+  absl::Status SynchronizeWhile(SteadyClock::time_point deadline,
+                                absl::FunctionRef<absl::Status()> health) override {
     const std::shared_ptr<DeviceEvent> event = Record();
-    if (event == nullptr) return status();
-    void* const handle = static_cast<const EventPool::Event&>(*event).handle;
-    for (int asked = 0;; ++asked) {
-      const int error = context_->api.query(context_->ordinal, handle);
-      if (error != kernels::kBusy) {
-        Keep(error);
+    if (HasReached(event)) return status();
+    const auto arrival = std::make_shared<Arrival>();
+    if (!Keep(arrival->Expect(context_->api, context_->ordinal, handle_))) return status();
+    for (;;) {
+      const SteadyClock::time_point now = SteadyClock::now();
+      if (arrival->AwaitUntil(std::min(deadline, now + kLook)) || HasReached(event)) {
         return status();
       }
-      if (asked < kEager) {
-        std::this_thread::yield();
-        continue;
-      }
-      if (SteadyClock::now() > deadline) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            context_->name, " did not finish its work before the deadline; look for a ",
-            "kernel that hangs, or for a step that takes longer than the timeout"));
-      }
-      std::this_thread::sleep_for(kPause);
+      if (absl::Status bad = health(); !bad.ok()) return bad;
+      if (SteadyClock::now() < deadline) continue;
+      return absl::DeadlineExceededError(
+          absl::StrCat(context_->name, " did not finish its work before the deadline; look for a ",
+                       "kernel that hangs, or for a step that takes longer than the timeout"));
     }
   }
 
@@ -156,8 +104,7 @@ class Stream final : public DeviceStream {
   }
 
  private:
-  static constexpr int kEager = 200;  // questions without a pause, for short copies
-  static constexpr std::chrono::microseconds kPause{20};
+  static constexpr std::chrono::milliseconds kLook{100};
 
   // Keeps the first error; true if there is none.
   bool Keep(int error) {

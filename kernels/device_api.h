@@ -17,7 +17,7 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 5;
+inline constexpr uint32_t kDeviceApiVersion = 6;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
@@ -51,6 +51,9 @@ struct DeviceApi {
   int (*query)(int ordinal, void* event);               // kBusy: not yet reached
   // Between any two memories.
   int (*copy)(int ordinal, void* to, const void* from, size_t bytes, void* stream);
+  // `function(argument)` runs on a thread of the driver, and must neither wait nor call the device.
+  // After a failure of the device it never runs.
+  int (*call)(int ordinal, void (*function)(void* argument), void* argument, void* stream);
 
   int (*encode)(int ordinal, const EncodeLaunch* launch, void* stream);
   int (*decode)(int ordinal, const DecodeLaunch* launch, void* stream);

@@ -266,6 +266,10 @@ int Copy(int ordinal, void* to, const void* from, size_t bytes, void* stream) {
   return Queue(ordinal, stream, [=] { std::memmove(to, from, bytes); });
 }
 
+int Call(int ordinal, void (*function)(void*), void* argument, void* stream) {
+  return Queue(ordinal, stream, [=] { function(argument); });
+}
+
 template <typename Launch>
 int QueueLaunch(int ordinal, const Launch* launch, void* stream) {
   return Queue(ordinal, stream, [copy = *launch] { RunOnHost(copy); });
@@ -303,6 +307,7 @@ const DeviceApi& HostDeviceApi() {
       .wait = Wait,
       .query = Query,
       .copy = Copy,
+      .call = Call,
       .encode = QueueLaunch<EncodeLaunch>,
       .decode = QueueLaunch<DecodeLaunch>,
       .accumulate = QueueLaunch<AccumulateLaunch>,

@@ -13,7 +13,10 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Make(Device* device, DataPlane& grou
   lane->stream_ = *std::move(stream);
   lane->of_stream_ = group.On(*lane->stream_);
   if (lane->of_stream_ == nullptr) {
-    lane->of_stream_ = std::make_unique<Staged>(group, *device, *lane->stream_, patience);
+    absl::StatusOr<std::unique_ptr<Staged>> staged =
+        Staged::Make(group, *device, *lane->stream_, patience);
+    if (!staged.ok()) return staged.status();
+    lane->of_stream_ = *std::move(staged);
   }
   return lane;
 }

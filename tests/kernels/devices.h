@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "compress/backend.h"
 #include "kernels/device.h"
 #include "kernels/host_device.h"
@@ -72,6 +73,19 @@ class OnDevice {
   DeviceStream& stream_;
   const size_t bytes_, begin_, size_;
   DeviceMemory pinned_, memory_;
+};
+
+// Work of a stream of the host's device that goes on until the end of the scope.
+class Held {
+ public:
+  explicit Held(DeviceStream& stream) {
+    kernels::QueueOnHostDevice(stream.handle(), [over = over_] { over->WaitForNotification(); });
+  }
+  ~Held() { over_->Notify(); }
+
+ private:
+  // Shared, since the stream may look at it once more when the scope has ended.
+  const std::shared_ptr<absl::Notification> over_ = std::make_shared<absl::Notification>();
 };
 
 // Tests of kernels, by the name of a device; skipped where that is not here.

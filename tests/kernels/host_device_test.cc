@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
-#include "absl/synchronization/notification.h"
 #include "tests/kernels/devices.h"
+#include "tests/kernels/watched_device.h"
 
 namespace thinwire {
 namespace {
@@ -16,19 +16,6 @@ namespace {
 std::shared_ptr<Device> HostDevice(int ordinal) {
   return MakeDevice(kernels::HostDeviceApi(), ordinal, "host:" + std::to_string(ordinal));
 }
-
-// Work of a stream that goes on until the end of the scope.
-class Held {
- public:
-  explicit Held(DeviceStream& stream) {
-    kernels::QueueOnHostDevice(stream.handle(), [over = over_] { over->WaitForNotification(); });
-  }
-  ~Held() { over_->Notify(); }
-
- private:
-  // Shared, since the stream may look at it once more when the scope has ended.
-  const std::shared_ptr<absl::Notification> over_ = std::make_shared<absl::Notification>();
-};
 
 TEST(HostDevice, AnEventIsReachedWhenTheWorkBeforeItIsDone) {
   const auto device = HostDevice(0);
@@ -61,6 +48,70 @@ TEST(HostDevice, AnEventMayBeRecordedAnewWhileStreamsWaitForIt) {
   }
   EXPECT_TRUE(waiting->Synchronize(InTime()).ok());
   EXPECT_FALSE(early);
+}
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+TEST(Synchronize, SleepsUntilTheStreamIsThere) {
+  const auto device = WatchedDevice();
+  const auto stream = *device->MakeStream();
+  const int before = device_counts.queries;
+  const auto began = steady_clock::now();
+  std::thread release;
+  {
+    auto held = std::make_unique<Held>(*stream);
+    release = std::thread([held = std::move(held)]() mutable {
+      std::this_thread::sleep_for(milliseconds(250));
+      held.reset();
+    });
+    EXPECT_TRUE(stream->Synchronize(InTime()).ok());
+  }
+  const auto looks = (steady_clock::now() - began) / milliseconds(100);
+  EXPECT_LE(device_counts.queries - before, 2 + looks);
+  release.join();
+}
+
+TEST(Synchronize, EndsAtTheDeadlineAndTheStreamGoesOn) {
+  const auto device = HostDevice(0);
+  const auto stream = *device->MakeStream();
+  {
+    const Held held(*stream);
+    const absl::Status late = stream->Synchronize(steady_clock::now() + milliseconds(5));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
+    EXPECT_NE(late.message().find("host:0"), std::string::npos) << late;
+  }
+  EXPECT_TRUE(stream->Synchronize(InTime()).ok());
+}
+
+TEST(Synchronize, GivesUpWhenNobodyNeedsItAnyMore) {
+  const auto device = HostDevice(0);
+  const auto stream = *device->MakeStream();
+  const Held held(*stream);
+  const absl::Status given_up =
+      stream->SynchronizeWhile(InTime(), [] { return absl::CancelledError("the group ended"); });
+  EXPECT_EQ(given_up, absl::CancelledError("the group ended"));
+}
+
+// As CUDA does, which calls nobody after a failure.
+struct LostCall {
+  void (*function)(void*) = nullptr;
+  void* argument = nullptr;
+} lost_call;
+
+TEST(Synchronize, LearnsOfAFailureAfterWhichNobodyCalls) {
+  kernels::DeviceApi api = kernels::HostDeviceApi();
+  api.call = [](int, void (*function)(void*), void* argument, void*) {
+    lost_call = {function, argument};
+    return 0;
+  };
+  api.query = [](int, void*) { return lost_call.function == nullptr ? kernels::kBusy : 2; };
+  const auto device = MakeDevice(api, 0, "failing:0");
+  const auto stream = *device->MakeStream();
+  const absl::Status failed = stream->Synchronize(InTime());
+  EXPECT_TRUE(absl::IsInternal(failed)) << failed;
+  EXPECT_NE(failed.message().find("failing:0 failed"), std::string::npos) << failed;
+  lost_call.function(lost_call.argument);  // nobody waits for it, and its memory is freed
 }
 
 TEST(HostDevice, RunOnCallsAtOnceOrSaysWhyNot) {

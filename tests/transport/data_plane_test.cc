@@ -78,8 +78,7 @@ class StagedOnInProcess final : public WholeTransport {
       : WholeTransport(std::move(host)),
         device_(MakeDevice(kernels::HostDeviceApi(), 0, "host:0")),
         stream_(*device_->MakeStream()),
-        staged_(
-            std::make_unique<Staged>(WholeTransport::plane(), *device_, *stream_, seconds(20))) {}
+        staged_(*Staged::Make(WholeTransport::plane(), *device_, *stream_, seconds(20))) {}
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
     return std::make_unique<Synchronized>(staged_->Start(tag, send, recv), *stream_);

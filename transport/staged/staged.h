@@ -8,17 +8,22 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "transport/data_plane.h"
 
 namespace thinwire {
 
-// Its memory is kStream: blocks are of `device`, and an exchange is part of the work of `stream`.
-// Start waits until the stream has made what is sent (within `patience`). Matching, failure, peers
-// and the count of bytes are the host plane's. The references must outlive this.
+// Its memory is kStream: blocks are of `device`, and an exchange is part of the work of a stream.
+// Start sleeps until the stream has made what is sent, the plane has failed, or `patience` is over.
+// Copies run on two streams of their own, one a direction, so that those of exchanges in flight
+// overlap; the exchange's stream waits for what is received. Matching, failure, peers and the count
+// of bytes are the host plane's. The references must outlive this.
 class Staged final : public DataPlane {
  public:
-  Staged(DataPlane& host, Device& device, DeviceStream& stream, std::chrono::milliseconds patience);
+  static absl::StatusOr<std::unique_ptr<Staged>> Make(DataPlane& host, Device& device,
+                                                      DeviceStream& stream,
+                                                      std::chrono::milliseconds patience);
   ~Staged() override;
 
   const Membership& members() const override { return host_.members(); }
@@ -32,13 +37,18 @@ class Staged final : public DataPlane {
   uint64_t bytes_sent() const override { return host_.bytes_sent(); }
 
  private:
-  class Pinned;
+  class Slabs;
   class InFlight;
 
+  Staged(DataPlane& host, Device& device, DeviceStream& stream,
+         std::unique_ptr<DeviceStream> to_host, std::unique_ptr<DeviceStream> to_device,
+         std::chrono::milliseconds patience);
+
   DataPlane& host_;
-  DeviceStream& stream_;
+  DeviceStream& stream_;  // of the caller's work
+  const std::unique_ptr<DeviceStream> to_host_, to_device_;
   const std::chrono::milliseconds patience_;
-  const std::shared_ptr<Pinned> pinned_;
+  const std::unique_ptr<Slabs> slabs_;
 };
 
 }  // namespace thinwire
