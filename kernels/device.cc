@@ -183,7 +183,7 @@ class DeviceImpl final : public Device {
     return absl::ResourceExhaustedError(absl::StrCat(
         "no ", bytes, " bytes of ", what, context_->name, ": ", api().error_text(error),
         "; free some (torch.cuda.empty_cache() returns what torch keeps unused), ",
-        "or take smaller or fewer chunks"));
+        "or take smaller or fewer chunks (chunk_bytes, lanes)"));
   }
 
   const std::shared_ptr<const Context> context_;

@@ -19,6 +19,7 @@ tw_status CodeOf(const absl::Status& status) {
     case absl::StatusCode::kUnavailable: return TW_PEER_LOST;
     case absl::StatusCode::kUnimplemented: return TW_UNAVAILABLE;
     case absl::StatusCode::kDataLoss: return TW_DATA_LOSS;
+    case absl::StatusCode::kResourceExhausted: return TW_OUT_OF_MEMORY;
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kAborted: return TW_ABORTED;
     default: return TW_INTERNAL;
@@ -35,6 +36,7 @@ absl::StatusCode StatusCodeOf(tw_status status) {
     case TW_UNAVAILABLE: return absl::StatusCode::kUnimplemented;
     case TW_ABORTED: return absl::StatusCode::kAborted;
     case TW_DATA_LOSS: return absl::StatusCode::kDataLoss;
+    case TW_OUT_OF_MEMORY: return absl::StatusCode::kResourceExhausted;
     default: return absl::StatusCode::kInternal;
   }
 }

@@ -32,7 +32,8 @@ typedef enum {
   TW_UNAVAILABLE = 5,      /* this build or machine lacks a part */
   TW_ABORTED = 6,          /* tw_comm_abort, or the communicator was destroyed */
   TW_INTERNAL = 7,         /* our own fault */
-  TW_DATA_LOSS = 8         /* bytes of a peer came damaged, as tw_options.checksum finds out */
+  TW_DATA_LOSS = 8,        /* bytes of a peer came damaged, as tw_options.checksum finds out */
+  TW_OUT_OF_MEMORY = 9     /* a device, or pinned memory, is full */
 } tw_status;
 
 /* The last value of each makes every int a valid one, so that a wrong one is an error, no more. */

@@ -315,4 +315,19 @@ TEST(CApi, MalformedEntriesAreRefused) {
   EXPECT_NE(std::string(tw_last_error()).find("topk counts"), std::string::npos);
 }
 
+TEST(CApi, EveryStatusComesBackAsItWasGiven) {
+  for (const tw_status given :
+       {TW_INVALID_ARGUMENT, TW_MISMATCH, TW_TIMEOUT, TW_PEER_LOST, TW_UNAVAILABLE, TW_ABORTED,
+        TW_INTERNAL, TW_DATA_LOSS, TW_OUT_OF_MEMORY}) {
+    tw_options options;
+    tw_options_init(&options);
+    tw_comm* comm = nullptr;
+    ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+    EXPECT_EQ(tw_comm_fail(comm, given, "the caller's reason"), TW_OK);
+    float x[4] = {};
+    EXPECT_EQ(tw_all_reduce(x, x, 4, TW_F32, TW_SUM, comm, nullptr), given) << tw_last_error();
+    tw_comm_destroy(comm);
+  }
+}
+
 }  // namespace

@@ -3,6 +3,8 @@ and the mend."""
 
 from __future__ import annotations
 
+import sys
+
 
 class Error(RuntimeError):
     """Any failure that thinwire reports; an aborted group and our own faults have this type."""
@@ -28,6 +30,10 @@ class DataLossError(Error):
     """What a peer sent came damaged, as `checksum=True` finds out."""
 
 
+class OutOfMemoryError(Error, MemoryError):
+    """A device, or pinned host memory, is full. Where torch is used, it says what that keeps."""
+
+
 class UnavailableError(Error):
     """This build or machine lacks a part."""
 
@@ -47,6 +53,7 @@ _BY_STATUS: dict[int, type[Error]] = {
     4: PeerLostError,
     5: UnavailableError,
     8: DataLossError,
+    9: OutOfMemoryError,
 }
 
 
@@ -60,4 +67,21 @@ def to_status(error: Error) -> int:
 
 def from_status(status: int, message: str) -> Error:
     """The error that stands for a `tw_status` other than TW_OK."""
-    return _BY_STATUS.get(status, Error)(message)
+    kind = _BY_STATUS.get(status, Error)
+    return kind(message + _kept_by_torch() if kind is OutOfMemoryError else message)
+
+
+def _kept_by_torch() -> str:
+    """What torch's caching allocator holds of each GPU, and nobody else in the process can use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    kept = []
+    for device in range(torch.cuda.device_count()):
+        held = torch.cuda.memory_reserved(device)
+        if held > 0:
+            unused = held - torch.cuda.memory_allocated(device)
+            kept.append(f"{held >> 20} MiB of cuda:{device}, {unused >> 20} MiB of that unused")
+    if not kept:
+        return "; torch's caching allocator holds nothing"
+    return f"; torch's caching allocator holds {', '.join(kept)}"
