@@ -71,10 +71,11 @@ TEST_F(NcclTest, ARankThatNeverComesIsNamed) {
 
 // NCCL itself waits for a rank that is gone.
 TEST_F(NcclTest, ARankThatDiesWhileNcclConnectsIsALostPeer) {
-  Fake();
+  const int made = Fake().made;
   std::vector<Transport> meeting = MakeInProcessTransports(2);
   std::thread dying([&] {
     EXPECT_TRUE(TellAll(BoardOf(NcclOptionsOf(meeting[1])), "id", std::string()).ok());
+    while (Fake().made == made) std::this_thread::sleep_for(milliseconds(1));
     meeting[1].Reset();
   });
   const absl::Status status = ConnectNccl(NcclOptionsOf(meeting[0])).status();
