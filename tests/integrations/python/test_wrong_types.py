@@ -326,8 +326,12 @@ def horovod_functions() -> dict[str, Callable[[], Call]]:
         "broadcast_parameters": lambda: {
             "params": linear().state_dict(), "root_rank": 0, "prefix": None,
         },
+        "grouped_allgather": lambda: {"tensors": [torch.ones(4)], **sets},
+        "grouped_allgather_async": lambda: {"tensors": [torch.ones(4)], **sets},
         "grouped_allreduce": several, "grouped_allreduce_": several,
         "grouped_allreduce_async": several, "grouped_allreduce_async_": several,
+        "grouped_reducescatter": lambda: {"tensors": [torch.ones(4)], **scatter},
+        "grouped_reducescatter_async": lambda: {"tensors": [torch.ones(4)], **scatter},
         "init": lambda: {"comm": None, "process_sets": None},
         "poll": handled, "synchronize": handled,
         "reducescatter": lambda: {"tensor": torch.ones(4), **scatter},
