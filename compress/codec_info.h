@@ -48,9 +48,10 @@ struct DenseOperations {
   void (*encode)(const Piece& piece, const float* g, float* r, uint8_t* wire) = nullptr;
   void (*decode)(const Piece& piece, const uint8_t* wire, float* out) = nullptr;
   void (*decode_add)(const Piece& piece, const uint8_t* wire, float* sum) = nullptr;
-  // kWidths only. `heads` writes a piece's scales, and adds g to r where blocks are finite. When all
-  // pieces' are written, a walk begins over them, and `encode` takes it from the first piece to the
-  // last: where r is not null x stands there, and g is not read. Decoding begins with a walk too.
+  // kWidths only. `heads` writes a piece's scales, and adds g to r where blocks are finite. When
+  // all pieces' are written, a walk begins over them, and `encode` takes it from the first piece to
+  // the last: where r is not null x stands there, and g is not read. Decoding begins with a walk
+  // too.
   void (*heads)(const Piece& piece, const float* g, float* r, uint8_t* wire) = nullptr;
   void (*begin)(const Shard& shard, const uint8_t* wire, Walk* walk) = nullptr;
   // Backend::Reduce in one pass over the beginning of a piece, both codecs' pieces being of the

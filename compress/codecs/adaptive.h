@@ -90,10 +90,8 @@ THINWIRE_HD constexpr int HalfWay(int level, int next, int width) {
 namespace codecs {
 
 struct Adaptive {
-  static constexpr CodecTraits kTraits{.id = CodecId{6},
-                                       .name = "adaptive",
-                                       .kind = CodecKind::kWidths,
-                                       .code_bits = 2};
+  static constexpr CodecTraits kTraits{
+      .id = CodecId{6}, .name = "adaptive", .kind = CodecKind::kWidths, .code_bits = 2};
   static const CodecInfo& Info();
 };
 

@@ -70,7 +70,7 @@ TEST_F(DirectTest, EntriesWithoutMoreBytes) {
   Use("topk:density=0.01");
   EXPECT_EQ(AlgorithmOf(3000 * kKiB, 2), &Entries());
   EXPECT_EQ(AlgorithmOf(3000 * kKiB, 8), &Entries());  // 7 * 31 KiB
-  EXPECT_EQ(AlgorithmOf(4000 * kKiB, 16), nullptr);  // 15 * 41 KiB
+  EXPECT_EQ(AlgorithmOf(4000 * kKiB, 16), nullptr);    // 15 * 41 KiB
   EXPECT_EQ(AlgorithmOf(64 * kKiB, 2), &Raw());
 }
 
