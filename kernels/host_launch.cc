@@ -18,10 +18,9 @@ struct Nothing {};
 
 std::vector<WidthsPlan> MakePlans(const PlanLaunch& launch) {
   std::vector<WidthsPlan> plans(launch.count);
-  ForEachTile<PlanShared<HostTeam>>(launch.count,
-                                    [&](HostTeam& team, auto& shared, uint32_t shard) {
-                                      PlanShard(team, shared, launch, plans.data(), shard);
-                                    });
+  ForEachTile<SumShared<HostTeam>>(launch.count, [&](HostTeam& team, auto& shared, uint32_t shard) {
+    PlanShard(team, shared, launch, plans.data(), shard);
+  });
   return plans;
 }
 

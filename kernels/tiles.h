@@ -36,16 +36,23 @@ THINWIRE_HD void AddResidual(const Elements& residual, const TileRange& tile, un
   AddValues(x, lost);
 }
 
+// x: the gradient, with what earlier steps lost.
+template <DType kDType, typename Team>
+THINWIRE_HD void LoadCorrected(Team& team, const EncodeJob& job, const TileRange& tile,
+                               typename Team::template PerThread<Values>& x) {
+  team.ForEach([&](unsigned thread) {
+    LoadValues<kDType>(job.gradient, tile, thread, x[thread]);
+    AddResidual(job.residual, tile, thread, x[thread]);
+  });
+}
+
 template <typename Team, typename Traits, DType kDType>
 THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
                             const EncodeLaunch& launch, uint32_t tile_of_launch) {
   const EncodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
   const TileRange tile = RangeOf(job, tile_of_launch);
   typename Team::template PerThread<Values> x;
-  team.ForEach([&](unsigned thread) {
-    LoadValues<kDType>(job.gradient, tile, thread, x[thread]);
-    AddResidual(job.residual, tile, thread, x[thread]);
-  });
+  LoadCorrected<kDType>(team, job, tile, x);
   const EncodeTarget target{job.wire, job.residual, job.draws, tile};
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
 }

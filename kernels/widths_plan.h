@@ -3,25 +3,18 @@
 #ifndef THINWIRE_KERNELS_WIDTHS_PLAN_H_
 #define THINWIRE_KERNELS_WIDTHS_PLAN_H_
 
+#include "kernels/team_sum.h"
 #include "kernels/widths.h"
 #include "kernels/word.h"
 
 namespace thinwire::kernels {
-
-inline constexpr unsigned kWarps = kThreads / kWarp;
-
-template <typename Team>
-struct PlanShared {
-  // Sums of the warps. Two sets by turns: one Sync is enough for each sum.
-  typename Team::template Shared<uint32_t, kWarps> sums[2];
-};
 
 template <typename Team>
 class ShardPlanner {
   using Counts = typename Team::template PerThread<uint32_t>;
 
  public:
-  THINWIRE_HD ShardPlanner(Team& team, PlanShared<Team>& shared, const Codec& codec,
+  THINWIRE_HD ShardPlanner(Team& team, SumShared<Team>& shared, const Codec& codec,
                            const uint8_t* wire, uint32_t blocks)
       : team_(team),
         shared_(shared),
@@ -113,47 +106,20 @@ class ShardPlanner {
 
   // Leaves in each thread the sum of the threads before it, and returns that of all.
   THINWIRE_HD uint32_t SumBefore(Counts& count) {
-    auto& sums = shared_.sums[turn_];
-    turn_ = 1 - turn_;
-    Counts warp, other, all;
-    team_.ForEach([&](unsigned thread) {
-      warp[thread] = count[thread];
-      count[thread] = 0;
-    });
-    THINWIRE_UNROLL
-    for (unsigned mask = 1; mask < kWarp; mask *= 2) {
-      team_.Exchange(warp, mask, other);
-      team_.ForEach([&](unsigned thread) {
-        if (thread & mask) count[thread] += other[thread];
-        warp[thread] += other[thread];
-      });
-    }
-    team_.ForEach([&](unsigned thread) {
-      if (thread % kWarp == 0) sums.Put(team_, thread, thread / kWarp, warp[thread]);
-    });
-    team_.Sync();
-    team_.ForEach([&](unsigned thread) {
-      all[thread] = 0;
-      THINWIRE_UNROLL
-      for (unsigned w = 0; w < kWarps; ++w) {
-        const uint32_t sum = sums.Get(team_, thread, w);
-        if (w < thread / kWarp) count[thread] += sum;
-        all[thread] += sum;
-      }
-    });
+    Counts all;
+    ExclusiveSum(team_, shared_, count, all);
     return all[0];  // of any thread: it is the same in all
   }
 
   Team& team_;
-  PlanShared<Team>& shared_;
+  SumShared<Team>& shared_;
   const int floor_;
   const uint8_t* const wire_;
   const uint32_t blocks_, each_, budget_;
-  unsigned turn_ = 0;
 };
 
 template <typename Team>
-THINWIRE_HD void PlanShard(Team& team, PlanShared<Team>& shared, const PlanLaunch& launch,
+THINWIRE_HD void PlanShard(Team& team, SumShared<Team>& shared, const PlanLaunch& launch,
                            WidthsPlan* plans, uint32_t shard) {
   const PlanJob& job = launch.job[shard];
   ShardPlanner<Team>(team, shared, launch.codec, job.wire, job.blocks).Run(plans + shard);

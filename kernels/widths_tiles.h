@@ -14,10 +14,7 @@ THINWIRE_HD void EncodeHeadsTile(Team& team, HeadsShared<Team>& shared, const En
   const EncodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
   const TileRange tile = RangeOf(job, tile_of_launch);
   typename Team::template PerThread<Values> x;
-  team.ForEach([&](unsigned thread) {
-    LoadValues<kDType>(job.gradient, tile, thread, x[thread]);
-    AddResidual(job.residual, tile, thread, x[thread]);
-  });
+  LoadCorrected<kDType>(team, job, tile, x);
   typename Team::template PerThread<Heads> heads;
   TileHeads<Team>(team, shared).Run(x, heads);
   PutHeads(team, heads, job.wire, tile);

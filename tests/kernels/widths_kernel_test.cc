@@ -14,15 +14,8 @@ constexpr size_t kBlock = 256;
 constexpr const char* kSpecs[] = {"adaptive:bits=0.5", "adaptive:bits=1,floor=1",
                                   "adaptive:bits=2.5", "adaptive:bits=6,floor=2,seed=3"};
 
-class WidthsKernelTest : public testing::TestWithParam<std::string> {
+class WidthsKernelTest : public KernelsOnDevice {
  protected:
-  void SetUp() override {
-    const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice(GetParam());
-    if (!device.ok()) GTEST_SKIP() << device.status().message();
-    device_ = *device;
-    stream_ = *device_->MakeStream();
-  }
-
   // Encodes with feedback, then decodes the bytes of it.
   void Check(const std::string& text, std::vector<float> gradient) {
     SCOPED_TRACE(text + " of " + std::to_string(gradient.size()));
@@ -44,9 +37,6 @@ class WidthsKernelTest : public testing::TestWithParam<std::string> {
     ASSERT_EQ(r.Read(), Stored(residual, DType::kF32)) << "residuals";
     ASSERT_EQ(v.Read(), Stored(values, DType::kF32)) << "values";
   }
-
-  std::shared_ptr<Device> device_;
-  std::unique_ptr<DeviceStream> stream_;
 };
 INSTANTIATE_TEST_SUITE_P(On, WidthsKernelTest, testing::Values("host", "cuda"),
                          [](const auto& info) { return info.param; });

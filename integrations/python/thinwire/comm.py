@@ -95,8 +95,8 @@ class Work:
     """One allreduce in flight. wait() must be called, once; its memory must live until then."""
 
     def __init__(self, handle: c_void_p) -> None:
-        self._handle = handle
         self._wait = _library.load().tw_wait
+        self._handle = handle
 
     def __del__(self) -> None:
         """One that nobody waits for, such as those behind the first that failed, is waited for

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.fsdp.buffers import Buffers
 from thinwire.torch.fsdp.units import Unit
 from thinwire.warn import warn
 
@@ -54,18 +55,13 @@ class _Buckets:
         return self._made[dtype, op]
 
 
-class ReduceScatter:
+class ReduceScatter(Buffers):
     """torch.distributed.fsdp's interface of a reduce-scatter, for one unit."""
 
     def __init__(self, unit: Unit, exchange: GradientExchange, steps: Steps) -> None:
         self._unit, self._exchange, self._steps = unit, exchange, steps
         self._buckets = _Buckets(exchange, unit.name, unit.parts(), "reduce_scatter")
         self.exact = 0  # reductions that went uncompressed
-
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,

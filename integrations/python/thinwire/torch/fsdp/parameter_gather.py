@@ -4,7 +4,7 @@ As ZeRO++ quantises weights by blocks: Wang et al., arXiv 2306.10209, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,12 +16,13 @@ from thinwire.codec import codec_info
 from thinwire.torch import tensors
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.stats import summary
+from thinwire.torch.fsdp.buffers import Buffers
 from thinwire.torch.functional import Work
 from thinwire.torch.group import Membership
 from thinwire.torch.scatter import start_on
 
 
-class ParameterGather:
+class ParameterGather(Buffers):
     """torch.distributed.fsdp's interface of an all-gather, for all units of a model.
 
     Nothing is kept from one call to the next: the forward and the backward pass of a step see the
@@ -42,11 +43,6 @@ class ParameterGather:
             Membership(group, "fsdp gather"), config.resolve(**{**options, "codec": codec})
         )
         self._session.close_with(self)
-
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,
