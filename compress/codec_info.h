@@ -54,6 +54,8 @@ struct DenseOperations {
   // too.
   void (*heads)(const Piece& piece, const float* g, float* r, uint8_t* wire) = nullptr;
   void (*begin)(const Shard& shard, const uint8_t* wire, Walk* walk) = nullptr;
+  // kWidths only. As `encode` of x in r, and then `decode` of it: a loss takes most of a decoding.
+  void (*encode_and_decode)(const Piece& piece, float* r, uint8_t* wire, float* out) = nullptr;
   // Backend::Reduce in one pass over the beginning of a piece, both codecs' pieces being of the
   // same elements; returns how many elements it did, 0 where it has no loop for `down`. `out` and
   // `own` are the piece's own, `wires` and `wire_out` (null: not wanted) the whole shard's.

@@ -61,15 +61,20 @@ void CpuReduction::ReduceWidths() {
     to_.heads({down_, begin, count}, mean.data(), ResidualAt(begin), args_.wire_out);
   }
   BeginWalks();
-  Walk encoded, decoded;
+  Walk encoded;
   to_.begin(down_, args_.wire_out, &encoded);
-  decoded = encoded;
+  Walk decoded = encoded;
   for (size_t begin = 0; begin < numel; begin += kStage) {
     const size_t count = std::min(kStage, numel - begin);
     float* const values = direct_ ? Floats(args_.out) + begin : mean.data();
-    if (!direct_ && args_.residual == nullptr) SumOfTensor(begin, count, values);
-    to_.encode({down_, begin, count, &encoded}, values, ResidualAt(begin), args_.wire_out);
-    to_.decode({down_, begin, count, &decoded}, args_.wire_out, values);
+    if (args_.residual != nullptr) {
+      to_.encode_and_decode({down_, begin, count, &encoded}, ResidualAt(begin), args_.wire_out,
+                            values);
+    } else {
+      if (!direct_) SumOfTensor(begin, count, values);
+      to_.encode({down_, begin, count, &encoded}, values, nullptr, args_.wire_out);
+      to_.decode({down_, begin, count, &decoded}, args_.wire_out, values);
+    }
     if (!direct_) FromFloats(values, args_.out.Slice(begin, count));
   }
   ZeroBehind(down_, encoded, args_.wire_out);

@@ -26,11 +26,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 // as many as Unpacker takes together.
 inline constexpr size_t kSumStep = Unpacker<8>::kStep;
 
-// Bytes of the codes before vector j.
+// Bytes of their codes.
 template <int kUp>
-HWY_INLINE size_t CodesBefore(size_t j) {
-  return j * kLanes * kUp / 8;
-}
+inline constexpr size_t kSumCodes = kSumStep* kLanes* kUp / 8;
 
 // The sum of all ranks' vectors t = 0 .. kStep - 1, in rank order. own(t) is the owner's vector;
 // loader(wire) gives a function of t for another rank's.
@@ -51,7 +49,7 @@ HWY_INLINE void SumRanks(std::span<const uint8_t* const> wires, Own own, Loader 
   }
 }
 
-// The sums of a block's vectors j .. j + kSumStep - 1, for any number of ranks.
+// The sums of a block's vectors, the next kSumStep ones at a time, for any number of ranks.
 template <int kUp>
 class SumOfMany {
  public:
@@ -61,21 +59,23 @@ class SumOfMany {
         scale_at_(args.scales_at + 2 * b),
         codes_at_(args.codes_at + blocks.block * kUp / 8 * b) {}
 
-  HWY_INLINE void At(size_t j, V (&x)[kSumStep]) const {
+  HWY_INLINE void Next(V (&x)[kSumStep]) {
     SumRanks(
-        wires_, [&](size_t t) HWY_ATTR { return hn::LoadU(F(), own_ + kLanes * (j + t)); },
+        wires_, [&](size_t t) HWY_ATTR { return hn::LoadU(F(), own_ + kLanes * t); },
         [&](const uint8_t* wire) HWY_ATTR {
           return [unpack = Unpacker<kUp>(LoadScale(wire + scale_at_)),
-                  codes = wire + codes_at_ + CodesBefore<kUp>(j)](size_t t)
-                     HWY_ATTR { return unpack.Values(codes, t); };
+                  codes = wire + codes_at_](size_t t) HWY_ATTR { return unpack.Values(codes, t); };
         },
         x);
+    own_ += kSumStep * kLanes;
+    codes_at_ += kSumCodes<kUp>;
   }
 
  private:
   const std::span<const uint8_t* const> wires_;
-  const float* const own_;
-  const size_t scale_at_, codes_at_;
+  const float* own_;
+  const size_t scale_at_;
+  size_t codes_at_;
 };
 
 // The same for two ranks, whose sum has one order only: nothing is looked up within a block.
@@ -87,12 +87,13 @@ class SumOfTwo {
         codes_(Peer(args) + args.codes_at + blocks.block * kUp / 8 * b),
         unpack_(LoadScale(Peer(args) + args.scales_at + 2 * b)) {}
 
-  HWY_INLINE void At(size_t j, V (&x)[kSumStep]) const {
-    const uint8_t* const codes = codes_ + CodesBefore<kUp>(j);
+  HWY_INLINE void Next(V (&x)[kSumStep]) {
 #pragma GCC unroll 8
     for (size_t t = 0; t < kSumStep; ++t) {
-      x[t] = hn::Add(hn::LoadU(F(), own_ + kLanes * (j + t)), unpack_.Values(codes, t));
+      x[t] = hn::Add(hn::LoadU(F(), own_ + kLanes * t), unpack_.Values(codes_, t));
     }
+    own_ += kSumStep * kLanes;
+    codes_ += kSumCodes<kUp>;
   }
 
  private:
@@ -100,8 +101,8 @@ class SumOfTwo {
     return args.wires[args.wires[0] == nullptr ? 1 : 0];
   }
 
-  const float* const own_;
-  const uint8_t* const codes_;
+  const float* own_;
+  const uint8_t* codes_;
   const Unpacker<kUp> unpack_;
 };
 
@@ -130,11 +131,11 @@ HWY_INLINE void ReduceLoop(const RankBlocks& blocks, const Reduction& args) {
     float* HWY_RESTRICT r = kFeedback ? args.r + block * b : nullptr;
     float* HWY_RESTRICT out = args.out + block * b;
     uint8_t* HWY_RESTRICT codes = args.codes + block * kDown / 8 * b;
-    const Sum<kUp> sum(blocks, args, b);
+    Sum<kUp> sum(blocks, args, b);
     Head<kDown> head;
     for (size_t j = 0; j < vectors; j += kSumStep) {
       V x[kSumStep];
-      sum.At(j, x);
+      sum.Next(x);
 #pragma GCC unroll 8
       for (size_t t = 0; t < kSumStep; ++t) {
         x[t] = hn::Mul(x[t], mean);

@@ -16,10 +16,8 @@
 #include "compress/unaligned.h"
 
 // All are compiled per target, each behind an include guard of its own.
-#include "compress/codecs/adaptive_codes-inl.h"
+#include "compress/codecs/adaptive_blocks-inl.h"
 #include "compress/codecs/adaptive_heads-inl.h"
-#include "compress/codecs/adaptive_transform-inl.h"
-#include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,192 +25,75 @@ namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Blocks.
+// The blocks of a piece's elements. A last one that is not full lies elsewhere, filled up.
+class BlocksOf {
+ public:
+  BlocksOf(float* at, size_t numel, bool are_read)
+      : at_(at),
+        rest_(numel % kTransform),
+        full_(numel - rest_),
+        tail_(at + full_, are_read ? rest_ : 0) {}
 
-// +-step, with the signs of vector j.
-HWY_INLINE V WithSigns(V step, const float* HWY_RESTRICT signs, size_t j) {
-  return hn::CopySign(step, hn::Load(F(), signs + kLanes * j));
-}
+  float* At(size_t begin) { return begin < full_ ? at_ + begin : tail_.at; }
+  void WriteTail() const { std::memcpy(at_ + full_, tail_.at, rest_ * sizeof(float)); }
 
-// The transform of x, in natural order; `signs` are the shard's, each a sixteenth.
-HWY_NOINLINE void TransformOf(const float* HWY_RESTRICT x, const float* HWY_RESTRICT signs,
-                              float inverse, Block16& block) {
-  const V factor = hn::Set(F(), inverse * (1.0f / 16));
-  const auto whole = [&](size_t j) HWY_ATTR {
-    return RoundToInt(hn::Mul(hn::LoadU(F(), x + kLanes * j), WithSigns(factor, signs, j)));
-  };
-  W v[kWords];
-#pragma GCC unroll 32
-  for (size_t i = 0; i < kWords; ++i) v[i] = PackWords(whole(2 * i), whole(2 * i + 1));
-  TransformWords<true>(v);
-#pragma GCC unroll 32
-  for (size_t i = 0; i < kWords; ++i) hn::Store(v[i], I16(), block.at + kWordLanes * i);
-}
-
-// Calls put(j, whole, factor) for sums of levels in packed order: the product is vector j of the
-// elements. `step` is AdaptiveStep.
-
-// Products are exact, fused or not: sums have 15 bits and heads that an encoder sends 8, and the
-// factor's 2^-16, for which the sums are taken times 2^16, leaves it a normal number.
-template <class Put>
-HWY_INLINE void ForNarrowValues(const Block16& sums, const float* HWY_RESTRICT signs, float step,
-                                Put put) {
-  const V factor = hn::Set(F(), step * (1.0f / 16) * 0x1p-16f);
-  for (size_t i = 0; i < kWords; ++i) {
-    const W whole = hn::Load(I16(), sums.at + kWordLanes * i);
-    put(2 * i, hn::ConvertTo(F(), LowerShifted(whole)), WithSigns(factor, signs, 2 * i));
-    put(2 * i + 1, hn::ConvertTo(F(), UpperShifted(whole)), WithSigns(factor, signs, 2 * i + 1));
-  }
-}
-
-// Products that are not exact are rounded here, and the factor is 1.
-template <class Put>
-HWY_INLINE void ForValues(const Parts& sums, const float* HWY_RESTRICT signs, float step, Put put) {
-  const V one = hn::Set(F(), 1.0f), factor = hn::Set(F(), step * (1.0f / 16));
-  const auto value = [&](hn::Vec<I> coarse, hn::Vec<I> fine, size_t j) HWY_ATTR {
-    const auto whole =
-        hn::Add(hn::ShiftRight<16 - codecs::kFineBits>(coarse), hn::ShiftRight<16>(fine));
-    return hn::Mul(hn::ConvertTo(F(), whole), WithSigns(factor, signs, j));
-  };
-  for (size_t i = 0; i < kWords; ++i) {
-    const W coarse = hn::Load(I16(), sums.coarse.at + kWordLanes * i);
-    const W fine = hn::Load(I16(), sums.fine.at + kWordLanes * i);
-    put(2 * i, value(LowerShifted(coarse), LowerShifted(fine), 2 * i), one);
-    put(2 * i + 1, value(UpperShifted(coarse), UpperShifted(fine), 2 * i + 1), one);
-  }
-}
-
-// A block on its way. Several go through each stage together: the stages of one block wait for each
-// other, and in a stage the blocks don't.
-struct Task {
-  float* values;
-  uint8_t* planes;
-  uint16_t head;
-  int width;   // 0: nothing but `values` and `head` counts
-  Parts sums;  // of a narrow block only the coarse part
-
-  // True where products of sums of levels are exact: of narrow widths, under heads of an encoder.
-  bool narrow() const { return width <= kNarrowWidth && head >= kFirstHead && head <= kHugeHead; }
-  float scale() const { return FloatOf(uint32_t{head} << 16); }
+ private:
+  float* const at_;
+  const size_t rest_, full_;
+  Filled tail_;
 };
-inline constexpr size_t kTasks = 4;
 
-HWY_INLINE void SumLevels(std::span<Task> tasks) {
-  for (Task& task : tasks) {
-    if (task.width == 0) continue;
-    TransformToPacked(task.sums.coarse);
-    if (!task.narrow()) TransformToPacked(task.sums.fine);
-  }
-}
-
-// put(j, whole, factor) for the elements of a block that has codes.
-template <class Put>
-HWY_INLINE void ForElements(const Task& task, const float* HWY_RESTRICT signs, Put put) {
-  const float step = AdaptiveStep(task.scale(), task.width);
-  if (HWY_LIKELY(task.narrow())) {
-    ForNarrowValues(task.sums.coarse, signs, step, put);
-  } else {
-    ForValues(task.sums, signs, step, put);
-  }
-}
-
-// With feedback x becomes its loss.
-template <bool kFeedback>
-HWY_INLINE void Encode(std::span<Task> tasks, const float* HWY_RESTRICT signs) {
-  for (Task& task : tasks) {
-    if (task.width == 0) continue;
-    TransformOf(task.values, signs, AdaptiveInverse(task.scale()), task.sums.coarse);
-  }
-  for (Task& task : tasks) {
-    if (task.width == 0) continue;
-    if (HWY_LIKELY(task.narrow())) {
-      EncodeNarrow(task.width, task.sums.coarse, task.planes);
-    } else {
-      EncodeWide(task.width, task.sums, task.planes);
-    }
-  }
-  if constexpr (!kFeedback) return;
-  SumLevels(tasks);
-  for (const Task& task : tasks) {
-    if (task.width == 0) continue;
-    ForElements(task, signs, [x = task.values](size_t j, V whole, V factor) HWY_ATTR {
-      float* const at = x + kLanes * j;
-      hn::StoreU(hn::NegMulAdd(whole, factor, hn::LoadU(F(), at)), F(), at);
-    });
-  }
-}
-
-template <bool kAdd>
-HWY_INLINE void Decode(std::span<Task> tasks, const float* HWY_RESTRICT signs) {
-  for (Task& task : tasks) {
-    if (task.width == 0) continue;
-    if (HWY_LIKELY(task.narrow())) {
-      DecodeNarrow(task.width, task.planes, task.sums.coarse);
-    } else {
-      DecodeParts(task.width, task.planes, task.sums);
-    }
-  }
-  SumLevels(tasks);
-  for (const Task& task : tasks) {
-    const auto put = [out = task.values](size_t j, V whole, V factor) HWY_ATTR {
-      float* const at = out + kLanes * j;
-      if constexpr (kAdd) {
-        hn::StoreU(hn::MulAdd(whole, factor, hn::LoadU(F(), at)), F(), at);
-      } else {
-        hn::StoreU(hn::Mul(whole, factor), F(), at);
-      }
-    };
-    if (HWY_LIKELY(task.width > 0)) {
-      ForElements(task, signs, put);
-      continue;
-    }
-    const bool finite = task.head < kFirstNonFiniteHead;
-    const V value = hn::Set(F(), finite ? 0.0f : FloatOf(uint32_t{kNanScale} << 16));
-    for (size_t j = 0; j < kBlockVectors; ++j) put(j, value, hn::Set(F(), 1.0f));
-  }
-}
-
-// Pieces.
-
-// Calls run(tasks) for the blocks of a piece, along its walk. `values` are read, or written, or
-// both.
-template <bool kRead, bool kWritten, class Run>
-HWY_INLINE void ForTasks(const Piece& piece, float* values, uint8_t* wire, Run run) {
+// Calls take(task, its first element in the piece) for each block, along the piece's walk, to set
+// what is missing, and run(tasks).
+template <class Take, class Run>
+HWY_INLINE void ForTasks(const Piece& piece, uint8_t* wire, Take take, Run run) {
   Walk& walk = *piece.walk;
-  const size_t rest = piece.numel % kTransform, full = piece.numel - rest;
-  Filled tail(values + full, kRead ? rest : 0);
   Task tasks[kTasks];
   size_t count = 0;
   for (size_t done = 0; done < piece.numel; done += kTransform) {
     const size_t block = (piece.begin + done) / kTransform;
     Task& task = tasks[count++];
-    task.values = done < full ? values + done : tail.at;
+    take(task, done);
     task.planes = wire + piece.shard.layout.codes_at + walk.next_at;
     task.head = Get<uint16_t>(wire, block);
     task.width = AdaptiveWidth(task.head, walk.threshold - (block < walk.raised ? 1 : 0),
                                static_cast<int>(piece.shard.spec.floor));
     walk.next_at += task.width * kPlaneBytes;
-    if constexpr (kRead) PrefetchBlock(task.values, kTransform * sizeof(float));
     if (count < kTasks && done + kTransform < piece.numel) continue;
     run(std::span<Task>(tasks, count));
     count = 0;
   }
-  if constexpr (kWritten) std::memcpy(values + full, tail.at, rest * sizeof(float));
 }
 
-template <bool kFeedback>
-void EncodePiece(const Piece& piece, float* x, uint8_t* wire) {
-  ForTasks<true, kFeedback>(piece, x, wire, [&](std::span<Task> tasks) HWY_ATTR {
-    Encode<kFeedback>(tasks, piece.shard.signs.data());
-  });
+// `out` counts with kBoth only.
+template <Leaves kLeaves>
+void EncodePiece(const Piece& piece, float* x, uint8_t* wire, float* out) {
+  constexpr bool kBoth = kLeaves == Leaves::kBoth;
+  BlocksOf values(x, piece.numel, true), decoded(kBoth ? out : x, piece.numel, false);
+  ForTasks(
+      piece, wire,
+      [&](Task& task, size_t begin) HWY_ATTR {
+        task.values = values.At(begin);
+        PrefetchBlock(task.values, kTransform * sizeof(float));
+        if constexpr (kBoth) task.decoded = decoded.At(begin);
+      },
+      [&](std::span<Task> tasks) HWY_ATTR { Encode<kLeaves>(tasks, piece.shard.signs.data()); });
+  if constexpr (kLeaves != Leaves::kNothing) values.WriteTail();
+  if constexpr (kBoth) decoded.WriteTail();
 }
 
 // The wire is read only.
 template <bool kAdd>
 void DecodePiece(const Piece& piece, const uint8_t* wire, float* out) {
-  ForTasks<kAdd, true>(piece, out, const_cast<uint8_t*>(wire), [&](std::span<Task> tasks) HWY_ATTR {
-    Decode<kAdd>(tasks, piece.shard.signs.data());
-  });
+  BlocksOf values(out, piece.numel, kAdd);
+  ForTasks(
+      piece, const_cast<uint8_t*>(wire),
+      [&](Task& task, size_t begin) HWY_ATTR {
+        task.values = values.At(begin);
+        if constexpr (kAdd) PrefetchBlock(task.values, kTransform * sizeof(float));
+      },
+      [&](std::span<Task> tasks) HWY_ATTR { Decode<kAdd>(tasks, piece.shard.signs.data()); });
+  values.WriteTail();
 }
 
 void HeadsT(const Piece& piece, const float* g, float* r, uint8_t* wire) {
@@ -222,8 +103,11 @@ void HeadsT(const Piece& piece, const float* g, float* r, uint8_t* wire) {
 
 // Without feedback x is read only.
 void EncodeT(const Piece& piece, const float* g, float* r, uint8_t* wire) {
-  r != nullptr ? EncodePiece<true>(piece, r, wire)
-               : EncodePiece<false>(piece, const_cast<float*>(g), wire);
+  r != nullptr ? EncodePiece<Leaves::kLoss>(piece, r, wire, nullptr)
+               : EncodePiece<Leaves::kNothing>(piece, const_cast<float*>(g), wire, nullptr);
+}
+void EncodeAndDecodeT(const Piece& piece, float* r, uint8_t* wire, float* out) {
+  EncodePiece<Leaves::kBoth>(piece, r, wire, out);
 }
 void DecodeT(const Piece& piece, const uint8_t* wire, float* out) {
   DecodePiece<false>(piece, wire, out);
@@ -241,6 +125,7 @@ namespace thinwire::simd {
 HWY_EXPORT(HeadsT);
 HWY_EXPORT(BeginT);
 HWY_EXPORT(EncodeT);
+HWY_EXPORT(EncodeAndDecodeT);
 HWY_EXPORT(DecodeT);
 HWY_EXPORT(DecodeAddT);
 
@@ -253,6 +138,9 @@ void Begin(const Shard& shard, const uint8_t* wire, Walk* walk) {
 void Encode(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   HWY_DYNAMIC_DISPATCH(EncodeT)(piece, g, r, wire);
 }
+void EncodeAndDecode(const Piece& piece, float* r, uint8_t* wire, float* out) {
+  HWY_DYNAMIC_DISPATCH(EncodeAndDecodeT)(piece, r, wire, out);
+}
 void Decode(const Piece& piece, const uint8_t* wire, float* out) {
   HWY_DYNAMIC_DISPATCH(DecodeT)(piece, wire, out);
 }
@@ -264,12 +152,14 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
 
 namespace thinwire::codecs {
 
-constinit const CodecOperations kAdaptiveSimd = {.dense = {.encode = simd::Encode,
-                                                           .decode = simd::Decode,
-                                                           .decode_add = simd::DecodeAdd,
-                                                           .heads = simd::Heads,
-                                                           .begin = simd::Begin},
-                                                 .entries = {}};
+constinit const CodecOperations kAdaptiveSimd = {
+    .dense = {.encode = simd::Encode,
+              .decode = simd::Decode,
+              .decode_add = simd::DecodeAdd,
+              .heads = simd::Heads,
+              .begin = simd::Begin,
+              .encode_and_decode = simd::EncodeAndDecode},
+    .entries = {}};
 
 }  // namespace thinwire::codecs
 #endif  // HWY_ONCE
