@@ -53,6 +53,12 @@ struct Bench {
   Membership members;
 };
 
+// What a hop to come will receive, if that may arrive already; else empty.
+struct Reception {
+  uint64_t tag = 0;
+  std::span<const MutableBytes> recv;
+};
+
 // An exchange that is due: send[r] goes to rank r, and recv[r] comes from it. Valid until the run
 // advances or ends.
 struct Hop {
@@ -61,10 +67,7 @@ struct Hop {
   uint64_t tag;
   std::span<const Bytes> send;
   std::span<const MutableBytes> recv;
-  // The tag of the hop after this one and what it will receive, if that may arrive already; else
-  // empty. Nobody sends before he has this rank's blocks of this hop.
-  uint64_t next_tag = 0;
-  std::span<const MutableBytes> next_recv = {};
+  Reception next = {};  // nobody sends it before he has this rank's blocks of this hop
 };
 
 // A chunk on its way. Dropped half-way, it leaves the chunk's residuals, and topk's momentum, as
@@ -72,6 +75,8 @@ struct Hop {
 class ChunkRun {
  public:
   virtual ~ChunkRun() = default;
+  // Of the first hop, before the first Advance.
+  virtual Reception first() const { return {}; }
   // Works up to the next hop, which must be over before the next call; null: the chunk is done.
   // Fails where a device has no memory, or where a peer's bytes are malformed (FailedPrecondition).
   virtual absl::StatusOr<const Hop*> Advance() = 0;

@@ -23,12 +23,16 @@ class AllGatherRun final : public ChunkRun {
     }
   }
 
+  Reception first() const override { return verbatim_ ? Reception() : Reception{Tag(), wires_}; }
+
   absl::StatusOr<const Hop*> Advance() override {
     if (std::exchange(sent_, true)) return Decode();
     return Encode();
   }
 
  private:
+  uint64_t Tag() const { return HashCombine(job_.tag, 1); }
+
   absl::StatusOr<const Hop*> Encode() {
     if (!bench_.scratch.status().ok()) return bench_.scratch.status();
     const Range range = job_.chunk->elements;
@@ -43,7 +47,7 @@ class AllGatherRun final : public ChunkRun {
       bench_.backend.Encode(job_.codec.down, own, residual, wires_[me].data(), extras);
     }
     send_.assign(wires_.size(), wires_[me]);
-    hop_ = {Stage::kEncode, Stage::kGather, HashCombine(job_.tag, 1), send_, wires_};
+    hop_ = {Stage::kEncode, Stage::kGather, Tag(), send_, wires_};
     return &hop_;
   }
 

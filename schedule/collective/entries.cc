@@ -19,12 +19,16 @@ class EntriesRun final : public ChunkRun {
     for (int r = 0; r < bench.members.size; ++r) wires_.push_back(bench.scratch.Take(bytes));
   }
 
+  Reception first() const override { return {Tag(), wires_}; }
+
   absl::StatusOr<const Hop*> Advance() override {
     if (std::exchange(sent_, true)) return AddUp();
     return Encode();
   }
 
  private:
+  uint64_t Tag() const { return HashCombine(job_.tag, 1); }
+
   absl::StatusOr<const Hop*> Encode() {
     const CodecSpec& spec = job_.codec.up;
     const TensorView input = operands_.input();
@@ -42,7 +46,7 @@ class EntriesRun final : public ChunkRun {
     const MutableBytes own = wires_[bench_.members.rank];
     bench_.backend.Encode(spec, input, operands_.residual(), own.data(), extras);
     send_.assign(wires_.size(), own);
-    hop_ = {Stage::kEncode, Stage::kGather, HashCombine(job_.tag, 1), send_, wires_};
+    hop_ = {Stage::kEncode, Stage::kGather, Tag(), send_, wires_};
     return &hop_;
   }
 

@@ -28,12 +28,16 @@ class ReduceScatterRun final : public ChunkRun {
     }
   }
 
+  Reception first() const override { return verbatim_ ? Reception() : Reception{Tag(), incoming_}; }
+
   absl::StatusOr<const Hop*> Advance() override {
     if (std::exchange(sent_, true)) return ReduceOwn();
     return EncodeForeign();
   }
 
  private:
+  uint64_t Tag() const { return HashCombine(job_.tag, 1); }
+
   absl::StatusOr<const Hop*> EncodeForeign() {
     if (!bench_.scratch.status().ok()) return bench_.scratch.status();
     std::vector<EncodeArgs> foreign;
@@ -50,7 +54,7 @@ class ReduceScatterRun final : public ChunkRun {
     }
     if (!verbatim_) bench_.backend.EncodeAll(job_.codec.up, foreign);
     send_.assign(outgoing_.begin(), outgoing_.end());
-    hop_ = {Stage::kEncode, Stage::kExchange, HashCombine(job_.tag, 1), send_, incoming_};
+    hop_ = {Stage::kEncode, Stage::kExchange, Tag(), send_, incoming_};
     return &hop_;
   }
 

@@ -34,6 +34,11 @@ class TwoHopRun final : public ChunkRun {
     }
   }
 
+  // Verbatim blocks are large for their time on the processor: copying them early delays the sum.
+  Reception first() const override {
+    return verbatim_ ? Reception() : Reception{Tag(1), incoming_};
+  }
+
   absl::StatusOr<const Hop*> Advance() override {
     switch (phase_++) {
       case 0: return EncodeForeign();
@@ -54,12 +59,8 @@ class TwoHopRun final : public ChunkRun {
     }
     if (!verbatim_) bench_.backend.EncodeAll(job_.codec.up, foreign);
     send_.assign(outgoing_.begin(), outgoing_.end());
-    hop_ = {Stage::kEncode, Stage::kExchange, HashCombine(job_.tag, 1), send_, incoming_};
-    // Verbatim blocks are large for their time on the processor: copying them early delays the sum.
-    if (!verbatim_) {
-      hop_.next_tag = HashCombine(job_.tag, 2);
-      hop_.next_recv = results_;
-    }
+    hop_ = {Stage::kEncode, Stage::kExchange, Tag(1), send_, incoming_};
+    if (!verbatim_) hop_.next = {Tag(2), results_};
     return &hop_;
   }
 
@@ -77,7 +78,7 @@ class TwoHopRun final : public ChunkRun {
                            .wire_out = verbatim_ ? nullptr : results_[me_].data(),
                            .draws = DrawsOf(job_, down, 0, job_.chunk->codec_offset + Begin(me_))});
     std::fill(send_.begin(), send_.end(), Bytes(results_[me_]));
-    hop_ = {Stage::kReduce, Stage::kGather, HashCombine(job_.tag, 2), send_, results_};
+    hop_ = {Stage::kReduce, Stage::kGather, Tag(2), send_, results_};
     return &hop_;
   }
 
@@ -91,6 +92,8 @@ class TwoHopRun final : public ChunkRun {
     operands_.Store();
     return nullptr;
   }
+
+  uint64_t Tag(uint64_t hop) const { return HashCombine(job_.tag, hop); }
 
   size_t Begin(int r) const { return job_.chunk->shard(r).begin - job_.chunk->elements.begin; }
   size_t Numel(int r) const { return job_.chunk->shard(r).end - job_.chunk->shard(r).begin; }

@@ -48,8 +48,9 @@ class TwoLevelRun final : public ChunkRun {
         grid_(GridOf(*job.chunk)),
         row_(grid_.row(me_)),
         column_(grid_.column(me_)),
+        rows_(rows),
         operands_(job_, bench_),
-        row_codec_(rows == Rows::kEncoded ? job.codec.up : LosslessSpec(operands_.input().dtype)),
+        row_codec_(rows_ == Rows::kEncoded ? job.codec.up : LosslessSpec(operands_.input().dtype)),
         sum_(bench.scratch.TakeOf<float>(Numel(Part(column_)))) {
     for (Blocks& blocks : blocks_) {
       blocks.send.resize(bench.members.size);
@@ -58,6 +59,11 @@ class TwoLevelRun final : public ChunkRun {
     TakeAlongTheRow();
     TakeAlongTheColumn();
     TakeResults();
+  }
+
+  // Elements as they are delay the sum if they are copied early.
+  Reception first() const override {
+    return rows_ == Rows::kEncoded ? Reception{Tag(1), blocks_[0].recv} : Reception();
   }
 
   absl::StatusOr<const Hop*> Advance() override {
@@ -150,8 +156,7 @@ class TwoLevelRun final : public ChunkRun {
     const Blocks& blocks = blocks_[phase_ - 1];
     hop_ = {made_in, stage, Tag(phase_), blocks.send, blocks.recv};
     if (phase_ < kHops) {
-      hop_.next_tag = Tag(phase_ + 1);
-      hop_.next_recv = blocks_[phase_].recv;
+      hop_.next = {Tag(phase_ + 1), blocks_[phase_].recv};
     }
     return &hop_;
   }
@@ -262,6 +267,7 @@ class TwoLevelRun final : public ChunkRun {
   const int me_;
   const Grid grid_;
   const int row_, column_;
+  const Rows rows_;
   Operands operands_;
   const CodecSpec row_codec_;
   const std::span<float> sum_;                 // of the row, of this column's part

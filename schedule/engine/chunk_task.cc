@@ -20,6 +20,13 @@ ChunkTask::ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, const Op
   clock_.End(Stage::kQueue);
   lane_.Enter(work_->order);
   run_ = job_.chunk->algorithm->Begin(job_, lane_.bench());
+  Expect(run_->first());
+}
+
+void ChunkTask::Expect(const Reception& reception) {
+  if (!reception.recv.empty()) {
+    expected_ = lane_.plane().Expect(reception.tag, reception.recv);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
@@ -40,7 +47,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
   } else {
     exchange = plane.Start(hop_->tag, hop_->send, hop_->recv);
   }
-  if (!hop_->next_recv.empty()) expected_ = plane.Expect(hop_->next_tag, hop_->next_recv);
+  Expect(hop_->next);
   return exchange;
 }
 

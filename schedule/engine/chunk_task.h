@@ -42,6 +42,8 @@ class ChunkTask {
   Deadline deadline() const;
 
  private:
+  void Expect(const Reception& reception);
+
   const StartChunk start_;
   const WorkPtr work_;
   Lane& lane_;

@@ -1,0 +1,61 @@
+// AheadPlane: a data plane that gains by receiving ahead, and counts who makes use of it.
+#ifndef THINWIRE_TESTS_SCHEDULE_AHEAD_PLANE_H_
+#define THINWIRE_TESTS_SCHEDULE_AHEAD_PLANE_H_
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "transport/data_plane.h"
+
+namespace thinwire {
+
+struct AheadCounts {
+  std::atomic<int> expected{0};
+  std::atomic<int> started{0};  // with blocks to send at once
+};
+
+class AheadPlane final : public DataPlane {
+ public:
+  // `counts` outlives it.
+  AheadPlane(std::unique_ptr<DataPlane> inner, AheadCounts& counts)
+      : inner_(std::move(inner)), counts_(counts) {}
+
+  const Membership& members() const override { return inner_->members(); }
+  DataTraits traits() const override { return inner_->traits(); }
+  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
+                                  std::span<const MutableBytes> recv) override {
+    ++counts_.started;
+    return inner_->Start(tag, send, recv);
+  }
+  std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
+    ++counts_.expected;
+    return std::make_unique<Expected>(*inner_, tag, recv);
+  }
+  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
+  absl::Status status() const override { return inner_->status(); }
+  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
+
+ private:
+  class Expected final : public Exchange {
+   public:
+    Expected(DataPlane& inner, uint64_t tag, std::span<const MutableBytes> recv)
+        : inner_(inner), tag_(tag), recv_(recv.begin(), recv.end()) {}
+    void Send(std::span<const Bytes> send) override { sent_ = inner_.Start(tag_, send, recv_); }
+    absl::Status Wait(Deadline deadline) override { return sent_->Wait(deadline); }
+
+   private:
+    DataPlane& inner_;
+    const uint64_t tag_;
+    const std::vector<MutableBytes> recv_;
+    std::unique_ptr<Exchange> sent_;
+  };
+
+  const std::unique_ptr<DataPlane> inner_;
+  AheadCounts& counts_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_SCHEDULE_AHEAD_PLANE_H_
