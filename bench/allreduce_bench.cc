@@ -9,12 +9,13 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <random>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -117,26 +118,45 @@ double TimeOurs(tw_comm* comm, std::vector<float>& values, const std::string& na
   return Now() - begin;
 }
 
+// Another gradient each step, as training has: the same noise, shifted. What a codec with feedback
+// does depends on it: were all steps alike, residuals would grow in step, and topk would find
+// another threshold each time.
+class Gradients {
+ public:
+  Gradients(int rank, size_t n) : n_(n), noise_(n + kShifts * kShift) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    std::normal_distribution<float> normal(0, 1e-3f);
+    for (float& value : noise_) value = normal(random);
+  }
+  std::span<const float> OfStep(int step) const {
+    return std::span(noise_).subspan(kShift * ((step + kShifts) % kShifts), n_);
+  }
+
+ private:
+  static constexpr size_t kShift = 256, kShifts = 61;
+  const size_t n_;
+  std::vector<float> noise_;
+};
+
 void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
              std::map<std::string, tw_comm*>& comms, thinwire::Limit* limit, size_t bytes,
              bool last) {
   const size_t n = bytes / sizeof(float);
-  std::vector<float> source(n);
-  for (size_t i = 0; i < n; ++i)
-    source[i] = std::sin(static_cast<float>(i) * 0.37f + static_cast<float>(setup.rank));
+  const Gradients gradients(setup.rank, n);
   std::map<std::string, std::vector<double>> times;
   const int repetitions = bytes < 1000000 ? setup.repetitions * 20 : setup.repetitions;
   for (int i = -2; i < repetitions; ++i) {
     const auto keep = [&](const std::string& who, double seconds) {
       if (i >= 0) times[who].push_back(seconds);
     };
-    std::vector<float> values = source;
+    const std::span<const float> gradient = gradients.OfStep(i);
+    std::vector<float> values(gradient.begin(), gradient.end());
     gloo.Barrier();
     const double begin = Now();
     gloo.AllReduce(values.data(), n);
     keep("gloo", Now() - begin);
     for (auto& [codec, comm] : comms) {
-      values = source;
+      values.assign(gradient.begin(), gradient.end());
       gloo.Barrier();
       keep(codec, TimeOurs(comm, values, std::to_string(bytes)));
     }
