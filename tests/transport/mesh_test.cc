@@ -143,6 +143,25 @@ TEST(Mesh, ARankThatStopsOrDiesBeforeItConnectsIsNamedByAllOthersInTime) {
   for (std::thread& group : groups) group.join();
 }
 
+// What its system sends when a rank dies may be lost. Here its listener goes, and the silent line
+// that leads there stays.
+TEST(Mesh, ADeadRankIsFoundAlsoIfTheLineToItDoesNotBreak) {
+  const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(20));
+  Result left;
+  std::thread rank0([&] { left = ConnectMesh(ranks[0]); });
+  Descriptor line;
+  {
+    absl::StatusOr<Listener> listener = OnlyMeet(ranks[1]);
+    pollfd called{listener->fd(), POLLIN, 0};
+    ASSERT_EQ(poll(&called, 1, 20000), 1);
+    line = *listener->Accept();
+  }
+  rank0.join();
+  EXPECT_TRUE(line.valid() && absl::IsUnavailable(left.status())) << left.status();
+  EXPECT_NE(left.status().message().find("rank 1 is gone"), absl::string_view::npos)
+      << left.status();
+}
+
 // The last of three is late, and the others know each other already when one of them dies.
 TEST(Mesh, AConnectedRankThatDiesIsNamedOnceNobodyElseIsAwaited) {
   const std::vector<MeshOptions> ranks = Group(3, std::chrono::seconds(20));

@@ -9,9 +9,11 @@
 #include <atomic>
 #include <exception>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/mesh/mesh.h"
 
 namespace thinwire {
 namespace {
@@ -174,8 +176,9 @@ absl::StatusOr<std::shared_ptr<gloo::Context>> GlooContextOf(int rank,
   Adoption adoption(*transport, std::move(connections));
   loop.Post(&adoption);
   loop.Sync();
-  if (!adoption.status().ok()) return adoption.status();
-  return context;
+  if (adoption.status().ok()) return context;
+  std::this_thread::sleep_for(kMeshLinger);
+  return adoption.status();
 }
 
 void Observe(gloo::Context& context, int peer, ConnectionObserver* observer) {

@@ -20,10 +20,6 @@
 namespace thinwire {
 namespace {
 
-// A rank that gives up closes its connections, and must not be taken for the one that died: all
-// others have seen that one by then.
-constexpr std::chrono::milliseconds kLinger(50);
-
 // For poll. Rounded up, so that what is due in less than one is not asked for again and again.
 int MillisecondsUntil(Deadline deadline) {
   using std::chrono::milliseconds;
@@ -120,7 +116,7 @@ absl::StatusOr<std::vector<Descriptor>> Connect(const MeshOptions& options, cons
     if (!WaitsForTheDeadOnly(options, connected, watch)) {
       give_up = Deadline::max();
     } else if (give_up == Deadline::max()) {
-      give_up = Clock::now() + kLinger;
+      give_up = Clock::now() + kMeshLinger;
     }
   }
   return connected;

@@ -11,8 +11,10 @@ namespace {
 using std::chrono::milliseconds;
 
 // Most ranks have called before the first line would be of use. A line that its other end has
-// closed, as it does with who stays silent, is renewed.
-constexpr milliseconds kFirstLine{20}, kFirstPause{2}, kLongestPause{200};
+// closed, as it does with who stays silent, is renewed. So is one that has grown old: of a rank
+// that died the word may be lost, since a reset is sent once and a listener's queue dies silently,
+// and where nothing is said nothing is asked for again.
+constexpr milliseconds kFirstLine{20}, kFirstPause{2}, kLongestPause{200}, kOldAge{1000};
 
 int ErrorOf(int socket) {
   int error = 0;
@@ -46,7 +48,7 @@ Deadline Watch::next_try() const {
   Deadline first = Deadline::max();
   for (size_t number = rank_ + 1; number < peers_.size(); ++number) {
     const Peer& peer = peers_[number];
-    if (!peer.gone && !peer.line.valid()) first = std::min(first, peer.next_try);
+    if (!peer.gone) first = std::min(first, peer.next_try);
   }
   return first;
 }
@@ -65,7 +67,7 @@ void Watch::Advance(std::span<const pollfd>& polled, const std::vector<Descripto
   }
   for (size_t number = rank_ + 1; number < peers_.size(); ++number) {
     Peer& peer = peers_[number];
-    if (peer.gone || peer.line.valid() || Clock::now() < peer.next_try) continue;
+    if (peer.gone || Clock::now() < peer.next_try) continue;
     if (connected[number].valid()) {
       peer.next_try = Deadline::max();
     } else {
@@ -75,6 +77,7 @@ void Watch::Advance(std::span<const pollfd>& polled, const std::vector<Descripto
 }
 
 void Watch::Begin(Peer& peer, const Address& address) {
+  peer.next_try = Clock::now() + kOldAge;
   peer.line = Descriptor(
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!peer.line.valid() || (connect(peer.line.fd(), address.get(), address.length) != 0 &&
