@@ -135,11 +135,23 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
 absl::Status FirstRefusal(const Board& board, const Answers& answers) {
   for (size_t rank = 0; rank < answers.size(); ++rank) {
     if (answers[rank].ok()) continue;
-    return absl::UnimplementedError(absl::StrCat("rank ", rank, " takes no part over ",
-                                                 board.subject, ": ",
+    return absl::UnimplementedError(absl::StrCat("rank ", board.first + rank,
+                                                 " takes no part over ", board.subject, ": ",
                                                  answers[rank].status().message()));
   }
   return absl::OkStatus();
+}
+
+bool CanTell(const Board& board) {
+  return board.transport.control->status().ok() && Clock::now() < board.deadline;
+}
+
+absl::Status TellOutcome(const Board& board, std::string_view topic, const absl::Status& mine) {
+  if (!mine.ok() && !CanTell(board)) return mine;
+  const absl::StatusOr<Answers> outcomes =
+      TellAll(board, topic, mine.ok() ? absl::StatusOr<std::string>("") : mine);
+  if (!outcomes.ok()) return outcomes.status();
+  return FirstRefusal(board, *outcomes);
 }
 
 }  // namespace thinwire

@@ -38,6 +38,14 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
 // OK, or Unimplemented for the first rank that answered with a failure.
 absl::Status FirstRefusal(const Board& board, const Answers& answers);
 
+// Whether there is anybody to tell: not once the group has failed, or its time is over.
+bool CanTell(const Board& board);
+
+// Every rank tells what has come of its own try. OK if all have succeeded; Unimplemented names the
+// first that has not. A failure that can't be told any more is returned as it is, since silence is
+// no fault of the others then; who gives up passes it on.
+absl::Status TellOutcome(const Board& board, std::string_view topic, const absl::Status& mine);
+
 }  // namespace thinwire
 
 #endif  // THINWIRE_TRANSPORT_BOARD_H_

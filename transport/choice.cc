@@ -47,10 +47,7 @@ absl::StatusOr<ChosenPlane> TryUcxInside(const ChoiceOptions& options, Transport
   absl::StatusOr<ChosenPlane> chosen = TryUcx(
       options, transport, members.rank - members.rank % options.local_size, options.local_size);
   const Board board{"UCX inside nodes", members, transport, 0, options.deadline};
-  const absl::StatusOr<Answers> outcomes =
-      TellAll(board, "outcome", chosen.ok() ? absl::StatusOr<std::string>("") : chosen.status());
-  if (!outcomes.ok()) return outcomes.status();
-  if (absl::Status refusal = FirstRefusal(board, *outcomes); !refusal.ok()) return refusal;
+  if (absl::Status bad = TellOutcome(board, "outcome", chosen.status()); !bad.ok()) return bad;
   return chosen;
 }
 

@@ -100,10 +100,10 @@ absl::Status Agree(const tw_options& in, const Options& options,
   return absl::OkStatus();
 }
 
-absl::Status FindWay(const Options& options, Parts& parts) {
+absl::Status FindWay(const Options& options, Deadline deadline, Parts& parts) {
   const FailureLink hears_of_lost_peers(*parts.transport.control, *parts.transport.data);
   absl::StatusOr<ChosenTopology> chosen =
-      ChooseTopology(options, parts.nodes, *parts.transport.data, Clock::now() + options.timeout);
+      ChooseTopology(options, parts.nodes, *parts.transport.data, deadline);
   if (!chosen.ok()) return chosen.status();
   parts.topology = *std::move(chosen);
   return absl::OkStatus();
@@ -142,7 +142,7 @@ absl::StatusOr<Parts> Connect(const tw_options& in, const Options& options,
   } else {
     status = Agree(in, options, device, deadline, parts);
   }
-  if (status.ok()) status = FindWay(options, parts);
+  if (status.ok()) status = FindWay(options, deadline, parts);
   if (!status.ok()) return GiveUp(parts.transport, status);
   return parts;
 }

@@ -79,15 +79,10 @@ absl::StatusOr<ChosenPlane> ChooseNccl(const NcclOptions& options) {
 
   absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectNccl(WithHalfTheTime(options));
   // Who only waited for others has no reason of its own.
-  const bool late = absl::IsDeadlineExceeded(plane.status());
-  const absl::StatusOr<Answers> reasons = TellAll(
-      board, "reason", plane.ok() || late ? absl::StatusOr<std::string>("") : plane.status());
-  if (!reasons.ok()) return reasons.status();
-  if (absl::Status refusal = FirstRefusal(board, *reasons); !refusal.ok()) return refusal;
-  const absl::StatusOr<Answers> outcomes =
-      TellAll(board, "outcome", plane.ok() ? absl::StatusOr<std::string>("") : plane.status());
-  if (!outcomes.ok()) return outcomes.status();
-  if (absl::Status refusal = FirstRefusal(board, *outcomes); !refusal.ok()) return refusal;
+  const bool late = absl::IsDeadlineExceeded(plane.status()) && CanTell(board);
+  const absl::Status reason = late ? absl::OkStatus() : plane.status();
+  if (absl::Status bad = TellOutcome(board, "reason", reason); !bad.ok()) return bad;
+  if (absl::Status bad = TellOutcome(board, "outcome", plane.status()); !bad.ok()) return bad;
   return ChosenPlane{*std::move(plane), absl::StrCat("nccl ", *version)};
 }
 

@@ -16,10 +16,10 @@ namespace {
 
 class UcxData final : public DataPlane {
  public:
-  UcxData(Membership members, std::unique_ptr<UcxWorker> worker)
+  UcxData(const UcxOptions& options, std::unique_ptr<UcxWorker> worker)
       : worker_(std::move(worker)),
         driver_(*worker_),
-        parts_{members, *worker_, driver_, bytes_sent_} {}
+        parts_{options.members, options.first, *worker_, driver_, bytes_sent_} {}
 
   const Membership& members() const override { return parts_.members; }
   DataTraits traits() const override {
@@ -97,7 +97,7 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options)
   if (!addresses.ok()) return addresses.status();
   if (absl::Status refusal = FirstRefusal(BoardOf(options), *addresses); !refusal.ok())
     return refusal;
-  auto plane = std::make_unique<UcxData>(options.members, *std::move(worker));
+  auto plane = std::make_unique<UcxData>(options, *std::move(worker));
   if (absl::Status bad = plane->Connect(*addresses); !bad.ok()) return bad;
   const FailureLink hears_of_lost_peers(*options.transport.control, *plane);
   if (absl::Status bad = plane->Greet(options.deadline); !bad.ok()) return bad;

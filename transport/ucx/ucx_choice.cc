@@ -23,8 +23,8 @@ absl::Status CheckOffers(const Board& board, const Answers& offers) {
         absl::StrCat("UCX is for ranks that share one host's memory, with the same version, user "
                      "and namespaces, "
                      "expected ",
-                     *offers[0], " as on rank 0, but rank ", rank, " has ", *offers[rank],
-                     "; set transport to gloo, or to auto"));
+                     *offers[0], " as on rank ", board.first, ", but rank ", board.first + rank,
+                     " has ", *offers[rank], "; set transport to gloo, or to auto"));
   }
   return absl::OkStatus();
 }
@@ -39,10 +39,7 @@ absl::StatusOr<ChosenPlane> ChooseUcx(const UcxOptions& options) {
   if (!offers.ok()) return offers.status();
   if (absl::Status refusal = CheckOffers(board, *offers); !refusal.ok()) return refusal;
   absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectUcx(options);
-  const absl::StatusOr<Answers> outcomes =
-      TellAll(board, "outcome", plane.ok() ? absl::StatusOr<std::string>("") : plane.status());
-  if (!outcomes.ok()) return outcomes.status();
-  if (absl::Status refusal = FirstRefusal(board, *outcomes); !refusal.ok()) return refusal;
+  if (absl::Status bad = TellOutcome(board, "outcome", plane.status()); !bad.ok()) return bad;
   return ChosenPlane{*std::move(plane), absl::StrCat("ucx ", *version, " over shared memory")};
 }
 

@@ -91,9 +91,10 @@ void UcxExchange::Began(Message& message, ucs_status_ptr_t request) {
 void UcxExchange::End(const Message& message, ucs_status_t status) {
   if (status == UCS_OK) return EndOne();
   if (status == UCS_ERR_CANCELED) return;
-  plane_.driver.Fail(absl::UnavailableError(absl::StrCat(
-      "rank ", message.peer, " is gone: its transfer with rank ", plane_.members.rank, " failed (",
-      plane_.worker.ucx().status_string(status), "); look why that process ended")));
+  plane_.driver.Fail(absl::UnavailableError(
+      absl::StrCat("rank ", InGroup(message.peer), " is gone: its transfer with rank ",
+                   InGroup(plane_.members.rank), " failed (",
+                   plane_.worker.ucx().status_string(status), "); look why that process ended")));
 }
 
 void UcxExchange::EndOne() {
@@ -114,11 +115,11 @@ absl::Status UcxExchange::Late() const {
   std::set<int> missing;
   for (const Message& message : messages_) {
     if (message.request != nullptr && !plane_.worker.HasEnded(message.request)) {
-      missing.insert(message.peer);
+      missing.insert(InGroup(message.peer));
     }
   }
   return absl::DeadlineExceededError(absl::StrCat(
-      "rank ", plane_.members.rank, " waited past its deadline for rank ",
+      "rank ", InGroup(plane_.members.rank), " waited past its deadline for rank ",
       absl::StrJoin(missing, ", "), "; look what that rank does, or raise the timeout"));
 }
 

@@ -18,6 +18,7 @@ namespace thinwire {
 // What the exchanges of one plane share. It outlives them.
 struct UcxPlaneParts {
   Membership members;
+  int first;  // the group's rank of the members' rank 0, for messages
   UcxWorker& worker;
   UcxDriver& driver;
   std::atomic<uint64_t>& bytes_sent;
@@ -48,6 +49,7 @@ class UcxExchange final : public Exchange {
   // Takes back what has not ended. Nobody is inside Progress.
   void Cancel();
   absl::Status Late() const;
+  int InGroup(int member) const { return plane_.first + member; }
 
   const UcxPlaneParts& plane_;
   const uint64_t tag_;
