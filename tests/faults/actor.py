@@ -33,6 +33,7 @@ class Report:
     called_at: float = 0.0  # when the call that failed was made: its tensor's submission
     stage: str = ""  # connecting, step or closing
     wrong: str = ""  # a result that was not the sum
+    transport: str = ""  # what it runs on, once it is connected
 
 
 class Actor:
@@ -58,6 +59,7 @@ class Actor:
         try:
             self._report.called_at = time.monotonic()
             communicator = self._connect()
+            self._report.transport = communicator.transport()
             self._striker.abort = functools.partial(
                 communicator.fail, errors.Error(f"rank {self._rank} has had enough")
             )
@@ -82,6 +84,7 @@ class Actor:
         config = Config(
             codec=case.codec, lanes=case.lanes, chunk_bytes=case.chunk_bytes, policy=case.policy,
             planned=case.planned, timeout_s=case.timeout_s, checksum=case.checksum,
+            topology=case.topology, local_size=case.node_size,
             **{"transport": case.transport, **self._settings},
         )  # fmt: skip
         return Communicator(self._rank, case.world, self._board, "faults", config)

@@ -5,7 +5,7 @@ A case is plain data that its seed alone determines, so a line of a report repea
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PHASES = (
     "store",  # one of its operations on the rendezvous store comes, and is not carried out
@@ -22,6 +22,7 @@ PHASES = (
 BLOWS = ("SIGKILL", "SIGSTOP", "abort")
 NOT_CONNECTED = ("store", "connecting", "idle", "closing")  # nothing is there to be aborted
 TRANSPORTS = ("gloo", "auto")  # auto: UCX, where it is installed
+TOPOLOGIES = ("hierarchical", "auto")  # between nodes; auto: as measured links say
 CODECS = ("fp32", "bf16", "int8", "int4", "onebit", "topk:density=0.01")
 
 # Elements of the tensors that a step reduces; min_bytes and one_hop_bytes decide how each goes.
@@ -52,18 +53,36 @@ class Case:
     checksum: bool
     timeout_s: float
     transport: str = "gloo"
+    node_size: int = 0  # ranks of each node; 0: all are on one, and find that out
+    topology: str = "auto"
 
     @property
     def tensors(self) -> tuple[int, ...]:
         """The sizes that a step has here."""
         return TENSORS.get(self.phase, TENSORS["mixed"])
 
+    @property
+    def nodes(self) -> int:
+        """How many are told apart; 0: nobody says."""
+        return self.world // self.node_size if self.node_size else 0
+
     def __str__(self) -> str:
         return (
             f"seed {self.seed}: rank {self.victim} of {self.world} gets {self.blow} in "
             f"{self.phase!r} at {self.moment:.2f}, {self.codec}, {self.lanes} lanes, "
             f"{self.chunk_bytes} B chunks, planned={self.planned}, {self.policy}, "
-            f"checksum={self.checksum}, T={self.timeout_s} s, transport={self.transport}"
+            f"checksum={self.checksum}, T={self.timeout_s} s, transport={self.transport}, "
+            f"{self.topology} by nodes of {self.node_size}"
+        )
+
+    def on_one_node(self) -> Case:
+        """The same between ranks that are neighbours."""
+        return replace(self, node_size=0, topology="auto")
+
+    def on_two_nodes(self, topology: str) -> Case:
+        """The same with four ranks, of which two share memory."""
+        return replace(
+            self, world=4, victim=self.victim % 4, transport="auto", node_size=2, topology=topology
         )
 
 
@@ -71,7 +90,7 @@ def draw(seed: int, phase: str, blow: str, timeout_s: float) -> Case:
     """The case of a seed, in that phase and with that blow."""
     chance = random.Random(f"{seed} {phase} {blow}")
     world = chance.choice((2, 3, 4))
-    return Case(
+    case = Case(
         seed=seed,
         world=world,
         victim=chance.randrange(world),
@@ -87,6 +106,9 @@ def draw(seed: int, phase: str, blow: str, timeout_s: float) -> Case:
         timeout_s=timeout_s,
         transport=chance.choice(TRANSPORTS),
     )
+    if world == 4 and chance.random() < 0.5:
+        return replace(case, node_size=2, topology=chance.choice(TOPOLOGIES))
+    return case
 
 
 def matrix(count: int, seed: int, stop_s: float, kill_s: float = 8.0) -> list[Case]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from actor import Actor, Report
 from cases import Case
+from nodes import inside, open_nodes
 from standstill import Standstill
 from strike import struck_at
 
@@ -36,8 +37,9 @@ class Ending:
     repeated: int = 0  # how often it was run before, while the machine stood still
 
 
-def _be(pipe, case: Case, rank: int, folder: Path) -> None:
-    pipe.send(Actor(case, rank, folder).run())
+def _be(pipe, case: Case, rank: int, folder: Path, node: str | None) -> None:
+    with inside(node):
+        pipe.send(Actor(case, rank, folder).run())
 
 
 def run_awake(case: Case, own: int | None = None) -> Ending:
@@ -55,18 +57,22 @@ def run(case: Case, own: int | None = None) -> Ending:
     """All ranks of the case, none of which outlives this call. A victim that was stopped goes on
     once all survivors have ended, and reports as well. own: a survivor that is this very process
     and no one of its own."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, open_nodes(case.nodes) as nodes:
         folder = Path(name)
         processes, pipes = {}, {}
+        node_of = {r: nodes[r // case.node_size] if nodes else None for r in range(case.world)}
         for rank in (r for r in range(case.world) if r != own):
             pipes[rank], theirs = _context.Pipe(duplex=False)
-            processes[rank] = _context.Process(target=_be, args=(theirs, case, rank, folder))
+            processes[rank] = _context.Process(
+                target=_be, args=(theirs, case, rank, folder, node_of[rank])
+            )
             processes[rank].start()
             theirs.close()
         ending = Ending(case)
         try:
             if own is not None:
-                ending.reports[own] = Actor(case, own, folder).run()
+                with inside(node_of[own]):
+                    ending.reports[own] = Actor(case, own, folder).run()
             end = time.monotonic() + case.timeout_s + HANG_S
             for rank in (r for r in processes if r != case.victim or case.blow == "abort"):
                 _collect(ending, rank, pipes[rank], processes[rank], end)

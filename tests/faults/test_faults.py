@@ -6,6 +6,8 @@ from dataclasses import replace
 import harness
 import pytest
 from cases import PHASES, draw
+from nodes import open_nodes
+from thinwire import _library, errors
 from verdict import judge
 
 SEED = random.SystemRandom().randrange(10**6)
@@ -19,12 +21,27 @@ def test_a_killed_rank_is_named_on_every_other(phase):
 
 def test_a_rank_of_four_that_dies_when_it_has_just_connected():
     """From four on, ranks look for nodes as well; nobody may wait for the dead one's in vain."""
-    expect_no_problem(draw(142106, "connecting", "SIGKILL", 8.0))
+    expect_no_problem(draw(142106, "connecting", "SIGKILL", 8.0).on_one_node())
 
 
 def test_a_rank_that_dies_while_the_group_agrees_on_ucx():
     """Connections are there by then, and must be what the others learn of it by."""
-    expect_no_problem(replace(draw(7011, "connecting", "SIGKILL", 8.0), transport="auto"))
+    case = draw(7011, "connecting", "SIGKILL", 8.0).on_one_node()
+    expect_no_problem(replace(case, transport="auto"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "topology"),
+    [("connecting", "auto"), ("direct", "hierarchical"), ("chunks", "hierarchical")],
+)
+def test_a_rank_that_is_killed_between_nodes(phase, topology):
+    """UCX inside nodes hears of nobody, and Gloo between them has all the connections."""
+    ending = expect_no_problem(draw(SEED, phase, "SIGKILL", 8.0).on_two_nodes(topology))
+    with open_nodes(1) as nodes:
+        split = bool(nodes) and ucx_is_here()
+    for rank, report in ending.reports.items():
+        if split and report.stage == "step" and rank != ending.case.victim:
+            assert "inside nodes" in report.transport
 
 
 @pytest.mark.parametrize("phase", STOPPED)
@@ -37,5 +54,15 @@ def test_an_abort_from_another_thread_is_heard_of_everywhere():
 
 
 def expect_no_problem(case):
-    verdict = judge(harness.run_awake(case))
+    ending = harness.run_awake(case)
+    verdict = judge(ending)
     assert not verdict.problems, "\n  ".join([str(case), *verdict.problems])
+    return ending
+
+
+def ucx_is_here() -> bool:
+    try:
+        _library.ucx_version(None)
+    except errors.UnavailableError:
+        return False
+    return True
