@@ -1,4 +1,4 @@
-// tw_all_reduce*, tw_reduce_scatter, tw_all_gather, tw_wait*.
+// tw_all_reduce*, tw_reduce_scatter, tw_all_gather, tw_wait*, tw_work_destroy.
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -114,6 +114,12 @@ tw_status tw_wait(tw_work* work) {
 
 tw_status tw_wait_stream(tw_work* work, void* stream) {
   return WaitFor(work, [stream](thinwire::Work& started) { return started.WaitOn(stream); });
+}
+
+void tw_work_destroy(tw_work* work) {
+  if (work == nullptr || !work->home.is_here()) return;
+  work->work->Wait().IgnoreError();
+  delete work;
 }
 
 }  // extern "C"

@@ -121,7 +121,7 @@ TW_API tw_status tw_comm_abort(tw_comm* comm); /* fails the group on every rank 
 /* As tw_comm_abort, for the caller's own reason: from here on every rank's calls return `status`
  * (any but TW_OK) with a message that holds `reason`, unless the group had failed before. */
 TW_API tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason);
-TW_API void tw_comm_destroy(tw_comm* comm); /* after all its works are freed by tw_wait */
+TW_API void tw_comm_destroy(tw_comm* comm); /* after all its works are freed */
 
 /* In place if send == recv. `count` elements. On a device `stream` is a cudaStream_t, null the
  * default one: its work so far makes the input, and its later work may use the output as soon as
@@ -163,6 +163,8 @@ TW_API tw_status tw_all_reduce_segments(const void* send, void* recv, size_t cou
  * wait for a device, but where a name's layout is new. */
 TW_API tw_status tw_wait(tw_work* work);
 TW_API tw_status tw_wait_stream(tw_work* work, void* stream);
+/* For a caller who wants no status: waits and frees, and leaves tw_last_error as it is. */
+TW_API void tw_work_destroy(tw_work* work);
 
 typedef enum {
   TW_ALL_REDUCE = 0,

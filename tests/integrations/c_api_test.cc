@@ -315,6 +315,35 @@ TEST(CApi, MalformedEntriesAreRefused) {
   EXPECT_NE(std::string(tw_last_error()).find("topk counts"), std::string::npos);
 }
 
+// A garbage collector may drop a work between a call that failed and the look at its message.
+TEST(CApi, AWorkThatIsDroppedLeavesTheMessageAlone) {
+  std::vector<tw_comm*> comms(2);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      tw_options options;
+      tw_options_init(&options);
+      options.rank = rank;
+      options.size = 2;
+      options.local_group = "dropped";
+      EXPECT_EQ(tw_comm_create(&options, &comms[rank]), TW_OK) << tw_last_error();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  std::vector<float> x(100000);
+  tw_work* work = nullptr;
+  ASSERT_EQ(tw_all_reduce_async(x.data(), x.data(), x.size(), TW_F32, TW_MEAN, comms[0], nullptr,
+                                "w", 0, &work),
+            TW_OK);
+  ASSERT_EQ(tw_comm_abort(comms[0]), TW_OK);
+  EXPECT_EQ(tw_wait(nullptr), TW_INVALID_ARGUMENT);
+  const std::string before = tw_last_error();
+  tw_work_destroy(work);
+  tw_work_destroy(nullptr);
+  EXPECT_EQ(tw_last_error(), before);
+  for (tw_comm* const comm : comms) tw_comm_destroy(comm);
+}
+
 TEST(CApi, EveryStatusComesBackAsItWasGiven) {
   for (const tw_status given :
        {TW_INVALID_ARGUMENT, TW_MISMATCH, TW_TIMEOUT, TW_PEER_LOST, TW_UNAVAILABLE, TW_ABORTED,

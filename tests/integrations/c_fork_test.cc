@@ -161,6 +161,7 @@ TEST_F(Fork, AWorkInFlightIsNotWaitedForInAChild) {
     if (!Refused(tw_bucket_wait(own.bucket))) return 1;
     if (!Refused(tw_bucket_wait_stream(own.bucket, nullptr))) return 2;
     if (!Refused(tw_wait(work))) return 3;
+    tw_work_destroy(work);
     return 0;
   });
   EXPECT_EQ(wrong, 0);

@@ -154,6 +154,7 @@ _RESULTS = {
     "tw_digest": c_uint64,
     "tw_options_init_sized": None,
     "tw_comm_destroy": None,
+    "tw_work_destroy": None,
     "tw_bucket_destroy": None,
 }
 
@@ -193,6 +194,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     ],
     "tw_wait": [c_void_p],
     "tw_wait_stream": [c_void_p, c_void_p],
+    "tw_work_destroy": [c_void_p],
     "tw_bucket_create": [c_void_p, POINTER(BucketInfo), POINTER(c_void_p)],
     "tw_bucket_start": [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_size_t],
     "tw_bucket_wait": [c_void_p],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 import weakref
 from collections.abc import Sequence
 from ctypes import byref, c_size_t, c_uint32, c_void_p
@@ -11,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from thinwire import _library, errors
 from thinwire.config import Config
+from thinwire.process_end import fatal_exception, is_ending
 
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # tw_dtype
 OPS = {"mean": 0, "sum": 1}  # tw_op
@@ -92,28 +94,36 @@ class _StoreCallbacks:
 
 
 class Work:
-    """One allreduce in flight. wait() must be called, once; its memory must live until then."""
+    """One allreduce in flight. wait() must be called, once; its memory must live until then. It
+    keeps its communicator until then, which may be dropped meanwhile."""
 
-    def __init__(self, handle: c_void_p) -> None:
-        self._wait = _library.load().tw_wait
+    def __init__(self, handle: c_void_p, communicator: Communicator) -> None:
         self._handle = handle
+        self._destroy = _library.load().tw_work_destroy
+        self._communicator: Communicator | None = communicator
 
     def __del__(self) -> None:
         """One that nobody waits for, such as those behind the first that failed, is waited for
-        here: only waiting frees it."""
+        here. That may come between another call and its message, which stays as it is."""
         if self._handle:
-            self._wait(self._handle)
+            self._destroy(self._handle)
 
     def wait(self) -> None:
         """Blocks without the GIL until all is done; raises the typed error of a failure. On a GPU
         the result is there for later work of the stream that it was started with."""
         handle, self._handle = self._handle, c_void_p()
-        _library.check(self._wait(handle))
+        self._end(_library.load().tw_wait(handle))
 
     def wait_stream(self, stream: int | None) -> None:
         """As wait(); on a GPU the result is there for later work of this stream."""
         handle, self._handle = self._handle, c_void_p()
-        _library.check(_library.load().tw_wait_stream(handle, stream))
+        self._end(_library.load().tw_wait_stream(handle, stream))
+
+    def _end(self, status: int) -> None:
+        try:
+            _library.check(status)
+        finally:
+            self._communicator = None
 
 
 class BucketWork:
@@ -134,17 +144,21 @@ class BucketWork:
 
 class Bucket:
     """A tensor that is described to the library once, and started in every step by its handle.
-    Communicator.bucket() makes it. One thread at a time uses it."""
+    Communicator.bucket() makes it, and lives as long. One thread at a time uses it."""
 
-    def __init__(self, handle: c_void_p, segments: Segments | None) -> None:
+    def __init__(
+        self, handle: c_void_p, segments: Segments | None, communicator: Communicator
+    ) -> None:
         self.handle = handle
         self._segments = segments
+        self._communicator = communicator
         # Not at exit, where the last works may still be waited for, after this.
         weakref.finalize(self, _library.load().tw_bucket_destroy, handle).atexit = False
 
     def start(self, send: int, receive: int, stream: int | None = None) -> BucketWork:
         """Starts one use, from and to these addresses, and returns at once. Segments that are
         marked absent count as zeros."""
+        self._communicator.check_open()
         absent, count = (None, 0) if self._segments is None else self._segments.absent()
         _library.check(
             _library.load().tw_bucket_start(self.handle, send, receive, stream, absent, count)
@@ -152,8 +166,27 @@ class Bucket:
         return BucketWork(self)
 
 
+def _fail(handle: c_void_p, reason: errors.Error) -> int:
+    status, message = errors.to_status(reason), str(reason).encode(errors="replace")
+    return _library.load().tw_comm_fail(handle, status, message)
+
+
+def _leave(handle: c_void_p, rank: int) -> None:
+    """Ends a communicator that was not closed, since nobody has it any more or the interpreter
+    ends. If an exception ends this process, its peers are told that."""
+    reason = fatal_exception()
+    if reason is not None:
+        _fail(handle, errors.Error(f"rank {rank} ended on {type(reason).__name__}: {reason}"))
+    if is_ending() and threading.active_count() > 1:
+        return  # a daemon thread may be at work in it; the process ends anyway
+    _library.load().tw_comm_destroy(handle)
+
+
 class Communicator:
     """Wraps tw_comm. Thread-safe, but for close(), which comes after the last wait().
+
+    One that is dropped, or still there when the interpreter ends, closes by itself: after its works
+    and buckets, which keep it.
 
     Addresses are of host memory, or of the GPU that config.device names; counts are in elements.
     Streams are cudaStream_t (None: the default one; always None on the host). Every method raises
@@ -165,6 +198,11 @@ class Communicator:
         self._callbacks = _StoreCallbacks(store) if store is not None else None
         options = self._options(rank, size, group, config)
         _library.check(self._library.tw_comm_create(byref(options), byref(self._handle)))
+        self._end = weakref.finalize(self, _leave, self._handle, rank)
+
+    def leave_exit_to_owner(self) -> None:
+        """The owner closes it when the interpreter ends, after what it has in flight."""
+        self._end.atexit = False
 
     def _options(self, rank: int, size: int, group: str, config: Config) -> _library.Options:
         options = _library.options_of(config)
@@ -174,9 +212,13 @@ class Communicator:
         options.group = group.encode()
         return options
 
-    def _open(self) -> c_void_p:
+    def check_open(self) -> None:
+        """Raises an Error after close()."""
         if not self._handle:
             raise errors.Error("this communicator was closed; create another")
+
+    def _open(self) -> c_void_p:
+        self.check_open()
         return self._handle
 
     def all_reduce(
@@ -210,7 +252,7 @@ class Communicator:
                 _encoded(name), priority, array, 0 if array is None else len(array), byref(work),
             )
         )  # fmt: skip
-        return Work(work)
+        return Work(work, self)
 
     def bucket(
         self,
@@ -235,7 +277,7 @@ class Communicator:
         )  # fmt: skip
         handle = c_void_p()
         _library.check(self._library.tw_bucket_create(self._open(), byref(info), byref(handle)))
-        return Bucket(handle, segments)
+        return Bucket(handle, segments, self)
 
     def describe(self) -> str:
         """Says who waits for whom, and the engine's last events, as text for people."""
@@ -333,13 +375,13 @@ class Communicator:
     def fail(self, reason: errors.Error) -> None:
         """Fails the group on every rank, each of which raises this reason from here on, unless the
         group had failed before."""
-        status, message = errors.to_status(reason), str(reason).encode(errors="replace")
-        _library.check(self._library.tw_comm_fail(self._open(), status, message))
+        _library.check(_fail(self._open(), reason))
 
     def close(self) -> None:
         """Says goodbye to the peers and frees everything; may be called twice."""
         handle, self._handle = self._handle, c_void_p()
         if handle:
+            self._end.detach()
             self._library.tw_comm_destroy(handle)
 
 

@@ -13,6 +13,7 @@ from ranks import outcomes_of, run
 from thinwire.torch import State, all_reduce, attach, hook
 
 TIMEOUT_S = 2.0
+LONG_S = 30.0  # where nothing is to time out, also on a machine that stands still for a while
 GRACE_S = 6.0  # of the leader's diagnosis, and of this machine
 
 
@@ -77,18 +78,16 @@ def test_a_rank_that_does_not_come():
     run(stay_away)
 
 
-def lose_peer(rank: int, how: signal.Signals):
-    ddp, _ = wrap(make_mlp(), "int4", timeout_s=TIMEOUT_S)
+def lose_peer(rank: int) -> str:
+    """What rank 0 is told. A deadline that passes before is another error."""
+    ddp, _ = wrap(make_mlp(), "int4", timeout_s=LONG_S)
     train(ddp, 3)
     dist.barrier()
     if rank == 1:
-        os.kill(os.getpid(), how)
-    start = time.monotonic()
-    try:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(thinwire.PeerLostError) as caught:
         all_steps_until_error(ddp, rank)
-    except thinwire.Error as error:
-        return type(error).__name__, str(error), time.monotonic() - start
-    return None
+    return str(caught.value)
 
 
 def all_steps_until_error(ddp, rank: int):
@@ -97,10 +96,9 @@ def all_steps_until_error(ddp, rank: int):
 
 
 def test_a_killed_peer():
-    outcome = outcomes_of(lose_peer, signal.SIGKILL)[0]
-    kind, message, seconds = outcome.value
-    assert kind == "PeerLostError" and "rank 1" in message and "bucket0" in message
-    assert seconds < TIMEOUT_S + GRACE_S
+    outcome = outcomes_of(lose_peer)[0]
+    assert not outcome.error, outcome.trace
+    assert "rank 1" in outcome.value and "bucket0" in outcome.value
     assert outcome.exit_code == 0
 
 

@@ -15,10 +15,10 @@ import torch
 from thinwire import comm, errors
 from thinwire.comm import BucketWork, Communicator, Work
 from thinwire.config import Config, check_here
+from thinwire.process_end import fatal_exception
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.device import Device, device_of
-from thinwire.torch.exchange.process_end import fatal_exception
 from thinwire.torch.exchange.step_ledger import StepLedger
 from thinwire.torch.exchange.waiter import Pending, Waiter
 from thinwire.torch.group import Group, Membership
@@ -162,6 +162,7 @@ class Session:
     def _connect(self, group: Group, device: Device) -> None:
         self._home = HomeProcess()
         communicator = group.connect(dataclasses.replace(self.config, device=device.name))
+        communicator.leave_exit_to_owner()  # it would end before what is in flight
         try:
             checkpoint.write(communicator, self.restored)
             communicator.set_step(self._first_step)

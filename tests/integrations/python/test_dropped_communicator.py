@@ -1,0 +1,176 @@
+"""A communicator that nobody closes ends by itself: once nobody has it, after what is in flight,
+and when the interpreter ends."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import thinwire
+import torch
+import torch.distributed as dist
+from ranks import run
+from thinwire.comm import Communicator
+from thinwire.config import Config
+
+NUMEL = 300_000  # some chunks
+DEADLINE_S = 60.0
+PACKAGE = Path(thinwire.__file__).resolve().parents[1]
+
+
+def pair(group: str) -> list[Communicator]:
+    """Both ranks of a group in this process."""
+    ranks: list[Communicator | None] = [None, None]
+    config = Config(codec="int8", local_group=group, timeout_s=DEADLINE_S)
+
+    def connect(rank: int) -> None:
+        ranks[rank] = Communicator(rank, 2, None, group, config)
+
+    other = threading.Thread(target=connect, args=(1,))
+    other.start()
+    connect(0)
+    other.join()
+    return ranks
+
+
+def start(communicator: Communicator, tensor: np.ndarray):
+    return communicator.start(tensor.ctypes.data, len(tensor), "float32", "sum", "tensor")
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def await_threads(count: int) -> None:
+    """Threads that were joined are gone from /proc a moment later."""
+    end = time.monotonic() + DEADLINE_S
+    while threads() > count:
+        assert time.monotonic() < end, f"{threads() - count} threads are left"
+        time.sleep(0.01)
+
+
+def test_a_dropped_communicator_ends_its_engine():
+    before = threads()
+    first, second = pair("ends")
+    assert threads() > before
+    del first, second
+    await_threads(before)
+
+
+def test_one_that_has_failed_ends_as_well():
+    before = threads()
+    first, second = pair("fails")
+    first.fail(thinwire.Error("enough"))
+    tensor = np.ones(NUMEL, np.float32)
+    with pytest.raises(thinwire.Error, match="enough"):
+        second.all_reduce(tensor.ctypes.data, NUMEL, "float32", "sum")
+    del first, second
+    await_threads(before)
+
+
+def test_what_is_in_flight_keeps_it():
+    before = threads()
+    tensors = [np.ones(NUMEL, np.float32) for _ in range(2)]
+    first, second = pair("works")
+    work = start(first, tensors[0])
+    del first
+    gc.collect()
+    start(second, tensors[1]).wait()
+    work.wait()
+    assert all(np.abs(tensor - 2).max() < 0.05 for tensor in tensors)
+    del second  # a work that was waited for keeps nothing
+    await_threads(before)
+
+
+def test_a_bucket_keeps_it_and_is_refused_after_its_close():
+    tensors = [np.ones(NUMEL, np.float32) for _ in range(2)]
+    first, second = pair("buckets")
+    bucket = first.bucket(NUMEL, "float32", "sum", "tensor")
+    del first
+    gc.collect()
+    work = bucket.start(tensors[0].ctypes.data, tensors[0].ctypes.data)
+    start(second, tensors[1]).wait()
+    work.wait()
+    assert np.abs(tensors[0] - 2).max() < 0.05
+    closed = second.bucket(NUMEL, "float32", "sum", "tensor")
+    second.close()
+    with pytest.raises(thinwire.Error, match="was closed"):
+        closed.start(tensors[1].ctypes.data, tensors[1].ctypes.data)
+
+
+def drop(rank: int, folder: str) -> tuple[int, int]:
+    """Threads of torch's face of it, before and after."""
+    from thinwire.torch import Communicator
+
+    def use() -> int:
+        communicator = Communicator(dist.FileStore(f"{folder}/s"), rank, 2, "k", "int8")
+        communicator.all_reduce(torch.ones(NUMEL))
+        return threads()
+
+    before = threads()
+    during = use()
+    gc.collect()
+    await_threads(before)
+    return before, during
+
+
+def test_so_does_that_of_torch(tmp_path):
+    for before, during in run(drop, str(tmp_path)):
+        assert during > before
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from thinwire.comm import Communicator
+from thinwire.config import Config
+sys.path.insert(0, sys.argv[4])
+from board import Board
+
+end, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+config = Config(codec="int8", timeout_s=60)
+communicator = Communicator(rank, 2, Board(folder, lambda *_: None), "exit", config)
+tensor = np.ones(100_000, np.float32)
+for _ in range(1 + rank):  # rank 1 goes on alone
+    communicator.all_reduce(tensor.ctypes.data, len(tensor), "float32", "sum")
+if end == "exception":
+    raise ValueError("boom")
+"""
+
+
+def end_of_both(folder: Path, end: str) -> list[subprocess.CompletedProcess[str]]:
+    faults = Path(__file__).resolve().parents[2] / "faults"
+    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, end, str(rank), str(folder), str(faults)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    done = []
+    for rank in ranks:
+        try:
+            out, error = rank.communicate(timeout=2 * DEADLINE_S)
+        finally:
+            rank.kill()
+        done.append(subprocess.CompletedProcess(rank.args, rank.returncode, out, error))
+    return done
+
+
+@pytest.mark.parametrize("end, code, reason", [
+    ("return", 0, "rank 0 closed its communicator after 1 collective"),
+    ("exception", 1, "rank 0 ended on ValueError: boom"),
+])  # fmt: skip
+def test_the_end_of_a_script_is_told_its_peers(tmp_path, end, code, reason):
+    first, second = end_of_both(tmp_path, end)
+    assert first.returncode == code, first.stderr
+    assert first.stderr == "" or end == "exception"
+    assert second.returncode == 1 and reason in second.stderr, second.stderr
