@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -74,17 +75,16 @@ def test_one_that_has_failed_ends_as_well():
 
 
 def test_what_is_in_flight_keeps_it():
-    before = threads()
     tensors = [np.ones(NUMEL, np.float32) for _ in range(2)]
     first, second = pair("works")
-    work = start(first, tensors[0])
+    work, kept = start(first, tensors[0]), weakref.ref(first)
     del first
     gc.collect()
+    assert kept() is not None
     start(second, tensors[1]).wait()
     work.wait()
     assert all(np.abs(tensor - 2).max() < 0.05 for tensor in tensors)
-    del second  # a work that was waited for keeps nothing
-    await_threads(before)
+    assert kept() is None  # a work that was waited for keeps nothing
 
 
 def test_a_bucket_keeps_it_and_is_refused_after_its_close():
