@@ -1,7 +1,7 @@
 """The whole fault matrix: `make soak` runs it, and then soak.py.
 
   python tests/faults/matrix.py [--cases 300] [--seed N] [--stop-s 2] [--only 'phase,...']
-                                [--blows 'SIGKILL,...'] [--seconds 60]
+                                [--blows 'SIGKILL,...'] [--between-nodes] [--seconds 60]
 
 Prints each case that went wrong, with the seed that repeats it, and a table. It ends with 1 if any
 did, or if the 99th percentile of all kills is above 250 ms or that of all timeouts above 1.1 T."""
@@ -36,12 +36,15 @@ def main() -> int:
     parser.add_argument("--stop-s", type=float, default=2.0, help="timeout where ranks are stopped")
     parser.add_argument("--only", default=",".join(PHASES), help="phases, separated by commas")
     parser.add_argument("--blows", default=",".join(BLOWS), help="the same of blows")
+    parser.add_argument("--between-nodes", action="store_true", help="no cases of one node")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins later")
     arguments = parser.parse_args()
     cases = [
         case
         for case in matrix(arguments.cases, arguments.seed, arguments.stop_s)
-        if case.phase in arguments.only.split(",") and case.blow in arguments.blows.split(",")
+        if case.phase in arguments.only.split(",")
+        and case.blow in arguments.blows.split(",")
+        and (case.nodes > 0 or not arguments.between_nodes)
     ]
     print(f"{len(cases)} cases from seed {arguments.seed} on")
     verdicts: list[Verdict] = []
