@@ -20,10 +20,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "compress/types.h"
 
 namespace thinwire {
 
 class Backend;
+class Rehearsal;
 
 // A point in the work of a stream.
 class DeviceEvent {
@@ -37,6 +39,10 @@ class DeviceStream {
 
   // Codecs that run on this stream: each call queues kernels and returns.
   virtual const Backend& backend() const = 0;
+  // The same for a caller with memory of the device: what one kernel of a codec leaves for the next
+  // is kept there, and not in memory that is allocated in the stream's order. One thread at a time
+  // uses it; the room must stay until its work is done.
+  virtual std::unique_ptr<Backend> BackendIn(MutableBytes room) = 0;
 
   // Queues a copy between any two memories; host memory must be pinned, and stay.
   virtual void Copy(void* to, const void* from, size_t bytes) = 0;
@@ -68,6 +74,15 @@ class DeviceStream {
   virtual absl::Status status() const = 0;  // the first failure
 };
 
+// Codecs that do nothing but find out what the true ones would need. Addresses are not looked at.
+class Rehearsal {
+ public:
+  virtual ~Rehearsal() = default;
+  virtual const Backend& backend() const = 0;
+  // The bytes of DeviceStream::BackendIn's room with which all calls so far would do.
+  virtual size_t room() const = 0;
+};
+
 using DeviceMemory = std::shared_ptr<uint8_t[]>;
 
 class Device {
@@ -89,6 +104,8 @@ class Device {
   // that may use it.
   virtual absl::StatusOr<DeviceMemory> Allocate(size_t bytes) = 0;
   virtual absl::StatusOr<DeviceMemory> AllocatePinned(size_t bytes) = 0;  // host memory
+
+  virtual std::unique_ptr<Rehearsal> Rehearse() const = 0;
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() = 0;
   // A caller's stream (a cudaStream_t; null: the default one), which outlives what is returned.

@@ -39,17 +39,18 @@ cudaError_t PoolOfCurrentDevice(cudaMemPool_t* pool) {
 
 }  // namespace
 
-StreamMemory::StreamMemory(size_t bytes, cudaStream_t stream) : stream_(stream) {
-  if (bytes == 0) return;
+StreamMemory::StreamMemory(uint8_t* given, size_t bytes, cudaStream_t stream)
+    : given_(given), stream_(stream) {
+  if (given != nullptr) return;
   cudaMemPool_t pool = nullptr;
   error_ = PoolOfCurrentDevice(&pool);
-  if (error_ == cudaSuccess) error_ = cudaMallocFromPoolAsync(&data_, bytes, pool, stream);
+  if (error_ == cudaSuccess) error_ = cudaMallocFromPoolAsync(&own_, bytes, pool, stream);
   if (error_ == cudaSuccess) return;
   cudaGetLastError();  // it is returned, and must not be taken for the next launch's
 }
 
 StreamMemory::~StreamMemory() {
-  if (data_ != nullptr) cudaFreeAsync(data_, stream_);
+  if (own_ != nullptr) cudaFreeAsync(own_, stream_);
 }
 
 }  // namespace thinwire::kernels

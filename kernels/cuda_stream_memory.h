@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace thinwire::kernels {
 
@@ -13,17 +14,19 @@ namespace thinwire::kernels {
 // being captured it becomes a part of the graph.
 class StreamMemory {
  public:
-  StreamMemory(size_t bytes, cudaStream_t stream);  // 0 bytes: none
+  // `given`: memory to use, instead of `bytes` of the pool; null: none.
+  StreamMemory(uint8_t* given, size_t bytes, cudaStream_t stream);
   ~StreamMemory();
   StreamMemory(const StreamMemory&) = delete;
   StreamMemory& operator=(const StreamMemory&) = delete;
 
   cudaError_t error() const { return error_; }
-  void* data() const { return data_; }
+  uint8_t* data() const { return given_ != nullptr ? given_ : static_cast<uint8_t*>(own_); }
 
  private:
+  uint8_t* const given_;
   const cudaStream_t stream_;
-  void* data_ = nullptr;
+  void* own_ = nullptr;
   cudaError_t error_ = cudaSuccess;
 };
 

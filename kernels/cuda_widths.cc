@@ -25,9 +25,9 @@ struct Launcher {
 }  // namespace
 
 cudaError_t LaunchReduceWidths(const ReduceLaunch& launch, cudaStream_t stream) {
-  const StreamMemory memory(FloatsBetween(launch) * sizeof(float), stream);
+  const StreamMemory memory(launch.room, RoomOf(launch), stream);
   Launcher launcher{stream, memory.error()};
-  ReduceInParts(launch, static_cast<float*>(memory.data()), launcher);
+  ReduceInParts(launch, memory.data(), launcher);
   return launcher.error;
 }
 

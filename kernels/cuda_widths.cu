@@ -45,13 +45,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 // The plans of a launch's shards, made on its stream.
 class StreamPlans {
  public:
-  StreamPlans(const PlanLaunch& launch, cudaStream_t stream)
-      : memory_(launch.count * sizeof(WidthsPlan), stream) {
-    if (error() == cudaSuccess) PlanKernel<<<launch.count, kThreads, 0, stream>>>(launch, data());
+  template <typename Launch>
+  StreamPlans(const Launch& launch, cudaStream_t stream)
+      : memory_(launch.room, RoomOf(launch), stream) {
+    if (error() != cudaSuccess) return;
+    PlanKernel<<<launch.jobs.count, kThreads, 0, stream>>>(PlansOf(launch), data());
   }
 
   cudaError_t error() const { return memory_.error(); }
-  WidthsPlan* data() const { return static_cast<WidthsPlan*>(memory_.data()); }
+  WidthsPlan* data() const { return reinterpret_cast<WidthsPlan*>(memory_.data()); }
 
  private:
   const StreamMemory memory_;
@@ -63,7 +65,7 @@ cudaError_t LaunchEncodeWidths(const EncodeLaunch& launch, cudaStream_t stream) 
   return ForDType(launch.dtype, [&](auto dtype) {
     const unsigned tiles = launch.jobs.tiles;
     EncodeHeadsKernel<dtype()><<<tiles, kThreads, 0, stream>>>(launch);
-    const StreamPlans plans(PlansOf(launch), stream);
+    const StreamPlans plans(launch, stream);
     if (plans.error() != cudaSuccess) return plans.error();
     EncodeCodesKernel<dtype()><<<tiles, kThreads, 0, stream>>>(launch, plans.data());
     return cudaGetLastError();
@@ -72,7 +74,7 @@ cudaError_t LaunchEncodeWidths(const EncodeLaunch& launch, cudaStream_t stream) 
 
 cudaError_t LaunchDecodeWidths(const DecodeLaunch& launch, cudaStream_t stream) {
   const unsigned tiles = launch.jobs.tiles;
-  const StreamPlans plans(PlansOf(launch), stream);
+  const StreamPlans plans(launch, stream);
   if (plans.error() != cudaSuccess) return plans.error();
   if (launch.add) {
     DecodeWidthsKernel<DType::kF32, true><<<tiles, kThreads, 0, stream>>>(launch, plans.data());

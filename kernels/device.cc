@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/device_backend.h"
 #include "kernels/device_events.h"
+#include "kernels/rehearsal.h"
 
 namespace thinwire {
 namespace {
@@ -44,6 +45,11 @@ class Stream final : public DeviceStream {
   }
 
   const Backend& backend() const override { return backend_; }
+
+  std::unique_ptr<Backend> BackendIn(MutableBytes room) override {
+    return std::make_unique<DeviceBackend>(
+        context_->api, context_->ordinal, handle_, [this](int error) { Keep(error); }, room);
+  }
 
   void Copy(void* to, const void* from, size_t bytes) override { backend_.Copy(to, from, bytes); }
 
@@ -164,6 +170,8 @@ class DeviceImpl final : public Device {
       context->api.release_pinned(context->ordinal, memory);
     });
   }
+
+  std::unique_ptr<Rehearsal> Rehearse() const override { return kernels::NewRehearsal(); }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override {
     void* handle = nullptr;

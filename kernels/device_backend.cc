@@ -5,7 +5,7 @@
 #include "compress/codecs/topk.h"
 #include "compress/hadamard.h"
 #include "compress/shard_layout.h"
-#include "kernels/tile.h"
+#include "kernels/widths_reduce.h"
 
 namespace thinwire {
 namespace {
@@ -87,6 +87,7 @@ void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs>
                                               .draws = shard.extras.draws,
                                               .first_tile = 0});
     }
+    launch.room = RoomFor(RoomOf(launch));
     if (launch.jobs.count > 0) report_(api_.encode(ordinal_, &launch, stream_));
   }
 }
@@ -139,6 +140,7 @@ void DeviceBackend::Launch(const CodecSpec& spec, std::span<const DecodeArgs> sh
                                               .numel = shard.out.numel,
                                               .first_tile = 0});
     }
+    launch.room = RoomFor(RoomOf(launch));
     if (launch.jobs.count > 0) report_(api_.decode(ordinal_, &launch, stream_));
   }
 }
@@ -228,6 +230,7 @@ void DeviceBackend::Reduce(const ReduceArgs& args) const {
                                           .first_wire = 0,
                                           .ranks = static_cast<uint32_t>(args.wires.size()),
                                           .first_tile = 0});
+  launch.room = RoomFor(RoomOf(launch));
   report_(api_.reduce(ordinal_, &launch, stream_));
 }
 

@@ -10,14 +10,14 @@
 namespace thinwire {
 
 // Addresses are of the device: elements aligned to one element, wires to 16 bytes. The
-// engine refuses codecs without kernels, and more than kMaxWires ranks in a reduction. Codecs of
-// widths take memory from a pool of the device, in the stream's order.
+// engine refuses codecs without kernels, and more than kMaxWires ranks in a reduction. Launches that
+// need more than the room take memory from a pool of the device, in the stream's order.
 class DeviceBackend final : public Backend {
  public:
   // `report` takes the error number of each launch.
   DeviceBackend(const kernels::DeviceApi& api, int ordinal, void* stream,
-                std::function<void(int)> report)
-      : api_(api), ordinal_(ordinal), stream_(stream), report_(std::move(report)) {}
+                std::function<void(int)> report, MutableBytes room = {})
+      : api_(api), ordinal_(ordinal), stream_(stream), report_(std::move(report)), room_(room) {}
 
   void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
               const EncodeExtras& extras) const override;
@@ -43,11 +43,13 @@ class DeviceBackend final : public Backend {
   void UseEntries(kernels::EntryUse use, const CodecSpec& spec,
                   std::span<const uint8_t* const> wires, float factor, TensorView out) const;
   void Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards, bool add) const;
+  uint8_t* RoomFor(size_t bytes) const { return bytes <= room_.size() ? room_.data() : nullptr; }
 
   const kernels::DeviceApi& api_;
   const int ordinal_;
   void* const stream_;
   const std::function<void(int)> report_;
+  const MutableBytes room_;
 };
 
 }  // namespace thinwire

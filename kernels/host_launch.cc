@@ -16,10 +16,25 @@ struct Nothing {};
 
 // Codecs of widths: the launches of cuda_widths.cu, in the same order.
 
-std::vector<WidthsPlan> MakePlans(const PlanLaunch& launch) {
-  std::vector<WidthsPlan> plans(launch.count);
-  ForEachTile<SumShared<HostTeam>>(launch.count, [&](HostTeam& team, auto& shared, uint32_t shard) {
-    PlanShard(team, shared, launch, plans.data(), shard);
+// A launch's room, or one of its own.
+class Room {
+ public:
+  template <typename Launch>
+  explicit Room(const Launch& launch)
+      : given_(launch.room), own_(given_ == nullptr ? RoomOf(launch) : 0) {}
+  uint8_t* data() { return given_ != nullptr ? given_ : own_.data(); }
+
+ private:
+  uint8_t* const given_;
+  std::vector<uint8_t> own_;
+};
+
+template <typename Launch>
+const WidthsPlan* MakePlans(const Launch& launch, Room& room) {
+  auto* const plans = reinterpret_cast<WidthsPlan*>(room.data());
+  const PlanLaunch shards = PlansOf(launch);
+  ForEachTile<SumShared<HostTeam>>(shards.count, [&](HostTeam& team, auto& shared, uint32_t shard) {
+    PlanShard(team, shared, shards, plans, shard);
   });
   return plans;
 }
@@ -30,29 +45,31 @@ void EncodeWidths(const EncodeLaunch& launch) {
         launch.jobs.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
           EncodeHeadsTile<HostTeam, dtype()>(team, shared, launch, tile);
         });
-    const std::vector<WidthsPlan> plans = MakePlans(PlansOf(launch));
+    Room room(launch);
+    const WidthsPlan* const plans = MakePlans(launch, room);
     ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
-      EncodeCodesTile<HostTeam, dtype()>(team, launch, plans.data(), tile);
+      EncodeCodesTile<HostTeam, dtype()>(team, launch, plans, tile);
     });
   });
 }
 
 void DecodeWidths(const DecodeLaunch& launch) {
-  const std::vector<WidthsPlan> plans = MakePlans(PlansOf(launch));
+  Room room(launch);
+  const WidthsPlan* const plans = MakePlans(launch, room);
   ForDType(launch.dtype, [&](auto dtype) {
     ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
       if (launch.add) {
-        DecodeWidthsTile<HostTeam, DType::kF32, true>(team, launch, plans.data(), tile);
+        DecodeWidthsTile<HostTeam, DType::kF32, true>(team, launch, plans, tile);
       } else {
-        DecodeWidthsTile<HostTeam, dtype(), false>(team, launch, plans.data(), tile);
+        DecodeWidthsTile<HostTeam, dtype(), false>(team, launch, plans, tile);
       }
     });
   });
 }
 
 void ReduceWidths(const ReduceLaunch& launch) {
-  std::vector<float> memory(FloatsBetween(launch));
-  ReduceInParts(launch, memory.data(), [](const auto& part) { RunOnHost(part); });
+  Room room(launch);
+  ReduceInParts(launch, room.data(), [](const auto& part) { RunOnHost(part); });
 }
 
 }  // namespace

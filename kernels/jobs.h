@@ -87,10 +87,12 @@ struct Jobs {
   uint32_t tiles;  // of all jobs
 };
 
+// `room`: RoomOf(launch) bytes (widths.h) to work in; null: they come from a pool of the device.
 struct EncodeLaunch {
   Codec codec;
   DType dtype;  // of the gradients
   Jobs<EncodeJob, kMaxJobs> jobs;
+  uint8_t* room;
 };
 
 struct DecodeLaunch {
@@ -98,6 +100,7 @@ struct DecodeLaunch {
   DType dtype;  // of the outputs
   bool add;     // to the outputs, which are f32 then
   Jobs<DecodeJob, kMaxJobs> jobs;
+  uint8_t* room;
 };
 
 struct AccumulateLaunch {
@@ -114,6 +117,7 @@ struct ReduceLaunch {
   DType dtype;
   Jobs<ReduceJob, kMaxReduceJobs> jobs;
   const uint8_t* wires[kMaxWires];  // by rank; null: the own shard
+  uint8_t* room;
 };
 
 inline constexpr size_t kArgumentBytes = 4096;

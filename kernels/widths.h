@@ -67,6 +67,12 @@ PlanLaunch PlansOf(const Launch& launch) {
   return plans;
 }
 
+// Bytes of a launch's room: its plans.
+template <typename Launch>
+size_t RoomOf(const Launch& launch) {
+  return HasWidths(launch.codec) ? launch.jobs.count * sizeof(WidthsPlan) : 0;
+}
+
 }  // namespace thinwire::kernels
 
 #endif  // THINWIRE_KERNELS_WIDTHS_H_

@@ -15,7 +15,7 @@ inline size_t FloatsOf(const ReduceJob& job) {
   return (job.numel + kFloatsApart - 1) / kFloatsApart * kFloatsApart;
 }
 
-// Floats of device memory that ReduceInParts needs.
+// Floats between the launches.
 inline size_t FloatsBetween(const ReduceLaunch& launch) {
   size_t floats = 0;
   for (uint32_t i = 0; i < launch.jobs.count; ++i) {
@@ -24,6 +24,12 @@ inline size_t FloatsBetween(const ReduceLaunch& launch) {
     floats += (wires + (HasWidths(launch.down) ? 1 : 0)) * FloatsOf(job);
   }
   return floats;
+}
+
+// The floats, and the plans of one part behind them.
+inline size_t RoomOf(const ReduceLaunch& launch) {
+  if (!HasWidths(launch.up) && !HasWidths(launch.down)) return 0;
+  return FloatsBetween(launch) * sizeof(float) + kMaxJobs * sizeof(WidthsPlan);
 }
 
 inline Codec Fp32() {
@@ -36,7 +42,10 @@ inline Elements FloatsAt(float* data) { return {data, true}; }
 // What comes before the sum, and after it.
 class ReduceParts {
  public:
-  ReduceParts(const ReduceLaunch& launch, float* memory) : sum_(launch), memory_(memory) {}
+  ReduceParts(const ReduceLaunch& launch, uint8_t* room)
+      : sum_(launch),
+        floats_(reinterpret_cast<float*>(room)),
+        plans_(room + FloatsBetween(launch) * sizeof(float)) {}
 
   // Calls decode(DecodeLaunch) until all wires lie in memory as those of fp32.
   template <typename Decode>
@@ -70,6 +79,7 @@ class ReduceParts {
     Result result{.encode = {}, .decode = NewDecode(sum_.down, sum_.dtype)};
     result.encode.codec = sum_.down;
     result.encode.dtype = DType::kF32;
+    result.encode.room = plans_;
     result.encode.jobs.tiles = sum_.jobs.tiles;
     result.encode.jobs.count = sum_.jobs.count;
     for (uint32_t i = 0; i < sum_.jobs.count; ++i) {
@@ -92,10 +102,11 @@ class ReduceParts {
   const ReduceLaunch& sum() const { return sum_; }
 
  private:
-  static DecodeLaunch NewDecode(const Codec& codec, DType dtype) {
+  DecodeLaunch NewDecode(const Codec& codec, DType dtype) const {
     DecodeLaunch launch{};
     launch.codec = codec;
     launch.dtype = dtype;
+    launch.room = plans_;
     return launch;
   }
   static void AddDecode(const Wire& wire, const Elements& out, const ReduceJob& job,
@@ -105,19 +116,20 @@ class ReduceParts {
     launch->jobs.tiles += static_cast<uint32_t>((job.numel + kTile - 1) / kTile);
   }
   float* Take(const ReduceJob& job) {
-    float* const taken = memory_;
-    memory_ += FloatsOf(job);
+    float* const taken = floats_;
+    floats_ += FloatsOf(job);
     return taken;
   }
 
   ReduceLaunch sum_;
-  float* memory_;
+  float* floats_;
+  uint8_t* const plans_;  // of one part after the other
 };
 
-// Calls run(...) for one launch after the other. `memory`: FloatsBetween(launch) floats.
+// Calls run(...) for one launch after the other. `room`: RoomOf(launch) bytes.
 template <typename Run>
-void ReduceInParts(const ReduceLaunch& launch, float* memory, Run&& run) {
-  ReduceParts parts(launch, memory);
+void ReduceInParts(const ReduceLaunch& launch, uint8_t* room, Run&& run) {
+  ReduceParts parts(launch, room);
   if (HasWidths(launch.up)) parts.DecodeWires(run);
   if (!HasWidths(launch.down)) return run(parts.sum());
   const ReduceParts::Result result = parts.TakeResult();

@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<NcclReducer>> NcclReducer::Make(std::unique_ptr<N
   std::unique_ptr<NcclReducer> reducer(
       new NcclReducer(std::move(comm), std::move(device), std::move(options), feedback_bytes));
   if (absl::Status bad = reducer->buffers_.Prepare(); !bad.ok()) return bad;
-  if (absl::Status bad = reducer->ReserveScratch(); !bad.ok()) return bad;
+  if (absl::Status bad = reducer->ReserveMemory(); !bad.ok()) return bad;
   return reducer;
 }
 
@@ -44,16 +44,14 @@ NcclReducer::NcclReducer(std::unique_ptr<NcclComm> comm, std::shared_ptr<Device>
     : device_(std::move(device)),
       comm_(std::move(comm)),
       options_(std::move(options)),
-      buffers_(*device_, comm_->members().size, options_, feedback_bytes),
-      scratch_(device_.get()) {}
+      buffers_(*device_, comm_->members().size, options_, feedback_bytes) {}
 
-// Blocks are kept by the order in which an algorithm asks for them, and results of equal shards are
-// one of them: so the largest chunk with equal shards, and the largest without, need all there is.
-absl::Status NcclReducer::ReserveScratch() {
+// Results of equal shards lie in one block, and others do not: so the largest chunk with equal
+// shards, and the largest without, need all there is.
+absl::Status NcclReducer::ReserveMemory() {
   const Membership& members = comm_->members();
   const size_t most = kChunkBytes / sizeof(float) / 4 * 5;  // elements of a last chunk
   const size_t equal = most / kLargestBlock / members.size * kLargestBlock * members.size;
-  const std::unique_ptr<DeviceStream> unused = device_->Adopt(nullptr);
   for (const size_t numel : {equal, most}) {
     const Partition partition = PartitionOf(numel, members.size, options_);
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -61,10 +59,18 @@ absl::Status NcclReducer::ReserveScratch() {
       job.codec = options_.codecs.front();
       job.chunk = &partition.chunks.front();
       job.input = job.output = {nullptr, numel, dtype};
-      TwoHop().Begin(job, {unused->backend(), scratch_, members});
+      needs_ = Needs::Most(needs_, NeedsOf(job, members, *device_));
     }
   }
-  return scratch_.status();
+  absl::StatusOr<DeviceMemory> memory = device_->Allocate(needs_.on_device());
+  if (memory.ok()) memory_ = *std::move(memory);
+  return memory.status();
+}
+
+void NcclReducer::UseStream(void* stream) {
+  if (stream_ != nullptr && stream_->handle() == stream) return;
+  stream_ = device_->Adopt(stream);
+  space_.emplace(MutableBytes(memory_.get(), needs_.on_device()), needs_, *stream_);
 }
 
 absl::Status NcclReducer::AllReduce(TensorView input, TensorView output, Op op, void* stream,
@@ -75,7 +81,7 @@ absl::Status NcclReducer::AllReduce(TensorView input, TensorView output, Op op, 
         absl::StrCat("rank ", comm_->members().rank, ": an address is no multiple of the ",
                      SizeOf(view->dtype), " bytes of an element; align it"));
   }
-  if (stream_ == nullptr || stream_->handle() != stream) stream_ = device_->Adopt(stream);
+  UseStream(stream);
   stream_->WaitFor(last_);
   const NcclBuffers::Buffer& buffer =
       buffers_.Use({input.data, input.numel, input.dtype, op}, *stream_);
@@ -90,7 +96,7 @@ absl::Status NcclReducer::AllReduce(TensorView input, TensorView output, Op op, 
     job.tensor = buffer.number;
     job.step = buffer.uses;
     const std::unique_ptr<ChunkRun> run =
-        chunk.algorithm->Begin(job, {stream_->backend(), scratch_, comm_->members()});
+        chunk.algorithm->Begin(job, space_->bench(comm_->members()));
     if (absl::Status bad = Run(*run, deadline); !bad.ok()) return bad;
   }
   last_ = stream_->Record();

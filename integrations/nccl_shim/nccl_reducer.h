@@ -8,13 +8,14 @@
 #define THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_REDUCER_H_
 
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "integrations/nccl_shim/nccl_buffers.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/collective/scratch.h"
+#include "schedule/engine/workspace.h"
 #include "transport/nccl/nccl_comm.h"
 
 namespace thinwire {
@@ -37,7 +38,8 @@ class NcclReducer {
  private:
   NcclReducer(std::unique_ptr<NcclComm> comm, std::shared_ptr<Device> device, Options options,
               size_t feedback_bytes);
-  absl::Status ReserveScratch();
+  absl::Status ReserveMemory();
+  void UseStream(void* stream);
   absl::Status Run(ChunkRun& run, Deadline deadline);
   absl::Status AwaitIssue(Deadline deadline);
 
@@ -45,8 +47,10 @@ class NcclReducer {
   const std::unique_ptr<NcclComm> comm_;
   const Options options_;
   NcclBuffers buffers_;
-  Scratch scratch_;
+  Needs needs_;  // of any chunk
+  DeviceMemory memory_;
   std::unique_ptr<DeviceStream> stream_;  // the last call's
+  std::optional<Workspace> space_;        // of that stream
   std::shared_ptr<DeviceEvent> last_;     // the end of the last call's work
 };
 

@@ -1,5 +1,9 @@
 #include "schedule/collective/scratch.h"
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
 namespace thinwire {
 namespace {
 
@@ -8,16 +12,27 @@ constexpr size_t kLine = 64;
 }  // namespace
 
 MutableBytes Scratch::Take(size_t bytes) {
+  if (!grows_) return TakeOfMemory(bytes);
   if (next_ == blocks_.size()) blocks_.emplace_back();
   Block& block = blocks_[next_++];
   if (block.bytes < bytes || block.memory == nullptr) {
-    if (absl::Status status = Grow(&block, bytes); !status.ok()) {
-      status_ = std::move(status);
-      return {static_cast<uint8_t*>(nullptr), bytes};
-    }
+    block = {};  // first the old block goes
+    block = {std::make_unique<uint8_t[]>(bytes + kLine), bytes};
   }
   const size_t skew = -reinterpret_cast<uintptr_t>(block.memory.get()) % kLine;
   return {block.memory.get() + skew, bytes};
+}
+
+MutableBytes Scratch::TakeOfMemory(size_t bytes) {
+  if (status_.ok() && memory_.size() - used_ < bytes) {
+    status_ = absl::InternalError(absl::StrCat("a chunk takes ", used_ + bytes,
+                                               " bytes of a device's memory, expected ",
+                                               memory_.size(), "; report this with its codec"));
+  }
+  if (!status_.ok()) return {static_cast<uint8_t*>(nullptr), bytes};
+  const MutableBytes taken = memory_.subspan(used_, bytes);
+  used_ = std::min(memory_.size(), (used_ + bytes + kLine - 1) / kLine * kLine);
+  return taken;
 }
 
 std::vector<MutableBytes> Scratch::TakeArray(size_t count, size_t bytes) {
@@ -29,19 +44,6 @@ std::vector<MutableBytes> Scratch::TakeArray(size_t count, size_t bytes) {
   const MutableBytes array = Take(count * bytes);
   for (size_t i = 0; i < count; ++i) blocks.push_back({array.data() + i * bytes, bytes});
   return blocks;
-}
-
-absl::Status Scratch::Grow(Block* block, size_t bytes) {
-  *block = {};  // first the old block goes
-  if (device_ == nullptr) {
-    block->memory = std::make_shared<uint8_t[]>(bytes + kLine);
-  } else {
-    absl::StatusOr<DeviceMemory> memory = device_->Allocate(bytes + kLine);
-    if (!memory.ok()) return memory.status();
-    block->memory = *std::move(memory);
-  }
-  block->bytes = bytes;
-  return absl::OkStatus();
 }
 
 }  // namespace thinwire

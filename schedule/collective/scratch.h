@@ -1,5 +1,4 @@
-// Scratch: the memory that a chunk is worked on with. It grows to the largest chunk seen and is
-// then reused.
+// Scratch: the memory that a chunk is worked on with.
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_SCRATCH_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_SCRATCH_H_
 
@@ -7,26 +6,30 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "compress/device.h"
 #include "compress/types.h"
 
 namespace thinwire {
 
-// Blocks are kept by the order in which they were asked for, so whoever asks for the same again
-// allocates nothing. Not thread-safe.
+// Of the host it grows to the largest chunk seen and is then reused: blocks are kept by the order
+// in which they were asked for, so whoever asks for the same again allocates nothing. Of a device
+// it is what the caller has. Not thread-safe.
 class Scratch {
  public:
-  // Memory of the host (null), or of a device, which outlives it.
-  explicit Scratch(Device* device = nullptr) : device_(device) {}
+  Scratch() = default;  // of the host
+  // Hands out that memory from its begin on, which is aligned to a cache line.
+  explicit Scratch(MutableBytes memory) : grows_(false), memory_(memory) {}
+  // There is none, for that reason.
+  explicit Scratch(absl::Status reason) : grows_(false), status_(std::move(reason)) {}
 
   // Forgets what was handed out.
-  void Reset() { next_ = 0; }
+  void Reset() { next_ = used_ = 0; }
 
   // `bytes` of memory, aligned to a cache line, valid until Reset. Its content is whatever it was.
-  // Where a device has no memory left the block is null: look at status() before using any.
+  // Where there is none left the block is null: look at status() before using any.
   MutableBytes Take(size_t bytes);
 
   // `count` of them, which follow one another in one array where all stay aligned by that: planes
@@ -39,15 +42,19 @@ class Scratch {
   }
 
   const absl::Status& status() const { return status_; }
+  // The bytes of the caller's memory that were handed out since Reset.
+  size_t used() const { return used_; }
 
  private:
   struct Block {
-    std::shared_ptr<uint8_t[]> memory;
+    std::unique_ptr<uint8_t[]> memory;
     size_t bytes = 0;
   };
-  absl::Status Grow(Block* block, size_t bytes);
+  MutableBytes TakeOfMemory(size_t bytes);
 
-  Device* const device_;
+  const bool grows_ = true;
+  const MutableBytes memory_;  // the caller's
+  size_t used_ = 0;
   absl::Status status_;
   std::vector<Block> blocks_;
   size_t next_ = 0;

@@ -1,4 +1,4 @@
-// Bucket: a tensor that is reduced again and again, described once. Immutable.
+// Bucket: a tensor that is reduced again and again, described once. Immutable once it is shared.
 #ifndef THINWIRE_SCHEDULE_ENGINE_BUCKET_H_
 #define THINWIRE_SCHEDULE_ENGINE_BUCKET_H_
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "schedule/collective/partition.h"
+#include "schedule/engine/needs.h"
 #include "schedule/order/frames.h"
 #include "schedule/request.h"
 #include "transport/data_plane.h"
@@ -29,6 +30,9 @@ class Bucket {
   Bucket(const BucketRequest& request, const Membership& members, Matching matching,
          const Options& options);
 
+  // Before it is shared.
+  void SetNeeds(const Needs& needs) { needs_ = needs; }
+
   // Whether the request describes this very bucket.
   bool Matches(const BucketRequest& request) const;
 
@@ -39,6 +43,7 @@ class Bucket {
   const Partition& partition() const { return partition_; }
   const BucketLayout& layout() const { return layout_; }
   const Report& report() const { return report_; }  // of call 0
+  const Needs& needs() const { return needs_; }
   Collective collective() const { return collective_; }
   Route route() const { return route_; }
   size_t segments() const { return segments_.size(); }
@@ -62,6 +67,7 @@ class Bucket {
   bool needs_memory_ = false;
   BucketLayout layout_;
   Report report_;
+  Needs needs_;
   uint64_t agreed_ = 0;  // hash of all that ranks must agree on
 };
 

@@ -84,7 +84,8 @@ absl::Status CheckSegments(const BucketRequest& request, const Options& options,
                                                  " elements together, expected ", request.numel));
 }
 
-// The output's elements of a collective whose input has `numel`.
+}  // namespace
+
 size_t OutputNumel(Collective collective, size_t numel, int size) {
   switch (collective) {
     case Collective::kReduceScatter: return numel / size;
@@ -93,8 +94,6 @@ size_t OutputNumel(Collective collective, size_t numel, int size) {
   }
   return numel;
 }
-
-}  // namespace
 
 absl::Status CheckOptions(const Options& options) {
   if (options.lanes < 1 || options.lanes > 64) {

@@ -15,6 +15,9 @@ namespace thinwire {
 
 absl::Status CheckOptions(const Options& options);
 
+// The output's elements of a collective whose input has `numel`.
+size_t OutputNumel(Collective collective, size_t numel, int size);
+
 // Whether the device has kernels for these codecs, and for a world of that size.
 absl::Status CheckKernels(const Options& options, int size, const Device& device);
 

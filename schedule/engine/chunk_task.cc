@@ -15,12 +15,16 @@ ChunkTask::ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, const Op
       recorder_(instruments.recorder),
       clock_(&instruments.totals, instruments.trace, static_cast<int>(lane.slot()), work_->label,
              start.chunk, work_->submitted),
-      job_(work_->JobOf(start.chunk, options)) {
-  recorder_.Record(FlightEvent::kStarted, work_->label, start.chunk, 0, start.predicted ? 1 : 0);
-  clock_.End(Stage::kQueue);
-  lane_.Enter(work_->order);
-  run_ = job_.chunk->algorithm->Begin(job_, lane_.bench());
+      job_(work_->JobOf(start.chunk, options)),
+      space_(EnterLane()) {
+  run_ = job_.chunk->algorithm->Begin(job_, space_.workspace->bench(lane_.members()));
   Expect(run_->first());
+}
+
+Workspaces::Lent ChunkTask::EnterLane() {
+  recorder_.Record(FlightEvent::kStarted, work_->label, start_.chunk, 0, start_.predicted ? 1 : 0);
+  clock_.End(Stage::kQueue);
+  return lane_.Enter(work_->order, work_->bucket->needs());
 }
 
 void ChunkTask::Expect(const Reception& reception) {
@@ -64,7 +68,7 @@ absl::Status ChunkTask::Finish(absl::Status status) {
     expected_.reset();
   }
   run_.reset();
-  status = lane_.Leave(work_->order, std::move(status));
+  status = lane_.Leave(work_->order, std::move(space_), std::move(status));
   recorder_.Record(FlightEvent::kChunkDone, work_->label, start_.chunk);
   return status;
 }

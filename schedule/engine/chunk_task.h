@@ -42,6 +42,7 @@ class ChunkTask {
   Deadline deadline() const;
 
  private:
+  Workspaces::Lent EnterLane();
   void Expect(const Reception& reception);
 
   const StartChunk start_;
@@ -51,6 +52,7 @@ class ChunkTask {
   FlightRecorder& recorder_;
   StageClock clock_;
   const ChunkJob job_;
+  Workspaces::Lent space_;
   std::unique_ptr<ChunkRun> run_;
   const Hop* hop_ = nullptr;            // under way
   std::unique_ptr<Exchange> expected_;  // the next hop's, if the plane receives ahead

@@ -4,11 +4,15 @@
 
 namespace thinwire {
 
-DirectPath::DirectPath(std::unique_ptr<Lane> lane, Device* device, const Options& options,
+DirectPath::DirectPath(std::unique_ptr<Lane> lane, bool on_device, const Options& options,
                        StageTotals& totals, DirectHost& host)
-    : lane_(std::move(lane)), device_(device), options_(options), totals_(totals), host_(host) {
+    : lane_(std::move(lane)),
+      on_device_(on_device),
+      options_(options),
+      totals_(totals),
+      host_(host) {
   threads_.emplace_back([this] { FinishLoop(); });
-  if (device_ != nullptr) threads_.emplace_back([this] { PostLoop(); });
+  if (on_device_) threads_.emplace_back([this] { PostLoop(); });
 }
 
 DirectPath::~DirectPath() {
@@ -23,7 +27,7 @@ void DirectPath::Close() {
 
 void DirectPath::Start(const WorkPtr& work, bool caller_waits) {
   work->finisher = this;
-  if (device_ != nullptr) return PushTo(&to_post_, work);
+  if (on_device_) return PushTo(&to_post_, work);
   Post(work);
   if (!caller_waits) PushTo(&to_finish_, work);
 }
@@ -40,14 +44,6 @@ void DirectPath::Help(const WorkPtr& work) {
   Finish(work);
 }
 
-std::unique_ptr<Scratch> DirectPath::TakeScratch() {
-  const absl::MutexLock lock(&mu_);
-  if (spare_.empty()) return std::make_unique<Scratch>(device_);
-  std::unique_ptr<Scratch> scratch = std::move(spare_.back());
-  spare_.pop_back();
-  return scratch;
-}
-
 // Both ends post at once, so that ranks that come in other orders can't block one another.
 void DirectPath::Post(const WorkPtr& work) {
   InFlight::DirectState& direct = work->direct;
@@ -56,10 +52,9 @@ void DirectPath::Post(const WorkPtr& work) {
     if (closed_) return;  // Abandon ends it
     direct.begun = true;
   }
-  direct.scratch = TakeScratch();
-  lane_->Enter(work->order);
+  direct.space = lane_->Enter(work->order, work->bucket->needs());
   const ChunkJob job = work->JobOf(0, options_);
-  direct.run = job.chunk->algorithm->Begin(job, lane_->bench_with(*direct.scratch));
+  direct.run = job.chunk->algorithm->Begin(job, direct.space.workspace->bench(lane_->members()));
   const absl::StatusOr<const Hop*> hop = direct.run->Advance();
   if (hop.ok()) direct.exchange = lane_->plane().Start((*hop)->tag, (*hop)->send, (*hop)->recv);
   direct.status = hop.status();
@@ -77,14 +72,11 @@ void DirectPath::Finish(const WorkPtr& work) {
     const absl::MutexLock lock(&mu_);
     if (!work->direct.posted || std::exchange(work->direct.claimed, true)) return;
   }
-  absl::Status status = lane_->Leave(work->order, Await(*work));
-  totals_.Add(Stage::kExchange, Clock::now() - work->submitted);
+  absl::Status status = Await(*work);
   work->direct.run.reset();
   work->direct.exchange.reset();
-  if (status.ok()) {
-    const absl::MutexLock lock(&mu_);
-    spare_.push_back(std::move(work->direct.scratch));
-  }
+  status = lane_->Leave(work->order, std::move(work->direct.space), std::move(status));
+  totals_.Add(Stage::kExchange, Clock::now() - work->submitted);
   host_.EndDirect(work, std::move(status));
 }
 

@@ -31,8 +31,8 @@ class DirectHost {
 // Thread-safe.
 class DirectPath final : private Finisher {
  public:
-  // References outlive it; `device` is null for the host.
-  DirectPath(std::unique_ptr<Lane> lane, Device* device, const Options& options,
+  // References outlive it.
+  DirectPath(std::unique_ptr<Lane> lane, bool on_device, const Options& options,
              StageTotals& totals, DirectHost& host);
   ~DirectPath() override;  // after Close; joins its threads
 
@@ -50,7 +50,6 @@ class DirectPath final : private Finisher {
   void Post(const WorkPtr& work);
   void Finish(const WorkPtr& work);
   absl::Status Await(InFlight& work);
-  std::unique_ptr<Scratch> TakeScratch();
   void PushTo(Queue* queue, const WorkPtr& work);
   void PostLoop();
   void FinishLoop();
@@ -59,7 +58,7 @@ class DirectPath final : private Finisher {
   bool MayFinish() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !to_finish_.empty(); }
 
   const std::unique_ptr<Lane> lane_;
-  Device* const device_;
+  const bool on_device_;
   const Options& options_;
   StageTotals& totals_;
   DirectHost& host_;
@@ -67,7 +66,6 @@ class DirectPath final : private Finisher {
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   Queue to_post_ ABSL_GUARDED_BY(mu_);
   Queue to_finish_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::unique_ptr<Scratch>> spare_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_;
 };
 

@@ -38,7 +38,9 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
       replicas_(members_, options.check_replicas, transport_.control.get(), failure_),
       works_(options_, members_, matching_, device_, slots_),
-      local_path_(options_) {
+      chunk_spaces_(device_.get()),
+      direct_spaces_(device_.get()),
+      local_path_(options_, direct_spaces_) {
   if (!options.trace_path.empty() && !transport_.empty()) {
     trace_ = std::make_unique<Trace>(options.trace_path, members_.rank, slots_);
   }
@@ -46,10 +48,10 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
 
 absl::Status Group::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<Lane>> direct_lane = MakeLane(options_.lanes);
+  absl::StatusOr<std::unique_ptr<Lane>> direct_lane = MakeLane(direct_spaces_, options_.lanes);
   if (!direct_lane.ok()) return direct_lane.status();
   if (absl::Status status = MakeExecutor(); !status.ok()) return status;
-  direct_path_ = std::make_unique<DirectPath>(*std::move(direct_lane), device_.get(), options_,
+  direct_path_ = std::make_unique<DirectPath>(*std::move(direct_lane), device_ != nullptr, options_,
                                               totals_, *this);
   sequencing_ = std::make_unique<Sequencing>(members_, options_, matching_, *transport_.control,
                                              *executor_, failure_, recorder_);
@@ -61,8 +63,8 @@ absl::Status Group::StartThreads() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Lane>> Group::MakeLane(int slot) {
-  return Lane::Make(device_.get(), *transport_.data, slot, options_.timeout);
+absl::StatusOr<std::unique_ptr<Lane>> Group::MakeLane(Workspaces& spaces, int slot) {
+  return Lane::Make(device_.get(), spaces, *transport_.data, slot, options_.timeout);
 }
 
 // Slots in fences and traces: the announced chunks' lanes, the direct path's, the predicted
@@ -70,11 +72,11 @@ absl::StatusOr<std::unique_ptr<Lane>> Group::MakeLane(int slot) {
 absl::Status Group::MakeExecutor() {
   std::vector<std::unique_ptr<Lane>> lanes;
   for (int slot = 0; slot < options_.lanes; ++slot) {
-    absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(slot);
+    absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(chunk_spaces_, slot);
     if (!lane.ok()) return lane.status();
     lanes.push_back(*std::move(lane));
   }
-  const LaneMaker more = [this](int number) { return MakeLane(number + 1); };
+  const LaneMaker more = [this](int number) { return MakeLane(chunk_spaces_, number + 1); };
   const Instruments instruments{totals_, trace_.get(), recorder_};
   if (transport_.data->traits().completion == Completion::kEvents) {
     executor_ = std::make_unique<IssuerExecutor>(std::move(lanes), more, matching_, options_,
@@ -102,7 +104,27 @@ Group::~Group() {
 
 absl::StatusOr<std::shared_ptr<const Bucket>> Group::Register(const BucketRequest& request) {
   if (absl::Status bad = CheckBucket(request, members_, options_); !bad.ok()) return bad;
-  return works_.Register(request);
+  const auto [bucket, is_new] = works_.Register(request);
+  if (device_ == nullptr || !is_new || !bucket->named()) return bucket;
+  absl::Status status = Reserve(*bucket);
+  if (status.ok()) return bucket;
+  if (bucket->route() == Route::kLocal) return OfTensor(bucket->key(), status);
+  failure_.FailFromExchange(status, bucket->key());
+  return Refusal(*bucket, status);
+}
+
+// So that no step asks the device for memory. Announced chunks run on `lanes` lanes, and a tensor
+// that goes at once is in flight once.
+absl::Status Group::Reserve(const Bucket& bucket) {
+  const bool over_pinned = TraitsOf(transport_).memory == Memory::kHost;
+  if (bucket.route() != Route::kOrdered) {
+    return direct_spaces_.Reserve(bucket.report().key, bucket.needs(), over_pinned);
+  }
+  for (int lane = 0; lane < options_.lanes; ++lane) {
+    absl::Status status = chunk_spaces_.Reserve(lane, bucket.needs(), over_pinned);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Work>> Group::Submit(const std::shared_ptr<const Bucket>& bucket,

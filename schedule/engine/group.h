@@ -35,6 +35,7 @@
 #include "schedule/engine/trace.h"
 #include "schedule/engine/watchdog.h"
 #include "schedule/engine/works.h"
+#include "schedule/engine/workspace.h"
 
 namespace thinwire {
 
@@ -67,7 +68,8 @@ class Group final : public Engine, public ChunkHost, public DirectHost {
  private:
   enum class Outcome { kDone, kFailed };
 
-  absl::StatusOr<std::unique_ptr<Lane>> MakeLane(int slot);
+  absl::StatusOr<std::unique_ptr<Lane>> MakeLane(Workspaces& spaces, int slot);
+  absl::Status Reserve(const Bucket& bucket);
   absl::Status MakeExecutor();
   absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;
   absl::Status RunLocal(const WorkPtr& work);
@@ -91,6 +93,7 @@ class Group final : public Engine, public ChunkHost, public DirectHost {
   Farewell farewell_;
   ReplicaCheck replicas_;
   Works works_;
+  Workspaces chunk_spaces_, direct_spaces_;  // of chunks in order, and of all others
   LocalPath local_path_;
   // Null in a world of one. Threads of a later one use the earlier ones.
   std::unique_ptr<DirectPath> direct_path_;

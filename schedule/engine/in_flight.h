@@ -51,7 +51,7 @@ class InFlight final : public Work, public std::enable_shared_from_this<InFlight
 
   // Guarded by DirectPath, which alone touches them.
   struct DirectState {
-    std::unique_ptr<Scratch> scratch;
+    Workspaces::Lent space;
     std::unique_ptr<ChunkRun> run;
     std::unique_ptr<Exchange> exchange;
     absl::Status status;  // of beginning

@@ -9,7 +9,7 @@
 #include "compress/backend.h"
 #include "compress/device.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/collective/scratch.h"
+#include "schedule/engine/workspace.h"
 #include "transport/data_plane.h"
 
 namespace thinwire {
@@ -23,32 +23,35 @@ struct DeviceOrder {
 // One thread at a time uses it.
 class Lane {
  public:
-  // `slot`: the lane's own in every fence. The device is null for the host. `group` is the group's
-  // data plane, whosever memory its blocks are. The references outlive the lane.
-  static absl::StatusOr<std::unique_ptr<Lane>> Make(Device* device, DataPlane& group, size_t slot,
+  // `slot`: the lane's own in every fence. The device is null for the host, and the workspaces are
+  // of the same. `group` is the group's data plane, whosever memory its blocks are. The references
+  // outlive the lane.
+  static absl::StatusOr<std::unique_ptr<Lane>> Make(Device* device, Workspaces& spaces,
+                                                    DataPlane& group, size_t slot,
                                                     std::chrono::milliseconds patience);
 
-  const Backend& backend() const { return stream_ ? stream_->backend() : CpuBackend(); }
   DataPlane& plane() { return of_stream_ ? *of_stream_ : group_; }
   size_t slot() const { return slot_; }
-  Bench bench() { return bench_with(scratch_); }
-  Bench bench_with(Scratch& scratch) { return {backend(), scratch, group_.members()}; }
+  const Membership& members() const { return group_.members(); }
 
-  // Enter makes the stream wait for the caller's input and for earlier users of this memory; Leave
-  // records when this work ends. Leave returns the status of it all: where that is bad, the device
-  // no longer touches the tensor.
-  void Enter(const DeviceOrder& order);
-  absl::Status Leave(const DeviceOrder& order, absl::Status status);
+  // Enter makes the stream wait for the caller's input and for earlier users of this memory, and of
+  // the workspace that it returns; Leave records when this work ends, and gives that back. Leave
+  // returns the status of it all: where that is bad, the device no longer touches the tensor.
+  Workspaces::Lent Enter(const DeviceOrder& order, const Needs& needs);
+  absl::Status Leave(const DeviceOrder& order, Workspaces::Lent lent, absl::Status status);
 
  private:
-  Lane(Device* device, DataPlane& group, size_t slot, std::chrono::milliseconds patience)
-      : group_(group), slot_(slot), patience_(patience), scratch_(device) {}
+  Lane(Workspaces& spaces, DataPlane& group, size_t slot, std::chrono::milliseconds patience)
+      : spaces_(spaces), group_(group), slot_(slot), patience_(patience) {}
 
+  absl::Status Settle(const DeviceOrder& order, const std::shared_ptr<DeviceEvent>& end,
+                      absl::Status status);
+
+  Workspaces& spaces_;
   DataPlane& group_;
   const size_t slot_;
   const std::chrono::milliseconds patience_;
   std::unique_ptr<DeviceStream> stream_;  // null: the host
-  Scratch scratch_;                       // freed before the stream, and after what uses it
   std::unique_ptr<DataPlane> of_stream_;  // null: the host
 };
 

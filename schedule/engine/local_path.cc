@@ -4,35 +4,24 @@
 
 namespace thinwire {
 
-std::unique_ptr<Scratch> LocalPath::TakeScratch(Device* device) {
-  const absl::MutexLock lock(&mu_);
-  if (spare_.empty()) return std::make_unique<Scratch>(device);
-  std::unique_ptr<Scratch> scratch = std::move(spare_.back());
-  spare_.pop_back();
-  return scratch;
-}
-
-absl::Status LocalPath::RunOn(const InFlight& work, const Backend& backend,
-                              Scratch& scratch) const {
+// The stream is null on the host.
+absl::Status LocalPath::RunOn(const InFlight& work, DeviceStream* stream) const {
+  Workspaces::Lent space = spaces_.Take(work.bucket->needs(), stream);
   const ChunkJob job = work.JobOf(0, options_);
-  return job.chunk->algorithm->Begin(job, {backend, scratch, {}})->Advance().status();
+  absl::Status status =
+      job.chunk->algorithm->Begin(job, space.workspace->bench({}))->Advance().status();
+  const std::shared_ptr<DeviceEvent> end = stream == nullptr ? nullptr : stream->Record();
+  if (end != nullptr) work.order.fence->Set(0, end);
+  spaces_.Give(std::move(space), end);
+  return status;
 }
 
 absl::Status LocalPath::Run(const InFlight& work) {
-  std::unique_ptr<Scratch> scratch = TakeScratch(work.device.get());
-  absl::Status status;
-  if (work.device == nullptr) {
-    status = RunOn(work, CpuBackend(), *scratch);
-  } else {
-    const std::unique_ptr<DeviceStream> stream = work.device->Adopt(work.stream);
-    work.order.fence->HoldBack(*stream);
-    status = RunOn(work, stream->backend(), *scratch);
-    work.order.fence->Set(0, stream->Record());
-    if (status.ok()) status = stream->status();
-  }
-  const absl::MutexLock lock(&mu_);
-  spare_.push_back(std::move(scratch));
-  return status;
+  if (work.device == nullptr) return RunOn(work, nullptr);
+  const std::unique_ptr<DeviceStream> stream = work.device->Adopt(work.stream);
+  work.order.fence->HoldBack(*stream);
+  const absl::Status status = RunOn(work, stream.get());
+  return status.ok() ? stream->status() : status;
 }
 
 }  // namespace thinwire

@@ -3,11 +3,6 @@
 #ifndef THINWIRE_SCHEDULE_ENGINE_LOCAL_PATH_H_
 #define THINWIRE_SCHEDULE_ENGINE_LOCAL_PATH_H_
 
-#include <memory>
-#include <vector>
-
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "schedule/engine/in_flight.h"
 
 namespace thinwire {
@@ -15,19 +10,17 @@ namespace thinwire {
 // Thread-safe.
 class LocalPath {
  public:
-  // The reference outlives it.
-  explicit LocalPath(const Options& options) : options_(options) {}
+  // The references outlive it.
+  LocalPath(const Options& options, Workspaces& spaces) : options_(options), spaces_(spaces) {}
 
   // Runs all of the work. A failure is the device's.
   absl::Status Run(const InFlight& work);
 
  private:
-  std::unique_ptr<Scratch> TakeScratch(Device* device);
-  absl::Status RunOn(const InFlight& work, const Backend& backend, Scratch& scratch) const;
+  absl::Status RunOn(const InFlight& work, DeviceStream* stream) const;
 
   const Options& options_;
-  absl::Mutex mu_;
-  std::vector<std::unique_ptr<Scratch>> spare_ ABSL_GUARDED_BY(mu_);
+  Workspaces& spaces_;
 };
 
 }  // namespace thinwire

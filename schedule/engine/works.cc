@@ -17,19 +17,21 @@ Works::Works(const Options& options, const Membership& members, Matching matchin
       fence_slots_(fence_slots),
       binder_(device_, fence_slots, options.recoverable && members.size > 1) {}
 
-std::shared_ptr<const Bucket> Works::Register(const BucketRequest& request) {
+Works::Registered Works::Register(const BucketRequest& request) {
   const uint64_t key = HashBytes(request.key);
   {
     const absl::MutexLock lock(&mu_);
     const auto found = names_.find(key);
     if (found != names_.end() && found->second.bucket != nullptr &&
         found->second.bucket->Matches(request)) {
-      return found->second.bucket;
+      return {found->second.bucket, false};
     }
   }
-  auto bucket = std::make_shared<const Bucket>(request, members_, matching_, options_);
+  const auto bucket = std::make_shared<Bucket>(request, members_, matching_, options_);
+  if (device_ != nullptr) bucket->SetNeeds(NeedsOf(bucket, options_, members_, *device_));
   const absl::MutexLock lock(&mu_);
-  return NameOf(*bucket).bucket = std::move(bucket);
+  NameOf(*bucket).bucket = bucket;
+  return {bucket, true};
 }
 
 Works::Name& Works::NameOf(const Bucket& bucket) {

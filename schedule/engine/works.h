@@ -28,7 +28,11 @@ class Works {
         std::shared_ptr<Device> device, size_t fence_slots);
 
   // The bucket of this description: the one that is there already, or a new one.
-  std::shared_ptr<const Bucket> Register(const BucketRequest& request);
+  struct Registered {
+    std::shared_ptr<const Bucket> bucket;
+    bool is_new;
+  };
+  Registered Register(const BucketRequest& request);
 
   // Puts one use of the bucket in flight. InvalidArgument if the name is in flight already, or
   // another tensor in flight has a parameter of it; after Close the reason that was given there.

@@ -8,16 +8,23 @@
 
 #include "kernels/device.h"
 #include "kernels/host_device.h"
+#include "kernels/widths_reduce.h"
 
 namespace thinwire {
 
 // Of all watched devices of the program.
 struct DeviceCounts {
   std::atomic<int> allocated = 0, pinned = 0;  // pieces of memory
+  std::atomic<int> pooled = 0;                 // launches that need a room and have none
   std::atomic<int> queries = 0;
   std::atomic<int> copies_queued = 0, copies = 0;  // the latter are done
 };
 inline DeviceCounts device_counts;
+
+template <typename Launch>
+void CountPooled(const Launch& launch) {
+  if (launch.room == nullptr && RoomOf(launch) > 0) ++device_counts.pooled;
+}
 
 inline const kernels::DeviceApi& WatchedDeviceApi() {
   static const kernels::DeviceApi watched = [] {
@@ -33,6 +40,18 @@ inline const kernels::DeviceApi& WatchedDeviceApi() {
     api.query = [](int ordinal, void* event) {
       ++device_counts.queries;
       return kernels::HostDeviceApi().query(ordinal, event);
+    };
+    api.encode = [](int ordinal, const kernels::EncodeLaunch* launch, void* stream) {
+      CountPooled(*launch);
+      return kernels::HostDeviceApi().encode(ordinal, launch, stream);
+    };
+    api.decode = [](int ordinal, const kernels::DecodeLaunch* launch, void* stream) {
+      CountPooled(*launch);
+      return kernels::HostDeviceApi().decode(ordinal, launch, stream);
+    };
+    api.reduce = [](int ordinal, const kernels::ReduceLaunch* launch, void* stream) {
+      CountPooled(*launch);
+      return kernels::HostDeviceApi().reduce(ordinal, launch, stream);
     };
     api.copy = [](int ordinal, void* to, const void* from, size_t bytes, void* stream) {
       const int error = kernels::HostDeviceApi().copy(ordinal, to, from, bytes, stream);

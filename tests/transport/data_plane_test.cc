@@ -78,7 +78,8 @@ class StagedOnInProcess final : public WholeTransport {
       : WholeTransport(std::move(host)),
         device_(MakeDevice(kernels::HostDeviceApi(), 0, "host:0")),
         stream_(*device_->MakeStream()),
-        staged_(*Staged::Make(WholeTransport::plane(), *device_, *stream_, seconds(20))) {}
+        slabs_(*device_, SlabPool::Memory::kPinned),
+        staged_(*Staged::Make(WholeTransport::plane(), *device_, *stream_, slabs_, seconds(20))) {}
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
     return std::make_unique<Synchronized>(staged_->Start(tag, send, recv), *stream_);
@@ -104,6 +105,7 @@ class StagedOnInProcess final : public WholeTransport {
 
   const std::shared_ptr<Device> device_;
   const std::unique_ptr<DeviceStream> stream_;
+  SlabPool slabs_;
   const std::unique_ptr<Staged> staged_;
 };
 

@@ -25,8 +25,9 @@ struct Rank {
   Transport transport;
   std::shared_ptr<Device> device;
   std::unique_ptr<DeviceStream> stream = *device->MakeStream();
+  SlabPool slabs{*device, SlabPool::Memory::kPinned};
   std::unique_ptr<Staged> plane =
-      *Staged::Make(*transport.data, *device, *stream, std::chrono::seconds(60));
+      *Staged::Make(*transport.data, *device, *stream, slabs, std::chrono::seconds(60));
 };
 
 using Ranks = std::vector<std::unique_ptr<Rank>>;

@@ -4,9 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-
 namespace thinwire {
 namespace {
 
@@ -44,56 +41,32 @@ class Copies {
   size_t bytes_ = 0;
 };
 
+bool IsForeign(int rank, Bytes block, size_t r) {
+  return r != static_cast<size_t>(rank) && !block.empty();
+}
+
+// An all-gather sends one block to everybody, and copies it once.
+bool IsCopied(int rank, std::span<const Bytes> send, size_t r) {
+  if (!IsForeign(rank, send[r], r)) return false;
+  size_t before = r;
+  while (before-- > 0) {
+    if (!IsForeign(rank, send[before], before)) continue;
+    return send[before].data() != send[r].data() || send[before].size() != send[r].size();
+  }
+  return true;
+}
+
 }  // namespace
-
-// Slabs of pinned memory, kept for the next exchange: pinning is slow.
-class Staged::Slabs {
- public:
-  explicit Slabs(Device& device) : device_(device) {}
-
-  struct Slab {
-    DeviceMemory memory;
-    size_t bytes = 0;
-  };
-
-  absl::StatusOr<Slab> Take(size_t bytes) {
-    {
-      const absl::MutexLock lock(&mu_);
-      const auto found = std::find_if(free_.begin(), free_.end(),
-                                      [bytes](const Slab& slab) { return slab.bytes >= bytes; });
-      if (found != free_.end()) {
-        Slab slab = std::move(*found);
-        free_.erase(found);
-        return slab;
-      }
-    }
-    absl::StatusOr<DeviceMemory> memory = device_.AllocatePinned(bytes);
-    if (!memory.ok()) return memory.status();
-    return Slab{*std::move(memory), bytes};
-  }
-
-  // Copies from and to it may still be queued; the stream waits for them.
-  void Give(Slab slab) {
-    if (slab.memory == nullptr) return;
-    const absl::MutexLock lock(&mu_);
-    free_.push_back(std::move(slab));
-  }
-
- private:
-  Device& device_;
-  absl::Mutex mu_;
-  std::vector<Slab> free_ ABSL_GUARDED_BY(mu_);
-};
 
 // An exchange in flight. One that was never waited for fails the host's plane, as the contract
 // says, before its slab goes.
 class Staged::InFlight final : public Exchange {
  public:
   InFlight(Staged& staged, std::span<const MutableBytes> recv)
-      : staged_(staged), recv_(recv.begin(), recv.end()) {}
+      : staged_(staged), rank_(staged.rank()), recv_(recv.begin(), recv.end()) {}
   ~InFlight() override {
     inner_.reset();
-    staged_.slabs_->Give(std::move(slab_));
+    staged_.slabs_.Give(std::move(slab_));
   }
 
   absl::Status Begin(uint64_t tag, std::span<const Bytes> send, Deadline deadline) {
@@ -101,12 +74,14 @@ class Staged::InFlight final : public Exchange {
     ready_ = staged_.stream_.Record();
     if (absl::Status status = staged_.stream_.status(); !status.ok()) return status;
     DeviceStream& to_host = *staged_.to_host_;
-    to_host.WaitFor(ready_);  // and for all copies of the slab's last use, as the stream does
+    to_host.WaitFor(ready_);
+    to_host.WaitFor(slab_.used);
     CopyToHost(send, to_host);
+    slab_.used = to_host.Record();
     DataPlane& host = staged_.host_;
     absl::Status status = to_host.SynchronizeWhile(deadline, [&host] { return host.status(); });
     if (!status.ok()) {  // copies may go on, and whoever synchronises the stream is to outwait them
-      staged_.stream_.WaitFor(to_host.Record());
+      staged_.stream_.WaitFor(slab_.used);
       return status;
     }
     inner_ = host.Start(tag, out_, in_);
@@ -120,36 +95,18 @@ class Staged::InFlight final : public Exchange {
     DeviceStream& to_device = *staged_.to_device_;
     to_device.WaitFor(ready_);  // earlier work may use what is received into
     CopyToDevice(to_device);
-    staged_.stream_.WaitFor(to_device.Record());
+    slab_.used = to_device.Record();  // what was sent is gone: the host has waited for it
+    staged_.stream_.WaitFor(slab_.used);
     const absl::Status status = to_device.status();
     return status.ok() ? staged_.stream_.status() : status;
   }
 
  private:
-  bool IsOwn(size_t r) const { return r == static_cast<size_t>(staged_.host_.rank()); }
-
-  bool IsForeign(Bytes block, size_t r) const { return !IsOwn(r) && !block.empty(); }
-
-  // An all-gather sends one block to everybody, and copies it once.
-  bool IsCopied(std::span<const Bytes> send, size_t r) const {
-    if (!IsForeign(send[r], r)) return false;
-    size_t before = r;
-    while (before-- > 0) {
-      if (!IsForeign(send[before], before)) continue;
-      return send[before].data() != send[r].data() || send[before].size() != send[r].size();
-    }
-    return true;
-  }
-
   // One slab for all peers, with what is sent before what is received.
   absl::Status TakeSlab(std::span<const Bytes> send) {
-    size_t bytes = 0;
-    for (size_t r = 0; r < send.size(); ++r) {
-      if (IsCopied(send, r)) bytes += RoomOf(send[r].size());
-      if (!IsOwn(r)) bytes += RoomOf(recv_[r].size());
-    }
+    const size_t bytes = SlabBytes(rank_, send, recv_);
     if (bytes == 0) return absl::OkStatus();
-    absl::StatusOr<Slabs::Slab> slab = staged_.slabs_->Take(bytes);
+    absl::StatusOr<Slab> slab = staged_.slabs_.Take(bytes);
     if (slab.ok()) slab_ = *std::move(slab);
     return slab.status();
   }
@@ -161,15 +118,15 @@ class Staged::InFlight final : public Exchange {
     Copies copies(stream);
     Bytes last;
     for (size_t r = 0; r < send.size(); ++r) {
-      if (IsCopied(send, r)) {
+      if (IsCopied(rank_, send, r)) {
         const MutableBytes room = Place(send[r].size());
         copies.Add(room.data(), send[r].data(), room.size());
         last = room;
       }
-      out_.push_back(IsForeign(send[r], r) ? last : Bytes());
+      out_.push_back(IsForeign(rank_, send[r], r) ? last : Bytes());
     }
     for (size_t r = 0; r < recv_.size(); ++r) {
-      in_.push_back(IsForeign(recv_[r], r) ? Place(recv_[r].size()) : MutableBytes());
+      in_.push_back(IsForeign(rank_, recv_[r], r) ? Place(recv_[r].size()) : MutableBytes());
     }
   }
   void CopyToDevice(DeviceStream& stream) const {
@@ -180,38 +137,49 @@ class Staged::InFlight final : public Exchange {
   }
 
   Staged& staged_;
+  const int rank_;
   const std::vector<MutableBytes> recv_;  // of the device
   std::vector<Bytes> out_;                // pinned, as `in_`
   std::vector<MutableBytes> in_;
-  Slabs::Slab slab_;
+  Slab slab_;
   size_t placed_ = 0;                   // bytes of it
   std::shared_ptr<DeviceEvent> ready_;  // the work of the stream before Start
   std::unique_ptr<Exchange> inner_;
   absl::Status failed_;
 };
 
+size_t Staged::SlabBytes(int rank, std::span<const Bytes> send,
+                         std::span<const MutableBytes> recv) {
+  size_t bytes = 0;
+  for (size_t r = 0; r < send.size(); ++r) {
+    if (IsCopied(rank, send, r)) bytes += RoomOf(send[r].size());
+    if (IsForeign(rank, recv[r], r)) bytes += RoomOf(recv[r].size());
+  }
+  return bytes;
+}
+
 absl::StatusOr<std::unique_ptr<Staged>> Staged::Make(DataPlane& host, Device& device,
-                                                     DeviceStream& stream,
+                                                     DeviceStream& stream, SlabPool& slabs,
                                                      std::chrono::milliseconds patience) {
   absl::StatusOr<std::unique_ptr<DeviceStream>> to_host = device.MakeStream();
   if (!to_host.ok()) return to_host.status();
   absl::StatusOr<std::unique_ptr<DeviceStream>> to_device = device.MakeStream();
   if (!to_device.ok()) return to_device.status();
   return std::unique_ptr<Staged>(
-      new Staged(host, device, stream, *std::move(to_host), *std::move(to_device), patience));
+      new Staged(host, stream, slabs, *std::move(to_host), *std::move(to_device), patience));
 }
 
-Staged::Staged(DataPlane& host, Device& device, DeviceStream& stream,
+Staged::Staged(DataPlane& host, DeviceStream& stream, SlabPool& slabs,
                std::unique_ptr<DeviceStream> to_host, std::unique_ptr<DeviceStream> to_device,
                std::chrono::milliseconds patience)
     : host_(host),
       stream_(stream),
+      slabs_(slabs),
       to_host_(std::move(to_host)),
       to_device_(std::move(to_device)),
-      patience_(patience),
-      slabs_(std::make_unique<Slabs>(device)) {}
+      patience_(patience) {}
 
-// Pinned memory goes when no copy uses it any more.
+// Slabs may go afterwards, when no copy uses them any more.
 Staged::~Staged() {
   const Deadline deadline = Clock::now() + patience_;
   for (DeviceStream* copies : {to_host_.get(), to_device_.get()}) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "transport/data_plane.h"
+#include "transport/staged/slab_pool.h"
 
 namespace thinwire {
 
@@ -18,13 +19,17 @@ namespace thinwire {
 // Start sleeps until the stream has made what is sent, the plane has failed, or `patience` is over.
 // Copies run on two streams of their own, one a direction, so that those of exchanges in flight
 // overlap; the exchange's stream waits for what is received. Matching, failure, peers and the count
-// of bytes are the host plane's. The references must outlive this.
+// of bytes are the host plane's. The references must outlive this; slabs may serve several planes.
 class Staged final : public DataPlane {
  public:
   static absl::StatusOr<std::unique_ptr<Staged>> Make(DataPlane& host, Device& device,
-                                                      DeviceStream& stream,
+                                                      DeviceStream& stream, SlabPool& slabs,
                                                       std::chrono::milliseconds patience);
   ~Staged() override;
+
+  // The bytes of pinned memory that an exchange of rank `rank` takes while it is in flight.
+  static size_t SlabBytes(int rank, std::span<const Bytes> send,
+                          std::span<const MutableBytes> recv);
 
   const Membership& members() const override { return host_.members(); }
   DataTraits traits() const override {
@@ -37,18 +42,17 @@ class Staged final : public DataPlane {
   uint64_t bytes_sent() const override { return host_.bytes_sent(); }
 
  private:
-  class Slabs;
   class InFlight;
 
-  Staged(DataPlane& host, Device& device, DeviceStream& stream,
+  Staged(DataPlane& host, DeviceStream& stream, SlabPool& slabs,
          std::unique_ptr<DeviceStream> to_host, std::unique_ptr<DeviceStream> to_device,
          std::chrono::milliseconds patience);
 
   DataPlane& host_;
   DeviceStream& stream_;  // of the caller's work
+  SlabPool& slabs_;       // of pinned memory
   const std::unique_ptr<DeviceStream> to_host_, to_device_;
   const std::chrono::milliseconds patience_;
-  const std::unique_ptr<Slabs> slabs_;
 };
 
 }  // namespace thinwire

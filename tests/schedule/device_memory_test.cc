@@ -1,0 +1,97 @@
+// A step on a device asks the driver for no memory: that takes long, and waits for all work.
+#include <gtest/gtest.h>
+
+#include <barrier>
+
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/watched_device.h"
+#include "tests/schedule/device_runs.h"
+
+namespace thinwire {
+namespace {
+
+constexpr int kWorld = 2;
+constexpr int kCounted = 4;  // steps
+
+int Allocations() { return device_counts.allocated + device_counts.pinned + device_counts.pooled; }
+
+// What a rank reduces: tensors of many chunks, and several that go at once.
+class Model {
+ public:
+  Model(Engine& engine, const std::shared_ptr<Device>& device) : engine_(engine) {
+    for (const size_t numel : {9000, 5000, 30001, 300, 301, 1500, 302, 40}) {
+      const std::string key = absl::StrCat("t", numel);
+      const std::vector<Segment> halves = {
+          {.name = key + ".a", .count = numel / 2, .total = numel / 2},
+          {.name = key + ".b", .count = numel - numel / 2, .total = numel - numel / 2}};
+      tensors_.push_back(std::make_unique<Tensor>(device, numel * sizeof(float)));
+      tensors_.back()->Write(Stored(Gradient(numel, 3, 0, 0), DType::kF32));
+      views_.push_back({tensors_.back()->data(), numel});
+      buckets_.push_back(*engine.Register({.key = key, .numel = numel, .segments = halves}));
+    }
+  }
+
+  // Each tensor is over before the next one begins, so one lane may do all.
+  void StepOneByOne() {
+    for (size_t i = 0; i < views_.size(); ++i) Await(Submit(i, {}));
+  }
+  // All are in flight together.
+  void Step(std::vector<uint32_t> absent) {
+    std::vector<std::shared_ptr<Work>> works;
+    for (size_t i = 0; i < views_.size(); ++i) works.push_back(Submit(i, absent));
+    for (const auto& work : works) Await(work);
+  }
+
+ private:
+  std::shared_ptr<Work> Submit(size_t i, const std::vector<uint32_t>& absent) {
+    auto work =
+        engine_.Submit(buckets_[i], {.input = views_[i], .output = views_[i], .absent = absent});
+    EXPECT_TRUE(work.ok()) << work.status();
+    return work.ok() ? *work : nullptr;
+  }
+  void Await(const std::shared_ptr<Work>& work) {
+    if (work == nullptr) return;
+    EXPECT_TRUE(work->Wait().ok()) << engine_.status();
+  }
+
+  Engine& engine_;
+  std::vector<std::unique_ptr<Tensor>> tensors_;
+  std::vector<TensorView> views_;
+  std::vector<std::shared_ptr<const Bucket>> buckets_;
+};
+
+class DeviceMemoryTest : public testing::TestWithParam<const char*> {};
+
+// Whichever lanes the first step used, and however long a thread sleeps in between. Residuals and
+// momentum are the first step's.
+TEST_P(DeviceMemoryTest, StepsAfterTheFirstAllocateNothing) {
+  Options options = SmallChunks(GetParam());
+  options.min_bytes = 4096;
+  options.momentum = {0.9f, true};
+  std::barrier all(kWorld);
+  int counted = -1;
+  RunRanks(
+      MakeInProcessTransports(kWorld), options,
+      [&](int rank, Engine& engine) {
+        Model model(engine, WatchedDevice(rank));
+        model.StepOneByOne();
+        all.arrive_and_wait();
+        const int before = Allocations();
+        all.arrive_and_wait();
+        for (int step = 0; step < kCounted; ++step) {
+          model.Step(step % kWorld == rank ? std::vector<uint32_t>{1} : std::vector<uint32_t>());
+        }
+        all.arrive_and_wait();
+        if (rank == 0) counted = Allocations() - before;
+        all.arrive_and_wait();
+      },
+      {WatchedDevice(0), WatchedDevice(1)});
+  EXPECT_EQ(counted, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, DeviceMemoryTest,
+                         testing::Values("int4", "onebit", "topk:density=0.05,warmup=3", "adaptive",
+                                         "adaptive:bits=1,down=int8", "int8:down=adaptive:bits=4"));
+
+}  // namespace
+}  // namespace thinwire
