@@ -62,6 +62,7 @@ struct DeviceApi {
   int (*reduce)(int ordinal, const ReduceLaunch* launch, void* stream);
   int (*encode_entries)(int ordinal, const EncodeEntriesLaunch* launch, void* stream);
   int (*add_entries)(int ordinal, const AddEntriesLaunch* launch, void* stream);
+  int (*count_up)(int ordinal, uint64_t* counter, void* stream);  // by one
 
   // What follows is done at once.
   // Writes a text that no other device of the host has, ended by a zero.

@@ -234,6 +234,10 @@ void DeviceBackend::Reduce(const ReduceArgs& args) const {
   report_(api_.reduce(ordinal_, &launch, stream_));
 }
 
+void DeviceBackend::CountUp(uint64_t* counter) const {
+  report_(api_.count_up(ordinal_, counter, stream_));
+}
+
 void DeviceBackend::Copy(void* to, const void* from, size_t bytes) const {
   if (bytes > 0 && to != from) report_(api_.copy(ordinal_, to, from, bytes, stream_));
 }

@@ -10,8 +10,8 @@
 namespace thinwire {
 
 // Addresses are of the device: elements aligned to one element, wires to 16 bytes. The
-// engine refuses codecs without kernels, and more than kMaxWires ranks in a reduction. Launches that
-// need more than the room take memory from a pool of the device, in the stream's order.
+// engine refuses codecs without kernels, and more than kMaxWires ranks in a reduction. Launches
+// that need more than the room take memory from a pool of the device, in the stream's order.
 class DeviceBackend final : public Backend {
  public:
   // `report` takes the error number of each launch.
@@ -36,6 +36,7 @@ class DeviceBackend final : public Backend {
   void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override;
   void CopyFinite(std::span<const float> from, std::span<float> to) const override;
   void Reduce(const ReduceArgs& args) const override;
+  void CountUp(uint64_t* counter) const override;
   void Copy(void* to, const void* from, size_t bytes) const override;
 
  private:

@@ -53,7 +53,7 @@ THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
   const TileRange tile = RangeOf(job, tile_of_launch);
   typename Team::template PerThread<Values> x;
   LoadCorrected<kDType>(team, job, tile, x);
-  const EncodeTarget target{job.wire, job.residual, job.draws, tile};
+  const EncodeTarget target{job.wire, job.residual, DrawsNow(job.draws), tile};
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
 }
 
@@ -145,7 +145,7 @@ THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
     for (float& v : sum[thread].v) v = Mul(v, job.scale);
     AddResidual(job.residual, tile, thread, sum[thread]);
   });
-  const EncodeTarget target{job.wire_out, job.residual, job.draws, tile};
+  const EncodeTarget target{job.wire_out, job.residual, DrawsNow(job.draws), tile};
   TileEncoder<Team, Down>(team, shared, launch.down, target).Run(sum);
   team.ForEach([&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, job.out); });
 }

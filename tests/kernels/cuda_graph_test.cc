@@ -52,6 +52,45 @@ TEST_P(CudaGraph, ReplaysWhatWasCaptured) {
   cudaStreamDestroy(handle);
 }
 
+// The step is counted in the device's memory, by the graph itself.
+TEST(CudaGraph, EachReplayDrawsAsTheHostDoesForItsStep) {
+  const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice("cuda");
+  if (!device.ok()) GTEST_SKIP() << device.status().message();
+  cudaStream_t handle = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), cudaSuccess);
+  const std::unique_ptr<DeviceStream> stream = (*device)->Adopt(handle);
+  const CodecSpec spec = *CodecSpec::Parse("int4:rounding=stochastic");
+  const size_t numel = 100001, bytes = EncodedBytes(spec, numel);
+  const std::vector<float> gradient = Values(numel, 3);
+  std::vector<uint8_t> wire(bytes);
+  const uint64_t begin = 0;
+  OnDevice g(**device, *stream, numel * 4, 0, gradient.data());
+  OnDevice w(**device, *stream, bytes), counter(**device, *stream, sizeof(begin), 0, &begin);
+  ASSERT_TRUE(stream->Synchronize(InTime()).ok());
+
+  auto* const count = reinterpret_cast<uint64_t*>(counter.data());
+  EncodeExtras extras;
+  extras.draws = {.key = 5, .stream = 1000, .first = 256, .counter = count};
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(handle, cudaStreamCaptureModeGlobal), cudaSuccess);
+  stream->backend().Encode(spec, {g.data(), numel}, nullptr, w.data(), extras);
+  stream->backend().CountUp(count);
+  ASSERT_EQ(cudaStreamEndCapture(handle, &graph), cudaSuccess);
+  cudaGraphExec_t replay = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  std::vector<float> input = gradient;
+  for (uint64_t step = 0; step < 3; ++step) {
+    ASSERT_EQ(cudaGraphLaunch(replay, handle), cudaSuccess);
+    EncodeExtras of_step;
+    of_step.draws = {.key = 5, .stream = 1000 + step, .first = 256};
+    ScalarBackend().Encode(spec, {input.data(), numel}, nullptr, wire.data(), of_step);
+    ASSERT_EQ(w.Read(), wire) << "step " << step;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(handle);
+}
+
 // Which elements are sent, and how many reach the threshold, the host never hears.
 TEST(CudaGraph, TopKReplays) {
   const absl::StatusOr<std::shared_ptr<Device>> device = TestDevice("cuda");
