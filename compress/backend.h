@@ -65,6 +65,16 @@ struct ReduceArgs {
   Draws draws = {};             // of the encoding
 };
 
+// The end of a step of momentum whose last value is `velocity`, once an exchange has made `m`.
+struct MomentumArgs {
+  float beta = 0.0f;
+  bool nesterov = false;
+  std::span<float> m;           // used up
+  std::span<float> velocity;    // becomes m, where that is finite
+  std::span<float> spare = {};  // with Nesterov as many floats, of any content
+  TensorView out = {};          // m; with Nesterov g + beta * m, where g = m - beta * the last value
+};
+
 // Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
 // not add up or whose indices do not ascend. InvalidArgument says which. All other bytes decode.
 absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel);
@@ -127,6 +137,12 @@ class Backend {
   // to[i] = from[i] where that is finite; elsewhere `to` stays as it was. They have one size and do
   // not overlap.
   virtual void CopyFinite(std::span<const float> from, std::span<float> to) const = 0;
+
+  // Momentum that the engine owns: own = beta * velocity + gradient, rounded as in Accumulate; and
+  // what follows an exchange of that. On a device one pass each.
+  virtual void BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
+                             std::span<float> own) const;
+  virtual void EndMomentum(const MomentumArgs& args) const;
 
   // Whether all of them are zero. False where looking would cost more than it may save: on a
   // device.

@@ -169,8 +169,8 @@ int Decode(int ordinal, const DecodeLaunch* launch, void* stream) {
 int Accumulate(int ordinal, const AccumulateLaunch* launch, void* stream) {
   return OnDevice(ordinal).Do([&] { return LaunchAccumulate(*launch, StreamOf(stream)); });
 }
-int CopyFinite(int ordinal, const CopyFiniteLaunch* launch, void* stream) {
-  return OnDevice(ordinal).Do([&] { return LaunchCopyFinite(*launch, StreamOf(stream)); });
+int EndMomentum(int ordinal, const MomentumLaunch* launch, void* stream) {
+  return OnDevice(ordinal).Do([&] { return LaunchEndMomentum(*launch, StreamOf(stream)); });
 }
 int Reduce(int ordinal, const ReduceLaunch* launch, void* stream) {
   return OnDevice(ordinal).Do([&] { return LaunchReduce(*launch, StreamOf(stream)); });
@@ -208,7 +208,7 @@ constexpr DeviceApi kApi = {
     .encode = Encode,
     .decode = Decode,
     .accumulate = Accumulate,
-    .copy_finite = CopyFinite,
+    .end_momentum = EndMomentum,
     .reduce = Reduce,
     .encode_entries = EncodeEntries,
     .add_entries = AddEntries,

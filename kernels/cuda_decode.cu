@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    CopyFiniteKernel(const __grid_constant__ CopyFiniteLaunch launch) {
+    EndMomentumKernel(const __grid_constant__ MomentumLaunch launch) {
   __shared__ DeviceTeam::Scratch scratch;
   DeviceTeam team(scratch);
-  CopyFiniteTile(team, launch, blockIdx.x);
+  EndMomentumTile(team, launch, blockIdx.x);
 }
 
 }  // namespace
@@ -55,8 +55,8 @@ cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream
   });
 }
 
-cudaError_t LaunchCopyFinite(const CopyFiniteLaunch& launch, cudaStream_t stream) {
-  CopyFiniteKernel<<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);
+cudaError_t LaunchEndMomentum(const MomentumLaunch& launch, cudaStream_t stream) {
+  EndMomentumKernel<<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);
   return cudaGetLastError();
 }
 

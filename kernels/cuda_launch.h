@@ -13,7 +13,7 @@ namespace thinwire::kernels {
 cudaError_t LaunchEncode(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream);
-cudaError_t LaunchCopyFinite(const CopyFiniteLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchEndMomentum(const MomentumLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAddEntries(const AddEntriesLaunch& launch, cudaStream_t stream);

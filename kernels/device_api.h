@@ -58,7 +58,7 @@ struct DeviceApi {
   int (*encode)(int ordinal, const EncodeLaunch* launch, void* stream);
   int (*decode)(int ordinal, const DecodeLaunch* launch, void* stream);
   int (*accumulate)(int ordinal, const AccumulateLaunch* launch, void* stream);
-  int (*copy_finite)(int ordinal, const CopyFiniteLaunch* launch, void* stream);
+  int (*end_momentum)(int ordinal, const MomentumLaunch* launch, void* stream);
   int (*reduce)(int ordinal, const ReduceLaunch* launch, void* stream);
   int (*encode_entries)(int ordinal, const EncodeEntriesLaunch* launch, void* stream);
   int (*add_entries)(int ordinal, const AddEntriesLaunch* launch, void* stream);

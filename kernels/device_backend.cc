@@ -190,25 +190,40 @@ void DeviceBackend::UseEntries(EntryUse use, const CodecSpec& spec,
 }
 
 void DeviceBackend::Accumulate(TensorView gradient, float factor, std::span<float> sum) const {
-  if (sum.empty()) return;
+  BeginMomentum(gradient, factor, sum, sum);
+}
+
+void DeviceBackend::BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
+                                  std::span<float> own) const {
+  if (own.empty()) return;
   kernels::AccumulateLaunch launch{};
   launch.dtype = gradient.dtype;
   AddJob(&launch.jobs, kernels::AccumulateJob{.gradient = ElementsOf(gradient),
-                                              .sum = FloatsAt(sum.data()),
-                                              .factor = factor,
-                                              .numel = sum.size(),
+                                              .base = FloatsAt(velocity.data()),
+                                              .sum = FloatsAt(own.data()),
+                                              .factor = beta,
+                                              .numel = own.size(),
                                               .first_tile = 0});
   report_(api_.accumulate(ordinal_, &launch, stream_));
 }
 
 void DeviceBackend::CopyFinite(std::span<const float> from, std::span<float> to) const {
-  if (to.empty()) return;
-  kernels::CopyFiniteLaunch launch{};
-  AddJob(&launch.jobs, kernels::CopyFiniteJob{.from = FloatsAt(from.data()),
-                                              .to = FloatsAt(to.data()),
-                                              .numel = to.size(),
-                                              .first_tile = 0});
-  report_(api_.copy_finite(ordinal_, &launch, stream_));
+  EndMomentum({.m = {const_cast<float*>(from.data()), from.size()}, .velocity = to});
+}
+
+// Without an output it leaves m alone.
+void DeviceBackend::EndMomentum(const MomentumArgs& args) const {
+  if (args.m.empty()) return;
+  kernels::MomentumLaunch launch{};
+  launch.dtype = args.out.dtype;
+  launch.beta = args.beta;
+  launch.nesterov = args.nesterov;
+  AddJob(&launch.jobs, kernels::MomentumJob{.m = FloatsAt(args.m.data()),
+                                            .velocity = FloatsAt(args.velocity.data()),
+                                            .out = ElementsOf(args.out),
+                                            .numel = args.m.size(),
+                                            .first_tile = 0});
+  report_(api_.end_momentum(ordinal_, &launch, stream_));
 }
 
 void DeviceBackend::Reduce(const ReduceArgs& args) const {

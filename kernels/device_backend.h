@@ -35,6 +35,9 @@ class DeviceBackend final : public Backend {
   }
   void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override;
   void CopyFinite(std::span<const float> from, std::span<float> to) const override;
+  void BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
+                     std::span<float> own) const override;
+  void EndMomentum(const MomentumArgs& args) const override;
   void Reduce(const ReduceArgs& args) const override;
   void CountUp(uint64_t* counter) const override;
   void Copy(void* to, const void* from, size_t bytes) const override;

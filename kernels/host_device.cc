@@ -315,7 +315,7 @@ const DeviceApi& HostDeviceApi() {
       .encode = QueueLaunch<EncodeLaunch>,
       .decode = QueueLaunch<DecodeLaunch>,
       .accumulate = QueueLaunch<AccumulateLaunch>,
-      .copy_finite = QueueLaunch<CopyFiniteLaunch>,
+      .end_momentum = QueueLaunch<MomentumLaunch>,
       .reduce = QueueLaunch<ReduceLaunch>,
       .encode_entries = QueueLaunch<EncodeEntriesLaunch>,
       .add_entries = QueueLaunch<AddEntriesLaunch>,

@@ -21,7 +21,7 @@ void QueueOnHostDevice(void* stream, std::function<void()> work);
 void RunOnHost(const EncodeLaunch& launch);
 void RunOnHost(const DecodeLaunch& launch);
 void RunOnHost(const AccumulateLaunch& launch);
-void RunOnHost(const CopyFiniteLaunch& launch);
+void RunOnHost(const MomentumLaunch& launch);
 void RunOnHost(const ReduceLaunch& launch);
 void RunOnHost(const EncodeEntriesLaunch& launch);
 void RunOnHost(const AddEntriesLaunch& launch);

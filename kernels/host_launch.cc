@@ -110,9 +110,9 @@ void RunOnHost(const AccumulateLaunch& launch) {
   });
 }
 
-void RunOnHost(const CopyFiniteLaunch& launch) {
+void RunOnHost(const MomentumLaunch& launch) {
   ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
-    CopyFiniteTile(team, launch, tile);
+    EndMomentumTile(team, launch, tile);
   });
 }
 

@@ -53,17 +53,18 @@ struct DecodeJob {
   uint32_t first_tile;
 };
 
-// sum = factor * sum + gradient
+// sum = factor * base + gradient
 struct AccumulateJob {
-  Elements gradient, sum;  // the sum of floats
+  Elements gradient, base, sum;  // the latter two of floats; may be the same
   float factor;
   size_t numel;
   uint32_t first_tile;
 };
 
-// to = from, where that is finite
-struct CopyFiniteJob {
-  Elements from, to;  // of floats
+// The end of a step of momentum, as MomentumArgs says.
+struct MomentumJob {
+  Elements m, velocity;  // of floats
+  Elements out;          // of the launch's dtype; data null: not wanted
   size_t numel;
   uint32_t first_tile;
 };
@@ -108,8 +109,11 @@ struct AccumulateLaunch {
   Jobs<AccumulateJob, kMaxJobs> jobs;
 };
 
-struct CopyFiniteLaunch {
-  Jobs<CopyFiniteJob, kMaxJobs> jobs;
+struct MomentumLaunch {
+  DType dtype;  // of the outputs
+  float beta;
+  bool nesterov;
+  Jobs<MomentumJob, kMaxJobs> jobs;
 };
 
 struct ReduceLaunch {
@@ -123,7 +127,7 @@ struct ReduceLaunch {
 inline constexpr size_t kArgumentBytes = 4096;
 static_assert(sizeof(EncodeLaunch) <= kArgumentBytes && sizeof(DecodeLaunch) <= kArgumentBytes);
 static_assert(sizeof(AccumulateLaunch) <= kArgumentBytes && sizeof(ReduceLaunch) <= kArgumentBytes);
-static_assert(sizeof(CopyFiniteLaunch) <= kArgumentBytes);
+static_assert(sizeof(MomentumLaunch) <= kArgumentBytes);
 
 }  // namespace thinwire::kernels
 

@@ -29,7 +29,7 @@ const DeviceApi& CountingApi() {
     api.decode = Count<DecodeLaunch>;
     api.reduce = Count<ReduceLaunch>;
     api.accumulate = Ignore<AccumulateLaunch>;
-    api.copy_finite = Ignore<CopyFiniteLaunch>;
+    api.end_momentum = Ignore<MomentumLaunch>;
     api.encode_entries = Ignore<EncodeEntriesLaunch>;
     api.add_entries = Ignore<AddEntriesLaunch>;
     return api;

@@ -88,7 +88,7 @@ THINWIRE_HD void AccumulateTile(Team& team, const AccumulateLaunch& launch,
   const TileRange tile = RangeOf(job, tile_of_launch);
   team.ForEach([&](unsigned thread) {
     Values sum, gradient;
-    LoadValues<DType::kF32>(job.sum, tile, thread, sum);
+    LoadValues<DType::kF32>(job.base, tile, thread, sum);
     LoadValues<kDType>(job.gradient, tile, thread, gradient);
     THINWIRE_UNROLL
     for (unsigned k = 0; k < kQuads * kQuad; ++k) {
@@ -99,19 +99,24 @@ THINWIRE_HD void AccumulateTile(Team& team, const AccumulateLaunch& launch,
 }
 
 template <typename Team>
-THINWIRE_HD void CopyFiniteTile(Team& team, const CopyFiniteLaunch& launch,
-                                uint32_t tile_of_launch) {
-  const CopyFiniteJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
+THINWIRE_HD void EndMomentumTile(Team& team, const MomentumLaunch& launch,
+                                 uint32_t tile_of_launch) {
+  const MomentumJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
   const TileRange tile = RangeOf(job, tile_of_launch);
   team.ForEach([&](unsigned thread) {
-    Values from, to;
-    LoadValues<DType::kF32>(job.from, tile, thread, from);
-    LoadValues<DType::kF32>(job.to, tile, thread, to);
+    Values m, velocity;
+    LoadValues<DType::kF32>(job.m, tile, thread, m);
+    LoadValues<DType::kF32>(job.velocity, tile, thread, velocity);
     THINWIRE_UNROLL
     for (unsigned k = 0; k < kQuads * kQuad; ++k) {
-      to.v[k] = IsFinite(from.v[k]) ? from.v[k] : to.v[k];
+      const float last = velocity.v[k];
+      if (IsFinite(m.v[k])) velocity.v[k] = m.v[k];
+      if (!launch.nesterov) continue;
+      const float g = Add(Mul(-launch.beta, last), m.v[k]);
+      m.v[k] = Add(Mul(launch.beta, m.v[k]), g);
     }
-    StoreValues<DType::kF32>(to, tile, thread, job.to);
+    StoreValues<DType::kF32>(velocity, tile, thread, job.velocity);
+    if (job.out.data != nullptr) StoreValuesOf(launch.dtype, m, tile, thread, job.out);
   });
 }
 

@@ -20,7 +20,7 @@ class MomentumStep {
       : options_(options),
         velocity_(velocity),
         reduced_(scratch.first(velocity.size())),
-        gradient_(scratch.subspan(velocity.size())) {}
+        spare_(scratch.subspan(velocity.size())) {}
 
   static size_t ScratchFloats(const MomentumOptions& options, size_t numel) {
     return options.nesterov ? 2 * numel : numel;
@@ -35,7 +35,8 @@ class MomentumStep {
 
  private:
   const MomentumOptions options_;
-  const std::span<float> velocity_, reduced_, gradient_;
+  const std::span<float> velocity_, reduced_;
+  const std::span<float> spare_;  // with Nesterov
 };
 
 }  // namespace thinwire

@@ -278,6 +278,40 @@ TEST_P(KernelTest, CopyFiniteLeavesTheRest) {
   }
 }
 
+// In one pass each, which the host makes several of; where m is not finite, the velocity stays.
+TEST_P(KernelTest, MomentumAroundAnExchange) {
+  for (const DType dtype : kDTypes) {
+    for (const size_t numel : {0, 1, 100, 4096, 10001}) {
+      for (const bool nesterov : {false, true}) {
+        SCOPED_TRACE(std::to_string(numel) + " " + std::string(Name(dtype)) +
+                     (nesterov ? ", Nesterov" : ""));
+        std::vector<uint8_t> gradient = Stored(Values(numel, 3), dtype), out(gradient.size());
+        std::vector<float> velocity = Residuals(numel, 8), own(numel), m = Values(numel, 5);
+        std::vector<float> spare(nesterov ? numel : 0);
+        OnDevice g = Put(gradient), o = Put(out), v = Put(BytesOf(velocity));
+        OnDevice x = Put(BytesOf(own)), n = Put(BytesOf(m));
+        backend().BeginMomentum({g.data(), numel, dtype}, 0.9f, {v.floats(), numel},
+                                {x.floats(), numel});
+        ScalarBackend().BeginMomentum({gradient.data(), numel, dtype}, 0.9f, velocity, own);
+        EXPECT_EQ(x.Read(), BytesOf(own));
+        backend().EndMomentum({.beta = 0.9f,
+                               .nesterov = nesterov,
+                               .m = {n.floats(), numel},
+                               .velocity = {v.floats(), numel},
+                               .out = {o.data(), numel, dtype}});
+        ScalarBackend().EndMomentum({.beta = 0.9f,
+                                     .nesterov = nesterov,
+                                     .m = m,
+                                     .velocity = velocity,
+                                     .spare = spare,
+                                     .out = {out.data(), numel, dtype}});
+        EXPECT_EQ(o.Read(), out);
+        EXPECT_EQ(v.Read(), BytesOf(velocity)) << "velocity";
+      }
+    }
+  }
+}
+
 // To and from every dtype, by each codec of elements. tests/compress/nan_test.cc holds the
 // reference against FORMAT.md.
 TEST_P(KernelTest, NansKeepTheirBits) {
