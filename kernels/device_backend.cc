@@ -1,6 +1,7 @@
 #include "kernels/device_backend.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "compress/codecs/topk.h"
 #include "compress/hadamard.h"
@@ -18,7 +19,7 @@ kernels::Codec CodecOf(const CodecSpec& spec) {
   codec.id = spec.id;
   codec.stochastic = spec.rounding == Rounding::kStochastic;
   codec.hadamard = spec.hadamard;
-  codec.block = spec.block;
+  codec.block_bits = static_cast<uint32_t>(std::bit_width(spec.block) - 1);
   if (spec.traits().widths()) {
     codec.sixteenths = spec.sixteenths;
     codec.floor = spec.floor;

@@ -18,7 +18,7 @@ struct Codec {
   CodecId id;  // of a codec that has kernels
   bool stochastic;
   bool hadamard;
-  uint32_t block;       // elements
+  uint32_t block_bits;  // a block has 1 << block_bits elements: shifts are cheap, divisions are not
   uint32_t signs[8];    // a transform's: bit i % 32 of word i / 32 says that element i is negated
   uint32_t sixteenths;  // codecs of widths: bits of a code, the mean of a shard, times 16; else 0
   uint32_t floor;       // codecs of widths: bits of a code, at least

@@ -35,7 +35,7 @@ class TileDecoder {
  private:
   THINWIRE_HD float ScaleOf(size_t place) const {
     if constexpr (Traits::kElements) return 1.0f;
-    return FromBf16(reinterpret_cast<const uint16_t*>(wire_)[place / codec_.block]);
+    return FromBf16(reinterpret_cast<const uint16_t*>(wire_)[place >> codec_.block_bits]);
   }
 
   THINWIRE_HD bool IsBack(size_t place) const {

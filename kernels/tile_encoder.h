@@ -75,14 +75,16 @@ class TileEncoder {
   }
 
  private:
-  THINWIRE_HD unsigned blocks() const { return kTile / codec_.block; }
+  THINWIRE_HD unsigned block_size() const { return 1u << codec_.block_bits; }
+  THINWIRE_HD unsigned blocks() const { return kTile >> codec_.block_bits; }
   THINWIRE_HD unsigned BlockOf(unsigned thread, unsigned quad) const {
-    return PlaceOf(thread, quad) / codec_.block;
+    return PlaceOf(thread, quad) >> codec_.block_bits;
   }
   // Elements of a block of the tile; 0 behind the last one.
-  THINWIRE_HD size_t CountOf(unsigned block) const {
-    const size_t begin = to_.tile.begin + size_t{block} * codec_.block, numel = to_.tile.numel;
-    return begin >= numel ? 0 : numel - begin < codec_.block ? numel - begin : codec_.block;
+  THINWIRE_HD size_t CountOf(unsigned number) const {
+    const size_t begin = to_.tile.begin + (size_t{number} << codec_.block_bits);
+    const size_t numel = to_.tile.numel;
+    return begin >= numel ? 0 : numel - begin < block_size() ? numel - begin : block_size();
   }
   THINWIRE_HD bool Transforms(unsigned block) const {
     return Traits::kHadamard && CountOf(block) == kTransform;
@@ -98,7 +100,7 @@ class TileEncoder {
     team_.Sync();
     // Padding behind the scales is the last tile's.
     team_.ForEach([&](unsigned thread) {
-      const size_t first = to_.tile.begin / codec_.block;
+      const size_t first = to_.tile.begin >> codec_.block_bits;
       const size_t padding = to_.tile.last() ? to_.wire.codes_at / sizeof(uint16_t) : 0;
       const size_t slot = first + thread;
       if (to_.wire.data == nullptr || slot >= padding || CountOf(thread) > 0) return;
@@ -123,7 +125,8 @@ class TileEncoder {
         made.inverse = 1.0f / made.scale;
     }
     shared_.scales.Put(team_, thread, block, made);
-    if (to_.wire.data != nullptr) PutScale(to_.tile.begin / codec_.block + block, made.scale);
+    const size_t first = to_.tile.begin >> codec_.block_bits;
+    if (to_.wire.data != nullptr) PutScale(first + block, made.scale);
   }
 
   THINWIRE_HD static float PlainScale(uint32_t magnitude, bool transformed) {
@@ -154,7 +157,7 @@ class TileEncoder {
     team_.Sync();
     team_.ForEach([&](unsigned thread) {
       if (thread >= blocks()) return;
-      const unsigned groups = codec_.block / kGroup;
+      const unsigned groups = block_size() / kGroup;
       uint32_t magnitude = 0;
       for (unsigned g = 0; g < groups; ++g) {
         const uint32_t bits = shared_.magnitudes.Get(team_, thread, thread * groups + g);
@@ -183,9 +186,9 @@ class TileEncoder {
         const unsigned block = first + thread / kWarp;
         sum[thread] = 0.0f;
         if (block >= blocks()) return;
-        for (unsigned i = thread % kWarp; i < codec_.block; i += kSumLanes) {
+        for (unsigned i = thread % kWarp; i < block_size(); i += kSumLanes) {
           sum[thread] =
-              sum[thread] + shared_.absolutes.Get(team_, thread, block * codec_.block + i);
+              sum[thread] + shared_.absolutes.Get(team_, thread, (block << codec_.block_bits) + i);
         }
       });
       THINWIRE_UNROLL

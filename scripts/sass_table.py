@@ -1,8 +1,8 @@
-"""kernels/sass.md: what the machine code of each kernel of f32 costs, counted and not run.
+"""kernels/sass.md: what the machine code of each kernel costs, counted and not run.
 
     scripts/sass_table.py [--check kernels/sass.md] [build/integrations/c/libthinwire_cuda.so]
 
-Prints the table; with --check says which rows have got worse, exit 1. cuobjdump and nvdisasm are
+Prints the tables; with --check says which rows have got worse, exit 1. cuobjdump and nvdisasm are
 those of PATH, or of the wheels nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
 
 A thread has 16 elements of a tile. `path` counts the instructions that it executes for those of a
@@ -11,7 +11,8 @@ nearest, with feedback: a walk through the code that decides every branch by wha
 (`jumps`), and goes once through a loop. Of a reduction, whose loop over ranks holds a switch over
 codecs, and of topk, whose way goes by the values, only the size is counted. `issue` is the share of
 a multiprocessor's four schedulers that `path` takes while memory runs at its full rate; `stack` are
-the bytes of spilled registers."""
+the bytes of spilled registers. These rows are the kernels of f32 on one architecture; what spills
+is looked for in those of every dtype, on every architecture that the library has code for."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ WIDTHS = {
 }  # fmt: skip
 GROWTH = 1.1
 LONGEST_PATH = 20000
+F32 = "0"
 Code = list[tuple[int, str]]
+Spills = dict[str, dict[str, int]]  # bytes of a thread, the most of all dtypes, by architecture
 
 
 @dataclass
@@ -77,7 +80,7 @@ def dump(library: pathlib.Path, *options: str) -> str:
     """cuobjdump's output; it finds nvdisasm by PATH."""
     folder = pathlib.Path(tool("nvdisasm")).parent
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    command = [tool("cuobjdump"), "-arch", ARCHITECTURE, *options, str(library)]
+    command = [tool("cuobjdump"), *options, str(library)]
     return subprocess.run(
         command, check=True, capture_output=True, text=True, env=environment
     ).stdout
@@ -85,27 +88,34 @@ def dump(library: pathlib.Path, *options: str) -> str:
 
 def row_name(mangled: str) -> str:
     """Such as `encode_ef Int8`; empty for what the table leaves out: other dtypes than f32."""
+    name, dtype = kernel_of(mangled)
+    return name if dtype == F32 else ""
+
+
+def kernel_of(mangled: str) -> tuple[str, str]:
+    """The name in the table, or an empty one, and the dtype's number; f32's where it has none."""
     if entries := re.search(r"Entries([A-Z][a-z]+)Kernel", mangled):
-        return f"topk {entries[1].lower()}"
+        return f"topk {entries[1].lower()}", F32
     widths = re.search(
         rf"\d({'|'.join(WIDTHS)})Kernel(?:ILNS_5DTypeE(\d)E(?:Lb([01])E)?)?", mangled
     )
     if widths is not None:
         kernel, dtype, adds = widths.groups()
         adding = "_add" if adds == "1" else ""
-        return "" if dtype not in (None, "0") else f"{WIDTHS[kernel]}{adding} Adaptive"
+        return f"{WIDTHS[kernel]}{adding} Adaptive", dtype or F32
     shape = re.search(
         r"(Encode|Decode|Reduce|Accumulate)Kernel"
         r"I(?:NS0_7VariantINS_6codecs\d+([A-Za-z]+?\d*)ELb([01])EEE)?"
-        r"LNS_5DTypeE0E(?:Lb([01])E)?",
+        r"LNS_5DTypeE(\d)E(?:Lb([01])E)?",
         mangled,
     )
     if shape is None:
-        return ""
-    kernel, codec, transforms, adds = shape.groups()
+        return "", F32
+    kernel, codec, transforms, dtype, adds = shape.groups()
     operation = {"Encode": "encode_ef", "Reduce": "reduce to"}.get(kernel, kernel.lower())
     operation += "_add" if adds == "1" else ""
-    return f"{operation} {codec or ''}".strip() + (":hadamard=1" if transforms == "1" else "")
+    name = f"{operation} {codec or ''}".strip() + (":hadamard=1" if transforms == "1" else "")
+    return name, dtype
 
 
 def instructions(listing: str) -> dict[str, Code]:
@@ -170,11 +180,11 @@ def path_length(code: Code) -> int:
 
 
 def rows_of(library: pathlib.Path) -> list[Row]:
-    usage = dump(library, "-res-usage")
+    usage = dump(library, "-arch", ARCHITECTURE, "-res-usage")
     found = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", usage)
     resources = {name: (int(regs), int(stack)) for name, regs, stack in found if row_name(name)}
     rows = []
-    for name, code in instructions(dump(library, "-sass")).items():
+    for name, code in instructions(dump(library, "-arch", ARCHITECTURE, "-sass")).items():
         if name not in resources:
             continue
         walked = 0 if re.search("(Reduce|Plan)Kernel|Entries", name) else path_length(code)
@@ -182,9 +192,50 @@ def rows_of(library: pathlib.Path) -> list[Row]:
     return sorted(rows, key=lambda row: row.name)
 
 
+def spills_of(usage: str) -> Spills:
+    """What cuobjdump -res-usage says, of all architectures."""
+    spills: Spills = {}
+    for part in re.split(r"\narch = ", usage)[1:]:
+        architecture = spills.setdefault(part.split()[0], {})
+        for mangled, stack in re.findall(r"Function (\S+):\s+REG:\d+ STACK:(\d+)", part):
+            name = kernel_of(mangled)[0] or mangled
+            if int(stack) > 0:
+                architecture[name] = max(int(stack), architecture.get(name, 0))
+    return spills
+
+
+def spill_table(spills: Spills) -> str:
+    architectures = sorted(spills, key=lambda name: int(re.sub(r"\D", "", name)))
+    lines = [" | ".join(["| spills", *architectures]) + " |", "|---" * (len(spills) + 1) + "|"]
+    for name in sorted({name for kernels in spills.values() for name in kernels}):
+        stacks = [str(spills[architecture].get(name, 0)) for architecture in architectures]
+        lines.append(" | ".join([f"| {name}", *stacks]) + " |")
+    return "\n".join(lines)
+
+
+def read_spills(text: str) -> Spills:
+    table = [line.strip("|").split("|") for line in text[text.find("| spills |") :].splitlines()]
+    architectures = [cell.strip() for cell in table[0][1:]]
+    spills: Spills = {architecture: {} for architecture in architectures}
+    for name, *stacks in table[2:]:
+        for architecture, stack in zip(architectures, stacks, strict=True):
+            spills[architecture][name.strip()] = int(stack)
+    return spills
+
+
+def worse_spills(spills: Spills, table: Spills) -> list[str]:
+    """An architecture that the table does not have is held against zeros."""
+    return [
+        f"{name} spills {stack} bytes on {architecture}, expected {most}"
+        for architecture, kernels in spills.items()
+        for name, stack in kernels.items()
+        if stack > (most := table.get(architecture, {}).get(name, 0))
+    ]
+
+
 def read_table(text: str) -> dict[str, Row]:
     rows = {}
-    for line in text.splitlines():
+    for line in text.split("| spills |")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 6 and cells[3].isdigit():
             walked = int(cells[1]) if cells[1].isdigit() else 0
@@ -219,12 +270,16 @@ def main() -> int:
     )  # fmt: skip
     options = parser.parse_args()
     rows = rows_of(options.library)
+    spills = spills_of(dump(options.library, "-res-usage"))
     if options.check is None:
         print("| kernel | path | issue | size | registers | stack |\n|---|---|---|---|---|---|")
         print("\n".join(row.text() for row in rows))
+        print("", spill_table(spills), sep="\n")
         return 0
-    found = complaints(rows, read_table(options.check.read_text()))
-    print("\n".join(found) or f"{len(rows)} kernels are no worse than {options.check}")
+    text = options.check.read_text()
+    found = complaints(rows, read_table(text)) + worse_spills(spills, read_spills(text))
+    where = " ".join(spills)
+    print("\n".join(found) or f"{len(rows)} kernels are no worse than {options.check} ({where})")
     return bool(found)
 
 

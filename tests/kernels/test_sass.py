@@ -46,6 +46,16 @@ def test_no_kernel_is_worse_than_the_table():
     assert sass_table.complaints(sass_table.rows_of(LIBRARY), table) == []
 
 
+@pytest.mark.skipif(
+    not (LIBRARY.exists() and have_tools()), reason="needs nvcc's build, cuobjdump and nvdisasm"
+)
+def test_no_kernel_spills_more_on_any_architecture_of_the_build():
+    spills = sass_table.spills_of(sass_table.dump(LIBRARY, "-res-usage"))
+    assert spills, "the library has machine code"
+    table = sass_table.read_spills((ROOT / "kernels/sass.md").read_text())
+    assert sass_table.worse_spills(spills, table) == []
+
+
 def test_rows_are_kernels_of_f32():
     assert sass_table.row_name(ENCODE.format(dtype=0)) == "encode_ef Int8"
     assert sass_table.row_name(ENCODE.format(dtype=1)) == ""
@@ -95,3 +105,29 @@ def test_a_tenth_is_no_growth():
     table = sass_table.read_table(row().text())
     assert sass_table.complaints([row(path=110, size=1100, registers=64)], table) == []
     assert "is no more" in sass_table.complaints([], table)[0]
+
+
+def usage(architecture: str, **stacks: int) -> str:
+    """As cuobjdump says it of kernels by dtype."""
+    functions = [
+        f" Function {ENCODE.format(dtype=dtype[1:])}:\n  REG:64 STACK:{stack} SHARED:0"
+        for dtype, stack in stacks.items()
+    ]
+    head = f"\nFatbin elf code:\n================\narch = {architecture}\ncode version = [1,8]"
+    return "\n".join([head, "Resource usage:", " Common:", "  GLOBAL:0", *functions, ""])
+
+
+def test_spills_are_those_of_every_dtype_and_architecture():
+    spills = sass_table.spills_of(usage("sm_100", t0=0, t1=8, t2=4) + usage("sm_90", t0=0))
+    assert spills == {"sm_100": {"encode_ef Int8": 8}, "sm_90": {}}
+    text = f"| kernel |\n|---|\n\n{sass_table.spill_table(spills)}\n"
+    assert sass_table.read_spills(text) == {
+        "sm_100": {"encode_ef Int8": 8},
+        "sm_90": {"encode_ef Int8": 0},
+    }
+    assert sass_table.worse_spills(spills, sass_table.read_spills(text)) == []
+    worse = sass_table.spills_of(usage("sm_120", t2=4) + usage("sm_90", t0=4))
+    assert sass_table.worse_spills(worse, sass_table.read_spills(text)) == [
+        "encode_ef Int8 spills 4 bytes on sm_120, expected 0",
+        "encode_ef Int8 spills 4 bytes on sm_90, expected 0",
+    ]
