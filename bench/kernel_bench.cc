@@ -30,12 +30,11 @@ constexpr int kRepetitions = 31;
 constexpr int kRanks = 8;  // of a reduction
 constexpr size_t kAlignment = 256;
 constexpr size_t kDrawn = (size_t{1} << 22) + 1;
-// All codecs with kernels but those of entries, which have no twin, and the options that have code
-// of their own.
+// All codecs with kernels, and the options that have code of their own.
 std::vector<std::string> Specs() {
   std::vector<std::string> specs;
   for (const CodecTraits& codec : kCodecs) {
-    if (codec.has_kernels && !codec.entries()) specs.emplace_back(codec.name);
+    if (codec.has_kernels) specs.emplace_back(codec.name);
   }
   specs.insert(specs.end(), {"int4:hadamard=1", "int8:rounding=stochastic"});
   return specs;
@@ -75,7 +74,13 @@ struct Arrays {
       : gradient(device, stream, numel),
         floats(device, stream, numel),
         out(device, stream, numel),
-        wire(device, stream, EncodedBytes(spec, numel)) {
+        threshold(device, stream, 1),
+        wire(device, stream, EncodedBytes(spec, numel)),
+        scratch_words(spec.traits().entries() ? stream.backend().EntryScratchWords(spec, numel)
+                                              : 0),
+        scratch(device, stream, scratch_words) {
+    *threshold.host() = 0.0f;
+    threshold.Put();
     std::mt19937_64 random(numel + 1);
     std::normal_distribution<float> normal(0.0f, 1e-3f);
     for (size_t i = 0; i < numel; ++i) {
@@ -87,8 +92,19 @@ struct Arrays {
     floats.Put();
   }
 
-  Array<float> gradient, floats, out;
+  // topk's, which starts from the threshold of the call before, or searches.
+  enum class Guess { kNone, kCarried };
+  EncodeExtras Extras(Guess guess) {
+    EncodeExtras extras;
+    extras.scratch = {scratch.data(), scratch_words};
+    if (guess == Guess::kCarried) extras.threshold = threshold.data();
+    return extras;
+  }
+
+  Array<float> gradient, floats, out, threshold;
   Array<uint8_t> wire;
+  const size_t scratch_words;
+  Array<uint32_t> scratch;
 };
 
 // Encodes with feedback, decodes, and compares with the reference.
@@ -101,7 +117,8 @@ bool Agrees(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t 
   ScalarBackend().Encode(spec, {gradient.data(), numel}, residual.data(), wire.data());
   ScalarBackend().Decode(spec, wire.data(), {decoded.data(), numel});
   const Backend& codecs = stream.backend();
-  codecs.Encode(spec, {arrays.gradient.data(), numel}, arrays.floats.data(), arrays.wire.data());
+  codecs.Encode(spec, {arrays.gradient.data(), numel}, arrays.floats.data(), arrays.wire.data(),
+                arrays.Extras(Arrays::Guess::kNone));
   codecs.Decode(spec, arrays.wire.data(), {arrays.out.data(), numel});
   return arrays.wire.Equals(wire) && arrays.floats.Equals(residual) && arrays.out.Equals(decoded);
 }
@@ -206,6 +223,35 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
       [&] { timer.Copy(moved / 2); }));
 }
 
+// The same of topk, against copies of as many bytes. Its encoder reads an element once if the
+// threshold of the call before holds, as it does from step to step of a training.
+void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, const CodecSpec& spec,
+                    size_t numel, std::vector<Result>* results) {
+  Arrays a(device, stream, spec, numel);
+  const Backend& codecs = stream.backend();
+  const TensorView gradient{a.gradient.data(), numel};
+  const std::span<float> out(a.out.data(), numel);
+  const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(numel * sizeof(float));
+  const size_t wire_bytes = EncodedBytes(spec, numel);
+  const auto add = [&](const char* op, size_t floats, size_t wires,
+                       const std::function<void()>& kernel) {
+    const size_t moved = floats * numel * sizeof(float) + wires * wire_bytes;
+    results->push_back(
+        Measure(timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }));
+  };
+  add("encode_ef", 3, 1, [&] {
+    codecs.Encode(spec, gradient, a.floats.data(), a.wire.data(),
+                  a.Extras(Arrays::Guess::kCarried));
+  });
+  add("encode", 1, 1, [&] {
+    codecs.Encode(spec, gradient, nullptr, a.wire.data(), a.Extras(Arrays::Guess::kNone));
+  });
+  add("decode", 1, 1, [&] { codecs.Decode(spec, a.wire.data(), {out.data(), numel}); });
+  add("decode_add", 2, 1, [&] { codecs.DecodeAdd(spec, a.wire.data(), out); });
+  const std::vector<const uint8_t*> wires(kRanks, a.wire.data());
+  add("reduce8", 1, kRanks, [&] { codecs.SumEntries(spec, wires, 1.0f / kRanks, out); });
+}
+
 // One launch of many chunks of 1 MiB against one of a single shard.
 void MeasureChunks(Device& device, DeviceStream& stream, KernelTimer& timer, size_t numel,
                    std::vector<Result>* results) {
@@ -267,7 +313,8 @@ int OnGpu(bool only_name) {
       return 1;
     }
     for (const size_t bytes : {size_t{64} << 20, size_t{512} << 20}) {
-      MeasureCodec(**device, *stream, **timer, spec, bytes / sizeof(float), &results);
+      const auto measure = spec.traits().entries() ? MeasureEntries : MeasureCodec;
+      measure(**device, *stream, **timer, spec, bytes / sizeof(float), &results);
     }
   }
   MeasureChunks(**device, *stream, **timer, (size_t{256} << 20) / sizeof(float), &results);

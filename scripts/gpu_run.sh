@@ -137,7 +137,7 @@ sanitizers() {
       continue
     fi
     step "$tool" 75 sanitizer "$sanitizer" --tool "$tool" --error-exitcode 9 "${loader[@]}" \
-      "$pack/bin/kernel_test" --gtest_filter='*EveryKernel*cuda:*ManyShards*cuda:*WithoutWire*cuda'
+      "$pack/bin/kernel_test" --gtest_filter='*EveryKernel*cuda:*ManyShards*cuda:*WithoutWire*cuda:*MomentumAround*cuda'
   done
 }
 
