@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "transport/expecting_plane.h"
 #include "transport/gloo/gloo_connect.h"
 #include "transport/gloo/gloo_control.h"
 #include "transport/gloo/gloo_exchange.h"
@@ -12,21 +13,11 @@
 namespace thinwire {
 namespace {
 
-class GlooData final : public DataPlane {
+class GlooData final : public ExpectingPlane {
  public:
   explicit GlooData(std::shared_ptr<GlooShared> shared) : shared_(std::move(shared)) {}
 
   const Membership& members() const override { return shared_->members(); }
-  DataTraits traits() const override {
-    return {Matching::kByTag, Completion::kBlocking, Memory::kHost};
-  }
-
-  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                  std::span<const MutableBytes> recv) override {
-    std::unique_ptr<Exchange> exchange = Expect(tag, recv);
-    exchange->Send(send);
-    return exchange;
-  }
 
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
     auto exchange = std::make_unique<GlooExchange>(shared_, tag, &bytes_sent_);

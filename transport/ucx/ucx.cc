@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "transport/expecting_plane.h"
 #include "transport/failure_link.h"
 #include "transport/ucx/ucx_driver.h"
 #include "transport/ucx/ucx_exchange.h"
@@ -14,7 +15,7 @@
 namespace thinwire {
 namespace {
 
-class UcxData final : public DataPlane {
+class UcxData final : public ExpectingPlane {
  public:
   UcxData(const UcxOptions& options, std::unique_ptr<UcxWorker> worker)
       : worker_(std::move(worker)),
@@ -22,16 +23,6 @@ class UcxData final : public DataPlane {
         parts_{options.members, options.first, *worker_, driver_, bytes_sent_} {}
 
   const Membership& members() const override { return parts_.members; }
-  DataTraits traits() const override {
-    return {Matching::kByTag, Completion::kBlocking, Memory::kHost};
-  }
-
-  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                  std::span<const MutableBytes> recv) override {
-    std::unique_ptr<Exchange> exchange = Expect(tag, recv);
-    exchange->Send(send);
-    return exchange;
-  }
 
   // A block that finds its receive is copied once, not twice.
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
