@@ -44,6 +44,12 @@ class Shuffled(torch.nn.Module):
         return x
 
 
+def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """How far the model is from a fixed teacher."""
+    out = model(x)
+    return (out - torch.sin(x[:, : out.shape[1]])).square().mean()
+
+
 def wrap(model: torch.nn.Module, codec: str | None, **options) -> tuple:
     """(ddp, state); codec None: plain DDP, without a state. Everything is compressed."""
     ddp_options = {
@@ -76,9 +82,8 @@ def train(
     loss = torch.zeros(())
     for step in range(start, start + steps):
         x = data(step, dist.get_rank()).to(dtype)
-        out = ddp(x)
         optimizer.zero_grad()
-        loss = (out - torch.sin(x[:, : out.shape[1]])).square().mean()
+        loss = loss_of(ddp, x)
         loss.backward()
         optimizer.step()
         if on_step is not None:

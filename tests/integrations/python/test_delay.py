@@ -7,17 +7,12 @@ import pytest
 import thinwire
 import torch
 import torch.distributed as dist
-from models import data, digest, make_mlp
+from models import data, digest, loss_of, make_mlp
 from ranks import run
 from thinwire.torch import DistributedOptimizer
 
 STEPS, WORLD = 12, 2
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
-
-
-def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    out = model(x)
-    return (out - torch.sin(x[:, : out.shape[1]])).square().mean()
 
 
 def gradients(model: torch.nn.Module, step: int, rank: int) -> list[torch.Tensor]:

@@ -4,15 +4,10 @@ import pytest
 import thinwire
 import torch
 import torch.distributed as dist
-from models import data, digest, make_mlp, train
+from models import data, digest, loss_of, make_mlp, train
 from ranks import run
 from thinwire.torch import DistributedOptimizer, GradientExchange, Part, State, hook
 from torch.nn.parallel import DistributedDataParallel
-
-
-def loss_of(model, x: torch.Tensor) -> torch.Tensor:
-    return (model(x) - torch.sin(x[:, :10])).square().mean()
-
 
 # Before init_process_group.
 

@@ -3,19 +3,10 @@
 import pytest
 import thinwire
 import torch
-from models import data, digest, make_mlp
+from models import data, digest, loss_of, make_mlp
+from policies import POLICIES, make_sgd
 from ranks import run
 from thinwire.torch import DistributedOptimizer, State, move_momentum
-
-POLICIES = ("p3", "wfbp", "fifo")
-
-
-def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return (model(x) - torch.sin(x[:, :10])).square().mean()
-
-
-def make_sgd(model: torch.nn.Module, **options) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), **{"lr": 0.05, "momentum": 0.9, **options})
 
 
 def owning(model, codec: str, policy: str = "p3", nesterov: bool = False, **options):

@@ -1,0 +1,208 @@
+"""DistributedOptimizer: what training loops do with it besides stepping, and what it refuses."""
+
+import contextlib
+import copy
+
+import pytest
+import thinwire
+import torch
+import torch.distributed as dist
+from models import data, digest, loss_of, make_mlp
+from policies import POLICIES, close_to, make_sgd, train, wrapped
+from ranks import outcomes_of, run
+
+
+def clipped(rank: int, policy: str):
+    model = make_mlp()
+    optimizer = wrapped(model, policy)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of(model, data(step, rank)).backward()
+        if policy == "p3":
+            with pytest.warns(UserWarning, match="waits for them"):
+                norm = optimizer.clip_grad_norm_(0.05)
+        else:
+            norm = optimizer.clip_grad_norm_(0.05)
+        optimizer.step()
+    expected = make_mlp()
+    inner = make_sgd(expected)
+    for step in range(5):
+        inner.zero_grad()
+        for r in range(2):
+            (loss_of(expected, data(step, r)) / 2).backward()
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.05)
+        inner.step()
+    close_to(model, expected)
+    return digest(model), norm.item()
+
+
+def test_clipping_by_norm_waits_for_all():
+    results = [run(clipped, policy) for policy in POLICIES]
+    assert len({rank for ranks in results for rank in ranks}) == 1
+
+
+def clipped_too_early(rank: int):
+    model = make_mlp()
+    optimizer = wrapped(model)
+    loss_of(model, data(0, rank)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"call optimizer.synchronize\(\)"):
+        optimizer.step()
+    dist.barrier()  # the group fails when the first rank goes
+
+
+def test_gradients_changed_after_they_were_sent_are_an_error():
+    run(clipped_too_early)
+
+
+def scaled(rank: int):
+    model = make_mlp()
+    optimizer = wrapped(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scales = []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = loss_of(model, data(step, rank))
+        if (rank, step) == (1, 1):
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    optimizer.finish()
+    return digest(model), scales
+
+
+def test_a_loss_scaler_skips_the_step_on_all():
+    first, second = run(scaled)
+    assert first == second
+    assert first[1] == [256, 128, 128, 128]
+
+
+def resumed(rank: int, stop: int):
+    """Eight steps; after `stop` of them everything is made anew from what was saved."""
+    model = make_mlp()
+    optimizer = wrapped(model, codec="int4")
+    train(model, optimizer, stop, rank)
+    saved = {"optimizer": optimizer.state_dict(), "model": model.state_dict()}
+    saved = copy.deepcopy(saved)
+    optimizer.close()
+    model = make_mlp(seed=99)
+    optimizer = wrapped(model, codec="int4")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    train(model, optimizer, 8 - stop, rank, stop)
+    optimizer.finish()
+    return digest(model)
+
+
+def test_a_resumed_run_goes_on_bit_by_bit():
+    digests = [run(resumed, stop) for stop in (3, 5)]
+    assert len({value for ranks in digests for value in ranks}) == 1
+
+
+def saved_between(rank: int):
+    """model.state_dict() right after step(), while the step is still under way."""
+    model = make_mlp()
+    optimizer = wrapped(model)
+    train(model, optimizer, 3, rank)
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer.finish()
+    return all(torch.equal(saved[name], p) for name, p in model.named_parameters())
+
+
+def test_a_models_state_dict_has_the_whole_step():
+    assert run(saved_between) == [True, True]
+
+
+def backward_twice(rank: int, on: set[int]):
+    """On these ranks; the others learn of it when they wait for the next step."""
+    model = make_mlp()
+    optimizer = wrapped(model)
+    with pytest.raises(thinwire.InvalidArgumentError, match=rf"rank {min(on)}.*no_sync\(\)"):
+        for step in range(3):
+            loss_of(model, data(step, rank)).backward()
+            if rank in on:
+                loss_of(model, data(9, rank)).backward()
+            optimizer.step()
+            optimizer.finish()
+    dist.barrier()
+    with contextlib.suppress(thinwire.InvalidArgumentError):  # what was in flight ends the same way
+        optimizer.close()
+
+
+@pytest.mark.parametrize("on", [{0}, {1}])
+def test_two_backward_passes_without_no_sync_are_an_error_on_every_rank(on):
+    run(backward_twice, on)
+
+
+def made_anew(rank: int):
+    """On the same model, half-way, with a layer that is unfrozen then."""
+    model = make_mlp()
+    model[0].requires_grad_(False)
+    optimizer = wrapped(model)
+    train(model, optimizer, 3, rank)
+    before = model[0].weight.clone()
+    optimizer.close()
+    model[0].requires_grad_(True)
+    optimizer = wrapped(model)
+    train(model, optimizer, 3, rank, start=3)
+    optimizer.finish()
+    return digest(model), torch.equal(before, model[0].weight)
+
+
+def test_a_closed_optimizer_lets_its_model_go():
+    first, second = run(made_anew)
+    assert first == second
+    assert not first[1]
+
+
+def one_rank_stops(rank: int):
+    model = make_mlp()
+    optimizer = wrapped(model, timeout_s=2)
+    for step in range(10):
+        if rank == 1 and step == 3:
+            return
+        train(model, optimizer, 1, rank, step)
+
+
+def test_a_lost_rank_is_a_typed_error():
+    outcomes = outcomes_of(one_rank_stops, timeout_s=30)
+    assert outcomes[0].error in {"PeerLostError", "TimeoutError"}
+    assert outcomes[0].seconds < 15
+
+
+class Coupled(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["seen"] = group.get("seen", 0) + 1
+        return super().step(closure)
+
+
+def coupled(rank: int):
+    model = make_mlp()
+    inner = Coupled(model.parameters(), lr=0.1)
+    inner.param_groups[0]["seen"] = 0
+    optimizer = wrapped(model, optimizer=inner)
+    with pytest.raises(thinwire.InvalidArgumentError, match="policy='wfbp'"):
+        train(model, optimizer, 2, rank)
+    dist.barrier()
+
+
+def test_what_couples_parameters_is_refused():
+    run(coupled)
+
+
+def refused(rank: int):
+    model = make_mlp()
+    with pytest.raises(thinwire.InvalidArgumentError, match="LBFGS"):
+        wrapped(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(thinwire.InvalidArgumentError, match="policy is 'best'"):
+        wrapped(model, policy="best")
+    with pytest.raises(thinwire.InvalidArgumentError, match="the model has not"):
+        wrapped(model, optimizer=torch.optim.SGD(make_mlp().parameters(), lr=0.1))
+
+
+def test_wrong_arguments_are_typed_errors():
+    run(refused)
