@@ -1,25 +1,22 @@
-// The SIMD backend gives the scalar reference's bytes, residuals and values on every instruction
-// set, and both keep the rules of FORMAT.md.
+// The SIMD backend encodes and decodes to the scalar reference's bytes, residuals and values on
+// every instruction set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
+#include <cstring>
 #include <random>
-#include <tuple>
+#include <string>
+#include <vector>
 
-#include "compress/backend.h"
 #include "compress/codec_list.h"
 #include "compress/half_float.h"
-#include "compress/simd_target.h"
+#include "tests/compress/target_test.h"
 #include "tests/compress/values.h"
 #include "tests/effort.h"
 
 namespace thinwire {
 namespace {
-
-constexpr uint64_t kSeed = 20240607;
-
-CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
 
 // Memory that begins `skew` bytes behind an aligned address.
 class Skewed {
@@ -41,25 +38,6 @@ void Copy(const std::vector<float>& from, uint8_t* to) {
   std::copy(bytes, bytes + from.size() * sizeof(float), to);
 }
 
-bool SameBits(const void* a, const void* b, size_t bytes) {
-  return bytes == 0 || std::memcmp(a, b, bytes) == 0;
-}
-
-// NaNs may differ in their payload, everything else not.
-void ExpectSameFloats(const float* got, const float* want, size_t n, const std::string& what) {
-  for (size_t i = 0; i < n; ++i) {
-    float a, b;
-    std::memcpy(&a, got + i, 4);
-    std::memcpy(&b, want + i, 4);
-    if (std::isnan(a) && std::isnan(b)) continue;
-    ASSERT_EQ(BitsOf(a), BitsOf(b)) << what << ", element " << i << ": " << a << " against " << b;
-  }
-}
-
-class TargetTest : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { ForceSimdTarget(GetParam()); }
-};
 INSTANTIATE_TEST_SUITE_P(Simd, TargetTest, testing::ValuesIn(SimdTargets()),
                          [](const auto& info) { return info.param; });
 
@@ -144,8 +122,6 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
   }
 }
 
-// Many random blocks of a kind that random data otherwise misses: a maximum within an ulp or two of
-// where rounding the scale up matters, beside values that sit on rounding ties.
 // What is decoded to an address between vectors' boundaries goes through the caches at any size.
 TEST_P(TargetTest, LargeTensorsDecodePastTheCaches) {
   constexpr size_t kNumel = (size_t{32} << 20) / sizeof(float) + 300;
@@ -163,6 +139,8 @@ TEST_P(TargetTest, LargeTensorsDecodePastTheCaches) {
   }
 }
 
+// Many random blocks of a kind that random data otherwise misses: a maximum within an ulp or two of
+// where rounding the scale up matters, beside values that sit on rounding ties.
 TEST_P(TargetTest, DirectedBlocks) {
   std::mt19937_64 random(kSeed);
   for (const char* text : {"int8", "int4"}) {
@@ -213,97 +191,6 @@ TEST_P(TargetTest, TheOrderOfOneBitsSum) {
   EXPECT_GT(down, 100);
 }
 
-TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
-  for (const char* text :
-       {"fp32", "bf16", "int8", "int4", "int4:block=1024", "onebit", "onebit:down=onebit",
-        "int8:down=int4", "int4:hadamard=1", "int8:rounding=stochastic",
-        "onebit:block=512,down=int8", "adaptive", "adaptive:bits=1,down=adaptive:bits=4",
-        "int8:down=adaptive", "adaptive:down=int4"}) {
-    const CodecPair pair = *CodecPair::Parse(text);
-    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      for (const int world : {2, 3, 5}) {
-        for (const size_t numel : {1, 255, 256, 300, 5000}) {
-          for (int me = 0; me < world; ++me) {
-            std::vector<std::vector<uint8_t>> wires(
-                world, std::vector<uint8_t>(EncodedBytes(pair.up, numel)));
-            std::vector<const uint8_t*> pointers(world);
-            for (int r = 0; r < world; ++r) {
-              std::vector<float> g = Values(numel, kSeed + r + numel);
-              CpuBackend().Encode(pair.up, {g.data(), numel}, nullptr, wires[r].data());
-              pointers[r] = r == me ? nullptr : wires[r].data();
-            }
-            std::vector<float> own_values = Values(numel, kSeed + 31 * me);
-            std::vector<uint8_t> own(numel * 4), out1(numel * 4), out2(numel * 4);
-            std::vector<uint8_t> plain(EncodedBytes(Spec("fp32"), numel));
-            ScalarBackend().Encode(Spec("fp32"), {own_values.data(), numel}, nullptr, plain.data());
-            ScalarBackend().Decode(Spec("fp32"), plain.data(), {own.data(), numel, dtype});
-            std::vector<float> r1 = Residuals(numel, 5), r2 = r1;
-            const bool feedback = me != 1;
-            std::vector<uint8_t> w1(EncodedBytes(pair.down, numel)), w2 = w1;
-            const float scale = 1.0f / static_cast<float>(world);
-            ReduceArgs args{pair.up,
-                            pair.down,
-                            pointers,
-                            {own.data(), numel, dtype},
-                            scale,
-                            feedback ? r1.data() : nullptr,
-                            {out1.data(), numel, dtype},
-                            w1.data(),
-                            {kSeed, 3, 256}};
-            CpuBackend().Reduce(args);
-            if (feedback) args.residual = r2.data();
-            args.out.data = out2.data();
-            args.wire_out = w2.data();
-            ScalarBackend().Reduce(args);
-            const std::string what = std::string(text) + " " + std::string(Name(dtype)) +
-                                     ", world " + std::to_string(world) + ", rank " +
-                                     std::to_string(me) + ", " + std::to_string(numel);
-            if (pair.down.traits().uses_feedback()) {  // else NaN payloads differ
-              ASSERT_EQ(w1, w2) << what;
-            }
-            ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << what;
-            if (dtype == DType::kF32) {
-              ExpectSameFloats(reinterpret_cast<float*>(out1.data()),
-                               reinterpret_cast<float*>(out2.data()), numel, what);
-            } else {
-              ASSERT_EQ(out1, out2) << what;
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-// fp32 that is not encoded again, in place, as the algorithms call it.
-TEST_P(TargetTest, ReduceOfVerbatimTensorsIsTheScaledSum) {
-  for (const int world : {2, 3, 5}) {
-    for (const size_t numel : {1, 7, 64, 300, 9000}) {
-      for (int me = 0; me < world; ++me) {
-        std::vector<std::vector<float>> ranks;
-        std::vector<const uint8_t*> wires;
-        for (int r = 0; r < world; ++r) ranks.push_back(Values(numel, kSeed + r + numel));
-        for (int r = 0; r < world; ++r) {
-          wires.push_back(r == me ? nullptr : reinterpret_cast<const uint8_t*>(ranks[r].data()));
-        }
-        std::vector<float> fast = ranks[me], slow = ranks[me];
-        for (const auto& [backend, values] :
-             {std::pair(&CpuBackend(), &fast), std::pair(&ScalarBackend(), &slow)}) {
-          const TensorView view{values->data(), numel};
-          backend->Reduce({.up = Spec("fp32"),
-                           .down = Spec("fp32"),
-                           .wires = wires,
-                           .own = view,
-                           .scale = 0.3f,
-                           .out = view});
-        }
-        ExpectSameFloats(fast.data(), slow.data(), numel,
-                         "world " + std::to_string(world) + ", " + std::to_string(numel));
-      }
-    }
-  }
-}
-
 TEST_P(TargetTest, HalfFloatConversionsOfEveryBitPattern) {
   std::vector<uint16_t> halves(65536);
   for (size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<uint16_t>(i);
@@ -320,113 +207,6 @@ TEST_P(TargetTest, HalfFloatConversionsOfEveryBitPattern) {
       if (std::isnan(want)) continue;
       ASSERT_EQ(BitsOf(fast[i]), BitsOf(want)) << i;
       ASSERT_EQ(back[i], halves[i]) << i;  // exact there and back
-    }
-  }
-}
-
-// g++ 12 has _Float16 in C++ on x86 only.
-#ifdef __aarch64__
-using CompilersHalf = __fp16;
-#else
-using CompilersHalf = _Float16;
-#endif
-
-// Against the compiler's own conversion, on ties and neighbours of every half.
-TEST(HalfFloat, RoundsLikeTheHardwareType) {
-  for (uint32_t half = 0; half < 0x7c00; ++half) {
-    const float value = FromF16(static_cast<uint16_t>(half));
-    ASSERT_EQ(value, static_cast<float>(std::bit_cast<CompilersHalf>(static_cast<uint16_t>(half))))
-        << half;
-    for (const uint32_t offset : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x1fffu}) {
-      const float near = FloatOf(BitsOf(value) + offset);
-      ASSERT_EQ(ToF16(near), std::bit_cast<uint16_t>(static_cast<CompilersHalf>(near)))
-          << half << " " << offset;
-    }
-  }
-}
-
-// D(x) + r is x to the bit, wherever the block is finite: nothing is lost in a step.
-TEST(ErrorFeedbackRule, DecodedPlusResidualIsTheInput) {
-  for (const char* text : {"int8", "int4"}) {
-    const CodecSpec spec = Spec(text);
-    const size_t numel = 100000;
-    std::mt19937_64 random(kSeed);
-    std::normal_distribution<float> normal;
-    std::vector<float> g(numel), r(numel), d(numel);
-    for (float& value : g) value = normal(random);
-    std::vector<uint8_t> wire(EncodedBytes(spec, numel));
-    CpuBackend().Encode(spec, {g.data(), numel}, r.data(), wire.data());
-    CpuBackend().Decode(spec, wire.data(), {d.data(), numel});
-    for (size_t i = 0; i < numel; ++i) ASSERT_EQ(double{d[i]} + double{r[i]}, double{g[i]}) << i;
-  }
-}
-
-TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
-  for (const char* text : {"int8", "int4", "onebit", "int4:hadamard=1"}) {
-    const CodecSpec spec = Spec(text);
-    const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
-    for (const float special : {0.0f, 1e-38f, 7e-31f, inf, -inf, nan, 0x1p127f}) {
-      std::vector<float> g(256, 0.0f), r(256, 1e-33f), d(256);
-      const bool tiny = special < 1e-30f && special > -1e-30f;
-      // onebit and the transform judge a block by all its elements, so all are special there; but
-      // the transform would make a larger value of many tiny ones.
-      const bool all = spec.traits().qmax == 1 || (spec.hadamard && !tiny);
-      if (all) std::fill(g.begin(), g.end(), special);
-      g[9] = special;
-      std::vector<uint8_t> wire(EncodedBytes(spec, 256));
-      CpuBackend().Encode(spec, {g.data(), 256}, r.data(), wire.data());
-      CpuBackend().Decode(spec, wire.data(), {d.data(), 256});
-      for (size_t i = 0; i < 256; ++i) {
-        ASSERT_EQ(std::isnan(d[i]), !tiny) << special;
-        ASSERT_TRUE(!tiny || BitsOf(d[i]) == 0u) << "exactly +0";
-        ASSERT_EQ(r[i], tiny && g[i] != 0.0f ? special + 1e-33f : 1e-33f) << special << " " << i;
-      }
-    }
-  }
-}
-
-// m / qmax one ulp above a bf16 value: the scale is the next one up. Random data never gets there.
-TEST(BlockRules, ScalesAreRoundedUpByTheLastBit) {
-  for (const char* text : {"int8", "int4"}) {
-    const CodecSpec spec = Spec(text);
-    const float qmax = static_cast<float>(spec.traits().qmax);
-    int found = 0;
-    for (uint32_t upper = 0x3f80; upper < 0x3fff; ++upper) {
-      const uint32_t wanted = upper << 16 | 1;
-      const uint32_t around = BitsOf(FloatOf(wanted) * qmax);
-      for (uint32_t bits = around - 8; bits <= around + 8; ++bits) {
-        if (BitsOf(FloatOf(bits) / qmax) != wanted) continue;
-        std::vector<float> g(256);
-        g[17] = FloatOf(bits);
-        for (const Backend* backend : {&CpuBackend(), &ScalarBackend()}) {
-          std::vector<uint8_t> wire(EncodedBytes(spec, 256));
-          backend->Encode(spec, {g.data(), 256}, nullptr, wire.data());
-          ASSERT_EQ(wire[0] | wire[1] << 8, static_cast<int>(upper + 1)) << text << " " << bits;
-          ++found;
-        }
-      }
-    }
-    EXPECT_GT(found, 100);
-  }
-}
-
-// The order itself, so that both implementations can't change it together: beside 257 in lane 0 two
-// summands count where they meet each other before they meet it.
-TEST(BlockRules, OneBitsLanesAreFoldedByHalves) {
-  const std::tuple<size_t, size_t, int> cases[] = {{1, 33, 0x3f81},  // one lane
-                                                   {1, 17, 0x3f81},  // meet when 16 are folded
-                                                   {1, 9, 0x3f81},  {1, 5, 0x3f81},
-                                                   {1, 3, 0x3f81},  // when 2 are
-                                                   {1, 2, 0x3f80},  // 2 meets 257 first
-                                                   {2, 4, 0x3f80},  {8, 16, 0x3f80}};
-  for (const auto& [first, second, scale] : cases) {
-    std::vector<float> g(256);
-    g[0] = 257.0f;
-    g[first] = g[second] = 0x1p-16f;
-    for (const Backend* backend : {&CpuBackend(), &ScalarBackend()}) {
-      std::vector<uint8_t> wire(EncodedBytes(Spec("onebit"), 256));
-      backend->Encode(Spec("onebit"), {g.data(), 256}, nullptr, wire.data());
-      EXPECT_EQ(wire[0] | wire[1] << 8, scale) << first << " and " << second;
     }
   }
 }

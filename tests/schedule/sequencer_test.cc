@@ -195,14 +195,20 @@ TEST(Sequencer, ASilentLeaderIsNamedByTheOthers) {
   }
 }
 
+// Three ranks that have five seconds, and whose exchanges never end.
+Host WithoutExchanges() {
+  Options options;
+  options.timeout = std::chrono::milliseconds(5000);
+  Host host(3, options, Matching::kByTag);
+  Settle(host);
+  host.CutExchanges();
+  return host;
+}
+
 // It has been asked ahead of the deadline, so that nobody has to wait for it after that.
 TEST(Sequencer, ASilentRankIsNamedAtTheDeadline) {
   for (const bool submits : {true, false}) {
-    Options options;
-    options.timeout = std::chrono::milliseconds(5000);
-    Host host(3, options, Matching::kByTag);
-    Settle(host);
-    host.CutExchanges();
+    Host host = WithoutExchanges();
     for (int r = 0; r < 3; ++r) {
       if (r != 1 || submits) host.Submit(r, Of(1, 0));
     }
@@ -221,11 +227,7 @@ TEST(Sequencer, ASilentRankIsNamedAtTheDeadline) {
 
 // Who waits for the next look at the clock adds to the timeout.
 TEST(Sequencer, RankZeroFailsAsSoonAsItHearsOfAPassedDeadline) {
-  Options options;
-  options.timeout = std::chrono::milliseconds(5000);
-  Host host(3, options, Matching::kByTag);
-  Settle(host);
-  host.CutExchanges();
+  Host host = WithoutExchanges();
   host.Silence(1);
   host.Submit(2, Of(1, 0));
   for (int ticks = 0; host.failure(0).ok(); ++ticks) {
@@ -239,11 +241,7 @@ TEST(Sequencer, RankZeroFailsAsSoonAsItHearsOfAPassedDeadline) {
 
 // Rank 0 submits long after the others, and asks when it hears that their deadline has passed.
 TEST(Sequencer, WhoAnswersIsNotSilent) {
-  Options options;
-  options.timeout = std::chrono::milliseconds(5000);
-  Host host(3, options, Matching::kByTag);
-  Settle(host);
-  host.CutExchanges();
+  Host host = WithoutExchanges();
   for (const int r : {1, 2}) host.Submit(r, Of(1, 0));
   LetTimePass(host, 3.0);
   host.Submit(0, Of(1, 0));
@@ -256,11 +254,7 @@ TEST(Sequencer, WhoAnswersIsNotSilent) {
 
 // Rank 0 has a later deadline than rank 2, whose question makes it ask the others in time.
 TEST(Sequencer, AStoppedRankIsNamedAtTheFirstDeadline) {
-  Options options;
-  options.timeout = std::chrono::milliseconds(5000);
-  Host host(3, options, Matching::kByTag);
-  Settle(host);
-  host.CutExchanges();
+  Host host = WithoutExchanges();
   host.Silence(1);
   host.Submit(2, Of(1, 0));
   LetTimePass(host, 3.0);

@@ -9,276 +9,22 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <future>
 #include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "kernels/device.h"
-#include "kernels/host_device.h"
 #include "tests/leaks.h"
-#include "tests/transport/connect_gloo.h"
-#include "tests/transport/connect_nccl.h"
 #include "tests/transport/connect_ucx.h"
-#include "tests/transport/late_plane.h"
-#include "transport/checked/checked.h"
-#include "transport/in_process/in_process.h"
-#include "transport/split/split.h"
-#include "transport/staged/staged.h"
+#include "tests/transport/plane_kinds.h"
 
 namespace thinwire {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Planes = std::vector<std::unique_ptr<DataPlane>>;
 
-// A data plane that goes together with its control plane. Exchanges may be replaced on the way.
-class WholeTransport : public DataPlane {
- public:
-  explicit WholeTransport(Transport transport) : transport_(std::move(transport)) {}
-  const Membership& members() const override { return plane().members(); }
-  DataTraits traits() const override { return plane().traits(); }
-  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                  std::span<const MutableBytes> recv) override {
-    return plane().Start(tag, send, recv);
-  }
-  std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
-    return plane().Expect(tag, recv);
-  }
-  void Abort(absl::Status reason) override { plane().Abort(std::move(reason)); }
-  absl::Status status() const override { return plane().status(); }
-  uint64_t bytes_sent() const override { return plane().bytes_sent(); }
-
- protected:
-  virtual DataPlane& plane() const { return *transport_.data; }
-  const Transport& transport() const { return transport_; }
-
- private:
-  const Transport transport_;
-};
-
-class CheckedTransport final : public WholeTransport {
- public:
-  explicit CheckedTransport(Transport transport) : WholeTransport(Checking(std::move(transport))) {}
-
- private:
-  static Transport Checking(Transport transport) {
-    transport.data = std::make_unique<Checked>(std::move(transport.data));
-    return transport;
-  }
-};
-
-// A staged plane and what it stands on. Memory of the host's device is memory, so that the tests'
-// own blocks serve.
-class StagedOnInProcess final : public WholeTransport {
- public:
-  explicit StagedOnInProcess(Transport host)
-      : WholeTransport(std::move(host)),
-        device_(MakeDevice(kernels::HostDeviceApi(), 0, "host:0")),
-        stream_(*device_->MakeStream()),
-        slabs_(*device_, SlabPool::Memory::kPinned),
-        staged_(*Staged::Make(WholeTransport::plane(), *device_, *stream_, slabs_, seconds(20))) {}
-  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                  std::span<const MutableBytes> recv) override {
-    return std::make_unique<Synchronized>(staged_->Start(tag, send, recv), *stream_);
-  }
-
- private:
-  // The tests look at what they received without a stream.
-  class Synchronized final : public Exchange {
-   public:
-    Synchronized(std::unique_ptr<Exchange> inner, DeviceStream& stream)
-        : inner_(std::move(inner)), stream_(stream) {}
-    absl::Status Wait(Deadline deadline) override {
-      const absl::Status status = inner_->Wait(deadline);
-      return status.ok() ? stream_.Synchronize(deadline) : status;
-    }
-
-   private:
-    const std::unique_ptr<Exchange> inner_;
-    DeviceStream& stream_;
-  };
-
-  DataPlane& plane() const override { return *staged_; }
-
-  const std::shared_ptr<Device> device_;
-  const std::unique_ptr<DeviceStream> stream_;
-  SlabPool slabs_;
-  const std::unique_ptr<Staged> staged_;
-};
-
-// A plane whose exchanges end by OnDone, so that the waits of all tests here go by it.
-class ByEvents final : public DataPlane {
- public:
-  explicit ByEvents(std::unique_ptr<DataPlane> inner) : inner_(std::move(inner)) {}
-  const Membership& members() const override { return inner_->members(); }
-  DataTraits traits() const override { return inner_->traits(); }
-  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                  std::span<const MutableBytes> recv) override {
-    return std::make_unique<Evented>(*inner_, inner_->Start(tag, send, recv));
-  }
-  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::Status status() const override { return inner_->status(); }
-  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
-
- private:
-  class Evented final : public Exchange {
-   public:
-    Evented(DataPlane& plane, std::unique_ptr<Exchange> inner)
-        : plane_(plane), inner_(std::move(inner)) {}
-    absl::Status Wait(Deadline deadline) override {
-      std::promise<absl::Status> ended;
-      std::future<absl::Status> status = ended.get_future();
-      inner_->OnDone([&ended](absl::Status status) { ended.set_value(std::move(status)); });
-      inner_.reset();  // it may be dropped from here on
-      if (status.wait_until(deadline) == std::future_status::timeout) {
-        plane_.Abort(absl::DeadlineExceededError("the exchange did not end in time"));
-      }
-      return status.get();
-    }
-
-   private:
-    DataPlane& plane_;
-    std::unique_ptr<Exchange> inner_;
-  };
-
-  const std::unique_ptr<DataPlane> inner_;
-};
-
-// A data plane that hears of lost peers from the control plane beside it, as UCX's; an engine's
-// reader would pass that on.
-class BesideControl final : public WholeTransport {
- public:
-  explicit BesideControl(Transport transport)
-      : WholeTransport(std::move(transport)), control_(*WholeTransport::transport().control) {
-    if (control_.size() == 1) return;
-    reader_ = std::thread([this] {
-      while (control_.Receive().ok()) continue;
-      Abort(control_.status());
-    });
-  }
-  ~BesideControl() override {
-    control_.Abort(absl::CancelledError("the test is over"));
-    if (reader_.joinable()) reader_.join();
-  }
-
- private:
-  ControlPlane& control_;
-  std::thread reader_;
-};
-
-// NCCL's plane hears of lost peers from the control plane beside it as well. An exchange of it ends
-// when it is queued; the tests look at what they received, so theirs end with a flush. Memory of
-// the host's devices is memory, so that the tests' own blocks serve.
-class NcclBesideInProcess final : public WholeTransport {
- public:
-  explicit NcclBesideInProcess(Transport transport)
-      : WholeTransport(std::move(transport)), control_(*WholeTransport::transport().control) {
-    reader_ = std::thread([this] {
-      while (control_.Receive().ok()) continue;
-      Abort(control_.status());
-    });
-  }
-  ~NcclBesideInProcess() override {
-    control_.Abort(absl::CancelledError("the test is over"));
-    reader_.join();
-  }
-  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                  std::span<const MutableBytes> recv) override {
-    return std::make_unique<Flushed>(plane(), plane().Start(tag, send, recv));
-  }
-
- private:
-  class Flushed final : public Exchange {
-   public:
-    Flushed(DataPlane& plane, std::unique_ptr<Exchange> inner)
-        : plane_(plane), inner_(std::move(inner)) {}
-    absl::Status Wait(Deadline deadline) override {
-      const absl::Status status = inner_->Wait(deadline);
-      return status.ok() ? plane_.Flush()->Wait(deadline) : status;
-    }
-    void OnDone(std::function<void(absl::Status)> done) override {
-      inner_->OnDone([&plane = plane_, done = std::move(done)](absl::Status status) {
-        if (!status.ok()) return done(std::move(status));
-        plane.Flush()->OnDone(done);
-      });
-    }
-
-   private:
-    DataPlane& plane_;
-    const std::unique_ptr<Exchange> inner_;
-  };
-
-  ControlPlane& control_;
-  std::thread reader_;
-};
-
-Planes MakeNccl(int world) {
-  std::vector<Transport> transports = MakeInProcessTransports(world);
-  std::vector<std::unique_ptr<DataPlane>> planes = ConnectNcclPlanes(world);
-  for (int r = 0; r < world; ++r) transports[r].data = std::move(planes[r]);
-  Planes wrapped;
-  for (Transport& transport : transports) {
-    wrapped.push_back(std::make_unique<NcclBesideInProcess>(std::move(transport)));
-  }
-  return wrapped;
-}
-
-template <typename Plane>
-Planes Wrap(std::vector<Transport> transports) {
-  Planes planes;
-  for (Transport& transport : transports) {
-    planes.push_back(std::make_unique<Plane>(std::move(transport)));
-  }
-  return planes;
-}
-
-// Nodes of two ranks, and of one at the end of an odd world.
-Planes MakeSplit(int world) {
-  std::vector<Transport> between = MakeInProcessTransports(world);
-  for (int first = 0; first < world; first += 2) {
-    std::vector<Transport> inside = MakeInProcessTransports(std::min(2, world - first));
-    for (size_t i = 0; i < inside.size(); ++i) {
-      std::unique_ptr<DataPlane>& data = between[first + i].data;
-      data = std::make_unique<Split>(std::make_unique<WholeTransport>(std::move(inside[i])),
-                                     std::move(data));
-    }
-  }
-  return Wrap<BesideControl>(std::move(between));
-}
-
-Planes MakeEvented(Planes planes) {
-  for (auto& plane : planes) plane = std::make_unique<ByEvents>(std::move(plane));
-  return planes;
-}
-
-Planes MakeChecked(Planes planes) {
-  for (auto& plane : planes) plane = std::make_unique<Checked>(std::move(plane));
-  return planes;
-}
-
-struct Kind {
-  const char* name;
-  std::function<Planes(int)> make;
-  DataTraits traits;
-  bool receives_ahead = false;  // Expect gives exchanges
-  bool needs_ucx = false;
-};
-
-constexpr DataTraits kHostPlane{Matching::kByTag, Completion::kBlocking, Memory::kHost};
-constexpr DataTraits kStagedPlane{Matching::kByTag, Completion::kBlocking, Memory::kStream};
-constexpr DataTraits kLateByTag{Matching::kByTag, Completion::kEvents, Memory::kHost};
-constexpr DataTraits kNcclPlane{Matching::kByOrder, Completion::kEvents, Memory::kStream};
-constexpr DataTraits kLateByOrder{Matching::kByOrder, Completion::kEvents, Memory::kHost};
-
-Planes MakeLate(int world, Matching matching) {
-  return MakeLatePlanes(world,
-                        {matching, LateOptions::OutOfOrder(1, std::chrono::microseconds(500))});
-}
-
-class DataPlaneTest : public testing::TestWithParam<Kind> {
+class DataPlaneTest : public testing::TestWithParam<PlaneKind> {
  protected:
   void SetUp() override {
     if (!GetParam().needs_ucx) return;
@@ -293,34 +39,8 @@ class DataPlaneTest : public testing::TestWithParam<Kind> {
     for (std::thread& thread : threads) thread.join();
   }
 };
-INSTANTIATE_TEST_SUITE_P(
-    All, DataPlaneTest,
-    testing::Values(
-        Kind{"InProcess", [](int n) { return Wrap<WholeTransport>(MakeInProcessTransports(n)); },
-             kHostPlane},
-        Kind{"Gloo", [](int n) { return Wrap<WholeTransport>(ConnectGlooRanks(n)); }, kHostPlane,
-             true},
-        Kind{"Ucx", [](int n) { return Wrap<BesideControl>(ConnectUcxRanks(n)); }, kHostPlane, true,
-             true},
-        Kind{"Split", MakeSplit, kHostPlane},
-        Kind{"Staged", [](int n) { return Wrap<StagedOnInProcess>(MakeInProcessTransports(n)); },
-             kStagedPlane},
-        Kind{"Nccl", MakeNccl, kNcclPlane},
-        Kind{"NcclEvents", [](int n) { return MakeEvented(MakeNccl(n)); }, kNcclPlane},
-        Kind{"CheckedInProcess",
-             [](int n) { return Wrap<CheckedTransport>(MakeInProcessTransports(n)); }, kHostPlane},
-        Kind{"CheckedGloo", [](int n) { return Wrap<CheckedTransport>(ConnectGlooRanks(n)); },
-             kHostPlane, true},
-        Kind{"CheckedLateEvents",
-             [](int n) { return MakeEvented(MakeChecked(MakeLate(n, Matching::kByTag))); },
-             kLateByTag},
-        Kind{"LateByTag", [](int n) { return MakeLate(n, Matching::kByTag); }, kLateByTag},
-        Kind{"LateByTagEvents", [](int n) { return MakeEvented(MakeLate(n, Matching::kByTag)); },
-             kLateByTag},
-        Kind{"LateByOrder", [](int n) { return MakeLate(n, Matching::kByOrder); }, kLateByOrder},
-        Kind{"LateByOrderEvents",
-             [](int n) { return MakeEvented(MakeLate(n, Matching::kByOrder)); }, kLateByOrder}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, DataPlaneTest, testing::ValuesIn(PlaneKinds()),
+                         [](const auto& info) { return info.param.name; });
 
 Deadline Soon() { return Clock::now() + seconds(20); }
 

@@ -1,0 +1,27 @@
+// The data planes that have to keep the contract, for data_plane_test.cc.
+#ifndef THINWIRE_TESTS_TRANSPORT_PLANE_KINDS_H_
+#define THINWIRE_TESTS_TRANSPORT_PLANE_KINDS_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "transport/data_plane.h"
+
+namespace thinwire {
+
+using Planes = std::vector<std::unique_ptr<DataPlane>>;
+
+struct PlaneKind {
+  const char* name;
+  std::function<Planes(int)> make;  // of so many ranks, by rank
+  DataTraits traits;
+  bool receives_ahead = false;  // Expect gives exchanges
+  bool needs_ucx = false;
+};
+
+std::vector<PlaneKind> PlaneKinds();
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_TRANSPORT_PLANE_KINDS_H_
