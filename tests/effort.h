@@ -20,6 +20,10 @@ constexpr int Rounds(int all) { return kSanitized ? all / 10 : all; }
 // Training steps: each but the first uses what the one before has left behind.
 constexpr int Steps(int all) { return kSanitized ? 3 : all; }
 
+// Elements of a tensor that is cut into many chunks: a few chunks meet one another in every way
+// that many do.
+constexpr size_t Elements(size_t all) { return kSanitized ? all * 3 / 10 : all; }
+
 // The length after this one, of all up to 4097; with a sanitizer all up to some four blocks of 256,
 // and then only those about a whole number of blocks.
 constexpr size_t NextLength(size_t numel) {

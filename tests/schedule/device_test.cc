@@ -38,7 +38,7 @@ TEST_P(DeviceTest, EveryCodecGivesTheHostsBits) {
         "adaptive:down=int8", "int8:down=adaptive:bits=4"}) {
     for (const int world : {1, 2, 3}) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
-      ExpectTheHostsBits(SmallChunks(codec), {.world = world});
+      ExpectTheHostsBits(SmallChunks(codec), {.world = world, .numel = Elements(20000)});
     }
   }
 }
@@ -85,9 +85,10 @@ TEST_P(DeviceTest, MomentumGivesTheHostsBits) {
                      std::to_string(world));
         Options options = SmallChunks(codec);
         options.momentum = {0.9f, nesterov};
-        ExpectTheHostsBits(options, {.world = world});
+        const Case run{.world = world, .numel = Elements(20000)};
+        ExpectTheHostsBits(options, run);
         options.min_bytes = 1 << 20;  // raw
-        ExpectTheHostsBits(options, {.world = world});
+        ExpectTheHostsBits(options, run);
       }
     }
   }
@@ -103,7 +104,7 @@ TEST_P(DeviceTest, TopKGivesTheHostsBits) {
           SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
           Options options = SmallChunks(codec);
           options.momentum = {beta, world == 3};
-          ExpectTheHostsBits(options, {.world = world, .dtype = dtype});
+          ExpectTheHostsBits(options, {.world = world, .numel = Elements(20000), .dtype = dtype});
         }
       }
     }

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "schedule/engine/bucket.h"
+#include "tests/effort.h"
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
 #include "tests/transport/late_plane.h"
@@ -17,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kSteps = 4;
+constexpr int kSteps = Steps(4);
 constexpr size_t kSizes[] = {1, 257, 1000, 3001, 5000, 9000};
 constexpr size_t kTensors = std::size(kSizes);
 

@@ -6,6 +6,7 @@
 #include <barrier>
 #include <string>
 
+#include "tests/effort.h"
 #include "tests/schedule/device_runs.h"
 #include "tests/transport/connect_nccl.h"
 #include "transport/in_process/in_process.h"
@@ -43,7 +44,7 @@ TEST_F(NcclEngineTest, EveryCodecGivesTheHostsBits) {
        {"fp32", "bf16", "int4", "int8:rounding=stochastic,down=int4", "onebit"}) {
     for (const int world : {2, 3, 5, 8}) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
-      ExpectTheHostsBits(SmallChunks(codec), {.world = world});
+      ExpectTheHostsBits(SmallChunks(codec), {.world = world, .numel = Elements(20000)});
     }
   }
 }

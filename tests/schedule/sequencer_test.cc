@@ -11,6 +11,7 @@
 #include <random>
 #include <tuple>
 
+#include "tests/effort.h"
 #include "tests/schedule/sequencer_host.h"
 
 namespace thinwire {
@@ -34,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(SequencerTest, EveryRandomScheduleRunsEveryChunkOnce) {
   constexpr uint64_t kSteps = 3;
   size_t predicted = 0;
-  for (uint64_t seed = 0; seed < 1000; ++seed) {
+  for (int seed = 0; seed < Rounds(1000); ++seed) {
     std::mt19937_64 random(seed);
     Options options;
     // Every other world has heads of groups.
