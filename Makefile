@@ -16,7 +16,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-python test-frameworks thread-safety docs \
+.PHONY: help packages venv setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-python test-frameworks thread-safety docs \
   gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks accuracy ratio wheel wheel-aarch64 \
   wheel-check wheel-check-aarch64 lint format clean
 
@@ -41,8 +41,13 @@ help:
 	@echo "make wheel-check   installs the wheel in an empty root, and runs every example there"
 	@echo "make wheel-check-aarch64   the other wheel, by qemu: the bytes of x86-64"
 
-setup:
+packages:
 	@scripts/setup.sh
+
+venv: packages
+	@scripts/venv.sh requirements.txt requirements
+
+setup: packages venv
 
 build: setup
 	@cmake --preset release > build/configure.log || { cat build/configure.log; exit 1; }
@@ -61,9 +66,12 @@ replicas: build
 demo: build
 	@$(PYTHON) -m thinwire demo --out build/demo
 
-test: thread-safety test-cpp test-asan test-tsan test-python
+# pip mostly waits for downloads, and uses one core, while clang needs no Python.
+test: packages
+	@$(MAKE) --no-print-directory -j2 venv thread-safety
+	@$(MAKE) --no-print-directory test-cpp test-asan test-tsan test-python
 
-thread-safety: setup
+thread-safety: packages
 	@cmake --preset thread-safety > build/configure-thread-safety.log || { cat build/configure-thread-safety.log; exit 1; }
 	@cmake --build --preset thread-safety -j $(JOBS)
 

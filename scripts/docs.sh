@@ -4,11 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/install.sh doxygen
-stamp=.venv/docs.sha256
-if ! sha256sum --check --status "$stamp" 2>/dev/null; then
-  .venv/bin/python -m pip install -q --disable-pip-version-check -r docs/requirements.txt
-  sha256sum docs/requirements.txt >"$stamp"
-fi
+scripts/venv.sh docs/requirements.txt docs
 
 out=build/docs
 mkdir -p "$out"
