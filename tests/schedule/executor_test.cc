@@ -83,7 +83,7 @@ class ExecutorTest : public testing::TestWithParam<std::tuple<Matching, Predict>
   Options OptionsOf(const std::string& codec) const {
     Options options = SmallChunks(codec);
     options.predict = std::get<1>(GetParam());
-    options.timeout = milliseconds(5000);
+    options.timeout = milliseconds(60000);  // for machines that are busy with other things
     return options;
   }
 };
