@@ -12,7 +12,7 @@ nearest, with feedback: a walk through the code that decides every branch by wha
 codecs, and of topk, whose way goes by the values, only the size is counted. `issue` is the share of
 a multiprocessor's four schedulers that `path` takes while memory runs at its full rate; `stack` are
 the bytes of spilled registers. These rows are the kernels of f32 on one architecture; what spills
-is looked for in those of every dtype, on every architecture that the library has code for."""
+is looked for in those of every dtype, on every architecture that both have, library and table."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def rows_of(library: pathlib.Path) -> list[Row]:
 def spills_of(usage: str) -> Spills:
     """What cuobjdump -res-usage says, of all architectures."""
     spills: Spills = {}
-    for part in re.split(r"\narch = ", usage)[1:]:
+    for part in re.split(r"Fatbin elf code:\n=+\narch = ", usage)[1:]:
         architecture = spills.setdefault(part.split()[0], {})
         for mangled, stack in re.findall(r"Function (\S+):\s+REG:\d+ STACK:(\d+)", part):
             name = kernel_of(mangled)[0] or mangled
@@ -224,12 +224,12 @@ def read_spills(text: str) -> Spills:
 
 
 def worse_spills(spills: Spills, table: Spills) -> list[str]:
-    """An architecture that the table does not have is held against zeros."""
+    """On the architectures that the table has."""
     return [
         f"{name} spills {stack} bytes on {architecture}, expected {most}"
-        for architecture, kernels in spills.items()
-        for name, stack in kernels.items()
-        if stack > (most := table.get(architecture, {}).get(name, 0))
+        for architecture, known in table.items()
+        for name, stack in spills.get(architecture, {}).items()
+        if stack > (most := known.get(name, 0))
     ]
 
 

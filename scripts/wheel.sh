@@ -20,9 +20,6 @@ plain=$(mktemp -d)
 trap 'rm -rf "$plain"' EXIT
 export PATH=$PWD/.venv/bin:$PATH
 python -m pip wheel -q --no-deps --no-build-isolation --disable-pip-version-check -w "$plain" "${options[@]}" .
-# The only build with code of every architecture: what spills on any of them is known.
-library=$build/integrations/c/libthinwire_cuda.so
-[[ ! -f $library ]] || python scripts/sass_table.py --check kernels/sass.md "$library"
 rm -f dist/*_"$architecture".whl
 python -m auditwheel repair "${places[@]}" -w "$plain/tagged" "$plain"/*.whl >"$build/auditwheel.log" 2>&1 || {
   cat "$build/auditwheel.log" >&2
