@@ -24,7 +24,7 @@ help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
 	@echo "make check   the tests that take seconds, for daily work"
 	@echo "make test    every test that can run on this machine"
-	@echo "make test-frameworks   Lightning, Accelerate, transformers, Ray, torchft, Slurm and MPI themselves"
+	@echo "make test-frameworks   Lightning, Accelerate, transformers, Ray, torchft, Slurm, MPI and ssh themselves"
 	@echo "make replicas   a thousand steps of every codec and 2 to 8 ranks, and nodes: bit-identical (20 minutes)"
 	@echo "make thread-safety   clang's analysis of who holds which lock"
 	@echo "make docs    the documentation as a site, in build/docs/html"
