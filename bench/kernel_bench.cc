@@ -236,8 +236,7 @@ void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, co
   const auto add = [&](const char* op, size_t floats, size_t wires,
                        const std::function<void()>& kernel) {
     const size_t moved = floats * numel * sizeof(float) + wires * wire_bytes;
-    results->push_back(
-        Measure(timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }));
+    results->push_back(Measure(timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }));
   };
   add("encode_ef", 3, 1, [&] {
     codecs.Encode(spec, gradient, a.floats.data(), a.wire.data(),

@@ -72,7 +72,7 @@ struct MomentumArgs {
   std::span<float> m;           // used up
   std::span<float> velocity;    // becomes m, where that is finite
   std::span<float> spare = {};  // with Nesterov as many floats, of any content
-  TensorView out = {};          // m; with Nesterov g + beta * m, where g = m - beta * the last value
+  TensorView out = {};  // m; with Nesterov g + beta * m, where g = m - beta * the last value
 };
 
 // Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
