@@ -9,5 +9,5 @@ cmp -s tests/frameworks/requirements.txt "$venv/installed" && exit 0
 .venv/bin/python -m venv --without-pip "$venv"
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/base.pth"
-"$python" -m pip install -q --no-compile -r tests/frameworks/requirements.txt
+"$python" -m pip install -q -r tests/frameworks/requirements.txt
 cp tests/frameworks/requirements.txt "$venv/installed"
