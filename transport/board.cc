@@ -1,16 +1,18 @@
 #include "transport/board.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <type_traits>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "transport/alarm.h"
 #include "transport/checked/crc32c.h"
-#include "transport/ticker.h"
 
 namespace thinwire {
 namespace {
@@ -112,17 +114,12 @@ absl::Status LateError(const Board& board, std::string_view topic,
 
 }  // namespace
 
-// Gloo closes all connections when a wait of its own times out, and then this rank could not tell
-// its peers why. So the waits have no deadline, and are ended from outside.
 absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
                                 const absl::StatusOr<std::string>& mine) {
   Round round(board, topic, NoteOf(mine));
   absl::Status status;
   {
-    const Ticker clock([&board] {
-      if (Clock::now() < board.deadline) return;
-      board.transport.control->Abort(absl::DeadlineExceededError("the deadline has passed"));
-    });
+    const Alarm alarm(*board.transport.control, board.deadline);
     status = round.Wait();
   }
   if (absl::IsDeadlineExceeded(status)) return LateError(board, topic, round.missing());
@@ -130,6 +127,19 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
   Answers answers;
   for (const Note& note : round.notes()) answers.push_back(AnswerIn(note));
   return answers;
+}
+
+absl::StatusOr<Deadline> EarliestDeadline(const Board& board) {
+  using std::chrono::milliseconds;
+  const auto left = std::chrono::duration_cast<milliseconds>(board.deadline - Clock::now());
+  const absl::StatusOr<Answers> answers = TellAll(board, "time left", absl::StrCat(left.count()));
+  if (!answers.ok()) return answers.status();
+  int64_t least = left.count();
+  for (const absl::StatusOr<std::string>& answer : *answers) {
+    int64_t theirs = 0;
+    if (answer.ok() && absl::SimpleAtoi(*answer, &theirs)) least = std::min(least, theirs);
+  }
+  return std::min(board.deadline, Clock::now() + milliseconds(least));
 }
 
 absl::Status FirstRefusal(const Board& board, const Answers& answers) {

@@ -35,6 +35,11 @@ inline constexpr size_t kMostAnswerBytes = 4080;
 absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
                                 const absl::StatusOr<std::string>& mine);
 
+// The first of all ranks' deadlines, which may differ by as much as the ranks began one after the
+// other: so they all give up at the same moment, but for the time that a message takes. Fails as
+// TellAll.
+absl::StatusOr<Deadline> EarliestDeadline(const Board& board);
+
 // OK, or Unimplemented for the first rank that answered with a failure.
 absl::Status FirstRefusal(const Board& board, const Answers& answers);
 

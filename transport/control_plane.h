@@ -43,6 +43,13 @@ class ControlPlane {
   // all the same.
   virtual absl::Status Send(int to, const ControlFrame& frame) = 0;
 
+  // The same to every peer. Who wants to know of a failure asks for the status.
+  void SendToAll(const ControlFrame& frame) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) Send(peer, frame).IgnoreError();
+    }
+  }
+
   // Blocks until a frame from any rank is there, or until the plane has failed and all frames that
   // came before were taken. One thread at a time receives.
   virtual absl::StatusOr<ControlMessage> Receive() = 0;

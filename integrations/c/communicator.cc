@@ -14,6 +14,7 @@
 #include "schedule/engine/give_up.h"
 #include "schedule/engine/handshake.h"
 #include "schedule/engine/topology.h"
+#include "schedule/order/frames.h"
 #include "transport/choice.h"
 #include "transport/failure_link.h"
 #include "transport/gloo/gloo.h"
@@ -103,7 +104,7 @@ absl::Status Agree(const tw_options& in, const Options& options,
 absl::Status FindWay(const Options& options, Deadline deadline, Parts& parts) {
   const FailureLink hears_of_lost_peers(*parts.transport.control, *parts.transport.data);
   absl::StatusOr<ChosenTopology> chosen =
-      ChooseTopology(options, parts.nodes, *parts.transport.data, deadline);
+      ChooseTopology(options, parts.nodes, parts.transport, deadline);
   if (!chosen.ok()) return chosen.status();
   parts.topology = *std::move(chosen);
   return absl::OkStatus();
@@ -131,7 +132,8 @@ absl::StatusOr<Parts> Connect(const tw_options& in, const Options& options,
                          .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
                          .deadline = deadline,
                          .key_file = std::string(TextOf(in.key_file)),
-                         .digest = Digest(in.size, options)});
+                         .digest = Digest(in.size, options),
+                         .last_words = [](const absl::Status& why) { return PackFailure(why); }});
   if (!transport.ok()) return transport.status();
   Parts parts;
   parts.transport = *std::move(transport);

@@ -63,9 +63,7 @@ void FailureProtocol::Fail(absl::Status reason, Tell tell, int silent) {
 }
 
 void FailureProtocol::SendToAll(const ControlFrame& frame) {
-  for (int peer = 0; peer < members_.size; ++peer) {
-    if (peer != members_.rank) transport_.control->Send(peer, frame).IgnoreError();
-  }
+  if (peers() > 0) transport_.control->SendToAll(frame);
 }
 
 void FailureProtocol::WriteFlight() const {

@@ -26,10 +26,7 @@ absl::Status GiveUp(Transport& transport, absl::Status reason) {
   if (failed_before) {
     if (absl::Status told = ToldReason(control); !told.ok()) reason = told;
   }
-  const ControlFrame frame = PackFailure(reason);
-  for (int peer = 0; peer < control.size(); ++peer) {
-    if (peer != control.rank()) control.Send(peer, frame).IgnoreError();
-  }
+  control.SendToAll(PackFailure(reason));
   transport.Reset();
   return reason;
 }

@@ -4,15 +4,22 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "schedule/engine/attendance.h"
 #include "schedule/hash.h"
+#include "transport/alarm.h"
+#include "transport/board.h"
 
 namespace thinwire {
 namespace {
 
 constexpr size_t kSmall = size_t{64} << 10, kLarge = size_t{1} << 20;
 constexpr double kShort = 10e-3;  // seconds
+constexpr std::chrono::milliseconds kMostPatience(250);
 constexpr int kWarmUp = 2, kRepetitions = 3;
 
 // Seconds of one exchange.
@@ -22,8 +29,8 @@ struct Times {
 
 class Probe {
  public:
-  Probe(const Grid& nodes, DataPlane& plane, Deadline deadline)
-      : nodes_(nodes), plane_(plane), deadline_(deadline), out_(kLarge), in_(kLarge) {}
+  Probe(const Grid& nodes, DataPlane& plane)
+      : nodes_(nodes), plane_(plane), out_(kLarge), in_(kLarge) {}
 
   absl::StatusOr<LinkRates> Run() {
     // The first exchanges wait for late ranks, and for connections that have been idle.
@@ -95,21 +102,45 @@ class Probe {
 
   absl::Status Exchange(std::span<const Bytes> send, std::span<const MutableBytes> recv) {
     const uint64_t tag = HashCombine(HashBytes("thinwire link probe"), ++exchanges_);
-    return plane_.Start(tag, send, recv)->Wait(deadline_);
+    return plane_.Start(tag, send, recv)->Wait(Deadline::max());
   }
 
   const Grid nodes_;
   DataPlane& plane_;
-  const Deadline deadline_;
   const std::vector<uint8_t> out_;
   std::vector<uint8_t> in_;
   uint64_t exchanges_ = 0;
 };
 
+absl::Status LateError(ControlPlane& control, std::chrono::milliseconds timeout) {
+  const absl::StatusOr<std::vector<int>> silent =
+      SilentRanks(control, std::min(timeout / 30, kMostPatience));
+  if (!silent.ok()) return silent.status();
+  const std::string late =
+      absl::StrCat("rank ", control.rank(), " could not measure its links in time: ");
+  if (silent->empty()) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        late, "all ranks are there; look at the network between them, or raise the timeout"));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat(late, silent->size() == 1 ? "rank " : "ranks ", absl::StrJoin(*silent, ", "),
+                   " did not answer; look what that process does, or raise the timeout"));
+}
+
 }  // namespace
 
-absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, DataPlane& plane, Deadline deadline) {
-  return Probe(nodes, plane, deadline).Run();
+absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, Transport& transport, Deadline deadline,
+                                     std::chrono::milliseconds timeout) {
+  const absl::StatusOr<Deadline> end =
+      EarliestDeadline({"links", transport.members(), transport, 0, deadline});
+  if (!end.ok()) return end.status();
+  absl::StatusOr<LinkRates> rates = LinkRates{};
+  {
+    const Alarm alarm(*transport.control, *end);
+    rates = Probe(nodes, *transport.data).Run();
+  }
+  if (absl::IsDeadlineExceeded(rates.status())) return LateError(*transport.control, timeout);
+  return rates;
 }
 
 }  // namespace thinwire

@@ -31,8 +31,8 @@ bool AsksForNodes(const Options& options, int world) {
 }
 
 absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
-                                              DataPlane& plane, Deadline deadline) {
-  const int world = plane.size();
+                                              Transport& transport, Deadline deadline) {
+  const int world = transport.members().size;
   if (!MayGoByNodes(options)) return Plain(options, world, "");
   if (!nodes.refusal.empty()) return Plain(options, world, nodes.refusal);
   Options by_nodes = options;
@@ -41,10 +41,10 @@ absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Node
   const Grid grid = GridFor(world, by_nodes);
   const std::string way = DescribeWay(world, by_nodes);
   if (options.topology == Topology::kHierarchical) return ChosenTopology{by_nodes, way};
-  if (plane.traits().memory != Memory::kHost) {
+  if (transport.data->traits().memory != Memory::kHost) {
     return Plain(options, world, "since the links of a device's transport are not measured");
   }
-  const absl::StatusOr<LinkRates> rates = ProbeLinks(grid, plane, deadline);
+  const absl::StatusOr<LinkRates> rates = ProbeLinks(grid, transport, deadline, options.timeout);
   if (!rates.ok()) return rates.status();
   const std::string measured =
       absl::StrCat("each rank sends ", Megabytes(rates->inside), " inside nodes of ", grid.columns,

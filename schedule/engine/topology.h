@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "schedule/collective/hierarchy.h"
 #include "schedule/options.h"
-#include "transport/data_plane.h"
 #include "transport/nodes.h"
+#include "transport/transport.h"
 
 namespace thinwire {
 
@@ -25,9 +25,9 @@ bool AsksForNodes(const Options& options, int world);
 
 // All ranks call it, with the same options and nodes. kHierarchical is taken where there are nodes;
 // kAuto takes it as well where the links inside are measured to be so much faster that it pays.
-// Fails with the plane.
+// Fails as ProbeLinks.
 absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
-                                              DataPlane& plane, Deadline deadline);
+                                              Transport& transport, Deadline deadline);
 
 }  // namespace thinwire
 

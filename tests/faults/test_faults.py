@@ -49,6 +49,11 @@ def test_a_stopped_rank_is_named_when_the_timeout_is_over(phase):
     expect_no_problem(draw(SEED, phase, "SIGSTOP", 1.5))
 
 
+def test_a_rank_that_stops_while_links_are_measured():
+    """All others wait then, some of them for one another."""
+    expect_no_problem(draw(459235, "connecting", "SIGSTOP", 1.5))
+
+
 def test_an_abort_from_another_thread_is_heard_of_everywhere():
     expect_no_problem(draw(SEED, "chunks", "abort", 8.0))
 

@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "schedule/collective/hierarchy.h"
+#include "transport/board.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {
@@ -49,8 +53,8 @@ Chosen Choose(Topology topology, const Nodes& nodes) {
     ranks.emplace_back([&, rank] {
       Options options;
       options.topology = topology;
-      const absl::StatusOr<ChosenTopology> choice = ChooseTopology(
-          options, nodes, *transports[rank].data, Clock::now() + std::chrono::seconds(20));
+      const absl::StatusOr<ChosenTopology> choice =
+          ChooseTopology(options, nodes, transports[rank], Clock::now() + std::chrono::seconds(20));
       ASSERT_TRUE(choice.ok()) << choice.status();
       chosen[rank] = {choice->options, choice->words};
     });
@@ -79,6 +83,44 @@ TEST(Topology, GoesFlatAndSaysWhy) {
 TEST(Topology, IsMeasuredIfNobodySaysIt) {
   const Chosen chosen = Choose(Topology::kAuto, NodesOf(4, 2));
   EXPECT_NE(chosen.words.find("MB/s inside nodes of 2"), std::string::npos) << chosen.words;
+}
+
+// What the ranks but `stopped` end with, which stops when they begin to measure.
+std::vector<absl::Status> ChooseWithout(int stopped, std::chrono::milliseconds timeout) {
+  constexpr int kWorld = 4;
+  std::vector<Transport> transports = MakeInProcessTransports(kWorld);
+  std::vector<absl::Status> ends(kWorld);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Transport& transport = transports[rank];
+      const Deadline deadline = Clock::now() + timeout;
+      Options options;
+      options.timeout = timeout;
+      ends[rank] =
+          rank == stopped
+              ? EarliestDeadline({"links", {rank, kWorld}, transport, 0, deadline}).status()
+              : ChooseTopology(options, NodesOf(kWorld, 2), transport, deadline).status();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return ends;
+}
+
+// Rank 1 waits for rank 3 then, and rank 3 for rank 2. On a machine that stands still others may be
+// silent as well; they have more time in each further attempt.
+TEST(Topology, WhoeverStopsWhileLinksAreMeasuredIsNamedOnAllOthers) {
+  constexpr int kStopped = 2;
+  const auto is_right = [](const absl::Status& end) {
+    return absl::IsDeadlineExceeded(end) &&
+           absl::StrContains(end.message(), "in time: rank 2 did not answer;");
+  };
+  std::vector<absl::Status> ends;
+  for (std::chrono::milliseconds timeout(200); timeout < std::chrono::seconds(60); timeout *= 4) {
+    ends = ChooseWithout(kStopped, timeout);
+    if (std::count_if(ends.begin(), ends.end(), is_right) == 3) break;
+  }
+  for (const int rank : {0, 1, 3}) EXPECT_TRUE(is_right(ends[rank])) << rank << ": " << ends[rank];
 }
 
 }  // namespace

@@ -136,6 +136,19 @@ TEST(GlooBoard, TheReasonOfWhoGaveUpFirstIsEverybodys) {
   }
 }
 
+TEST(Board, AllTakeTheEarliestDeadline) {
+  const Deadline begin = Clock::now();
+  std::vector<Transport> transports = MakeInProcessTransports(3);
+  OnRanks(3, [&](int rank) {
+    const Board board = BoardOf(transports[rank], seconds(rank == 1 ? 30 : 60));
+    const absl::StatusOr<Deadline> earliest = EarliestDeadline(board);
+    ASSERT_TRUE(earliest.ok()) << earliest.status();
+    EXPECT_LE(*earliest, Clock::now() + seconds(30));
+    EXPECT_GT(*earliest, begin);
+    if (rank == 1) EXPECT_LE(*earliest, board.deadline);
+  });
+}
+
 TEST(Board, AnOutcomeIsEverybodys) {
   std::vector<Transport> transports = MakeInProcessTransports(2);
   OnRanks(2, [&](int rank) {

@@ -46,7 +46,7 @@ std::vector<Transport> ConnectGlooRanks(int world) {
 }
 
 std::vector<GlooMesh> ConnectGlooMeshes(int world) {
-  return ConnectAll<GlooMesh>(world, ConnectFullMesh);
+  return ConnectAll<GlooMesh>(world, ConnectGlooMesh);
 }
 
 }  // namespace thinwire

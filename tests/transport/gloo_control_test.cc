@@ -40,7 +40,8 @@ struct Ranks {
   explicit Ranks(int world) {
     for (GlooMesh& mesh : ConnectGlooMeshes(world)) {
       shared.push_back(std::make_shared<GlooShared>(std::move(mesh)));
-      controls.push_back(std::make_unique<GlooControl>(shared.back()));
+      controls.push_back(
+          std::make_unique<GlooControl>(shared.back(), std::chrono::milliseconds(200)));
     }
   }
 };

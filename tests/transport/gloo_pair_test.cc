@@ -69,10 +69,12 @@ TEST(GlooPair, IsConnectedAndListensNoMore) {
     Ends ends;
     std::vector<Descriptor> connections(2);
     connections[1] = std::move(ends.ours);
-    const auto context = GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000));
-    ASSERT_TRUE(context.ok()) << context.status();
-    EXPECT_NE((*context)->getPair(1), nullptr);
-    (*context)->closeConnections();
+    absl::Status broken;
+    const auto context =
+        GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000), broken);
+    ASSERT_TRUE(broken.ok()) << broken;
+    EXPECT_TRUE(IsConnected(*context, 1));
+    context->closeConnections();
     char byte;
     EXPECT_LE(recv(ends.theirs.fd(), &byte, 1, 0), 0);  // closed, or reset
   }
@@ -89,9 +91,12 @@ TEST(GlooPair, OfAConnectionThatBrokeIsAnErrorThatNamesTheRank) {
   ends.theirs = Descriptor();
   std::vector<Descriptor> connections(2);
   connections[1] = std::move(ends.ours);
-  const auto context = GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000));
-  EXPECT_TRUE(absl::IsUnavailable(context.status())) << context.status();
-  EXPECT_NE(context.status().message().find("rank 1 is gone"), absl::string_view::npos);
+  absl::Status broken;
+  const auto context =
+      GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000), broken);
+  EXPECT_TRUE(absl::IsUnavailable(broken)) << broken;
+  EXPECT_NE(broken.message().find("rank 1 is gone"), absl::string_view::npos);
+  EXPECT_FALSE(IsConnected(*context, 1));
 }
 
 }  // namespace

@@ -14,11 +14,11 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/leaks.h"
-#include "transport/mesh/callers.h"
-#include "transport/mesh/hmac.h"
+#include "tests/transport/calling.h"
 #include "transport/mesh/listener.h"
 #include "transport/mesh/meeting.h"
 
@@ -45,6 +45,12 @@ std::vector<MeshOptions> Group(int size, milliseconds timeout) {
   return ranks;
 }
 
+Result Connect(const MeshOptions& options) {
+  std::vector<Descriptor> connections;
+  const absl::Status status = ConnectMesh(options, connections);
+  return status.ok() ? Result(std::move(connections)) : status;
+}
+
 // What the ranks end with, a thread each; `instead` stands in for one of them.
 std::vector<Result> ConnectAll(const std::vector<MeshOptions>& ranks, int other = -1,
                                const std::function<void(const MeshOptions&)>& instead = nullptr) {
@@ -53,7 +59,7 @@ std::vector<Result> ConnectAll(const std::vector<MeshOptions>& ranks, int other 
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     threads.emplace_back([&, rank] {
       if (static_cast<int>(rank) == other) return instead(ranks[rank]);
-      results[rank] = ConnectMesh(ranks[rank]);
+      results[rank] = Connect(ranks[rank]);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -67,23 +73,6 @@ absl::StatusOr<Listener> OnlyMeet(const MeshOptions& options) {
                     listener->address(), options.deadline})
                   .ok());
   return listener;
-}
-
-// A rank's own part of connecting, when it has met the others: true once it is connected to rank 0.
-bool CallRank0(const MeshOptions& options, const Meeting& meeting) {
-  const Identity self{options.rank, options.size, meeting.key,
-                      HmacSha256(options.prefix, options.digest)};
-  Callers callers(self, meeting.addresses);
-  std::vector<Descriptor> connected(options.size);
-  std::vector<pollfd> polled;
-  while (!connected[0].valid() && Clock::now() < options.deadline) {
-    polled.clear();
-    callers.AddAwaited(polled);
-    poll(polled.data(), polled.size(), 1);
-    std::span<const pollfd> events = polled;
-    EXPECT_TRUE(callers.Advance(events, connected).ok());
-  }
-  return connected[0].valid();
 }
 
 TEST(Mesh, EveryConnectionLeadsToTheRankThatItIsSaidTo) {
@@ -108,7 +97,7 @@ TEST(Mesh, EveryConnectionLeadsToTheRankThatItIsSaidTo) {
 }
 
 TEST(Mesh, ARankAloneNeedsNobody) {
-  const Result result = ConnectMesh(Group(1, milliseconds(500))[0]);
+  const Result result = Connect(Group(1, milliseconds(500))[0]);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->size(), 1u);
 }
@@ -148,7 +137,7 @@ TEST(Mesh, ARankThatStopsOrDiesBeforeItConnectsIsNamedByAllOthersInTime) {
 TEST(Mesh, ADeadRankIsFoundAlsoIfTheLineToItDoesNotBreak) {
   const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(20));
   Result left;
-  std::thread rank0([&] { left = ConnectMesh(ranks[0]); });
+  std::thread rank0([&] { left = Connect(ranks[0]); });
   Descriptor line;
   {
     absl::StatusOr<Listener> listener = OnlyMeet(ranks[1]);
@@ -166,7 +155,7 @@ TEST(Mesh, ADeadRankIsFoundAlsoIfTheLineToItDoesNotBreak) {
 TEST(Mesh, AConnectedRankThatDiesIsNamedOnceNobodyElseIsAwaited) {
   const std::vector<MeshOptions> ranks = Group(3, std::chrono::seconds(20));
   Result left;
-  std::thread rank0([&] { left = ConnectMesh(ranks[0]); });
+  std::thread rank0([&] { left = Connect(ranks[0]); });
   std::thread rank2([&] {
     const absl::StatusOr<Listener> listener = OnlyMeet(ranks[2]);
     std::this_thread::sleep_for(milliseconds(100));
@@ -174,7 +163,8 @@ TEST(Mesh, AConnectedRankThatDiesIsNamedOnceNobodyElseIsAwaited) {
   const absl::StatusOr<Listener> listener = Listener::Open(ranks[1].address);
   const absl::StatusOr<Meeting> meeting = Meet(
       {1, 3, ranks[1].store.get(), ranks[1].prefix, "", listener->address(), ranks[1].deadline});
-  EXPECT_TRUE(meeting.ok() && CallRank0(ranks[1], *meeting));
+  ASSERT_TRUE(meeting.ok()) << meeting.status();
+  EXPECT_TRUE(CallUntilConnected(0, ranks[1], *meeting)[0].valid());
   rank0.join();
   rank2.join();
   for (const char* gone : {"rank 1 is gone", "rank 2 is gone"}) {
@@ -184,7 +174,7 @@ TEST(Mesh, AConnectedRankThatDiesIsNamedOnceNobodyElseIsAwaited) {
 
 TEST(Mesh, ARankThatNeverComesIsNamed) {
   for (const int rank : {0, 1}) {
-    const Result result = ConnectMesh(Group(2, milliseconds(200))[rank]);
+    const Result result = Connect(Group(2, milliseconds(200))[rank]);
     EXPECT_TRUE(absl::IsDeadlineExceeded(result.status())) << result.status();
     const std::string named = "rank " + std::to_string(1 - rank) + " did not come; start it";
     EXPECT_NE(result.status().message().find(named), absl::string_view::npos) << result.status();
@@ -196,7 +186,7 @@ TEST(Mesh, SilentStrangersNeitherKeepARankAwayNorFillTheProcess) {
   constexpr size_t kStrangers = 500;
   const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(3));
   Result result;
-  std::thread rank0([&] { result = ConnectMesh(ranks[0]); });
+  std::thread rank0([&] { result = Connect(ranks[0]); });
   // Rank 0 looks now and then whether rank 1 is there.
   const absl::StatusOr<Listener> rank1 = Listener::Open(ranks[1].address);
   ASSERT_TRUE(rank1.ok()) << rank1.status();
@@ -213,7 +203,7 @@ TEST(Mesh, SilentStrangersNeitherKeepARankAwayNorFillTheProcess) {
     }
   }
   EXPECT_LT(Held::Now().descriptors, before + kStrangers + 200);
-  EXPECT_TRUE(CallRank0(ranks[1], *meeting));
+  EXPECT_TRUE(CallUntilConnected(0, ranks[1], *meeting)[0].valid());
   rank0.join();
   EXPECT_TRUE(result.ok()) << result.status();
 }
@@ -280,7 +270,7 @@ TEST(Mesh, WhatSomebodyElseWroteIntoTheStoreIsRefused) {
   for (const char* hello : {"", "x", "a b c", "127.0.0.1 99999999999 c", "1 2 3 4"}) {
     const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(20));
     ASSERT_TRUE(ranks[0].store->Set("t/mesh/1", hello).ok());
-    const Result result = ConnectMesh(ranks[0]);
+    const Result result = Connect(ranks[0]);
     EXPECT_TRUE(absl::IsFailedPrecondition(result.status())) << hello << result.status();
   }
 }

@@ -1,6 +1,8 @@
 #include "transport/gloo/gloo.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -34,13 +36,27 @@ class GlooData final : public ExpectingPlane {
   std::atomic<uint64_t> bytes_sent_{0};
 };
 
+// How long frames get to leave after a failure. A peer that has stopped takes none, and waiting for
+// it must not add much to the timeout that it has cost already.
+std::chrono::milliseconds PatienceFor(Clock::duration timeout) {
+  using std::chrono::milliseconds;
+  return std::min(milliseconds(200), std::chrono::duration_cast<milliseconds>(timeout / 30));
+}
+
 }  // namespace
 
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options) {
-  absl::StatusOr<GlooMesh> mesh = ConnectFullMesh(options);
+  const std::chrono::milliseconds patience = PatienceFor(options.deadline - Clock::now());
+  absl::StatusOr<GlooMesh> mesh = ConnectGlooMesh(options);
   if (!mesh.ok()) return mesh.status();
+  const absl::Status incomplete = mesh->incomplete;
   const auto shared = std::make_shared<GlooShared>(*std::move(mesh));
-  return Transport(std::make_unique<GlooControl>(shared), std::make_unique<GlooData>(shared));
+  Transport transport(std::make_unique<GlooControl>(shared, patience),
+                      std::make_unique<GlooData>(shared));
+  if (incomplete.ok()) return transport;
+  transport.control->Abort(incomplete);
+  if (options.last_words) transport.control->SendToAll(options.last_words(incomplete));
+  return incomplete;
 }
 
 }  // namespace thinwire

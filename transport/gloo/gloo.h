@@ -3,6 +3,7 @@
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -26,6 +27,9 @@ struct GlooOptions {
   // puts a random token into the store, so that who can't read the store can't take part.
   std::string key_file;
   std::string digest;  // text that is equal on all ranks that are set up alike
+  // What those ranks that are connected hear when this one gives up because others are not: they
+  // would find no more than a closed connection, and take this rank for the one that failed.
+  std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;
 };
 
 // Every connection proves that it belongs to this group before Gloo gets it, and nothing listens

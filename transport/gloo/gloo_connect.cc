@@ -27,27 +27,28 @@ std::shared_ptr<Device> MakeDevice(const Address& address) {
 
 }  // namespace
 
-absl::StatusOr<GlooMesh> ConnectFullMesh(const GlooOptions& options) {
+absl::StatusOr<GlooMesh> ConnectGlooMesh(const GlooOptions& options) {
   const absl::StatusOr<Address> address = LocalAddress(options.interface, options.rendezvous_host);
   if (!address.ok()) return address.status();
   const SigpipeBlock no_signal;  // Gloo's own thread begins here
   try {
     const std::shared_ptr<Device> device = MakeDevice(*address);
     auto loop = std::make_unique<GlooLoop>(device);
-    absl::StatusOr<std::vector<Descriptor>> connections =
-        ConnectMesh({.rank = options.rank,
-                     .size = options.size,
-                     .store = options.store,
-                     .prefix = options.prefix,
-                     .address = *address,
-                     .key_file = options.key_file,
-                     .digest = options.digest,
-                     .deadline = options.deadline});
-    if (!connections.ok()) return connections.status();
-    absl::StatusOr<std::shared_ptr<gloo::Context>> context = GlooContextOf(
-        options.rank, *std::move(connections), device, *loop, Until(options.deadline));
-    if (!context.ok()) return context.status();
-    return GlooMesh{*std::move(context), std::move(loop)};
+    std::vector<Descriptor> connections;
+    absl::Status incomplete = ConnectMesh({.rank = options.rank,
+                                           .size = options.size,
+                                           .store = options.store,
+                                           .prefix = options.prefix,
+                                           .address = *address,
+                                           .key_file = options.key_file,
+                                           .digest = options.digest,
+                                           .deadline = options.deadline},
+                                          connections);
+    absl::Status broken;
+    std::shared_ptr<gloo::Context> context = GlooContextOf(
+        options.rank, std::move(connections), device, *loop, Until(options.deadline), broken);
+    incomplete.Update(broken);
+    return GlooMesh{std::move(context), std::move(loop), std::move(incomplete)};
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("rank ", options.rank, " of ", options.size,
                                                " could not connect: ", error.what()));

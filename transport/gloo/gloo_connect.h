@@ -15,10 +15,11 @@ namespace thinwire {
 struct GlooMesh {
   std::shared_ptr<gloo::Context> context;
   std::unique_ptr<GlooLoop> loop;
+  absl::Status incomplete;  // why some rank is not connected; OK: all are
 };
 
-// A full mesh. Gloo gets no connection but those of ranks of the group.
-absl::StatusOr<GlooMesh> ConnectFullMesh(const GlooOptions& options);
+// Gloo gets no connection but those of ranks of the group.
+absl::StatusOr<GlooMesh> ConnectGlooMesh(const GlooOptions& options);
 
 }  // namespace thinwire
 

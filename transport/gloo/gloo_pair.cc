@@ -9,11 +9,9 @@
 #include <atomic>
 #include <exception>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/mesh/mesh.h"
 
 namespace thinwire {
 namespace {
@@ -114,7 +112,7 @@ class Context final : public gloo::Context {
   }
 };
 
-// Makes all pairs of a context.
+// Makes the pairs of a context.
 class Adoption final : public GlooLoop::Task {
  public:
   Adoption(TransportContext& context, std::vector<Descriptor> connections)
@@ -122,24 +120,23 @@ class Adoption final : public GlooLoop::Task {
 
   void Run() override {
     for (int peer = 0; peer < context_.size; ++peer) {
-      if (peer == context_.rank) continue;
+      if (!connections_[peer].valid()) continue;
       try {
         context_.Adopt(peer, std::move(connections_[peer]));
       } catch (const std::exception& error) {
-        status_ = absl::UnavailableError(
+        broken_.Update(absl::UnavailableError(
             absl::StrCat("rank ", peer, " is gone: its connection to rank ", context_.rank,
-                         " closed before the group was complete: ", error.what()));
-        return;
+                         " closed before the group was complete: ", error.what())));
       }
     }
   }
 
-  const absl::Status& status() const { return status_; }
+  const absl::Status& broken() const { return broken_; }
 
  private:
   TransportContext& context_;
   std::vector<Descriptor> connections_;
-  absl::Status status_;
+  absl::Status broken_;
 };
 
 // On the loop's thread: on any other one closing holds the connection's lock and waits for the
@@ -163,11 +160,10 @@ class Closing final : public GlooLoop::Task {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<gloo::Context>> GlooContextOf(int rank,
-                                                             std::vector<Descriptor> connections,
-                                                             std::shared_ptr<tcp::Device> device,
-                                                             GlooLoop& loop,
-                                                             std::chrono::milliseconds timeout) {
+std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> connections,
+                                             std::shared_ptr<tcp::Device> device, GlooLoop& loop,
+                                             std::chrono::milliseconds timeout,
+                                             absl::Status& broken) {
   const int size = static_cast<int>(connections.size());
   auto transport = std::make_shared<TransportContext>(device, rank, size);
   transport->setTimeout(timeout);
@@ -176,10 +172,11 @@ absl::StatusOr<std::shared_ptr<gloo::Context>> GlooContextOf(int rank,
   Adoption adoption(*transport, std::move(connections));
   loop.Post(&adoption);
   loop.Sync();
-  if (adoption.status().ok()) return context;
-  std::this_thread::sleep_for(kMeshLinger);
-  return adoption.status();
+  broken = adoption.broken();
+  return context;
 }
+
+bool IsConnected(gloo::Context& context, int peer) { return context.getPair(peer) != nullptr; }
 
 void Observe(gloo::Context& context, int peer, ConnectionObserver* observer) {
   PairWith(context, peer).Observe(observer);

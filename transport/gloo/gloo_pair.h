@@ -16,18 +16,21 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "transport/gloo/gloo_loop.h"
 #include "transport/mesh/descriptor.h"
 
 namespace thinwire {
 
-// A context of Gloo over connections with each other rank, by rank, of which it takes possession.
-// `loop` is the device's. Unavailable if a connection broke meanwhile.
-absl::StatusOr<std::shared_ptr<gloo::Context>> GlooContextOf(
-    int rank, std::vector<Descriptor> connections,
-    std::shared_ptr<gloo::transport::tcp::Device> device, GlooLoop& loop,
-    std::chrono::milliseconds timeout);
+// A context of Gloo over the connections that there are with other ranks, by rank, of which it
+// takes possession. `loop` is the device's. `broken` becomes Unavailable if one broke meanwhile,
+// which the context lacks then.
+std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> connections,
+                                             std::shared_ptr<gloo::transport::tcp::Device> device,
+                                             GlooLoop& loop, std::chrono::milliseconds timeout,
+                                             absl::Status& broken);
+
+bool IsConnected(gloo::Context& context, int peer);
 
 // Hears what happens to one connection. Both calls come with the connection's lock held: they must
 // neither send nor receive by it, nor block.

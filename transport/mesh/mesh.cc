@@ -87,10 +87,9 @@ absl::Status GoneError(const MeshOptions& options, const std::vector<Address>& a
                    "connections and whether THINWIRE_IFACE names the right interface"));
 }
 
-absl::StatusOr<std::vector<Descriptor>> Connect(const MeshOptions& options, const Identity& self,
-                                                const std::vector<Address>& addresses,
-                                                Listener& listener) {
-  std::vector<Descriptor> connected(options.size);
+absl::Status Connect(const MeshOptions& options, const Identity& self,
+                     const std::vector<Address>& addresses, Listener& listener,
+                     std::vector<Descriptor>& connected) {
   Callers callers(self, addresses);
   Door door(self, listener);
   Watch watch(options.rank, addresses);
@@ -119,7 +118,7 @@ absl::StatusOr<std::vector<Descriptor>> Connect(const MeshOptions& options, cons
       give_up = Clock::now() + kMeshLinger;
     }
   }
-  return connected;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -127,7 +126,8 @@ absl::StatusOr<std::vector<Descriptor>> Connect(const MeshOptions& options, cons
 // The socket listens before its address is told, so that a refused connection means a dead rank.
 // Strangers that come before all addresses are known wait in its queue; where they fill it, a
 // rank's connection is a second late.
-absl::StatusOr<std::vector<Descriptor>> ConnectMesh(const MeshOptions& options) {
+absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& connections) {
+  connections = std::vector<Descriptor>(options.size);
   std::string secret;
   if (!options.key_file.empty()) {
     absl::StatusOr<std::string> read = ReadKeyFile(options.key_file);
@@ -146,7 +146,7 @@ absl::StatusOr<std::vector<Descriptor>> ConnectMesh(const MeshOptions& options) 
   if (!meeting.ok()) return meeting.status();
   const Identity self{options.rank, options.size, meeting->key,
                       HmacSha256(options.prefix, options.digest)};
-  return Connect(options, self, meeting->addresses, *listener);
+  return Connect(options, self, meeting->addresses, *listener, connections);
 }
 
 }  // namespace thinwire

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "transport/mesh/address.h"
 #include "transport/mesh/descriptor.h"
 #include "transport/store.h"
@@ -29,12 +29,13 @@ struct MeshOptions {
   Deadline deadline;     // for the whole connecting
 };
 
-// By rank, none at the own one; they do not block. Both ends have proved that they hold the group's
-// key, which ranks they are, and that they are set up alike. Nobody else's connection is among
-// them, and nothing listens any more. DeadlineExceeded names the ranks that did not connect,
-// Unavailable, within moments, those that died since they told their addresses; otherwise the
-// errors of ReadKeyFile, Meet and Challenge.
-absl::StatusOr<std::vector<Descriptor>> ConnectMesh(const MeshOptions& options);
+// Fills `connections`, by rank, none at the own one; they do not block. Both ends have proved that
+// they hold the group's key, which ranks they are, and that they are set up alike. Nobody else's
+// connection is among them, and nothing listens any more. DeadlineExceeded names the ranks that did
+// not connect, Unavailable, within moments, those that died since they told their addresses;
+// otherwise the errors of ReadKeyFile, Meet and Challenge. After a failure those are filled in that
+// were connected by then.
+absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& connections);
 
 }  // namespace thinwire
 

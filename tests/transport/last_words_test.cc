@@ -1,0 +1,87 @@
+// What a rank says that gives up connecting, to those that are connected.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "tests/transport/calling.h"
+#include "transport/gloo/gloo.h"
+#include "transport/mesh/listener.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int kWorld = 3;
+constexpr uint8_t kGivesUp = 7;
+
+GlooOptions Rank(int rank, const std::shared_ptr<Store>& store, Clock::duration patience) {
+  GlooOptions options;
+  options.rank = rank;
+  options.size = kWorld;
+  options.store = store;
+  options.deadline = Clock::now() + patience;
+  options.last_words = [](const absl::Status& reason) {
+    EXPECT_TRUE(absl::StrContains(reason.message(), "rank 2 did not connect in time")) << reason;
+    ControlFrame frame{};
+    frame[0] = kGivesUp;
+    return frame;
+  };
+  return options;
+}
+
+// Rank 2, which listens at `own`, meets the others and connects to rank 1, and not to rank 0, for
+// whom another socket stands in that nobody serves.
+std::vector<Descriptor> ConnectToRank1Only(const std::shared_ptr<Store>& store,
+                                           const Listener& own) {
+  const absl::StatusOr<Listener> nobody = Listener::Open(*LocalAddress("", ""));
+  MeshOptions options;
+  options.rank = kWorld - 1;
+  options.size = kWorld;
+  options.store = store;
+  options.deadline = Clock::now() + seconds(20);
+  absl::StatusOr<Meeting> meeting = Meet(
+      {options.rank, kWorld, store.get(), options.prefix, "", own.address(), options.deadline});
+  EXPECT_TRUE(meeting.ok()) << meeting.status();
+  meeting->addresses[0] = nobody->address();
+  return CallUntilConnected(1, options, *meeting);
+}
+
+// What rank 1, which all are connected to, hears from rank 0, whose patience is at an end.
+absl::StatusOr<ControlMessage> HeardByRank1(Clock::duration patience) {
+  const std::shared_ptr<Store> store = MakeInProcessStore();
+  absl::StatusOr<ControlMessage> heard = absl::UnknownError("nothing yet");
+  std::thread rank0([&] {
+    const absl::Status status = ConnectGloo(Rank(0, store, patience)).status();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  });
+  std::thread rank1([&] {
+    const absl::StatusOr<Transport> transport = ConnectGloo(Rank(1, store, seconds(20)));
+    heard = transport.ok() ? transport->control->Receive() : transport.status();
+  });
+  const absl::StatusOr<Listener> rank2 = Listener::Open(*LocalAddress("", ""));
+  const std::vector<Descriptor> connections = ConnectToRank1Only(store, *rank2);
+  rank0.join();
+  rank1.join();
+  return heard;
+}
+
+// On a machine that stands still rank 0 may give up before it is connected to anybody; it has more
+// time in each further attempt.
+TEST(LastWords, ARankThatGivesUpTellsThoseThatItIsConnectedWith) {
+  absl::StatusOr<ControlMessage> heard = absl::UnknownError("not tried");
+  for (milliseconds patience(200); patience < seconds(60) && !heard.ok(); patience *= 4) {
+    heard = HeardByRank1(patience);
+  }
+  ASSERT_TRUE(heard.ok()) << heard.status();
+  EXPECT_EQ(heard->from, 0);
+  EXPECT_EQ(heard->frame[0], kGivesUp);
+}
+
+}  // namespace
+}  // namespace thinwire
