@@ -22,6 +22,9 @@ from thinwire.config import Config
 NUMEL = 300_000  # some chunks
 DEADLINE_S = 60.0
 PACKAGE = Path(thinwire.__file__).resolve().parents[1]
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
+}
 
 
 def pair(group: str) -> list[Communicator]:
@@ -146,12 +149,11 @@ if end == "exception":
 
 def end_of_both(folder: Path, end: str) -> list[subprocess.CompletedProcess[str]]:
     faults = Path(__file__).resolve().parents[2] / "faults"
-    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, end, str(rank), str(folder), str(faults)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": path},
+            env=ENVIRONMENT,
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -174,3 +176,23 @@ def test_the_end_of_a_script_is_told_its_peers(tmp_path, end, code, reason):
     assert first.returncode == code, first.stderr
     assert first.stderr == "" or end == "exception"
     assert second.returncode == 1 and reason in second.stderr, second.stderr
+
+
+OWNED = """
+import sys
+from thinwire import comm
+from thinwire.config import Config
+
+comm._leave = lambda *_: print("ended by itself")
+communicator = comm.Communicator(0, 1, None, "owned", Config())
+if sys.argv[1] == "owned":
+    communicator.leave_exit_to_owner()
+"""
+
+
+@pytest.mark.parametrize("whose, said", [("nobody's", "ended by itself\n"), ("owned", "")])
+def test_an_owner_ends_it_after_what_is_in_flight(whose, said):
+    done = subprocess.run(
+        [sys.executable, "-c", OWNED, whose], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert (done.stdout, done.stderr) == (said, "")
