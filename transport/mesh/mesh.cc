@@ -20,6 +20,10 @@
 namespace thinwire {
 namespace {
 
+// A rank that gives up closes its connections, and must not be taken for the one that died: so it
+// waits until all others have seen that one.
+constexpr std::chrono::milliseconds kLinger(50);
+
 // For poll. Rounded up, so that what is due in less than one is not asked for again and again.
 int MillisecondsUntil(Deadline deadline) {
   using std::chrono::milliseconds;
@@ -115,7 +119,7 @@ absl::Status Connect(const MeshOptions& options, const Identity& self,
     if (!WaitsForTheDeadOnly(options, connected, watch)) {
       give_up = Deadline::max();
     } else if (give_up == Deadline::max()) {
-      give_up = Clock::now() + kMeshLinger;
+      give_up = Clock::now() + kLinger;
     }
   }
   return absl::OkStatus();

@@ -2,7 +2,6 @@
 #ifndef THINWIRE_TRANSPORT_MESH_MESH_H_
 #define THINWIRE_TRANSPORT_MESH_MESH_H_
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,10 +12,6 @@
 #include "transport/store.h"
 
 namespace thinwire {
-
-// A rank that gives up closes its connections, and must not be taken for the one that died: so it
-// waits until all others have seen that one.
-inline constexpr std::chrono::milliseconds kMeshLinger(50);
 
 struct MeshOptions {
   int rank = 0;
