@@ -137,9 +137,11 @@ void Farewell::OnControlLost(const absl::Status& reason) {
   {
     const absl::MutexLock lock(&mu_);
     // A peer that has said goodbye may leave once all is done here. That fails what comes later,
-    // and is no news to the others, who have heard its goodbye as well.
-    parted = said_ || (byes_ > 0 && finished_ == started_);
-    if (byes_ > 0) known = Reason();
+    // and is no news to the others, who have heard its goodbye as well. While something is under
+    // way it is another peer that is lost.
+    const bool has_left = byes_ > 0 && finished_ == started_;
+    parted = said_ || has_left;
+    if (has_left) known = Reason();
   }
   failure_.OnControlLost(known, parted ? Tell::kNobody : Tell::kEveryone);
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "tests/schedule/ranks.h"
 #include "transport/in_process/in_process.h"
 
@@ -36,6 +37,28 @@ TEST(Farewell, APeersGoodbyeIsAnsweredWhenAllThatItCountsIsDone) {
   ASSERT_EQ(NextFrameFor(transports[1]), FrameType::kPing) << "one was under way";
   ASSERT_EQ(NextFrameFor(transports[1]), FrameType::kByeHeard);
   ASSERT_EQ(NextFrameFor(transports[1]), FrameType::kPing) << "once is enough";
+}
+
+// How rank 0 of three fails when a connection is lost after rank 1 has said goodbye; `finished` of
+// two collectives are done.
+absl::Status LostAfterAGoodbye(int finished) {
+  std::vector<Transport> transports = MakeInProcessTransports(3);
+  const Options options;
+  const Pulse pulse(options.timeout);
+  FlightRecorder recorder;
+  FailureProtocol failure({0, 3}, options, transports[0], pulse, recorder);
+  Farewell farewell({0, 3}, options.timeout, transports[0].control.get(), failure);
+  farewell.OnStarted(2);
+  for (int i = 0; i < finished; ++i) farewell.OnFinished();
+  farewell.OnBye(1, 2);
+  farewell.OnControlLost(absl::UnavailableError("some rank is gone"));
+  return failure.status();
+}
+
+TEST(Farewell, ALostPeerIsTheReasonUnlessAllIsDoneThatAnothersGoodbyeCounts) {
+  const absl::Status lost = LostAfterAGoodbye(1), left = LostAfterAGoodbye(2);
+  EXPECT_EQ(lost.message(), "some rank is gone");
+  EXPECT_TRUE(absl::StrContains(left.message(), "rank 1 closed its communicator")) << left;
 }
 
 // Rank 0 of two that says goodbye to a peer which the test plays.
