@@ -2,6 +2,7 @@
 #ifndef THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
 #define THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -13,6 +14,15 @@ namespace thinwire {
 
 // Blocks by rank that have just been received.
 using Damage = std::function<void(std::span<const MutableBytes>)>;
+
+// A wrong bit in the block of rank `from`, in the exchange that ends as number `at`, from 0.
+inline Damage FlippedBit(int from, int at) {
+  const auto left = std::make_shared<std::atomic<int>>(at);
+  return [from, left](std::span<const MutableBytes> received) {
+    const MutableBytes block = received[from];
+    if ((*left)-- == 0) block[block.size() / 2] ^= 0x40;
+  };
+}
 
 class DamagedPlane final : public DataPlane {
  public:
