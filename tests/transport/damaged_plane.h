@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/transport/plane_over.h"
 #include "transport/data_plane.h"
 
 namespace thinwire {
@@ -24,13 +25,11 @@ inline Damage FlippedBit(int from, int at) {
   };
 }
 
-class DamagedPlane final : public DataPlane {
+class DamagedPlane final : public PlaneOver {
  public:
   DamagedPlane(std::unique_ptr<DataPlane> inner, Damage damage)
       : inner_(std::move(inner)), damage_(std::move(damage)) {}
 
-  const Membership& members() const override { return inner_->members(); }
-  DataTraits traits() const override { return inner_->traits(); }
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
     return Damaged(inner_->Start(tag, send, recv), recv);
@@ -38,9 +37,6 @@ class DamagedPlane final : public DataPlane {
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
     return Damaged(inner_->Expect(tag, recv), recv);
   }
-  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::Status status() const override { return inner_->status(); }
-  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:
   class InFlight final : public Exchange {
@@ -65,6 +61,8 @@ class DamagedPlane final : public DataPlane {
     const std::vector<MutableBytes> recv_;
     const Damage damage_;
   };
+
+  DataPlane& inner() const override { return *inner_; }
 
   std::unique_ptr<Exchange> Damaged(std::unique_ptr<Exchange> exchange,
                                     std::span<const MutableBytes> recv) {
