@@ -8,7 +8,6 @@
 // transport. THINWIRE_TRANSPORT and the like reach our side alone.
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -22,9 +21,13 @@
 
 #include "bench/gloo_baseline.h"
 #include "bench/limit.h"
+#include "bench/times.h"
 #include "integrations/c/thinwire.h"
 
 namespace {
+
+using thinwire::Now;
+using thinwire::Quantile;
 
 constexpr const char* kRows =
     "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum,int4+checksum";
@@ -92,15 +95,6 @@ tw_comm* Connect(const Setup& setup, const std::string& row) {
     std::fprintf(stderr, "%s: %s; %s\n", row.c_str(), way, planes);
   }
   return comm;
-}
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
 // The named call keeps residuals, which is what training does.

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/times.h"
 #include "bench/twins.h"
 #include "compress/backend.h"
 #include "compress/codec_info.h"
@@ -167,11 +168,6 @@ double Seconds(const Body& body, Arrays& arrays, size_t rounds) {
   for (size_t i = 0; i < rounds; ++i) body(arrays);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() /
          static_cast<double>(rounds);
-}
-
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
 void Run(benchmark::State& state, const std::string& op, const CodecSpec& spec, size_t bytes) {

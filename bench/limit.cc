@@ -4,7 +4,6 @@
 #include <ifaddrs.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -16,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/times.h"
 #include "bench/twins.h"
 #include "compress/codec_spec.h"
 
@@ -28,19 +28,6 @@ void Check(bool fine, const char* what) {
   if (fine) return;
   std::perror(what);
   std::exit(1);
-}
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double ThreadSeconds() {
-  rusage used;
-  getrusage(RUSAGE_THREAD, &used);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 
 sockaddr_in AddressOf(const std::string& interface) {
@@ -128,10 +115,10 @@ LimitTimes Limit::Measure(const std::string& codec, size_t numel) {
     Loops(codec, numel);
     times.loops_s = Now() - begin;
     Exchange(1);
-    const double then = Now(), cpu = ThreadSeconds();
+    const double then = Now(), cpu = ProcessorSeconds(RUSAGE_THREAD);
     Exchange(bytes);
     times.exchange_s = Now() - then;
-    times.exchange_cpu_s = ThreadSeconds() - cpu;
+    times.exchange_cpu_s = ProcessorSeconds(RUSAGE_THREAD) - cpu;
     all.push_back(times);
   }
   arrays_.reset();

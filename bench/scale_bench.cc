@@ -3,11 +3,7 @@
 // memory. bench/scale.py calibrates the simulator with such lines and tests it on others.
 //
 //   scale_bench RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC [TOPOLOGY]]]]
-#include <sys/resource.h>
-
-#include <algorithm>
 #include <barrier>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -16,9 +12,14 @@
 #include <thread>
 #include <vector>
 
+#include "bench/times.h"
 #include "integrations/c/thinwire.h"
 
 namespace {
+
+using thinwire::Now;
+using thinwire::ProcessorSeconds;
+using thinwire::Quantile;
 
 struct Setup {
   int ranks = 2;
@@ -52,22 +53,8 @@ tw_comm* Connect(const Setup& setup, int rank) {
   return comm;
 }
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Processor seconds of all ranks together.
-double Processor() {
-  rusage usage;
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
 struct Times {
-  std::vector<double> wall, processor;
+  std::vector<double> wall, processor;  // the latter of all ranks together
 };
 
 void Run(const Setup& setup, int rank, std::barrier<>& all, Times& times) {
@@ -79,7 +66,7 @@ void Run(const Setup& setup, int rank, std::barrier<>& all, Times& times) {
       values[j] = std::sin(static_cast<float>(j % 997) + static_cast<float>(rank));
     }
     all.arrive_and_wait();
-    const double wall = Now(), processor = Processor();
+    const double wall = Now(), processor = ProcessorSeconds(RUSAGE_SELF);
     tw_work* work = nullptr;
     Check(tw_all_reduce_async(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm,
                               nullptr, "g", 0, &work));
@@ -87,16 +74,11 @@ void Run(const Setup& setup, int rank, std::barrier<>& all, Times& times) {
     all.arrive_and_wait();
     if (rank == 0 && i >= 0) {
       times.wall.push_back(Now() - wall);
-      times.processor.push_back(Processor() - processor);
+      times.processor.push_back(ProcessorSeconds(RUSAGE_SELF) - processor);
     }
     all.arrive_and_wait();
   }
   tw_comm_destroy(comm);
-}
-
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
 void Print(const Setup& setup, const Times& times) {

@@ -75,7 +75,7 @@ struct Hop {
 class ChunkRun {
  public:
   virtual ~ChunkRun() = default;
-  // Of the first hop, before the first Advance.
+  // What the first hop will receive; asked before the first Advance.
   virtual Reception first() const { return {}; }
   // Works up to the next hop, which must be over before the next call; null: the chunk is done.
   // Fails where a device has no memory, or where a peer's bytes are malformed (FailedPrecondition).

@@ -54,8 +54,9 @@ class ChunkTask {
   const ChunkJob job_;
   Workspaces::Lent space_;
   std::unique_ptr<ChunkRun> run_;
-  const Hop* hop_ = nullptr;            // under way
-  std::unique_ptr<Exchange> expected_;  // the next hop's, if the plane receives ahead
+  const Hop* hop_ = nullptr;  // under way
+  // The exchange of the coming hop, be it the first or a later one, if the plane receives ahead.
+  std::unique_ptr<Exchange> expected_;
   uint64_t hops_ = 0;
   bool flushing_ = false;
 };

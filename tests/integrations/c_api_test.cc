@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +27,23 @@ tw_options OptionsFor(int rank, int size, const std::string& folder) {
   options.store_path = folder.c_str();
   options.timeout_ms = 10000;
   return options;
+}
+
+// Of a group whose ranks are threads of this process.
+tw_options LocalOptions(int rank, int size, const char* group) {
+  tw_options options;
+  tw_options_init(&options);
+  options.rank = rank;
+  options.size = size;
+  options.local_group = group;
+  return options;
+}
+
+// be(rank) on a thread for each rank.
+void OnThreads(int world, const std::function<void(int)>& be) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank) ranks.emplace_back(be, rank);
+  for (std::thread& rank : ranks) rank.join();
 }
 
 TEST(CApi, EncodeAndDecodeRoundTrip) {
@@ -169,139 +187,115 @@ TEST(CApi, AWorldOfOneCopies) {
 
 TEST(CApi, ResidualsComeOutAndGoBackIn) {
   const std::string folder = NewFolder("residuals");
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      const tw_options options = OptionsFor(rank, 2, folder);
-      tw_comm* comm = nullptr;
-      ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
-      std::vector<float> g(40000), first(40000), second(40000);
-      for (size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(i % 97 + rank);
-      tw_work* work = nullptr;
-      ASSERT_EQ(tw_all_reduce_async(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr,
-                                    "w", 0, &work),
-                TW_OK);
-      ASSERT_EQ(tw_wait(work), TW_OK) << tw_last_error();
-      size_t count = 0, numel = 0;
-      char name[16];
-      ASSERT_EQ(tw_residual_count(comm, &count), TW_OK);
-      ASSERT_EQ(count, 1u);
-      ASSERT_EQ(tw_residual_info(comm, 0, name, sizeof(name), &numel), TW_OK);
-      EXPECT_STREQ(name, "w");
-      ASSERT_EQ(numel, g.size());
-      ASSERT_EQ(tw_residual_get(comm, "w", first.data(), second.data(), nullptr, numel), TW_OK);
-      first[0] = 0.25f;
-      ASSERT_EQ(tw_residual_set(comm, "w", first.data(), second.data(), nullptr, numel), TW_OK);
-      std::vector<float> again(40000), other(40000);
-      ASSERT_EQ(tw_residual_get(comm, "w", again.data(), other.data(), nullptr, numel), TW_OK);
-      EXPECT_EQ(again, first);
-      EXPECT_EQ(other, second);
-      EXPECT_EQ(tw_residual_get(comm, "v", again.data(), other.data(), nullptr, numel),
-                TW_INVALID_ARGUMENT);
-      EXPECT_EQ(tw_residual_set(comm, "w", again.data(), other.data(), nullptr, 7),
-                TW_INVALID_ARGUMENT);
-      tw_stats stats;
-      ASSERT_EQ(tw_comm_stats(comm, &stats), TW_OK);
-      EXPECT_EQ(stats.raw_bytes, 160000u);
-      EXPECT_GT(static_cast<double>(stats.raw_bytes) / static_cast<double>(stats.wire_bytes), 7.7);
-      tw_comm_destroy(comm);
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  OnThreads(2, [&](int rank) {
+    const tw_options options = OptionsFor(rank, 2, folder);
+    tw_comm* comm = nullptr;
+    ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+    std::vector<float> g(40000), first(40000), second(40000);
+    for (size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(i % 97 + rank);
+    tw_work* work = nullptr;
+    ASSERT_EQ(tw_all_reduce_async(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr, "w",
+                                  0, &work),
+              TW_OK);
+    ASSERT_EQ(tw_wait(work), TW_OK) << tw_last_error();
+    size_t count = 0, numel = 0;
+    char name[16];
+    ASSERT_EQ(tw_residual_count(comm, &count), TW_OK);
+    ASSERT_EQ(count, 1u);
+    ASSERT_EQ(tw_residual_info(comm, 0, name, sizeof(name), &numel), TW_OK);
+    EXPECT_STREQ(name, "w");
+    ASSERT_EQ(numel, g.size());
+    ASSERT_EQ(tw_residual_get(comm, "w", first.data(), second.data(), nullptr, numel), TW_OK);
+    first[0] = 0.25f;
+    ASSERT_EQ(tw_residual_set(comm, "w", first.data(), second.data(), nullptr, numel), TW_OK);
+    std::vector<float> again(40000), other(40000);
+    ASSERT_EQ(tw_residual_get(comm, "w", again.data(), other.data(), nullptr, numel), TW_OK);
+    EXPECT_EQ(again, first);
+    EXPECT_EQ(other, second);
+    EXPECT_EQ(tw_residual_get(comm, "v", again.data(), other.data(), nullptr, numel),
+              TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_residual_set(comm, "w", again.data(), other.data(), nullptr, 7),
+              TW_INVALID_ARGUMENT);
+    tw_stats stats;
+    ASSERT_EQ(tw_comm_stats(comm, &stats), TW_OK);
+    EXPECT_EQ(stats.raw_bytes, 160000u);
+    EXPECT_GT(static_cast<double>(stats.raw_bytes) / static_cast<double>(stats.wire_bytes), 7.7);
+    tw_comm_destroy(comm);
+  });
 }
 
 TEST(CApi, AnotherCodecOnOneRankIsAMismatchOnBoth) {
   const std::string folder = NewFolder("mismatch");
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      tw_options options = OptionsFor(rank, 2, folder);
-      options.codec = rank == 0 ? "int4" : "int8";
-      tw_comm* comm = nullptr;
-      EXPECT_EQ(tw_comm_create(&options, &comm), TW_MISMATCH);
-      const std::string message = tw_last_error();
-      EXPECT_NE(message.find("codec=int4"), std::string::npos) << message;
-      EXPECT_NE(message.find("codec=int8"), std::string::npos) << message;
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  OnThreads(2, [&](int rank) {
+    tw_options options = OptionsFor(rank, 2, folder);
+    options.codec = rank == 0 ? "int4" : "int8";
+    tw_comm* comm = nullptr;
+    EXPECT_EQ(tw_comm_create(&options, &comm), TW_MISMATCH);
+    const std::string message = tw_last_error();
+    EXPECT_NE(message.find("codec=int4"), std::string::npos) << message;
+    EXPECT_NE(message.find("codec=int8"), std::string::npos) << message;
+  });
 }
 
 TEST(CApi, ACallersReasonReachesEveryRank) {
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([rank] {
-      tw_options options;
-      tw_options_init(&options);
-      options.rank = rank;
-      options.size = 2;
-      options.local_group = "reason";
-      tw_comm* comm = nullptr;
-      ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
-      if (rank == 1) {
-        EXPECT_EQ(tw_comm_fail(comm, TW_OK, "no failure"), TW_INVALID_ARGUMENT);
-        EXPECT_EQ(tw_comm_fail(comm, TW_MISMATCH, nullptr), TW_INVALID_ARGUMENT);
-        EXPECT_EQ(tw_comm_fail(comm, TW_MISMATCH, "rank 1 has other plans"), TW_OK);
-        EXPECT_EQ(tw_comm_fail(comm, TW_TIMEOUT, "too late"), TW_OK);  // the first reason stays
-      }
-      std::vector<float> x(100000);
-      EXPECT_EQ(tw_all_reduce(x.data(), x.data(), x.size(), TW_F32, TW_MEAN, comm, nullptr),
-                TW_MISMATCH);
-      const std::string message = tw_last_error();
-      EXPECT_NE(message.find("rank 1 has other plans"), std::string::npos) << message;
-      tw_comm_destroy(comm);
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  OnThreads(2, [](int rank) {
+    const tw_options options = LocalOptions(rank, 2, "reason");
+    tw_comm* comm = nullptr;
+    ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+    if (rank == 1) {
+      EXPECT_EQ(tw_comm_fail(comm, TW_OK, "no failure"), TW_INVALID_ARGUMENT);
+      EXPECT_EQ(tw_comm_fail(comm, TW_MISMATCH, nullptr), TW_INVALID_ARGUMENT);
+      EXPECT_EQ(tw_comm_fail(comm, TW_MISMATCH, "rank 1 has other plans"), TW_OK);
+      EXPECT_EQ(tw_comm_fail(comm, TW_TIMEOUT, "too late"), TW_OK);  // the first reason stays
+    }
+    std::vector<float> x(100000);
+    EXPECT_EQ(tw_all_reduce(x.data(), x.data(), x.size(), TW_F32, TW_MEAN, comm, nullptr),
+              TW_MISMATCH);
+    const std::string message = tw_last_error();
+    EXPECT_NE(message.find("rank 1 has other plans"), std::string::npos) << message;
+    tw_comm_destroy(comm);
+  });
 }
 
 // Ranks that are threads of this process, with momentum, several codecs and a step.
 TEST(CApi, ALocalGroupOwnsMomentum) {
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([rank] {
-      tw_options options;
-      tw_options_init(&options);
-      options.rank = rank;
-      options.size = 3;
-      options.local_group = "momentum";
-      options.codec = "onebit;fp32;topk:density=0.5";
-      options.momentum = 0.5f;
-      options.no_raw = 1;
-      tw_comm* comm = nullptr;
-      ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
-      char spec[64];
-      ASSERT_EQ(tw_comm_codec(comm, 0, spec, sizeof(spec)), TW_OK);
-      EXPECT_STREQ(spec, "onebit");
-      ASSERT_EQ(tw_comm_codec(comm, 2, spec, sizeof(spec)), TW_OK);
-      EXPECT_STREQ(spec, "int4") << "which costs fewer bytes";
-      EXPECT_EQ(tw_comm_codec(comm, 3, spec, sizeof(spec)), TW_INVALID_ARGUMENT);
-      EXPECT_EQ(tw_comm_codec(comm, 0, spec, 3), TW_INVALID_ARGUMENT);
-      int raw = 1;
-      ASSERT_EQ(tw_comm_goes_raw(comm, 1, TW_F32, &raw), TW_OK);
-      EXPECT_EQ(raw, 0);
-      ASSERT_EQ(tw_comm_set_step(comm, 7), TW_OK);
-      const tw_segment segments[] = {{"w", 0, 3000, 3000, 0}, {"b", 0, 1000, 1000, 1}};
-      std::vector<float> g(4000), first(1000), second(1000), m(1000);
-      for (int step = 0; step < 3; ++step) {
-        std::fill(g.begin(), g.end(), 1.0f);
-        tw_work* work = nullptr;
-        ASSERT_EQ(tw_all_reduce_segments(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm,
-                                         nullptr, "bucket", 0, segments, 2, &work),
-                  TW_OK);
-        ASSERT_EQ(tw_wait(work), TW_OK) << tw_last_error();
-      }
-      EXPECT_EQ(g[3500], 1.75f) << "fp32: 1 + 0.5 + 0.25";
-      EXPECT_NEAR(g[5], 1.75f, 0.02f) << "all equal, so one bit and a scale say all";
-      ASSERT_EQ(tw_residual_get(comm, "b", first.data(), second.data(), m.data(), m.size()), TW_OK);
-      EXPECT_EQ(m[0], 1.75f);
-      EXPECT_EQ(tw_all_reduce(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr),
-                TW_INVALID_ARGUMENT)
-          << "momentum needs a name";
-      tw_comm_destroy(comm);
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  OnThreads(3, [](int rank) {
+    tw_options options = LocalOptions(rank, 3, "momentum");
+    options.codec = "onebit;fp32;topk:density=0.5";
+    options.momentum = 0.5f;
+    options.no_raw = 1;
+    tw_comm* comm = nullptr;
+    ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+    char spec[64];
+    ASSERT_EQ(tw_comm_codec(comm, 0, spec, sizeof(spec)), TW_OK);
+    EXPECT_STREQ(spec, "onebit");
+    ASSERT_EQ(tw_comm_codec(comm, 2, spec, sizeof(spec)), TW_OK);
+    EXPECT_STREQ(spec, "int4") << "which costs fewer bytes";
+    EXPECT_EQ(tw_comm_codec(comm, 3, spec, sizeof(spec)), TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_comm_codec(comm, 0, spec, 3), TW_INVALID_ARGUMENT);
+    int raw = 1;
+    ASSERT_EQ(tw_comm_goes_raw(comm, 1, TW_F32, &raw), TW_OK);
+    EXPECT_EQ(raw, 0);
+    ASSERT_EQ(tw_comm_set_step(comm, 7), TW_OK);
+    const tw_segment segments[] = {{"w", 0, 3000, 3000, 0}, {"b", 0, 1000, 1000, 1}};
+    std::vector<float> g(4000), first(1000), second(1000), m(1000);
+    for (int step = 0; step < 3; ++step) {
+      std::fill(g.begin(), g.end(), 1.0f);
+      tw_work* work = nullptr;
+      ASSERT_EQ(tw_all_reduce_segments(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr,
+                                       "bucket", 0, segments, 2, &work),
+                TW_OK);
+      ASSERT_EQ(tw_wait(work), TW_OK) << tw_last_error();
+    }
+    EXPECT_EQ(g[3500], 1.75f) << "fp32: 1 + 0.5 + 0.25";
+    EXPECT_NEAR(g[5], 1.75f, 0.02f) << "all equal, so one bit and a scale say all";
+    ASSERT_EQ(tw_residual_get(comm, "b", first.data(), second.data(), m.data(), m.size()), TW_OK);
+    EXPECT_EQ(m[0], 1.75f);
+    EXPECT_EQ(tw_all_reduce(g.data(), g.data(), g.size(), TW_F32, TW_MEAN, comm, nullptr),
+              TW_INVALID_ARGUMENT)
+        << "momentum needs a name";
+    tw_comm_destroy(comm);
+  });
 }
 
 TEST(CApi, MalformedEntriesAreRefused) {
@@ -318,18 +312,10 @@ TEST(CApi, MalformedEntriesAreRefused) {
 // A garbage collector may drop a work between a call that failed and the look at its message.
 TEST(CApi, AWorkThatIsDroppedLeavesTheMessageAlone) {
   std::vector<tw_comm*> comms(2);
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      tw_options options;
-      tw_options_init(&options);
-      options.rank = rank;
-      options.size = 2;
-      options.local_group = "dropped";
-      EXPECT_EQ(tw_comm_create(&options, &comms[rank]), TW_OK) << tw_last_error();
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  OnThreads(2, [&](int rank) {
+    const tw_options options = LocalOptions(rank, 2, "dropped");
+    EXPECT_EQ(tw_comm_create(&options, &comms[rank]), TW_OK) << tw_last_error();
+  });
   std::vector<float> x(100000);
   tw_work* work = nullptr;
   ASSERT_EQ(tw_all_reduce_async(x.data(), x.data(), x.size(), TW_F32, TW_MEAN, comms[0], nullptr,

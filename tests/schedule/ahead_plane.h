@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/transport/plane_over.h"
 #include "transport/data_plane.h"
 
 namespace thinwire {
@@ -16,14 +17,12 @@ struct AheadCounts {
   std::atomic<int> started{0};  // with blocks to send at once
 };
 
-class AheadPlane final : public DataPlane {
+class AheadPlane final : public PlaneOver {
  public:
   // `counts` outlives it.
   AheadPlane(std::unique_ptr<DataPlane> inner, AheadCounts& counts)
       : inner_(std::move(inner)), counts_(counts) {}
 
-  const Membership& members() const override { return inner_->members(); }
-  DataTraits traits() const override { return inner_->traits(); }
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
     ++counts_.started;
@@ -33,9 +32,6 @@ class AheadPlane final : public DataPlane {
     ++counts_.expected;
     return std::make_unique<Expected>(*inner_, tag, recv);
   }
-  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::Status status() const override { return inner_->status(); }
-  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:
   class Expected final : public Exchange {
@@ -51,6 +47,8 @@ class AheadPlane final : public DataPlane {
     const std::vector<MutableBytes> recv_;
     std::unique_ptr<Exchange> sent_;
   };
+
+  DataPlane& inner() const override { return *inner_; }
 
   const std::unique_ptr<DataPlane> inner_;
   AheadCounts& counts_;

@@ -2,7 +2,6 @@
 // goes; without them a wrong result that nobody notices.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -20,11 +19,7 @@ constexpr int kWorld = 3, kVictim = 1;
 std::vector<Transport> Damaged(Wire wire, int at) {
   std::vector<Transport> transports = Connect(wire, kWorld);
   std::unique_ptr<DataPlane>& plane = transports[kVictim].data;
-  const auto left = std::make_shared<std::atomic<int>>(at);
-  plane =
-      std::make_unique<DamagedPlane>(std::move(plane), [left](std::span<const MutableBytes> in) {
-        if ((*left)-- == 0) in[2][in[2].size() / 2] ^= 0x40;
-      });
+  plane = std::make_unique<DamagedPlane>(std::move(plane), FlippedBit(2, at));
   return transports;
 }
 

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "tests/schedule/ranks.h"
-#include "tests/schedule/reference.h"
+#include "tests/schedule/reference_bits.h"
 
 namespace thinwire {
 namespace {
@@ -17,26 +17,12 @@ std::vector<float> MeanOf(const std::vector<std::vector<float>>& gradients) {
 }
 
 TEST(Momentum, GivesTheReferencesBits) {
-  constexpr size_t kNumel = 3001;
   for (const char* codec : {"fp32", "int4", "onebit", "onebit:down=onebit", "topk:density=0.01"}) {
     for (const bool nesterov : {false, true}) {
       for (const int world : {2, 3}) {
         Options options = SmallChunks(codec);
         options.momentum = {0.9f, nesterov};
-        ReferenceAllReduce reference(world, options);
-        std::vector<std::vector<float>> expected;
-        for (int step = 0; step < 12; ++step) {
-          std::vector<std::vector<float>> gradients;
-          for (int r = 0; r < world; ++r) gradients.push_back(Gradient(kNumel, 1, r, step));
-          expected.push_back(reference.Step(gradients, 1.0f / static_cast<float>(world)));
-        }
-        RunRanks(Wire::kInProcess, world, options, [&](int rank, Engine& engine) {
-          for (int step = 0; step < 12; ++step) {
-            std::vector<float> values = Gradient(kNumel, 1, rank, step);
-            ASSERT_TRUE(AllReduce(engine, values, "g").ok()) << engine.status();
-            ASSERT_EQ(values, expected[step]) << codec << ", rank " << rank << ", step " << step;
-          }
-        });
+        ExpectTheReferencesBits(Wire::kInProcess, world, options, 3001, 12);
       }
     }
   }

@@ -5,10 +5,11 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "schedule/collective/direct.h"
 #include "tests/effort.h"
 #include "tests/schedule/nonfinite.h"
 #include "tests/schedule/ranks.h"
-#include "tests/schedule/reference.h"
+#include "tests/schedule/reference_bits.h"
 
 namespace thinwire {
 namespace {
@@ -35,23 +36,7 @@ class EngineTest : public testing::TestWithParam<Case> {
 
 TEST_P(EngineTest, GivesTheReferencesBitsOnEveryRankOverManySteps) {
   const auto [wire, world, codec] = GetParam();
-  const Options options = SmallChunks(codec);
-  constexpr size_t kNumel = 5003;
-  constexpr int kSteps = Steps(20);
-  ReferenceAllReduce reference(world, options);
-  std::vector<std::vector<float>> expected;
-  for (int step = 0; step < kSteps; ++step) {
-    std::vector<std::vector<float>> gradients;
-    for (int r = 0; r < world; ++r) gradients.push_back(Gradient(kNumel, 1, r, step));
-    expected.push_back(world == 1 ? gradients[0] : reference.Step(gradients, 1.0f / world));
-  }
-  RunRanks(wire, world, options, [&](int rank, Engine& engine) {
-    for (int step = 0; step < kSteps; ++step) {
-      std::vector<float> values = Gradient(kNumel, 1, rank, step);
-      ASSERT_TRUE(AllReduce(engine, values, "g").ok()) << engine.status();
-      ASSERT_EQ(values, expected[step]) << "rank " << rank << ", step " << step;
-    }
-  });
+  ExpectTheReferencesBits(wire, world, SmallChunks(codec), 5003, Steps(20));
 }
 
 TEST_P(EngineTest, AnyOrderOfReadinessGivesTheSame) {
@@ -114,7 +99,6 @@ TEST(EngineInProcess, ReplicasStayIdenticalOver200Steps) {
 // In one hop: with every codec that then has fewer bytes than raw, with feedback and momentum.
 TEST(EngineDirect, GivesTheReferencesBitsOnEveryRankOverManySteps) {
   constexpr size_t kNumel = 5003;
-  constexpr int kSteps = Steps(5);
   const std::vector<Segment> all = {{.name = "g", .count = kNumel, .total = kNumel}};
   for (const auto& [wire, world, codec] : Cases()) {
     Options options = SmallChunks(codec);
@@ -125,20 +109,7 @@ TEST(EngineDirect, GivesTheReferencesBitsOnEveryRankOverManySteps) {
     if ((kSanitized && world > 3) || !IsHere(wire).ok()) continue;
     for (const float beta : {0.0f, 0.9f}) {
       options.momentum = {.beta = beta, .nesterov = true};
-      ReferenceAllReduce reference(world, options);
-      std::vector<std::vector<float>> expected;
-      for (int step = 0; step < kSteps; ++step) {
-        std::vector<std::vector<float>> gradients;
-        for (int r = 0; r < world; ++r) gradients.push_back(Gradient(kNumel, 1, r, step));
-        expected.push_back(reference.Step(gradients, 1.0f / static_cast<float>(world)));
-      }
-      RunRanks(wire, world, options, [&](int rank, Engine& engine) {
-        for (int step = 0; step < kSteps; ++step) {
-          std::vector<float> values = Gradient(kNumel, 1, rank, step);
-          ASSERT_TRUE(AllReduce(engine, values, "g").ok()) << engine.status();
-          ASSERT_EQ(values, expected[step]) << codec << ", rank " << rank << ", step " << step;
-        }
-      });
+      ExpectTheReferencesBits(wire, world, options, kNumel, Steps(5));
     }
   }
 }

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <random>
-#include <tuple>
 
 #include "schedule/engine/bucket.h"
 #include "tests/effort.h"
+#include "tests/schedule/orderings.h"
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
 #include "tests/transport/late_plane.h"
@@ -76,26 +76,17 @@ void Train(int rank, Engine& engine, const Results& expected, uint64_t seed) {
   }
 }
 
-class ExecutorTest : public testing::TestWithParam<std::tuple<Matching, Predict>> {
+class ExecutorTest : public OrderingTest {
  protected:
-  Matching matching() const { return std::get<0>(GetParam()); }
-
   Options OptionsOf(const std::string& codec) const {
     Options options = SmallChunks(codec);
-    options.predict = std::get<1>(GetParam());
+    options.predict = predict();
     options.timeout = milliseconds(60000);  // for machines that are busy with other things
     return options;
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ExecutorTest,
-    testing::Combine(testing::Values(Matching::kByTag, Matching::kByOrder),
-                     testing::Values(Predict::kNever, Predict::kAlways)),
-    [](const auto& info) {
-      return std::string(std::get<0>(info.param) == Matching::kByTag ? "ByTag" : "ByOrder") +
-             (std::get<1>(info.param) == Predict::kAlways ? "Predicted" : "Announced");
-    });
+INSTANTIATE_TEST_SUITE_P(All, ExecutorTest, AllOrderings(), OrderingName);
 
 // A plane that matches by order fails the group where ranks issue in different orders; so this says
 // as well that they never do.

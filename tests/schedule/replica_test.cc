@@ -9,8 +9,8 @@
 #include "compress/codec_list.h"
 #include "schedule/digest.h"
 #include "tests/effort.h"
-#include "tests/schedule/flipping_plane.h"
 #include "tests/schedule/ranks.h"
+#include "tests/transport/damaged_plane.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {
@@ -94,7 +94,8 @@ TEST_P(ReplicaTest, AllRanksHaveTheSameBitsInEveryStep) {
 // Flips a bit of a result on one rank of three, and trains until an error comes.
 std::vector<absl::Status> TrainWithAFlip(const Options& options, int flip_at, size_t numel) {
   std::vector<Transport> transports = MakeInProcessTransports(3);
-  transports[2].data = std::make_unique<FlippingPlane>(std::move(transports[2].data), flip_at);
+  std::unique_ptr<DataPlane>& plane = transports[2].data;
+  plane = std::make_unique<DamagedPlane>(std::move(plane), FlippedBit(0, flip_at));
   std::vector<absl::Status> statuses(3);
   RunRanks(std::move(transports), options, [&](int rank, Engine& engine) {
     for (int step = 0; step < 100 && statuses[rank].ok(); ++step) {

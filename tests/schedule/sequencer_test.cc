@@ -9,28 +9,16 @@
 #include <functional>
 #include <map>
 #include <random>
-#include <tuple>
 
 #include "tests/effort.h"
+#include "tests/schedule/orderings.h"
 #include "tests/schedule/sequencer_host.h"
 
 namespace thinwire {
 namespace {
 
-class SequencerTest : public testing::TestWithParam<std::tuple<Matching, Predict>> {
- protected:
-  Matching matching() const { return std::get<0>(GetParam()); }
-  Predict predict() const { return std::get<1>(GetParam()); }
-};
-
-INSTANTIATE_TEST_SUITE_P(
-    All, SequencerTest,
-    testing::Combine(testing::Values(Matching::kByTag, Matching::kByOrder),
-                     testing::Values(Predict::kNever, Predict::kAlways)),
-    [](const auto& info) {
-      return std::string(std::get<0>(info.param) == Matching::kByTag ? "ByTag" : "ByOrder") +
-             (std::get<1>(info.param) == Predict::kAlways ? "Predicted" : "Announced");
-    });
+class SequencerTest : public OrderingTest {};
+INSTANTIATE_TEST_SUITE_P(All, SequencerTest, AllOrderings(), OrderingName);
 
 TEST_P(SequencerTest, EveryRandomScheduleRunsEveryChunkOnce) {
   constexpr uint64_t kSteps = 3;

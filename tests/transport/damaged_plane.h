@@ -2,11 +2,13 @@
 #ifndef THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
 #define THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "tests/transport/plane_over.h"
 #include "transport/data_plane.h"
 
 namespace thinwire {
@@ -14,13 +16,20 @@ namespace thinwire {
 // Blocks by rank that have just been received.
 using Damage = std::function<void(std::span<const MutableBytes>)>;
 
-class DamagedPlane final : public DataPlane {
+// A wrong bit in the block of rank `from`, in the exchange that ends as number `at`, from 0.
+inline Damage FlippedBit(int from, int at) {
+  const auto left = std::make_shared<std::atomic<int>>(at);
+  return [from, left](std::span<const MutableBytes> received) {
+    const MutableBytes block = received[from];
+    if ((*left)-- == 0) block[block.size() / 2] ^= 0x40;
+  };
+}
+
+class DamagedPlane final : public PlaneOver {
  public:
   DamagedPlane(std::unique_ptr<DataPlane> inner, Damage damage)
       : inner_(std::move(inner)), damage_(std::move(damage)) {}
 
-  const Membership& members() const override { return inner_->members(); }
-  DataTraits traits() const override { return inner_->traits(); }
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
     return Damaged(inner_->Start(tag, send, recv), recv);
@@ -28,9 +37,6 @@ class DamagedPlane final : public DataPlane {
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
     return Damaged(inner_->Expect(tag, recv), recv);
   }
-  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::Status status() const override { return inner_->status(); }
-  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:
   class InFlight final : public Exchange {
@@ -55,6 +61,8 @@ class DamagedPlane final : public DataPlane {
     const std::vector<MutableBytes> recv_;
     const Damage damage_;
   };
+
+  DataPlane& inner() const override { return *inner_; }
 
   std::unique_ptr<Exchange> Damaged(std::unique_ptr<Exchange> exchange,
                                     std::span<const MutableBytes> recv) {

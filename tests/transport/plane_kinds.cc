@@ -35,11 +35,7 @@ Planes MakeNccl(int world) {
   std::vector<Transport> transports = MakeInProcessTransports(world);
   std::vector<std::unique_ptr<DataPlane>> planes = ConnectNcclPlanes(world);
   for (int r = 0; r < world; ++r) transports[r].data = std::move(planes[r]);
-  Planes wrapped;
-  for (Transport& transport : transports) {
-    wrapped.push_back(std::make_unique<NcclBesideInProcess>(std::move(transport)));
-  }
-  return wrapped;
+  return Wrap<NcclBesideInProcess>(std::move(transports));
 }
 
 // Nodes of two ranks, and of one at the end of an odd world.

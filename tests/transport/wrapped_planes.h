@@ -13,6 +13,7 @@
 
 #include "kernels/device.h"
 #include "kernels/host_device.h"
+#include "tests/transport/plane_over.h"
 #include "transport/checked/checked.h"
 #include "transport/staged/staged.h"
 #include "transport/transport.h"
@@ -20,24 +21,12 @@
 namespace thinwire {
 
 // A data plane that goes together with its control plane. Exchanges may be replaced on the way.
-class WholeTransport : public DataPlane {
+class WholeTransport : public PlaneOver {
  public:
   explicit WholeTransport(Transport transport) : transport_(std::move(transport)) {}
-  const Membership& members() const override { return plane().members(); }
-  DataTraits traits() const override { return plane().traits(); }
-  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                  std::span<const MutableBytes> recv) override {
-    return plane().Start(tag, send, recv);
-  }
-  std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
-    return plane().Expect(tag, recv);
-  }
-  void Abort(absl::Status reason) override { plane().Abort(std::move(reason)); }
-  absl::Status status() const override { return plane().status(); }
-  uint64_t bytes_sent() const override { return plane().bytes_sent(); }
 
  protected:
-  virtual DataPlane& plane() const { return *transport_.data; }
+  DataPlane& inner() const override { return *transport_.data; }
   const Transport& transport() const { return transport_; }
 
  private:
@@ -64,7 +53,7 @@ class StagedOnInProcess final : public WholeTransport {
         device_(MakeDevice(kernels::HostDeviceApi(), 0, "host:0")),
         stream_(*device_->MakeStream()),
         slabs_(*device_, SlabPool::Memory::kPinned),
-        staged_(*Staged::Make(WholeTransport::plane(), *device_, *stream_, slabs_,
+        staged_(*Staged::Make(WholeTransport::inner(), *device_, *stream_, slabs_,
                               std::chrono::seconds(20))) {}
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
@@ -87,7 +76,7 @@ class StagedOnInProcess final : public WholeTransport {
     DeviceStream& stream_;
   };
 
-  DataPlane& plane() const override { return *staged_; }
+  DataPlane& inner() const override { return *staged_; }
 
   const std::shared_ptr<Device> device_;
   const std::unique_ptr<DeviceStream> stream_;
@@ -96,18 +85,13 @@ class StagedOnInProcess final : public WholeTransport {
 };
 
 // A plane whose exchanges end by OnDone, so that the waits of all tests here go by it.
-class ByEvents final : public DataPlane {
+class ByEvents final : public PlaneOver {
  public:
   explicit ByEvents(std::unique_ptr<DataPlane> inner) : inner_(std::move(inner)) {}
-  const Membership& members() const override { return inner_->members(); }
-  DataTraits traits() const override { return inner_->traits(); }
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
     return std::make_unique<Evented>(*inner_, inner_->Start(tag, send, recv));
   }
-  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::Status status() const override { return inner_->status(); }
-  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:
   class Evented final : public Exchange {
@@ -129,6 +113,8 @@ class ByEvents final : public DataPlane {
     DataPlane& plane_;
     std::unique_ptr<Exchange> inner_;
   };
+
+  DataPlane& inner() const override { return *inner_; }
 
   const std::unique_ptr<DataPlane> inner_;
 };
@@ -163,7 +149,7 @@ class NcclBesideInProcess final : public BesideControl {
   using BesideControl::BesideControl;
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
-    return std::make_unique<Flushed>(plane(), plane().Start(tag, send, recv));
+    return std::make_unique<Flushed>(inner(), inner().Start(tag, send, recv));
   }
 
  private:

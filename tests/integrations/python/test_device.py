@@ -1,7 +1,7 @@
 """Communicators of a device, over the C interface, with CPU threads in the place of a GPU."""
 
 import ctypes
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,27 +47,21 @@ class StandIn:
 
 
 def run_ranks(body, **options) -> list:
-    results: list = [None, None]
-
-    def be(rank: int) -> None:
+    def be(rank: int):
         settings = config.Config(
             codec="int4", device="cuda", cuda_library=str(STAND_IN), local_group=body.__name__,
             timeout_s=20, min_bytes=0, **options,
         )  # fmt: skip
         communicator = Communicator(rank, 2, None, "device", settings)
         try:
-            results[rank] = body(rank, communicator)
+            return body(rank, communicator)
         except errors.Error as error:
-            results[rank] = error
+            return error
         finally:
             communicator.close()
 
-    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(be, range(2)))
 
 
 def test_start_and_wait(stand_in):

@@ -8,7 +8,7 @@ import re
 import runpy
 import shutil
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -295,23 +295,19 @@ def test_adapters_take_the_settings_under_the_same_names(adapter):
 
 def pair(settings: list[config.Config], name: str) -> list[thinwire.Error | None]:
     """The ends of two ranks of one process."""
-    outcomes: list[thinwire.Error | None] = [None, None]
 
-    def be(rank: int) -> None:
+    def be(rank: int) -> thinwire.Error | None:
         own = dataclasses.replace(settings[rank], local_group=name)
         if own.timeout_s is None:
             own = dataclasses.replace(own, timeout_s=20)
         try:
             Communicator(rank, 2, None, "options", own).close()
         except thinwire.Error as error:
-            outcomes[rank] = error
+            return error
+        return None
 
-    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(be, range(2)))
 
 
 DIFFER = [o for o in FIELDS if o.setting and o.setting not in {"local_group", "device"}]

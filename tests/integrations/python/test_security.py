@@ -6,6 +6,7 @@ import ctypes
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,23 +74,20 @@ def test_a_wildcard_address_would_be_seen():
 # Where they listen meanwhile is seen by GlooProcesses.ListensOnLoopbackOnly, in C++.
 def test_ranks_are_connected_on_loopback_and_listen_no_more():
     before, board, running = set(own_sockets()), Board(), threading.Barrier(2)
-    later: list[tuple[str, str]] = []
 
-    def be(rank: int) -> None:
+    def be(rank: int) -> list[tuple[str, str]]:
         communicator = Communicator(rank, 2, board, "security", Config(timeout_s=20))
         values = (ctypes.c_float * 100_000)()
         communicator.all_reduce(ctypes.addressof(values), len(values), "float32", "sum")
         running.wait()
-        later.extend(own_sockets())
+        sockets = own_sockets()
         running.wait()
         communicator.close()
+        return sockets
 
-    ranks = [threading.Thread(target=be, args=(rank,)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    kept = set(later) - before
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(be, range(2))
+    kept = {*first, *second} - before
     assert {address for address, _ in kept} == {"127.0.0.1"}
     assert {state for _, state in kept} == {CONNECTED}, "nobody can connect any more"
 

@@ -1,0 +1,66 @@
+// Communicators of the fake NCCL: how each is made and goes on, and how its groups of calls become
+// kernels.
+#ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_COMMUNICATOR_H_
+#define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_COMMUNICATOR_H_
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "tests/transport/fake_nccl/fake_nccl.h"
+#include "tests/transport/fake_nccl/fake_world.h"
+#include "transport/nccl/nccl_abi.h"
+
+namespace thinwire {
+
+// Those of this copy of the library.
+FakeNccl& FakeControls();
+
+enum class FakeState { kJoining, kReady, kFinalizing, kFinal, kEnded };
+
+// One that blocks is held to less: it may be used outside of groups, on any stream, and destroyed
+// at any time.
+struct FakeCommunicator {
+  FakeCommunicator(std::shared_ptr<FakeWorld> world, int rank, int size, bool blocks)
+      : world(std::move(world)), rank(rank), size(size), blocks(blocks) {}
+
+  // Makes one. It is never freed, so that a call that comes too late is found.
+  static NcclHandle Enter(std::shared_ptr<FakeWorld> world, int rank, int size, bool blocks);
+
+  // Goes on by a step, and says where it stands.
+  NcclResult Progress();
+  // Queues the kernel of the open group.
+  void Launch();
+
+  const std::shared_ptr<FakeWorld> world;
+  const int rank, size;
+  const bool blocks;
+  FakeState state = FakeState::kJoining;
+  int polls_left = 0;
+  int groups = 0;
+  std::unique_ptr<FakeGroup> open;  // between start and end, or in progress
+  NcclStream stream = nullptr;
+  std::atomic<bool> entered{false};
+};
+
+inline FakeCommunicator& FakeOf(NcclHandle handle) {
+  return *reinterpret_cast<FakeCommunicator*>(handle);
+}
+
+// One call of a communicator; NCCL takes one at a time.
+class FakeCall {
+ public:
+  explicit FakeCall(NcclHandle handle) : comm_(FakeOf(handle)) {
+    if (comm_.entered.exchange(true) || comm_.state == FakeState::kEnded) ++FakeControls().misuses;
+  }
+  ~FakeCall() { comm_.entered = false; }
+  FakeCommunicator* operator->() { return &comm_; }
+  FakeCommunicator& operator*() { return comm_; }
+
+ private:
+  FakeCommunicator& comm_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_COMMUNICATOR_H_
