@@ -54,7 +54,7 @@ class Trainer:
 
 
 def main() -> None:
-    ray.init(num_cpus=4, include_dashboard=False)
+    ray.init(num_cpus=2, include_dashboard=False)
     executor = Executor(2, env_vars={"OMP_NUM_THREADS": "1"})
     executor.start(Trainer, [None])
     first = executor.execute(lambda trainer: trainer.train(1))[0]

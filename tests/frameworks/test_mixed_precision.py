@@ -18,7 +18,7 @@ def ranks_of(framework: str, folder: Path) -> list[dict[str, Any]]:
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not here: `make test-frameworks` installs it")
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          str(PROGRAM), framework, str(folder)],
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip

@@ -22,12 +22,24 @@ ALONE = ("unshare", "--user", "--map-root-user", "--net", "sh", "-c",
          'ip link set lo up && exec "$@"', "sh")  # fmt: skip
 
 
+# Ray's own deadlines, raised for a busy machine. A program would wait for ever for workers that Ray
+# starts ahead if these are late, so it starts none ahead.
+SETTINGS = {
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_gcs_server_request_timeout_seconds": "600",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # it takes one report at each of them
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
+}
+
+
 def output_of(folder: Path, code: str, *arguments: str) -> str:
     can = subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
     done = subprocess.run(
         [*(ALONE if can else ()), sys.executable, code, *arguments],
         capture_output=True, text=True, timeout=900, check=False,
-        env=os.environ | {"HOME": str(folder)},  # Ray writes a token there
+        env=os.environ | SETTINGS | {"HOME": str(folder)},  # Ray writes a token there
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -35,14 +47,11 @@ def output_of(folder: Path, code: str, *arguments: str) -> str:
 
 def test_a_killed_worker_of_ray_train_changes_no_bit(tmp_path):
     out = output_of(tmp_path, str(EXAMPLES / "train_ray.py"), str(tmp_path))
-    rows = re.findall(
-        r"(\w+): int4: loss ([\d.]+), begun at epoch (\d), ([\d.]+) times .* weights (\S+)", out
-    )
-    (alone, loss, never, ratio, weights), (killed, _, epoch, _, again) = rows
-    assert (alone, never, killed) == ("alone", "0", "killed")
-    assert float(loss) < 0.1 and float(ratio) > 7
-    assert 1 <= int(epoch) <= 3  # Ray takes checkpoints a little later
+    (weights, never), (again, epoch) = re.findall(r"weights (\S+), begun at epoch (\d)", out)
+    assert never == "0" and 1 <= int(epoch) <= 2  # Ray takes checkpoints a little later
     assert again == weights
+    loss, ratio = re.search(r"int4: loss ([\d.]+), ([\d.]+) times fewer", out).groups()
+    assert float(loss) < 0.1 and float(ratio) > 7
 
 
 def test_an_executors_workers_learn_and_are_replaced(tmp_path):
