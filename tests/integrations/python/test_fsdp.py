@@ -252,7 +252,7 @@ def hybrid(rank: int, codec, own: bool):
     """Two shards times two replicas: by HSDP's mesh, or by a group of one's own."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     if own:
-        options = {} if codec is None else {"replicas": mesh["replica"].get_group()}
+        options = {"replicas": mesh["replica"].get_group(), "min_bytes": 0}
         model, state = sharded(codec, mesh["shard"], **options)
     else:
         model, state = sharded(codec, mesh)
@@ -267,6 +267,7 @@ def test_hybrid_sharding(own):
     for found, stats in ours:
         assert ("replicas" in stats) == own
         assert stats["steps"] == 1 and (not own or stats["replicas"]["steps"] == 1)
+        assert not own or stats["replicas"]["ratio"] > 3
         for name, gradient in found.items():
             assert torch.equal(gradient, ours[0][0][name])
             error = (gradient - plain[name]).abs().max() / plain[name].abs().max()

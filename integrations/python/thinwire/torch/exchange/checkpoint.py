@@ -130,9 +130,7 @@ def of_rank(
     saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], world: int, rank: int
 ) -> Mapping[str, Any]:
     """The state dict for rank `rank` of `world`, as unpack() takes it; its place is not checked."""
-    if isinstance(saved, Mapping) and "gathered" in saved:
-        saved = _gathered(saved)
-    if not isinstance(saved, Mapping):
+    if not isinstance(saved, Mapping) or "gathered" in saved:
         saved = merge_state_dicts(saved, world, rank)
     _check_format(saved)
     return saved
@@ -146,28 +144,13 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
     residual. topk's momentum is summed the same way; any other is the same on all ranks."""
     check_whole("world", world, 1)
     check_whole("rank", rank, 0, world - 1)
-    if not isinstance(saved, Iterable) or isinstance(saved, (str, bytes)):
-        _check_format(saved)
-    saved = list(saved)
-    for one in saved:
-        _check_format(one)
-    by_rank = {one["rank"]: one for one in saved}
-    old = saved[0]["world"] if saved else 0
-    if (
-        not saved
-        or sorted(by_rank) != list(range(old))
-        or len(saved) != old
-        or any(one["world"] != old for one in saved)
-    ):
-        raise InvalidArgumentError(
-            "saved: expected one state dict of each rank of one run, got ranks "
-            f"{[one['rank'] for one in saved]} of worlds {[one['world'] for one in saved]}"
-        )
+    by_rank = of_all_ranks(saved)
+    old = len(by_rank)
     if old == world:
         return dict(by_rank[rank])
     sums: Residuals = {}
-    for name in sorted({name for one in saved for name in one["residuals"]}):
-        parts = [one["residuals"][name] for one in saved if name in one["residuals"]]
+    for name in sorted({name for one in by_rank for name in one["residuals"]}):
+        parts = [one["residuals"][name] for one in by_rank if name in one["residuals"]]
         _check_alike(name, parts)
         total = torch.zeros(parts[0]["first"].numel())
         momentum = torch.zeros_like(total) if "momentum" in parts[0] else None
@@ -177,11 +160,30 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
                 total += _flat(both["first"]) + old * _flat(both["second"])
                 if momentum is not None:
                     momentum += _flat(both["momentum"])
-        if momentum is not None and name not in saved[0]["sparse"]:
+        if momentum is not None and name not in by_rank[0]["sparse"]:
             momentum = _flat(parts[0]["momentum"])
         sums[name] = Memory(total, torch.zeros_like(total), momentum)
-    one = saved[0]
+    one = by_rank[0]
     return pack(sums, one["codec"], world, rank, one["steps"], one["sparse"])
+
+
+def of_all_ranks(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The state dicts of a saved run by rank, from a list in any order or a gathered dict.
+    InvalidArgumentError unless there is one of each rank."""
+    if isinstance(saved, Mapping) and "gathered" in saved:
+        saved = _gathered(saved)
+    if not isinstance(saved, Iterable) or isinstance(saved, (str, bytes)):
+        _check_format(saved)
+    dicts = list(saved)
+    for one in dicts:
+        _check_format(one)
+    ranks, worlds = [one["rank"] for one in dicts], [one["world"] for one in dicts]
+    if not dicts or sorted(ranks) != list(range(len(dicts))) or set(worlds) != {len(dicts)}:
+        raise InvalidArgumentError(
+            "saved: expected one state dict of each rank of one run, got ranks "
+            f"{ranks} of worlds {worlds}"
+        )
+    return sorted(dicts, key=lambda one: one["rank"])
 
 
 def _check_alike(name: str, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -223,6 +225,9 @@ def _check_format(saved: Any) -> None:
             raise _damaged(f"{key} is {saved.get(key)!r}")
     if not 0 <= saved["rank"] < saved["world"] or saved["steps"] < 0:
         raise _damaged(f"it is of rank {saved['rank']} of {saved['world']}, step {saved['steps']}")
+    replicas = saved.get("replicas", 1)  # FSDP2's have it
+    if not isinstance(replicas, int) or replicas < 1 or saved["world"] % replicas:
+        raise _damaged(f"it is of {replicas!r} replicas among {saved['world']} ranks")
     for name, kept in saved["residuals"].items():
         _check_memory(name, kept)
 

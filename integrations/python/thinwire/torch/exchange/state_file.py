@@ -1,9 +1,9 @@
 """State files: a rank's state dict as a safetensors file, written so that a crash loses nothing.
 
 A file has the tensors "PARAMETER/first", "PARAMETER/second" and "PARAMETER/momentum", all float32,
-and in its header, as text: thinwire_state (the version of this form), world, rank, steps, and as
-JSON codec and sparse; and digest, of all that and of all tensors. Nothing is pickled, so a file
-can't run code."""
+and in its header, as text: thinwire_state (the version of this form), world, rank, steps, replicas
+(of FSDP2 alone), and as JSON codec and sparse; and digest, of all that and of all tensors. Nothing
+is pickled, so a file can't run code."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from thinwire.torch.exchange import checkpoint
 
 VERSION = "2"
 _NUMBERS = ("world", "rank", "steps")
+_OPTIONAL = ("replicas",)  # numbers as well
 _JSON = ("codec", "sparse")
 
 PathLike = str | os.PathLike
@@ -41,6 +42,7 @@ def save(state_dict: Mapping[str, Any], path: PathLike) -> None:
     }
     header = {"thinwire_state": VERSION}
     header |= {key: str(state_dict[key]) for key in _NUMBERS}
+    header |= {key: str(state_dict[key]) for key in _OPTIONAL if key in state_dict}
     header |= {key: json.dumps(state_dict[key]) for key in _JSON}
     header["digest"] = _digest(header, tensors)
     _replace(Path(os.path.realpath(path)), _safetensors().torch.save(tensors, header))
@@ -115,7 +117,8 @@ def _check_version(file: str, header: Mapping[str, str]) -> None:
 
 def _numbers(file: str, header: Mapping[str, str]) -> dict[str, Any]:
     try:
-        return {key: int(header[key]) for key in _NUMBERS} | {
+        numbers = (*_NUMBERS, *(key for key in _OPTIONAL if key in header))
+        return {key: int(header[key]) for key in numbers} | {
             key: json.loads(header[key]) for key in _JSON
         }
     except (KeyError, ValueError) as error:

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch.exchange import checkpoint, state_file
+from thinwire.torch.exchange import state_file
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.exchange.state_file import PathLike
 from thinwire.torch.fsdp.collectives import AllReduceHook, ReduceScatter, Steps
 from thinwire.torch.fsdp.parameter_gather import ParameterGather
+from thinwire.torch.fsdp.residuals import Layout, Place
 from thinwire.torch.fsdp.units import Unit, units_of
 
 
@@ -64,10 +65,9 @@ class Compression:
         options: Mapping[str, Any],
     ) -> None:
         """compress() makes it."""
-        self._numels = {piece.name: piece.numel for unit in units for piece in unit.pieces}
-        self._padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
+        padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
         group = _group_of(units)
-        self._exchange = _exchange(codec, group, self._padded, "fsdp", options)
+        self._exchange = _exchange(codec, group, padded, "fsdp", options)
         self._rank = dist.get_rank(group)
         self._replicas: GradientExchange | None = None
         self._replica_group = replicas
@@ -77,10 +77,13 @@ class Compression:
                     "got replicas, and a model on HSDP's mesh, over which FSDP2 reduces itself; "
                     "shard it over one dimension of ranks"
                 )
-            self._replicas = _exchange(codec, replicas, self._padded, "fsdp replicas", options)
+            self._replicas = _exchange(codec, replicas, padded, "fsdp replicas", options)
             self._replica_steps = Steps([unit.name for unit in units], self._replicas)
         self._gather = None if gather is None else ParameterGather(gather, group, options)
         self._group = group
+        self._layout = Layout(
+            _place(units[0], replicas), {piece.name: piece for u in units for piece in u.pieces}
+        )
         self._steps = Steps([unit.name for unit in units], self._exchange)
         self._reducers: list[ReduceScatter] = []
 
@@ -122,24 +125,29 @@ class Compression:
         return "".join(each.describe() for each in self._connected())
 
     def state_dict(self) -> dict[str, Any]:
-        """As State.state_dict(): what this rank keeps, in the parameters' unsharded order."""
-        self._check_one_group()
-        saved = self._exchange.state_dict()
-        saved["residuals"] = self._resized(saved["residuals"], self._numels)
-        return saved
+        """As State.state_dict(): what this rank keeps, in the parameters' unsharded order. Its rank
+        is among all that train the model, replicas included."""
+        replicas = None if self._replicas is None else self._replicas.state_dict()
+        return self._layout.join(self._exchange.state_dict(), replicas)
 
     def gathered_state_dict(self) -> dict[str, Any]:
-        """As State.gathered_state_dict(), of the ranks that share the shards."""
-        return gather(self.state_dict(), self._group)
+        """As State.gathered_state_dict(), of all ranks that train the model. With replicas these
+        must be all ranks of the program, or InvalidArgumentError says so."""
+        place = self._layout.place
+        if place.replicas > 1 and dist.get_world_size() != place.world:
+            raise InvalidArgumentError(
+                f"gathered_state_dict: {place.replicas} replicas of {place.shards} shards, expected"
+                f" all {dist.get_world_size()} ranks of the program; save() a file of each rank"
+            )
+        return gather(self.state_dict(), self._group if place.replicas == 1 else None)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """As State.load_state_dict(), also in another number of ranks."""
-        self._check_one_group()
-        world, rank = self._exchange.world_size, self._exchange.rank
-        mine = dict(checkpoint.of_rank(saved, world, rank))
-        _check_sizes(mine["residuals"], self._numels)
-        mine["residuals"] = self._resized(mine["residuals"], self._padded)
-        self._exchange.load_state_dict(mine)
+        """As State.load_state_dict(), also in another number of shards or replicas."""
+        shards, replicas = self._layout.split(saved, self._replicas is not None)
+        if self._replicas is not None:
+            self._exchange.check_state_dict(shards)
+            self._replicas.load_state_dict(replicas)
+        self._exchange.load_state_dict(shards)
 
     def save(self, path: PathLike) -> None:
         """As State.save()."""
@@ -154,38 +162,15 @@ class Compression:
         for each in self._connected():
             each.close()
 
-    def _check_one_group(self) -> None:
-        if self._replicas is not None:
-            raise InvalidArgumentError(
-                "compress(..., replicas=...) has no checkpoint of its residuals; leave them out, "
-                "or let FSDP2 reduce over the replicas"
-            )
 
-    @staticmethod
-    def _resized(
-        residuals: Mapping[str, Mapping[str, torch.Tensor]], numels: Mapping[str, int]
-    ) -> dict[str, dict[str, torch.Tensor]]:
-        """With FSDP2's padding, which is zeros at a parameter's end, or without it."""
-        return {
-            name: {kind: _resize(tensor, numels[name]) for kind, tensor in memory.items()}
-            for name, memory in residuals.items()
-        }
-
-
-def _resize(tensor: torch.Tensor, numel: int) -> torch.Tensor:
-    return torch.nn.functional.pad(tensor, (0, numel - tensor.numel())).clone()
-
-
-def _check_sizes(
-    residuals: Mapping[str, Mapping[str, torch.Tensor]], numels: Mapping[str, int]
-) -> None:
-    for name, memory in residuals.items():
-        got, expected = memory["first"].numel(), numels.get(name, "no such parameter")
-        if got != expected:
-            raise InvalidArgumentError(
-                f"the state dict's residual for '{name}' has {got} elements, expected {expected}; "
-                "load it into the model that it was saved from"
-            )
+def _place(unit: Unit, replicas: dist.ProcessGroup | None) -> Place:
+    """This rank's, among the replicas of a group of their own or of HSDP's mesh."""
+    shards = unit.world, dist.get_rank(unit.group)
+    if replicas is not None:
+        return Place(*shards, dist.get_world_size(replicas), dist.get_rank(replicas))
+    if unit.mesh.ndim > 1:
+        return Place(*shards, unit.mesh.size(0), unit.mesh.get_local_rank(0))
+    return Place(*shards)
 
 
 def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:

@@ -1,0 +1,165 @@
+"""FSDP2's residuals in a checkpoint: those of unsharded parameters without FSDP2's padding, which
+load in any number of shards and replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch.exchange import checkpoint
+from thinwire.torch.fsdp.units import Piece
+
+# Before a parameter's name: what the all-reduces over replicas keep of this rank's shard.
+_OF_REPLICAS = "replicas:"
+
+_Saved = Mapping[str, Any]
+_Residuals = Mapping[str, Mapping[str, torch.Tensor]]
+
+
+class Place(NamedTuple):
+    """Where a rank is among those that train a model: replicas times shards of them."""
+
+    shards: int
+    shard: int
+    replicas: int = 1
+    replica: int = 0
+
+    @property
+    def world(self) -> int:
+        return self.shards * self.replicas
+
+    @property
+    def rank(self) -> int:
+        return self.replica * self.shards + self.shard
+
+
+class Layout:
+    """How the residuals of a rank's two exchanges lie in its state dict."""
+
+    def __init__(self, place: Place, pieces: Mapping[str, Piece]) -> None:
+        """pieces: all parameters that are trained, by name."""
+        self.place, self._pieces = place, pieces
+
+    def join(self, of_shards: _Saved, of_replicas: _Saved | None) -> dict[str, Any]:
+        """The state dict of this rank, from that of its reduce-scatters and that of its all-reduces
+        over replicas, if these are ours."""
+        residuals = self._resized(of_shards["residuals"], padded=False)
+        if of_replicas is not None:
+            for name, memory in of_replicas["residuals"].items():
+                residuals[_OF_REPLICAS + name] = {
+                    kind: tensor[self._chunk(name)].clone() for kind, tensor in memory.items()
+                }
+        at = {"world": self.place.world, "rank": self.place.rank, "replicas": self.place.replicas}
+        return {**of_shards, **at, "residuals": residuals}
+
+    def split(
+        self, saved: _Saved | Sequence[_Saved], replicas_have_one: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the two exchanges load of this rank's dict, of a gathered one, or of all ranks'.
+        replicas_have_one: whether there is the second exchange; without, the first gets all."""
+        mine = self._of_this_rank(saved)
+        if not replicas_have_one:
+            mine = _folded(mine)
+        of_shards, of_replicas = _parted(mine["residuals"])
+        self._check_sizes(of_shards, of_replicas)
+        place = self.place
+        return (
+            {**mine, "world": place.shards, "rank": place.shard,
+             "residuals": self._resized(of_shards, padded=True)},
+            {**mine, "world": place.replicas, "rank": place.replica,
+             "residuals": self._at_their_place(of_replicas)},
+        )  # fmt: skip
+
+    def _of_this_rank(self, saved: _Saved | Sequence[_Saved]) -> _Saved:
+        world, rank, replicas = self.place.world, self.place.rank, self.place.replicas
+        if isinstance(saved, Mapping) and "gathered" not in saved:
+            mine = checkpoint.of_rank(saved, world, rank)
+            got = (mine["world"], mine["rank"], _replicas_of(mine))
+            if got != (world, rank, replicas):
+                raise InvalidArgumentError(
+                    f"rank {rank} of {world}, with {replicas} replicas, got the state dict of rank "
+                    f"{got[1]} of {got[0]}, with {got[2]}; load every rank's own, or give every "
+                    "rank the list of all ranks'"
+                )
+            return mine
+        dicts = checkpoint.of_all_ranks(saved)
+        if all((one["world"], _replicas_of(one)) == (world, replicas) for one in dicts):
+            return dicts[rank]
+        return checkpoint.merge_state_dicts([_folded(one) for one in dicts], world, rank)
+
+    def _chunk(self, name: str) -> slice:
+        chunk = self._pieces[name].chunk
+        return slice(self.place.shard * chunk, (self.place.shard + 1) * chunk)
+
+    def _resized(self, residuals: _Residuals, padded: bool) -> dict[str, dict[str, torch.Tensor]]:
+        """FSDP2's padding is zeros at a parameter's end."""
+        resized = {}
+        for name, memory in residuals.items():
+            piece = self._pieces[name]
+            numel = self.place.shards * piece.chunk if padded else piece.numel
+            resized[name] = {
+                kind: torch.nn.functional.pad(tensor, (0, numel - tensor.numel())).clone()
+                for kind, tensor in memory.items()
+            }
+        return resized
+
+    def _at_their_place(self, residuals: _Residuals) -> dict[str, dict[str, torch.Tensor]]:
+        placed: dict[str, dict[str, torch.Tensor]] = {}
+        for name, memory in residuals.items():
+            placed[name] = {}
+            for kind, tensor in memory.items():
+                whole = torch.zeros(self.place.shards * self._pieces[name].chunk)
+                whole[self._chunk(name)] = tensor
+                placed[name][kind] = whole
+        return placed
+
+    def _check_sizes(self, of_shards: _Residuals, of_replicas: _Residuals) -> None:
+        sizes = {name: piece.numel for name, piece in self._pieces.items()}
+        chunks = {name: piece.chunk for name, piece in self._pieces.items()}
+        for residuals, numels in ((of_shards, sizes), (of_replicas, chunks)):
+            for name, memory in residuals.items():
+                got, expected = memory["first"].numel(), numels.get(name, "no such parameter")
+                if got != expected:
+                    raise InvalidArgumentError(
+                        f"the state dict's residual for '{name}' has {got} elements, expected "
+                        f"{expected}; load it into the model that it was saved from"
+                    )
+
+
+def _replicas_of(saved: _Saved) -> int:
+    return saved.get("replicas", 1)
+
+
+def _parted(residuals: _Residuals) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By parameter: those of the shards' exchange, and of the replicas'."""
+    of_shards, of_replicas = {}, {}
+    for name, memory in residuals.items():
+        if name.startswith(_OF_REPLICAS):
+            of_replicas[name.removeprefix(_OF_REPLICAS)] = memory
+        else:
+            of_shards[name] = memory
+    return of_shards, of_replicas
+
+
+def _folded(saved: _Saved) -> dict[str, Any]:
+    """A rank's dict without residuals of the replicas: they are added to those of the shards, in
+    units of a rank's gradient. What is summed over replicas are means over shards."""
+    replicas = _replicas_of(saved)
+    shards = saved["world"] // replicas
+    of_shards, of_replicas = _parted(saved["residuals"])
+    residuals = {name: dict(memory) for name, memory in of_shards.items()}
+    for name, memory in of_replicas.items():
+        if name not in residuals:
+            raise InvalidArgumentError(
+                f"the state dict is damaged: it has '{name}' of the replicas alone; pass what "
+                "state_dict() gave"
+            )
+        owed = shards * (memory["first"] + replicas * memory["second"])
+        first = residuals[name]["first"].clone()
+        mine = first[saved["rank"] % shards * owed.numel() :][: owed.numel()]
+        mine += owed[: mine.numel()]  # padding is at the end
+        residuals[name]["first"] = first
+    return {**saved, "replicas": 1, "residuals": residuals}
