@@ -16,7 +16,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help packages venv setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-python test-frameworks thread-safety docs \
+.PHONY: help packages venv setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-neon test-python test-frameworks thread-safety docs \
   gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks accuracy ratio wheel wheel-aarch64 \
   wheel-check wheel-check-aarch64 lint format clean
 
@@ -69,7 +69,7 @@ demo: build
 # pip mostly waits for downloads, and uses one core, while clang needs no Python.
 test: packages
 	@$(MAKE) --no-print-directory -j2 venv thread-safety
-	@$(MAKE) --no-print-directory test-cpp test-asan test-tsan test-python
+	@$(MAKE) --no-print-directory test-cpp test-asan test-tsan test-neon test-python
 
 thread-safety: packages
 	@cmake --preset thread-safety > build/configure-thread-safety.log || { cat build/configure-thread-safety.log; exit 1; }
@@ -122,8 +122,12 @@ gpu: gpu-pack
 	@OUT=build/gpu PYTHON=$(PYTHON) build/gpu-pack/run.sh
 
 # The codecs alone: bytes on NEON are those of x86.
-neon: setup
+neon: packages
 	@JOBS=$(JOBS) scripts/neon.sh
+
+test-neon: packages
+	@if scripts/aarch64_root.sh > build/aarch64-root.log 2>&1; then JOBS=$(JOBS) scripts/neon.sh; else \
+	  echo "skipped the codecs on 64-bit ARM, whose packages are not to be had: build/aarch64-root.log"; fi
 
 # make test runs the same targets over their corpora and over mutations of these.
 fuzz: setup
