@@ -2,6 +2,7 @@
 //
 //   kernel_bench               times every operation against its twin on the first GPU: JSON
 //   kernel_bench --device      names that GPU, or says why there is none
+//   kernel_bench --profile     runs six kernels once each, for a profiler
 //   kernel_bench --host_only   runs the kernels on CPU threads, thread after thread, for all
 //                              lengths from 0 to 4097 and all codecs, and compares every byte
 //
@@ -12,11 +13,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <random>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "bench/kernel_arrays.h"
 #include "bench/kernel_timer.h"
 #include "compress/backend.h"
 #include "compress/codec_list.h"
@@ -27,9 +29,6 @@ namespace thinwire {
 namespace {
 
 constexpr int kRepetitions = 31;
-constexpr int kRanks = 8;  // of a reduction
-constexpr size_t kAlignment = 256;
-constexpr size_t kDrawn = (size_t{1} << 22) + 1;
 // All codecs with kernels, and the options that have code of their own.
 std::vector<std::string> Specs() {
   std::vector<std::string> specs;
@@ -39,73 +38,6 @@ std::vector<std::string> Specs() {
   specs.insert(specs.end(), {"int4:hadamard=1", "int8:rounding=stochastic"});
   return specs;
 }
-
-// A device's memory of one kind of array, with a copy on the host.
-template <typename T>
-class Array {
- public:
-  Array(Device& device, DeviceStream& stream, size_t count)
-      : stream_(stream),
-        count_(count),
-        device_(*device.Allocate(std::max<size_t>(count, 1) * sizeof(T))),
-        host_(*device.AllocatePinned(std::max<size_t>(count, 1) * sizeof(T))) {}
-
-  T* data() { return reinterpret_cast<T*>(device_.get()); }
-  T* host() { return reinterpret_cast<T*>(host_.get()); }
-  void Put() { stream_.Copy(data(), host(), count_ * sizeof(T)); }
-  bool Equals(const std::vector<T>& expected) {
-    stream_.Copy(host(), data(), count_ * sizeof(T));
-    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    if (const absl::Status status = stream_.Synchronize(end); !status.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-      return false;
-    }
-    return count_ == 0 || std::memcmp(host(), expected.data(), count_ * sizeof(T)) == 0;
-  }
-
- private:
-  DeviceStream& stream_;
-  const size_t count_;
-  const DeviceMemory device_, host_;
-};
-
-struct Arrays {
-  Arrays(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel)
-      : gradient(device, stream, numel),
-        floats(device, stream, numel),
-        out(device, stream, numel),
-        threshold(device, stream, 1),
-        wire(device, stream, EncodedBytes(spec, numel)),
-        scratch_words(spec.traits().entries() ? stream.backend().EntryScratchWords(spec, numel)
-                                              : 0),
-        scratch(device, stream, scratch_words) {
-    *threshold.host() = 0.0f;
-    threshold.Put();
-    std::mt19937_64 random(numel + 1);
-    std::normal_distribution<float> normal(0.0f, 1e-3f);
-    for (size_t i = 0; i < numel; ++i) {
-      const bool drawn = i < kDrawn;  // then again: draws of 512 MiB take seconds
-      gradient.host()[i] = drawn ? normal(random) : gradient.host()[i - kDrawn];
-      floats.host()[i] = drawn ? 0.3f * normal(random) : floats.host()[i - kDrawn];
-    }
-    gradient.Put();
-    floats.Put();
-  }
-
-  // topk's, which starts from the threshold of the call before, or searches.
-  enum class Guess { kNone, kCarried };
-  EncodeExtras Extras(Guess guess) {
-    EncodeExtras extras;
-    extras.scratch = {scratch.data(), scratch_words};
-    if (guess == Guess::kCarried) extras.threshold = threshold.data();
-    return extras;
-  }
-
-  Array<float> gradient, floats, out, threshold;
-  Array<uint8_t> wire;
-  const size_t scratch_words;
-  Array<uint32_t> scratch;
-};
 
 // Encodes with feedback, decodes, and compares with the reference.
 bool Agrees(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel) {
@@ -197,30 +129,22 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
       },
       {false, true, true, true, false, bits});
 
-  // Against a copy of as many bytes: seven shards and the own one are read, the residual is read
-  // and written, the result and its bytes are written.
-  const size_t wire_bytes = EncodedBytes(spec, numel);
-  const DeviceMemory copies = *device.Allocate((kRanks - 1) * (wire_bytes + kAlignment));
-  std::vector<const uint8_t*> wires = {nullptr};
-  for (int rank = 1; rank < kRanks; ++rank) {
-    const size_t stride = (wire_bytes + kAlignment - 1) / kAlignment * kAlignment;
-    uint8_t* const wire = copies.get() + (rank - 1) * stride;
-    stream.Copy(wire, a.wire.data(), wire_bytes);
-    wires.push_back(wire);
-  }
-  const size_t moved = kRanks * wire_bytes + 4 * numel * sizeof(float);
-  ReduceArgs args;
-  args.up = args.down = spec;
-  args.wires = wires;
-  args.own = gradient;
-  args.scale = 1.0f / kRanks;
-  args.residual = a.floats.data();
-  args.out = out;
-  Array<uint8_t> result(device, stream, EncodedBytes(spec, numel));
-  args.wire_out = result.data();
-  results->push_back(Measure(
-      timer, "reduce8" + suffix, moved, [&] { codecs.Reduce(args); },
-      [&] { timer.Copy(moved / 2); }));
+  const auto add_copied = [&](const char* op, size_t floats, size_t wires,
+                              const std::function<void()>& kernel) {
+    const size_t moved = floats * numel * sizeof(float) + wires * EncodedBytes(spec, numel);
+    results->push_back(Measure(timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }));
+  };
+  // Gradient, velocity and residual are read, the residual is written. What lies in `out` serves as
+  // the velocity.
+  const EncodeArgs shard{.gradient = gradient,
+                         .residual = a.floats.data(),
+                         .wire = a.wire.data(),
+                         .momentum = {.beta = 0.9f, .velocity = a.out.data()}};
+  add_copied("encode_momentum", 4, 1, [&] { codecs.EncodeAll(spec, {&shard, 1}); });
+  // Seven shards and the own one are read, the residual is read and written, the result and its
+  // bytes are written.
+  Reduction reduction(device, stream, spec, a, numel);
+  add_copied("reduce8", 4, kRanks, [&] { codecs.Reduce(reduction.args()); });
 }
 
 // The same of topk, against copies of as many bytes. Its encoder reads an element once if the
@@ -289,7 +213,30 @@ void Print(const std::string& device, const std::vector<Result>& results) {
   std::printf(" ]\n}\n");
 }
 
-int OnGpu(bool only_name) {
+// One of each kind, and the two that compute most, on 64 MiB.
+void Profile(Device& device, DeviceStream& stream) {
+  const size_t numel = size_t{16} << 20;
+  const Backend& codecs = stream.backend();
+  const auto encode = [&](const char* text) {
+    const CodecSpec spec = *CodecSpec::Parse(text);
+    auto arrays = std::make_unique<Arrays>(device, stream, spec, numel);
+    codecs.Encode(spec, {arrays->gradient.data(), numel}, arrays->floats.data(),
+                  arrays->wire.data());
+    return std::pair(spec, std::move(arrays));
+  };
+  encode("int4:hadamard=1");
+  const auto [int8, eights] = encode("int8");
+  codecs.DecodeAdd(int8, eights->wire.data(), {eights->out.data(), numel});
+  const auto [onebit, bits] = encode("onebit");
+  codecs.Decode(onebit, bits->wire.data(), {bits->out.data(), numel});
+  Reduction reduction(device, stream, int8, *eights, numel);
+  codecs.Reduce(reduction.args());
+  stream.Synchronize(std::chrono::steady_clock::now() + std::chrono::minutes(1)).IgnoreError();
+}
+
+enum class Task { kTime, kName, kProfile };
+
+int OnGpu(Task task) {
   absl::StatusOr<std::unique_ptr<KernelTimer>> timer = MakeKernelTimer();
   absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice("cuda", "libthinwire_cuda.so");
   for (const absl::Status& status : {timer.status(), device.status()}) {
@@ -297,11 +244,15 @@ int OnGpu(bool only_name) {
     std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
     return 1;
   }
-  if (only_name) {
+  if (task == Task::kName) {
     std::printf("%s\n", (*timer)->device().c_str());
     return 0;
   }
   const std::unique_ptr<DeviceStream> stream = (*device)->Adopt((*timer)->stream());
+  if (task == Task::kProfile) {
+    Profile(**device, *stream);
+    return 0;
+  }
   std::vector<Result> results;
   for (const std::string& name : Specs()) {
     const char* const text = name.c_str();
@@ -326,9 +277,11 @@ int OnGpu(bool only_name) {
 
 int main(int argc, char** argv) {
   const std::string option = argc == 2 ? argv[1] : "";
-  if (argc == 1) return thinwire::OnGpu(false);
-  if (option == "--device") return thinwire::OnGpu(true);
+  using thinwire::Task;
+  if (argc == 1) return thinwire::OnGpu(Task::kTime);
+  if (option == "--device") return thinwire::OnGpu(Task::kName);
+  if (option == "--profile") return thinwire::OnGpu(Task::kProfile);
   if (option == "--host_only") return thinwire::CheckOnHost();
-  std::printf("usage: kernel_bench [--device | --host_only]\n");
+  std::printf("usage: kernel_bench [--device | --profile | --host_only]\n");
   return option == "--help" ? 0 : 2;
 }

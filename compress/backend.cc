@@ -2,6 +2,18 @@
 
 namespace thinwire {
 
+void Backend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const {
+  for (const EncodeArgs& shard : shards) {
+    TensorView input = shard.gradient;
+    if (const EncodeMomentum& momentum = shard.momentum; momentum.velocity != nullptr) {
+      const std::span<float> own(momentum.room, input.numel);
+      BeginMomentum(input, momentum.beta, {momentum.velocity, input.numel}, own);
+      input = {own.data(), own.size()};
+    }
+    Encode(spec, input, shard.residual, shard.wire, shard.extras);
+  }
+}
+
 void Backend::BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
                             std::span<float> own) const {
   Copy(own.data(), velocity.data(), velocity.size_bytes());

@@ -39,12 +39,20 @@ struct EncodeExtras {
 
 size_t TopKScratchWords(const CodecSpec& spec, size_t numel);  // of the host
 
+// Momentum that the engine owns, of elements that are encoded; not for topk, which has its own.
+struct EncodeMomentum {
+  float beta = 0.0f;
+  const float* velocity = nullptr;  // numel floats; null: none
+  float* room = nullptr;            // numel floats to work in, of any content before and after
+};
+
 // One of several shards that are encoded, or decoded, together.
 struct EncodeArgs {
   TensorView gradient;
   float* residual = nullptr;
   uint8_t* wire = nullptr;
   EncodeExtras extras = {};
+  EncodeMomentum momentum = {};  // what BeginMomentum makes of the gradient is encoded in its place
 };
 
 struct DecodeArgs {
@@ -92,12 +100,8 @@ class Backend {
   // Decodes `wire` into `out`, rounding half-even to out.dtype.
   virtual void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const = 0;
 
-  // Several shards, whose tensors have one dtype: on a device a single launch.
-  virtual void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const {
-    for (const EncodeArgs& shard : shards) {
-      Encode(spec, shard.gradient, shard.residual, shard.wire, shard.extras);
-    }
-  }
+  // Several shards, whose tensors have one dtype: on a device a single launch, momentum included.
+  virtual void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const;
   virtual void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const {
     for (const DecodeArgs& shard : shards) Decode(spec, shard.wire, shard.out);
   }

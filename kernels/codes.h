@@ -39,6 +39,17 @@ THINWIRE_HD int CodeAt(uint32_t word, unsigned i) {
   return static_cast<int>(word << (32 - kBits - i * kBits)) >> (32 - kBits);
 }
 
+// Multiplies finite values, whose products with a finite scale are no NaNs.
+THINWIRE_HD void ScaleQuad(float scale, float* values) {
+  if (IsFinite(scale)) {
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) values[i] = values[i] * scale;
+  } else {
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) values[i] = Mul(values[i], scale);
+  }
+}
+
 // The values of a quad of a shard, without the transform. `scale` is that of its block; codecs of
 // elements have none.
 template <typename Traits>
@@ -52,14 +63,16 @@ THINWIRE_HD void DecodeQuad(const uint8_t* codes, size_t place, float scale, flo
   } else if constexpr (Traits::kSigns) {
     const unsigned bits = codes[place / 8] >> (place % 8);
     THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) out[i] = Mul(bits >> i & 1 ? -1.0f : 1.0f, scale);
+    for (unsigned i = 0; i < kQuad; ++i) out[i] = FloatOf(0x3f800000u | bits >> i << 31);  // 1, -1
+    ScaleQuad(scale, out);
   } else {
     alignas(4) uint32_t word = 0;
     CopyWord<Traits::kQuadBytes>(&word, codes + place * Traits::kBits / 8);
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) {
-      out[i] = Mul(static_cast<float>(CodeAt<Traits::kBits>(word, i)), scale);
+      out[i] = static_cast<float>(CodeAt<Traits::kBits>(word, i));
     }
+    ScaleQuad(scale, out);
   }
 }
 

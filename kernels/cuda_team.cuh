@@ -45,7 +45,7 @@ class DeviceTeam {
     }
 
    private:
-    T values_[kCount];
+    alignas(16) T values_[kCount];  // a thread's quad is one access
   };
 
   template <typename Body>

@@ -82,10 +82,12 @@ void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs>
       const size_t numel = shard.gradient.numel;
       if (numel == 0) continue;
       AddJob(&launch.jobs, kernels::EncodeJob{.gradient = ElementsOf(shard.gradient),
+                                              .velocity = FloatsAt(shard.momentum.velocity),
                                               .residual = FloatsAt(shard.residual),
                                               .wire = WireOf(spec, shard.wire, numel),
                                               .numel = numel,
                                               .draws = shard.extras.draws,
+                                              .beta = shard.momentum.beta,
                                               .first_tile = 0});
     }
     launch.room = RoomFor(RoomOf(launch));

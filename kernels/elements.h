@@ -35,16 +35,32 @@ struct Stored<DType::kF16> {
   THINWIRE_HD static uint16_t Store(float value) { return ToF16(value); }
 };
 
+// Elements [place, place + 4), which may be loaded at once.
+template <DType kDType>
+THINWIRE_HD void LoadWholeQuad(const Elements& from, size_t place, float* out) {
+  using T = typename Stored<kDType>::Type;
+  alignas(kQuad * sizeof(T)) T quad[kQuad];
+  CopyWord<sizeof(quad)>(quad, static_cast<const T*>(from.data) + place);
+  THINWIRE_UNROLL
+  for (unsigned i = 0; i < kQuad; ++i) out[i] = Stored<kDType>::Load(quad[i]);
+}
+
+template <DType kDType>
+THINWIRE_HD void StoreWholeQuad(const float* values, size_t place, const Elements& to) {
+  using T = typename Stored<kDType>::Type;
+  alignas(kQuad * sizeof(T)) T quad[kQuad];
+  THINWIRE_UNROLL
+  for (unsigned i = 0; i < kQuad; ++i) quad[i] = Stored<kDType>::Store(values[i]);
+  CopyWord<sizeof(quad)>(static_cast<T*>(to.data) + place, quad);
+}
+
 // Elements [place, place + 4) of `numel`; zeros behind the last one.
 template <DType kDType>
 THINWIRE_HD void LoadQuad(const Elements& from, size_t place, size_t numel, float* out) {
   using T = typename Stored<kDType>::Type;
   const T* data = static_cast<const T*>(from.data) + place;
   if (from.quads && place + kQuad <= numel) {
-    alignas(kQuad * sizeof(T)) T quad[kQuad];
-    CopyWord<sizeof(quad)>(quad, data);
-    THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) out[i] = Stored<kDType>::Load(quad[i]);
+    LoadWholeQuad<kDType>(from, place, out);
   } else {
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) {
@@ -58,10 +74,7 @@ THINWIRE_HD void StoreQuad(const float* values, size_t place, size_t numel, cons
   using T = typename Stored<kDType>::Type;
   T* data = static_cast<T*>(to.data) + place;
   if (to.quads && place + kQuad <= numel) {
-    alignas(kQuad * sizeof(T)) T quad[kQuad];
-    THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) quad[i] = Stored<kDType>::Store(values[i]);
-    CopyWord<sizeof(quad)>(data, quad);
+    StoreWholeQuad<kDType>(values, place, to);
   } else {
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) {
@@ -74,6 +87,13 @@ THINWIRE_HD void StoreQuad(const float* values, size_t place, size_t numel, cons
 template <DType kDType>
 THINWIRE_HD void LoadValues(const Elements& from, const TileRange& tile, unsigned thread,
                             Values& out) {
+  if (from.quads && tile.full()) {
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; ++q) {
+      LoadWholeQuad<kDType>(from, tile.begin + PlaceOf(thread, q), out.v + q * kQuad);
+    }
+    return;
+  }
   THINWIRE_UNROLL
   for (unsigned q = 0; q < kQuads; ++q) {
     LoadQuad<kDType>(from, tile.begin + PlaceOf(thread, q), tile.numel, out.v + q * kQuad);
@@ -83,6 +103,13 @@ THINWIRE_HD void LoadValues(const Elements& from, const TileRange& tile, unsigne
 template <DType kDType>
 THINWIRE_HD void StoreValues(const Values& values, const TileRange& tile, unsigned thread,
                              const Elements& to) {
+  if (to.quads && tile.full()) {
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; ++q) {
+      StoreWholeQuad<kDType>(values.v + q * kQuad, tile.begin + PlaceOf(thread, q), to);
+    }
+    return;
+  }
   THINWIRE_UNROLL
   for (unsigned q = 0; q < kQuads; ++q) {
     StoreQuad<kDType>(values.v + q * kQuad, tile.begin + PlaceOf(thread, q), tile.numel, to);

@@ -10,7 +10,7 @@ namespace thinwire::kernels {
 inline constexpr uint32_t kQuietBit = 0x400000u;
 inline constexpr uint32_t kDefaultNan = 0xffc00000u;  // x86's, of Inf - Inf and 0 * Inf
 
-THINWIRE_HD bool IsNan(float x) { return (BitsOf(x) & kAbsMask) > kInfBits; }
+THINWIRE_HD bool IsNan(float x) { return x != x; }
 
 THINWIRE_HD float NanOf(float a, float b) {
   if (IsNan(a)) return FloatOf(BitsOf(a) | kQuietBit);

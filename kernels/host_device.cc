@@ -4,129 +4,31 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "kernels/host_stream.h"
 
 namespace thinwire::kernels {
 namespace {
 
 constexpr int kNoMemory = 2, kNoSuchDevice = 101;  // CUDA's numbers, so that tests can share them
 
-// A point in the work of a stream.
-class Point {
- public:
-  void Reach() {
-    const absl::MutexLock lock(&mu_);
-    reached_ = true;
-  }
-  void Await() {
-    const absl::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(&reached_));
-  }
-  bool reached() {
-    const absl::MutexLock lock(&mu_);
-    return reached_;
-  }
-
- private:
-  absl::Mutex mu_;
-  bool reached_ ABSL_GUARDED_BY(mu_) = false;
-};
-
-using PointPtr = std::shared_ptr<Point>;
-
-// The point at which it was recorded last. As CUDA's, it may be recorded anew while streams still
-// wait for the point before.
-class Event {
- public:
-  Event() { point_->Reach(); }  // nobody waits for one that was never recorded
-
-  PointPtr Record() {
-    const absl::MutexLock lock(&mu_);
-    return point_ = std::make_shared<Point>();
-  }
-  PointPtr last() {
-    const absl::MutexLock lock(&mu_);
-    return point_;
-  }
-
- private:
-  absl::Mutex mu_;
-  PointPtr point_ ABSL_GUARDED_BY(mu_) = std::make_shared<Point>();
-};
-
-using EventPtr = std::shared_ptr<Event>;
-
-// A thread that does what it is given, in order.
-class Stream {
- public:
-  Stream() : thread_([this] { Run(); }) {}
-  ~Stream() {
-    Push(nullptr);
-    thread_.join();
-  }
-
-  void Push(std::function<void()> work) {
-    const absl::MutexLock lock(&mu_);
-    queue_.push_back(std::move(work));
-  }
-
-  void Drain() {
-    if (idle()) return;
-    const auto done = std::make_shared<Point>();
-    Push([done] { done->Reach(); });
-    done->Await();
-  }
-
- private:
-  void Run() {
-    for (;;) {
-      const std::function<void()> work = Take();
-      if (!work) return;
-      work();
-      const absl::MutexLock lock(&mu_);
-      busy_ = false;
-    }
-  }
-  std::function<void()> Take() {
-    const auto filled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !queue_.empty(); };
-    const absl::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(&filled));
-    std::function<void()> work = std::move(queue_.front());
-    queue_.pop_front();
-    busy_ = true;
-    return work;
-  }
-  bool idle() {
-    const absl::MutexLock lock(&mu_);
-    return queue_.empty() && !busy_;
-  }
-
-  absl::Mutex mu_;
-  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mu_);
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_;
-};
-
 // All that is on the devices.
 class Machine {
  public:
-  Stream& StreamOf(int ordinal, void* handle) {
-    return handle == nullptr ? defaults_.at(ordinal) : *static_cast<Stream*>(handle);
+  HostStream& StreamOf(int ordinal, void* handle) {
+    return handle == nullptr ? defaults_.at(ordinal) : *static_cast<HostStream*>(handle);
   }
 
   void* MakeStream(int ordinal) {
     const absl::MutexLock lock(&mu_);
-    auto stream = std::make_shared<Stream>();
+    auto stream = std::make_shared<HostStream>();
     void* const handle = stream.get();
     streams_.emplace(handle, OwnStream{ordinal, std::move(stream)});
     return handle;
@@ -140,12 +42,12 @@ class Machine {
 
   void* MakeEvent() {
     const absl::MutexLock lock(&mu_);
-    auto event = std::make_shared<Event>();
+    auto event = std::make_shared<HostEvent>();
     void* const handle = event.get();
     events_.emplace(handle, std::move(event));
     return handle;
   }
-  EventPtr EventOf(void* handle) {
+  HostEventPtr EventOf(void* handle) {
     const absl::MutexLock lock(&mu_);
     return events_.at(handle);
   }
@@ -165,7 +67,7 @@ class Machine {
   // As cudaFree does, it waits for all work of the device, which may use the memory.
   void Release(int ordinal, void* memory) {
     defaults_.at(ordinal).Drain();
-    for (const std::shared_ptr<Stream>& stream : StreamsOf(ordinal)) stream->Drain();
+    for (const std::shared_ptr<HostStream>& stream : StreamsOf(ordinal)) stream->Drain();
     {
       const absl::MutexLock lock(&mu_);
       blocks_.erase(static_cast<const uint8_t*>(memory));
@@ -185,18 +87,18 @@ class Machine {
  private:
   struct OwnStream {
     int ordinal = 0;
-    std::shared_ptr<Stream> stream;
+    std::shared_ptr<HostStream> stream;
   };
   struct Block {
     int ordinal;
     size_t bytes;
   };
   static constexpr size_t kAlignment = 256;
-  std::array<Stream, kHostDevices> defaults_;
+  std::array<HostStream, kHostDevices> defaults_;
 
-  std::vector<std::shared_ptr<Stream>> StreamsOf(int ordinal) {
+  std::vector<std::shared_ptr<HostStream>> StreamsOf(int ordinal) {
     const absl::MutexLock lock(&mu_);
-    std::vector<std::shared_ptr<Stream>> streams;
+    std::vector<std::shared_ptr<HostStream>> streams;
     for (auto& [handle, own] : streams_) {
       if (own.ordinal == ordinal) streams.push_back(own.stream);
     }
@@ -205,7 +107,7 @@ class Machine {
 
   absl::Mutex mu_;
   std::map<void*, OwnStream> streams_ ABSL_GUARDED_BY(mu_);
-  std::map<void*, EventPtr> events_ ABSL_GUARDED_BY(mu_);
+  std::map<void*, HostEventPtr> events_ ABSL_GUARDED_BY(mu_);
   std::map<const uint8_t*, Block> blocks_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -253,11 +155,11 @@ int MakeEvent(int, void** event) { return *event = TheMachine().MakeEvent(), 0; 
 int DestroyEvent(int, void* event) { return TheMachine().DestroyEvent(event), 0; }
 
 int Record(int ordinal, void* handle, void* stream) {
-  const PointPtr point = TheMachine().EventOf(handle)->Record();
+  const HostPointPtr point = TheMachine().EventOf(handle)->Record();
   return Queue(ordinal, stream, [point] { point->Reach(); });
 }
 int Wait(int ordinal, void* stream, void* handle) {
-  const PointPtr point = TheMachine().EventOf(handle)->last();
+  const HostPointPtr point = TheMachine().EventOf(handle)->last();
   return Queue(ordinal, stream, [point] { point->Await(); });
 }
 int Query(int, void* event) { return TheMachine().EventOf(event)->last()->reached() ? 0 : kBusy; }

@@ -39,10 +39,12 @@ struct Elements {
 
 struct EncodeJob {
   Elements gradient;
+  Elements velocity;  // of floats; data null: none
   Elements residual;  // of floats; data null: none
   Wire wire;
   size_t numel;
   Draws draws;
+  float beta;           // of the velocity
   uint32_t first_tile;  // of the launch's tiles
 };
 

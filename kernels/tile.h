@@ -25,6 +25,11 @@ struct Values {
   float v[kQuads * kQuad];
 };
 
+THINWIRE_HD void CopyQuad(const Values& from, unsigned quad, Values& to) {
+  THINWIRE_UNROLL
+  for (unsigned i = 0; i < kQuad; ++i) to.v[quad * kQuad + i] = from.v[quad * kQuad + i];
+}
+
 // The place in the tile of the first element of a thread's quad.
 THINWIRE_HD unsigned PlaceOf(unsigned thread, unsigned quad) {
   return (thread / kWarp * kQuads + quad) * kGroup + thread % kWarp * kQuad;
@@ -36,6 +41,7 @@ struct TileRange {
   size_t numel;  // of the shard
 
   THINWIRE_HD bool last() const { return begin + kTile >= numel; }
+  THINWIRE_HD bool full() const { return begin + kTile <= numel; }
   THINWIRE_HD size_t end() const { return last() ? numel : begin + kTile; }
 };
 

@@ -20,6 +20,14 @@ class TileDecoder {
   // Zeros behind the last element.
   THINWIRE_HD void Run(PerThread<Values>& out) {
     team_.ForEach([&](unsigned thread) {
+      if (tile_.full()) {
+        THINWIRE_UNROLL
+        for (unsigned q = 0; q < kQuads; ++q) {
+          const size_t place = tile_.begin + PlaceOf(thread, q);
+          DecodeQuad<Traits>(wire_ + codes_at_, place, ScaleOf(place), out[thread].v + q * kQuad);
+        }
+        return;
+      }
       THINWIRE_UNROLL
       for (unsigned q = 0; q < kQuads; ++q) {
         const size_t place = tile_.begin + PlaceOf(thread, q);
@@ -50,10 +58,8 @@ class TileDecoder {
     team_.ForEach([&](unsigned thread) {
       ApplySigns(codec_, thread, back[thread]);
       THINWIRE_UNROLL
-      for (unsigned k = 0; k < kQuads * kQuad; ++k) {
-        if (IsBack(tile_.begin + PlaceOf(thread, k / kQuad))) {
-          out[thread].v[k] = back[thread].v[k];
-        }
+      for (unsigned q = 0; q < kQuads; ++q) {
+        if (IsBack(tile_.begin + PlaceOf(thread, q))) CopyQuad(back[thread], q, out[thread]);
       }
     });
   }

@@ -21,10 +21,56 @@ THINWIRE_HD TileRange RangeOf(const Job& job, uint32_t tile) {
   return {size_t{tile - job.first_tile} * kTile, job.numel};
 }
 
+// to[i] = plain(i) for a quad. Where one of them is a NaN, exact(i) is taken, which makes the NaN's
+// bits, too: one look and one branch a quad.
+template <typename Plain, typename Exact>
+THINWIRE_HD void PutSums(float* to, Plain plain, Exact exact) {
+  float sum[kQuad];
+  bool nan = false;
+  THINWIRE_UNROLL
+  for (unsigned i = 0; i < kQuad; ++i) {
+    sum[i] = plain(i);
+    nan |= IsNan(sum[i]);
+  }
+  if (nan) {
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) sum[i] = exact(i);
+  }
+  THINWIRE_UNROLL
+  for (unsigned i = 0; i < kQuad; ++i) to[i] = sum[i];
+}
+
 // a += b, for every element that a thread holds.
 THINWIRE_HD void AddValues(Values& a, const Values& b) {
   THINWIRE_UNROLL
-  for (unsigned k = 0; k < kQuads * kQuad; ++k) a.v[k] = Add(a.v[k], b.v[k]);
+  for (unsigned q = 0; q < kQuads; ++q) {
+    float* const to = a.v + q * kQuad;
+    const float* const from = b.v + q * kQuad;
+    PutSums(
+        to, [&](unsigned i) { return to[i] + from[i]; },
+        [&](unsigned i) { return Add(to[i], from[i]); });
+  }
+}
+
+// x = factor * base + x, product and sum rounded one after the other.
+THINWIRE_HD void AddScaled(float factor, const Values& base, Values& x) {
+  THINWIRE_UNROLL
+  for (unsigned q = 0; q < kQuads; ++q) {
+    float* const to = x.v + q * kQuad;
+    const float* const from = base.v + q * kQuad;
+    PutSums(
+        to, [&](unsigned i) { return factor * from[i] + to[i]; },
+        [&](unsigned i) { return Add(Mul(factor, from[i]), to[i]); });
+  }
+}
+
+// Makes the gradient the momentum that the engine owns, if it owns one.
+THINWIRE_HD void AddVelocity(const EncodeJob& job, const TileRange& tile, unsigned thread,
+                             Values& x) {
+  if (job.velocity.data == nullptr) return;
+  Values velocity;
+  LoadValues<DType::kF32>(job.velocity, tile, thread, velocity);
+  AddScaled(job.beta, velocity, x);
 }
 
 // Nothing where there is no feedback.
@@ -36,12 +82,13 @@ THINWIRE_HD void AddResidual(const Elements& residual, const TileRange& tile, un
   AddValues(x, lost);
 }
 
-// x: the gradient, with what earlier steps lost.
+// x: the gradient or the momentum, with what earlier steps lost.
 template <DType kDType, typename Team>
 THINWIRE_HD void LoadCorrected(Team& team, const EncodeJob& job, const TileRange& tile,
                                typename Team::template PerThread<Values>& x) {
   team.ForEach([&](unsigned thread) {
     LoadValues<kDType>(job.gradient, tile, thread, x[thread]);
+    AddVelocity(job, tile, thread, x[thread]);
     AddResidual(job.residual, tile, thread, x[thread]);
   });
 }
@@ -53,7 +100,7 @@ THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
   const TileRange tile = RangeOf(job, tile_of_launch);
   typename Team::template PerThread<Values> x;
   LoadCorrected<kDType>(team, job, tile, x);
-  const EncodeTarget target{job.wire, job.residual, DrawsNow(job.draws), tile};
+  const EncodeTarget target{job.wire, job.residual, &job.draws, tile};
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
 }
 
@@ -87,13 +134,10 @@ THINWIRE_HD void AccumulateTile(Team& team, const AccumulateLaunch& launch,
   const AccumulateJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
   const TileRange tile = RangeOf(job, tile_of_launch);
   team.ForEach([&](unsigned thread) {
-    Values sum, gradient;
-    LoadValues<DType::kF32>(job.base, tile, thread, sum);
-    LoadValues<kDType>(job.gradient, tile, thread, gradient);
-    THINWIRE_UNROLL
-    for (unsigned k = 0; k < kQuads * kQuad; ++k) {
-      sum.v[k] = Add(Mul(job.factor, sum.v[k]), gradient.v[k]);
-    }
+    Values base, sum;
+    LoadValues<DType::kF32>(job.base, tile, thread, base);
+    LoadValues<kDType>(job.gradient, tile, thread, sum);
+    AddScaled(job.factor, base, sum);
     StoreValues<DType::kF32>(sum, tile, thread, job.sum);
   });
 }
@@ -150,7 +194,7 @@ THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
     for (float& v : sum[thread].v) v = Mul(v, job.scale);
     AddResidual(job.residual, tile, thread, sum[thread]);
   });
-  const EncodeTarget target{job.wire_out, job.residual, DrawsNow(job.draws), tile};
+  const EncodeTarget target{job.wire_out, job.residual, &job.draws, tile};
   TileEncoder<Team, Down>(team, shared, launch.down, target).Run(sum);
   team.ForEach([&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, job.out); });
 }

@@ -86,10 +86,12 @@ class ReduceParts {
       ReduceJob& job = sum_.jobs.job[i];
       float* const mean = Take(job);
       result.encode.jobs.job[i] = {.gradient = FloatsAt(mean),
+                                   .velocity = {},
                                    .residual = job.residual,
                                    .wire = job.wire_out,
                                    .numel = job.numel,
                                    .draws = job.draws,
+                                   .beta = 0.0f,
                                    .first_tile = job.first_tile};
       AddDecode(job.wire_out, job.out, job, &result.decode);
       job.wire_out = {reinterpret_cast<uint8_t*>(mean), 0, FloatsOf(job) * sizeof(float)};

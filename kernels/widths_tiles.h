@@ -30,13 +30,12 @@ THINWIRE_HD void EncodeCodesTile(Team& team, const EncodeLaunch& launch, const W
   const TileRange tile = RangeOf(job, tile_of_launch);
   const bool feedback = job.residual.data != nullptr;
   typename Team::template PerThread<Values> x, y;
-  team.ForEach([&](unsigned thread) {
-    if (feedback) {
-      LoadValues<DType::kF32>(job.residual, tile, thread, x[thread]);
-    } else {
-      LoadValues<kDType>(job.gradient, tile, thread, x[thread]);
-    }
-  });
+  if (feedback) {
+    team.ForEach(
+        [&](unsigned thread) { LoadValues<DType::kF32>(job.residual, tile, thread, x[thread]); });
+  } else {
+    LoadCorrected<kDType>(team, job, tile, x);
+  }
   WidthsEncoder<Team> encoder(team, launch.codec, job.wire, tile, plans[number]);
   encoder.Run(x, y);
   if (!feedback) return;

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # run.sh of the folder that `make gpu-pack` makes: everything that needs an NVIDIA GPU, within eight
-# minutes. It needs bash, coreutils, grep and a driver; torch, compute-sanitizer and NCCL are used if
-# they are there.
+# minutes. It needs bash, coreutils, grep and a driver; torch, compute-sanitizer, ncu and NCCL are used
+# if they are there.
 #
 #   OUT=folder PYTHON=python3 BUDGET=480 ./run.sh
 #
 # Prints one table. A step fails if its command does, if its time is up, if it runs no test, or if it
 # skips one: on a GPU nothing is left to skip. `absent` is what the machine lacks, and no failure.
-# Results: table.txt, steps.json, log.txt and kernels.json in $OUT. Exit 0: no step failed.
+# Results: table.txt, steps.json, log.txt, kernels.json and ncu.csv in $OUT. Exit 0: no step failed.
 set -uo pipefail
 pack=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$PWD/out}
@@ -47,7 +47,8 @@ finish() {
   exit 0
 }
 
-# What each kind of step must have written. They print a remark; status 1 is a failure.
+# What each kind of step must have written. They print a remark; status 1 is a failure, and 2 says that
+# the machine lacks something.
 judge_gtest() {
   local skipped passed
   skipped=$(grep -c '^\[  SKIPPED \] .* (' "$1")
@@ -73,6 +74,16 @@ judge_bandwidth() {
   echo "$(grep -c ratio_to_twin "$out/kernels.json") rows in kernels.json"
   grep -q ratio_to_twin "$out/kernels.json"
 }
+judge_ncu() {
+  local kernels
+  if grep -q ERR_NVGPUCTRPERM "$1" "$out/ncu.csv"; then
+    echo "the driver lets administrators alone read its counters"
+    return 2
+  fi
+  kernels=$(grep -cE '^"[0-9]+"' "$out/ncu.csv")
+  echo "$kernels kernels in ncu.csv"
+  ((kernels >= 6))
+}
 judge_plain() { tail -n 1 "$1"; }
 
 # The command's output goes to the log; only a step that is judged well has passed.
@@ -90,6 +101,7 @@ step() { # NAME LIMIT KIND COMMAND...
   remark=$("judge_$kind" "$log")
   case $?/$status in
     0/0) status=passed ;;
+    2/*) status=absent ;;
     */124 | */137) status=failed remark="did not end within $limit s; $(tail -n 1 "$log")" ;;
     1/0) status=failed ;;
     *) remark="exit $status; $(grep -E '^\[  FAILED  \]|^FAILED|^E  ' "$log" | head -n 1) $(tail -n 1 "$log")" status=failed ;;
@@ -146,6 +158,21 @@ bandwidth() {
     "${loader[@]}" "$pack/bin/kernel_bench"
 }
 
+# Counters of six kernels, each of which runs several times.
+profile() {
+  local metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
+  local ncu
+  metrics+=,smsp__issue_active.avg.pct_of_peak_sustained_active,launch__registers_per_thread
+  metrics+=,sm__warps_active.avg.pct_of_peak_sustained_active,smsp__inst_executed.sum
+  if ! ncu=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu); then
+    absent ncu "there is no ncu"
+    return
+  fi
+  : >"$out/ncu.csv"
+  step ncu 60 ncu "$ncu" --csv --page raw --metrics "$metrics" --log-file "$out/ncu.csv" \
+    "${loader[@]}" "$pack/bin/kernel_bench" --profile
+}
+
 has_module() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)" 2>>"$out/log.txt"; }
 pytest() { # NAME LIMIT ARGUMENT...
   step "$1" "$2" pytest "$python" -m pytest -q -rs -p no:cacheprovider --rootdir "$pack" "${@:3}"
@@ -156,6 +183,7 @@ with_torch() {
   local tests=$pack/tests/integrations/python version
   if ! has_module torch; then
     absent ddp "$python has no torch"
+    absent nccl_self "$python has no torch"
     absent nccl "$python has no torch"
     return
   fi
@@ -164,12 +192,16 @@ with_torch() {
   has_module pytest || PYTHONPATH+=:$pack/site
   pytest ddp 180 -k cuda "$tests/test_cuda.py" "$tests/test_training_modes.py"
 
-  # Several ranks on one GPU: NCCL can do that from 2.30 on.
+  # A rank that sends to itself; and several ranks on one GPU, which NCCL can do from 2.30 on.
   version=$("$python" -c 'from thinwire import _library; print(_library.nccl_version())' 2>&1 | tail -n 1)
+  case $version in
+    *[!0-9.]*) absent nccl_self "expected NCCL, got: $version" ;;
+    *) pytest nccl_self 30 -k one_rank "$tests/test_cuda_nccl.py" ;;
+  esac
   case $version in
     2.[0-9] | 2.[0-9].* | 2.[12][0-9] | 2.[12][0-9].* | *[!0-9.]*)
       absent nccl "expected NCCL 2.30 or newer, got: $version" ;;
-    *) pytest nccl 60 "$tests/test_cuda_nccl.py" ;;
+    *) pytest nccl 60 -k "not one_rank" "$tests/test_cuda_nccl.py" ;;
   esac
 }
 
@@ -179,6 +211,7 @@ program parity 150 gtest kernel_test --gtest_filter='*cuda'
 program graph 30 gtest cuda_graph_test
 program engine 60 gtest device_test --gtest_filter='*cuda'
 bandwidth
+profile
 with_torch
 sanitizers
 finish

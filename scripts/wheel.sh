@@ -20,6 +20,9 @@ plain=$(mktemp -d)
 trap 'rm -rf "$plain"' EXIT
 export PATH=$PWD/.venv/bin:$PATH
 python -m pip wheel -q --no-deps --no-build-isolation --disable-pip-version-check -w "$plain" "${options[@]}" .
+# Kernels for all GPUs; a build for tests has those of one architecture.
+cuda=$build/integrations/c/libthinwire_cuda.so
+[[ ! -f $cuda ]] || python scripts/sass_table.py --check kernels/sass.md "$cuda"
 rm -f dist/*_"$architecture".whl
 python -m auditwheel repair "${places[@]}" -w "$plain/tagged" "$plain"/*.whl >"$build/auditwheel.log" 2>&1 || {
   cat "$build/auditwheel.log" >&2

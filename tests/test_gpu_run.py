@@ -25,6 +25,9 @@ PROGRAMS = {
     "device_test": PASSED,
     "kernel_bench": BENCH,
 }
+# Writes as many kernels as it is told to.
+NCU = """while [[ $1 != --log-file ]]; do shift; done
+for i in {1..%d}; do echo "\\"$i\\",\\"EncodeKernel\\"" >>"$2"; done"""
 # A Python that finds every module; pytest prints its summary.
 PYTHON = """case "$*" in
   *pytest\\ -q*) echo '4 passed, 2 deselected in 1.00s' ;;
@@ -58,14 +61,14 @@ def run(folder: pathlib.Path, programs: dict[str, str], tools: dict[str, str], b
     return done.returncode, results, {step["step"]: step["remark"] for step in steps}
 
 
-TOOLS = {"python": PYTHON, "compute-sanitizer": SANITIZER}
+TOOLS = {"python": PYTHON, "compute-sanitizer": SANITIZER, "ncu": NCU % 6}
 
 
 def test_all_steps_pass(tmp_path):
     status, results, _ = run(tmp_path, PROGRAMS, TOOLS)
     assert results == dict.fromkeys(
-        ("programs", "device", "parity", "graph", "engine", "bandwidth", "ddp", "nccl", "memcheck",
-         "racecheck", "synccheck"),
+        ("programs", "device", "parity", "graph", "engine", "bandwidth", "ncu", "ddp", "nccl_self",
+         "nccl", "memcheck", "racecheck", "synccheck"),
         "passed",
     )  # fmt: skip
     assert status == 0
@@ -75,7 +78,7 @@ def test_what_the_machine_lacks_is_absent(tmp_path):
     status, results, _ = run(
         tmp_path, PROGRAMS, {"python": "exit 1", "compute-sanitizer": "exit 9"}
     )
-    assert (results["ddp"], results["nccl"]) == ("absent", "absent")
+    assert [results[step] for step in ("ddp", "nccl_self", "nccl")] == ["absent"] * 3
     assert results["memcheck"] == "failed", "it is there, and found something"
     assert status == 1
 
@@ -112,8 +115,20 @@ def test_skipped_python_tests_have_failed(tmp_path, summary):
 def test_an_old_nccl_is_absent(tmp_path):
     python = PYTHON.replace("2.30.7", "2.28.9")
     status, results, remarks = run(tmp_path, PROGRAMS, TOOLS | {"python": python})
-    assert (status, results["nccl"]) == (0, "absent")
+    assert (status, results["nccl_self"], results["nccl"]) == (0, "passed", "absent")
     assert "2.28.9" in remarks["nccl"]
+
+
+def test_a_profile_of_too_few_kernels_has_failed(tmp_path):
+    status, results, remarks = run(tmp_path, PROGRAMS, TOOLS | {"ncu": NCU % 5})
+    assert (status, results["ncu"], remarks["ncu"]) == (1, "failed", "5 kernels in ncu.csv")
+
+
+def test_counters_that_nobody_may_read_are_absent(tmp_path):
+    refused = "echo ==ERROR== ERR_NVGPUCTRPERM; exit 1"
+    status, results, remarks = run(tmp_path, PROGRAMS, TOOLS | {"ncu": refused})
+    assert (status, results["ncu"]) == (0, "absent")
+    assert "administrators" in remarks["ncu"]
 
 
 def test_a_step_ends_when_all_time_is_up(tmp_path):

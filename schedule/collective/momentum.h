@@ -31,6 +31,11 @@ class MomentumStep {
 
   // Elements [offset, offset + gradient.numel) of the tensor.
   void Before(const Backend& backend, TensorView gradient, size_t offset);
+  // In place of Before, where the allreduce only encodes the elements from `offset` on: one pass
+  // over them less, on a device.
+  EncodeMomentum InEncoding(size_t offset) const {
+    return {options_.beta, velocity_.data() + offset, reduced_.data() + offset};
+  }
   void After(const Backend& backend, TensorView output, size_t offset);
 
  private:

@@ -27,12 +27,12 @@ class OneHopRun final : public ChunkRun {
 
   absl::StatusOr<const Hop*> Advance() override {
     if (std::exchange(sent_, true)) return AddUp();
-    if (absl::Status status = operands_.Load(); !status.ok()) return status;
+    if (absl::Status status = operands_.Load({}); !status.ok()) return status;
     const int me = bench_.members.rank;
-    EncodeExtras extras;
-    extras.draws = DrawsOf(job_, codec_, me + 1, job_.chunk->codec_offset);
-    bench_.backend.Encode(codec_, operands_.input(), operands_.residual(), wires_[me].data(),
-                          extras);
+    EncodeArgs all = operands_.Encoding({0, operands_.input().numel});
+    all.extras.draws = DrawsOf(job_, codec_, me + 1, job_.chunk->codec_offset);
+    all.wire = wires_[me].data();
+    bench_.backend.EncodeAll(codec_, {&all, 1});
     send_.assign(wires_.size(), wires_[me]);
     hop_ = {Stage::kEncode, Stage::kExchange, HashCombine(job_.tag, 1), send_, wires_};
     return &hop_;

@@ -13,7 +13,7 @@ Operands::Operands(const ChunkJob& job, const Bench& bench)
     const size_t floats = MomentumStep::ScratchFloats(job.momentum, numel_);
     momentum_.emplace(job.momentum, m, bench.scratch.TakeOf<float>(floats));
     input_ = output_ = {momentum_->reduced().data(), numel_};
-  } else if (job.chunk->pieces.size() > 1) {
+  } else if (!is_whole()) {
     const MutableBytes copy = bench.scratch.Take(numel_ * SizeOf(job.input.dtype));
     input_ = output_ = {copy.data(), numel_, job.input.dtype};
     copies_ = true;
@@ -48,18 +48,36 @@ void Operands::ForEachPiece(const TensorView& bucket, Visit visit) {
   }
 }
 
-absl::Status Operands::Load() {
+absl::Status Operands::Load(Range needed) {
   if (!bench_.scratch.status().ok()) return bench_.scratch.status();
   const Backend& backend = bench_.backend;
   if (job_.undo != nullptr) {
     job_.undo->Save(backend, job_.chunk->elements, job_.residual, job_.velocity);
   }
+  loaded_ = is_whole() ? needed : Range{0, numel_};
   ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
-    if (momentum_.has_value()) momentum_->Before(backend, piece, at);
     if (copies_) backend.Copy(input_.Slice(at, 0).data, piece.data, piece.bytes());
+    if (!momentum_.has_value()) return;
+    if (is_whole()) {
+      at = loaded_.begin;
+      piece = piece.Slice(at, loaded_.end - at);
+    }
+    momentum_->Before(backend, piece, at);
   });
   absence_.SetAside(backend);
   return absl::OkStatus();
+}
+
+EncodeArgs Operands::Encoding(Range elements) const {
+  const size_t begin = elements.begin, numel = elements.end - begin;
+  EncodeArgs encoding{.gradient = input_.Slice(begin, numel)};
+  if (residual_ != nullptr) encoding.residual = residual_ + begin;
+  const bool is_loaded = loaded_.begin <= begin && elements.end <= loaded_.end;
+  if (momentum_.has_value() && !is_loaded) {
+    encoding.gradient = job_.input.Slice(job_.chunk->pieces[0].begin + begin, numel);
+    encoding.momentum = momentum_->InEncoding(begin);
+  }
+  return encoding;
 }
 
 void Operands::Store() {

@@ -19,13 +19,18 @@ class Operands {
   Operands(const Operands&) = delete;
   Operands& operator=(const Operands&) = delete;
 
-  // Valid after Load.
+  // Valid after Load, but where that leaves the momentum to the encoding.
   TensorView input() const { return input_; }
   TensorView output() const { return output_; }
   float* residual() const { return residual_; }
 
-  // Brings the elements together; residuals of what this rank has no gradient for step aside.
-  absl::Status Load();
+  // Brings the elements together; residuals of what this rank has no gradient for step aside. All
+  // elements outside of `needed`, which counts from the chunk's begin, are only encoded, from what
+  // Encoding returns.
+  absl::Status Load(Range needed);
+  absl::Status Load() { return Load({0, numel_}); }
+  // For EncodeAll: elements, counted from the chunk's begin, their residuals and their momentum.
+  EncodeArgs Encoding(Range elements) const;
   // Puts the results where they belong, and those residuals back.
   void Store();
 
@@ -33,12 +38,15 @@ class Operands {
   template <typename Visit>
   void ForEachPiece(const TensorView& bucket, Visit visit);
   void FindAbsent();
+  // One piece of the bucket needs no copy.
+  bool is_whole() const { return job_.chunk->pieces.size() == 1; }
 
   const ChunkJob& job_;
   const Bench& bench_;
   const size_t numel_;
   TensorView input_, output_;
   float* residual_ = nullptr;
+  Range loaded_;
   bool copies_ = false;
   std::optional<MomentumStep> momentum_;
   Absence absence_;

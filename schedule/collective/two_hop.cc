@@ -49,13 +49,16 @@ class TwoHopRun final : public ChunkRun {
 
  private:
   absl::StatusOr<const Hop*> EncodeForeign() {
-    if (absl::Status status = operands_.Load(); !status.ok()) return status;
+    const Range needed = verbatim_ ? Elements(0, n_) : Elements(me_, me_ + 1);
+    if (absl::Status status = operands_.Load(needed); !status.ok()) return status;
     std::vector<EncodeArgs> foreign;
     for (int r = 0; r < n_; ++r) {
       if (r == me_) continue;
-      EncodeExtras extras;
-      extras.draws = DrawsOf(job_, job_.codec.up, me_ + 1, job_.chunk->codec_offset + Begin(r));
-      foreign.push_back({Input(r), Residual(r), outgoing_[r].data(), extras});
+      EncodeArgs shard = operands_.Encoding(Elements(r, r + 1));
+      shard.extras.draws =
+          DrawsOf(job_, job_.codec.up, me_ + 1, job_.chunk->codec_offset + Begin(r));
+      shard.wire = outgoing_[r].data();
+      foreign.push_back(shard);
     }
     if (!verbatim_) bench_.backend.EncodeAll(job_.codec.up, foreign);
     send_.assign(outgoing_.begin(), outgoing_.end());
@@ -71,7 +74,7 @@ class TwoHopRun final : public ChunkRun {
     bench_.backend.Reduce({.up = job_.codec.up,
                            .down = down,
                            .wires = wires,
-                           .own = Input(me_),
+                           .own = operands_.input().Slice(Begin(me_), Numel(me_)),
                            .scale = job_.scale,
                            .residual = Residual(me_),
                            .out = operands_.output().Slice(Begin(me_), Numel(me_)),
@@ -97,7 +100,10 @@ class TwoHopRun final : public ChunkRun {
 
   size_t Begin(int r) const { return job_.chunk->shard(r).begin - job_.chunk->elements.begin; }
   size_t Numel(int r) const { return job_.chunk->shard(r).end - job_.chunk->shard(r).begin; }
-  TensorView Input(int r) const { return operands_.input().Slice(Begin(r), Numel(r)); }
+  // From rank `first`'s shard to that of the rank before `last`.
+  Range Elements(int first, int last) const {
+    return {Begin(first), Begin(last - 1) + Numel(last - 1)};
+  }
   float* Residual(int r) const {
     return operands_.residual() == nullptr ? nullptr : operands_.residual() + Begin(r);
   }

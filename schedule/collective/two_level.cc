@@ -78,7 +78,10 @@ class TwoLevelRun final : public ChunkRun {
 
  private:
   absl::StatusOr<const Hop*> EncodeParts() {
-    if (absl::Status status = operands_.Load(); !status.ok()) return status;
+    const size_t numel = operands_.input().numel;
+    const bool verbatim = IsVerbatim(row_codec_, operands_.input().dtype);
+    const Range needed = verbatim ? Range{0, numel} : Part(column_);
+    if (absl::Status status = operands_.Load(needed); !status.ok()) return status;
     std::vector<EncodeArgs> parts;
     for (int c = 0; c < grid_.columns; ++c) {
       if (c == column_) continue;
@@ -86,7 +89,8 @@ class TwoLevelRun final : public ChunkRun {
       if (IsItsOwnWire(part, Part(c))) {
         blocks_[0].send[grid_.rank(row_, c)] = BytesOf(part);
       } else {
-        parts.push_back(EncodingOf(row_codec_, Part(c), part, outgoing_parts_[c]));
+        parts.push_back(
+            Encoding(operands_.Encoding(Part(c)), row_codec_, Part(c), outgoing_parts_[c]));
       }
     }
     bench_.backend.EncodeAll(row_codec_, parts);
@@ -115,7 +119,8 @@ class TwoLevelRun final : public ChunkRun {
     for (int r = 0; r < grid_.rows; ++r) {
       if (r == row_) continue;
       const Range shard = Shard(r, column_);
-      shards.push_back(EncodingOf(job_.codec.up, shard, SumOf(shard), outgoing_shards_[r]));
+      const EncodeArgs sum{.gradient = SumOf(shard), .residual = Residual(shard)};
+      shards.push_back(Encoding(sum, job_.codec.up, shard, outgoing_shards_[r]));
     }
     bench_.backend.EncodeAll(job_.codec.up, shards);
     return Next(Stage::kReduce, Stage::kExchange);
@@ -183,11 +188,11 @@ class TwoLevelRun final : public ChunkRun {
   }
   // A rank encodes an element once on its way to the owner, as its own value or as its row's sum;
   // so the draws of both are told apart by the element.
-  EncodeArgs EncodingOf(const CodecSpec& spec, Range range, TensorView values,
-                        MutableBytes wire) const {
-    EncodeExtras extras;
-    extras.draws = DrawsOf(job_, spec, me_ + 1, job_.chunk->codec_offset + range.begin);
-    return {values, Residual(range), wire.data(), extras};
+  EncodeArgs Encoding(EncodeArgs values, const CodecSpec& spec, Range range,
+                      MutableBytes wire) const {
+    values.extras.draws = DrawsOf(job_, spec, me_ + 1, job_.chunk->codec_offset + range.begin);
+    values.wire = wire.data();
+    return values;
   }
   // Elements that are their own wire bytes go from where they are, if no residual goes with them.
   bool IsItsOwnWire(TensorView part, Range range) const {

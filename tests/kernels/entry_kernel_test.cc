@@ -8,26 +8,20 @@
 #include "compress/codec_list.h"
 #include "tests/compress/values.h"
 #include "tests/effort.h"
-#include "tests/kernels/devices.h"
+#include "tests/kernels/kernel_checks.h"
 
 namespace thinwire {
 namespace {
-
-constexpr uint64_t kSeed = 20261123;
 
 CodecSpec TopK(uint32_t density_ppm) {
   return {.id = codecs::TopK::kTraits.id, .density_ppm = density_ppm};
 }
 
-std::vector<uint8_t> BytesOf(const std::vector<float>& values) {
-  return Stored(values, DType::kF32);
-}
-
 // Finite ones of one spread, of which a threshold says something.
 std::vector<float> Normal(size_t numel, uint64_t seed) { return Residuals(numel, seed); }
 
-// How a tensor is encoded.
-struct Encoding {
+// How a tensor is encoded; the momentum is DGC's.
+struct EntryEncoding {
   CodecSpec spec;
   DType dtype = DType::kF32;
   bool feedback = true, momentum = false, nesterov = false;
@@ -35,12 +29,12 @@ struct Encoding {
   float threshold = 0.0f;  // 0: as in the first step
 };
 
-class EntryKernelTest : public KernelsOnDevice {
+class EntryKernelTest : public KernelChecks {
  protected:
   // Returns the threshold that is left.
-  float CheckEncode(const Encoding& c, const std::vector<float>& values);
-  void CheckDecode(const CodecSpec& spec, const std::vector<float>& values, DType dtype,
-                   size_t skew);
+  float CheckEncode(const EntryEncoding& c, const std::vector<float>& values);
+  // Entries that are added, times a factor.
+  void CheckScaled(const CodecSpec& spec, const std::vector<float>& values);
   void CheckSum(const CodecSpec& spec, size_t numel, int ranks);
   // What the adding kernel makes of any bytes.
   std::vector<float> Decoded(const CodecSpec& spec, const std::vector<uint8_t>& bytes,
@@ -49,7 +43,7 @@ class EntryKernelTest : public KernelsOnDevice {
 INSTANTIATE_TEST_SUITE_P(On, EntryKernelTest, testing::Values("host", "cuda"),
                          [](const auto& info) { return info.param; });
 
-float EntryKernelTest::CheckEncode(const Encoding& c, const std::vector<float>& values) {
+float EntryKernelTest::CheckEncode(const EntryEncoding& c, const std::vector<float>& values) {
   const size_t numel = values.size(), bytes = EncodedBytes(c.spec, numel);
   SCOPED_TRACE(c.spec.ToString() + " of " + std::to_string(numel) + " " +
                std::string(Name(c.dtype)) + ", threshold " + std::to_string(c.threshold) +
@@ -87,33 +81,16 @@ float EntryKernelTest::CheckEncode(const Encoding& c, const std::vector<float>& 
   return left;
 }
 
-void EntryKernelTest::CheckDecode(const CodecSpec& spec, const std::vector<float>& values,
-                                  DType dtype, size_t skew) {
+void EntryKernelTest::CheckScaled(const CodecSpec& spec, const std::vector<float>& values) {
   const size_t numel = values.size();
-  SCOPED_TRACE(spec.ToString() + " of " + std::to_string(numel) + " to " +
-               std::string(Name(dtype)));
-  std::vector<float> g = values;
+  SCOPED_TRACE(spec.ToString() + " of " + std::to_string(numel) + ", scaled");
+  std::vector<float> g = values, sum = Residuals(numel, numel);
   std::vector<uint8_t> bytes(EncodedBytes(spec, numel));
   ScalarBackend().Encode(spec, {g.data(), numel}, nullptr, bytes.data());
-  OnDevice wire = Put(bytes);
-  std::vector<uint8_t> expected(numel * SizeOf(dtype));
-  ScalarBackend().Decode(spec, bytes.data(), {expected.data(), numel, dtype});
-  OnDevice out(*device_, *stream_, expected.size(), skew * SizeOf(dtype));
-  backend().Decode(spec, wire.data(), {out.data(), numel, dtype});
-  EXPECT_EQ(out.Read(), expected);
-
-  for (const float factor : {1.0f, 1.0f / 3}) {
-    std::vector<float> sum = Residuals(numel, numel);
-    for (size_t i = 0; i < numel; i += 3) sum[i] = -0.0f;  // which an entry of 0 leaves
-    OnDevice added = Put(BytesOf(sum), skew * sizeof(float));
-    if (factor == 1.0f) {
-      backend().DecodeAdd(spec, wire.data(), {added.floats(), numel});
-    } else {
-      backend().AddEntries(spec, wire.data(), factor, {added.floats(), numel});
-    }
-    ScalarBackend().AddEntries(spec, bytes.data(), factor, sum);
-    EXPECT_EQ(added.Read(), BytesOf(sum)) << "times " << factor;
-  }
+  OnDevice wire = Put(bytes), added = Put(BytesOf(sum));
+  backend().AddEntries(spec, wire.data(), 1.0f / 3, {added.floats(), numel});
+  ScalarBackend().AddEntries(spec, bytes.data(), 1.0f / 3, sum);
+  EXPECT_EQ(added.Read(), BytesOf(sum));
 }
 
 void EntryKernelTest::CheckSum(const CodecSpec& spec, size_t numel, int ranks) {
@@ -140,14 +117,15 @@ void EntryKernelTest::CheckSum(const CodecSpec& spec, size_t numel, int ranks) {
 TEST_P(EntryKernelTest, EveryLengthFrom0To4097) {
   for (const uint32_t ppm : {10000u, 300000u}) {
     for (size_t numel = 0; numel <= 4097; numel = NextLength(numel)) {
-      const Encoding c{.spec = TopK(ppm),
-                       .dtype = numel % 2 == 0 ? DType::kF32 : DType::kBF16,
-                       .momentum = numel % 3 == 0,
-                       .skew = numel % 5,
-                       .threshold = numel % 4 == 0 ? 0.6f : 0.0f};
+      const EntryEncoding c{.spec = TopK(ppm),
+                            .dtype = numel % 2 == 0 ? DType::kF32 : DType::kBF16,
+                            .momentum = numel % 3 == 0,
+                            .skew = numel % 5,
+                            .threshold = numel % 4 == 0 ? 0.6f : 0.0f};
       CheckEncode(c, numel % 7 == 0 ? Values(numel, kSeed + numel) : Normal(numel, numel));
       CheckDecode(TopK(ppm), Values(numel, numel), numel % 2 == 0 ? DType::kF16 : DType::kF32,
                   numel % 3);
+      CheckScaled(TopK(ppm), Values(numel, numel));
       if (HasFailure()) return;
     }
   }
@@ -164,6 +142,7 @@ TEST_P(EntryKernelTest, EveryGuessAroundASubBlock) {
         if (HasFailure()) return;
       }
       CheckDecode(TopK(ppm), Values(numel, numel), DType::kF32, 1);
+      CheckScaled(TopK(ppm), Values(numel, numel));
     }
   }
 }
@@ -173,7 +152,7 @@ TEST_P(EntryKernelTest, EveryDTypeWithAndWithoutFeedbackAndMomentum) {
     for (const size_t numel : {1, 100, 4096, 12289, 70001}) {
       if (kSanitized && numel > 70000 && dtype != DType::kF16) continue;
       for (const int kind : {0, 1, 2, 3, 4}) {
-        Encoding c{.spec = TopK(20000), .dtype = dtype, .skew = numel % 3, .threshold = 0.7f};
+        EntryEncoding c{.spec = TopK(20000), .dtype = dtype, .skew = numel % 3, .threshold = 0.7f};
         c.feedback = kind > 0;
         c.momentum = kind > 1;
         c.nesterov = kind == 3;
@@ -253,6 +232,7 @@ TEST_P(EntryKernelTest, EveryKernelOnce) {
     CheckEncode({.spec = TopK(10000), .momentum = true, .threshold = threshold}, Values(9000, 2));
   }
   CheckDecode(TopK(10000), Values(70000, 3), DType::kF16, 1);
+  CheckScaled(TopK(10000), Values(70000, 3));
   CheckSum(TopK(10000), 70000, 3);
 }
 

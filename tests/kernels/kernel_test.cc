@@ -7,14 +7,10 @@
 #include "kernels/tile.h"
 #include "tests/compress/values.h"
 #include "tests/effort.h"
-#include "tests/kernels/devices.h"
+#include "tests/kernels/kernel_checks.h"
 
 namespace thinwire {
 namespace {
-
-constexpr uint64_t kSeed = 20240607;
-
-CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
 
 // Options that have code of their own.
 constexpr const char* kSpecs[] = {"int8:rounding=stochastic", "int4:hadamard=1,seed=7"};
@@ -40,120 +36,19 @@ std::vector<std::string> AllSpecs() {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-std::vector<uint8_t> BytesOf(const std::vector<float>& values) {
-  return Stored(values, DType::kF32);
-}
-
-class KernelTest : public KernelsOnDevice {
- protected:
-  void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback, size_t skew);
-  void CheckDecode(const CodecSpec& spec, size_t numel, DType dtype, size_t skew);
-  void CheckReduce(const CodecSpec& up, const CodecSpec& down, size_t numel, DType dtype, int ranks,
-                   int owner);
-};
+class KernelTest : public KernelChecks {};
 
 std::string NameOf(const testing::TestParamInfo<std::string>& info) { return info.param; }
 INSTANTIATE_TEST_SUITE_P(On, KernelTest, testing::Values("host", "cuda"), NameOf);
-
-std::string Describe(const CodecSpec& spec, size_t numel, DType dtype) {
-  return spec.ToString() + " of " + std::to_string(numel) + " " + std::string(Name(dtype));
-}
-
-// `skew`: elements between an aligned address and the first element.
-void KernelTest::CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback,
-                             size_t skew) {
-  SCOPED_TRACE(Describe(spec, numel, dtype) + (feedback ? ", feedback" : ""));
-  std::vector<uint8_t> gradient = Stored(Values(numel, kSeed + numel), dtype);
-  std::vector<float> residual = Residuals(numel, numel);
-  EncodeExtras extras;
-  extras.draws = {kSeed, numel, spec.block * (numel % 3)};
-  const size_t bytes = EncodedBytes(spec, numel);
-
-  OnDevice g = Put(gradient, skew * SizeOf(dtype));
-  OnDevice r = Put(BytesOf(residual), skew * sizeof(float));
-  OnDevice wire = Put(std::vector<uint8_t>(bytes, 0xAA));  // padding must be written, too
-  backend().Encode(spec, {g.data(), numel, dtype}, feedback ? r.floats() : nullptr, wire.data(),
-                   extras);
-  std::vector<uint8_t> expected(bytes);
-  ScalarBackend().Encode(spec, {gradient.data(), numel, dtype},
-                         feedback ? residual.data() : nullptr, expected.data(), extras);
-  ASSERT_EQ(wire.Read(), expected);
-  ASSERT_EQ(r.Read(), BytesOf(residual)) << "residuals";
-}
-
-void KernelTest::CheckDecode(const CodecSpec& spec, size_t numel, DType dtype, size_t skew) {
-  SCOPED_TRACE(Describe(spec, numel, dtype) + ", decoding");
-  std::vector<float> values = Values(numel, kSeed + numel);
-  std::vector<uint8_t> bytes(EncodedBytes(spec, numel));
-  ScalarBackend().Encode(spec, {values.data(), numel}, nullptr, bytes.data());
-  OnDevice wire = Put(bytes);
-
-  std::vector<uint8_t> expected(numel * SizeOf(dtype));
-  ScalarBackend().Decode(spec, bytes.data(), {expected.data(), numel, dtype});
-  OnDevice out(*device_, *stream_, expected.size(), skew * SizeOf(dtype));
-  backend().Decode(spec, wire.data(), {out.data(), numel, dtype});
-  ASSERT_EQ(out.Read(), expected);
-  if (dtype != DType::kF32) return;
-
-  std::vector<float> sum = Residuals(numel, numel);
-  OnDevice added = Put(BytesOf(sum), skew * sizeof(float));
-  backend().DecodeAdd(spec, wire.data(), {added.floats(), numel});
-  ScalarBackend().DecodeAdd(spec, bytes.data(), sum);
-  ASSERT_EQ(added.Read(), BytesOf(sum)) << "decode-add";
-}
-
-void KernelTest::CheckReduce(const CodecSpec& up, const CodecSpec& down, size_t numel, DType dtype,
-                             int ranks, int owner) {
-  SCOPED_TRACE(Describe(up, numel, dtype) + ", reduced to " + down.ToString());
-  std::vector<std::vector<uint8_t>> wires(ranks);
-  std::vector<const uint8_t*> expected_wires(ranks), device_wires(ranks);
-  std::vector<OnDevice> copies;
-  copies.reserve(ranks);
-  for (int r = 0; r < ranks; ++r) {
-    if (r == owner) continue;
-    // Special blocks of one rank only, so that they meet plain ones.
-    std::vector<float> values =
-        r == 0 ? Values(numel, kSeed + numel) : Residuals(numel, kSeed + 31 * numel + r);
-    wires[r].resize(EncodedBytes(up, numel));
-    ScalarBackend().Encode(up, {values.data(), numel}, nullptr, wires[r].data());
-    copies.push_back(Put(wires[r]));
-    expected_wires[r] = wires[r].data();
-    device_wires[r] = copies.back().data();
-  }
-  std::vector<uint8_t> own = Stored(Residuals(numel, kSeed + numel + 5), dtype);
-  std::vector<float> residual = Residuals(numel, numel + 3);
-  std::vector<uint8_t> out(own.size()), wire(EncodedBytes(down, numel));
-  OnDevice device_own = Put(own), device_residual = Put(BytesOf(residual));
-  OnDevice device_wire(*device_, *stream_, wire.size());
-
-  ReduceArgs args;
-  args.up = up;
-  args.down = down;
-  args.wires = expected_wires;
-  args.own = {own.data(), numel, dtype};
-  args.scale = 1.0f / static_cast<float>(ranks);
-  args.residual = residual.data();
-  args.out = {out.data(), numel, dtype};
-  args.wire_out = wire.data();
-  args.draws = {kSeed, numel, 0};
-  ScalarBackend().Reduce(args);
-  args.wires = device_wires;
-  args.own = args.out = {device_own.data(), numel, dtype};  // in place, as the engine does
-  args.residual = device_residual.floats();
-  args.wire_out = device_wire.data();
-  backend().Reduce(args);
-  ASSERT_EQ(device_wire.Read(), wire);
-  ASSERT_EQ(device_own.Read(), out) << "the result";
-  ASSERT_EQ(device_residual.Read(), BytesOf(residual)) << "residuals";
-}
 
 TEST_P(KernelTest, EveryLengthFrom0To4097) {
   for (const std::string& text : CodeSpecs()) {
     const CodecSpec spec = Spec(text);
     for (size_t numel = 0; numel <= 4097; numel = NextLength(numel)) {
       const DType dtype = kDTypes[numel % 3];
-      CheckEncode(spec, numel, DType::kF32, true, numel % 5);
-      CheckDecode(spec, numel, dtype, numel % 4);
+      const std::vector<float> values = Values(numel, kSeed + numel);
+      CheckEncode({.spec = spec, .momentum = numel % 7 == 0, .skew = numel % 5}, values);
+      CheckDecode(spec, values, dtype, numel % 4);
       if (HasFatalFailure()) return;
     }
   }
@@ -164,9 +59,11 @@ TEST_P(KernelTest, EveryDTypeWithAndWithoutFeedback) {
     for (const DType dtype : kDTypes) {
       for (const size_t numel : {1, 3, 127, 255, 256, 257, 1000, 4095, 4096, 4097, 12289, 70001}) {
         for (const size_t skew : {0, 1, 2}) {
-          CheckEncode(Spec(text), numel, dtype, false, skew);
-          CheckEncode(Spec(text), numel, dtype, true, skew);
-          CheckDecode(Spec(text), numel, dtype, skew);
+          const std::vector<float> values = Values(numel, kSeed + numel);
+          for (const bool feedback : {false, true}) {
+            CheckEncode({Spec(text), dtype, feedback, false, skew}, values);
+          }
+          CheckDecode(Spec(text), values, dtype, skew);
           if (HasFatalFailure()) return;
         }
       }
@@ -193,8 +90,9 @@ TEST_P(KernelTest, ReduceInRankOrder) {
 TEST_P(KernelTest, EveryKernelOnce) {
   for (const std::string& text : AllSpecs()) {
     for (const DType dtype : kDTypes) {
-      CheckEncode(Spec(text), 4400, dtype, true, 1);
-      CheckDecode(Spec(text), 4400, dtype, 1);
+      const std::vector<float> values = Values(4400, kSeed);
+      CheckEncode({.spec = Spec(text), .dtype = dtype, .momentum = true, .skew = 1}, values);
+      CheckDecode(Spec(text), values, dtype, 1);
       CheckReduce(Spec("int4"), Spec(text), 4400, dtype, 3, 1);
     }
     CheckReduce(Spec(text), Spec("int4"), 4400, DType::kF32, 3, 1);
@@ -307,6 +205,20 @@ TEST_P(KernelTest, MomentumAroundAnExchange) {
                                      .out = {out.data(), numel, dtype}});
         EXPECT_EQ(o.Read(), out);
         EXPECT_EQ(v.Read(), BytesOf(velocity)) << "velocity";
+      }
+    }
+  }
+}
+
+// In the pass that encodes, of all codecs: gradient, velocity and residual are read once.
+TEST_P(KernelTest, MomentumInTheEncoding) {
+  for (const std::string& text : AllSpecs()) {
+    for (const DType dtype : kDTypes) {
+      for (const size_t numel : {0, 1, 255, 4096, 12289}) {
+        for (const bool feedback : {false, true}) {
+          CheckEncode({Spec(text), dtype, feedback, true, numel % 4}, Values(numel, numel));
+          if (HasFatalFailure()) return;
+        }
       }
     }
   }

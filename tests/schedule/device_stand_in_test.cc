@@ -1,5 +1,5 @@
-// What only a device that is CPU threads can be made to do: a call of it fails, a stream is being
-// captured, or is held up at will.
+// What only a device that is CPU threads can be made to do: a call of it fails or is counted, a
+// stream is being captured, or is held up at will.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -83,6 +83,28 @@ TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
     for (std::thread& thread : threads) thread.join();
     for (const absl::Status& status : seen) EXPECT_FALSE(status.ok()) << "min_bytes " << min_bytes;
     EXPECT_NE(seen[0].message().find("broken:0"), std::string::npos) << seen[0];
+  }
+}
+
+// An element's momentum takes no pass of its own where it is encoded: ranks make that of their own
+// shards, which are each element once.
+TEST(Momentum, IsMadeByTheEncoder) {
+  static std::atomic<size_t> elements;
+  kernels::DeviceApi api = kernels::HostDeviceApi();
+  api.accumulate = [](int ordinal, const kernels::AccumulateLaunch* launch, void* stream) {
+    for (uint32_t i = 0; i < launch->jobs.count; ++i) elements += launch->jobs.job[i].numel;
+    return kernels::HostDeviceApi().accumulate(ordinal, launch, stream);
+  };
+  Options options = SmallChunks("onebit:down=onebit");
+  options.momentum.beta = 0.9f;
+  for (const Topology topology : {Topology::kFlat, Topology::kGrid}) {
+    options.topology = topology;
+    const Case run{.world = 4};
+    elements = 0;
+    Reduce(options, run, {4, MakeDevice(api, 0, "host:0")});
+    // A column of a grid has two ranks, and both need what their row adds to.
+    const size_t times = topology == Topology::kGrid ? 2 : 1;
+    EXPECT_EQ(elements, times * kSteps * run.numel);
   }
 }
 

@@ -1,4 +1,5 @@
-"""Tensors on a GPU over NCCL. Ranks share the one GPU, which NCCL allows from 2.30 on."""
+"""Tensors on a GPU over NCCL. Ranks share the one GPU, which NCCL allows from 2.30 on; a rank by
+itself greets itself with any NCCL."""
 
 import pytest
 import thinwire.torch
@@ -11,15 +12,16 @@ from thinwire import _library, errors
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "THINWIRE_TRANSPORT": "nccl"}
 
 
-def nccl_can_share() -> bool:
+def nccl_version() -> tuple[int, ...]:
+    """Empty if there is none."""
     try:
-        version = _library.nccl_version()
+        return tuple(int(part) for part in _library.nccl_version().split(".")[:2])
     except errors.UnavailableError:
-        return False
-    return tuple(int(part) for part in version.split(".")[:2]) >= (2, 30)
+        return ()
 
 
-pytestmark = [on_gpu, pytest.mark.skipif(not nccl_can_share(), reason="NCCL 2.30 is not here")]
+pytestmark = on_gpu
+shared_gpu = pytest.mark.skipif(nccl_version() < (2, 30), reason="NCCL 2.30 is not here")
 
 
 def reduced(rank: int, codec: str) -> list[torch.Tensor]:
@@ -32,6 +34,7 @@ def reduced(rank: int, codec: str) -> list[torch.Tensor]:
     return results
 
 
+@shared_gpu
 @pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_cuda_tensors_over_nccl_have_gloos_bits(codec, world):
@@ -53,7 +56,16 @@ def trained(rank: int):
     return digest(model.cpu()), state.stats()["transport"]
 
 
+@shared_gpu
 def test_cuda_replicas_over_nccl_stay_identical():
     first, second = run(trained, environment=SHARING)
     assert first[0] == second[0]
     assert "nccl" in first[1]
+
+
+# It sends to itself and gathers from itself, and compares, before the first tensor.
+@pytest.mark.skipif(not nccl_version(), reason="NCCL is not here")
+def test_one_rank_over_nccl():
+    digests, transport = run(trained, world=1, environment={"THINWIRE_TRANSPORT": "nccl"})[0]
+    assert digests == run(trained, world=1)[0][0]
+    assert "nccl" in transport

@@ -1,0 +1,210 @@
+// TileScales: the magnitude of each block of a tile, and the scale that follows from it.
+#ifndef THINWIRE_KERNELS_TILE_SCALES_H_
+#define THINWIRE_KERNELS_TILE_SCALES_H_
+
+#include "compress/quantiser.h"
+#include "kernels/elements.h"
+#include "kernels/jobs.h"
+#include "kernels/tile.h"
+
+namespace thinwire::kernels {
+
+// The memory that a tile's encoding goes to.
+struct EncodeTarget {
+  Wire wire;           // data null: not wanted
+  Elements residual;   // data null: none
+  const Draws* draws;  // where the launch has them
+  TileRange tile;
+
+  THINWIRE_HD bool keeps_residual() const { return residual.data != nullptr; }
+};
+
+// A block's scale, and the factor that codes are made with.
+struct BlockScale {
+  float scale;    // NaN: the block is not finite
+  float inverse;  // 0 where all codes are 0
+};
+
+// True if a block's magnitude is the mean |x|, and not the largest.
+template <typename Traits>
+constexpr bool UsesMean() {
+  if constexpr (Traits::kElements) {
+    return false;
+  } else {
+    return Traits::Codec::kMean;
+  }
+}
+
+// The blocks of a tile. By value, as what is below: a reference would keep it in a GPU's slow local
+// memory.
+template <typename Traits>
+class TileBlocks {
+ public:
+  THINWIRE_HD TileBlocks(const Codec& codec, const TileRange& tile)
+      : bits_(codec.block_bits), tile_(tile) {}
+
+  THINWIRE_HD unsigned size() const { return 1u << bits_; }
+  THINWIRE_HD unsigned count() const { return kTile >> bits_; }
+  THINWIRE_HD unsigned Of(unsigned thread, unsigned quad) const {
+    return PlaceOf(thread, quad) >> bits_;
+  }
+  // Elements of a block; 0 behind the last one.
+  THINWIRE_HD size_t CountOf(unsigned number) const {
+    const size_t begin = tile_.begin + (size_t{number} << bits_);
+    return begin >= tile_.numel ? 0 : tile_.numel - begin < size() ? tile_.numel - begin : size();
+  }
+  THINWIRE_HD bool Transforms(unsigned number) const {
+    return Traits::kHadamard && CountOf(number) == kTransform;
+  }
+
+ private:
+  const uint32_t bits_;
+  const TileRange tile_;
+};
+
+template <typename Team, typename Traits>
+struct EncoderShared {
+  typename Team::template Shared<uint32_t, kGroups> magnitudes;
+  typename Team::template Shared<BlockScale, kGroups> scales;
+  // A mean is summed in an order of its own.
+  typename Team::template Shared<float, UsesMean<Traits>() ? kTile : 1> absolutes;
+};
+
+template <typename Team, typename Traits>
+class TileScales {
+  template <typename T>
+  using PerThread = typename Team::template PerThread<T>;
+  using Shared = EncoderShared<Team, Traits>;
+
+ public:
+  THINWIRE_HD TileScales(Team& team, Shared& shared, const Codec& codec, const EncodeTarget& target)
+      : team_(team), shared_(shared), codec_(codec), to_(target), blocks_(codec, target.tile) {}
+
+  // Scales to the wire, and to `shared`, where all threads may get them afterwards.
+  THINWIRE_HD void Run(PerThread<Values>& y) {
+    if constexpr (Traits::Codec::kMean) {
+      Means(y);
+    } else {
+      Maxima(y);
+    }
+    team_.Sync();
+    Pad();
+  }
+
+ private:
+  // Padding behind the scales is the last tile's.
+  THINWIRE_HD void Pad() {
+    if (!to_.tile.last() || to_.wire.data == nullptr) return;
+    team_.ForEach([&](unsigned thread) {
+      const size_t slot = (to_.tile.begin >> codec_.block_bits) + thread;
+      if (slot >= to_.wire.codes_at / sizeof(uint16_t) || blocks_.CountOf(thread) > 0) return;
+      PutScale(slot, 0.0f);
+    });
+  }
+
+  THINWIRE_HD void PutScale(size_t slot, float scale) {
+    reinterpret_cast<uint16_t*>(to_.wire.data)[slot] = static_cast<uint16_t>(BitsOf(scale) >> 16);
+  }
+
+  // Turns the block's magnitude, as bits, into the scale that its elements and the wire get.
+  THINWIRE_HD void SettleBlock(unsigned thread, unsigned block, uint32_t magnitude) {
+    if (blocks_.CountOf(block) == 0) return;
+    if (blocks_.Transforms(block)) magnitude = TransformedMagnitude(magnitude);
+    BlockScale made{0.0f, 0.0f};
+    switch (KindOf(magnitude)) {
+      case BlockKind::kTiny: break;
+      case BlockKind::kNonFinite: made.scale = FromBf16(kNanScale); break;
+      case BlockKind::kPlain:
+        made.scale = PlainScale(magnitude, blocks_.Transforms(block));
+        made.inverse = 1.0f / made.scale;
+    }
+    shared_.scales.Put(team_, thread, block, made);
+    const size_t first = to_.tile.begin >> codec_.block_bits;
+    if (to_.wire.data != nullptr) PutScale(first + block, made.scale);
+  }
+
+  THINWIRE_HD static float PlainScale(uint32_t magnitude, bool transformed) {
+    if (transformed) magnitude = BitsOf(kClip * FloatOf(magnitude));
+    return Traits::Codec::PlainScale(magnitude);
+  }
+
+  // Finds the largest |x| of each block.
+  THINWIRE_HD void Maxima(PerThread<Values>& y) {
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; ++q) {
+      PerThread<uint32_t> largest;
+      team_.ForEach([&](unsigned thread) {
+        uint32_t magnitude = 0;
+        THINWIRE_UNROLL
+        for (unsigned i = 0; i < kQuad; ++i) {
+          const uint32_t bits = BitsOf(y[thread].v[q * kQuad + i]) & kAbsMask;
+          magnitude = bits > magnitude ? bits : magnitude;
+        }
+        largest[thread] = magnitude;
+      });
+      team_.WarpMax(largest);
+      team_.ForEach([&](unsigned thread) {
+        if (thread % kWarp != 0) return;
+        shared_.magnitudes.Put(team_, thread, PlaceOf(thread, q) / kGroup, largest[thread]);
+      });
+    }
+    team_.Sync();
+    team_.ForEach([&](unsigned thread) {
+      if (thread >= blocks_.count()) return;
+      const unsigned groups = blocks_.size() / kGroup;
+      uint32_t magnitude = 0;
+      for (unsigned g = 0; g < groups; ++g) {
+        const uint32_t bits = shared_.magnitudes.Get(team_, thread, thread * groups + g);
+        magnitude = bits > magnitude ? bits : magnitude;
+      }
+      SettleBlock(thread, thread, magnitude);
+    });
+  }
+
+  // Finds the mean |x| of each block. A warp sums a block: lane l elements l, l + 32, ..., in
+  // order; lanes are folded 16, 8, 4, 2, 1, as FoldLanes does. Zeros behind the last element change
+  // no sum.
+  THINWIRE_HD void Means(PerThread<Values>& y) {
+    team_.ForEach([&](unsigned thread) {
+      THINWIRE_UNROLL
+      for (unsigned k = 0; k < kQuads * kQuad; ++k) {
+        shared_.absolutes.Put(team_, thread, PlaceOf(thread, k / kQuad) + k % kQuad,
+                              FloatOf(BitsOf(y[thread].v[k]) & kAbsMask));
+      }
+    });
+    team_.Sync();
+    constexpr unsigned kWarps = kThreads / kWarp;
+    for (unsigned first = 0; first < blocks_.count(); first += kWarps) {
+      PerThread<float> sum, other;
+      team_.ForEach([&](unsigned thread) {
+        const unsigned block = first + thread / kWarp;
+        sum[thread] = 0.0f;
+        if (block >= blocks_.count()) return;
+        for (unsigned i = thread % kWarp; i < blocks_.size(); i += kSumLanes) {
+          sum[thread] =
+              sum[thread] + shared_.absolutes.Get(team_, thread, (block << codec_.block_bits) + i);
+        }
+      });
+      THINWIRE_UNROLL
+      for (unsigned width = kSumLanes / 2; width > 0; width /= 2) {
+        team_.Exchange(sum, width, other);
+        team_.ForEach([&](unsigned thread) { sum[thread] = sum[thread] + other[thread]; });
+      }
+      team_.ForEach([&](unsigned thread) {
+        const unsigned block = first + thread / kWarp;
+        if (thread % kWarp != 0 || block >= blocks_.count() || blocks_.CountOf(block) == 0) return;
+        SettleBlock(thread, block, BitsOf(MeanOf(sum[thread], blocks_.CountOf(block))));
+      });
+    }
+  }
+
+  Team& team_;
+  Shared& shared_;
+  const Codec& codec_;
+  const EncodeTarget to_;
+  const TileBlocks<Traits> blocks_;
+};
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_TILE_SCALES_H_

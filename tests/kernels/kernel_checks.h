@@ -1,0 +1,43 @@
+// Checks of one call of a device's backend against the scalar reference: bytes, residuals, values,
+// and what lies around them.
+#ifndef THINWIRE_TESTS_KERNELS_KERNEL_CHECKS_H_
+#define THINWIRE_TESTS_KERNELS_KERNEL_CHECKS_H_
+
+#include <string>
+#include <vector>
+
+#include "tests/kernels/devices.h"
+
+namespace thinwire {
+
+inline constexpr uint64_t kSeed = 20240607;
+
+inline CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
+
+inline std::vector<uint8_t> BytesOf(const std::vector<float>& values) {
+  return Stored(values, DType::kF32);
+}
+
+// How a tensor is encoded. `skew`: elements between an aligned address and the first element.
+struct Encoding {
+  CodecSpec spec;
+  DType dtype = DType::kF32;
+  bool feedback = true, momentum = false;
+  size_t skew = 0;
+};
+
+class KernelChecks : public KernelsOnDevice {
+ protected:
+  // Codecs of elements, blocks and widths; the momentum is the engine's.
+  void CheckEncode(const Encoding& c, const std::vector<float>& values);
+  // All codecs, to a dtype, and added to floats.
+  void CheckDecode(const CodecSpec& spec, const std::vector<float>& values, DType dtype,
+                   size_t skew);
+  // In place, as the engine does. `owner`: the rank whose shard is not encoded.
+  void CheckReduce(const CodecSpec& up, const CodecSpec& down, size_t numel, DType dtype, int ranks,
+                   int owner);
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_KERNELS_KERNEL_CHECKS_H_
