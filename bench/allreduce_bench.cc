@@ -4,19 +4,25 @@
 //   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST [ROWS [SMALLEST]]]]]
 //
 // Rank 0 prints JSON. LARGEST, SMALLEST: bytes of the last row and of the first one. ROWS: codecs
-// with settings behind them, such as "int4,int4+hierarchical+auto": "checksum", a topology or a
-// transport. THINWIRE_TRANSPORT and the like reach our side alone.
+// with settings behind them, such as "int4,int4+hierarchical+auto": "checksum", a topology, a
+// transport, or "chunk=" with bytes. THINWIRE_TRANSPORT and the like reach our side alone.
+//
+// A repetition is one allreduce after a barrier. Of tensors up to 64 KiB it is twenty in a row, of
+// which it has the mean: a barrier lets the ranks go at times that differ by more than such a
+// tensor takes.
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
 #include <span>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/gloo_baseline.h"
@@ -31,6 +37,8 @@ using thinwire::Quantile;
 
 constexpr const char* kRows =
     "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum,int4+checksum";
+constexpr size_t kSmall = 65536;
+constexpr int kSmallCalls = 20;
 constexpr size_t kSizes[] = {64, 1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
 
 struct Setup {
@@ -58,8 +66,11 @@ std::string CodecOf(const std::string& row) { return row.substr(0, row.find('+')
 
 // One of the settings behind a codec; the text outlives the options.
 void Set(const std::string& setting, tw_options* options) {
+  constexpr std::string_view kChunk = "chunk=";
   if (setting == "checksum") {
     options->checksum = 1;
+  } else if (setting.starts_with(kChunk)) {
+    options->chunk_bytes = std::strtoull(setting.c_str() + kChunk.size(), nullptr, 10);
   } else if (setting == "flat" || setting == "grid" || setting == "hierarchical") {
     options->topology = setting.c_str();
   } else {
@@ -97,18 +108,34 @@ tw_comm* Connect(const Setup& setup, const std::string& row) {
   return comm;
 }
 
+// Of kSmallCalls calls in a row.
+double MeanSeconds(const std::function<void()>& call) {
+  const double begin = Now();
+  for (int i = 0; i < kSmallCalls; ++i) call();
+  return (Now() - begin) / kSmallCalls;
+}
+
 // The named call keeps residuals, which is what training does.
 double TimeOurs(tw_comm* comm, std::vector<float>& values, const std::string& name) {
-  const double begin = Now();
-  if (values.size() * sizeof(float) <= 65536) {
-    Check(
-        tw_all_reduce(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm, nullptr));
-  } else {
-    tw_work* work = nullptr;
-    Check(tw_all_reduce_async(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm,
-                              nullptr, name.c_str(), 0, &work));
-    Check(tw_wait(work));
+  if (values.size() * sizeof(float) <= kSmall) {
+    return MeanSeconds([&] {
+      Check(tw_all_reduce(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm,
+                          nullptr));
+    });
   }
+  const double begin = Now();
+  tw_work* work = nullptr;
+  Check(tw_all_reduce_async(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm,
+                            nullptr, name.c_str(), 0, &work));
+  Check(tw_wait(work));
+  return Now() - begin;
+}
+
+double TimeGloo(thinwire::GlooBaseline& gloo, std::vector<float>& values) {
+  const auto call = [&] { gloo.AllReduce(values.data(), values.size()); };
+  if (values.size() * sizeof(float) <= kSmall) return MeanSeconds(call);
+  const double begin = Now();
+  call();
   return Now() - begin;
 }
 
@@ -138,7 +165,8 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
   const size_t n = bytes / sizeof(float);
   const Gradients gradients(setup.rank, n);
   std::map<std::string, std::vector<double>> times;
-  const int repetitions = bytes < 1000000 ? setup.repetitions * 20 : setup.repetitions;
+  const int repetitions =
+      bytes > kSmall && bytes < 1000000 ? setup.repetitions * 20 : setup.repetitions;
   for (int i = -2; i < repetitions; ++i) {
     const auto keep = [&](const std::string& who, double seconds) {
       if (i >= 0) times[who].push_back(seconds);
@@ -146,9 +174,7 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
     const std::span<const float> gradient = gradients.OfStep(i);
     std::vector<float> values(gradient.begin(), gradient.end());
     gloo.Barrier();
-    const double begin = Now();
-    gloo.AllReduce(values.data(), n);
-    keep("gloo", Now() - begin);
+    keep("gloo", TimeGloo(gloo, values));
     for (auto& [codec, comm] : comms) {
       values.assign(gradient.begin(), gradient.end());
       gloo.Barrier();
@@ -196,7 +222,7 @@ int main(int argc, char** argv) {
                     argc > 8 ? std::strtoull(argv[8], nullptr, 10) : 0,
                     argv[3],
                     argc > 4 ? argv[4] : "",
-                    Split(argc > 7 ? argv[7] : kRows, ',')};
+                    Split(argc > 7 && *argv[7] != 0 ? argv[7] : kRows, ',')};
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
   thinwire::GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);

@@ -7,6 +7,10 @@
 
 namespace thinwire {
 
+// How planes put blocks into messages. Ranks of different versions would never meet, so they are
+// told apart before they connect. 2: small blocks travel in parcels (gloo/gloo_parcels.h).
+inline constexpr int kFramingVersion = 2;
+
 // gloo: Gloo's, which needs nothing else. ucx: UCX's, for ranks that share one host's memory. nccl:
 // NCCL's, for ranks with GPUs of their own. auto: NCCL's where all ranks can, else UCX's, else
 // Gloo's.

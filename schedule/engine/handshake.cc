@@ -35,8 +35,8 @@ std::string Digest(int size, const Options& options) {
   std::vector<std::string> codecs;
   for (const CodecPair& codec : options.codecs) codecs.push_back(codec.ToString());
   return absl::StrCat(
-      "wire=", kWireVersion, " world=", size, " codec=", absl::StrJoin(codecs, ";"),
-      " momentum=", options.momentum.beta,
+      "wire=", kWireVersion, " framing=", kFramingVersion, " world=", size,
+      " codec=", absl::StrJoin(codecs, ";"), " momentum=", options.momentum.beta,
       options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
       " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
       " chunk_bytes=", Settle(options, size).chunk_bytes, " min_bytes=", options.min_bytes,

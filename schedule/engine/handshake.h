@@ -10,7 +10,7 @@
 
 namespace thinwire {
 
-// Everything that must be equal on all ranks, as text: "wire=1 world=2 codec=int4 ...".
+// Everything that must be equal on all ranks, as text: "wire=2 framing=2 world=2 codec=int4 ...".
 std::string Digest(int size, const Options& options);
 
 // Writes the own digest under `prefix` and reads everybody's. FailedPrecondition names the first

@@ -1,5 +1,5 @@
 // ThreadExecutor: chunks on threads that block in the data plane, one lane each. For planes that
-// cannot be polled, such as Gloo's.
+// do not end exchanges by events, such as Gloo's.
 #ifndef THINWIRE_SCHEDULE_ENGINE_THREAD_EXECUTOR_H_
 #define THINWIRE_SCHEDULE_ENGINE_THREAD_EXECUTOR_H_
 

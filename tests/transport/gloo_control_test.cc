@@ -5,46 +5,12 @@
 
 #include <chrono>
 #include <memory>
-#include <utility>
-#include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "tests/leaks.h"
-#include "tests/transport/connect_gloo.h"
-#include "transport/gloo/gloo_connect.h"
+#include "tests/transport/gloo_ranks.h"
 
 namespace thinwire {
 namespace {
-
-// Holds up the loop, as a machine does that has no processor for it.
-class Standstill final : public GlooLoop::Task {
- public:
-  explicit Standstill(GlooLoop& loop) : loop_(loop) { loop_.Post(this); }
-  ~Standstill() { End(); }
-  void End() {
-    if (!over_.HasBeenNotified()) over_.Notify();
-    loop_.Sync();
-  }
-
- private:
-  void Run() override { over_.WaitForNotification(); }
-
-  GlooLoop& loop_;
-  absl::Notification over_;
-};
-
-struct Ranks {
-  std::vector<std::shared_ptr<GlooShared>> shared;
-  std::vector<std::unique_ptr<GlooControl>> controls;
-
-  explicit Ranks(int world) {
-    for (GlooMesh& mesh : ConnectGlooMeshes(world)) {
-      shared.push_back(std::make_shared<GlooShared>(std::move(mesh)));
-      controls.push_back(
-          std::make_unique<GlooControl>(shared.back(), std::chrono::milliseconds(200)));
-    }
-  }
-};
 
 ControlFrame Numbered(int number) {
   ControlFrame frame{};
@@ -55,7 +21,7 @@ ControlFrame Numbered(int number) {
 TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
   constexpr int kRounds = 20, kFrames = 10;
   for (int round = 0; round < kRounds; ++round) {
-    Ranks ranks(2);
+    GlooRanks ranks(2);
     GlooControl& control = *ranks.controls[0];
     std::unique_ptr<GlooControl>& peer = ranks.controls[1];
     // The receives are known at the other end once a frame has come.
@@ -79,7 +45,7 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
 // More frames than any ring or socket on the way takes.
 TEST(GlooControl, APeerThatStandsStillHoldsUpNobodyElse) {
   constexpr int kFrames = 5000;
-  Ranks ranks(3);
+  GlooRanks ranks(3);
   Standstill standstill(ranks.shared[1]->loop());
   for (int i = 0; i < kFrames; ++i) {
     for (int peer = 1; peer < 3; ++peer)
@@ -105,14 +71,14 @@ TEST(GlooControl, APeerThatStandsStillHoldsUpNobodyElse) {
 
 // Closing must not wait for the loop, which may be about to start the first receives.
 TEST(GlooControl, MayEndAsSoonAsItIsMade) {
-  for (int round = 0; round < 20; ++round) Ranks{2};
+  for (int round = 0; round < 20; ++round) GlooRanks{2};
 }
 
 // Among 2 ranks as among 32, the only thread of a rank is Gloo's loop.
 TEST(GlooControl, TakesNoThreadForAPeer) {
   for (const int world : {2, 32}) {
     const Held before = Held::Now();
-    Ranks ranks(world);
+    GlooRanks ranks(world);
     for (int from = 0; from < world; ++from) {
       for (int to = 0; to < world; ++to) {
         ASSERT_TRUE(from == to || ranks.controls[from]->Send(to, Numbered(from)).ok());

@@ -1,6 +1,7 @@
 // Gloo's event loop must not spin: it skips an event whose connection a caller has locked, and is
 // handed the same event again at once. This program stands between Gloo and the C library, and
-// counts the times that a thread asks for events again without having read or written anything.
+// counts the times that a thread asks for events again without having read or written anything, and
+// the messages.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
@@ -10,14 +11,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <vector>
 
-#include "tests/transport/connect_gloo.h"
+#include "tests/transport/gloo_ranks.h"
+#include "transport/gloo/gloo_exchange.h"
 
 namespace {
 
-std::atomic<long> idle_turns{0}, turns{0};
+std::atomic<long> idle_turns{0}, turns{0}, writes{0};
 thread_local bool moved_bytes = true;
 
 template <typename Function>
@@ -56,6 +59,7 @@ ssize_t recv(int fd, void* data, size_t bytes, int flags) {
 ssize_t writev(int fd, const iovec* parts, int count) {
   static auto* const original = Original<ssize_t(int, const iovec*, int)>("writev");
   moved_bytes = true;
+  ++writes;
   return original(fd, parts, count);
 }
 
@@ -93,6 +97,32 @@ TEST(GlooSpin, TheLoopReadsOrWritesInEveryTurn) {
   // may end rounds of several lanes at once.
   ASSERT_GE(turns, 2 * kRounds) << "the loop's calls do not come by here";
   EXPECT_LE(idle_turns, turns / 100) << "of " << turns << " turns";
+}
+
+// One by one they would take a message and two notices each.
+TEST(GlooSpin, SmallBlocksThatAreReadyTogetherShareMessages) {
+  constexpr int kBlocks = 100;
+  constexpr size_t kBytes = 100;
+  GlooRanks ranks(2);
+  std::atomic<uint64_t> sent{0};
+  std::vector<uint8_t> out(kBytes);
+  std::vector<std::vector<uint8_t>> in(2 * kBlocks, out);
+  std::vector<std::unique_ptr<GlooExchange>> exchanges;
+  writes = 0;
+  {
+    const Standstill first(ranks.shared[0]->loop()), second(ranks.shared[1]->loop());
+    for (int i = 0; i < 2 * kBlocks; ++i) {
+      exchanges.push_back(std::make_unique<GlooExchange>(ranks.shared[i % 2], i / 2, &sent));
+      exchanges.back()->Receive(std::vector<MutableBytes>(2, in[i]));
+      exchanges.back()->Send(std::vector<Bytes>(2, out));
+    }
+  }
+  for (const auto& exchange : exchanges) {
+    ASSERT_TRUE(exchange->Wait(Clock::now() + std::chrono::seconds(20)).ok());
+  }
+  RecordProperty("writes", static_cast<int>(writes));
+  ASSERT_GT(writes, 0) << "the loop's calls do not come by here";
+  EXPECT_LT(writes, kBlocks) << "for " << 2 * kBlocks << " blocks";
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "transport/gloo/gloo_transfers.h"
 
 namespace thinwire {
 
@@ -13,6 +13,7 @@ GlooChannel::GlooChannel(GlooShared& shared, int peer, GlooReceiver& receiver)
 }
 
 void GlooChannel::OnProgress() {
+  shared_.transfers().Collect(peer_);
   inbox_.Collect();
   inbox_.Refill();
   sender_.Collect();
@@ -34,8 +35,6 @@ void GlooChannel::Run() {
 void GlooChannel::Lost() {
   inbox_.Collect();
   sender_.Close();
-  // Gloo itself closes all connections when one of our waits passes its deadline; that wait knows.
-  if (absl::StrContains(closed_, "Application timeout")) return;
   shared_.Fail(absl::UnavailableError(
       absl::StrCat("rank ", peer_, " is gone: its connection to rank ", shared_.members().rank,
                    " closed (", closed_, "); look why that process ended")));

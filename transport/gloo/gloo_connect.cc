@@ -2,13 +2,13 @@
 
 #include <gloo/transport/tcp/device.h>
 
+#include <chrono>
 #include <exception>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "transport/gloo/gloo_pair.h"
-#include "transport/gloo/gloo_shared.h"
 #include "transport/gloo/sigpipe.h"
 #include "transport/mesh/address.h"
 #include "transport/mesh/mesh.h"
@@ -17,6 +17,10 @@ namespace thinwire {
 namespace {
 
 using gloo::transport::tcp::Device;
+
+// Gloo closes every connection when one of its waits times out. Nobody waits there: what has ended
+// is seen by its loop.
+constexpr std::chrono::milliseconds kNoTimeout = std::chrono::hours(24 * 365);
 
 // Gloo's device is its event loop; the address is where the sockets of its pairs would listen.
 std::shared_ptr<Device> MakeDevice(const Address& address) {
@@ -45,8 +49,8 @@ absl::StatusOr<GlooMesh> ConnectGlooMesh(const GlooOptions& options) {
                                            .deadline = options.deadline},
                                           connections);
     absl::Status broken;
-    std::shared_ptr<gloo::Context> context = GlooContextOf(
-        options.rank, std::move(connections), device, *loop, Until(options.deadline), broken);
+    std::shared_ptr<gloo::Context> context =
+        GlooContextOf(options.rank, std::move(connections), device, *loop, kNoTimeout, broken);
     incomplete.Update(broken);
     return GlooMesh{std::move(context), std::move(loop), std::move(incomplete)};
   } catch (const std::exception& error) {

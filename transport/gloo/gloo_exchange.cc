@@ -3,6 +3,10 @@
 #include <exception>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "transport/gloo/gloo_transfers.h"
+#include "transport/time_left.h"
+
 namespace thinwire {
 namespace {
 
@@ -11,54 +15,39 @@ namespace {
 uint64_t SlotOf(uint64_t tag, size_t bytes) {
   uint64_t slot = (tag ^ (bytes * 0x9e3779b97f4a7c15ULL)) * 0xff51afd7ed558ccdULL;
   slot ^= slot >> 32;
-  return slot | 1;  // even slots are the control plane's
+  return slot | 1;  // even slots are those of frames
 }
 
 }  // namespace
-
-void GlooExchange::Batch::Add(int peer, void* data, size_t bytes) {
-  blocks_.push_back({peer, SlotOf(exchange_.tag_, bytes),
-                     exchange_.shared_->context().createUnboundBuffer(data, bytes)});
-}
-
-void GlooExchange::Batch::Post() {
-  posted_ = true;
-  exchange_.shared_->loop().Post(this);
-}
-
-// The waiter may be done, and destroy the exchange, as soon as `ran_` is true.
-void GlooExchange::Batch::Run() {
-  try {
-    for (const Block& block : blocks_) start_(block);
-  } catch (const std::exception& error) {  // the connection is closed
-    broken_ = error.what();
-    for (const Block& block : exchange_.receives_.blocks_) block.buffer->abortWaitRecv();
-    for (const Block& block : blocks_) block.buffer->abortWaitSend();
-  }
-  ran_.store(true, std::memory_order_release);
-}
 
 GlooExchange::GlooExchange(std::shared_ptr<GlooShared> shared, uint64_t tag,
                            std::atomic<uint64_t>* bytes_sent)
     : shared_(std::move(shared)),
       tag_(tag),
       bytes_sent_(bytes_sent),
-      receives_(*this, [](const Block& block) { block.buffer->recv(block.peer, block.slot); }),
-      sends_(*this, [](const Block& block) { block.buffer->send(block.peer, block.slot); }) {}
+      receive_(*this, &GlooExchange::StartReceives),
+      send_(*this, &GlooExchange::StartSends) {}
 
 GlooExchange::~GlooExchange() {
   if (waited_) return;
   shared_->Fail(absl::InternalError("an exchange was dropped before it was waited for"));
-  AwaitLoop();
+  shared_->loop().Sync();  // the failure has ended it
+}
+
+void GlooExchange::Add(std::vector<Block>& blocks, int peer, MutableBytes bytes) {
+  const bool parcel = GlooParcels::Takes(bytes.size(), shared_->members().size);
+  blocks.push_back(
+      {peer, bytes,
+       parcel ? nullptr : shared_->context().createUnboundBuffer(bytes.data(), bytes.size())});
 }
 
 void GlooExchange::Receive(std::span<const MutableBytes> recv) {
   const auto [rank, size] = shared_->members();
   for (int i = 1; i < size; ++i) {
     const int from = (rank + size - i) % size;
-    if (!recv[from].empty()) receives_.Add(from, recv[from].data(), recv[from].size());
+    if (!recv[from].empty()) Add(receives_, from, recv[from]);
   }
-  receives_.Post();
+  shared_->loop().Post(&receive_);
 }
 
 void GlooExchange::Send(std::span<const Bytes> send) {
@@ -66,37 +55,86 @@ void GlooExchange::Send(std::span<const Bytes> send) {
   for (int i = 1; i < size; ++i) {  // every rank begins with another peer
     const int to = (rank + i) % size;
     if (send[to].empty()) continue;
-    sends_.Add(to, const_cast<uint8_t*>(send[to].data()), send[to].size());
+    Add(sends_, to, {const_cast<uint8_t*>(send[to].data()), send[to].size()});
     *bytes_sent_ += send[to].size();
   }
-  sends_.Post();
+  shared_->loop().Post(&send_);
+}
+
+void GlooExchange::StartReceives() { Start(receives_, false); }
+
+void GlooExchange::StartSends() {
+  all_started_ = true;
+  Start(sends_, true);
+}
+
+// The exchange may be gone when this returns.
+void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
+  GlooTransfers& transfers = shared_->transfers();
+  if (!transfers.Join(this)) return OnFailure();
+  under_way_ += blocks.size() + 1;  // nobody ends it in the midst of this
+  for (const Block& block : blocks) {
+    try {
+      StartBlock(block, outgoing);
+    } catch (const std::exception&) {
+      // The connection is closed, which its observer is told and all transfers fail by.
+    }
+  }
+  // What found its receive and room in the socket has left by now.
+  for (const Block& block : blocks) {
+    if (outgoing && block.buffer != nullptr) transfers.Collect(block.peer);
+  }
+  OnBlockEnded();
+}
+
+void GlooExchange::StartBlock(const Block& block, bool outgoing) {
+  GlooTransfers& transfers = shared_->transfers();
+  const uint64_t slot = SlotOf(tag_, block.bytes.size());
+  if (block.buffer == nullptr) {
+    GlooParcels& parcels = transfers.parcels(block.peer);
+    if (outgoing) return parcels.Send(slot, block.bytes, this);
+    return parcels.Expect(slot, block.bytes, this);
+  }
+  transfers.Add(block.peer, block.buffer.get(), outgoing, this);
+  if (outgoing) return block.buffer->send(block.peer, slot);
+  block.buffer->recv(block.peer, slot);
+}
+
+void GlooExchange::OnBlockEnded() {
+  if (--under_way_ == 0 && all_started_) End();
+}
+
+// Without their buffers the connections can't touch the blocks any more.
+void GlooExchange::OnFailure() {
+  receives_.clear();
+  sends_.clear();
+  under_way_ = 0;
+  status_ = shared_->status();
+  if (all_started_) End();
+}
+
+// The last that the loop has to do with this exchange.
+void GlooExchange::End() {
+  shared_->transfers().Leave(this);
+  const absl::MutexLock lock(&mu_);
+  ended_ = true;
+  end_.Signal();
+}
+
+bool GlooExchange::HasEndedBy(Deadline deadline) {
+  const absl::MutexLock lock(&mu_);
+  while (!ended_ && Clock::now() < deadline) end_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+  return ended_;
 }
 
 absl::Status GlooExchange::Wait(Deadline deadline) {
   waited_ = true;
-  bool done = true;
-  for (const Block& block : receives_.blocks()) {
-    done = done && shared_->Guarded(block.buffer.get(),
-                                    [&] { return block.buffer->waitRecv(Until(deadline)); });
+  if (!HasEndedBy(deadline)) {
+    shared_->Fail(absl::DeadlineExceededError(
+        absl::StrCat("rank ", shared_->members().rank, " waited past its deadline for its peers")));
+    HasEndedBy(Deadline::max());
   }
-  for (const Block& block : sends_.blocks()) {
-    done = done && shared_->Guarded(block.buffer.get(),
-                                    [&] { return block.buffer->waitSend(Until(deadline)); });
-  }
-  AwaitLoop();
-  if (done) return absl::OkStatus();
-  for (const Batch* batch : {&receives_, &sends_}) {
-    if (!batch->broken().empty()) shared_->FailBroken(batch->broken());
-  }
-  // Without their buffers the connections can't touch the blocks any more.
-  receives_.Release();
-  sends_.Release();
-  return shared_->status();
-}
-
-// The loop is done with a start nearly always before what it started is.
-void GlooExchange::AwaitLoop() {
-  if (!receives_.settled() || !sends_.settled()) shared_->loop().Sync();
+  return status_;
 }
 
 }  // namespace thinwire

@@ -1,4 +1,4 @@
-// GlooExchange: the blocks of one exchange, as Gloo's messages.
+// GlooExchange: the blocks of one exchange, as Gloo's messages or as parcels.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
 
@@ -6,17 +6,19 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "transport/data_plane.h"
+#include "transport/gloo/gloo_blocks.h"
 #include "transport/gloo/gloo_shared.h"
 
 namespace thinwire {
 
-// The caller makes the blocks' buffers; Gloo's loop starts them, in two batches.
-class GlooExchange final : public Exchange {
+// Gloo's loop starts the blocks, in two batches, and sees them end.
+class GlooExchange final : public Exchange, private BlockOwner {
  public:
   // `bytes_sent` counts, and outlives this.
   GlooExchange(std::shared_ptr<GlooShared> shared, uint64_t tag, std::atomic<uint64_t>* bytes_sent);
@@ -27,46 +29,53 @@ class GlooExchange final : public Exchange {
   absl::Status Wait(Deadline deadline) override;
 
  private:
-  using UnboundBuffer = GlooShared::UnboundBuffer;
-
   struct Block {
     int peer;
-    uint64_t slot;
-    std::unique_ptr<UnboundBuffer> buffer;
+    MutableBytes bytes;
+    std::unique_ptr<GlooShared::UnboundBuffer> buffer;  // null: a parcel
   };
 
-  // What the loop starts at once. Its blocks are the loop's from Post on until it has run.
-  class Batch final : public GlooLoop::Task {
+  // What the loop does once it is posted, on its thread.
+  class Step final : public GlooLoop::Task {
    public:
-    using Starter = void (*)(const Block& block);
+    using Action = void (GlooExchange::*)();
 
-    Batch(GlooExchange& exchange, Starter start) : exchange_(exchange), start_(start) {}
-
-    void Add(int peer, void* data, size_t bytes);
-    void Post();
-    void Run() override;
-    const std::vector<Block>& blocks() const { return blocks_; }
-    void Release() { blocks_.clear(); }
-    // Whether the loop is done with it.
-    bool settled() const { return !posted_ || ran_.load(std::memory_order_acquire); }
-    const std::string& broken() const { return broken_; }
+    Step(GlooExchange& exchange, Action action) : exchange_(exchange), action_(action) {}
+    void Run() override { (exchange_.*action_)(); }
 
    private:
     GlooExchange& exchange_;
-    const Starter start_;
-    std::vector<Block> blocks_;
-    bool posted_ = false;
-    std::string broken_;  // why it could not be started
-    std::atomic<bool> ran_{false};
+    const Action action_;
   };
 
-  void AwaitLoop();
+  void Add(std::vector<Block>& blocks, int peer, MutableBytes bytes);
+
+  // On the loop's thread:
+  void StartReceives();
+  void StartSends();
+  void Start(std::vector<Block>& blocks, bool outgoing);
+  void StartBlock(const Block& block, bool outgoing);
+  void OnBlockEnded() override;
+  void OnFailure() override;
+  void End();
+
+  bool HasEndedBy(Deadline deadline);
 
   const std::shared_ptr<GlooShared> shared_;
   const uint64_t tag_;
   std::atomic<uint64_t>* const bytes_sent_;
-  Batch receives_, sends_;
+  Step receive_, send_;
   bool waited_ = false;
+
+  // The loop's thread's from the post of their step on.
+  std::vector<Block> receives_, sends_;
+  size_t under_way_ = 0;
+  bool all_started_ = false;
+
+  absl::Status status_;  // once it has ended
+  absl::Mutex mu_;
+  absl::CondVar end_;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace thinwire

@@ -1,0 +1,178 @@
+// Small blocks over Gloo: many to a frame, in any order, before they are expected, and never past
+// the end of what expects them.
+#include "transport/gloo/gloo_parcels.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "tests/leaks.h"
+#include "tests/transport/gloo_ranks.h"
+#include "transport/checked/crc32c.h"
+#include "transport/gloo/gloo_exchange.h"
+#include "transport/gloo/gloo_frames.h"
+#include "transport/gloo/gloo_transfers.h"
+
+namespace thinwire {
+namespace {
+
+Deadline Soon() { return Clock::now() + std::chrono::seconds(20); }
+
+// What one rank sends in one exchange, and room for what comes.
+struct Swap {
+  std::vector<uint8_t> out, in;
+  std::unique_ptr<GlooExchange> exchange;
+
+  Swap(int rank, int number, size_t bytes) : out(bytes), in(bytes) {
+    std::iota(out.begin(), out.end(), static_cast<uint8_t>(7 * number + rank));
+  }
+  void Begin(const std::shared_ptr<GlooShared>& shared, int number, std::atomic<uint64_t>* sent) {
+    exchange = std::make_unique<GlooExchange>(shared, 1000 + number, sent);
+    exchange->Receive(std::vector<MutableBytes>(2, in));
+    exchange->Send(std::vector<Bytes>(2, out));
+  }
+};
+
+class GlooParcelsTest : public testing::Test {
+ protected:
+  // Block i of each rank has sizes[i] bytes. One rank begins with the last one.
+  void SwapAll(const std::vector<size_t>& sizes) {
+    const int count = static_cast<int>(sizes.size());
+    std::vector<std::vector<Swap>> swaps(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      for (int i = 0; i < count; ++i) swaps[rank].emplace_back(rank, i, sizes[i]);
+    }
+    {
+      const Standstill holds_up_what_expects(ranks_.shared[0]->loop());
+      for (int i = 0; i < count; ++i) {
+        swaps[0][i].Begin(ranks_.shared[0], i, &sent_[0]);
+        swaps[1][count - 1 - i].Begin(ranks_.shared[1], count - 1 - i, &sent_[1]);
+      }
+      ranks_.shared[1]->loop().Sync();
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      for (int i = 0; i < count; ++i) {
+        ASSERT_TRUE(swaps[rank][i].exchange->Wait(Soon()).ok()) << "block " << i;
+        ASSERT_EQ(swaps[rank][i].in, swaps[1 - rank][i].out) << "block " << i;
+      }
+    }
+    EXPECT_EQ(sent_[0], std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}));
+    EXPECT_EQ(sent_[1], sent_[0]);
+  }
+
+  GlooRanks ranks_{2};
+  std::atomic<uint64_t> sent_[2] = {0, 0};
+};
+
+TEST_F(GlooParcelsTest, BlocksOfAnySizeArrive) {
+  SwapAll({1, 2, 11, 12, 480, 496, 497, 512, 4080, 4096, 4592, 4593, 16383, GlooParcels::kLargest,
+           GlooParcels::kLargest + 1, 40000});
+}
+
+// More than all frames between the two hold at once.
+TEST_F(GlooParcelsTest, ManyBlocksArriveAndMeetTheirMatches) {
+  std::vector<size_t> sizes;
+  for (size_t i = 0; i < 600; ++i) sizes.push_back(1 + i * 37 % 3000);
+  SwapAll(sizes);
+}
+
+TEST_F(GlooParcelsTest, BlocksMayComeBeforeTheyAreExpected) {
+  constexpr int kBlocks = 10;
+  SwapAll({8});  // receives of frames are known at the other end
+  std::vector<std::vector<Swap>> swaps(2);
+  for (int i = 0; i < kBlocks; ++i) {
+    for (int rank = 0; rank < 2; ++rank) swaps[rank].emplace_back(rank, i, 100 * i + 1);
+    swaps[1][i].Begin(ranks_.shared[1], 1 + i, &sent_[1]);
+  }
+  for (int turns = 0; turns < 2; ++turns) ranks_.shared[1]->loop().Sync();
+  ASSERT_TRUE(ranks_.controls[1]->Send(0, ControlFrame{}).ok());
+  ASSERT_TRUE(ranks_.controls[0]->Receive().ok());  // on the same connection, so later
+  for (int i = 0; i < kBlocks; ++i) swaps[0][i].Begin(ranks_.shared[0], 1 + i, &sent_[0]);
+  for (int i = 0; i < kBlocks; ++i) {
+    for (int rank = 0; rank < 2; ++rank) {
+      ASSERT_TRUE(swaps[rank][i].exchange->Wait(Soon()).ok()) << "block " << i;
+      ASSERT_EQ(swaps[rank][i].in, swaps[1 - rank][i].out) << "block " << i;
+    }
+  }
+}
+
+// A frame that a peer makes up, its bytes after its first header the rest of the frame.
+struct MadeUp final : GlooLoop::Task {
+  MadeUp(GlooShared& at, uint64_t slot, uint32_t bytes, uint32_t damage = 0) : shared(at) {
+    std::memcpy(header, &slot, sizeof(slot));
+    std::memcpy(header + 8, &bytes, sizeof(bytes));
+    const uint32_t sum = Crc32c(0, Bytes(header).first(12)) ^ damage;
+    std::memcpy(header + 12, &sum, sizeof(sum));
+    shared.loop().Post(this);
+    shared.loop().Sync();
+  }
+  void Run() override {
+    // The size of frames that an empty board begins with.
+    frames = std::make_unique<GlooFrames>(shared, 0, kGlooControlSlot + 2, 512, 8);
+    std::memcpy(frames->next().data(), header, sizeof(header));
+    frames->Send({});
+  }
+  GlooShared& shared;
+  uint8_t header[16];
+  std::unique_ptr<GlooFrames> frames;
+};
+
+TEST_F(GlooParcelsTest, ABlockThatIsLongerThanItsFrameFailsTheGroup) {
+  Swap victim(0, 0, 64);
+  victim.Begin(ranks_.shared[0], 0, &sent_[0]);
+  const MadeUp frame(*ranks_.shared[1], 77, 600);
+  const absl::Status status = victim.exchange->Wait(Soon());
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(status.message().find("rank 1 sent to rank 0 came damaged: a block of 600 bytes"),
+            std::string::npos)
+      << status;
+}
+
+// Not a block that waits for ever for what expects it.
+TEST_F(GlooParcelsTest, ADamagedHeaderFailsTheGroup) {
+  Swap victim(0, 0, 64);
+  victim.Begin(ranks_.shared[0], 0, &sent_[0]);
+  const MadeUp frame(*ranks_.shared[1], 77, 60, 1 << 4);
+  const absl::Status status = victim.exchange->Wait(Soon());
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+}
+
+struct Deaf final : BlockOwner {
+  void OnBlockEnded() override { ++ended; }
+  void OnFailure() override {}
+  std::atomic<int> ended{0};
+};
+
+// Of the right slot and a wrong size: it is not what is expected, and nothing is written.
+TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
+  constexpr uint64_t kSlot = 77;
+  std::vector<uint8_t> room(100, 0xee);
+  Deaf owner;
+  struct Expecting final : GlooLoop::Task {
+    Expecting(GlooShared& at, MutableBytes to, BlockOwner* of) : shared(at), room(to), owner(of) {
+      shared.loop().Post(this);
+      shared.loop().Sync();
+    }
+    void Run() override { shared.transfers().parcels(1).Expect(kSlot, room, owner); }
+    GlooShared& shared;
+    MutableBytes room;
+    BlockOwner* owner;
+  };
+  const Expecting expecting(*ranks_.shared[0], room, &owner);
+  const MadeUp frame(*ranks_.shared[1], kSlot, 120);
+  Swap after(0, 1, 64), peers(1, 1, 64);  // of the same connection, so later
+  after.Begin(ranks_.shared[0], 1, &sent_[0]);
+  peers.Begin(ranks_.shared[1], 1, &sent_[1]);
+  ASSERT_TRUE(after.exchange->Wait(Soon()).ok());
+  ASSERT_TRUE(peers.exchange->Wait(Soon()).ok());
+  EXPECT_EQ(owner.ended, 0);
+  EXPECT_EQ(room, std::vector<uint8_t>(100, 0xee));
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,60 @@
+// GlooFrames: frames of one size to and from one peer.
+#ifndef THINWIRE_TRANSPORT_GLOO_GLOO_FRAMES_H_
+#define THINWIRE_TRANSPORT_GLOO_GLOO_FRAMES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "transport/gloo/gloo_blocks.h"
+#include "transport/gloo/gloo_shared.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+// Two rings. Frames of one slot arrive in the order in which their receives were started, and leave
+// in the order in which they were sent. The loop's thread's own.
+class GlooFrames {
+ public:
+  // `slot` is Gloo's, the same at both ends.
+  GlooFrames(GlooShared& shared, int peer, uint64_t slot, size_t bytes, size_t count);
+
+  size_t bytes() const { return bytes_; }
+
+  // Starts receives for all frames of the ring that are free. Throws if the connection is closed.
+  void Refill();
+  // Whether so many receives have ended that it is time for Refill.
+  bool low() const { return started_ - taken_ <= count_ / 2; }
+
+  bool has_room() const { return owners_.size() < count_; }
+  // The next frame to send, to be filled in; then Send. `owners` hear when it has left. Throws if
+  // the connection is closed.
+  MutableBytes next();
+  void Send(std::vector<BlockOwner*> owners);
+
+  // Hands on the frames that came, and tells owners of those that left; true if one has.
+  bool Collect(const std::function<void(Bytes)>& take);
+
+  void ForgetOwners();
+
+ private:
+  MutableBytes Frame(std::vector<uint8_t>& ring, size_t number) {
+    return MutableBytes(ring).subspan(number % count_ * bytes_, bytes_);
+  }
+
+  const int peer_;
+  const uint64_t slot_;
+  const size_t bytes_, count_;
+  std::vector<uint8_t> in_, out_;
+  const std::unique_ptr<GlooShared::UnboundBuffer> receiver_, sender_;  // the rings
+  size_t started_ = 0, taken_ = 0;                                      // receives
+  size_t sent_ = 0;
+  std::deque<std::vector<BlockOwner*>> owners_;  // of the frames on their way, the oldest first
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_GLOO_GLOO_FRAMES_H_
