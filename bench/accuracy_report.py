@@ -33,6 +33,8 @@ def _mean_error(values: list[float]) -> tuple[float, float]:
 
 
 def _form(values: list[float], digits: int = 2) -> str:
+    if not values:  # no run of the baseline has the seed yet
+        return ""
     mean, error = _mean_error(values)
     return f"{mean:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
 

@@ -67,7 +67,7 @@ CONTENTS = """
 /docs/decisions/README
 /bench/README
 /bench/results/*/README
-/bench/results/*/accuracy/accuracy
+/bench/results/*/accuracy/**
 /bench/results/*/ratio/ratio
 ```
 ```{toctree}

@@ -75,6 +75,10 @@ def test_the_table_pairs_seeds_and_says_no():
     assert "NO" not in accuracy_report.table(rows_of("fp32", [80.0]) + rows_of("int4", [79.9]))
 
 
+def test_the_table_of_a_method_whose_baseline_is_still_to_run():
+    assert "| int4 |" in accuracy_report.table(rows_of("int4", [79.9]))
+
+
 def test_the_pool_of_all_tasks_is_of_pairs():
     rows = rows_of("fp32", [80.0, 90.0]) + rows_of("int4", [79.9, 89.7])
     more = [row | {"task": "u", "accuracy": row["accuracy"] - 40} for row in rows]
