@@ -18,7 +18,7 @@ done
 
 # What pip would fetch; in there it has no network.
 grep -hE '^(torch|numpy)==' requirements.txt >"$root/pins"
-grep -hE "^(${extras//,/|})(\[\w+\])?==" tests/frameworks/requirements.txt >>"$root/pins"
+grep -hE "^(${extras//,/|})(\[\w+\])?==" tests/frameworks/{trainers,others}.txt >>"$root/pins"
 .venv/bin/python -m pip download -q --disable-pip-version-check --only-binary :all: -d "$root/shelf" \
   -r "$root/pins" "$wheel[$extras]"
 cp "$wheel" "$root/shelf/"

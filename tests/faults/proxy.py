@@ -2,7 +2,7 @@
 
 It knows as much of the stream as it needs: the challenge (transport/mesh/challenge.h), and then
 Gloo's messages, each a preamble of six 64-bit words, of which the first is the size with the
-payload."""
+payload. Small blocks lie in frames (transport/gloo/gloo_parcels.cc)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import struct
 import threading
 
 PREAMBLE = struct.Struct("<6Q")
+PARCEL = struct.Struct("<QII")  # slot, bytes, sum
+FRAMES = (512, 4608, 17408)  # bytes
 CONTROL_BYTES = 1024  # of each frame of the control plane, which carries no tensor
 CHALLENGE_BYTES = (112, 40)  # hello, then proof one way; reply, then admission the other
 
@@ -48,10 +50,17 @@ class Proxy:
                 payload = bytearray(_exactly(source, PREAMBLE.unpack(preamble)[0] - PREAMBLE.size))
                 if damages and len(payload) not in (0, CONTROL_BYTES):
                     if self._left == 0:
-                        payload[len(payload) // 2] ^= 0x10
+                        payload[_middle(payload)] ^= 0x10
                         self.damaged.set()
                     self._left -= 1
                 target.sendall(preamble + payload)
+
+
+def _middle(payload: bytearray) -> int:
+    """Of the block, or of a frame's first one."""
+    if len(payload) not in FRAMES:
+        return len(payload) // 2
+    return PARCEL.size + PARCEL.unpack_from(payload)[1] // 2
 
 
 def _exactly(source: socket.socket, count: int) -> bytes:

@@ -88,6 +88,7 @@ def lightning(watch: Watch) -> None:
         enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Module(), DataLoader(Samples(), BATCH))
+    trainer.save_checkpoint(watch.folder / "after.ckpt")
     watch.scale = scaler.get_scale()
     watch.report(strategy.thinwire_state)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mixed_precision import ACCUMULATE, BATCHES, CLIP
 
 PROGRAM = Path(__file__).resolve().parent / "mixed_precision.py"
@@ -39,6 +40,9 @@ def test_ranks_step_alike(framework, tmp_path):
         # One rank's Inf: all leave the step out, and all halve the scale.
         assert row["computed_in"] == "torch.float16"
         assert (len(row["norms"]), row["scale"]) == (STEPS - 1, 512)
+        saved = torch.load(tmp_path / "after.ckpt", weights_only=False)["thinwire"]["gathered"]
+        assert len(saved) == 2
+        assert all(rank["residuals"]["net.layer.weight"]["first"].any() for rank in saved)
     else:
         assert row["computed_in"] == "torch.bfloat16"
         assert len(row["norms"]) == STEPS

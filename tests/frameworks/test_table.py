@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "frameworks.md"
-PINS = (ROOT / "requirements.txt", Path(__file__).parent / "requirements.txt")
+HERE = Path(__file__).parent
+PINS = (ROOT / "requirements.txt", HERE / "trainers.txt", HERE / "others.txt")
 
 
 class Row(NamedTuple):

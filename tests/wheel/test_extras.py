@@ -9,7 +9,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-PINNED = (ROOT / "tests" / "frameworks" / "requirements.txt", ROOT / "requirements.txt")
+FRAMEWORKS = tuple(ROOT / "tests" / "frameworks" / f"{name}.txt" for name in ("trainers", "others"))
+PINNED = (*FRAMEWORKS, ROOT / "requirements.txt")
 
 
 def requirements(lines: list[str]) -> list[Requirement]:
@@ -30,7 +31,9 @@ def test_extras_admit_the_versions_that_are_tested():
 
 def test_every_tested_framework_has_an_extra():
     wanted = {each.name for lines in EXTRAS.values() for each in requirements(lines)}
-    tested = {each.name for each in requirements(PINNED[0].read_text().splitlines())}
+    tested = {
+        each.name for file in FRAMEWORKS for each in requirements(file.read_text().splitlines())
+    }
     assert tested <= wanted
 
 

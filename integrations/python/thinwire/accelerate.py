@@ -7,6 +7,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.arguments import check_kind, check_no_momentum
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import GatheredState, State, attach
 
@@ -14,12 +15,14 @@ from thinwire.torch import GatheredState, State, attach
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> tuple[Any, ...]:
     """accelerator.prepare(*objects), then attach() of the DDP model among them.
 
-    options: codec and others of attach(). Returns the prepared objects in their order, and behind
-    them the State; None in a program of one process, where nothing is exchanged. The residuals of
-    all ranks go into save_state() and come back from load_state(), in any world size.
-    InvalidArgumentError if there are several processes and not one DDP model."""
-    prepared = accelerator.prepare(*objects)
-    prepared = prepared if len(objects) > 1 else (prepared,)
+    options: codec and others of attach(); not momentum. Returns the prepared objects in their
+    order, and behind them the State; None in a program of one process, where nothing is exchanged.
+    The residuals of all ranks go into save_state() and come back from load_state(), in any world
+    size. InvalidArgumentError if there are several processes and not one DDP model."""
+    check_kind("accelerator", accelerator, Accelerator, "an Accelerator, and then the objects")
+    check_no_momentum("Accelerate", options)
+    prepared = accelerator.prepare(*objects) if objects else ()
+    prepared = (prepared,) if len(objects) == 1 else prepared
     models = [each for each in prepared if isinstance(each, DistributedDataParallel)]
     if accelerator.num_processes == 1:
         return *prepared, None

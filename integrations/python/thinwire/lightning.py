@@ -6,6 +6,8 @@ fabric = Fabric(strategy=ThinwireFabricStrategy(codec="int4"))"""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.arguments import check_no_momentum, check_whole, wrong
 from thinwire.observe import scalars
 from thinwire.options import ARGUMENTS
 from thinwire.torch import State, attach
@@ -23,35 +26,51 @@ _KEY = "thinwire"  # of the residuals in a checkpoint
 _OF_STATE = {*ARGUMENTS, "codec", "clip_value", "clip_norm"}
 
 
-def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(attach()'s options, the strategy's)"""
+def _split(strategy: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(attach()'s options, those of Lightning's strategy). TypeError for what is neither's, which
+    Lightning would pass on to DDP when the ranks run; InvalidArgumentError for what can't be."""
     ours = {name: value for name, value in options.items() if name in _OF_STATE}
-    return ours, {name: value for name, value in options.items() if name not in ours}
+    theirs = {name: value for name, value in options.items() if name not in ours}
+    known = {*inspect.signature(strategy).parameters}
+    known |= {*inspect.signature(DistributedDataParallel).parameters}
+    for name in theirs.keys() - known:
+        near = difflib.get_close_matches(name, _OF_STATE | known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TypeError(f"'{name}' is an option of neither thinwire nor {strategy.__name__}{hint}")
+    check_no_momentum("Lightning", ours)
+    if theirs.get("ddp_comm_hook") is not None:
+        raise wrong(
+            "ddp_comm_hook", theirs["ddp_comm_hook"], "none: thinwire's hook is in its place"
+        )
+    return ours, theirs
 
 
 class ThinwireStrategy(DDPStrategy):
     """Lightning's DDPStrategy with thinwire.torch.attach.
 
     options: those of attach (codec, min_bytes, ...), and those of DDPStrategy
-      (find_unused_parameters, ...). Not momentum, which Lightning would have to move.
+      (find_unused_parameters, ...). Not momentum, which Lightning would have to move, and no
+      ddp_comm_hook. TypeError for a name of neither, InvalidArgumentError for these two.
 
     Checkpoints of the Trainer hold the residuals of all ranks, and load in any world size."""
 
     strategy_name = "thinwire"
 
     def __init__(self, **options: Any) -> None:
-        self._thinwire_options, rest = _split(options)
+        self._thinwire_options, rest = _split(DDPStrategy, options)
         super().__init__(**rest)
         self._thinwire_state: State | None = None
         self._thinwire_saved: Mapping[str, Any] | None = None
 
     @property
     def thinwire_state(self) -> State | None:
-        """None before fit(), and in validation and prediction."""
+        """None before fit(). It outlives it, for Trainer.save_checkpoint() and stats()."""
         return self._thinwire_state
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
+        if self._thinwire_state is not None:  # of a fit() before
+            self._thinwire_state.close()
         self._thinwire_state = attach(self.model, **self._thinwire_options)
         if self._thinwire_saved is not None:
             self._thinwire_state.load_state_dict(self._thinwire_saved)
@@ -68,11 +87,6 @@ class ThinwireStrategy(DDPStrategy):
             checkpoint[_KEY] = self._thinwire_state.gathered_state_dict()
         super().save_checkpoint(checkpoint, *arguments, **options)
 
-    def teardown(self) -> None:
-        if self._thinwire_state is not None:
-            self._thinwire_state.close()
-        super().teardown()
-
 
 class ThinwireFabricStrategy(FabricDDPStrategy):
     """Fabric's DDPStrategy with thinwire.torch.attach; options as ThinwireStrategy takes them.
@@ -81,7 +95,7 @@ class ThinwireFabricStrategy(FabricDDPStrategy):
     each model that fabric.setup() was given."""
 
     def __init__(self, **options: Any) -> None:
-        self._thinwire_options, rest = _split(options)
+        self._thinwire_options, rest = _split(FabricDDPStrategy, options)
         super().__init__(**rest)
         self.states: list[State] = []
 
@@ -93,9 +107,10 @@ class ThinwireFabricStrategy(FabricDDPStrategy):
 
 class ThinwireStats(Callback):
     """Logs steps, bytes, their ratio and seconds by stage, every `every` batches, as "thinwire/..."
-    of the trainer's loggers."""
+    of the trainer's loggers. InvalidArgumentError unless it is a whole number from 1 on."""
 
     def __init__(self, every: int = 50) -> None:
+        check_whole("every", every, 1)
         self._every = every
 
     def on_train_batch_end(

@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from thinwire.arguments import check_kind, check_no_momentum
 from thinwire.torch import State, attach
 from thinwire.warn import warn
 
@@ -22,12 +23,15 @@ class ThinwireCallback(TrainerCallback):
 
     trainer: the one that it is added to. resume_from: the folder that train() resumes from, if that
       is neither TrainingArguments' nor the output folder's. options: codec and others of attach();
-      not momentum.
+      not momentum. InvalidArgumentError for what is none of these.
 
     Each checkpoint holds the residuals of all ranks in a file of rank 0's, thinwire.pt; train() in
     any world size takes them back. Logs get thinwire_ratio."""
 
     def __init__(self, trainer: Trainer, resume_from: str | None = None, **options: Any) -> None:
+        check_kind("trainer", trainer, Trainer, "the Trainer that gets this callback")
+        check_kind("resume_from", resume_from, (str, type(None)), "a folder's name, or None")
+        check_no_momentum("the Trainer", options)
         self._trainer, self._resume_from, self._options = trainer, resume_from, options
         self._model: DistributedDataParallel | None = None
         self._state: State | None = None
@@ -43,7 +47,10 @@ class ThinwireCallback(TrainerCallback):
         model = self._trainer.model_wrapped
         if not isinstance(model, DistributedDataParallel):
             if args.world_size > 1:
-                warn(f"ThinwireCallback: {type(model).__name__} is not DDP, so nothing is done")
+                warn(
+                    f"ThinwireCallback: {type(model).__name__} is not under DDP, so gradients go "
+                    "uncompressed; name the trainer that gets this callback, and train under DDP"
+                )
             return
         if model is not self._model:  # a second train() may go on with the first one's
             self._model, self._state = model, attach(model, **self._options)

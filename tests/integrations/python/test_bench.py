@@ -71,7 +71,13 @@ def test_the_command_starts_two_ranks_and_reports(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong, words",
-    [(("--codecs", "int3"), "unknown codec 'int3'"), (("--ranks", "1"), "2 ranks")],
+    [
+        (("--codecs", "int3"), "unknown codec 'int3'"),
+        (("--ranks", "1"), "2 ranks"),
+        (("--link", "1xbit"), "--link is '1xbit', expected 'loopback', or a rate"),
+        (("--link", "0gbit"), "--link is '0gbit'"),
+        (("--json", "/no/such/folder.json"), "there is no folder '/no/such'; make it"),
+    ],
 )
 def test_a_wrong_argument_is_said(wrong, words, capsys):
     from thinwire import cli

@@ -32,6 +32,20 @@ def train_through(rank: int, pause: bool):
     return digest(model), state.state_dict()
 
 
+def closed(rank: int) -> None:
+    model = make_mlp()
+    ddp, state = wrap(model, "int4")
+    train(ddp, 2)
+    state.close()
+    for call in (state.state_dict, state.gathered_state_dict):
+        with pytest.raises(thinwire.Error, match=r"was closed; call state_dict\(\) or save\(\)"):
+            call()
+
+
+def test_a_closed_state_says_that_its_residuals_are_gone():
+    run(closed)
+
+
 def test_resuming_is_bitwise_never_having_stopped():
     through, paused = run(train_through, False), run(train_through, True)
     for (digest_a, state_a), (digest_b, state_b) in zip(through, paused, strict=True):

@@ -30,6 +30,22 @@ def test_no_sync_accumulates_and_sends_once():
     assert ours[0][2] == 1
 
 
+def uneven(rank: int, codec: str | None):
+    """Rank 1 has three steps more, in which rank 0 takes part for it."""
+    model = make_mlp()
+    ddp, state = wrap(model, codec)
+    with ddp.join():
+        train(ddp, 3 + 3 * rank)
+    return digest(model), gradients(model), None if state is None else state.stats()["steps"]
+
+
+def test_ranks_with_less_data_join():
+    plain, exact, ours = run(uneven, None), run(uneven, "fp32"), run(uneven, "int4")
+    for ranks in (exact, ours):
+        assert ranks[0][0] == ranks[1][0] and [steps for _, _, steps in ranks] == [6, 6]
+    torch.testing.assert_close(exact[1][1], plain[1][1])
+
+
 def bucket_view(rank: int, view: bool):
     model = make_mlp()
     ddp, _ = wrap(model, "int4", gradient_as_bucket_view=view)

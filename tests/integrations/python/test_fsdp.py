@@ -1,69 +1,15 @@
-"""FSDP2 with compressed reduce-scatters, on the CPU over gloo."""
+"""FSDP2 with compressed reduce-scatters, on the CPU over gloo. Checkpoints, gathers and replicas
+have files of their own."""
 
 import pytest
 import thinwire
 import torch
-import torch.distributed as dist
-from models import data
+from fsdp_models import Net, gradients, loss_of, sharded, train
 from ranks import run
 from thinwire.torch.fsdp import compress
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
-
-WIDTH = 96  # its products are no multiples of 3, and the last layer's 10 rows none of 3 or 4
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(7)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(2))
-        self.head = torch.nn.Linear(WIDTH, 10)
-        self.spare = torch.nn.Linear(WIDTH, 10)
-        self.skip = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return self.head(x) if self.skip else self.head(x) + self.spare(x)
-
-
-def sharded(codec, mesh=None, spare=False, **options):
-    """(model, compression); codec None: plain FSDP2. spare: the last part is trained, too."""
-    policy = {"mp_policy": options.pop("mp_policy")} if "mp_policy" in options else {}
-    model = Net()
-    model.spare.requires_grad_(spare)
-    model.skip = not spare
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh, **policy)
-    fully_shard(model, mesh=mesh, **policy)
-    return model, None if codec is None else compress(model, codec, **options)
-
-
-def loss_of(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
-    x = data(step, rank, WIDTH)
-    return (model(x) - torch.sin(x[:, :10])).square().mean()
-
-
-def train(model, steps: int, rank: int, start: int = 0, lr: float = 0.1) -> float:
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    loss = torch.zeros(())
-    for step in range(start, start + steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, step, rank)
-        loss.backward()
-        optimizer.step()
-    return loss.item()
-
-
-def gradients(model) -> dict[str, torch.Tensor]:
-    """Whole ones; every rank calls it."""
-    return {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: p.detach().full_tensor().clone() for name, p in model.named_parameters()}
+from torch.distributed.tensor import Shard
 
 
 def one_step(rank: int, codec, dtype: torch.dtype | None, factor: float | None):
@@ -147,58 +93,6 @@ def test_int4_trains_as_plain_does():
     assert {row["codec"] for row in stats["parameters"]} == {"int4"}
 
 
-def resumed(rank: int, path: str):
-    model, state = sharded("int4:rounding=stochastic")
-    train(model, 3, rank)
-    kept, saved = weights(model), state.state_dict()
-    gathered = state.gathered_state_dict()
-    if rank == 0:
-        torch.save(gathered, path)
-    train(model, 3, rank, start=3)
-    ends = [weights(model)]
-    dist.barrier()
-    for source in (saved, torch.load(path)):
-        again, other = sharded("int4:rounding=stochastic")
-        with torch.no_grad():
-            for name, p in again.named_parameters():
-                mesh = p.device_mesh
-                p.copy_(distribute_tensor(kept[name], mesh, p.placements))
-        other.load_state_dict(source)
-        train(again, 3, rank, start=3)
-        ends.append(weights(again))
-    return ends
-
-
-def test_training_goes_on_from_a_checkpoint_bit_by_bit(tmp_path):
-    for ends in run(resumed, str(tmp_path / "all.pt")):
-        for end in ends[1:]:
-            assert all(torch.equal(end[name], value) for name, value in ends[0].items())
-
-
-def loaded(rank: int, path: str):
-    _, state = sharded("int4")
-    state.load_state_dict(torch.load(path))
-    return state.state_dict()["residuals"]
-
-
-def saved_by(rank: int, path: str):
-    model, state = sharded("int4")
-    train(model, 2, rank)
-    gathered = state.gathered_state_dict()
-    if rank == 0:
-        torch.save(gathered, path)
-    return state.state_dict()["residuals"]
-
-
-def test_a_checkpoint_goes_into_another_world(tmp_path):
-    path = str(tmp_path / "all.pt")
-    old, new = run(saved_by, path, world=3), run(loaded, path, world=2)
-    for name in old[0]:
-        sums = [sum(rank[name]["first"] for rank in ranks) for ranks in (old, new)]
-        torch.testing.assert_close(*sums)
-        assert sums[0].abs().max() > 0
-
-
 def accumulated(rank: int, codec):
     model, state = sharded(codec)
     model.set_requires_gradient_sync(False)
@@ -274,61 +168,12 @@ def test_hybrid_sharding(own):
             assert error <= 0.02, name
 
 
-def computed_with(rank: int, gather: str | None, dtype: torch.dtype | None):
-    """What a layer of the forward pass and of the backward pass has, and what its shards say."""
-    policy = MixedPrecisionPolicy(param_dtype=dtype)
-    model, state = sharded("fp32", mp_policy=policy, gather=gather)
-    layer, seen = model.layers[0], []
-
-    def look(*_) -> None:
-        seen.append(layer.weight.detach().float().clone())
-
-    def look_in_backward(_module, _inputs, output: torch.Tensor) -> None:
-        output.register_hook(look)
-
-    # FSDP2 gathers in hooks of its own on the same module and on its output, which come first.
-    layer.register_forward_pre_hook(look)
-    layer.register_forward_hook(look_in_backward)
-    train(model, 1, rank)
-    kept = weights(model)["layers.0.weight"]
-    loss_of(model, 1, rank).backward()
-    return seen[2:], kept, state.stats().get("gather")
-
-
-@pytest.mark.parametrize(
-    ("gather", "dtype"), [(None, None), ("int8", None), ("int8", torch.bfloat16), ("bf16", None)]
-)
-def test_parameters_are_gathered_exactly_unless_asked(gather, dtype):
-    ranks = run(computed_with, gather, dtype, world=3)
-    step = {None: 0.0, "int8": 0.51 / 127, "bf16": 2.0**-8}[gather] + (2.0**-8 if dtype else 0.0)
-    for seen, kept, stats in ranks:
-        assert len(seen) == 2 and torch.equal(*seen)  # forward and backward
-        assert torch.equal(seen[0], ranks[0][0][0])  # all ranks
-        error = (seen[0] - kept).abs().max()
-        assert error <= step * kept.abs().max() and (error > 0) == (gather is not None)
-        assert (stats is None) == (gather is None)
-        least = {"int8": 1.9 if dtype else 3.8, "bf16": 1.9}
-        assert stats is None or stats["ratio"] > least[gather], stats
-
-
-def trained_on_rounded(rank: int, gather: str | None):
-    model, _ = sharded("int4", gather=gather)
-    first = loss_of(model, 99, rank).item()
-    train(model, 60, rank, lr=0.4)
-    return first, loss_of(model, 99, rank).item()
-
-
-def test_rounded_parameters_train_as_exact_ones_do():
-    first, plain = run(trained_on_rounded, None)[0]
-    _, ours = run(trained_on_rounded, "int8")[0]
-    assert ours < 0.7 * first and ours == pytest.approx(plain, rel=0.05)
-
-
 def refused(rank: int):
     def refuses(words: str, *arguments, **options):
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
             compress(*arguments, **options)
 
+    refuses("model is None", None)
     refuses("expected a model that torch.distributed.fsdp.fully_shard", Net())
     model, _ = sharded(None)
     refuses("a reduce-scatter leaves no rank the whole mean", model, "auto")
@@ -339,6 +184,10 @@ def refused(rank: int):
     across = Net()
     fully_shard(across.head, shard_placement_fn=lambda p: Shard(p.ndim - 1))
     refuses(r"'head\.weight': it lies as .*expected Shard\(0\)", across)
+    part = Net()
+    fully_shard(part.layers[0])
+    with pytest.warns(UserWarning, match=r"'layers\.1\.weight', one of 6, is trained outside"):
+        compress(part, "int4")
     _, state = sharded("int4")
     saved = state.state_dict()
     saved["residuals"] = {"head.weight": {"first": torch.ones(3), "second": torch.ones(3)}}

@@ -163,5 +163,12 @@ def test_wrong_uses():
     for arguments in (["-n", "2"], ["-n", "0", "true"]):
         status, _, err = ended(*arguments)
         assert status == 1 and "expected at least one rank and a command" in err
+    for arguments, words in (
+        (["--port", "99999"], "--port is 99999, expected 1 to 65535"),
+        (["-x", "NO_SUCH_NAME"], "-x names ['NO_SUCH_NAME'], which this shell does not export"),
+        (["--ssh", "no-such-ssh", "-H", "far:1"], "--ssh is 'no-such-ssh', expected a command"),
+    ):
+        status, out, err = ended(*arguments, "echo", "begun")
+        assert status == 1 and words in err and "begun" not in out
     status, _, err = ended("no-such-program")
     assert status == 127

@@ -58,8 +58,12 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    lab.check_link(arguments.link)
     for spec in arguments.codecs.split(","):
         codec_info(spec)
+    for file in (arguments.json, arguments.plot):
+        if file is not None and not file.parent.is_dir():
+            raise InvalidArgumentError(f"'{file}': there is no folder '{file.parent}'; make it")
     if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise UnavailableError("--plot needs matplotlib: pip install matplotlib")
     if arguments.rounds < 1 or arguments.ranks < 2:

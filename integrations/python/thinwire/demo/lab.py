@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from thinwire.errors import InvalidArgumentError
 
 LOOPBACK = "loopback"
 _PORT = 29500
@@ -70,6 +73,14 @@ class Lab:
         }
         inside = ["ip", "netns", "exec", self.namespaces[rank]] if shaped else []
         return subprocess.Popen([*inside, *command], env=environment)
+
+
+def check_link(link: str) -> None:
+    """InvalidArgumentError unless it is loopback or a rate as `tc` reads it."""
+    if link != LOOPBACK and not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[kmgt]?bit", link):
+        raise InvalidArgumentError(
+            f"--link is '{link}', expected '{LOOPBACK}', or a rate such as 100mbit or 1gbit"
+        )
 
 
 def become_root_of_namespaces() -> None:

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """The exit status. Without root, it starts over in namespaces where we are, if it may."""
+    lab.check_link(arguments.link)
     missing = [name for name in ("tqdm", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:
         print(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)}")

@@ -6,6 +6,7 @@ import argparse
 import os
 import queue
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -92,9 +93,13 @@ class _Rank:
         self._process.kill()
 
 
+def _is_here(host: str) -> bool:
+    return host in _LOCAL or host == socket.gethostname()
+
+
 def _command(slot: Slot, place: Place, options: argparse.Namespace) -> list[str]:
     guarded = [sys.executable, "-m", "thinwire.launch.guard", *options.command_line]
-    if slot.host in _LOCAL or slot.host == socket.gethostname():
+    if _is_here(slot.host):
         return guarded
     named = {*_FORWARDED, *options.names, *(n for n in os.environ if n.startswith(_PREFIX))}
     variables = {name: os.environ[name] for name in sorted(named) if name in os.environ}
@@ -125,6 +130,9 @@ def _free_port() -> int:
 
 def _start(options: argparse.Namespace, ended: queue.SimpleQueue[_Rank]) -> list[_Rank]:
     slots = slots_of(options.hosts or f"localhost:{options.n}", options.n)
+    ssh = shlex.split(options.ssh)[:1]
+    if not all(_is_here(slot.host) for slot in slots) and not (ssh and shutil.which(*ssh)):
+        raise InvalidArgumentError(f"--ssh is '{options.ssh}', expected a command that is here")
     ranks = []
     for slot, place in zip(slots, _places(slots, options.port), strict=True):
         environment = os.environ | place.variables()
@@ -145,16 +153,24 @@ def _stop(ranks: Sequence[_Rank], ended: queue.SimpleQueue[_Rank], left: set[int
                 rank.kill()
 
 
-def main(options: argparse.Namespace) -> int:
-    """0 when all ranks have ended with 0. Else the first other status of a rank, after all others
-    were ended; 130 after Ctrl-C."""
-    if options.command_line[:1] == ["--"]:
-        options.command_line = options.command_line[1:]
+def _check(options: argparse.Namespace) -> None:
     if not options.command_line or options.n < 1:
         raise InvalidArgumentError(
             f"got -n {options.n} and the command {options.command_line}, expected at least one "
             "rank and a command, as in `thinwire run -n 2 python train.py`"
         )
+    if options.port is not None and not 1 <= options.port <= 65535:
+        raise InvalidArgumentError(f"--port is {options.port}, expected 1 to 65535")
+    if unset := [name for name in options.names if name not in os.environ]:
+        raise InvalidArgumentError(f"-x names {unset}, which this shell does not export; export it")
+
+
+def main(options: argparse.Namespace) -> int:
+    """0 when all ranks have ended with 0. Else the first other status of a rank, after all others
+    were ended; 130 after Ctrl-C."""
+    if options.command_line[:1] == ["--"]:
+        options.command_line = options.command_line[1:]
+    _check(options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ended: queue.SimpleQueue[_Rank] = queue.SimpleQueue()
     ranks = _start(options, ended)

@@ -250,9 +250,12 @@ class Session:
         self.restored, self._first_step = residuals, step
 
     def memory(self) -> checkpoint.Residuals:
-        """Residuals and momentum of each parameter. Waits until nothing is in flight."""
+        """Residuals and momentum of each parameter. Waits until nothing is in flight. Error after
+        close(), which drops them."""
         self.wait_idle()
         if self._communicator is None:
+            if self._closed and self._home is not None:  # it was connected
+                raise errors.Error("this state was closed; call state_dict() or save() before that")
             return self.restored
         return checkpoint.read(self._communicator, self.config.momentum != 0)
 

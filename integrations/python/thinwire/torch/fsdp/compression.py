@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.arguments import check_kind
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange import state_file
 from thinwire.torch.exchange.gathered import gather
@@ -46,6 +47,7 @@ def compress(
     for every element of the whole model on every rank, since each encodes what it sends to all
     others. Raises InvalidArgumentError for what can't be; typed errors of a failed exchange come
     out of backward(), on every rank."""
+    check_kind("model", model, torch.nn.Module, "a model under FSDP2")
     units = units_of(model)
     made = Compression(units, codec, replicas, gather, options)
     for unit in units:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
 from thinwire.torch.exchange.bucket import Part
+from thinwire.warn import warn
 
 
 class Piece(NamedTuple):
@@ -67,7 +68,7 @@ class Unit(NamedTuple):
 
 def units_of(model: torch.nn.Module) -> list[Unit]:
     """InvalidArgumentError unless fully_shard() was applied to the model, or to modules in it, and
-    shards dimension 0 only."""
+    shards dimension 0 only. Warns of trained parameters that are in none of these."""
     names = {p: private.plain_name(name) for name, p in model.named_parameters()}
     units = []
     for name, module in model.named_modules():
@@ -81,6 +82,13 @@ def units_of(model: torch.nn.Module) -> list[Unit]:
         raise InvalidArgumentError(
             f"got a {type(model).__name__} without trained parameters under FSDP2, expected a "
             "model that torch.distributed.fsdp.fully_shard was called on; call it first"
+        )
+    reduced = {piece.name for unit in units for piece in unit.pieces}
+    left = [name for p, name in names.items() if p.requires_grad and name not in reduced]
+    if left:
+        warn(
+            f"parameter '{left[0]}', one of {len(left)}, is trained outside of fully_shard(), so "
+            "its gradient is not reduced here; call fully_shard() on the whole model first"
         )
     return units
 
