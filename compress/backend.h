@@ -148,9 +148,10 @@ class Backend {
                              std::span<float> own) const;
   virtual void EndMomentum(const MomentumArgs& args) const;
 
-  // Whether all of them are zero. False where looking would cost more than it may save: on a
-  // device.
-  virtual bool AreZero(std::span<const float>) const { return false; }
+  // Whether all of them are zero. `*known` remembers that they are, which spares the reading: it is
+  // zero again whenever they may have changed. Null: nothing is known. False where looking would
+  // cost more than it may save: on a device.
+  virtual bool AreZero(std::span<const std::span<const float>> parts, float* known) const;
 
   // y = scale * (sum over ranks in rank order) + residual; encodes y, keeps y - D(y), decodes D(y)
   // into `out`. The sum starts as the first rank's value, in fp32.

@@ -85,18 +85,6 @@ class CpuBackendImpl final : public Backend {
     simd::CopyFinite(from.data(), to.data(), to.size());
   }
 
-  // Stage by stage, so that what is not zero is found early.
-  bool AreZero(std::span<const float> values) const override {
-    for (size_t begin = 0; begin < values.size(); begin += kStage) {
-      bool zero = true;
-      for (const float value : values.subspan(begin, std::min(kStage, values.size() - begin))) {
-        zero &= value == 0.0f;
-      }
-      if (!zero) return false;
-    }
-    return true;
-  }
-
   void Reduce(const ReduceArgs& args) const override {
     if (args.own.numel > 0) CpuReduction(args).Run();
   }

@@ -76,10 +76,6 @@ class ScalarBackendImpl final : public Backend {
     }
   }
 
-  bool AreZero(std::span<const float> values) const override {
-    return std::all_of(values.begin(), values.end(), [](float value) { return value == 0.0f; });
-  }
-
   void Reduce(const ReduceArgs& args) const override {
     const size_t numel = args.own.numel;
     std::vector<float> mean(numel);

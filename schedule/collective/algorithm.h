@@ -40,8 +40,10 @@ struct ChunkJob {
   UndoLog* undo = nullptr;        // where what is kept goes before it is changed; null: nowhere
   std::span<const Range> absent;  // of the bucket in the partition's order: absence.h
   float scale = 1.0f;             // 1/n for the mean, 1 for the sum
-  float* threshold = nullptr;     // topk: carried from step to step
-  uint64_t tensor = 0;            // the tensor's key in the draws of stochastic rounding
+  // Of this chunk, carried from step to step; zero at first and whenever residuals have come from
+  // elsewhere. topk: last step's threshold; nodes: whether other columns' residuals are zero.
+  float* carried = nullptr;
+  uint64_t tensor = 0;  // the tensor's key in the draws of stochastic rounding
   uint64_t step = 0;
 };
 

@@ -35,7 +35,7 @@ class EntriesRun final : public ChunkRun {
     // The result is summed in its own place, if that is fp32.
     if (operands_.output().dtype != DType::kF32) copy_ = bench_.scratch.TakeOf<float>(input.numel);
     EncodeExtras extras;
-    extras.threshold = job_.threshold;
+    extras.threshold = job_.carried;
     extras.scratch =
         bench_.scratch.TakeOf<uint32_t>(bench_.backend.EntryScratchWords(spec, input.numel));
     extras.velocity =

@@ -51,7 +51,7 @@ class TwoLevelRun final : public ChunkRun {
         rows_(rows),
         operands_(job_, bench_),
         row_codec_(rows_ == Rows::kEncoded ? job.codec.up : LosslessSpec(operands_.input().dtype)),
-        sum_(bench.scratch.TakeOf<float>(Numel(Part(column_)))) {
+        sum_(SumRoom()) {
     for (Blocks& blocks : blocks_) {
       blocks.send.resize(bench.members.size);
       blocks.recv.resize(bench.members.size);
@@ -82,12 +82,12 @@ class TwoLevelRun final : public ChunkRun {
     const bool verbatim = IsVerbatim(row_codec_, operands_.input().dtype);
     const Range needed = verbatim ? Range{0, numel} : Part(column_);
     if (absl::Status status = operands_.Load(needed); !status.ok()) return status;
+    const bool as_they_lie = GoAsTheyLie();
     std::vector<EncodeArgs> parts;
     for (int c = 0; c < grid_.columns; ++c) {
       if (c == column_) continue;
-      const TensorView part = Slice(operands_.input(), Part(c));
-      if (IsItsOwnWire(part, Part(c))) {
-        blocks_[0].send[grid_.rank(row_, c)] = BytesOf(part);
+      if (as_they_lie) {
+        blocks_[0].send[grid_.rank(row_, c)] = BytesOf(Slice(operands_.input(), Part(c)));
       } else {
         parts.push_back(
             Encoding(operands_.Encoding(Part(c)), row_codec_, Part(c), outgoing_parts_[c]));
@@ -194,11 +194,22 @@ class TwoLevelRun final : public ChunkRun {
     values.wire = wire.data();
     return values;
   }
+  // The results will be there, so nothing else needs the memory until then.
+  std::span<float> SumRoom() {
+    const TensorView results = Slice(operands_.output(), Part(column_));
+    if (results.dtype != DType::kF32) return bench_.scratch.TakeOf<float>(results.numel);
+    return {static_cast<float*>(results.data), results.numel};
+  }
   // Elements that are their own wire bytes go from where they are, if no residual goes with them.
-  bool IsItsOwnWire(TensorView part, Range range) const {
-    if (!IsVerbatim(row_codec_, part.dtype)) return false;
-    const float* const residual = Residual(range);
-    return residual == nullptr || bench_.backend.AreZero({residual, Numel(range)});
+  // Residuals of other columns are gone after a step; only those that step aside come back.
+  bool GoAsTheyLie() const {
+    if (!IsVerbatim(row_codec_, operands_.input().dtype)) return false;
+    const float* const residual = operands_.residual();
+    if (residual == nullptr) return true;
+    const Range mine = Part(column_);
+    const std::span<const float> others[] = {
+        {residual, mine.begin}, {residual + mine.end, operands_.input().numel - mine.end}};
+    return bench_.backend.AreZero(others, job_.absent.empty() ? job_.carried : nullptr);
   }
   const uint8_t* WireFrom(const Blocks& blocks, int rank) const {
     return rank == me_ ? nullptr : blocks.recv[rank].data();

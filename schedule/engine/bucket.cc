@@ -60,10 +60,11 @@ bool UseFeedback(std::span<const Segment> segments, const Options& options) {
   });
 }
 
-// topk's search starts from what it found in the step before, chunk by chunk.
-bool CarriesThresholds(const Partition& partition) {
-  return std::any_of(partition.chunks.begin(), partition.chunks.end(),
-                     [](const Chunk& chunk) { return chunk.algorithm == &Entries(); });
+// Chunk by chunk: ChunkJob::carried.
+bool Carries(const Partition& partition) {
+  return std::any_of(partition.chunks.begin(), partition.chunks.end(), [](const Chunk& chunk) {
+    return chunk.algorithm == &Entries() || chunk.algorithm == &Hierarchical();
+  });
 }
 
 }  // namespace
@@ -84,7 +85,7 @@ Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching
              .owned = partition_.SecondHopOf(members.rank),
              .second_hop_weight = DivisorOf(request, members.size),
              .momentum = momentum,
-             .carried = CarriesThresholds(partition_) ? partition_.chunks.size() : 0};
+             .carried = Carries(partition_) ? partition_.chunks.size() : 0};
   SetName(key_, shape_, &report_);
   report_.key = HashBytes(key_);
   report_.numel = request.numel;

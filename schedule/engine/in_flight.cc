@@ -24,7 +24,7 @@ ChunkJob InFlight::JobOf(uint32_t number, const Options& options) const {
           .undo = memory.undo.get(),
           .absent = absent,
           .scale = bucket->scale(),
-          .threshold = memory.carried == nullptr ? nullptr : memory.carried.get() + number,
+          .carried = memory.carried == nullptr ? nullptr : memory.carried.get() + number,
           .tensor = report.key,
           .step = step};
 }

@@ -198,5 +198,34 @@ TEST(Hierarchical, LosesNothingOfWhatOtherLayoutsAndWorldsHaveKept) {
   }
 }
 
+// What other columns' parts have in residuals goes along whenever it comes: after steps that found
+// nothing there, and after one for which it stood aside.
+TEST(Hierarchical, TakesAlongResidualsThatComeLater) {
+  constexpr int kWorld = 4;
+  constexpr size_t kNumel = 3001;
+  const Options options = ByNodes("onebit:down=onebit", 2);
+  for (const bool stands_aside : {false, true}) {
+    std::vector<ParameterResidual> kept(kWorld);
+    RunRanks(Wire::kInProcess, kWorld, options, [&](int rank, Engine& engine) {
+      const uint32_t number = 0;
+      const auto step = [&](std::span<const uint32_t> absent) {
+        std::vector<float> values(kNumel, absent.empty() ? 1.0f : 0.0f);
+        auto work = engine.AllReduce(
+            {.input = View(values), .output = View(values), .key = "g", .absent = absent});
+        ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
+      };
+      for (int i = 0; i < 3; ++i) step({});
+      ParameterResidual more;
+      ASSERT_TRUE(engine.error_feedback().Export("g", &more).ok());
+      for (float& value : more.first) value += 0.5f;
+      ASSERT_TRUE(engine.error_feedback().Import("g", more).ok());
+      if (stands_aside) step({&number, 1});
+      step({});
+      ASSERT_TRUE(engine.error_feedback().Export("g", &kept[rank]).ok());
+    });
+    ExpectNothingKeptForOtherColumns(kept, options);
+  }
+}
+
 }  // namespace
 }  // namespace thinwire
