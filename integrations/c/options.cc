@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "integrations/c/text.h"
+#include "schedule/collective/chunk_size.h"
 
 namespace thinwire {
 namespace {
@@ -122,6 +123,8 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   if (in.chunk_bytes != 0) {
     out.chunk_bytes = in.chunk_bytes;
     out.least_message_bytes = 0;  // what the caller says holds in every world
+  } else if (out.policy == Policy::kP3) {
+    out.chunk_bytes = kOvertakenChunk;
   }
   if (in.min_bytes != 0) out.min_bytes = in.min_bytes;
   if (in.no_raw != 0) out.min_bytes = 0;

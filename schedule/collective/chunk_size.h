@@ -20,6 +20,8 @@ double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const
 // kLargestChunk. Worlds of up to kSmallWorld ranks keep options.chunk_bytes.
 size_t ChunkBytesOf(const Options& options, int world);
 
+// Where chunks are to be overtaken, since one that is on its way is not: decision 2.
+inline constexpr size_t kOvertakenChunk = size_t{1} << 20;
 inline constexpr int kSmallWorld = 4;
 // A grid's messages are so few that larger ones, which cost less, still make no large chunks.
 inline constexpr int kGridFactor = 4;

@@ -156,9 +156,9 @@ OPTIONS: tuple[Option, ...] = (
            "const char*", "rendezvous_host", _TEXT, False, ("MASTER_ADDR",), "loopback"),
     Option("chunks in flight, 64 at most", "lanes", "int", "lanes", _LANES, True,
            ("THINWIRE_LANES",), "4", COMPARED),
-    Option("bytes of fp32 in a chunk, at least 4096; unless set, more in worlds of more than 8 "
-           "ranks, so that messages stay large", "chunk_bytes", "size_t", "chunk_bytes",
-           _CHUNK_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
+    Option("bytes of fp32 in a chunk, at least 4096; unless set, 1048576 under policy p3, and more "
+           "in worlds of more than 8 ranks, so that messages stay large", "chunk_bytes", "size_t",
+           "chunk_bytes", _CHUNK_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
     Option("a tensor of at most this many bytes times (ranks - 1) goes uncompressed",
            "min_bytes", "size_t", "min_bytes", _BYTES, True, (), "65536", COMPARED),
     Option("small tensors are compressed as well; in Python `min_bytes=0` says so",

@@ -31,6 +31,15 @@ def test_one_rank_only_computes():
     assert PROFILE.compute_s == pytest.approx(0.185)
 
 
+def test_chunks_that_are_overtaken_are_small():
+    def step(policy, **options):
+        return simulate(PROFILE, Link(2, 1e7), "int4", policy, **options)
+
+    mib = 1 << 20
+    assert step("p3") == step("p3", chunk_bytes=mib) != step("p3", chunk_bytes=4 * mib)
+    assert step("wfbp") == step("wfbp", chunk_bytes=4 * mib)
+
+
 def test_a_slow_link_takes_its_bytes():
     bytes_ = 6 * (1 << 20) * 4  # of two ranks, both hops: each sends its bytes once in all
     step = simulate(PROFILE, Link(2, 1e7), "fp32", "fifo")
