@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "compress/codec_spec.h"
 #include "schedule/engine/handshake.h"
 #include "tests/effort.h"
@@ -230,15 +231,14 @@ std::vector<SetupCase> SetupCases() {
   };
 }
 
-// A rank of another version writes another one into the store.
+// A rank of another version writes another one into the store: `mine` is "wire=2 ", for example.
 class OtherVersion final : public Store {
  public:
-  explicit OtherVersion(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  OtherVersion(std::shared_ptr<Store> store, std::string mine, std::string theirs)
+      : store_(std::move(store)), mine_(std::move(mine)), theirs_(std::move(theirs)) {}
   absl::Status Set(std::string_view key, std::string_view value) override {
-    const std::string mine = "wire=" + std::to_string(kWireVersion);
-    std::string other(value);
-    EXPECT_EQ(other.find(mine), 0u) << other;
-    return store_->Set(key, other.replace(0, mine.size(), "wire=99"));
+    EXPECT_NE(value.find(mine_), std::string_view::npos) << value;
+    return store_->Set(key, absl::StrReplaceAll(std::string(value), {{mine_, theirs_}}));
   }
   absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
     return store_->Get(key, deadline);
@@ -246,6 +246,7 @@ class OtherVersion final : public Store {
 
  private:
   const std::shared_ptr<Store> store_;
+  const std::string mine_, theirs_;
 };
 
 TEST(Mismatch, OfTheSetupIsATypedErrorOnEveryRank) {
@@ -267,13 +268,18 @@ TEST(Mismatch, OfTheSetupIsATypedErrorOnEveryRank) {
                          Clock::now() + std::chrono::seconds(60));
       });
     }
-    const auto store = MakeInProcessStore();
-    OtherVersion newer(store);
-    run(world, "wire version", {"wire=99"}, [&](int rank) {
-      Store& mine = rank == world - 1 ? static_cast<Store&>(newer) : *store;
-      return Handshake(mine, "x/", rank, world, SmallChunks("int4"),
-                       Clock::now() + std::chrono::seconds(60));
-    });
+    // Of the bytes of codecs, and of how messages are packed.
+    for (const auto& [what, version] : std::vector<std::pair<std::string, int>>{
+             {"wire=", kWireVersion}, {"framing=", kFramingVersion}}) {
+      const std::string mine = absl::StrCat(what, version), theirs = absl::StrCat(what, 99);
+      const auto store = MakeInProcessStore();
+      OtherVersion newer(store, mine + " ", theirs + " ");
+      run(world, what, {mine, theirs, "the same version on every rank"}, [&](int rank) {
+        Store& own = rank == world - 1 ? static_cast<Store&>(newer) : *store;
+        return Handshake(own, "x/", rank, world, SmallChunks("int4"),
+                         Clock::now() + std::chrono::seconds(60));
+      });
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -274,6 +275,51 @@ TEST_P(DataPlaneTest, AbortEndsEveryWaitWithItsReason) {
     EXPECT_EQ(ended, 4);
     EXPECT_TRUE(absl::IsAborted(t.status()));
   });
+}
+
+// Between the two steps of its start there is nothing that waits, and so nothing to be woken.
+TEST_P(DataPlaneTest, AnExpectedExchangeThatIsSentAfterAnAbortEndsWithTheReason) {
+  if (!GetParam().receives_ahead) GTEST_SKIP() << "receives nothing ahead";
+  Run(2, [](DataPlane& t) {
+    if (t.rank() == 1) return;
+    for (const size_t bytes : {100, 100000}) {
+      std::vector<uint8_t> in(bytes), out(bytes);
+      const auto exchange = t.Expect(bytes, std::vector<MutableBytes>(2, in));
+      t.Abort(absl::AbortedError("enough"));
+      exchange->Send(std::vector<Bytes>(2, out));
+      const absl::Status status = exchange->Wait(Soon());
+      EXPECT_EQ(status.message(), "enough") << status;
+    }
+  });
+}
+
+// Blocks of all sizes are on their way, some of them half, and their memory is freed at once: what
+// touches it later is the sanitizers' to find.
+TEST_P(DataPlaneTest, AnAbortInTheMidstEndsAllThatIsUnderWay) {
+  constexpr int kRanks = 3;
+  const int threads = GetParam().traits.matching == Matching::kByOrder ? 1 : 3;
+  for (int round = 0; round < 8; ++round) {
+    const int enough = 1 + 29 * round;
+    std::atomic<int> ended = 0;
+    Run(kRanks, [&](DataPlane& t) {
+      std::vector<std::thread> callers;
+      for (int i = 0; i < threads; ++i) {
+        callers.emplace_back([&, i] {
+          constexpr size_t kSizes[] = {40, 700, 5000, 16384, 16385, 200000};
+          absl::Status status;
+          for (int k = 0; status.ok(); ++k) {
+            status = AllToAll(t, 1000000 * i + k, kSizes[(k + i) % std::size(kSizes)], Soon());
+            ++ended;
+            ended.notify_all();
+          }
+          EXPECT_EQ(status, t.status());
+        });
+      }
+      for (int count = ended; count < enough; count = ended) ended.wait(count);
+      t.Abort(absl::AbortedError("enough"));
+      for (std::thread& caller : callers) caller.join();
+    });
+  }
 }
 
 TEST_P(DataPlaneTest, ALostPeerIsNamed) {

@@ -3,7 +3,9 @@
 #include "transport/gloo/gloo_parcels.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -11,7 +13,7 @@
 #include <numeric>
 #include <vector>
 
-#include "tests/leaks.h"
+#include "tests/effort.h"
 #include "tests/transport/gloo_ranks.h"
 #include "transport/checked/crc32c.h"
 #include "transport/gloo/gloo_exchange.h"
@@ -65,6 +67,32 @@ class GlooParcelsTest : public testing::Test {
     EXPECT_EQ(sent_[1], sent_[0]);
   }
 
+  // Blocks that rank 1 has sent, and that have come, before rank 0 expects them.
+  void SwapLate(int count, int first) {
+    std::vector<std::vector<Swap>> swaps(2);
+    for (int i = 0; i < count; ++i) {
+      for (int rank = 0; rank < 2; ++rank) swaps[rank].emplace_back(rank, i, 1000 * i + 1);
+      swaps[1][i].Begin(ranks_.shared[1], first + i, &sent_[1]);
+    }
+    TellAfterwards(1, 0);
+    for (int i = 0; i < count; ++i) swaps[0][i].Begin(ranks_.shared[0], first + i, &sent_[0]);
+    for (int i = 0; i < count; ++i) {
+      for (int rank = 0; rank < 2; ++rank) {
+        ASSERT_TRUE(swaps[rank][i].exchange->Wait(Soon()).ok()) << "block " << i;
+        ASSERT_EQ(swaps[rank][i].in, swaps[1 - rank][i].out) << "block " << i;
+      }
+    }
+  }
+
+  // Returns when rank `to` has had what rank `from` has sent it, failed or not: a control frame
+  // goes by the same connection, later.
+  void TellAfterwards(int from, int to) {
+    for (int turns = 0; turns < 2; ++turns) ranks_.shared[from]->loop().Sync();
+    ranks_.controls[from]->Send(to, ControlFrame{}).IgnoreError();
+    const Deadline latest = Soon();
+    while (!ranks_.controls[to]->Receive().ok()) ASSERT_LT(Clock::now(), latest);
+  }
+
   GlooRanks ranks_{2};
   std::atomic<uint64_t> sent_[2] = {0, 0};
 };
@@ -82,23 +110,79 @@ TEST_F(GlooParcelsTest, ManyBlocksArriveAndMeetTheirMatches) {
 }
 
 TEST_F(GlooParcelsTest, BlocksMayComeBeforeTheyAreExpected) {
-  constexpr int kBlocks = 10;
   SwapAll({8});  // receives of frames are known at the other end
+  SwapLate(10, 1);
+}
+
+// In the midst of a group's life they are as many as the peer has in flight, not as many as came.
+TEST_F(GlooParcelsTest, WhatCameEarlyIsFreedOnceItIsTaken) {
+  if (kSanitized) GTEST_SKIP() << "counts what malloc has given out, which is the sanitizer's";
+  constexpr int kBlocks = 10, kRounds = 60;
+  SwapAll({8});
+  SwapLate(kBlocks, 1);
+  const size_t before = mallinfo2().uordblks;
+  for (int round = 1; round <= kRounds; ++round) SwapLate(kBlocks, 1 + round * kBlocks);
+  EXPECT_LT(mallinfo2().uordblks, before + 100000) << "of 3 MB that came early";
+}
+
+// The exchange has ended, and its memory is somebody else's.
+TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
+  SwapAll({8});
+  Swap victim(0, 1, 64), peers(1, 1, 64);
+  victim.Begin(ranks_.shared[0], 1, &sent_[0]);
+  ranks_.shared[0]->Fail(absl::AbortedError("enough"));
+  EXPECT_EQ(victim.exchange->Wait(Soon()).message(), "enough");
+  const std::vector<uint8_t> others(64, 0xee);
+  victim.in = others;
+  peers.Begin(ranks_.shared[1], 1, &sent_[1]);
+  TellAfterwards(1, 0);
+  EXPECT_EQ(victim.in, others);
+  ranks_.shared[1]->Fail(absl::AbortedError("the test is over"));
+  peers.exchange->Wait(Soon()).IgnoreError();
+}
+
+// Frames that are under way leave all the same, with the blocks that they hold; what waits behind
+// them is gone.
+TEST_F(GlooParcelsTest, WhatIsQueuedWhenTheGroupFailsIsNotSentLater) {
+  constexpr int kBlocks = 600;  // more than all frames between the two hold
+  constexpr size_t kBytes = 3000;
+  SwapAll({8});
   std::vector<std::vector<Swap>> swaps(2);
-  for (int i = 0; i < kBlocks; ++i) {
-    for (int rank = 0; rank < 2; ++rank) swaps[rank].emplace_back(rank, i, 100 * i + 1);
-    swaps[1][i].Begin(ranks_.shared[1], 1 + i, &sent_[1]);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int i = 1; i <= kBlocks; ++i) swaps[rank].emplace_back(rank, i, kBytes);
   }
-  for (int turns = 0; turns < 2; ++turns) ranks_.shared[1]->loop().Sync();
-  ASSERT_TRUE(ranks_.controls[1]->Send(0, ControlFrame{}).ok());
-  ASSERT_TRUE(ranks_.controls[0]->Receive().ok());  // on the same connection, so later
-  for (int i = 0; i < kBlocks; ++i) swaps[0][i].Begin(ranks_.shared[0], 1 + i, &sent_[0]);
-  for (int i = 0; i < kBlocks; ++i) {
-    for (int rank = 0; rank < 2; ++rank) {
-      ASSERT_TRUE(swaps[rank][i].exchange->Wait(Soon()).ok()) << "block " << i;
-      ASSERT_EQ(swaps[rank][i].in, swaps[1 - rank][i].out) << "block " << i;
+  {
+    const Standstill takes_nothing(ranks_.shared[1]->loop());
+    for (int i = 0; i < kBlocks; ++i) swaps[0][i].Begin(ranks_.shared[0], 1 + i, &sent_[0]);
+    for (int turns = 0; turns < 2; ++turns) ranks_.shared[0]->loop().Sync();
+    ranks_.shared[0]->Fail(absl::AbortedError("enough"));
+    for (Swap& swap : swaps[0]) {
+      EXPECT_EQ(swap.exchange->Wait(Soon()).message(), "enough");
+      swap.exchange.reset();
+      std::fill(swap.out.begin(), swap.out.end(), 0xee);
     }
   }
+  for (int i = 0; i < kBlocks; ++i) swaps[1][i].Begin(ranks_.shared[1], 1 + i, &sent_[1]);
+  TellAfterwards(0, 1);
+  ranks_.shared[1]->Fail(absl::AbortedError("the test is over"));
+  int arrived = 0;
+  for (int i = 0; i < kBlocks; ++i) {
+    swaps[1][i].exchange->Wait(Soon()).IgnoreError();
+    const std::vector<uint8_t>& in = swaps[1][i].in;
+    if (in == std::vector<uint8_t>(kBytes)) continue;
+    ASSERT_EQ(in, Swap(0, 1 + i, kBytes).out) << "block " << i;
+    ++arrived;
+  }
+  EXPECT_GT(arrived, 0);
+  EXPECT_LT(arrived, kBlocks);
+}
+
+// Both ends go by the size of the world, which the handshake compares.
+TEST(GlooParcels, AreSmallBlocksInWorldsOfUpTo64Ranks) {
+  EXPECT_TRUE(GlooParcels::Takes(1, 2));
+  EXPECT_TRUE(GlooParcels::Takes(GlooParcels::kLargest, 64));
+  EXPECT_FALSE(GlooParcels::Takes(GlooParcels::kLargest + 1, 2));
+  EXPECT_FALSE(GlooParcels::Takes(1, 65));
 }
 
 // A frame that a peer makes up, its bytes after its first header the rest of the frame.

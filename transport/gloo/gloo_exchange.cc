@@ -104,13 +104,15 @@ void GlooExchange::OnBlockEnded() {
   if (--under_way_ == 0 && all_started_) End();
 }
 
-// Without their buffers the connections can't touch the blocks any more.
+// Without their buffers the connections can't touch the blocks any more. Until the sends are posted
+// their caller may be at them, and hears of the failure once they are.
 void GlooExchange::OnFailure() {
   receives_.clear();
-  sends_.clear();
   under_way_ = 0;
+  if (!all_started_) return;
+  sends_.clear();
   status_ = shared_->status();
-  if (all_started_) End();
+  End();
 }
 
 // The last that the loop has to do with this exchange.
