@@ -1,27 +1,15 @@
 #include "schedule/engine/attendance.h"
 
 #include <algorithm>
-#include <optional>
 #include <thread>
 
+#include "schedule/engine/told.h"
 #include "schedule/order/frames.h"
 
 namespace thinwire {
 namespace {
 
 constexpr std::chrono::milliseconds kPause(2);  // between two looks
-
-// Notes who has sent something, and returns the first failure among that. The plane has failed, so
-// this does not wait.
-absl::Status TakeFrames(ControlPlane& control, std::vector<bool>& is_here) {
-  for (;;) {
-    const absl::StatusOr<ControlMessage> message = control.Receive();
-    if (!message.ok()) return absl::OkStatus();
-    is_here[message->from] = true;
-    const std::optional<ParsedFrame> parsed = ParseFrame(message->frame);
-    if (parsed.has_value() && !parsed->failure.ok()) return parsed->failure;
-  }
-}
 
 }  // namespace
 
@@ -33,7 +21,7 @@ absl::StatusOr<std::vector<int>> SilentRanks(ControlPlane& control,
   const Deadline end = Clock::now() + patience;
   for (;;) {
     const bool is_last = Clock::now() >= end;
-    if (absl::Status told = TakeFrames(control, is_here); !told.ok()) return told;
+    if (absl::Status told = ToldReason(control, &is_here); !told.ok()) return told;
     if (is_last || std::find(is_here.begin(), is_here.end(), false) == is_here.end()) break;
     std::this_thread::sleep_for(kPause);
   }

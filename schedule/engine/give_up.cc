@@ -1,23 +1,9 @@
 #include "schedule/engine/give_up.h"
 
-#include <optional>
-
+#include "schedule/engine/told.h"
 #include "schedule/order/frames.h"
 
 namespace thinwire {
-namespace {
-
-// The first failure among the frames that have come. The plane has failed, so this does not wait.
-absl::Status ToldReason(ControlPlane& control) {
-  for (;;) {
-    const absl::StatusOr<ControlMessage> message = control.Receive();
-    if (!message.ok()) return absl::OkStatus();
-    const std::optional<ParsedFrame> parsed = ParseFrame(message->frame);
-    if (parsed.has_value() && !parsed->failure.ok()) return parsed->failure;
-  }
-}
-
-}  // namespace
 
 absl::Status GiveUp(Transport& transport, absl::Status reason) {
   ControlPlane& control = *transport.control;
