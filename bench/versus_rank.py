@@ -17,34 +17,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote
+
+from folder_store import FolderStore
 
 TIMEOUT_S = 120.0
-_POLL_S = 0.002
 _UNNAMED_BYTES = 65536  # up to here a call has no name, and so no error feedback
 
 Turn = Callable[[int], float]  # repetitions -> seconds of one
-
-
-class FolderStore:
-    """A thinwire.comm.Store in a folder, for ranks that share nothing else."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def set(self, key: str, value: bytes) -> None:
-        path = self._folder / quote(key, safe="")
-        written = path.with_name(f"{path.name}.{os.getpid()}.part")
-        written.write_bytes(value)
-        written.rename(path)
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        path, end = self._folder / quote(key, safe=""), time.monotonic() + timeout_s
-        while not path.exists():
-            if time.monotonic() > end:
-                raise TimeoutError(key)
-            time.sleep(_POLL_S)
-        return path.read_bytes()
 
 
 def _timed(call: Callable[[], None]) -> float:

@@ -6,39 +6,16 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 from thinwire import config
 from thinwire.comm import Communicator
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+from folder_store import FolderStore
+
 NUMEL = 50_003
-_PAUSE_S = 0.01
-
-
-class FolderStore:
-    """A file for each key, written whole and then renamed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def _path(self, key: str) -> Path:
-        return self._folder / key.replace("/", "_")
-
-    def set(self, key: str, value: bytes) -> None:
-        path = self._path(key)
-        written = path.with_suffix(f".{os.getpid()}")
-        written.write_bytes(value)
-        written.rename(path)
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        end = time.monotonic() + timeout_s
-        while not self._path(key).exists():
-            if time.monotonic() > end:
-                raise TimeoutError(key)
-            time.sleep(_PAUSE_S)
-        return self._path(key).read_bytes()
 
 
 def main(folder: Path, steps: int) -> None:

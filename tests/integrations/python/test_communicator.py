@@ -1,7 +1,7 @@
 """A Communicator needs a store and a place, and none of torch's process groups."""
 
 import os
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,30 +11,10 @@ import torch.distributed as dist
 from ranks import outcomes_of, run
 from thinwire.torch import Communicator
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+from folder_store import FolderStore
+
 NUMEL = 100_000  # compressed
-
-
-class FolderStore:
-    """A store of one's own: a file for each key."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
-    def _file(self, key: str) -> Path:
-        return self._folder / key.encode().hex()
-
-    def set(self, key: str, value: bytes) -> None:
-        new = self._file(key).with_suffix(f".{os.getpid()}")
-        new.write_bytes(value)
-        new.rename(self._file(key))
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        end = time.monotonic() + timeout_s
-        while not self._file(key).exists():
-            if time.monotonic() > end:
-                raise TimeoutError(key)
-            time.sleep(0.002)
-        return self._file(key).read_bytes()
 
 
 def open_store(kind: str, folder: str) -> dist.Store | FolderStore:
