@@ -31,6 +31,22 @@ def test_the_recommendation_follows_from_the_largest_size(speedups, codec):
     assert text.startswith("do not compress") if codec is None else f"codec='{codec}'" in text
 
 
+@pytest.mark.parametrize(
+    "spec, loss",
+    [("onebit", "diverges"), ("onebit:down=onebit", "diverges"), ("topk:density=0.001", "is lost"),
+     ("int4", None), ("adaptive", None)],
+)  # fmt: skip
+def test_the_advice_says_what_a_codec_needs_beside_its_name(spec, loss):
+    best = {"codec": spec, "bytes": 1 << 20, "speedup": 2.0}
+    first, *more = report.advice({"recommendation": best}).splitlines()
+    assert f"codec='{spec}'" in first
+    assert bool(more) == (loss is not None)
+    if loss is not None:
+        (line,) = more
+        assert line.startswith(f"{spec} needs momentum that the exchange owns") and loss in line
+        assert f"attach(ddp, codec='{spec}', momentum=0.9)" in line and "move_momentum(" in line
+
+
 def test_codecs_are_measured_beside_memcpy():
     rows = codecs.measure(("int8", "int4"), 1 << 14)
     assert [row["codec"] for row in rows] == ["int8", "int4"]

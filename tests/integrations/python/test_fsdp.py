@@ -202,6 +202,28 @@ def test_what_can_not_be_is_refused():
     run(refused)
 
 
+def compressed_twice(rank: int):
+    model, first = sharded("int4")
+    for part in (model, model.layers[1]):
+        with pytest.raises(thinwire.InvalidArgumentError, match="compressed already, by a comp"):
+            compress(part, "int8")
+    loss_of(model, 0, rank).backward()  # the first one goes on
+    after_refusal = first.stats()["steps"]
+    first.close()
+    second = compress(model, "int8")
+    first.close()  # has nothing to do with the second
+    with pytest.raises(thinwire.InvalidArgumentError, match="of 'model' are compressed"):
+        compress(model)
+    loss_of(model, 1, rank).backward()
+    return after_refusal, second.stats()
+
+
+def test_a_model_is_compressed_once_at_a_time():
+    for after_refusal, stats in run(compressed_twice):
+        assert (after_refusal, stats["steps"]) == (1, 1)
+        assert {row["codec"] for row in stats["parameters"]} == {"int8"}
+
+
 def by_module(rank: int):
     model, state = sharded({"layers.0.*": "int8", "*": "int4"})
     train(model, 2, rank)

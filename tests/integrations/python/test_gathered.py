@@ -5,7 +5,7 @@ import thinwire
 import torch
 import torch.distributed as dist
 from models import data, digest, make_mlp, train, wrap
-from ranks import run
+from ranks import outcomes_of, run
 from thinwire.torch import (
     DistributedOptimizer,
     GatheredState,
@@ -41,6 +41,22 @@ def resumed(rank: int, path: str):
 def test_every_rank_resumes_from_rank_0s_file(tmp_path):
     ends = run(resumed, str(tmp_path / "all.pt"))
     assert len({digest for end in ends for digest in end}) == 1
+
+
+def resumed_without_the_others(rank: int, path: str):
+    ddp, state = wrap(make_mlp(), "int4")
+    train(ddp, 2)
+    state.load_state_dict(through_rank_0(rank, state.state_dict(), path))
+    train(ddp, 2)
+
+
+def test_a_state_whose_rank_0_alone_was_saved_is_an_error_on_every_rank(tmp_path):
+    """Rank 0 can't tell it from its own, and hears of it from the first that can."""
+    first, second = outcomes_of(resumed_without_the_others, str(tmp_path / "0.pt"))
+    assert second.error == "InvalidArgumentError"
+    assert "rank 1 of 2 got the state dict of rank 0 of 2" in second.message
+    assert "register_for_checkpointing, save and load GatheredState(state)" in second.message
+    assert first.error == "PeerLostError" and "rank 1 closed" in first.message
 
 
 def saved_by_three(rank: int, path: str):

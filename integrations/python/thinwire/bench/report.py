@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thinwire.codec import MomentumNeed, codec_info
+
 Result = dict[str, Any]
 
 
@@ -42,13 +44,32 @@ def _allreduces(rows: Sequence[Result]) -> str:
     return _grid(lines)
 
 
+# What a codec does to a bare gradient, where a momentum that the exchange owns keeps it from that.
+_WITHOUT_MOMENTUM: dict[MomentumNeed, str] = {
+    "required": "training diverges", "advised": "accuracy is lost",
+}  # fmt: skip
+
+
+def _on_momentum(spec: str) -> str:
+    """A line about what trains well with the codec alone; empty where it needs nothing else."""
+    loss = _WITHOUT_MOMENTUM.get(codec_info(spec).momentum)
+    if loss is None:
+        return ""
+    return (
+        f"\n{spec} needs momentum that the exchange owns, else {loss}: "
+        f"attach(ddp, codec='{spec}', momentum=0.9), then move_momentum(optimizer, state)"
+    )
+
+
 def advice(result: Result) -> str:
+    """What to take, in a line; another one where that takes more than its name."""
     best = result["recommendation"]
     if best["codec"] is None:
         return "do not compress: no codec is faster than Gloo's fp32 between these ranks"
     return (
         f"recommended: codec='{best['codec']}', {best['speedup']:.2f} x Gloo's fp32 at "
         f"{_size(best['bytes'])}; `thinwire advise` says what a training step gains"
+        f"{_on_momentum(best['codec'])}"
     )
 
 

@@ -20,6 +20,10 @@ from thinwire.torch.fsdp.parameter_gather import ParameterGather
 from thinwire.torch.fsdp.residuals import Layout, Place
 from thinwire.torch.fsdp.units import Unit, units_of
 
+# An attribute of a unit's module: the Compression of its gradients, until that is closed. FSDP2 has
+# no public way to the reduce-scatter that a module has.
+_COMPRESSED_BY = "_thinwire_compression"
+
 
 def compress(
     model: torch.nn.Module,
@@ -45,10 +49,13 @@ def compress(
 
     Gradients are summed in fp32 and come out in the dtype of the reduction. Residuals take 4 bytes
     for every element of the whole model on every rank, since each encodes what it sends to all
-    others. Raises InvalidArgumentError for what can't be; typed errors of a failed exchange come
+    others. Raises InvalidArgumentError for what can't be, and where gradients of the model are
+    compressed already, by a Compression that is not closed; typed errors of a failed exchange come
     out of backward(), on every rank."""
     check_kind("model", model, torch.nn.Module, "a model under FSDP2")
     units = units_of(model)
+    for unit in units:
+        _check_free(unit)
     made = Compression(units, codec, replicas, gather, options)
     for unit in units:
         made.install(unit)
@@ -88,11 +95,14 @@ class Compression:
         )
         self._steps = Steps([unit.name for unit in units], self._exchange)
         self._reducers: list[ReduceScatter] = []
+        self._units: list[Unit] = []  # installed
 
     def install(self, unit: Unit) -> None:
         """compress() calls it for each unit."""
         reducer = ReduceScatter(unit, self._exchange, self._steps)
         self._reducers.append(reducer)
+        self._units.append(unit)
+        setattr(unit.module, _COMPRESSED_BY, self)
         unit.module.set_custom_reduce_scatter(reducer)
         if self._gather is not None:
             unit.module.set_custom_all_gather(self._gather)
@@ -160,9 +170,23 @@ class Compression:
         self.load_state_dict(state_file.load_all(path))
 
     def close(self) -> None:
-        """Says goodbye to the peers. Done by itself when the model goes, and at exit."""
+        """Says goodbye to the peers. Done by itself when the model goes, and at exit. The model's
+        gradients are reduced no more, until it is given to another compress()."""
         for each in self._connected():
             each.close()
+        for unit in self._units:
+            if getattr(unit.module, _COMPRESSED_BY, None) is self:
+                delattr(unit.module, _COMPRESSED_BY)
+
+
+def _check_free(unit: Unit) -> None:
+    earlier = getattr(unit.module, _COMPRESSED_BY, None)
+    if earlier is not None:
+        raise InvalidArgumentError(
+            f"compress: the gradients of '{unit.name}' are compressed already, by a compress() "
+            "whose residuals this one would leave behind, expected a model without; call close() "
+            "on what that returned, or say all in one call, with codecs by rules"
+        )
 
 
 def _place(unit: Unit, replicas: dist.ProcessGroup | None) -> Place:
