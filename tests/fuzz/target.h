@@ -62,7 +62,7 @@ struct Target {
 // All of them, by name.
 std::span<const Target> Targets();
 
-extern const std::vector<Target> kCodecTargets, kOrderTargets, kMeshTargets;
+extern const std::vector<Target> kCodecTargets, kOrderTargets, kMeshTargets, kTransportTargets;
 
 // Ends the process if a promise is broken.
 inline void Require(bool holds, std::string_view promise) {

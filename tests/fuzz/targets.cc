@@ -7,7 +7,7 @@ namespace thinwire::fuzz {
 std::span<const Target> Targets() {
   static const std::vector<Target> all = [] {
     std::vector<Target> targets;
-    for (const auto* some : {&kCodecTargets, &kOrderTargets, &kMeshTargets}) {
+    for (const auto* some : {&kCodecTargets, &kOrderTargets, &kMeshTargets, &kTransportTargets}) {
       targets.insert(targets.end(), some->begin(), some->end());
     }
     return targets;

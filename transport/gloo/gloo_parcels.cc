@@ -1,37 +1,15 @@
 #include "transport/gloo/gloo_parcels.h"
 
-#include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/checked/crc32c.h"
+#include "transport/gloo/parcel_frame.h"
 
 namespace thinwire {
 namespace {
-
-// A frame is parcels one after another, and then, where there is room, zeros. A header that came
-// damaged would be a block that never meets its match, so it has a sum; the block may have one of
-// its own (transport/checked).
-struct Header {
-  uint64_t slot = 0;
-  uint32_t bytes = 0;
-  uint32_t sum = 0;  // of all before
-
-  static Header Of(uint64_t slot, size_t bytes) {
-    Header header{slot, static_cast<uint32_t>(bytes)};
-    header.sum = header.Sum();
-    return header;
-  }
-  uint32_t Sum() const {
-    uint8_t bytes_of[sizeof(Header)];
-    std::memcpy(bytes_of, this, sizeof(Header));
-    return Crc32c(0, Bytes(bytes_of).first(offsetof(Header, sum)));
-  }
-  bool is_end() const { return slot == 0 && bytes == 0 && sum == 0; }
-};
 
 struct FrameSize {
   size_t bytes, count;
@@ -80,26 +58,22 @@ void GlooParcels::Pack() {
   while (!queue_.empty()) {
     size_t bytes = 0, count = 0;
     for (const Queued& parcel : queue_) {
-      const size_t with = bytes + sizeof(Header) + parcel.from.size();
+      const size_t with = bytes + ParcelBytes(parcel.from.size());
       if (with > sizes_.back()->bytes()) break;
       bytes = with;
       ++count;
     }
     GlooFrames* const frames = FrameFor(bytes);
     if (frames == nullptr) return;
-    uint8_t* at = frames->next().data();
-    uint8_t* const end = at + frames->bytes();
+    MutableBytes rest = frames->next();
     std::vector<BlockOwner*> owners;
     for (; count > 0; --count) {
       const Queued& parcel = queue_.front();
-      const Header header = Header::Of(parcel.slot, parcel.from.size());
-      std::memcpy(at, &header, sizeof(header));
-      std::memcpy(at + sizeof(header), parcel.from.data(), parcel.from.size());
-      at += sizeof(header) + parcel.from.size();
+      WriteParcel({parcel.slot, parcel.from}, rest);
       owners.push_back(parcel.owner);
       queue_.pop_front();
     }
-    std::memset(at, 0, std::min<size_t>(end - at, sizeof(Header)));
+    EndParcels(rest);
     frames->Send(std::move(owners));
   }
 }
@@ -122,20 +96,16 @@ void GlooParcels::Collect() {
 }
 
 void GlooParcels::Unpack(Bytes frame) {
-  while (frame.size() >= sizeof(Header)) {
-    Header header;
-    std::memcpy(&header, frame.data(), sizeof(header));
-    if (header.is_end()) return;
-    frame = frame.subspan(sizeof(header));
-    if (header.sum != header.Sum() || header.bytes > frame.size()) {
-      return shared_.Fail(absl::DataLossError(
-          absl::StrCat("what rank ", peer_, " sent to rank ", shared_.members().rank,
-                       " came damaged: a block of ", header.bytes, " bytes where ", frame.size(),
-                       " are left; look for a fault of the memory and network of both machines and "
-                       "of what is between")));
+  for (;;) {
+    const absl::StatusOr<std::optional<Parcel>> parcel = ReadParcel(frame);
+    if (!parcel.ok()) {
+      return shared_.Fail(absl::DataLossError(absl::StrCat(
+          "what rank ", peer_, " sent to rank ", shared_.members().rank,
+          " came damaged: ", parcel.status().message(),
+          "; look for a fault of the memory and network of both machines and of what is between")));
     }
-    Deliver(header.slot, frame.first(header.bytes));
-    frame = frame.subspan(header.bytes);
+    if (!parcel->has_value()) return;
+    Deliver((*parcel)->slot, (*parcel)->block);
   }
 }
 
