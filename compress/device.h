@@ -83,8 +83,6 @@ class Rehearsal {
   virtual size_t room() const = 0;
 };
 
-using DeviceMemory = std::shared_ptr<uint8_t[]>;
-
 class Device {
  public:
   virtual ~Device() = default;

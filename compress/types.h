@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -41,6 +42,9 @@ struct TensorView {
 
 using Bytes = std::span<const uint8_t>;
 using MutableBytes = std::span<uint8_t>;
+
+// Memory of a device, or pinned memory of the host for one, which its last owner frees.
+using DeviceMemory = std::shared_ptr<uint8_t[]>;
 
 }  // namespace thinwire
 

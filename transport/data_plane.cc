@@ -17,4 +17,8 @@ std::unique_ptr<DataPlane> DataPlane::On(DeviceStream&) { return nullptr; }
 
 std::unique_ptr<Exchange> DataPlane::Flush() { return nullptr; }
 
+absl::StatusOr<DeviceMemory> DataPlane::Allocate(size_t) {
+  return absl::UnimplementedError("this data plane has no memory of its own");
+}
+
 }  // namespace thinwire

@@ -14,6 +14,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "compress/types.h"
 #include "transport/membership.h"
 #include "transport/store.h"
@@ -47,6 +48,8 @@ struct DataTraits {
   Matching matching = Matching::kByTag;
   Completion completion = Completion::kBlocking;
   Memory memory = Memory::kHost;
+  // DataPlane::Allocate gives memory whose blocks travel with fewer copies.
+  bool allocates = false;
 };
 
 // An exchange in flight. Its blocks must live, and what is sent must not change, until it has
@@ -105,6 +108,12 @@ class DataPlane {
   // An exchange of nothing, which ends when the plane's stream has done all that is queued by now:
   // exchanges of such planes end as soon as they are queued, before their blocks are there.
   virtual std::unique_ptr<Exchange> Flush();
+
+  // Where the traits say that the plane allocates: memory of its device, aligned to 256 bytes. The
+  // blocks of an exchange lie in such memory all of them, on every rank, or none. Whoever frees it
+  // has seen the end of all work on it. ResourceExhausted, or the plane's failure. May wait for
+  // exchanges that are being queued.
+  virtual absl::StatusOr<DeviceMemory> Allocate(size_t bytes);
 
   // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
   virtual void Abort(absl::Status reason) = 0;

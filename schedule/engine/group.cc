@@ -38,8 +38,8 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
       replicas_(members_, options.check_replicas, transport_.control.get(), failure_),
       works_(options_, members_, matching_, device_, slots_),
-      chunk_spaces_(device_.get()),
-      direct_spaces_(device_.get()),
+      chunk_spaces_(device_.get(), transport_.data.get()),
+      direct_spaces_(device_.get(), transport_.data.get()),
       local_path_(options_, direct_spaces_) {
   if (!options.trace_path.empty() && !transport_.empty()) {
     trace_ = std::make_unique<Trace>(options.trace_path, members_.rank, slots_);

@@ -18,6 +18,7 @@ struct Needs {
   size_t room = 0;     // of the device: DeviceStream::BackendIn's
   size_t scratch = 0;  // of the device
   size_t pinned = 0;   // of the host, for the largest exchange over a plane of host memory
+  bool blocks_in_scratch = true;  // no exchange moves the tensors' own memory
 
   size_t on_device() const { return room + scratch; }
 

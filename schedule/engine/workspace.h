@@ -15,6 +15,7 @@
 #include "compress/device.h"
 #include "schedule/collective/algorithm.h"
 #include "schedule/engine/needs.h"
+#include "transport/data_plane.h"
 #include "transport/staged/slab_pool.h"
 
 namespace thinwire {
@@ -41,8 +42,9 @@ class Workspace {
 // Thread-safe.
 class Workspaces {
  public:
-  // Of a device, which outlives this, as this all work in them; null: of the host.
-  explicit Workspaces(Device* device);
+  // Of a device, which outlives this, as this all work in them; null: of the host. `plane` may be
+  // null; else it outlives this, and blocks lie in its own memory where it has some.
+  Workspaces(Device* device, DataPlane* plane);
 
   // On a device: allocates the memory for a user who takes one of these needs, one at a time, and
   // exchanges blocks over pinned memory if so asked. As long as nobody takes what it has not
@@ -52,7 +54,8 @@ class Workspaces {
   // One for work that is queued on the stream from here on; null: on the host.
   struct Lent {
     std::unique_ptr<Workspace> workspace;
-    Slab slab;  // its memory on a device
+    Slab slab;                 // its memory on a device
+    SlabPool* pool = nullptr;  // of that
   };
   Lent Take(const Needs& needs, DeviceStream* stream);
   // `used`: the end of the work that was queued with it.
@@ -62,11 +65,12 @@ class Workspaces {
 
  private:
   struct Pools {
-    explicit Pools(Device& device)
-        : on_device(device, SlabPool::Memory::kDevice), pinned(device, SlabPool::Memory::kPinned) {}
+    Pools(Device& device, DataPlane* plane);
     SlabPool on_device, pinned;
+    std::optional<SlabPool> of_plane;
   };
 
+  SlabPool& PoolFor(const Needs& needs);
   Lent TakeOnDevice(const Needs& needs, DeviceStream& stream);
 
   std::optional<Pools> pools_;

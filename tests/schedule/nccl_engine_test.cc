@@ -184,6 +184,51 @@ TEST_F(NcclEngineTest, TensorsOfTheHostAndChecksumsAreRefused) {
   EXPECT_TRUE(absl::IsUnimplemented(checked.status())) << checked.status();
 }
 
+// How many groups a run issued, and how many of them moved registered memory.
+std::pair<int, int> GroupsOf(const Options& options, const Case& run) {
+  std::vector<Transport> transports = NcclTransports(run.world);
+  const int groups = Fake().groups, registered = Fake().registered_groups;
+  Reduce(options, run, DevicesOfRanks(run.world), std::move(transports));
+  return {Fake().groups - groups, Fake().registered_groups - registered};
+}
+
+TEST_F(NcclEngineTest, EncodedBlocksLieInRegisteredMemory) {
+  for (const char* codec : {"int4", "onebit", "topk:density=0.05", "adaptive"}) {
+    SCOPED_TRACE(codec);
+    const auto [groups, registered] = GroupsOf(SmallChunks(codec), {.world = 3});
+    EXPECT_EQ(registered, groups);
+  }
+  Options small = SmallChunks("int4");
+  small.min_bytes = 1 << 20;
+  const auto [groups, registered] = GroupsOf(small, {.world = 3, .numel = 3000});
+  EXPECT_EQ(registered, groups);
+  EXPECT_EQ(Fake().allocated, Fake().freed);
+  EXPECT_EQ(Fake().registered, Fake().deregistered + Fake().ended_by_abort);
+}
+
+// NCCL can't have a tensor's own memory at one end and registered memory at the other.
+TEST_F(NcclEngineTest, TensorsThatGoAsTheyAreMeetNoRegisteredMemory) {
+  const auto [groups, registered] = GroupsOf(SmallChunks("fp32"), {.world = 3});
+  EXPECT_GT(groups, 0);
+  EXPECT_EQ(registered, 0);
+  Options nodes = SmallChunks("int4");
+  nodes.topology = Topology::kHierarchical;
+  nodes.local_size = 2;
+  ExpectTheHostsBits(nodes, {.world = 4, .numel = 5001});
+}
+
+TEST_F(NcclEngineTest, ARankWithoutMemoryFailsTheRegistrationEverywhere) {
+  std::vector<Transport> transports = NcclTransports(2);
+  const FakeBehaves full(&FakeNccl::no_memory, 1);
+  RunRanks(
+      std::move(transports), SmallChunks("int4"),
+      [](int, Engine& engine) {
+        const auto bucket = engine.Register({.key = "t", .numel = 10000});
+        EXPECT_TRUE(absl::IsResourceExhausted(bucket.status())) << bucket.status();
+      },
+      DevicesOfRanks(2));
+}
+
 TEST_F(NcclEngineTest, AGroupEndsInOrder) {
   const int finished = Fake().destroyed, aborted = Fake().aborted;
   Reduce(SmallChunks("int4"), {.world = 3}, DevicesOfRanks(3), NcclTransports(3));

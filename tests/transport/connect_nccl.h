@@ -58,24 +58,26 @@ inline std::vector<std::shared_ptr<Device>> DevicesOfRanks(int world) {
   return devices;
 }
 
-inline NcclOptions NcclOptionsOf(Transport& transport) {
+inline NcclOptions NcclOptionsOf(Transport& transport,
+                                 const std::string& library = THINWIRE_FAKE_NCCL) {
   return {.members = transport.members(),
           .transport = transport,
-          .library = THINWIRE_FAKE_NCCL,
+          .library = library,
           .deadline = Clock::now() + std::chrono::seconds(20),
           .device = DeviceOfRank(transport.members().rank)};
 }
 
 // What connecting gives every rank.
 inline std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> TryNccl(
-    int world, Clock::duration patience = std::chrono::seconds(20)) {
-  Fake();
+    int world, Clock::duration patience = std::chrono::seconds(20),
+    const std::string& library = THINWIRE_FAKE_NCCL) {
+  ControlsOf(library);
   std::vector<Transport> meeting = MakeInProcessTransports(world);
   std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> planes(world);
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
-      NcclOptions options = NcclOptionsOf(meeting[r]);
+      NcclOptions options = NcclOptionsOf(meeting[r], library);
       options.deadline = Clock::now() + patience;
       planes[r] = ConnectNccl(options);
     });

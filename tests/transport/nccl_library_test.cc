@@ -67,6 +67,7 @@ TEST_F(NcclLibraryTest, TheNamedFileIsTaken) {
   EXPECT_EQ((*nccl)->version, "2.30.7");
   EXPECT_EQ((*nccl)->path, THINWIRE_FAKE_NCCL);
   EXPECT_STREQ((*nccl)->get_last_error(nullptr), "the fake's last words");
+  EXPECT_TRUE((*nccl)->registers());
 }
 
 TEST_F(NcclLibraryTest, AnotherVersionIsRefused) {
@@ -78,6 +79,12 @@ TEST_F(NcclLibraryTest, AnotherVersionIsRefused) {
   }
   fake.version = 21800;
   EXPECT_TRUE(LoadNccl(path).ok());
+}
+
+TEST_F(NcclLibraryTest, AnOldOneLacksRegistrationOnly) {
+  const auto nccl = LoadNccl(THINWIRE_OLD_NCCL);
+  ASSERT_TRUE(nccl.ok()) << nccl.status();
+  EXPECT_FALSE((*nccl)->registers());
 }
 
 TEST_F(NcclLibraryTest, WhatIsMissingIsNamed) {
@@ -119,6 +126,7 @@ TEST_F(NcclLibraryTest, TheRealOneIsUnderstood) {
     ASSERT_TRUE(nccl.ok()) << nccl.status();
     std::cout << "NCCL " << (*nccl)->version << "\n";
     EXPECT_EQ((*nccl)->version.substr(0, 2), "2.");
+    EXPECT_TRUE((*nccl)->registers());
     if (access("/dev/nvidiactl", F_OK) == 0) return;
     NcclUniqueId id{};
     NcclConfig config;

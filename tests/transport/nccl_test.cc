@@ -8,6 +8,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -148,6 +149,136 @@ TEST_F(NcclTest, StreamsShareOneCommunicator) {
   EXPECT_TRUE(absl::IsAborted(lanes[1]->Flush()->Wait(Clock::now() + seconds(20))));
 }
 
+// Every piece of memory and every registration has come to its end.
+void ExpectNothingLeft() {
+  EXPECT_EQ(Fake().allocated, Fake().freed);
+  EXPECT_EQ(Fake().registered, Fake().deregistered + Fake().ended_by_abort);
+}
+
+// One exchange between two planes, of the blocks at these addresses.
+void Swap(std::vector<std::unique_ptr<DataPlane>>& planes, std::array<uint8_t*, 2> blocks) {
+  for (int rank = 0; rank < 2; ++rank) std::memset(blocks[rank], 7 + rank, 16);
+  std::vector<std::unique_ptr<Exchange>> exchanges;
+  for (int rank = 0; rank < 2; ++rank) {
+    exchanges.push_back(planes[rank]->Start(1, std::vector<Bytes>(2, Bytes(blocks[rank], 16)),
+                                            std::vector<MutableBytes>(2, {blocks[rank] + 16, 16})));
+    EXPECT_TRUE(exchanges.back()->Wait(Clock::now() + seconds(20)).ok());
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(planes[rank]->Flush()->Wait(Clock::now() + seconds(20)).ok());
+    EXPECT_EQ(blocks[rank][16 + 15], 7 + (1 - rank));
+  }
+}
+
+TEST_F(NcclTest, MemoryIsRegisteredUntilItIsFreed) {
+  auto planes = ConnectNcclPlanes(2);
+  const int registered = Fake().registered, deregistered = Fake().deregistered;
+  const int groups = Fake().registered_groups;
+  {
+    std::array<DeviceMemory, 2> memory;
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_TRUE(planes[rank]->traits().allocates);
+      memory[rank] = *planes[rank]->Allocate(1000);
+    }
+    EXPECT_EQ(Fake().registered, registered + 2);
+    EXPECT_EQ(Fake().deregistered, deregistered);
+    Swap(planes, {memory[0].get(), memory[1].get()});
+    EXPECT_EQ(Fake().registered_groups, groups + 2);
+  }
+  EXPECT_EQ(Fake().deregistered, deregistered + 2);
+  ExpectNothingLeft();
+}
+
+// The communicator outlives what it knows, whoever goes first.
+TEST_F(NcclTest, MemoryMayOutliveItsPlane) {
+  auto planes = ConnectNcclPlanes(2);
+  const int destroyed = Fake().destroyed;
+  DeviceMemory memory = *planes[0]->Allocate(1000);
+  planes.clear();
+  EXPECT_EQ(Fake().destroyed, destroyed + 1);
+  memory.reset();
+  EXPECT_EQ(Fake().destroyed, destroyed + 2);
+  ExpectNothingLeft();
+}
+
+// NCCL ends registrations with a communicator that it aborts; who calls afterwards is too late.
+TEST_F(NcclTest, MemoryIsFreedAfterAnAbort) {
+  auto planes = ConnectNcclPlanes(2);
+  DeviceMemory memory = *planes[0]->Allocate(1000);
+  const auto exchange =
+      planes[0]->Start(1, std::vector<Bytes>(2), std::vector<MutableBytes>(2, {memory.get(), 100}));
+  EXPECT_TRUE(exchange->Wait(Clock::now() + seconds(20)).ok()) << "it is queued";
+  const int ended = Fake().ended_by_abort, deregistered = Fake().deregistered;
+  const auto flush = planes[0]->Flush();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(flush->Wait(Clock::now() + milliseconds(50))));
+  EXPECT_FALSE(planes[0]->Allocate(1000).ok());
+  memory.reset();
+  EXPECT_EQ(Fake().ended_by_abort, ended + 1);
+  EXPECT_EQ(Fake().deregistered, deregistered);
+  ExpectNothingLeft();
+}
+
+TEST_F(NcclTest, AnOldLibraryRegistersNothing) {
+  ControlsOf(THINWIRE_OLD_NCCL).version = 21803;
+  std::vector<std::unique_ptr<DataPlane>> planes;
+  for (auto& plane : TryNccl(2, seconds(20), THINWIRE_OLD_NCCL)) {
+    ASSERT_TRUE(plane.ok()) << plane.status();
+    EXPECT_FALSE((*plane)->traits().allocates);
+    const auto memory = (*plane)->Allocate(1000);
+    EXPECT_TRUE(absl::IsUnimplemented(memory.status())) << memory.status();
+    planes.push_back(*std::move(plane));
+  }
+  std::array<uint8_t, 32> first, second;
+  Swap(planes, {first.data(), second.data()});
+  EXPECT_EQ(ControlsOf(THINWIRE_OLD_NCCL).misuses, 0);
+}
+
+// Registered memory and other memory do not go together, so one rank decides for all.
+TEST_F(NcclTest, OneRankThatCantRegisterSpeaksForAll) {
+  for (const auto how :
+       {&FakeNccl::refuses_to_register, &FakeNccl::registers_nothing, &FakeNccl::no_memory}) {
+    const FakeBehaves refusing(how, 1);
+    auto planes = ConnectNcclPlanes(2);
+    for (const auto& plane : planes) EXPECT_FALSE(plane->traits().allocates);
+    std::array<uint8_t, 32> first, second;
+    Swap(planes, {first.data(), second.data()});
+    planes.clear();
+    ExpectNothingLeft();
+  }
+}
+
+TEST_F(NcclTest, MemoryThatIsNotToBeHadSaysWhatToDo) {
+  const auto planes = ConnectNcclPlanes(2);
+  {
+    const FakeBehaves full(&FakeNccl::no_memory, 1);
+    const absl::Status status = planes[1]->Allocate(1000).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    for (const char* word : {"no 1000 bytes of host:1", "rank 1", "chunk_bytes"}) {
+      EXPECT_TRUE(Says(status, word)) << word << " in " << status;
+    }
+  }
+  const FakeBehaves refusing(&FakeNccl::refuses_to_register, 1);
+  const absl::Status status = planes[1]->Allocate(1000).status();
+  EXPECT_TRUE(absl::IsInternal(status)) << status;
+  for (const char* word : {"rank 1", "NCCL 2.30.7", "1000 bytes", "NCCL_LOCAL_REGISTER=0"}) {
+    EXPECT_TRUE(Says(status, word)) << word << " in " << status;
+  }
+  EXPECT_TRUE(planes[0]->Allocate(1000).ok()) << "rank 0 has memory";
+  ExpectNothingLeft();
+}
+
+// NCCL takes no registration while it works on an exchange.
+TEST_F(NcclTest, MemoryWaitsForABusyCommunicator) {
+  const FakeBehaves busy(&FakeNccl::polls, 20);
+  auto planes = ConnectNcclPlanes(2);
+  std::array<uint8_t, 16> in{};
+  const auto exchange =
+      planes[0]->Start(1, std::vector<Bytes>(2), std::vector<MutableBytes>(2, in));
+  EXPECT_TRUE(planes[0]->Allocate(1000).ok());
+  planes[0]->Abort(absl::AbortedError("enough"));
+  exchange->Wait(Clock::now() + seconds(20)).IgnoreError();
+}
+
 using Words = std::vector<absl::StatusOr<std::string>>;
 
 // What three ranks choose; `change` makes a rank's options other than usual.
@@ -167,7 +298,7 @@ Words Choose(TransportKind kind, const std::function<void(int, ChoiceOptions&)>&
       const DataPlane* const before = transports[rank].data.get();
       words[rank] = ChooseDataPlane(options, transports[rank]);
       EXPECT_EQ(transports[rank].data.get() != before,
-                words[rank].ok() && *words[rank] == "nccl 2.30.7");
+                words[rank].ok() && absl::StartsWith(*words[rank], "nccl 2.30.7"));
     });
   }
   for (std::thread& rank : ranks) rank.join();
@@ -195,6 +326,14 @@ TEST_F(NcclTest, RanksWithGpusOfTheirOwnTakeIt) {
       ASSERT_TRUE(answer.ok()) << answer.status();
       EXPECT_EQ(*answer, "nccl 2.30.7");
     }
+  }
+}
+
+TEST_F(NcclTest, WhoRegistersNothingSaysSo) {
+  const FakeBehaves refusing(&FakeNccl::refuses_to_register, 2);
+  for (const auto& answer : Choose(TransportKind::kNccl, [](int, ChoiceOptions&) {})) {
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(*answer, "nccl 2.30.7, memory not registered");
   }
 }
 

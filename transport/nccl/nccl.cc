@@ -12,6 +12,7 @@
 #include "transport/nccl/nccl_comm.h"
 #include "transport/nccl/nccl_driver.h"
 #include "transport/nccl/nccl_library.h"
+#include "transport/nccl/nccl_memory.h"
 
 namespace thinwire {
 namespace {
@@ -25,6 +26,7 @@ struct Shared {
   const Membership members;
   const std::shared_ptr<Device> device;
   std::atomic<uint64_t> bytes_sent{0};
+  bool registers = false;  // all ranks register memory; known when they have greeted
   NcclDriver driver;
 };
 
@@ -63,7 +65,7 @@ class NcclData final : public DataPlane {
 
   const Membership& members() const override { return shared_->members; }
   DataTraits traits() const override {
-    return {Matching::kByOrder, Completion::kEvents, Memory::kStream};
+    return {Matching::kByOrder, Completion::kEvents, Memory::kStream, shared_->registers};
   }
 
   std::unique_ptr<Exchange> Start(uint64_t, std::span<const Bytes> send,
@@ -86,11 +88,16 @@ class NcclData final : public DataPlane {
     return Begin(std::make_shared<NcclOp>(NcclOp::Kind::kFlush, stream_, stream_.Record()));
   }
 
+  absl::StatusOr<DeviceMemory> Allocate(size_t bytes) override {
+    return AllocateRegistered({shared_, &shared_->driver}, bytes);
+  }
+
   void Abort(absl::Status reason) override { shared_->driver.Fail(reason); }
   absl::Status status() const override { return shared_->driver.status(); }
   uint64_t bytes_sent() const override { return shared_->bytes_sent; }
 
-  // The first exchange: NCCL connects its peers with it, and waits for them.
+  // The first exchange: NCCL connects its peers with it, and waits for them. Ranks tell each other
+  // by it whether they can register memory.
   absl::Status Greet(Deadline deadline);
 
  private:
@@ -98,13 +105,15 @@ class NcclData final : public DataPlane {
     shared_->driver.Begin(op);
     return std::make_unique<NcclExchange>(shared_->driver, std::move(op));
   }
-  absl::Status Greet(uint8_t* device, uint8_t* host, bool gather, Deadline deadline);
+  absl::StatusOr<bool> Greet(uint8_t* device, uint8_t* host, bool gather, bool registers,
+                             Deadline deadline);
 
   const std::shared_ptr<Shared> shared_;
   DeviceStream& stream_;
 };
 
-constexpr size_t kGreeting = 16;  // bytes of one block
+constexpr size_t kGreeting = 16;         // bytes of one block
+constexpr size_t kWhetherRegisters = 1;  // which of them says so
 
 absl::Status NcclData::Greet(Deadline deadline) {
   const size_t bytes = 2 * size() * kGreeting;
@@ -112,19 +121,25 @@ absl::Status NcclData::Greet(Deadline deadline) {
   if (!device.ok()) return device.status();
   const absl::StatusOr<DeviceMemory> host = shared_->device->AllocatePinned(bytes);
   if (!host.ok()) return host.status();
+  bool all_register = Allocate(kGreeting).ok();
   for (const bool gather : {false, true}) {
-    if (absl::Status bad = Greet(device->get(), host->get(), gather, deadline); !bad.ok()) {
-      return bad;
-    }
+    const absl::StatusOr<bool> all =
+        Greet(device->get(), host->get(), gather, all_register, deadline);
+    if (!all.ok()) return all.status();
+    all_register = *all;
   }
+  shared_->registers = all_register;
   shared_->bytes_sent = 0;
   return absl::OkStatus();
 }
 
-// Every rank sends its number, to each rank by itself or to all, and looks at what has come.
-absl::Status NcclData::Greet(uint8_t* device, uint8_t* host, bool gather, Deadline deadline) {
+// Every rank sends its number and whether it registers, to each rank by itself or to all, and looks
+// at what has come. True if all ranks register.
+absl::StatusOr<bool> NcclData::Greet(uint8_t* device, uint8_t* host, bool gather, bool registers,
+                                     Deadline deadline) {
   const size_t half = size() * kGreeting;
   std::memset(host, rank(), 2 * half);
+  for (int r = 0; r < 2 * size(); ++r) host[r * kGreeting + kWhetherRegisters] = registers;
   stream_.Copy(device, host, 2 * half);
   std::vector<Bytes> send;
   std::vector<MutableBytes> recv;
@@ -137,12 +152,13 @@ absl::Status NcclData::Greet(uint8_t* device, uint8_t* host, bool gather, Deadli
   stream_.Copy(host, device, half);
   if (absl::Status bad = Flush()->Wait(deadline); !bad.ok()) return bad;
   for (int r = 0; r < size(); ++r) {
+    registers &= host[r * kGreeting + kWhetherRegisters] != 0;
     if (host[r * kGreeting] == r && host[(r + 1) * kGreeting - 1] == r) continue;
     return absl::UnimplementedError(
         absl::StrCat("NCCL gave rank ", rank(), " other bytes than rank ", r, " sent, expected ", r,
                      ", got ", host[r * kGreeting], "; set transport to gloo"));
   }
-  return absl::OkStatus();
+  return registers;
 }
 
 // Rank 0's, for all. A rank without the library says why, so that the others do not wait for it.

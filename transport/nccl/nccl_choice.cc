@@ -83,7 +83,8 @@ absl::StatusOr<ChosenPlane> ChooseNccl(const NcclOptions& options) {
   const absl::Status reason = late ? absl::OkStatus() : plane.status();
   if (absl::Status bad = TellOutcome(board, "reason", reason); !bad.ok()) return bad;
   if (absl::Status bad = TellOutcome(board, "outcome", plane.status()); !bad.ok()) return bad;
-  return ChosenPlane{*std::move(plane), absl::StrCat("nccl ", *version)};
+  const char* const how = (*plane)->traits().allocates ? "" : ", memory not registered";
+  return ChosenPlane{*std::move(plane), absl::StrCat("nccl ", *version, how)};
 }
 
 }  // namespace thinwire

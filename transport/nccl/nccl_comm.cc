@@ -132,6 +132,39 @@ absl::StatusOr<NcclComm::Progress> NcclComm::Explain(NcclResult result) const {
   return lost ? absl::UnavailableError(text) : absl::InternalError(text);
 }
 
+absl::StatusOr<void*> NcclComm::Allocate(size_t bytes) const {
+  void* memory = nullptr;
+  NcclResult result = kNcclOk;
+  const absl::Status on_device = device_.RunOn([&] { result = nccl_->mem_alloc(&memory, bytes); });
+  if (!on_device.ok()) return on_device;
+  if (result == kNcclOk) return memory;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "no ", bytes, " bytes of ", device_.name(), " for rank ", members_.rank, ": ",
+      TextOf(*nccl_, handle_, result), "; free some (torch.cuda.empty_cache() returns what torch ",
+      "keeps unused), or take smaller or fewer chunks (chunk_bytes, lanes)"));
+}
+
+void NcclComm::Free(void* memory) const {
+  device_.RunOn([&] { nccl_->mem_free(memory); }).IgnoreError();
+}
+
+absl::StatusOr<void*> NcclComm::Register(void* memory, size_t bytes) {
+  void* registration = nullptr;
+  NcclResult result = kNcclOk;
+  const absl::Status on_device =
+      device_.RunOn([&] { result = nccl_->comm_register(handle_, memory, bytes, &registration); });
+  if (!on_device.ok()) return on_device;
+  if (result == kNcclOk) return registration;
+  return absl::InternalError(absl::StrCat(
+      "rank ", members_.rank, ": ", TextOf(*nccl_, handle_, result), " when ", bytes,
+      " bytes were registered; set NCCL_LOCAL_REGISTER=0 on all ranks, or transport to gloo"));
+}
+
+// What it returns changes nothing: the memory goes in any case.
+void NcclComm::Deregister(void* registration) {
+  device_.RunOn([&] { nccl_->comm_deregister(handle_, registration); }).IgnoreError();
+}
+
 // What it returns changes nothing: the communicator is gone.
 void NcclComm::Abort() {
   const NcclHandle handle = std::exchange(handle_, nullptr);

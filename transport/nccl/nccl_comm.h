@@ -48,6 +48,16 @@ class NcclComm {
   // How the last Launch stands; or an error, also of what has been queued before.
   absl::StatusOr<Progress> Poll();
 
+  // Memory of the device by ncclMemAlloc, aligned to 256 bytes, and its end. Of any thread; the
+  // library registers().
+  absl::StatusOr<void*> Allocate(size_t bytes) const;
+  void Free(void* memory) const;
+  // Makes memory known, so that NCCL sends from it and receives into it without copies of its own.
+  // Returns what Deregister wants; null if NCCL makes no use of it.
+  absl::StatusOr<void*> Register(void* memory, size_t bytes);
+  // Before the memory is freed. Abort does it for all memory.
+  void Deregister(void* registration);
+
   // Ends all that is queued, wherever it stands: its blocks are no longer written once the stream
   // has come to its end. No other call follows.
   void Abort();

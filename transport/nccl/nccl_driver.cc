@@ -74,6 +74,18 @@ void NcclDriver::OnDone(NcclOp& op, std::function<void(absl::Status)> done) {
   done(op.status);
 }
 
+bool NcclDriver::Do(absl::FunctionRef<void(NcclComm&)> work) {
+  {
+    const absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(this, &NcclDriver::IsFree));
+    pumping_ = true;
+  }
+  const bool lives = !aborted_;
+  if (lives) work(*comm_);
+  GoOnPumping();
+  return lives;
+}
+
 void NcclDriver::Fail(const absl::Status& reason) {
   const absl::MutexLock lock(&mu_);
   if (status_.ok()) status_ = reason;
@@ -107,6 +119,10 @@ void NcclDriver::Pump() {
       return;
     }
   }
+  GoOnPumping();
+}
+
+void NcclDriver::GoOnPumping() {
   for (bool advanced = true; advanced;) {
     advanced = Step();
     const absl::MutexLock lock(&mu_);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/device.h"
@@ -60,6 +61,12 @@ class NcclDriver {
   absl::Status Wait(NcclOp& op, Deadline deadline);
   void OnDone(NcclOp& op, std::function<void(absl::Status)> done);
 
+  // Calls work(communicator) at a time when NCCL takes calls, and returns afterwards. False once
+  // the communicator is aborted: then it calls nothing. Not for a callback of OnDone.
+  bool Do(absl::FunctionRef<void(NcclComm&)> work);
+  // What any thread may call.
+  const NcclComm& comm() const { return *comm_; }
+
   // Keeps the first reason. What has not ended ends with it, once the device is out of its blocks.
   void Fail(const absl::Status& reason);
   absl::Status status() const;
@@ -70,6 +77,7 @@ class NcclDriver {
   void Run();
   bool AwaitWork();
   void Pump();
+  void GoOnPumping();
   bool Step();
   OpPtr NextToIssue();
   bool Issue(const OpPtr& op);
@@ -84,6 +92,8 @@ class NcclDriver {
     return stopped_ || !queue_.empty() || in_progress_ || !flushes_.empty() ||
            (!status_.ok() && !settled_);
   }
+
+  bool IsFree() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !pumping_ && !in_progress_; }
 
   // Whoever pumps uses these, one thread at a time.
   const std::unique_ptr<NcclComm> comm_;

@@ -86,6 +86,15 @@ std::string FindAll(void* handle, NcclLibrary* nccl) {
   return missing;
 }
 
+void FindRegistration(void* handle, NcclLibrary* nccl) {
+  std::string missing;
+  Find(handle, "ncclMemAlloc", &nccl->mem_alloc, &missing);
+  Find(handle, "ncclMemFree", &nccl->mem_free, &missing);
+  Find(handle, "ncclCommRegister", &nccl->comm_register, &missing);
+  Find(handle, "ncclCommDeregister", &nccl->comm_deregister, &missing);
+  if (!missing.empty()) nccl->mem_alloc = nullptr;
+}
+
 }  // namespace
 
 // Whatever folder it is in.
@@ -122,6 +131,7 @@ absl::StatusOr<std::shared_ptr<const NcclLibrary>> LoadNccl(const std::string& p
   if (missing = FindAll(handle, nccl.get()); !missing.empty()) {
     return Unusable(*chosen, absl::StrCat("it has no ", missing));
   }
+  FindRegistration(handle, nccl.get());
   return nccl;
 }
 

@@ -29,6 +29,14 @@ struct NcclLibrary {
   NcclResult (*recv)(void*, size_t count, NcclDataType, int peer, NcclHandle, NcclStream);
   NcclResult (*all_gather)(const void* send, void* recv, size_t count, NcclDataType, NcclHandle,
                            NcclStream);
+
+  // Since 2.19: memory that communicators know. See registers() first: an older library lacks them.
+  NcclResult (*mem_alloc)(void** memory, size_t bytes);
+  NcclResult (*mem_free)(void* memory);
+  // The registration may come back null: the library was set to make none.
+  NcclResult (*comm_register)(NcclHandle, void* memory, size_t bytes, void** registration);
+  NcclResult (*comm_deregister)(NcclHandle, void* registration);
+  bool registers() const { return mem_alloc != nullptr; }
 };
 
 // The file of the copy that somebody in this process has loaded; empty: nobody has.

@@ -12,6 +12,11 @@ size_t SizeOf(size_t bytes) { return std::bit_ceil(std::max(bytes, kSmallest)); 
 
 }  // namespace
 
+SlabPool::SlabPool(Device& device, Memory memory)
+    : SlabPool([&device, memory](size_t bytes) {
+        return memory == Memory::kDevice ? device.Allocate(bytes) : device.AllocatePinned(bytes);
+      }) {}
+
 absl::Status SlabPool::Reserve(uint64_t user, size_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   const Reservation reservation(user, SizeOf(bytes));
@@ -53,8 +58,7 @@ void SlabPool::Give(Slab slab) {
 }
 
 absl::StatusOr<Slab> SlabPool::Make(size_t bytes) const {
-  absl::StatusOr<DeviceMemory> memory =
-      memory_ == Memory::kDevice ? device_.Allocate(bytes) : device_.AllocatePinned(bytes);
+  absl::StatusOr<DeviceMemory> memory = allocate_(bytes);
   if (!memory.ok()) return memory.status();
   return Slab{*std::move(memory), bytes, nullptr};
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <utility>
@@ -31,7 +32,10 @@ struct Slab {
 class SlabPool {
  public:
   enum class Memory { kDevice, kPinned };
-  SlabPool(Device& device, Memory memory) : device_(device), memory_(memory) {}
+  SlabPool(Device& device, Memory memory);
+  // Of memory that anybody allocates. `allocate` is thread-safe.
+  using Allocator = std::function<absl::StatusOr<DeviceMemory>(size_t bytes)>;
+  explicit SlabPool(Allocator allocate) : allocate_(std::move(allocate)) {}
 
   // Allocates a slab for a user who will take as many bytes, one at a time. As long as nobody takes
   // what it has not reserved, Take allocates nothing. Asking again costs nothing.
@@ -48,8 +52,7 @@ class SlabPool {
 
   absl::StatusOr<Slab> Make(size_t bytes) const;
 
-  Device& device_;
-  const Memory memory_;
+  const Allocator allocate_;
   absl::Mutex mu_;
   std::set<Reservation> reserved_ ABSL_GUARDED_BY(mu_);
   std::vector<Slab> free_ ABSL_GUARDED_BY(mu_);

@@ -171,7 +171,7 @@ class Communicator:
 
     def transport(self) -> str:
         """What the data runs on, such as "gloo over TCP", "ucx 1.13.1 over shared memory" or
-        "nccl 2.30.7"."""
+        "nccl 2.30.7", with ", memory not registered" where a rank could not register any."""
         text = ctypes.create_string_buffer(_MAX_NAME)
         _library.check(self._library.tw_comm_transport(self._open(), text, _MAX_NAME))
         return text.value.decode()

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "tests/transport/fake_nccl/fake_registry.h"
 
 namespace thinwire {
 namespace {
@@ -33,6 +34,7 @@ void RunKernel(void* argument) {
   const int hangs_from = fake.hangs_from, late = fake.late_us;
   kernel->world->Run(kernel->rank, kernel->group,
                      hangs_from >= 0 && kernel->group.number >= hangs_from);
+  if (kernel->world->mixed() > 0) ++fake.misuses;
   std::minstd_rand random(kernel->group.number * 31 + kernel->rank);
   if (late > 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % (late + 1)));
 }
@@ -69,11 +71,26 @@ void FakeCommunicator::Launch() {
   stream = open->stream;
   open->number = groups++;
   ++fake.groups;
+  if (LookWhereBlocksLie()) ++fake.registered_groups;
   if (Holds(*open, FakeKind::kGather)) ++fake.gathers;
   if (Holds(*open, FakeKind::kReduce)) ++fake.reductions;
   auto kernel = std::make_unique<Kernel>(Kernel{world, rank, std::move(*open)});
   open.reset();
   QueueOf(fake)(stream, RunKernel, kernel.release());
+}
+
+bool FakeCommunicator::LookWhereBlocksLie() {
+  bool all = !open->blocks.empty();
+  for (FakeGroup::Block& block : open->blocks) {
+    const uint8_t* const at = block.in == nullptr ? block.out : block.in;
+    block.registered = TheFakeRegistry().Knows(this, at, block.bytes);
+    if (block.in != nullptr && block.out != nullptr &&
+        TheFakeRegistry().Knows(this, block.out, block.bytes) != block.registered) {
+      ++FakeControls().misuses;
+    }
+    all &= block.registered;
+  }
+  return all;
 }
 
 NcclResult FakeCommunicator::Progress() {

@@ -31,6 +31,8 @@ struct FakeCommunicator {
   NcclResult Progress();
   // Queues the kernel of the open group.
   void Launch();
+  // Marks the blocks of the open group that lie in registered memory; true if all do.
+  bool LookWhereBlocksLie();
 
   const std::shared_ptr<FakeWorld> world;
   const int rank, size;

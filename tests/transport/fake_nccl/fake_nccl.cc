@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "tests/transport/fake_nccl/fake_communicator.h"
 #include "tests/transport/fake_nccl/fake_reduce.h"
+#include "tests/transport/fake_nccl/fake_registry.h"
 #include "tests/transport/fake_nccl/fake_world.h"
 #include "transport/nccl/nccl_abi.h"
 
@@ -188,6 +189,7 @@ THINWIRE_FAKE NcclResult ncclCommFinalize(NcclHandle handle) {
 THINWIRE_FAKE NcclResult ncclCommDestroy(NcclHandle handle) {
   FakeCall comm(handle);
   if (comm->state != FakeState::kFinal && !comm->blocks) ++FakeControls().misuses;
+  if (TheFakeRegistry().Forget(&*comm) > 0) ++FakeControls().misuses;
   comm->state = FakeState::kEnded;
   ++FakeControls().destroyed;
   return kNcclOk;
@@ -197,6 +199,7 @@ THINWIRE_FAKE NcclResult ncclCommAbort(NcclHandle handle) {
   FakeCall comm(handle);
   comm->state = FakeState::kEnded;
   comm->world->Abort(comm->rank);
+  FakeControls().ended_by_abort += TheFakeRegistry().Forget(&*comm);
   ++FakeControls().aborted;
   return kNcclOk;
 }

@@ -25,12 +25,21 @@ struct FakeNccl {
   std::atomic<int> launch_error{0};   // the answer to each group in place of issuing it; 0: none
   std::atomic<int> long_id{0};        // 1: unique ids take all of their bytes
   std::atomic<int> same_id{0};        // 1: all unique ids are one
+  std::atomic<int> no_memory{0};      // 1: ncclMemAlloc finds none
+  std::atomic<int> refuses_to_register{-1};  // the rank whose memory is not registered
+  std::atomic<int> registers_nothing{0};     // 1: as NCCL_LOCAL_REGISTER=0 does
 
   // What has happened.
   std::atomic<int> misuses{0};  // calls that NCCL's documentation forbids
   std::atomic<int> made{0}, destroyed{0}, aborted{0};
   // Issued, of all ranks: groups, those with gathers, those with reductions.
   std::atomic<int> groups{0}, gathers{0}, reductions{0};
+  // Of those groups, the ones that moved blocks of registered memory only.
+  std::atomic<int> registered_groups{0};
+  // Pieces of memory, and registrations: those that ended one by one, and with an aborted
+  // communicator.
+  std::atomic<int> allocated{0}, freed{0};
+  std::atomic<int> registered{0}, deregistered{0}, ended_by_abort{0};
 };
 
 // The exported name of `FakeNccl* ()`.

@@ -32,6 +32,7 @@ struct FakeGroup {
     uint8_t* in;         // or null
     size_t bytes;
     FakeKind kind = FakeKind::kMessage;
+    bool registered = false;  // it lies in memory that its communicator knows
   };
   std::vector<Block> blocks;
   std::vector<std::function<void()>> after;  // done on the stream when all blocks are there
@@ -55,6 +56,11 @@ class FakeWorld {
     const auto all = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return is_complete(); };
     const absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(&all));
+  }
+  // How many blocks went from registered memory to other memory, or back, which NCCL forbids.
+  int mixed() const {
+    const absl::MutexLock lock(&mu_);
+    return mixed_;
   }
   void Abort(int rank) {
     const absl::MutexLock lock(&mu_);
@@ -98,6 +104,7 @@ class FakeWorld {
     const uint8_t* data;
     size_t bytes;
     FakeKind kind;
+    bool registered;
     bool taken = false;
   };
   struct Colors {
@@ -114,7 +121,7 @@ class FakeWorld {
     const absl::MutexLock lock(&mu_);
     for (const FakeGroup::Block& block : group.blocks) {
       if (block.out == nullptr) continue;
-      sent.push_back({block.out, block.bytes, block.kind});
+      sent.push_back({block.out, block.bytes, block.kind, block.registered});
       if (!hangs) wires_[{rank, block.peer}].push_back(&sent.back());
     }
     for (const FakeGroup::Block& block : group.blocks) {
@@ -142,6 +149,7 @@ class FakeWorld {
     };
     mu_.Await(absl::Condition(&meets));
     if (aborted_[rank]) return;
+    if (block.registered != wire.front()->registered) ++mixed_;
     std::memcpy(block.in, wire.front()->data, block.bytes);
     wire.front()->taken = true;
     wire.pop_front();
@@ -151,7 +159,8 @@ class FakeWorld {
   size_t joined_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<bool> aborted_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<int, int>, std::deque<Message*>> wires_ ABSL_GUARDED_BY(mu_);  // from, to
-  std::map<int, int> splits_ ABSL_GUARDED_BY(mu_);                                  // of a rank
+  int mixed_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<int, int> splits_ ABSL_GUARDED_BY(mu_);  // of a rank
   std::map<int, Colors> colors_ ABSL_GUARDED_BY(mu_);
 };
 
