@@ -39,6 +39,7 @@ class OnDevice {
 const char* ErrorText(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 int DeviceCount(int* count) { return cudaGetDeviceCount(count); }
+int DriverVersion(int* version) { return cudaDriverGetVersion(version); }
 
 // On a thread without a device the question itself would make a context on device 0.
 int DeviceOf(int ordinal, const void* address, int* holder) {
@@ -188,8 +189,10 @@ int CountUp(int ordinal, uint64_t* counter, void* stream) {
 
 constexpr DeviceApi kApi = {
     .version = kDeviceApiVersion,
+    .runtime_version = CUDART_VERSION,
     .error_text = ErrorText,
     .device_count = DeviceCount,
+    .driver_version = DriverVersion,
     .device_of = DeviceOf,
     .allocate = Allocate,
     .release = Release,

@@ -199,22 +199,48 @@ class DeviceImpl final : public Device {
 
 constexpr std::string_view kCuda = "cuda";
 
+std::string VersionText(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+// The oldest driver for a major version of CUDA's runtime: table 2 of CUDA's release notes.
+std::string DriverFor(int runtime) {
+  switch (runtime / 1000) {
+    case 12: return "525 or newer";
+    case 13: return "580 or newer";
+    default: return absl::StrCat("one for CUDA ", VersionText(runtime));
+  }
+}
+
+std::string WhyNoDriver(const DeviceApi& api) {
+  int known = 0;
+  if (api.driver_version(&known) != 0 || known == 0) return "there is no NVIDIA driver";
+  return absl::StrCat("the NVIDIA driver is for CUDA ", VersionText(known),
+                      " and libthinwire_cuda.so for CUDA ", VersionText(api.runtime_version),
+                      ", which needs driver ", DriverFor(api.runtime_version),
+                      "; update the driver, build with an older CUDA toolkit, or keep gradients on "
+                      "the host");
+}
+
 }  // namespace
 
 std::shared_ptr<Device> MakeDevice(const DeviceApi& api, int ordinal, std::string name) {
   return std::make_shared<DeviceImpl>(api, ordinal, std::move(name));
 }
 
+absl::StatusOr<int> CountDevices(const DeviceApi& api) {
+  int count = 0;
+  const int error = api.device_count(&count);
+  if (error == 0 && count > 0) return count;
+  std::string why = error == 0 ? "there is none" : api.error_text(error);
+  if (error == kernels::kInsufficientDriver) why = WhyNoDriver(api);
+  return absl::UnimplementedError(absl::StrCat("no CUDA device can be used here: ", why));
+}
+
 absl::StatusOr<int> CountDevices(const std::string& library) {
   const absl::StatusOr<const DeviceApi*> api = LoadCuda(library);
   if (!api.ok()) return api.status();
-  int count = 0;
-  if (const int error = (*api)->device_count(&count); error != 0 || count == 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("no CUDA device can be used here: ",
-                     error == 0 ? "there is none" : (*api)->error_text(error)));
-  }
-  return count;
+  return CountDevices(**api);
 }
 
 absl::StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view name,

@@ -24,8 +24,10 @@ absl::StatusOr<const kernels::DeviceApi*> LoadCuda(const std::string& library);
 absl::StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view name,
                                                    const std::string& library);
 
-// The number of devices; Unimplemented where OpenDevice could open none.
+// The number of devices; Unimplemented where OpenDevice could open none. A driver that is missing,
+// or too old for the CUDA runtime in the library, is named with the one that it needs.
 absl::StatusOr<int> CountDevices(const std::string& library);
+absl::StatusOr<int> CountDevices(const kernels::DeviceApi& api);
 
 }  // namespace thinwire
 

@@ -17,10 +17,13 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 8;
+inline constexpr uint32_t kDeviceApiVersion = 9;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
+
+// CUDA's number for a driver that is missing, or older than the runtime in the library wants.
+inline constexpr int kInsufficientDriver = 35;
 
 // Room for what `identify` writes.
 inline constexpr size_t kIdentityBytes = 64;
@@ -28,8 +31,13 @@ inline constexpr size_t kIdentityBytes = 64;
 struct DeviceApi {
   uint32_t version;
 
+  // The CUDA version whose runtime is in the library, such as 13000 for 13.0.
+  int runtime_version;
+
   const char* (*error_text)(int error);
   int (*device_count)(int* count);
+  // The newest CUDA version that the driver knows; 0: there is no driver.
+  int (*driver_version)(int* version);
   // The ordinal of the device that holds an address, asked for on any device; -1: the host.
   int (*device_of)(int ordinal, const void* address, int* holder);
 

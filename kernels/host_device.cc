@@ -18,6 +18,7 @@ namespace thinwire::kernels {
 namespace {
 
 constexpr int kNoMemory = 2, kNoSuchDevice = 101;  // CUDA's numbers, so that tests can share them
+constexpr int kRuntimeVersion = 13000;
 
 // All that is on the devices.
 class Machine {
@@ -132,6 +133,7 @@ const char* ErrorText(int error) {
 }
 
 int DeviceCount(int* count) { return *count = kHostDevices, 0; }
+int DriverVersion(int* version) { return *version = kRuntimeVersion, 0; }
 int DeviceOf(int, const void* address, int* holder) {
   return *holder = TheMachine().OrdinalOf(address), 0;
 }
@@ -197,8 +199,10 @@ void QueueOnHostDevice(void* stream, std::function<void()> work) {
 const DeviceApi& HostDeviceApi() {
   static constexpr DeviceApi kApi = {
       .version = kDeviceApiVersion,
+      .runtime_version = kRuntimeVersion,
       .error_text = ErrorText,
       .device_count = DeviceCount,
+      .driver_version = DriverVersion,
       .device_of = DeviceOf,
       .allocate = Allocate,
       .release = Release,

@@ -14,6 +14,7 @@ class TileEncoder {
   template <typename T>
   using PerThread = typename Team::template PerThread<T>;
   using Shared = EncoderShared<Team, Traits>;
+  static constexpr bool kAtRandom = RoundsAtRandom<Traits>();
 
  public:
   THINWIRE_HD TileEncoder(Team& team, Shared& shared, const Codec& codec,
@@ -28,6 +29,9 @@ class TileEncoder {
       PerThread<Values> y;  // what is quantised
       team_.ForEach([&](unsigned thread) { y[thread] = x[thread]; });
       if constexpr (Traits::kHadamard) Forward(x, y);
+      if constexpr (kAtRandom) {
+        if (codec_.stochastic) draws_of_tile().Make();  // the scales' Sync comes next
+      }
       TileScales<Team, Traits>(team_, shared_, codec_, to_).Run(y);
       Codes(y);
       if constexpr (Traits::kHadamard) Backward(y);
@@ -41,8 +45,6 @@ class TileEncoder {
  private:
   // Codes to the wire; y becomes their values.
   THINWIRE_HD void Codes(PerThread<Values>& y) {
-    Draws draws;
-    if (codec_.stochastic) draws = DrawsNow(*to_.draws);
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
       PerThread<uint32_t> word;
@@ -53,7 +55,7 @@ class TileEncoder {
         const BlockScale block = shared_.scales.Get(team_, thread, blocks_.Of(thread, q));
         float* v = y[thread].v + q * kQuad;
         int codes[kQuad];
-        MakeCodes(v, block.inverse, draws, place, codes);
+        MakeCodes(v, block.inverse, thread, q, codes);
         THINWIRE_UNROLL
         for (unsigned i = 0; i < kQuad; ++i) v[i] = FloatOfCode(codes[i]);
         ScaleQuad(block.scale, v);
@@ -65,6 +67,11 @@ class TileEncoder {
     }
   }
 
+  THINWIRE_HD auto draws_of_tile() {
+    return TileDraws<Team, decltype(shared_.draws)>(team_, shared_.draws, *to_.draws,
+                                                    to_.tile.begin);
+  }
+
   // A sign takes a choice, and a conversion would come on top of that.
   THINWIRE_HD static float FloatOfCode(int code) {
     if constexpr (Traits::kSigns) return code < 0 ? -1.0f : 1.0f;
@@ -72,20 +79,21 @@ class TileEncoder {
   }
 
   // A quad lies in one block, so it takes one decision and not four.
-  THINWIRE_HD void MakeCodes(const float* x, float inverse, const Draws& draws, size_t place,
-                             int* codes) const {
+  THINWIRE_HD void MakeCodes(const float* x, float inverse, unsigned thread, unsigned quad,
+                             int* codes) {
     using Codec = typename Traits::Codec;
     if (inverse == 0.0f) {
       THINWIRE_UNROLL
       for (unsigned i = 0; i < kQuad; ++i) codes[i] = Codec::kTinyCode;
       return;
     }
-    if constexpr (Codec::kStochastic) {
+    if constexpr (kAtRandom) {
       if (codec_.stochastic) {
+        float draws[kQuad];
+        draws_of_tile().Get(thread, quad, draws);
         THINWIRE_UNROLL
         for (unsigned i = 0; i < kQuad; ++i) {
-          const float draw = UniformOf(DrawOf(draws, place + i));
-          codes[i] = Codec::StochasticCodeFor(x[i], inverse, draw);
+          codes[i] = Codec::StochasticCodeFor(x[i], inverse, draws[i]);
         }
         return;
       }

@@ -6,6 +6,7 @@
 #include "kernels/elements.h"
 #include "kernels/jobs.h"
 #include "kernels/tile.h"
+#include "kernels/tile_draws.h"
 
 namespace thinwire::kernels {
 
@@ -32,6 +33,16 @@ constexpr bool UsesMean() {
     return false;
   } else {
     return Traits::Codec::kMean;
+  }
+}
+
+// True if codes may be rounded at random.
+template <typename Traits>
+constexpr bool RoundsAtRandom() {
+  if constexpr (Traits::kElements) {
+    return false;
+  } else {
+    return Traits::Codec::kStochastic;
   }
 }
 
@@ -68,6 +79,7 @@ struct EncoderShared {
   typename Team::template Shared<BlockScale, kGroups> scales;
   // A mean is summed in an order of its own.
   typename Team::template Shared<float, UsesMean<Traits>() ? kTile : 1> absolutes;
+  SharedDraws<Team, RoundsAtRandom<Traits>()> draws;
 };
 
 template <typename Team, typename Traits>

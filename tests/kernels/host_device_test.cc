@@ -17,6 +17,30 @@ std::shared_ptr<Device> HostDevice(int ordinal) {
   return MakeDevice(kernels::HostDeviceApi(), ordinal, "host:" + std::to_string(ordinal));
 }
 
+// A machine whose driver knows CUDA up to a version, or has none: 0.
+template <int kDriver>
+absl::Status DevicesWithDriver(int runtime) {
+  kernels::DeviceApi api = kernels::HostDeviceApi();
+  api.runtime_version = runtime;
+  api.device_count = [](int*) { return kernels::kInsufficientDriver; };
+  api.driver_version = [](int* version) { return *version = kDriver, 0; };
+  return CountDevices(api).status();
+}
+
+TEST(HostDevice, AnOldDriverIsNamedWithTheOneThatIsNeeded) {
+  const auto expect = [](const absl::Status& status, std::initializer_list<const char*> words) {
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    for (const char* word : words) {
+      EXPECT_NE(status.message().find(word), absl::string_view::npos) << word << " in " << status;
+    }
+  };
+  expect(DevicesWithDriver<12040>(13000),
+         {"driver is for CUDA 12.4", "CUDA 13.0", "needs driver 580 or newer", "on the host"});
+  expect(DevicesWithDriver<11080>(12090), {"CUDA 11.8", "CUDA 12.9", "needs driver 525 or newer"});
+  expect(DevicesWithDriver<0>(13000), {"there is no NVIDIA driver"});
+  EXPECT_EQ(*CountDevices(kernels::HostDeviceApi()), kernels::kHostDevices);
+}
+
 TEST(HostDevice, AnEventIsReachedWhenTheWorkBeforeItIsDone) {
   const auto device = HostDevice(0);
   const auto stream = *device->MakeStream();
