@@ -42,14 +42,16 @@ absl::Status Judge(const std::vector<std::string_view>& said) {
 }  // namespace
 
 absl::Status AgreeOver(DataPlane& plane, Device& device, const absl::StatusOr<std::string>& terms,
-                       Deadline deadline) {
+                       Deadline deadline, AgreementRemains* remains) {
   const size_t size = plane.size(), bytes = size * kRoom;
   const absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device.MakeStream();
   if (!stream.ok()) return stream.status();
   const absl::StatusOr<DeviceMemory> rooms = device.Allocate(bytes);
   if (!rooms.ok()) return rooms.status();
+  remains->rooms = *rooms;
   const absl::StatusOr<DeviceMemory> host = device.AllocatePinned(bytes);
   if (!host.ok()) return host.status();
+  remains->host = *host;
 
   const size_t own = plane.rank() * kRoom;
   Write(terms, host->get() + own);

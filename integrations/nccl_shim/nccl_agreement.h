@@ -13,12 +13,20 @@
 
 namespace thinwire {
 
+// What an agreement leaves behind, until the program ends its communicator: freeing memory, and
+// ending a communicator of NCCL's, wait for all work of the device, other communicators' too, whose
+// peers may be waiting in the same way.
+struct AgreementRemains {
+  std::unique_ptr<DataPlane> plane;
+  DeviceMemory rooms, host;
+};
+
 // Tells all ranks this rank's `terms`, or why it takes no part, and hears theirs, over a plane of
 // `device`. OK if all take part on the same terms. Else Unimplemented names the first rank that
 // takes no part, with its reason, FailedPrecondition the first whose terms are not rank 0's, both
 // in the same words on every rank; DeadlineExceeded if ranks do not answer.
 absl::Status AgreeOver(DataPlane& plane, Device& device, const absl::StatusOr<std::string>& terms,
-                       Deadline deadline);
+                       Deadline deadline, AgreementRemains* remains);
 
 }  // namespace thinwire
 

@@ -33,40 +33,50 @@ NcclBuffers::Buffer& NcclBuffers::Use(const Key& key, DeviceStream& stream) {
     ++found->second.buffer.uses;
     return found->second.buffer;
   }
-  if (kept_.size() == kMostBuffers) Drop(kept_.find(by_use_.back()));
-  const bool feeds_back = options_.codecs.front().uses_feedback();
+  if (kept_.size() == kMostBuffers) Drop(by_use_.back());
+  const size_t bytes = options_.codecs.front().uses_feedback() ? key.numel * sizeof(float) : 0;
+  Room room = MakeRoom(bytes);
+  if (room.memory != nullptr) FillWithZeros(room.memory.get(), bytes, stream);
   Buffer buffer{.partition = PartitionOf(key.numel, world_, options_),
-                .residual = feeds_back ? MakeResidual(key.numel, stream) : nullptr,
+                .residual = std::move(room.memory),
                 .number = made_++};
   by_use_.push_front(key);
-  return kept_.emplace(key, Kept{std::move(buffer), by_use_.begin()}).first->second.buffer;
+  return kept_.emplace(key, Kept{std::move(buffer), room.bytes, by_use_.begin()})
+      .first->second.buffer;
 }
 
-DeviceMemory NcclBuffers::MakeResidual(size_t numel, DeviceStream& stream) {
-  const size_t bytes = numel * sizeof(float);
-  if (bytes > most_bytes_) return nullptr;
-  MakeRoom(bytes);
-  absl::StatusOr<DeviceMemory> memory = device_.Allocate(bytes);
-  if (!memory.ok()) return nullptr;
+// New memory as long as there may be more, then that of a buffer that goes.
+NcclBuffers::Room NcclBuffers::MakeRoom(size_t bytes) {
+  const bool there_may_be_more = residual_bytes_ + bytes <= most_bytes_;
+  if (bytes == 0 || (bytes > largest_ && !there_may_be_more)) return {};
+  if (free_.lower_bound(bytes) == free_.end() && there_may_be_more) {
+    absl::StatusOr<DeviceMemory> memory = device_.Allocate(bytes);
+    if (!memory.ok()) return {};
+    residual_bytes_ += bytes;
+    largest_ = std::max(largest_, bytes);
+    return {*std::move(memory), bytes};
+  }
+  if (free_.lower_bound(bytes) == free_.end()) {
+    const auto goes = std::find_if(by_use_.rbegin(), by_use_.rend(),
+                                   [&](const Key& key) { return kept_.at(key).room >= bytes; });
+    if (goes == by_use_.rend()) return {};
+    Drop(*goes);
+  }
+  const auto room = free_.extract(free_.lower_bound(bytes));
+  return {std::move(room.mapped()), room.key()};
+}
+
+void NcclBuffers::FillWithZeros(uint8_t* memory, size_t bytes, DeviceStream& stream) const {
   for (size_t at = 0; at < bytes; at += kZeros) {
-    stream.Copy(memory->get() + at, zeros_.get(), std::min(kZeros, bytes - at));
-  }
-  residual_bytes_ += bytes;
-  return *std::move(memory);
-}
-
-void NcclBuffers::MakeRoom(size_t bytes) {
-  while (!by_use_.empty() && residual_bytes_ + bytes > most_bytes_) {
-    Drop(kept_.find(by_use_.back()));
+    stream.Copy(memory + at, zeros_.get(), std::min(kZeros, bytes - at));
   }
 }
 
-void NcclBuffers::Drop(std::map<Key, Kept>::iterator kept) {
-  if (kept->second.buffer.residual != nullptr) {
-    residual_bytes_ -= kept->first.numel * sizeof(float);
-  }
-  by_use_.erase(kept->second.place);
-  kept_.erase(kept);
+void NcclBuffers::Drop(Key key) {
+  const auto kept = kept_.extract(key);
+  by_use_.erase(kept.mapped().place);
+  DeviceMemory& residual = kept.mapped().buffer.residual;
+  if (residual != nullptr) free_.emplace(kept.mapped().room, std::move(residual));
 }
 
 }  // namespace thinwire

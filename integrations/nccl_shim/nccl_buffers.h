@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "compress/device.h"
@@ -42,7 +43,9 @@ class NcclBuffers {
   };
 
   // Residuals take up to `most_bytes` of the device, which outlives this; those of the buffers that
-  // have not been used for longest go first.
+  // have not been used for longest make room first. What is allocated is freed with this, not
+  // before: freeing waits for all work of the device, other communicators' too, whose peers may be
+  // waiting in the same way.
   NcclBuffers(Device& device, int world, Options options, size_t most_bytes)
       : device_(device), world_(world), options_(std::move(options)), most_bytes_(most_bytes) {}
 
@@ -50,29 +53,36 @@ class NcclBuffers {
   absl::Status Prepare();
 
   // Counts the use. New residuals are zero for later work of the stream. A buffer that is larger
-  // than all that may be kept, or that the device has no memory for, has none: that needs no
-  // other rank's consent.
+  // than what may be kept or has been, or that the device has no memory for, has none: that needs
+  // no other rank's consent.
   Buffer& Use(const Key& key, DeviceStream& stream);
 
   size_t residual_bytes() const { return residual_bytes_; }
 
  private:
+  struct Room {
+    DeviceMemory memory;
+    size_t bytes = 0;
+  };
   struct Kept {
     Buffer buffer;
+    size_t room;  // bytes behind its residual
     std::list<Key>::iterator place;
   };
 
-  DeviceMemory MakeResidual(size_t numel, DeviceStream& stream);
-  void MakeRoom(size_t bytes);
-  void Drop(std::map<Key, Kept>::iterator kept);
+  Room MakeRoom(size_t bytes);
+  void FillWithZeros(uint8_t* memory, size_t bytes, DeviceStream& stream) const;
+  void Drop(Key key);
 
   Device& device_;
   const int world_;
   const Options options_;
   const size_t most_bytes_;
-  size_t residual_bytes_ = 0;
+  size_t residual_bytes_ = 0;  // allocated
+  size_t largest_ = 0;         // of the residuals allocated, bytes
   uint64_t made_ = 0;
-  DeviceMemory zeros_;  // pinned
+  DeviceMemory zeros_;                        // pinned
+  std::multimap<size_t, DeviceMemory> free_;  // by bytes
   std::map<Key, Kept> kept_;
   std::list<Key> by_use_;  // the latest first
 };

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/nccl_shim/nccl_agreement.h"
 #include "transport/nccl/nccl.h"
 
 namespace thinwire {
@@ -38,27 +37,28 @@ Device* NcclSession::device() {
 }
 
 NcclReducer* NcclSession::reducer() {
-  if (asked_) return reducer_.get();
+  if (asked_) return agreed_ ? reducer_.get() : nullptr;
   asked_ = true;
-  absl::StatusOr<std::unique_ptr<NcclReducer>> made = Agree();
-  if (made.ok()) reducer_ = *std::move(made);
+  const absl::Status agreed = Agree();
+  agreed_ = agreed.ok();
   means_.say(absl::StrCat(
       "rank ", members_.rank, " of ", members_.size, ": ",
-      made.ok()
+      agreed_
           ? absl::StrCat("allreduces of ", settings_.min_bytes,
                          " bytes and more on this communicator go as ", settings_.codec.ToString())
-          : absl::StrCat(TypeOf(made.status()), ": this communicator goes on uncompressed, on ",
-                         "all ranks: ", made.status().message())));
-  return reducer_.get();
+          : absl::StrCat(TypeOf(agreed), ": this communicator goes on uncompressed, on ",
+                         "all ranks: ", agreed.message())));
+  return agreed_ ? reducer_.get() : nullptr;
 }
 
-absl::StatusOr<std::unique_ptr<NcclReducer>> NcclSession::Agree() {
+absl::Status NcclSession::Agree() {
   const Deadline deadline = Clock::now() + settings_.timeout;
   if (device() == nullptr) return device_.status();
   const absl::StatusOr<std::shared_ptr<const NcclLibrary>> nccl = means_.load_nccl();
   if (!nccl.ok()) return nccl.status();
   absl::StatusOr<std::unique_ptr<NcclReducer>> mine = MakeReducer(*nccl);
-  const absl::StatusOr<std::unique_ptr<DataPlane>> plane =
+  if (mine.ok()) reducer_ = *std::move(mine);
+  absl::StatusOr<std::unique_ptr<DataPlane>> plane =
       JoinNccl(*nccl, members_, twin_, *device_, deadline);
   if (!plane.ok()) {
     return absl::Status(plane.status().code(),
@@ -67,10 +67,9 @@ absl::StatusOr<std::unique_ptr<NcclReducer>> NcclSession::Agree() {
                                      plane.status().message(), ")"));
   }
   // All are there, so that who was late to come still has time to say what he has to say.
-  const absl::Status agreed = AgreeOver(**plane, **device_, mine.ok() ? Terms() : mine.status(),
-                                        Clock::now() + settings_.timeout);
-  if (!agreed.ok()) return agreed;
-  return mine;
+  remains_.plane = *std::move(plane);
+  return AgreeOver(*remains_.plane, **device_, mine.ok() ? Terms() : mine.status(),
+                   Clock::now() + settings_.timeout, &remains_);
 }
 
 absl::StatusOr<std::string> NcclSession::Terms() const {

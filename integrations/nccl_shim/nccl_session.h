@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "integrations/nccl_shim/nccl_agreement.h"
 #include "integrations/nccl_shim/nccl_next.h"
 #include "integrations/nccl_shim/nccl_reducer.h"
 #include "integrations/nccl_shim/nccl_shim_settings.h"
@@ -41,7 +42,7 @@ class NcclSession {
 
  private:
   Device* device();  // null: it can't be used
-  absl::StatusOr<std::unique_ptr<NcclReducer>> Agree();
+  absl::Status Agree();
   absl::StatusOr<std::string> Terms() const;  // that all ranks must have alike
   absl::StatusOr<std::unique_ptr<NcclReducer>> MakeReducer(
       std::shared_ptr<const NcclLibrary> nccl) const;
@@ -52,8 +53,9 @@ class NcclSession {
   const NcclHandle handle_;
   const NcclUniqueId twin_;
   absl::StatusOr<std::shared_ptr<Device>> device_{nullptr};  // null: not looked for yet
-  bool asked_ = false;
-  std::unique_ptr<NcclReducer> reducer_;
+  bool asked_ = false, agreed_ = false;
+  AgreementRemains remains_;
+  std::unique_ptr<NcclReducer> reducer_;  // kept for its memory's sake where ranks did not agree
 };
 
 }  // namespace thinwire

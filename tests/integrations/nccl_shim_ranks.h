@@ -4,6 +4,7 @@
 #define THINWIRE_TESTS_INTEGRATIONS_NCCL_SHIM_RANKS_H_
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -19,10 +20,11 @@ namespace thinwire {
 
 using Environment = std::map<std::string, std::string>;
 
-// The host's device with a graph that is being captured from every stream, or not, and a count of
-// what is allocated.
+// The host's device with a graph that is being captured from every stream, or not, and counts of
+// what is allocated, and of what was released on each device.
 struct WatchedDevices {
   static inline std::atomic<int> capturing{0}, allocated{0};
+  static inline std::array<std::atomic<int>, 8> released{};
 
   static const kernels::DeviceApi& Api() {
     static const kernels::DeviceApi api = [] {
@@ -34,7 +36,12 @@ struct WatchedDevices {
       };
       watched.release = [](int ordinal, void* memory) {
         --allocated;
+        ++released.at(ordinal);
         return kernels::HostDeviceApi().release(ordinal, memory);
+      };
+      watched.release_pinned = [](int ordinal, void* memory) {
+        ++released.at(ordinal);
+        return kernels::HostDeviceApi().release_pinned(ordinal, memory);
       };
       return watched;
     }();

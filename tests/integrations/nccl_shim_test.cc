@@ -292,11 +292,27 @@ TEST_F(NcclShimTest, AnObserverCountsAndChangesNothing) {
   }
 }
 
+// To free is to wait for all that the device does, as cudaFree does: for exchanges of other
+// communicators too, whose peers may be waiting in the same way.
+TEST_F(NcclShimTest, NothingIsFreedBeforeTheEnd) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  Ranks divided = RanksWith(2, [](int r) { return OptedIn(r == 0 ? "int8" : "int4"); });
+  for (Ranks* all : {&ranks, &divided}) {
+    OnRanks(*all, [&](int r) {
+      const int released = WatchedDevices::released[r];
+      (*all)[r]->Sum(ValuesOf(r));
+      EXPECT_EQ(WatchedDevices::released[r], released);
+    });
+  }
+  EXPECT_TRUE(absl::StrContains(divided[0]->said(), "goes on uncompressed")) << divided[0]->said();
+}
+
 constexpr size_t kNumel = 1000;
 
 TEST(NcclBuffersTest, WhatIsKeptIsBounded) {
-  const std::shared_ptr<Device> device = DeviceOfRank(0);
+  const std::shared_ptr<Device> device = MakeDevice(WatchedDevices::Api(), 0, "host:0");
   const std::unique_ptr<DeviceStream> stream = *device->MakeStream();
+  const int released = WatchedDevices::released[0];
   constexpr size_t kBytes = kNumel * sizeof(float);
   Options options;
   options.codecs = {*CodecPair::Parse("int4")};
@@ -315,6 +331,32 @@ TEST(NcclBuffersTest, WhatIsKeptIsBounded) {
   EXPECT_EQ(use(4, 3 * kNumel).residual, nullptr) << "it is larger than all that may be kept";
   for (uintptr_t address = 10; address < 6000; ++address) use(address, 3 * kNumel);
   EXPECT_LE(buffers.residual_bytes(), 2 * kBytes);
+  EXPECT_EQ(WatchedDevices::released[0], released) << "another communicator's work is waited for";
+}
+
+TEST(NcclBuffersTest, WhatGoesLeavesItsRoom) {
+  const std::shared_ptr<Device> device = DeviceOfRank(0);
+  const std::unique_ptr<DeviceStream> stream = *device->MakeStream();
+  Options options;
+  options.codecs = {*CodecPair::Parse("int4")};
+  NcclBuffers buffers(*device, 2, options, 3 * kNumel * sizeof(float));
+  ASSERT_TRUE(buffers.Prepare().ok());
+  const auto use = [&](uintptr_t address, size_t numel) -> NcclBuffers::Buffer& {
+    return buffers.Use({reinterpret_cast<void*>(address), numel, DType::kF32, Op::kSum}, *stream);
+  };
+  const auto synchronize = [&] {
+    EXPECT_TRUE(stream->Synchronize(Clock::now() + std::chrono::seconds(20)).ok());
+  };
+  auto* const large = reinterpret_cast<float*>(use(1, 2 * kNumel).residual.get());
+  synchronize();
+  std::fill_n(large, 2 * kNumel, 1.0f);
+  use(2, kNumel);
+  auto* const next = reinterpret_cast<float*>(use(3, kNumel + 1).residual.get());
+  synchronize();
+  EXPECT_EQ(next, large) << "only that one is large enough";
+  EXPECT_EQ(std::count(next, next + kNumel + 1, 0.0f), kNumel + 1);
+  EXPECT_EQ(use(4, 3 * kNumel).residual, nullptr) << "nothing that large has been";
+  EXPECT_EQ(use(2, kNumel).uses, 1u) << "it stays, since it would not have been enough";
 }
 
 }  // namespace

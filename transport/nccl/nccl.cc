@@ -27,6 +27,9 @@ struct Shared {
   const std::shared_ptr<Device> device;
   std::atomic<uint64_t> bytes_sent{0};
   bool registers = false;  // all ranks register memory; known when they have greeted
+  // Kept until the communicator has ended, since freeing waits for all work of the device: for
+  // other communicators' exchanges too, whose peers may be waiting in the same way.
+  std::vector<DeviceMemory> greeting;
   NcclDriver driver;
 };
 
@@ -121,6 +124,7 @@ absl::Status NcclData::Greet(Deadline deadline) {
   if (!device.ok()) return device.status();
   const absl::StatusOr<DeviceMemory> host = shared_->device->AllocatePinned(bytes);
   if (!host.ok()) return host.status();
+  shared_->greeting = {*device, *host};
   bool all_register = Allocate(kGreeting).ok();
   for (const bool gather : {false, true}) {
     const absl::StatusOr<bool> all =
