@@ -26,12 +26,13 @@ class TileEncoder {
     if constexpr (Traits::kElements) {
       team_.ForEach([&](unsigned thread) { EncodeElements(thread, x[thread]); });
     } else {
+      // Before y, which takes registers; a Sync of the scales' comes before anybody's Get.
+      if constexpr (kAtRandom) {
+        if (codec_.stochastic) draws_of_tile().Make();
+      }
       PerThread<Values> y;  // what is quantised
       team_.ForEach([&](unsigned thread) { y[thread] = x[thread]; });
       if constexpr (Traits::kHadamard) Forward(x, y);
-      if constexpr (kAtRandom) {
-        if (codec_.stochastic) draws_of_tile().Make();  // the scales' Sync comes next
-      }
       TileScales<Team, Traits>(team_, shared_, codec_, to_).Run(y);
       Codes(y);
       if constexpr (Traits::kHadamard) Backward(y);
@@ -164,18 +165,30 @@ class TileEncoder {
 
   THINWIRE_HD void Backward(PerThread<Values>& y) {
     PerThread<Values> back;
-    team_.ForEach([&](unsigned thread) { back[thread] = y[thread]; });
+    PerThread<unsigned> quads;  // a bit each: those that were there
+    team_.ForEach([&](unsigned thread) {
+      back[thread] = y[thread];
+      quads[thread] = TransformedQuads(thread);
+    });
     TeamButterflies(team_, back);
     team_.ForEach([&](unsigned thread) {
       ApplySigns(codec_, thread, back[thread]);
       THINWIRE_UNROLL
       for (unsigned q = 0; q < kQuads; ++q) {
-        const unsigned block = blocks_.Of(thread, q);
-        if (!blocks_.Transforms(block)) continue;
-        if (!IsTransformed(shared_.scales.Get(team_, thread, block).scale)) continue;
-        CopyQuad(back[thread], q, y[thread]);
+        if (quads[thread] >> q & 1) CopyQuad(back[thread], q, y[thread]);
       }
     });
+  }
+
+  THINWIRE_HD unsigned TransformedQuads(unsigned thread) const {
+    unsigned quads = 0;
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; ++q) {
+      const unsigned block = blocks_.Of(thread, q);
+      if (!blocks_.Transforms(block)) continue;
+      if (IsTransformed(shared_.scales.Get(team_, thread, block).scale)) quads |= 1u << q;
+    }
+    return quads;
   }
 
   // Codecs of elements: each for itself; the rules for residuals are FORMAT.md's.
