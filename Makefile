@@ -8,6 +8,8 @@ JOBS ?= $(shell nproc)
 # pytest's start processes of their own.
 TEST_JOBS ?= 3
 PYTEST_JOBS ?= 3
+# A worker that dies is a failure with its test's name; one that took its place would be awaited for good.
+PYTEST = $(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup --max-worker-restart 0
 
 # ccache, where it is installed, also serves the builds of other checkouts.
 ifneq ($(shell command -v ccache),)
@@ -57,7 +59,7 @@ build: setup
 # Everything but what is marked slow: SLOW in tests/*/CMakeLists.txt, pytest.mark.slow in Python.
 check: build
 	@ctest --preset check --output-on-failure -j $(TEST_JOBS)
-	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup -m "not slow" tests
+	@$(PYTEST) -m "not slow" tests
 
 # make test runs a dozen steps of each, and those by nodes on threads.
 replicas: build
@@ -98,7 +100,7 @@ tsan-gloo: setup
 	@JOBS=$(JOBS) scripts/tsan_gloo.sh
 
 test-python: build
-	@$(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup tests
+	@$(PYTEST) tests
 
 # The part of test-frameworks that `make test` runs: Lightning, Accelerate and transformers, and Open MPI
 # by test-python. Downloads that fail or take too long leave it out.

@@ -25,17 +25,34 @@ def stand_in():
     return StandIn()
 
 
+class DeviceTable(ctypes.Structure):
+    """The front of DeviceApi (kernels/device_api.h)."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32),
+        ("runtime_version", ctypes.c_int),
+        ("error_text", ctypes.c_void_p),
+        ("device_count", ctypes.c_void_p),
+        ("driver_version", ctypes.c_void_p),
+        ("device_of", ctypes.c_void_p),
+        (
+            "allocate",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)
+            ),
+        ),
+    )
+
+
 class StandIn:
-    """Calls the library's table: the entries that a test needs, by their places in it."""
+    """Calls the library's table: the entries that a test needs."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(str(STAND_IN))
-        library.tw_cuda_api.restype = ctypes.POINTER(ctypes.c_void_p)
-        table = library.tw_cuda_api()
-        allocate = ctypes.CFUNCTYPE(
-            ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)
-        )
-        self._allocate = allocate(table[4])  # behind version, error_text, device_count, device_of
+        library.tw_cuda_api.restype = ctypes.POINTER(DeviceTable)
+        table = library.tw_cuda_api().contents
+        assert table.version == 9, "another version has its entries elsewhere: see device_api.h"
+        self._allocate = table.allocate
 
     def put(self, value: float) -> ctypes.Array:
         """Device memory, as the host can see it here, of NUMEL floats."""
