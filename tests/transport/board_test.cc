@@ -145,7 +145,9 @@ TEST(Board, AllTakeTheEarliestDeadline) {
     ASSERT_TRUE(earliest.ok()) << earliest.status();
     EXPECT_LE(*earliest, Clock::now() + seconds(30));
     EXPECT_GT(*earliest, begin);
-    if (rank == 1) EXPECT_LE(*earliest, board.deadline);
+    if (rank == 1) {
+      EXPECT_LE(*earliest, board.deadline);
+    }
   });
 }
 
