@@ -166,7 +166,7 @@ accuracy: build
 ratio: build
 	@$(PYTHON) bench/ratio.py --out build/ratio
 
-# A wheel without the CUDA part: make wheel ARGS="-C cmake.define.THINWIRE_CUDA=OFF".
+# A wheel without the CUDA part: make wheel ARGS="--config-settings cmake.define.THINWIRE_CUDA=OFF".
 wheel: setup
 	@scripts/wheel.sh x86_64 $(ARGS)
 

@@ -7,13 +7,14 @@ cd "$(dirname "$0")/.."
 architecture=$1
 shift
 build=build-wheel-$architecture
-options=(-C "build-dir=$build" "$@")
+options=(--config-settings "build-dir=$build" "$@") # Debian 12's pip knows no -C
 places=()
 if [[ $architecture != "$(uname -m)" ]]; then
   scripts/aarch64_root.sh
   root=$PWD/build-aarch64/root/usr/lib
   export _PYTHON_HOST_PLATFORM=linux-$architecture
-  options+=(-C "cmake.define.CMAKE_TOOLCHAIN_FILE=$PWD/scripts/aarch64.cmake" -C cmake.define.THINWIRE_CUDA=OFF)
+  options+=(--config-settings "cmake.define.CMAKE_TOOLCHAIN_FILE=$PWD/scripts/aarch64.cmake"
+    --config-settings cmake.define.THINWIRE_CUDA=OFF)
   places=(--ldpaths "$root/$architecture-linux-gnu:$root")
 fi
 plain=$(mktemp -d)
