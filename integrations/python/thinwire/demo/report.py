@@ -70,6 +70,7 @@ def plot(path: Path, link: str, world: int, rows: list[Row]) -> None:
     figure, axes = pyplot.subplots(1, len(panels), figsize=(14, 3.8), layout="constrained")
     for axis, (title, values, form) in zip(axes, panels, strict=True):
         bars = axis.bar(names, values, color=_COLOURS)
+        axis.tick_params(axis="x", labelsize=8)
         axis.bar_label(bars, [form.format(value) for value in values], padding=2)
         axis.set_title(title)
         axis.margins(y=0.15)
