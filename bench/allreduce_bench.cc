@@ -37,7 +37,7 @@ using thinwire::Quantile;
 
 constexpr const char* kRows =
     "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum,int4+checksum";
-constexpr size_t kSmall = 65536;
+constexpr size_t kSmall = 65536, kMiddle = 1048576;
 constexpr int kSmallCalls = 20;
 constexpr size_t kSizes[] = {64, 1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
 
@@ -166,7 +166,7 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
   const Gradients gradients(setup.rank, n);
   std::map<std::string, std::vector<double>> times;
   const int repetitions =
-      bytes > kSmall && bytes < 1000000 ? setup.repetitions * 20 : setup.repetitions;
+      bytes > kSmall && bytes <= kMiddle ? setup.repetitions * 20 : setup.repetitions;
   for (int i = -2; i < repetitions; ++i) {
     const auto keep = [&](const std::string& who, double seconds) {
       if (i >= 0) times[who].push_back(seconds);
