@@ -47,6 +47,8 @@ class Run:
         """Everything that the run's result depends on, as JSON."""
         task, chosen = self.task, METHODS[self.method]
         special = {key: 1 for key in ("delay", "dealt") if getattr(chosen, key)}
+        if task.warmup:
+            special["warmup"] = task.warmup
         return special | {
             "task": task.name, "batch": task.batch, "steps": task.steps, "rate": task.rate,
             "optimizer": task.optimizer, "momentum": task.momentum,

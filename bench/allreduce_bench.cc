@@ -5,7 +5,8 @@
 //
 // Rank 0 prints JSON. LARGEST, SMALLEST: bytes of the last row and of the first one. ROWS: codecs
 // with settings behind them, such as "int4,int4+hierarchical+auto": "checksum", a topology, a
-// transport, or "chunk=" with bytes. THINWIRE_TRANSPORT and the like reach our side alone.
+// transport, "congestion=" with a control's name, "chunk=" with bytes, or "loops=" with a number.
+// THINWIRE_TRANSPORT and the like reach our side alone.
 //
 // A repetition is one allreduce after a barrier. Of tensors up to 64 KiB it is twenty in a row, of
 // which it has the mean: a barrier lets the ranks go at times that differ by more than such a
@@ -66,11 +67,15 @@ std::string CodecOf(const std::string& row) { return row.substr(0, row.find('+')
 
 // One of the settings behind a codec; the text outlives the options.
 void Set(const std::string& setting, tw_options* options) {
-  constexpr std::string_view kChunk = "chunk=";
+  constexpr std::string_view kChunk = "chunk=", kCongestion = "congestion=", kLoops = "loops=";
   if (setting == "checksum") {
     options->checksum = 1;
   } else if (setting.starts_with(kChunk)) {
     options->chunk_bytes = std::strtoull(setting.c_str() + kChunk.size(), nullptr, 10);
+  } else if (setting.starts_with(kLoops)) {
+    options->loops = std::strtoull(setting.c_str() + kLoops.size(), nullptr, 10);
+  } else if (setting.starts_with(kCongestion)) {
+    options->congestion = setting.c_str() + kCongestion.size();
   } else if (setting == "flat" || setting == "grid" || setting == "hierarchical") {
     options->topology = setting.c_str();
   } else {

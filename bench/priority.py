@@ -3,13 +3,14 @@ under which the next forward pass overlaps with what is still on its way, with e
 and with the order predicted.
 
     python bench/priority.py [--link 200mbit] [--delay_ms 0] [--codec int4] [--batch 40]
-                             [--chunk_bytes 1048576]
+                             [--steps 24] [--chunk_bytes 1048576]
 
 The model is VGG-like: convolutions that take most of the time and have few parameters, then fully
 connected layers with most of them. Batch and link are to be chosen so that communication takes
 about as long as computation, which `alone` (no exchange at all) tells. All policies run in the same
 processes, in turns; a row has the median over turns of the slowest rank's mean step, with the last
-exchange of a turn waited for, and the digest of the weights, which must be equal."""
+exchange of a turn waited for, and the digest of the weights, which must be equal. Under p3 that
+wait overlaps with nothing, so a turn has as many steps as make it hardly count."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ ORDERS = {
     "p3 planned": ("p3", True),
 }
 TIMEOUT_S = 900.0
-_SETTINGS = ("codec", "batch", "turns", "chunk_bytes", "lanes")
+_SETTINGS = ("codec", "batch", "turns", "steps", "chunk_bytes", "lanes")
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -45,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         subject.train(2)
     for _ in range(arguments.turns):
         for subject in subjects.values():
-            subject.turn()
+            subject.turn(arguments.steps)
     rows = []
     for order, subject in subjects.items():
         quartiles = statistics.quantiles(subject.turns, n=4)
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--codec", default="int4")
     parser.add_argument("--batch", type=int, default=40)
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=24, help="of a turn")
     parser.add_argument("--chunk_bytes", type=int, default=1 << 20)
     parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("build/bench/priority.json"))

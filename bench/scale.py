@@ -34,13 +34,12 @@ CORES = 2  # of the machine that all measured ranks share
 GRADIENTS = 1_300_000_000  # bytes of fp32: BERT-Large's
 RANKS = (16, 64, 256, 1024, 4096)
 BUCKETS = {"25 MiB": 25 * MIB, "256 MiB": 256 * MIB}
-# Bits a second, and what the measured costs are divided by: for a thread that handles messages
-# better than Gloo's on this machine.
+# Bits a second; threads that move a rank's messages (THINWIRE_LOOPS); and chunks in flight.
 PANELS = {
-    "1 Gb/s": (1e9, 1),
-    "10 Gb/s": (10e9, 1),
-    "25 Gb/s": (25e9, 1),
-    "25 Gb/s, a quarter of the costs": (25e9, 4),
+    "1 Gb/s": (1e9, 1, 4),
+    "10 Gb/s": (10e9, 1, 4),
+    "25 Gb/s": (25e9, 1, 4),
+    "25 Gb/s, 8 loops, 16 lanes": (25e9, 8, 16),
 }
 LATENCY_S = 20e-6  # one way, inside a data centre
 # Of an element, its scale included. The three quantisers are taken to cost the same, so that what
@@ -151,6 +150,8 @@ class Case(NamedTuple):
     bytes_per_s: float
     latency_s: float
     cores: int
+    loops: int = 1
+    lanes: int = 4
 
 
 def simulate(cases: list[Case], costs: Costs) -> list[Row]:
@@ -160,7 +161,7 @@ def simulate(cases: list[Case], costs: Costs) -> list[Row]:
     for case in cases:
         link = (case.bytes_per_s, case.latency_s, case.cores)
         messages = (costs.message_s, costs.byte_s, costs.exchange_s)
-        lines.append((*case[:6], *link, *messages, *codec))
+        lines.append((*case[:6], *link, *messages, *codec, case.loops, case.lanes))
     text = "\n".join(" ".join(str(part) for part in line) for line in lines)
     done = subprocess.run(
         [BUILD / "scale_sim"], input=text, check=True, capture_output=True, text=True
@@ -188,7 +189,7 @@ def hold_against(rows: list[Row], costs: Costs) -> list[Row]:
 
 def curves(costs: Costs) -> list[Row]:
     found = []
-    for panel, (bits_per_s, divisor) in PANELS.items():
+    for panel, (bits_per_s, loops, lanes) in PANELS.items():
         labels = [
             (name, topology, ranks)
             for name in BUCKETS
@@ -197,10 +198,22 @@ def curves(costs: Costs) -> list[Row]:
         ]
         rate = bits_per_s / 8
         cases = [
-            Case(ranks, GRADIENTS, BUCKETS[name], 0, "int4", topology, rate, LATENCY_S, 0)
+            Case(
+                ranks,
+                GRADIENTS,
+                BUCKETS[name],
+                0,
+                "int4",
+                topology,
+                rate,
+                LATENCY_S,
+                0,
+                loops,
+                lanes,
+            )
             for name, topology, ranks in labels
         ]
-        rows = simulate(cases, Costs(*(cost / divisor for cost in costs)))
+        rows = simulate(cases, costs)
         for row, (name, topology, _) in zip(rows, labels, strict=True):
             row |= {"panel": panel, "bucket": name, "topology": topology}
             row["efficiency"] = row["wire_bytes"] / rate / row["step_s"]

@@ -2,7 +2,7 @@
 // are threads of this process, each with a communicator of its own, over Gloo's loopback or in
 // memory. bench/scale.py calibrates the simulator with such lines and tests it on others.
 //
-//   scale_bench RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC [TOPOLOGY]]]]
+//   scale_bench RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC [TOPOLOGY [LOOPS]]]]]
 #include <barrier>
 #include <cmath>
 #include <cstdio>
@@ -24,7 +24,7 @@ using thinwire::Quantile;
 struct Setup {
   int ranks = 2;
   size_t bytes = 0, chunk_bytes = 0;
-  int repetitions = 15;
+  int repetitions = 15, loops = 1;
   std::string plane = "gloo", codec = "int4", topology = "auto", folder;
 };
 
@@ -48,6 +48,7 @@ tw_comm* Connect(const Setup& setup, int rank) {
   options.topology = setup.topology.c_str();
   options.chunk_bytes = setup.chunk_bytes;
   options.no_raw = 1;
+  options.loops = static_cast<size_t>(setup.loops);
   tw_comm* comm = nullptr;
   Check(tw_comm_create(&options, &comm));
   return comm;
@@ -97,10 +98,10 @@ void Print(const Setup& setup, const Times& times) {
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(
-        stderr,
-        "usage: %s RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC [TOPOLOGY]]]]\n",
-        argv[0]);
+    std::fprintf(stderr,
+                 "usage: %s RANKS BYTES CHUNK_BYTES [REPETITIONS [gloo|memory [CODEC [TOPOLOGY "
+                 "[LOOPS]]]]]\n",
+                 argv[0]);
     return 2;
   }
   Setup setup;
@@ -111,6 +112,7 @@ int main(int argc, char** argv) {
   if (argc > 5) setup.plane = argv[5];
   if (argc > 6) setup.codec = argv[6];
   if (argc > 7) setup.topology = argv[7];
+  if (argc > 8) setup.loops = std::atoi(argv[8]);
   std::string folder = std::filesystem::temp_directory_path() / "thinwire_scale.XXXXXX";
   if (mkdtemp(folder.data()) == nullptr) return 1;
   setup.folder = folder;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -146,9 +145,7 @@ def train(task: Task, method: Method, seed: int, workers: int, split: str) -> di
     momentum = task.momentum if method.owns_momentum else 0.0
     group = open_group(method, task, parameters, workers, momentum)
     optimizer = make_optimizer(task, list(parameters.values()), task.momentum - momentum)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / task.steps))
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, task.rate_factor)
     sizes = [p.numel() for p in parameters.values()]
 
     def apply(mean: torch.Tensor) -> None:

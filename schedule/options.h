@@ -84,6 +84,8 @@ struct Options {
   Predict predict = Predict::kWhenFar;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
   TransportKind transport = TransportKind::kGloo;
+  // Threads that move the bytes over TCP, each with connections of its own to all ranks.
+  int loops = 1;
   // Every block between ranks travels with a CRC32C, and one that came damaged fails the group.
   bool checksum = false;
   // From so many ranks on, reports and announcements go through heads of groups; see

@@ -10,7 +10,10 @@
 namespace thinwire {
 namespace {
 
-constexpr char kGlooRuns[] = "gloo over TCP";
+ChosenPlane Gloo(const ChoiceOptions& options) {
+  if (options.loops == 1) return {nullptr, "gloo over TCP"};
+  return {nullptr, absl::StrCat("gloo over TCP, ", options.loops, " loops")};
+}
 
 absl::StatusOr<ChosenPlane> TryNccl(const ChoiceOptions& options, Transport& transport) {
   if (options.host_memory) {
@@ -55,7 +58,7 @@ absl::StatusOr<ChosenPlane> TryAll(const ChoiceOptions& options, Transport& tran
   absl::StatusOr<ChosenPlane> chosen = TryNccl(options, transport);
   if (absl::IsUnimplemented(chosen.status())) chosen = TryUcx(options, transport);
   if (absl::IsUnimplemented(chosen.status())) chosen = TryUcxInside(options, transport);
-  if (absl::IsUnimplemented(chosen.status())) return ChosenPlane{nullptr, kGlooRuns};
+  if (absl::IsUnimplemented(chosen.status())) return Gloo(options);
   return chosen;
 }
 
@@ -66,7 +69,7 @@ absl::StatusOr<ChosenPlane> Try(const ChoiceOptions& options, Transport& transpo
     case TransportKind::kNccl: return TryNccl(options, transport);
     case TransportKind::kAuto: return TryAll(options, transport);
   }
-  return ChosenPlane{nullptr, kGlooRuns};
+  return Gloo(options);
 }
 
 }  // namespace
@@ -80,7 +83,7 @@ absl::StatusOr<std::string> ChooseDataPlane(const ChoiceOptions& options, Transp
     return std::move(chosen->words);
   }
   transport.data = std::make_unique<Split>(std::move(chosen->data), std::move(transport.data));
-  return absl::StrCat(chosen->words, " inside nodes, ", kGlooRuns, " between them");
+  return absl::StrCat(chosen->words, " inside nodes, ", Gloo(options).words, " between them");
 }
 
 }  // namespace thinwire

@@ -2,7 +2,7 @@
 // standard input, one line of JSON for each. bench/scale.py writes and reads them.
 //
 //   RANKS BYTES BUCKET_BYTES CHUNK_BYTES CODEC TOPOLOGY BYTES_PER_S LATENCY_S CORES MESSAGE_S
-//   MESSAGE_S_PER_BYTE OVERHEAD_S ENCODE_S REDUCE_S DECODE_S
+//   MESSAGE_S_PER_BYTE OVERHEAD_S ENCODE_S REDUCE_S DECODE_S LOOPS LANES
 //
 // CHUNK_BYTES of 0: as the world's size says. CORES as sim::Setting::cores.
 #include <cmath>
@@ -33,8 +33,9 @@ sim::Setting Read(std::istream& in) {
   in >> s.ranks >> bytes >> bucket >> chunk >> codec >> topology >> s.bytes_per_s >> s.latency_s >>
       s.cores >> s.message_s >> s.message_s_per_byte >> s.overhead_s >> s.codec.encode_s >>
       s.codec.reduce_s >> s.codec.decode_s;
-  if (!in) return s;
   Options options;
+  in >> options.loops >> options.lanes;
+  if (!in) return s;
   options.codecs = {*CodecPair::Parse(codec)};
   options.topology = TopologyOf(topology);
   options.min_bytes = 0;

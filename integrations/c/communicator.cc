@@ -11,8 +11,10 @@
 #include "integrations/c/options.h"
 #include "integrations/c/text.h"
 #include "kernels/device.h"
+#include "schedule/engine/checks.h"
 #include "schedule/engine/give_up.h"
 #include "schedule/engine/handshake.h"
+#include "schedule/engine/loops.h"
 #include "schedule/engine/topology.h"
 #include "schedule/order/frames.h"
 #include "transport/choice.h"
@@ -93,6 +95,7 @@ absl::Status Agree(const tw_options& in, const Options& options,
                        .device = device,
                        .host_memory = options.checksum,
                        .local_size = parts.nodes.local_size,
+                       .loops = options.loops,
                        .ucx_library = std::string(TextOf(in.ucx_library)),
                        .nccl_library = std::string(TextOf(in.nccl_library))},
                       parts.transport);
@@ -110,6 +113,18 @@ absl::Status FindWay(const Options& options, Deadline deadline, Parts& parts) {
   return absl::OkStatus();
 }
 
+// More connections of the same ranks.
+ConnectLoop LoopsOf(const GlooOptions& first) {
+  return [first](std::shared_ptr<Store> store, const std::string& name, Deadline deadline) {
+    GlooOptions options = first;
+    options.store = std::move(store);
+    absl::StrAppend(&options.prefix, name, "/");
+    options.deadline = deadline;
+    options.last_words = nullptr;  // the first connections tell why
+    return ConnectGloo(options);
+  };
+}
+
 absl::StatusOr<Parts> Connect(const tw_options& in, const Options& options,
                               const std::shared_ptr<Device>& device) {
   const absl::StatusOr<Meeting> meeting = MeetingOf(in);
@@ -121,19 +136,19 @@ absl::StatusOr<Parts> Connect(const tw_options& in, const Options& options,
       !differs.ok()) {
     return differs;
   }
+  const GlooOptions gloo = {.rank = in.rank,
+                            .size = in.size,
+                            .store = store,
+                            .prefix = prefix,
+                            .interface = std::string(TextOf(in.interface_name)),
+                            .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
+                            .deadline = deadline,
+                            .key_file = std::string(TextOf(in.key_file)),
+                            .digest = Digest(in.size, options),
+                            .congestion = std::string(TextOf(in.congestion)),
+                            .last_words = [](const absl::Status& why) { return PackFailure(why); }};
   absl::StatusOr<Transport> transport =
-      meeting->hub != nullptr
-          ? meeting->hub->Connect(in.rank)
-          : ConnectGloo({.rank = in.rank,
-                         .size = in.size,
-                         .store = store,
-                         .prefix = prefix,
-                         .interface = std::string(TextOf(in.interface_name)),
-                         .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
-                         .deadline = deadline,
-                         .key_file = std::string(TextOf(in.key_file)),
-                         .digest = Digest(in.size, options),
-                         .last_words = [](const absl::Status& why) { return PackFailure(why); }});
+      meeting->hub != nullptr ? meeting->hub->Connect(in.rank) : ConnectGloo(gloo);
   if (!transport.ok()) return transport.status();
   Parts parts;
   parts.transport = *std::move(transport);
@@ -142,7 +157,9 @@ absl::StatusOr<Parts> Connect(const tw_options& in, const Options& options,
     parts.words = "memory of this process";
     parts.nodes = NodesOf(in.size, options.local_size != 0 ? options.local_size : in.size);
   } else {
-    status = Agree(in, options, device, deadline, parts);
+    status =
+        AddLoops(options.loops, store, LoopsOf(gloo), deadline, options.timeout, parts.transport);
+    if (status.ok()) status = Agree(in, options, device, deadline, parts);
   }
   if (status.ok()) status = FindWay(options, deadline, parts);
   if (!status.ok()) return GiveUp(parts.transport, status);
@@ -161,6 +178,7 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   if (absl::Status bad = CheckWorld(in); !bad.ok()) return bad;
   absl::StatusOr<Options> options = ParseOptions(in);
   if (!options.ok()) return options.status();
+  if (absl::Status bad = CheckOptions(*options); !bad.ok()) return bad;
   absl::StatusOr<std::shared_ptr<Device>> device = DeviceOf(in);
   if (!device.ok()) return device.status();
   absl::StatusOr<Parts> parts =

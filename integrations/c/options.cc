@@ -118,6 +118,7 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   out.topology = *topology;
   out.local_size = static_cast<int>(std::min<size_t>(in.local_size, INT_MAX));
   out.transport = *transport;
+  if (in.loops != 0) out.loops = static_cast<int>(std::min<size_t>(in.loops, INT_MAX));
   if (in.planned != 0) out.predict = in.planned > 0 ? Predict::kAlways : Predict::kNever;
   if (in.lanes != 0) out.lanes = in.lanes;
   if (in.chunk_bytes != 0) {

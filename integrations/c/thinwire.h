@@ -105,6 +105,11 @@ typedef struct {
                                beside the package, else where the dynamic linker looks */
   size_t local_size; /* ranks of a node, which are neighbours; 0: those on one running kernel and in
                         one network namespace */
+  const char* congestion; /* TCP's congestion control of the connections: the kernel's name of one;
+                             "system": the kernel's default; "auto" (default): the same, but Reno
+                             in place of BBR where a round trip takes less than 2 ms */
+  size_t loops; /* threads that move the bytes over TCP, each with connections of its own to all
+                   ranks; 0: 1; 16 at most */
 } tw_options;
 
 TW_API const char* tw_version(void);    /* "0.1.0" */

@@ -21,15 +21,21 @@ double LeastMessage(const Options& options, int world) {
   return GoesByGrid(world, options) ? kGridFactor * least : least;
 }
 
+size_t LargestChunk(const Options& options, int world) {
+  const bool shared = options.loops >= kManyLoops && GoesByGrid(world, options);
+  return shared ? kLargestOfManyLoops : kLargestChunk;
+}
+
 }  // namespace
 
 size_t ChunkBytesOf(const Options& options, int world) {
   size_t bytes = options.chunk_bytes;
   if (world <= kSmallWorld || options.least_message_bytes == 0) return bytes;
   const double least = LeastMessage(options, world);
+  const size_t largest = LargestChunk(options, world);
   for (const CodecPair& codec : options.codecs) {
     if (codec.up.traits().entries()) continue;  // everybody's whole chunk goes to everybody
-    while (bytes < kLargestChunk && MessageBytes(codec, bytes, world, options) < least) bytes *= 2;
+    while (bytes < largest && MessageBytes(codec, bytes, world, options) < least) bytes *= 2;
   }
   return bytes;
 }

@@ -17,7 +17,8 @@ double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const
 
 // options.chunk_bytes, doubled until the messages of every dense codec hold
 // options.least_message_bytes, in a grid kGridFactor times as much, and no further than to
-// kLargestChunk. Worlds of up to kSmallWorld ranks keep options.chunk_bytes.
+// kLargestChunk; in a grid with kManyLoops or more, to kLargestOfManyLoops. Worlds of up to
+// kSmallWorld ranks keep options.chunk_bytes.
 size_t ChunkBytesOf(const Options& options, int world);
 
 // Where chunks are to be overtaken, since one that is on its way is not: decision 2.
@@ -27,6 +28,10 @@ inline constexpr int kSmallWorld = 4;
 inline constexpr int kGridFactor = 4;
 // Memory of a lane grows with chunks; buckets are hardly ever larger.
 inline constexpr size_t kLargestChunk = size_t{256} << 20;
+// Many loops share what a grid's messages cost. What counts then is how long the first chunk is
+// encoded and the last one decoded, while the link has nothing to do: decision 36.
+inline constexpr int kManyLoops = 4;
+inline constexpr size_t kLargestOfManyLoops = size_t{32} << 20;
 
 }  // namespace thinwire
 

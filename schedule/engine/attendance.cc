@@ -1,8 +1,11 @@
 #include "schedule/engine/attendance.h"
 
 #include <algorithm>
+#include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "schedule/engine/told.h"
 #include "schedule/order/frames.h"
 
@@ -10,6 +13,7 @@ namespace thinwire {
 namespace {
 
 constexpr std::chrono::milliseconds kPause(2);  // between two looks
+constexpr std::chrono::milliseconds kMostPatience(250);
 
 }  // namespace
 
@@ -30,6 +34,22 @@ absl::StatusOr<std::vector<int>> SilentRanks(ControlPlane& control,
     if (!is_here[rank]) silent.push_back(rank);
   }
   return silent;
+}
+
+absl::Status LateError(ControlPlane& control, std::string_view what,
+                       std::chrono::milliseconds timeout) {
+  const absl::StatusOr<std::vector<int>> silent =
+      SilentRanks(control, std::min(timeout / 30, kMostPatience));
+  if (!silent.ok()) return silent.status();
+  const std::string late =
+      absl::StrCat("rank ", control.rank(), " could not ", std::string(what), " in time: ");
+  if (silent->empty()) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        late, "all ranks are there; look at the network between them, or raise the timeout"));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat(late, silent->size() == 1 ? "rank " : "ranks ", absl::StrJoin(*silent, ", "),
+                   " did not answer; look what that process does, or raise the timeout"));
 }
 
 }  // namespace thinwire

@@ -4,6 +4,7 @@
 #define THINWIRE_SCHEDULE_ENGINE_ATTENDANCE_H_
 
 #include <chrono>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,6 +18,12 @@ namespace thinwire {
 // of them told in place of that.
 absl::StatusOr<std::vector<int>> SilentRanks(ControlPlane& control,
                                              std::chrono::milliseconds patience);
+
+// What such a rank returns: DeadlineExceeded, which says what it could not do, such as "measure its
+// links", and names the silent ranks, who have a 30th of `timeout` to speak; or the failure that
+// one told.
+absl::Status LateError(ControlPlane& control, std::string_view what,
+                       std::chrono::milliseconds timeout);
 
 }  // namespace thinwire
 

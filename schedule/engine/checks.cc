@@ -105,6 +105,10 @@ absl::Status CheckOptions(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("chunk_bytes is ", options.chunk_bytes, ", expected ", kLeast, " to ", kMost));
   }
+  if (options.loops < 1 || options.loops > 16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("loops is ", options.loops, ", expected 1 to 16"));
+  }
   if (options.codecs.empty()) return absl::InvalidArgumentError("there must be a codec");
   if (!(options.momentum.beta >= 0.0f && options.momentum.beta < 1.0f)) {
     return absl::InvalidArgumentError(

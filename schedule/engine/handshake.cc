@@ -43,7 +43,7 @@ std::string Digest(int size, const Options& options) {
       " one_hop_bytes=", options.one_hop_bytes, " checksum=", options.checksum ? 1 : 0,
       " topology=", std::string(Name(options.topology)), " local_size=", options.local_size,
       " check_replicas=", options.check_replicas,
-      " transport=", std::string(Name(options.transport)));
+      " transport=", std::string(Name(options.transport)), " loops=", options.loops);
 }
 
 absl::Status Handshake(Store& store, const std::string& prefix, int rank, int size,

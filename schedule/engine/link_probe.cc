@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "schedule/engine/attendance.h"
 #include "schedule/hash.h"
 #include "transport/alarm.h"
@@ -19,7 +17,6 @@ namespace {
 
 constexpr size_t kSmall = size_t{64} << 10, kLarge = size_t{1} << 20;
 constexpr double kShort = 10e-3;  // seconds
-constexpr std::chrono::milliseconds kMostPatience(250);
 constexpr int kWarmUp = 2, kRepetitions = 3;
 
 // Seconds of one exchange.
@@ -112,21 +109,6 @@ class Probe {
   uint64_t exchanges_ = 0;
 };
 
-absl::Status LateError(ControlPlane& control, std::chrono::milliseconds timeout) {
-  const absl::StatusOr<std::vector<int>> silent =
-      SilentRanks(control, std::min(timeout / 30, kMostPatience));
-  if (!silent.ok()) return silent.status();
-  const std::string late =
-      absl::StrCat("rank ", control.rank(), " could not measure its links in time: ");
-  if (silent->empty()) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        late, "all ranks are there; look at the network between them, or raise the timeout"));
-  }
-  return absl::DeadlineExceededError(
-      absl::StrCat(late, silent->size() == 1 ? "rank " : "ranks ", absl::StrJoin(*silent, ", "),
-                   " did not answer; look what that process does, or raise the timeout"));
-}
-
 }  // namespace
 
 absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, Transport& transport, Deadline deadline,
@@ -139,7 +121,9 @@ absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, Transport& transport, De
     const Alarm alarm(*transport.control, *end);
     rates = Probe(nodes, *transport.data).Run();
   }
-  if (absl::IsDeadlineExceeded(rates.status())) return LateError(*transport.control, timeout);
+  if (absl::IsDeadlineExceeded(rates.status())) {
+    return LateError(*transport.control, "measure its links", timeout);
+  }
   return rates;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "schedule/hash.h"
+
 namespace thinwire::sim {
 
 Lanes::Lanes(const Setting& setting, const Wire& wire, Events& events, Processor& processor,
@@ -11,7 +13,9 @@ Lanes::Lanes(const Setting& setting, const Wire& wire, Events& events, Processor
       events_(events),
       processor_(processor),
       done_(std::move(done)),
-      messenger_(setting.cores > 0 ? static_cast<double>(setting.ranks) / setting.cores : 1.0) {}
+      loops_(setting.cores > 0 ? std::vector<Server>(
+                                     1, Server(static_cast<double>(setting.ranks) / setting.cores))
+                               : std::vector<Server>(setting.engine.loops)) {}
 
 void Lanes::Start(const ChunkId& id) {
   Continue(id, std::make_shared<const std::vector<Phase>>(wire_.phases(id)), 0);
@@ -34,14 +38,17 @@ void Lanes::StartDirect(const ChunkId& id) {
 // On a shared machine both ends of a frame cost, elsewhere only rank 0's.
 double Lanes::HandleFrames(double frames) {
   const double ends = setting_.cores > 0 ? 2.0 / setting_.ranks : 1.0;
-  return messenger_.Take(events_.now(), frames * ends * setting_.message_s / 2);
+  return loops_[0].Take(events_.now(), frames * ends * setting_.message_s / 2);
 }
 
 void Lanes::Compute(double seconds, Events::Action then) {
   const double alone = processor_.Beside(seconds);
   if (setting_.cores == 0) return events_.After(alone, std::move(then));
-  events_.At(messenger_.Take(events_.now(), alone), std::move(then));
+  events_.At(loops_[0].Take(events_.now(), alone), std::move(then));
 }
+
+// As transport/spread has it: by a hash of what identifies the exchange.
+Server& Lanes::LoopOfNextExchange() { return loops_[Mix(++exchanges_) % loops_.size()]; }
 
 // One message after the other, as they were handed to the link. (Gloo has one connection for each
 // pair of ranks.) While the link idles its bucket fills, up to a burst.
@@ -64,7 +71,7 @@ void Lanes::Send(const Phase& phase, Events::Action then) {
   // What stays inside a node takes no time on the way.
   double wait = phase.bytes > 0.0 ? setting_.hop_latencies * setting_.latency_s : 0.0;
   (setting_.cores > 0 ? work : wait) += overhead;
-  const double handled = messenger_.Take(now, work);
+  const double handled = LoopOfNextExchange().Take(now, work);
   const double sent = std::max(phase.bytes > 0.0 ? link_paid_until_ : 0.0,
                                phase.inside > 0.0 ? inside_paid_until_ : 0.0);
   events_.At(std::max(handled, sent) + wait, std::move(then));

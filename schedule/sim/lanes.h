@@ -2,6 +2,7 @@
 #ifndef THINWIRE_SCHEDULE_SIM_LANES_H_
 #define THINWIRE_SCHEDULE_SIM_LANES_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -36,8 +37,13 @@ class Lanes {
   Events& events_;
   Processor& processor_;
   const Done done_;
+  Server& LoopOfNextExchange();
+
   double link_paid_until_ = 0.0, inside_paid_until_ = 0.0;
-  Server messenger_;  // of messages, and on a shared machine of codecs as well
+  // The threads of messages: control frames have the first one. On a shared machine there is one
+  // for all that the cores do, codecs too.
+  std::vector<Server> loops_;
+  uint64_t exchanges_ = 0;
 };
 
 }  // namespace thinwire::sim

@@ -86,7 +86,7 @@ class Actor:
         config = Config(
             codec=case.codec, lanes=case.lanes, chunk_bytes=case.chunk_bytes, policy=case.policy,
             planned=case.planned, timeout_s=case.timeout_s, checksum=case.checksum,
-            topology=case.topology, local_size=case.node_size,
+            topology=case.topology, local_size=case.node_size, loops=case.loops,
             **{"transport": case.transport, **self._settings},
         )  # fmt: skip
         return Communicator(self._rank, case.world, self._board, "faults", config)
@@ -98,7 +98,7 @@ class Actor:
         if self._operations == 1 + int(self._case.moment * last):
             self._striker.now("store")
         others = [rank for rank in range(self._case.world) if rank != self._rank]
-        if operation == "get" and key.endswith(f"mesh/{others[-1]}"):
+        if operation == "get" and key.endswith(f"faults/mesh/{others[-1]}"):
             takes_s = CONNECTING_S[self._case.transport] + (NODES_S if self._case.nodes else 0)
             self._striker.soon("connecting", takes_s)
 

@@ -55,6 +55,7 @@ class Case:
     transport: str = "gloo"
     node_size: int = 0  # ranks of each node; 0: all are on one, and find that out
     topology: str = "auto"
+    loops: int = 1
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -72,7 +73,7 @@ class Case:
             f"{self.phase!r} at {self.moment:.2f}, {self.codec}, {self.lanes} lanes, "
             f"{self.chunk_bytes} B chunks, planned={self.planned}, {self.policy}, "
             f"checksum={self.checksum}, T={self.timeout_s} s, transport={self.transport}, "
-            f"{self.topology} by nodes of {self.node_size}"
+            f"{self.topology} by nodes of {self.node_size}, {self.loops} loops"
         )
 
     def on_one_node(self) -> Case:
@@ -107,8 +108,8 @@ def draw(seed: int, phase: str, blow: str, timeout_s: float) -> Case:
         transport=chance.choice(TRANSPORTS),
     )
     if world == 4 and chance.random() < 0.5:
-        return replace(case, node_size=2, topology=chance.choice(TOPOLOGIES))
-    return case
+        case = replace(case, node_size=2, topology=chance.choice(TOPOLOGIES))
+    return replace(case, loops=chance.choice((1, 1, 3)))
 
 
 def matrix(count: int, seed: int, stop_s: float, kill_s: float = 8.0) -> list[Case]:

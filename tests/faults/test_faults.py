@@ -44,6 +44,18 @@ def test_a_rank_that_is_killed_between_nodes(phase, topology):
             assert "inside nodes" in report.transport
 
 
+@pytest.mark.parametrize("phase", ("connecting", "direct", "chunks"))
+def test_a_killed_rank_is_named_over_several_loops(phase):
+    """Its connections with the others end one after the other, on threads of their own."""
+    case = draw(SEED, phase, "SIGKILL", 8.0)
+    expect_no_problem(replace(case, loops=3, transport="gloo"))
+
+
+def test_a_rank_that_stops_over_several_loops():
+    case = draw(SEED, "chunks", "SIGSTOP", 1.5)
+    expect_no_problem(replace(case, loops=3, transport="gloo"))
+
+
 @pytest.mark.parametrize("phase", STOPPED)
 def test_a_stopped_rank_is_named_when_the_timeout_is_over(phase):
     expect_no_problem(draw(SEED, phase, "SIGSTOP", 1.5))

@@ -214,6 +214,7 @@ std::vector<SetupCase> SetupCases() {
       {"checksum", {"checksum=0", "checksum=1"}, [](Options& o) { o.checksum = true; }},
       {"check_replicas", {"check_replicas=3"}, [](Options& o) { o.check_replicas = 3; }},
       {"transport", {"transport=ucx"}, [](Options& o) { o.transport = TransportKind::kUcx; }},
+      {"loops", {"loops=1", "loops=2"}, [](Options& o) { o.loops = 2; }},
       {"nesterov", {"nesterov=1"}, [](Options& o) { o.momentum.nesterov = true; }},
       {"topology",
        {"topology=auto", "topology=grid"},

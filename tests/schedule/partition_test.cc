@@ -68,6 +68,10 @@ TEST(ChunkSize, GrowsOnlyWhereMessagesWouldBeSmall) {
   EXPECT_EQ(ChunkBytesOf(WithCodec("fp32"), 16), 4 * kMiB) << "its messages are large";
   EXPECT_EQ(ChunkBytesOf(WithCodec("onebit:down=onebit"), 4), 4 * kMiB) << "a small world";
   EXPECT_EQ(ChunkBytesOf(WithCodec("topk"), 16), 4 * kMiB) << "its chunks are not cut";
+  Options many = int4;
+  many.loops = 8;
+  EXPECT_EQ(ChunkBytesOf(many, 16), 8 * kMiB) << "as with one loop";
+  EXPECT_EQ(ChunkBytesOf(many, 1024), 32 * kMiB) << "although its messages are smaller";
   for (const char* codec : {"fp32", "int4", "onebit", "onebit:down=onebit"}) {
     for (int world = 5; world <= 4096; world += 7) {
       const Options options = WithCodec(codec);

@@ -12,6 +12,7 @@
 #include "transport/checked/checked.h"
 #include "transport/in_process/in_process.h"
 #include "transport/split/split.h"
+#include "transport/spread/spread.h"
 
 namespace thinwire {
 namespace {
@@ -52,6 +53,20 @@ Planes MakeSplit(int world) {
   return Wrap<BesideControl>(std::move(between));
 }
 
+// Ranks whose exchanges go by one of so many planes.
+Planes MakeSpread(int world, int planes, std::vector<Transport> (*connect)(int)) {
+  std::vector<Transport> first = connect(world);
+  std::vector<std::vector<Transport>> others(world);
+  for (int i = 1; i < planes; ++i) {
+    std::vector<Transport> more = connect(world);
+    for (int r = 0; r < world; ++r) others[r].push_back(std::move(more[r]));
+  }
+  for (int r = 0; r < world; ++r) {
+    first[r].data = std::make_unique<Spread>(std::move(first[r].data), std::move(others[r]));
+  }
+  return Wrap<BesideControl>(std::move(first));
+}
+
 Planes MakeEvented(Planes planes) {
   for (auto& plane : planes) plane = std::make_unique<ByEvents>(std::move(plane));
   return planes;
@@ -74,6 +89,8 @@ std::vector<PlaneKind> PlaneKinds() {
       {"InProcess", [](int n) { return Wrap<WholeTransport>(MakeInProcessTransports(n)); },
        kHostPlane},
       {"Gloo", [](int n) { return Wrap<WholeTransport>(ConnectGlooRanks(n)); }, kHostPlane, true},
+      {"Spread", [](int n) { return MakeSpread(n, 3, MakeInProcessTransports); }, kHostPlane},
+      {"GlooLoops", [](int n) { return MakeSpread(n, 2, ConnectGlooRanks); }, kHostPlane, true},
       {"Ucx", [](int n) { return Wrap<BesideControl>(ConnectUcxRanks(n)); }, kHostPlane, true,
        true},
       {"Split", MakeSplit, kHostPlane},

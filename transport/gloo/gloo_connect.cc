@@ -46,6 +46,7 @@ absl::StatusOr<GlooMesh> ConnectGlooMesh(const GlooOptions& options) {
                                            .address = *address,
                                            .key_file = options.key_file,
                                            .digest = options.digest,
+                                           .congestion = options.congestion,
                                            .deadline = options.deadline},
                                           connections);
     absl::Status broken;

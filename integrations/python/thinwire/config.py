@@ -66,6 +66,8 @@ class Config:
     ucx_library: str | None = None
     nccl_library: str | None = None
     local_size: int | None = None
+    congestion: str | None = None
+    loops: int | None = None
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:

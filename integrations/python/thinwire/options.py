@@ -92,6 +92,7 @@ _BOOL_OR_NONE = Kind(
 )  # fmt: skip
 _LANES = _whole(1, 64)
 _CHUNK_BYTES = _whole(4096, 1 << 42)
+_LOOPS = _whole(1, 16)
 _BYTES = _whole(0, _SIZE_MAX)
 _LOCAL_SIZE = _whole(0, _INT_MAX)
 _IS_ZERO = Kind(_BYTES.expected, _BYTES.parse, _BYTES.right, lambda value: int(value == 0))
@@ -207,6 +208,14 @@ OPTIONS: tuple[Option, ...] = (
            "network namespace",
            "local_size", "size_t", "local_size", _LOCAL_SIZE, True, ("THINWIRE_LOCAL_SIZE",), "0",
            COMPARED),
+    Option("TCP's congestion control of the connections: the kernel's name of one that the process "
+           "may choose (`reno`, `cubic`), `system` (the kernel's default), or `auto`: the same, "
+           "but Reno in place of BBR where a round trip takes less than 2 ms",
+           "congestion", "const char*", "congestion", _TEXT, False, ("THINWIRE_CONGESTION",),
+           "auto"),
+    Option("threads that move a rank's bytes over TCP, each with connections of its own to all "
+           "ranks; one moves a gigabyte or two a second", "loops", "size_t", "loops", _LOOPS,
+           False, ("THINWIRE_LOOPS",), "1", COMPARED),
     Option("NCCL shim: the codec of an unchanged program's allreduces over NCCL; the opt-in",
            variables=("THINWIRE_NCCL_CODEC",), default="none: all passes", equal=SHIM),
     Option("NCCL shim: smaller allreduces pass", variables=("THINWIRE_NCCL_MIN_BYTES",),

@@ -65,6 +65,8 @@ SAMPLES = {
     "checksum": Sample(True, "1", False, {"checksum": 1}),
     "topology": Sample("grid", "grid", "flat", {"topology": b"grid"}),
     "local_size": Sample(2, "2", 4, {"local_size": 2}),
+    "congestion": Sample("reno", "reno", "system", {"congestion": b"reno"}),
+    "loops": Sample(2, "2", 4, {"loops": 2}),
     "transport": Sample("auto", "auto", "ucx", {"transport": b"auto"}),
     "ucx_library": Sample("libucp.so.0", "libucp.so.0", "b.so", {"ucx_library": b"libucp.so.0"}),
     "nccl_library": Sample(

@@ -1,5 +1,7 @@
 """transport="ucx", "nccl" and "auto": the same results as over Gloo, and stats() says what runs."""
 
+import os
+
 import pytest
 import thinwire
 import torch
@@ -32,12 +34,36 @@ def reduced(rank: int, transport: str) -> tuple[str, list[list[float]]]:
     return exchange.stats()["transport"], results
 
 
+def reduced_with_own_loops(rank: int) -> None:
+    os.environ["THINWIRE_LOOPS"] = str(1 + rank)
+    reduced(rank, "gloo")
+
+
 @needs_ucx
 def test_ucx_gives_the_bits_of_gloo():
     over_gloo, over_ucx = run(reduced, "gloo"), run(reduced, "ucx")
     assert over_gloo[0][0] == over_gloo[1][0] == "gloo over TCP"
     assert over_ucx[0][0].startswith("ucx 1.") and over_ucx[0][0].endswith("over shared memory")
     assert over_ucx[0][1] == over_ucx[1][1] == over_gloo[0][1]
+
+
+def test_several_loops_give_the_bits_of_one():
+    one = run(reduced, "gloo")
+    several = run(reduced, "gloo", environment={"THINWIRE_LOOPS": "3"})
+    assert several[0][0] == several[1][0] == "gloo over TCP, 3 loops"
+    assert several[0][1] == several[1][1] == one[0][1]
+
+
+def test_other_loops_on_another_rank_are_a_mismatch_on_both():
+    for outcome in outcomes_of(reduced_with_own_loops):
+        assert outcome.error == "MismatchError", outcome.trace
+        assert "loops=1" in outcome.message and "loops=2" in outcome.message
+
+
+def test_a_congestion_control_that_is_not_there_is_named():
+    for outcome in outcomes_of(reduced, "gloo", environment={"THINWIRE_CONGESTION": "nonsense"}):
+        assert outcome.error == "InvalidArgumentError", outcome.trace
+        assert "'nonsense'" in outcome.message and "reno" in outcome.message
 
 
 @needs_ucx
