@@ -41,8 +41,7 @@ absl::Status LateError(ControlPlane& control, std::string_view what,
   const absl::StatusOr<std::vector<int>> silent =
       SilentRanks(control, std::min(timeout / 30, kMostPatience));
   if (!silent.ok()) return silent.status();
-  const std::string late =
-      absl::StrCat("rank ", control.rank(), " could not ", std::string(what), " in time: ");
+  const std::string late = absl::StrCat("rank ", control.rank(), " ", std::string(what), ": ");
   if (silent->empty()) {
     return absl::DeadlineExceededError(absl::StrCat(
         late, "all ranks are there; look at the network between them, or raise the timeout"));

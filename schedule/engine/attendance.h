@@ -19,9 +19,9 @@ namespace thinwire {
 absl::StatusOr<std::vector<int>> SilentRanks(ControlPlane& control,
                                              std::chrono::milliseconds patience);
 
-// What such a rank returns: DeadlineExceeded, which says what it could not do, such as "measure its
-// links", and names the silent ranks, who have a 30th of `timeout` to speak; or the failure that
-// one told.
+// What such a rank returns: DeadlineExceeded, which says `what` it could not do, such as "could not
+// measure its links in time", and names the silent ranks, who have a 30th of `timeout` to speak; or
+// the failure that one told.
 absl::Status LateError(ControlPlane& control, std::string_view what,
                        std::chrono::milliseconds timeout);
 

@@ -122,7 +122,7 @@ absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, Transport& transport, De
     rates = Probe(nodes, *transport.data).Run();
   }
   if (absl::IsDeadlineExceeded(rates.status())) {
-    return LateError(*transport.control, "measure its links", timeout);
+    return LateError(*transport.control, "could not measure its links in time", timeout);
   }
   return rates;
 }

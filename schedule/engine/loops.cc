@@ -25,7 +25,7 @@ absl::Status AddLoops(int loops, const std::shared_ptr<Store>& store, const Conn
     if (absl::IsDeadlineExceeded(other.status())) {
       // That names a rank which may itself be waiting for the one that is at fault.
       transport.control->Abort(other.status());
-      return LateError(*transport.control, "connect all its loops", timeout);
+      return LateError(*transport.control, "could not connect all its loops in time", timeout);
     }
     if (!other.ok()) return other.status();
     others.push_back(*std::move(other));
