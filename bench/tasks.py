@@ -163,7 +163,7 @@ TASKS = {
         Task("mlp", _mlp, FashionMNIST(), batch=64, steps=2340, rate=0.1),
         Task("cnn", _cnn, FashionMNIST(), batch=64, steps=2340, rate=0.1),
         # At the best rate of the row above, one step below that at which it does not train, some
-        # seeds begin badly, with any codec.
+        # seeds begin badly.
         Task("cnn warm-up", _cnn, FashionMNIST(), batch=64, steps=2340, rate=0.1, warmup=0.05),
         Task("charlm", CharLM, Jargon(), batch=16, steps=2400, rate=3.0),
         Task("charlm AdamW", CharLM, Jargon(), batch=16, steps=2400, rate=0.006,

@@ -6,7 +6,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <optional>
 #include <string>
 #include <utility>
 

@@ -1,0 +1,113 @@
+// Exchanges that are spread over several planes, and a store that is watched while they connect.
+#include "transport/spread/spread.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "transport/in_process/in_process.h"
+#include "transport/watched_store.h"
+
+namespace thinwire {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr int kPlanes = 3, kExchanges = 60;
+constexpr size_t kBytes = 100;
+
+// Two ranks, and their planes as they are underneath.
+class SpreadTest : public testing::Test {
+ protected:
+  SpreadTest() : control_(MakeInProcessTransports(2)), planes_(2) {
+    std::vector<std::vector<Transport>> others(2);
+    std::vector<std::unique_ptr<DataPlane>> first(2);
+    for (int i = 0; i < kPlanes; ++i) {
+      std::vector<Transport> transports = i == 0 ? std::move(control_) : MakeInProcessTransports(2);
+      for (int r = 0; r < 2; ++r) {
+        planes_[r].push_back(transports[r].data.get());
+        if (i == 0) {
+          first[r] = std::move(transports[r].data);
+        } else {
+          others[r].push_back(std::move(transports[r]));
+        }
+      }
+      if (i == 0) control_ = std::move(transports);
+    }
+    for (int r = 0; r < 2; ++r) {
+      spread_.push_back(std::make_unique<Spread>(std::move(first[r]), std::move(others[r])));
+    }
+  }
+
+  // Both ranks' exchange of that tag.
+  absl::Status Exchange(uint64_t tag) {
+    std::vector<std::unique_ptr<thinwire::Exchange>> exchanges;
+    std::vector<uint8_t> out(kBytes, static_cast<uint8_t>(tag));
+    std::vector<std::vector<uint8_t>> in(2, std::vector<uint8_t>(kBytes));
+    for (int r = 0; r < 2; ++r) {
+      std::vector<Bytes> send(2, out);
+      std::vector<MutableBytes> recv(2, MutableBytes(in[r]));
+      exchanges.push_back(spread_[r]->Start(tag, send, recv));
+    }
+    absl::Status status;
+    for (const auto& exchange : exchanges) status.Update(exchange->Wait(Clock::now() + seconds(5)));
+    if (!status.ok()) return status;
+    EXPECT_EQ(in, std::vector(2, out));
+    return status;
+  }
+
+  std::vector<Transport> control_;
+  std::vector<std::vector<DataPlane*>> planes_;  // of each rank
+  std::vector<std::unique_ptr<Spread>> spread_;
+};
+
+TEST_F(SpreadTest, EveryPlaneHasItsPartAndAllOfItIsCounted) {
+  for (int i = 0; i < kExchanges; ++i) {
+    ASSERT_TRUE(Exchange(0x9e3779b97f4a7c15ULL * (i + 1)).ok());
+  }
+  for (const DataPlane* plane : planes_[0]) {
+    EXPECT_GE(plane->bytes_sent(), kExchanges * kBytes / kPlanes / 3);
+  }
+  EXPECT_EQ(spread_[0]->bytes_sent(), kExchanges * kBytes);
+}
+
+TEST_F(SpreadTest, AFailureOfOnePlaneIsThatOfAllWithTheNextExchange) {
+  planes_[0][2]->Abort(absl::UnavailableError("its link is cut"));
+  EXPECT_EQ(spread_[0]->status().message(), "its link is cut");
+  EXPECT_EQ(Exchange(0).message(), "its link is cut") << "which goes by another plane";
+  EXPECT_EQ(planes_[0][0]->status().message(), "its link is cut");
+}
+
+TEST_F(SpreadTest, AnAbortReachesEveryPlane) {
+  spread_[0]->Abort(absl::CancelledError("enough"));
+  for (const DataPlane* plane : planes_[0]) EXPECT_EQ(plane->status().message(), "enough");
+}
+
+TEST(WatchedStore, AWaitEndsWithTheGroupsFailure) {
+  std::vector<Transport> group = MakeInProcessTransports(2);
+  WatchedStore store(MakeInProcessStore(), *group[0].control);
+  std::thread killer([&] { group[0].control->Abort(absl::UnavailableError("rank 1 is gone")); });
+  const auto begin = Clock::now();
+  EXPECT_EQ(store.Get("nobody sets this", begin + seconds(20)).status().message(),
+            "rank 1 is gone");
+  EXPECT_LT(Clock::now() - begin, seconds(10));
+  killer.join();
+}
+
+TEST(WatchedStore, WhatIsThereComesAndADeadlineIsKept) {
+  std::vector<Transport> group = MakeInProcessTransports(2);
+  WatchedStore store(MakeInProcessStore(), *group[0].control);
+  ASSERT_TRUE(store.Set("key", "value").ok());
+  EXPECT_EQ(*store.Get("key", Clock::now() + seconds(5)), "value");
+  const absl::Status late =
+      store.Get("other", Clock::now() + std::chrono::milliseconds(120)).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
+}
+
+}  // namespace
+}  // namespace thinwire
