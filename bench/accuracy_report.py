@@ -105,7 +105,10 @@ def _panels(tasks: list[str], draw: Callable[[Any, str], None], path: Path) -> N
     for axis in axes[0]:
         handles, labels = axis.get_legend_handles_labels()
         shown |= dict(zip(labels, handles, strict=True))
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, frameon=False)
+    columns = 5 if len(tasks) > 1 else 3  # as many as fit
+    figure.legend(
+        shown.values(), shown.keys(), loc="outside lower center", ncols=columns, frameon=False
+    )
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
