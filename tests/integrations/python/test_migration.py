@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import random
 import re
 import runpy
 import socket
@@ -69,10 +70,16 @@ def programs(folder: Path) -> list[Program]:
 
 
 def free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
+    """Below those that the system gives to connections: other tests', which would have taken one
+    by the time that its program runs."""
+    first, second = random.SystemRandom().sample(range(12000, 29000), 2)
+    for port in (first, second):
+        with socket.socket() as each:
+            try:
+                each.bind(("127.0.0.1", port))
+            except OSError:
+                return free_ports()
+    return first, second
 
 
 # Globals of the programs that ran. Freed, their DDP model may be the last that holds the group, and
