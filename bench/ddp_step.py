@@ -30,9 +30,20 @@ WARM_UP = 3  # steps: DDP rebuilds its buckets in the second
 TURN = 5  # steps of one way before the next way's turn
 TIMEOUT_S = 600.0
 POWER_SGD = "powersgd"  # torch's hook, rank 1
-ALL_WAYS = (*WAYS[:-1], "onebit:down=onebit", "topk:density=0.01", POWER_SGD)
+ALONE = "alone"  # no exchange: what is left of a step when exchanging costs nothing
+ALL_WAYS = (*WAYS[:-1], "onebit:down=onebit", "topk:density=0.01", ALONE, POWER_SGD)
 # torch's PowerSGD gives no answer on Gloo over the fast shaped links.
 POWER_SGD_LINKS = ("100mbit", lab.LOOPBACK)
+
+
+def _keep(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A hook that leaves the bucket as it is."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+_keep.__annotations__ = {}  # DDP wants types there, and this file postpones them
 
 
 class Subject:
@@ -51,6 +62,8 @@ class Subject:
                 None, matrix_approximation_rank=1, start_powerSGD_iter=2, use_error_feedback=True
             )
             self.ddp.register_comm_hook(power, powerSGD_hook)
+        elif way == ALONE:
+            self.ddp.register_comm_hook(None, _keep)
         else:
             optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1, momentum=0.9)
             self.exchange = Exchange(self.ddp, way, optimizer)

@@ -43,7 +43,7 @@ size_t TopKScratchWords(const CodecSpec& spec, size_t numel);  // of the host
 struct EncodeMomentum {
   float beta = 0.0f;
   const float* velocity = nullptr;  // numel floats; null: none
-  float* room = nullptr;            // numel floats to work in, of any content before and after
+  float* room = nullptr;            // numel floats to work in, of any content; the CPU takes none
 };
 
 // One of several shards that are encoded, or decoded, together.

@@ -16,31 +16,36 @@ namespace {
 
 const CodecOperations& OperationsOf(const CodecSpec& spec) { return InfoOf(spec.id).simd; }
 
+// What is encoded: a gradient, or the momentum that it makes, which is in no memory but a stage's.
+struct Input {
+  // fp32 that need no stage.
+  bool direct() const { return gradient.dtype == DType::kF32 && momentum.velocity == nullptr; }
+
+  void Load(size_t begin, size_t count, float* to) const {
+    const TensorView part = gradient.Slice(begin, count);
+    if (momentum.velocity == nullptr) return ToFloats(part, to);
+    const float* g = to;
+    if (part.dtype == DType::kF32) {
+      g = Floats(part);
+    } else {
+      ToFloats(part, to);
+    }
+    simd::ScaledSum(momentum.velocity + begin, momentum.beta, g, to, count);
+  }
+
+  const TensorView& gradient;
+  const EncodeMomentum momentum = {};
+};
+
 class CpuBackendImpl final : public Backend {
  public:
   void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
               const EncodeExtras& extras) const override {
-    if (gradient.numel == 0) return;
-    const Shard shard(spec, gradient.numel, extras.draws);
-    ZeroPadding(shard.layout, wire);
-    const CodecOperations& codec = OperationsOf(spec);
-    if (shard.traits.entries()) {
-      return codec.entries.encode(spec, gradient, residual, wire, extras);
-    }
-    if (codec.dense.heads == nullptr) {
-      return ForEachPieceOf(shard, gradient, nullptr, [&](const Piece& piece, const float* g) {
-        codec.dense.encode(piece, g, At(residual, piece), wire);
-      });
-    }
-    ForEachPieceOf(shard, gradient, nullptr, [&](const Piece& piece, const float* g) {
-      codec.dense.heads(piece, g, At(residual, piece), wire);
-    });
-    Walk walk;
-    codec.dense.begin(shard, wire, &walk);
-    ForEachPieceOf(shard, gradient, &walk, [&](const Piece& piece, const float* g) {
-      codec.dense.encode(piece, g, At(residual, piece), wire);
-    });
-    ZeroBehind(shard, walk, wire);
+    EncodeOne(spec, {gradient, residual, wire, extras});
+  }
+
+  void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const override {
+    for (const EncodeArgs& shard : shards) EncodeOne(spec, shard);
   }
 
   void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override {
@@ -76,13 +81,31 @@ class CpuBackendImpl final : public Backend {
   }
 
   void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override {
-    ForEachStage(gradient, [&](const float* g, size_t begin, size_t n) {
-      simd::AddScaled(sum.data() + begin, factor, g, n);
-    });
+    BeginMomentum(gradient, factor, sum, sum);
   }
 
   void CopyFinite(std::span<const float> from, std::span<float> to) const override {
     simd::CopyFinite(from.data(), to.data(), to.size());
+  }
+
+  void BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
+                     std::span<float> own) const override {
+    ForEachStage(gradient, [&](const float* g, size_t begin, size_t n) {
+      simd::ScaledSum(velocity.data() + begin, beta, g, own.data() + begin, n);
+    });
+  }
+
+  // Stage by stage, so that memory is read and written once for all passes.
+  void EndMomentum(const MomentumArgs& args) const override {
+    for (size_t begin = 0; begin < args.m.size(); begin += kStage) {
+      const size_t count = std::min(kStage, args.m.size() - begin);
+      MomentumArgs stage = args;
+      stage.m = args.m.subspan(begin, count);
+      stage.velocity = args.velocity.subspan(begin, count);
+      if (args.nesterov) stage.spare = args.spare.first(count);
+      stage.out = args.out.Slice(begin, count);
+      Backend::EndMomentum(stage);
+    }
   }
 
   void Reduce(const ReduceArgs& args) const override {
@@ -90,6 +113,29 @@ class CpuBackendImpl final : public Backend {
   }
 
  private:
+  static void EncodeOne(const CodecSpec& spec, const EncodeArgs& args) {
+    const size_t numel = args.gradient.numel;
+    if (numel == 0) return;
+    const Shard shard(spec, numel, args.extras.draws);
+    ZeroPadding(shard.layout, args.wire);
+    const CodecOperations& codec = OperationsOf(spec);
+    if (shard.traits.entries()) {
+      return codec.entries.encode(spec, args.gradient, args.residual, args.wire, args.extras);
+    }
+    const Input input{args.gradient, args.momentum};
+    const auto encode = [&](const Piece& piece, const float* x) {
+      codec.dense.encode(piece, x, At(args.residual, piece), args.wire);
+    };
+    if (codec.dense.heads == nullptr) return ForEachPieceOf(shard, input, nullptr, encode);
+    ForEachPieceOf(shard, input, nullptr, [&](const Piece& piece, const float* x) {
+      codec.dense.heads(piece, x, At(args.residual, piece), args.wire);
+    });
+    Walk walk;
+    codec.dense.begin(shard, args.wire, &walk);
+    ForEachPieceOf(shard, input, &walk, encode);
+    ZeroBehind(shard, walk, args.wire);
+  }
+
   // In one piece where no stage buffer is needed, else in stages.
   template <typename Visit>
   static void ForEachPiece(const Shard& shard, size_t numel, bool direct, Walk* walk, Visit visit) {
@@ -101,14 +147,12 @@ class CpuBackendImpl final : public Backend {
 
   // Calls visit(piece, its elements as fp32).
   template <typename Visit>
-  static void ForEachPieceOf(const Shard& shard, const TensorView& gradient, Walk* walk,
-                             Visit visit) {
-    const bool direct = gradient.dtype == DType::kF32;
-    ForEachPiece(shard, gradient.numel, direct, walk, [&](const Piece& piece) {
-      const TensorView part = gradient.Slice(piece.begin, piece.numel);
-      if (direct) return visit(piece, Floats(part));
+  static void ForEachPieceOf(const Shard& shard, const Input& input, Walk* walk, Visit visit) {
+    const bool direct = input.direct();
+    ForEachPiece(shard, input.gradient.numel, direct, walk, [&](const Piece& piece) {
+      if (direct) return visit(piece, Floats(input.gradient) + piece.begin);
       StageBuffer values;
-      ToFloats(part, values.data());
+      input.Load(piece.begin, piece.numel, values.data());
       visit(piece, values.data());
     });
   }

@@ -220,15 +220,15 @@ void ScaleT(float* x, float factor, size_t n) {
       [&](size_t i) { Poke(x, i, Peek(x, i) * factor); });
 }
 
-void AddScaledT(float* sum, float factor, const float* x, size_t n) {
+void ScaledSumT(const float* x, float factor, const float* y, float* sum, size_t n) {
   const F d;
   const V f = hn::Set(d, factor);
   ForEach(
       n,
       [&](size_t i) HWY_ATTR {
-        hn::StoreU(hn::Add(hn::Mul(hn::LoadU(d, sum + i), f), hn::LoadU(d, x + i)), d, sum + i);
+        hn::StoreU(hn::Add(hn::Mul(hn::LoadU(d, x + i), f), hn::LoadU(d, y + i)), d, sum + i);
       },
-      [&](size_t i) { Poke(sum, i, Peek(sum, i) * factor + Peek(x, i)); });
+      [&](size_t i) { Poke(sum, i, Peek(x, i) * factor + Peek(y, i)); });
 }
 
 void CopyFiniteT(const float* from, float* to, size_t n) {
@@ -267,7 +267,7 @@ HWY_EXPORT(FromF16T);
 HWY_EXPORT(ToF16T);
 HWY_EXPORT(AddT);
 HWY_EXPORT(ScaleT);
-HWY_EXPORT(AddScaledT);
+HWY_EXPORT(ScaledSumT);
 HWY_EXPORT(CopyFiniteT);
 HWY_EXPORT(AddAndScanT);
 HWY_EXPORT(ScanT);
@@ -304,8 +304,8 @@ void FromF16(const uint8_t* in, float* out, size_t n) {
 void ToF16(const float* in, uint8_t* out, size_t n) { HWY_DYNAMIC_DISPATCH(ToF16T)(in, out, n); }
 void Add(float* sum, const float* x, size_t n) { HWY_DYNAMIC_DISPATCH(AddT)(sum, x, n); }
 void Scale(float* x, float factor, size_t n) { HWY_DYNAMIC_DISPATCH(ScaleT)(x, factor, n); }
-void AddScaled(float* sum, float factor, const float* x, size_t n) {
-  HWY_DYNAMIC_DISPATCH(AddScaledT)(sum, factor, x, n);
+void ScaledSum(const float* x, float factor, const float* y, float* sum, size_t n) {
+  HWY_DYNAMIC_DISPATCH(ScaledSumT)(x, factor, y, sum, n);
 }
 void CopyFinite(const float* from, float* to, size_t n) {
   HWY_DYNAMIC_DISPATCH(CopyFiniteT)(from, to, n);

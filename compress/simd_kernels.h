@@ -80,9 +80,10 @@ size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, 
 size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
             uint32_t* index, uint32_t* bits);
 
-void Add(float* sum, const float* x, size_t n);                      // sum += x
-void AddScaled(float* sum, float factor, const float* x, size_t n);  // sum = sum * factor + x
-void Scale(float* x, float factor, size_t n);                        // x *= factor
+void Add(float* sum, const float* x, size_t n);  // sum += x
+// sum = x * factor + y, product and sum rounded one after the other; `sum` may be x or y.
+void ScaledSum(const float* x, float factor, const float* y, float* sum, size_t n);
+void Scale(float* x, float factor, size_t n);             // x *= factor
 void CopyFinite(const float* from, float* to, size_t n);  // to = from, where that is finite
 
 }  // namespace thinwire::simd

@@ -10,8 +10,8 @@
 
 namespace thinwire {
 
-// One tensor's step, around its allreduce, which replaces m_own by the new m in memory of its own.
-// The velocity holds the last m meanwhile: where the new one is not finite, because a rank's
+// One tensor's step, around its allreduce, which makes the new m of m_own. The velocity holds the
+// last m meanwhile: where the new one is not finite, because a rank's
 // gradient was not, the last one stays. All ranks decode the same m, so all decide alike.
 class MomentumStep {
  public:
@@ -26,7 +26,7 @@ class MomentumStep {
     return options.nesterov ? 2 * numel : numel;
   }
 
-  // What the allreduce takes, and replaces: m_own after Before, the new m until After.
+  // What the allreduce takes: m_own, after Before. It may leave the new m there.
   std::span<float> reduced() const { return reduced_; }
 
   // Elements [offset, offset + gradient.numel) of the tensor.
@@ -36,7 +36,8 @@ class MomentumStep {
   EncodeMomentum InEncoding(size_t offset) const {
     return {options_.beta, velocity_.data() + offset, reduced_.data() + offset};
   }
-  void After(const Backend& backend, TensorView output, size_t offset);
+  // `m`: the new m of elements [offset, offset + m.numel), which may lie in `output` already.
+  void After(const Backend& backend, TensorView m, TensorView output, size_t offset);
 
  private:
   const MomentumOptions options_;

@@ -13,6 +13,10 @@ Operands::Operands(const ChunkJob& job, const Bench& bench)
     const size_t floats = MomentumStep::ScratchFloats(job.momentum, numel_);
     momentum_.emplace(job.momentum, m, bench.scratch.TakeOf<float>(floats));
     input_ = output_ = {momentum_->reduced().data(), numel_};
+    // The new m is the result itself.
+    if (is_whole() && job.output.dtype == DType::kF32 && !job.momentum.nesterov) {
+      output_ = job.output.Slice(job.chunk->pieces[0].begin, numel_);
+    }
   } else if (!is_whole()) {
     const MutableBytes copy = bench.scratch.Take(numel_ * SizeOf(job.input.dtype));
     input_ = output_ = {copy.data(), numel_, job.input.dtype};
@@ -84,7 +88,9 @@ void Operands::Store() {
   const Backend& backend = bench_.backend;
   absence_.Restore(backend);
   ForEachPiece(job_.output, [&](TensorView piece, size_t at) {
-    if (momentum_.has_value()) momentum_->After(backend, piece, at);
+    if (momentum_.has_value()) {
+      momentum_->After(backend, output_.Slice(at, piece.numel), piece, at);
+    }
     if (copies_) backend.Copy(piece.data, output_.Slice(at, 0).data, piece.bytes());
   });
 }
