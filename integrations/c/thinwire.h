@@ -107,7 +107,8 @@ typedef struct {
                         one network namespace */
   const char* congestion; /* TCP's congestion control of the connections: the kernel's name of one;
                              "system": the kernel's default; "auto" (default): the same, but Reno
-                             in place of BBR where a round trip takes less than 2 ms */
+                             in place of BBR where a round trip takes less than 2 ms and the link
+                             carries more than 2 Gb/s */
   size_t loops; /* threads that move the bytes over TCP, each with connections of its own to all
                    ranks; 0: 1; 16 at most */
 } tw_options;

@@ -13,6 +13,7 @@
 
 #include "tests/leaks.h"
 #include "transport/gloo/gloo_loop.h"
+#include "transport/mesh/congestion.h"
 #include "transport/mesh/listener.h"
 
 namespace thinwire {
@@ -71,7 +72,7 @@ TEST(GlooPair, IsConnectedAndListensNoMore) {
     connections[1] = std::move(ends.ours);
     absl::Status broken;
     const auto context =
-        GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000), broken);
+        GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000), "", broken);
     ASSERT_TRUE(broken.ok()) << broken;
     EXPECT_TRUE(IsConnected(*context, 1));
     context->closeConnections();
@@ -80,6 +81,20 @@ TEST(GlooPair, IsConnectedAndListensNoMore) {
   }
   const Held after = Held::Settled(before);
   EXPECT_TRUE(after <= before) << after << ", and " << before << " before";
+}
+
+TEST(GlooPair, RunsTheCongestionControlThatIsAskedFor) {
+  const auto device = MakeDevice();
+  GlooLoop loop(device);
+  Ends ends;
+  const int socket = ends.ours.fd();
+  std::vector<Descriptor> connections(2);
+  connections[1] = std::move(ends.ours);
+  absl::Status broken;
+  const auto context =
+      GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000), "reno", broken);
+  EXPECT_EQ(CongestionOf(socket), "reno");
+  CloseConnections(*context, loop);
 }
 
 TEST(GlooPair, OfAConnectionThatBrokeIsAnErrorThatNamesTheRank) {
@@ -93,7 +108,7 @@ TEST(GlooPair, OfAConnectionThatBrokeIsAnErrorThatNamesTheRank) {
   connections[1] = std::move(ends.ours);
   absl::Status broken;
   const auto context =
-      GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000), broken);
+      GlooContextOf(0, std::move(connections), device, loop, milliseconds(1000), "", broken);
   EXPECT_TRUE(absl::IsUnavailable(broken)) << broken;
   EXPECT_NE(broken.message().find("rank 1 is gone"), absl::string_view::npos);
   EXPECT_FALSE(IsConnected(*context, 1));

@@ -19,7 +19,6 @@
 
 #include "tests/leaks.h"
 #include "tests/transport/calling.h"
-#include "transport/mesh/congestion.h"
 #include "transport/mesh/listener.h"
 #include "transport/mesh/meeting.h"
 
@@ -95,26 +94,6 @@ TEST(Mesh, EveryConnectionLeadsToTheRankThatItIsSaidTo) {
       EXPECT_EQ(heard[0], static_cast<char>(peer * 16 + rank));
     }
   }
-}
-
-TEST(Mesh, ConnectionsRunTheCongestionControlThatIsAskedFor) {
-  std::vector<MeshOptions> ranks = Group(3, std::chrono::seconds(20));
-  for (MeshOptions& options : ranks) options.congestion = "reno";
-  const std::vector<Result> results = ConnectAll(ranks);
-  for (const Result& result : results) {
-    ASSERT_TRUE(result.ok()) << result.status();
-    for (const Descriptor& connection : *result) {
-      if (!connection.valid()) continue;
-      EXPECT_EQ(CongestionOf(connection), "reno");
-    }
-  }
-}
-
-TEST(Mesh, ACongestionControlThatIsNotThereIsRefusedBeforeAnybodyIsMet) {
-  MeshOptions options = Group(2, std::chrono::seconds(20))[0];
-  options.congestion = "no-such-control";
-  const Result result = Connect(options);
-  EXPECT_TRUE(absl::IsInvalidArgument(result.status())) << result.status();
 }
 
 TEST(Mesh, ARankAloneNeedsNobody) {

@@ -11,6 +11,7 @@
 #include "transport/gloo/gloo_pair.h"
 #include "transport/gloo/sigpipe.h"
 #include "transport/mesh/address.h"
+#include "transport/mesh/congestion.h"
 #include "transport/mesh/mesh.h"
 
 namespace thinwire {
@@ -32,6 +33,7 @@ std::shared_ptr<Device> MakeDevice(const Address& address) {
 }  // namespace
 
 absl::StatusOr<GlooMesh> ConnectGlooMesh(const GlooOptions& options) {
+  if (absl::Status bad = CheckCongestion(options.congestion); !bad.ok()) return bad;
   const absl::StatusOr<Address> address = LocalAddress(options.interface, options.rendezvous_host);
   if (!address.ok()) return address.status();
   const SigpipeBlock no_signal;  // Gloo's own thread begins here
@@ -46,12 +48,12 @@ absl::StatusOr<GlooMesh> ConnectGlooMesh(const GlooOptions& options) {
                                            .address = *address,
                                            .key_file = options.key_file,
                                            .digest = options.digest,
-                                           .congestion = options.congestion,
                                            .deadline = options.deadline},
                                           connections);
     absl::Status broken;
     std::shared_ptr<gloo::Context> context =
-        GlooContextOf(options.rank, std::move(connections), device, *loop, kNoTimeout, broken);
+        GlooContextOf(options.rank, std::move(connections), device, *loop, kNoTimeout,
+                      options.congestion, broken);
     incomplete.Update(broken);
     return GlooMesh{std::move(context), std::move(loop), std::move(incomplete)};
   } catch (const std::exception& error) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/mesh/congestion.h"
 
 namespace thinwire {
 namespace {
@@ -23,8 +24,10 @@ class GlooPair final : public tcp::Pair {
   // On the loop's thread. The base class has begun to listen when this runs, but nobody else than
   // that thread could take a connection from there: so none is taken before the socket is closed.
   GlooPair(tcp::Context* context, tcp::Device* device, int peer, std::chrono::milliseconds timeout,
-           Descriptor connection)
-      : tcp::Pair(context, device, peer, timeout), socket_(connection.fd()) {
+           Descriptor connection, const std::string& congestion)
+      : tcp::Pair(context, device, peer, timeout),
+        socket_(connection.fd()),
+        congestion_(socket_, congestion) {
     device_->unregisterDescriptor(fd_, this);
     ::close(fd_);
     fd_ = socket_;
@@ -58,6 +61,7 @@ class GlooPair final : public tcp::Pair {
  private:
   void handleReadWrite(int events) override {
     tcp::Pair::handleReadWrite(events);
+    if (open_) congestion_.OnProgress();
     if (ConnectionObserver* const observer = observer_) observer->OnProgress();
   }
 
@@ -84,6 +88,7 @@ class GlooPair final : public tcp::Pair {
   }
 
   const int socket_;
+  Congestion congestion_;  // the loop's thread's
   std::atomic<bool> open_{true};
   std::atomic<ConnectionObserver*> observer_{nullptr};
 };
@@ -96,9 +101,9 @@ class TransportContext final : public tcp::Context {
  public:
   using tcp::Context::Context;
 
-  void Adopt(int peer, Descriptor connection) {
-    pairs_[peer] =
-        std::make_unique<GlooPair>(this, device_.get(), peer, getTimeout(), std::move(connection));
+  void Adopt(int peer, Descriptor connection, const std::string& congestion) {
+    pairs_[peer] = std::make_unique<GlooPair>(this, device_.get(), peer, getTimeout(),
+                                              std::move(connection), congestion);
   }
 };
 
@@ -115,14 +120,15 @@ class Context final : public gloo::Context {
 // Makes the pairs of a context.
 class Adoption final : public GlooLoop::Task {
  public:
-  Adoption(TransportContext& context, std::vector<Descriptor> connections)
-      : context_(context), connections_(std::move(connections)) {}
+  Adoption(TransportContext& context, std::vector<Descriptor> connections,
+           const std::string& congestion)
+      : context_(context), connections_(std::move(connections)), congestion_(congestion) {}
 
   void Run() override {
     for (int peer = 0; peer < context_.size; ++peer) {
       if (!connections_[peer].valid()) continue;
       try {
-        context_.Adopt(peer, std::move(connections_[peer]));
+        context_.Adopt(peer, std::move(connections_[peer]), congestion_);
       } catch (const std::exception& error) {
         broken_.Update(absl::UnavailableError(
             absl::StrCat("rank ", peer, " is gone: its connection to rank ", context_.rank,
@@ -136,6 +142,7 @@ class Adoption final : public GlooLoop::Task {
  private:
   TransportContext& context_;
   std::vector<Descriptor> connections_;
+  const std::string& congestion_;
   absl::Status broken_;
 };
 
@@ -163,13 +170,13 @@ class Closing final : public GlooLoop::Task {
 std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> connections,
                                              std::shared_ptr<tcp::Device> device, GlooLoop& loop,
                                              std::chrono::milliseconds timeout,
-                                             absl::Status& broken) {
+                                             const std::string& congestion, absl::Status& broken) {
   const int size = static_cast<int>(connections.size());
   auto transport = std::make_shared<TransportContext>(device, rank, size);
   transport->setTimeout(timeout);
   auto context = std::make_shared<Context>(rank, size, device, transport);
   context->setTimeout(timeout);
-  Adoption adoption(*transport, std::move(connections));
+  Adoption adoption(*transport, std::move(connections), congestion);
   loop.Post(&adoption);
   loop.Sync();
   broken = adoption.broken();

@@ -1,15 +1,17 @@
 #include "transport/mesh/congestion.h"
 
-#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "transport/mesh/descriptor.h"
 
 namespace thinwire {
 namespace {
@@ -18,20 +20,30 @@ constexpr std::string_view kPaced = "bbr", kClockedByAcks = "reno";
 // The round trip below which ranks are near. The engine's order calls as near what takes half of it
 // one way (Options::far).
 constexpr uint32_t kNearMicroseconds = 2000;
+// Reno is no slower at 10 Gb/s, and slower at 1 Gb/s.
+constexpr double kSlowBytesPerSecond = 2e9 / 8;
+// Less than this under way is a burst that buffers take, and says nothing about the link.
+constexpr uint64_t kQueueBytes = 256 << 10;
 
-bool Choose(const Descriptor& connection, std::string_view name) {
-  return setsockopt(connection.fd(), IPPROTO_TCP, TCP_CONGESTION, name.data(),
+bool Choose(int socket, std::string_view name) {
+  return setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(),
                     static_cast<socklen_t>(name.size())) == 0;
 }
 
-// The shortest that the kernel has seen, that of the connecting included. Its mean would count what
-// a peer takes to answer.
-bool IsNear(const Descriptor& connection) {
+// Zeros where the kernel says nothing, or does not know the shortest round trip yet.
+tcp_info InfoOf(int socket) {
   tcp_info info{};
   socklen_t size = sizeof(info);
-  if (getsockopt(connection.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
-  const bool is_told = size >= offsetof(tcp_info, tcpi_min_rtt) + sizeof(info.tcpi_min_rtt);
-  return is_told && info.tcpi_min_rtt < kNearMicroseconds;
+  const bool is_told = getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+                       size >= offsetof(tcp_info, tcpi_min_rtt) + sizeof(info.tcpi_min_rtt);
+  return is_told ? info : tcp_info{};
+}
+
+// By the shortest round trip that the kernel has seen, that of the connecting included. Their mean
+// would count what a peer takes to answer.
+bool IsNear(int socket) {
+  const uint32_t shortest = InfoOf(socket).tcpi_min_rtt;
+  return shortest > 0 && shortest < kNearMicroseconds;
 }
 
 bool IsAuto(const std::string& congestion) { return congestion.empty() || congestion == "auto"; }
@@ -41,7 +53,7 @@ bool IsAuto(const std::string& congestion) { return congestion.empty() || conges
 absl::Status CheckCongestion(const std::string& congestion) {
   if (IsAuto(congestion) || congestion == "system") return absl::OkStatus();
   const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (socket.valid() && Choose(socket, congestion)) return absl::OkStatus();
+  if (socket.valid() && Choose(socket.fd(), congestion)) return absl::OkStatus();
   std::string allowed;
   std::getline(std::ifstream("/proc/sys/net/ipv4/tcp_allowed_congestion_control"), allowed);
   return absl::InvalidArgumentError(absl::StrCat(
@@ -49,20 +61,30 @@ absl::Status CheckCongestion(const std::string& congestion) {
       "lets this process choose: ", allowed, " (net.ipv4.tcp_allowed_congestion_control)"));
 }
 
-void SetCongestion(const Descriptor& connection, const std::string& congestion) {
+std::string CongestionOf(int socket) {
+  std::array<char, 16> name{};  // the kernel's TCP_CA_NAME_MAX
+  socklen_t size = name.size();
+  if (getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), &size) != 0) return "";
+  return {name.data(), strnlen(name.data(), size)};
+}
+
+bool IsBehindAQueue(const tcp_info& info) {
+  const uint64_t under_way = uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss;
+  return under_way >= kQueueBytes &&
+         static_cast<double>(under_way) < 1e-6 * info.tcpi_rtt * kSlowBytesPerSecond;
+}
+
+Congestion::Congestion(int socket, const std::string& congestion) : socket_(socket) {
   if (congestion == "system") return;
   if (!IsAuto(congestion)) {
-    Choose(connection, congestion);
-  } else if (CongestionOf(connection) == kPaced && IsNear(connection)) {
-    Choose(connection, kClockedByAcks);
+    Choose(socket, congestion);
+  } else if (CongestionOf(socket) == kPaced && IsNear(socket)) {
+    replaced_ = Choose(socket, kClockedByAcks);
   }
 }
 
-std::string CongestionOf(const Descriptor& connection) {
-  std::array<char, 16> name{};  // the kernel's TCP_CA_NAME_MAX
-  socklen_t size = name.size();
-  if (getsockopt(connection.fd(), IPPROTO_TCP, TCP_CONGESTION, name.data(), &size) != 0) return "";
-  return {name.data(), strnlen(name.data(), size)};
+void Congestion::Look() {
+  if (IsBehindAQueue(InfoOf(socket_))) replaced_ = !Choose(socket_, kPaced);
 }
 
 }  // namespace thinwire

@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "transport/mesh/callers.h"
-#include "transport/mesh/congestion.h"
 #include "transport/mesh/door.h"
 #include "transport/mesh/hmac.h"
 #include "transport/mesh/listener.h"
@@ -133,7 +132,6 @@ absl::Status Connect(const MeshOptions& options, const Identity& self,
 // rank's connection is a second late.
 absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& connections) {
   connections = std::vector<Descriptor>(options.size);
-  if (absl::Status bad = CheckCongestion(options.congestion); !bad.ok()) return bad;
   std::string secret;
   if (!options.key_file.empty()) {
     absl::StatusOr<std::string> read = ReadKeyFile(options.key_file);
@@ -152,11 +150,7 @@ absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& co
   if (!meeting.ok()) return meeting.status();
   const Identity self{options.rank, options.size, meeting->key,
                       HmacSha256(options.prefix, options.digest)};
-  absl::Status status = Connect(options, self, meeting->addresses, *listener, connections);
-  for (const Descriptor& connection : connections) {
-    if (connection.valid()) SetCongestion(connection, options.congestion);
-  }
-  return status;
+  return Connect(options, self, meeting->addresses, *listener, connections);
 }
 
 }  // namespace thinwire

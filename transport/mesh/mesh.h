@@ -17,12 +17,11 @@ struct MeshOptions {
   int rank = 0;
   int size = 1;
   std::shared_ptr<Store> store;
-  std::string prefix;               // before every key in the store, so that groups can share one
-  Address address;                  // where to listen, on any port
-  std::string key_file;             // of the group's key; empty: rank 0 puts a token into the store
-  std::string digest;               // text that is equal on all ranks that are set up alike
-  std::string congestion = "auto";  // of the connections: see congestion.h
-  Deadline deadline;                // for the whole connecting
+  std::string prefix;    // before every key in the store, so that groups can share one
+  Address address;       // where to listen, on any port
+  std::string key_file;  // of the group's key; empty: rank 0 puts a token into the store
+  std::string digest;    // text that is equal on all ranks that are set up alike
+  Deadline deadline;     // for the whole connecting
 };
 
 // Fills `connections`, by rank, none at the own one; they do not block. Both ends have proved that

@@ -210,7 +210,8 @@ OPTIONS: tuple[Option, ...] = (
            COMPARED),
     Option("TCP's congestion control of the connections: the kernel's name of one that the process "
            "may choose (`reno`, `cubic`), `system` (the kernel's default), or `auto`: the same, "
-           "but Reno in place of BBR where a round trip takes less than 2 ms",
+           "but Reno in place of BBR where a round trip takes less than 2 ms and the link carries "
+           "more than 2 Gb/s",
            "congestion", "const char*", "congestion", _TEXT, False, ("THINWIRE_CONGESTION",),
            "auto"),
     Option("threads that move a rank's bytes over TCP, each with connections of its own to all "
