@@ -43,7 +43,6 @@ HWY_INLINE void DecodeLoop(const Blocks& blocks, const uint8_t* HWY_RESTRICT sca
   const size_t block = blocks.block, count = blocks.count;  // which `out` might alias
   for (size_t b = 0; b < count; ++b) {
     const Unpacker<kBits> unpack(LoadScale(scales + 2 * b));
-    if constexpr (kTo == To::kSum) PrefetchBlock(out, block * sizeof(float));
     for (size_t i = 0; i < block; i += kStep * kLanes) {
 #pragma GCC unroll 8
       for (size_t t = 0; t < kStep; ++t) {

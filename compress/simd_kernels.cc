@@ -13,31 +13,42 @@
 #include "compress/simd_target.h"
 
 // All are compiled per target, each behind an include guard of its own.
-#include "compress/simd_buffered-inl.h"
 #include "compress/simd_decode-inl.h"
 #include "compress/simd_half-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
 #include "compress/simd_reduce-inl.h"
+#include "compress/simd_rounding-inl.h"
 #include "compress/simd_topk-inl.h"
+#include "compress/simd_transform-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+template <int kBits, bool kFeedback>
+void EncodeQuantised(const Blocks& blocks, const float* g, float* r, uint8_t* scales,
+                     uint8_t* codes) {
+  const auto encode = [&](auto&& rounding) HWY_ATTR {
+    if constexpr (kBits == 4) {
+      if (blocks.signs != nullptr) {
+        return EncodeTransformed<kFeedback>(blocks, rounding, g, r, scales, codes);
+      }
+    }
+    EncodeLoop<kBits, kFeedback>(blocks, rounding, g, r, scales, codes);
+  };
+  if (blocks.draws == nullptr) return encode(ToNearest());
+  encode(Stochastic<kBits>(*blocks.draws, blocks.block));
+}
+
 template <bool kFeedback>
 void EncodeBlocksOf(const Blocks& blocks, const float* g, float* r, uint8_t* scales,
                     uint8_t* codes) {
-  const bool buffered = blocks.draws != nullptr || blocks.signs != nullptr;
   switch (blocks.bits) {
-    case 8:
-      return buffered ? EncodeBuffered<8, kFeedback>(blocks, g, r, scales, codes)
-                      : EncodeLoop<8, kFeedback>(blocks, g, r, scales, codes);
-    case 4:
-      return buffered ? EncodeBuffered<4, kFeedback>(blocks, g, r, scales, codes)
-                      : EncodeLoop<4, kFeedback>(blocks, g, r, scales, codes);
-    default: return EncodeLoop<1, kFeedback>(blocks, g, r, scales, codes);
+    case 8: return EncodeQuantised<8, kFeedback>(blocks, g, r, scales, codes);
+    case 4: return EncodeQuantised<4, kFeedback>(blocks, g, r, scales, codes);
+    default: return EncodeLoop<1, kFeedback>(blocks, ToNearest(), g, r, scales, codes);
   }
 }
 

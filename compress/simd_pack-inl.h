@@ -19,7 +19,7 @@ using F = hn::CappedTag<float, 16>;
 using I = hn::RebindToSigned<F>;
 using U = hn::RebindToUnsigned<F>;
 using I16 = hn::Repartition<int16_t, F>;
-using U16 = hn::Repartition<uint16_t, F>;
+using I8 = hn::Repartition<int8_t, F>;
 using U8 = hn::Repartition<uint8_t, F>;
 using V = hn::Vec<F>;
 inline constexpr size_t kLanes = hn::MaxLanes(F());
@@ -61,54 +61,94 @@ HWY_INLINE hn::Vec<U> ShuffleBytes(hn::Vec<U> v, const uint8_t* table16) {
                      hn::TableLookupBytes(hn::BitCast(U8(), v), hn::LoadDup128(U8(), table16)));
 }
 
-// Low bytes of 16-bit lanes, interleaved: byte 2i is a's, byte 2i + 1 is b's.
-HWY_INLINE hn::Vec<U> MergeLowBytes(hn::Vec<I16> a, hn::Vec<I16> b) {
-  const auto high = hn::BitCast(U8(), hn::ShiftLeft<8>(b));
-  return hn::BitCast(U(), hn::OddEven(high, hn::BitCast(U8(), a)));
+// Both vectors' 16-bit lanes as bytes, block by block: eight of `a`, then eight of `b`. They fit.
+HWY_INLINE hn::Vec<I8> DemoteToBytes(hn::Vec<I16> a, hn::Vec<I16> b) {
+#if HWY_TARGET == HWY_AVX3
+  return hn::Vec<I8>{_mm512_packs_epi16(a.raw, b.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return hn::Vec<I8>{_mm256_packs_epi16(a.raw, b.raw)};
+#elif HWY_TARGET == HWY_SSE4
+  return hn::Vec<I8>{_mm_packs_epi16(a.raw, b.raw)};
+#else
+  static_assert(kLanes == 4, "one block");
+  const hn::Half<I8> half;
+  return hn::Combine(I8(), hn::DemoteTo(half, b), hn::DemoteTo(half, a));
+#endif
 }
 
-HWY_INLINE hn::Vec<U> FourToBytes(const hn::Vec<I>* k) {
-  return MergeLowBytes(hn::ReorderDemote2To(I16(), k[0], k[1]),
-                       hn::ReorderDemote2To(I16(), k[2], k[3]));
+// Of each pair of neighbours the even one plus 16 times the odd one.
+HWY_INLINE hn::Vec<I16> SumOfPairs(hn::Vec<I8> codes) {
+#if HWY_TARGET == HWY_AVX3
+  return hn::Vec<I16>{_mm512_maddubs_epi16(_mm512_set1_epi16(0x1001), codes.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return hn::Vec<I16>{_mm256_maddubs_epi16(_mm256_set1_epi16(0x1001), codes.raw)};
+#elif HWY_TARGET == HWY_SSE4
+  return hn::Vec<I16>{_mm_maddubs_epi16(_mm_set1_epi16(0x1001), codes.raw)};
+#else
+  const auto pairs = hn::BitCast(I16(), codes);
+  const auto even = hn::ShiftRight<8>(hn::ShiftLeft<8>(pairs));
+  return hn::Add(even, hn::ShiftLeft<4>(hn::ShiftRight<8>(pairs)));
+#endif
 }
 
-// 4 vectors of int8 codes to one vector of bytes.
-HWY_INLINE void PackBytes(const hn::Vec<I>* k, uint8_t* out) {
-  alignas(16) static constexpr uint8_t kOrder[16] = {0, 2, 4, 6, 8, 10, 12, 14,
-                                                     1, 3, 5, 7, 9, 11, 13, 15};
-  hn::StoreU(hn::BitCast(U8(), SortWords(ShuffleBytes(FourToBytes(k), kOrder))), U8(), out);
-}
-
-// 8 vectors of int4 codes to one vector of nibbles, the even element low.
-HWY_INLINE void PackNibbles(const hn::Vec<I>* k, uint8_t* out) {
-  alignas(16) static constexpr uint8_t kOrder[16] = {0, 4, 8,  12, 1, 5, 9,  13,
-                                                     2, 6, 10, 14, 3, 7, 11, 15};
-  alignas(16) static constexpr uint8_t kOrder8[16] = {0, 1, 4,  5,  2,  3,  6,  7,
-                                                      8, 9, 12, 13, 10, 11, 14, 15};
-  alignas(16) static constexpr uint8_t kOrder16[16] = {0, 1, 4, 5, 8,  9,  12, 13,
-                                                       2, 3, 6, 7, 10, 11, 14, 15};
-  const auto high = hn::Set(U(), 0xF0F0F0F0u);
-  const auto nibbles = [&](hn::Vec<U> bytes) HWY_ATTR {  // neighbours 12 bits apart meet in a byte
-    return hn::Or(hn::And(high, hn::ShiftRight<12>(bytes)), hn::AndNot(high, bytes));
-  };
-  const auto first = nibbles(FourToBytes(k)), second = nibbles(FourToBytes(k + 4));
-  auto words = hn::BitCast(
-      U(), hn::OddEven(hn::BitCast(U16(), hn::ShiftLeft<16>(second)), hn::BitCast(U16(), first)));
-  words = SortWords(ShuffleBytes(words, kOrder));
-  if constexpr (kLanes == 8) words = ShuffleBytes(words, kOrder8);
-  if constexpr (kLanes == 16) words = ShuffleBytes(words, kOrder16);
-  hn::StoreU(hn::BitCast(U8(), words), U8(), out);
-}
-
-// kGroup<kBits> vectors of codes to one vector of bytes.
+// kGroup<kBits> vectors of codes to one vector of bytes, or of nibbles, the even element low. Codes
+// are packed as they come, so that few are kept in registers.
 template <int kBits>
-HWY_INLINE void PackGroup(const hn::Vec<I>* k, uint8_t* out) {
-  if constexpr (kBits == 8) {
-    PackBytes(k, out);
-  } else {
-    PackNibbles(k, out);
+class Packer {
+ public:
+  HWY_INLINE Packer() {}  // NEON's compiler gives an implicit one no instruction set
+
+  // Vector t of the group, in their order; t must be known to the compiler.
+  HWY_INLINE void Add(size_t t, hn::Vec<I> codes) {
+    if (t % 2 == 0) {
+      codes_ = codes;
+      return;
+    }
+    const auto two = hn::ReorderDemote2To(I16(), codes_, codes);
+    if (t % 4 == 1) {
+      two_ = two;
+      return;
+    }
+    const auto four = DemoteToBytes(two_, two);  // each block has four of each vector, in turn
+    if constexpr (kBits == 8) {
+      all_ = four;
+    } else if (t == 3) {
+      sums_ = SumOfPairs(four);
+    } else {
+      all_ = DemoteToBytes(sums_, SumOfPairs(four));
+    }
   }
-}
+
+  HWY_INLINE void Store(uint8_t* out) const {
+    const U8 d8;
+    auto bytes = hn::BitCast(d8, all_);
+    if constexpr (kBits == 4) {
+      // A negative even code has borrowed from the odd one. With 8 added to both codes nothing is
+      // borrowed, and the nibble's highest bit is the wrong way round.
+      const auto eights = hn::Set(d8, 0x88);
+      bytes = hn::Xor(hn::Add(bytes, eights), eights);
+    }
+    auto words = SortWords(hn::BitCast(U(), bytes));
+    if constexpr (kBits == 4) words = SortPairs(words);
+    hn::StoreU(hn::BitCast(d8, words), d8, out);
+  }
+
+ private:
+  // A nibble vector's sorted words have two bytes of each of two vectors.
+  static HWY_INLINE hn::Vec<U> SortPairs(hn::Vec<U> words) {
+    alignas(16) static constexpr uint8_t kOrder8[16] = {0, 1, 4,  5,  2,  3,  6,  7,
+                                                        8, 9, 12, 13, 10, 11, 14, 15};
+    alignas(16) static constexpr uint8_t kOrder16[16] = {0, 1, 4, 5, 8,  9,  12, 13,
+                                                         2, 3, 6, 7, 10, 11, 14, 15};
+    if constexpr (kLanes == 8) return ShuffleBytes(words, kOrder8);
+    if constexpr (kLanes == 16) return ShuffleBytes(words, kOrder16);
+    return words;
+  }
+
+  hn::Vec<I> codes_;
+  hn::Vec<I16> two_, sums_;
+  hn::Vec<I8> all_;
+};
 
 // Round half to even on the bits; a NaN keeps its upper half and becomes quiet. NaNs are told by
 // their bits: Highway 1.0.3 compares in order for Ne on AVX2 and AVX-512, where x != x is never

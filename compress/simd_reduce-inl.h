@@ -145,14 +145,15 @@ HWY_INLINE void ReduceLoop(const RankBlocks& blocks, const Reduction& args) {
       }
     }
     const BlockScale s = head.Finish(block);
-    if (HWY_UNLIKELY(IsSpecial(s.magnitude))) {
-      ReduceSpecial<kDown, kFeedback>(buffer, vectors, s.magnitude, r, out, args.scales + 2 * b,
+    if (HWY_UNLIKELY(IsSpecial(s.magnitude()))) {
+      ReduceSpecial<kDown, kFeedback>(buffer, vectors, s.magnitude(), r, out, args.scales + 2 * b,
                                       codes);
       continue;
     }
     StoreScale(s.scale, args.scales + 2 * b);
     QuantiseBlock<kDown>(
-        vectors, s, [&](size_t j) HWY_ATTR { return hn::Load(F(), buffer + kLanes * j); }, codes,
+        vectors, s, ToNearest(),
+        [&](size_t j) HWY_ATTR { return hn::Load(F(), buffer + kLanes * j); }, codes,
         [&](size_t j, V x, V code) HWY_ATTR {
           const V decoded = hn::Mul(code, s.scale);
           hn::StoreU(decoded, F(), out + kLanes * j);
