@@ -13,6 +13,7 @@
 #include "compress/simd_target.h"
 
 // All are compiled per target, each behind an include guard of its own.
+#include "compress/simd_candidates-inl.h"
 #include "compress/simd_decode-inl.h"
 #include "compress/simd_half-inl.h"
 #include "compress/simd_pack-inl.h"
@@ -282,6 +283,10 @@ HWY_EXPORT(ScaledSumT);
 HWY_EXPORT(CopyFiniteT);
 HWY_EXPORT(AddAndScanT);
 HWY_EXPORT(ScanT);
+HWY_EXPORT(FindKeyT);
+HWY_EXPORT(FindBeyondT);
+HWY_EXPORT(KeepWithinT);
+HWY_EXPORT(EncodeEntriesT);
 HWY_EXPORT(TargetNameT);
 
 void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scales, uint8_t* codes) {
@@ -328,6 +333,21 @@ size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, 
 size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
             uint32_t* index, uint32_t* bits) {
   return HWY_DYNAMIC_DISPATCH(ScanT)(x, n, begin, low, highest, index, bits);
+}
+RankedKey FindKey(const uint32_t* bits, size_t count, size_t rank, uint32_t guess,
+                  uint32_t* spare) {
+  return HWY_DYNAMIC_DISPATCH(FindKeyT)(bits, count, rank, guess, spare);
+}
+size_t FindBeyond(const Border& border, uint32_t low, const uint32_t* bits, size_t count,
+                  uint32_t* places) {
+  return HWY_DYNAMIC_DISPATCH(FindBeyondT)(border, low, bits, count, places);
+}
+size_t KeepWithin(const Border& border, uint32_t* index, uint32_t* bits, size_t count) {
+  return HWY_DYNAMIC_DISPATCH(KeepWithinT)(border, index, bits, count);
+}
+size_t EncodeEntries(uint32_t sure, uint32_t* index, uint32_t* bits, size_t count,
+                     uint8_t* entries) {
+  return HWY_DYNAMIC_DISPATCH(EncodeEntriesT)(sure, index, bits, count, entries);
 }
 
 // Where there is one target only, as on ARM, the macro takes no name with a namespace.

@@ -80,6 +80,32 @@ size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, 
 size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
             uint32_t* index, uint32_t* bits);
 
+// What topk does with the candidates of a tensor. Arrays have room for 16 words behind the last
+// candidate, which may be read and overwritten.
+struct RankedKey {
+  uint32_t key;
+  size_t below;  // keys smaller than this one
+};
+// The magnitude key of rank `rank` < count of these, the smallest having rank 0. `guess`: a key
+// that is probably not far above it; 0: none. `spare` has room for all.
+RankedKey FindKey(const uint32_t* bits, size_t count, size_t rank, uint32_t guess, uint32_t* spare);
+// Within it are the candidates with a larger key, and of those with this key the ones before
+// `ties_end`, which counts candidates.
+struct Border {
+  uint32_t key;
+  size_t ties_end;
+};
+// Writes the places of the candidates beyond the border whose key is `low` or more; returns how
+// many.
+size_t FindBeyond(const Border& border, uint32_t low, const uint32_t* bits, size_t count,
+                  uint32_t* places);
+// Keeps the candidates within the border, in their order; returns how many.
+size_t KeepWithin(const Border& border, uint32_t* index, uint32_t* bits, size_t count);
+// Writes the candidates' entries. Those with keys below `sure` and a residual to store are then the
+// first of the arrays, and have what sending leaves in place of their bits; returns how many.
+size_t EncodeEntries(uint32_t sure, uint32_t* index, uint32_t* bits, size_t count,
+                     uint8_t* entries);
+
 void Add(float* sum, const float* x, size_t n);  // sum += x
 // sum = x * factor + y, product and sum rounded one after the other; `sum` may be x or y.
 void ScaledSum(const float* x, float factor, const float* y, float* sum, size_t n);

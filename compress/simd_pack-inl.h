@@ -91,6 +91,13 @@ HWY_INLINE hn::Vec<I16> SumOfPairs(hn::Vec<I8> codes) {
 #endif
 }
 
+// 4 vectors of codes that fit a byte to one vector of bytes.
+HWY_INLINE hn::Vec<U> ToBytes(const hn::Vec<I>* k) {
+  const auto bytes = DemoteToBytes(hn::ReorderDemote2To(I16(), k[0], k[1]),
+                                   hn::ReorderDemote2To(I16(), k[2], k[3]));
+  return SortWords(hn::BitCast(U(), bytes));
+}
+
 // kGroup<kBits> vectors of codes to one vector of bytes, or of nibbles, the even element low. Codes
 // are packed as they come, so that few are kept in registers.
 template <int kBits>

@@ -13,6 +13,7 @@
 #include "compress/codecs/topk.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_quantise-inl.h"
+#include "compress/stages.h"
 #include "compress/unaligned.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,6 +34,9 @@ struct Found {
   uint32_t begin;
   size_t count = 0;
 
+  // For countr_zero, where GCC would branch on whether a word is empty, which can't be foreseen.
+  static constexpr uint64_t kLastBit = uint64_t{1} << 63;
+
   // Elements i + b of all bits b that are set. Four at a time are written, set or not: few words
   // have more, so that the processor guesses right how often the loop goes around.
   HWY_INLINE void AppendPlaces(uint64_t word, size_t i) {
@@ -41,7 +45,7 @@ struct Found {
     do {
 #pragma GCC unroll 4
       for (size_t t = 0; t < 4; ++t) {
-        index[count + t] = first + static_cast<uint32_t>(std::countr_zero(word));
+        index[count + t] = first + static_cast<uint32_t>(std::countr_zero(word | kLastBit));
         word &= word - 1;
       }
       count += 4;
@@ -55,10 +59,11 @@ struct Found {
   size_t PlaceOf(size_t candidate) const { return index[candidate] - begin; }
 };
 
-// AddAndScan on single elements [i, end).
+// AddAndScan on single elements [i, end); returns how many there are now. (By value, so that the
+// loop over vectors keeps its own in registers.)
 template <bool kMomentum>
-HWY_NOINLINE void AddAndScanElements(const float* g, float* r, const Momentum& momentum, size_t i,
-                                     size_t end, const Thresholds& keys, Found* found) {
+HWY_NOINLINE size_t AddAndScanElements(const float* g, float* r, const Momentum& momentum, size_t i,
+                                       size_t end, const Thresholds& keys, Found found) {
   for (; i < end; ++i) {
     float gradient = Get<float>(g, i), speed = 0;
     if constexpr (kMomentum) {
@@ -66,12 +71,37 @@ HWY_NOINLINE void AddAndScanElements(const float* g, float* r, const Momentum& m
       gradient = momentum.nesterov ? gradient + momentum.beta * speed : speed;
     }
     float x = Get<float>(r, i) + gradient;
-    if (SelectionKey(x) >= keys.low) found->Append(x, i);
+    if (SelectionKey(x) >= keys.low) found.Append(x, i);
     if (!StoresResidual(x)) continue;
     if (SelectionKey(x) >= keys.sure) x = x - thinwire::FromBf16(thinwire::ToBf16(x));
     Put(r, i, x);
     if constexpr (kMomentum) Put(momentum.u, i, speed);
   }
+  return found.count;
+}
+
+// The lanes of a word's vectors that are found, one bit each.
+HWY_INLINE uint64_t MarksOf(const hn::Mask<I>* found) {
+  uint64_t marks = 0;
+#if HWY_TARGET == HWY_AVX3
+#pragma GCC unroll 16
+  for (size_t t = 0; t < kWordVectors; ++t) {
+    StoreBits(hn::RebindMask(F(), found[t]), reinterpret_cast<uint8_t*>(&marks), t);
+  }
+#else
+  // Packed to bytes first, four vectors give their bits at once.
+  const hn::Repartition<int8_t, I> d8;
+#pragma GCC unroll 16
+  for (size_t t = 0; t < kWordVectors; t += 4) {
+    hn::Vec<I> four[4];
+    for (size_t j = 0; j < 4; ++j) four[j] = hn::VecFromMask(I(), found[t + j]);
+    uint64_t bits = 0;
+    hn::StoreMaskBits(d8, hn::MaskFromVec(hn::BitCast(d8, ToBytes(four))),
+                      reinterpret_cast<uint8_t*>(&bits));
+    marks |= bits << (kLanes * t);
+  }
+#endif
+  return marks;
 }
 
 // r = x for the kWord elements from i on, and a mark for each key above `below`. False, and nothing
@@ -83,6 +113,7 @@ HWY_INLINE bool AddWord(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
   const F d;
   const V beta = hn::Set(d, momentum.beta);
   V x[kWordVectors], speed[kWordVectors];
+  hn::Mask<I> found[kWordVectors];
   auto largest = hn::Zero(I());
 #pragma GCC unroll 16
   for (size_t t = 0; t < kWordVectors; ++t) {
@@ -95,8 +126,9 @@ HWY_INLINE bool AddWord(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
     x[t] = hn::Add(hn::LoadU(d, r + at), x[t]);
     const auto key = Magnitude(x[t]);
     largest = hn::Max(largest, key);
-    StoreBits(hn::RebindMask(F(), hn::Gt(key, below)), reinterpret_cast<uint8_t*>(marks), t);
+    found[t] = hn::Gt(key, below);
   }
+  *marks = MarksOf(found);
   const auto huge = hn::Set(I(), static_cast<int32_t>(kHugeBits));
   if (HWY_UNLIKELY(!hn::AllTrue(I(), hn::Lt(largest, huge)))) return false;
 #pragma GCC unroll 16
@@ -107,17 +139,24 @@ HWY_INLINE bool AddWord(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
   return true;
 }
 
-// Candidates [from, found->count) get their values from r, where the sure ones leave what sending
-// them does.
-HWY_INLINE void TakeValues(float* r, uint32_t sure, size_t from, Found* found) {
-  for (size_t c = from; c < found->count; ++c) {
-    const size_t at = found->PlaceOf(c);
-    const float x = Get<float>(r, at);
-    found->bits[c] = BitsOf(x);
-    // Nothing branches on which ones are sure: a mask chooses.
-    const uint32_t chosen = 0u - static_cast<uint32_t>(SelectionKey(x) >= sure);
-    Put(r, at, x - FloatOf(uint32_t{thinwire::ToBf16(x)} << 16 & chosen));
+// Candidates of a stage, from `from` on, get their values from r, where the sure ones leave what
+// sending them does. Nothing branches on which ones are sure, and all are stored.
+HWY_INLINE void TakeValues(float* r, uint32_t sure, size_t from, const Found& found) {
+  const size_t count = found.count - from;
+  const uint32_t begin = found.begin;
+  const uint32_t* HWY_RESTRICT index = found.index + from;
+  uint32_t* HWY_RESTRICT bits = found.bits + from;
+  for (size_t c = 0; c < count; ++c) bits[c] = Get<uint32_t>(r, index[c] - begin);
+  if (sure > kAbsMask) return;
+  const auto below = hn::Set(I(), static_cast<int32_t>(sure) - 1);
+  alignas(64) float left[kStage + kLanes];
+  for (size_t c = 0; c < count; c += kLanes) {
+    const V x = hn::BitCast(F(), hn::LoadU(U(), bits + c));
+    const auto sent = hn::BitCast(F(), hn::ShiftLeft<16>(Bf16Bits(x)));
+    const auto is_sure = hn::RebindMask(F(), hn::Gt(Magnitude(x), below));
+    hn::Store(hn::Sub(x, hn::IfThenElseZero(is_sure, sent)), F(), left + c);
   }
+  for (size_t c = 0; c < count; ++c) Put(r, index[c] - begin, left[c]);
 }
 
 template <bool kMomentum>
@@ -137,13 +176,12 @@ HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRIC
       found.AppendPlaces(marks, i);
       continue;
     }
-    TakeValues(r, keys.sure, taken, &found);
-    AddAndScanElements<kMomentum>(g, r, momentum, i, i + kWord, keys, &found);
+    TakeValues(r, keys.sure, taken, found);
+    found.count = AddAndScanElements<kMomentum>(g, r, momentum, i, i + kWord, keys, found);
     taken = found.count;
   }
-  TakeValues(r, keys.sure, taken, &found);
-  AddAndScanElements<kMomentum>(g, r, momentum, words * kWord, n, keys, &found);
-  return found.count;
+  TakeValues(r, keys.sure, taken, found);
+  return AddAndScanElements<kMomentum>(g, r, momentum, words * kWord, n, keys, found);
 }
 
 size_t AddAndScanT(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,

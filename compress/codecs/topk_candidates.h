@@ -3,63 +3,19 @@
 #define THINWIRE_COMPRESS_CODECS_TOPK_CANDIDATES_H_
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "compress/hd.h"
+#include "compress/simd_kernels.h"
 #include "compress/stages.h"
 
 namespace thinwire::codecs {
 
 inline constexpr uint32_t kAllKeys = kAbsMask;  // the largest key there is
-
-// The border between the k largest of some values and the others.
-struct Border {
-  uint32_t key;  // of the k-th largest
-  size_t ties;   // of the values with that key, so many are among the k largest
-};
-
-// One pass counts the values in bins, as fine as their range allows, and the few of the right bin
-// are sorted out in `spare`, which has room for all. Bins are looked through from the lowest: most
-// values lie there, and few of those are dropped.
-inline Border BorderOf(const uint32_t* bits, size_t count, size_t k, uint32_t* spare) {
-  constexpr size_t kBins = 1024, kFewBins = 128, kFew = 1024;
-  // Signed, since no instruction set of 64-bit processors lacks those comparisons.
-  int32_t lowest = static_cast<int32_t>(kAllKeys), highest = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const auto key = static_cast<int32_t>(bits[i] & kAbsMask);
-    lowest = std::min(lowest, key);
-    highest = std::max(highest, key);
-  }
-  const size_t used = count <= kFew ? kFewBins : kBins;
-  const auto range = static_cast<uint32_t>(highest - lowest);
-  const int shift = std::max(
-      0, static_cast<int>(std::bit_width(range)) - static_cast<int>(std::bit_width(used) - 1));
-  const auto bin_of = [=](uint32_t key) { return (key - static_cast<uint32_t>(lowest)) >> shift; };
-  std::array<uint32_t, kBins> bins;
-  std::fill_n(bins.begin(), used, 0u);
-  for (size_t i = 0; i < count; ++i) ++bins[bin_of(bits[i] & kAbsMask)];
-  size_t below = 0;  // values in lower bins
-  uint32_t bin = 0;
-  while (below + bins[bin] <= count - k) below += bins[bin++];
-  size_t found = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const uint32_t key = bits[i] & kAbsMask;
-    spare[found] = key;
-    found += bin_of(key) == bin;
-  }
-  const size_t rank = below + found - (count - k);  // of the k-th largest in its bin, from 1
-  std::nth_element(spare, spare + rank - 1, spare + found, std::greater<uint32_t>());
-  const uint32_t key = spare[rank - 1];
-  const auto larger = std::count_if(spare, spare + rank, [=](uint32_t v) { return v > key; });
-  return {key, rank - static_cast<size_t>(larger)};
-}
 
 // Elements by ascending index.
 class Candidates {
@@ -81,44 +37,27 @@ class Candidates {
   uint32_t* next_bits() { return bits_ + count_; }
   void Grow(size_t by) { count_ += by; }
 
-  // Makes room for `more`, for which everything but the k largest may go. Returns what a further
-  // element must reach to be among them: ties go to the lower index, which is already here.
+  // Makes room for `more`, for which everything but the k largest may go; as KeepLargest. Returns
+  // what a further element must reach to be among them: ties go to the lower index, which is
+  // already here.
   template <typename Dropped>
-  uint32_t MakeRoom(size_t more, uint32_t low, Dropped dropped) {
+  uint32_t MakeRoom(size_t more, uint32_t low, uint32_t sure, Dropped dropped) {
     if (count_ + more <= capacity_) return low;
-    return KeepLargest(dropped) + 1;
+    return KeepLargest(0, sure, dropped) + 1;
   }
 
   // Drops all but the k largest, of equal ones the first; calls dropped(index, value) for each that
-  // goes. Returns the k-th key. Which ones go can't be foreseen, so nothing branches on it.
+  // goes with a key of `sure` or more. Returns the k-th key. `guess` as for FindKey.
   template <typename Dropped>
-  uint32_t KeepLargest(Dropped dropped) {
-    const Border border = BorderOf(bits_, count_, k_, spare_);
-    const uint32_t last = border.key;
-    const size_t ties = border.ties;
-    // Whether candidate i goes; asked in ascending order, `equal` counting the ties so far.
-    const auto goes = [this, last, ties](size_t i, size_t* equal) {
-      const uint32_t key = bits_[i] & kAbsMask;
-      const size_t tie = key == last;
-      const size_t drop =
-          static_cast<size_t>(key < last) | (tie & static_cast<size_t>(*equal >= ties));
-      *equal += tie;
-      return drop;
-    };
-    size_t dropping = 0, kept = 0;
-    for (size_t i = 0, equal = 0; i < count_; ++i) {
-      spare_[dropping] = static_cast<uint32_t>(i);
-      dropping += goes(i, &equal);
+  uint32_t KeepLargest(uint32_t guess, uint32_t sure, Dropped dropped) {
+    const simd::RankedKey last = simd::FindKey(bits_, count_, count_ - k_, guess, spare_);
+    const simd::Border border{last.key, TiesEnd(last)};
+    if (sure <= last.key) {
+      const size_t beyond = simd::FindBeyond(border, sure, bits_, count_, spare_);
+      for (size_t i = 0; i < beyond; ++i) dropped(index_[spare_[i]], value(spare_[i]));
     }
-    for (size_t d = 0; d < dropping; ++d) dropped(index_[spare_[d]], value(spare_[d]));
-    for (size_t i = 0, equal = 0; i < count_; ++i) {
-      const size_t keep = 1 - goes(i, &equal);
-      index_[kept] = index_[i];
-      bits_[kept] = bits_[i];
-      kept += keep;
-    }
-    count_ = kept;
-    return last;
+    count_ = simd::KeepWithin(border, index_, bits_, count_);
+    return last.key;
   }
 
   // The first candidate, from `from` on, whose index is `index` or more.
@@ -127,16 +66,14 @@ class Candidates {
     return static_cast<size_t>(at - index_);
   }
 
-  // Calls visit(index, value) for each whose key is below `key`. Which ones can't be foreseen, so
-  // they are noted first.
-  template <typename Visit>
-  void ForEachBelow(uint32_t key, Visit visit) {
-    size_t noted = 0;
-    for (size_t i = 0; i < count_; ++i) {
-      spare_[noted] = static_cast<uint32_t>(i);
-      noted += (bits_[i] & kAbsMask) < key;
-    }
-    for (size_t n = 0; n < noted; ++n) visit(index_[spare_[n]], value(spare_[n]));
+  // Writes the entries of all, and calls settle(index, rest) for each whose key is below `sure` and
+  // that stores a residual; `rest` is what sending leaves. No candidates are left.
+  template <typename Settle>
+  void Encode(uint32_t sure, uint8_t* entries, Settle settle) {
+    const uint32_t *index = index_, *bits = bits_;  // which `settle` can't change
+    const size_t unsure = simd::EncodeEntries(sure, index_, bits_, count_, entries);
+    for (size_t i = 0; i < unsure; ++i) settle(index[i], FloatOf(bits[i]));
+    count_ = 0;
   }
 
   // Drops from candidate `from` on those whose index is listed.
@@ -160,6 +97,17 @@ class Candidates {
 
  private:
   static constexpr size_t kSlack = 16;  // words that a vector may write behind the last candidate
+
+  // Of the candidates with the k-th key those from here on go: more than k have that key or a
+  // larger one only where there are ties.
+  size_t TiesEnd(const simd::RankedKey& last) const {
+    size_t end = count_;
+    for (size_t going = count_ - k_ - last.below; going > 0;) {
+      --end;
+      going -= (bits_[end] & kAbsMask) == last.key;
+    }
+    return end;
+  }
 
   // One stage always fits in, so that room need only be made between stages.
   static size_t Capacity(size_t k, size_t numel) {

@@ -26,6 +26,11 @@ constexpr size_t kSampleFrom = 2048;  // elements; of fewer all are candidates
 // Below a threshold that was too high these parts of it are tried, the closest first.
 constexpr float kRetreat[] = {0.875f, 0.5f, 0.25f};
 
+// Elements, whose residual is still in the second-level cache once the selection is made.
+constexpr size_t kNear = 65536;
+// Where the k-th key very probably lies below, in parts of the last one.
+constexpr float kBorderGuess = 65.0f / 64;
+
 class Encoder {
  public:
   Encoder(const CodecSpec& spec, TensorView gradient, float* residual, const EncodeExtras& extras)
@@ -42,8 +47,8 @@ class Encoder {
 
   // Puts right the residuals of candidates that are not sent after all.
   auto Restore() {
-    return [this](size_t at, float x) {
-      if (WrittenAsSent(x)) Put(residual_, at, x);
+    return [r = residual_](size_t at, float x) {
+      if (StoresResidual(x)) Put(r, at, x);
     };
   }
 
@@ -56,7 +61,7 @@ class Encoder {
       if (low < kTinyBits) low = 0;
       CollectBelow(low, highest);
     }
-    const uint32_t last = candidates_.KeepLargest(Restore());
+    const uint32_t last = candidates_.KeepLargest(border_guess_, sure_, Restore());
     if (extras_.threshold != nullptr) *extras_.threshold = FloatOf(std::min(last, kHugeBits));
     Send(layout, wire);
   }
@@ -64,11 +69,13 @@ class Encoder {
  private:
   bool WrittenAsSent(float x) const { return StoresResidual(x) && SelectionKey(x) >= sure_; }
 
-  // Also settles from where on elements are sent very probably: their residual is written as if
-  // they were, while it is in cache, and put right for the few that are not.
+  // Also settles from where on elements are sent very probably: where the tensor is large, their
+  // residual is written as if they were, while it is in cache, and put right for the few that are
+  // not.
   uint32_t FirstGuess() {
     if (extras_.threshold != nullptr && *extras_.threshold != 0.0f) {
-      if (residual_ != nullptr) sure_ = BitsOf(*extras_.threshold);
+      if (residual_ != nullptr && gradient_.numel > kNear) sure_ = BitsOf(*extras_.threshold);
+      border_guess_ = BitsOf(*extras_.threshold * kBorderGuess);
       return CarriedKey(*extras_.threshold);
     }
     return gradient_.numel < kSampleFrom ? 0 : SampledThreshold();
@@ -78,7 +85,7 @@ class Encoder {
   uint32_t SampledThreshold() const {
     const size_t count = std::min(kSample, gradient_.numel / 8);
     const size_t stride = gradient_.numel / count;
-    std::array<uint32_t, kSample> sample, spare;
+    std::array<uint32_t, kSample + 16> sample, spare;
     for (size_t i = 0; i < count; ++i) {
       const size_t at = i * stride + i * 40503u % stride;
       float x;
@@ -91,14 +98,14 @@ class Encoder {
         static_cast<double>(count) * static_cast<double>(k_) / static_cast<double>(gradient_.numel);
     const double generous = expected + 4 * std::sqrt(expected) + 4;
     if (generous >= static_cast<double>(count)) return 0;
-    return std::min(BorderOf(sample.data(), count, static_cast<size_t>(generous), spare.data()).key,
-                    kHugeBits);
+    const size_t rank = count - static_cast<size_t>(generous);
+    return std::min(simd::FindKey(sample.data(), count, rank, 0, spare.data()).key, kHugeBits);
   }
 
   // x = g + r into the residual, and the candidates from `low` on.
   void Collect(uint32_t low) {
     ForEachStage(gradient_, [&](const float* g, size_t begin, size_t n) {
-      low = std::min(candidates_.MakeRoom(n, low, Restore()),
+      low = std::min(candidates_.MakeRoom(n, low, sure_, Restore()),
                      kAllKeys);  // nothing beats the largest NaN
       const auto at = static_cast<uint32_t>(begin);
       uint32_t *index = candidates_.next_index(), *bits = candidates_.next_bits();
@@ -126,7 +133,7 @@ class Encoder {
     }
     const TensorView x = residual_ == nullptr ? gradient_ : TensorView{residual_, gradient_.numel};
     ForEachStage(x, [&](const float* part, size_t begin, size_t n) {
-      low = candidates_.MakeRoom(n, low, Restore());
+      low = candidates_.MakeRoom(n, low, sure_, Restore());
       const size_t before = candidates_.count();
       candidates_.Grow(simd::Scan(part, n, static_cast<uint32_t>(begin), low, highest,
                                   candidates_.next_index(), candidates_.next_bits()));
@@ -136,25 +143,18 @@ class Encoder {
   }
 
   void Send(const ShardLayout& layout, uint8_t* wire) {
-    uint8_t* entries = wire + layout.codes_at;
     size_t sent = 0;
     for (size_t b = 0; b < layout.blocks; ++b) {
       const size_t begin = sent;
-      sent = candidates_.FirstFrom((b + 1) * kSubBlock, begin);
-      for (size_t i = begin; i < sent; ++i) {
-        Put(entries, i, EntryOf(candidates_.value(i), candidates_.index(i)));
-      }
+      sent = b + 1 == layout.blocks ? k_ : candidates_.FirstFrom((b + 1) * kSubBlock, begin);
       Put(wire, b, static_cast<uint32_t>(sent - begin));
     }
-    if (residual_ != nullptr) SettleSent();
+    if (masks_) MaskMomentum();
+    candidates_.Encode(residual_ == nullptr ? 0 : sure_, wire + layout.codes_at,
+                       [r = residual_](size_t at, float rest) { Put(r, at, rest); });
   }
 
-  // Residuals of sent elements that were not written as sent, and the momentum of all.
-  void SettleSent() {
-    candidates_.ForEachBelow(sure_, [this](size_t at, float x) {
-      if (StoresResidual(x)) Put(residual_, at, x - FromBf16(ToBf16(x)));
-    });
-    if (!masks_) return;
+  void MaskMomentum() {
     for (size_t i = 0; i < k_; ++i) {
       if (StoresResidual(candidates_.value(i))) Put(momentum_.u, candidates_.index(i), 0.0f);
     }
@@ -168,6 +168,7 @@ class Encoder {
   std::vector<uint32_t> own_scratch_;
   Candidates candidates_;
   simd::Momentum momentum_;
+  uint32_t border_guess_ = 0;
   uint32_t sure_ = kAllKeys + 1;  // keys from here on are written as sent
 };
 
