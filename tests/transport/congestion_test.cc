@@ -119,17 +119,26 @@ TEST(Congestion, BehindASlowLinksQueueBBRComesBackUnlessRenoWasAskedFor) {
 }
 
 TEST(Congestion, AQueueIsWhatManyBytesWaitInForLong) {
-  tcp_info info{};
-  info.tcpi_snd_mss = 1024;
-  info.tcpi_unacked = 1024;  // a MiB
-  info.tcpi_rtt = 8000;      // microseconds: about 1 Gb/s
-  EXPECT_TRUE(IsBehindAQueue(info));
-  info.tcpi_rtt = 800;
-  EXPECT_FALSE(IsBehindAQueue(info));
-  info.tcpi_rtt = 40000;  // an acknowledgement that the peer put off
-  info.tcpi_unacked = 64;
-  EXPECT_FALSE(IsBehindAQueue(info));
+  tcp_info slow{};
+  slow.tcpi_snd_mss = 1024;
+  slow.tcpi_unacked = 1024;             // a MiB
+  slow.tcpi_rtt = 8000;                 // microseconds
+  slow.tcpi_delivery_rate = 125000000;  // 1 Gb/s
+  EXPECT_TRUE(IsBehindAQueue(slow));
   EXPECT_FALSE(IsBehindAQueue({}));
+
+  tcp_info fast = slow;  // whose queue is draining
+  fast.tcpi_delivery_rate = 1250000000;
+  EXPECT_FALSE(IsBehindAQueue(fast));
+  tcp_info near = slow;
+  near.tcpi_rtt = 800;
+  EXPECT_FALSE(IsBehindAQueue(near));
+  tcp_info idle = slow;  // and its last acknowledgement was put off
+  idle.tcpi_unacked = 64;
+  EXPECT_FALSE(IsBehindAQueue(idle));
+  tcp_info asked_for_little = slow;
+  asked_for_little.tcpi_delivery_rate_app_limited = 1;
+  EXPECT_FALSE(IsBehindAQueue(asked_for_little));
 }
 
 TEST(Congestion, WhatMayNotBeChosenIsRefusedWithWhatMay) {

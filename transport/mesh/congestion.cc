@@ -21,7 +21,7 @@ constexpr std::string_view kPaced = "bbr", kClockedByAcks = "reno";
 // one way (Options::far).
 constexpr uint32_t kNearMicroseconds = 2000;
 // Reno is no slower at 10 Gb/s, and slower at 1 Gb/s.
-constexpr double kSlowBytesPerSecond = 2e9 / 8;
+constexpr uint64_t kSlowBytesPerSecond = 2'000'000'000 / 8;
 // Less than this under way is a burst that buffers take, and says nothing about the link.
 constexpr uint64_t kQueueBytes = 256 << 10;
 
@@ -30,12 +30,13 @@ bool Choose(int socket, std::string_view name) {
                     static_cast<socklen_t>(name.size())) == 0;
 }
 
-// Zeros where the kernel says nothing, or does not know the shortest round trip yet.
+// Zeros where the kernel does not say all that is asked for here.
 tcp_info InfoOf(int socket) {
   tcp_info info{};
   socklen_t size = sizeof(info);
-  const bool is_told = getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
-                       size >= offsetof(tcp_info, tcpi_min_rtt) + sizeof(info.tcpi_min_rtt);
+  constexpr size_t kTold = offsetof(tcp_info, tcpi_delivery_rate) + sizeof(info.tcpi_delivery_rate);
+  const bool is_told =
+      getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && size >= kTold;
   return is_told ? info : tcp_info{};
 }
 
@@ -44,6 +45,10 @@ tcp_info InfoOf(int socket) {
 bool IsNear(int socket) {
   const uint32_t shortest = InfoOf(socket).tcpi_min_rtt;
   return shortest > 0 && shortest < kNearMicroseconds;
+}
+
+uint64_t BytesUnderWay(const tcp_info& info) {
+  return uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss;
 }
 
 bool IsAuto(const std::string& congestion) { return congestion.empty() || congestion == "auto"; }
@@ -69,9 +74,8 @@ std::string CongestionOf(int socket) {
 }
 
 bool IsBehindAQueue(const tcp_info& info) {
-  const uint64_t under_way = uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss;
-  return under_way >= kQueueBytes &&
-         static_cast<double>(under_way) < 1e-6 * info.tcpi_rtt * kSlowBytesPerSecond;
+  return BytesUnderWay(info) >= kQueueBytes && info.tcpi_rtt >= kNearMicroseconds &&
+         info.tcpi_delivery_rate_app_limited == 0 && info.tcpi_delivery_rate < kSlowBytesPerSecond;
 }
 
 Congestion::Congestion(int socket, const std::string& congestion) : socket_(socket) {
@@ -84,7 +88,10 @@ Congestion::Congestion(int socket, const std::string& congestion) : socket_(sock
 }
 
 void Congestion::Look() {
-  if (IsBehindAQueue(InfoOf(socket_))) replaced_ = !Choose(socket_, kPaced);
+  const tcp_info info = InfoOf(socket_);
+  if (BytesUnderWay(info) < kQueueBytes) return;
+  queued_ = IsBehindAQueue(info) ? queued_ + 1 : 0;
+  if (queued_ == kConvinced) replaced_ = !Choose(socket_, kPaced);
 }
 
 }  // namespace thinwire

@@ -47,12 +47,14 @@ class Congestion {
 
  private:
   static constexpr unsigned kLook = 8;  // events; looking takes about a microsecond
+  // Looks in a row: a fast link is slow for a moment when a peer's processor is busy.
+  static constexpr unsigned kConvinced = 3;
 
   void Look();
 
   const int socket_;
   bool replaced_ = false;
-  unsigned events_ = 0;
+  unsigned events_ = 0, queued_ = 0;
 };
 
 }  // namespace thinwire
