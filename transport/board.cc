@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "transport/alarm.h"
 #include "transport/checked/crc32c.h"
+#include "transport/failure_link.h"
 
 namespace thinwire {
 namespace {
@@ -120,6 +121,8 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
   absl::Status status;
   {
     const Alarm alarm(*board.transport.control, board.deadline);
+    // Exchanges may go by connections that the control plane has not.
+    const FailureLink link(*board.transport.control, *board.transport.data);
     status = round.Wait();
   }
   if (absl::IsDeadlineExceeded(status)) return LateError(board, topic, round.missing());

@@ -56,6 +56,11 @@ def test_a_rank_that_stops_over_several_loops():
     expect_no_problem(replace(case, loops=3, transport="gloo"))
 
 
+def test_a_rank_that_stops_while_several_loops_agree_on_a_plane():
+    """What ranks tell one another then goes by connections that their deadline must reach."""
+    expect_no_problem(draw(402242, "connecting", "SIGSTOP", 1.5))
+
+
 @pytest.mark.parametrize("phase", STOPPED)
 def test_a_stopped_rank_is_named_when_the_timeout_is_over(phase):
     expect_no_problem(draw(SEED, phase, "SIGSTOP", 1.5))

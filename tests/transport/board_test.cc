@@ -6,8 +6,10 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -16,6 +18,7 @@
 #include "transport/choice.h"
 #include "transport/failure_link.h"
 #include "transport/in_process/in_process.h"
+#include "transport/spread/spread.h"
 
 namespace thinwire {
 namespace {
@@ -172,6 +175,21 @@ TEST(GlooBoard, AFailureThatCannotBeToldIsNotBlamedOnTheOthers) {
   EXPECT_EQ(TellOutcome(board, "outcome", mine), mine);
   const Board over = BoardOf(transports[1], seconds(-1));
   EXPECT_EQ(TellOutcome(over, "outcome", mine), mine);
+}
+
+// Which plane an answer goes by follows from its topic; the deadline ends the wait on each.
+TEST(Board, WhoIsLateIsNamedWhereAnswersGoByPlanesOfTheirOwn) {
+  for (const std::string topic : {"black", "green", "white", "yellow", "oolong", "mint"}) {
+    std::vector<Transport> transports = MakeInProcessTransports(2),
+                           others = MakeInProcessTransports(2);
+    std::vector<Transport> second;
+    second.push_back(std::move(others[0]));
+    Transport& mine = transports[0];
+    mine.data = std::make_unique<Spread>(std::move(mine.data), std::move(second));
+    const absl::Status status = TellAll(BoardOf(mine, milliseconds(50)), topic, "here").status();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 told rank 0 nothing")) << status;
+  }
 }
 
 TEST(FailureLink, EndsTheWaitsOfAnotherPlane) {
