@@ -61,7 +61,12 @@ def test_a_flipped_bit_is_data_loss_on_both_ranks(tmp_path, phase, hit):
     seed = int.from_bytes(os.urandom(3), "big")
     drawn = draw(seed, phase, "SIGKILL", TIMEOUT_S)
     case = dataclasses.replace(
-        drawn, world=2, victim=-1, checksum=True, chunk_bytes=64 << 10, transport="gloo",
+        drawn,
+        world=2,
+        victim=-1,
+        checksum=True,
+        chunk_bytes=64 << 10,
+        transport="gloo",
         loops=1,
     )  # whose bytes the proxy sees
     pipes, processes = [], []
