@@ -43,7 +43,7 @@ size_t TopKScratchWords(const CodecSpec& spec, size_t numel);  // of the host
 struct EncodeMomentum {
   float beta = 0.0f;
   const float* velocity = nullptr;  // numel floats; null: none
-  float* room = nullptr;            // numel floats to work in, of any content; the CPU takes none
+  float* room = nullptr;            // numel floats that a backend may work in, of any content
 };
 
 // One of several shards that are encoded, or decoded, together.

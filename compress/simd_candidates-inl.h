@@ -122,10 +122,10 @@ class KeyList {
     const auto border = SetKey(key);
     size_t kept = 0;
     for (size_t i = 0; i < count_; i += kLanes) {
-      const auto key = Load(i);
-      const auto below = hn::Lt(key, border);
+      const auto keys = Load(i);
+      const auto below = hn::Lt(keys, border);
       const Chosen chosen(kBelow ? below : hn::Not(below));
-      chosen.Append(hn::BitCast(U(), key), keys_ + kept);
+      chosen.Append(hn::BitCast(U(), keys), keys_ + kept);
       kept += chosen.count();
     }
     count_ = count;

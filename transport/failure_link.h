@@ -1,5 +1,5 @@
-// FailureLink: makes the failure of a control plane that of a data plane of another backend, while
-// nobody receives the control plane's frames yet.
+// FailureLink: makes the failure of a control plane that of a data plane over other connections,
+// while nobody receives the control plane's frames yet.
 #ifndef THINWIRE_TRANSPORT_FAILURE_LINK_H_
 #define THINWIRE_TRANSPORT_FAILURE_LINK_H_
 

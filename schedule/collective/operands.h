@@ -1,5 +1,6 @@
 // Operands: a chunk's elements, contiguous. They are the bucket's own memory where a chunk lies
-// there in one piece, a copy where it does not, and the momentum's where the engine owns one.
+// there in one piece, a copy where it does not, and the momentum's where the engine owns one. A
+// result that is the new momentum still goes to the bucket at once, where a chunk is one piece.
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_OPERANDS_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_OPERANDS_H_
 
