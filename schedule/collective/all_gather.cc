@@ -37,6 +37,7 @@ class AllGatherRun final : public ChunkRun {
     if (!bench_.scratch.status().ok()) return bench_.scratch.status();
     const Range range = job_.chunk->elements;
     const int me = bench_.members.rank;
+    if (job_.undo != nullptr) job_.undo->Save(bench_.backend, range, job_.residual, nullptr);
     const TensorView own = job_.input.Slice(range.begin, range.end - range.begin);
     if (verbatim_) {
       bench_.backend.Copy(wires_[me].data(), own.data, own.bytes());

@@ -2,6 +2,7 @@
 // they were before it, whether it was done or failed half-way.
 #include <barrier>
 #include <cstring>
+#include <string>
 
 #include "tests/schedule/ranks.h"
 
@@ -92,6 +93,34 @@ TEST(UndoLogTest, ARefusedSubmissionIsNoUse) {
     ASSERT_TRUE(engine.error_feedback().Undo().ok());
     EXPECT_TRUE(Same(Kept(engine), before));
   });
+}
+
+// The halves of an allreduce keep residuals as well: a reduce-scatter those of all foreign parts,
+// an all-gather those of the own elements.
+TEST_P(UndoTest, TakesBackAReduceScatterAndAnAllGather) {
+  if (std::string(GetParam()).starts_with("topk")) GTEST_SKIP() << "has no such collectives";
+  constexpr int kWorld = 3;
+  Options options = Recoverable(GetParam());
+  options.momentum = {};
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
+    const bool scatters = collective == Collective::kReduceScatter;
+    const size_t in = scatters ? kWorld * kNumel : kNumel;
+    const size_t out = scatters ? kNumel : kWorld * kNumel;
+    RunRanks(Wire::kInProcess, kWorld, options, [&](int rank, Engine& engine) {
+      const auto step = [&](int number) {
+        std::vector<float> input = Gradient(in, 1, rank, number), output(out);
+        auto work = engine.Start(
+            {.input = View(input), .output = View(output), .key = "g", .collective = collective});
+        return work.ok() ? (*work)->Wait() : work.status();
+      };
+      for (int number = 0; number < 3; ++number) ASSERT_TRUE(step(number).ok()) << engine.status();
+      const ParameterResidual before = Kept(engine);
+      ASSERT_TRUE(step(3).ok()) << engine.status();
+      EXPECT_FALSE(Same(Kept(engine), before)) << "the step changed nothing";
+      ASSERT_TRUE(engine.error_feedback().Undo().ok());
+      EXPECT_TRUE(Same(Kept(engine), before)) << (scatters ? "reduce-scatter" : "all-gather");
+    });
+  }
 }
 
 TEST(UndoLogTest, WithoutTheOptionNothingIsTakenBack) {
