@@ -8,19 +8,24 @@ ROOT = pathlib.Path(__file__).parent.parent
 project = "thinwire"
 author = "the thinwire authors"
 root_doc = "docs/README"
+# Decisions, raw results and what only contributors need stay in the repository.
 include_patterns = [
-    *("*.md", "*/README.md", "integrations/*/README.md", "compress/FORMAT.md"),
-    "kernels/sass.md",
-    *("docs/*.md", "docs/**/*.md", "bench/results/**/*.md"),
+    *("README.md", "SECURITY.md", "CHANGELOG.md", "compress/FORMAT.md"),
+    *("docs/README.md", "docs/glossary.md", "integrations/python/README.md"),
+    *("docs/tutorial/*.md", "docs/how-to/*.md", "docs/reference/*.md", "docs/explanation/*.md"),
 ]
 exclude_patterns = [".*", "build*", "dist", "docs/_*"]
 
-extensions = ["myst_parser", "sphinxcontrib.mermaid", "breathe", "sphinx.ext.autodoc"]
+extensions = [
+    *("myst_parser", "sphinxcontrib.mermaid", "breathe"),
+    *("sphinx.ext.autodoc", "sphinx.ext.napoleon"),
+]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 suppress_warnings = [
     "misc.highlighting_failure",  # FORMAT.md's examples are of no language
     "duplicate_declaration.c",  # tw_options_init is a function and a macro
+    "myst.xref_missing",  # files off the site; tests/test_docs.py checks all links
 ]
 
 breathe_projects = {"thinwire": str(ROOT / "build/docs/doxygen/xml")}  # of scripts/docs.sh
@@ -28,6 +33,9 @@ breathe_default_project = "thinwire"
 breathe_domain_by_extension = {"h": "c"}
 
 autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = "thinwire"
 
@@ -35,52 +43,33 @@ html_title = "thinwire"
 CONTENTS = """
 ```{toctree}
 :hidden:
-:caption: Use
+:caption: How to
 :glob:
 
-/docs/choosing
-/docs/settings
-/docs/frameworks
-/docs/migration/*
-/docs/process-groups
-/docs/nccl-shim
-/docs/ray
-/docs/launchers
-/docs/measuring
+/docs/how-to/*
 /integrations/python/README
-/docs/troubleshooting
-/SECURITY
-/docs/reference/python
-/docs/reference/c
 ```
 ```{toctree}
 :hidden:
-:caption: Understand
+:caption: Reference
 :glob:
 
-/docs/architecture
-/docs/scale
-/docs/robustness
-/docs/glossary
+/docs/reference/*
 /compress/FORMAT
-/kernels/sass
-/docs/decisions/README
-/bench/README
-/bench/results/*/README
-/bench/results/*/accuracy/**
-/bench/results/*/ratio/ratio
 ```
 ```{toctree}
 :hidden:
-:caption: Change
-:glob:
+:caption: Explanation
 
-/CONTRIBUTING
+/docs/explanation/how-it-works
+/docs/explanation/error-feedback
+/docs/explanation/scale
+/docs/explanation/benchmarks
+/docs/explanation/robustness
+/SECURITY
+/docs/glossary
 /CHANGELOG
 /README
-/docs/guides/*
-/*/README
-/integrations/*/README
 ```
 """
 
@@ -88,13 +77,11 @@ CONTENTS = """
 def add_contents(app, docname, source):
     if docname == root_doc:
         source[0] += CONTENTS
-    if docname == "docs/decisions/README":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 
 
 def read_docstring(app, what, name, obj, options, lines):
-    """Docstrings are plain text in which `names: text`, with a hanging indent, tells of parameters.
-    Those become a list; what reStructuredText would take for markup is escaped."""
+    """Docstrings that are not in Google style yet: `names: text`, with a hanging indent, tells of
+    parameters. What reStructuredText would take for markup is escaped."""
     out, in_list = [], False
     for line in lines:
         text = re.sub(r"(?<=\w)_(?!\w)", r"\\_", line).replace("**", r"\*\*")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/settings.md from the list in integrations/python/thinwire/options.py.
+"""Writes docs/reference/settings.md from the list in integrations/python/thinwire/options.py.
 
 Run it after a change of that list; a test compares the file with what this script would write."""
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "integrations" / "python"))
 from thinwire import options  # noqa: E402
 from thinwire.options import Option  # noqa: E402
 
-PAGE = ROOT / "docs" / "settings.md"
+PAGE = ROOT / "docs" / "reference" / "settings.md"
 
 _INTRODUCTION = """\
 # Settings
@@ -30,7 +30,7 @@ The C library reads no environment. A C program calls `tw_options_init` and sets
 `tw_options` that it needs; zero stands for the default. A program that was compiled against an
 older, shorter `tw_options` keeps working with a newer library: the fields that it lacks have their
 defaults. A newer program works with an older library as long as it leaves the new fields zero.
-The [NCCL shim](nccl-shim.md) has no other caller than the environment, and reads its own variables.
+The [NCCL shim](../how-to/nccl-shim.md) has no other caller than the environment, and reads its own variables.
 
 The ranks compare, before they connect, what must be equal: a difference is a `MismatchError`
 (`TW_MISMATCH`) on every rank that names both values.
@@ -66,7 +66,7 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 def page() -> str:
-    """The text of docs/settings.md."""
+    """The text of docs/reference/settings.md."""
     lines = [_line(_COLUMNS), _line(("---",) * len(_COLUMNS)), *map(_row, options.OPTIONS)]
     return _INTRODUCTION + "\n".join(lines) + "\n"
 

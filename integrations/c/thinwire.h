@@ -54,7 +54,7 @@ typedef struct {
 } tw_store;
 
 /* Zero means the default for every field but rank, size and the store. Call tw_options_init.
- * docs/settings.md has each field's default, and says which must be equal on all ranks.
+ * docs/reference/settings.md has each field's default, and says which must be equal on all ranks.
  *
  * A program that was compiled against an older, shorter struct keeps working: it says so in
  * struct_size, and the fields that it lacks have their defaults. Therefore a field never moves,
@@ -323,7 +323,7 @@ TW_API tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, 
                                  float* momentum, size_t numel);
 /* After a failure: takes back what the last use of every tensor has changed in them, half done or
  * done. tw_residual_get before and after it gives both states, of which the ranks choose the one
- * that they agree on: docs/guides/recover.md. */
+ * that they agree on: docs/how-to/recover.md. */
 TW_API tw_status tw_residual_undo(tw_comm* comm);
 TW_API tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first,
                                  const float* second, const float* momentum, size_t numel);

@@ -52,7 +52,7 @@ Grid GridOf(const Chunk& chunk);
 // The way of dense allreduces, such as "hierarchical: 2 nodes of 2 ranks".
 std::string DescribeWay(int world, const Options& options);
 
-// Where a flat exchange of a bucket of 25 MiB (DDP's) falls behind: docs/scale.md.
+// Where a flat exchange of a bucket of 25 MiB (DDP's) falls behind: docs/explanation/scale.md.
 inline constexpr int kGridFrom = 64;
 
 }  // namespace thinwire

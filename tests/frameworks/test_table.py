@@ -1,4 +1,4 @@
-"""The table of docs/frameworks.md: what its rows say is what runs."""
+"""The table of docs/how-to/frameworks.md: what its rows say is what runs."""
 
 import re
 from pathlib import Path

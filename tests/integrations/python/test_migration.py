@@ -1,4 +1,4 @@
-"""docs/migration: each page's diffs, applied and run on two ranks, before and after."""
+"""docs/how-to/migrate.md: each section's diff, applied and run on two ranks, before and after."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from ranks import run
 
 pytestmark = pytest.mark.xdist_group("migration")
 
-PAGES = Path(__file__).resolve().parents[3] / "docs" / "migration"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "migrate.md"
 # What can't be installed here: the program before has these, and isn't run.
-MISSING = ("horovod.torch", "byteps", "mxnet")
+MISSING = ("horovod.torch",)
 
 
 class Diff(NamedTuple):
-    page: str
-    number: int  # on its page
+    section: str
     text: str
 
     def without(self, sign: str) -> str:
@@ -36,14 +35,13 @@ class Diff(NamedTuple):
         return "\n".join(line[1:] for line in lines) + "\n"
 
     def __str__(self) -> str:
-        return f"{self.page}{self.number}"
+        return re.sub(r"\W+", "-", self.section)
 
 
 def diffs() -> Iterator[Diff]:
-    for page in sorted(PAGES.glob("*.md")):
-        blocks = re.findall(r"^```diff\n(.*?)^```", page.read_text(), re.S | re.M)
-        for number, text in enumerate(blocks):
-            yield Diff(page.stem, number, text)
+    for section in re.split(r"^## ", PAGE.read_text(), flags=re.M)[1:]:
+        for text in re.findall(r"^```diff\n(.*?)^```", section, re.S | re.M):
+            yield Diff(section.partition("\n")[0], text)
 
 
 DIFFS = list(diffs())
@@ -52,7 +50,7 @@ DIFFS = list(diffs())
 class Program(NamedTuple):
     title: str
     file: str
-    ports: tuple[int, int]  # of torch's variables and of DMLC's
+    port: int
     alone: bool  # one process for all devices
 
 
@@ -62,24 +60,23 @@ def programs(folder: Path) -> list[Program]:
         for when, text in (("before", diff.without("+")), ("after", diff.without("-"))):
             if any(name in text for name in MISSING):
                 continue
-            file = folder / f"{diff}_{when}.py"
+            file = folder / f"{diff}_{when}.py".lower()
             file.write_text(text)
-            found.append(Program(f"{diff} {when}", str(file), free_ports(), "DataParallel(" in text
+            found.append(Program(f"{diff} {when}", str(file), free_port(), "DataParallel(" in text
                                  and "DistributedDataParallel(" not in text))  # fmt: skip
     return found
 
 
-def free_ports() -> tuple[int, int]:
+def free_port() -> int:
     """Below those that the system gives to connections: other tests', which would have taken one
     by the time that its program runs."""
-    first, second = random.SystemRandom().sample(range(12000, 29000), 2)
-    for port in (first, second):
-        with socket.socket() as each:
-            try:
-                each.bind(("127.0.0.1", port))
-            except OSError:
-                return free_ports()
-    return first, second
+    port = random.SystemRandom().randrange(12000, 29000)
+    with socket.socket() as each:
+        try:
+            each.bind(("127.0.0.1", port))
+        except OSError:
+            return free_port()
+    return port
 
 
 # Globals of the programs that ran. Freed, their DDP model may be the last that holds the group, and
@@ -106,25 +103,10 @@ def outputs(rank: int, listed: list[Program]) -> dict[str, str]:
 
 
 def variables(rank: int, program: Program) -> dict[str, str]:
-    """torchrun's; for the KVStore's users those of DMLC, and torch's are found by thinwire."""
-    for name in (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ):
-        os.environ.pop(name, None)
-    if program.title.startswith("kvstore"):
-        return {
-            "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": str(rank),
-            "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(program.ports[1]),
-            "MASTER_PORT": str(program.ports[0]),
-        }  # fmt: skip
+    """torchrun's."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(program.ports[0]),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(program.port),
     }  # fmt: skip
 
 
@@ -135,7 +117,7 @@ def printed(tmp_path_factory) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def test_there_are_diffs():
-    assert {diff.page for diff in DIFFS} == {"data-parallel", "horovod", "comm-hooks", "kvstore"}
+    assert len({diff.section for diff in DIFFS}) == len(DIFFS) == 3
 
 
 @pytest.mark.parametrize("diff", DIFFS, ids=str)
