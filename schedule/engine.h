@@ -24,8 +24,9 @@ class Bucket;
 class Engine {
  public:
   // Takes over a connected transport (an empty one in a world of one). Starts
-  // options.lanes + 3 threads (4 where exchanges complete by events), one more with a device, and
-  // none in a world of one; predicted chunks may add options.predicted_lanes. With a device all
+  // options.lanes + 3 threads (4 where exchanges complete by events), one more with a device, one or
+  // two less where they match by order, and none in a world of one; predicted chunks may add
+  // options.predicted_lanes. With a device all
   // tensors must be its own; submitting never waits for it. Unimplemented for a codec or a world
   // that the device has no kernels for.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const Options& options, Transport transport,

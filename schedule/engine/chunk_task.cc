@@ -6,15 +6,15 @@
 
 namespace thinwire {
 
-ChunkTask::ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, const Options& options,
-                     const Instruments& instruments)
+ChunkTask::ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, int row,
+                     const Options& options, const Instruments& instruments)
     : start_(start),
       work_(std::move(work)),
       lane_(lane),
       options_(options),
       recorder_(instruments.recorder),
-      clock_(&instruments.totals, instruments.trace, static_cast<int>(lane.slot()), work_->label,
-             start.chunk, work_->submitted),
+      clock_(&instruments.totals, instruments.trace, row, work_->label, start.chunk,
+             work_->submitted),
       job_(work_->JobOf(start.chunk, options)),
       space_(EnterLane()) {
   run_ = job_.chunk->algorithm->Begin(job_, space_.workspace->bench(lane_.members()));

@@ -22,8 +22,8 @@ struct Instruments {
 // Not thread-safe.
 class ChunkTask {
  public:
-  // References outlive it.
-  ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, const Options& options,
+  // References outlive it. `row`: of a trace, where no other chunk is meanwhile.
+  ChunkTask(const StartChunk& start, WorkPtr work, Lane& lane, int row, const Options& options,
             const Instruments& instruments);
 
   // Works up to the next exchange, and starts it; null: the chunk is done. The last one is the

@@ -9,61 +9,66 @@
 #define THINWIRE_SCHEDULE_ENGINE_DIRECT_PATH_H_
 
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/engine/stage_clock.h"
-#include "schedule/engine/works.h"
+#include "schedule/engine/chunk_task.h"
+#include "schedule/engine/executor.h"
+#include "schedule/recycled_map.h"
 #include "schedule/ring_queue.h"
 
 namespace thinwire {
 
-// Where the path's works go when they end.
-class DirectHost {
- public:
-  virtual ~DirectHost() = default;
-  // Called once for every work that was given to Start, or to Abandon before it began.
-  virtual void EndDirect(const WorkPtr& work, absl::Status status) = 0;
-};
-
-// Thread-safe.
+// Thread-safe. A tensor is one chunk, and runs as a ChunkTask. Requires a plane that matches by
+// tag.
 class DirectPath final : private Finisher {
  public:
-  // References outlive it.
-  DirectPath(std::unique_ptr<Lane> lane, bool on_device, const Options& options,
-             StageTotals& totals, DirectHost& host);
+  // References outlive it. In a trace its tensors have rows of their own, from `first_row` on.
+  DirectPath(std::unique_ptr<Lane> lane, bool on_device, int first_row, const Options& options,
+             const Instruments& instruments, ChunkHost& host);
   ~DirectPath() override;  // after Close; joins its threads
 
   void Start(const WorkPtr& work, bool caller_waits);
 
-  // After a failure: nothing more begins.
+  // After a failure, when the plane has been aborted: nothing more begins, and what has begun ends
+  // here or on the thread that is at work on it.
   void Close();
-  // After Close: ends a work that nobody is touching; others end it as they come to it.
-  void Abandon(const WorkPtr& work);
 
  private:
+  struct Task {
+    int row = 0;
+    WorkPtr work;
+    std::optional<ChunkTask> chunk;
+    absl::StatusOr<std::unique_ptr<Exchange>> exchange;
+  };
+  using TaskPtr = std::unique_ptr<Task>;
   using Queue = RingQueue<WorkPtr>;
 
   void Help(const WorkPtr& work) override;
   void Post(const WorkPtr& work);
-  void Finish(const WorkPtr& work);
-  absl::Status Await(InFlight& work);
+  void Finish(TaskPtr task);
+  TaskPtr NewTask();
+  TaskPtr TakePosted(uint64_t id);
   void PushTo(Queue* queue, const WorkPtr& work);
+  WorkPtr PopFrom(Queue* queue);
   void PostLoop();
   void FinishLoop();
 
-  bool MayPost() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !to_post_.empty(); }
-  bool MayFinish() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !to_finish_.empty(); }
-
   const std::unique_ptr<Lane> lane_;
   const bool on_device_;
+  const int first_row_;
   const Options& options_;
-  StageTotals& totals_;
-  DirectHost& host_;
+  const Instruments instruments_;
+  ChunkHost& host_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  // By id, from Start until somebody finishes the tensor; null until its exchange has begun.
+  RecycledMap<TaskPtr> tasks_ ABSL_GUARDED_BY(mu_);
+  std::vector<TaskPtr> free_ ABSL_GUARDED_BY(mu_);
+  int made_ ABSL_GUARDED_BY(mu_) = 0;
   Queue to_post_ ABSL_GUARDED_BY(mu_);
   Queue to_finish_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_;

@@ -42,17 +42,14 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       direct_spaces_(device_.get(), transport_.data.get()),
       local_path_(options_, direct_spaces_) {
   if (!options.trace_path.empty() && !transport_.empty()) {
-    trace_ = std::make_unique<Trace>(options.trace_path, members_.rank, slots_);
+    trace_ = std::make_unique<Trace>(options.trace_path, members_.rank);
   }
 }
 
 absl::Status Group::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<Lane>> direct_lane = MakeLane(direct_spaces_, options_.lanes);
-  if (!direct_lane.ok()) return direct_lane.status();
   if (absl::Status status = MakeExecutor(); !status.ok()) return status;
-  direct_path_ = std::make_unique<DirectPath>(*std::move(direct_lane), device_ != nullptr, options_,
-                                              totals_, *this);
+  if (absl::Status status = MakeDirectPath(); !status.ok()) return status;
   sequencing_ = std::make_unique<Sequencing>(members_, options_, matching_, *transport_.control,
                                              *executor_, failure_, recorder_);
   reader_ = std::make_unique<ControlReader>(*transport_.control, *sequencing_, failure_, farewell_,
@@ -85,6 +82,18 @@ absl::Status Group::MakeExecutor() {
     executor_ = std::make_unique<ThreadExecutor>(std::move(lanes), more, slots_ - 1, options_,
                                                  instruments, *this, failure_);
   }
+  return absl::OkStatus();
+}
+
+// Over a plane that matches by order, small tensors go in order as well. Rows of a trace: behind
+// those of the slots.
+absl::Status Group::MakeDirectPath() {
+  if (matching_ != Matching::kByTag) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(direct_spaces_, options_.lanes);
+  if (!lane.ok()) return lane.status();
+  direct_path_ =
+      std::make_unique<DirectPath>(*std::move(lane), device_ != nullptr, slots_, options_,
+                                   Instruments{totals_, trace_.get(), recorder_}, *this);
   return absl::OkStatus();
 }
 
@@ -176,21 +185,14 @@ void Group::EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status 
     failure_.FailFromExchange(status, work->label);
   }
   const Works::Left left = works_.EndChunk(*work, ok);
-  if (ok) sequencing_->OnChunkDone(start, left == Works::Left::kDone);
+  if (ok && work->bucket->route() == Route::kDirect) {
+    sequencing_->OnDirectDone(start.id);
+  } else if (ok) {
+    sequencing_->OnChunkDone(start, left == Works::Left::kDone);
+  }
   if (left == Works::Left::kSome) return;
   if (left == Works::Left::kDone) replicas_.OnDone(*work);
   Retire(work, left == Works::Left::kDone ? Outcome::kDone : Outcome::kFailed);
-}
-
-void Group::EndDirect(const WorkPtr& work, absl::Status status) {
-  if (status.ok()) {
-    replicas_.OnChunk(*work, 0);
-    replicas_.OnDone(*work);
-    sequencing_->OnDirectDone(work->id());
-  } else {
-    failure_.FailFromExchange(status, work->label);
-  }
-  Retire(work, status.ok() ? Outcome::kDone : Outcome::kFailed);
 }
 
 // Ends a work that no thread touches any more. One that is not done failed with the group.
@@ -210,14 +212,8 @@ void Group::Retire(const WorkPtr& work, Outcome outcome) {
 void Group::EndAll() {
   failure_.Spread();
   executor_->Close();
-  direct_path_->Close();
-  for (const WorkPtr& work : works_.Close(failure_.status())) {
-    if (work->bucket->route() == Route::kDirect) {
-      direct_path_->Abandon(work);
-    } else {
-      Retire(work, Outcome::kFailed);
-    }
-  }
+  if (direct_path_ != nullptr) direct_path_->Close();
+  for (const WorkPtr& work : works_.Close(failure_.status())) Retire(work, Outcome::kFailed);
 }
 
 // Who fails its group may end its process next.

@@ -39,7 +39,7 @@
 
 namespace thinwire {
 
-class Group final : public Engine, public ChunkHost, public DirectHost {
+class Group final : public Engine, public ChunkHost {
  public:
   // `options` as they are in this world. Start comes next.
   Group(const Options& options, Transport transport, std::shared_ptr<Device> device);
@@ -63,7 +63,6 @@ class Group final : public Engine, public ChunkHost, public DirectHost {
 
   WorkPtr BeginChunk(const StartChunk& start) override { return works_.BeginChunk(start.id); }
   void EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status status) override;
-  void EndDirect(const WorkPtr& work, absl::Status status) override;
 
  private:
   enum class Outcome { kDone, kFailed };
@@ -71,6 +70,7 @@ class Group final : public Engine, public ChunkHost, public DirectHost {
   absl::StatusOr<std::unique_ptr<Lane>> MakeLane(Workspaces& spaces, int slot);
   absl::Status Reserve(const Bucket& bucket);
   absl::Status MakeExecutor();
+  absl::Status MakeDirectPath();
   absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;
   absl::Status RunLocal(const WorkPtr& work);
   void Count(const InFlight& work);
@@ -96,7 +96,7 @@ class Group final : public Engine, public ChunkHost, public DirectHost {
   Workspaces chunk_spaces_, direct_spaces_;  // of chunks in order, and of all others
   LocalPath local_path_;
   // Null in a world of one. Threads of a later one use the earlier ones.
-  std::unique_ptr<DirectPath> direct_path_;
+  std::unique_ptr<DirectPath> direct_path_;  // null as well where no bucket goes that way
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Sequencing> sequencing_;
   std::unique_ptr<ControlReader> reader_;

@@ -30,9 +30,6 @@ ChunkJob InFlight::JobOf(uint32_t number, const Options& options) const {
 }
 
 void InFlight::Renew() {
-  direct.run.reset();
-  direct.exchange.reset();
-  direct.begun = direct.posted = direct.claimed = false;
   finisher = nullptr;
   const absl::MutexLock lock(&mu_);
   done_ = false;

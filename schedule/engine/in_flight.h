@@ -49,15 +49,6 @@ class InFlight final : public Work, public std::enable_shared_from_this<InFlight
   size_t chunks_left = 0;
   int chunks_running = 0;
 
-  // Guarded by DirectPath, which alone touches them.
-  struct DirectState {
-    Workspaces::Lent space;
-    std::unique_ptr<ChunkRun> run;
-    std::unique_ptr<Exchange> exchange;
-    absl::Status status;  // of beginning
-    bool begun = false, posted = false, claimed = false;
-  } direct;
-
   uint64_t id() const { return report.id(); }
 
   // One use of one of the bucket's chunks.

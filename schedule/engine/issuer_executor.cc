@@ -86,7 +86,8 @@ void IssuerExecutor::Admit(const StartChunk& start) {
   lanes_.pop_back();
   task.hops = task.hops_left = work->bucket->partition().chunks[start.chunk].algorithm->hops();
   task.chunk =
-      std::make_unique<ChunkTask>(start, std::move(work), *task.lane, options_, instruments_);
+      std::make_unique<ChunkTask>(start, std::move(work), *task.lane,
+                                  static_cast<int>(task.lane->slot()), options_, instruments_);
   if (matching_ == Matching::kByOrder) AddToProgram(&task, start.drain);
 }
 

@@ -28,21 +28,21 @@ class StageTotals {
 class StageClock {
  public:
   // `trace` may be null. `name` must outlive the clock.
-  StageClock(StageTotals* totals, Trace* trace, int lane, const std::string& name, uint32_t chunk,
+  StageClock(StageTotals* totals, Trace* trace, int row, const std::string& name, uint32_t chunk,
              Clock::time_point queued)
-      : totals_(totals), trace_(trace), lane_(lane), name_(name), chunk_(chunk), last_(queued) {}
+      : totals_(totals), trace_(trace), row_(row), name_(name), chunk_(chunk), last_(queued) {}
 
   void End(Stage stage) {
     const Clock::time_point now = Clock::now();
     totals_->Add(stage, now - last_);
-    if (trace_ != nullptr) trace_->Add(lane_, {name_, chunk_, stage, last_, now});
+    if (trace_ != nullptr) trace_->Add(row_, {name_, chunk_, stage, last_, now});
     last_ = now;
   }
 
  private:
   StageTotals* const totals_;
   Trace* const trace_;
-  const int lane_;
+  const int row_;
   const std::string& name_;
   const uint32_t chunk_;
   Clock::time_point last_;

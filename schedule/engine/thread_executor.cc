@@ -90,7 +90,7 @@ void ThreadExecutor::RunChunk(Lane& lane, const StartChunk& start) {
   if (work == nullptr) return;
   absl::Status status;
   {
-    ChunkTask task(start, work, lane, options_, instruments_);
+    ChunkTask task(start, work, lane, static_cast<int>(lane.slot()), options_, instruments_);
     for (;;) {
       absl::StatusOr<std::unique_ptr<Exchange>> exchange = task.Advance();
       status = exchange.status();

@@ -37,17 +37,16 @@ std::string PathOfRank(const std::string& path, int rank) {
   return file.string();
 }
 
-Trace::Trace(const std::string& path, int rank, int lanes)
-    : path_(PathOfRank(path, rank)), rank_(rank), lanes_(lanes) {}
-
-void Trace::Add(int lane, TraceEvent event) {
-  if (lanes_[lane].size() < kMaxEvents) lanes_[lane].push_back(std::move(event));
+void Trace::Add(int row, TraceEvent event) {
+  const absl::MutexLock lock(&mu_);
+  if (rows_.size() <= static_cast<size_t>(row)) rows_.resize(row + 1);
+  if (rows_[row].size() < kMaxEvents) rows_[row].push_back(std::move(event));
 }
 
-void Trace::Put(std::ostream& out, size_t lane, const TraceEvent& event) const {
+void Trace::Put(std::ostream& out, size_t row, const TraceEvent& event) const {
   const auto begin_of = [&](const char* phase) -> std::ostream& {
     return out << ",\n{\"name\":\"" << kStageNames[static_cast<int>(event.stage)] << "\",\"ph\":\""
-               << phase << "\",\"pid\":" << rank_ << ",\"tid\":" << lane;
+               << phase << "\",\"pid\":" << rank_ << ",\"tid\":" << row;
   };
   const std::string args = absl::StrCat(",\"args\":{\"tensor\":\"", Escaped(event.name),
                                         "\",\"chunk\":", event.chunk, "}}");
@@ -68,8 +67,9 @@ absl::Status Trace::Write() const {
   out << "[{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":" << rank_
       << ",\"args\":{\"name\":\"rank " << rank_ << "\"}}";
   out.precision(15);
-  for (size_t lane = 0; lane < lanes_.size(); ++lane) {
-    for (const TraceEvent& event : lanes_[lane]) Put(out, lane, event);
+  const absl::MutexLock lock(&mu_);
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    for (const TraceEvent& event : rows_[row]) Put(out, row, event);
   }
   out << "]\n";
   if (out.flush()) return absl::OkStatus();

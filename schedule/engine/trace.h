@@ -1,4 +1,5 @@
-// Trace: the stages of every lane's chunks, as Chrome trace JSON (chrome://tracing, Perfetto).
+// Trace: the stages of all chunks, in rows of which each holds one chunk at a time, as Chrome trace
+// JSON (chrome://tracing, Perfetto).
 #ifndef THINWIRE_SCHEDULE_ENGINE_TRACE_H_
 #define THINWIRE_SCHEDULE_ENGINE_TRACE_H_
 
@@ -7,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "schedule/stats.h"
 #include "transport/store.h"
 
@@ -23,25 +26,26 @@ struct TraceEvent {
   Clock::time_point begin, end;
 };
 
-// Lanes add concurrently, each to its own row. At most kMaxEvents a lane are kept, the first ones.
+// At most kMaxEvents a row are kept, the first ones. Thread-safe.
 class Trace {
  public:
   static constexpr size_t kMaxEvents = 200000;
 
   // The file is PathOfRank(path, rank).
-  Trace(const std::string& path, int rank, int lanes);
+  Trace(const std::string& path, int rank) : path_(PathOfRank(path, rank)), rank_(rank) {}
 
-  void Add(int lane, TraceEvent event);
-  // Call when no lane adds any more.
+  // Slices of one row, but for those of kQueue, must not overlap.
+  void Add(int row, TraceEvent event);
   absl::Status Write() const;
   const std::string& path() const { return path_; }
 
  private:
-  void Put(std::ostream& out, size_t lane, const TraceEvent& event) const;
+  void Put(std::ostream& out, size_t row, const TraceEvent& event) const;
 
   const std::string path_;
   const int rank_;
-  std::vector<std::vector<TraceEvent>> lanes_;
+  mutable absl::Mutex mu_;
+  std::vector<std::vector<TraceEvent>> rows_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace thinwire

@@ -7,6 +7,7 @@
 
 #include "schedule/engine/bucket.h"
 #include "tests/effort.h"
+#include "tests/leaks.h"
 #include "tests/schedule/orderings.h"
 #include "tests/schedule/ranks.h"
 #include "tests/schedule/reference.h"
@@ -87,6 +88,26 @@ class ExecutorTest : public OrderingTest {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, ExecutorTest, AllOrderings(), OrderingName);
+
+// Threads of the process while two engines are at work on such a plane.
+size_t ThreadsOver(Matching matching) {
+  const Held before = Held::Now();
+  size_t threads = 0;
+  RunRanks(LateTransports(2, {matching, LateOptions::AtOnce()}), Options(),
+           [&](int rank, Engine& engine) {
+             std::vector<float> values = Gradient(100, 1, rank, 0);
+             ASSERT_TRUE(AllReduce(engine, values, "first").ok());  // all engines are there
+             if (rank == 0) threads = Held::Now().threads;
+             ASSERT_TRUE(AllReduce(engine, values, "second").ok());
+           });
+  Held::Settled(before);
+  return threads;
+}
+
+// Over a plane that matches by order, small tensors go in order.
+TEST(DirectPathTest, IsNotMadeWhereNoTensorUsesIt) {
+  EXPECT_EQ(ThreadsOver(Matching::kByTag), ThreadsOver(Matching::kByOrder) + 2);
+}
 
 // A plane that matches by order fails the group where ranks issue in different orders; so this says
 // as well that they never do.
