@@ -12,6 +12,6 @@ except thinwire.InvalidArgumentError as error:
     raise SystemExit(f"InvalidArgumentError: {error}") from error
 dist.init_process_group("gloo")
 tensor = torch.full((1000,), float(place.rank))
-all_reduce(tensor, codec="int8", op="sum", name="ranks")
+all_reduce(tensor, codec="int8", name="ranks")
 print(f"{place}: {tensor[0].item():.2f}", flush=True)
 dist.destroy_process_group()

@@ -137,6 +137,11 @@ def library_path() -> Path | None:
     return Path(named) if named else None
 
 
+def codec_variable() -> str | None:
+    """The codec that the environment asks for, if any."""
+    return os.environ.get("THINWIRE_CODEC") or None
+
+
 def cuda_library() -> str | None:
     """The libthinwire_cuda.so that the user named, if any."""
     return os.environ.get("THINWIRE_CUDA_LIB") or None

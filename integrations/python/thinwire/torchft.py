@@ -4,10 +4,18 @@ manager = torchft.Manager(pg=ThinwireProcessGroup(codec="int8"), ...)"""
 
 from __future__ import annotations
 
+import contextlib
+
 from thinwire.torch.process_group import ProcessGroup
 
+_BASES: tuple[type, ...] = (ProcessGroup,)
+with contextlib.suppress(ImportError):  # parts of torchft, such as its LocalSGD, look for its own
+    from torchft.process_group import ProcessGroup as _Torchfts
 
-class ThinwireProcessGroup(ProcessGroup):
+    _BASES = (ProcessGroup, _Torchfts)
+
+
+class ThinwireProcessGroup(*_BASES):
     """thinwire.torch.process_group.ProcessGroup with the configure() that torchft's Manager calls
     when replicas come and go. It takes the place of torchft's ProcessGroupGloo."""
 

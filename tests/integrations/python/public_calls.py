@@ -77,13 +77,14 @@ def functions() -> dict[str, Callable[[], Call]]:
         ),
         "all_reduce": lambda: (
             thinwire.torch.all_reduce,
-            {"tensor": torch.ones(8), "op": "mean", **none, "strict": None},
+            {"tensor": torch.ones(8), "op": dist.ReduceOp.SUM, **none, "strict": None},
         ),
         "all_gather_into_tensor": lambda: (
-            thinwire.torch.all_gather_into_tensor, {**floats, **none},
+            thinwire.torch.all_gather_into_tensor,
+            {"input_tensor": torch.ones(8), "output_tensor": torch.ones(8), **none},
         ),
         "reduce_scatter_tensor": lambda: (
-            thinwire.torch.reduce_scatter_tensor, {**floats, "op": "mean", **none},
+            thinwire.torch.reduce_scatter_tensor, {**floats, "op": dist.ReduceOp.SUM, **none},
         ),
         "attach": lambda: (
             thinwire.torch.attach, {"ddp": DistributedDataParallel(linear()), "codec": None},
@@ -224,7 +225,7 @@ def other_methods() -> dict[str, Callable[[], Call]]:
     return {
         "Communicator.all_reduce": lambda: (
             alone().all_reduce,
-            {"tensor": torch.ones(8), "op": "mean", "name": None, "async_op": False},
+            {"tensor": torch.ones(8), "op": dist.ReduceOp.SUM, "name": None, "async_op": False},
         ),
         "Communicator.fail": lambda: (alone().fail, {"error": thinwire.Error("enough")}),
         "ProcessGroup": lambda: (ProcessGroup, {"codec": None}),

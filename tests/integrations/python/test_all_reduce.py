@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run
+from thinwire import errors
 from thinwire.torch import all_reduce
 
 
@@ -52,7 +53,7 @@ def bf16():
 @pytest.mark.parametrize("make", [matrix, transposed, sliced, scalar, empty, bf16])
 @pytest.mark.parametrize("async_op", [False, True])
 def test_any_shape_in_place(make, async_op):
-    results = run(reduce, make, "int8", "sum", "x", async_op)
+    results = run(reduce, make, "int8", dist.ReduceOp.SUM, "x", async_op)
     ours, expected, size = results[0]
     assert torch.equal(ours, results[1][0])
     assert ours.shape == expected.shape
@@ -60,7 +61,7 @@ def test_any_shape_in_place(make, async_op):
         assert (ours.float() - expected).abs().max() <= 0.02 * size.max()
 
 
-@pytest.mark.parametrize("op, factor", [("sum", 1), ("mean", 3), (dist.ReduceOp.SUM, 1)])
+@pytest.mark.parametrize("op, factor", [(dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, 3)])
 @pytest.mark.parametrize("name", [None, "x"])
 def test_sum_and_mean(op, factor, name):
     for ours, expected, _ in run(reduce, matrix, "fp32", op, name, False, world=3):
@@ -73,7 +74,7 @@ def repeat(rank: int, name: str | None):
     for _ in range(50):
         tensor = torch.full((40_000,), 0.01)
         tensor[::256] = 1.0
-        all_reduce(tensor, codec="int4", name=name)
+        all_reduce(tensor, dist.ReduceOp.AVG, codec="int4", name=name)
         total += tensor
     return total[1].item()
 
@@ -93,7 +94,7 @@ def many(rank: int):
 
 
 def test_named_calls_in_any_order():
-    assert run(many) == [[i + 0.5 for i in range(10)]] * 2
+    assert run(many) == [[2.0 * i + 1 for i in range(10)]] * 2
 
 
 def crosswise(rank: int, numel: int):
@@ -113,7 +114,7 @@ def crosswise(rank: int, numel: int):
 @pytest.mark.parametrize("numel", [10, 20_000, 2_000_000])  # raw, in one hop, in chunks
 def test_works_are_waited_for_in_any_order(numel):
     settings = {"THINWIRE_TIMEOUT_S": "10"}
-    assert run(crosswise, numel, environment=settings) == [[0.5] * 3] * 2
+    assert run(crosswise, numel, environment=settings) == [[1.0] * 3] * 2
 
 
 def by_group(rank: int):
@@ -128,4 +129,41 @@ def by_group(rank: int):
 
 
 def test_group_members_only():
-    assert run(by_group, world=3) == [0.0, 1.5, 1.5]
+    assert run(by_group, world=3) == [0.0, 3.0, 3.0]
+
+
+def as_torch(rank: int):
+    """Ours and torch's, called alike and by position."""
+    ones = [torch.full((50_000,), 1.0 + rank) for _ in range(4)]
+    assert all_reduce(ones[0]) is None and dist.all_reduce(ones[1]) is None
+    group = dist.new_group([0, 1])
+    ours = all_reduce(ones[2], dist.ReduceOp.SUM, group, True)
+    theirs = dist.all_reduce(ones[3], dist.ReduceOp.SUM, group, True)
+    assert ours.wait() is theirs.wait() is True
+    assert [t.data_ptr() for t in ours.result()] == [ones[2].data_ptr()]
+    with pytest.raises(errors.InvalidArgumentError, match="process group is 'int8'"):
+        all_reduce(ones[0], dist.ReduceOp.SUM, "int8")
+    with pytest.raises(errors.InvalidArgumentError, match=r"op is 'mean', expected .*SUM or AVG"):
+        all_reduce(ones[0], "mean")
+    with pytest.raises(errors.InvalidArgumentError, match="async_op is 'later'"):
+        all_reduce(ones[0], async_op="later")
+    return [tensor[7].item() for tensor in ones]
+
+
+def test_the_call_is_torchs():
+    assert run(as_torch) == [[3.0] * 4] * 2
+
+
+def unnamed(rank: int):
+    """What an unnamed sum loses, as a part of its largest element."""
+    torch.manual_seed(rank)
+    tensor = torch.randn(100_000)
+    exact = tensor.clone()
+    dist.all_reduce(exact)
+    all_reduce(tensor)
+    return ((tensor - exact).abs().max() / exact.abs().max()).item()
+
+
+def test_without_a_name_the_default_is_bf16():
+    assert max(run(unnamed)) < 0.01
+    assert max(run(unnamed, environment={"THINWIRE_CODEC": "int4"})) > 0.05

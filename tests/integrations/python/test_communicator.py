@@ -28,8 +28,8 @@ def meet(rank: int, kind: str, folder: str) -> list[tuple[torch.Tensor, float]]:
         communicator = Communicator(store, rank, 2, key, "int8")
         generator = torch.Generator().manual_seed(rank)
         tensor = torch.randn(NUMEL, generator=generator)
-        assert communicator.all_reduce(tensor) is None
-        works = [communicator.all_reduce(torch.ones(8), op="sum", name=n, async_op=True)
+        assert communicator.all_reduce(tensor, dist.ReduceOp.AVG) is None
+        works = [communicator.all_reduce(torch.ones(8), name=n, async_op=True)
                  for n in ("a", "b")]  # fmt: skip
         assert [work.wait() for work in works] == [True, True]
         means.append((tensor, communicator.stats()["ratio"]))

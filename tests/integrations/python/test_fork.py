@@ -68,7 +68,7 @@ def children_of_a_rank(rank: int):
 def test_a_child_is_refused_at_once_and_its_parent_goes_on():
     (codes, result), (_, other) = run(children_of_a_rank)
     assert codes == [0, 0, 0]
-    assert result == other == [0.5] * 4
+    assert result == other == [1.0] * 4
 
 
 def load_data_with_a_step_in_flight(rank: int):

@@ -22,7 +22,7 @@ def reduce_with(rank: int, folder: str, keys: list[str | None], mode: int) -> li
 
 
 def test_ranks_with_one_key_reduce(tmp_path):
-    assert run(reduce_with, str(tmp_path), [KEY, KEY + "\n"], 0o600) == [[0.5] * 4] * 2
+    assert run(reduce_with, str(tmp_path), [KEY, KEY + "\n"], 0o600) == [[1.0] * 4] * 2
 
 
 def test_another_key_is_a_mismatch_on_every_rank(tmp_path):

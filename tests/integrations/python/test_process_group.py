@@ -1,8 +1,12 @@
 """A process group whose allreduce of floats is compressed: registered with torch, and one that
 meets its ranks anew after a loss."""
 
+import datetime
+import gc
 import os
 import socket
+import sys
+import types
 
 import pytest
 import thinwire
@@ -11,6 +15,8 @@ import torch.distributed as dist
 from ranks import outcomes_of, run
 from thinwire.torch import process_group
 from thinwire.torch.process_group import ProcessGroup
+from torch.distributed._functional_collectives import all_reduce as all_reduce_functional
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 NUMEL = 100_000  # compressed
@@ -159,3 +165,178 @@ def test_configure_says_what_is_wrong():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(thinwire.TimeoutError, match="rank 0 of 2"):
         group.configure(f"127.0.0.1:{store.port}/x", 0, 2)
+
+
+# What others call of the default group: init_process_group("wired") in place of "gloo".
+
+
+def rejoin(rank: int, port: int, world: int = 2, codec: str = "fp32") -> dist.ProcessGroup:
+    dist.destroy_process_group()
+    process_group.register(codec, name="wired", timeout_s=20)
+    dist.init_process_group(
+        "wired", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
+    )
+    return dist.group.WORLD
+
+
+def futures_after_waits(rank: int, port: int) -> int:
+    """How many works were not done after their wait()."""
+    group, late = rejoin(rank, port), 0
+    for _ in range(400):
+        work = group.allreduce([torch.ones(4)])
+        work.wait()
+        late += not work.get_future().done()
+    return late
+
+
+def test_a_work_that_was_waited_for_is_done():
+    assert run(futures_after_waits, free_port()) == [0, 0]
+
+
+def has_a_name(rank: int, port: int) -> tuple[bool, float, float]:
+    group = rejoin(rank, port)
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
+    functional = all_reduce_functional(torch.ones(3), "sum", group)
+    sharded = torch.nn.Linear(4, 4, bias=False)
+    fully_shard(sharded, mesh=mesh)
+    sharded(torch.ones(1, 4)).sum().backward()
+    part = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(1), group=part)
+    dist.destroy_process_group(part)
+    gradient = sharded.weight.grad.full_tensor()
+    return group.group_name != "", functional.sum().item(), gradient.mean().item()
+
+
+def test_the_default_group_has_a_name():
+    assert run(has_a_name, free_port()) == [(True, 6.0, 1.0)] * 2
+
+
+def join_uneven(rank: int, port: int, ours: bool, fixed: bool) -> torch.Tensor:
+    """The weights after a step more on rank 0 than on rank 1."""
+    if ours:
+        rejoin(rank, port)
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with ddp.join(divide_by_initial_world_size=fixed):
+        for step in range(3 - rank):
+            optimizer.zero_grad()
+            ddp(torch.full((2, 8), 1.0 + step + rank)).square().sum().backward()
+            optimizer.step()
+            gc.collect()
+    return ddp.module.weight.detach()
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_ddp_joins_uneven_inputs(fixed):
+    ours = run(join_uneven, free_port(), True, fixed)
+    theirs = run(join_uneven, 0, False, fixed)
+    torch.testing.assert_close(ours, theirs)
+
+
+def wait_in_a_callback(rank: int, port: int) -> float:
+    group = rejoin(rank, port)
+
+    def once_more(done: torch.futures.Future) -> torch.Tensor:
+        (tensor,) = done.value()
+        return group.allreduce([tensor]).get_future().wait()[0]
+
+    futures = [group.allreduce([torch.ones(NUMEL)]).get_future().then(once_more) for _ in range(1)]
+    return sum(future.wait()[0].item() for future in futures)
+
+
+def test_a_callback_may_wait_for_another_future():
+    assert run(wait_in_a_callback, free_port(), timeout_s=30) == [4.0, 4.0]
+
+
+def coalesced(rank: int, port: int) -> dict[str, list[float]]:
+    group = rejoin(rank, port)
+    found = {}
+    for op in ("SUM", "MAX", "MIN", "PRODUCT"):
+        tensors = [torch.full((2,), 2.0 + rank), torch.full((3,), 5.0 - rank)]
+        options = dist.AllreduceCoalescedOptions()
+        options.reduceOp = getattr(dist.ReduceOp, op)
+        group.allreduce_coalesced(tensors, options).wait()
+        found[op] = [tensor[0].item() for tensor in tensors]
+    tensors = [torch.ones(2), torch.ones(3)]
+    assert group.allreduce_coalesced(tensors).result()[1].tolist() == [2.0] * 3
+    return found
+
+
+def test_coalesced_allreduces():
+    expected = {"SUM": [5.0, 9.0], "MAX": [3.0, 5.0], "MIN": [2.0, 4.0], "PRODUCT": [6.0, 20.0]}
+    assert run(coalesced, free_port()) == [expected] * 2
+
+
+def lists(rank: int, port: int) -> list[float]:
+    group = rejoin(rank, port)
+    for wrong in (
+        [],
+        [torch.ones(2), torch.ones(3)],
+        [torch.ones(2), torch.ones(2, dtype=torch.float64)],
+    ):
+        with pytest.raises((ValueError, RuntimeError)):
+            group.allreduce(wrong)
+        with pytest.raises((ValueError, RuntimeError, TypeError)):
+            group.allreduce_coalesced([*wrong[:1], 5] if wrong else [])
+    assert group.errored() is None
+    tensors = [torch.full((2,), 1.0 + rank), torch.full((2,), 10.0)]
+    group.allreduce(tensors).wait()
+    single = torch.ones(2)
+    assert group.allreduce(single, op=dist.ReduceOp.MAX).wait()
+    assert group.allreduce([single]).result()[0] is not None
+    return [tensors[0][0].item(), tensors[1][1].item(), single[0].item()]
+
+
+def test_lists_are_checked_and_summed_as_gloos():
+    assert run(lists, free_port()) == [[23.0, 23.0, 2.0]] * 2
+
+
+def rest_of_the_interface(rank: int, port: int, *more: int) -> list[int]:
+    group = rejoin(rank, port)
+    numbers = [group._get_sequence_number_for_group()]
+    dist.broadcast(torch.ones(1), 0)
+    numbers.append(group._get_sequence_number_for_group())
+    group.monitored_barrier(datetime.timedelta(seconds=20), wait_all_ranks=True)
+    work = group.allreduce([torch.ones(3)])
+    work.wait()
+    assert work.is_success() and work.result()[0].tolist() == [2.0] * 3
+    assert group._get_backend(torch.device("cpu")) is not None
+    for other in more:
+        dist.destroy_process_group()
+        dist.init_process_group(
+            "wired", init_method=f"tcp://127.0.0.1:{other}", rank=rank, world_size=2
+        )
+        dist.barrier()
+    return [numbers[1] - numbers[0]]
+
+
+def test_sequence_numbers_barriers_and_the_end():
+    assert run(rest_of_the_interface, *(free_port() for _ in range(3))) == [[1], [1]]
+
+
+def as_torchfts(_rank: int) -> tuple[bool, list[float]]:
+    """A group of one rank, with a stand-in for torchft, which refuses what it does not override."""
+
+    class Theirs(dist.ProcessGroup):
+        def allreduce(self, *_: object) -> None:
+            raise NotImplementedError
+
+        configure = errored = abort = shutdown = allreduce
+
+    package, module = types.ModuleType("torchft"), types.ModuleType("torchft.process_group")
+    module.ProcessGroup = Theirs
+    sys.modules |= {"torchft": package, "torchft.process_group": module}
+    from thinwire.torchft import ThinwireProcessGroup
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = ThinwireProcessGroup("int8")
+    group.configure(f"127.0.0.1:{store.port}/x", "replica", 0, 1, 5, 1, 0, [0])
+    result = group.allreduce([torch.arange(3.0)]).result()[0].tolist()
+    assert group.errored() is None
+    group.shutdown()
+    return isinstance(group, Theirs), result
+
+
+def test_torchfts_is_a_process_group_of_torchft():
+    assert run(as_torchfts, world=1) == [(True, [0.0, 1.0, 2.0])]

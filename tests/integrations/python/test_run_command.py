@@ -64,7 +64,7 @@ place = thinwire.launch.setup()
 dist.init_process_group("gloo")
 tensor = torch.full((8,), float(place.rank))
 from thinwire.torch import all_reduce
-all_reduce(tensor, codec="fp32", op="sum")
+all_reduce(tensor, codec="fp32")
 print(f"{place}: {tensor[0].item()}", flush=True)
 dist.destroy_process_group()
 """

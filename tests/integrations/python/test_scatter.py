@@ -8,7 +8,7 @@ from thinwire import errors
 from thinwire.torch import all_gather_into_tensor, reduce_scatter_tensor
 
 
-def scatter(rank: int, codec: str, op: str, dtype, async_op: bool):
+def scatter(rank: int, codec: str, op: dist.ReduceOp, dtype, async_op: bool):
     """(this rank's part, as fp32 would be, the largest sum of magnitudes)"""
     world = dist.get_world_size()
     torch.manual_seed(rank)
@@ -21,18 +21,20 @@ def scatter(rank: int, codec: str, op: str, dtype, async_op: bool):
     if async_op:
         assert work.wait()
     own = expected[rank * 5003 : (rank + 1) * 5003]
-    return part.float(), own / world if op == "mean" else own, size.max()
+    return part.float(), own / world if op == dist.ReduceOp.AVG else own, size.max()
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("codec, error", [("fp32", 1e-5), ("int8", 0.02), ("int4", 0.3)])
 def test_every_rank_gets_its_part(world, codec, error):
-    for part, expected, size in run(scatter, codec, "sum", torch.float32, False, world=world):
+    for part, expected, size in run(
+        scatter, codec, dist.ReduceOp.SUM, torch.float32, False, world=world
+    ):
         assert (part - expected).abs().max() <= error * size
 
 
 def test_means_of_half_precision_asynchronously():
-    for part, expected, size in run(scatter, "int8", "mean", torch.bfloat16, True):
+    for part, expected, size in run(scatter, "int8", dist.ReduceOp.AVG, torch.bfloat16, True):
         assert (part - expected).abs().max() <= 0.02 * size
 
 
@@ -42,7 +44,7 @@ def kept(rank: int, steps: int):
     whole = torch.randn(2 * 4096)
     total, part = torch.zeros(4096), torch.empty(4096)
     for _ in range(steps):
-        reduce_scatter_tensor(part, whole, codec="int4", name="g")
+        reduce_scatter_tensor(part, whole, dist.ReduceOp.AVG, codec="int4", name="g")
         total += part
     expected = whole.clone()
     dist.all_reduce(expected)
@@ -86,3 +88,26 @@ def refused(rank: int):
 
 def test_wrong_calls_say_what_was_expected():
     assert run(refused) == [True, True]
+
+
+def as_torch(rank: int):
+    """Ours and torch's, called alike and by position, on two of three ranks."""
+    group = dist.new_group([0, 1])
+    whole = torch.arange(4.0) + rank
+    mine, ours, theirs = torch.zeros(2), torch.zeros(4), torch.zeros(4)
+    if rank == 2:
+        with pytest.warns(UserWarning, match="not in the group"):
+            assert reduce_scatter_tensor(mine, whole, group=group) is None
+        with pytest.warns(UserWarning, match="not in the group"):
+            assert all_gather_into_tensor(ours, mine, group=group) is None
+        return mine.tolist() + ours.tolist()
+    assert reduce_scatter_tensor(mine, whole, dist.ReduceOp.SUM, group, True).wait()
+    assert all_gather_into_tensor(ours, mine, group, True).wait()
+    dist.all_gather_into_tensor(theirs, mine, group)
+    assert torch.equal(ours, theirs)
+    return mine.tolist() + ours.tolist()
+
+
+def test_the_calls_are_torchs():
+    everything = [1.0, 3.0, 5.0, 7.0]
+    assert run(as_torch, world=3) == [[1.0, 3.0, *everything], [5.0, 7.0, *everything], [0.0] * 6]

@@ -11,17 +11,11 @@ import torch
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.horovod.ops import Op
+from thinwire.horovod.ops import REDUCE_OPS, Op
 from thinwire.horovod.worker import Worker
 from thinwire.torch import agree
 
-_OPS = {
-    Op.AVERAGE: dist.ReduceOp.SUM,
-    Op.SUM: dist.ReduceOp.SUM,
-    Op.MIN: dist.ReduceOp.MIN,
-    Op.MAX: dist.ReduceOp.MAX,
-    Op.PRODUCT: dist.ReduceOp.PRODUCT,
-}
+_OPS = REDUCE_OPS | {Op.AVERAGE: dist.ReduceOp.SUM}
 
 
 class Label(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import math
 
+import torch.distributed as dist
+
 from thinwire.arguments import check_kind, wrong
 from thinwire.errors import InvalidArgumentError, UnavailableError
 
@@ -22,6 +24,14 @@ class Op(enum.Enum):
 
 Average, Sum, Adasum = Op.AVERAGE, Op.SUM, Op.ADASUM
 Min, Max, Product = Op.MIN, Op.MAX, Op.PRODUCT
+
+REDUCE_OPS = {
+    Op.AVERAGE: dist.ReduceOp.AVG,
+    Op.SUM: dist.ReduceOp.SUM,
+    Op.MIN: dist.ReduceOp.MIN,
+    Op.MAX: dist.ReduceOp.MAX,
+    Op.PRODUCT: dist.ReduceOp.PRODUCT,
+}
 
 
 def op_of(op: object, average: object = None) -> Op:

@@ -24,10 +24,10 @@ from thinwire.horovod.handles import (
     start,
 )
 from thinwire.horovod.missing import check_process_set, global_process_set
-from thinwire.horovod.ops import Op, check_factor, op_of
+from thinwire.horovod.ops import REDUCE_OPS, Op, check_factor, op_of
 from thinwire.horovod.world import World, current
 from thinwire.torch import tensors
-from thinwire.torch.functional import all_reduce
+from thinwire.torch.collectives import all_reduce
 
 
 class How(NamedTuple):
@@ -107,8 +107,7 @@ def _engine(world: World, tensor: torch.Tensor, name: str | None, asked: How) ->
         copy = tensor.clone(memory_format=torch.contiguous_format)
         mine = scaled(copy, asked.prescale)
     work = all_reduce(
-        mine, asked.op.value, codec=asked.codec, name=name, group=world.group, async_op=True,
-        strict=True,
+        mine, REDUCE_OPS[asked.op], world.group, True, codec=asked.codec, name=name, strict=True
     )  # fmt: skip
 
     def wait() -> torch.Tensor:

@@ -15,7 +15,7 @@ from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.exact import Label
 from thinwire.horovod.handles import Handle, in_place, names_of, of_future, of_several, start
 from thinwire.horovod.missing import check_process_set, global_process_set
-from thinwire.horovod.ops import Op
+from thinwire.horovod.ops import REDUCE_OPS, Op
 from thinwire.horovod.reductions import (
     How,
     by_engine,
@@ -27,7 +27,7 @@ from thinwire.horovod.reductions import (
     start_all_reduce,
 )
 from thinwire.horovod.world import World, current
-from thinwire.torch.scatter import reduce_scatter_tensor
+from thinwire.torch.collectives import reduce_scatter_tensor
 
 
 def allgather_async(
@@ -137,7 +137,7 @@ def _scatter(world: World, rows: torch.Tensor, name: str | None, asked: How) -> 
             part[: len(values)] = scaled(values, asked.prescale)
         mine = torch.empty_like(whole[0])
     work = reduce_scatter_tensor(
-        mine, whole, asked.op.value, asked.codec, name, world.group, async_op=True
+        mine, whole, REDUCE_OPS[asked.op], world.group, True, codec=asked.codec, name=name
     )
 
     def wait() -> torch.Tensor:

@@ -14,7 +14,7 @@ from thinwire import launch
 from thinwire.arguments import wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.horovod.exact import ExactCollectives
-from thinwire.torch.functional import all_reduce
+from thinwire.torch.collectives import all_reduce
 
 
 class Numbers(NamedTuple):

@@ -10,17 +10,21 @@ exchange = GradientExchange(codec="int4")               # for loops and framewor
 
 from __future__ import annotations
 
+from thinwire.torch.collectives import (
+    Work,
+    all_gather_into_tensor,
+    all_reduce,
+    reduce_scatter_tensor,
+)
 from thinwire.torch.communicator import Communicator
 from thinwire.torch.ddp import OneBitAdam, State, attach, hook, move_momentum
 from thinwire.torch.exchange import Bucket, GradientExchange, Part
 from thinwire.torch.exchange.checkpoint import merge_state_dicts
 from thinwire.torch.exchange.gathered import GatheredState
 from thinwire.torch.exchange.recovery import Recovery
-from thinwire.torch.functional import Work, all_reduce
 from thinwire.torch.named_residuals import NamedResiduals
 from thinwire.torch.optimizer import DistributedOptimizer
 from thinwire.torch.replicas import check_replicas
-from thinwire.torch.scatter import all_gather_into_tensor, reduce_scatter_tensor
 
 __all__ = [
     "Bucket",

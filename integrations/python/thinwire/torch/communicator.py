@@ -14,7 +14,7 @@ from thinwire.arguments import check_kind, check_whole, wrong
 from thinwire.codec import codec_info
 from thinwire.comm import Store
 from thinwire.config import Config
-from thinwire.torch import functional, tensors
+from thinwire.torch import collectives, tensors
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.group import Group, count_user
@@ -45,8 +45,9 @@ def check_place(rank: object, size: object) -> None:
 
 
 def settings_of(codec: str | None, options: Mapping[str, Any]) -> Config:
-    """All settings. InvalidArgumentError for what can't be, an unknown codec among it."""
-    settings = config.resolve(codec=codec, **options)
+    """All settings; without a codec bf16. InvalidArgumentError for what can't be, an unknown codec
+    among it."""
+    settings = config.resolve(codec=collectives.codec_of(codec), **options)
     codec_info(settings.codec)
     return settings
 
@@ -61,9 +62,9 @@ class Communicator:
     rank, size: this rank's number from 0, and how many there are.
     key: text, equal on all ranks, that nobody has used on this store before. Ranks that meet again,
       as others or as fewer, make a new communicator with a new key.
-    codec: a single one, as all_reduce takes it; options: those of State that are no codec's
-      (timeout_s, min_bytes, lanes, interface, ...), equal on all ranks where docs/settings.md says
-      so.
+    codec: a single one, as all_reduce takes it (None: THINWIRE_CODEC, else bf16).
+    options: those of State that are no codec's (timeout_s, min_bytes, lanes, interface, ...), equal
+      on all ranks where docs/settings.md says so.
 
     It connects in the first all_reduce, which blocks until all ranks have come. After a failure it
     stays failed. Thread-safe, but for close(). Raises InvalidArgumentError."""
@@ -103,19 +104,20 @@ class Communicator:
     def all_reduce(
         self,
         tensor: torch.Tensor,
-        op: str | Any = "mean",
-        name: str | None = None,
+        op: Any = dist.ReduceOp.SUM,
         async_op: bool = False,
-    ) -> functional.Work | None:
+        *,
+        name: str | None = None,
+    ) -> collectives.Work | None:
         """As thinwire.torch.all_reduce, among this communicator's ranks. Its tensors lie on one
         device, that of the first one."""
-        kind = functional.kind_of(op)
+        kind = collectives.check_op(op)
         tensors.check_name(name)
         check_kind("async_op", async_op, bool, "True or False")
-        functional.warn_of_feedback(name, self._session.config.codec)
+        collectives.warn_of_feedback(name, self._session.config.codec)
         dtype = tensors.check_reducible(tensor, self.rank, name)
         try:
-            return functional.reduce_on(self._session, tensor, dtype, kind, name, async_op)
+            return collectives.reduce_on(self._session, tensor, dtype, kind, name, async_op)
         except errors.InvalidArgumentError:
             raise
         except errors.Error as error:

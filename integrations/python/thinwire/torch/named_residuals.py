@@ -8,12 +8,12 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch.collectives import sessions_of
 from thinwire.torch.exchange import checkpoint, state_file
 from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.state_file import PathLike
 from thinwire.torch.group import resolve
-from thinwire.torch.sessions import sessions_of
 
 
 class NamedResiduals:

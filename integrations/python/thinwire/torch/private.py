@@ -59,7 +59,8 @@ def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[t
 COLLECTIVES = tuple(
     name
     for name in (
-        "_allgather_base", "_end_coalescing", "_reduce_scatter_base", "_start_coalescing",
+        "_allgather_base", "_end_coalescing", "_get_sequence_number_for_group",
+        "_reduce_scatter_base", "_set_sequence_number_for_group", "_start_coalescing",
         "all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather",
         "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall", "alltoall_base",
         "barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce",
@@ -91,6 +92,18 @@ def gloo_group(
             "take one of these"
         ) from error
     return group
+
+
+def share_backend(source: dist.ProcessGroup, target: dist.ProcessGroup) -> None:
+    """Makes the backend of a gloo_group() that of another group, too.
+
+    torch's C++ asks a group for the backend of a device, past the Python methods, and keeps names
+    and sequence numbers there. A group keeps its first backend for good, so one that is
+    configured again has that of its first ranks there. Torch 2.6 to 2.13."""
+    kind = dist.ProcessGroup.BackendType.GLOO
+    target._set_default_backend(kind)
+    for device in source._device_types:
+        target._register_backend(device, kind, source._get_backend(device))
 
 
 class _Failure:

@@ -56,7 +56,10 @@ class Pending:
 class Waiter:
     """Completes futures in the order of their submission, but for those that a caller waits for.
     That order alone would make ranks wait for one another where each waits first for what another
-    has not submitted yet. Thread-safe."""
+    has not submitted yet.
+
+    A callback of a future runs on the waiter's thread, and may submit something and wait for its
+    future; so what is submitted there goes to another waiter. Thread-safe."""
 
     def __init__(self, device: Device, on_error: Callable[[errors.Error], errors.Error]) -> None:
         """on_error: called before a future fails, on the thread that completes it; returns the
@@ -66,6 +69,7 @@ class Waiter:
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._pending = 0
         self._finishing: set[int] = set()  # threads
+        self._of_callbacks: Waiter | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="thinwire-waiter", daemon=True)
         self._thread.start()
@@ -77,6 +81,10 @@ class Waiter:
         finish: Callable[[], None] | None = None,
     ) -> Pending:
         """A future of `tensor`, which is kept alive until `work` is done; `finish` runs then."""
+        if threading.get_ident() == self._thread.ident:
+            if self._of_callbacks is None:
+                self._of_callbacks = Waiter(self._device, self._on_error)
+            return self._of_callbacks.add(work, tensor, finish)
         pending = Pending(self, _Item(work, tensor, finish), self._device.future())
         with self._changed:
             self._pending += 1
@@ -85,13 +93,16 @@ class Waiter:
 
     def busy(self) -> bool:
         """True while something is in flight."""
+        nested = self._of_callbacks
         with self._changed:
-            return self._pending > 0
+            return self._pending > 0 or (nested is not None and nested.busy())
 
     def wait_idle(self) -> None:
         """Returns when everything added so far is done or has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending == 0)
+        if self._of_callbacks is not None:
+            self._of_callbacks.wait_idle()
 
     def close(self) -> None:
         """Ends the thread after what was added."""
@@ -102,6 +113,8 @@ class Waiter:
             self._thread.join()
             with self._changed:
                 self._changed.wait_for(lambda: self._finishing <= {own})
+        if self._of_callbacks is not None:
+            self._of_callbacks.close()
 
     def finish(self, item: _Item, future: torch.futures.Future) -> None:
         """For Pending, once for each."""

@@ -14,12 +14,11 @@ from thinwire import config
 from thinwire.arguments import check_kind, wrong
 from thinwire.codec import codec_info
 from thinwire.torch import tensors
+from thinwire.torch.collectives import Work, start_on
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.fsdp.buffers import Buffers
-from thinwire.torch.functional import Work
 from thinwire.torch.group import Membership
-from thinwire.torch.scatter import start_on
 
 
 class ParameterGather(Buffers):

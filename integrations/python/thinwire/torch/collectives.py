@@ -1,0 +1,329 @@
+"""torch.distributed's all_reduce, reduce_scatter_tensor and all_gather_into_tensor, compressed.
+
+The arguments come in torch's order and have torch's defaults; `codec` and `name` are keywords. All
+calls of one group and codec share a Session, that is, one set of connections."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire import config, errors
+from thinwire.arguments import check_kind
+from thinwire.codec import codec_info
+from thinwire.config import Config
+from thinwire.torch import tensors
+from thinwire.torch.exchange.bucket import Bucket
+from thinwire.torch.exchange.checkpoint import Residuals
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.exchange.waiter import Pending
+from thinwire.torch.group import Membership, check, resolve
+from thinwire.warn import warn
+
+
+class Work:
+    """A collective in flight, as torch's Work."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def wait(self) -> bool:
+        """Blocks until the tensor holds the result; raises the typed error of a failure. Works may
+        be waited for in any order, which ranks may differ in."""
+        self._pending.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._pending.future.done()
+
+    def result(self) -> list[torch.Tensor]:
+        """Wait, and return the tensor with the result in a list, as torch does."""
+        self.wait()
+        return [self._pending.future.value()]
+
+    def get_future(self) -> torch.futures.Future[torch.Tensor]:
+        """Completes after those of the group's earlier calls, or when wait() is called."""
+        return self._pending.future
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    codec: str | None = None,
+    name: str | None = None,
+    strict: bool | None = None,
+) -> Work | None:
+    """Reduce `tensor` over all ranks of `group`, in place, with the same bits on every rank.
+
+    Args:
+        tensor: any shape and strides; float32, bfloat16 or float16, on the CPU or a GPU. On a GPU
+            the call is ordered by the current stream, as torch's own is.
+        op: torch.distributed.ReduceOp.SUM (default) or AVG.
+        group: None for the default group.
+        async_op: return a Work at once; do not touch the tensor before its wait().
+        codec: a spec such as "int8". None: THINWIRE_CODEC, else "bf16", which is safe without
+            error feedback.
+        name: equal on all ranks. Calls with one name carry what compression lost to the next (error
+            feedback, which "int4" and below need), so use one name for one quantity;
+            NamedResiduals saves it. None: calls match by order, and what is lost is lost.
+        strict: ranks with another shape of as many elements are a MismatchError, too; equal on all
+            ranks. None: THINWIRE_STRICT, else False.
+
+    Returns:
+        A Work if `async_op`, else None. A rank outside the group gets a warning and None, as in
+        torch.
+
+    Raises:
+        InvalidArgumentError, MismatchError, TimeoutError or PeerLostError.
+    """
+    kind = check_op(op)
+    if not _is_member(group, async_op, "all_reduce"):
+        return None
+    tensors.check_name(name)
+    settings = config.resolve(codec=codec_of(codec), strict=strict)
+    warn_of_feedback(name, settings.codec)
+    members = resolve(group, "all_reduce")
+    rank = dist.get_rank(members)
+    dtype = tensors.check_reducible(tensor, rank, name)
+    settings = dataclasses.replace(settings, device=str(tensor.device))
+    session = sessions_of(members).session(members, settings)
+    return reduce_on(session, tensor, dtype, kind, name, async_op)
+
+
+def reduce_scatter_tensor(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    codec: str | None = None,
+    name: str | None = None,
+) -> Work | None:
+    """Give every rank its own part of the sum or mean of all ranks' inputs.
+
+    Every size is compressed; not with topk. The arguments that are not named here, the result and
+    the errors are those of all_reduce().
+
+    Args:
+        output: contiguous, n elements of the dtype of `input`; the two must not overlap.
+        input: any shape, world size * n elements, those for rank 0 first; float32, bfloat16 or
+            float16, on the CPU or a GPU.
+        name: what compression loses of the parts for other ranks is carried on under this name; the
+            own part and the result lose nothing.
+    """
+    kind = check_op(op)
+    return _scatter_or_gather("reduce_scatter", output, input, kind, group, async_op, codec, name)
+
+
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    codec: str | None = None,
+    name: str | None = None,
+) -> Work | None:
+    """Give every rank the inputs of all ranks, with the same bits everywhere: the own part is what
+    the others decode as well.
+
+    Every size is compressed; not with topk. codec="fp32" is exact for float32. The arguments that
+    are not named here, the result and the errors are those of all_reduce().
+
+    Args:
+        output_tensor: contiguous, world size * n elements of the dtype of `input_tensor`, rank 0's
+            first; the two must not overlap.
+        input_tensor: any shape, n elements; float32, bfloat16 or float16, on the CPU or a GPU.
+    """
+    return _scatter_or_gather(
+        "all_gather", output_tensor, input_tensor, "sum", group, async_op, codec, name
+    )
+
+
+def codec_of(codec: str | None) -> str:
+    """The codec of a collective that may have no error feedback: argument, environment, bf16."""
+    return config.codec_variable() or "bf16" if codec in (None, "") else codec
+
+
+def find_op(op: Any) -> str | None:
+    """ "sum" or "mean" for torch's ReduceOp.SUM or AVG; None for any other."""
+    known = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean"}
+    # A ReduceOp of torch's options equals a constant, but no constant equals it.
+    return next((name for known_op, name in known.items() if op == known_op), None)
+
+
+def check_op(op: Any) -> str:
+    """find_op(), or InvalidArgumentError."""
+    kind = find_op(op)
+    if kind is None:
+        raise errors.InvalidArgumentError(
+            f"op is {op!r}, expected torch.distributed.ReduceOp.SUM or AVG; the others are "
+            "torch.distributed's, which is exact"
+        )
+    return kind
+
+
+def warn_of_feedback(name: str | None, codec: str) -> None:
+    """Warn of a codec that diverges when it is fed back without momentum."""
+    if name is not None and codec_info(codec).momentum == "required":
+        warn(
+            f"all_reduce('{name}'): {codec} with error feedback converges on momentum and "
+            "diverges on a bare gradient, which State(codec='onebit', momentum=0.9) takes care of"
+        )
+
+
+def reduce_on(
+    session: Session, tensor: torch.Tensor, dtype: str, op: str, name: str | None, async_op: bool
+) -> Work | None:
+    """all_reduce() on a session's ranks, of arguments that were checked."""
+    strict = session.config.strict
+    with torch.no_grad():
+        flat = tensor if tensor.is_contiguous() else tensor.contiguous()
+        if not async_op and name is None and not strict:
+            communicator, device, _ = session.connect(flat)
+            communicator.all_reduce(flat.data_ptr(), flat.numel(), dtype, op, device.stream())
+            _copy_back(flat, tensor)
+            return None
+        finish = None if flat is tensor else functools.partial(_copy_back, flat, tensor)
+        shape = tensors.shape_of([tensor]) if strict else None
+        bucket = Bucket(name, flat.numel(), dtype, op=op, shape=shape)
+        work = Work(session.start(bucket, flat, finish))
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
+    if source is not target:
+        with torch.no_grad():
+            target.copy_(source)
+
+
+def start_on(
+    session: Session,
+    collective: str,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    dtype: str,
+    op: str = "sum",
+    name: str | None = None,
+) -> Pending:
+    """A "reduce_scatter" or "all_gather" on a session's ranks, of arguments that were checked.
+    Both tensors are contiguous; the Pending keeps them alive, and its future is of `target`."""
+    communicator, device, waiter = session.connect(source)
+    shape = tensors.shape_of([source]) if session.config.strict else None
+    bucket = communicator.bucket(
+        source.numel(), dtype, op, name, collective=collective, shape=shape
+    )
+    work = bucket.start(source.data_ptr(), target.data_ptr(), device.stream())
+    return waiter.add(work, target, functools.partial(_outlive, source))
+
+
+def _outlive(_source: torch.Tensor) -> None:
+    """A partial of this keeps its tensor alive until it is called."""
+
+
+def _is_member(group: dist.ProcessGroup | None, async_op: object, collective: str) -> bool:
+    """False, with a warning, on a rank outside the group."""
+    check(group)
+    check_kind("async_op", async_op, bool, "True or False")
+    if group is not None and dist.is_initialized() and dist.get_rank(group) < 0:
+        warn(f"{collective}: this rank is not in the group, so nothing is done")
+        return False
+    return True
+
+
+def _scatter_or_gather(
+    collective: str,
+    output: torch.Tensor,
+    source: torch.Tensor,
+    op: str,
+    group: dist.ProcessGroup | None,
+    async_op: bool,
+    codec: str | None,
+    name: str | None,
+) -> Work | None:
+    if not _is_member(group, async_op, collective):
+        return None
+    tensors.check_name(name)
+    members = resolve(group, collective)
+    rank, size = dist.get_rank(members), dist.get_world_size(members)
+    dtype = tensors.check(source, rank, lambda: name or collective)
+    _check_output(collective, output, source, rank, size)
+    settings = config.resolve(codec=codec_of(codec))
+    settings = dataclasses.replace(settings, device=str(source.device))
+    session = sessions_of(members).session(members, settings)
+    with torch.no_grad():
+        work = Work(start_on(session, collective, source.contiguous(), output, dtype, op, name))
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _check_output(
+    collective: str, output: torch.Tensor, source: torch.Tensor, rank: int, size: int
+) -> None:
+    tensors.check(output, rank, lambda: f"{collective}'s output")
+    scatters = collective == "reduce_scatter"
+    whole, part = (source, output) if scatters else (output, source)
+    if whole.numel() != size * part.numel() or output.dtype != source.dtype:
+        raise errors.InvalidArgumentError(
+            f"rank {rank}, {collective}: the input has {source.numel()} elements of "
+            f"{source.dtype} and the output {output.numel()} of {output.dtype}; expected one "
+            f"dtype, and {size} times as many in the {'in' if scatters else 'out'}put"
+        )
+    if output.device != source.device or not output.is_contiguous():
+        raise errors.InvalidArgumentError(
+            f"rank {rank}, {collective}: the output is on {output.device}, "
+            f"{'' if output.is_contiguous() else 'not '}contiguous; expected a contiguous tensor "
+            f"on {source.device}"
+        )
+
+
+class GroupSessions:
+    """The sessions of one process group, and the residuals that wait for sessions to come."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[Config, Session] = {}
+        self._restored: dict[str, Residuals] = {}  # by codec
+
+    def session(self, group: dist.ProcessGroup, settings: Config) -> Session:
+        """The one that all calls with these settings share."""
+        if settings not in self._sessions:
+            session = Session(Membership(group, "all_reduce"), settings)
+            session.close_with(group)
+            session.load(self._restored.get(settings.codec, {}), 0)
+            self._sessions[settings] = session
+        return self._sessions[settings]
+
+    def residuals(self) -> dict[str, Residuals]:
+        """Those of named calls, by codec, with what was restored and not used yet."""
+        found = {codec: dict(kept) for codec, kept in self._restored.items()}
+        for settings, session in self._sessions.items():
+            found.setdefault(settings.codec, {}).update(session.memory())
+        return found
+
+    def restore(self, residuals: dict[str, Residuals]) -> None:
+        """Replace all residuals; a session that is not there yet takes its codec's later."""
+        self._restored = residuals
+        for settings, session in self._sessions.items():
+            session.load(residuals.get(settings.codec, {}), 0)
+
+
+_sessions: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupSessions] = weakref.WeakKeyDictionary()
+
+
+def sessions_of(group: dist.ProcessGroup) -> GroupSessions:
+    """The sessions of the group's collectives in this process."""
+    return _sessions.setdefault(group, GroupSessions())
