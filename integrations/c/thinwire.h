@@ -106,9 +106,7 @@ typedef struct {
   size_t local_size; /* ranks of a node, which are neighbours; 0: those on one running kernel and in
                         one network namespace */
   const char* congestion; /* TCP's congestion control of the connections: the kernel's name of one;
-                             "system": the kernel's default; "auto" (default): the same, but Reno
-                             in place of BBR where a round trip takes less than 2 ms and the link
-                             carries more than 2 Gb/s */
+                             "system" (default): what the kernel gives every connection */
   size_t loops; /* threads that move the bytes over TCP, each with connections of its own to all
                    ranks; 0: 1; 16 at most */
 } tw_options;

@@ -26,8 +26,8 @@ struct GlooOptions {
   // The key of the group, in a file of mode 0600 that every rank has; empty on all ranks: rank 0
   // puts a random token into the store, so that who can't read the store can't take part.
   std::string key_file;
-  std::string digest;               // text that is equal on all ranks that are set up alike
-  std::string congestion = "auto";  // of the connections: see transport/mesh/congestion.h
+  std::string digest;      // text that is equal on all ranks that are set up alike
+  std::string congestion;  // of the connections: see transport/mesh/congestion.h
   // What those ranks that are connected hear when this one gives up because others are not: they
   // would find no more than a closed connection, and take this rank for the one that failed.
   std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;

@@ -25,9 +25,8 @@ class GlooPair final : public tcp::Pair {
   // that thread could take a connection from there: so none is taken before the socket is closed.
   GlooPair(tcp::Context* context, tcp::Device* device, int peer, std::chrono::milliseconds timeout,
            Descriptor connection, const std::string& congestion)
-      : tcp::Pair(context, device, peer, timeout),
-        socket_(connection.fd()),
-        congestion_(socket_, congestion) {
+      : tcp::Pair(context, device, peer, timeout), socket_(connection.fd()) {
+    ChooseCongestion(socket_, congestion);
     device_->unregisterDescriptor(fd_, this);
     ::close(fd_);
     fd_ = socket_;
@@ -61,7 +60,6 @@ class GlooPair final : public tcp::Pair {
  private:
   void handleReadWrite(int events) override {
     tcp::Pair::handleReadWrite(events);
-    if (open_) congestion_.OnProgress();
     if (ConnectionObserver* const observer = observer_) observer->OnProgress();
   }
 
@@ -88,7 +86,6 @@ class GlooPair final : public tcp::Pair {
   }
 
   const int socket_;
-  Congestion congestion_;  // the loop's thread's
   std::atomic<bool> open_{true};
   std::atomic<ConnectionObserver*> observer_{nullptr};
 };

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -154,6 +155,7 @@ def _settings() -> Iterator[Finding]:
             settings = config.resolve()
             config.check_here(settings)
             _check_codec(settings.codec)
+            _check_congestion(settings.congestion)
         except errors.Error as error:
             yield Finding("missing", "settings", str(error))
     for warning in caught:
@@ -166,6 +168,20 @@ def _check_codec(specs: str) -> None:
         for spec in specs.split(";"):
             if spec != "auto":
                 codec_info(spec)
+
+
+def _check_congestion(name: str | None) -> None:
+    """InvalidArgumentError for a congestion control that this process may not choose."""
+    if name in (None, "", "system"):
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp:
+        try:
+            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError:
+            raise errors.InvalidArgumentError(
+                f"congestion is {name!r}, expected 'system' or one that the kernel lets this "
+                "process choose: see /proc/sys/net/ipv4/tcp_allowed_congestion_control"
+            ) from None
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (

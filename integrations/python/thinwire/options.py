@@ -209,11 +209,9 @@ OPTIONS: tuple[Option, ...] = (
            "local_size", "size_t", "local_size", _LOCAL_SIZE, True, ("THINWIRE_LOCAL_SIZE",), "0",
            COMPARED),
     Option("TCP's congestion control of the connections: the kernel's name of one that the process "
-           "may choose (`reno`, `cubic`), `system` (the kernel's default), or `auto`: the same, "
-           "but Reno in place of BBR where a round trip takes less than 2 ms and the link carries "
-           "more than 2 Gb/s",
+           "may choose (`reno`, `cubic`), or `system`: the kernel's default",
            "congestion", "const char*", "congestion", _TEXT, False, ("THINWIRE_CONGESTION",),
-           "auto"),
+           "system"),
     Option("threads that move a rank's bytes over TCP, each with connections of its own to all "
            "ranks; one moves a gigabyte or two a second", "loops", "size_t", "loops", _LOOPS,
            False, ("THINWIRE_LOOPS",), "1", COMPARED),

@@ -38,6 +38,7 @@ def test_doctor_says_what_is_missing_and_what_to_do():
 @pytest.mark.parametrize("name, value, words", [
     ("THINWIRE_CODEC", "int3", "unknown codec 'int3'"),
     ("THINWIRE_IFACE", "nope0", "no network interface 'nope0'"),
+    ("THINWIRE_CONGESTION", "nope", "congestion is 'nope'"),
 ])  # fmt: skip
 def test_doctor_finds_a_setting_that_can_not_be(name, value, words):
     done = command("-m", "thinwire", "doctor", **{name: value})

@@ -66,6 +66,12 @@ def test_a_congestion_control_that_is_not_there_is_named():
         assert "'nonsense'" in outcome.message and "reno" in outcome.message
 
 
+def test_the_former_automatic_choice_is_refused():
+    for outcome in outcomes_of(reduced, "gloo", environment={"THINWIRE_CONGESTION": "auto"}):
+        assert outcome.error == "InvalidArgumentError", outcome.trace
+        assert "'auto'" in outcome.message and "system" in outcome.message
+
+
 @needs_ucx
 def test_auto_takes_ucx_on_one_host():
     assert run(reduced, "auto")[0][0].startswith("ucx 1.")
