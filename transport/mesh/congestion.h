@@ -1,5 +1,5 @@
 // Which of the kernel's congestion controls a connection runs: the system's default, unless the
-// user names one. docs/decisions/0035 says why it is not chosen automatically.
+// user names one. docs/decisions.md, 35 says why it is not chosen automatically.
 #ifndef THINWIRE_TRANSPORT_MESH_CONGESTION_H_
 #define THINWIRE_TRANSPORT_MESH_CONGESTION_H_
 

@@ -16,7 +16,7 @@ from thinwire.simulate import CodecCost, Link, Profile, simulate
 CODECS = ("fp32", "bf16", "int8", "int4", "adaptive", "onebit", "topk")
 POLICIES = ("fifo", "wfbp", "p3")
 # Those that may be recommended unless the user says otherwise. Of the others adaptive has lost more
-# than a tenth of a point (docs/decisions/0032-floor-of-adaptive.md), and the rest need momentum.
+# than a tenth of a point (docs/decisions.md#32-adaptives-floor-is-0), and the rest need momentum.
 ACCURATE = CODECS[:4]
 # Predictions this close are equal, and accuracy decides.
 TIE = 1.03
