@@ -77,10 +77,10 @@ def loop(
 
 @contextlib.contextmanager
 def ddp(codec: str) -> Iterator[Turn]:
-    from thinwire.torch import attach
+    from thinwire.torch import compress
 
     model = DistributedDataParallel(Net())
-    state = attach(model, codec=codec) if codec else None
+    state = compress(model, codec=codec) if codec else None
     yield loop(model, sgd(model))
     if state is not None:
         state.close()
@@ -88,7 +88,7 @@ def ddp(codec: str) -> Iterator[Turn]:
 
 @contextlib.contextmanager
 def fsdp2(codec: str, gather: str | None = None, **sharding: Any) -> Iterator[Turn]:
-    from thinwire.torch.fsdp import compress
+    from thinwire.torch import compress
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from thinwire.torch import DistributedOptimizer
+from thinwire.torch.optimizer import DistributedOptimizer
 from torch import nn
 
 ALONE = "alone"  # in place of a policy: no exchange at all

@@ -22,7 +22,7 @@ _INTRODUCTION = """\
 <!-- scripts/settings.py writes this file from integrations/python/thinwire/options.py. -->
 
 In Python an argument goes before the environment, and the environment before the default. The
-arguments are those of `State`, `attach` and `DistributedOptimizer`; `all_reduce` takes `codec` and
+arguments are those of `compress` and `State`; `all_reduce` takes `codec` and
 `strict`, and goes by the environment otherwise. An unknown `THINWIRE_*` name is a warning that
 names the nearest known one. `thinwire doctor` prints the variables that are set.
 

@@ -8,7 +8,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from thinwire.torch.fsdp import compress
+from thinwire.torch import compress
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from thinwire import PeerLostError
 from thinwire.ray import Executor
-from thinwire.torch import attach
+from thinwire.torch import compress
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, BATCH = 128, 32
@@ -31,7 +31,7 @@ class Trainer:
         if saved is not None:
             self.model.load_state_dict(saved["model"])
         self.ddp = DistributedDataParallel(self.model)
-        self.state = attach(self.ddp, codec="int4", min_bytes=0, timeout_s=10)
+        self.state = compress(self.ddp, codec="int4", min_bytes=0, timeout_s=10)
         if saved is not None:
             self.state.load_state_dict(saved["thinwire"])
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)

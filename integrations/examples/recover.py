@@ -11,7 +11,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from thinwire.torch import attach, check_replicas, hook
+from thinwire.torch import check_replicas, compress, hook
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS, STEPS, KILLED_IN, WIDTH, BATCH = 3, 60, 20, 128, 32
@@ -46,7 +46,7 @@ def train(me: int, port: int) -> None:
     model = make_model(me)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     ddp = DistributedDataParallel(model)
-    state = attach(ddp, codec="int4", min_bytes=0, timeout_s=10, recoverable=True)
+    state = compress(ddp, codec="int4", min_bytes=0, timeout_s=10, recoverable=True)
     step, loss = 0, torch.zeros(())
     while step < STEPS:
         if me == 1 and step == KILLED_IN:

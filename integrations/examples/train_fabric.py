@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 from thinwire.lightning import ThinwireFabricStrategy
-from thinwire.torch import GatheredState
+from thinwire.torch.advanced import GatheredState
 from torch.utils.data import DataLoader, TensorDataset
 
 WIDTH, EPOCHS, BATCHES, BATCH = 128, 8, 20, 32

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
-from thinwire.torch import attach
+from thinwire.torch import compress
 
 WIDTH, EPOCHS, BATCHES, BATCH = 128, 4, 20, 32
 KILLED_IN, SEEN, KILLED = 2, 5, 10  # an epoch; two of its batches
@@ -34,7 +34,7 @@ def train(config: dict[str, str]) -> None:
     )
     # As in train_lightning.py: for bits that a resumed run has as well.
     ddp = prepare_model(model, parallel_strategy_kwargs={"find_unused_parameters": True})
-    state = attach(ddp, codec="int4", min_bytes=0, timeout_s=10)
+    state = compress(ddp, codec="int4", min_bytes=0, timeout_s=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first, checkpoint, rank = 0, ray.train.get_checkpoint(), dist.get_rank()
     if checkpoint is not None:

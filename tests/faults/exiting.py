@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
-from thinwire.torch import attach
+from thinwire.torch import compress
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 3
@@ -27,7 +27,7 @@ def train(how: str, store: str, rank: int) -> DistributedDataParallel:
     torch.manual_seed(0)
     ddp = DistributedDataParallel(torch.nn.Linear(600, 600))
     if how == "thinwire":
-        attach(ddp, codec="int4", min_bytes=0)
+        compress(ddp, codec="int4", min_bytes=0)
     for _ in range(STEPS):
         ddp(torch.ones(2, 600)).square().mean().backward()
     dist.barrier()

@@ -9,13 +9,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.arguments import check_kind, check_no_momentum
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch import GatheredState, State, attach
+from thinwire.torch import compress
+from thinwire.torch.advanced import GatheredState
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> tuple[Any, ...]:
-    """accelerator.prepare(*objects), then attach() of the DDP model among them.
+    """accelerator.prepare(*objects), then compress() of the DDP model among them.
 
-    options: codec and others of attach(); not momentum. Returns the prepared objects in their
+    options: codec and others of compress(); not momentum. Returns the prepared objects in their
     order, and behind them the State; None in a program of one process, where nothing is exchanged.
     The residuals of all ranks go into save_state() and come back from load_state(), in any world
     size. InvalidArgumentError if there are several processes and not one DDP model."""
@@ -30,8 +31,8 @@ def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> tuple[An
         raise InvalidArgumentError(
             f"prepare got {len(models)} models that Accelerate wraps in DistributedDataParallel, "
             f"expected one ({accelerator.distributed_type}); for FSDP2 take "
-            "thinwire.torch.fsdp.compress(model), for several models attach() to each"
+            "thinwire.torch.fsdp.compress(model), for several models compress() to each"
         )
-    state: State = attach(models[0], **options)
+    state = compress(models[0], **options)
     accelerator.register_for_checkpointing(GatheredState(state))
     return *prepared, state

@@ -41,8 +41,8 @@ def check_whole(name: str, got: object, least: int, most: int | None = None) -> 
 
 
 def check_no_momentum(adapter: str, options: Mapping[str, Any]) -> None:
-    """InvalidArgumentError if attach() would be given momentum under a framework that keeps its
-    optimizer to itself, where move_momentum() has no place."""
+    """InvalidArgumentError if compress() would be given momentum under a framework that keeps its
+    optimizer to itself, where thinwire cannot take it over."""
     if options.get("momentum"):
         raise wrong(
             "momentum", options["momentum"],

@@ -20,14 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.arguments import check_no_momentum, check_whole, wrong
 from thinwire.observe import scalars
 from thinwire.options import ARGUMENTS
-from thinwire.torch import State, attach
+from thinwire.torch import Compression, compress
 
 _KEY = "thinwire"  # of the residuals in a checkpoint
 _OF_STATE = {*ARGUMENTS, "codec", "clip_value", "clip_norm"}
 
 
 def _split(strategy: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(attach()'s options, those of Lightning's strategy). TypeError for what is neither's, which
+    """(compress()'s options, those of Lightning's strategy). TypeError for what is neither's, which
     Lightning would pass on to DDP when the ranks run; InvalidArgumentError for what can't be."""
     ours = {name: value for name, value in options.items() if name in _OF_STATE}
     theirs = {name: value for name, value in options.items() if name not in ours}
@@ -46,9 +46,9 @@ def _split(strategy: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 class ThinwireStrategy(DDPStrategy):
-    """Lightning's DDPStrategy with thinwire.torch.attach.
+    """Lightning's DDPStrategy with thinwire.torch.compress.
 
-    options: those of attach (codec, min_bytes, ...), and those of DDPStrategy
+    options: those of compress() (codec, min_bytes, ...), and those of DDPStrategy
       (find_unused_parameters, ...). Not momentum, which Lightning would have to move, and no
       ddp_comm_hook. TypeError for a name of neither, InvalidArgumentError for these two.
 
@@ -59,11 +59,11 @@ class ThinwireStrategy(DDPStrategy):
     def __init__(self, **options: Any) -> None:
         self._thinwire_options, rest = _split(DDPStrategy, options)
         super().__init__(**rest)
-        self._thinwire_state: State | None = None
+        self._thinwire_state: Compression | None = None
         self._thinwire_saved: Mapping[str, Any] | None = None
 
     @property
-    def thinwire_state(self) -> State | None:
+    def thinwire_state(self) -> Compression | None:
         """None before fit(). It outlives it, for Trainer.save_checkpoint() and stats()."""
         return self._thinwire_state
 
@@ -71,7 +71,7 @@ class ThinwireStrategy(DDPStrategy):
         super().configure_ddp()
         if self._thinwire_state is not None:  # of a fit() before
             self._thinwire_state.close()
-        self._thinwire_state = attach(self.model, **self._thinwire_options)
+        self._thinwire_state = compress(self.model, **self._thinwire_options)
         if self._thinwire_saved is not None:
             self._thinwire_state.load_state_dict(self._thinwire_saved)
             self._thinwire_saved = None
@@ -89,7 +89,7 @@ class ThinwireStrategy(DDPStrategy):
 
 
 class ThinwireFabricStrategy(FabricDDPStrategy):
-    """Fabric's DDPStrategy with thinwire.torch.attach; options as ThinwireStrategy takes them.
+    """Fabric's DDPStrategy with thinwire.torch.compress; options as ThinwireStrategy takes them.
 
     For checkpoints give fabric.save() and fabric.load() GatheredState(strategy.states[0]), one for
     each model that fabric.setup() was given."""
@@ -97,11 +97,11 @@ class ThinwireFabricStrategy(FabricDDPStrategy):
     def __init__(self, **options: Any) -> None:
         self._thinwire_options, rest = _split(FabricDDPStrategy, options)
         super().__init__(**rest)
-        self.states: list[State] = []
+        self.states: list[Compression] = []
 
     def setup_module(self, module: torch.nn.Module) -> DistributedDataParallel:
         ddp = super().setup_module(module)
-        self.states.append(attach(ddp, **self._thinwire_options))
+        self.states.append(compress(ddp, **self._thinwire_options))
         return ddp
 
 

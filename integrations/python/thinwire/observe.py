@@ -3,7 +3,7 @@
 log_scalars(state, writer, step)         # a SummaryWriter, or what else has add_scalar
 text = prometheus_text(state, {"job": "resnet"})
 
-Both take a State, DistributedOptimizer, GradientExchange, or anything else with their stats()."""
+Both take what compress() returns, or anything else with a stats() like it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def scalars(stats: Mapping[str, Any]) -> dict[str, float]:
 
 def _stats_of(of: _HasStats) -> dict[str, Any]:
     if not callable(getattr(of, "stats", None)):
-        raise wrong("of", of, "a State, a DistributedOptimizer, or another object with stats()")
+        raise wrong("of", of, "what compress() returned, or another object with stats()")
     return of.stats()
 
 

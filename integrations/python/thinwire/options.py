@@ -2,15 +2,18 @@
 
 The ctypes mirror of tw_options (_library.py), the arguments and the environment (config.py) and
 docs/settings.md (scripts/settings.py) are made from it. Tests prove that the struct in
-integrations/c/thinwire.h, config.Config, and the arguments of State and DistributedOptimizer are
-equal to it. Nothing here reads the environment."""
+integrations/c/thinwire.h, config.Config, and Options are equal to it. Nothing here reads the
+environment."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 POLICIES = ("p3", "wfbp", "fifo")
 TOPOLOGIES = ("auto", "flat", "grid", "hierarchical")
@@ -103,9 +106,9 @@ class Option:
     """One field of tw_options, or a setting that the C library does not have.
 
     field, c_type: as thinwire.h has them. setting: of config.Config; kind says how its value is
-    treated. argument: config.resolve, State and DistributedOptimizer take the setting under its
-    name. variables: of the environment; the first that is set counts. default and equal (on all
-    ranks) are words for the reader."""
+    treated. argument: config.resolve and compress() take the setting under its name. variables: of
+    the environment; the first that is set counts. default and equal (on all ranks) are words for
+    the reader."""
 
     meaning: str
     field: str | None = None
@@ -146,7 +149,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("results are Nesterov steps of that momentum",
            "nesterov", "int", "nesterov", _FLAG, True, (), "off", COMPARED),
     Option("order of chunks: `wfbp` (as they are ready), `fifo` (as they were submitted) or `p3` "
-           "(input layers first, the default of DistributedOptimizer)",
+           "(input layers first, the default of plain modules)",
            "policy", "const char*", "policy", _POLICY, True, (), "wfbp", COMPARED),
     Option("whether a step's order is predicted from the step before; in C 1: always, -1: never",
            "planned", "int", "planned", _BOOL_OR_NONE, True, (), "above 1 ms of latency", LEADER),
@@ -237,3 +240,37 @@ OPTIONS: tuple[Option, ...] = (
 FIELDS = tuple(option for option in OPTIONS if option.field is not None)
 # The settings that config.resolve takes as arguments.
 ARGUMENTS = tuple(option.setting for option in OPTIONS if option.argument)
+
+
+class Options(TypedDict, total=False):
+    """The settings that compress(), State, GradientExchange and Communicator take by keyword.
+
+    None means the THINWIRE_* variable of the setting, else its default (docs/settings.md). All
+    ranks use the same values, but for interface, trace and flight."""
+
+    momentum: float | None
+    nesterov: bool | None
+    policy: Literal["p3", "wfbp", "fifo"] | None
+    planned: bool | None
+    interface: str | None
+    lanes: int | None
+    chunk_bytes: int | None
+    min_bytes: int | None
+    timeout_s: float | None
+    trace: str | None
+    flight: str | None
+    strict: bool | None
+    checksum: bool | None
+    topology: Literal["auto", "flat", "grid", "hierarchical"] | None
+    recoverable: bool | None
+    check_replicas: int | None
+    transport: Literal["gloo", "ucx", "nccl", "auto"] | None
+    local_size: int | None
+    # By compress() alone:
+    clip_value: float | None  # DDP: clips each rank's gradients to [-clip_value, clip_value]
+    clip_norm: float | None  # DDP: limits each parameter's norm to clip_norm / sqrt(ranks)
+    warm_up_steps: int | None  # with Adam: fp32 steps until its variance is frozen; with delay
+    delay: Literal[0, 1] | None  # with optimizer=: means come one step late (arXiv 2005.06728)
+    find_unused_parameters: bool | None  # with optimizer=: one that no rank used keeps grad None
+    replicas: ProcessGroup | None  # FSDP2: ranks that have the same shard, in hybrid sharding
+    gather: str | None  # FSDP2: parameters are gathered with this codec ("int8", "bf16")

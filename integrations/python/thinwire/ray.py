@@ -5,7 +5,7 @@ executor.start()
 losses = executor.run(train, args=[config])   # train() calls torch.distributed and thinwire
 executor.shutdown()
 
-For Ray Train's TorchTrainer nothing of this is needed: call thinwire.torch.attach in its train
+For Ray Train's TorchTrainer nothing of this is needed: call thinwire.torch.compress in its train
 function."""
 
 from __future__ import annotations

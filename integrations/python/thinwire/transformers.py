@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from thinwire.arguments import check_kind, check_no_momentum
-from thinwire.torch import State, attach
+from thinwire.torch import Compression, compress
 from thinwire.warn import warn
 
 _FILE = "thinwire.pt"  # in a checkpoint's folder
@@ -22,8 +22,8 @@ class ThinwireCallback(TrainerCallback):
     Trainer under DDP.
 
     trainer: the one that it is added to. resume_from: the folder that train() resumes from, if that
-      is neither TrainingArguments' nor the output folder's. options: codec and others of attach();
-      not momentum. InvalidArgumentError for what is none of these.
+      is neither TrainingArguments' nor the output folder's. options: codec and others of
+      compress(); not momentum. InvalidArgumentError for what is none of these.
 
     Each checkpoint holds the residuals of all ranks in a file of rank 0's, thinwire.pt; train() in
     any world size takes them back. Logs get thinwire_ratio."""
@@ -34,10 +34,10 @@ class ThinwireCallback(TrainerCallback):
         check_no_momentum("the Trainer", options)
         self._trainer, self._resume_from, self._options = trainer, resume_from, options
         self._model: DistributedDataParallel | None = None
-        self._state: State | None = None
+        self._state: Compression | None = None
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> Compression | None:
         """None before train(), and in a program of one process."""
         return self._state
 
@@ -53,7 +53,7 @@ class ThinwireCallback(TrainerCallback):
                 )
             return
         if model is not self._model:  # a second train() may go on with the first one's
-            self._model, self._state = model, attach(model, **self._options)
+            self._model, self._state = model, compress(model, **self._options)
         if state.global_step > 0:
             self._load(args, state.global_step)
 

@@ -2,7 +2,7 @@
 
 import torch
 from models import data
-from thinwire.torch.fsdp import Compression, compress
+from thinwire.torch import Compression, compress
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 

@@ -11,7 +11,8 @@ import thinwire
 import thinwire.horovod as hvd
 import torch
 from horovod_collectives import equal, raises
-from thinwire.torch import DistributedOptimizer, check_replicas
+from thinwire.torch import check_replicas
+from thinwire.torch.optimizer import DistributedOptimizer
 
 RANKS = 2
 

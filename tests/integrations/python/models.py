@@ -61,7 +61,7 @@ def wrap(model: torch.nn.Module, codec: str | None, **options) -> tuple:
     ddp = DistributedDataParallel(model, **ddp_options)
     if codec is None:
         return ddp, None
-    return ddp, thinwire.torch.attach(ddp, codec=codec, **{"min_bytes": 0, **options})
+    return ddp, thinwire.torch.compress(ddp, codec=codec, **{"min_bytes": 0, **options})
 
 
 def data(step: int, rank: int, width: int = WIDTH, batch: int = 8) -> torch.Tensor:

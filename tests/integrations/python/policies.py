@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from models import data, loss_of
-from thinwire.torch import DistributedOptimizer
+from thinwire.torch.optimizer import DistributedOptimizer
 
 POLICIES = ("p3", "wfbp", "fifo")
 

@@ -13,15 +13,9 @@ import thinwire.torch
 import torch
 import torch.distributed as dist
 from thinwire import observe, simulate
-from thinwire.torch import (
-    Communicator,
-    DistributedOptimizer,
-    GatheredState,
-    GradientExchange,
-    NamedResiduals,
-    OneBitAdam,
-    State,
-)
+from thinwire.torch import GradientExchange, State
+from thinwire.torch.advanced import Communicator, GatheredState, NamedResiduals
+from thinwire.torch.optimizer import DistributedOptimizer
 from thinwire.torch.process_group import ProcessGroup, register
 from torch.nn.parallel import DistributedDataParallel
 
@@ -86,14 +80,18 @@ def functions() -> dict[str, Callable[[], Call]]:
         "reduce_scatter_tensor": lambda: (
             thinwire.torch.reduce_scatter_tensor, {**floats, "op": dist.ReduceOp.SUM, **none},
         ),
-        "attach": lambda: (
-            thinwire.torch.attach, {"ddp": DistributedDataParallel(linear()), "codec": None},
+        "compress": lambda: (
+            thinwire.torch.compress,
+            {
+                "model": DistributedDataParallel(linear()), "codec": None, "optimizer": None,
+                "process_group": None,
+            },
         ),
         "check_replicas": lambda: (
             thinwire.torch.check_replicas, {"module": linear(), "group": None, "step": None},
         ),
         "merge_state_dicts": lambda: (
-            thinwire.torch.merge_state_dicts,
+            thinwire.torch.advanced.merge_state_dicts,
             {"saved": [State().state_dict()], "world": 1, "rank": 0},
         ),
         "log_scalars": lambda: (
@@ -104,10 +102,6 @@ def functions() -> dict[str, Callable[[], Call]]:
             observe.prometheus_text, {"of": State(), "labels": {"rank": "0"}},
         ),
         "scalars": lambda: (observe.scalars, {"stats": State().stats()}),
-        "move_momentum": lambda: (
-            thinwire.torch.move_momentum,
-            {"optimizer": sgd(linear()), "state": State(momentum=0.9)},
-        ),
     }  # fmt: skip
 
 
@@ -126,12 +120,6 @@ def constructors() -> dict[str, Callable[[], Call]]:
             "parameters": None, "purpose": "exchange",
         }  # fmt: skip
 
-    def adam() -> Call:
-        return OneBitAdam, {
-            "params": list(linear().parameters()), "state": State(momentum=0.9),
-            "warmup_steps": 1, "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0,
-        }  # fmt: skip
-
     def state() -> Call:
         options = inspect.signature(State).parameters.values()
         return State, {p.name: p.default for p in options if p.kind is not p.VAR_KEYWORD}
@@ -143,7 +131,7 @@ def constructors() -> dict[str, Callable[[], Call]]:
 
     return {
         "Communicator": communicator,
-        "DistributedOptimizer": optimizer, "GradientExchange": exchange, "OneBitAdam": adam,
+        "DistributedOptimizer": optimizer, "GradientExchange": exchange,
         "State": state, "NamedResiduals": lambda: (NamedResiduals, {"group": None}),
         "GatheredState": lambda: (GatheredState, {"of": State()}),
     }  # fmt: skip
@@ -210,9 +198,6 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         optimizer = distributed()
         return optimizer.load_state_dict, {"state_dict": optimizer.state_dict()}
 
-    def adam() -> OneBitAdam:
-        return OneBitAdam(linear().parameters(), State(momentum=0.9), warmup_steps=1)
-
     def alone() -> Communicator:
         return Communicator(None, 0, 1, "k")
 
@@ -246,13 +231,10 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         "NamedResiduals.load_state_dict": lambda: (
             NamedResiduals().load_state_dict, {"saved": NamedResiduals().state_dict()},
         ),
-        "OneBitAdam.momentum_of": lambda: (adam().momentum_of, {"parameter": torch.ones(1)}),
-        "OneBitAdam.step": lambda: (adam().step, {"closure": None}),
         "State.load_state_dict": lambda: (State().load_state_dict, {"saved": State().state_dict()}),
-        "State.note_bypassed": lambda: (State().note_bypassed, {"sizes": {"a": 5}}),
-        "State.pair": lambda: (State(momentum=0.9).pair, {"optimizer": sgd(linear())}),
-        "State.pair_adam": lambda: (
-            State(momentum=0.9).pair_adam, {"optimizer": adam(), "beta": 0.9, "steps": 1},
+        "State.take_momentum": lambda: (
+            State(momentum=0.9).take_momentum,
+            {"optimizer": sgd(linear()), "name_of": None, "warm_up_steps": None},
         ),
         "State.recover": lambda: (
             State().recover, {"process_group": None, "module": None, "optimizer": None},

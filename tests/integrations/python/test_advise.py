@@ -13,13 +13,13 @@ from models import data, digest, make_mlp, wrap
 from ranks import run
 from thinwire import cli
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
-from thinwire.torch import DistributedOptimizer
 from thinwire.torch.advise import Advice, advise
 from thinwire.torch.advise import advice as advice_
 from thinwire.torch.exchange import auto
 from thinwire.torch.forecast import choice
 from thinwire.torch.forecast.choice import CODECS, Prediction, choose, codecs_on
 from thinwire.torch.forecast.notes import Notes
+from thinwire.torch.optimizer import DistributedOptimizer
 
 HERE = Path(__file__).parent
 PROFILE = Profile(tuple(Layer(1 << 20, 0.01, 0.02) for _ in range(6)), 0.005)
@@ -237,7 +237,7 @@ def automatic_ddp(rank: int, bytes_per_s: float, loss: float, momentum: float):
     ddp, state = wrap(model, "auto", bucket_cap_mb=0.3, momentum=momentum)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     if momentum:
-        thinwire.torch.move_momentum(sgd, state)
+        state.take_momentum(sgd)
     used, losses = [], []
     for step in range(50):
         sgd.zero_grad()
@@ -335,7 +335,7 @@ def refusals(rank: int):
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(thinwire.InvalidArgumentError, match="codec='auto'"):
         state = thinwire.torch.State(codec="auto", momentum=0.9)
-        thinwire.torch.OneBitAdam(model.parameters(), state, warmup_steps=2)
+        state.take_momentum(torch.optim.AdamW(model.parameters()), warm_up_steps=2)
     with pytest.raises(thinwire.InvalidArgumentError, match="thinwire advise"):
         DistributedOptimizer(sgd, model, codec={"*.bias": "auto", "*": "int4"})
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):

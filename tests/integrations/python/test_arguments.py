@@ -8,14 +8,8 @@ import thinwire
 import torch
 from models import make_mlp
 from ranks import run
-from thinwire.torch import (
-    DistributedOptimizer,
-    GradientExchange,
-    State,
-    all_reduce,
-    hook,
-    reduce_scatter_tensor,
-)
+from thinwire.torch import GradientExchange, State, all_reduce, hook, reduce_scatter_tensor
+from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 

@@ -44,7 +44,7 @@ def test_the_advice_says_what_a_codec_needs_beside_its_name(spec, loss):
     if loss is not None:
         (line,) = more
         assert line.startswith(f"{spec} needs momentum that the exchange owns") and loss in line
-        assert f"attach(ddp, codec='{spec}', momentum=0.9)" in line and "move_momentum(" in line
+        assert f"compress(ddp, codec='{spec}', optimizer=optimizer)" in line
 
 
 def test_codecs_are_measured_beside_memcpy():

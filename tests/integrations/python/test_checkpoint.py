@@ -7,7 +7,7 @@ import thinwire
 import torch
 from models import digest, gradients, make_mlp, train, wrap
 from ranks import run
-from thinwire.torch import merge_state_dicts
+from thinwire.torch.advanced import merge_state_dicts
 
 
 def train_through(rank: int, pause: bool):

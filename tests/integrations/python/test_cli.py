@@ -77,11 +77,11 @@ def test_a_library_that_does_not_load(tmp_path, monkeypatch):
 TORCHRUN = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from thinwire.torch import attach
+from thinwire.torch import compress
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 ddp = DistributedDataParallel(torch.nn.Linear(300, 300))
-state = attach(ddp)
+state = compress(ddp)
 for _ in range(3):
     ddp(torch.randn(4, 300)).sum().backward()
 print("wire bytes", state.stats()["wire_bytes"])

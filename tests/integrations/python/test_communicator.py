@@ -9,7 +9,7 @@ import thinwire
 import torch
 import torch.distributed as dist
 from ranks import outcomes_of, run
-from thinwire.torch import Communicator
+from thinwire.torch.advanced import Communicator
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from folder_store import FolderStore

@@ -1,4 +1,4 @@
-"""Copies of an attached DDP model: deepcopy, pickle, AveragedModel, and torch.compile."""
+"""Copies of a compressed DDP model: deepcopy, pickle, AveragedModel, and torch.compile."""
 
 import copy
 import io
@@ -8,8 +8,9 @@ import thinwire
 import torch
 from models import data, digest, make_mlp, train, wrap
 from ranks import run
-from thinwire.torch import DistributedOptimizer, GradientExchange, attach
-from thinwire.torch.ddp.copied_state import CopiedState
+from thinwire.torch import GradientExchange, compress
+from thinwire.torch.ddp.state import CopiedState
+from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -38,14 +39,14 @@ def copied(rank: int, way: str):
     assert torch.equal(twin(x), ddp(x))
     train(ddp, 2, start=2)  # the original goes on
     fresh = DistributedDataParallel(twin.module)
-    again = attach(fresh, "int4", min_bytes=0)
+    again = compress(fresh, "int4", min_bytes=0)
     again.load_state_dict(state.state_dict())
     train(fresh, 2, start=2)
     return digest(ddp), digest(fresh)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_copied_model_evaluates_and_can_be_attached_anew(way):
+def test_a_copied_model_evaluates_and_can_be_compressed_anew(way):
     first, second = run(copied, way)
     assert first == second
 
@@ -54,7 +55,7 @@ def used_copy(rank: int):
     ddp, state = wrap(make_mlp(), "int4")
     twin = copy.deepcopy(state)
     assert isinstance(twin, CopiedState) and twin.codec == "int4"
-    with pytest.raises(thinwire.InvalidArgumentError, match=r"copy of a State.*attach\(ddp"):
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"copy of a State.*compress\(ddp"):
         twin.stats()
     other = DistributedDataParallel(make_mlp())
     other.register_comm_hook(twin, thinwire.torch.hook)

@@ -53,10 +53,10 @@ class Given(torch.nn.Module):
 def ddp_steps(rank: int, device: str, codec: str, momentum: float):
     model = Given().to(device)
     ddp = DistributedDataParallel(model)
-    state = thinwire.torch.attach(ddp, codec=codec, momentum=momentum)
+    state = thinwire.torch.compress(ddp, codec=codec, momentum=momentum)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if momentum:
-        thinwire.torch.move_momentum(optimizer, state)
+        state.take_momentum(optimizer)
     for step in range(5):
         optimizer.zero_grad()
         ddp(gradient(rank, step, 50_700, torch.float32).to(device)).backward()
@@ -155,7 +155,7 @@ def wrong_device(rank: int):
     ddp, state = wrap(model, "int4")
     train(ddp, 1)
     with pytest.raises(thinwire.InvalidArgumentError, match="expected cpu as the first one"):
-        state.exchange._session.connect(torch.zeros(4, device="cuda"))
+        state._session.connect(torch.zeros(4, device="cuda"))
 
 
 def test_a_state_keeps_to_its_device():

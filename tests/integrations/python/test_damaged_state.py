@@ -13,7 +13,9 @@ import pytest
 import thinwire
 import torch
 from ranks import run
-from thinwire.torch import DistributedOptimizer, GradientExchange, merge_state_dicts
+from thinwire.torch import GradientExchange
+from thinwire.torch.advanced import merge_state_dicts
+from thinwire.torch.optimizer import DistributedOptimizer
 
 SEED = random.SystemRandom().randrange(10**6)
 FILES = 600  # mutations of a state file

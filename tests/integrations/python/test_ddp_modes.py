@@ -190,10 +190,10 @@ def delayed(rank: int):
     ddp = DistributedDataParallel(
         model, delay_all_reduce_named_params=named, param_to_hook_all_reduce=named[1][1]
     )
-    with pytest.warns(UserWarning, match=r"2 parameters past every hook.*0\.bias, 0\.weight"):
-        state = thinwire.torch.attach(ddp, {"2.*": "int8", "*": "int4"}, min_bytes=0)
     with pytest.raises(thinwire.InvalidArgumentError, match=r"'0\.\*' matches no parameter"):
-        thinwire.torch.attach(ddp, {"0.*": "int8", "*": "int4"})
+        thinwire.torch.compress(ddp, {"0.*": "int8", "*": "int4"})
+    with pytest.warns(UserWarning, match=r"2 parameters past every hook.*0\.bias, 0\.weight"):
+        state = thinwire.torch.compress(ddp, {"2.*": "int8", "*": "int4"}, min_bytes=0)
     train(ddp, 2)
     return digest(model[2]), {row["name"]: row["codec"] for row in state.stats()["parameters"]}
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp
 from ranks import run
-from thinwire.torch import DistributedOptimizer
+from thinwire.torch.optimizer import DistributedOptimizer
 
 STEPS, WORLD = 12, 2
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}

@@ -108,7 +108,7 @@ def test_a_bucket_keeps_it_and_is_refused_after_its_close():
 
 def drop(rank: int, folder: str) -> tuple[int, int]:
     """Threads of torch's face of it, before and after."""
-    from thinwire.torch import Communicator
+    from thinwire.torch.advanced import Communicator
 
     def use() -> int:
         communicator = Communicator(dist.FileStore(f"{folder}/s"), rank, 2, "k", "int8")

@@ -6,7 +6,9 @@ import torch
 import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp, train
 from ranks import run
-from thinwire.torch import DistributedOptimizer, GradientExchange, Part, State, hook
+from thinwire.torch import GradientExchange, State, hook
+from thinwire.torch.advanced import Part
+from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 # Before init_process_group.

@@ -21,7 +21,8 @@ OVERWRITE_FREED = {
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
-from thinwire.torch import DistributedOptimizer, all_reduce
+from thinwire.torch import all_reduce
+from thinwire.torch.optimizer import DistributedOptimizer
 
 end, rank, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

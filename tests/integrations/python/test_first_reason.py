@@ -6,7 +6,8 @@ import thinwire
 import torch
 import torch.distributed as dist
 from ranks import outcomes_of, run
-from thinwire.torch import DistributedOptimizer, State, attach, hook
+from thinwire.torch import State, compress, hook
+from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -54,13 +55,13 @@ def test_an_error_in_a_later_bucket_is_the_reason_on_every_rank(guilty, kind, wo
         assert second[0] == name and words in second[1]
 
 
-def refuse_at_attach(rank: int):
+def refuse_at_compress(rank: int):
     ddp = DistributedDataParallel(Tail(sparse=True))
     with pytest.raises(thinwire.InvalidArgumentError, match=r"'embed\.weight'.*sparse"):
-        attach(ddp)
+        compress(ddp)
     ddp = DistributedDataParallel(Tail(dtype=torch.float64))
     with pytest.raises(thinwire.InvalidArgumentError, match=r"'embed\.weight'.*float64"):
-        attach(ddp)
+        compress(ddp)
     names = {p: name for name, p in ddp.module.named_parameters()}
     with pytest.raises(thinwire.InvalidArgumentError, match=r"'embed\.weight'.*float64"):
         State("int4", names=names)
@@ -69,11 +70,11 @@ def refuse_at_attach(rank: int):
         DistributedOptimizer(torch.optim.SGD(sparse.parameters(), lr=0.1), sparse)
     frozen = Tail(sparse=True)
     frozen.embed.requires_grad_(False)  # has no gradient at all
-    attach(DistributedDataParallel(frozen))
+    compress(DistributedDataParallel(frozen))
 
 
 def test_a_known_model_is_checked_before_any_backward():
-    run(refuse_at_attach)
+    run(refuse_at_compress)
 
 
 class Tables(torch.nn.Module):

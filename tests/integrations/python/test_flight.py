@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 from ranks import outcomes_of, run
 from thinwire import errors
-from thinwire.torch import GradientExchange, Part
+from thinwire.torch import GradientExchange
+from thinwire.torch.advanced import Part
 
 
 def waiting(rank: int):

@@ -12,7 +12,8 @@ import thinwire
 import torch
 from models import data, make_mlp, train, wrap
 from ranks import run
-from thinwire.torch import DistributedOptimizer, all_reduce
+from thinwire.torch import all_reduce
+from thinwire.torch.optimizer import DistributedOptimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 CHILD_S = 20  # after which a child that hangs is killed
@@ -42,7 +43,7 @@ def expect_refusals(state) -> None:
         "stats": state.stats,
         "state_dict": state.state_dict,
         "describe": state.describe,
-        "connect": lambda: state.exchange._session.connect(torch.ones(1)),
+        "connect": lambda: state._session.connect(torch.ones(1)),
     }
     for what, call in calls.items():
         with pytest.raises(thinwire.InvalidArgumentError, match="forked"):

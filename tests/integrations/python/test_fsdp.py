@@ -6,7 +6,7 @@ import thinwire
 import torch
 from fsdp_models import Net, gradients, loss_of, sharded, train
 from ranks import run
-from thinwire.torch.fsdp import compress
+from thinwire.torch import compress
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -174,7 +174,6 @@ def refused(rank: int):
             compress(*arguments, **options)
 
     refuses("model is None", None)
-    refuses("expected a model that torch.distributed.fsdp.fully_shard", Net())
     model, _ = sharded(None)
     refuses("a reduce-scatter leaves no rank the whole mean", model, "auto")
     refuses("a reduce-scatter leaves no rank", model, "onebit", momentum=0.9)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from models import data
 from ranks import run
-from thinwire.torch.fsdp import compress
+from thinwire.torch import compress
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor

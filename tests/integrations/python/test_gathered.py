@@ -6,14 +6,9 @@ import torch
 import torch.distributed as dist
 from models import data, digest, make_mlp, train, wrap
 from ranks import outcomes_of, run
-from thinwire.torch import (
-    DistributedOptimizer,
-    GatheredState,
-    NamedResiduals,
-    all_reduce,
-    merge_state_dicts,
-    reduce_scatter_tensor,
-)
+from thinwire.torch import all_reduce, reduce_scatter_tensor
+from thinwire.torch.advanced import GatheredState, NamedResiduals, merge_state_dicts
+from thinwire.torch.optimizer import DistributedOptimizer
 
 
 def through_rank_0(rank: int, saved: dict, path: str) -> dict:

@@ -3,7 +3,8 @@
 import torch.distributed as dist
 from models import digest, make_mlp, train
 from ranks import run
-from thinwire.torch import DistributedOptimizer, GradientExchange, State, hook
+from thinwire.torch import GradientExchange, State, hook
+from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 

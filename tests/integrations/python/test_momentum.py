@@ -6,7 +6,7 @@ import thinwire
 import torch
 from models import data, digest, make_mlp, wrap
 from ranks import outcomes_of, run
-from thinwire.torch import OneBitAdam, State, move_momentum
+from thinwire.torch import State
 
 
 def fit(ddp, optimizer, steps: int, start: int = 0, schedule=None, change=None) -> float:
@@ -39,7 +39,7 @@ def train_with_sgd(rank: int, codec: str | None, nesterov: bool, decay: float, m
     ddp, state = wrap(model, codec, **options, **({"min_bytes": min_bytes} if codec else {}))
     optimizer = sgd(ddp, nesterov=nesterov, weight_decay=decay)
     if state is not None:
-        move_momentum(optimizer, state)
+        state.take_momentum(optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
     fit(ddp, optimizer, 30, schedule=schedule)
     return weights(model), digest(model)
@@ -61,7 +61,7 @@ def loss_of(rank: int, codec: str | None):
     ddp, state = wrap(model, codec, **({"momentum": 0.9} if codec else {}))
     optimizer = sgd(ddp)
     if state is not None:
-        move_momentum(optimizer, state)
+        state.take_momentum(optimizer)
     loss = fit(ddp, optimizer, 150)
     return loss, digest(model), None if state is None else state.stats()["ratio"]
 
@@ -87,7 +87,7 @@ def move_half_way(rank: int, codec: str | None):
     fit(ddp, optimizer, 5)
     if codec is not None:
         ddp, state = wrap(model, codec, momentum=0.9)
-        move_momentum(optimizer, state)
+        state.take_momentum(optimizer)
     fit(ddp, optimizer, 5, start=5)
     return weights(model)
 
@@ -102,7 +102,7 @@ def resume(rank: int, codec: str, pause: bool):
         model = make_mlp(seed=seed)
         ddp, state = wrap(model, codec, momentum=0.9, find_unused_parameters=True)
         optimizer = sgd(ddp)
-        move_momentum(optimizer, state)
+        state.take_momentum(optimizer)
         return model, ddp, state, optimizer
 
     model, ddp, state, optimizer = make(7)
@@ -128,7 +128,7 @@ def clip(rank: int, how: str):
     model = make_mlp()
     ddp, state = wrap(model, "onebit", momentum=0.9)
     optimizer = sgd(ddp)
-    move_momentum(optimizer, state)
+    state.take_momentum(optimizer)
     norm, value = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
     change = {
         "norm": lambda ddp: norm(ddp.parameters(), 1e-3),
@@ -179,7 +179,7 @@ def alone(rank: int):
     model = make_mlp()
     ddp, state = wrap(model, "onebit", momentum=0.9)
     optimizer = sgd(ddp)
-    move_momentum(optimizer, state)
+    state.take_momentum(optimizer)
     fit(ddp, optimizer, 10)
     other = make_mlp()
     plain, _ = wrap(other, None)
@@ -207,15 +207,16 @@ def misuse(rank: int):
         (torch.optim.SGD(model.parameters(), momentum=0.8), "momentum=0.8, expected 0.9"),
         (torch.optim.SGD(model.parameters(), momentum=0.9, dampening=0.1), "dampening=0.1"),
         (torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True), "nesterov=True"),
-        (torch.optim.Adam(model.parameters()), "OneBitAdam"),
+        (torch.optim.Adam(model.parameters()), "warm_up_steps"),
     ]
     for optimizer, words in wrong:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
-            move_momentum(optimizer, state)
+            state.take_momentum(optimizer)
     with pytest.raises(thinwire.InvalidArgumentError, match="owns no momentum"):
-        move_momentum(wrong[0][0], State("int4"))
+        State("int4").take_momentum(wrong[0][0])
     with pytest.raises(thinwire.InvalidArgumentError, match="expected betas"):
-        OneBitAdam(model.parameters(), state, warmup_steps=3, betas=(0.8, 0.999))
+        adam = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.999))
+        state.take_momentum(adam, warm_up_steps=3)
 
 
 def test_wrong_pairings_are_refused():
@@ -230,14 +231,14 @@ def without_pairing(rank: int):
 def with_momentum_again(rank: int):
     ddp, state = wrap(make_mlp(), "onebit", momentum=0.9)
     optimizer = sgd(ddp)
-    move_momentum(optimizer, state)
+    state.take_momentum(optimizer)
     fit(ddp, optimizer, 1)
     optimizer.param_groups[0]["momentum"] = 0.9
     fit(ddp, optimizer, 1)
 
 
 @pytest.mark.parametrize(
-    ("body", "words"), [(without_pairing, "move_momentum"), (with_momentum_again, "expected 0")]
+    ("body", "words"), [(without_pairing, "take_momentum"), (with_momentum_again, "expected 0")]
 )
 def test_an_optimizer_with_momentum_beside_the_states_is_an_error(body, words):
     for outcome in outcomes_of(body):
@@ -251,8 +252,8 @@ def adam(rank: int, codec, steps: int):
         ddp, _ = wrap(model, None)
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3, weight_decay=0.01)
     else:
-        ddp, state = wrap(model, codec, momentum=0.9)
-        optimizer = OneBitAdam(ddp.parameters(), state, lr=1e-3, weight_decay=0.01, warmup_steps=40)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+        ddp, _ = wrap(model, codec, optimizer=optimizer, warm_up_steps=40)
     loss = fit(ddp, optimizer, steps)
     return loss, weights(model), digest(model)
 

@@ -9,7 +9,7 @@ import torch
 from models import make_mlp, train, wrap
 from ranks import run
 from thinwire import observe
-from thinwire.torch import DistributedOptimizer
+from thinwire.torch.optimizer import DistributedOptimizer
 
 
 class Writer:

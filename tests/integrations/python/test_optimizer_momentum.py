@@ -6,7 +6,8 @@ import torch
 from models import data, digest, loss_of, make_mlp
 from policies import POLICIES, make_sgd
 from ranks import run
-from thinwire.torch import DistributedOptimizer, State, move_momentum
+from thinwire.torch import State
+from thinwire.torch.optimizer import DistributedOptimizer
 
 
 def owning(model, codec: str, policy: str = "p3", nesterov: bool = False, **options):
@@ -117,7 +118,7 @@ def moved_twice(rank: int):
     """A second owner of the same optimizer finds its weight decay."""
     model = make_mlp()
     sgd = make_sgd(model, weight_decay=0.01)
-    move_momentum(sgd, State("onebit", momentum=0.9))
+    State("onebit", momentum=0.9).take_momentum(sgd)
     DistributedOptimizer(sgd, model, codec="onebit", momentum=0.9)
     return sgd.param_groups[0]["thinwire_weight_decay"]
 
@@ -132,7 +133,7 @@ def refused(rank: int):
         DistributedOptimizer(make_sgd(model), model, codec="onebit")
     with pytest.raises(thinwire.InvalidArgumentError, match=r"has momentum=0\.9"):
         DistributedOptimizer(make_sgd(model), model, codec="onebit", momentum=0.8)
-    with pytest.raises(thinwire.InvalidArgumentError, match="OneBitAdam"):
+    with pytest.raises(thinwire.InvalidArgumentError, match="warm_up_steps"):
         adam = torch.optim.Adam(model.parameters())
         DistributedOptimizer(adam, model, codec="onebit", momentum=0.9)
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):

@@ -271,10 +271,7 @@ def arguments_of(function: Any) -> tuple[set[str], bool]:
 # Arguments that adapters take beside the settings.
 THEIR_OWN = {
     "State": {"process_group", "clip_value", "clip_norm", "names"},
-    "DistributedOptimizer": {
-        "optimizer", "model", "delay", "warm_up_steps", "process_group", "find_unused_parameters",
-    },
-    "attach": {"ddp"},
+    "compress": {"model", "optimizer", "process_group"},
     "all_reduce": {"tensor", "op", "name", "group", "async_op"},
 }  # fmt: skip
 

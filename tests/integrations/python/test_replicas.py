@@ -40,7 +40,7 @@ def train_checked(rank: int):
     ddp, state = wrap(make_mlp(), "int4", check_replicas=2)
     train(ddp, 9)
     check_replicas(ddp.module)
-    return state.exchange.config.check_replicas
+    return state.config.check_replicas
 
 
 def test_results_are_compared_while_training():

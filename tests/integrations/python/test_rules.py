@@ -82,7 +82,7 @@ def test_the_table_says_what_became_of_a_codec():
 
 
 def nameless(rank: int):
-    with pytest.raises(thinwire.InvalidArgumentError, match="attach"):
+    with pytest.raises(thinwire.InvalidArgumentError, match="compress"):
         State({"*.bias": "fp32", "*": "int4"})
     State({"*": "int4"})
     with pytest.raises(thinwire.InvalidArgumentError, match="matches no pattern"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from models import data, gradients
 from ranks import run
-from thinwire.torch import State, attach, hook
+from thinwire.torch import State, compress, hook
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -26,8 +26,8 @@ def steps_of(rank: int, way: str):
     model = Mixed()
     ddp = DistributedDataParallel(model, static_graph=True)
     state = None
-    if way == "attach":
-        state = attach(ddp, codec="fp32", min_bytes=0)
+    if way == "compress":
+        state = compress(ddp, codec="fp32", min_bytes=0)
     elif way == "hook":
         state = State("fp32", min_bytes=0)
         ddp.register_comm_hook(state, hook)
@@ -41,7 +41,7 @@ def steps_of(rank: int, way: str):
     return found, counts, names
 
 
-@pytest.mark.parametrize("way", ["attach", "hook"])
+@pytest.mark.parametrize("way", ["compress", "hook"])
 def test_two_dtypes_in_a_static_graph(way):
     plain, ours = run(steps_of, "plain"), run(steps_of, way)
     for step in range(3):
@@ -49,5 +49,5 @@ def test_two_dtypes_in_a_static_graph(way):
         torch.testing.assert_close(ours[0][0][step], plain[0][0][step], rtol=2e-2, atol=2e-2)
     counts = ours[0][1]
     assert counts[1:] == [2, 3]
-    if way == "attach":  # which knows when all parameters of the first step have come
+    if way == "compress":  # which knows when all parameters of the first step have come
         assert counts[0] == 1

@@ -9,7 +9,7 @@ import thinwire
 from models import data, make_mlp
 from ranks import run
 from thinwire import cli, trace
-from thinwire.torch import DistributedOptimizer
+from thinwire.torch.optimizer import DistributedOptimizer
 
 STAGES = {"QUEUE", "ENCODE", "EXCHANGE", "REDUCE", "GATHER", "DECODE"}
 

@@ -7,14 +7,9 @@ import signal
 
 import torch
 from models import WIDTH, data, make_mlp
-from thinwire.torch import (
-    DistributedOptimizer,
-    GradientExchange,
-    State,
-    hook,
-    move_momentum,
-)
+from thinwire.torch import GradientExchange, State, hook
 from thinwire.torch.exchange.recovery import Recovery
+from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 WAYS = ("hook", "hook momentum", "loop", "p3", "wfbp", "delay", "p3 momentum")
@@ -34,9 +29,9 @@ class Trainer:
             names = {p: name for name, p in self.model.named_parameters()}
             self.state = State(names=names, **owned, **_OPTIONS)
             if "momentum" in way:
-                move_momentum(self.optimizer, self.state)
+                self.state.take_momentum(self.optimizer)
             self._wrap()
-            self.exchange = self.state.exchange
+            self.exchange = self.state
         elif way == "loop":
             self.exchange = GradientExchange(**owned, **_OPTIONS)
         else:

@@ -57,7 +57,7 @@ def _on_momentum(spec: str) -> str:
         return ""
     return (
         f"\n{spec} needs momentum that the exchange owns, else {loss}: "
-        f"attach(ddp, codec='{spec}', momentum=0.9), then move_momentum(optimizer, state)"
+        f"compress(ddp, codec='{spec}', optimizer=optimizer)"
     )
 
 

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import thinwire
 import thinwire.torch
 
 # Bytes of an element on the wire of the ways that are not ours.
@@ -28,11 +27,6 @@ def bf16_hook(
 bf16_hook.__annotations__ = {}  # DDP wants types there, and this file postpones them
 
 
-def _owns_momentum(way: str) -> bool:
-    """Whether the codec needs it, or does better with it."""
-    return thinwire.codec_info(way).momentum != "unused"
-
-
 class Exchange:
     """Makes a DDP model exchange its gradients in one way: "plain" (DDP's own), "bf16" (the hook
     above, on Gloo), or a codec of thinwire. `optimizer`: SGD, whose momentum moves into the
@@ -46,10 +40,7 @@ class Exchange:
         if way == "bf16":
             ddp.register_comm_hook(ddp.process_group, bf16_hook)
         elif way != "plain":
-            momentum = optimizer.param_groups[0]["momentum"] if _owns_momentum(way) else 0.0
-            self._state = thinwire.torch.attach(ddp, codec=way, momentum=momentum)
-            if momentum:
-                thinwire.torch.move_momentum(optimizer, self._state)
+            self._state = thinwire.torch.compress(ddp, codec=way, optimizer=optimizer)
 
     def bytes_sent(self, steps: int) -> tuple[int, int]:
         """(raw, wire) bytes that this rank has sent in `steps` steps. raw: of a ring of fp32; wire:

@@ -53,12 +53,12 @@ add_process_set = Missing("add_process_set", _GROUPS)
 remove_process_set = Missing("remove_process_set", _GROUPS)
 elastic = Missing(
     "elastic",
-    "use thinwire.torch.DistributedOptimizer or State and their recover(), docs/guides/recover.md",
+    "use thinwire.torch.compress() and its recover(), docs/guides/recover.md",
 )
 join = Missing(
     "join",
     "give all ranks as many batches (DistributedSampler does), or wrap the model in torch's DDP, "
-    "attach() thinwire to it, and use `with ddp.join():`",
+    "compress() thinwire to it, and use `with ddp.join():`",
 )
 alltoall = Missing("alltoall", "use torch.distributed.all_to_all_single")
 alltoall_async = Missing("alltoall_async", "use torch.distributed.all_to_all_single")

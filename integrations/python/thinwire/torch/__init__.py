@@ -1,49 +1,33 @@
-"""Compressed allreduce for PyTorch (torch >= 2.1), on the CPU and on NVIDIA GPUs.
+"""Compressed gradients for PyTorch, on the CPU and on NVIDIA GPUs::
 
-from thinwire.torch import State, hook, attach
-ddp.register_comm_hook(State(codec="int4"), hook)       # or attach(ddp, codec="int4")
-state = attach(ddp, codec="onebit", momentum=0.9)
-move_momentum(optimizer, state)
-opt = DistributedOptimizer(optimizer, model, codec="int4", policy="p3")
-exchange = GradientExchange(codec="int4")               # for loops and frameworks of one's own
-"""
+    import thinwire.torch as tw
+
+    compression = tw.compress(model, codec="int4")           # DDP, FSDP2, replicate, plain modules
+    compression = tw.compress(ddp, codec="onebit", optimizer=optimizer)
+    ddp.register_comm_hook(tw.State(codec="int4"), tw.hook)  # torch's own spelling
+    exchange = tw.GradientExchange(codec="int4")             # for loops of one's own
+
+thinwire.torch.advanced has what these are built from."""
 
 from __future__ import annotations
 
-from thinwire.torch.collectives import (
-    Work,
-    all_gather_into_tensor,
-    all_reduce,
-    reduce_scatter_tensor,
-)
-from thinwire.torch.communicator import Communicator
-from thinwire.torch.ddp import OneBitAdam, State, attach, hook, move_momentum
-from thinwire.torch.exchange import Bucket, GradientExchange, Part
-from thinwire.torch.exchange.checkpoint import merge_state_dicts
-from thinwire.torch.exchange.gathered import GatheredState
-from thinwire.torch.exchange.recovery import Recovery
-from thinwire.torch.named_residuals import NamedResiduals
-from thinwire.torch.optimizer import DistributedOptimizer
+from thinwire.options import Options
+from thinwire.torch.collectives import all_gather_into_tensor, all_reduce, reduce_scatter_tensor
+from thinwire.torch.compress import compress
+from thinwire.torch.ddp import State, hook
+from thinwire.torch.exchange.compression import Compression
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.replicas import check_replicas
 
 __all__ = [
-    "Bucket",
-    "Communicator",
-    "DistributedOptimizer",
-    "GatheredState",
+    "Compression",
     "GradientExchange",
-    "NamedResiduals",
-    "OneBitAdam",
-    "Part",
-    "Recovery",
+    "Options",
     "State",
-    "Work",
     "all_gather_into_tensor",
     "all_reduce",
-    "attach",
     "check_replicas",
+    "compress",
     "hook",
-    "merge_state_dicts",
-    "move_momentum",
     "reduce_scatter_tensor",
 ]

@@ -72,6 +72,11 @@ def replica_from_rank(
             optimizer.load_state_dict(state)
 
 
+def broadcast_replica(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
+    """Makes parameters and buffers those of the group's first rank."""
+    replica_from_rank(0, module, None, group)
+
+
 def _members(group: _Group) -> dist.ProcessGroup:
     return group or dist.group.WORLD
 

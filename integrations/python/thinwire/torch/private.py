@@ -7,10 +7,15 @@ looks for them. When a new torch breaks something here, this is the only file to
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed._composable import replicate
+from torch.distributed._composable.contract import _get_registry
 
 from thinwire.errors import Error, UnavailableError, again
 
@@ -52,6 +57,44 @@ def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[t
     DDP has no public way to them, and no hook sees them. Torch 2.1 to 2.13 keep them in
     _delay_all_reduce_params; empty where there is none."""
     return list(getattr(ddp, "_delay_all_reduce_params", ()))
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Calls `function` once when the backward pass that runs now has ended.
+
+    autograd has no public callback for that; DDP and FSDP2 use this one. Torch 2.1 to 2.14."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def replace_step(optimizer: torch.optim.Optimizer, step: Callable[[Any], Any]) -> None:
+    """Makes optimizer.step(closure) call step(closure).
+
+    A learning-rate scheduler replaces step() of an optimizer by a wrapper, which sets _opt_called,
+    and warns where it does not find that wrapper's mark later. Torch 2.1 to 2.14."""
+
+    def replaced(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        self._opt_called = True
+        return step(closure)
+
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        replaced._wrapped_by_lr_sched = True
+    optimizer.step = MethodType(replaced, optimizer)
+
+
+def replicated_group(module: torch.nn.Module) -> dist.ProcessGroup | None:
+    """The process group of a module that torch's composable replicate() was called on.
+
+    replicate() makes its DDP model at the first forward pass, and keeps its arguments until then in
+    the state of the module. Torch 2.1 to 2.14."""
+    arguments = replicate.state(module)._init_kwargs
+    mesh = arguments.get("device_mesh")
+    return arguments.get("process_group") if mesh is None else mesh.get_group()
+
+
+def is_replicated(module: torch.nn.Module) -> bool:
+    """Whether torch's composable replicate() was called on the module. Torch 2.1 to 2.14."""
+    registry = _get_registry(module)
+    return registry is not None and "replicate" in registry
 
 
 # What torch.distributed and DDP call of a group, but for allreduce. Some have private names, and

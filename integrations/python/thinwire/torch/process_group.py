@@ -162,7 +162,7 @@ class ProcessGroup(dist.ProcessGroup):
     list of tensors, which Gloo sums over the list, too. Tensors of at most `min_bytes` are exact.
 
     Nothing that a codec loses comes back, since collectives have no names here: the default codec
-    is bf16. `communicator.all_reduce(name=...)` has error feedback, as thinwire.torch.attach has.
+    is bf16. `communicator.all_reduce(name=...)` has error feedback, as thinwire.torch.compress has.
 
     Call configure() before the first collective, and again after a failure.
 

@@ -99,7 +99,7 @@ def check_parameters(names: Mapping[torch.Tensor, str], rank: int) -> None:
     if not isinstance(names, Mapping):
         raise InvalidArgumentError(
             f"rank {rank}: names is a {type(names).__name__}, expected a dict {{parameter: name}}; "
-            "attach(ddp, codec=...) makes it from the model"
+            "compress(ddp, codec=...) makes it from the model"
         )
     for parameter, name in names.items():
         if not is_name(name) or not isinstance(parameter, torch.Tensor):

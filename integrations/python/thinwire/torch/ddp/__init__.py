@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.torch.ddp.hook import attach, hook
-from thinwire.torch.ddp.onebit_adam import OneBitAdam
-from thinwire.torch.ddp.state import State, move_momentum
+from thinwire.torch.ddp.hook import hook
+from thinwire.torch.ddp.state import State
 
-__all__ = ["OneBitAdam", "State", "attach", "hook", "move_momentum"]
+__all__ = ["State", "hook"]

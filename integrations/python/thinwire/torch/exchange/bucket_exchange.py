@@ -14,9 +14,10 @@ from thinwire.arguments import check_call, check_kind, check_whole, wrong
 from thinwire.codec import codec_info
 from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket, Part, Submission
+from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.parameters import Parameters, check_size
 from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of
-from thinwire.torch.exchange.rules import Rules
+from thinwire.torch.exchange.rules import Codec, Rules
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.setup import Setup
 from thinwire.torch.group import Membership, resolve, users_of
@@ -178,12 +179,19 @@ class BucketExchange:
         if codec is not None:
             self._change_codec(codec)
 
-    def _change_codec(self, codec: str) -> None:
-        """Goes on with another codec; residuals, momentum and counts are kept."""
-        membership = Membership(self._process_group, self._purpose)
-        self._session = self._session.successor(membership, codec, self.steps)
-        self._session.close_with(self)
+    def _change_codec(self, codec: Codec, momentum: float | None = None) -> None:
+        """Goes on with another codec, and where it is given with another momentum; residuals and
+        counts are kept. All ranks call it, with nothing in flight."""
         self._rules = Rules(codec)
+        momentum = self.config.momentum if momentum is None else momentum
+        self._go_on(self._rules.joined, momentum, self._session.memory())
+
+    def _go_on(self, codec: str, momentum: float, kept: Residuals) -> None:
+        """Closes the session, and opens one that starts from `kept` at the next step; allowed after
+        a failure."""
+        membership = Membership(self._process_group, self._purpose)
+        self._session = self._session.successor(membership, codec, momentum, kept, self.steps)
+        self._session.close_with(self)
 
     # The end.
 
@@ -225,10 +233,7 @@ class BucketExchange:
         if self._auto is not None:
             self._auto.settle(process_group, agreement.goal.codec)
             self._rules = Rules(agreement.goal.codec)
-        self._session = self._session.heir(
-            Membership(process_group, self._purpose), agreement.goal.codec, kept, self.steps
-        )
-        self._session.close_with(self)
+        self._go_on(agreement.goal.codec, agreement.goal.momentum, kept)
         return agreement.result
 
     @property
@@ -245,7 +250,7 @@ class BucketExchange:
         ]
 
     def close(self) -> None:
-        """Says goodbye to the peers. Happens by itself when the exchange goes, and at exit."""
+        """Closes the connections. Happens by itself when the exchange goes, and at exit."""
         self._session.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,21 +12,21 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire.torch import private, tensors
-from thinwire.torch.exchange import checkpoint, state_file
+from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket_exchange import BucketExchange
+from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.owned_momentum import OwnedMomentum
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.exchange.setup import resolve
-from thinwire.torch.exchange.state_file import PathLike
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.exchange.whole_step import WholeStep
 from thinwire.torch.group import rank_or_0
 
 
-class GradientExchange(BucketExchange):
+class GradientExchange(BucketExchange, Compression):
     """Averages gradients over the ranks of a process group. Adapters to frameworks are thin layers
-    over it: thinwire.torch.State for DDP, thinwire.torch.DistributedOptimizer without it.
+    over it: thinwire.torch.State is one for DDP.
 
     codec: a spec such as "int4" (default) or "topk:density=0.01"; or {pattern of parameter names:
       spec}, of which the first match wins; or "auto" (thinwire.torch.exchange.auto).
@@ -104,6 +104,9 @@ class GradientExchange(BucketExchange):
         memory = checkpoint.with_momentum(self._session.memory(), momentum)
         self._session.load(memory, self.steps)
 
+    def _owns_momentum(self) -> bool:
+        return self.config.momentum != 0
+
     # Statistics and checkpoints.
 
     @property
@@ -162,7 +165,7 @@ class GradientExchange(BucketExchange):
         """What load_state_dict() would take of it: residuals and steps. Raises as that does."""
         residuals, steps = checkpoint.unpack(saved, self.world_size, self.rank)
         self._parameters.check(residuals)
-        checkpoint.check_momentum(residuals, self.config.momentum != 0)
+        checkpoint.check_momentum(residuals, self._owns_momentum())
         return residuals, steps
 
     def gathered_state_dict(self) -> dict[str, Any]:
@@ -171,14 +174,3 @@ class GradientExchange(BucketExchange):
         every rank, in any world size. Rank 0 needs memory for all ranks' residuals: 8 bytes a
         parameter and rank, 12 with momentum."""
         return gather(self.state_dict(), self._process_group)
-
-    def save(self, path: PathLike) -> None:
-        """Writes state_dict() of this rank to a safetensors file, at once: a crash in mid-save
-        leaves the old file whole. Each rank has a file of its own, f"thinwire-{rank}.safetensors".
-        UnavailableError without the package safetensors."""
-        state_file.save(self.state_dict(), path)
-
-    def load(self, path: PathLike | Sequence[PathLike]) -> None:
-        """load_state_dict() of this rank's file, or of the list of all ranks' files, which may be
-        of another world size. InvalidArgumentError for a file that is damaged or does not fit."""
-        self.load_state_dict(state_file.load_all(path))

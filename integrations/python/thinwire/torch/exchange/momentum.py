@@ -48,7 +48,7 @@ class Pairing:
                     )
                     raise InvalidArgumentError(
                         f"param group {number} has {key}={group[key]} again, expected 0 since "
-                        f"move_momentum(optimizer, state); {mend}"
+                        f"take_momentum(optimizer); {mend}"
                     )
 
     def mark(self, parameter: torch.Tensor, result: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ def take_over(
     if any("betas" in group or "lr_decay" in group for group in optimizer.param_groups):
         raise InvalidArgumentError(
             f"the momentum of {type(optimizer).__name__} can't be moved, expected torch.optim.SGD; "
-            "for Adam take thinwire.torch.OneBitAdam(params, state, ...)"
+            "Adam is for compress(ddp, codec='onebit', optimizer=adam, warm_up_steps=...)"
         )
     groups = [item for item in enumerate(optimizer.param_groups) if WEIGHT_DECAY not in item[1]]
     for number, group in groups:

@@ -13,7 +13,7 @@ from thinwire.torch.exchange.momentum import Pairing, take_over
 
 
 class OwnedMomentum:
-    """Without momentum, every method but take() does nothing."""
+    """No-op unless the exchange was created with momentum > 0, but for take(), which raises."""
 
     def __init__(self, momentum: float, nesterov: bool) -> None:
         self._momentum, self._nesterov = momentum, nesterov
@@ -25,7 +25,7 @@ class OwnedMomentum:
         return self._pairing is not None
 
     def pair(self, pairing: Pairing) -> None:
-        """For optimizers that hand over finished momentum buffers themselves (OneBitAdam)."""
+        """For optimizers that hand over finished momentum buffers themselves (1-bit Adam)."""
         self._pairing = pairing
 
     def take(
@@ -36,9 +36,7 @@ class OwnedMomentum:
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
         check_call("name_of", name_of)
         if not self._momentum:
-            raise InvalidArgumentError(
-                "this state owns no momentum; make it with State(..., momentum=0.9)"
-            )
+            raise InvalidArgumentError("this state owns no momentum; make it with momentum=0.9")
         pairing, buffers = take_over(optimizer, self._momentum, self._nesterov)
         self._pairing = self._pairing or pairing
         named = {name_of(parameter): buffer for parameter, buffer in buffers.items()}
@@ -56,7 +54,8 @@ class OwnedMomentum:
         elif self._momentum:
             raise InvalidArgumentError(
                 f"State(momentum={self._momentum}) is not paired with an optimizer; call "
-                "thinwire.torch.move_momentum(optimizer, state) before the first backward"
+                "state.take_momentum(optimizer) before the first backward, or pass optimizer= to "
+                "compress()"
             )
 
     def mark(self, parameter: torch.Tensor, result: torch.Tensor) -> None:

@@ -40,6 +40,7 @@ class Progress(NamedTuple):
     begun: int  # that many were begun, of which the last one may have touched some parameters only
     made_of: Mapping[str, int]  # by parameter, where they differ; of all, or empty
     codec: str
+    momentum: float
     users: Mapping[str, int]  # of group.users_of
 
     def of(self, name: str) -> int:
@@ -122,7 +123,8 @@ def progress_of(
     begun = steps + ledger.in_step
     default = made if isinstance(made, int) else steps - ledger.lost
     made_of = made if isinstance(made, Mapping) else {}
-    return Progress(default, begun, made_of, session.config.codec, users)
+    config = session.config
+    return Progress(default, begun, made_of, config.codec, config.momentum, users)
 
 
 def fit(kept: Residuals, old: int, new: int) -> Residuals:

@@ -100,11 +100,11 @@ class Rules:
             if need == "required":
                 raise InvalidArgumentError(
                     f"codec '{spec}' without momentum diverges: one bit of the bare gradient with "
-                    "error feedback is noise of the gradient's own size. Pass momentum=0.9 (and "
-                    "under DDP call move_momentum(optimizer, state)), or take int4"
+                    "error feedback is noise of the gradient's own size. Pass optimizer= to "
+                    "compress(), whose momentum moves into the exchange, or take int4"
                 )
             if need == "advised":
                 warn(
-                    f"codec '{spec}' without momentum loses accuracy: pass momentum=0.9 (and under "
-                    "DDP call move_momentum; DGC, arXiv 1712.01887)"
+                    f"codec '{spec}' without momentum loses accuracy: pass optimizer= to "
+                    "compress(), whose momentum moves into the exchange (DGC, arXiv 1712.01887)"
                 )

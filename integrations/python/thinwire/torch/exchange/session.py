@@ -61,18 +61,21 @@ class Session:
         """Ranks of the process group. InvalidArgumentError while there is none."""
         return self._membership.size
 
-    def successor(self, membership: Membership, codec: str, step: int) -> Session:
-        """Closes this session, and returns one with another codec that takes over what is kept and
-        what was counted, and goes on at `step`. All ranks call it, with nothing in flight."""
-        return self.heir(membership, codec, self.memory(), step)
-
-    def heir(
-        self, membership: Membership, codec: str, kept: checkpoint.Residuals, step: int
+    def successor(
+        self,
+        membership: Membership,
+        codec: str,
+        momentum: float,
+        kept: checkpoint.Residuals,
+        step: int,
     ) -> Session:
-        """As successor(), with what it keeps given; also after a failure."""
+        """Closes this session, and returns one with another codec and momentum that starts from
+        `kept` at `step` and goes on counting. All ranks call it, with nothing in flight; allowed
+        after a failure."""
         counts = self.stats()
         self.close()
-        session = Session(membership, dataclasses.replace(self.config, codec=codec))
+        config = dataclasses.replace(self.config, codec=codec, momentum=momentum)
+        session = Session(membership, config)
         session.load(kept, step)
         session._counted_before = counts
         return session

@@ -1,13 +1,8 @@
-"""The adapter for FSDP2 (torch.distributed.fsdp.fully_shard, torch >= 2.8): gradients go through a
-compressed reduce-scatter::
-
-    for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    state = thinwire.torch.fsdp.compress(model, codec="int4")"""
+"""The adapter for FSDP2 (torch.distributed.fsdp.fully_shard): gradients go through a compressed
+reduce-scatter."""
 
 from __future__ import annotations
 
-from thinwire.torch.fsdp.compression import Compression, compress
+from thinwire.torch.fsdp.compression import ShardedCompression, compress_shards
 
-__all__ = ["Compression", "compress"]
+__all__ = ["ShardedCompression", "compress_shards"]

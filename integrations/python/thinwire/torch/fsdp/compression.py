@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from thinwire.arguments import check_kind
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch.exchange import state_file
+from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
-from thinwire.torch.exchange.state_file import PathLike
 from thinwire.torch.fsdp.collectives import AllReduceHook, ReduceScatter, Steps
 from thinwire.torch.fsdp.parameter_gather import ParameterGather
 from thinwire.torch.fsdp.residuals import Layout, Place
@@ -25,14 +25,14 @@ from thinwire.torch.fsdp.units import Unit, units_of
 _COMPRESSED_BY = "_thinwire_compression"
 
 
-def compress(
+def compress_shards(
     model: torch.nn.Module,
     codec: Codec | None = None,
     *,
     replicas: dist.ProcessGroup | None = None,
     gather: str | None = None,
     **options: Any,
-) -> Compression:
+) -> ShardedCompression:
     """Compresses the gradients of a model under FSDP2, from the next backward pass on.
 
     model: fully_shard() was called on it or on its parts, once and for all, with shards of
@@ -56,13 +56,13 @@ def compress(
     units = units_of(model)
     for unit in units:
         _check_free(unit)
-    made = Compression(units, codec, replicas, gather, options)
+    made = ShardedCompression(units, codec, replicas, gather, options)
     for unit in units:
-        made.install(unit)
+        made._install(unit)
     return made
 
 
-class Compression:
+class ShardedCompression(Compression):
     """What compress() returns: statistics and checkpoints, as State has them."""
 
     def __init__(
@@ -97,8 +97,7 @@ class Compression:
         self._reducers: list[ReduceScatter] = []
         self._units: list[Unit] = []  # installed
 
-    def install(self, unit: Unit) -> None:
-        """compress() calls it for each unit."""
+    def _install(self, unit: Unit) -> None:
         reducer = ReduceScatter(unit, self._exchange, self._steps)
         self._reducers.append(reducer)
         self._units.append(unit)
@@ -161,16 +160,15 @@ class Compression:
             self._replicas.load_state_dict(replicas)
         self._exchange.load_state_dict(shards)
 
-    def save(self, path: PathLike) -> None:
-        """As State.save()."""
-        state_file.save(self.state_dict(), path)
-
-    def load(self, path: PathLike | Sequence[PathLike]) -> None:
-        """As State.load()."""
-        self.load_state_dict(state_file.load_all(path))
+    def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
+        """Not for FSDP2, whose lost rank takes its shard with it."""
+        raise InvalidArgumentError(
+            "recover: a model under FSDP2 has lost a shard with the lost rank; start again from a "
+            "checkpoint, whose residuals load in any world size"
+        )
 
     def close(self) -> None:
-        """Says goodbye to the peers. Done by itself when the model goes, and at exit. The model's
+        """Closes the connections. Done by itself when the model goes, and at exit. The model's
         gradients are reduced no more, until it is given to another compress()."""
         for each in self._connected():
             each.close()
@@ -184,8 +182,8 @@ def _check_free(unit: Unit) -> None:
     if earlier is not None:
         raise InvalidArgumentError(
             f"compress: the gradients of '{unit.name}' are compressed already, by a compress() "
-            "whose residuals this one would leave behind, expected a model without; call close() "
-            "on what that returned, or say all in one call, with codecs by rules"
+            "whose residuals this one would leave behind; remove one of the two calls, or call "
+            "close() on what the first returned"
         )
 
 

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a torch optimizer over GradientExchange, without DDP."""
+"""Plain modules and their optimizers over GradientExchange, without DDP."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Trai
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +76,7 @@ class DistributedOptimizer(WrappedOptimizer):
         warm_up_steps: int = 0,
         process_group: dist.ProcessGroup | None = None,
         find_unused_parameters: bool = False,
+        own_step: Callable[[], Any] | None = None,
         **options: Any,
     ) -> None:
         checks.check_types(optimizer, model)
@@ -92,13 +92,13 @@ class DistributedOptimizer(WrappedOptimizer):
         self._exchange.rules.check_names(self._names.values())
         self._group = resolve(process_group, "DistributedOptimizer")
         self._broadcast(self._group)
-        self._pipeline = StepPipeline(optimizer, self._exchange, find_unused_parameters)
+        self._pipeline = StepPipeline(optimizer, self._exchange, find_unused_parameters, own_step)
         checks.check_delay(delay, self._exchange)
         self._delay: OneStepDelay | None = None
         if delay:
             self._delay = OneStepDelay(optimizer, warm_up_steps, self._exchange, self._pipeline)
         self._accumulating = False
-        self._take_momentum()
+        self.take_momentum()
         self._hooks = ModelHooks(
             model, self._names, on_gradient=self._on_gradient,
             before_use=self._pipeline.apply, finish=self.finish,
@@ -110,12 +110,9 @@ class DistributedOptimizer(WrappedOptimizer):
         return GradientExchange(codec, group, purpose="optimizer", **options)
 
     def _broadcast(self, group: dist.ProcessGroup) -> None:
-        source = dist.get_process_group_ranks(group)[0]
-        with torch.no_grad():
-            for tensor in itertools.chain(self._model.parameters(), self._model.buffers()):
-                dist.broadcast(tensor.detach(), source, group=group)
+        agree.broadcast_replica(self._model, group)
 
-    def _take_momentum(self) -> None:
+    def take_momentum(self) -> None:
         """Out of the param groups that still have their own, if the exchange is to own it."""
         if self._exchange.config.momentum:
             self._exchange.take_momentum(self._inner, self._names.get)
@@ -227,7 +224,7 @@ class DistributedOptimizer(WrappedOptimizer):
             )
         super().add_param_group(param_group)
         checks.check_parameters(self, self._model, self._names)
-        self._take_momentum()
+        self.take_momentum()
 
     @property
     def codec(self) -> str:
@@ -269,7 +266,13 @@ class DistributedOptimizer(WrappedOptimizer):
         if kept is not None:
             self._exchange.load_state_dict(kept)
             self._pipeline.restart(self._exchange.steps)
-        self._take_momentum()  # the dict may be a plain optimizer's
+        self.take_momentum()  # the dict may be a plain optimizer's
+
+    def load_residuals(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Takes what compression has lost, in the forms of GradientExchange.load_state_dict."""
+        self.finish()
+        self._exchange.load_state_dict(saved)
+        self._pipeline.restart(self._exchange.steps)
 
     def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
         """After an error: goes on in a new group of torch's, of any size, with the residuals and
@@ -298,8 +301,8 @@ class DistributedOptimizer(WrappedOptimizer):
             self._delay.give_up()
 
     def close(self) -> None:
-        """Finishes the step in flight, lets the model go, says goodbye to the peers. At exit the
-        goodbye is said by itself."""
+        """Finishes the step in flight, lets the model go, and closes the connections, as happens at
+        exit by itself."""
         try:
             self.finish()
         finally:

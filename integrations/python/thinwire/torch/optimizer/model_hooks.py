@@ -1,4 +1,4 @@
-"""ModelHooks: the hooks of DistributedOptimizer on a model, and the forward order behind them."""
+"""ModelHooks: the hooks of a compressed plain module, and the forward order behind them."""
 
 from __future__ import annotations
 

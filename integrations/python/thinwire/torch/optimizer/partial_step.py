@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from thinwire import errors
 
 def step_partly(
     optimizer: torch.optim.Optimizer,
+    step: Callable[[], Any],
     parameters: set[torch.Tensor],
     groups: list[dict[str, Any]],
 ) -> None:
-    """Steps only these, with the hyperparameters of `groups`. InvalidArgumentError for an optimizer
-    that keeps state for a whole param group, since that couples its parameters."""
+    """Steps only these, by `step`, with the hyperparameters of `groups`.
+
+    InvalidArgumentError for an optimizer that keeps state for a whole param group, since that
+    couples its parameters."""
     chosen = []
     for group in groups:
         mine = [p for p in group["params"] if p in parameters]
@@ -25,7 +29,7 @@ def step_partly(
     everything = optimizer.param_groups
     optimizer.param_groups = chosen
     try:
-        optimizer.step()
+        step()
     finally:
         optimizer.param_groups = everything
     for group, was in zip(chosen, before, strict=True):

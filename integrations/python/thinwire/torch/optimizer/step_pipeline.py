@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,16 @@ class StepPipeline:
     """Sends buckets, waits for their means, and steps their parameters: all at once, or each bucket
     when its parameters are needed (a deferred step)."""
 
-    def __init__(self, optimizer: Optimizer, exchange: GradientExchange, find_unused: bool) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer | None,
+        exchange: GradientExchange,
+        find_unused: bool,
+        own_step: Callable[[], Any] | None = None,
+    ) -> None:
+        """optimizer: None where nothing steps. own_step: the optimizer's, where its step() has been
+        replaced."""
+        self._own_step = own_step
         self.buckets: list[GradientBucket] = []
         self.bucket_of: dict[torch.Tensor, GradientBucket] = {}
         self._optimizer, self._exchange = optimizer, exchange
@@ -124,7 +134,7 @@ class StepPipeline:
             parameter.grad = mean if parameter in inside else None
         try:
             with torch.inference_mode(False):  # the forward pass that needs them may be in it
-                step_partly(self._optimizer, inside, groups)
+                step_partly(self._optimizer, self._step, inside, groups)
         finally:
             for parameter, gradient in kept.items():
                 parameter.grad = gradient
@@ -147,10 +157,13 @@ class StepPipeline:
 
     def step(self) -> None:
         """The wrapped optimizer's step with the gradients as they are."""
-        self._optimizer.step()
+        self._step()
         for bucket in self.buckets:
             bucket.phase = Phase.IDLE
             bucket.made += 1
+
+    def _step(self) -> None:
+        (self._own_step or self._optimizer.step)()
 
     def made(self) -> dict[str, int]:
         """The steps that each parameter has taken."""

@@ -1,0 +1,24 @@
+"""For frameworks and programs with needs of their own: what thinwire.torch itself is built from."""
+
+from __future__ import annotations
+
+from thinwire.torch.collectives import Work
+from thinwire.torch.communicator import Communicator
+from thinwire.torch.exchange.bucket import Bucket, Part
+from thinwire.torch.exchange.checkpoint import merge_state_dicts
+from thinwire.torch.exchange.gathered import GatheredState
+from thinwire.torch.exchange.recovery import Recovery
+from thinwire.torch.named_residuals import NamedResiduals
+from thinwire.torch.process_group import ProcessGroup
+
+__all__ = [
+    "Bucket",
+    "Communicator",
+    "GatheredState",
+    "NamedResiduals",
+    "Part",
+    "ProcessGroup",
+    "Recovery",
+    "Work",
+    "merge_state_dicts",
+]

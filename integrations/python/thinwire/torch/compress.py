@@ -1,0 +1,264 @@
+"""compress: the one call that compresses the gradients of a model, whatever wraps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+
+from thinwire import _library, config
+from thinwire.arguments import check_kind
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch import private, tensors
+from thinwire.torch.ddp import State, hook
+from thinwire.torch.ddp.state import momentum_for
+from thinwire.torch.exchange.compression import COMPRESSED, Compression
+from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.fsdp.compression import compress_shards
+from thinwire.torch.group import rank_or_0
+from thinwire.torch.optimizer.module_compression import (
+    ModuleCompression,
+    OptimizedCompression,
+    trained_names,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from thinwire.options import Options
+
+_CLIPPING = {"clip_value", "clip_norm"}
+
+
+def compress(
+    model: torch.nn.Module,
+    codec: Codec | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Unpack[Options],
+) -> Compression:
+    """Compress the gradients of a model, from the next backward pass on.
+
+    Call it once on every rank, after the model was wrapped:
+
+    - DistributedDataParallel, or a module that torch's composable replicate() was called on: a
+      communication hook.
+    - FSDP2 (fully_shard was called on the model or its parts): a compressed reduce-scatter of each
+      unit. Residuals take 4 bytes for every element of the whole, unsharded model on every rank.
+      All parameters of a unit need one codec; "auto", topk, onebit and momentum need the whole mean
+      on every rank, so they are refused.
+    - Any other module: hooks on its parameters. They become those of rank 0 now, and .grad holds
+      the means of all ranks when backward() returns. With `optimizer`, step() returns at once, and
+      every layer waits for its own means just before the next forward pass needs them.
+
+    Args:
+        model: its trained parameters are dense and float32, bfloat16 or float16.
+        codec: "int4" (default), "int8", "adaptive", "onebit", "topk:density=0.01", "bf16", "fp32",
+            with options ("int8:block=128,rounding=stochastic,down=int4"); or {pattern of parameter
+            names: codec}, of which the first match wins ({"*.bias": "bf16", "*": "int4"}); or
+            "auto": steps are measured with fp32 first, then the codec that is predicted to be the
+            fastest is taken, unless it turns out slower.
+        optimizer: the model's. onebit needs its momentum, and sparse topk is more accurate with it:
+            then momentum and weight decay of torch.optim.SGD move into the exchange, and .grad
+            after backward() is momentum. onebit with Adam or AdamW is 1-bit Adam
+            (arXiv 2102.02888); it needs warm_up_steps. For a plain module it is also the optimizer
+            whose step() takes the means.
+        process_group: for plain modules; None: the default group. DDP and FSDP2 have their own.
+        options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
+            the default.
+
+    Returns:
+        The Compression: statistics, checkpoints, recovery, close().
+
+    Raises:
+        InvalidArgumentError: the model, codec or an option cannot be, or the model's gradients are
+            compressed already.
+        UnavailableError: the model is on a GPU, and the CUDA part is missing.
+    """
+    check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
+    if optimizer is not None:
+        check_kind("optimizer", optimizer, Optimizer, "one of torch.optim, or None")
+    if isinstance(model, DistributedDataParallel):
+        kind, allowed = _compress_ddp, _CLIPPING | {"warm_up_steps"}
+    elif any(isinstance(module, FSDPModule) for module in model.modules()):
+        kind, allowed = _compress_shards, {"replicas", "gather", "feedback"}
+    elif private.is_replicated(model):
+        kind, allowed = _compress_replicated, _CLIPPING | {"warm_up_steps"}
+    elif optimizer is not None:
+        kind, allowed = _compress_with_optimizer, {
+            "delay", "warm_up_steps", "find_unused_parameters",
+        }  # fmt: skip
+    else:
+        kind, allowed = _compress_module, set()
+    _check_options(model, options, allowed)
+    _check_first(model)
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        _library.cuda_devices(config.cuda_library())
+    made = kind(model, codec, optimizer, process_group, dict(options))
+    if kind is not _compress_shards:  # which marks its units, until close()
+        setattr(model, COMPRESSED, f"compress(model, codec={codec!r})")
+    return made
+
+
+def _compress_ddp(
+    ddp: DistributedDataParallel,
+    codec: Codec | None,
+    optimizer: Optimizer | None,
+    process_group: dist.ProcessGroup | None,
+    options: dict[str, Any],
+) -> State:
+    _check_group(process_group, ddp.process_group)
+    delayed = private.delayed_parameters(ddp)
+    names = {
+        parameter: private.plain_name(name)
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    }
+    rank = dist.get_rank(ddp.process_group)
+    tensors.check_parameters(names, rank)
+    tensors.check_modules(ddp.module, rank)
+    state = _state(codec, ddp.process_group, optimizer, names, options)
+    if delayed:
+        state.note_bypassed(_names_of(delayed, ddp.module))
+    _register(ddp, state, rank)
+    return state
+
+
+def _compress_replicated(
+    module: Any,
+    codec: Codec | None,
+    optimizer: Optimizer | None,
+    process_group: dist.ProcessGroup | None,
+    options: dict[str, Any],
+) -> State:
+    group = private.replicated_group(module)
+    _check_group(process_group, group)
+    names = trained_names(module)
+    state = _state(codec, group, optimizer, names, options)
+    _register(module, state, rank_or_0(group))
+    return state
+
+
+def _state(
+    codec: Codec | None,
+    group: dist.ProcessGroup | None,
+    optimizer: Optimizer | None,
+    names: Mapping[torch.Tensor, str],
+    options: dict[str, Any],
+) -> State:
+    warm_up_steps = options.pop("warm_up_steps", None)
+    options = {**_momentum_of(codec, optimizer, options), **options}
+    state = State(codec, group, names=names, **options)
+    if state.config.momentum and optimizer is not None:
+        state.take_momentum(optimizer, warm_up_steps=warm_up_steps)
+    return state
+
+
+def _register(module: Any, state: State, rank: int) -> None:
+    try:
+        module.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        state.close()
+        raise InvalidArgumentError(
+            f"rank {rank}: the model has a communication hook already, and DDP takes one; remove "
+            f"that register_comm_hook() call ({error})"
+        ) from error
+
+
+def _compress_shards(
+    model: torch.nn.Module,
+    codec: Codec | None,
+    _optimizer: Optimizer | None,
+    process_group: dist.ProcessGroup | None,
+    options: dict[str, Any],
+) -> Compression:
+    if process_group is not None:
+        raise InvalidArgumentError(
+            "compress got a process_group for a model under FSDP2, expected none: fully_shard() "
+            "has set it"
+        )
+    return compress_shards(model, codec, **options)
+
+
+def _compress_module(
+    model: torch.nn.Module,
+    codec: Codec | None,
+    _optimizer: None,
+    process_group: dist.ProcessGroup | None,
+    options: dict[str, Any],
+) -> Compression:
+    return ModuleCompression(model, codec, process_group=process_group, **options)
+
+
+def _compress_with_optimizer(
+    model: torch.nn.Module,
+    codec: Codec | None,
+    optimizer: Optimizer,
+    process_group: dist.ProcessGroup | None,
+    options: dict[str, Any],
+) -> Compression:
+    options = {**_momentum_of(codec, optimizer, options), **options}
+    return OptimizedCompression(model, codec, optimizer, process_group=process_group, **options)
+
+
+def _momentum_of(
+    codec: Codec | None, optimizer: Optimizer | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The optimizer's momentum, where the codec needs it and the caller has not named one."""
+    if optimizer is None or options.get("momentum") is not None:
+        return {}
+    spec = codec if isinstance(codec, Mapping) else config.resolve(codec=codec).codec
+    return {} if spec == "auto" else momentum_for(spec, optimizer)
+
+
+def _check_options(model: torch.nn.Module, options: Mapping[str, Any], allowed: set[str]) -> None:
+    for name, value in options.items():
+        if name in _ONLY_SOME and name not in allowed and value is not None:
+            raise InvalidArgumentError(
+                f"compress got {name}={value!r} for a {type(model).__name__}, expected "
+                f"{_ONLY_SOME[name]}; leave it out"
+            )
+
+
+_ONLY_SOME = {
+    "clip_value": "a model under DDP",
+    "clip_norm": "a model under DDP",
+    "warm_up_steps": "a model under DDP or with optimizer=",
+    "delay": "a plain module with optimizer=",
+    "find_unused_parameters": "a plain module with optimizer=",
+    "replicas": "a model under FSDP2",
+    "gather": "a model under FSDP2",
+    "feedback": "a model under FSDP2",
+}
+
+
+def _check_first(model: torch.nn.Module) -> None:
+    """InvalidArgumentError if the model, or a part of it, is compressed already."""
+    for module in model.modules():
+        earlier = getattr(module, COMPRESSED, None)
+        if earlier is not None:
+            raise InvalidArgumentError(
+                f"compress: the gradients of this {type(module).__name__} are compressed already, "
+                f"by {earlier}; remove one of the two calls. To change the codec, wrap the model "
+                "again and call compress() on that"
+            )
+
+
+def _check_group(given: dist.ProcessGroup | None, own: dist.ProcessGroup | None) -> None:
+    if given is not None and given is not own:
+        raise InvalidArgumentError(
+            "compress got another process_group than the model's own; leave it out"
+        )
+
+
+def _names_of(parameters: list[torch.Tensor], module: torch.nn.Module) -> dict[str, int]:
+    """Elements by name."""
+    ids = set(map(id, parameters))
+    named = module.named_parameters()
+    return {private.plain_name(name): p.numel() for name, p in named if id(p) in ids}

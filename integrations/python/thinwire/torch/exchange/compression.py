@@ -1,0 +1,105 @@
+"""Compression: the object that stands for a model's compressed gradients, whatever reduces them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from thinwire.torch.exchange import state_file
+from thinwire.torch.exchange.recovery import Recovery
+from thinwire.torch.exchange.state_file import PathLike
+
+# An attribute of a compressed model: the call that did it, for the message of another one.
+COMPRESSED = "_thinwire_compressed"
+
+
+class Compression(ABC):
+    """The compressed gradients of one model: statistics, checkpoints, recovery and the end.
+
+    `thinwire.torch.compress()` returns one for every kind of model."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Return counters since the start. Waits for pending work.
+
+        Returns:
+            A dict with steps; all_reduces; raw_bytes, which a ring allreduce of fp32 would have
+            sent; wire_bytes, which this rank has sent; ratio = raw_bytes / wire_bytes;
+            planned_chunks, whose order was predicted; transport and topology, None before the first
+            use; seconds by stage, summed over the lanes; and parameters, a list of
+            {"name", "numel", "rule", "codec"}, where codec "raw" means that the bucket is too small
+            to be compressed.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return, as text, what each rank waits for here, and the engine's last events.
+
+        It may be called at any time from any thread, also while a step hangs.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the residuals and momentum of this rank; every rank saves its own."""
+
+    @abstractmethod
+    def gathered_state_dict(self) -> dict[str, Any]:
+        """Return the state dicts of all ranks in one dict, on rank 0, for files of rank 0 alone.
+
+        All ranks call it; the other ranks get a dict without content. Rank 0 needs memory for all
+        ranks' residuals: 8 bytes a parameter and rank, 12 with momentum.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Load what was saved, in any world size; with the same buckets, training goes on bit by
+        bit.
+
+        Args:
+            saved: this rank's state_dict(), or a gathered_state_dict(), or the list of all ranks'
+                dicts. The last two may be of another world size; then the sum of residuals is kept.
+
+        Raises:
+            InvalidArgumentError: the dict does not fit this model; nothing was changed.
+        """
+
+    @abstractmethod
+    def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
+        """After an error: go on in a new process group, of any size. Every rank of it calls this.
+
+        No residual is lost and none is sent twice; those of a lost rank are gone.
+
+        Args:
+            process_group: torch's new group; None: the default group.
+
+        Returns:
+            The step that the ranks have agreed on, and the rank that has made it.
+
+        Raises:
+            InvalidArgumentError: torch has no process group.
+            MismatchError: the ranks are not of one run.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections. This happens by itself when the object goes, and at exit."""
+
+    def save(self, path: PathLike) -> None:
+        """Write state_dict() to a safetensors file. A crash in mid-save leaves the old file whole.
+
+        Args:
+            path: of this rank's own file, such as f"thinwire-{rank}.safetensors".
+        """
+        state_file.save(self.state_dict(), path)
+
+    def load(self, path: PathLike | Sequence[PathLike]) -> None:
+        """Load this rank's file, or the list of all ranks' files, which may be of another world
+        size.
+
+        Raises:
+            InvalidArgumentError: a file is damaged or does not fit this model.
+        """
+        self.load_state_dict(state_file.load_all(path))

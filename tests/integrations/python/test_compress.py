@@ -1,0 +1,242 @@
+"""compress(): one call for DDP, FSDP2, replicate() and plain modules."""
+
+from __future__ import annotations
+
+import pytest
+import thinwire
+import thinwire.torch as tw
+import torch
+from models import data, digest, loss_of, make_mlp
+from ranks import run
+from thinwire.torch.optimizer import DistributedOptimizer
+from torch.distributed._composable import replicate
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+CODECS = [
+    "fp32", "bf16", "int8", "int4", "adaptive", "int8:rounding=stochastic",
+    {"0.*": "int8", "*.bias": "fp32", "*": "int4"},
+]  # fmt: skip
+WITH_MOMENTUM = ["onebit", "topk:density=0.02"]
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps=8) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, data(step, rank)).backward()
+        optimizer.step()
+
+
+def by_compress(rank: int, codec):
+    model = make_mlp()
+    ddp, optimizer = DistributedDataParallel(model), sgd(model)
+    made = tw.compress(ddp, codec, optimizer=optimizer, min_bytes=0)
+    assert isinstance(made, tw.Compression)
+    train(ddp, optimizer, rank)
+    return digest(model), made.stats()["wire_bytes"]
+
+
+def by_hook(rank: int, codec):
+    model = make_mlp()
+    ddp, optimizer = DistributedDataParallel(model), sgd(model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    momentum = 0.9 if codec in WITH_MOMENTUM else 0.0
+    state = tw.State(codec, names=names, min_bytes=0, momentum=momentum)
+    ddp.register_comm_hook(state, tw.hook)
+    if momentum:
+        state.take_momentum(optimizer)
+    train(ddp, optimizer, rank)
+    return digest(model), state.stats()["wire_bytes"]
+
+
+@pytest.mark.parametrize("codec", CODECS + WITH_MOMENTUM, ids=str)
+def test_its_bits_are_those_of_the_hook(codec):
+    assert run(by_compress, codec) == run(by_hook, codec)
+
+
+def replicated(rank: int, codec, ours: bool):
+    model = make_mlp()
+    if ours:
+        model = replicate(model)
+        made = tw.compress(model, codec, min_bytes=0)
+        wrapped = model
+    else:
+        wrapped = DistributedDataParallel(model)
+        made = tw.compress(wrapped, codec, min_bytes=0)
+    train(wrapped, sgd(model), rank, steps=4)
+    return digest(model), sorted(row["name"] for row in made.stats()["parameters"])
+
+
+def test_a_replicated_module_has_the_bits_of_ddp():
+    assert run(replicated, "int4", True) == run(replicated, "int4", False)
+
+
+def plain(rank: int, codec, accumulate: bool):
+    model = make_mlp(seed=7 + rank)  # it gets rank 0's parameters
+    made = tw.compress(model, codec, min_bytes=0)
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        if accumulate:
+            with made.no_sync():
+                loss_of(model, data(step, rank)).backward()
+        loss_of(model, data(100 + step, rank)).backward()
+        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+        optimizer.step()
+    return grads, digest(model), made.stats()["steps"]
+
+
+def alone(rank: int, accumulate: bool):
+    model = make_mlp()
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        for other in range(2):
+            if accumulate:
+                (loss_of(model, data(step, other)) / 2).backward()
+            (loss_of(model, data(100 + step, other)) / 2).backward()
+        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+        optimizer.step()
+    return grads
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_plain_modules_means_are_there_after_backward(accumulate):
+    first, second = run(plain, "fp32", accumulate)
+    torch.testing.assert_close(first[0], run(alone, accumulate, world=1)[0], rtol=1e-4, atol=1e-6)
+    assert torch.equal(first[0], second[0])
+    assert first[1:] == second[1:] and first[2] == 4
+
+
+@pytest.mark.parametrize("codec", ["int4", {"*.bias": "fp32", "*": "int8"}], ids=str)
+def test_a_plain_modules_replicas_are_equal_under_compression(codec):
+    first, second = run(plain, codec, False)
+    assert torch.equal(first[0], second[0]) and first[1:] == second[1:]
+
+
+def overlapped(rank: int, codec, ours: bool, schedule: bool):
+    model = make_mlp()
+    optimizer = sgd(model)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if schedule else None
+    if ours:
+        made = tw.compress(model, codec, optimizer=optimizer, min_bytes=0)
+    else:
+        momentum = {"momentum": 0.9} if codec in WITH_MOMENTUM else {}
+        made = optimizer = DistributedOptimizer(optimizer, model, codec, min_bytes=0, **momentum)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, data(step, rank)).backward()
+        optimizer.step()
+        if rates is not None:
+            rates.step()
+    made.finish()
+    return digest(model), made.stats()["wire_bytes"]
+
+
+@pytest.mark.parametrize("schedule", [False, True])
+@pytest.mark.parametrize("codec", ["fp32", "int4", "onebit"])
+@pytest.mark.filterwarnings("error:.*lr_scheduler")
+def test_an_optimizer_of_a_plain_module_steps_by_layers(codec, schedule):
+    assert run(overlapped, codec, True, schedule) == run(overlapped, codec, False, schedule)
+
+
+def resumed(rank: int, pause: bool):
+    def make(seed: int):
+        model = make_mlp(seed)
+        optimizer = sgd(model)
+        return model, optimizer, tw.compress(model, "int4", optimizer=optimizer, min_bytes=0)
+
+    model, optimizer, made = make(7)
+    train(model, optimizer, rank, steps=3)
+    if pause:
+        saved = model.state_dict(), optimizer.state_dict(), made.state_dict()
+        made.close()
+        model, optimizer, made = make(99)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        made.load_state_dict(saved[2])
+    train(model, optimizer, rank, steps=3)
+    made.finish()
+    return digest(model)
+
+
+def test_a_plain_module_resumes_bit_by_bit():
+    assert run(resumed, True) == run(resumed, False)
+
+
+def closed(rank: int):
+    model = make_mlp()
+    optimizer = sgd(model)
+    made = tw.compress(model, optimizer=optimizer)
+    train(model, optimizer, rank, steps=2)
+    made.close()
+    assert type(optimizer).step is optimizer.step.__func__
+    train(model, optimizer, rank, steps=2)  # on its own again
+    again = tw.compress(model, "int8")
+    train(model, optimizer, rank, steps=2)
+    again.close()
+
+
+def test_after_close_the_model_is_free():
+    run(closed)
+
+
+def twice(rank: int):
+    ddp = DistributedDataParallel(make_mlp())
+    tw.compress(ddp, codec="int8")
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"compress\(model, codec='int8'\)"):
+        tw.compress(ddp)
+    hooked = DistributedDataParallel(make_mlp())
+    hooked.register_comm_hook(tw.State(), tw.hook)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"remove that register_comm_hook\(\)"):
+        tw.compress(hooked)
+    module = make_mlp()
+    tw.compress(module)
+    with pytest.raises(thinwire.InvalidArgumentError, match="remove one of the two calls"):
+        tw.compress(torch.nn.Sequential(module))
+    sharded = make_mlp()
+    fully_shard(sharded)
+    tw.compress(sharded)
+    with pytest.raises(thinwire.InvalidArgumentError, match="remove one of the two calls"):
+        tw.compress(sharded)
+
+
+def test_a_model_compressed_twice_says_which_call_to_remove():
+    run(twice)
+
+
+def refused(rank: int):
+    ddp, module = DistributedDataParallel(make_mlp()), make_mlp()
+    for model, options, words in [
+        ("model", {}, "model is 'model'"),
+        (ddp, {"optimizer": 5}, "optimizer is 5"),
+        (ddp, {"delay": 1}, "delay=1 for a DistributedDataParallel, expected a plain module"),
+        (ddp, {"gather": "int8"}, "expected a model under FSDP2"),
+        (module, {"clip_value": 1.0}, "expected a model under DDP"),
+        (module, {"warm_up_steps": 3}, "with optimizer="),
+        (module, {"momentum": 0.9}, "no optimizer to take it out of"),
+        (ddp, {"codec": "onebit"}, "Pass optimizer="),
+    ]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            tw.compress(model, **options)
+    with pytest.raises(TypeError, match="min_bytes"):
+        tw.compress(ddp, min_byte=5)
+    adam = torch.optim.Adam(ddp.parameters(), weight_decay=0.1)
+    for options, words in [({}, "needs warm_up_steps"), ({"warm_up_steps": 3}, "AdamW")]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            tw.compress(ddp, "onebit", optimizer=adam, **options)
+    tw.compress(ddp)  # no refusal has left anything behind
+
+
+def test_wrong_calls_are_typed_errors():
+    run(refused)
+
+
+def test_the_public_names_fit_one_page():
+    from thinwire.torch import advanced
+
+    assert len(thinwire.__all__) + len(tw.__all__) + len(advanced.__all__) <= 45
