@@ -63,7 +63,7 @@ def test_states_made_before_the_process_group_join_in_the_order_of_their_use(tmp
         ({"codec": {"*.bias": "fp23", "*": "int4"}}, "fp32"),
         ({"codec": {"*": "int4;int8"}}, "name pattern"),
         ({"policy": "p4"}, "p4"),
-        ({"codec": "onebit"}, "momentum=0.9"),
+        ({"codec": "onebit"}, "optimizer="),
         ({"lanes": 0}, "lanes"),
         ({"clip_norm": 0.0}, "clip_norm"),
     ],
