@@ -30,7 +30,8 @@ The C library reads no environment. A C program calls `tw_options_init` and sets
 `tw_options` that it needs; zero stands for the default. A program that was compiled against an
 older, shorter `tw_options` keeps working with a newer library: the fields that it lacks have their
 defaults. A newer program works with an older library as long as it leaves the new fields zero.
-The [NCCL shim](../how-to/nccl-shim.md) has no other caller than the environment, and reads its own variables.
+The [NCCL shim](../how-to/nccl-shim.md) has no other caller than the environment, and reads its own
+variables.
 
 The ranks compare, before they connect, what must be equal: a difference is a `MismatchError`
 (`TW_MISMATCH`) on every rank that names both values.
