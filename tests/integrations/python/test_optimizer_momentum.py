@@ -129,7 +129,7 @@ def test_a_second_owner_keeps_the_weight_decay():
 
 def refused(rank: int):
     model = make_mlp()
-    with pytest.raises(thinwire.InvalidArgumentError, match=r"Pass momentum=0\.9"):
+    with pytest.raises(thinwire.InvalidArgumentError, match="Pass optimizer="):
         DistributedOptimizer(make_sgd(model), model, codec="onebit")
     with pytest.raises(thinwire.InvalidArgumentError, match=r"has momentum=0\.9"):
         DistributedOptimizer(make_sgd(model), model, codec="onebit", momentum=0.8)
