@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "compress/error_feedback.h"
-#include "schedule/options.h"
 #include "schedule/request.h"
+#include "schedule/settle.h"
 #include "schedule/stats.h"
 #include "schedule/work.h"
 #include "transport/transport.h"
@@ -24,12 +24,12 @@ class Bucket;
 class Engine {
  public:
   // Takes over a connected transport (an empty one in a world of one). Starts
-  // options.lanes + 3 threads (4 where exchanges complete by events), one more with a device, one or
+  // options->lanes + 3 threads (4 where exchanges complete by events), one more with a device, one or
   // two less where they match by order, and none in a world of one; predicted chunks may add
-  // options.predicted_lanes. With a device all
+  // options->predicted_lanes. With a device all
   // tensors must be its own; submitting never waits for it. Unimplemented for a codec or a world
   // that the device has no kernels for.
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(const Options& options, Transport transport,
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const Settled& options, Transport transport,
                                                         std::shared_ptr<Device> device = nullptr);
   virtual ~Engine() = default;  // fails what is unfinished with Cancelled, joins its threads
 

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "compress/codec_spec.h"
-#include "transport/transport_kind.h"
 
 namespace thinwire {
 
@@ -38,7 +38,7 @@ enum class Predict : uint8_t { kWhenFar, kAlways, kNever };
 // How the ranks of a dense allreduce exchange: each with all others; along the rows and then the
 // columns of a grid, which takes far fewer messages and one more rounding; or uncompressed within
 // each node and compressed between nodes. schedule/collective/grid.h has what kAuto takes, unless
-// schedule/engine/topology.h has found nodes whose inner links are faster.
+// schedule/join/links.h has found nodes whose inner links are faster.
 enum class Topology : uint8_t { kAuto = 0, kFlat = 1, kGrid = 2, kHierarchical = 3 };
 
 constexpr std::string_view Name(Topology topology) {
@@ -49,6 +49,21 @@ constexpr std::string_view Name(Topology topology) {
     case Topology::kHierarchical: return "hierarchical";
   }
   return "unknown topology";
+}
+
+// The data plane that a group is asked to use. gloo: Gloo's, which needs nothing else. ucx: UCX's,
+// for ranks that share one host's memory. nccl: NCCL's, for ranks with GPUs of their own. auto:
+// NCCL's where all ranks can, else UCX's, else Gloo's.
+enum class TransportKind : uint8_t { kGloo, kUcx, kAuto, kNccl };
+
+constexpr std::string_view Name(TransportKind kind) {
+  switch (kind) {
+    case TransportKind::kGloo: return "gloo";
+    case TransportKind::kUcx: return "ucx";
+    case TransportKind::kAuto: return "auto";
+    case TransportKind::kNccl: return "nccl";
+  }
+  return "unknown transport";
 }
 
 // Momentum that the engine owns, where feedback on the bare gradient would diverge: see
@@ -99,6 +114,9 @@ struct Options {
   std::string trace_path;   // Chrome JSON written at close; empty means no trace
   std::string flight_path;  // the last events, written with the first failure; empty means nowhere
 };
+
+// InvalidArgument for a value that is out of its range.
+absl::Status CheckOptions(const Options& options);
 
 }  // namespace thinwire
 

@@ -15,7 +15,7 @@ LAYERS = {
     "schedule": {"schedule", "kernels", "compress", "transport"},
     "integrations": {"integrations", "schedule", "kernels", "compress", "transport"},
 }
-# Folders of schedule/, and the headers that each may include besides its own. The engine sees all.
+# Folders of schedule/, and the headers that each may include besides its own.
 PURE_FOLDERS = {
     "schedule/order": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
@@ -31,6 +31,11 @@ PURE_FOLDERS = {
         *("schedule/settle.h", "schedule/order", "schedule/collective"),
         *("transport/data_plane.h", "transport/membership.h"),
     },
+}
+# The folders of schedule/ that those with threads and locks may include besides their own.
+HOSTING_FOLDERS = {
+    "schedule/engine": {"schedule/order", "schedule/collective"},
+    "schedule/join": {"schedule/order/frames.h", "schedule/collective"},
 }
 SOURCES = [
     path
@@ -77,6 +82,20 @@ def test_order_collective_and_sim_include_only_what_they_may(path):
         if layer in {"absl", "compress"} or parent == folder:
             continue
         assert {include, parent} & PURE_FOLDERS[folder], f"{include} from {name(path)}"
+
+
+HOSTING = [path for path in SOURCES if str(path.parent.relative_to(ROOT)) in HOSTING_FOLDERS]
+
+
+@pytest.mark.parametrize("path", HOSTING, ids=name)
+def test_engine_and_join_do_not_include_one_another(path):
+    """An engine takes what join returns, as values that lie in schedule/ itself."""
+    folder = str(path.parent.relative_to(ROOT))
+    for include in re.findall(r'#include "(schedule/\w+/[^"]+)"', path.read_text()):
+        parent = include.rpartition("/")[0]
+        assert parent == folder or {include, parent} & HOSTING_FOLDERS[folder], (
+            f"{include} from {name(path)}"
+        )
 
 
 @pytest.mark.parametrize("path", PURE, ids=name)

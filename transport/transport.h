@@ -11,6 +11,10 @@
 
 namespace thinwire {
 
+// How planes put blocks into messages. Ranks of different versions would never meet, so they are
+// told apart before they connect. 2: small blocks travel in parcels (gloo/gloo_parcels.h).
+inline constexpr int kFramingVersion = 2;
+
 // A movable value. The data plane is destroyed first: destroying the control plane is leaving the
 // group, and the data plane of the same backend needs its connections until then. Destroying or
 // replacing the data plane alone leaves the control plane as it is.

@@ -43,7 +43,7 @@ sim::Setting Read(std::istream& in) {
     options.chunk_bytes = chunk;
     options.least_message_bytes = 0;
   }
-  s.engine = Settle(options, s.ranks);
+  s.engine = *Settle(options, s.ranks);
   for (; bytes > 0; bytes -= std::min(bytes, bucket)) {
     s.profile.units.push_back({std::min(bytes, bucket) / sizeof(float), 0.0, 0.0});
   }

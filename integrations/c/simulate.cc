@@ -1,11 +1,11 @@
 // tw_simulate: what a training step would take on a link, without either.
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "integrations/c/options.h"
 #include "integrations/c/status.h"
-#include "schedule/collective/grid.h"
-#include "schedule/collective/hierarchy.h"
 #include "schedule/order/predicted_window.h"
 #include "schedule/settle.h"
 #include "schedule/sim/simulator.h"
@@ -52,18 +52,6 @@ absl::Status Check(const tw_simulation& in, const tw_options& options) {
   return absl::OkStatus();
 }
 
-// As a group chooses that has measured these rates (schedule/engine/topology.h).
-thinwire::Options ByNodes(thinwire::Options options, const tw_simulation& in, int world) {
-  if (options.topology != thinwire::Topology::kAuto || in.inside_bytes_per_s == 0.0) return options;
-  thinwire::Options by_nodes = options;
-  by_nodes.topology = thinwire::Topology::kHierarchical;
-  if (!thinwire::GoesByNodes(world, by_nodes)) return options;
-  const thinwire::Grid nodes = thinwire::GridFor(world, by_nodes);
-  const bool pays =
-      thinwire::HierarchyPays(nodes, options.codecs, {in.inside_bytes_per_s, in.bytes_per_s});
-  return pays ? by_nodes : options;
-}
-
 absl::StatusOr<sim::Setting> SettingOf(const tw_simulation& in) {
   const absl::StatusOr<tw_options> given = thinwire::ReadOptions(in.options);
   if (!given.ok()) return given.status();
@@ -77,7 +65,9 @@ absl::StatusOr<sim::Setting> SettingOf(const tw_simulation& in) {
   }
   setting.profile.between_s = in.between_s;
   setting.ranks = given->size;
-  setting.engine = ByNodes(thinwire::Settle(*std::move(options), setting.ranks), in, setting.ranks);
+  std::optional<thinwire::LinkRates> rates;
+  if (in.inside_bytes_per_s > 0.0) rates = {in.inside_bytes_per_s, in.bytes_per_s};
+  setting.engine = *thinwire::Settle(*std::move(options), setting.ranks, rates);
   setting.barrier = in.barrier != 0;
   setting.order = in.planned != 0 ? sim::Order::kPredicted : sim::Order::kAnnounced;
   setting.bytes_per_s = in.bytes_per_s;

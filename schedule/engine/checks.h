@@ -13,8 +13,6 @@
 
 namespace thinwire {
 
-absl::Status CheckOptions(const Options& options);
-
 // The output's elements of a collective whose input has `numel`.
 size_t OutputNumel(Collective collective, size_t numel, int size);
 

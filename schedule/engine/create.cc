@@ -33,16 +33,20 @@ absl::Status CheckMemory(const Options& options, const Transport& transport, con
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Options& given, Transport transport,
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Settled& settled, Transport transport,
                                                        std::shared_ptr<Device> device) {
-  if (absl::Status bad = CheckOptions(given); !bad.ok()) return bad;
+  const Options& options = *settled;
+  if (absl::Status bad = CheckOptions(options); !bad.ok()) return bad;
   const int size = transport.empty() ? 1 : transport.members().size;
+  if (size != settled.world()) {
+    return absl::InvalidArgumentError(absl::StrCat("options of a group of ", settled.world(),
+                                                   " ranks with a transport of ", size));
+  }
   if (size == 1) transport.Reset();
-  if (absl::Status bad = CheckMemory(given, transport, device.get()); !bad.ok()) return bad;
-  if (given.checksum && size > 1) {
+  if (absl::Status bad = CheckMemory(options, transport, device.get()); !bad.ok()) return bad;
+  if (options.checksum && size > 1) {
     transport.data = std::make_unique<Checked>(std::move(transport.data));
   }
-  const Options options = size == 1 ? given : Settle(given, size);
   if (device != nullptr && options.check_replicas != 0) {
     return absl::UnimplementedError(
         absl::StrCat("check_replicas is ", options.check_replicas, " on ", device->name(),

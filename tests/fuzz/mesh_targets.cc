@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "schedule/engine/handshake.h"
+#include "schedule/join/handshake.h"
 #include "tests/fuzz/target.h"
 #include "transport/mesh/challenge.h"
 #include "transport/mesh/hmac.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "integrations/c/thinwire.h"
+#include "schedule/join/planes.h"
 #include "tests/transport/connect_ucx.h"
-#include "transport/choice.h"
 #include "transport/gloo/gloo.h"
 
 namespace thinwire {

@@ -70,7 +70,7 @@ TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
     for (int rank = 0; rank < 2; ++rank) {
       threads.emplace_back([&, rank] {
         auto engine =
-            Engine::Create(options, std::move(transports[rank]),
+            Engine::Create(Settle(options, 2), std::move(transports[rank]),
                            rank == 0 ? MakeDevice(api, 0, "broken:0") : std::shared_ptr<Device>());
         seen[rank] = engine.status();
         if (!engine.ok()) return;
@@ -120,7 +120,8 @@ TEST(HeldUp, ACapturedStreamIsRefused) {
   for (const size_t min_bytes : {0, 1 << 20}) {
     Options options = SmallChunks("int4");
     options.min_bytes = min_bytes;
-    auto engine = Engine::Create(options, std::move(MakeInProcessTransports(1)[0]), device);
+    auto engine =
+        Engine::Create(Settle(options, 1), std::move(MakeInProcessTransports(1)[0]), device);
     ASSERT_TRUE(engine.ok()) << engine.status();
     const auto submit = [&] {
       const TensorView view{tensor.data(), 10000};

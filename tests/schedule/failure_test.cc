@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "schedule/engine/handshake.h"
+#include "schedule/join/handshake.h"
 #include "schedule/engine/pulse.h"
 #include "tests/schedule/ranks.h"
 #include "transport/in_process/in_process.h"

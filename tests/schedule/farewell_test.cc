@@ -129,7 +129,8 @@ TEST(Farewell, ARankLeavesWhileItsPeersStay) {
       std::vector<std::thread> threads;
       for (int rank = 0; rank < 3; ++rank) {
         threads.emplace_back([&, rank] {
-          auto engine = Engine::Create(SmallChunks("int4"), std::move(transports[rank]), nullptr);
+          auto engine =
+              Engine::Create(Settle(SmallChunks("int4"), 3), std::move(transports[rank]), nullptr);
           ASSERT_TRUE(engine.ok()) << engine.status();
           std::vector<float> values(10000);
           EXPECT_TRUE(AllReduce(**engine, values, "g").ok());

@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "compress/codec_spec.h"
-#include "schedule/engine/handshake.h"
+#include "schedule/join/handshake.h"
 #include "tests/effort.h"
 #include "tests/schedule/ranks.h"
 #include "transport/in_process/in_process.h"

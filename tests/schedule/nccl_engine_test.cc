@@ -176,11 +176,13 @@ TEST_F(NcclEngineTest, AbortEndsKernelsThatHang) {
 
 TEST_F(NcclEngineTest, TensorsOfTheHostAndChecksumsAreRefused) {
   auto transports = NcclTransports(2);
-  const auto on_host = Engine::Create(SmallChunks("int4"), std::move(transports[0]), nullptr);
+  const auto on_host =
+      Engine::Create(Settle(SmallChunks("int4"), 2), std::move(transports[0]), nullptr);
   EXPECT_TRUE(absl::IsInvalidArgument(on_host.status())) << on_host.status();
   Options options = SmallChunks("int4");
   options.checksum = true;
-  const auto checked = Engine::Create(options, std::move(transports[1]), DeviceOfRank(1));
+  const auto checked =
+      Engine::Create(Settle(options, 2), std::move(transports[1]), DeviceOfRank(1));
   EXPECT_TRUE(absl::IsUnimplemented(checked.status())) << checked.status();
 }
 

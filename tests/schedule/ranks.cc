@@ -34,11 +34,12 @@ std::vector<Transport> Connect(Wire wire, int world) {
 void RunRanks(std::vector<Transport> transports, const Options& options,
               const std::function<void(int, Engine&)>& body,
               const std::vector<std::shared_ptr<Device>>& devices) {
+  const int world = static_cast<int>(transports.size());
   std::vector<std::thread> threads;
   for (size_t r = 0; r < transports.size(); ++r) {
     threads.emplace_back([&, r] {
-      auto engine =
-          Engine::Create(options, std::move(transports[r]), devices.empty() ? nullptr : devices[r]);
+      auto engine = Engine::Create(Settle(options, world), std::move(transports[r]),
+                                   devices.empty() ? nullptr : devices[r]);
       ASSERT_TRUE(engine.ok()) << engine.status();
       body(static_cast<int>(r), **engine);
     });

@@ -1,17 +1,18 @@
 // Which way a group goes: what the user says, what the nodes allow, and what the links are worth.
-#include "schedule/engine/topology.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "schedule/collective/hierarchy.h"
-#include "transport/board.h"
+#include "schedule/join/links.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {
@@ -38,25 +39,60 @@ TEST(Hierarchy, SendsFewerBytesBetweenNodesByTheRanksOfANode) {
   }
 }
 
+Board BoardOf(Transport& transport, Clock::duration patience) {
+  return {"links", transport.members(), transport, 0, Clock::now() + patience};
+}
+
+// A host's plane whose links between nodes of two ranks take 20 ms for every exchange.
+class SlowBetweenNodes final : public DataPlane {
+ public:
+  explicit SlowBetweenNodes(std::unique_ptr<DataPlane> inner) : inner_(std::move(inner)) {}
+
+  const Membership& members() const override { return inner_->members(); }
+  DataTraits traits() const override { return inner_->traits(); }
+  std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
+                                  std::span<const MutableBytes> recv) override {
+    bool crosses = false;
+    for (int peer = 0; peer < size(); ++peer) {
+      crosses = crosses || (peer / 2 != rank() / 2 && !send[peer].empty());
+    }
+    if (crosses) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return inner_->Start(tag, send, recv);
+  }
+  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
+  absl::Status status() const override { return inner_->status(); }
+  uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
+
+ private:
+  const std::unique_ptr<DataPlane> inner_;
+};
+
 struct Chosen {
   Options options;
   std::string words;
+  std::optional<LinkRates> rates;
 };
 
 // The choice of all ranks, which must be one.
-Chosen Choose(Topology topology, const Nodes& nodes) {
+Chosen Choose(Topology topology, const Nodes& nodes, const char* codec = "int4",
+              bool slow_between = false) {
   constexpr int kWorld = 4;
   std::vector<Transport> transports = MakeInProcessTransports(kWorld);
   std::vector<Chosen> chosen(kWorld);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < kWorld; ++rank) {
     ranks.emplace_back([&, rank] {
+      Transport& transport = transports[rank];
+      if (slow_between) {
+        transport.data = std::make_unique<SlowBetweenNodes>(std::move(transport.data));
+      }
       Options options;
+      options.codecs = Codecs(codec);
       options.topology = topology;
       const absl::StatusOr<ChosenTopology> choice =
-          ChooseTopology(options, nodes, transports[rank], Clock::now() + std::chrono::seconds(20));
+          ChooseTopology(options, nodes, BoardOf(transport, std::chrono::seconds(20)));
       ASSERT_TRUE(choice.ok()) << choice.status();
-      chosen[rank] = {choice->options, choice->words};
+      chosen[rank] = {*choice->options, choice->words, choice->rates};
     });
   }
   for (std::thread& rank : ranks) rank.join();
@@ -85,6 +121,23 @@ TEST(Topology, IsMeasuredIfNobodySaysIt) {
   EXPECT_NE(chosen.words.find("MB/s inside nodes of 2"), std::string::npos) << chosen.words;
 }
 
+// topk at this density is int4 in a world of 4, which goes by nodes, while topk itself never does.
+TEST(Topology, IsChosenForTheCodecThatRunsAndAsTheSimulatorChooses) {
+  const char* const kSparse = "topk:density=0.5";
+  ASSERT_TRUE(Codecs(kSparse)[0].up.traits().entries());
+  ASSERT_FALSE(Codecs(kSparse)[0].ForWorld(4).up.traits().entries());
+  const Chosen chosen = Choose(Topology::kAuto, NodesOf(4, 2), kSparse, true);
+  EXPECT_TRUE(absl::StartsWith(chosen.words, "hierarchical: 2 nodes")) << chosen.words;
+  Options options;
+  options.codecs = Codecs(kSparse);
+  options.local_size = 2;
+  const Settled simulated = Settle(options, 4, chosen.rates);
+  EXPECT_EQ(simulated->topology, Topology::kHierarchical);
+  EXPECT_EQ(simulated->topology, chosen.options.topology);
+  EXPECT_EQ(simulated->chunk_bytes, chosen.options.chunk_bytes);
+  EXPECT_EQ(simulated->codecs[0].ToString(), chosen.options.codecs[0].ToString());
+}
+
 // What the ranks but `stopped` end with, which stops when they begin to measure.
 std::vector<absl::Status> ChooseWithout(int stopped, std::chrono::milliseconds timeout) {
   constexpr int kWorld = 4;
@@ -93,14 +146,11 @@ std::vector<absl::Status> ChooseWithout(int stopped, std::chrono::milliseconds t
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < kWorld; ++rank) {
     ranks.emplace_back([&, rank] {
-      Transport& transport = transports[rank];
-      const Deadline deadline = Clock::now() + timeout;
+      const Board board = BoardOf(transports[rank], timeout);
       Options options;
       options.timeout = timeout;
-      ends[rank] =
-          rank == stopped
-              ? EarliestDeadline({"links", {rank, kWorld}, transport, 0, deadline}).status()
-              : ChooseTopology(options, NodesOf(kWorld, 2), transport, deadline).status();
+      ends[rank] = rank == stopped ? EarliestDeadline(board).status()
+                                   : ChooseTopology(options, NodesOf(kWorld, 2), board).status();
     });
   }
   for (std::thread& rank : ranks) rank.join();

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "kernels/host_device.h"
+#include "schedule/join/agree.h"
 #include "tests/transport/fake_nccl/fake_nccl.h"
 #include "transport/in_process/in_process.h"
 #include "transport/nccl/nccl.h"
@@ -58,12 +59,19 @@ inline std::vector<std::shared_ptr<Device>> DevicesOfRanks(int world) {
   return devices;
 }
 
+inline Board NcclBoardOf(Transport& transport, Clock::duration patience) {
+  return {"NCCL", transport.members(), transport, 0, Clock::now() + patience};
+}
+
 inline NcclOptions NcclOptionsOf(Transport& transport,
+                                 Clock::duration patience = std::chrono::seconds(20),
                                  const std::string& library = THINWIRE_FAKE_NCCL) {
-  return {.members = transport.members(),
-          .transport = transport,
+  const Board board = NcclBoardOf(transport, patience);
+  return {.members = board.members,
+          .tell = TellerOf(board),
+          .control = *transport.control,
           .library = library,
-          .deadline = Clock::now() + std::chrono::seconds(20),
+          .deadline = board.deadline,
           .device = DeviceOfRank(transport.members().rank)};
 }
 
@@ -76,11 +84,8 @@ inline std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> TryNccl(
   std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> planes(world);
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
-    threads.emplace_back([&, r] {
-      NcclOptions options = NcclOptionsOf(meeting[r], library);
-      options.deadline = Clock::now() + patience;
-      planes[r] = ConnectNccl(options);
-    });
+    threads.emplace_back(
+        [&, r] { planes[r] = ConnectNccl(NcclOptionsOf(meeting[r], patience, library)); });
   }
   for (std::thread& thread : threads) thread.join();
   return planes;

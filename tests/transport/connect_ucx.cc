@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "schedule/join/agree.h"
 #include "tests/effort.h"
 #include "tests/transport/connect_gloo.h"
 #include "transport/in_process/in_process.h"
@@ -26,10 +27,12 @@ std::vector<std::unique_ptr<DataPlane>> ConnectOver(std::vector<Transport>& tran
   std::vector<std::thread> threads;
   for (size_t r = 0; r < transports.size(); ++r) {
     threads.emplace_back([&, r] {
-      absl::StatusOr<std::unique_ptr<DataPlane>> plane =
-          ConnectUcx({.members = transports[r].members(),
-                      .transport = transports[r],
-                      .deadline = Clock::now() + std::chrono::seconds(20)});
+      const Deadline deadline = Clock::now() + std::chrono::seconds(20);
+      absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectUcx(
+          {.members = transports[r].members(),
+           .tell = TellerOf({"UCX", transports[r].members(), transports[r], 0, deadline}),
+           .control = *transports[r].control,
+           .deadline = deadline});
       ASSERT_TRUE(plane.ok()) << plane.status();
       planes[r] = *std::move(plane);
     });

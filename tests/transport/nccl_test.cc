@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "schedule/join/planes.h"
 #include "tests/transport/connect_nccl.h"
-#include "transport/choice.h"
 #include "transport/nccl/nccl_comm.h"
 
 namespace thinwire {
@@ -63,11 +63,11 @@ TEST_F(NcclTest, ARankThatNcclRefusesSaysWhy) {
 TEST_F(NcclTest, ARankThatNeverComesIsNamed) {
   Fake();
   std::vector<Transport> meeting = MakeInProcessTransports(2);
-  NcclOptions options = NcclOptionsOf(meeting[0]);
-  options.deadline = Clock::now() + milliseconds(100);
-  const absl::Status status = ConnectNccl(options).status();
+  const absl::Status status = ConnectNccl(NcclOptionsOf(meeting[0], milliseconds(100))).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-  EXPECT_TRUE(Says(status, "rank 1 told rank 0 nothing of their NCCL")) << status;
+  EXPECT_TRUE(
+      Says(status, "rank 0 could not tell all others its NCCL (address) in time: rank 1 did not"))
+      << status;
 }
 
 // NCCL itself waits for a rank that is gone.
@@ -75,7 +75,7 @@ TEST_F(NcclTest, ARankThatDiesWhileNcclConnectsIsALostPeer) {
   const int made = Fake().made;
   std::vector<Transport> meeting = MakeInProcessTransports(2);
   std::thread dying([&] {
-    EXPECT_TRUE(TellAll(BoardOf(NcclOptionsOf(meeting[1])), "id", std::string()).ok());
+    EXPECT_TRUE(TellerOf(NcclBoardOf(meeting[1], seconds(20)))(std::string()).ok());
     while (Fake().made == made) std::this_thread::sleep_for(milliseconds(1));
     meeting[1].Reset();
   });

@@ -58,7 +58,7 @@ class RankProcesses : public testing::Test {
     options.codecs = {*CodecPair::Parse("int4")};
     options.timeout = timeout;
     options.min_bytes = min_bytes_;
-    return *Engine::Create(options, *std::move(transport));
+    return *Engine::Create(Settle(options, size), *std::move(transport));
   }
 
   // A second process that reduces until it is told otherwise.

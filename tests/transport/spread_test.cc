@@ -1,4 +1,4 @@
-// Exchanges that are spread over several planes, and a store that is watched while they connect.
+// Exchanges that are spread over several planes, and a store that is guarded while they connect.
 #include "transport/spread/spread.h"
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "schedule/join/guards.h"
 #include "transport/in_process/in_process.h"
-#include "transport/watched_store.h"
 
 namespace thinwire {
 namespace {
@@ -88,9 +88,9 @@ TEST_F(SpreadTest, AnAbortReachesEveryPlane) {
   for (const DataPlane* plane : planes_[0]) EXPECT_EQ(plane->status().message(), "enough");
 }
 
-TEST(WatchedStore, AWaitEndsWithTheGroupsFailure) {
+TEST(GuardedStore, AWaitEndsWithTheGroupsFailure) {
   std::vector<Transport> group = MakeInProcessTransports(2);
-  WatchedStore store(MakeInProcessStore(), *group[0].control);
+  GuardedStore store(MakeInProcessStore(), *group[0].control);
   std::thread killer([&] { group[0].control->Abort(absl::UnavailableError("rank 1 is gone")); });
   const auto begin = Clock::now();
   EXPECT_EQ(store.Get("nobody sets this", begin + seconds(20)).status().message(),
@@ -99,9 +99,9 @@ TEST(WatchedStore, AWaitEndsWithTheGroupsFailure) {
   killer.join();
 }
 
-TEST(WatchedStore, WhatIsThereComesAndADeadlineIsKept) {
+TEST(GuardedStore, WhatIsThereComesAndADeadlineIsKept) {
   std::vector<Transport> group = MakeInProcessTransports(2);
-  WatchedStore store(MakeInProcessStore(), *group[0].control);
+  GuardedStore store(MakeInProcessStore(), *group[0].control);
   ASSERT_TRUE(store.Set("key", "value").ok());
   EXPECT_EQ(*store.Get("key", Clock::now() + seconds(5)), "value");
   const absl::Status late =

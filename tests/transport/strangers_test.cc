@@ -186,7 +186,7 @@ void ReduceOnAll(std::vector<absl::StatusOr<Transport>> transports) {
       ASSERT_TRUE(transports[rank].ok()) << transports[rank].status();
       Options options;
       options.codecs = {*CodecPair::Parse("fp32")};
-      auto engine = *Engine::Create(options, *std::move(transports[rank]));
+      auto engine = *Engine::Create(Settle(options, kWorld), *std::move(transports[rank]));
       for (int step = 0; step < 5; ++step) {
         std::vector<float> values(100000, static_cast<float>(rank + step));
         const TensorView view{values.data(), values.size()};

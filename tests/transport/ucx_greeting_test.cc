@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "schedule/join/agree.h"
 #include "tests/transport/connect_ucx.h"
 #include "transport/in_process/in_process.h"
 #include "transport/ucx/ucx.h"
@@ -32,16 +33,18 @@ class UcxGreeting : public testing::Test {
 // more than `theirs`: it has the address of a worker that lives until the end.
 absl::Status ConnectWith(
     Clock::duration patience,
-    const std::function<void(Transport&, const Board&, const std::string&)>& theirs) {
+    const std::function<void(Transport&, const TellAddress&, const std::string&)>& theirs) {
   std::vector<Transport> transports = MakeInProcessTransports(4);
   const auto worker = UcxWorker::Make(*LoadUcx(""), 2);
   const auto options = [&](int rank) {
-    return UcxOptions{.members = {rank - 2, 2},
-                      .transport = transports[rank],
+    const Board board{"UCX", {rank - 2, 2}, transports[rank], 2, Clock::now() + patience};
+    return UcxOptions{.members = board.members,
+                      .tell = TellerOf(board),
+                      .control = *transports[rank].control,
                       .first = 2,
-                      .deadline = Clock::now() + patience};
+                      .deadline = board.deadline};
   };
-  std::thread other([&] { theirs(transports[3], BoardOf(options(3)), *(*worker)->Address()); });
+  std::thread other([&] { theirs(transports[3], options(3).tell, *(*worker)->Address()); });
   const absl::Status status = ConnectUcx(options(2)).status();
   other.join();
   return status;
@@ -49,8 +52,8 @@ absl::Status ConnectWith(
 
 TEST_F(UcxGreeting, ARankThatDiesBeforeItIsALostPeer) {
   const absl::Status status = ConnectWith(
-      seconds(60), [](Transport& transport, const Board& board, const std::string& address) {
-        EXPECT_TRUE(TellAll(board, "address", address).ok());
+      seconds(60), [](Transport& transport, const TellAddress& tell, const std::string& address) {
+        EXPECT_TRUE(tell(address).ok());
         transport.Reset();
       });
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
@@ -61,9 +64,8 @@ TEST_F(UcxGreeting, ARankThatStopsBeforeItIsNamedByItsNumberInTheGroup) {
   absl::Status status;
   for (Clock::duration patience = milliseconds(300); patience < seconds(60); patience *= 4) {
     bool told = false;
-    status = ConnectWith(patience, [&](Transport&, const Board& board, const std::string& address) {
-      told = TellAll(board, "address", address).ok();
-    });
+    status = ConnectWith(patience, [&](Transport&, const TellAddress& tell,
+                                       const std::string& address) { told = tell(address).ok(); });
     if (told) break;  // else this machine stood still
   }
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;

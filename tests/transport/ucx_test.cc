@@ -12,14 +12,13 @@
 #include <thread>
 #include <vector>
 
+#include "schedule/join/planes.h"
 #include "tests/effort.h"
 #include "tests/transport/connect_ucx.h"
 #include "tests/transport/listening.h"
 #include "tests/transport/rank_processes.h"
-#include "transport/choice.h"
 #include "transport/gloo/gloo.h"
 #include "transport/in_process/in_process.h"
-#include "transport/ucx/one_host.h"
 
 namespace thinwire {
 namespace {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "transport/board.h"
 #include "transport/failure_link.h"
 #include "transport/nccl/nccl_comm.h"
 #include "transport/nccl/nccl_driver.h"
@@ -199,14 +198,11 @@ absl::StatusOr<std::string> NcclVersion(const std::string& library) {
 
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& options) {
   const absl::StatusOr<std::shared_ptr<const NcclLibrary>> nccl = LoadNccl(options.library);
-  const Board board = BoardOf(options);
-  const absl::StatusOr<Answers> answers = TellAll(board, "id", MakeId(options, nccl));
-  if (!answers.ok()) return answers.status();
-  if (absl::Status refusal = FirstRefusal(board, *answers); !refusal.ok()) return refusal;
-  const absl::StatusOr<NcclUniqueId> id = IdIn(*answers->front());
+  const absl::StatusOr<std::vector<std::string>> ids = options.tell(MakeId(options, nccl));
+  if (!ids.ok()) return ids.status();
+  const absl::StatusOr<NcclUniqueId> id = IdIn(ids->front());
   if (!id.ok()) return id.status();
-  return JoinNccl(*nccl, options.members, *id, options.device, options.deadline,
-                  options.transport.control.get());
+  return JoinNccl(*nccl, options.members, *id, options.device, options.deadline, &options.control);
 }
 
 absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,

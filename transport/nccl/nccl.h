@@ -11,8 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "compress/device.h"
-#include "transport/board.h"
+#include "transport/control_plane.h"
 #include "transport/data_plane.h"
+#include "transport/membership.h"
 #include "transport/nccl/nccl_library.h"
 #include "transport/store.h"
 
@@ -20,18 +21,14 @@ namespace thinwire {
 
 struct NcclOptions {
   Membership members;
-  Transport& transport;            // as of Board: how they reach one another so far
+  TellAddress tell;                // among them; NCCL's unique id is rank 0's address
+  const ControlPlane& control;     // where this rank hears of lost peers
   std::string library;             // path of libnccl.so.2; empty: the order of nccl_library.h
   Deadline deadline;               // for the whole connecting
   std::shared_ptr<Device> device;  // whose blocks are exchanged
 };
 
-// Where the ranks agree on it.
-inline Board BoardOf(const NcclOptions& options) {
-  return {"NCCL", options.members, options.transport, 0, options.deadline};
-}
-
-// The library's version, such as "2.30.7". Unimplemented, with the mend, if it is not here or is
+// The library's version, such as "2.30.7". Unimplemented, with the fix, if it is not here or is
 // too old.
 absl::StatusOr<std::string> NcclVersion(const std::string& library);
 

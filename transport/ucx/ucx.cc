@@ -35,7 +35,7 @@ class UcxData final : public ExpectingPlane {
   absl::Status status() const override { return driver_.status(); }
   uint64_t bytes_sent() const override { return bytes_sent_; }
 
-  absl::Status Connect(const Answers& addresses);
+  absl::Status Connect(const std::vector<std::string>& addresses);
   // Endpoints connect with their first message.
   absl::Status Greet(Deadline deadline);
 
@@ -46,10 +46,10 @@ class UcxData final : public ExpectingPlane {
   const UcxPlaneParts parts_;
 };
 
-absl::Status UcxData::Connect(const Answers& addresses) {
+absl::Status UcxData::Connect(const std::vector<std::string>& addresses) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    if (absl::Status bad = worker_->Connect(peer, *addresses[peer]); !bad.ok()) return bad;
+    if (absl::Status bad = worker_->Connect(peer, addresses[peer]); !bad.ok()) return bad;
   }
   return absl::OkStatus();
 }
@@ -82,15 +82,13 @@ absl::StatusOr<std::string> UcxVersion(const std::string& library) {
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options) {
   absl::StatusOr<std::unique_ptr<UcxWorker>> worker = MakeWorker(options);
   // A rank that has no address says why, so that the others do not wait for it.
-  const absl::StatusOr<Answers> addresses =
-      TellAll(BoardOf(options), "address", worker.ok() ? (*worker)->Address() : worker.status());
+  const absl::StatusOr<std::vector<std::string>> addresses =
+      options.tell(worker.ok() ? (*worker)->Address() : worker.status());
   if (!worker.ok()) return worker.status();
   if (!addresses.ok()) return addresses.status();
-  if (absl::Status refusal = FirstRefusal(BoardOf(options), *addresses); !refusal.ok())
-    return refusal;
   auto plane = std::make_unique<UcxData>(options, *std::move(worker));
   if (absl::Status bad = plane->Connect(*addresses); !bad.ok()) return bad;
-  const FailureLink hears_of_lost_peers(*options.transport.control, *plane);
+  const FailureLink hears_of_lost_peers(options.control, *plane);
   if (absl::Status bad = plane->Greet(options.deadline); !bad.ok()) return bad;
   return plane;
 }

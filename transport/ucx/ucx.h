@@ -10,30 +10,27 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "transport/board.h"
+#include "transport/control_plane.h"
 #include "transport/data_plane.h"
+#include "transport/membership.h"
 #include "transport/store.h"
 
 namespace thinwire {
 
 struct UcxOptions {
-  Membership members;     // the plane's ranks
-  Transport& transport;   // as of Board: how they reach one another so far
-  int first = 0;          // the transport's rank of the members' rank 0
-  std::string library{};  // path of libucp.so.0; empty: where the dynamic linker looks
-  Deadline deadline;      // for the whole connecting
+  Membership members;           // the plane's ranks
+  TellAddress tell;             // among them
+  const ControlPlane& control;  // where this rank hears of lost peers; of these ranks and others
+  int first = 0;                // the control plane's rank of the members' rank 0
+  std::string library{};        // path of libucp.so.0; empty: where the dynamic linker looks
+  Deadline deadline;            // for the whole connecting
 };
 
-// Where the ranks agree on it.
-inline Board BoardOf(const UcxOptions& options) {
-  return {"UCX", options.members, options.transport, options.first, options.deadline};
-}
-
-// The library's version, such as "1.13.1". Unimplemented, with the mend, if it is not here or is
+// The library's version, such as "1.13.1". Unimplemented, with the fix, if it is not here or is
 // too old.
 absl::StatusOr<std::string> UcxVersion(const std::string& library);
 
-// A plane that has exchanged a block with every rank; all of them are on one host (one_host.h). It
+// A plane that has exchanged a block with every rank; all of them share one host's memory. It
 // does not hear of lost peers: whoever combines it with a control plane passes that plane's failure
 // on by Abort. Unimplemented if this rank or another can't take part, DeadlineExceeded names the
 // ranks that did not come, Unavailable one that died meanwhile.

@@ -1,6 +1,6 @@
 // Handshake: before any connection, all ranks compare what they must agree on.
-#ifndef THINWIRE_SCHEDULE_ENGINE_HANDSHAKE_H_
-#define THINWIRE_SCHEDULE_ENGINE_HANDSHAKE_H_
+#ifndef THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_
+#define THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_
 
 #include <string>
 
@@ -20,4 +20,4 @@ absl::Status Handshake(Store& store, const std::string& prefix, int rank, int si
 
 }  // namespace thinwire
 
-#endif  // THINWIRE_SCHEDULE_ENGINE_HANDSHAKE_H_
+#endif  // THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_

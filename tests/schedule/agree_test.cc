@@ -1,6 +1,6 @@
 // What ranks tell one another while they agree on a data plane, and how they hear of one that dies
 // or stops meanwhile.
-#include "transport/board.h"
+#include "schedule/join/agree.h"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "schedule/engine/give_up.h"
+#include "schedule/join/last_words.h"
+#include "schedule/join/planes.h"
 #include "tests/transport/connect_gloo.h"
-#include "transport/choice.h"
 #include "transport/failure_link.h"
 #include "transport/in_process/in_process.h"
 #include "transport/spread/spread.h"
@@ -103,7 +103,8 @@ TEST(GlooBoard, ARankThatDiesIsALostPeerWhateverIsChosen) {
 }
 
 TEST(GlooBoard, RanksThatStayAwayAreNamed) {
-  const std::string words = "ranks 1, 3 told rank 0 nothing of their tea";
+  const std::string words =
+      "rank 0 could not tell all others its tea (topic) in time: ranks 1, 3 did not answer";
   const absl::Status status = Expecting(words, [](Clock::duration patience) {
     std::vector<Transport> transports = ConnectGlooRanks(4);
     const auto tell = [&](int rank) {
@@ -122,7 +123,8 @@ TEST(GlooBoard, RanksThatStayAwayAreNamed) {
 // notices no more than that, can tell its caller.
 TEST(GlooBoard, TheReasonOfWhoGaveUpFirstIsEverybodys) {
   std::vector<absl::Status> failures(2);
-  const std::string words = "rank 2 told rank 0 nothing";
+  const std::string words =
+      "rank 0 could not tell all others its tea (topic) in time: rank 2 did not answer";
   Expecting(words, [&](Clock::duration first_patience) {
     std::vector<Transport> transports = ConnectGlooRanks(3);
     OnRanks(2, [&](int rank) {
@@ -188,7 +190,7 @@ TEST(Board, WhoIsLateIsNamedWhereAnswersGoByPlanesOfTheirOwn) {
     mine.data = std::make_unique<Spread>(std::move(mine.data), std::move(second));
     const absl::Status status = TellAll(BoardOf(mine, milliseconds(50)), topic, "here").status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 told rank 0 nothing")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "in time: rank 1 did not answer")) << status;
   }
 }
 

@@ -1,12 +1,11 @@
 // Which ranks are on one node.
-#include "transport/nodes.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "schedule/join/links.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {
@@ -37,11 +36,13 @@ TEST(Nodes, SayWhyTheyAreNone) {
 }
 
 TEST(Nodes, AreFoundAlikeOnAllRanks) {
+  const Options options;
   std::vector<Transport> transports = MakeInProcessTransports(4);
   std::vector<std::thread> ranks;
   for (Transport& transport : transports) {
-    ranks.emplace_back([&transport] {
-      const absl::StatusOr<Nodes> nodes = FindNodes(
+    ranks.emplace_back([&] {
+      const absl::StatusOr<Nodes> nodes = LocateRanks(
+          options,
           {"nodes", transport.members(), transport, 0, Clock::now() + std::chrono::seconds(20)});
       ASSERT_TRUE(nodes.ok()) << nodes.status();
       EXPECT_EQ(nodes->refusal, "all ranks are on one node");

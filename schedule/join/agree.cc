@@ -1,4 +1,4 @@
-#include "transport/board.h"
+#include "schedule/join/agree.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,8 +10,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "transport/alarm.h"
+#include "schedule/join/guards.h"
+#include "schedule/join/last_words.h"
 #include "transport/checked/crc32c.h"
 #include "transport/failure_link.h"
 
@@ -98,21 +98,6 @@ class Round {
   std::vector<std::unique_ptr<Exchange>> exchanges_;
 };
 
-absl::Status LateError(const Board& board, std::string_view topic,
-                       const std::vector<int>& missing) {
-  const int rank = board.first + board.members.rank;
-  const std::string what = absl::StrCat(board.subject, " (", std::string(topic), ")");
-  if (missing.empty()) {
-    return absl::DeadlineExceededError(absl::StrCat("rank ", rank,
-                                                    " could not tell all others its ", what,
-                                                    " in time; look at the link, or raise "
-                                                    "the timeout"));
-  }
-  return absl::DeadlineExceededError(absl::StrCat(
-      missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), " told rank ", rank,
-      " nothing of their ", what, " in time; look what that process does, or raise the timeout"));
-}
-
 }  // namespace
 
 absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
@@ -125,7 +110,11 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
     const FailureLink link(*board.transport.control, *board.transport.data);
     status = round.Wait();
   }
-  if (absl::IsDeadlineExceeded(status)) return LateError(board, topic, round.missing());
+  if (absl::IsDeadlineExceeded(status)) {
+    const std::string what =
+        absl::StrCat("tell all others its ", board.subject, " (", std::string(topic), ")");
+    return LateError(board.first + board.members.rank, what, round.missing());
+  }
   if (!status.ok()) return status;
   Answers answers;
   for (const Note& note : round.notes()) answers.push_back(AnswerIn(note));
@@ -143,6 +132,18 @@ absl::StatusOr<Deadline> EarliestDeadline(const Board& board) {
     if (answer.ok() && absl::SimpleAtoi(*answer, &theirs)) least = std::min(least, theirs);
   }
   return std::min(board.deadline, Clock::now() + milliseconds(least));
+}
+
+TellAddress TellerOf(const Board& board) {
+  return
+      [board](const absl::StatusOr<std::string>& mine) -> absl::StatusOr<std::vector<std::string>> {
+        const absl::StatusOr<Answers> answers = TellAll(board, "address", mine);
+        if (!answers.ok()) return answers.status();
+        if (absl::Status refusal = FirstRefusal(board, *answers); !refusal.ok()) return refusal;
+        std::vector<std::string> addresses;
+        for (const absl::StatusOr<std::string>& answer : *answers) addresses.push_back(*answer);
+        return addresses;
+      };
 }
 
 absl::Status FirstRefusal(const Board& board, const Answers& answers) {

@@ -1,7 +1,8 @@
-// Board: what ranks tell one another, over the connections that they have, while they agree on an
-// optional data plane. A peer that dies meanwhile is heard of at once, since its connections close.
-#ifndef THINWIRE_TRANSPORT_BOARD_H_
-#define THINWIRE_TRANSPORT_BOARD_H_
+// How ranks that are connected agree while their group comes together: every rank tells all others
+// something, and decides by a function of what all have told. A peer that dies meanwhile is noticed
+// at once, since its connections close.
+#ifndef THINWIRE_SCHEDULE_JOIN_AGREE_H_
+#define THINWIRE_SCHEDULE_JOIN_AGREE_H_
 
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@ namespace thinwire {
 
 using Answers = std::vector<absl::StatusOr<std::string>>;  // by rank
 
+// Who agrees on a subject, over which connections, until when.
 struct Board {
   std::string subject;  // what is agreed on, such as "UCX"
   Membership members;   // those who agree, numbered among themselves
@@ -40,6 +42,9 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
 // TellAll.
 absl::StatusOr<Deadline> EarliestDeadline(const Board& board);
 
+// TellAll for a data plane that connects by itself.
+TellAddress TellerOf(const Board& board);
+
 // OK, or Unimplemented for the first rank that answered with a failure.
 absl::Status FirstRefusal(const Board& board, const Answers& answers);
 
@@ -53,4 +58,4 @@ absl::Status TellOutcome(const Board& board, std::string_view topic, const absl:
 
 }  // namespace thinwire
 
-#endif  // THINWIRE_TRANSPORT_BOARD_H_
+#endif  // THINWIRE_SCHEDULE_JOIN_AGREE_H_

@@ -1,4 +1,4 @@
-#include "schedule/engine/handshake.h"
+#include "schedule/join/handshake.h"
 
 #include <vector>
 
@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "schedule/settle.h"
+#include "transport/transport.h"
 
 namespace thinwire {
 namespace {
@@ -39,7 +40,7 @@ std::string Digest(int size, const Options& options) {
       " codec=", absl::StrJoin(codecs, ";"), " momentum=", options.momentum.beta,
       options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
       " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
-      " chunk_bytes=", Settle(options, size).chunk_bytes, " min_bytes=", options.min_bytes,
+      " chunk_bytes=", Settle(options, size)->chunk_bytes, " min_bytes=", options.min_bytes,
       " one_hop_bytes=", options.one_hop_bytes, " checksum=", options.checksum ? 1 : 0,
       " topology=", std::string(Name(options.topology)), " local_size=", options.local_size,
       " check_replicas=", options.check_replicas,

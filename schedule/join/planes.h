@@ -1,15 +1,17 @@
-// How a group comes to run on an optional data plane or not: alike on all ranks.
-#ifndef THINWIRE_TRANSPORT_CHOICE_H_
-#define THINWIRE_TRANSPORT_CHOICE_H_
+// Whether a group runs on NCCL or UCX in place of Gloo: decided alike on all ranks, by one
+// procedure for both. Every rank offers what it has; if the offers go together, all connect, tell
+// one another what came of it, and take the plane if all have succeeded.
+#ifndef THINWIRE_SCHEDULE_JOIN_PLANES_H_
+#define THINWIRE_SCHEDULE_JOIN_PLANES_H_
 
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "compress/device.h"
+#include "schedule/options.h"
 #include "transport/store.h"
 #include "transport/transport.h"
-#include "transport/transport_kind.h"
 
 namespace thinwire {
 
@@ -30,6 +32,10 @@ struct ChoiceOptions {
 // and what is there between them, else what is there.
 absl::StatusOr<std::string> ChooseDataPlane(const ChoiceOptions& options, Transport& transport);
 
+// Text that is equal in two processes only if one can map the other's memory: the kernel's run, the
+// namespaces, the user, and the folder of shared memory. Containers on one host differ, as a rule.
+std::string HostIdentity();
+
 }  // namespace thinwire
 
-#endif  // THINWIRE_TRANSPORT_CHOICE_H_
+#endif  // THINWIRE_SCHEDULE_JOIN_PLANES_H_

@@ -1,4 +1,4 @@
-#include "integrations/c/local_hub.h"
+#include "schedule/join/local_hub.h"
 
 #include <map>
 #include <utility>

@@ -1,6 +1,6 @@
-// LocalHub: where communicators of one process, on one thread each, find each other by a name.
-#ifndef THINWIRE_INTEGRATIONS_C_LOCAL_HUB_H_
-#define THINWIRE_INTEGRATIONS_C_LOCAL_HUB_H_
+// LocalHub: where ranks that are threads of one process find each other by a name.
+#ifndef THINWIRE_SCHEDULE_JOIN_LOCAL_HUB_H_
+#define THINWIRE_SCHEDULE_JOIN_LOCAL_HUB_H_
 
 #include <memory>
 #include <string>
@@ -35,4 +35,4 @@ class LocalHub {
 
 }  // namespace thinwire
 
-#endif  // THINWIRE_INTEGRATIONS_C_LOCAL_HUB_H_
+#endif  // THINWIRE_SCHEDULE_JOIN_LOCAL_HUB_H_

@@ -1,0 +1,67 @@
+// Guards of a rank that waits while its group comes together: a wait that has no deadline of its
+// own ends, and one in a store ends when a peer is lost.
+#ifndef THINWIRE_SCHEDULE_JOIN_GUARDS_H_
+#define THINWIRE_SCHEDULE_JOIN_GUARDS_H_
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "transport/control_plane.h"
+#include "transport/failure_link.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+// Fails a control plane, which must outlive it, with DeadlineExceeded once a deadline has passed.
+// Gloo closes all connections when a wait of its own times out, and then a rank could not tell its
+// peers why.
+class Alarm {
+ public:
+  Alarm(ControlPlane& control, Deadline deadline)
+      : ticker_([&control, deadline] {
+          if (Clock::now() < deadline) return;
+          control.Abort(absl::DeadlineExceededError("the deadline has passed"));
+        }) {}
+
+ private:
+  Ticker ticker_;
+};
+
+// A store whose waits end when a group that is connected already has failed: a store does not tell
+// who died, but the group's connections do.
+class GuardedStore final : public Store {
+ public:
+  // `group` must outlive it.
+  GuardedStore(std::shared_ptr<Store> store, const ControlPlane& group)
+      : store_(std::move(store)), group_(group) {}
+
+  absl::Status Set(std::string_view key, std::string_view value) override {
+    return store_->Set(key, value);
+  }
+
+  // The group's failure, if that comes first.
+  absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
+    for (;;) {
+      const Deadline next = std::min(deadline, Clock::now() + kGlance);
+      absl::StatusOr<std::string> value = store_->Get(key, next);
+      if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
+      if (absl::Status failed = group_.status(); !failed.ok()) return failed;
+      if (Clock::now() >= deadline) return value;
+    }
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kGlance{50};
+
+  const std::shared_ptr<Store> store_;
+  const ControlPlane& group_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_JOIN_GUARDS_H_

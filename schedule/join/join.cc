@@ -1,0 +1,135 @@
+// The story of a group, in the order of Join: compare the options in the store; connect, Gloo's way
+// or within the process; connect further loops; find the nodes; choose the data plane; measure the
+// links, choose the topology and settle the options.
+#include "schedule/join/join.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "schedule/join/agree.h"
+#include "schedule/join/guards.h"
+#include "schedule/join/handshake.h"
+#include "schedule/join/last_words.h"
+#include "schedule/join/local_hub.h"
+#include "schedule/join/planes.h"
+#include "schedule/order/frames.h"
+#include "transport/failure_link.h"
+#include "transport/gloo/gloo.h"
+#include "transport/spread/spread.h"
+
+namespace thinwire {
+namespace {
+
+absl::Status Check(const JoinOptions& in) {
+  if (in.size < 1 || in.rank < 0 || in.rank >= in.size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", in.rank, " of ", in.size, ": expected 0 <= rank < size"));
+  }
+  if (in.size > 1 && in.store == nullptr && in.local_group.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", in.rank, " got no place to meet its ",
+                                                   in.size - 1, " peers at; give it a store"));
+  }
+  return CheckOptions(in.options);
+}
+
+// Spreads the data over options.loops sets of connections, the first of which `transport` has
+// already; control frames stay with that. A rank that dies meanwhile is named within moments, and
+// one that stops when the first rank's deadline has passed.
+absl::Status ConnectLoops(const Options& options, const GlooOptions& first, Board board) {
+  if (options.loops == 1) return absl::OkStatus();
+  const absl::StatusOr<Deadline> end = EarliestDeadline(board);
+  if (!end.ok()) return end.status();
+  Transport& transport = board.transport;
+  GlooOptions gloo = first;
+  gloo.store = std::make_shared<GuardedStore>(first.store, *transport.control);
+  gloo.deadline = *end;
+  gloo.last_words = nullptr;  // the first connections tell why
+  std::vector<Transport> others;
+  for (int loop = 1; loop < options.loops; ++loop) {
+    gloo.prefix = absl::StrCat(first.prefix, "loop", loop, "/");
+    absl::StatusOr<Transport> other = ConnectGloo(gloo);
+    if (absl::IsDeadlineExceeded(other.status())) {
+      // That names a rank which may itself be waiting for the one that is at fault.
+      transport.control->Abort(other.status());
+      return FindSilentRanks(*transport.control, "connect all its loops", options.timeout);
+    }
+    if (!other.ok()) return other.status();
+    others.push_back(*std::move(other));
+  }
+  transport.data = std::make_unique<Spread>(std::move(transport.data), std::move(others));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string words,
+                               Transport& transport, Deadline deadline) {
+  const FailureLink hears_of_lost_peers(*transport.control, *transport.data);
+  absl::StatusOr<ChosenTopology> chosen =
+      ChooseTopology(options, nodes, {"links", transport.members(), transport, 0, deadline});
+  if (!chosen.ok()) return chosen.status();
+  return Joined{std::move(chosen->options), Transport(),      std::move(words),
+                std::move(chosen->words),   std::move(nodes), chosen->rates};
+}
+
+// The rest for ranks that Gloo has connected.
+absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Transport& transport) {
+  const Options& options = in.options;
+  const auto board = [&](const char* subject) {
+    return Board{subject, transport.members(), transport, 0, gloo.deadline};
+  };
+  if (absl::Status bad = ConnectLoops(options, gloo, board("loops")); !bad.ok()) return bad;
+  absl::StatusOr<Nodes> nodes = LocateRanks(options, board("node"));
+  if (!nodes.ok()) return nodes.status();
+  absl::StatusOr<std::string> words = ChooseDataPlane({.kind = options.transport,
+                                                       .deadline = gloo.deadline,
+                                                       .device = in.device,
+                                                       .host_memory = options.checksum,
+                                                       .local_size = nodes->local_size,
+                                                       .loops = options.loops,
+                                                       .ucx_library = in.ucx_library,
+                                                       .nccl_library = in.nccl_library},
+                                                      transport);
+  if (!words.ok()) return words.status();
+  return FindWay(options, *std::move(nodes), *std::move(words), transport, gloo.deadline);
+}
+
+}  // namespace
+
+absl::StatusOr<Joined> Join(const JoinOptions& in) {
+  if (absl::Status bad = Check(in); !bad.ok()) return bad;
+  const Options& options = in.options;
+  if (in.size == 1) return Joined{Settle(options, 1), Transport(), "one rank", "one rank", {}, {}};
+  const Deadline deadline = Clock::now() + options.timeout;
+  const std::shared_ptr<LocalHub> hub =
+      in.local_group.empty() ? nullptr
+                             : LocalHub::Of(absl::StrCat(in.local_group, "/", in.group), in.size);
+  const std::shared_ptr<Store> store = hub != nullptr ? hub->store() : in.store;
+  const std::string prefix = absl::StrCat("thinwire/", in.group, "/");
+  if (absl::Status differs = Handshake(*store, prefix, in.rank, in.size, options, deadline);
+      !differs.ok()) {
+    return differs;
+  }
+  const GlooOptions gloo = {.rank = in.rank,
+                            .size = in.size,
+                            .store = store,
+                            .prefix = prefix,
+                            .interface = in.interface,
+                            .rendezvous_host = in.rendezvous_host,
+                            .deadline = deadline,
+                            .key_file = in.key_file,
+                            .digest = Digest(in.size, options),
+                            .congestion = in.congestion,
+                            .last_words = [](const absl::Status& why) { return PackFailure(why); }};
+  absl::StatusOr<Transport> transport = hub != nullptr ? hub->Connect(in.rank) : ConnectGloo(gloo);
+  if (!transport.ok()) return transport.status();
+  const int local_size = options.local_size != 0 ? options.local_size : in.size;
+  absl::StatusOr<Joined> joined = hub != nullptr
+                                      ? FindWay(options, NodesOf(in.size, local_size),
+                                                "memory of this process", *transport, deadline)
+                                      : Agree(in, gloo, *transport);
+  if (!joined.ok()) return GiveUp(*transport, joined.status());
+  joined->transport = *std::move(transport);
+  return joined;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,64 @@
+// Where the ranks of a group are, how fast the links between them are, and which way the group's
+// dense allreduces go therefore: decided alike on all ranks.
+#ifndef THINWIRE_SCHEDULE_JOIN_LINKS_H_
+#define THINWIRE_SCHEDULE_JOIN_LINKS_H_
+
+#include <chrono>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "schedule/collective/grid.h"
+#include "schedule/collective/hierarchy.h"
+#include "schedule/join/agree.h"
+#include "schedule/options.h"
+#include "schedule/settle.h"
+
+namespace thinwire {
+
+// A node is the processes of one running kernel in one network namespace, so what goes between them
+// passes no network. Text that is equal in two processes only if they are on one.
+std::string NodeIdentity();
+
+// A world that is cut into nodes of local_size ranks, which are neighbours: [0, local_size) and so
+// on.
+struct Nodes {
+  int local_size = 1;
+  std::string refusal;  // why the ranks are not several such nodes; empty if they are
+};
+
+// The nodes of ranks with these identities, by rank.
+Nodes NodesOf(std::span<const std::string> identities);
+// The nodes that the user asked for.
+Nodes NodesOf(int world, int local_size);
+
+// The nodes of the board's members, the same on all of them: of options.local_size ranks, else, if
+// the topology or the transport depends on them, as every rank tells its identity. Fails as
+// TellAll.
+absl::StatusOr<Nodes> LocateRanks(const Options& options, const Board& board);
+
+// The rates of the slowest ranks, the same on all, which all call it. The board has all ranks of
+// the transport, whose data plane is of the host's memory and fails with the control plane. Takes
+// ten exchanges of 64 KiB a rank, and, where these take less than 10 ms, six of 1 MiB.
+// DeadlineExceeded names the ranks that do not answer when the first rank's deadline has passed;
+// they are given a 30th of `timeout` to do so.
+absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, const Board& board,
+                                     std::chrono::milliseconds timeout);
+
+// The options as they are in this group, and why in words.
+struct ChosenTopology {
+  Settled options;
+  std::string words;                    // such as "hierarchical: 2 nodes of 2 ranks"
+  std::optional<LinkRates> rates = {};  // if they were measured
+};
+
+// All ranks call it, with the same options, which CheckOptions has passed, and the same nodes.
+// kHierarchical is taken where there are nodes; kAuto takes it as well where the links inside are
+// measured to be so much faster that it pays. Fails as ProbeLinks.
+absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
+                                              const Board& board);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_JOIN_LINKS_H_
