@@ -21,8 +21,7 @@ import lab_ranks
 import torch
 from subjects import ALONE, Subject
 from thinwire.simulate import Layer, Profile
-from thinwire.torch.advise import ACCURATE, CODECS
-from thinwire.torch.advise.rehearsal import rehearse
+from thinwire.torch.advise import ACCURATE, CODECS, rehearse
 from thinwire.torch.exchange.auto import START
 from thinwire.torch.forecast.probe import probe
 

@@ -20,10 +20,12 @@ from typing import Any
 import lab_ranks
 import torch
 import torch.distributed as dist
-from thinwire.demo import lab
-from thinwire.demo.exchange import WAYS, Exchange
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from demo import lab
+from demo.exchange import WAYS, Exchange
 
 WIDTH, LAYERS, BATCH = 1024, 4, 2
 WARM_UP = 3  # steps: DDP rebuilds its buckets in the second

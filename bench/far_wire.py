@@ -19,8 +19,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
-from thinwire.demo import lab
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from demo import lab
 
 ETH_P_ALL, SOL_PACKET, PACKET_VNET_HDR, PACKET_OUTGOING = 3, 263, 15, 4
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33

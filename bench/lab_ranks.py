@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from far_wire import open_far_lab
-from thinwire.demo import lab
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from demo import lab
 
 _OPTION = "rank_out"  # set in the ranks: where rank 0 writes what was measured
 

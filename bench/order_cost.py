@@ -21,10 +21,12 @@ import lab_ranks
 import torch
 import torch.distributed as dist
 from thinwire import config
-from thinwire.demo import lab
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.group import Membership
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from demo import lab
 
 NUMEL = 1024
 BURST = 32

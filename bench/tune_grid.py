@@ -18,7 +18,7 @@ from typing import Any
 
 import lab_ranks
 from subjects import Subject
-from thinwire.torch.search import EVERYTHING, Point, best_of, search
+from thinwire.torch.tune import EVERYTHING, Point, best_of, search
 
 ROUNDS = 2
 SEEDS = range(5)

@@ -35,8 +35,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integrations" / "python"))
-from thinwire.demo import lab
 from versus_team import Team, open_teams
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from demo import lab
 
 CODEC_OPERATIONS = (
     r"((encode_ef|decode|decode_add|reduce_requant)/(int8|int4|onebit)|select/topk)"

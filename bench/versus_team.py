@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from thinwire.demo import lab
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from demo import lab
 
 START_S, TURN_S = 60.0, 120.0  # deadlines
 _PORT = 29500  # of the first tree's rendezvous in a lab

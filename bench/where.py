@@ -24,8 +24,10 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integrations" / "python"))
-from thinwire.demo import lab
 from versus_team import Team
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from demo import lab
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD = 2

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Installs what building needs: Debian packages, by apt. What is there already is not asked for again.
+# setup.sh library|all: installs Debian packages, by apt, that are not here yet: what building the library and
+# running the demo need, or what tests, benchmarks and checks need beside that.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/install.sh g++ clang cmake ninja-build pkg-config libgloo-dev libucx-dev libssl-dev libabsl-dev \
-  libhwy-dev libisal-dev libgtest-dev libbenchmark-dev iproute2 python3-venv patchelf dataset-fashion-mnist jargon-text \
-  clang-format spin iptables wireguard-go wireguard-tools
+packages=(g++ cmake ninja-build pkg-config libgloo-dev libssl-dev libabsl-dev libhwy-dev libisal-dev
+  iproute2 python3-venv dataset-fashion-mnist)
+[[ ${1:-all} == library ]] ||
+  packages+=(clang clang-format libucx-dev libgtest-dev libbenchmark-dev patchelf jargon-text
+    spin iptables wireguard-go wireguard-tools)
+scripts/install.sh "${packages[@]}"
 
 mkdir -p build
-command -v nvcc >/dev/null ||
+[[ ${1:-all} == library ]] || command -v nvcc >/dev/null ||
   echo "nvcc is not here: the CUDA part is left out."

@@ -37,9 +37,9 @@ for example in integrations/examples/*.py; do
     plain_loop.py | fsdp.py) command=(torchrun --nproc-per-node 2 "$program") ;;
     train_accelerate.py | train_transformers.py)
       command=(torchrun --nproc-per-node 2 "$program" "/tmp/$name.out") ;;
-    horovod_checkpoints.py) command=(thinwire run -n 2 python "$program" "/tmp/$name.out" --epochs 1) ;;
-    horovod_digits.py) command=(thinwire run -n 2 python "$program" --epochs 1 --compression int4) ;;
-    horovod_benchmark.py) command=(thinwire run -n 2 python "$program" --compression int4) ;;
+    horovod_checkpoints.py) command=(torchrun --nproc-per-node 2 "$program" "/tmp/$name.out" --epochs 1) ;;
+    horovod_digits.py) command=(torchrun --nproc-per-node 2 "$program" --epochs 1 --compression int4) ;;
+    horovod_benchmark.py) command=(torchrun --nproc-per-node 2 "$program" --compression int4) ;;
     train_lightning.py | train_fabric.py | train_ray.py) command=(python "$program" "/tmp/$name.out") ;;
     recover.py | train_torchft.py | ray_executor.py) command=(python "$program") ;;
     *) echo "$name: this script does not know how to start it" >&2 && exit 1 ;;

@@ -1,6 +1,6 @@
 """A benchmark for Horovod: random data, and images a second of all ranks. One line differs.
 
-thinwire run -n 2 python integrations/examples/horovod_benchmark.py [--compression int4]"""
+torchrun --nproc-per-node 2 integrations/examples/horovod_benchmark.py [--compression int4]"""
 
 from __future__ import annotations
 

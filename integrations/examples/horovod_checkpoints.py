@@ -1,7 +1,7 @@
 """A program for Horovod that rank 0 saves and resumes: warm-up of the learning rate, several
 backward passes a step, clipping, and a checkpoint each epoch. One line differs.
 
-thinwire run -n 2 python integrations/examples/horovod_checkpoints.py FOLDER [--compression int4]"""
+torchrun --nproc-per-node 2 horovod_checkpoints.py FOLDER [--compression int4]"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A loop for Horovod: images, a sampler for each rank, epochs with validation. One line differs.
 
-thinwire run -n 2 python integrations/examples/horovod_digits.py [--compression int4]"""
+torchrun --nproc-per-node 2 integrations/examples/horovod_digits.py [--compression int4]"""
 
 from __future__ import annotations
 

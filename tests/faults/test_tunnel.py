@@ -22,7 +22,8 @@ from board import Board
 from thinwire import _library
 from thinwire.comm import Communicator
 from thinwire.config import Config
-from thinwire.demo.lab import Lab, can_shape, open_lab
+
+from demo.lab import Lab, can_shape, open_lab
 
 WORLD = 2
 PATTERN = b"thinwire"  # two floats

@@ -1,4 +1,4 @@
-"""The command line: `thinwire doctor`, `demo`, `bench`, `advise`, `run` and `trace`."""
+"""The command line: `thinwire doctor`, `bench`, `advise` and `trace`."""
 
 from __future__ import annotations
 
@@ -25,27 +25,15 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _advise(arguments: argparse.Namespace) -> int:
-    from thinwire.torch.advise import command
+    from thinwire.torch import advise
 
-    return command.main(arguments.make, arguments.codecs)
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    from thinwire.demo import run
-
-    return run.main(arguments)
+    return advise.main(arguments.make, arguments.codecs)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from thinwire.bench import run
+    from thinwire import bench
 
-    return run.main(arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from thinwire.launch import run
-
-    return run.main(arguments)
+    return bench.main(arguments)
 
 
 def _doctor(_arguments: argparse.Namespace) -> int:
@@ -54,23 +42,30 @@ def _doctor(_arguments: argparse.Namespace) -> int:
     return doctor.main()
 
 
+def _sizes(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+_sizes.__name__ = "list of whole numbers"  # argparse's message names it
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="thinwire", description="Gradient compression for DDP.")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="what is here, what is missing, what to do")
     doctor.set_defaults(run=_doctor, needs_torch=False)
-    demo = commands.add_parser("demo", help="train a model, plain and compressed, and compare")
-    from thinwire.demo import run
-
-    run.add_arguments(demo)
-    demo.set_defaults(run=_demo, needs_torch=True)
     bench = commands.add_parser(
         "bench",
         help="codecs, link and allreduces of this machine, or under a launcher of a cluster",
     )
-    from thinwire.bench import run as bench_run
-
-    bench_run.add_arguments(bench)
+    bench.add_argument("--codecs", default="int8,int4", help="separated by commas")
+    bench.add_argument(
+        "--sizes", type=_sizes, default=[64, 1024, 16384, 65536], help="in KiB of fp32: 64,1024"
+    )
+    bench.add_argument("--rounds", type=int, default=5, help="at least, for each size")
+    bench.add_argument("--seconds", type=float, default=2.0, help="for each size, at least")
+    bench.add_argument("--ranks", type=int, default=2, help="here, if no launcher started this")
+    bench.add_argument("--json", type=Path, help="file for all figures")
     bench.set_defaults(run=_bench, needs_torch=True)
     advise = commands.add_parser(
         "advise", help="which codec and policy suit this model on this link; run it under torchrun"
@@ -81,11 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     advise.add_argument("--codecs", help="to choose from, the most accurate first: fp32,bf16,...")
     advise.set_defaults(run=_advise, needs_torch=True)
-    starter = commands.add_parser("run", help="start all ranks of a program, here or over ssh")
-    from thinwire.launch import run as launch_run
-
-    launch_run.add_arguments(starter)
-    starter.set_defaults(run=_run, needs_torch=False)
     trace = commands.add_parser("trace", help="merge the traces of all ranks on one clock")
     trace.add_argument("files", nargs="+", type=Path, help="the name that was traced to, or files")
     trace.add_argument("--out", type=Path, default=Path("trace.json"))

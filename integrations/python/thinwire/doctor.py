@@ -1,4 +1,4 @@
-"""`thinwire doctor`: what is here, what is missing, what to do."""
+"""`thinwire doctor`: what is here, what is missing, what to do. It looks and changes nothing."""
 
 from __future__ import annotations
 
@@ -125,26 +125,6 @@ def _nccl_shim() -> Iterator[Finding]:
     yield Finding("ok" if here else "absent", "NCCL shim", detail if here else f"no {shim}")
 
 
-def _demo() -> Iterator[Finding]:
-    for module in ("tqdm", "matplotlib"):
-        here = importlib.util.find_spec(module) is not None
-        detail = "for the demo" if here else f"the demo needs it: pip install {module}"
-        yield Finding("ok" if here else "absent", module, detail)
-    if _import_torch()[0] is not None:
-        from thinwire.demo import data
-
-        here = data.FOLDER.is_dir()
-        mend = "the demo needs it: apt-get install dataset-fashion-mnist"
-        yield Finding(
-            "ok" if here else "absent", "Fashion-MNIST", str(data.FOLDER) if here else mend
-        )
-    from thinwire.demo import lab
-
-    refusal = lab.can_shape()
-    detail = refusal or "network namespaces and tc; the demo can shape its links"
-    yield Finding("absent" if refusal else "ok", "shaped links", detail)
-
-
 def _settings() -> Iterator[Finding]:
     for name in ("GLOO_SOCKET_IFNAME", *config.VARIABLES):
         if os.environ.get(name):
@@ -185,5 +165,5 @@ def _check_congestion(name: str | None) -> None:
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _python, _c_library, _torch, _cuda, _ucx, _nccl, _nccl_shim, _demo, _settings,
+    _python, _c_library, _torch, _cuda, _ucx, _nccl, _nccl_shim, _settings,
 )  # fmt: skip

@@ -18,7 +18,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.arguments import check_no_momentum, check_whole, wrong
-from thinwire.observe import scalars
 from thinwire.options import ARGUMENTS
 from thinwire.torch import Compression, compress
 
@@ -119,6 +118,9 @@ class ThinwireStats(Callback):
         state = getattr(trainer.strategy, "thinwire_state", None)
         if state is None or (batch_idx + 1) % self._every:
             return
-        named = {f"thinwire/{key}": value for key, value in scalars(state.stats()).items()}
+        stats = state.stats()
+        found = {key: value for key, value in stats.items() if isinstance(value, (int, float))}
+        found |= {f"{stage}_s": seconds for stage, seconds in stats["seconds"].items()}
+        named = {f"thinwire/{key}": float(value) for key, value in found.items()}
         for logger in trainer.loggers:
             logger.log_metrics(named, step=trainer.global_step)

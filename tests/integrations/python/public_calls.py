@@ -12,7 +12,7 @@ import thinwire
 import thinwire.torch
 import torch
 import torch.distributed as dist
-from thinwire import observe, simulate
+from thinwire import simulate
 from thinwire.torch import GradientExchange, State
 from thinwire.torch.advanced import Communicator, GatheredState, NamedResiduals
 from thinwire.torch.optimizer import DistributedOptimizer
@@ -42,11 +42,6 @@ def bucket_of(exchange: GradientExchange) -> Any:
 @functools.cache
 def served() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-class _Writer:
-    def add_scalar(self, *_arguments: Any) -> None:
-        pass
 
 
 def functions() -> dict[str, Callable[[], Call]]:
@@ -94,14 +89,6 @@ def functions() -> dict[str, Callable[[], Call]]:
             thinwire.torch.advanced.merge_state_dicts,
             {"saved": [State().state_dict()], "world": 1, "rank": 0},
         ),
-        "log_scalars": lambda: (
-            observe.log_scalars,
-            {"of": State(), "writer": _Writer(), "step": 1, "prefix": "thinwire"},
-        ),
-        "prometheus_text": lambda: (
-            observe.prometheus_text, {"of": State(), "labels": {"rank": "0"}},
-        ),
-        "scalars": lambda: (observe.scalars, {"stats": State().stats()}),
     }  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from models import data, digest, make_mlp, wrap
 from ranks import run
 from thinwire import cli
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
+from thinwire.torch import advise as advice_
 from thinwire.torch.advise import Advice, advise
-from thinwire.torch.advise import advice as advice_
 from thinwire.torch.exchange import auto
 from thinwire.torch.forecast import choice
 from thinwire.torch.forecast.choice import CODECS, Prediction, choose, codecs_on

@@ -27,6 +27,17 @@ def test_doctor_of_a_good_installation():
     assert done.stdout.rstrip().endswith("ready")
 
 
+def test_doctor_starts_no_command(tmp_path):
+    """It makes no network namespace, as root neither."""
+    for tool in ("ip", "tc", "unshare", "sudo"):
+        (tmp_path / tool).write_text(f"#!/bin/sh\necho {tool} $@ >> {tmp_path}/called\n")
+        (tmp_path / tool).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    done = command("-m", "thinwire", "doctor", PATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "called").exists(), (tmp_path / "called").read_text()
+
+
 def test_doctor_says_what_is_missing_and_what_to_do():
     done = command("-m", "thinwire", "doctor", THINWIRE_LIBRARY="/nowhere.so", THINWIRE_LANE="3")
     assert done.returncode == 1

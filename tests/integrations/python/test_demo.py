@@ -4,35 +4,42 @@ import gzip
 import json
 import struct
 import subprocess
+import sys
 
 import pytest
-from thinwire.demo import data, lab, report
+
+from demo import data, lab, train
 
 ROWS = [
-    {"codec": "plain", "accuracy": 88.1, "loss": 0.3, "step_ms": 80.0, "wire_bytes": 1000,
-     "raw_bytes": 1000, "ratio": 1.0, "replicas_identical": True},
-    {"codec": "int4", "accuracy": 88.0, "loss": 0.3, "step_ms": 20.0, "wire_bytes": 125,
-     "raw_bytes": 1000, "ratio": 8.0, "replicas_identical": False},
+    {"codec": "plain", "accuracy": 88.14, "loss": 0.3, "step_ms": 80.0, "wire_bytes": 4e6,
+     "raw_bytes": 4e6, "ratio": 1.0},
+    {"codec": "int4", "accuracy": 87.92, "loss": 0.31, "step_ms": 20.0, "wire_bytes": 5e5,
+     "raw_bytes": 4e6, "ratio": 8.0},
 ]  # fmt: skip
 
 
-def test_report(tmp_path):
-    rows = [dict(row) for row in ROWS]
-    report.finish(rows)
-    report.write_json(tmp_path / "report.json", "1gbit", 2, rows)
+def test_accuracy_is_a_difference_to_the_first_line():
+    head = train.table_head().splitlines()[0].split()
+    plain, int4 = (train.table_line(row, ROWS[0]).split() for row in ROWS)
+    assert plain == ["plain", "88.1", "%", "0.300", "80.0", "1.00", "x", "4", "1.0", "x"]
+    assert int4 == ["int4", "-0.2", "0.310", "20.0", "4.00", "x", "0", "8.0", "x"]
+    assert head[:3] == ["codec", "test", "accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not data.FOLDER.is_dir(), reason="needs dataset-fashion-mnist")
+def test_a_short_demo(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "demo.run", "--link", "loopback", "--epochs", "1", "--batch",
+         "2000", "--ways", "plain int4", "--out", str(tmp_path)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "report.json").read_text())
-    assert written["link"] == "1gbit" and written["world"] == 2
-    assert [row["speedup"] for row in written["rows"]] == [1.0, 4.0]
-    text = report.table(rows)
-    assert "4.00 x" in text and "NO" in text.splitlines()[-1]
-
-
-def test_plot_is_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    rows = [dict(row) for row in ROWS]
-    report.finish(rows)
-    report.plot(tmp_path / "report.png", "1gbit", 2, rows)
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert [row["codec"] for row in written["rows"]] == ["plain", "int4"]
+    assert written["rows"][1]["ratio"] > 7
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("plain ", "int4 "))]
+    assert lines == [train.table_line(row, written["rows"][0]) for row in written["rows"]]
 
 
 def test_idx_files(tmp_path):

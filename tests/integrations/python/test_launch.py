@@ -7,9 +7,7 @@ from unittest import mock
 
 import pytest
 import thinwire.launch
-from thinwire.launch import Place, find
-from thinwire.launch.hosts import expand_counts, first_host
-from thinwire.launch.place import DEFAULT_PORT, port_of
+from thinwire.launch import DEFAULT_PORT, Place, expand_counts, find, first_host, port_of
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1",
@@ -27,25 +25,11 @@ OPEN_MPI = {
 HYDRA = {
     "PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "7", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3",
 }  # fmt: skip
-JSRUN = {
-    "JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "6", "JSM_NAMESPACE_LOCAL_RANK": "2",
-    "JSM_NAMESPACE_LOCAL_SIZE": "3", "LSB_JOBID": "88",
-}  # fmt: skip
-PYTORCHJOB = {
-    "RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456",
-    "PYTHONUNBUFFERED": "0",
-}  # fmt: skip
 RAY = {
     "RAY_JOB_ID": "01000000", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
     "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "41235",
 }  # fmt: skip
-BYTEPS = {
-    "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "1",
-    "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "BYTEPS_LOCAL_RANK": "3",
-    "BYTEPS_LOCAL_SIZE": "4",
-}  # fmt: skip
 
-ROOT_PORT = port_of("10.0.0.1:9000")
 CASES = {
     "torchrun": (TORCHRUN, Place(3, 4, 1, 2, "node1", 29400, "torchrun")),
     "srun": (SLURM, Place(9, 11, 1, 3, "gpu003", port_of("4711.0"), "Slurm")),
@@ -60,15 +44,7 @@ CASES = {
         Place(1, 2, 0, 1, "a", port_of("1577713665"), "Open MPI"),
     ),
     "hydra": (HYDRA, Place(2, 3, 2, 3, "127.0.0.1", DEFAULT_PORT, "MPICH or Intel MPI")),
-    "a PyTorchJob": (
-        PYTORCHJOB, Place(1, 3, 0, 1, "job-master-0", 23456, "a PyTorchJob of Kubeflow"),
-    ),
     "Ray Train": (RAY, Place(1, 2, 0, 1, "10.0.0.4", 41235, "Ray Train")),
-    "BytePS": (BYTEPS, Place(7, 8, 3, 4, "10.0.0.1", ROOT_PORT, "DMLC's variables")),
-    "MXNet": (
-        {name: value for name, value in BYTEPS.items() if name.startswith("DMLC")},
-        Place(1, 2, 0, 1, "10.0.0.1", ROOT_PORT, "DMLC's variables"),
-    ),
 }  # fmt: skip
 
 
@@ -77,17 +53,6 @@ def test_a_launchers_variables_are_read(name):
     environment, place = CASES[name]
     assert find(environment) == place
     assert place.source in str(place) and f"rank {place.rank} of {place.size}" in str(place)
-
-
-def test_jsruns_first_host_runs_no_rank(tmp_path):
-    file = tmp_path / "ranks"
-    file.write_text("batch1\nh36n01\nh36n01\nh36n01\nh36n02\n")
-    place = find(JSRUN | {"LSB_DJOB_RANKFILE": str(file)})
-    assert place == Place(5, 6, 2, 3, "h36n01", port_of("88"), "LSF's jsrun")
-    with pytest.raises(thinwire.InvalidArgumentError, match="LSB_DJOB_RANKFILE is not set"):
-        find(JSRUN)
-    with pytest.raises(thinwire.InvalidArgumentError, match="can't be read"):
-        find(JSRUN | {"LSB_DJOB_RANKFILE": str(tmp_path / "none")})
 
 
 def test_setup_says_which_launcher_it_took(caplog):
@@ -105,9 +70,7 @@ def test_setup_says_which_launcher_it_took(caplog):
     (SLURM, "SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST or SLURM_JOB_NODELIST"),
     (OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "by Open MPI, but OMPI_COMM_WORLD_SIZE"),
     (HYDRA, "PMI_SIZE", "by MPICH or Intel MPI, but PMI_SIZE"),
-    (PYTORCHJOB, "MASTER_PORT", "PyTorchJob of Kubeflow, but MASTER_PORT"),
     (RAY, "MASTER_ADDR", "by Ray Train, but MASTER_ADDR is not set; .*train function"),
-    (BYTEPS, "DMLC_WORKER_ID", "DMLC_WORKER_ID is not set"),
 ])  # fmt: skip
 def test_what_is_missing_is_named(environment, missing, words):
     rest = {name: value for name, value in environment.items() if name != missing}
@@ -129,8 +92,6 @@ def test_what_can_not_be_is_named(change, words):
 def test_other_ways_to_be_wrong():
     with pytest.raises(thinwire.InvalidArgumentError, match=r"no launcher started this.*srun"):
         find({"HOME": "/root"})
-    with pytest.raises(thinwire.InvalidArgumentError, match=r"DMLC_ROLE is 'server'.*workers only"):
-        find(BYTEPS | {"DMLC_ROLE": "server"})
     two_hosts = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}
     with pytest.raises(thinwire.InvalidArgumentError, match=r"-x MASTER_ADDR=host-of-rank-0"):
         find(two_hosts)

@@ -101,7 +101,7 @@ def current() -> World:
 
 
 def init(comm: None = None, process_sets: None = None) -> None:
-    """Finds the other ranks, by the variables of `thinwire run`, torchrun, srun, mpirun and others
+    """Finds the other ranks, by the variables of torchrun, srun, mpirun and others
     (thinwire.launch); without any of them this process is alone. All ranks call it; it does nothing
     the second time. torch's default process group is used if it is there, and else made.
 

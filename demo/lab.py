@@ -69,7 +69,7 @@ class Lab:
             "GLOO_SOCKET_IFNAME": "eth0" if shaped else "lo",
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d can not look names up in there, and says so
-            "PYTHONPATH": os.pathsep.join([_package_root(), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([_import_path(), os.environ.get("PYTHONPATH", "")]),
         }
         inside = ["ip", "netns", "exec", self.namespaces[rank]] if shaped else []
         return subprocess.Popen([*inside, *command], env=environment)
@@ -97,7 +97,7 @@ def become_root_of_namespaces() -> None:
 
 
 def can_shape() -> str:
-    """Empty if this machine lets us shape links; else the reason and the mend."""
+    """Empty if this machine lets us shape links; else the reason and the fix. It opens a lab."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"`{tool}` is missing (apt-get install iproute2)"
@@ -188,5 +188,6 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _package_root() -> str:
-    return str(Path(__file__).resolve().parents[2])
+def _import_path() -> str:
+    root = Path(__file__).resolve().parents[1]
+    return os.pathsep.join([str(root / "integrations" / "python"), str(root)])

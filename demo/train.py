@@ -1,6 +1,7 @@
 """One rank of the demo: trains the model once for each way of exchanging gradients.
 
-Started by demo/run.py with torchrun's variables; rank 0 writes the rows as JSON."""
+demo/run.py starts it with torchrun's variables. Rank 0 prints a line of the table for each way, and
+writes all rows as JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from thinwire.demo import data
-from thinwire.demo.exchange import Exchange
+from demo import data
+from demo.exchange import Exchange
 
 _WIDTH = 1024
 _MOMENTUM = 0.9
@@ -76,7 +77,7 @@ def train(way: str, images: data.Images, recipe: Recipe) -> dict[str, Any]:
     losses, times = [], []
     bar = tqdm(
         batches(len(images), recipe), way, steps, unit="step", disable=dist.get_rank() != 0,
-        mininterval=0.5 if sys.stderr.isatty() else 10.0,
+        mininterval=0.5 if sys.stderr.isatty() else 10.0, leave=False,
     )  # fmt: skip
     for rows in bar:
         start = time.perf_counter()
@@ -94,6 +95,8 @@ def train(way: str, images: data.Images, recipe: Recipe) -> dict[str, Any]:
     exchange.close()
     loss = torch.stack(losses[-_TAIL:]).mean()
     dist.all_reduce(loss)
+    if not replicas_identical(model):
+        raise SystemExit(f"{way}: the replicas differ after {steps} steps")
     return {
         "codec": way,
         "loss": loss.item() / dist.get_world_size(),
@@ -101,9 +104,34 @@ def train(way: str, images: data.Images, recipe: Recipe) -> dict[str, Any]:
         "wire_bytes": wire,
         "raw_bytes": raw,
         "ratio": raw / wire if wire else 1.0,
-        "replicas_identical": replicas_identical(model),
         "accuracy": accuracy(model, data.load("t10k")),
     }
+
+
+_COLUMNS = {
+    "codec": 30, "test accuracy": 14, "training loss": 14, "ms per step": 12, "speed-up": 9,
+    "MB sent": 8, "less by": 8,
+}  # fmt: skip
+
+
+def table_head() -> str:
+    head = "".join(title.rjust(width) for title, width in list(_COLUMNS.items())[1:])
+    return f"{'codec':30}{head}\n{'-' * sum(_COLUMNS.values())}"
+
+
+def table_line(row: dict[str, Any], first: dict[str, Any]) -> str:
+    """A way's line; accuracy, from the second line on, as a difference to the first way's."""
+    accuracy = row["accuracy"]
+    cells = [
+        f"{accuracy:.1f} %" if row is first else f"{accuracy - first['accuracy']:+.1f}",
+        f"{row['loss']:.3f}",
+        f"{row['step_ms']:.1f}",
+        f"{first['step_ms'] / row['step_ms']:.2f} x",
+        f"{row['wire_bytes'] / 1e6:.0f}",
+        f"{row['ratio']:.1f} x",
+    ]
+    widths = list(_COLUMNS.values())[1:]
+    return f"{row['codec']:30}" + "".join(map(str.rjust, cells, widths))
 
 
 def replicas_identical(model: torch.nn.Module) -> bool:
@@ -139,8 +167,15 @@ def main() -> None:
     dist.init_process_group("gloo")
     recipe = Recipe(arguments.epochs, arguments.batch, arguments.lr, arguments.seed)
     images = data.load("train")
-    rows = [train(way, images, recipe) for way in arguments.ways.split()]
-    if dist.get_rank() == 0:
+    leads = dist.get_rank() == 0
+    if leads:
+        print(table_head(), flush=True)
+    rows: list[dict[str, Any]] = []
+    for way in arguments.ways.split():
+        rows.append(train(way, images, recipe))
+        if leads:
+            print(table_line(rows[-1], rows[0]), flush=True)
+    if leads:
         arguments.rows.write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()

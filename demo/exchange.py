@@ -1,12 +1,11 @@
-"""The ways of exchanging gradients that the demo and the benchmark compare."""
+"""The ways of exchanging gradients that the demo and the benchmarks compare."""
 
 from __future__ import annotations
 
+import thinwire.torch
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-
-import thinwire.torch
 
 # Bytes of an element on the wire of the ways that are not ours.
 _ELEMENT_BYTES = {"plain": 4, "bf16": 2}

@@ -1,1 +1,0 @@
-"""`thinwire demo`: trains one model with several ways of exchanging gradients and compares them."""

@@ -1,0 +1,256 @@
+"""Where a process stands among all: rank, size and rendezvous, of whichever launcher started it.
+
+    import thinwire.launch
+    place = thinwire.launch.setup()  # under torchrun, srun, mpirun, ...; sets torch's variables
+    torch.distributed.init_process_group("gloo")
+
+A launcher that is started by another one leaves the outer one's variables in place (torchrun under
+srun), so launchers are looked for from the inner to the outer. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from thinwire.errors import InvalidArgumentError
+
+__all__ = ["Place", "find", "launched", "setup"]
+
+_log = logging.getLogger("thinwire")
+
+# Ports that are derived from a job's name: above those of services, below those that a kernel
+# gives to outgoing connections.
+_FIRST_PORT, _LAST_PORT = 15000, 31999
+DEFAULT_PORT = 29500  # torch's own, where nothing tells jobs apart
+
+
+@dataclass(frozen=True)
+class Place:
+    """address, port: where rank 0 listens for torch's rendezvous. source: the launcher, in
+    words."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+    source: str
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} of {self.size}, on its host {self.local_rank} of {self.local_size}, "
+            f"by {self.source}; rank 0 listens on {self.address}:{self.port}"
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Those of torchrun, which torch.distributed.init_process_group reads."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+class _Variables:
+    """A launcher's variables. A missing one, or one that is no number, is an InvalidArgumentError
+    that names it and the fix."""
+
+    def __init__(self, environment: Mapping[str, str], launcher: str, fix: str) -> None:
+        self._environment, self._launcher, self._fix = environment, launcher, fix
+
+    def get(self, name: str) -> str | None:
+        return self._environment.get(name) or None
+
+    def text(self, *names: str) -> str:
+        """The first of these that is set."""
+        for name in names:
+            if value := self._environment.get(name):
+                return value
+        raise self.error(f"{' or '.join(names)} is not set")
+
+    def number(self, name: str) -> int:
+        text = self.text(name)
+        if not text.isdecimal():
+            raise self.error(f"{name} is {text!r}, expected a whole number from 0")
+        return int(text)
+
+    def error(self, problem: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"started by {self._launcher}, but {problem}; {self._fix}")
+
+    def place(
+        self,
+        rank: int,
+        size: int,
+        local_rank: int,
+        local_size: int,
+        *,
+        address: str | None = None,
+        job: str | None = None,
+    ) -> Place:
+        """MASTER_ADDR and MASTER_PORT go before what the launcher says. address: rank 0's host, if
+        the launcher tells; None: loopback, if all ranks are on one host. job: the same on all ranks
+        of a job, and another one for other jobs, which keeps their ports apart."""
+        for number, count, words in (
+            (rank, size, "rank {} of {}"),
+            (local_rank, local_size, "local rank {} of {}"),
+        ):
+            if number >= count:
+                got = words.format(number, count)
+                raise self.error(f"its variables say {got}, expected ranks from 0 to {count - 1}")
+        named = self.get("MASTER_ADDR") or address
+        if named is None and local_size < size:
+            raise self.error(
+                "nothing says on which host rank 0 runs (MASTER_ADDR is not set), and there are "
+                f"{size} ranks, {local_size} of them here"
+            )
+        port = self.number("MASTER_PORT") if self.get("MASTER_PORT") else port_of(job)
+        return Place(rank, size, local_rank, local_size, named or "127.0.0.1", port, self._launcher)
+
+
+def port_of(job: str | None) -> int:
+    """A port for a job's name."""
+    if job is None:
+        return DEFAULT_PORT
+    return _FIRST_PORT + zlib.crc32(job.encode()) % (_LAST_PORT - _FIRST_PORT + 1)
+
+
+def _torch(variables: _Variables) -> Place:
+    """torchrun's and its likes': https://docs.pytorch.org/docs/stable/elastic/run.html."""
+    variables.text("MASTER_ADDR")
+    variables.number("MASTER_PORT")
+    return variables.place(
+        variables.number("RANK"),
+        variables.number("WORLD_SIZE"),
+        variables.number("LOCAL_RANK"),
+        variables.number("LOCAL_WORLD_SIZE"),
+    )
+
+
+def _slurm(variables: _Variables) -> Place:
+    """srun's: https://slurm.schedmd.com/srun.html. The batch script itself has a SLURM_PROCID as
+    well, but no step."""
+    size = variables.number("SLURM_STEP_NUM_TASKS")
+    node = variables.number("SLURM_NODEID")
+    counts = expand_counts(variables.text("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
+    if node >= len(counts):
+        raise variables.error(f"SLURM_NODEID is {node}, and tasks are on {len(counts)} nodes")
+    nodes = variables.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    job = f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}"
+    return variables.place(
+        variables.number("SLURM_PROCID"), size, variables.number("SLURM_LOCALID"), counts[node],
+        address=first_host(nodes), job=job,
+    )  # fmt: skip
+
+
+def expand_counts(text: str) -> list[int]:
+    """Slurm's tasks by node: "4(x2),3" is [4, 4, 3]."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            raise InvalidArgumentError(
+                f"Slurm's tasks by node are {text!r}, expected counts such as '4(x2),3'"
+            )
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list: "gpu[003-005,010]-ib,login1" begins with gpu003-ib."""
+    found = re.match(r"([^,\[]*)(?:\[([^\]]*)\]([^,\[]*))?", nodes)
+    prefix, ranges, suffix = found.groups() if found else ("", None, None)
+    first = re.split(r"[-,]", ranges)[0] if ranges else ""
+    host = f"{prefix}{first}{suffix or ''}"
+    if not host:
+        raise InvalidArgumentError(f"Slurm's list of nodes is {nodes!r}, expected names of hosts")
+    return host
+
+
+def _open_mpi(variables: _Variables) -> Place:
+    """https://docs.open-mpi.org, «environment variables»; versions 1.3 to 5."""
+    return variables.place(
+        variables.number("OMPI_COMM_WORLD_RANK"),
+        variables.number("OMPI_COMM_WORLD_SIZE"),
+        variables.number("OMPI_COMM_WORLD_LOCAL_RANK"),
+        variables.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        job=variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid"),
+    )
+
+
+def _hydra(variables: _Variables) -> Place:
+    """Hydra's, the process manager of MPICH and of Intel MPI."""
+    return variables.place(
+        variables.number("PMI_RANK"),
+        variables.number("PMI_SIZE"),
+        variables.number("MPI_LOCALRANKID"),
+        variables.number("MPI_LOCALNRANKS"),
+    )
+
+
+class _Launcher(NamedTuple):
+    name: str
+    known_by: tuple[str, ...]  # all of them are set
+    fix: str
+    read: Callable[[_Variables], Place]
+
+
+_ALL = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+_MPI = "name rank 0's host, as in `mpirun {}host-of-rank-0 ...`"
+
+_LAUNCHERS = (
+    _Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK"), f"torchrun sets {_ALL}", _torch),
+    _Launcher("Ray Train", ("RAY_JOB_ID", "WORLD_SIZE"),
+              f"Ray's TorchTrainer sets {_ALL} for its train function; call this there", _torch),
+    _Launcher("torch's variables", ("RANK", "LOCAL_RANK"), f"set all of {_ALL}", _torch),
+    _Launcher("Open MPI", ("OMPI_COMM_WORLD_RANK",), _MPI.format("-x MASTER_ADDR="), _open_mpi),
+    _Launcher("MPICH or Intel MPI", ("PMI_RANK", "MPI_LOCALRANKID"),
+              _MPI.format("-genv MASTER_ADDR "), _hydra),
+    _Launcher("Slurm", ("SLURM_PROCID",),
+              "start every rank with srun, as in `srun --ntasks=4 python train.py`", _slurm),
+)  # fmt: skip
+
+
+def _launcher_of(environment: Mapping[str, str]) -> _Launcher | None:
+    return next(
+        (each for each in _LAUNCHERS if all(environment.get(name) for name in each.known_by)), None
+    )
+
+
+def launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Return True if a launcher started this process, so that find() finds it. environment:
+    os.environ."""
+    return _launcher_of(os.environ if environment is None else environment) is not None
+
+
+def find(environment: Mapping[str, str] | None = None) -> Place:
+    """The place that the innermost launcher gives this process. environment: os.environ.
+
+    MASTER_ADDR and MASTER_PORT, where they are set, go before what the launcher says. Raises
+    InvalidArgumentError if there is no launcher, or if one of its variables is missing; the message
+    names the variable."""
+    environment = os.environ if environment is None else environment
+    if (launcher := _launcher_of(environment)) is not None:
+        return launcher.read(_Variables(environment, launcher.name, launcher.fix))
+    known = ", ".join(dict.fromkeys(launcher.known_by[-1] for launcher in _LAUNCHERS))
+    raise InvalidArgumentError(
+        f"no launcher started this process: none of {known} is set; start it with `torchrun "
+        "--nproc-per-node 2 train.py`, srun or mpirun"
+    )
+
+
+def setup() -> Place:
+    """find(), said to the logger `thinwire`, and set as torchrun's variables in this process, so
+    that torch.distributed.init_process_group() works under every launcher."""
+    place = find()
+    os.environ.update(place.variables())
+    _log.info("%s", place)
+    return place

@@ -1,0 +1,234 @@
+"""advise: how far to compress, and in which order to send, on this link with this model.
+
+Two rehearsals (steps that exchange nothing) measure how long the model computes, and a probe
+measures the link and the codecs; the simulator of schedule/sim then predicts a step of every codec
+and policy. codec="auto" chooses by the same prediction; `thinwire advise` calls main()."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.simulate import Link, Profile
+from thinwire.torch.exchange.bucket import Bucket, Submission
+from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.forecast.choice import (
+    ACCURATE,
+    CODECS,
+    PLAIN,
+    POLICIES,
+    TIE,
+    Prediction,
+    choose,
+    codecs_on,
+    predict,
+)
+from thinwire.torch.forecast.notes import Notes
+from thinwire.torch.forecast.probe import probe
+from thinwire.torch.optimizer import DistributedOptimizer
+
+__all__ = ["ACCURATE", "CODECS", "POLICIES", "Advice", "Prediction", "advise"]
+
+_WARM_UP = 2  # steps that are left out; the first makes the optimizer's state
+_HOW = "torchrun --nproc-per-node 2 -m thinwire advise MODULE:FUNCTION"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Equal on all ranks."""
+
+    rows: tuple[Prediction, ...]
+    best: Prediction
+    compute_s: float  # of a step without any exchange
+    link: Link
+
+    @property
+    def compress(self) -> bool:
+        """Whether a codec is recommended; False: do not compress."""
+        return self.best.codec != PLAIN[0]
+
+    @property
+    def plain(self) -> Prediction:
+        """The prediction for DDP without thinwire, or the first row if there is none."""
+        for row in self.rows:
+            if (row.codec, row.policy) == PLAIN:
+                return row
+        return self.rows[0]
+
+    def _how_plain(self, gain: float) -> str:
+        policy, none = self.best.policy, f"no codec gains {100 * (TIE - 1):.0f} %"
+        if policy == PLAIN[1]:
+            return f"stay with plain DDP, since {none}"
+        return f"policy='{policy}', codec='fp32' is {gain:.2f} x plain {PLAIN[1]}, and {none}"
+
+    def table(self) -> str:
+        """The predictions and the recommendation as text."""
+        policies = list(dict.fromkeys(row.policy for row in self.rows))
+        lines = ["predicted ms a step" + "".join(f"{policy:>10}" for policy in policies)]
+        times = {(row.codec, row.policy): row.step_s for row in self.rows}
+        for codec in dict.fromkeys(row.codec for row in self.rows):
+            cells = [f"{1000 * times[codec, policy]:10.1f}" for policy in policies]
+            lines.append(f"{codec:<19}" + "".join(cells))
+        lines.append(
+            f"computing alone: {1000 * self.compute_s:.1f} ms; {self.link.ranks} ranks, "
+            f"{8e-9 * self.link.bytes_per_s:.2f} Gb/s, latency {1000 * self.link.latency_s:.2f} ms"
+        )
+        gain = self.plain.step_s / self.best.step_s
+        if not self.compress:
+            lines.append(f"do not compress: {self._how_plain(gain)}")
+        else:
+            lines.append(
+                f"recommended: codec='{self.best.codec}', policy='{self.best.policy}', "
+                f"{gain:.2f} x plain fp32"
+            )
+        return "\n".join(lines)
+
+
+def advise(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run: Callable[[], Any],
+    *,
+    codecs: Sequence[str] = CODECS,
+    policies: Sequence[str] = POLICIES,
+    allowed: Sequence[str] = ACCURATE,
+    steps: int = 8,
+    process_group: dist.ProcessGroup | None = None,
+    lanes: int | None = None,
+    chunk_bytes: int | None = None,
+    min_bytes: int | None = None,
+) -> Advice:
+    """Predicts how long a training step takes with each codec and policy. All ranks call it.
+
+    model, optimizer: as DistributedOptimizer takes them, not wrapped; afterwards they are as they
+      were. A BatchNorm's running means are restored as well.
+    run: makes one forward and backward pass, its batch included.
+    codecs: from the most accurate to the least; those that do not run on the model's device are
+      left out. allowed: those that may be recommended.
+    steps: the number that are timed, twice. lanes, chunk_bytes, min_bytes: as DistributedOptimizer
+      takes them.
+
+    Costs 2 * (steps + 3) steps' computing and two or three seconds on the link. Raises a typed
+    error of a failed exchange, and InvalidArgumentError for an unknown codec."""
+    profiles = {
+        policy: rehearse(model, optimizer, run, policy, steps, process_group)
+        for policy in ("p3", "wfbp")
+    }
+    device = next(model.parameters()).device
+    measured = probe(codecs_on(device, codecs), device, process_group)
+    options = {"lanes": lanes, "chunk_bytes": chunk_bytes, "min_bytes": min_bytes}
+    rows = predict(profiles, measured.link, measured.costs, policies, **options)
+    return Advice(rows, choose(rows, allowed), profiles["wfbp"].compute_s, measured.link)
+
+
+class _SilentExchange(GradientExchange):
+    """Sends nothing and notes its calls. But ranks begin every step together, as a real exchange
+    makes them: those that share a machine then want the same part of it at the same time. The clock
+    stands while they wait for each other."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None, **options: Any) -> None:
+        super().__init__("fp32", process_group, **options)
+        self.notes = Notes()
+        self._barrier_group = process_group
+        self._waited_s = 0.0
+
+    def submit(self, bucket: Bucket, buffer: torch.Tensor) -> Submission:
+        if buffer.is_cuda:
+            torch.cuda.current_stream(buffer.device).synchronize()
+        self.notes.submitted(bucket.priority, bucket.numel, self._now())
+        return Submission(bucket, buffer, None)
+
+    def wait(self, submission: Submission) -> None:
+        self.notes.waited_for(submission.bucket.priority, self._now())
+
+    def end_step(self, *, repeats: bool = True) -> None:
+        start = time.perf_counter()
+        dist.barrier(self._barrier_group)
+        self._waited_s += time.perf_counter() - start
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._waited_s
+
+
+class _Rehearsal(DistributedOptimizer):
+    def _open_exchange(
+        self, _codec: Codec | None, group: dist.ProcessGroup | None, options: Mapping[str, Any]
+    ) -> GradientExchange:
+        return _SilentExchange(group, purpose="optimizer", **options)
+
+    def _broadcast(self, _group: dist.ProcessGroup) -> None:
+        pass
+
+    def profile(self) -> Profile:
+        """The profile of all ranks' steps; all ranks call it."""
+        return self.exchange.notes.profile(_WARM_UP, self._group)
+
+
+def rehearse(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run: Callable[[], Any],
+    policy: str,
+    steps: int,
+    process_group: dist.ProcessGroup | None,
+) -> Profile:
+    """The profile of all ranks' steps under a policy; all ranks call it. Model, optimizer and
+    random numbers are afterwards as they were; gradients are gone."""
+    kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    random = torch.random.get_rng_state()
+    subject = _Rehearsal(optimizer, model, policy=policy, process_group=process_group)
+    try:
+        for _ in range(_WARM_UP + steps + 1):
+            subject.zero_grad()
+            run()
+            subject.step()
+        subject.finish()
+        return subject.profile()
+    finally:
+        subject.close()
+        model.load_state_dict(kept[0])
+        optimizer.load_state_dict(kept[1])
+        torch.random.set_rng_state(random)
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _import(name: str) -> Callable[[], Any]:
+    module, _, function = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError(
+            f"{name!r} is not there ({error}); expected MODULE:FUNCTION, as in `{_HOW}`"
+        ) from error
+
+
+def main(make: str, codecs: str | None) -> int:
+    """`thinwire advise` on every rank; rank 0 prints the table."""
+    if "RANK" not in os.environ:
+        raise InvalidArgumentError(f"there are no ranks to measure between; start it with `{_HOW}`")
+    model, optimizer, run = _import(make)()
+    cuda = next(model.parameters()).is_cuda
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = tuple(codecs.split(",")) if codecs else CODECS
+    allowed = chosen if codecs else ACCURATE
+    try:
+        advice = advise(model, optimizer, run, codecs=chosen, allowed=allowed)
+        if dist.get_rank() == 0:
+            print(advice.table())
+        return 0
+    finally:
+        dist.destroy_process_group()
