@@ -11,7 +11,7 @@ root_doc = "docs/README"
 # Decisions, raw results and what only contributors need stay in the repository.
 include_patterns = [
     *("README.md", "SECURITY.md", "CHANGELOG.md", "compress/FORMAT.md"),
-    *("docs/README.md", "docs/glossary.md", "integrations/python/README.md"),
+    *("docs/README.md", "docs/glossary.md"),
     *("docs/tutorial/*.md", "docs/how-to/*.md", "docs/reference/*.md", "docs/explanation/*.md"),
 ]
 exclude_patterns = [".*", "build*", "dist", "docs/_*"]
@@ -43,11 +43,18 @@ html_title = "thinwire"
 CONTENTS = """
 ```{toctree}
 :hidden:
+:caption: Tutorial
+
+/docs/tutorial/first-run
+/docs/tutorial/fsdp2
+/docs/tutorial/between-frameworks
+```
+```{toctree}
+:hidden:
 :caption: How to
 :glob:
 
 /docs/how-to/*
-/integrations/python/README
 ```
 ```{toctree}
 :hidden:

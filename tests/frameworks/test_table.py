@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "frameworks.md"
+PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
 HERE = Path(__file__).parent
 PINS = (ROOT / "requirements.txt", HERE / "trainers.txt", HERE / "others.txt")
 

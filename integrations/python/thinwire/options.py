@@ -1,7 +1,7 @@
 """Every setting of thinwire, in one list.
 
 The ctypes mirror of tw_options (_library.py), the arguments and the environment (config.py) and
-docs/settings.md (scripts/settings.py) are made from it. Tests prove that the struct in
+docs/reference/settings.md (scripts/settings.py) are made from it. Tests prove that the struct in
 integrations/c/thinwire.h, config.Config, and Options are equal to it. Nothing here reads the
 environment."""
 
@@ -245,8 +245,8 @@ ARGUMENTS = tuple(option.setting for option in OPTIONS if option.argument)
 class Options(TypedDict, total=False):
     """The settings that compress(), State, GradientExchange and Communicator take by keyword.
 
-    None means the THINWIRE_* variable of the setting, else its default (docs/settings.md). All
-    ranks use the same values, but for interface, trace and flight."""
+    None means the THINWIRE_* variable of the setting, else its default: docs/reference/settings.md
+    lists them. All ranks use the same values, but for interface, trace and flight."""
 
     momentum: float | None
     nesterov: bool | None

@@ -1,11 +1,9 @@
-"""The example and the code of the guide for new adapters run as they stand."""
+"""The program that recovers and the code of the guide for new adapters run as they stand."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "guides" / "add-a-framework.md"
@@ -16,16 +14,6 @@ def on_two_ranks(*command: str) -> str:
     done = subprocess.run([*torchrun, *command], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize("program", ["plain_loop.py", "fsdp.py"])
-def test_an_example_learns(program):
-    out = on_two_ranks(str(ROOT / "integrations" / "examples" / program))
-    first, last, ratio = re.search(
-        r"int4: loss ([\d.]+) to ([\d.]+) in.*, ([\d.]+) times", out
-    ).groups()
-    assert float(last) < 0.05 < 0.5 < float(first)
-    assert float(ratio) > 7
 
 
 def test_two_ranks_go_on_when_one_is_killed():

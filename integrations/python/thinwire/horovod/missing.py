@@ -53,7 +53,7 @@ add_process_set = Missing("add_process_set", _GROUPS)
 remove_process_set = Missing("remove_process_set", _GROUPS)
 elastic = Missing(
     "elastic",
-    "use thinwire.torch.compress() and its recover(), docs/guides/recover.md",
+    "use thinwire.torch.compress() and its recover(), docs/how-to/recover.md",
 )
 join = Missing(
     "join",

@@ -64,7 +64,7 @@ class Communicator:
       as others or as fewer, make a new communicator with a new key.
     codec: a single one, as all_reduce takes it (None: THINWIRE_CODEC, else bf16).
     options: those of State that are no codec's (timeout_s, min_bytes, lanes, interface, ...), equal
-      on all ranks where docs/settings.md says so.
+      on all ranks where docs/reference/settings.md says so.
 
     It connects in the first all_reduce, which blocks until all ranks have come. After a failure it
     stays failed. Thread-safe, but for close(). Raises InvalidArgumentError."""

@@ -45,7 +45,7 @@ def compress_shards(
       dimensions FSDP2 itself reduces over replicas, uncompressed.
     gather: None: FSDP2 gathers parameters itself, exactly. "int8" or "bf16": forward and backward
       passes compute with parameters that are rounded so; what the optimizer steps is exact.
-    options: settings of docs/settings.md.
+    options: settings of docs/reference/settings.md.
 
     Gradients are summed in fp32 and come out in the dtype of the reduction. Residuals take 4 bytes
     for every element of the whole model on every rank, since each encodes what it sends to all

@@ -1,0 +1,107 @@
+"""integrations/examples: eight programs that differ from their uncompressed twins by one line and
+its import. Both learn on two ranks, and the compressed one encodes what it sends."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "integrations" / "examples"
+# What a line with the mark takes the place of stands behind `was:`.
+MARK = re.compile(r"^(?P<indent> *)(?P<line>.*?)  # thinwire(?:, was: (?P<was>.*))?$")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+class Example(NamedTuple):
+    program: str
+    package: str = "torch"  # that it needs
+    launcher: tuple[str, ...] = TORCHRUN
+
+    def __str__(self) -> str:
+        return self.program
+
+
+LISTED = [
+    Example("ddp"), Example("fsdp2"), Example("replicate"), Example("plain_loop"),
+    Example("accelerate_loop", "accelerate"), Example("hf_trainer", "transformers"),
+    Example("lightning_trainer", "lightning", ()), Example("ray_train", "ray", ()),
+]  # fmt: skip
+RUN = [
+    pytest.param(example, id=str(example), marks=[pytest.mark.slow] * (example.package != "torch"))
+    for example in LISTED
+]
+
+
+def text_of(example: Example) -> str:
+    return (EXAMPLES / f"{example.program}.py").read_text()
+
+
+def marked(example: Example) -> list[re.Match]:
+    lines = text_of(example).splitlines()
+    return [found for found in map(MARK.match, lines) if found is not None]
+
+
+def without_thinwire(example: Example) -> str:
+    """The twin: without the marked lines, or with what they take the place of. Its docstring goes,
+    since that speaks of thinwire."""
+    lines = []
+    for line in text_of(example).partition('"""\n\n')[2].splitlines():
+        found = MARK.match(line)
+        if found is None:
+            lines.append(line)
+        elif found["was"]:
+            lines.append(found["indent"] + found["was"])
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("example", LISTED, ids=str)
+def test_a_twin_differs_by_one_line_and_its_import(example):
+    lines = [found["line"] for found in marked(example)]
+    assert len(lines) == 2
+    importing, calling = lines
+    assert re.match(r"(import|from) thinwire", importing)
+    assert 'codec="int4"' in calling and "import" not in calling
+    assert "thinwire" not in without_thinwire(example)
+    compile(without_thinwire(example), example.program, "exec")
+
+
+def loss_of(example: Example, program: Path, folder: Path, environment: dict[str, str]) -> float:
+    if importlib.util.find_spec(example.package) is None:
+        pytest.skip(f"{example.package} is not here: `make test-frameworks` installs it")
+    done = subprocess.run(
+        [sys.executable, *example.launcher, str(program)], capture_output=True, text=True,
+        timeout=300, cwd=folder, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return float(re.search(r"loss ([\d.]+)", done.stdout)[1])
+
+
+@pytest.mark.parametrize("example", RUN)
+def test_a_program_learns_and_sends_int4(example, tmp_path):
+    """A trace has the codec's stages: somebody compressed, and each rank did."""
+    program = EXAMPLES / f"{example.program}.py"
+    trace = {
+        "THINWIRE_TRACE": str(tmp_path / "trace.json"),
+        "RAY_prestart_worker_first_driver": "0",
+    }
+    assert loss_of(example, program, tmp_path, trace) < 0.1
+    assert sorted(file.name for file in tmp_path.glob("trace.rank*.json")) == [
+        "trace.rank0.json", "trace.rank1.json",
+    ]  # fmt: skip
+    for file in tmp_path.glob("trace.rank*.json"):
+        assert '"ENCODE"' in file.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", LISTED, ids=str)
+def test_the_twin_learns(example, tmp_path):
+    program = tmp_path / "twin.py"
+    program.write_text(without_thinwire(example))
+    assert loss_of(example, program, tmp_path, {"RAY_prestart_worker_first_driver": "0"}) < 0.1
+    assert not list(tmp_path.glob("trace*"))
