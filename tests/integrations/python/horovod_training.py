@@ -222,7 +222,7 @@ def check_sparse_gradients(rank: int) -> None:
                 change[[0, 1, 5, 6]], torch.tensor([2.0, 2.0, 4.0, 0.0]), atol=1e-5
             )
         else:
-            raises(thinwire.InvalidArgumentError, "dense gradients", loss.backward)
+            raises(thinwire.InvalidArgumentError, "sparse_as_dense=True", loss.backward)
 
 
 def check_too_many_backward_passes(rank: int) -> None:

@@ -70,10 +70,12 @@ def functions() -> dict[str, Callable[[], Call]]:
         ),
         "all_gather_into_tensor": lambda: (
             thinwire.torch.all_gather_into_tensor,
-            {"input_tensor": torch.ones(8), "output_tensor": torch.ones(8), **none},
+            {"input_tensor": torch.ones(8), "output_tensor": torch.ones(8), **none,
+             "strict": None},
         ),
         "reduce_scatter_tensor": lambda: (
-            thinwire.torch.reduce_scatter_tensor, {**floats, "op": dist.ReduceOp.SUM, **none},
+            thinwire.torch.reduce_scatter_tensor,
+            {**floats, "op": dist.ReduceOp.SUM, **none, "strict": None},
         ),
         "compress": lambda: (
             thinwire.torch.compress,

@@ -69,7 +69,7 @@ NAMES = re.findall(
     broadcast_optimizer_state reducescatter reducescatter_async grouped_reducescatter
     grouped_reducescatter_async alltoall alltoall_async join barrier poll synchronize Average
     Sum Adasum Min Max Product Compression DistributedOptimizer SyncBatchNorm elastic ProcessSet
-    global_process_set add_process_set remove_process_set
+    global_process_set add_process_set remove_process_set HorovodInternalError
     """,
 )
 

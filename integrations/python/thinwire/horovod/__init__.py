@@ -7,6 +7,7 @@ eighth of the bytes. What is not here raises UnavailableError, which says what t
 
 from __future__ import annotations
 
+from thinwire.errors import Error as HorovodInternalError
 from thinwire.horovod.built import (
     ccl_built,
     cuda_built,
@@ -91,6 +92,7 @@ __all__ = [
     "Compressor",
     "DistributedOptimizer",
     "Handle",
+    "HorovodInternalError",
     "Max",
     "Min",
     "Op",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from thinwire.arguments import check_kind, wrong
 from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError
@@ -14,10 +16,27 @@ from thinwire.torch.exchange.rules import Codec, Rules
 
 @dataclass(frozen=True)
 class Compressor:
-    """A codec, or rules by name, and more options of GradientExchange; made by Compression."""
+    """A codec, or rules by name, and more options of GradientExchange; made by Compression.
+
+    compress() and decompress() are for programs that call Horovod's compressors themselves: they
+    cast to `cast`, if there is one, and back."""
 
     codec: Codec
     options: Mapping[str, Any] = field(default_factory=dict)
+    cast: torch.dtype | None = None
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
+        """(the tensor to send, what decompress() needs)"""
+        check_kind("tensor", tensor, torch.Tensor, "a torch.Tensor")
+        if self.cast is None or not tensor.is_floating_point():
+            return tensor, None
+        return tensor.to(self.cast), tensor.dtype
+
+    def decompress(self, tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
+        """The received tensor in the dtype that compress() was given."""
+        check_kind("tensor", tensor, torch.Tensor, "a torch.Tensor")
+        check_kind("ctx", ctx, (torch.dtype, type(None)), "what compress() returned, or None")
+        return tensor if ctx is None else tensor.to(ctx)
 
     @property
     def single_codec(self) -> str:
@@ -39,8 +58,8 @@ class Compression:
     sums are made in fp32. bf16, int8, int4: the codecs of these names."""
 
     none = Compressor("fp32")
-    fp16 = Compressor("bf16")
-    bf16 = Compressor("bf16")
+    fp16 = Compressor("bf16", cast=torch.float16)
+    bf16 = Compressor("bf16", cast=torch.bfloat16)
     int8 = Compressor("int8")
     int4 = Compressor("int4")
 

@@ -12,7 +12,7 @@ from thinwire.horovod import reductions, transfers
 from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.handles import names_of
 from thinwire.horovod.missing import global_process_set
-from thinwire.horovod.ops import Op, Sum
+from thinwire.horovod.ops import Average, Op, Sum
 from thinwire.horovod.world import rank, size
 
 
@@ -37,10 +37,10 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        total = reductions.allreduce_async(gradient, op=Sum).wait()
+        mean = reductions.allreduce_async(gradient, op=Average).wait()  # as Horovod's
         mine = ctx.shape[0] if ctx.shape else 1
         counts = transfers.allgather_async(torch.tensor([mine])).wait().tolist()
-        return total.split(counts)[rank()].view(ctx.shape), None
+        return mean.split(counts)[rank()].view(ctx.shape), None
 
 
 class _Broadcast(torch.autograd.Function):
@@ -51,8 +51,8 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        total = reductions.allreduce_async(gradient, op=Sum).wait()
-        return total if rank() == ctx.root_rank else torch.zeros_like(total), None, None
+        mean = reductions.allreduce_async(gradient, op=Average).wait()  # as Horovod's
+        return mean if rank() == ctx.root_rank else torch.zeros_like(mean), None, None
 
 
 class _ReduceScatter(torch.autograd.Function):
@@ -65,7 +65,8 @@ class _ReduceScatter(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         whole = transfers.allgather_async(gradient).wait().view(ctx.shape)
         factor = ctx.options["prescale_factor"] * ctx.options["postscale_factor"]
-        return whole * (factor if ctx.options["op"] is Sum else factor / size()), None
+        # Horovod's: with respect to the mean of all ranks' losses, as an allreduce of it would be.
+        return whole * (factor * size() if ctx.options["op"] is Sum else factor), None
 
 
 def allreduce(

@@ -82,7 +82,13 @@ class ReducingOptimizer(WrappedOptimizer):
         if self._pipeline.synchronized:  # a step was left out, as a loss scaler does
             for bucket in self._pipeline.buckets:
                 self._pipeline.begin(bucket)
-        if self._sparse_as_dense and parameter.grad.is_sparse:
+        if parameter.grad.is_sparse:
+            if not self._sparse_as_dense:
+                raise errors.InvalidArgumentError(
+                    f"rank {self._exchange.rank}: the gradient of '{self._names[parameter]}' is "
+                    "sparse, expected dense gradients; pass sparse_as_dense=True, or use "
+                    "Embedding(sparse=False)"
+                )
             parameter.grad = parameter.grad.to_dense()
         self._passes[parameter] += 1
         if self._passes[parameter] < self.backward_passes_per_step:

@@ -137,7 +137,14 @@ def _scatter(world: World, rows: torch.Tensor, name: str | None, asked: How) -> 
             part[: len(values)] = scaled(values, asked.prescale)
         mine = torch.empty_like(whole[0])
     work = reduce_scatter_tensor(
-        mine, whole, REDUCE_OPS[asked.op], world.group, True, codec=asked.codec, name=name
+        mine,
+        whole,
+        REDUCE_OPS[asked.op],
+        world.group,
+        True,
+        codec=asked.codec,
+        name=name,
+        strict=True,  # as allreduce(), whose connections it uses
     )
 
     def wait() -> torch.Tensor:

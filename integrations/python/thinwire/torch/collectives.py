@@ -107,6 +107,7 @@ def reduce_scatter_tensor(
     *,
     codec: str | None = None,
     name: str | None = None,
+    strict: bool | None = None,
 ) -> Work | None:
     """Give every rank its own part of the sum or mean of all ranks' inputs.
 
@@ -121,7 +122,9 @@ def reduce_scatter_tensor(
             own part and the result lose nothing.
     """
     kind = check_op(op)
-    return _scatter_or_gather("reduce_scatter", output, input, kind, group, async_op, codec, name)
+    return _scatter_or_gather(
+        "reduce_scatter", output, input, kind, group, async_op, codec, name, strict
+    )
 
 
 def all_gather_into_tensor(
@@ -132,6 +135,7 @@ def all_gather_into_tensor(
     *,
     codec: str | None = None,
     name: str | None = None,
+    strict: bool | None = None,
 ) -> Work | None:
     """Give every rank the inputs of all ranks, with the same bits everywhere: the own part is what
     the others decode as well.
@@ -145,7 +149,7 @@ def all_gather_into_tensor(
         input_tensor: any shape, n elements; float32, bfloat16 or float16, on the CPU or a GPU.
     """
     return _scatter_or_gather(
-        "all_gather", output_tensor, input_tensor, "sum", group, async_op, codec, name
+        "all_gather", output_tensor, input_tensor, "sum", group, async_op, codec, name, strict
     )
 
 
@@ -252,6 +256,7 @@ def _scatter_or_gather(
     async_op: bool,
     codec: str | None,
     name: str | None,
+    strict: bool | None,
 ) -> Work | None:
     if not _is_member(group, async_op, collective):
         return None
@@ -260,7 +265,7 @@ def _scatter_or_gather(
     rank, size = dist.get_rank(members), dist.get_world_size(members)
     dtype = tensors.check(source, rank, lambda: name or collective)
     _check_output(collective, output, source, rank, size)
-    settings = config.resolve(codec=codec_of(codec))
+    settings = config.resolve(codec=codec_of(codec), strict=strict)
     settings = dataclasses.replace(settings, device=str(source.device))
     session = sessions_of(members).session(members, settings)
     with torch.no_grad():
