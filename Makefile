@@ -156,21 +156,22 @@ test-neon: packages
 fuzz: setup
 	@JOBS=$(JOBS) scripts/fuzz.sh
 
+# make bench ARGS=--quick prints the main table in five minutes.
 bench: build
-	@scripts/bench.sh
+	@scripts/bench.sh $(ARGS)
 
-# make bench-frameworks ARGS="--turns 3" takes a minute.
+# make bench-frameworks ARGS="--seconds 3" takes a minute.
 bench-frameworks: build
 	@scripts/frameworks_setup.sh trainers
-	@build/frameworks/bin/python bench/frameworks.py $(ARGS)
+	@build/frameworks/bin/python -m bench frameworks $(ARGS)
 
 # Resumes where it was stopped; make accuracy ARGS=--short takes a minute, and
 # ARGS="--steps_part 8 --batch_part 4 --choices 1" shortens every run.
 accuracy: build
-	@$(PYTHON) bench/accuracy.py --out build/accuracy $(ARGS)
+	@$(PYTHON) -m bench.accuracy.run --out build/accuracy $(ARGS)
 
 ratio: build
-	@$(PYTHON) bench/ratio.py --out build/ratio
+	@$(PYTHON) -m bench.accuracy.ratio --out build/ratio
 
 # A wheel without the CUDA part: make wheel ARGS="--config-settings cmake.define.THINWIRE_CUDA=OFF".
 wheel: setup

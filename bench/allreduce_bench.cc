@@ -13,8 +13,10 @@
 // tensor takes.
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -40,7 +42,8 @@ constexpr const char* kRows =
     "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum,int4+checksum";
 constexpr size_t kSmall = 65536, kMiddle = 1048576;
 constexpr int kSmallCalls = 20;
-constexpr size_t kSizes[] = {64, 1024, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
+constexpr size_t kSizes[] = {64,     1024,    4096,    16384,    65536,
+                             262144, 1048576, 4194304, 16777216, 67108864};
 
 struct Setup {
   int rank, size, repetitions;
@@ -164,6 +167,34 @@ class Gradients {
   std::vector<float> noise_;
 };
 
+// Elements of a result, over all ranks, that are not rank 0's bit for bit; of fp32 and bf16 also
+// those that are further from the fp64 mean than the format and n - 1 sums in fp32 allow.
+size_t Wrong(const Setup& setup, thinwire::GlooBaseline& gloo, const std::string& codec, int step,
+             const std::vector<float>& values) {
+  std::vector<float> first = values;
+  gloo.Broadcast(first.data(), first.size());
+  std::vector<double> mean(values.size()), most(values.size());
+  const double precision = codec == "fp32" ? 0x1p-23 : codec == "bf16" ? 0x1p-7 : 0;
+  for (int rank = 0; precision > 0 && rank < setup.size; ++rank) {
+    const Gradients all(rank, values.size());
+    const std::span<const float> gradient = all.OfStep(step);
+    for (size_t i = 0; i < values.size(); ++i) {
+      mean[i] += static_cast<double>(gradient[i]) / setup.size;
+      most[i] = std::max(most[i], std::abs(static_cast<double>(gradient[i])));
+    }
+  }
+  size_t wrong = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool differs = std::memcmp(&values[i], &first[i], sizeof(float)) != 0;
+    const bool far =
+        precision > 0 && !(std::abs(values[i] - mean[i]) <= setup.size * precision * most[i]);
+    wrong += differs || far ? 1 : 0;
+  }
+  float sum = static_cast<float>(wrong);
+  gloo.AllReduce(&sum, 1);
+  return static_cast<size_t>(sum);
+}
+
 void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
              std::map<std::string, tw_comm*>& comms, thinwire::Limit* limit, size_t bytes,
              bool last) {
@@ -186,6 +217,14 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
       keep(codec, TimeOurs(comm, values, std::to_string(bytes)));
     }
   }
+  // Once more, without a clock: the calls that are timed above are the same.
+  std::map<std::string, size_t> wrong;
+  for (auto& [row, comm] : comms) {
+    const std::span<const float> gradient = gradients.OfStep(repetitions);
+    std::vector<float> values(gradient.begin(), gradient.end());
+    Check(tw_all_reduce(values.data(), values.data(), n, TW_F32, TW_MEAN, comm, nullptr));
+    wrong[row] = Wrong(setup, gloo, CodecOf(row), repetitions, values);
+  }
   std::map<std::string, thinwire::LimitTimes> limits;
   for (const std::string& codec : setup.rows) {
     if (limit != nullptr) limits[codec] = limit->Measure(CodecOf(codec), n);
@@ -197,10 +236,11 @@ void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
     const double ms = Quantile(mine, 0.5);
     std::printf(
         "  {\"codec\": \"%s\", \"bytes\": %zu, \"ms\": %.4f, \"gloo_ms\": %.4f, \"speedup\": %.3f, "
-        "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f",
+        "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f, "
+        "\"wrong\": %zu",
         setup.rows[c].c_str(), bytes, 1e3 * ms, 1e3 * base, base / ms, 1e3 * Quantile(mine, 0.25),
         1e3 * Quantile(mine, 0.75), 1e3 * Quantile(times["gloo"], 0.25),
-        1e3 * Quantile(times["gloo"], 0.75));
+        1e3 * Quantile(times["gloo"], 0.75), wrong[setup.rows[c]]);
     if (limit != nullptr) {
       const thinwire::LimitTimes& least = limits[setup.rows[c]];
       std::printf(", \"limit_ms\": %.4f, \"loops_ms\": %.4f, \"exchange_ms\": %.4f",

@@ -2,6 +2,7 @@
 
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
+#include <gloo/broadcast.h>
 #include <gloo/math.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
@@ -38,6 +39,14 @@ void GlooBaseline::AllReduce(float* values, size_t count) {
       static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
   options.setTag(++impl_->tag);
   gloo::allreduce(options);
+}
+
+void GlooBaseline::Broadcast(float* values, size_t count) {
+  gloo::BroadcastOptions options(impl_->context);
+  options.setOutput(values, count);
+  options.setRoot(0);
+  options.setTag(++impl_->tag);
+  gloo::broadcast(options);
 }
 
 void GlooBaseline::Barrier() {

@@ -15,6 +15,7 @@ class GlooBaseline {
   ~GlooBaseline();
 
   void AllReduce(float* values, size_t count);  // the sum, in place
+  void Broadcast(float* values, size_t count);  // rank 0's, in place
   void Barrier();
 
  private:

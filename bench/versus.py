@@ -1,7 +1,8 @@
 """One tree of this project against another, interleaved in one run.
 
-    python bench/versus.py OLD NEW [--only codec,allreduce,ddp,p3] [--filter REGEX] [--rounds N]
+    python -m bench.versus OLD NEW [--only codec,allreduce,ddp,p3] [--filter REGEX] [--rounds N]
                                    [--out build/bench/versus.json]
+    python -m bench.versus --rank SOCKET      a rank, with the tree in PYTHONPATH
 
 OLD and NEW are checkouts with a release build in build/. The defaults take about ten minutes on two
 quiet cores; --filter takes the rows whose name has a match, for a closer look with more rounds.
@@ -9,8 +10,9 @@ quiet cores; --filter takes the rows whose name has a match, for a closer look w
 codec      each tree's own codec_bench, one operation at a time; its median of 21 repetitions
 allreduce  calls through the Python package, one after another, and their median: 1 KiB to 16 MiB,
            fp32 and int4, on loopback, 1 and 10 Gb/s, 2 and 4 ranks; without names up to 64 KiB
-ddp        steps of ddp_step.py's model with int4, and their median: 2 ranks, loopback and 1 Gb/s
-p3         steps of priority.py's model with int4: 2 ranks, 200 Mb/s, announced and predicted order
+ddp        steps of subjects/steps.py's model with int4: 2 ranks, loopback and 1 Gb/s
+p3         steps of subjects/priority.py's model with int4: 2 ranks, 200 Mb/s, announced and
+           predicted order
 
 Both trees' ranks live at the same time, in the same network namespaces; one tree's take a turn
 while the other's wait, in the order A B B A. A turn's time is the slowest rank's. A round is a turn
@@ -22,23 +24,25 @@ not be measured because a tree failed."""
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import itertools
 import json
 import os
-import platform
 import re
+import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integrations" / "python"))
-from versus_team import Team, open_teams
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from demo import lab
+from bench import harness, lab
+from bench.folder_store import FolderStore
 
 CODEC_OPERATIONS = (
     r"((encode_ef|decode|decode_add|reduce_requant)/(int8|int4|onebit)|select/topk)"
@@ -48,12 +52,18 @@ SIZES = {"1 KiB": 10, "16 KiB": 14, "256 KiB": 18, "1 MiB": 20, "4 MiB": 22, "16
 SLOWER = 1.03  # a ratio above is marked
 WARM_UP, MOST_REPEATS = 3, 200
 
+START_S, TURN_S = 60.0, 120.0  # deadlines
+_PORT = 29500  # of the first tree's rendezvous in a lab
+TIMEOUT_S = 120.0
+_UNNAMED_BYTES = 65536  # up to here a call has no name, and so no error feedback
+
+Turn = Callable[[int], float]  # repetitions -> seconds of one
 Turns = tuple[Callable[[], float], Callable[[], float]]  # of old and new: seconds
 
 
 class Row(NamedTuple):
     name: str
-    subject: str  # versus_rank.py's
+    subject: str  # of make()
     world: int
     link: str
     seconds: float  # of a turn, about; at least one repetition
@@ -203,12 +213,174 @@ def run_ranks(arguments: argparse.Namespace, report: Report) -> None:
                 report.leave_out(row.name, "failed", str(error))
 
 
-def machine() -> str:
-    models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+# The ranks of both trees beside each other, in one lab.
+
+
+class Team:
+    """One tree's ranks in a lab. RuntimeError once a rank has failed; its words are on stderr."""
+
+    def __init__(self, tree: Path, place: lab.Lab, port: int) -> None:
+        self._tree = tree
+        self._folder = tempfile.TemporaryDirectory()
+        path = f"{self._folder.name}/turns"
+        settings = [
+            f"PYTHONPATH={tree}:{tree}/integrations/python",
+            f"THINWIRE_LIBRARY={tree}/build/integrations/c/libthinwire.so",
+        ]
+        if place.link != lab.LOOPBACK:  # there the lab has chosen a free port
+            settings.append(f"MASTER_PORT={port}")
+        command = ["env", *settings, sys.executable, "-m", "bench.versus", "--rank", path]
+        self._lines = []
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path)
+            server.listen(place.world)
+            server.settimeout(START_S)
+            self._ranks = threading.Thread(target=self._run, args=(place, command), daemon=True)
+            self._ranks.start()
+            for _ in range(place.world):
+                connection, _ = server.accept()
+                connection.settimeout(TURN_S)
+                self._lines.append(connection.makefile("rw"))
+                connection.close()  # the file keeps it open
+
+    def _run(self, place: lab.Lab, command: list[str]) -> None:
+        try:
+            place.run(command, 3600.0)
+        except RuntimeError as error:
+            print(f"{self._tree}: {error}", file=sys.stderr)
+
+    def turn(self, subject: str, repeats: int) -> float:
+        """Seconds of one repetition, on the slowest rank."""
+        try:
+            for lines in self._lines:
+                print(json.dumps([subject, repeats]), file=lines, flush=True)
+            return max(float(lines.readline()) for lines in self._lines)
+        except (OSError, ValueError) as error:  # an empty line: the rank is no more
+            raise RuntimeError(f"a rank of {self._tree} gave no answer: {error}") from error
+
+    def close(self) -> None:
+        for lines in self._lines:
+            with contextlib.suppress(OSError):
+                lines.close()
+        self._ranks.join(START_S)
+        self._folder.cleanup()
+
+
+@contextlib.contextmanager
+def open_teams(trees: tuple[Path, Path], world: int, link: str) -> Iterator[list[Team]]:
+    """The ranks of both trees, in one lab. RuntimeError if the system or a tree refuses."""
+    with lab.open_lab(world, link) as place, contextlib.ExitStack() as stack:
+        started = []
+        for number, tree in enumerate(trees):
+            started.append(Team(tree, place, _PORT + number))
+            stack.callback(started[-1].close)
+        yield started
+
+
+# A rank, with one tree's thinwire.
+
+
+def _timed(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+@functools.cache
+def communicator(codec: str, folder: Path):
+    from thinwire.comm import Communicator
+    from thinwire.config import resolve
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    config = resolve(codec=codec, timeout_s=TIMEOUT_S)
+    return Communicator(rank, world, FolderStore(folder), f"versus-{codec}", config)
+
+
+def all_reduce(codec: str, size: str, folder: Path) -> Turn:
+    """The median of calls that follow one another, of `size` bytes of float32."""
+    import numpy
+
+    comm, count = communicator(codec, folder), int(size) // 4
+    generator = numpy.random.default_rng(int(os.environ["RANK"]))
+    values = generator.standard_normal(count, dtype=numpy.float32)
+    address = values.ctypes.data
+
+    def once() -> None:
+        if int(size) <= _UNNAMED_BYTES:
+            comm.all_reduce(address, count, "float32", "mean")
+        else:
+            comm.start(address, count, "float32", "mean", size).wait()
+
+    def turn(repeats: int) -> float:
+        assert values.size == count  # the closure keeps the memory
+        once()  # as a barrier
+        return statistics.median(_timed(once) for _ in range(repeats))
+
+    return turn
+
+
+@functools.cache
+def distributed():
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    return dist
+
+
+def steps(subject: contextlib.AbstractContextManager[harness.Turn]) -> Turn:
+    """The median of a subject's steps; it lives as long as the rank."""
+    dist = distributed()
+    turn = subject.__enter__()
+
+    def again(repeats: int) -> float:
+        dist.barrier()
+        return statistics.median(turn(repeats))
+
+    return again
+
+
+def ddp(codec: str) -> Turn:
+    distributed()
+    from bench.subjects import steps as models
+
+    return steps(models.ddp(codec))
+
+
+def p3(order: str, codec: str) -> Turn:
+    distributed()
+    from bench.subjects import priority
+
+    return steps(priority.order("p3 planned" if order == "predicted" else "p3", codec))
+
+
+@functools.cache
+def make(subject: str, folder: Path) -> Turn:
+    kind, *options = subject.split()
+    if kind == "allreduce":
+        return all_reduce(*options, folder)
+    return {"ddp": ddp, "p3": p3}[kind](*options)
+
+
+def be_rank(path: str) -> int:
+    """Does a turn for each line that comes: a JSON list of a subject ("allreduce int4 1048576",
+    "ddp int4" or "p3 announced int4") and a number of repetitions. The answer is seconds of one
+    repetition. All ranks get the same lines. A subject is made at its first turn and stays."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        lines = connection.makefile("rw")
+        for line in lines:
+            subject, repeats = json.loads(line)
+            print(make(subject, Path(path).parent)(repeats), file=lines, flush=True)
+    # Both trees' ranks are done; how each ends is not measured here.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["--rank"]:
+        return be_rank(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("old", type=lambda path: Path(path).resolve())
     parser.add_argument("new", type=lambda path: Path(path).resolve())
@@ -222,9 +394,7 @@ def main() -> int:
         run_codecs(arguments, report)
     run_ranks(arguments, report)
     report.summary()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"machine": machine(), "rows": report.rows}
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    harness.write(arguments.out, report.rows)
     return 1 if report.failed() else 0
 
 

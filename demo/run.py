@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from demo import lab
+from bench import lab
 from demo.exchange import WAYS
 
 _TIMEOUT_S = 1800.0
@@ -52,7 +52,7 @@ def main() -> int:
     report.write_text(json.dumps(written, indent=2) + "\n")
     print(
         "\nAfter every way the replicas had equal bits. Accuracy is of one seed; other seeds give\n"
-        "other differences, some tenths of a point either way (bench/accuracy.py has the spread)."
+        "other differences, some tenths of a point either way (make accuracy has the spread)."
         f"\n{time.monotonic() - start:.0f} s; figures: {arguments.out}/report.json"
     )
     return 0

@@ -1,22 +1,20 @@
 #!/usr/bin/env bash
-# Every benchmark of this version, then the tables with must and reached. Results: build/bench/*.json
+# bench.sh [--quick]: every benchmark of this version, or those of the main table; JSON in build/bench/
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=build/bench/results
-mkdir -p "$out"
+bench() { .venv/bin/python -m bench "$@" || echo "skipped: see above"; }
 
+if [[ ${1:-} == --quick ]]; then
+  bench allreduce --links 1gbit --sizes 1048576,16777216 --ways fp32,bf16,int8,int4,onebit:down=onebit,adaptive
+  bench ddp --links 1gbit,loopback --seconds 4
+  exit
+fi
 for simd in AVX3 AVX2; do
   echo "codecs on $simd"
-  build/bench/codec_bench --simd=$simd --benchmark_format=json >"$out/codec-$simd.json" || true
+  build/bench/codec_bench --simd=$simd --benchmark_format=json >"build/bench/codec-$simd.json" || true
 done
-for link in loopback 1gbit 5gbit 10gbit; do
-  echo "allreduce over $link"
-  bench/allreduce.sh $link >"$out/allreduce-$link.json" || echo "[]" >"$out/allreduce-$link.json"
+for kind in allreduce latency ddp fsdp2 priority; do
+  echo "$kind"
+  bench "$kind"
 done
-echo "DDP steps"
-.venv/bin/python bench/ddp_step.py --out "$out/ddp_step.json" || echo "skipped: see above"
-echo "orders of chunks"
-.venv/bin/python bench/priority.py --out "$out/priority.json" || echo "skipped: see above"
-.venv/bin/python bench/timeline.py --out "$out" || echo "skipped: see above"
-build/bench/sched_bench --out "$out/sched.json"
-.venv/bin/python bench/report.py "$out"
+build/bench/sched_bench --out build/bench/sched.json

@@ -1,5 +1,5 @@
 """One thread a process, before torch is imported: ranks share the machine's cores with each other,
-and threads that spin for one another take those of the other tests. The demo's network lab is
+and threads that spin for one another take those of the other tests. The network lab is
 importable from here and from the processes that tests start."""
 
 import os

@@ -10,20 +10,18 @@ import sys
 
 import pytest
 
-BENCH = pathlib.Path(__file__).parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-
-import accuracy  # noqa: E402
-import accuracy_report  # noqa: E402
+from bench.accuracy import report as accuracy_report
+from bench.accuracy import run as accuracy
 
 # One worker runs them all, since they share the benchmark's run.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("accuracy")]
 
 
-def run(program: str, *arguments: str) -> str:
+def run_program(program: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(BENCH / program), *arguments],
-        capture_output=True, text=True, timeout=400, env=dict(os.environ),
+        [sys.executable, "-m", f"bench.accuracy.{program}", *arguments],
+        capture_output=True, text=True, timeout=400, cwd=pathlib.Path(__file__).parents[2],
+        env=dict(os.environ),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -32,7 +30,7 @@ def run(program: str, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def short(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("accuracy")
-    run("accuracy.py", "--short", "--out", str(folder))
+    run_program("run", "--short", "--out", str(folder))
     return folder
 
 
@@ -51,7 +49,7 @@ def test_finished_runs_are_not_repeated(short):
     spoilt = next(iter(files))
     whole = spoilt.read_text()
     spoilt.write_text(json.dumps(json.loads(whole) | {"recipe": {}}))
-    run("accuracy.py", "--short", "--out", str(short))
+    run_program("run", "--short", "--out", str(short))
     for path, before in files.items():
         assert (path.stat().st_mtime_ns == before) == (path != spoilt)
     row, again = (json.loads(text)["row"] for text in (whole, spoilt.read_text()))
@@ -109,7 +107,7 @@ def test_a_method_is_tested_at_the_rate_that_validation_chose(tmp_path):
 
 
 def test_ratio_measures_real_gradients(tmp_path):
-    run("ratio.py", "--tasks", "mlp", "--out", str(tmp_path))
+    run_program("ratio", "--tasks", "mlp", "--out", str(tmp_path))
     rows = json.loads((tmp_path / "ratio.json").read_text())["rows"]
     error = {(row["source"], row["codec"]): row["error"] for row in rows}
     assert error["Gaussian noise", "onebit"] == pytest.approx(0.363, abs=0.005)  # 1 - 2 / pi

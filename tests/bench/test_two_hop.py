@@ -2,17 +2,13 @@
 climbed to."""
 
 import math
-import pathlib
-import sys
 
 import pytest
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
-
-import rates
-from two_hop import Dealt, TwoHop
-from workers import Workers
+from bench.accuracy import rates
+from bench.accuracy.two_hop import Dealt, TwoHop
+from bench.accuracy.workers import Workers
 
 NUMEL = 20 * 256 + 37  # shards of different lengths, the last one with a part of a block
 STEPS = 4

@@ -14,7 +14,7 @@ import pytest
 from actor import Actor, Report, training_file
 from cases import Case, draw
 
-from demo.lab import Lab, can_shape, open_lab
+from bench.lab import Lab, can_shape, open_lab
 
 TIMEOUT_S = 2.0
 NOISE_S = 2.0  # of a shared machine, above the bound of 1.1 T

@@ -23,7 +23,7 @@ from thinwire import _library
 from thinwire.comm import Communicator
 from thinwire.config import Config
 
-from demo.lab import Lab, can_shape, open_lab
+from bench.lab import Lab, can_shape, open_lab
 
 WORLD = 2
 PATTERN = b"thinwire"  # two floats

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from demo import data, lab, train
+from bench import lab
+from demo import data, train
 
 ROWS = [
     {"codec": "plain", "accuracy": 88.14, "loss": 0.3, "step_ms": 80.0, "wire_bytes": 4e6,

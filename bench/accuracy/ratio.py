@@ -1,6 +1,6 @@
 """Each codec's bytes and loss of precision, on real gradients and on Gaussian noise.
 
-    python bench/ratio.py --out build/ratio
+    python -m bench.accuracy.ratio --out build/ratio
 
 Gradients of the accuracy benchmark's models, of one worker, taken during fp32 training: early, half
 way and late. The error is |x - D(x)|^2 / |x|^2 of one encoding without feedback. Beside our codecs
@@ -9,18 +9,18 @@ stand formats and rules of others (references.py). Writes OUT/ratio.json, ratio.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 
 import thinwire
 import torch
-from accuracy import machine
-from references import REFERENCES
-from tasks import TASKS, Task, loss_of
 from tqdm import tqdm
-from training import batches, make_optimizer
+
+from bench import harness
+from bench.accuracy.references import REFERENCES
+from bench.accuracy.tasks import TASKS, Task, loss_of
+from bench.accuracy.training import batches, make_optimizer
 
 CODECS = (
     "bf16", "int8", "int8:rounding=stochastic", "int4", "int4:block=128", "int4:hadamard=1",
@@ -125,11 +125,10 @@ def main() -> int:
             bits, errors = zip(*(measure(codec, x) for x in taken), strict=True)
             rows.append({"source": source, "codec": codec, "bits": statistics.mean(bits),
                          "error": statistics.mean(errors)})  # fmt: skip
-    command = "python bench/ratio.py " + " ".join(sys.argv[1:])
     text = table(rows)
-    report = {"machine": machine(), "command": command, "rows": rows}
-    (arguments.out / "ratio.json").write_text(json.dumps(report, indent=1) + "\n")
-    (arguments.out / "ratio.md").write_text(f"# Bytes and errors\n\n`{command}`\n\n{text}\n")
+    result = harness.write(arguments.out / "ratio.json", rows)
+    head = f"# Bytes and errors\n\n{harness.headline(result)}\n\n"
+    (arguments.out / "ratio.md").write_text(f"{head}{text}\n")
     plot(arguments.out / "ratio.png", rows)
     print(text)
     return 0

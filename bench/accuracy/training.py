@@ -9,10 +9,11 @@ from typing import Any
 
 import thinwire
 import torch
-from tasks import Task, evaluate, loss_of
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from two_hop import Dealt, Exchange, TwoHop
-from workers import Workers
+
+from bench.accuracy.tasks import Task, evaluate, loss_of
+from bench.accuracy.two_hop import Dealt, Exchange, TwoHop
+from bench.accuracy.workers import Workers
 
 _POINTS = 40  # of a learning curve
 

@@ -1,5 +1,9 @@
-"""One model under each framework, by the framework's own exchange of gradients and by ours: what
-bench/frameworks.py times. A framework is imported where it is used."""
+"""Training steps under each framework and each way of exchanging gradients: context managers that
+yield the turn of a warm model (bench/harness.py). A framework is imported where it is used.
+
+A way is OWN (the framework's own exchange), BF16 (a communication hook of five lines), ALONE (no
+exchange: the part of a step that no exchange can save), POWER_SGD (torch's hook, rank 1), or a
+codec of ours."""
 
 from __future__ import annotations
 
@@ -10,24 +14,28 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-WIDTH, LAYERS, BATCH, RATE = 1024, 4, 2, 0.01
-OWN = ""  # in place of a codec: the framework's own exchange
-WARM_UP = 3  # steps that are not counted: DDP lays its buckets out anew in the second
+from bench.harness import Turn
 
-Turn = Callable[[int], list[float]]  # so many steps, the seconds of each
+LAYERS, BATCH, RATE = 4, 2, 0.01
+WIDTH = 1024  # 16.8 MB of gradients; 256 and 2048 make 1 and 67 MB
+OWN, BF16, ALONE, POWER_SGD = "plain", "bf16 hook", "alone", "powersgd"
+NOT_OURS = (OWN, BF16, ALONE, POWER_SGD)
+WARM_UP = 3  # steps that are not counted: DDP lays its buckets out anew in the second
+MEASURING = 24  # more of them for codec="auto", which measures the first steps
 
 
 class Net(nn.Module):
-    """4 x Linear 1024 x 1024 without bias, as in bench/ddp_step.py: 16.8 MB of gradients."""
+    """LAYERS x Linear WIDTH x WIDTH without bias."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
         torch.manual_seed(0)
-        layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+        layers = [nn.Linear(width, width, bias=False) for _ in range(LAYERS)]
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -58,84 +66,126 @@ def differences(ends: list[float]) -> list[float]:
 def loop(
     model: nn.Module,
     optimizer: Any,
+    width: int = WIDTH,
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
+    warm_up: int = WARM_UP,
 ) -> Turn:
-    """The turns of a training loop of one's own, which is warm already."""
+    """The turns of a warm training loop: forward and backward passes, with all exchanges."""
 
     def turn(steps: int) -> list[float]:
-        ends = [time.perf_counter()]
+        found = []
         for _ in range(steps):
+            start = time.perf_counter()
             optimizer.zero_grad()
-            backward(model(torch.randn(BATCH, WIDTH))["loss"])
-            optimizer.step()
-            ends.append(time.perf_counter())
-        return differences(ends)
+            backward(model(torch.randn(BATCH, width))["loss"])
+            found.append(time.perf_counter() - start)
+            optimizer.step()  # takes the same time in every way
+        return found
 
-    turn(WARM_UP)
+    turn(warm_up)
     return turn
 
 
+def _keep(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A hook that leaves the bucket as it is."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's own bf16_compress_hook is refused on Gloo."""
+    buffer = bucket.buffer()
+    wire = buffer.to(torch.bfloat16)
+    sent = dist.all_reduce(wire, group=group, async_op=True).get_future()
+    return sent.then(lambda done: buffer.copy_(done.value()[0]).div_(group.size()))
+
+
+for _hook in (_keep, _bf16):
+    _hook.__annotations__ = {}  # DDP wants types there, and this file postpones them
+
+
 @contextlib.contextmanager
-def ddp(codec: str) -> Iterator[Turn]:
+def ddp(way: str, width: int = WIDTH) -> Iterator[Turn]:
     from thinwire.torch import compress
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+        PowerSGDState,
+        powerSGD_hook,
+    )
 
-    model = DistributedDataParallel(Net())
-    state = compress(model, codec=codec) if codec else None
-    yield loop(model, sgd(model))
-    if state is not None:
-        state.close()
+    # With more than one bucket torch's PowerSGD hangs on Gloo: the buckets' allreduces start in
+    # callbacks, in another order on every rank.
+    buckets = {"bucket_cap_mb": 100} if way == POWER_SGD else {}
+    model, compression = DistributedDataParallel(Net(width), **buckets), None
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    if way == POWER_SGD:
+        power = PowerSGDState(
+            None, matrix_approximation_rank=1, start_powerSGD_iter=2, use_error_feedback=True
+        )
+        model.register_comm_hook(power, powerSGD_hook)
+    elif way == ALONE:
+        model.register_comm_hook(None, _keep)
+    elif way == BF16:
+        model.register_comm_hook(model.process_group, _bf16)
+    elif way != OWN:
+        compression = compress(model, codec=way, optimizer=optimizer)
+    yield loop(model, optimizer, width, warm_up=WARM_UP + MEASURING * (way == "auto"))
+    if compression is not None:
+        compression.close()
 
 
 @contextlib.contextmanager
-def fsdp2(codec: str, gather: str | None = None, **sharding: Any) -> Iterator[Turn]:
+def fsdp2(way: str, width: int = WIDTH, **options: Any) -> Iterator[Turn]:
+    """options: of fully_shard(), but gather, of compress()."""
     from thinwire.torch import compress
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = Net()
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    gather = options.pop("gather", None)
+    model = Net(width)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh, **sharding)
-    fully_shard(model, mesh=mesh, **sharding)
-    state = compress(model, codec=codec, gather=gather) if codec else None
-    yield loop(model, sgd(model))
-    if state is not None:
-        state.close()
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    compression = compress(model, codec=way, gather=gather) if way != OWN else None
+    yield loop(model, sgd(model), width)
+    if compression is not None:
+        compression.close()
 
 
-def fsdp2_rounded(codec: str) -> contextlib.AbstractContextManager[Turn]:
+def fsdp2_rounded(way: str) -> contextlib.AbstractContextManager[Turn]:
     """Parameters are gathered in int8, on request."""
-    return fsdp2(codec, gather="int8")
+    return fsdp2(way, gather="int8")
 
 
-def fsdp2_kept(codec: str) -> contextlib.AbstractContextManager[Turn]:
+def fsdp2_kept(way: str) -> contextlib.AbstractContextManager[Turn]:
     """Parameters are gathered once a step."""
-    return fsdp2(codec, reshard_after_forward=False)
+    return fsdp2(way, reshard_after_forward=False)
 
 
 @contextlib.contextmanager
-def accelerate(codec: str) -> Iterator[Turn]:
+def accelerate(way: str) -> Iterator[Turn]:
     from accelerate import Accelerator
     from thinwire.accelerate import prepare
 
     accelerator, model, state = Accelerator(cpu=True), Net(), None
-    if codec:
-        model, optimizer, state = prepare(accelerator, model, sgd(model), codec=codec)
+    if way != OWN:
+        model, optimizer, state = prepare(accelerator, model, sgd(model), codec=way)
     else:
         model, optimizer = accelerator.prepare(model, sgd(model))
-    yield loop(model, optimizer, accelerator.backward)
+    yield loop(model, optimizer, backward=accelerator.backward)
     if state is not None:
         state.close()
 
 
 @contextlib.contextmanager
-def horovod(codec: str) -> Iterator[Turn]:
+def horovod(way: str) -> Iterator[Turn]:
     """Horovod itself is not here: its own exchange is Compression.none of the same API."""
     import thinwire.horovod as hvd
 
     hvd.init()
     model = Net()
-    compression = getattr(hvd.Compression, codec) if codec else hvd.Compression.none
+    compression = getattr(hvd.Compression, way) if way != OWN else hvd.Compression.none
     optimizer = hvd.DistributedOptimizer(
         sgd(model), named_parameters=model.named_parameters(), compression=compression
     )
@@ -143,7 +193,7 @@ def horovod(codec: str) -> Iterator[Turn]:
 
 
 @contextlib.contextmanager
-def lightning(codec: str) -> Iterator[Turn]:
+def lightning(way: str) -> Iterator[Turn]:
     """A Trainer for each turn, which warms up first."""
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -171,13 +221,13 @@ def lightning(codec: str) -> Iterator[Turn]:
     def turn(steps: int) -> list[float]:
         clock, place = Clock(), TorchElasticEnvironment()
         options = {"cluster_environment": place}
-        strategy = ThinwireStrategy(codec=codec, **options) if codec else DDPStrategy(**options)
+        strategy = ThinwireStrategy(codec=way, **options) if way != OWN else DDPStrategy(**options)
         trainer = Trainer(
-            strategy=strategy, accelerator="cpu", devices=torch.distributed.get_world_size(),
+            strategy=strategy, accelerator="cpu", devices=dist.get_world_size(),
             max_steps=WARM_UP + steps, callbacks=[clock], logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        samples = Batches((WARM_UP + steps) * BATCH * torch.distributed.get_world_size())
+        samples = Batches((WARM_UP + steps) * BATCH * dist.get_world_size())
         trainer.fit(Module(), DataLoader(samples, BATCH))
         return differences(clock.ends)[-steps:]
 
@@ -185,7 +235,7 @@ def lightning(codec: str) -> Iterator[Turn]:
 
 
 @contextlib.contextmanager
-def transformers(codec: str) -> Iterator[Turn]:
+def transformers(way: str) -> Iterator[Turn]:
     """A Trainer for each turn, as for Lightning."""
     from thinwire.transformers import ThinwireCallback
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -206,13 +256,13 @@ def transformers(codec: str) -> Iterator[Turn]:
         )  # fmt: skip
         optimizer = sgd(model)
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-        samples = Batches((WARM_UP + steps) * BATCH * torch.distributed.get_world_size())
+        samples = Batches((WARM_UP + steps) * BATCH * dist.get_world_size())
         trainer = Trainer(
             model, arguments, train_dataset=samples, callbacks=[clock],
             optimizers=(optimizer, constant),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
-        callback = ThinwireCallback(trainer, codec=codec) if codec else None
+        callback = ThinwireCallback(trainer, codec=way) if way != OWN else None
         if callback is not None:
             trainer.add_callback(callback)
         trainer.train()

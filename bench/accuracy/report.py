@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from bench import harness
 
 Row = dict[str, Any]
 
@@ -181,20 +182,17 @@ def choices_table(choices: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_report(
-    folder: Path, rows: list[Row], choices: list[Row], machine: str, command: str
-) -> str:
+def write_report(folder: Path, rows: list[Row], choices: list[Row]) -> str:
     """Writes all of it; returns the table. choices: scores of the rates that were tried."""
     text = table(rows)
+    result = harness.write(folder / "accuracy.json", rows, choices=choices)
     seeds = len({row["seed"] for row in rows})
     (folder / "accuracy.md").write_text(
-        f"# Accuracy\n\n{machine}; {rows[0]['workers']} workers, up to {seeds} paired seeds; "
-        f"`{command}`\n\nMean ± standard error; fewer bytes than a ring allreduce of fp32.\n\n"
+        f"# Accuracy\n\n{harness.headline(result)}; {rows[0]['workers']} workers, up to {seeds} "
+        f"paired seeds\n\nMean ± standard error; fewer bytes than a ring allreduce of fp32.\n\n"
         f"{text}\n\n{pooled(rows)}\n\n## Learning rates\n\nChosen on a validation split, with "
         f"seeds of their own.\n\n{choices_table(choices)}\n"
     )
-    report = {"machine": machine, "command": command, "choices": choices, "rows": rows}
-    (folder / "accuracy.json").write_text(json.dumps(report) + "\n")
     plot_accuracy(folder / "accuracy.png", rows)
     plot_curves(folder / "curves.png", rows)
     return text

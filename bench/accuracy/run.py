@@ -1,8 +1,8 @@
 """The cost of compression in accuracy: every method on every task over paired seeds, each method at
 its own learning rate.
 
-    python bench/accuracy.py --out build/accuracy            # resumes where it was stopped
-    python bench/accuracy.py --short --out build/accuracy    # a minute, for a look
+    python -m bench.accuracy.run --out build/accuracy            # resumes where it was stopped
+    python -m bench.accuracy.run --short --out build/accuracy    # a minute, for a look
 
 A method's rate is chosen on a validation split, with seeds of its own, from the grid of rates.py;
 then it trains with seeds that no choice has seen, and is judged by the test set. Each run is a file
@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import re
 import statistics
 import sys
@@ -24,11 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rates
 import torch
-from accuracy_report import write_report
-from tasks import TASKS, Task
-from training import METHODS, spec_of, train
+
+from bench.accuracy import rates
+from bench.accuracy.report import write_report
+from bench.accuracy.tasks import TASKS, Task
+from bench.accuracy.training import METHODS, spec_of, train
 
 _SHORT_STEPS = 8  # times fewer
 _SHORT_METHODS = ("fp32", "int4", "adaptive 2", "adaptive 1", "onebit", "topk 0.1 % DGC")
@@ -154,12 +154,6 @@ def carry_out(cells: list[Cell], results: Results, jobs: int) -> None:
                 print(future.result(), flush=True)
 
 
-def machine() -> str:
-    with open("/proc/cpuinfo") as info:
-        models = [line.split(":")[1].strip() for line in info if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {len(models)} cores"
-
-
 def choices_of(cell: Cell, results: Results) -> dict[str, Any]:
     """A cell's scores by rate, as JSON."""
     scores = cell.scores(results)
@@ -209,8 +203,7 @@ def main() -> int:
         for cell in cells
         if (cell.task.name, cell.method) in with_rows and cell.choices
     ]
-    command = "python bench/accuracy.py " + " ".join(sys.argv[1:])
-    print(write_report(arguments.out, rows, chosen, machine(), command))
+    print(write_report(arguments.out, rows, chosen))
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks, and the network lab that tests and the demo share."""

@@ -1,0 +1,209 @@
+"""The benchmarks that run ranks: each row is a ratio to a baseline in the same processes.
+
+    python -m bench KIND [options] [--out FILE]     see KINDS; --help lists the options
+
+Links other than loopback require root (bench/lab.py); without it their rows are printed as
+skipped. `make bench` runs the kinds of KINDS one after another, `make bench ARGS=--quick` those of
+the main table in five minutes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import harness, lab
+from bench.harness import Row
+
+KINDS = {
+    "ddp": "a DDP step by each way of exchanging gradients, over plain DDP",
+    "fsdp2": "an FSDP2 step, over FSDP2's own collectives",
+    "frameworks": "a step of each framework with int4, over the framework's own exchange",
+    "priority": "steps under p3 and wfbp, over fifo, where exchanging takes as long as computing",
+    "allreduce": "one allreduce by size and codec, over Gloo's fp32 allreduce",
+    "latency": "small allreduces among 2, 4 and 8 ranks, over Gloo's",
+    "map": "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
+}
+LINKS = {
+    "ddp": "1gbit,10gbit,loopback",
+    "fsdp2": "1gbit",
+    "frameworks": "1gbit",
+    "priority": "200mbit",
+    "allreduce": "1gbit,10gbit,loopback",
+    "latency": lab.LOOPBACK,
+    "map": "100mbit,1gbit,10gbit,none",
+}
+WAYS = {
+    "ddp": "plain,bf16 hook,int8,int4,adaptive,onebit,topk:density=0.01,alone",
+    "fsdp2": "plain,int8,int4,adaptive",
+    "frameworks": "plain,int4",
+    "priority": "fifo,wfbp,p3,p3 planned,alone",
+    "allreduce": "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum",
+    "latency": "fp32,int4",
+    "map": "plain,auto,int8,int4,adaptive",
+}
+COLUMNS = {
+    "link": "{link}",
+    "ranks": "{world}",
+    "subject": "{subject}",
+    "ms": "{ms:.2f}",
+    "middle half": "{low_ms:.2f} to {high_ms:.2f}",
+    "ratio": "**{ratio:.2f}**",
+    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
+}
+ALLREDUCE_COLUMNS = {  # as nccl-tests prints them; GB are 10^9 bytes
+    "link": "{link}",
+    "ranks": "{world}",
+    "codec": "{subject}",
+    "size (B)": "{bytes}",
+    "time (us)": "{us:.1f}",
+    "algbw (GB/s)": "{algbw:.3f}",
+    "busbw (GB/s)": "{busbw:.3f}",
+    "#wrong": "{wrong}",
+    "over Gloo's fp32": "**{ratio:.2f}**",
+}
+TIMEOUT_S = 3600.0
+POWER_SGD_LINKS = ("100mbit", lab.LOOPBACK)  # torch's PowerSGD hangs on Gloo over faster ones
+
+
+def step_rows(arguments: argparse.Namespace) -> list[Row]:
+    """In the ranks of one lab."""
+    from bench.subjects import priority, steps
+
+    ways, options = arguments.ways.split(","), {}
+    if arguments.kind == "priority":
+        subjects = {way: priority.order(way, arguments.codec) for way in ways}
+        options = {"steps": priority.TURN}
+    elif arguments.kind == "frameworks":
+        return [
+            {"framework": name} | row
+            for name in arguments.frameworks.split(";") or steps.FRAMEWORKS
+            for row in harness.measure(
+                {way: steps.FRAMEWORKS[name](way) for way in ways}, seconds=arguments.seconds
+            )
+        ]
+    else:
+        make: Callable[..., Any] = steps.ddp if arguments.kind == "ddp" else steps.fsdp2
+        subjects = {way: make(way, arguments.width) for way in ways}
+    return harness.measure(subjects, seconds=arguments.seconds, **options)
+
+
+def allreduce_rows(place: lab.Lab, arguments: argparse.Namespace) -> list[Row]:
+    """By the C++ program, whose rank 0 prints JSON."""
+    program = harness.ROOT / "build/bench/allreduce_bench"
+    smallest, largest = arguments.sizes.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        interface = "eth0" if place.namespaces else ""
+        port = lab.free_port()
+        ranks = [
+            place.start(
+                rank,
+                [str(program), str(rank), str(place.world), folder, interface,
+                 str(arguments.repetitions), largest, arguments.ways, smallest],
+                port,
+                stdout=subprocess.PIPE,
+            )
+            for rank in range(place.world)
+        ]  # fmt: skip
+        out, _ = ranks[0].communicate(timeout=TIMEOUT_S)
+        if any([rank.wait() for rank in ranks]):
+            raise RuntimeError("a rank of allreduce_bench failed")
+    return [network_row(row, place.world) for row in json.loads(out)]
+
+
+def network_row(row: Row, world: int) -> Row:
+    """Adds bandwidths as nccl-tests defines them (doc/PERFORMANCE.md there): algbw = size / time,
+    busbw = algbw * 2 (n - 1) / n. The size is that of fp32, whatever travels."""
+    seconds = row["ms"] / 1e3
+    algbw = row["bytes"] / seconds / 1e9
+    return row | {
+        "subject": row.pop("codec"),
+        "us": 1e6 * seconds,
+        "algbw": algbw,
+        "busbw": algbw * 2 * (world - 1) / world,
+        "ratio": row.pop("speedup"),
+    }
+
+
+def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int]]:
+    """Links, delays in milliseconds and numbers of ranks to measure."""
+    links = arguments.links.split(",")
+    delays = [float(delay) for delay in arguments.delays_ms.split(",")]
+    worlds = [int(world) for world in arguments.worlds.split(",")]
+    for link, delay_ms, world in itertools.product(links, delays, worlds):
+        if not (delay_ms and link == lab.LOOPBACK):
+            yield link, delay_ms, world
+
+
+def measure_cell(arguments: argparse.Namespace, place: lab.Lab) -> list[Row]:
+    if arguments.kind in ("allreduce", "latency"):
+        return allreduce_rows(place, arguments)
+    options = [f"--{key}={value}" for key, value in vars(arguments).items() if key != "kind"]
+    kinds = ("ddp", "fsdp2") if arguments.kind == "map" else (arguments.kind,)
+    widths = (256, 1024, 2048) if arguments.kind == "map" else (arguments.width,)
+    found = []
+    for kind, width in itertools.product(kinds, widths):
+        argv = [kind, *options, f"--width={width}"]
+        rows = harness.run_ranks(place, argv, TIMEOUT_S)
+        found += [{"kind": kind, "width": width} | row for row in rows]
+    return found
+
+
+def run(arguments: argparse.Namespace) -> list[Row]:
+    refusal, rows = lab.can_shape(), []
+    for link, delay_ms, world in cells(arguments):
+        if link != lab.LOOPBACK and refusal:
+            print(f"{link}: skipped, {refusal}", flush=True)
+            continue
+        setting = {"link": link, "delay_ms": delay_ms, "world": world}
+        with lab.open_lab(world, link, delay_ms=delay_ms) as place:
+            found = [setting | row for row in measure_cell(arguments, place)]
+        columns = ALLREDUCE_COLUMNS if "bytes" in found[0] else COLUMNS
+        if "framework" in found[0]:
+            columns = {"framework": "{framework}"} | columns
+        print(harness.table(found, columns) + "\n", flush=True)
+        rows += found
+    return rows
+
+
+def main() -> int:
+    kinds = "; ".join(f"{name}: {what}" for name, what in KINDS.items())
+    parser = argparse.ArgumentParser(
+        "python -m bench", description=f"Runs one kind of benchmark. {kinds}."
+    )
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--links", help="rates of hosts' links, 'none' or 'loopback'")
+    parser.add_argument("--delays_ms", default="0", help="one way, of shaped links")
+    parser.add_argument("--worlds", help="numbers of ranks; default: 2")
+    parser.add_argument("--ways", help="subjects; the first is the baseline")
+    parser.add_argument("--width", type=int, default=1024, help="of the four layers of a step")
+    parser.add_argument("--codec", default="int4", help="of the kind priority")
+    parser.add_argument("--frameworks", default="", help="names, with ; between them")
+    parser.add_argument("--seconds", type=float, default=20.0, help="at most, of a subject")
+    parser.add_argument("--sizes", help="of allreduces: smallest and largest, bytes")
+    parser.add_argument("--repetitions", type=int, default=15, help="of an allreduce")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if harness.is_rank():
+        return harness.be_rank(lambda: step_rows(arguments))
+    small = arguments.kind == "latency"
+    arguments.links = arguments.links or LINKS[arguments.kind]
+    arguments.ways = arguments.ways or WAYS[arguments.kind]
+    arguments.worlds = arguments.worlds or ("2,4,8" if small else "2")
+    arguments.sizes = arguments.sizes or ("64,4096" if small else "64,67108864")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    rows = run(arguments)
+    out = arguments.out or harness.ROOT / f"build/bench/{arguments.kind}.json"
+    harness.write(out, rows, "lightning", "accelerate", "transformers")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The cost of compression in accuracy, and in precision."""

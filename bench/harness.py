@@ -1,0 +1,219 @@
+"""The harness of all Python benchmarks: subjects take turns, a rule says when there are enough of
+them, and a result says where it comes from.
+
+A subject is a name and a context manager that yields its `turn`: a function of a number of steps
+that returns the seconds of each. All subjects of a run live in the same processes and take turns,
+so that they see the same machine; a turn counts as its median step on the slowest rank. Figures
+are ratios of turns that followed one another, never absolute times.
+
+Results are JSON of one form: commit, machine, versions, argv, rows. Timing never fails a test."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from bench import lab
+
+Turn = Callable[[int], list[float]]  # steps -> seconds of each
+Subjects = Mapping[str, AbstractContextManager[Turn]]
+Row = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[1]
+LEAST_TURNS = 5
+_RANK_OUT = "BENCH_RANK_OUT"  # set in a rank: the file for rank 0's rows
+
+
+# Measuring, in the ranks.
+
+
+def measure(
+    subjects: Subjects, *, steps: int = 5, seconds: float = 20.0, precision: float = 0.02
+) -> list[Row]:
+    """Rows of subjects that take turns of `steps` steps; the first one is the baseline.
+
+    Ends after LEAST_TURNS at least, when the 95 % interval of every ratio's median is within
+    +- precision of it, or when `seconds` a subject are over. Every rank calls it, and gets the same
+    rows: `ms`, the median over turns, `low_ms` and `high_ms`, the middle half; `ratio`, the
+    median of baseline / subject over pairs of turns, and its interval `ratio_low`, `ratio_high`."""
+    times: dict[str, list[float]] = {name: [] for name in subjects}
+    with contextlib.ExitStack() as stack:
+        turns = {name: stack.enter_context(subject) for name, subject in subjects.items()}
+        end = time.monotonic() + seconds * len(turns)
+        while True:
+            for name, turn in turns.items():
+                times[name].append(_slowest(turn, steps))
+            done = precise(times, precision) or time.monotonic() > end
+            if _agreed(done and len(times[name]) >= LEAST_TURNS):
+                return rows_of(times)
+
+
+def _slowest(turn: Turn, steps: int) -> float:
+    """Seconds of the median step, on the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    seconds = torch.tensor(statistics.median(turn(steps)))
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return seconds.item()
+
+
+def _agreed(done: bool) -> bool:
+    """Rank 0's answer, on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    answer = torch.tensor(int(done))
+    dist.broadcast(answer, 0)
+    return bool(answer)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median of `values`, and the ends of its 95 % confidence interval by order statistics
+    (Conover, Practical Nonparametric Statistics, section 3.2)."""
+    ordered = sorted(values)
+    reach = 0.98 * math.sqrt(len(ordered))
+    low = max(0, math.floor(len(ordered) / 2 - reach))
+    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + reach))
+    return statistics.median(ordered), ordered[low], ordered[high]
+
+
+def ratios(baseline: Sequence[float], times: Sequence[float]) -> list[float]:
+    return [base / mine for base, mine in zip(baseline, times, strict=True)]
+
+
+def precise(times: Mapping[str, Sequence[float]], precision: float) -> bool:
+    baseline = next(iter(times.values()))
+    found = (interval(ratios(baseline, each)) for each in times.values())
+    return all(high - low <= 2 * precision * middle for middle, low, high in found)
+
+
+def rows_of(times: Mapping[str, Sequence[float]]) -> list[Row]:
+    baseline = next(iter(times.values()))
+    rows = []
+    for name, each in times.items():
+        low, middle, high = statistics.quantiles(each, n=4, method="inclusive")
+        ratio, ratio_low, ratio_high = interval(ratios(baseline, each))
+        rows.append({
+            "subject": name, "ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high,
+            "ratio": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high, "turns": len(each),
+        })  # fmt: skip
+    return rows
+
+
+# Ranks, which run the benchmark's program once more.
+
+
+def is_rank() -> bool:
+    return _RANK_OUT in os.environ
+
+
+def be_rank(rows: Callable[[], list[Row]]) -> int:
+    """In a rank: joins torch's group, measures on one thread, hands rank 0's rows to the parent."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = rows()
+    if dist.get_rank() == 0:
+        Path(os.environ[_RANK_OUT]).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def run_ranks(place: lab.Lab, argv: Sequence[str], timeout_s: float) -> list[Row]:
+    """Rank 0's rows of `python -m bench` with the arguments `argv`, run as every rank of a lab.
+    RuntimeError if a rank fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
+        settings = [f"{_RANK_OUT}={out}", f"PYTHONPATH={paths}"]
+        place.run(["env", *settings, sys.executable, "-m", "bench", *argv], timeout_s)
+        return json.loads(out.read_text())
+
+
+# Results.
+
+
+def commit() -> str:
+    """The commit that is measured, with a + behind it if files differ from it."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short=12", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
+
+
+def machine() -> dict[str, Any]:
+    information = Path("/proc/cpuinfo").read_text()
+    models = re.findall(r"model name\s*: (.*)", information)
+    return {
+        "processor": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of Python, torch and the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", *packages):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def source(*packages: str) -> dict[str, Any]:
+    """A result's fields but `rows`: the commit, machine, versions and command line."""
+    argv = [os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]
+    return {
+        "commit": commit(), "machine": machine(), "versions": versions(*packages), "argv": argv,
+    }  # fmt: skip
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """A result's source in a line, for tables made from it."""
+    place = result["machine"]
+    return (
+        f"{place['processor']}, {place['cores']} cores, torch {result['versions'].get('torch')}; "
+        f"`{' '.join(result['argv'])}` at {result['commit']}"
+    )
+
+
+def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[str, Any]:
+    """Writes a result file, and returns what it holds. more: further fields of its own."""
+    result = source(*packages) | more | {"rows": [*rows]}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
+    """A Markdown table. columns: a format of a row's fields ("{ms:.1f}") by its heading; a row that
+    lacks a field has an empty cell there."""
+
+    def cell(row: Row, form: str) -> str:
+        with contextlib.suppress(KeyError):
+            return form.format_map(row)
+        return ""
+
+    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    body = [f"| {' | '.join(cell(row, form) for form in columns.values())} |" for row in rows]
+    return "\n".join([head, *body])

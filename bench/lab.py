@@ -1,0 +1,559 @@
+"""The network lab: hosts in network namespaces of their own, joined by links with chosen rates,
+delays and losses.
+
+    python -m bench.lab 1gbit 2 [--ranks_per_host 1] [--delay_ms 0] [--loss 0] COMMAND...
+
+    tw<pid>h0  eth0 --veth-- port0 --+
+    tw<pid>h1  eth0 --veth-- port1 --+-- the switch, in the namespace tw<pid>sw
+
+Both ends of every link have a token bucket (`tc tbf`), so each host sends and receives at its
+rate. A pair of hosts may have a rate of its own in each direction (`tc htb` at the sender). Where
+there are delays or losses, or a link is to be cut, a user-space switch takes the place of the
+kernel's bridge: it holds every frame back for the delay of its pair and direction, since kernels
+without netem can't. It costs about an eighth of a core at 200 Mb/s.
+
+All of it lives in these namespaces and is removed with them; no traffic leaves them. Requires `ip`
+and `tc` (package iproute2), and root or the right to make user namespaces. `bench/`, the tests and
+the demo use this one lab."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import heapq
+import itertools
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+LOOPBACK = "loopback"  # no namespaces: all ranks share the machine's loopback interface
+NONE = "none"  # a host's link without a limit
+SKIPPED = 77  # exit status of this program where the system allows no lab
+PORT = 29500  # of the rendezvous, in a lab with namespaces
+SUBNET = "10.88.0"
+BURST_BYTES = 128 << 10  # of a token bucket
+QUEUE_S = 0.02  # a bucket's queue holds as much as the link sends in this time
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One direction between two hosts. rate: bits per second as `tc` writes it ("100mbit"), or ""
+    for the hosts' own; delay_ms: one way, in milliseconds; loss: probability that a frame is
+    dropped (a frame is what the kernel hands over at once, up to 64 KiB of a stream)."""
+
+    rate: str = ""
+    delay_ms: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where ranks run. Rank r lives on host r // ranks_per_host."""
+
+    world: int
+    link: str  # of every host, or the hosts' with commas between them; LOOPBACK
+    namespaces: tuple[str, ...] = ()  # one a host; none on loopback
+    switch: str = ""  # the namespace of the switch
+    ranks_per_host: int = 1
+    roles: tuple[str, ...] = ()  # of the ranks, for their programs
+    _control: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """The devices in the switch, by host."""
+        return tuple(f"port{host}" for host in range(len(self.namespaces)))
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of a host's eth0."""
+        return f"{SUBNET}.{host + 1}" if self.namespaces else "127.0.0.1"
+
+    def command_of(self, rank: int, command: Sequence[str]) -> list[str]:
+        """`command` as it is run inside the rank's namespace. The file systems stay as they are, so
+        that ranks of one host share memory."""
+        if not self.namespaces:
+            return list(command)
+        return [
+            "nsenter",
+            f"--net=/run/netns/{self.namespaces[rank // self.ranks_per_host]}",
+            *command,
+        ]
+
+    def environment_of(self, rank: int, port: int) -> dict[str, str]:
+        """The variables that torchrun would set, and ROLE if the lab was given roles."""
+        local = self.ranks_per_host if self.namespaces else self.world
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % local),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_WORLD_SIZE": str(local),
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "eth0" if self.namespaces else "lo",
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d can't look names up in there, and says so
+        }
+        return variables | ({"ROLE": self.roles[rank]} if self.roles else {})
+
+    def start(
+        self,
+        rank: int,
+        command: Sequence[str],
+        port: int = PORT,
+        environment: Mapping[str, str] | None = None,
+        **options: object,
+    ) -> subprocess.Popen[bytes]:
+        """Starts `command` as one rank. options: of subprocess.Popen. The caller waits for it."""
+        variables = os.environ | self.environment_of(rank, port) | dict(environment or {})
+        return subprocess.Popen(self.command_of(rank, command), env=variables, **options)
+
+    def run(self, command: Sequence[str], timeout_s: float) -> None:
+        """Runs `command` as every rank. RuntimeError if a rank fails or timeout_s (seconds) are
+        over; no rank outlives the call."""
+        port = PORT if self.namespaces else free_port()
+        ranks = [self.start(rank, command, port) for rank in range(self.world)]
+        try:
+            _wait(ranks, time.monotonic() + timeout_s)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+
+    def cut(self, source: int, target: int) -> None:
+        """Drops all frames from one host to another, in this direction only, until heal(). Requires
+        cuttable=True."""
+        self._tell("cut", source, target)
+
+    def heal(self, source: int, target: int) -> None:
+        """Ends a cut()."""
+        self._tell("heal", source, target)
+
+    def isolate(self, host: int) -> None:
+        """Cuts a host off from all others, in both directions."""
+        for other in range(len(self.namespaces)):
+            if other != host:
+                self.cut(host, other)
+                self.cut(other, host)
+
+    def rejoin(self, host: int) -> None:
+        """Ends an isolate()."""
+        for other in range(len(self.namespaces)):
+            if other != host:
+                self.heal(host, other)
+                self.heal(other, host)
+
+    def _tell(self, what: str, source: int, target: int) -> None:
+        if self._control is None:
+            raise RuntimeError("this lab's links can't be cut: open it with cuttable=True")
+        self._control.stdin.write(f"{what} {source} {target}\n".encode())
+        self._control.stdin.flush()
+        self._control.stdout.readline()  # done
+
+
+def check_link(link: str) -> None:
+    """ValueError unless `link` is LOOPBACK, NONE, or a rate as `tc` reads it."""
+    if link not in (LOOPBACK, NONE) and not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[kmgt]?bit", link):
+        raise ValueError(
+            f"link is '{link}', expected '{LOOPBACK}', or a rate such as 100mbit or 1gbit"
+        )
+
+
+def bits_per_second(rate: str) -> float:
+    """A rate of `tc` as a number; infinity for LOOPBACK and NONE."""
+    if rate in (LOOPBACK, NONE):
+        return float("inf")
+    number, unit = re.fullmatch(r"([\d.]+)([kmgt]?)bit", rate).groups()
+    return float(number) * 1000.0 ** " kmgt".index(unit or " ")
+
+
+def become_root_of_namespaces() -> None:
+    """Runs this program anew as root of a user namespace, where the system lets anybody do that;
+    its network namespaces and its /run are its own. For root it does nothing."""
+    unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    if os.geteuid() == 0 or shutil.which("unshare") is None:
+        return
+    mount = "mount -t tmpfs tmpfs /run"
+    tried = subprocess.run([*unshare, "sh", "-c", mount], capture_output=True, check=False)
+    if tried.returncode == 0:
+        again = [sys.executable, *sys.orig_argv[1:]]
+        os.execvp("unshare", [*unshare, "sh", "-c", f'{mount} && exec "$@"', "sh", *again])
+
+
+def can_shape() -> str:
+    """Empty if this machine lets us shape links; else the reason and the fix. It makes a small lab
+    to find out."""
+    for tool in ("ip", "tc", "nsenter"):
+        if shutil.which(tool) is None:
+            return f"`{tool}` is missing (apt-get install iproute2 util-linux)"
+    if os.geteuid() != 0:
+        return "not root (run it with sudo)"
+    try:
+        with open_lab(1, "1gbit"):
+            return ""
+    except (RuntimeError, OSError) as error:
+        return str(error)
+
+
+@contextlib.contextmanager
+def open_lab(
+    hosts: int,
+    link: str | Sequence[str],
+    *,
+    ranks_per_host: int = 1,
+    delay_ms: float = 0.0,
+    loss: float = 0.0,
+    pairs: Mapping[tuple[int, int], Wire] | None = None,
+    cuttable: bool = False,
+    roles: Sequence[str] = (),
+) -> Iterator[Lab]:
+    """A lab that is removed at the end, also after SIGTERM.
+
+    link: the rate of each host's link in both directions ("100mbit", NONE), one for all or one for
+      each; or LOOPBACK, which has neither delays nor pairs.
+    delay_ms, loss: of every pair and direction.
+    pairs: by (source, target), the wires that differ from these.
+    cuttable: links can be cut and healed while ranks run.
+    roles: a word for each rank.
+
+    RuntimeError if the system refuses; ValueError for arguments that make no lab."""
+    links = [link] * hosts if isinstance(link, str) else list(link)
+    pairs = dict(pairs or {})
+    if len(links) != hosts or (roles and len(roles) != hosts * ranks_per_host):
+        raise ValueError(
+            f"{hosts} hosts of {ranks_per_host} ranks, {len(links)} links, {len(roles)} roles"
+        )
+    for rate in [*links, *(wire.rate for wire in pairs.values() if wire.rate)]:
+        check_link(rate)
+    switched = bool(
+        delay_ms or loss or cuttable or any(wire.delay_ms or wire.loss for wire in pairs.values())
+    )
+    if LOOPBACK in links:
+        if switched or pairs or set(links) != {LOOPBACK}:
+            raise ValueError(
+                "loopback has no link to delay, to cut or to share; take a shaped link or 'none'"
+            )
+        yield Lab(
+            hosts * ranks_per_host, LOOPBACK, ranks_per_host=ranks_per_host, roles=tuple(roles)
+        )
+        return
+    prefix = f"tw{os.getpid()}"
+    switch, names = f"{prefix}sw", tuple(f"{prefix}h{host}" for host in range(hosts))
+    control = None
+    with _exit_on_sigterm():
+        try:
+            _ip("netns", "add", switch)
+            for host, name in enumerate(names):
+                _plug(switch, name, host, links[host])
+                _limit_pairs(name, host, links[host], pairs)
+            if switched:
+                control = _start_switch(switch, hosts, delay_ms, loss, pairs)
+            else:
+                _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+                _ip("-n", switch, "link", "set", "bridge", "up")
+                for host in range(hosts):
+                    _ip("-n", switch, "link", "set", f"port{host}", "master", "bridge")
+            told = links[0] if len(set(links)) == 1 else ",".join(links)
+            yield Lab(
+                hosts * ranks_per_host, told, names, switch, ranks_per_host, tuple(roles), control
+            )
+        finally:
+            if control is not None:
+                control.kill()
+                control.wait()
+            for name in (*names, switch):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _plug(switch: str, name: str, host: int, rate: str) -> None:
+    port = f"port{host}"
+    _ip("netns", "add", name)
+    _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+    _ip("-n", switch, "link", "set", port, "up")
+    _ip("-n", name, "addr", "add", f"{SUBNET}.{host + 1}/24", "dev", "eth0")
+    _ip("-n", name, "link", "set", "eth0", "up")
+    _ip("-n", name, "link", "set", "lo", "up")
+    if rate != NONE:
+        bucket = [
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            str(BURST_BYTES),
+            "latency",
+            f"{round(1e3 * QUEUE_S)}ms",
+        ]
+        for where, device in ((name, "eth0"), (switch, port)):
+            _command("tc", "-n", where, "qdisc", "add", "dev", device, "root", *bucket)
+
+
+def _limit_pairs(name: str, host: int, link: str, pairs: Mapping[tuple[int, int], Wire]) -> None:
+    """Rates of single pairs: a class for each, below one for the whole link, in place of the
+    sender's bucket."""
+    rated = {
+        target: wire.rate
+        for (source, target), wire in pairs.items()
+        if source == host and wire.rate
+    }
+    if not rated:
+        return
+    tc = ["tc", "-n", name]
+    whole = "100gbit" if link == NONE else link
+    burst = ["burst", str(BURST_BYTES), "cburst", str(BURST_BYTES), "quantum", "65536"]
+    _command(*tc, "qdisc", "replace", "dev", "eth0", "root", "handle", "1:", "htb", "default", "2")
+    _command(
+        *tc,
+        "class",
+        "add",
+        "dev",
+        "eth0",
+        "parent",
+        "1:",
+        "classid",
+        "1:1",
+        "htb",
+        "rate",
+        whole,
+        *burst,
+    )
+    _command(
+        *tc,
+        "class",
+        "add",
+        "dev",
+        "eth0",
+        "parent",
+        "1:1",
+        "classid",
+        "1:2",
+        "htb",
+        "rate",
+        whole,
+        *burst,
+    )
+    for target, rate in rated.items():
+        class_id = f"1:{target + 16:x}"
+        queue = round(bits_per_second(rate) / 8 * QUEUE_S) + BURST_BYTES
+        _command(
+            *tc,
+            "class",
+            "add",
+            "dev",
+            "eth0",
+            "parent",
+            "1:1",
+            "classid",
+            class_id,
+            "htb",
+            "rate",
+            rate,
+            *burst,
+        )
+        _command(
+            *tc, "qdisc", "add", "dev", "eth0", "parent", class_id, "bfifo", "limit", str(queue)
+        )
+        match = ["match", "ip", "dst", f"{SUBNET}.{target + 1}/32", "flowid", class_id]
+        _command(
+            *tc, "filter", "add", "dev", "eth0", "parent", "1:", "protocol", "ip", "u32", *match
+        )
+
+
+def _start_switch(
+    switch: str, hosts: int, delay_ms: float, loss: float, pairs: Mapping[tuple[int, int], Wire]
+) -> subprocess.Popen[bytes]:
+    wires = {}
+    for source, target in itertools.permutations(range(hosts), 2):
+        wire = pairs.get((source, target), Wire(delay_ms=delay_ms, loss=loss))
+        wires[f"{source} {target}"] = (wire.delay_ms / 1e3, wire.loss)
+    inside = [
+        "nsenter",
+        f"--net=/run/netns/{switch}",
+        sys.executable,
+        __file__,
+        "--switch",
+        json.dumps(wires),
+    ]
+    process = subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    if not process.stdout.readline():
+        process.kill()
+        process.wait()
+        raise RuntimeError("the user-space switch did not start")
+    return process
+
+
+def _ip(*arguments: str) -> None:
+    _command("ip", *arguments)
+
+
+def _command(*arguments: str) -> None:
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"`{' '.join(arguments)}` failed: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    def leave(_signal: int, _frame: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], end: float) -> None:
+    while True:
+        codes = [process.poll() for process in ranks]
+        if all(code == 0 for code in codes):
+            return
+        bad = [f"rank {rank} ended with {code}" for rank, code in enumerate(codes) if code]
+        if bad:
+            raise RuntimeError(", ".join(bad))
+        if time.monotonic() > end:
+            raise RuntimeError(f"the ranks took too long: {codes}")
+        time.sleep(POLL_S)
+
+
+# The user-space switch. Frames travel as the kernel hands them over, with their virtio-net header
+# (packet(7), PACKET_VNET_HDR), so that checksums and segmentation are left to the far end.
+
+ETH_P_ALL, SOL_PACKET, PACKET_VNET_HDR, PACKET_OUTGOING = 3, 263, 15, 4
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+PR_SET_PDEATHSIG = 1
+HEADER = 10  # bytes of a virtio_net_hdr
+FRAME = HEADER + 14 + 65536
+BUFFER = 32 << 20  # bytes that a port may fall behind by
+
+
+class Switch:
+    """Passes frames between ports, each after the delay of its pair and direction. Single-threaded;
+    ends with its standard input. Lines there: "cut S T" and "heal S T"; each is answered by a
+    line."""
+
+    def __init__(self, wires: Mapping[str, Sequence[float]]) -> None:
+        self._wires = {tuple(map(int, pair.split())): tuple(wire) for pair, wire in wires.items()}
+        hosts = 1 + max((source for source, _ in self._wires), default=0)
+        self._ports = [self._open(f"port{host}") for host in range(hosts)]
+        self._number = {port.fileno(): number for number, port in enumerate(self._ports)}
+        self._held: list[
+            tuple[float, int, int, bytes]
+        ] = []  # a heap: until when, order, to which port
+        self._order = itertools.count()
+        self._home: dict[bytes, int] = {}  # MAC address to port
+        self._cut: set[tuple[int, int]] = set()
+        self._random = random.Random(0)
+
+    @staticmethod
+    def _open(name: str) -> socket.socket:
+        port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        port.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
+        port.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, BUFFER)
+        port.bind((name, 0))
+        port.setblocking(False)
+        return port
+
+    def run(self) -> None:
+        poller = select.epoll()
+        for descriptor in (0, *self._number):
+            poller.register(descriptor, select.EPOLLIN)
+        while True:
+            wait = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
+            for descriptor, _ in poller.poll(wait):
+                if descriptor != 0:
+                    self._take(self._number[descriptor])
+                elif not self._obey():
+                    return
+            while self._held and self._held[0][0] <= time.monotonic():
+                _, _, to, frame = heapq.heappop(self._held)
+                with contextlib.suppress(OSError):  # a full queue loses the frame, as on any wire
+                    self._ports[to].send(frame)
+
+    def _obey(self) -> bool:
+        line = sys.stdin.readline().split()
+        if not line:
+            return False
+        pair = (int(line[1]), int(line[2]))
+        (self._cut.add if line[0] == "cut" else self._cut.discard)(pair)
+        print("done", flush=True)
+        return True
+
+    def _take(self, number: int) -> None:
+        while True:
+            try:
+                frame, address = self._ports[number].recvfrom(FRAME)
+            except BlockingIOError:
+                return
+            if address[2] == PACKET_OUTGOING:  # what was passed on to this port
+                continue
+            target, source = frame[HEADER : HEADER + 6], frame[HEADER + 6 : HEADER + 12]
+            self._home[source] = number
+            known = self._home.get(target)
+            now = time.monotonic()
+            for to in range(len(self._ports)) if known is None else (known,):
+                if to == number or (number, to) in self._cut:
+                    continue
+                delay_s, loss = self._wires[number, to]
+                if loss and self._random.random() < loss:
+                    continue
+                heapq.heappush(self._held, (now + delay_s, next(self._order), to, frame))
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--switch"]:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        switch = Switch(json.loads(sys.argv[2]))
+        print("ready", flush=True)
+        switch.run()
+        return 0
+    parser = argparse.ArgumentParser(description="Runs a command as every rank of a network lab.")
+    parser.add_argument(
+        "link", help="the rate of every host's link, such as 1gbit; 'none'; or 'loopback'"
+    )
+    parser.add_argument("hosts", type=int)
+    parser.add_argument("--ranks_per_host", type=int, default=1)
+    parser.add_argument("--delay_ms", type=float, default=0.0, help="one way")
+    parser.add_argument("--loss", type=float, default=0.0, help="probability of a frame")
+    parser.add_argument("--timeout_s", type=float, default=3600.0)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    refusal = "" if arguments.link == LOOPBACK else can_shape()
+    if refusal:
+        print(f"skipped: {refusal}", file=sys.stderr)
+        return SKIPPED
+    try:
+        with open_lab(
+            arguments.hosts,
+            arguments.link,
+            ranks_per_host=arguments.ranks_per_host,
+            delay_ms=arguments.delay_ms,
+            loss=arguments.loss,
+        ) as place:
+            place.run(arguments.command, arguments.timeout_s)
+    except (RuntimeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

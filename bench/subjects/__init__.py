@@ -1,0 +1,1 @@
+"""Subjects of the benchmarks: context managers that yield a turn (bench/harness.py)."""

@@ -1,0 +1,118 @@
+"""Steps of a plain training loop under each order of chunks: fifo and wfbp with a barrier in
+step(), and p3, under which the next forward pass overlaps with what is still on its way, with every
+chunk announced ("p3") and with the order predicted ("p3 planned").
+
+The model is VGG-like: convolutions that take most of the time and have few parameters, then fully
+connected layers with most of them. Batch and link are to be chosen so that communication takes
+about as long as computation, which `alone` (no exchange at all) tells."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.harness import Turn
+
+ALONE = "alone"  # in place of an order: no exchange at all
+ORDERS = {  # policy, and whether the order is predicted
+    "fifo": ("fifo", False),
+    "wfbp": ("wfbp", False),
+    "p3": ("p3", False),
+    "p3 planned": ("p3", True),
+}
+TURN = 24  # steps: the wait for the last exchange, which overlaps with nothing, hardly counts
+WARM_UP, BATCH, CLASSES = 2, 40, 10
+OPTIONS = {"chunk_bytes": 1 << 20, "lanes": 4, "timeout_s": 120.0}
+
+
+def _vgg() -> nn.Module:
+    """VGG-like: convolutions that take most of the time and have few parameters, then fully
+    connected layers with most of them. 32 x 32 images."""
+    layers: list[nn.Module] = [nn.Unflatten(1, (3, 32, 32))]
+    channels = 3
+    for width in (32, 32, 0, 64, 64, 0, 128, 128, 0):
+        if width == 0:
+            layers.append(nn.MaxPool2d(2))
+            continue
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        channels = width
+    layers += [nn.Flatten(), nn.Linear(2048, 2048), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, CLASSES))
+
+
+def _mlp() -> nn.Module:
+    """Equal layers: as many bytes as computing everywhere."""
+    layers: list[nn.Module] = []
+    for _ in range(6):
+        layers += [nn.Linear(1024, 1024), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(1024, CLASSES))
+
+
+def _conv() -> nn.Module:
+    """Few parameters for much computing."""
+    layers: list[nn.Module] = [nn.Unflatten(1, (3, 32, 32))]
+    channels = 3
+    for width in (32, 64, 64, 128, 128):
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1, stride=1 + (width > channels)),
+            nn.ReLU(),
+        ]
+        channels = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(channels, CLASSES))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the width of an input
+    "vgg": (_vgg, 3 * 32 * 32),
+    "mlp": (_mlp, 1024),
+    "conv": (_conv, 3 * 32 * 32),
+}
+
+
+def make_model(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name][0]()
+
+
+def batch_of(name: str, size: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and classes, other ones on every rank."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    x = torch.randn(size, MODELS[name][1], generator=generator)
+    return x, torch.randint(CLASSES, (size,), generator=generator)
+
+
+@contextlib.contextmanager
+def order(name: str, codec: str = "int4", model: str = "vgg", batch: int = BATCH) -> Iterator[Turn]:
+    """One of ORDERS, or ALONE. A turn's steps have its mean, with the last exchange waited for."""
+    from thinwire.torch import compress
+
+    net, compression, step = make_model(model), None, 0
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    if name != ALONE:
+        policy, planned = ORDERS[name]
+        settings: Any = OPTIONS | {"policy": policy, "planned": planned}
+        compression = compress(net, codec, optimizer=optimizer, **settings)
+
+    def turn(steps: int) -> list[float]:
+        nonlocal step
+        start = time.perf_counter()
+        for _ in range(steps):
+            x, y = batch_of(model, batch, step)
+            step += 1
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        if compression is not None:
+            compression.finish()
+        return [(time.perf_counter() - start) / steps]
+
+    turn(WARM_UP)
+    yield turn
+    if compression is not None:
+        compression.close()

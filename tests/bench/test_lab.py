@@ -1,0 +1,184 @@
+"""The network lab's links have the rates, delays, losses and cuts that they are asked for."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench import lab
+
+REFUSAL = lab.can_shape()
+shaped = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL or "shaped links can be made")
+pytestmark = pytest.mark.slow
+
+SERVER = """
+import socket, sys
+server = socket.create_server(("", 4000))
+print("ready", flush=True)
+while True:
+    connection, _ = server.accept()
+    with connection:
+        while data := connection.recv(1 << 20):
+            if len(data) < 9:
+                connection.sendall(data)
+"""
+# The bytes go first and one byte's way back and forth is waited for after them.
+CLIENT = """
+import socket, sys, time
+peer, size, timeout = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+with socket.create_connection((peer, 4000), timeout=timeout) as wire:
+    wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    wire.settimeout(timeout)
+    start = time.monotonic()
+    if size:
+        wire.sendall(bytes(size))
+        wire.shutdown(socket.SHUT_WR)
+        wire.recv(1)
+    else:
+        wire.sendall(b"x")
+        wire.recv(1)
+    print(time.monotonic() - start)
+"""
+
+
+class Echo:
+    """A server on one host, and measurements from the others."""
+
+    def __init__(self, place: lab.Lab, host: int) -> None:
+        self._lab, self._host = place, host
+        self._server = place.start(host, [sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
+        assert self._server.stdout.readline() == b"ready\n"
+
+    def seconds(self, source: int, size: int = 0, timeout_s: float = 20.0) -> float:
+        """Seconds until `size` bytes have arrived (0: of one round trip); infinity when they never
+        do."""
+        command = [
+            sys.executable,
+            "-c",
+            CLIENT,
+            self._lab.address(self._host),
+            str(size),
+            str(timeout_s),
+        ]
+        client = self._lab.start(source, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        out, _ = client.communicate(timeout=60)
+        return float(out) if client.returncode == 0 else float("inf")
+
+    def close(self) -> None:
+        self._server.kill()
+        self._server.wait()
+
+
+@pytest.fixture
+def echo():
+    opened = []
+
+    def open_echo(place: lab.Lab, host: int) -> Echo:
+        opened.append(Echo(place, host))
+        return opened[-1]
+
+    yield open_echo
+    for each in opened:
+        each.close()
+
+
+def test_impossible_labs_are_refused():
+    with pytest.raises(ValueError, match="expected 'loopback'"):
+        lab.check_link("fast")
+    with (
+        pytest.raises(ValueError, match="loopback has no link"),
+        lab.open_lab(2, lab.LOOPBACK, delay_ms=1),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match="2 hosts of 2 ranks"),
+        lab.open_lab(2, "1gbit", ranks_per_host=2, roles=["w"]),
+    ):
+        pass
+    with lab.open_lab(2, lab.LOOPBACK) as place, pytest.raises(RuntimeError, match="cuttable=True"):
+        place.cut(0, 1)
+
+
+def test_ranks_know_who_they_are():
+    place = lab.Lab(
+        4, "1gbit", ("a", "b"), ranks_per_host=2, roles=("worker", "worker", "worker", "server")
+    )
+    last = place.environment_of(3, 29500)
+    assert (last["LOCAL_RANK"], last["LOCAL_WORLD_SIZE"], last["ROLE"]) == ("1", "2", "server")
+    assert place.command_of(2, ["x"])[1] == "--net=/run/netns/b"
+
+
+def test_a_failed_rank_ends_the_others():
+    with lab.open_lab(2, lab.LOOPBACK) as place:
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match="rank 1 ended with 3"):
+            place.run(["sh", "-c", '[ "$RANK" = 0 ] && exec sleep 100; exit 3'], 50)
+        assert time.monotonic() - start < 50  # rank 0 did not sleep to its end
+
+
+@shaped
+def test_each_pair_and_direction_has_a_rate_of_its_own(echo):
+    pairs = {(0, 1): lab.Wire("80mbit")}
+    with lab.open_lab(3, ["none", "none", "160mbit"], pairs=pairs) as place:
+        size = 4_000_000
+        one, two, zero = echo(place, 1), echo(place, 2), echo(place, 0)
+        # The floors hold whatever else the machine does: a bucket lets no more than its burst
+        # through early.
+        assert one.seconds(0, size) > (size - 2 * lab.BURST_BYTES) * 8 / 80e6
+        assert two.seconds(0, size) > (size - 2 * lab.BURST_BYTES) * 8 / 160e6
+        back = min(zero.seconds(1, size) for _ in range(5))
+        assert back < size * 8 / 80e6, "the way back has no such limit"
+
+
+@shaped
+def test_each_pair_and_direction_has_a_delay_of_its_own(echo):
+    pairs = {(0, 1): lab.Wire(delay_ms=30), (1, 0): lab.Wire(delay_ms=50)}
+    with lab.open_lab(3, "100mbit", delay_ms=5, pairs=pairs) as place:
+        far, near = echo(place, 1), echo(place, 2)
+        assert 0.080 <= min(far.seconds(0) for _ in range(3)) < 0.2
+        assert 0.010 <= min(near.seconds(0) for _ in range(3)) < 0.08
+
+
+@shaped
+def test_links_can_be_cut_and_healed_while_ranks_run(echo):
+    with lab.open_lab(3, "none", cuttable=True) as place:
+        server = echo(place, 1)
+        assert server.seconds(0) < float("inf")
+        place.cut(1, 0)
+        assert server.seconds(0, timeout_s=0.5) == float("inf"), "answers do not arrive"
+        assert server.seconds(2) < float("inf"), "only this pair is cut"
+        place.isolate(1)
+        assert server.seconds(2, timeout_s=0.5) == float("inf")
+        place.rejoin(1)
+        assert server.seconds(0) < float("inf")
+
+
+@shaped
+def test_frames_are_lost_at_the_asked_rate():
+    with lab.open_lab(2, "none", loss=0.2) as place:
+        code = (
+            "import socket, time\nport = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "port.bind(('', 4001))\nprint('ready', flush=True)\nport.settimeout(3)\ncount = 0\n"
+            "try:\n    while port.recv(100): count += 1\nexcept TimeoutError: print(count)"
+        )
+        receiver = place.start(1, [sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert receiver.stdout.readline() == b"ready\n"
+        send = (
+            "import socket, time\nport = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "for _ in range(1000):\n"
+            f"    port.sendto(b'x', ('{place.address(1)}', 4001)); time.sleep(.001)"
+        )
+        assert place.start(0, [sys.executable, "-c", send]).wait(60) == 0
+        received = int(receiver.communicate(timeout=60)[0])
+        assert 700 < received < 900  # of 1,000: 8 standard deviations around 800
+
+
+@shaped
+def test_nothing_is_left_behind():
+    def left() -> str:
+        return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+
+    with lab.open_lab(2, "1gbit", delay_ms=1) as place:
+        assert all(name in left() for name in (*place.namespaces, place.switch))
+    assert not [name for name in (*place.namespaces, place.switch) if name in left()]
