@@ -1,7 +1,7 @@
 """The network lab: hosts in network namespaces of their own, joined by links with chosen rates,
 delays and losses.
 
-    python -m bench.lab 1gbit 2 [--ranks_per_host 1] [--delay_ms 0] [--loss 0] COMMAND...
+    python -m bench.lab [--ranks_per_host 1] [--delay_ms 0] [--loss 0] 1gbit 2 COMMAND...
 
     tw<pid>h0  eth0 --veth-- port0 --+
     tw<pid>h1  eth0 --veth-- port1 --+-- the switch, in the namespace tw<pid>sw

@@ -8,7 +8,7 @@ for shape in "2 2" "3 2" "2 4"; do
   read -r nodes local_size <<< "$shape"
   folder=$(mktemp -d)
   failed=0
-  .venv/bin/python -m bench.lab none "$nodes" --ranks_per_host "$local_size" \
+  .venv/bin/python -m bench.lab --ranks_per_host "$local_size" none "$nodes" \
     "$PWD/.venv/bin/python" tests/nodes/rank.py "$folder" "$steps" || failed=$?
   digests=$(cat "$folder"/digest.* 2>/dev/null | sort -u | wc -l)
   ranks=$(ls "$folder" | grep -c '^digest' || true)

@@ -33,7 +33,7 @@ _CODEC_NUMEL = 1 << 20
 # Seconds of computing that a second of codecs and sending delays, on a rank without a spare core.
 FULL_CONTENTION = 1.0
 # Processor seconds of an exchange, beside those for its bytes. A probe sees mostly noise of it, so
-# it is fitted to the settings that bench/advise_report.py names.
+# it is fitted to measured steps on 15 links and models (docs/decisions/0013-predicting-steps.md).
 OVERHEAD_S = 0.2e-3
 
 
