@@ -20,7 +20,7 @@ NUMEL = 50_003
 
 def main(folder: Path, steps: int) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_size = int(os.environ["LOCAL_SIZE"])
+    local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     # Several chunks, and nothing in one exchange outside the order, which is flat.
     settings = config.resolve(
         codec="int4", topology="hierarchical", timeout_s=120, chunk_bytes=65536, min_bytes=0
