@@ -117,14 +117,15 @@ trainers: venv
 
 test-trainers: build
 	@if $(TRAINERS_SETUP); then \
-	  scripts/frameworks.sh tests/frameworks/test_{frameworks,mixed_precision,refusals}.py; else \
+	  scripts/frameworks.sh tests/frameworks/test_{frameworks,mixed_precision,refusals}.py \
+	    tests/integrations/python/test_examples.py; else \
 	  echo "skipped Lightning, Accelerate and transformers, which are not to be had: build/trainers.log"; fi
 
 # With all frameworks and launchers, which it installs, Python packages beside .venv.
 test-frameworks: build
 	@scripts/frameworks_setup.sh trainers others
 	@scripts/install.sh slurmctld slurmd slurm-client openmpi-bin mpich
-	@scripts/frameworks.sh tests/frameworks
+	@scripts/frameworks.sh tests/frameworks tests/integrations/python/test_examples.py
 
 # Faults in full; make soak SOAK_MINUTES=1 takes ten minutes. `make test` has a short part.
 SOAK_MINUTES ?= 30

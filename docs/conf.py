@@ -1,7 +1,6 @@
 """The site of `make docs`: Sphinx reads the project's Markdown pages where they lie."""
 
 import pathlib
-import re
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -86,22 +85,5 @@ def add_contents(app, docname, source):
         source[0] += CONTENTS
 
 
-def read_docstring(app, what, name, obj, options, lines):
-    """Docstrings that are not in Google style yet: `names: text`, with a hanging indent, tells of
-    parameters. What reStructuredText would take for markup is escaped."""
-    out, in_list = [], False
-    for line in lines:
-        text = re.sub(r"(?<=\w)_(?!\w)", r"\\_", line).replace("**", r"\*\*")
-        item = re.match(r"(\w+(?:, \w+)*): ", line)
-        begins = bool(line) and not line.startswith(" ")
-        if begins and bool(item) != in_list:
-            out.append("")  # a list stands between empty lines
-        if begins:
-            in_list = bool(item)
-        out.append(f"* **{item[1]}**: {text[item.end() :]}" if item else text)
-    lines[:] = out
-
-
 def setup(app):
     app.connect("source-read", add_contents)
-    app.connect("autodoc-process-docstring", read_docstring)

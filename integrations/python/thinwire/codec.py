@@ -34,13 +34,21 @@ class Parameter:
 class CodecInfo:
     """A codec and a spec of it.
 
-    name, help: of the first hop's codec. spec, up, down: the canonical spec, and that of each hop.
-    up_bits, down_bits: of one element of a large shard, scales included.
-    entries: every rank gets the largest elements of every rank, and there is no second hop.
-    uses_feedback: what a step loses is kept for the next one. has_kernels: it runs on GPUs as well.
-    momentum: how much the accuracy depends on compressing the momentum in place of the gradient:
-      "unused"; "helps"; "advised": without it accuracy is lost; "required": without it training
-      diverges. It is the stronger need of the two hops."""
+    Attributes:
+        name: of the first hop's codec.
+        help: one line about it.
+        spec: the canonical spec.
+        up: the canonical spec of the first hop.
+        down: that of the second hop.
+        up_bits: bits of one element of a large shard on the first hop, scales included.
+        down_bits: the same on the second hop.
+        entries: every rank gets the largest elements of every rank, and there is no second hop.
+        uses_feedback: what a step loses is kept for the next one.
+        has_kernels: it runs on GPUs as well.
+        momentum: how much the accuracy depends on compressing the momentum in place of the
+            gradient: "unused"; "helps"; "advised": without it accuracy is lost; "required": without
+            it training diverges. It is the stronger need of the two hops.
+    """
 
     name: str
     help: str
@@ -162,13 +170,21 @@ def encoded_bytes(spec: str, n: int) -> int:
 
 
 def encode(spec: str, x: Any, residual: Any = None) -> bytes:
-    """Encodes `x` as one shard.
+    """Encode `x` as one shard.
 
-    x: any shape, float32, on the host: a numpy array, a torch tensor, or a buffer of format 'f'.
-    residual: as many float32 as x, writable and contiguous, or None. It is added to x before the
-      encoding and holds what the encoding lost afterwards (error feedback).
-    Returns encoded_bytes(spec, n) bytes. Raises InvalidArgumentError for an unknown spec and for
-    wrong types or sizes."""
+    Args:
+        spec: the codec.
+        x: any shape, float32, on the host: a numpy array, a torch tensor, or a buffer of format
+            'f'.
+        residual: as many float32 as x, writable and contiguous, or None. It is added to x before
+            the encoding and holds what the encoding lost afterwards (error feedback).
+
+    Returns:
+        encoded_bytes(spec, n) bytes.
+
+    Raises:
+        InvalidArgumentError: the spec is unknown, or a type or size is wrong.
+    """
     source = _floats(x, "x")
     kept = None if residual is None else _floats(residual, "residual", in_place=True)
     if kept is not None and kept.numel != source.numel:

@@ -109,18 +109,31 @@ def advise(
     chunk_bytes: int | None = None,
     min_bytes: int | None = None,
 ) -> Advice:
-    """Predicts how long a training step takes with each codec and policy. All ranks call it.
+    """Predict how long a training step takes with each codec and policy. All ranks call it.
 
-    model, optimizer: as DistributedOptimizer takes them, not wrapped; afterwards they are as they
-      were. A BatchNorm's running means are restored as well.
-    run: makes one forward and backward pass, its batch included.
-    codecs: from the most accurate to the least; those that do not run on the model's device are
-      left out. allowed: those that may be recommended.
-    steps: the number that are timed, twice. lanes, chunk_bytes, min_bytes: as DistributedOptimizer
-      takes them.
+    It costs 2 * (steps + 3) steps' computing and two or three seconds on the link.
 
-    Costs 2 * (steps + 3) steps' computing and two or three seconds on the link. Raises a typed
-    error of a failed exchange, and InvalidArgumentError for an unknown codec."""
+    Args:
+        model: not wrapped. Afterwards it is as it was, a BatchNorm's running means included.
+        optimizer: the model's. Afterwards it is as it was.
+        run: makes one forward and backward pass, its batch included.
+        codecs: from the most accurate to the least; those that do not run on the model's device are
+            left out.
+        policies: the orders of chunks that are predicted.
+        allowed: the codecs that may be recommended.
+        steps: the number that are timed, twice.
+        process_group: torch's group; None: the default group.
+        lanes: as compress() takes it.
+        chunk_bytes: as compress() takes it.
+        min_bytes: as compress() takes it.
+
+    Returns:
+        The predictions, and what to take.
+
+    Raises:
+        InvalidArgumentError: a codec is unknown.
+        Error: an exchange failed.
+    """
     profiles = {
         policy: rehearse(model, optimizer, run, policy, steps, process_group)
         for policy in ("p3", "wfbp")

@@ -53,21 +53,27 @@ def settings_of(codec: str | None, options: Mapping[str, Any]) -> Config:
 
 
 class Communicator:
-    """Compressed allreduces among `size` ranks that meet in a store: what other process groups,
-    elastic runtimes and schedulers build on. torch's default process group is not needed.
+    """Compressed allreduces among `size` ranks that meet in a store.
 
-    store: where the ranks find each other: a torch.distributed.Store (TCPStore, FileStore, ...), or
-      any object with set(key, value) and get(key, timeout_s), which waits for a key and raises when
-      the time is over. None for a single rank.
-    rank, size: this rank's number from 0, and how many there are.
-    key: text, equal on all ranks, that nobody has used on this store before. Ranks that meet again,
-      as others or as fewer, make a new communicator with a new key.
-    codec: a single one, as all_reduce takes it (None: THINWIRE_CODEC, else bf16).
-    options: those of State that are no codec's (timeout_s, min_bytes, lanes, interface, ...), equal
-      on all ranks where docs/reference/settings.md says so.
+    Process groups of one's own, elastic runtimes and schedulers build on it; torch's default
+    process group is not needed. It connects in the first all_reduce, which blocks until all ranks
+    have come. After a failure it stays failed. Thread-safe, but for close().
 
-    It connects in the first all_reduce, which blocks until all ranks have come. After a failure it
-    stays failed. Thread-safe, but for close(). Raises InvalidArgumentError."""
+    Args:
+        store: where the ranks find each other: a torch.distributed.Store (TCPStore, FileStore), or
+            any object with set(key, value) and get(key, timeout_s), which waits for a key and
+            raises when the time is over. None for a single rank.
+        rank: this rank's number, from 0.
+        size: how many ranks there are.
+        key: text, equal on all ranks, that nobody has used on this store before. Ranks that meet
+            again, as others or as fewer, make a new communicator with a new key.
+        codec: a single one, as all_reduce takes it (None: THINWIRE_CODEC, else bf16).
+        options: those of State that are no codec's (timeout_s, min_bytes, lanes, interface, ...),
+            equal on all ranks where docs/reference/settings.md says so.
+
+    Raises:
+        InvalidArgumentError: an argument cannot be.
+    """
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ EVERYTHING = Space()
 
 @dataclass(frozen=True)
 class Tuned:
-    """Equal on all ranks. DistributedOptimizer(..., **tuned.options) takes it."""
+    """What tune() found, equal on all ranks. `options` holds arguments of compress()."""
 
     codec: str
     chunk_bytes: int

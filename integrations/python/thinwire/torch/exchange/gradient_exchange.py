@@ -25,27 +25,29 @@ from thinwire.torch.group import rank_or_0
 
 
 class GradientExchange(BucketExchange, Compression):
-    """Averages gradients over the ranks of a process group. Adapters to frameworks are thin layers
-    over it: thinwire.torch.State is one for DDP.
+    """Averages gradients over the ranks of a process group.
 
-    codec: a spec such as "int4" (default) or "topk:density=0.01"; or {pattern of parameter names:
-      spec}, of which the first match wins; or "auto" (thinwire.torch.exchange.auto).
-    process_group: torch's group; None: the default group, which may come later than this object.
-    momentum, nesterov: of SGD, owned by the exchange, which then returns momentum in place of
-      gradients; see take_momentum().
-    parameters: elements of each parameter, by name. If it is given, a rule that matches none of
-      them is an error, and loading checks the names. None: they become known with their buckets.
-    purpose: names the kind of user. Ranks match exchanges of one purpose by their order.
-    options: policy ("wfbp", "fifo" or "p3": the order of chunks), planned (bool: predict the order
-      of a step from the step before), timeout_s (float, seconds), lanes (int, chunks in flight),
-      chunk_bytes, min_bytes (int, bytes of fp32), interface (str), trace (str, a file), strict
-      (bool: ranks compare shapes as well as element counts). None means the THINWIRE_* variable,
-      else the library's default.
-
-    A wrong option, codec, rule or policy is an InvalidArgumentError of the constructor. Ranks meet
+    Adapters to frameworks are thin layers over it: thinwire.torch.State is one for DDP. Ranks meet
     at the first use; all must use the same values. After an error of a peer or of the network the
     exchange stays failed, and every later use raises the first reason, until recover(). Not
-    thread-safe, but for close()."""
+    thread-safe, but for close().
+
+    Args:
+        codec: a spec such as "int4" (default) or "topk:density=0.01"; or {pattern of parameter
+            names: spec}, of which the first match wins; or "auto".
+        process_group: torch's group; None: the default group, which may come later than this
+            object.
+        parameters: elements of each parameter, by name. If it is given, a rule that matches none of
+            them is an error, and loading checks the names. None: they become known with their
+            buckets.
+        purpose: names the kind of user. Ranks match exchanges of one purpose by their order.
+        options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
+            the default. With momentum the exchange returns momentum in place of gradients; see
+            take_momentum().
+
+    Raises:
+        InvalidArgumentError: an option, codec, rule or policy cannot be.
+    """
 
     def __init__(
         self,
