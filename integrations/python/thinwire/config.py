@@ -182,6 +182,12 @@ def resolve(**arguments: Any) -> Config:
     return Config(**{name: value for name, value in chosen.items() if value is not None})
 
 
+def is_set(setting: str) -> bool:
+    """Whether the environment has the setting."""
+    option = next(option for option in OPTIONS if option.setting == setting)
+    return any(os.environ.get(variable) for variable in option.variables)
+
+
 def given(**settings: Any) -> Config:
     """The settings that are given, whatever the environment says; None stands for the default.
     InvalidArgumentError for a value that can't be."""

@@ -163,11 +163,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("bytes of fp32 in a chunk, at least 4096; unless set, 1048576 under policy p3, and more "
            "in worlds of more than 8 ranks, so that messages stay large", "chunk_bytes", "size_t",
            "chunk_bytes", _CHUNK_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
-    Option("a tensor of at most this many bytes times (ranks - 1) goes uncompressed",
+    Option("tensors whose size times (ranks - 1) is at most this many bytes are sent uncompressed",
            "min_bytes", "size_t", "min_bytes", _BYTES, True, (), "65536", COMPARED),
     Option("small tensors are compressed as well; in Python `min_bytes=0` says so",
            "no_raw", "int", "min_bytes", _IS_ZERO, False, (), "off", COMPARED),
-    Option("seconds until connecting or an allreduce fails; in C milliseconds",
+    Option("seconds until connecting or an allreduce fails; in C milliseconds; Python takes "
+           "those of torch's process group",
            "timeout_ms", "int", "timeout_s", _SECONDS, True, ("THINWIRE_TIMEOUT_S",), "30"),
     Option("file for a Chrome trace; each rank adds its number to the name",
            "trace_path", "const char*", "trace", _TEXT, True, ("THINWIRE_TRACE",), "none"),

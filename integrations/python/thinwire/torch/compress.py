@@ -18,7 +18,7 @@ from thinwire.torch import private, tensors
 from thinwire.torch.ddp import State, hook
 from thinwire.torch.ddp.state import momentum_for
 from thinwire.torch.exchange.compression import COMPRESSED, Compression
-from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.fsdp.compression import compress_shards
 from thinwire.torch.group import rank_or_0
 from thinwire.torch.optimizer.module_compression import (
@@ -26,6 +26,7 @@ from thinwire.torch.optimizer.module_compression import (
     OptimizedCompression,
     trained_names,
 )
+from thinwire.warn import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,9 +60,11 @@ def compress(
 
     Args:
         model: its trained parameters are dense and float32, bfloat16 or float16.
-        codec: "int4" (default), "int8", "adaptive", "onebit", "topk:density=0.01", "bf16", "fp32",
+        codec: "int4", "int8", "adaptive", "onebit", "topk:density=0.01", "bf16", "fp32",
             with options ("int8:block=128,rounding=stochastic,down=int4"); or {pattern of parameter
-            names: codec}, of which the first match wins ({"*.bias": "bf16", "*": "int4"}); or
+            names: codec}, of which the first match wins; "1d" matches parameters of one dimension
+            (biases, norms), "embedding" the weights of embeddings. None: THINWIRE_CODEC, else
+            {"1d": "fp32", "*": "int4"}, and int4 for FSDP2. Or
             "auto": steps are measured with fp32 first, then the codec that is predicted to be the
             fastest is taken, unless it turns out slower.
         optimizer: the model's. onebit needs its momentum, and sparse topk is more accurate with it:
@@ -100,6 +103,13 @@ def compress(
     _check_first(model)
     if any(parameter.is_cuda for parameter in model.parameters()):
         _library.cuda_devices(config.cuda_library())
+        if options.get("transport") is None and config.resolve().transport == "gloo":
+            warn(
+                "compress: gradients on a GPU go over TCP, by way of the host; where ranks share a "
+                "machine or a fast network, transport='auto' takes NCCL or shared memory"
+            )
+    if codec is None and kind is not _compress_shards and not config.is_set("codec"):
+        codec = DEFAULT
     made = kind(model, codec, optimizer, process_group, dict(options))
     if kind is not _compress_shards:  # which marks its units, until close()
         setattr(model, COMPRESSED, f"compress(model, codec={codec!r})")
@@ -123,10 +133,12 @@ def _compress_ddp(
     rank = dist.get_rank(ddp.process_group)
     tensors.check_parameters(names, rank)
     tensors.check_modules(ddp.module, rank)
+    options = {"structure": tensors.structure_of(ddp.module), **options}
     state = _state(codec, ddp.process_group, optimizer, names, options)
     if delayed:
         state.note_bypassed(_names_of(delayed, ddp.module))
     _register(ddp, state, rank)
+    state.follow_joins(ddp)
     return state
 
 
@@ -140,6 +152,7 @@ def _compress_replicated(
     group = private.replicated_group(module)
     _check_group(process_group, group)
     names = trained_names(module)
+    options = {"structure": tensors.structure_of(module), **options}
     state = _state(codec, group, optimizer, names, options)
     _register(module, state, rank_or_0(group))
     return state

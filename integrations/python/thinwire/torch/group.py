@@ -64,9 +64,16 @@ class Group:
     key: str
     serial: int  # counts the users in this process
     store: dist.Store | Store | None
+    timeout_s: float | None = None  # of torch's group, where the settings have none
+    host: str | None = None  # of torch's store, whose interface is listened on
 
     def connect(self, config: Config) -> Communicator:
         """Blocks until all ranks have come, or the timeout is over."""
+        config = replace(
+            config,
+            timeout_s=config.timeout_s or self.timeout_s,
+            rendezvous_host=config.rendezvous_host or self.host,
+        )
         trace, flight = (self._own(file) for file in (config.trace, config.flight))
         config = replace(config, trace=trace, flight=flight)
         store = self.store
@@ -163,7 +170,17 @@ def join(process_group: dist.ProcessGroup | None, purpose: str) -> Group:
     _counters()[ranks, purpose] += 1
     size = dist.get_world_size(group)
     store = private.store_of(group) if size > 1 else None
-    return Group(dist.get_rank(group), size, f"{purpose}{number}", count_user(), store)
+    return Group(
+        dist.get_rank(group), size, f"{purpose}{number}", count_user(), store,
+        timeout_s=private.timeout_of(group), host=_host_of(store),
+    )  # fmt: skip
+
+
+def _host_of(store: dist.Store | None) -> str | None:
+    """The host of a TCPStore, also behind prefixes; None for another store."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, dist.TCPStore) else None
 
 
 def count_user() -> int:

@@ -6,6 +6,7 @@ looks for them. When a new torch breaks something here, this is the only file to
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Callable
 from types import MethodType
@@ -33,6 +34,17 @@ def store_of(group: dist.ProcessGroup) -> dist.Store:
             f"torch {torch.__version__} does not keep the store of a process group where torch 2.1 "
             "to 2.13 keep it; take one of these, or a newer thinwire"
         ) from error
+
+
+def timeout_of(group: dist.ProcessGroup) -> float | None:
+    """Seconds after which the group's own collectives fail; None where its backend does not tell.
+
+    Compressed collectives have the same deadline unless the user names one. torch has no public way
+    to it; Gloo's and NCCL's backends keep it in options._timeout in torch 2.1 to 2.14."""
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(AttributeError, RuntimeError):
+            return group._get_backend(torch.device(device)).options._timeout.total_seconds()
+    return None
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -95,6 +107,13 @@ def is_replicated(module: torch.nn.Module) -> bool:
     """Whether torch's composable replicate() was called on the module. Torch 2.1 to 2.14."""
     registry = _get_registry(module)
     return registry is not None and "replicate" in registry
+
+
+def divides_by_those_left(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Whether the model is in `with ddp.join(divide_by_initial_world_size=False)`.
+
+    DDP itself applies that to its own allreduce only, and tells no hook. Torch 2.1 to 2.14."""
+    return ddp._join_config.enable and not ddp._divide_by_initial_world_size
 
 
 # What torch.distributed and DDP call of a group, but for allreduce. Some have private names, and

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch.private import plain_name
 
 _MAKE_DENSE = "use dense gradients (Embedding(sparse=False)) or .to_dense()"
 
@@ -120,6 +121,17 @@ def check_modules(model: torch.nn.Module, rank: int) -> None:
             name = f"{prefix}.weight" if prefix else "weight"
             got = f"{type(module).__name__}(sparse=True)"
             raise _refusal(rank, name, got, "dense gradients", _MAKE_DENSE)
+
+
+def structure_of(model: torch.nn.Module) -> dict[str, set[str]]:
+    """Names of parameters by the words of rules.STRUCTURES."""
+    named = {plain_name(name): p for name, p in model.named_parameters()}
+    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    weights = {id(m.weight) for m in model.modules() if isinstance(m, embeddings)}
+    return {
+        "1d": {name for name, p in named.items() if p.ndim <= 1},
+        "embedding": {name for name, p in named.items() if id(p) in weights},
+    }
 
 
 def _no_tensor(rank: int, name: str, got: object) -> InvalidArgumentError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from thinwire.torch.exchange.checkpoint import with_momentum
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.momentum import Pairing
 from thinwire.torch.exchange.recovery import Recovery
-from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.exchange.rules import Codec, Structure
 from thinwire.torch.exchange.waiter import failed_future
 from thinwire.torch.group import rank_or_0
 from thinwire.warn import warn
@@ -47,6 +48,7 @@ class State(GradientExchange):
         codec: as compress() takes it.
         process_group: torch's group of the model; None: the default group.
         names: parameters and their names, for rules, residuals and checkpoints.
+        structure: names of parameters by the words "1d" and "embedding", for rules by structure.
         clip_value: clips each rank's gradients to [-clip_value, clip_value] before the exchange.
         clip_norm: scales each parameter's gradient of each rank to a norm of at most
             clip_norm / sqrt(ranks) (DGC's local clipping, arXiv 1712.01887, section 3.2).
@@ -64,6 +66,7 @@ class State(GradientExchange):
         process_group: dist.ProcessGroup | None = None,
         *,
         names: Mapping[torch.Tensor, str] | None = None,
+        structure: Structure | None = None,
         clip_value: float | None = None,
         clip_norm: float | None = None,
         **options: Unpack[Options],
@@ -74,7 +77,14 @@ class State(GradientExchange):
             tensors.check_parameters(names, rank_or_0(process_group))
             names = {p: private.plain_name(name) for p, name in names.items()}
         sizes = None if names is None else {name: p.numel() for p, name in names.items()}
-        super().__init__(codec, process_group, parameters=sizes, purpose="state", **options)
+        super().__init__(
+            codec,
+            process_group,
+            parameters=sizes,
+            structure=structure,
+            purpose="state",
+            **options,
+        )
         if names is None and self.rules.needs_names:
             raise errors.InvalidArgumentError(
                 "codec goes by parameter names, which this state does not know; use "
@@ -82,6 +92,8 @@ class State(GradientExchange):
             )
         self._layout = Layout(names)
         self._bypassed: dict[str, int] = {}
+        self._ddp: Callable[[], Any] = lambda: None  # the model, for join()
+        self._has_forward, self._factor = False, 1.0
         self._adam: OneBitAdam | None = None
         self._after_warm_up: tuple[Codec, float] | None = None  # codec and momentum to come
 
@@ -171,6 +183,8 @@ class State(GradientExchange):
             if self._after_warm_up is not None and self.steps >= self._adam.warm_up_steps:
                 self._go_on_with_momentum()
         tensors.check(buffer, self.rank, lambda: self._layout.describe(bucket))
+        if step.number == 0:
+            self._factor = self._join_factor(buffer.device)
         finish = self._prepare(bucket)
         future = self.start(self._layout.bucket(self, bucket), buffer, finish)
         if step.ends(bucket):
@@ -191,10 +205,10 @@ class State(GradientExchange):
             for gradient in bucket.gradients():
                 norm = gradient.norm()
                 gradient.mul_(torch.where(norm > limit, limit / norm, 1.0))
-        momentum = self.momentum
+        momentum, factor, buffer = self.momentum, self._factor, bucket.buffer()
         momentum.check()
         if not momentum.paired:
-            return None
+            return None if factor == 1 else lambda: buffer.mul_(factor)
         parts = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         with torch.no_grad():
             for parameter, gradient in parts:
@@ -202,10 +216,34 @@ class State(GradientExchange):
                     gradient.add_(parameter.detach().view_as(gradient), alpha=decay)
 
         def finish() -> None:
+            if factor != 1:
+                buffer.mul_(factor)
             for parameter, gradient in parts:
                 momentum.mark(parameter, gradient)
 
         return finish
+
+    def follow_joins(self, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+        """With ddp.join(divide_by_initial_world_size=False) means are those of the ranks that have
+        not joined yet. Ranks that have take part in the others' steps, without a forward pass."""
+        model, state = weakref.ref(ddp), weakref.ref(self)
+
+        def before_forward(*_: Any) -> None:
+            if (ours := state()) is not None:
+                ours._has_forward = True
+
+        ddp.register_forward_pre_hook(before_forward)
+        self._ddp = model
+
+    def _join_factor(self, device: torch.device) -> float:
+        """The factor from the mean over all ranks to that over those left; once a step."""
+        ddp = self._ddp()
+        active, self._has_forward = self._has_forward, False
+        if ddp is None or not private.divides_by_those_left(ddp):
+            return 1.0
+        count = torch.tensor(float(active), device=device)
+        dist.all_reduce(count, group=self._process_group)
+        return self.world_size / max(1.0, count.item())
 
     def note_bypassed(self, sizes: Mapping[str, int]) -> None:
         """DDP reduces these parameters (elements by name) itself, so this state never sees them."""

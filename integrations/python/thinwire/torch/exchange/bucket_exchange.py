@@ -182,7 +182,7 @@ class BucketExchange:
     def _change_codec(self, codec: Codec, momentum: float | None = None) -> None:
         """Goes on with another codec, and where it is given with another momentum; residuals and
         counts are kept. All ranks call it, with nothing in flight."""
-        self._rules = Rules(codec)
+        self._rules = Rules(codec, self._structure)
         momentum = self.config.momentum if momentum is None else momentum
         self._go_on(self._rules.joined, momentum, self._session.memory())
 

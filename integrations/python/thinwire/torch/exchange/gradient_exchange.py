@@ -17,7 +17,7 @@ from thinwire.torch.exchange.bucket_exchange import BucketExchange
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.owned_momentum import OwnedMomentum
-from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.exchange.rules import Codec, Structure
 from thinwire.torch.exchange.setup import resolve
 from thinwire.torch.exchange.stats import summary
 from thinwire.torch.exchange.whole_step import WholeStep
@@ -40,6 +40,8 @@ class GradientExchange(BucketExchange, Compression):
         parameters: elements of each parameter, by name. If it is given, a rule that matches none of
             them is an error, and loading checks the names. None: they become known with their
             buckets.
+        structure: names of parameters by the words "1d" and "embedding", for rules by
+            structure.
         purpose: names the kind of user. Ranks match exchanges of one purpose by their order.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default. With momentum the exchange returns momentum in place of gradients; see
@@ -57,12 +59,20 @@ class GradientExchange(BucketExchange, Compression):
         momentum: float = 0.0,
         nesterov: bool = False,
         parameters: Mapping[str, int] | None = None,
+        structure: Structure | None = None,
         purpose: str = "exchange",
         **options: Any,
     ) -> None:
         setup = resolve(
-            codec, process_group, parameters, momentum=momentum, nesterov=nesterov, **options
+            codec,
+            process_group,
+            parameters,
+            structure,
+            momentum=momentum,
+            nesterov=nesterov,
+            **options,
         )
+        self._structure = structure
         super().__init__(setup, process_group, parameters, purpose)
         self._whole_step = WholeStep()
         self.momentum = OwnedMomentum(setup.settings.momentum, setup.settings.nesterov)

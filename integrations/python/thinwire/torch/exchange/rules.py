@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from thinwire.codec import codec_info
@@ -14,13 +14,23 @@ Codec = str | Mapping[str, str]
 
 _ALL = "*"
 
+# Words that stand for parameters by their structure, beside patterns of names: those with one
+# dimension (biases, norms), and the weights of embeddings.
+STRUCTURES = ("1d", "embedding")
+Structure = Mapping[str, Collection[str]]  # names of parameters by such a word
+
+# Biases and norms are under 1 % of the bytes, so they go exactly.
+DEFAULT = {"1d": "fp32", _ALL: "int4"}
+
 
 class Rules:
-    """A codec for all parameters, or {pattern of names: codec}, of which the first match wins.
+    """A codec for all parameters, or {pattern: codec}, of which the first match wins.
 
-    Patterns are those of fnmatch: "*.bias", "embed.*", "*"."""
+    Patterns are those of fnmatch on names ("*.bias", "embed.*", "*"), or words of STRUCTURES."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, structure: Structure | None = None) -> None:
+        """structure: names of parameters by the words of STRUCTURES; None: it is not known."""
+        self._structure = structure or {}
         self.by_pattern = {_ALL: codec} if isinstance(codec, str) else dict(codec)
         if not self.by_pattern:
             raise InvalidArgumentError("codec is an empty dict, expected {'*': 'int4'} or the like")
@@ -53,7 +63,7 @@ class Rules:
     def rule_of(self, name: str) -> str:
         """The first pattern that matches. InvalidArgumentError if none does."""
         for pattern in self.by_pattern:
-            if fnmatchcase(name, pattern):
+            if self._matches(name, pattern):
                 return pattern
         near = difflib.get_close_matches(name, self.by_pattern, 1)
         hint = f"; did you mean {name!r} by {near[0]!r}?" if near else ""
@@ -61,6 +71,9 @@ class Rules:
             f"parameter '{name}' matches no pattern of codec, expected one of "
             f"{list(self.by_pattern)}{hint}; add '*': 'int4' as the last one"
         )
+
+    def _matches(self, name: str, pattern: str) -> bool:
+        return name in self._structure.get(pattern, ()) or fnmatchcase(name, pattern)
 
     def check_specs(self) -> None:
         """InvalidArgumentError for a codec that the library does not know, or a wrong option."""
@@ -74,11 +87,11 @@ class Rules:
         names = list(names)
         used = {self.rule_of(name) for name in names}
         for pattern in self.by_pattern:
-            if names and pattern not in used and pattern != _ALL:
+            if names and pattern not in used and pattern not in (_ALL, *STRUCTURES):
                 raise InvalidArgumentError(self._unused(pattern, names))
 
     def _unused(self, pattern: str, names: list[str]) -> str:
-        taken = [name for name in names if fnmatchcase(name, pattern)]
+        taken = [name for name in names if self._matches(name, pattern)]
         if taken:
             return (
                 f"codec pattern '{pattern}' stands behind '{self.rule_of(taken[0])}', which takes "

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from thinwire import config
 from thinwire.torch.exchange.auto import AUTO, AutoCodec
 from thinwire.torch.exchange.parameters import check_sizes
-from thinwire.torch.exchange.rules import Codec, Rules
+from thinwire.torch.exchange.rules import Codec, Rules, Structure
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ def resolve(
     codec: Codec | None,
     process_group: dist.ProcessGroup | None,
     parameters: Mapping[str, int] | None,
+    structure: Structure | None = None,
     **options: Any,
 ) -> Setup:
     """options: of config.resolve. parameters: elements by name, if they are known.
@@ -37,7 +38,7 @@ def resolve(
     if settings.codec == AUTO:
         auto = AutoCodec(settings, process_group)
         settings = auto.config
-    rules = Rules(codec if by_name else settings.codec)
+    rules = Rules(codec if by_name else settings.codec, structure)
     rules.check_specs()
     rules.check_momentum(settings.momentum)
     if parameters is not None:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
 from thinwire.arguments import wrong
-from thinwire.torch import agree, private
+from thinwire.torch import agree, private, tensors
 from thinwire.torch.closure import loss_of
 from thinwire.torch.exchange.flat_bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
@@ -81,7 +81,12 @@ class DistributedOptimizer(WrappedOptimizer):
     ) -> None:
         checks.check_types(optimizer, model)
         checks.check_optimizer(optimizer)
-        options |= {"policy": policy, "momentum": momentum, "nesterov": nesterov}
+        options |= {
+            "structure": tensors.structure_of(model),
+            "policy": policy,
+            "momentum": momentum,
+            "nesterov": nesterov,
+        }
         self._exchange = self._open_exchange(codec, process_group, options)
         super().__init__(optimizer)
         self._model, self._policy = model, policy

@@ -48,7 +48,12 @@ class ModuleCompression(Compression):
         sizes = {name: p.numel() for p, name in self._names.items()}
         options = {"policy": "p3", **options}
         self._exchange = GradientExchange(
-            codec, process_group, parameters=sizes, purpose="module", **options
+            codec,
+            process_group,
+            parameters=sizes,
+            structure=tensors.structure_of(model),
+            purpose="module",
+            **options,
         )
         if self._exchange.config.momentum:
             raise errors.InvalidArgumentError(
