@@ -14,7 +14,12 @@ import torch
 import torch.distributed as dist
 from thinwire import simulate
 from thinwire.torch import GradientExchange, State
-from thinwire.torch.advanced import Communicator, GatheredState, NamedResiduals
+from thinwire.torch.advanced import (
+    Communicator,
+    DistributedState,
+    GatheredState,
+    NamedResiduals,
+)
 from thinwire.torch.optimizer import DistributedOptimizer
 from thinwire.torch.process_group import ProcessGroup, register
 from torch.nn.parallel import DistributedDataParallel
@@ -216,6 +221,11 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         "DistributedOptimizer.zero_grad": lambda: (distributed().zero_grad, {"set_to_none": True}),
         "GatheredState.load_state_dict": lambda: (
             GatheredState(State()).load_state_dict, {"saved": State().gathered_state_dict()},
+        ),
+        "DistributedState": lambda: (DistributedState, {"of": State()}),
+        "DistributedState.load_state_dict": lambda: (
+            DistributedState(State()).load_state_dict,
+            {"saved": DistributedState(State()).state_dict()},
         ),
         "NamedResiduals.load_state_dict": lambda: (
             NamedResiduals().load_state_dict, {"saved": NamedResiduals().state_dict()},

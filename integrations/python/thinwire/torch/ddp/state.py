@@ -226,14 +226,8 @@ class State(GradientExchange):
     def follow_joins(self, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
         """With ddp.join(divide_by_initial_world_size=False) means are those of the ranks that have
         not joined yet. Ranks that have take part in the others' steps, without a forward pass."""
-        model, state = weakref.ref(ddp), weakref.ref(self)
-
-        def before_forward(*_: Any) -> None:
-            if (ours := state()) is not None:
-                ours._has_forward = True
-
-        ddp.register_forward_pre_hook(before_forward)
-        self._ddp = model
+        ddp.register_forward_pre_hook(_ForwardWatch(self))
+        self._ddp = weakref.ref(ddp)
 
     def _join_factor(self, device: torch.device) -> float:
         """The factor from the mean over all ranks to that over those left; once a step."""
@@ -302,6 +296,20 @@ class State(GradientExchange):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CopiedState, (self.codec,)
+
+
+class _ForwardWatch:
+    """Notes each forward pass of a DDP model in its State. A copy of the model notes none."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self._state = (lambda: None) if state is None else weakref.ref(state)
+
+    def __call__(self, *_: Any) -> None:
+        if (state := self._state()) is not None:
+            state._has_forward = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ForwardWatch, ()
 
 
 class CopiedState:

@@ -108,7 +108,7 @@ def unpack(
             f"rank {rank} of {world} got the state dict of rank {saved['rank']} of "
             f"{saved['world']}; load every rank's own, or give every rank the list of all ranks'; "
             "where rank 0 alone writes, as by Accelerate's register_for_checkpointing, save and "
-            "load GatheredState(state)"
+            "load GatheredState(state), and by torch.distributed.checkpoint DistributedState(state)"
         )
     residuals: Residuals = {}
     for name, kept in saved["residuals"].items():

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from thinwire.arguments import wrong
-from thinwire.errors import MismatchError
+from thinwire.errors import InvalidArgumentError, MismatchError
 from thinwire.torch import agree
+from thinwire.torch.exchange import state_file
 from thinwire.torch.exchange.checkpoint import FORMAT
 
 
@@ -58,6 +59,8 @@ def _agreed_sizes(heads: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[tupl
 
 @runtime_checkable
 class _HasState(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
     def gathered_state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, saved: Any) -> None: ...
@@ -80,3 +83,65 @@ class GatheredState:
     def load_state_dict(self, saved: Any) -> None:
         """Takes what rank 0's state_dict() gave, in any world size."""
         self._of.load_state_dict(saved)
+
+
+class DistributedState:
+    """A Compression in the form of torch.distributed.checkpoint: save and load
+    {"thinwire": DistributedState(compression)} beside the model, on every rank, in any world size.
+
+    Each rank writes and reads its own part. The checkpoint's world size is not known when its keys
+    are asked for, so there are keys for MAX_RANKS ranks, most of them empty."""
+
+    MAX_RANKS = 1024
+
+    def __init__(self, of: _HasState) -> None:
+        if not isinstance(of, _HasState) or isinstance(of, type):
+            raise wrong("of", of, "what has gathered_state_dict(): a Compression, NamedResiduals")
+        self._of = of
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of the checkpoint: bytes of state files by rank.
+
+        Raises:
+            InvalidArgumentError: there are more than MAX_RANKS ranks.
+        """
+        mine = self._of.state_dict()
+        world, rank = mine["world"], mine["rank"]
+        if world > self.MAX_RANKS:
+            raise InvalidArgumentError(
+                f"DistributedState: got {world} ranks, expected at most {self.MAX_RANKS}; save() a "
+                "file of each rank"
+            )
+        parts = {f"rank{other}": b"" for other in range(rank, self.MAX_RANKS, world)}
+        parts[f"rank{rank}"] = state_file.to_bytes(mine)
+        return {"shared": state_file.to_bytes(_shared(mine)), **parts}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load what torch.distributed.checkpoint has read for this rank, of any world size.
+
+        Raises:
+            InvalidArgumentError: it does not fit this model; nothing was changed.
+        """
+        if not isinstance(saved, Mapping) or not isinstance(saved.get("shared"), bytes):
+            raise wrong("saved", saved, "what DistributedState.state_dict() gave")
+        shared = state_file.from_bytes(saved["shared"], "the checkpoint's shared part")
+        parts = {
+            int(key.removeprefix("rank")): state_file.from_bytes(content, f"the part of {key}")
+            for key, content in saved.items()
+            if key.startswith("rank") and content
+        }
+        ranks = []
+        for rank in range(shared["world"]):
+            nothing = shared["residuals"] if rank == 0 else {}
+            ranks.append(parts.get(rank, {**shared, "rank": rank, "residuals": nothing}))
+        self._of.load_state_dict(ranks)
+
+
+def _shared(mine: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict of what all ranks have alike: the momentum of parameters that go dense."""
+    kept = {}
+    for name, memory in mine["residuals"].items():
+        if "momentum" in memory and name not in mine["sparse"]:
+            zeros = torch.zeros_like(memory["first"])
+            kept[name] = {"first": zeros, "second": zeros, "momentum": memory["momentum"]}
+    return {**mine, "rank": 0, "residuals": kept}

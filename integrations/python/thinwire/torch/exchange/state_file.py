@@ -35,6 +35,11 @@ def save(state_dict: Mapping[str, Any], path: PathLike) -> None:
     """Replaces the file at once: who opens it at any time, also after a crash in mid-save, finds
     the old one or the new one, whole. A crash may leave a file `.NAME.*.part` beside it."""
     _check_path(path)
+    _replace(Path(os.path.realpath(path)), to_bytes(state_dict))
+
+
+def to_bytes(state_dict: Mapping[str, Any]) -> bytes:
+    """The contents of a state file."""
     tensors = {
         f"{name}/{kind}": tensor.clone(memory_format=torch.contiguous_format)
         for name, memory in state_dict["residuals"].items()
@@ -45,7 +50,19 @@ def save(state_dict: Mapping[str, Any], path: PathLike) -> None:
     header |= {key: str(state_dict[key]) for key in _OPTIONAL if key in state_dict}
     header |= {key: json.dumps(state_dict[key]) for key in _JSON}
     header["digest"] = _digest(header, tensors)
-    _replace(Path(os.path.realpath(path)), _safetensors().torch.save(tensors, header))
+    return _safetensors().torch.save(tensors, header)
+
+
+def from_bytes(content: bytes, what: str) -> dict[str, Any]:
+    """The state dict whose state file has these contents; `what` names it in errors."""
+    safetensors = _safetensors()
+    try:
+        tensors = safetensors.torch.load(content)
+        (size,) = struct.unpack_from("<Q", content)
+        header = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    except (safetensors.SafetensorError, ValueError, struct.error) as error:
+        raise _bad(what, f"expected a whole state file, got one with '{error}'", _MEND) from None
+    return _read(what, header, tensors)
 
 
 def load(path: PathLike) -> dict[str, Any]:
@@ -56,7 +73,6 @@ def load(path: PathLike) -> dict[str, Any]:
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             header = opened.metadata() or {}
-            _check_version(file, header)
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     except OSError as error:
         raise _bad(file, f"can't be read: {error}", "give the path that save() was given") from None
@@ -64,6 +80,11 @@ def load(path: PathLike) -> dict[str, Any]:
         raise _bad(
             file, f"expected a whole safetensors file, got one with '{error}'", _MEND
         ) from None
+    return _read(file, header, tensors)
+
+
+def _read(file: str, header: dict[str, str], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    _check_version(file, header)
     expected = header.pop("digest", None)
     digest = _digest(header, tensors)
     if expected != digest:
