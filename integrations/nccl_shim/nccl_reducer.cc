@@ -59,10 +59,10 @@ absl::Status NcclReducer::ReserveMemory() {
       job.codec = options_.codecs.front();
       job.chunk = &partition.chunks.front();
       job.input = job.output = {nullptr, numel, dtype};
-      needs_ = Needs::Most(needs_, NeedsOf(job, members, *device_));
+      size_ = ChunkMemory::Most(size_, MemoryOf(job, members, *device_));
     }
   }
-  absl::StatusOr<DeviceMemory> memory = device_->Allocate(needs_.on_device());
+  absl::StatusOr<DeviceMemory> memory = device_->Allocate(size_.on_device());
   if (memory.ok()) memory_ = *std::move(memory);
   return memory.status();
 }
@@ -70,7 +70,7 @@ absl::Status NcclReducer::ReserveMemory() {
 void NcclReducer::UseStream(void* stream) {
   if (stream_ != nullptr && stream_->handle() == stream) return;
   stream_ = device_->Adopt(stream);
-  space_.emplace(MutableBytes(memory_.get(), needs_.on_device()), needs_, *stream_);
+  space_.emplace(MutableBytes(memory_.get(), size_.on_device()), size_, *stream_);
 }
 
 absl::Status NcclReducer::AllReduce(TensorView input, TensorView output, Op op, void* stream,

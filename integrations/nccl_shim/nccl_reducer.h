@@ -15,7 +15,7 @@
 #include "compress/device.h"
 #include "integrations/nccl_shim/nccl_buffers.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/engine/workspace.h"
+#include "schedule/engine/chunk_memory.h"
 #include "transport/nccl/nccl_comm.h"
 
 namespace thinwire {
@@ -47,7 +47,7 @@ class NcclReducer {
   const std::unique_ptr<NcclComm> comm_;
   const Options options_;
   NcclBuffers buffers_;
-  Needs needs_;  // of any chunk
+  ChunkMemory size_;  // the most of any chunk
   DeviceMemory memory_;
   std::unique_ptr<DeviceStream> stream_;  // the last call's
   std::optional<Workspace> space_;        // of that stream

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "schedule/collective/direct.h"
+#include "schedule/engine/checks.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -69,9 +70,10 @@ bool Carries(const Partition& partition) {
 
 }  // namespace
 
-Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching matching,
-               const Options& options)
-    : key_(request.key),
+Bucket::Bucket(const BucketRequest& request, NamedTensor& tensor, const Membership& members,
+               Matching matching, const Options& options)
+    : tensor_(tensor),
+      key_(request.key),
       collective_(request.collective),
       segments_(SegmentsOf(request)),
       whole_(request.segments.empty()),
@@ -112,6 +114,45 @@ bool Bucket::Matches(const BucketRequest& request) const {
   return whole_ ? request.segments.empty()
                 : std::equal(segments_.begin(), segments_.end(), request.segments.begin(),
                              request.segments.end());
+}
+
+ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const Kept& kept,
+                       const Options& options) const {
+  const Chunk& chunk = partition_.chunks[number];
+  CodecPair codec = options.codecs[chunk.codec];
+  codec.up = codec.up.AtStep(step);
+  const bool feedback = codec.uses_feedback() && chunk.algorithm->keeps_residuals();
+  ChunkJob job;
+  job.codec = codec;
+  job.chunk = &chunk;
+  job.residual = feedback ? kept.residual : nullptr;
+  job.velocity = kept.momentum;
+  job.momentum = options.momentum;
+  job.scale = scale_;
+  job.carried = kept.carried == nullptr ? nullptr : kept.carried + number;
+  job.tensor = report_.key;
+  job.step = step;
+  return job;
+}
+
+void Bucket::Rehearse(const Options& options, const Membership& members, const Device& device) {
+  // A rehearsal looks only at which pointers are null, and at whether blocks lie in scratch.
+  auto* const somewhere = reinterpret_cast<float*>(uintptr_t{1} << 20);
+  const auto floats_if = [&](bool kept) { return kept ? somewhere : nullptr; };
+  const Kept kept{floats_if(needs_memory()), floats_if(layout_.momentum),
+                  floats_if(needs_memory() && layout_.carried > 0)};
+  const std::vector<Range> all = {{0, report_.numel}};
+  const bool may_be_absent = collective_ == Collective::kAllReduce;
+  for (uint32_t number = 0; number < report_.chunks; ++number) {
+    ChunkJob job = JobOf(number, 0, kept, options);  // of the first step, when a warm-up sends most
+    job.input = {somewhere, report_.numel, static_cast<DType>(report_.dtype)};
+    job.output = job.input;
+    job.output.numel = OutputNumel(collective_, report_.numel, members.size);
+    chunk_memory_ = ChunkMemory::Most(chunk_memory_, MemoryOf(job, members, device));
+    if (!may_be_absent) continue;
+    job.absent = all;
+    chunk_memory_ = ChunkMemory::Most(chunk_memory_, MemoryOf(job, members, device));
+  }
 }
 
 uint64_t Bucket::TagOf(uint64_t id, uint32_t chunk) const {

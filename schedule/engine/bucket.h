@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "schedule/collective/partition.h"
-#include "schedule/engine/needs.h"
+#include "schedule/engine/chunk_memory.h"
 #include "schedule/order/frames.h"
 #include "schedule/request.h"
 #include "transport/data_plane.h"
@@ -24,14 +24,28 @@ enum class Route : uint8_t {
   kOrdered,  // chunk by chunk, in the order of the sequencer
 };
 
+class NamedTensor;
+
 class Bucket {
  public:
-  // The request has been checked. With Matching::kByOrder small tensors go in order as well.
-  Bucket(const BucketRequest& request, const Membership& members, Matching matching,
-         const Options& options);
+  // One float for each element, as ErrorFeedback has bound them; null means none.
+  struct Kept {
+    float* residual = nullptr;
+    float* momentum = nullptr;
+    float* carried = nullptr;  // one for each chunk
+  };
 
-  // Before it is shared.
-  void SetNeeds(const Needs& needs) { needs_ = needs; }
+  // The request has been checked. `tensor` has its name, and outlives it. With Matching::kByOrder
+  // small tensors go in order as well.
+  Bucket(const BucketRequest& request, NamedTensor& tensor, const Membership& members,
+         Matching matching, const Options& options);
+
+  // Finds how much memory its chunks take on a device. To be called before it is shared.
+  void Rehearse(const Options& options, const Membership& members, const Device& device);
+
+  // All of a chunk's job that follows from the bucket and the step; tag, tensors, undo log and
+  // absent elements are the use's.
+  ChunkJob JobOf(uint32_t chunk, uint64_t step, const Kept& kept, const Options& options) const;
 
   // Whether the request describes this very bucket.
   bool Matches(const BucketRequest& request) const;
@@ -39,11 +53,13 @@ class Bucket {
   bool named() const { return !key_.empty(); }
   bool needs_memory() const { return named() && needs_memory_; }
 
+  NamedTensor& tensor() const { return tensor_; }
   const std::string& key() const { return key_; }
   const Partition& partition() const { return partition_; }
   const BucketLayout& layout() const { return layout_; }
   const Report& report() const { return report_; }  // of call 0
-  const Needs& needs() const { return needs_; }
+  // The most that any of its chunks takes, in any step, with any parameters absent.
+  const ChunkMemory& chunk_memory() const { return chunk_memory_; }
   Collective collective() const { return collective_; }
   Route route() const { return route_; }
   size_t segments() const { return segments_.size(); }
@@ -56,6 +72,7 @@ class Bucket {
   void RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ranges) const;
 
  private:
+  NamedTensor& tensor_;
   const std::string key_;
   const Collective collective_;
   const std::vector<Segment> segments_;  // as requested; one of the whole key if none were
@@ -67,7 +84,7 @@ class Bucket {
   bool needs_memory_ = false;
   BucketLayout layout_;
   Report report_;
-  Needs needs_;
+  ChunkMemory chunk_memory_;
   uint64_t agreed_ = 0;  // hash of all that ranks must agree on
 };
 

@@ -5,7 +5,7 @@
 #include "schedule/engine.h"
 #include "schedule/engine/checks.h"
 #include "schedule/engine/group.h"
-#include "schedule/engine/in_flight.h"
+#include "schedule/engine/use.h"
 #include "schedule/settle.h"
 #include "transport/checked/checked.h"
 

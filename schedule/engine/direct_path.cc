@@ -5,12 +5,12 @@
 namespace thinwire {
 
 DirectPath::DirectPath(std::unique_ptr<Lane> lane, bool on_device, int first_row,
-                       const Options& options, const Instruments& instruments, ChunkHost& host)
+                       const Options& options, Records& records, ChunkHost& host)
     : lane_(std::move(lane)),
       on_device_(on_device),
       first_row_(first_row),
       options_(options),
-      instruments_(instruments),
+      records_(records),
       host_(host) {
   threads_.emplace_back([this] { FinishLoop(); });
   if (on_device_) threads_.emplace_back([this] { PostLoop(); });
@@ -21,36 +21,35 @@ DirectPath::~DirectPath() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void DirectPath::Start(const WorkPtr& work, bool caller_waits) {
-  work->finisher = this;
+void DirectPath::Start(const UsePtr& use, bool caller_waits) {
+  use->finisher = this;
   {
     const absl::MutexLock lock(&mu_);
     if (closed_) return;
-    tasks_.Insert(work->id()).reset();
+    tasks_.Insert(use->id()).reset();
   }
-  if (on_device_) return PushTo(&to_post_, work);
-  Post(work);
-  if (!caller_waits) PushTo(&to_finish_, work);
+  if (on_device_) return PushTo(&to_post_, use);
+  Post(use);
+  if (!caller_waits) PushTo(&to_finish_, use);
 }
 
 // Both ends post at once, so that ranks that come in other orders can't block one another.
-void DirectPath::Post(const WorkPtr& work) {
-  if (host_.BeginChunk({.id = work->id()}) == nullptr) return;  // the group has failed
+void DirectPath::Post(const UsePtr& use) {
+  if (!use->BeginChunk()) return;  // the group has failed
   TaskPtr task = NewTask();
-  task->work = work;
-  task->chunk.emplace(StartChunk{.id = work->id()}, work, *lane_, task->row, options_,
-                      instruments_);
+  task->chunk.emplace(StartChunk{.id = use->id(), .host = use}, *lane_, task->row, options_,
+                      records_);
   task->exchange = task->chunk->Advance();
   {
     const absl::MutexLock lock(&mu_);
-    if (!closed_) *tasks_.Find(work->id()) = std::move(task);
+    if (!closed_) *tasks_.Find(use->id()) = std::move(task);
   }
   if (task != nullptr) Finish(std::move(task));  // Close could not see it
 }
 
 // A tensor is posted soon, since that waits for no peer.
-void DirectPath::Help(const WorkPtr& work) {
-  const uint64_t id = work->id();
+void DirectPath::Help(const UsePtr& use) {
+  const uint64_t id = use->id();
   {
     const auto is_posted = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
       const TaskPtr* const task = tasks_.Find(id);
@@ -62,27 +61,16 @@ void DirectPath::Help(const WorkPtr& work) {
   if (TaskPtr task = TakePosted(id); task != nullptr) Finish(std::move(task));
 }
 
-// The watchdog ends the exchange long before the plane's own deadline would.
 void DirectPath::Finish(TaskPtr task) {
   ChunkTask& chunk = *task->chunk;
-  absl::Status status;
-  for (;;) {
-    status = task->exchange.status();
-    if (!status.ok() || *task->exchange == nullptr) break;
-    status = (*task->exchange)->Wait(chunk.deadline());
-    task->exchange->reset();
-    chunk.OnHopEnded();
-    if (!status.ok()) break;
-    task->exchange = chunk.Advance();
-  }
-  status = chunk.Finish(std::move(status));
+  absl::Status status = chunk.Finish(chunk.WaitFrom(std::move(task->exchange)));
+  const StartChunk start = chunk.start();
   task->chunk.reset();
-  const WorkPtr work = std::move(task->work);
   {
     const absl::MutexLock lock(&mu_);
     free_.push_back(std::move(task));
   }
-  host_.EndChunk({.id = work->id()}, work, std::move(status));
+  host_.EndChunk(start, std::move(status));
 }
 
 DirectPath::TaskPtr DirectPath::NewTask() {
@@ -120,13 +108,13 @@ void DirectPath::Close() {
   for (TaskPtr& task : posted) Finish(std::move(task));
 }
 
-void DirectPath::PushTo(Queue* queue, const WorkPtr& work) {
+void DirectPath::PushTo(Queue* queue, const UsePtr& use) {
   const absl::MutexLock lock(&mu_);
-  queue->Push(work);
+  queue->Push(use);
 }
 
 // The queue's next; null once the path is closed.
-WorkPtr DirectPath::PopFrom(Queue* queue) {
+UsePtr DirectPath::PopFrom(Queue* queue) {
   const auto may_pop = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !queue->empty(); };
   const absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(&may_pop));
@@ -134,15 +122,15 @@ WorkPtr DirectPath::PopFrom(Queue* queue) {
 }
 
 void DirectPath::PostLoop() {
-  while (const WorkPtr work = PopFrom(&to_post_)) {
-    Post(work);
-    PushTo(&to_finish_, work);
+  while (const UsePtr use = PopFrom(&to_post_)) {
+    Post(use);
+    PushTo(&to_finish_, use);
   }
 }
 
 void DirectPath::FinishLoop() {
-  while (const WorkPtr work = PopFrom(&to_finish_)) {
-    if (TaskPtr task = TakePosted(work->id()); task != nullptr) Finish(std::move(task));
+  while (const UsePtr use = PopFrom(&to_finish_)) {
+    if (TaskPtr task = TakePosted(use->id()); task != nullptr) Finish(std::move(task));
   }
 }
 

@@ -15,8 +15,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/engine/chunk_task.h"
 #include "schedule/engine/executor.h"
+#include "schedule/engine/lane.h"
 #include "schedule/recycled_map.h"
 #include "schedule/ring_queue.h"
 
@@ -28,10 +28,10 @@ class DirectPath final : private Finisher {
  public:
   // References outlive it. In a trace its tensors have rows of their own, from `first_row` on.
   DirectPath(std::unique_ptr<Lane> lane, bool on_device, int first_row, const Options& options,
-             const Instruments& instruments, ChunkHost& host);
+             Records& records, ChunkHost& host);
   ~DirectPath() override;  // after Close; joins its threads
 
-  void Start(const WorkPtr& work, bool caller_waits);
+  void Start(const UsePtr& use, bool caller_waits);
 
   // After a failure, when the plane has been aborted: nothing more begins, and what has begun ends
   // here or on the thread that is at work on it.
@@ -40,20 +40,19 @@ class DirectPath final : private Finisher {
  private:
   struct Task {
     int row = 0;
-    WorkPtr work;
     std::optional<ChunkTask> chunk;
     absl::StatusOr<std::unique_ptr<Exchange>> exchange;
   };
   using TaskPtr = std::unique_ptr<Task>;
-  using Queue = RingQueue<WorkPtr>;
+  using Queue = RingQueue<UsePtr>;
 
-  void Help(const WorkPtr& work) override;
-  void Post(const WorkPtr& work);
+  void Help(const UsePtr& use) override;
+  void Post(const UsePtr& use);
   void Finish(TaskPtr task);
   TaskPtr NewTask();
   TaskPtr TakePosted(uint64_t id);
-  void PushTo(Queue* queue, const WorkPtr& work);
-  WorkPtr PopFrom(Queue* queue);
+  void PushTo(Queue* queue, const UsePtr& use);
+  UsePtr PopFrom(Queue* queue);
   void PostLoop();
   void FinishLoop();
 
@@ -61,7 +60,7 @@ class DirectPath final : private Finisher {
   const bool on_device_;
   const int first_row_;
   const Options& options_;
-  const Instruments instruments_;
+  Records& records_;
   ChunkHost& host_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

@@ -4,40 +4,40 @@
 #ifndef THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 #define THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 
-#include <functional>
-#include <memory>
-
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "schedule/engine/lane.h"
-#include "schedule/engine/works.h"
 #include "schedule/order/outbox.h"
 
 namespace thinwire {
 
-// Where an executor's chunks come from and go to. Called from the executor's threads.
+// Hears of chunks. Called from the threads that run them.
 class ChunkHost {
  public:
   virtual ~ChunkHost() = default;
-  // The work whose chunk begins; null if the group has failed meanwhile.
-  virtual WorkPtr BeginChunk(const StartChunk& start) = 0;
-  // The chunk is done, or has failed. Called once for every work that BeginChunk gave.
-  virtual void EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status status) = 0;
+  // The chunk is done, or has failed. Called once for every chunk that its use let begin.
+  virtual void EndChunk(const StartChunk& start, absl::Status status) = 0;
+  // No more chunks can be run.
+  virtual void FailGroup(absl::Status reason) = 0;
 };
-
-// Makes the lane with that number, from 0.
-using LaneMaker = std::function<absl::StatusOr<std::unique_ptr<Lane>>(int)>;
 
 class Executor {
  public:
   virtual ~Executor() = default;  // after Close; joins its threads
 
-  // Queues the chunk and returns. Thread-safe.
+  // Makes the lanes of announced chunks. Once, and before Start. Fails with the device.
+  virtual absl::Status Begin() = 0;
+
+  // Queues the chunk and returns. Its host is its Use. Thread-safe.
   virtual void Start(const StartChunk& start) = 0;
 
   // Starts nothing more. Chunks on their way end when the data plane is aborted.
   virtual void Close() = 0;
 };
+
+// A lane's slot in fences: those of announced chunks come first, then the direct path's, then those
+// of predicted chunks.
+inline int SlotOfLane(int number, int announced) {
+  return number < announced ? number : number + 1;
+}
 
 }  // namespace thinwire
 

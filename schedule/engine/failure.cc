@@ -6,7 +6,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "schedule/engine/trace.h"
 
 namespace thinwire {
 namespace {
@@ -26,11 +25,12 @@ absl::Status OfTensor(const std::string& tensor, const absl::Status& status) {
 }
 
 FailureProtocol::FailureProtocol(const Membership& members, const Options& options,
-                                 Transport& transport, const Pulse& pulse, FlightRecorder& recorder)
+                                 Transport& transport, const Standstill& standstill,
+                                 Records& records)
     : members_(members),
       transport_(transport),
-      pulse_(pulse),
-      recorder_(recorder),
+      standstill_(standstill),
+      records_(records),
       flight_path_(options.flight_path),
       echo_patience_(std::min(kEchoes, absl::FromChrono(options.timeout / 20))),
       last_words_(std::min(kLastWords, options.timeout / 50)) {}
@@ -46,7 +46,7 @@ absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Sta
 
 void FailureProtocol::Fail(absl::Status reason, Tell tell, int silent) {
   if (tell == Tell::kNobody) OnEchoes(peers());
-  reason = pulse_.Explain(members_.rank, reason, Clock::now());
+  reason = standstill_.Explain(members_.rank, reason, Clock::now());
   {
     const absl::MutexLock lock(&mu_);
     if (!status_.ok()) return;
@@ -56,7 +56,7 @@ void FailureProtocol::Fail(absl::Status reason, Tell tell, int silent) {
     failed_.store(true, std::memory_order_release);
   }
   const std::string_view text(reason.message().data(), reason.message().size());
-  recorder_.Record(FlightEvent::kFailed, text);
+  records_.Event(FlightEvent::kFailed, text);
   if (tell == Tell::kNobody) return;
   SendToAll(PackFailure(reason, silent));
   WriteFlight();
@@ -70,7 +70,7 @@ void FailureProtocol::WriteFlight() const {
   if (flight_path_.empty()) return;
   std::ofstream out(PathOfRank(flight_path_, members_.rank));
   out << "rank " << members_.rank << " of " << members_.size << " failed: " << status() << "\n"
-      << recorder_.Text();
+      << records_.LastEvents();
 }
 
 void FailureProtocol::FailFromExchange(const absl::Status& status, const std::string& tensor) {

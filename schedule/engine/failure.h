@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "schedule/engine/flight_recorder.h"
-#include "schedule/engine/pulse.h"
+#include "schedule/engine/records.h"
+#include "schedule/engine/standstill.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
 #include "transport/transport.h"
@@ -32,10 +32,10 @@ class FailureProtocol {
   enum class Tell { kEveryone, kNobody };
 
   // References outlive it; the transport is empty in a world of one. Of the options: the timeout,
-  // of which a silent peer may cost a small part, and flight_path, where the recorder's events go
+  // of which a silent peer may cost a small part, and flight_path, where the last events go
   // with the first failure.
   FailureProtocol(const Membership& members, const Options& options, Transport& transport,
-                  const Pulse& pulse, FlightRecorder& recorder);
+                  const Standstill& standstill, Records& records);
 
   // Takes the reason, if it is the first, and tells it to everyone or nobody. silent: how many
   // peers are known not to answer; nobody waits for their echoes.
@@ -71,8 +71,8 @@ class FailureProtocol {
 
   const Membership members_;
   Transport& transport_;
-  const Pulse& pulse_;
-  FlightRecorder& recorder_;
+  const Standstill& standstill_;
+  Records& records_;
   const std::string flight_path_;
   const absl::Duration echo_patience_;
   const std::chrono::milliseconds last_words_;  // for the own reason to leave

@@ -1,10 +1,10 @@
 #include "schedule/engine/group.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/direct.h"
-#include "schedule/collective/grid.h"
 #include "schedule/engine/checks.h"
 #include "schedule/engine/issuer_executor.h"
 #include "schedule/engine/thread_executor.h"
@@ -13,6 +13,8 @@ namespace thinwire {
 namespace {
 
 using Tell = FailureProtocol::Tell;
+
+const absl::Duration kBeat = absl::Milliseconds(20);  // of the thread that keeps the time
 
 Membership MembersOf(const Transport& transport) {
   return transport.empty() ? Membership() : transport.members();
@@ -31,89 +33,64 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       members_(MembersOf(transport_)),
       matching_(TraitsOf(transport_).matching),
       slots_(options.lanes + 1 + options.predicted_lanes),
-      recorder_(DescribeWay(members_.size, options)),
       sent_before_(transport_.empty() ? 0 : transport_.data->bytes_sent()),
-      pulse_(options.timeout),
-      failure_(members_, options, transport_, pulse_, recorder_),
+      records_(members_, options),
+      standstill_(options.timeout),
+      failure_(members_, options, transport_, standstill_, records_),
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
       replicas_(members_, options.check_replicas, transport_.control.get(), failure_),
-      works_(options_, members_, matching_, device_, slots_),
-      chunk_spaces_(device_.get(), transport_.data.get()),
-      direct_spaces_(device_.get(), transport_.data.get()),
-      local_path_(options_, direct_spaces_) {
-  if (!options.trace_path.empty() && !transport_.empty()) {
-    trace_ = std::make_unique<Trace>(options.trace_path, members_.rank);
-  }
-}
+      tensors_(options_, members_, matching_, device_, slots_),
+      chunk_lanes_(device_.get(), transport_.data.get(), options.timeout),
+      direct_lanes_(device_.get(), transport_.data.get(), options.timeout) {}
 
 absl::Status Group::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
   if (absl::Status status = MakeExecutor(); !status.ok()) return status;
   if (absl::Status status = MakeDirectPath(); !status.ok()) return status;
-  sequencing_ = std::make_unique<Sequencing>(members_, options_, matching_, *transport_.control,
-                                             *executor_, failure_, recorder_);
-  reader_ = std::make_unique<ControlReader>(*transport_.control, *sequencing_, failure_, farewell_,
-                                            replicas_, recorder_);
-  watchdog_ = std::make_unique<Watchdog>(
-      failure_, pulse_, [this] { sequencing_->OnClock(); }, [this] { EndAll(); });
+  sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_, failure_, records_);
+  reader_ = std::thread([this] { ReadFrames(); });
+  timekeeper_ = std::thread([this] { KeepTime(); });
   sequencing_->Begin();
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Lane>> Group::MakeLane(Workspaces& spaces, int slot) {
-  return Lane::Make(device_.get(), spaces, *transport_.data, slot, options_.timeout);
-}
-
-// Slots in fences and traces: the announced chunks' lanes, the direct path's, the predicted
-// chunks'.
 absl::Status Group::MakeExecutor() {
-  std::vector<std::unique_ptr<Lane>> lanes;
-  for (int slot = 0; slot < options_.lanes; ++slot) {
-    absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(chunk_spaces_, slot);
-    if (!lane.ok()) return lane.status();
-    lanes.push_back(*std::move(lane));
-  }
-  const LaneMaker more = [this](int number) { return MakeLane(chunk_spaces_, number + 1); };
-  const Instruments instruments{totals_, trace_.get(), recorder_};
-  if (transport_.data->traits().completion == Completion::kEvents) {
-    executor_ = std::make_unique<IssuerExecutor>(std::move(lanes), more, matching_, options_,
-                                                 instruments, *this, failure_);
+  if (TraitsOf(transport_).completion == Completion::kEvents) {
+    executor_ = std::make_unique<IssuerExecutor>(chunk_lanes_, options_, records_, *this);
   } else {
-    executor_ = std::make_unique<ThreadExecutor>(std::move(lanes), more, slots_ - 1, options_,
-                                                 instruments, *this, failure_);
+    executor_ = std::make_unique<ThreadExecutor>(chunk_lanes_, options_, records_, *this);
   }
-  return absl::OkStatus();
+  return executor_->Begin();
 }
 
 // Over a plane that matches by order, small tensors go in order as well. Rows of a trace: behind
 // those of the slots.
 absl::Status Group::MakeDirectPath() {
   if (matching_ != Matching::kByTag) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(direct_spaces_, options_.lanes);
+  absl::StatusOr<std::unique_ptr<Lane>> lane = direct_lanes_.Make(options_.lanes);
   if (!lane.ok()) return lane.status();
-  direct_path_ =
-      std::make_unique<DirectPath>(*std::move(lane), device_ != nullptr, slots_, options_,
-                                   Instruments{totals_, trace_.get(), recorder_}, *this);
+  direct_path_ = std::make_unique<DirectPath>(*std::move(lane), device_ != nullptr, slots_,
+                                              options_, records_, *this);
   return absl::OkStatus();
 }
 
 Group::~Group() {
-  if (sequencing_ == nullptr) return;  // no thread was started
-  const bool orderly = works_.idle() && !failure_.failed();
+  if (sequencing_ == nullptr) return;  // no thread of the group was started
+  const bool orderly = tensors_.idle() && !failure_.failed();
   if (orderly) farewell_.Say();
   failure_.Fail(
       absl::CancelledError(absl::StrCat("rank ", members_.rank, " destroyed its communicator")),
       orderly ? Tell::kNobody : Tell::kEveryone);
-  watchdog_.reset();
-  reader_.reset();
+  timekeeper_.join();
+  reader_.join();
   executor_.reset();
   direct_path_.reset();
-  if (trace_ != nullptr) trace_->Write().IgnoreError();  // there is nobody left to tell
+  records_.WriteTrace().IgnoreError();  // there is nobody left to tell
 }
 
 absl::StatusOr<std::shared_ptr<const Bucket>> Group::Register(const BucketRequest& request) {
   if (absl::Status bad = CheckBucket(request, members_, options_); !bad.ok()) return bad;
-  const auto [bucket, is_new] = works_.Register(request);
+  const auto [bucket, is_new] = tensors_.Register(request);
   if (device_ == nullptr || !is_new || !bucket->named()) return bucket;
   absl::Status status = Reserve(*bucket);
   if (status.ok()) return bucket;
@@ -127,10 +104,10 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Group::Register(const BucketReques
 absl::Status Group::Reserve(const Bucket& bucket) {
   const bool over_pinned = TraitsOf(transport_).memory == Memory::kHost;
   if (bucket.route() != Route::kOrdered) {
-    return direct_spaces_.Reserve(bucket.report().key, bucket.needs(), over_pinned);
+    return direct_lanes_.spaces().Reserve(bucket.report().key, bucket.chunk_memory(), over_pinned);
   }
   for (int lane = 0; lane < options_.lanes; ++lane) {
-    absl::Status status = chunk_spaces_.Reserve(lane, bucket.needs(), over_pinned);
+    absl::Status status = chunk_lanes_.spaces().Reserve(lane, bucket.chunk_memory(), over_pinned);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -142,18 +119,17 @@ absl::StatusOr<std::shared_ptr<Work>> Group::Submit(const std::shared_ptr<const 
     return bad;
   }
   if (failure_.failed()) return Refusal(*bucket, failure_.status());
-  const absl::StatusOr<WorkPtr> begun = works_.Begin(bucket, submission);
+  const absl::StatusOr<UsePtr> begun = tensors_.Begin(bucket, submission);
   if (!begun.ok()) return Refusal(*bucket, begun.status());
-  const WorkPtr& work = *begun;
-  Count(*work);
-  recorder_.Record(FlightEvent::kSubmitted, work->label, 0, 0, work->report.numel);
+  const UsePtr& use = *begun;
+  Count(*use);
   if (bucket->route() == Route::kLocal) {
-    if (absl::Status failed = RunLocal(work); !failed.ok()) return failed;
-    return work;
+    if (absl::Status failed = RunLocal(*use); !failed.ok()) return failed;
+    return use;
   }
-  sequencing_->OnSubmit(work->report);
-  if (bucket->route() == Route::kDirect) direct_path_->Start(work, submission.caller_waits);
-  return work;
+  sequencing_->OnSubmit(use);
+  if (bucket->route() == Route::kDirect) direct_path_->Start(use, submission.caller_waits);
+  return use;
 }
 
 // A call that comes after a failure is told the first reason, once all ranks have heard it.
@@ -163,48 +139,75 @@ absl::Status Group::Refusal(const Bucket& bucket, const absl::Status& status) co
   return failure_.Explain(bucket.key(), failure_.status());
 }
 
-absl::Status Group::RunLocal(const WorkPtr& work) {
-  absl::Status status = local_path_.Run(*work);
+void Group::Count(const Use& use) {
+  const size_t hops = use.bucket->collective() == Collective::kAllReduce ? 2 : 1;
+  const size_t all = use.bucket->collective() == Collective::kAllGather ? members_.size : 1;
+  farewell_.OnStarted(records_.AddCollective(hops * all * (members_.size - 1) * use.input.numel *
+                                             sizeof(float) / members_.size));
+  records_.Event(FlightEvent::kSubmitted, use.label, 0, 0, use.report.numel);
+}
+
+// A world of one: on the caller's thread, and on a device on the caller's own stream.
+absl::Status Group::RunLocal(Use& use) {
+  std::unique_ptr<DeviceStream> stream;  // null: the host
+  if (device_ != nullptr) {
+    stream = device_->Adopt(use.stream);
+    use.order.fence->HoldBack(*stream);
+  }
+  Workspaces& spaces = direct_lanes_.spaces();
+  Workspaces::Lent space = spaces.Take(use.bucket->chunk_memory(), stream.get());
+  const ChunkJob job = use.JobOf(0, options_);
+  absl::Status status =
+      job.chunk->algorithm->Begin(job, space.workspace->bench({}))->Advance().status();
+  const std::shared_ptr<DeviceEvent> end = stream == nullptr ? nullptr : stream->Record();
+  if (end != nullptr) use.order.fence->Set(0, end);
+  spaces.Give(std::move(space), end);
+  if (status.ok() && stream != nullptr) status = stream->status();
   if (!status.ok()) failure_.Fail(status, Tell::kNobody);
-  Retire(work, status.ok() ? Outcome::kDone : Outcome::kFailed);
+  Retire(use, status.ok() ? Outcome::kDone : Outcome::kFailed);
   return status;
 }
 
-void Group::Count(const InFlight& work) {
-  farewell_.OnStarted(++collectives_);
-  const size_t hops = work.bucket->collective() == Collective::kAllReduce ? 2 : 1;
-  const size_t all = work.bucket->collective() == Collective::kAllGather ? members_.size : 1;
-  raw_bytes_ += hops * all * (members_.size - 1) * work.input.numel * sizeof(float) / members_.size;
-}
-
-void Group::EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status status) {
+void Group::EndChunk(const StartChunk& start, absl::Status status) {
+  Use& use = UseOf(start);
   const bool ok = status.ok();
   if (ok) {
-    replicas_.OnChunk(*work, start.chunk);
+    replicas_.OnChunk(use, start.chunk);
   } else {
-    failure_.FailFromExchange(status, work->label);
+    failure_.FailFromExchange(status, use.label);
   }
-  const Works::Left left = works_.EndChunk(*work, ok);
-  if (ok && work->bucket->route() == Route::kDirect) {
+  const Use::Left left = use.EndChunk(ok);
+  if (ok && use.bucket->route() == Route::kDirect) {
     sequencing_->OnDirectDone(start.id);
   } else if (ok) {
-    sequencing_->OnChunkDone(start, left == Works::Left::kDone);
+    sequencing_->OnChunkDone(start, left == Use::Left::kDone);
   }
-  if (left == Works::Left::kSome) return;
-  if (left == Works::Left::kDone) replicas_.OnDone(*work);
-  Retire(work, left == Works::Left::kDone ? Outcome::kDone : Outcome::kFailed);
+  if (left == Use::Left::kSome) return;
+  if (left == Use::Left::kDone) replicas_.OnDone(use);
+  Retire(use, left == Use::Left::kDone ? Outcome::kDone : Outcome::kFailed);
 }
 
-// Ends a work that no thread touches any more. One that is not done failed with the group.
-void Group::Retire(const WorkPtr& work, Outcome outcome) {
+void Group::FailGroup(absl::Status reason) { failure_.Fail(std::move(reason), Tell::kEveryone); }
+
+// Ends a use that no thread touches any more. One that is not done failed with the group.
+void Group::Retire(Use& use, Outcome outcome) {
   if (outcome == Outcome::kFailed) failure_.AwaitTold();
-  if (!works_.Remove(work)) return;
-  recorder_.Record(FlightEvent::kTensorDone, work->label);
+  tensors_.Remove(use);
+  records_.Event(FlightEvent::kTensorDone, use.label);
   if (outcome == Outcome::kFailed) {
-    return work->Complete(failure_.Explain(work->label, failure_.status()));
+    return use.Complete(failure_.Explain(use.label, failure_.status()));
   }
-  work->Complete(absl::OkStatus());
+  use.Complete(absl::OkStatus());
   farewell_.OnFinished();
+}
+
+// Lets the sequencer look at the time until the group fails, and then carries the failure through.
+void Group::KeepTime() {
+  do {
+    standstill_.Beat(Clock::now());
+    sequencing_->OnClock();
+  } while (!failure_.AwaitFailure(kBeat));
+  EndAll();
 }
 
 // The group has failed: all ranks hear of it, and what no thread is touching ends here. Lanes and
@@ -213,10 +216,39 @@ void Group::EndAll() {
   failure_.Spread();
   executor_->Close();
   if (direct_path_ != nullptr) direct_path_->Close();
-  for (const WorkPtr& work : works_.Close(failure_.status())) Retire(work, Outcome::kFailed);
+  for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Outcome::kFailed);
 }
 
-// Who fails its group may end its process next.
+// Hands each control frame to whom it concerns, until the control plane fails.
+void Group::ReadFrames() {
+  for (;;) {
+    const absl::StatusOr<ControlMessage> message = transport_.control->Receive();
+    if (!message.ok()) return farewell_.OnControlLost(message.status());
+    OnFrame(*message);
+  }
+}
+
+void Group::OnFrame(const ControlMessage& message) {
+  const std::optional<ParsedFrame> parsed = ParseFrame(message.frame);
+  if (!parsed.has_value()) {
+    return failure_.Fail(
+        absl::FailedPreconditionError("a peer sent a control frame of an unknown version"),
+        Tell::kEveryone);
+  }
+  const Message& content = parsed->message;
+  records_.Event(FlightEvent::kFrameIn, content.report.name, 0, message.from,
+                 static_cast<uint64_t>(content.type));
+  switch (content.type) {
+    case FrameType::kFail: return failure_.OnPeerFailed(parsed->failure, parsed->silent);
+    case FrameType::kBye: return farewell_.OnBye(message.from, parsed->started);
+    case FrameType::kByeHeard: return farewell_.OnByeHeard(message.from);
+    case FrameType::kDigest: return replicas_.OnDigest(message.from, parsed->digest);
+    case FrameType::kPong: farewell_.OnPong(message.from); [[fallthrough]];
+    default: return sequencing_->OnMessage(message.from, content);
+  }
+}
+
+// Whoever fails its group may end its process next.
 void Group::Abort(absl::Status reason) {
   failure_.Fail(std::move(reason), Tell::kEveryone);
   failure_.AwaitTold();
@@ -231,12 +263,8 @@ bool Group::GoesRaw(const TensorView& input) const {
 }
 
 Stats Group::stats() const {
-  Stats stats;
-  stats.all_reduces = collectives_;
-  stats.raw_bytes = raw_bytes_;
+  Stats stats = records_.stats();
   if (!transport_.empty()) stats.wire_bytes = transport_.data->bytes_sent() - sent_before_;
-  if (sequencing_ != nullptr) stats.predicted_chunks = sequencing_->predicted_chunks();
-  for (int stage = 0; stage < kStages; ++stage) stats.seconds[stage] = totals_.seconds(stage);
   return stats;
 }
 
@@ -244,9 +272,9 @@ std::string Group::Describe() const {
   const absl::Status status = failure_.status();
   std::string text = absl::StrCat("rank ", members_.rank, " of ", members_.size, ": ",
                                   status.ok() ? "in order" : std::string(status.message()), "\n",
-                                  works_.Describe());
+                                  tensors_.Describe());
   if (sequencing_ != nullptr) absl::StrAppend(&text, sequencing_->Describe());
-  absl::StrAppend(&text, "last events:\n", recorder_.Text());
+  absl::StrAppend(&text, "last events:\n", records_.LastEvents());
   return text;
 }
 

@@ -1,41 +1,36 @@
 // Group: wires an engine's parts together. Each part has one duty, and at most one lock:
 //
-//   Works            registered buckets, works in flight, residuals bound to them
+//   Tensors          registered buckets, their residuals, and their uses in flight
 //   Sequencing       hosts the sequencer: reports in, order out
 //   Executor         runs the chunks that the sequencer starts
-//   DirectPath       exchanges small tensors at once; LocalPath copies in a world of one
+//   DirectPath       exchanges small tensors at once
 //   FailureProtocol  the first reason, and its way to everybody
 //   Farewell         the goodbyes
+//   Standstill       whether this process was stopped for a while
+//   Records          statistics, events, trace
 //   ReplicaCheck     whether all ranks got the same bits
-//   Pulse            whether this process stood still
-//   Watchdog, ControlReader   a thread each: the time, and the frames
 //
-// A bucket comes in by Submit, on the caller's thread; a work leaves by Retire, on the thread that
-// ended it.
+// A bucket comes in by Submit, on the caller's thread; its use leaves by Retire, on the thread that
+// ended it. A thread of the group's own takes in control frames, and another keeps the time.
 #ifndef THINWIRE_SCHEDULE_ENGINE_GROUP_H_
 #define THINWIRE_SCHEDULE_ENGINE_GROUP_H_
 
-#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "schedule/engine.h"
-#include "schedule/engine/control_reader.h"
 #include "schedule/engine/direct_path.h"
 #include "schedule/engine/executor.h"
 #include "schedule/engine/failure.h"
 #include "schedule/engine/farewell.h"
-#include "schedule/engine/flight_recorder.h"
-#include "schedule/engine/local_path.h"
-#include "schedule/engine/pulse.h"
+#include "schedule/engine/lane.h"
+#include "schedule/engine/records.h"
 #include "schedule/engine/replica_check.h"
 #include "schedule/engine/sequencing.h"
-#include "schedule/engine/stage_clock.h"
-#include "schedule/engine/trace.h"
-#include "schedule/engine/watchdog.h"
-#include "schedule/engine/works.h"
-#include "schedule/engine/workspace.h"
+#include "schedule/engine/standstill.h"
+#include "schedule/engine/tensors.h"
 
 namespace thinwire {
 
@@ -55,52 +50,50 @@ class Group final : public Engine, public ChunkHost {
   absl::Status status() const override { return failure_.status(); }
   Stats stats() const override;
   std::string Describe() const override;
-  ErrorFeedback& error_feedback() override { return works_.feedback(); }
+  ErrorFeedback& error_feedback() override { return tensors_.feedback(); }
   const std::vector<CodecPair>& codecs() const override { return options_.codecs; }
   bool GoesRaw(const TensorView& input) const override;
-  void SetStep(uint64_t step) override { works_.SetStep(step); }
+  void SetStep(uint64_t step) override { tensors_.SetStep(step); }
   void EndStep() override;
 
-  WorkPtr BeginChunk(const StartChunk& start) override { return works_.BeginChunk(start.id); }
-  void EndChunk(const StartChunk& start, const WorkPtr& work, absl::Status status) override;
+  void EndChunk(const StartChunk& start, absl::Status status) override;
+  void FailGroup(absl::Status reason) override;
 
  private:
   enum class Outcome { kDone, kFailed };
 
-  absl::StatusOr<std::unique_ptr<Lane>> MakeLane(Workspaces& spaces, int slot);
-  absl::Status Reserve(const Bucket& bucket);
   absl::Status MakeExecutor();
   absl::Status MakeDirectPath();
+  absl::Status Reserve(const Bucket& bucket);
   absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;
-  absl::Status RunLocal(const WorkPtr& work);
-  void Count(const InFlight& work);
-  void Retire(const WorkPtr& work, Outcome outcome);
+  absl::Status RunLocal(Use& use);
+  void Count(const Use& use);
+  void Retire(Use& use, Outcome outcome);
+  void KeepTime();
   void EndAll();
+  void ReadFrames();
+  void OnFrame(const ControlMessage& message);
 
   const Options options_;
   Transport transport_;                   // empty in a world of one
   const std::shared_ptr<Device> device_;  // null: the host
   const Membership members_;
   const Matching matching_;
-  const int slots_;  // lanes at most, the direct path's included; of every fence
-  FlightRecorder recorder_;
-  StageTotals totals_;
-  std::unique_ptr<Trace> trace_;  // null without one
-  std::atomic<uint64_t> collectives_{0}, raw_bytes_{0};
+  const int slots_;             // lanes at most, the direct path's included; of every fence
   const uint64_t sent_before_;  // by the plane, while its links were measured
-  Pulse pulse_;
+  Records records_;
+  Standstill standstill_;
   FailureProtocol failure_;
   Farewell farewell_;
   ReplicaCheck replicas_;
-  Works works_;
-  Workspaces chunk_spaces_, direct_spaces_;  // of chunks in order, and of all others
-  LocalPath local_path_;
-  // Null in a world of one. Threads of a later one use the earlier ones.
+  Tensors tensors_;
+  Lanes chunk_lanes_, direct_lanes_;  // of chunks in order, and of all others
+
+  // Null in a world of one. Later ones use the earlier ones.
   std::unique_ptr<DirectPath> direct_path_;  // null as well where no bucket goes that way
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Sequencing> sequencing_;
-  std::unique_ptr<ControlReader> reader_;
-  std::unique_ptr<Watchdog> watchdog_;
+  std::thread reader_, timekeeper_;
 };
 
 }  // namespace thinwire

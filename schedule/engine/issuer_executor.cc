@@ -5,23 +5,33 @@
 
 namespace thinwire {
 
-IssuerExecutor::IssuerExecutor(std::vector<std::unique_ptr<Lane>> lanes, LaneMaker more,
-                               Matching matching, const Options& options,
-                               const Instruments& instruments, ChunkHost& host,
-                               FailureProtocol& failure)
-    : more_(std::move(more)),
-      matching_(matching),
+IssuerExecutor::IssuerExecutor(Lanes& lanes, const Options& options, Records& records,
+                               ChunkHost& host)
+    : lanes_(lanes),
+      matching_(lanes.traits().matching),
       options_(options),
-      instruments_(instruments),
-      host_(host),
-      failure_(failure),
-      lanes_(std::move(lanes)),
-      lanes_made_(static_cast<int>(lanes_.size())),
-      thread_([this] { Run(); }) {}
+      records_(records),
+      host_(host) {}
 
 IssuerExecutor::~IssuerExecutor() {
   Close();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status IssuerExecutor::Begin() {
+  while (lanes_made_ < options_.lanes) {
+    if (absl::Status status = AddLane(); !status.ok()) return status;
+  }
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+absl::Status IssuerExecutor::AddLane() {
+  absl::StatusOr<std::unique_ptr<Lane>> lane = lanes_.Make(SlotOfLane(lanes_made_, options_.lanes));
+  if (!lane.ok()) return lane.status();
+  ++lanes_made_;
+  free_.push_back(*std::move(lane));
+  return absl::OkStatus();
 }
 
 void IssuerExecutor::Start(const StartChunk& start) {
@@ -53,7 +63,7 @@ bool IssuerExecutor::AwaitEvent() {
     while (!queue_.empty()) started.push_back(queue_.Pop());
   }
   if (!closed) {
-    for (const StartChunk& start : started) Admit(start);
+    for (StartChunk& start : started) Admit(std::move(start));
     return true;
   }
   // A task without an exchange on its way ends here; the others end with their exchanges.
@@ -69,26 +79,22 @@ bool IssuerExecutor::AwaitEvent() {
   return true;
 }
 
-void IssuerExecutor::Admit(const StartChunk& start) {
-  WorkPtr work = host_.BeginChunk(start);
-  if (work == nullptr) return;
-  if (lanes_.empty()) {
-    absl::StatusOr<std::unique_ptr<Lane>> lane = more_(lanes_made_);
-    if (!lane.ok()) {
-      failure_.Fail(lane.status(), FailureProtocol::Tell::kEveryone);
-      return host_.EndChunk(start, work, lane.status());
+void IssuerExecutor::Admit(StartChunk start) {
+  Use& use = UseOf(start);
+  if (!use.BeginChunk()) return;  // the group has failed
+  if (free_.empty()) {
+    if (absl::Status status = AddLane(); !status.ok()) {
+      return host_.EndChunk(start, std::move(status));
     }
-    ++lanes_made_;
-    lanes_.push_back(*std::move(lane));
   }
   Task& task = tasks_.emplace_back();
-  task.lane = std::move(lanes_.back());
-  lanes_.pop_back();
-  task.hops = task.hops_left = work->bucket->partition().chunks[start.chunk].algorithm->hops();
-  task.chunk =
-      std::make_unique<ChunkTask>(start, std::move(work), *task.lane,
-                                  static_cast<int>(task.lane->slot()), options_, instruments_);
-  if (matching_ == Matching::kByOrder) AddToProgram(&task, start.drain);
+  task.lane = std::move(free_.back());
+  free_.pop_back();
+  task.hops = task.hops_left = use.bucket->partition().chunks[start.chunk].algorithm->hops();
+  const bool drain = start.drain;
+  task.chunk = std::make_unique<ChunkTask>(std::move(start), *task.lane, task.lane->slot(),
+                                           options_, records_);
+  if (matching_ == Matching::kByOrder) AddToProgram(&task, drain);
 }
 
 void IssuerExecutor::AddToProgram(Task* task, bool drain) {
@@ -164,10 +170,9 @@ void IssuerExecutor::End(Tasks::iterator task, absl::Status status) {
   std::erase(program_, &*task);  // if it failed
   status = task->chunk->Finish(std::move(status));
   const StartChunk start = task->chunk->start();
-  const WorkPtr work = task->chunk->work();
-  lanes_.push_back(std::move(task->lane));
+  free_.push_back(std::move(task->lane));
   tasks_.erase(task);
-  host_.EndChunk(start, work, std::move(status));
+  host_.EndChunk(start, std::move(status));
 }
 
 }  // namespace thinwire

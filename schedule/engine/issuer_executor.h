@@ -18,9 +18,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/engine/chunk_task.h"
 #include "schedule/engine/executor.h"
-#include "schedule/engine/failure.h"
+#include "schedule/engine/lane.h"
 #include "schedule/ring_queue.h"
 
 namespace thinwire {
@@ -28,11 +27,10 @@ namespace thinwire {
 class IssuerExecutor final : public Executor {
  public:
   // References outlive it.
-  IssuerExecutor(std::vector<std::unique_ptr<Lane>> lanes, LaneMaker more, Matching matching,
-                 const Options& options, const Instruments& instruments, ChunkHost& host,
-                 FailureProtocol& failure);
+  IssuerExecutor(Lanes& lanes, const Options& options, Records& records, ChunkHost& host);
   ~IssuerExecutor() override;
 
+  absl::Status Begin() override;
   void Start(const StartChunk& start) override;
   void Close() override;
 
@@ -52,7 +50,8 @@ class IssuerExecutor final : public Executor {
 
   void Run();
   bool AwaitEvent() ABSL_LOCKS_EXCLUDED(mu_);
-  void Admit(const StartChunk& start);
+  void Admit(StartChunk start);
+  absl::Status AddLane();
   void AddToProgram(Task* task, bool drain);
   void FlushPrevious();
   bool Collect(Task& task);
@@ -65,16 +64,15 @@ class IssuerExecutor final : public Executor {
     return events_ > 0 || !queue_.empty() || closed_;
   }
 
-  const LaneMaker more_;
+  Lanes& lanes_;
   const Matching matching_;
   const Options& options_;
-  const Instruments instruments_;
+  Records& records_;
   ChunkHost& host_;
-  FailureProtocol& failure_;
 
-  // The issuer thread's own.
-  std::vector<std::unique_ptr<Lane>> lanes_;  // free ones
-  int lanes_made_;
+  // The issuer thread's own, once it runs.
+  std::vector<std::unique_ptr<Lane>> free_;
+  int lanes_made_ = 0;
   Tasks tasks_;
   std::deque<Task*> program_;  // whose next hop is issued, in order; Matching::kByOrder
   Task* previous_ = nullptr;   // whose later hops follow the next task's first

@@ -27,12 +27,12 @@ ReplicaCheck::ReplicaCheck(const Membership& members, uint64_t every, ControlPla
     : members_(members), every_(every), control_(control), failure_(failure) {}
 
 // The results of a reduce-scatter differ by their nature.
-bool ReplicaCheck::IsDue(const InFlight& work) const {
+bool ReplicaCheck::IsDue(const Use& work) const {
   return every_ != 0 && control_ != nullptr && (work.step + 1) % every_ == 0 &&
          work.bucket->collective() != Collective::kReduceScatter;
 }
 
-void ReplicaCheck::OnChunk(InFlight& work, uint32_t chunk) const {
+void ReplicaCheck::OnChunk(Use& work, uint32_t chunk) const {
   if (!IsDue(work)) return;
   uint64_t digest = chunk;
   for (const Range& piece : work.bucket->partition().chunks[chunk].pieces) {
@@ -43,7 +43,7 @@ void ReplicaCheck::OnChunk(InFlight& work, uint32_t chunk) const {
   work.digest.fetch_add(digest, std::memory_order_relaxed);  // chunks end in any order
 }
 
-void ReplicaCheck::OnDone(const InFlight& work) {
+void ReplicaCheck::OnDone(const Use& work) {
   if (!IsDue(work)) return;
   const DigestNote note{work.report, work.step, work.digest.load(std::memory_order_relaxed)};
   if (members_.rank == 0) return OnDigest(0, note);

@@ -12,7 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "schedule/engine/failure.h"
-#include "schedule/engine/in_flight.h"
+#include "schedule/engine/use.h"
 #include "schedule/order/frames.h"
 #include "transport/control_plane.h"
 
@@ -26,9 +26,9 @@ class ReplicaCheck {
                FailureProtocol& failure);
 
   // A chunk's result lies in the work's output, and the work is not complete.
-  void OnChunk(InFlight& work, uint32_t chunk) const;
+  void OnChunk(Use& work, uint32_t chunk) const;
   // All chunks' do.
-  void OnDone(const InFlight& work);
+  void OnDone(const Use& work);
   // On rank 0: what a rank has got.
   void OnDigest(int from, const DigestNote& note);
 
@@ -38,7 +38,7 @@ class ReplicaCheck {
     std::vector<uint64_t> digests;
     std::vector<bool> there;
   };
-  bool IsDue(const InFlight& work) const;
+  bool IsDue(const Use& work) const;
   absl::Status Judge(const DigestNote& note, const std::vector<uint64_t>& digests) const;
 
   const Membership members_;

@@ -17,16 +17,15 @@ double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoc
 
 }  // namespace
 
-Sequencing::Sequencing(const Membership& members, const Options& options, Matching matching,
-                       ControlPlane& control, Executor& executor, FailureProtocol& failure,
-                       FlightRecorder& recorder)
-    : members_(members),
-      control_(control),
+Sequencing::Sequencing(const Options& options, Transport& transport, Executor& executor,
+                       FailureProtocol& failure, Records& records)
+    : members_(transport.members()),
+      control_(*transport.control),
       executor_(executor),
       failure_(failure),
-      recorder_(recorder),
+      records_(records),
       latency_patience_(std::min(kLatencyPatience, options.timeout / 4)),
-      sequencer_(members, options, matching) {}
+      sequencer_(members_, options, transport.data->traits().matching) {}
 
 template <typename Event>
 void Sequencing::Handle(Event event) {
@@ -50,7 +49,7 @@ void Sequencing::CarryOut(const Action& action) {
   if (failure_.failed()) return;
   switch (action.kind) {
     case Action::Kind::kStart:
-      if (action.start.predicted) ++predicted_chunks_;
+      if (action.start.predicted) records_.AddPredicted();
       executor_.Start(action.start);
       break;
     case Action::Kind::kSend: Send(action.to, action.message); break;
@@ -61,8 +60,8 @@ void Sequencing::CarryOut(const Action& action) {
 }
 
 void Sequencing::Send(int to, const Message& message) {
-  recorder_.Record(FlightEvent::kFrameOut, message.report.name, 0, to,
-                   static_cast<uint64_t>(message.type));
+  records_.Event(FlightEvent::kFrameOut, message.report.name, 0, to,
+                 static_cast<uint64_t>(message.type));
   ForEachFrame(message, [&](const ControlFrame& frame) {
     for (int peer = 0; peer < members_.size; ++peer) {
       if (peer == members_.rank || (to != kEveryone && to != peer)) continue;
@@ -83,8 +82,8 @@ void Sequencing::Begin() {
   }
 }
 
-void Sequencing::OnSubmit(const Report& report) {
-  Handle([&](Sequencer& s) { s.OnSubmit(report, Now()); });
+void Sequencing::OnSubmit(const UsePtr& use) {
+  Handle([&](Sequencer& s) { s.OnSubmit(use->report, Now(), use); });
 }
 
 void Sequencing::OnMessage(int from, const Message& message) {

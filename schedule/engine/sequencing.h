@@ -3,7 +3,6 @@
 #ifndef THINWIRE_SCHEDULE_ENGINE_SEQUENCING_H_
 #define THINWIRE_SCHEDULE_ENGINE_SEQUENCING_H_
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -12,30 +11,32 @@
 #include "absl/synchronization/mutex.h"
 #include "schedule/engine/executor.h"
 #include "schedule/engine/failure.h"
-#include "schedule/engine/flight_recorder.h"
+#include "schedule/engine/records.h"
+#include "schedule/engine/use.h"
 #include "schedule/order/sequencer.h"
+#include "transport/transport.h"
 
 namespace thinwire {
 
 // Thread-safe.
 class Sequencing {
  public:
-  // References outlive it; frames go to `control`, chunks to `executor`, failures to `failure`.
-  Sequencing(const Membership& members, const Options& options, Matching matching,
-             ControlPlane& control, Executor& executor, FailureProtocol& failure,
-             FlightRecorder& recorder);
+  // References outlive it; frames go to the transport's control plane, chunks to `executor`,
+  // failures to `failure`.
+  Sequencing(const Options& options, Transport& transport, Executor& executor,
+             FailureProtocol& failure, Records& records);
 
   // Rank 0 measures its peers' latency, and waits for their answers, a while.
   void Begin();
 
-  void OnSubmit(const Report& report);
+  // The use comes back with each of its chunks that starts.
+  void OnSubmit(const UsePtr& use);
   void OnMessage(int from, const Message& message);
   void OnChunkDone(const StartChunk& chunk, bool last);
   void OnDirectDone(uint64_t id);
   void EndStep();
   void OnClock();
 
-  uint64_t predicted_chunks() const { return predicted_chunks_; }
   std::string Describe() const;
 
  private:
@@ -48,9 +49,8 @@ class Sequencing {
   ControlPlane& control_;
   Executor& executor_;
   FailureProtocol& failure_;
-  FlightRecorder& recorder_;
+  Records& records_;
   const std::chrono::milliseconds latency_patience_;
-  std::atomic<uint64_t> predicted_chunks_{0};
   mutable absl::Mutex mu_;
   Sequencer sequencer_ ABSL_GUARDED_BY(mu_);
   // Somebody is carrying out what came before; whoever comes meanwhile leaves its part to them.

@@ -4,22 +4,6 @@
 
 namespace thinwire {
 
-ThreadExecutor::ThreadExecutor(std::vector<std::unique_ptr<Lane>> lanes, LaneMaker more, int most,
-                               const Options& options, const Instruments& instruments,
-                               ChunkHost& host, FailureProtocol& failure)
-    : more_(std::move(more)),
-      most_(most),
-      options_(options),
-      instruments_(instruments),
-      host_(host),
-      failure_(failure) {
-  {
-    const absl::MutexLock lock(&mu_);
-    count_ = static_cast<int>(lanes.size());
-  }
-  for (std::unique_ptr<Lane>& lane : lanes) AddWorker(std::move(lane));
-}
-
 ThreadExecutor::~ThreadExecutor() {
   Close();
   std::vector<std::unique_ptr<Worker>> workers;
@@ -36,6 +20,17 @@ void ThreadExecutor::Close() {
   for (const std::unique_ptr<Worker>& worker : workers_) worker->handed.Signal();
 }
 
+absl::Status ThreadExecutor::Begin() {
+  {
+    const absl::MutexLock lock(&mu_);
+    count_ = options_.lanes;
+  }
+  for (int number = 0; number < options_.lanes; ++number) {
+    if (absl::Status status = AddWorker(number); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 void ThreadExecutor::Start(const StartChunk& start) {
   int number = -1;
   {
@@ -48,27 +43,25 @@ void ThreadExecutor::Start(const StartChunk& start) {
       return;
     }
     queue_.Push(start);
-    if (count_ < most_ && !closed_) number = count_++;
+    if (count_ < options_.lanes + options_.predicted_lanes && !closed_) number = count_++;
   }
-  if (number >= 0) MakeWorker(number);
+  if (number < 0) return;
+  if (absl::Status status = AddWorker(number); !status.ok()) host_.FailGroup(std::move(status));
 }
 
-void ThreadExecutor::MakeWorker(int number) {
-  absl::StatusOr<std::unique_ptr<Lane>> lane = more_(number);
-  if (!lane.ok()) return failure_.Fail(lane.status(), FailureProtocol::Tell::kEveryone);
-  AddWorker(*std::move(lane));
-}
-
-void ThreadExecutor::AddWorker(std::unique_ptr<Lane> lane) {
+absl::Status ThreadExecutor::AddWorker(int number) {
+  absl::StatusOr<std::unique_ptr<Lane>> lane = lanes_.Make(SlotOfLane(number, options_.lanes));
+  if (!lane.ok()) return lane.status();
   const absl::MutexLock lock(&mu_);
-  if (closed_) return;  // nobody would join the thread
+  if (closed_) return absl::OkStatus();  // nobody would join the thread
   Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
-  worker.lane = std::move(lane);
+  worker.lane = *std::move(lane);
   worker.thread = std::thread([this, &worker] { Run(worker); });
+  return absl::OkStatus();
 }
 
 void ThreadExecutor::Run(Worker& worker) {
-  while (Next(worker)) RunChunk(*worker.lane, worker.start);
+  while (Next(worker)) RunChunk(*worker.lane, std::move(worker.start));
 }
 
 // The worker's next chunk, in worker.start; false once the executor is closed.
@@ -85,23 +78,14 @@ bool ThreadExecutor::Next(Worker& worker) {
   return !closed_;
 }
 
-void ThreadExecutor::RunChunk(Lane& lane, const StartChunk& start) {
-  const WorkPtr work = host_.BeginChunk(start);
-  if (work == nullptr) return;
+void ThreadExecutor::RunChunk(Lane& lane, StartChunk start) {
+  if (!UseOf(start).BeginChunk()) return;  // the group has failed
   absl::Status status;
   {
-    ChunkTask task(start, work, lane, static_cast<int>(lane.slot()), options_, instruments_);
-    for (;;) {
-      absl::StatusOr<std::unique_ptr<Exchange>> exchange = task.Advance();
-      status = exchange.status();
-      if (!status.ok() || *exchange == nullptr) break;
-      status = (*exchange)->Wait(task.deadline());
-      task.OnHopEnded();
-      if (!status.ok()) break;
-    }
-    status = task.Finish(std::move(status));
+    ChunkTask task(start, lane, lane.slot(), options_, records_);
+    status = task.Finish(task.WaitFrom(task.Advance()));
   }
-  host_.EndChunk(start, work, std::move(status));
+  host_.EndChunk(start, std::move(status));
 }
 
 }  // namespace thinwire

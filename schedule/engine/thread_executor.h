@@ -9,22 +9,21 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/engine/chunk_task.h"
 #include "schedule/engine/executor.h"
-#include "schedule/engine/failure.h"
+#include "schedule/engine/lane.h"
 #include "schedule/ring_queue.h"
 
 namespace thinwire {
 
 class ThreadExecutor final : public Executor {
  public:
-  // One thread for each lane given; more, with lanes from `more`, when chunks wait and all are
-  // busy, up to `most` in all. References outlive it.
-  ThreadExecutor(std::vector<std::unique_ptr<Lane>> lanes, LaneMaker more, int most,
-                 const Options& options, const Instruments& instruments, ChunkHost& host,
-                 FailureProtocol& failure);
+  // One thread for each announced chunk's lane; up to options.predicted_lanes more when chunks wait
+  // and all are busy. References outlive it.
+  ThreadExecutor(Lanes& lanes, const Options& options, Records& records, ChunkHost& host)
+      : lanes_(lanes), options_(options), records_(records), host_(host) {}
   ~ThreadExecutor() override;
 
+  absl::Status Begin() override;
   void Start(const StartChunk& start) override;
   void Close() override;
 
@@ -38,18 +37,15 @@ class ThreadExecutor final : public Executor {
     std::thread thread;
   };
 
-  void AddWorker(std::unique_ptr<Lane> lane);
-  void MakeWorker(int number);
+  absl::Status AddWorker(int number);
   void Run(Worker& worker);
   bool Next(Worker& worker);
-  void RunChunk(Lane& lane, const StartChunk& start);
+  void RunChunk(Lane& lane, StartChunk start);
 
-  const LaneMaker more_;
-  const int most_;
+  Lanes& lanes_;
   const Options& options_;
-  const Instruments instruments_;
+  Records& records_;
   ChunkHost& host_;
-  FailureProtocol& failure_;
   absl::Mutex mu_;
   RingQueue<StartChunk> queue_ ABSL_GUARDED_BY(mu_);  // that found no idle worker
   // The one that has waited longest comes first: a chunk that always went to the same thread would

@@ -4,6 +4,7 @@
 #define THINWIRE_SCHEDULE_ORDER_OUTBOX_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -19,7 +20,8 @@ struct StartChunk {
   uint32_t chunk = 0;
   bool drain = true;  // all of its hops come before the next chunk's; Matching::kByOrder only
   bool predicted = false;
-  uint64_t position = 0;  // in the predicted queue; 0: it was not there
+  uint64_t position = 0;                 // in the predicted queue; 0: it was not there
+  std::shared_ptr<void> host = nullptr;  // what the host gave to OnSubmit with the tensor
 };
 
 inline constexpr int kEveryone = -1;  // every other rank
@@ -35,7 +37,7 @@ struct Action {
 
 class Outbox {
  public:
-  void Start(const StartChunk& start) { Add(Action::Kind::kStart).start = start; }
+  void Start(StartChunk start) { Add(Action::Kind::kStart).start = std::move(start); }
 
   // The message, for its content to be filled in.
   Message& Send(int to, FrameType type) {
@@ -55,7 +57,10 @@ class Outbox {
 
   bool empty() const { return count_ == 0; }
   std::span<const Action> actions() const { return {slots_.data(), count_}; }
-  void Clear() { count_ = 0; }
+  void Clear() {
+    for (size_t i = 0; i < count_; ++i) slots_[i].start.host.reset();
+    count_ = 0;
+  }
 
  private:
   Action& Add(Action::Kind kind) {

@@ -3,6 +3,7 @@
 #define THINWIRE_SCHEDULE_ORDER_OWN_TENSORS_H_
 
 #include <cstdint>
+#include <memory>
 
 #include "schedule/order/frames.h"
 #include "schedule/recycled_map.h"
@@ -16,6 +17,7 @@ struct OwnTensor {
   uint32_t started = 0;  // chunks
   bool reported = false;
   bool overdue = false;
+  std::shared_ptr<void> host;  // for StartChunk::host
 };
 
 using OwnTensors = RecycledMap<OwnTensor>;

@@ -54,13 +54,19 @@ void Sequencer::OnPong(int peer, double now) {
   lead_->predicts = lead_->probe.latency_s() > Seconds(options_.far);
 }
 
-void Sequencer::OnSubmit(const Report& report, double now) {
+void Sequencer::OnSubmit(const Report& report, double now, std::shared_ptr<void> host) {
   OwnTensor& own = own_.Insert(report.id());
-  own = {.report = report, .submitted = now, .reported = report.direct == 0};
+  own = {
+      .report = report, .submitted = now, .reported = report.direct == 0, .host = std::move(host)};
   uint64_t* const calls = calls_.Find(report.key);
   (calls != nullptr ? *calls : calls_.Insert(report.key)) = report.call + 1;
   if (own.reported) SendReport(FrameType::kReport, report, now);
   starts_.Start();
+}
+
+void Sequencer::Forget(uint64_t id) {
+  if (OwnTensor* const own = own_.Find(id); own != nullptr) own->host.reset();
+  own_.Erase(id);
 }
 
 void Sequencer::SendReport(FrameType type, const Report& report, double now) {
@@ -231,7 +237,7 @@ void Sequencer::OnOrder(int from, const Message& message) {
 
 void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   starts_.OnDone(chunk);
-  if (last) own_.Erase(chunk.id);
+  if (last) Forget(chunk.id);
   if (lead_ != nullptr) {
     lead_->leader.OnChunkDone(chunk.id);
     if (last) lead_->prediction.OnDone(chunk.id, now);
@@ -242,7 +248,7 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
 }
 
 void Sequencer::OnDirectDone(uint64_t id) {
-  own_.Erase(id);
+  Forget(id);
   if (lead_ != nullptr) lead_->leader.Forget(id);
 }
 

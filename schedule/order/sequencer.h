@@ -48,8 +48,9 @@ class Sequencer {
   void Begin(double now);
   bool measured() const { return lead_ == nullptr || lead_->probe.complete(); }
 
-  // This rank has submitted a tensor. A direct one is reported only when it is late.
-  void OnSubmit(const Report& report, double now);
+  // This rank has submitted a tensor. A direct one is reported only when it is late. `host` is
+  // whatever the host wants back with each chunk that starts; it is kept until the tensor is done.
+  void OnSubmit(const Report& report, double now, std::shared_ptr<void> host = nullptr);
   // A report, announcement, prediction, ping or pong has come.
   void OnMessage(int from, const Message& message, double now);
   // A chunk is done here. `last`: so is its tensor.
@@ -86,6 +87,7 @@ class Sequencer {
   void ReportAnew();
   void PassOn(const std::vector<Announcement>& announcements);
   void PassOn(const std::vector<PredictedChunk>& chunks);
+  void Forget(uint64_t id);
   bool FinishedHere(const Report& report) const;
   void Announce();
   void Predict();

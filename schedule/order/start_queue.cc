@@ -45,8 +45,9 @@ void StartQueue::StartOrdered() {
     OwnTensor* const own = own_.Find(next.start.id);
     if (own == nullptr) return;  // predicted, and not submitted here yet
     if (!AsPredicted(own->report, next.partition_hash) || !IsLeft(next.start.chunk, own)) return;
-    outbox_.Start(next.start);
-    ordered_.Pop();
+    StartChunk start = ordered_.Pop().start;
+    start.host = own->host;
+    outbox_.Start(std::move(start));
     ++running_;
   }
 }
@@ -65,8 +66,11 @@ void StartQueue::StartPredicted() {
                                                              " has finished", kSameVersion)));
     }
     if (!AsPredicted(own->report, chunk.partition_hash) || !IsLeft(chunk.chunk, own)) return;
-    outbox_.Start(
-        {.id = chunk.id, .chunk = chunk.chunk, .predicted = true, .position = next->position});
+    outbox_.Start({.id = chunk.id,
+                   .chunk = chunk.chunk,
+                   .predicted = true,
+                   .position = next->position,
+                   .host = own->host});
   }
 }
 

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "schedule/engine/standstill.h"
 #include "schedule/join/handshake.h"
-#include "schedule/engine/pulse.h"
 #include "tests/schedule/ranks.h"
 #include "transport/in_process/in_process.h"
 
@@ -283,28 +283,29 @@ TEST(FailureInProcess, OneNameTwiceInFlightIsRefused) {
 }
 
 // On waking a stopped process hears that its peers are gone or have waited too long.
-TEST(Pulse, ExplainsFailuresByAStandstillAndNoOthers) {
+TEST(Standstill, ExplainsFailuresByAStandstillAndNoOthers) {
   const absl::Status gone = absl::UnavailableError("rank 0 is gone");
   const absl::Status mismatch = absl::FailedPreconditionError("another codec");
   const Deadline start = Clock::now();
   const auto at = [&](int ms) { return start + milliseconds(ms); };
-  Pulse pulse(milliseconds(4000));
-  EXPECT_EQ(pulse.Explain(1, gone, at(9000)), gone) << "it has not begun to beat";
-  pulse.Beat(at(0));
-  EXPECT_EQ(pulse.Explain(1, gone, at(900)), gone);
-  const absl::Status asleep = pulse.Explain(1, gone, at(7200));
+  Standstill standstill(milliseconds(4000));
+  EXPECT_EQ(standstill.Explain(1, gone, at(9000)), gone) << "it has not begun to beat";
+  standstill.Beat(at(0));
+  EXPECT_EQ(standstill.Explain(1, gone, at(900)), gone);
+  const absl::Status asleep = standstill.Explain(1, gone, at(7200));
   EXPECT_TRUE(absl::IsDeadlineExceeded(asleep)) << asleep;
   EXPECT_EQ(asleep.message().find("rank 1 itself was stopped for 7.2 s"), 0u) << asleep;
   EXPECT_EQ(asleep.message().find("rank 0"), absl::string_view::npos) << asleep;
-  const absl::Status late = pulse.Explain(1, absl::DeadlineExceededError("too late"), at(7200));
+  const absl::Status late =
+      standstill.Explain(1, absl::DeadlineExceededError("too late"), at(7200));
   EXPECT_EQ(late.message().find("rank 1 itself was stopped for 7.2 s"), 0u) << late;
   EXPECT_NE(late.message().find("too late"), absl::string_view::npos) << late;
-  pulse.Beat(at(7200));
-  pulse.Beat(at(7220));
-  EXPECT_EQ(pulse.Explain(1, gone, at(7230)), asleep) << "it has woken up";
-  EXPECT_EQ(pulse.Explain(1, mismatch, at(7230)), mismatch);
-  for (int ms = 7220; ms <= 11300; ms += 20) pulse.Beat(at(ms));
-  EXPECT_EQ(pulse.Explain(1, gone, at(11300)), gone) << "that was long ago";
+  standstill.Beat(at(7200));
+  standstill.Beat(at(7220));
+  EXPECT_EQ(standstill.Explain(1, gone, at(7230)), asleep) << "it has woken up";
+  EXPECT_EQ(standstill.Explain(1, mismatch, at(7230)), mismatch);
+  for (int ms = 7220; ms <= 11300; ms += 20) standstill.Beat(at(ms));
+  EXPECT_EQ(standstill.Explain(1, gone, at(11300)), gone) << "that was long ago";
 }
 
 TEST(Handshake, NamesWhatDiffers) {

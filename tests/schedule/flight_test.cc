@@ -8,8 +8,7 @@
 #include <sstream>
 #include <thread>
 
-#include "schedule/engine/flight_recorder.h"
-#include "schedule/engine/trace.h"
+#include "schedule/engine/records.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {

@@ -1,7 +1,7 @@
-// Pulse: whether this process stood still. One that was stopped (by SIGSTOP, a debugger or a frozen
-// container) finds on waking that its peers have given it up, and would take them for lost.
-#ifndef THINWIRE_SCHEDULE_ENGINE_PULSE_H_
-#define THINWIRE_SCHEDULE_ENGINE_PULSE_H_
+// Standstill: whether this process stood still. One that was stopped (by SIGSTOP, a debugger or a
+// frozen container) finds on waking that its peers have given it up, and would take them for lost.
+#ifndef THINWIRE_SCHEDULE_ENGINE_STANDSTILL_H_
+#define THINWIRE_SCHEDULE_ENGINE_STANDSTILL_H_
 
 #include <chrono>
 #include <optional>
@@ -14,11 +14,11 @@
 namespace thinwire {
 
 // Thread-safe.
-class Pulse {
+class Standstill {
  public:
   // A standstill counts from a quarter of the timeout on, and from half a second on; it explains
   // failures until a timeout after its end.
-  explicit Pulse(std::chrono::milliseconds timeout);
+  explicit Standstill(std::chrono::milliseconds timeout);
 
   // To be called every few milliseconds.
   void Beat(Deadline now);
@@ -28,7 +28,7 @@ class Pulse {
   absl::Status Explain(int rank, const absl::Status& reason, Deadline now) const;
 
  private:
-  std::chrono::duration<double> Standstill(Deadline now) const;
+  std::chrono::duration<double> Lasted(Deadline now) const;
 
   const std::chrono::milliseconds timeout_, counts_;
   mutable absl::Mutex mu_;
@@ -39,4 +39,4 @@ class Pulse {
 
 }  // namespace thinwire
 
-#endif  // THINWIRE_SCHEDULE_ENGINE_PULSE_H_
+#endif  // THINWIRE_SCHEDULE_ENGINE_STANDSTILL_H_

@@ -1,11 +1,17 @@
-// Workspace: what a chunk is worked on with besides its tensors: scratch, and on a device codecs
-// with a room of their own. Workspaces: those of many chunks, which go from one to the next.
-#ifndef THINWIRE_SCHEDULE_ENGINE_WORKSPACE_H_
-#define THINWIRE_SCHEDULE_ENGINE_WORKSPACE_H_
+// The memory that a chunk is worked on with besides its tensors: scratch, and on a device codecs
+// with a room of their own. An algorithm itself says how much that is, by a rehearsal: it goes
+// through all of its hops with codecs that do nothing.
+//
+//   ChunkMemory   how much it is, in bytes
+//   Workspace     one chunk's
+//   Workspaces    lends them to chunks, one after another
+#ifndef THINWIRE_SCHEDULE_ENGINE_CHUNK_MEMORY_H_
+#define THINWIRE_SCHEDULE_ENGINE_CHUNK_MEMORY_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -14,18 +20,33 @@
 #include "compress/backend.h"
 #include "compress/device.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/engine/needs.h"
 #include "transport/data_plane.h"
 #include "transport/staged/slab_pool.h"
 
 namespace thinwire {
 
+// All zero on the host, which has no need to know.
+struct ChunkMemory {
+  size_t room = 0;     // of the device: DeviceStream::BackendIn's
+  size_t scratch = 0;  // of the device
+  size_t pinned = 0;   // of the host, for the largest exchange over a plane of host memory
+  bool blocks_in_scratch = true;  // no exchange moves the tensors' own memory
+
+  size_t on_device() const { return room + scratch; }
+
+  static ChunkMemory Most(const ChunkMemory& a, const ChunkMemory& b);
+};
+
+// Rehearses the job. Neither its tensors nor its kept memory is touched, but algorithms branch on
+// which of those pointers are null.
+ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Device& device);
+
 class Workspace {
  public:
   Workspace() = default;  // of the host
-  // Of needs.on_device() bytes, for work of the stream.
-  Workspace(MutableBytes memory, const Needs& needs, DeviceStream& stream)
-      : codecs_(stream.BackendIn(memory.first(needs.room))), scratch_(memory.subspan(needs.room)) {}
+  // Of size.on_device() bytes, for work of the stream.
+  Workspace(MutableBytes memory, const ChunkMemory& size, DeviceStream& stream)
+      : codecs_(stream.BackendIn(memory.first(size.room))), scratch_(memory.subspan(size.room)) {}
   // A device has no memory left: whoever takes scratch finds that status there.
   Workspace(absl::Status reason, DeviceStream& stream)
       : codecs_(stream.BackendIn({})), scratch_(std::move(reason)) {}
@@ -46,10 +67,10 @@ class Workspaces {
   // null; else it outlives this, and blocks lie in its own memory where it has some.
   Workspaces(Device* device, DataPlane* plane);
 
-  // On a device: allocates the memory for a user who takes one of these needs, one at a time, and
+  // On a device: allocates the memory for a user who takes one of this size, one at a time, and
   // exchanges blocks over pinned memory if so asked. As long as nobody takes what it has not
   // reserved, Take allocates nothing of the device. ResourceExhausted.
-  absl::Status Reserve(uint64_t user, const Needs& needs, bool over_pinned);
+  absl::Status Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned);
 
   // One for work that is queued on the stream from here on; null: on the host.
   struct Lent {
@@ -57,7 +78,7 @@ class Workspaces {
     Slab slab;                 // its memory on a device
     SlabPool* pool = nullptr;  // of that
   };
-  Lent Take(const Needs& needs, DeviceStream* stream);
+  Lent Take(const ChunkMemory& size, DeviceStream* stream);
   // `used`: the end of the work that was queued with it.
   void Give(Lent lent, std::shared_ptr<DeviceEvent> used);
 
@@ -70,8 +91,8 @@ class Workspaces {
     std::optional<SlabPool> of_plane;
   };
 
-  SlabPool& PoolFor(const Needs& needs);
-  Lent TakeOnDevice(const Needs& needs, DeviceStream& stream);
+  SlabPool& PoolFor(const ChunkMemory& size);
+  Lent TakeOnDevice(const ChunkMemory& size, DeviceStream& stream);
 
   std::optional<Pools> pools_;
   absl::Mutex mu_;
@@ -80,4 +101,4 @@ class Workspaces {
 
 }  // namespace thinwire
 
-#endif  // THINWIRE_SCHEDULE_ENGINE_WORKSPACE_H_
+#endif  // THINWIRE_SCHEDULE_ENGINE_CHUNK_MEMORY_H_

@@ -1,4 +1,4 @@
-#include "schedule/engine/pulse.h"
+#include "schedule/engine/standstill.h"
 
 #include <algorithm>
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace thinwire {
 
-Pulse::Pulse(std::chrono::milliseconds timeout)
+Standstill::Standstill(std::chrono::milliseconds timeout)
     : timeout_(timeout), counts_(std::max(timeout / 4, std::chrono::milliseconds(500))) {}
 
-void Pulse::Beat(Deadline now) {
+void Standstill::Beat(Deadline now) {
   const absl::MutexLock lock(&mu_);
   if (last_.has_value() && now - *last_ >= counts_) {
     woke_ = now;
@@ -20,7 +20,7 @@ void Pulse::Beat(Deadline now) {
   last_ = now;
 }
 
-std::chrono::duration<double> Pulse::Standstill(Deadline now) const {
+std::chrono::duration<double> Standstill::Lasted(Deadline now) const {
   const absl::MutexLock lock(&mu_);
   // Another thread may be awake before the one that beats.
   if (last_.has_value() && now - *last_ >= counts_) return now - *last_;
@@ -28,10 +28,10 @@ std::chrono::duration<double> Pulse::Standstill(Deadline now) const {
   return {};
 }
 
-absl::Status Pulse::Explain(int rank, const absl::Status& reason, Deadline now) const {
+absl::Status Standstill::Explain(int rank, const absl::Status& reason, Deadline now) const {
   const bool gone = absl::IsUnavailable(reason);
   if (!gone && !absl::IsDeadlineExceeded(reason)) return reason;
-  const std::chrono::duration<double> stood = Standstill(now);
+  const std::chrono::duration<double> stood = Lasted(now);
   if (stood.count() == 0) return reason;
   const std::string consequence =
       gone ? "its peers have given it up; let it run, or raise the timeout"

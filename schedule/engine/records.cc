@@ -1,11 +1,15 @@
-#include "schedule/engine/flight_recorder.h"
+#include "schedule/engine/records.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "schedule/collective/grid.h"
 
 namespace thinwire {
 namespace {
@@ -21,6 +25,24 @@ int64_t Now() { return std::chrono::steady_clock::now().time_since_epoch().count
 
 std::string PeerOf(int peer) {
   return peer < 0 ? std::string("everyone") : absl::StrCat("rank ", peer);
+}
+
+// Names come from the user; JSON wants quotes, backslashes and control characters escaped.
+std::string Escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      absl::StrAppend(&out, "\\u", absl::Hex(static_cast<int>(c), absl::kZeroPad4));
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+double Microseconds(Clock::duration d) {
+  return std::chrono::duration<double, std::micro>(d).count();
 }
 
 }  // namespace
@@ -95,6 +117,83 @@ std::string FlightRecorder::Text() const {
     absl::StrAppend(&text, "\n");
   }
   return text;
+}
+
+std::string PathOfRank(const std::string& path, int rank) {
+  std::filesystem::path file(path);
+  const std::string extension = file.has_extension() ? file.extension().string() : ".json";
+  file.replace_extension(absl::StrCat(".rank", rank, extension));
+  return file.string();
+}
+
+void Trace::Add(int row, TraceEvent event) {
+  const absl::MutexLock lock(&mu_);
+  if (rows_.size() <= static_cast<size_t>(row)) rows_.resize(row + 1);
+  if (rows_[row].size() < kMaxEvents) rows_[row].push_back(std::move(event));
+}
+
+void Trace::Put(std::ostream& out, size_t row, const TraceEvent& event) const {
+  const auto begin_of = [&](const char* phase) -> std::ostream& {
+    return out << ",\n{\"name\":\"" << kStageNames[static_cast<int>(event.stage)] << "\",\"ph\":\""
+               << phase << "\",\"pid\":" << rank_ << ",\"tid\":" << row;
+  };
+  const std::string args = absl::StrCat(",\"args\":{\"tensor\":\"", Escaped(event.name),
+                                        "\",\"chunk\":", event.chunk, "}}");
+  if (event.stage != Stage::kQueue) {
+    begin_of("X") << ",\"ts\":" << Microseconds(event.begin.time_since_epoch())
+                  << ",\"dur\":" << Microseconds(event.end - event.begin) << args;
+    return;
+  }
+  // A chunk waits while its lane carries others, so the slices of a row would overlap.
+  const std::string id = absl::StrCat(",\"cat\":\"queue\",\"id\":\"", Escaped(event.name), "/",
+                                      event.chunk, "/", rank_, "\"");
+  begin_of("b") << id << ",\"ts\":" << Microseconds(event.begin.time_since_epoch()) << args;
+  begin_of("e") << id << ",\"ts\":" << Microseconds(event.end.time_since_epoch()) << args;
+}
+
+absl::Status Trace::Write() const {
+  std::ofstream out(path_);
+  out << "[{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":" << rank_
+      << ",\"args\":{\"name\":\"rank " << rank_ << "\"}}";
+  out.precision(15);
+  const absl::MutexLock lock(&mu_);
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    for (const TraceEvent& event : rows_[row]) Put(out, row, event);
+  }
+  out << "]\n";
+  if (out.flush()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot write the trace to ", path_));
+}
+
+Records::Records(const Membership& members, const Options& options)
+    : flight_(DescribeWay(members.size, options)) {
+  if (!options.trace_path.empty() && members.size > 1) {
+    trace_.emplace(options.trace_path, members.rank);
+  }
+}
+
+uint64_t Records::AddCollective(uint64_t raw_bytes) {
+  raw_bytes_ += raw_bytes;
+  return ++collectives_;
+}
+
+void Records::AddStage(Stage stage, const std::string& tensor, uint32_t chunk, int row,
+                       Clock::time_point begin, Clock::time_point end) {
+  nanoseconds_[static_cast<int>(stage)] += std::chrono::nanoseconds(end - begin).count();
+  if (trace_.has_value()) trace_->Add(row, {tensor, chunk, stage, begin, end});
+}
+
+Stats Records::stats() const {
+  Stats stats;
+  stats.all_reduces = collectives_;
+  stats.raw_bytes = raw_bytes_;
+  stats.predicted_chunks = predicted_;
+  for (int stage = 0; stage < kStages; ++stage) stats.seconds[stage] = 1e-9 * nanoseconds_[stage];
+  return stats;
+}
+
+absl::Status Records::WriteTrace() const {
+  return trace_.has_value() ? trace_->Write() : absl::OkStatus();
 }
 
 }  // namespace thinwire

@@ -1,0 +1,114 @@
+#include "schedule/engine/chunk_memory.h"
+
+#include <algorithm>
+
+#include "transport/staged/staged.h"
+
+namespace thinwire {
+namespace {
+
+constexpr size_t kAlignment = 256;  // of scratch behind a room, bytes
+
+// Stands for scratch in a rehearsal; it lies behind any memory of a job.
+MutableBytes EndlessScratch() {
+  return {reinterpret_cast<uint8_t*>(uintptr_t{1} << 62), size_t{1} << 61};
+}
+
+bool LieInScratch(const Hop& hop, int rank) {
+  const uint8_t* const begin = EndlessScratch().data();
+  for (size_t r = 0; r < hop.send.size(); ++r) {
+    if (static_cast<int>(r) == rank) continue;
+    if (!hop.send[r].empty() && hop.send[r].data() < begin) return false;
+    if (!hop.recv[r].empty() && hop.recv[r].data() < begin) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+ChunkMemory ChunkMemory::Most(const ChunkMemory& a, const ChunkMemory& b) {
+  return {std::max(a.room, b.room), std::max(a.scratch, b.scratch), std::max(a.pinned, b.pinned),
+          a.blocks_in_scratch && b.blocks_in_scratch};
+}
+
+ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Device& device) {
+  const std::unique_ptr<Rehearsal> rehearsal = device.Rehearse();
+  Scratch endless(EndlessScratch());
+  ChunkMemory most;
+  {
+    const std::unique_ptr<ChunkRun> run =
+        job.chunk->algorithm->Begin(job, {rehearsal->backend(), endless, members});
+    for (;;) {
+      const absl::StatusOr<const Hop*> hop = run->Advance();
+      if (!hop.ok() || *hop == nullptr) break;
+      const size_t pinned = Staged::SlabBytes(members.rank, (*hop)->send, (*hop)->recv);
+      most.pinned = std::max(most.pinned, pinned);
+      most.blocks_in_scratch &= LieInScratch(**hop, members.rank);
+    }
+  }
+  most.scratch = endless.used();
+  most.room = (rehearsal->room() + kAlignment - 1) / kAlignment * kAlignment;
+  return most;
+}
+
+Workspaces::Pools::Pools(Device& device, DataPlane* plane)
+    : on_device(device, SlabPool::Memory::kDevice), pinned(device, SlabPool::Memory::kPinned) {
+  if (plane == nullptr || !plane->traits().allocates) return;
+  of_plane.emplace([plane](size_t bytes) { return plane->Allocate(bytes); });
+}
+
+Workspaces::Workspaces(Device* device, DataPlane* plane) {
+  if (device != nullptr) pools_.emplace(*device, plane);
+}
+
+// Blocks of the plane's own memory may not meet any others: a chunk that sends or receives tensors
+// as they are has none at all.
+SlabPool& Workspaces::PoolFor(const ChunkMemory& size) {
+  const bool of_plane = pools_->of_plane.has_value() && size.blocks_in_scratch;
+  return of_plane ? *pools_->of_plane : pools_->on_device;
+}
+
+absl::Status Workspaces::Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned) {
+  absl::Status status = PoolFor(size).Reserve(user, size.on_device());
+  if (!status.ok() || !over_pinned) return status;
+  return pools_->pinned.Reserve(user, size.pinned);
+}
+
+Workspaces::Lent Workspaces::Take(const ChunkMemory& size, DeviceStream* stream) {
+  if (stream != nullptr) return TakeOnDevice(size, *stream);
+  {
+    const absl::MutexLock lock(&mu_);
+    if (!of_host_.empty()) {
+      Lent lent{std::move(of_host_.back()), {}};
+      of_host_.pop_back();
+      return lent;
+    }
+  }
+  return {std::make_unique<Workspace>(), {}};
+}
+
+Workspaces::Lent Workspaces::TakeOnDevice(const ChunkMemory& size, DeviceStream& stream) {
+  Slab slab;
+  SlabPool& pool = PoolFor(size);
+  if (size.on_device() > 0) {
+    absl::StatusOr<Slab> taken = pool.Take(size.on_device());
+    if (!taken.ok()) return {std::make_unique<Workspace>(taken.status(), stream), {}};
+    slab = *std::move(taken);
+  }
+  stream.WaitFor(slab.used);
+  const MutableBytes memory(slab.memory.get(), size.on_device());
+  return {std::make_unique<Workspace>(memory, size, stream), std::move(slab), &pool};
+}
+
+void Workspaces::Give(Lent lent, std::shared_ptr<DeviceEvent> used) {
+  if (pools_.has_value()) {
+    lent.workspace.reset();
+    lent.slab.used = std::move(used);
+    if (lent.pool != nullptr) lent.pool->Give(std::move(lent.slab));
+    return;
+  }
+  const absl::MutexLock lock(&mu_);
+  of_host_.push_back(std::move(lent.workspace));
+}
+
+}  // namespace thinwire

@@ -1,0 +1,173 @@
+// Records: what an engine remembers of its work, for people. Seconds by stage and bytes since it
+// was made (Stats), the last events (FlightRecorder), and, where one is asked for, a trace.
+#ifndef THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
+#define THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "schedule/options.h"
+#include "schedule/stats.h"
+#include "transport/membership.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+enum class FlightEvent : uint8_t {
+  kSubmitted,  // detail: elements
+  kStarted,    // a chunk; detail: 1 if it was predicted
+  kHopBegun,   // detail: number of the hop, from 1
+  kHopEnded,
+  kChunkDone,
+  kTensorDone,
+  kFrameOut,  // peer: to (-1: every other rank); detail: FrameType
+  kFrameIn,   // peer: from; detail: FrameType
+  kFailed,    // name: the beginning of the reason
+};
+
+// FlightRecorder: the last few thousand events of an engine, for whoever asks later who waited for
+// whom. Recording takes no lock and allocates nothing; an old event makes room for a new one,
+// unless the thread that writes the old one has been asleep since: then the new one is left out.
+// Thread-safe.
+class FlightRecorder {
+ public:
+  static constexpr size_t kEvents = 4096;
+
+  // `way`: of dense allreduces, for the first line of the text; empty: there is no such line.
+  explicit FlightRecorder(std::string way = "");
+
+  void Record(FlightEvent event, std::string_view name, uint32_t chunk = 0, int peer = 0,
+              uint64_t detail = 0);
+
+  // The way, then the events, oldest first, a line each: seconds before now, event, tensor, chunk,
+  // peer, detail. An event that is overwritten meanwhile is left out.
+  std::string Text() const;
+
+ private:
+  // An event as words, so that a reader and a writer race on nothing but whole words.
+  struct Entry {
+    int64_t nanoseconds = 0;
+    uint64_t detail = 0;
+    uint32_t chunk = 0;
+    int16_t peer = 0;
+    FlightEvent event = FlightEvent::kSubmitted;
+    uint8_t name_bytes = 0;
+    std::array<char, 40> name = {};
+  };
+  static constexpr size_t kWords = sizeof(Entry) / sizeof(uint64_t);
+  static_assert(sizeof(Entry) == kWords * sizeof(uint64_t));
+  static constexpr uint64_t kBeingWritten = ~uint64_t{0};
+  struct Slot {
+    std::atomic<uint64_t> number{0};  // of the event, from 1; 0 if none yet
+    std::array<std::atomic<uint64_t>, kWords> words{};
+  };
+
+  bool Read(uint64_t number, Entry* entry) const;
+
+  const std::string way_;
+  std::atomic<uint64_t> recorded_{0};
+  const std::unique_ptr<Slot[]> slots_;
+};
+
+// "out/trace.json" becomes "out/trace.rank0.json" on rank 0.
+std::string PathOfRank(const std::string& path, int rank);
+
+struct TraceEvent {
+  std::string name;  // tensor
+  uint32_t chunk = 0;
+  Stage stage = Stage::kQueue;
+  Clock::time_point begin, end;
+};
+
+// Trace: the stages of all chunks, as Chrome trace JSON (chrome://tracing, Perfetto), in rows of
+// which each holds one chunk at a time. At most kMaxEvents a row are kept, the first ones.
+// Thread-safe.
+class Trace {
+ public:
+  static constexpr size_t kMaxEvents = 200000;
+
+  // The file is PathOfRank(path, rank).
+  Trace(const std::string& path, int rank) : path_(PathOfRank(path, rank)), rank_(rank) {}
+
+  // Slices of one row, but for those of kQueue, must not overlap.
+  void Add(int row, TraceEvent event);
+  absl::Status Write() const;
+
+ private:
+  void Put(std::ostream& out, size_t row, const TraceEvent& event) const;
+
+  const std::string path_;
+  const int rank_;
+  mutable absl::Mutex mu_;
+  std::vector<std::vector<TraceEvent>> rows_ ABSL_GUARDED_BY(mu_);
+};
+
+// Thread-safe.
+class Records {
+ public:
+  // A trace is kept if options.trace_path is set. Events begin with the way of dense allreduces.
+  Records(const Membership& members, const Options& options);
+
+  void Event(FlightEvent event, std::string_view name, uint32_t chunk = 0, int peer = 0,
+             uint64_t detail = 0) {
+    flight_.Record(event, name, chunk, peer, detail);
+  }
+  std::string LastEvents() const { return flight_.Text(); }
+
+  // A collective has started that a ring of fp32 would send so many bytes for; returns how many
+  // have started by now.
+  uint64_t AddCollective(uint64_t raw_bytes);
+  // A chunk that rank 0 had predicted has started.
+  void AddPredicted() { ++predicted_; }
+  // A chunk's stage, in its row of the trace.
+  void AddStage(Stage stage, const std::string& tensor, uint32_t chunk, int row,
+                Clock::time_point begin, Clock::time_point end);
+
+  // All but wire_bytes.
+  Stats stats() const;
+  // Does nothing without a trace.
+  absl::Status WriteTrace() const;
+
+ private:
+  FlightRecorder flight_;
+  std::optional<Trace> trace_;
+  std::atomic<uint64_t> collectives_{0}, raw_bytes_{0}, predicted_{0};
+  std::array<std::atomic<int64_t>, kStages> nanoseconds_{};  // summed over chunks
+};
+
+// StageClock: follows one chunk through its stages, each beginning where the last one ended.
+class StageClock {
+ public:
+  // `name`, the tensor's, must outlive the clock. The first stage begins at `queued`.
+  StageClock(Records& records, const std::string& name, uint32_t chunk, int row,
+             Clock::time_point queued)
+      : records_(records), name_(name), chunk_(chunk), row_(row), last_(queued) {}
+
+  void End(Stage stage) {
+    const Clock::time_point now = Clock::now();
+    records_.AddStage(stage, name_, chunk_, row_, last_, now);
+    last_ = now;
+  }
+
+ private:
+  Records& records_;
+  const std::string& name_;
+  const uint32_t chunk_;
+  const int row_;
+  Clock::time_point last_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
