@@ -18,7 +18,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help packages venv setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-neon test-python trainers test-trainers \
+.PHONY: help packages venv setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-neon test-python test-torch trainers test-trainers \
   test-frameworks thread-safety docs \
   gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks accuracy ratio wheel wheel-aarch64 \
   wheel-check wheel-check-aarch64 lint format clean
@@ -27,6 +27,7 @@ help:
 	@echo "make demo    train a real model over a 1 Gb/s link, plain and compressed, and compare"
 	@echo "make check   the tests that take seconds, for daily work"
 	@echo "make test    every test that can run on this machine"
+	@echo "make test-torch   the Python tests on the oldest and the newest torch"
 	@echo "make test-frameworks   Lightning, Accelerate, transformers, Ray, torchft, Slurm and MPI themselves"
 	@echo "make replicas   a thousand steps of every codec and 2 to 8 ranks, and nodes: bit-identical (20 minutes)"
 	@echo "make thread-safety   clang's analysis of who holds which lock"
@@ -120,6 +121,11 @@ test-trainers: build
 	  scripts/frameworks.sh tests/frameworks/test_{frameworks,mixed_precision,refusals}.py \
 	    tests/integrations/python/test_examples.py; else \
 	  echo "skipped Lightning, Accelerate and transformers, which are not to be had: build/trainers.log"; fi
+
+# Not in CI: the newest comes with its CUDA packages.
+TORCH_VERSIONS ?= 2.13.0 2.14.1
+test-torch: build
+	@scripts/test_torch.sh $(TORCH_VERSIONS)
 
 # With all frameworks and launchers, which it installs, Python packages beside .venv.
 test-frameworks: build

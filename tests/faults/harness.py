@@ -22,7 +22,7 @@ _context.set_forkserver_preload(["actor"])
 
 HANG_S = 20.0  # beyond the timeout, and beyond all that is judged
 STANDSTILL_S = 0.25  # without a processor; the case says nothing then
-ATTEMPTS = 8
+ATTEMPTS = 3
 
 
 @dataclass
@@ -43,13 +43,16 @@ def _be(pipe, case: Case, rank: int, folder: Path, node: str | None) -> None:
 
 
 def run_awake(case: Case, own: int | None = None) -> Ending:
-    """As run(), and again where the machine stood still meanwhile: whatever the ranks did."""
+    """As run(), and again, with a line that says so, where the machine stood still meanwhile, which
+    may have made an error of another kind. A rank that hangs or crashes is no matter of time, and
+    counts in any case."""
     for attempt in range(ATTEMPTS):
         with Standstill() as standstill:
             ending = run(case, own)
         ending.repeated = attempt
-        if standstill.longest_s < STANDSTILL_S:
+        if ending.hung or ending.crashed or standstill.longest_s < STANDSTILL_S:
             break
+        print(f"repeated: the machine stood still for {standstill.longest_s:.2f} s during {case}")
     return ending
 
 

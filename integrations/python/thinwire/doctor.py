@@ -62,15 +62,15 @@ def _import_torch() -> tuple[Any, Exception | None]:
 
 def _torch() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
-        yield Finding("missing", "torch", "pip install torch (2.1 or newer)")
+        yield Finding("missing", "torch", "pip install torch (2.13 or newer)")
         return
     torch, error = _import_torch()
     if torch is None:
         yield Finding("missing", "torch", f"it does not import ({error!r}); install it again")
         return
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    good = (major, minor) >= (2, 1)
-    mend = "" if good else ", expected 2.1 or newer: pip install --upgrade torch"
+    good = (major, minor) >= (2, 13)
+    mend = "" if good else ", expected 2.13 or newer: pip install --upgrade torch"
     yield Finding("ok" if good else "missing", "torch", torch.__version__ + mend)
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
     detail = (

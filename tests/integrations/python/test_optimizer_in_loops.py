@@ -160,7 +160,7 @@ def test_a_closed_optimizer_lets_its_model_go():
 
 def one_rank_stops(rank: int):
     model = make_mlp()
-    optimizer = wrapped(model, timeout_s=2)
+    optimizer = wrapped(model, timeout_s=20)
     for step in range(10):
         if rank == 1 and step == 3:
             return
@@ -169,8 +169,8 @@ def one_rank_stops(rank: int):
 
 def test_a_lost_rank_is_a_typed_error():
     outcomes = outcomes_of(one_rank_stops, timeout_s=30)
-    assert outcomes[0].error in {"PeerLostError", "TimeoutError"}
-    assert outcomes[0].seconds < 15
+    assert outcomes[0].error == "PeerLostError", outcomes[0].trace
+    assert "rank 1" in outcomes[0].message
 
 
 class Coupled(torch.optim.SGD):

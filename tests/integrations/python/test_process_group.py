@@ -114,12 +114,12 @@ def test_survivors_go_on_in_the_same_object():
     assert outcomes[1].value == pytest.approx([2.0], rel=0.01)
 
 
-def register_and_train(rank: int, port: int) -> tuple[torch.Tensor, float, str]:
+def register_and_train(rank: int, store: str) -> tuple[torch.Tensor, float, str]:
     dist.destroy_process_group()
     process_group.register("int8", name="wired", timeout_s=5)
     with pytest.raises(thinwire.InvalidArgumentError, match="wired"):
         process_group.register("int8", name="wired")
-    dist.init_process_group("wired", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("wired", init_method=f"file://{store}", rank=rank, world_size=2)
     torch.manual_seed(0)
     ddp = DistributedDataParallel(torch.nn.Linear(300, 300))
     torch.manual_seed(rank)
@@ -142,8 +142,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_ddp_over_the_registered_backend():
-    first = outcomes_of(register_and_train, free_port())[0]
+def test_ddp_over_the_registered_backend(tmp_path):
+    first = outcomes_of(register_and_train, str(tmp_path / "store"))[0]
     assert not first.error, first.trace
     gradient, ratio = first.value
     torch.manual_seed(0)
@@ -170,18 +170,16 @@ def test_configure_says_what_is_wrong():
 # What others call of the default group: init_process_group("wired") in place of "gloo".
 
 
-def rejoin(rank: int, port: int, world: int = 2, codec: str = "fp32") -> dist.ProcessGroup:
+def rejoin(rank: int, store: str, world: int = 2, codec: str = "fp32") -> dist.ProcessGroup:
     dist.destroy_process_group()
     process_group.register(codec, name="wired", timeout_s=20)
-    dist.init_process_group(
-        "wired", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
-    )
+    dist.init_process_group("wired", init_method=f"file://{store}", rank=rank, world_size=world)
     return dist.group.WORLD
 
 
-def futures_after_waits(rank: int, port: int) -> int:
+def futures_after_waits(rank: int, store: str) -> int:
     """How many works were not done after their wait()."""
-    group, late = rejoin(rank, port), 0
+    group, late = rejoin(rank, store), 0
     for _ in range(400):
         work = group.allreduce([torch.ones(4)])
         work.wait()
@@ -189,12 +187,12 @@ def futures_after_waits(rank: int, port: int) -> int:
     return late
 
 
-def test_a_work_that_was_waited_for_is_done():
-    assert run(futures_after_waits, free_port()) == [0, 0]
+def test_a_work_that_was_waited_for_is_done(tmp_path):
+    assert run(futures_after_waits, str(tmp_path / "store")) == [0, 0]
 
 
-def has_a_name(rank: int, port: int) -> tuple[bool, float, float]:
-    group = rejoin(rank, port)
+def has_a_name(rank: int, store: str) -> tuple[bool, float, float]:
+    group = rejoin(rank, store)
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))
     functional = all_reduce_functional(torch.ones(3), "sum", group)
     sharded = torch.nn.Linear(4, 4, bias=False)
@@ -207,14 +205,14 @@ def has_a_name(rank: int, port: int) -> tuple[bool, float, float]:
     return group.group_name != "", functional.sum().item(), gradient.mean().item()
 
 
-def test_the_default_group_has_a_name():
-    assert run(has_a_name, free_port()) == [(True, 6.0, 1.0)] * 2
+def test_the_default_group_has_a_name(tmp_path):
+    assert run(has_a_name, str(tmp_path / "store")) == [(True, 6.0, 1.0)] * 2
 
 
-def join_uneven(rank: int, port: int, ours: bool, fixed: bool) -> torch.Tensor:
+def join_uneven(rank: int, store: str, ours: bool, fixed: bool) -> torch.Tensor:
     """The weights after a step more on rank 0 than on rank 1."""
     if ours:
-        rejoin(rank, port)
+        rejoin(rank, store)
     torch.manual_seed(0)
     ddp = DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -228,14 +226,14 @@ def join_uneven(rank: int, port: int, ours: bool, fixed: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_ddp_joins_uneven_inputs(fixed):
-    ours = run(join_uneven, free_port(), True, fixed)
-    theirs = run(join_uneven, 0, False, fixed)
+def test_ddp_joins_uneven_inputs(tmp_path, fixed):
+    ours = run(join_uneven, str(tmp_path / "store"), True, fixed)
+    theirs = run(join_uneven, "", False, fixed)
     torch.testing.assert_close(ours, theirs)
 
 
-def wait_in_a_callback(rank: int, port: int) -> float:
-    group = rejoin(rank, port)
+def wait_in_a_callback(rank: int, store: str) -> float:
+    group = rejoin(rank, store)
 
     def once_more(done: torch.futures.Future) -> torch.Tensor:
         (tensor,) = done.value()
@@ -245,12 +243,12 @@ def wait_in_a_callback(rank: int, port: int) -> float:
     return sum(future.wait()[0].item() for future in futures)
 
 
-def test_a_callback_may_wait_for_another_future():
-    assert run(wait_in_a_callback, free_port(), timeout_s=30) == [4.0, 4.0]
+def test_a_callback_may_wait_for_another_future(tmp_path):
+    assert run(wait_in_a_callback, str(tmp_path / "store"), timeout_s=30) == [4.0, 4.0]
 
 
-def coalesced(rank: int, port: int) -> dict[str, list[float]]:
-    group = rejoin(rank, port)
+def coalesced(rank: int, store: str) -> dict[str, list[float]]:
+    group = rejoin(rank, store)
     found = {}
     for op in ("SUM", "MAX", "MIN", "PRODUCT"):
         tensors = [torch.full((2,), 2.0 + rank), torch.full((3,), 5.0 - rank)]
@@ -263,13 +261,13 @@ def coalesced(rank: int, port: int) -> dict[str, list[float]]:
     return found
 
 
-def test_coalesced_allreduces():
+def test_coalesced_allreduces(tmp_path):
     expected = {"SUM": [5.0, 9.0], "MAX": [3.0, 5.0], "MIN": [2.0, 4.0], "PRODUCT": [6.0, 20.0]}
-    assert run(coalesced, free_port()) == [expected] * 2
+    assert run(coalesced, str(tmp_path / "store")) == [expected] * 2
 
 
-def lists(rank: int, port: int) -> list[float]:
-    group = rejoin(rank, port)
+def lists(rank: int, store: str) -> list[float]:
+    group = rejoin(rank, store)
     for wrong in (
         [],
         [torch.ones(2), torch.ones(3)],
@@ -288,12 +286,12 @@ def lists(rank: int, port: int) -> list[float]:
     return [tensors[0][0].item(), tensors[1][1].item(), single[0].item()]
 
 
-def test_lists_are_checked_and_summed_as_gloos():
-    assert run(lists, free_port()) == [[23.0, 23.0, 2.0]] * 2
+def test_lists_are_checked_and_summed_as_gloos(tmp_path):
+    assert run(lists, str(tmp_path / "store")) == [[23.0, 23.0, 2.0]] * 2
 
 
-def rest_of_the_interface(rank: int, port: int, *more: int) -> list[int]:
-    group = rejoin(rank, port)
+def rest_of_the_interface(rank: int, store: str, *more: str) -> list[int]:
+    group = rejoin(rank, store)
     numbers = [group._get_sequence_number_for_group()]
     dist.broadcast(torch.ones(1), 0)
     numbers.append(group._get_sequence_number_for_group())
@@ -304,15 +302,13 @@ def rest_of_the_interface(rank: int, port: int, *more: int) -> list[int]:
     assert group._get_backend(torch.device("cpu")) is not None
     for other in more:
         dist.destroy_process_group()
-        dist.init_process_group(
-            "wired", init_method=f"tcp://127.0.0.1:{other}", rank=rank, world_size=2
-        )
+        dist.init_process_group("wired", init_method=f"file://{other}", rank=rank, world_size=2)
         dist.barrier()
     return [numbers[1] - numbers[0]]
 
 
-def test_sequence_numbers_barriers_and_the_end():
-    assert run(rest_of_the_interface, *(free_port() for _ in range(3))) == [[1], [1]]
+def test_sequence_numbers_barriers_and_the_end(tmp_path):
+    assert run(rest_of_the_interface, *(str(tmp_path / each) for each in "abc")) == [[1], [1]]
 
 
 def as_torchfts(_rank: int) -> tuple[bool, list[float]]:

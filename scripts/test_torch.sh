@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# test_torch.sh VERSION...: the Python tests that are not slow on each of these versions of torch, in environments of
+# their own, build/torch-VERSION. A version whose wheel brings CUDA takes several GB.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+for version in "$@"; do
+  venv=build/torch-$version
+  [[ -x $venv/bin/python ]] || python3 -m venv "$venv"
+  grep -E '^(numpy|pytest|pytest-xdist|hypothesis|tqdm|safetensors)==' requirements.txt >"$venv/wanted.txt"
+  echo "torch==$version" >>"$venv/wanted.txt"
+  cmp -s "$venv/wanted.txt" "$venv/installed.txt" || {
+    echo "installing torch $version into $venv"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check -r "$venv/wanted.txt"
+    cp "$venv/wanted.txt" "$venv/installed.txt"
+  }
+  echo "torch $version"
+  "$venv/bin/python" -m pytest -q -n "${PYTEST_JOBS:-3}" --dist loadgroup --max-worker-restart 0 -m "not slow" \
+    tests/integrations/python
+done
