@@ -23,12 +23,13 @@ DirectPath::~DirectPath() {
 
 void DirectPath::Start(const UsePtr& use, bool caller_waits) {
   use->finisher = this;
-  {
+  if (on_device_) {
     const absl::MutexLock lock(&mu_);
     if (closed_) return;
     tasks_.Insert(use->id()).reset();
+    to_post_.Push(use);
+    return;
   }
-  if (on_device_) return PushTo(&to_post_, use);
   Post(use);
   if (!caller_waits) PushTo(&to_finish_, use);
 }
@@ -42,7 +43,10 @@ void DirectPath::Post(const UsePtr& use) {
   task->exchange = task->chunk->Advance();
   {
     const absl::MutexLock lock(&mu_);
-    if (!closed_) *tasks_.Find(use->id()) = std::move(task);
+    if (!closed_) {
+      TaskPtr* const queued = tasks_.Find(use->id());  // on a device
+      (queued != nullptr ? *queued : tasks_.Insert(use->id())) = std::move(task);
+    }
   }
   if (task != nullptr) Finish(std::move(task));  // Close could not see it
 }
@@ -50,15 +54,17 @@ void DirectPath::Post(const UsePtr& use) {
 // A tensor is posted soon, since that waits for no peer.
 void DirectPath::Help(const UsePtr& use) {
   const uint64_t id = use->id();
+  TaskPtr task;
   {
     const auto is_posted = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-      const TaskPtr* const task = tasks_.Find(id);
-      return closed_ || task == nullptr || *task != nullptr;
+      const TaskPtr* const posted = tasks_.Find(id);
+      return closed_ || posted == nullptr || *posted != nullptr;
     };
     const absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(&is_posted));
+    task = TakePosted(id);
   }
-  if (TaskPtr task = TakePosted(id); task != nullptr) Finish(std::move(task));
+  if (task != nullptr) Finish(std::move(task));
 }
 
 void DirectPath::Finish(TaskPtr task) {
@@ -88,7 +94,6 @@ DirectPath::TaskPtr DirectPath::NewTask() {
 
 // For the one who finishes it; null for all others, and before its exchange has begun.
 DirectPath::TaskPtr DirectPath::TakePosted(uint64_t id) {
-  const absl::MutexLock lock(&mu_);
   TaskPtr* const found = tasks_.Find(id);
   if (found == nullptr || *found == nullptr) return nullptr;
   TaskPtr task = std::move(*found);
@@ -130,7 +135,12 @@ void DirectPath::PostLoop() {
 
 void DirectPath::FinishLoop() {
   while (const UsePtr use = PopFrom(&to_finish_)) {
-    if (TaskPtr task = TakePosted(use->id()); task != nullptr) Finish(std::move(task));
+    TaskPtr task;
+    {
+      const absl::MutexLock lock(&mu_);
+      task = TakePosted(use->id());
+    }
+    if (task != nullptr) Finish(std::move(task));
   }
 }
 

@@ -50,7 +50,7 @@ class DirectPath final : private Finisher {
   void Post(const UsePtr& use);
   void Finish(TaskPtr task);
   TaskPtr NewTask();
-  TaskPtr TakePosted(uint64_t id);
+  TaskPtr TakePosted(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PushTo(Queue* queue, const UsePtr& use);
   UsePtr PopFrom(Queue* queue);
   void PostLoop();
@@ -64,7 +64,7 @@ class DirectPath final : private Finisher {
   ChunkHost& host_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  // By id, from Start until somebody finishes the tensor; null until its exchange has begun.
+  // By id, until somebody finishes the tensor; null while it is queued for its exchange to begin.
   RecycledMap<TaskPtr> tasks_ ABSL_GUARDED_BY(mu_);
   std::vector<TaskPtr> free_ ABSL_GUARDED_BY(mu_);
   int made_ ABSL_GUARDED_BY(mu_) = 0;
