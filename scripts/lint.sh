@@ -5,6 +5,11 @@ cd "$(dirname "$0")/.."
 git ls-files '*.cc' '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
 .venv/bin/ruff format --check integrations bench tests docs/conf.py
 .venv/bin/ruff check integrations bench tests docs/conf.py
+if command -v pyright >/dev/null; then
+  pyright --pythonpath .venv/bin/python
+else
+  echo "pyright is not here: skipped"
+fi
 if command -v clang-tidy >/dev/null; then
   # simd_kernels.cc and twins.cc are compiled once for each instruction set, which clang-tidy can't.
   git ls-files 'compress/*.cc' 'transport/*.cc' 'schedule/*.cc' 'integrations/c/*.cc' |

@@ -49,8 +49,9 @@ def _is_number(value: object) -> bool:
 
 def _whole(at_least: int, at_most: int) -> Kind:
     def right(value: object) -> bool:
-        number = isinstance(value, int) and not isinstance(value, bool)
-        return number and at_least <= value <= at_most
+        if not isinstance(value, int) or isinstance(value, bool):
+            return False
+        return at_least <= value <= at_most
 
     expected = f"a whole number from {at_least} to {at_most}"
     return Kind(expected, int, right, lambda value: value or 0)
@@ -243,8 +244,8 @@ FIELDS = tuple(option for option in OPTIONS if option.field is not None)
 ARGUMENTS = tuple(option.setting for option in OPTIONS if option.argument)
 
 
-class Options(TypedDict, total=False):
-    """The settings that compress(), State, GradientExchange and Communicator take by keyword.
+class Settings(TypedDict, total=False):
+    """The settings that State, GradientExchange and Communicator take by keyword.
 
     None means the THINWIRE_* variable of the setting, else its default: docs/reference/settings.md
     lists them. All ranks use the same values, but for interface, trace and flight."""
@@ -267,7 +268,11 @@ class Options(TypedDict, total=False):
     check_replicas: int | None
     transport: Literal["gloo", "ucx", "nccl", "auto"] | None
     local_size: int | None
-    # By compress() alone:
+
+
+class Options(Settings, total=False):
+    """The settings that compress() takes by keyword: some are of one kind of model only."""
+
     clip_value: float | None  # DDP: clips each rank's gradients to [-clip_value, clip_value]
     clip_norm: float | None  # DDP: limits each parameter's norm to clip_norm / sqrt(ranks)
     warm_up_steps: int | None  # with Adam: fp32 steps until its variance is frozen; with delay

@@ -87,6 +87,7 @@ def compress(
     check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
     if optimizer is not None:
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim, or None")
+    kind: Any  # one of the functions below, for this kind of model
     if isinstance(model, DistributedDataParallel):
         kind, allowed = _compress_ddp, _CLIPPING | {"warm_up_steps"}
     elif any(isinstance(module, FSDPModule) for module in model.modules()):

@@ -21,7 +21,7 @@ from thinwire.torch.closure import loss_of
 class OneBitAdam:
     """Drives a torch.optim.Adam or AdamW whose momentum belongs to an exchange."""
 
-    def __init__(self, optimizer: Optimizer, warm_up_steps: object) -> None:
+    def __init__(self, optimizer: Optimizer, warm_up_steps: int | None) -> None:
         """InvalidArgumentError for an optimizer whose step the paper does not cover."""
         if warm_up_steps is None:
             raise InvalidArgumentError(

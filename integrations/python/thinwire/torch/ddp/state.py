@@ -29,7 +29,7 @@ from thinwire.warn import warn
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from thinwire.options import Options
+    from thinwire.options import Settings
 
 
 class State(GradientExchange):
@@ -69,7 +69,7 @@ class State(GradientExchange):
         structure: Structure | None = None,
         clip_value: float | None = None,
         clip_norm: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[Settings],
     ) -> None:
         self._clip_value = _limit("clip_value", clip_value)
         self._clip_norm = _limit("clip_norm", clip_norm)
@@ -77,13 +77,14 @@ class State(GradientExchange):
             tensors.check_parameters(names, rank_or_0(process_group))
             names = {p: private.plain_name(name) for p, name in names.items()}
         sizes = None if names is None else {name: p.numel() for p, name in names.items()}
+        settings: Any = options  # names are checked, and None stands for the default
         super().__init__(
             codec,
             process_group,
             parameters=sizes,
             structure=structure,
             purpose="state",
-            **options,
+            **settings,
         )
         if names is None and self.rules.needs_names:
             raise errors.InvalidArgumentError(
@@ -150,7 +151,13 @@ class State(GradientExchange):
         """Whether the last backward pass gave momentum, and not 1-bit Adam's fp32 gradients."""
         return self._adam is None or self.steps > self._adam.warm_up_steps
 
+    def _warming_up(self, steps: int) -> bool:
+        """Whether the exchange is still that of the warm-up, which is over after so many steps."""
+        adam = self._adam
+        return self._after_warm_up is not None and adam is not None and steps >= adam.warm_up_steps
+
     def _end_warm_up(self) -> None:
+        assert self._after_warm_up is not None
         codec, momentum = self._after_warm_up
         self._after_warm_up = None
         self._layout.forget()
@@ -159,7 +166,9 @@ class State(GradientExchange):
     def _go_on_with_momentum(self) -> None:
         """After the warm-up the momentum that Adam has made goes on in the exchange."""
         self._end_warm_up()
-        found = {p: self._adam.momentum_of(p) for p in self._layout.parameters()}
+        adam = self._adam
+        assert adam is not None
+        found = {p: adam.momentum_of(p) for p in self._layout.parameters()}
         named = {self._layout.name_of(p): m for p, m in found.items() if m is not None}
         self._session.load(with_momentum(self._session.memory(), named), self.steps)
 
@@ -180,7 +189,7 @@ class State(GradientExchange):
             self._end_ddp_step()
         if step.number == 0 and self.steps:
             self.between_steps(buffer.device)
-            if self._after_warm_up is not None and self.steps >= self._adam.warm_up_steps:
+            if self._warming_up(self.steps):
                 self._go_on_with_momentum()
         tensors.check(buffer, self.rank, lambda: self._layout.describe(bucket))
         if step.number == 0:
@@ -208,7 +217,7 @@ class State(GradientExchange):
         momentum, factor, buffer = self.momentum, self._factor, bucket.buffer()
         momentum.check()
         if not momentum.paired:
-            return None if factor == 1 else lambda: buffer.mul_(factor)
+            return None if factor == 1 else lambda: _scale(buffer, factor)
         parts = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         with torch.no_grad():
             for parameter, gradient in parts:
@@ -217,7 +226,7 @@ class State(GradientExchange):
 
         def finish() -> None:
             if factor != 1:
-                buffer.mul_(factor)
+                _scale(buffer, factor)
             for parameter, gradient in parts:
                 momentum.mark(parameter, gradient)
 
@@ -260,7 +269,7 @@ class State(GradientExchange):
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         _, steps = self.check_state_dict(saved)
-        if self._after_warm_up is not None and steps > self._adam.warm_up_steps:
+        if self._warming_up(steps - 1):
             self._end_warm_up()
         super().load_state_dict(saved)
 
@@ -347,6 +356,10 @@ def momentum_for(rules: Mapping[str, str] | str, optimizer: Optimizer | None) ->
     if is_adam(optimizer):
         return {"momentum": group["betas"][0]}
     return {"momentum": group.get("momentum", 0.0), "nesterov": group.get("nesterov", False)}
+
+
+def _scale(tensor: torch.Tensor, factor: float) -> None:
+    tensor.mul_(factor)
 
 
 def _limit(name: str, limit: float | None) -> float | None:
