@@ -1,5 +1,7 @@
 #include "schedule/join/handshake.h"
 
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +12,8 @@
 
 namespace thinwire {
 namespace {
+
+constexpr char kMember[] = " member=";  // each rank's own, so it follows what is compared
 
 std::string KeyOf(const std::string& prefix, int rank) {
   return absl::StrCat(prefix, "handshake/", rank);
@@ -47,21 +51,35 @@ std::string Digest(int size, const Options& options) {
       " transport=", std::string(Name(options.transport)), " loops=", options.loops);
 }
 
-absl::Status Handshake(Store& store, const std::string& prefix, int rank, int size,
-                       const Options& options, Deadline deadline) {
-  const std::string mine = Digest(size, options);
-  if (absl::Status status = store.Set(KeyOf(prefix, rank), mine); !status.ok()) return status;
+absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int rank, int size,
+                                 const Options& options, Deadline deadline, const Seat& seat) {
+  const std::string mine = absl::StrCat(Digest(size, options), " epoch=", seat.epoch);
+  if (absl::Status status =
+          store.Set(KeyOf(prefix, rank), absl::StrCat(mine, kMember, TextOf(seat.member)));
+      !status.ok()) {
+    return status;
+  }
+  std::vector<Member> members;
   for (int peer = 0; peer < size; ++peer) {
-    const absl::StatusOr<std::string> theirs = store.Get(KeyOf(prefix, peer), deadline);
-    if (absl::IsDeadlineExceeded(theirs.status())) {
+    const absl::StatusOr<std::string> told = store.Get(KeyOf(prefix, peer), deadline);
+    if (absl::IsDeadlineExceeded(told.status())) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", peer, " did not come to the rendezvous that rank ", rank, " of ",
                        size, " waits at; start it, or raise the timeout"));
     }
-    if (!theirs.ok()) return theirs.status();
-    if (*theirs != mine) return Differs(rank, mine, peer, *theirs);
+    if (!told.ok()) return told.status();
+    const std::pair<std::string, std::string> theirs =
+        absl::StrSplit(*told, absl::MaxSplits(kMember, 1));
+    if (theirs.first != mine) return Differs(rank, mine, peer, theirs.first);
+    const std::optional<Member> member = ParseMember(theirs.second);
+    if (!member.has_value()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", peer, " told no role that rank ", rank,
+                       " knows; use the same version of thinwire on every rank"));
+    }
+    members.push_back(*member);
   }
-  return absl::OkStatus();
+  return Roster::Of(seat.epoch, std::move(members));
 }
 
 }  // namespace thinwire

@@ -67,8 +67,13 @@ absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string 
   absl::StatusOr<ChosenTopology> chosen =
       ChooseTopology(options, nodes, {"links", transport.members(), transport, 0, deadline});
   if (!chosen.ok()) return chosen.status();
-  return Joined{std::move(chosen->options), Transport(),      std::move(words),
-                std::move(chosen->words),   std::move(nodes), chosen->rates};
+  return Joined{std::move(chosen->options),
+                Transport(),
+                std::move(words),
+                std::move(chosen->words),
+                std::move(nodes),
+                chosen->rates,
+                {}};
 }
 
 // The rest for ranks that Gloo has connected.
@@ -98,17 +103,20 @@ absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Tra
 absl::StatusOr<Joined> Join(const JoinOptions& in) {
   if (absl::Status bad = Check(in); !bad.ok()) return bad;
   const Options& options = in.options;
-  if (in.size == 1) return Joined{Settle(options, 1), Transport(), "one rank", "one rank", {}, {}};
+  if (in.size == 1) {
+    absl::StatusOr<Roster> alone = Roster::Of(in.epoch, {in.member});
+    if (!alone.ok()) return alone.status();
+    return Joined{Settle(options, 1), Transport(), "one rank", "one rank", {}, {}, *alone};
+  }
   const Deadline deadline = Clock::now() + options.timeout;
   const std::shared_ptr<LocalHub> hub =
       in.local_group.empty() ? nullptr
                              : LocalHub::Of(absl::StrCat(in.local_group, "/", in.group), in.size);
   const std::shared_ptr<Store> store = hub != nullptr ? hub->store() : in.store;
   const std::string prefix = absl::StrCat("thinwire/", in.group, "/");
-  if (absl::Status differs = Handshake(*store, prefix, in.rank, in.size, options, deadline);
-      !differs.ok()) {
-    return differs;
-  }
+  absl::StatusOr<Roster> roster =
+      Handshake(*store, prefix, in.rank, in.size, options, deadline, {in.member, in.epoch});
+  if (!roster.ok()) return roster.status();
   const GlooOptions gloo = {.rank = in.rank,
                             .size = in.size,
                             .store = store,
@@ -129,6 +137,7 @@ absl::StatusOr<Joined> Join(const JoinOptions& in) {
                                       : Agree(in, gloo, *transport);
   if (!joined.ok()) return GiveUp(*transport, joined.status());
   joined->transport = *std::move(transport);
+  joined->roster = *std::move(roster);
   return joined;
 }
 

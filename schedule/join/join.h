@@ -6,6 +6,7 @@
 #ifndef THINWIRE_SCHEDULE_JOIN_JOIN_H_
 #define THINWIRE_SCHEDULE_JOIN_JOIN_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "schedule/join/links.h"
+#include "schedule/join/roster.h"
 #include "schedule/options.h"
 #include "schedule/settle.h"
 #include "transport/store.h"
@@ -24,6 +26,11 @@ struct JoinOptions {
   int rank = 0;
   int size = 1;
   Options options;
+  // What this rank is in the group. Members that change form a group anew, under the same or
+  // another name in a fresh place; the epoch is compared, so a rank that missed the change is
+  // refused by name.
+  Member member = {};
+  uint64_t epoch = 0;
   // Where the ranks find each other: a store; or, for ranks that are threads of this process, a
   // name that all of them give. A group of one needs neither.
   std::shared_ptr<Store> store;
@@ -46,6 +53,7 @@ struct Joined {
   std::string topology;  // the way of dense allreduces, such as "hierarchical: 2 nodes of 2 ranks"
   Nodes nodes;
   std::optional<LinkRates> rates;  // of the nodes' links, if they were measured
+  Roster roster;                   // who the members are
 };
 
 // All ranks of the group call it, each on a thread of its own. It returns within options.timeout

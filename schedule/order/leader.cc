@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "schedule/order/agreement.h"
+#include "schedule/order/policy.h"
 
 namespace thinwire {
 namespace {
@@ -77,11 +78,8 @@ bool Leader::AllHave(uint64_t id) const {
 }
 
 bool Leader::Before(const Tensor& a, const Tensor& b) const {
-  if (policy_ == Policy::kFifo) return a.submitted < b.submitted;
-  if (policy_ == Policy::kP3 && a.first.priority != b.first.priority) {
-    return a.first.priority < b.first.priority;
-  }
-  return a.complete < b.complete;
+  return GoesBefore(policy_, {a.submitted, a.complete, a.first.priority},
+                    {b.submitted, b.complete, b.first.priority});
 }
 
 // Whether another chunk will be announced before one of `bytes`, announced last, is finished.

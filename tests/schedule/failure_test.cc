@@ -313,9 +313,11 @@ TEST(Handshake, NamesWhatDiffers) {
   Options int4 = SmallChunks("int4"), int8 = SmallChunks("int8");
   std::vector<absl::Status> statuses(2);
   std::thread peer([&] {
-    statuses[1] = Handshake(*store, "x/", 1, 2, int8, Clock::now() + std::chrono::seconds(5));
+    statuses[1] =
+        Handshake(*store, "x/", 1, 2, int8, Clock::now() + std::chrono::seconds(5)).status();
   });
-  statuses[0] = Handshake(*store, "x/", 0, 2, int4, Clock::now() + std::chrono::seconds(5));
+  statuses[0] =
+      Handshake(*store, "x/", 0, 2, int4, Clock::now() + std::chrono::seconds(5)).status();
   peer.join();
   for (const absl::Status& status : statuses) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
@@ -329,13 +331,13 @@ TEST(Handshake, NamesAnotherWorldAndWhoNeverCame) {
   const Options options = SmallChunks("int4");
   std::thread peer([&] {
     EXPECT_TRUE(absl::IsFailedPrecondition(
-        Handshake(*store, "x/", 1, 3, options, Clock::now() + std::chrono::seconds(5))));
+        Handshake(*store, "x/", 1, 3, options, Clock::now() + std::chrono::seconds(5)).status()));
   });
   EXPECT_TRUE(absl::IsFailedPrecondition(
-      Handshake(*store, "x/", 0, 2, options, Clock::now() + std::chrono::seconds(5))));
+      Handshake(*store, "x/", 0, 2, options, Clock::now() + std::chrono::seconds(5)).status()));
   peer.join();
   const absl::Status alone =
-      Handshake(*store, "y/", 0, 2, options, Clock::now() + milliseconds(50));
+      Handshake(*store, "y/", 0, 2, options, Clock::now() + milliseconds(50)).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(alone)) << alone;
   EXPECT_NE(alone.message().find("rank 1"), absl::string_view::npos) << alone;
 }

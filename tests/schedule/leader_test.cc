@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "schedule/order/policy.h"
+
 namespace thinwire {
 namespace {
 
@@ -159,6 +161,22 @@ TEST(Leader, DrainsWhatNothingSurelyFollows) {
   Leader narrow(1, Policy::kFifo, 4096);
   EXPECT_TRUE(narrow.OnReport(0, Of(1, 3 * 1024, 3)).ok());
   EXPECT_EQ(Next(narrow).at(0).drain, 1u) << "the window lets the next one wait for this one's end";
+}
+
+TEST(Policy, GoesByPriorityThenByWhoWasCompleteFirst) {
+  const Place early{1, 9, 5}, urgent{2, 8, 1}, ready{3, 7, 5};
+  EXPECT_TRUE(GoesBefore(Policy::kFifo, early, urgent));
+  EXPECT_TRUE(GoesBefore(Policy::kWfbp, ready, early));
+  EXPECT_TRUE(GoesBefore(Policy::kP3, urgent, ready));
+  EXPECT_TRUE(GoesBefore(Policy::kP3, ready, early)) << "of one priority";
+  for (const Policy policy : {Policy::kFifo, Policy::kWfbp, Policy::kP3}) {
+    for (const Place& a : {early, urgent, ready}) {
+      EXPECT_FALSE(GoesBefore(policy, a, a));
+      for (const Place& b : {early, urgent, ready}) {
+        EXPECT_FALSE(GoesBefore(policy, a, b) && GoesBefore(policy, b, a));
+      }
+    }
+  }
 }
 
 }  // namespace

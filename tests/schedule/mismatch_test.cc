@@ -266,7 +266,8 @@ TEST(Mismatch, OfTheSetupIsATypedErrorOnEveryRank) {
         const bool other = rank == world - 1;
         if (other) test.change(options);
         return Handshake(*store, "x/", rank, world + (other ? test.worlds_larger : 0), options,
-                         Clock::now() + std::chrono::seconds(60));
+                         Clock::now() + std::chrono::seconds(60))
+            .status();
       });
     }
     // Of the bytes of codecs, and of how messages are packed.
@@ -278,7 +279,8 @@ TEST(Mismatch, OfTheSetupIsATypedErrorOnEveryRank) {
       run(world, what, {mine, theirs, "the same version on every rank"}, [&](int rank) {
         Store& own = rank == world - 1 ? static_cast<Store&>(newer) : *store;
         return Handshake(own, "x/", rank, world, SmallChunks("int4"),
-                         Clock::now() + std::chrono::seconds(60));
+                         Clock::now() + std::chrono::seconds(60))
+            .status();
       });
     }
   }
