@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/device.h"
@@ -33,37 +35,67 @@ struct Segment {
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 
+// Names of kept arrays. The residual of a parameter is kept as two, one of each hop; every other
+// array has one float an element and follows its parameter unchanged.
+inline constexpr std::string_view kFirstHop = "first", kSecondHop = "second";
+inline constexpr std::string_view kMomentum = "momentum";
+
 // How a bucket is laid out and which of its elements this rank owns (reduces).
 struct BucketLayout {
-  std::vector<Segment> segments;  // one after another
+  std::vector<Segment> segments;  // one after another, without overlap
   std::vector<Range> owned;       // ascending, disjoint
   // Second-hop residual times this = gradient units: n where the result is a mean, 1 for a sum.
   float second_hop_weight = 1.0f;
-  bool momentum = false;  // momentum is kept beside the residuals
-  size_t carried = 0;     // floats of the bucket's own, which no other layout takes over
+  std::vector<std::string> arrays;  // kept beside the residual, such as kMomentum; zeros at first
+  size_t carried = 0;               // floats of the bucket's own, which no other layout takes over
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 };
 
 // All that is kept of a parameter in plain form, `total` floats each.
 struct ParameterResidual {
-  std::vector<float> first;     // first hop, gradient units; zero where this rank owns the element
-  std::vector<float> second;    // second hop, units of the result; zero elsewhere
-  std::vector<float> momentum;  // empty: none is kept
+  using Arrays = std::map<std::string, std::vector<float>, std::less<>>;
+
+  std::vector<float> first;   // first hop, gradient units; zero where this rank owns the element
+  std::vector<float> second;  // second hop, units of the result; zero elsewhere
+  Arrays arrays;              // by name; those that are kept
   float second_hop_weight = 1.0f;
+
+  std::vector<float> array(std::string_view name) const {  // empty if it is not kept
+    const auto found = arrays.find(name);
+    return found == arrays.end() ? std::vector<float>() : found->second;
+  }
+};
+
+// One kept array of one parameter, in memory of the caller: a float for each of its elements.
+struct StateArray {
+  std::string_view parameter;
+  std::string_view array;  // kFirstHop, kSecondHop, or the name of another
+  std::span<float> values;
 };
 
 // All that is kept of a bucket: one float for each element. Null means nothing.
 struct BucketMemory {
+  // Two without memory of its own: most buckets keep momentum or nothing.
+  using Arrays = absl::InlinedVector<std::shared_ptr<float[]>, 2>;
+
   std::shared_ptr<float[]> residual;
-  std::shared_ptr<float[]> momentum;
+  Arrays arrays;                     // in the order of BucketLayout::arrays
   std::shared_ptr<float[]> carried;  // zeros at first
   std::shared_ptr<Fence> fence;      // on a device: the work that used them last
   std::shared_ptr<UndoLog> undo;     // null: a use can't be taken back
+
+  float* array(size_t i) const { return i < arrays.size() ? arrays[i].get() : nullptr; }
 };
 
 // Not thread-safe; the engine serialises Bind, and chunks write disjoint ranges of what it returns.
 class ErrorFeedback {
  public:
+  // A parameter that has been bound or imported.
+  struct Known {
+    std::string name;
+    size_t numel = 0;
+  };
+
   // On the host, or on a device, whose memory up to `slots` streams use at once. `undo`: uses can
   // be taken back, which takes as much memory again.
   explicit ErrorFeedback(std::shared_ptr<Device> device = nullptr, size_t slots = 0,
@@ -83,12 +115,21 @@ class ErrorFeedback {
   // returned for a bucket is what Bind would return again. From 1.
   uint64_t generation() const { return generation_; }
 
-  std::vector<std::string> Names() const;     // of parameters, sorted
-  size_t Numel(std::string_view name) const;  // 0 if unknown
-  // InvalidArgument for an unknown name.
+  const std::vector<Known>& parameters() const { return known_; }  // sorted by name
+  size_t Numel(std::string_view name) const;                       // 0 if unknown
+
+  // Writes these arrays; zeros where none is kept. Every bucket is read once, however many
+  // parameters it holds, so the time is linear in the elements. InvalidArgument for an unknown
+  // parameter or another number of elements, before anything is written.
+  absl::Status Export(std::span<const StateArray> arrays) const;
+  // Replaces all that is kept of the parameters that these arrays name, by them; an array that is
+  // not among them becomes zeros. Takes effect at the next Bind of a bucket that holds the
+  // parameter. Nothing is changed by FailedPrecondition, while somebody holds the present memory,
+  // nor by InvalidArgument, for a number of elements that does not fit.
+  absl::Status Import(std::span<const StateArray> arrays, float second_hop_weight);
+
+  // The same for all of one parameter.
   absl::Status Export(std::string_view name, ParameterResidual* out) const;
-  // Takes effect at the next Bind of a bucket that holds the parameter. FailedPrecondition while
-  // somebody holds its present residuals.
   absl::Status Import(std::string_view name, ParameterResidual residual);
 
   // Takes back what the last use of every bucket has changed, whether it was done or failed
@@ -102,23 +143,24 @@ class ErrorFeedback {
     BucketMemory memory;
   };
   using Parameters = std::map<std::string, ParameterResidual, std::less<>>;
-  // A bucket's floats on the host.
-  struct Floats {
-    std::vector<float> residual, momentum;
-  };
-  absl::StatusOr<BucketMemory> AllocateKept(const BucketLayout& layout) const;
+  using NameSet = absl::flat_hash_set<std::string_view>;
+
   absl::StatusOr<BucketMemory> Allocate(const BucketLayout& layout) const;
-  absl::StatusOr<Floats> Fetch(const Bucket& bucket) const;
-  absl::Status Unload(const Bucket& bucket, Parameters* into) const;
-  Floats Load(const BucketLayout& layout);
-  absl::Status ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout);
+  absl::Status AllocateKept(const BucketLayout& layout, BucketMemory* memory) const;
+  absl::Status Fill(const BucketLayout& layout, const BucketMemory& memory);
+  absl::Status Unload(const Bucket& bucket, const NameSet& dropped);
+  absl::Status ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout,
+                                const NameSet& dropped);
+  const Known* Find(std::string_view name) const;  // null if unknown
+  void Learn(const BucketLayout& layout);
 
   const FloatMemory memory_;
   const size_t slots_ = 0;
   const bool undo_ = false;
   uint64_t generation_ = 1;
   std::map<std::string, Bucket, std::less<>> buckets_;
-  Parameters parked_;  // what is in no bucket at the moment
+  Parameters parked_;         // what is in no bucket at the moment
+  std::vector<Known> known_;  // sorted by name
 };
 
 }  // namespace thinwire

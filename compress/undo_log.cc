@@ -11,7 +11,7 @@ namespace {
 // failure.
 absl::Status CopyRanges(const FloatMemory& memory, const Fence* after,
                         std::span<const Range> ranges, const float* from, size_t numel, float* to) {
-  if (from == nullptr || to == nullptr) return absl::OkStatus();
+  if (ranges.empty()) return absl::OkStatus();
   std::vector<float> before(numel), now(numel);
   absl::Status status = memory.Read(from, after, before);
   if (status.ok()) status = memory.Read(to, after, now);
@@ -26,13 +26,14 @@ absl::Status CopyRanges(const FloatMemory& memory, const Fence* after,
 
 void UndoLog::Begin() {
   const absl::MutexLock lock(&mu_);
-  saved_.clear();
+  residuals_saved_.clear();
+  for (std::vector<Range>& saved : arrays_saved_) saved.clear();
 }
 
 void UndoLog::Save(const Backend& backend, Range elements, const float* residual,
-                   const float* momentum) {
+                   std::span<const float* const> arrays) {
   const auto copy = [&](float* to, const float* from) {
-    if (to == nullptr || from == nullptr) return;
+    if (from == nullptr) return;
     const size_t count = elements.end - elements.begin;
     if (on_device_) {
       backend.Copy(to + elements.begin, from + elements.begin, count * sizeof(float));
@@ -40,23 +41,30 @@ void UndoLog::Save(const Backend& backend, Range elements, const float* residual
       StreamCopy(to + elements.begin, from + elements.begin, count);
     }
   };
+  const size_t kept = std::min(arrays.size(), arrays_.size());
   copy(residual_.get(), residual);
-  copy(momentum_.get(), momentum);
+  for (size_t i = 0; i < kept; ++i) copy(arrays_[i].get(), arrays[i]);
   const absl::MutexLock lock(&mu_);
-  saved_.push_back(elements);
+  if (residual != nullptr) residuals_saved_.push_back(elements);
+  for (size_t i = 0; i < kept; ++i) {
+    if (arrays[i] != nullptr) arrays_saved_[i].push_back(elements);
+  }
 }
 
 absl::Status UndoLog::Restore(const FloatMemory& memory, const Fence* after, size_t numel,
-                              float* residual, float* momentum) {
-  std::vector<Range> ranges;
+                              float* residual, const Arrays& arrays) {
+  std::vector<Range> residuals;
+  std::vector<std::vector<Range>> saved(arrays_.size());
   {
     const absl::MutexLock lock(&mu_);
-    ranges.swap(saved_);
+    residuals.swap(residuals_saved_);
+    saved.swap(arrays_saved_);
   }
-  if (ranges.empty()) return absl::OkStatus();
-  const absl::Status status = CopyRanges(memory, after, ranges, residual_.get(), numel, residual);
-  if (!status.ok()) return status;
-  return CopyRanges(memory, after, ranges, momentum_.get(), numel, momentum);
+  absl::Status status = CopyRanges(memory, after, residuals, residual_.get(), numel, residual);
+  for (size_t i = 0; status.ok() && i < arrays_.size(); ++i) {
+    status = CopyRanges(memory, after, saved[i], arrays_[i].get(), numel, arrays[i].get());
+  }
+  return status;
 }
 
 }  // namespace thinwire

@@ -1,5 +1,5 @@
-// UndoLog: what a bucket's residuals and momentum were before its last use. A use that failed
-// half-way has encoded some chunks and not others; taken back as a whole, it was never made.
+// UndoLog: what a bucket's residuals and other kept arrays were before its last use. A use that
+// failed half-way has encoded some chunks and not others; taken back as a whole, it was never made.
 #ifndef THINWIRE_COMPRESS_UNDO_LOG_H_
 #define THINWIRE_COMPRESS_UNDO_LOG_H_
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/backend.h"
@@ -21,28 +22,39 @@ namespace thinwire {
 // Thread-safe: the chunks of a use save disjoint ranges.
 class UndoLog {
  public:
-  // Room for as many floats as the residuals and the momentum have, in the same memory; null where
-  // there are none.
-  UndoLog(std::shared_ptr<float[]> residual, std::shared_ptr<float[]> momentum, bool on_device)
-      : residual_(std::move(residual)), momentum_(std::move(momentum)), on_device_(on_device) {}
+  using Arrays = absl::InlinedVector<std::shared_ptr<float[]>, 2>;
+
+  // Room for as many floats as the residuals and each array have, in the same memory.
+  UndoLog(std::shared_ptr<float[]> residual, Arrays arrays, bool on_device)
+      : residual_(std::move(residual)),
+        arrays_(std::move(arrays)),
+        on_device_(on_device),
+        arrays_saved_(arrays_.size()) {}
 
   // A use begins: the one before it can't be taken back any more.
   void Begin();
 
-  // Before a chunk changes these elements of the bucket's memory, which starts at `residual` and
-  // `momentum` (null: unused). On a device it is queued on the backend's stream.
-  void Save(const Backend& backend, Range elements, const float* residual, const float* momentum);
+  // Before a chunk changes these elements of the bucket's residuals and arrays; null: it does not
+  // change them. On a device it is queued on the backend's stream.
+  void Save(const Backend& backend, Range elements, const float* residual,
+            std::span<const float* const> arrays);
+  // The same where only the first array, the momentum, may change.
+  void Save(const Backend& backend, Range elements, const float* residual, const float* momentum) {
+    Save(backend, elements, residual, std::span<const float* const>(&momentum, 1));
+  }
 
   // Puts back what the last use has saved, after the fence, which may be null; once. `residual` and
-  // `momentum` are the whole bucket's, of `numel` floats. Nothing may be in flight.
+  // `arrays` are the whole bucket's, of `numel` floats. Nothing may be in flight.
   absl::Status Restore(const FloatMemory& memory, const Fence* after, size_t numel, float* residual,
-                       float* momentum);
+                       const Arrays& arrays);
 
  private:
-  const std::shared_ptr<float[]> residual_, momentum_;
+  const std::shared_ptr<float[]> residual_;
+  const Arrays arrays_;
   const bool on_device_;
   absl::Mutex mu_;
-  std::vector<Range> saved_ ABSL_GUARDED_BY(mu_);
+  std::vector<Range> residuals_saved_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::vector<Range>> arrays_saved_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace thinwire

@@ -1,7 +1,5 @@
 // tw_comm_stats, tw_residual_*: what a communicator has done and what it remembers.
-#include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,9 +14,32 @@ using thinwire::ToC;
 
 namespace {
 
-absl::Status WrongSize(const char* name, size_t expected, size_t got) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("the residual of '", name, "' has ", expected, " elements, got room for ", got));
+// The arrays of the ABI as ErrorFeedback takes them, or the error of one that can't be.
+absl::StatusOr<std::vector<thinwire::StateArray>> ToArrays(const char* call,
+                                                           const tw_residual_array* arrays,
+                                                           size_t count) {
+  std::vector<thinwire::StateArray> converted;
+  converted.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const tw_residual_array& array = arrays[i];
+    if (array.parameter == nullptr || array.array == nullptr ||
+        (array.values == nullptr && array.numel > 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(call, ": array ", i, " of ", count, " has a null pointer"));
+    }
+    if (absl::Status bad = thinwire::CheckElements(array.numel); !bad.ok()) return bad;
+    converted.push_back({array.parameter, array.array, {array.values, array.numel}});
+  }
+  return converted;
+}
+
+// The same of one parameter; momentum may be null.
+std::vector<thinwire::StateArray> ArraysOf(const char* name, float* first, float* second,
+                                           float* momentum, size_t numel) {
+  std::vector<thinwire::StateArray> arrays = {{name, thinwire::kFirstHop, {first, numel}},
+                                              {name, thinwire::kSecondHop, {second, numel}}};
+  if (momentum != nullptr) arrays.push_back({name, thinwire::kMomentum, {momentum, numel}});
+  return arrays;
 }
 
 }  // namespace
@@ -75,7 +96,7 @@ tw_status tw_comm_end_step(tw_comm* comm) {
 
 tw_status tw_residual_count(tw_comm* comm, size_t* count) {
   if (absl::Status bad = CheckComm("tw_residual_count", comm, {count}); !bad.ok()) return ToC(bad);
-  *count = comm->engine->error_feedback().Names().size();
+  *count = comm->engine->error_feedback().parameters().size();
   return TW_OK;
 }
 
@@ -83,30 +104,28 @@ tw_status tw_residual_info(tw_comm* comm, size_t index, char* name, size_t capac
                            size_t* numel) {
   if (absl::Status bad = CheckComm("tw_residual_info", comm, {name, numel}); !bad.ok())
     return ToC(bad);
-  const thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
-  const std::vector<std::string> names = feedback.Names();
-  if (index >= names.size()) {
+  const auto& parameters = comm->engine->error_feedback().parameters();
+  if (index >= parameters.size()) {
     return ToC(absl::InvalidArgumentError(
-        absl::StrCat("residual ", index, " of ", names.size(), " does not exist")));
+        absl::StrCat("residual ", index, " of ", parameters.size(), " does not exist")));
   }
-  *numel = feedback.Numel(names[index]);
-  return ToC(thinwire::WriteText("the name", names[index], name, capacity));
+  *numel = parameters[index].numel;
+  return ToC(thinwire::WriteText("the name", parameters[index].name, name, capacity));
 }
 
 tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, float* second,
                           float* momentum, size_t numel) {
   if (absl::Status bad = CheckComm("tw_residual_get", comm, {name, first, second}); !bad.ok())
     return ToC(bad);
-  thinwire::ParameterResidual residual;
-  if (absl::Status bad = comm->engine->error_feedback().Export(name, &residual); !bad.ok())
-    return ToC(bad);
-  if (residual.first.size() != numel) return ToC(WrongSize(name, residual.first.size(), numel));
-  std::copy(residual.first.begin(), residual.first.end(), first);
-  std::copy(residual.second.begin(), residual.second.end(), second);
-  if (momentum == nullptr) return TW_OK;
-  residual.momentum.resize(numel);
-  std::copy(residual.momentum.begin(), residual.momentum.end(), momentum);
-  return TW_OK;
+  return ToC(comm->engine->error_feedback().Export(ArraysOf(name, first, second, momentum, numel)));
+}
+
+tw_status tw_residual_get_all(tw_comm* comm, const tw_residual_array* arrays, size_t count) {
+  constexpr char kCall[] = "tw_residual_get_all";
+  if (absl::Status bad = CheckComm(kCall, comm, {arrays}); !bad.ok()) return ToC(bad);
+  const auto converted = ToArrays(kCall, arrays, count);
+  if (!converted.ok()) return ToC(converted.status());
+  return ToC(comm->engine->error_feedback().Export(*converted));
 }
 
 tw_status tw_residual_undo(tw_comm* comm) {
@@ -118,16 +137,19 @@ tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first, c
                           const float* momentum, size_t numel) {
   if (absl::Status bad = CheckComm("tw_residual_set", comm, {name, first, second}); !bad.ok())
     return ToC(bad);
-  thinwire::ErrorFeedback& feedback = comm->engine->error_feedback();
-  const size_t known = feedback.Numel(name);
-  if (known != 0 && known != numel) return ToC(WrongSize(name, known, numel));
   if (absl::Status bad = thinwire::CheckElements(numel); !bad.ok()) return ToC(bad);
-  thinwire::ParameterResidual residual{.first = {first, first + numel},
-                                       .second = {second, second + numel},
-                                       .momentum = {},
-                                       .second_hop_weight = static_cast<float>(comm->size)};
-  if (momentum != nullptr) residual.momentum.assign(momentum, momentum + numel);
-  return ToC(feedback.Import(name, std::move(residual)));
+  // Import only reads.
+  const auto arrays = ArraysOf(name, const_cast<float*>(first), const_cast<float*>(second),
+                               const_cast<float*>(momentum), numel);
+  return ToC(comm->engine->error_feedback().Import(arrays, static_cast<float>(comm->size)));
+}
+
+tw_status tw_residual_set_all(tw_comm* comm, const tw_residual_array* arrays, size_t count) {
+  constexpr char kCall[] = "tw_residual_set_all";
+  if (absl::Status bad = CheckComm(kCall, comm, {arrays}); !bad.ok()) return ToC(bad);
+  const auto converted = ToArrays(kCall, arrays, count);
+  if (!converted.ok()) return ToC(converted.status());
+  return ToC(comm->engine->error_feedback().Import(*converted, static_cast<float>(comm->size)));
 }
 
 }  // extern "C"

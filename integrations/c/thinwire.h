@@ -325,6 +325,20 @@ TW_API tw_status tw_residual_get(tw_comm* comm, const char* name, float* first, 
 TW_API tw_status tw_residual_undo(tw_comm* comm);
 TW_API tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first,
                                  const float* second, const float* momentum, size_t numel);
+/* Any arrays of any parameters in one call, which reads the memory of a bucket once for all of its
+ * parameters: get writes `values`, set reads them. An array that is not kept is zeros. set replaces
+ * all that is kept of the parameters that are named: an array of theirs that is not among these
+ * becomes zeros. TW_INVALID_ARGUMENT for a parameter that get does not know, or for another number
+ * of elements; then nothing is written. tw_residual_array does not know its size, so it never
+ * grows. */
+typedef struct {
+  const char* parameter;
+  const char* array; /* "first", "second", "momentum" */
+  float* values;
+  size_t numel; /* of the parameter */
+} tw_residual_array;
+TW_API tw_status tw_residual_get_all(tw_comm* comm, const tw_residual_array* arrays, size_t count);
+TW_API tw_status tw_residual_set_all(tw_comm* comm, const tw_residual_array* arrays, size_t count);
 
 /* How many CUDA devices can be used. TW_UNAVAILABLE, and the reason, if none can. */
 TW_API tw_status tw_cuda_device_count(const char* cuda_library, int* count);

@@ -86,7 +86,7 @@ Bucket::Bucket(const BucketRequest& request, NamedTensor& tensor, const Membersh
   layout_ = {.segments = partition_.segments,
              .owned = partition_.SecondHopOf(members.rank),
              .second_hop_weight = DivisorOf(request, members.size),
-             .momentum = momentum,
+             .arrays = momentum ? std::vector{std::string(kMomentum)} : std::vector<std::string>(),
              .carried = Carries(partition_) ? partition_.chunks.size() : 0};
   SetName(key_, shape_, &report_);
   report_.key = HashBytes(key_);
@@ -139,7 +139,7 @@ void Bucket::Rehearse(const Options& options, const Membership& members, const D
   // A rehearsal looks only at which pointers are null, and at whether blocks lie in scratch.
   auto* const somewhere = reinterpret_cast<float*>(uintptr_t{1} << 20);
   const auto floats_if = [&](bool kept) { return kept ? somewhere : nullptr; };
-  const Kept kept{floats_if(needs_memory()), floats_if(layout_.momentum),
+  const Kept kept{floats_if(needs_memory()), floats_if(!layout_.arrays.empty()),
                   floats_if(needs_memory() && layout_.carried > 0)};
   const std::vector<Range> all = {{0, report_.numel}};
   const bool may_be_absent = collective_ == Collective::kAllReduce;

@@ -160,13 +160,22 @@ absl::Status Tensors::Bind(Use& use) {
 // A bucket whose residuals have not moved finds them by a comparison of one number.
 absl::StatusOr<BucketMemory> Tensors::BindInTurn(const Bucket& bucket, BoundMemory& bound) {
   if (bound.generation == feedback_.generation()) {
-    return BucketMemory{bound.residual.lock(), bound.momentum.lock(), bound.carried.lock(),
-                        bound.fence, bound.undo};
+    BucketMemory memory{.residual = bound.residual.lock(),
+                        .arrays = {},
+                        .carried = bound.carried.lock(),
+                        .fence = bound.fence,
+                        .undo = bound.undo};
+    for (const auto& array : bound.arrays) memory.arrays.push_back(array.lock());
+    return memory;
   }
   absl::StatusOr<BucketMemory> memory = feedback_.Bind(bucket.key(), bucket.layout());
   if (memory.ok()) {
-    bound = {feedback_.generation(), memory->residual, memory->momentum,
-             memory->carried,        memory->fence,    memory->undo};
+    bound = {.generation = feedback_.generation(),
+             .residual = memory->residual,
+             .carried = memory->carried,
+             .arrays = {memory->arrays.begin(), memory->arrays.end()},
+             .fence = memory->fence,
+             .undo = memory->undo};
   }
   return memory;
 }

@@ -10,7 +10,7 @@ namespace thinwire {
 
 ChunkJob Use::JobOf(uint32_t chunk, const Options& options) const {
   ChunkJob job = bucket->JobOf(
-      chunk, step, {memory.residual.get(), memory.momentum.get(), memory.carried.get()}, options);
+      chunk, step, {memory.residual.get(), memory.array(0), memory.carried.get()}, options);
   job.tag = bucket->TagOf(id(), chunk);
   job.input = input;
   job.output = output;

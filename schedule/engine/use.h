@@ -40,7 +40,8 @@ struct DeviceOrder {
 // can't move to another bucket.
 struct BoundMemory {
   uint64_t generation = 0;  // of ErrorFeedback; 0: never bound
-  std::weak_ptr<float[]> residual, momentum, carried;
+  std::weak_ptr<float[]> residual, carried;
+  absl::InlinedVector<std::weak_ptr<float[]>, 2> arrays;
   std::shared_ptr<Fence> fence;
   std::shared_ptr<UndoLog> undo;
 };

@@ -212,6 +212,19 @@ TEST(CApi, ResidualsComeOutAndGoBackIn) {
     ASSERT_EQ(tw_residual_get(comm, "w", again.data(), other.data(), nullptr, numel), TW_OK);
     EXPECT_EQ(again, first);
     EXPECT_EQ(other, second);
+    std::vector<float> at_once(40000, -1), momentum(40000, -1);
+    const tw_residual_array arrays[] = {{"w", "first", at_once.data(), numel},
+                                        {"w", "second", other.data(), numel},
+                                        {"w", "momentum", momentum.data(), numel}};
+    ASSERT_EQ(tw_residual_get_all(comm, arrays, 3), TW_OK) << tw_last_error();
+    EXPECT_EQ(at_once, first);
+    EXPECT_EQ(other, second);
+    EXPECT_EQ(momentum, std::vector<float>(40000)) << "none is kept";
+    at_once[1] = 0.5f;
+    ASSERT_EQ(tw_residual_set_all(comm, arrays, 2), TW_OK) << tw_last_error();
+    ASSERT_EQ(tw_residual_get(comm, "w", again.data(), other.data(), nullptr, numel), TW_OK);
+    EXPECT_EQ(again, at_once);
+    first = at_once;
     EXPECT_EQ(tw_residual_get(comm, "v", again.data(), other.data(), nullptr, numel),
               TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_residual_set(comm, "w", again.data(), other.data(), nullptr, 7),

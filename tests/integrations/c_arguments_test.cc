@@ -41,6 +41,9 @@ class CArguments : public testing::Test {
     return tw_all_reduce_segments(x_, x_, 4, TW_F32, TW_SUM, comm_, nullptr, "g", 0, &segment, 1,
                                   &work_);
   }
+  tw_status SetArray(const tw_residual_array& array) {
+    return tw_residual_set_all(comm_, &array, 1);
+  }
   tw_status CreateBucket(const std::function<void(tw_bucket_info*)>& change) {
     tw_bucket_info info{};
     info.struct_size = sizeof(info);
@@ -118,6 +121,16 @@ TEST_F(CArguments, NullPointersAreRefused) {
       {"residual's name", "null", [&] { return tw_residual_info(comm_, 0, nullptr, 64, &size_); }},
       {"residual", "null", [&] { return tw_residual_get(comm_, "g", nullptr, x_, nullptr, 4); }},
       {"new residual", "null", [&] { return tw_residual_set(comm_, nullptr, x_, x_, nullptr, 4); }},
+      {"residuals' arrays", "null", [&] { return tw_residual_get_all(comm_, nullptr, 1); }},
+      {"new arrays", "null", [&] { return tw_residual_set_all(comm_, nullptr, 1); }},
+      {"an array's values", "null",
+       [&] {
+         return SetArray({"g", "first", nullptr, 4});
+       }},
+      {"an array's parameter", "null",
+       [&] {
+         return SetArray({nullptr, "first", x_, 4});
+       }},
       {"undo", "null", [] { return tw_residual_undo(nullptr); }},
       {"encode", "null", [&] { return tw_encode("int4", x_, 4, nullptr, nullptr, 64, &size_); }},
       {"decode", "null", [&] { return tw_decode("int4", nullptr, 32, x_, 4); }},
@@ -162,6 +175,10 @@ TEST_F(CArguments, NumbersThatCantBeAreRefused) {
        [&] { return tw_residual_info(comm_, 0, text_, 64, &size_); }},
       {"residual's size", "elements",
        [&] { return tw_residual_set(comm_, "g", x_, x_, nullptr, kWraps); }},
+      {"an array's size", "elements",
+       [&] {
+         return SetArray({"g", "first", x_, kWraps});
+       }},
       {"room", "bytes", [&] { return tw_comm_transport(comm_, text_, 2); }},
       {"status", "TW_OK", [&] { return tw_comm_fail(comm_, TW_OK, "no reason"); }},
       {"encode", "elements",

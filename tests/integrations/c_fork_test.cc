@@ -122,6 +122,7 @@ TEST_F(Fork, EveryCallOfAChildIsRefusedAtOnceAndItsParentGoesOn) {
     char text[64];
     size_t size = 0;
     int raw = 0;
+    const tw_residual_array array = {"g", "first", x, 4};
     const tw_status statuses[] = {
         own.AllReduce(own.values.size()),
         own.AllReduce(4),
@@ -140,6 +141,8 @@ TEST_F(Fork, EveryCallOfAChildIsRefusedAtOnceAndItsParentGoesOn) {
         tw_residual_info(own.comm, 0, text, sizeof(text), &size),
         tw_residual_get(own.comm, "g", x, x, nullptr, 4),
         tw_residual_set(own.comm, "g", x, x, nullptr, 4),
+        tw_residual_get_all(own.comm, &array, 1),
+        tw_residual_set_all(own.comm, &array, 1),
         tw_comm_fail(own.comm, TW_MISMATCH, "a reason"),
         tw_comm_abort(own.comm),
     };

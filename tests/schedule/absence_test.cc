@@ -82,7 +82,7 @@ TEST_P(AbsenceTest, WhatIsKeptWaits) {
     for (int step = 1; step < 4; ++step) Reduce(engine, rank, step, true, segments);
     EXPECT_EQ(Kept(engine, "b").first, before.first);
     if (sparse()) {
-      EXPECT_EQ(Kept(engine, "b").momentum, before.momentum);
+      EXPECT_EQ(Kept(engine, "b").arrays, before.arrays);
     }
     EXPECT_NE(Kept(engine, "a").first, a.first);  // the others go on
     Reduce(engine, rank, 4, false, segments);

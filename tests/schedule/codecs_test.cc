@@ -69,7 +69,7 @@ TEST(Momentum, HalfPrecisionGradientsKeepAnFp32Momentum) {
       ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
     }
     ASSERT_TRUE(engine.error_feedback().Export("g", &kept).ok());
-    for (const float m : kept.momentum) ASSERT_NEAR(m, 2.0, 0.02);
+    for (const float m : kept.array(kMomentum)) ASSERT_NEAR(m, 2.0, 0.02);
   });
 }
 

@@ -86,7 +86,7 @@ inline History Reduce(const Options& options, const Case& run,
         for (const std::string& name : engine.error_feedback().Names()) {
           ParameterResidual kept;
           ASSERT_TRUE(engine.error_feedback().Export(name, &kept).ok());
-          for (const auto* floats : {&kept.first, &kept.second, &kept.momentum}) {
+          for (const auto* floats : {&kept.first, &kept.second, &kept.arrays[std::string(kMomentum)]}) {
             history[rank].push_back(Stored(*floats, DType::kF32));
           }
         }

@@ -86,9 +86,9 @@ std::vector<Seen> Train(const Case& run, const Options& options) {
       ParameterResidual kept;
       ASSERT_TRUE(engine.error_feedback().Export("g", &kept).ok());
       ASSERT_TRUE(AllFinite(kept.first) && AllFinite(kept.second)) << "residuals, step " << step;
-      ASSERT_TRUE(AllFinite(kept.momentum)) << "momentum, step " << step;
+      ASSERT_TRUE(AllFinite(kept.array(kMomentum))) << "momentum, step " << step;
       seen[rank].results.push_back(values);
-      seen[rank].momentum.push_back(kept.momentum);
+      seen[rank].momentum.push_back(kept.array(kMomentum));
     }
   });
   return seen;

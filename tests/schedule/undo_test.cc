@@ -33,7 +33,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 
 bool Same(const ParameterResidual& a, const ParameterResidual& b) {
   return SameBits(a.first, b.first) && SameBits(a.second, b.second) &&
-         SameBits(a.momentum, b.momentum);
+         SameBits(a.array(kMomentum), b.array(kMomentum));
 }
 
 absl::Status Step(Engine& engine, int rank, int step) {

@@ -178,6 +178,17 @@ class BucketInfo(ctypes.Structure):
     )
 
 
+class ResidualArray(ctypes.Structure):
+    """tw_residual_array."""
+
+    _fields_ = (
+        ("parameter", c_char_p),
+        ("array", c_char_p),
+        ("values", c_void_p),
+        ("numel", c_size_t),
+    )
+
+
 _ARGUMENTS: dict[str, list[object]] = {
     "tw_version": [],
     "tw_last_error": [],
@@ -227,6 +238,8 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_residual_undo": [c_void_p],
     "tw_digest": [c_void_p, c_size_t],
     "tw_residual_set": [c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t],
+    "tw_residual_get_all": [c_void_p, POINTER(ResidualArray), c_size_t],
+    "tw_residual_set_all": [c_void_p, POINTER(ResidualArray), c_size_t],
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Sequence
 from ctypes import byref, c_size_t, c_void_p
 
 from thinwire import _library, errors
@@ -216,14 +217,12 @@ class Communicator:
             sizes[name.value.decode()] = numel.value
         return sizes
 
-    def get_residual(
-        self, name: str, first: int, second: int, momentum: int | None, numel: int
-    ) -> None:
-        """Writes both residuals of a parameter, and its momentum if asked for, `numel` floats each,
-        to the addresses."""
+    def get_residuals(self, arrays: Sequence[tuple[str, str, int, int]]) -> None:
+        """Writes kept arrays of parameters, each as (parameter, "first", "second" or "momentum",
+        address, number of elements), float32. All are copied in one pass over the memory."""
         handle = self._open()
         _library.check(
-            self._library.tw_residual_get(handle, name.encode(), first, second, momentum, numel)
+            self._library.tw_residual_get_all(handle, _residual_arrays(arrays), len(arrays))
         )
 
     def undo_residuals(self) -> None:
@@ -231,14 +230,12 @@ class Communicator:
         has changed in residuals and momentum."""
         _library.check(self._library.tw_residual_undo(self._open()))
 
-    def set_residual(
-        self, name: str, first: int, second: int, momentum: int | None, numel: int
-    ) -> None:
-        """Reads both residuals of a parameter, and its momentum if there is one, `numel` floats
-        each, from the addresses."""
+    def set_residuals(self, arrays: Sequence[tuple[str, str, int, int]]) -> None:
+        """Replaces all that is kept of the parameters that these arrays name; as
+        get_residuals()."""
         handle = self._open()
         _library.check(
-            self._library.tw_residual_set(handle, name.encode(), first, second, momentum, numel)
+            self._library.tw_residual_set_all(handle, _residual_arrays(arrays), len(arrays))
         )
 
     def fail(self, reason: errors.Error) -> None:
@@ -252,6 +249,12 @@ class Communicator:
         if handle:
             self._end.detach()
             self._library.tw_comm_destroy(handle)
+
+
+def _residual_arrays(arrays: Sequence[tuple[str, str, int, int]]) -> ctypes.Array:
+    return (_library.ResidualArray * len(arrays))(
+        *((parameter.encode(), array.encode(), *place) for parameter, array, *place in arrays)
+    )
 
 
 def _encoded(text: str | None) -> bytes | None:

@@ -30,24 +30,24 @@ Residuals = dict[str, Memory]  # by parameter
 
 def read(communicator: Communicator, momentum: bool) -> Residuals:
     """Copies what this rank keeps of each parameter. Nothing may be in flight."""
-    residuals: Residuals = {}
-    for name, numel in communicator.residuals().items():
-        memory = Memory(
-            torch.zeros(numel), torch.zeros(numel), torch.zeros(numel) if momentum else None
+    residuals = {
+        name: Memory(
+            torch.empty(numel), torch.empty(numel), torch.empty(numel) if momentum else None
         )
-        communicator.get_residual(name, *_addresses(memory), numel)
-        residuals[name] = memory
+        for name, numel in communicator.residuals().items()
+    }
+    communicator.get_residuals(_arrays(residuals))
     return residuals
 
 
 def write(communicator: Communicator, residuals: Residuals) -> None:
     """Replaces what is kept of these parameters, and empties that of all others."""
+    others = {}
     for name, numel in communicator.residuals().items():
         if name not in residuals:
             zeros = torch.zeros(numel)
-            communicator.set_residual(name, *_addresses(Memory(zeros, zeros)), numel)
-    for name, memory in residuals.items():
-        communicator.set_residual(name, *_addresses(memory), memory.first.numel())
+            others[name] = Memory(zeros, zeros)
+    communicator.set_residuals(_arrays({**others, **residuals}))
 
 
 def with_momentum(residuals: Residuals, momentum: Mapping[str, torch.Tensor]) -> Residuals:
@@ -67,9 +67,14 @@ def merged(memory: Memory, world: int) -> Memory:
     return memory._replace(first=first, second=torch.zeros_like(first))
 
 
-def _addresses(memory: Memory) -> tuple[int, int, int | None]:
-    momentum = None if memory.momentum is None else memory.momentum.data_ptr()
-    return memory.first.data_ptr(), memory.second.data_ptr(), momentum
+def _arrays(residuals: Residuals) -> list[tuple[str, str, int, int]]:
+    """Each tensor as Communicator.get_residuals() takes it."""
+    return [
+        (name, array, tensor.data_ptr(), tensor.numel())
+        for name, memory in residuals.items()
+        for array, tensor in memory._asdict().items()
+        if tensor is not None
+    ]
 
 
 def pack(
