@@ -65,7 +65,9 @@ struct ReduceArgs {
   CodecSpec up;                           // codec of `wires`
   CodecSpec down;                         // codec of `wire_out`
   std::span<const uint8_t* const> wires;  // by rank, EncodedBytes(up, numel) each; null = own shard
-  TensorView own;                         // the owner's gradient, which enters the sum unquantised
+  // The owner's gradient, which enters the sum unquantised. Where no wire is null only its dtype and
+  // numel are read, and its data may be null: a reducer need not own a shard.
+  TensorView own;
   float scale = 1.0f;                     // 1/n for the mean, 1 for the sum
   float* residual = nullptr;    // numel floats of second-hop residual, updated; null = none
   TensorView out;               // the decoded result; may be `own`
@@ -148,7 +150,7 @@ class Backend {
                              std::span<float> own) const;
   virtual void EndMomentum(const MomentumArgs& args) const;
 
-  // Whether all of them are zero. `*known` remembers that they are, which spares the reading: it is
+  // True if all of them are zero. `*known` remembers that they are, which spares the reading: it is
   // zero again whenever they may have changed. Null: nothing is known. False where looking would
   // cost more than it may save: on a device.
   virtual bool AreZero(std::span<const std::span<const float>> parts, float* known) const;

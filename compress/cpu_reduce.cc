@@ -7,9 +7,9 @@
 #include "compress/stages.h"
 
 namespace thinwire {
-
 CpuReduction::CpuReduction(const ReduceArgs& args)
     : args_(args),
+      own_(args.own.data != nullptr ? args.own : args.out),  // which no wire asks for then
       up_(args.up, args.own.numel),
       down_(args.down, args.own.numel, args.draws),
       from_(InfoOf(args.up.id).simd.dense),
@@ -30,11 +30,11 @@ void CpuReduction::Run() {
 // Codes need nothing but their own block. In one piece where no stage buffer is needed.
 void CpuReduction::ReduceAll() {
   BeginWalks();
-  const size_t numel = args_.own.numel, step = direct_ ? numel : kStage;
+  const size_t numel = own_.numel, step = direct_ ? numel : kStage;
   for (size_t begin = 0; begin < numel; begin += step) {
     const size_t count = std::min(step, numel - begin);
     const Piece up(up_, begin, count), down(down_, begin, count);
-    const TensorView own = args_.own.Slice(begin, count), out = args_.out.Slice(begin, count);
+    const TensorView own = own_.Slice(begin, count), out = args_.out.Slice(begin, count);
     if (direct_) {
       ReducePiece(up, down, Floats(own), Floats(out));
       continue;
@@ -49,7 +49,7 @@ void CpuReduction::ReduceAll() {
 // Codes need all heads: what is encoded is made once for the heads, and waits in the residual, or
 // in `out`. Where there is no residual, nor fp32 in `out`, it is made again for the codes.
 void CpuReduction::ReduceWidths() {
-  const size_t numel = args_.own.numel;
+  const size_t numel = own_.numel;
   StageBuffer mean;
   BeginWalks();
   for (size_t begin = 0; begin < numel; begin += kStage) {
@@ -127,7 +127,7 @@ void CpuReduction::Sum(const Piece& up, const float* own, float* sum) {
 }
 
 void CpuReduction::SumOfTensor(size_t begin, size_t count, float* sum) {
-  const TensorView own = args_.own.Slice(begin, count);
+  const TensorView own = own_.Slice(begin, count);
   if (direct_) return Sum({up_, begin, count}, Floats(own), sum);
   StageBuffer values;
   ToFloats(own, values.data());

@@ -33,6 +33,7 @@ class CpuReduction {
   float* ResidualAt(size_t begin) const;
 
   const ReduceArgs& args_;
+  const TensorView own_;  // the result's memory, never read, where the reducer has no shard
   const Shard up_, down_;
   const DenseOperations &from_, &to_;
   const bool direct_;                        // the tensors are fp32

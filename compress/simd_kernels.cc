@@ -92,7 +92,10 @@ void ReduceBlocksOf(const RankBlocks& blocks, const Reduction& args) {
 }
 
 void ReduceBlocksT(const RankBlocks& blocks, const Reduction& args) {
-  if (args.wires.size() == 2) {
+  // A reducer without a shard of its own has two wires and takes the loop for many.
+  const bool own_and_peer =
+      args.wires.size() == 2 && (args.wires[0] == nullptr || args.wires[1] == nullptr);
+  if (own_and_peer) {
     args.r != nullptr ? ReduceBlocksOf<SumOfTwo, true>(blocks, args)
                       : ReduceBlocksOf<SumOfTwo, false>(blocks, args);
   } else {

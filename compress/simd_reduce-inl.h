@@ -78,7 +78,8 @@ class SumOfMany {
   size_t codes_at_;
 };
 
-// The same for two ranks, whose sum has one order only: nothing is looked up within a block.
+// The same for two ranks of which one is the owner: their sum has one order only, and nothing is
+// looked up within a block.
 template <int kUp>
 class SumOfTwo {
  public:

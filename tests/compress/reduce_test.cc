@@ -11,6 +11,7 @@
 namespace thinwire {
 namespace {
 
+// me == world: a reducer that has no shard of its own.
 void CheckReduce(const CodecPair& pair, DType dtype, int world, int me, size_t numel) {
   std::vector<std::vector<uint8_t>> wires(world,
                                           std::vector<uint8_t>(EncodedBytes(pair.up, numel)));
@@ -21,6 +22,7 @@ void CheckReduce(const CodecPair& pair, DType dtype, int world, int me, size_t n
     pointers[r] = r == me ? nullptr : wires[r].data();
   }
   const std::vector<float> own_values = Values(numel, kSeed + 31 * me);
+  const bool owns = me < world;
   std::vector<uint8_t> own(numel * 4), out1(numel * 4), out2(numel * 4);
   ScalarBackend().Decode(Spec("fp32"), reinterpret_cast<const uint8_t*>(own_values.data()),
                          {own.data(), numel, dtype});
@@ -30,7 +32,7 @@ void CheckReduce(const CodecPair& pair, DType dtype, int world, int me, size_t n
   ReduceArgs args{.up = pair.up,
                   .down = pair.down,
                   .wires = pointers,
-                  .own = {own.data(), numel, dtype},
+                  .own = {owns ? own.data() : nullptr, numel, dtype},
                   .scale = 1.0f / static_cast<float>(world),
                   .residual = feedback ? r1.data() : nullptr,
                   .out = {out1.data(), numel, dtype},
@@ -66,11 +68,44 @@ TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const int world : {2, 3, 5}) {
         for (const size_t numel : {1, 255, 256, 300, 5000}) {
-          for (int me = 0; me < world; ++me) {
+          for (int me = 0; me <= world; ++me) {
             CheckReduce(*CodecPair::Parse(text), dtype, world, me, numel);
             if (HasFatalFailure()) return;
           }
         }
+      }
+    }
+  }
+}
+
+// A server that owns no shard adds the wires of two workers.
+TEST_P(TargetTest, TwoWiresWithoutAShardOfTheReducersOwnAreBothAdded) {
+  constexpr size_t kNumel = 5000;
+  const std::vector<float> ones(kNumel, 1.0f), twos(kNumel, 2.0f);
+  for (const char* text : {"fp32", "bf16", "int8", "int4", "onebit", "adaptive"}) {
+    const CodecSpec spec = Spec(text);
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      std::vector<uint8_t> first(EncodedBytes(spec, kNumel)), second = first;
+      std::vector<float> a(kNumel), b(kNumel), out(kNumel), expected(kNumel);
+      for (const Backend* backend : {&CpuBackend(), &ScalarBackend()}) {
+        backend->Encode(spec, {const_cast<float*>(ones.data()), kNumel}, nullptr, first.data());
+        backend->Encode(spec, {const_cast<float*>(twos.data()), kNumel}, nullptr, second.data());
+        backend->Decode(spec, first.data(), {a.data(), kNumel});
+        backend->Decode(spec, second.data(), {b.data(), kNumel});
+        for (size_t i = 0; i < kNumel; ++i) expected[i] = a[i] + b[i];
+        const std::vector<const uint8_t*> wires = {first.data(), second.data()};
+        std::vector<uint8_t> wire(EncodedBytes(Spec("fp32"), kNumel)), result(4 * kNumel);
+        std::vector<uint8_t> rounded(4 * kNumel);
+        backend->Reduce({.up = spec,
+                         .down = Spec("fp32"),
+                         .wires = wires,
+                         .own = {nullptr, kNumel, dtype},
+                         .out = {result.data(), kNumel, dtype},
+                         .wire_out = wire.data()});
+        backend->Decode(Spec("fp32"), wire.data(), {out.data(), kNumel});
+        ASSERT_EQ(out, expected) << text << ", " << Name(dtype);
+        backend->Decode(Spec("fp32"), wire.data(), {rounded.data(), kNumel, dtype});
+        ASSERT_EQ(result, rounded) << text << ", " << Name(dtype);
       }
     }
   }
