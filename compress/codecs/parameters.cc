@@ -31,7 +31,7 @@ std::optional<std::string> ParseRounding(const std::string& value, CodecSpec* sp
 
 std::optional<std::string> ParseSeed(const std::string& value, CodecSpec* spec) {
   uint64_t parsed = 0;
-  if (!absl::SimpleAtoi(value, &parsed)) return "0";
+  if (!absl::SimpleAtoi(value, &parsed)) return absl::StrCat(parsed);  // saturated at the ends
   spec->seed = parsed;
   return std::nullopt;
 }

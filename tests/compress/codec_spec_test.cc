@@ -64,47 +64,75 @@ TEST(CodecSpec, LosslessKeepsTheElements) {
 }
 
 TEST(CodecSpec, ErrorsNameTheNearest) {
-  const std::pair<const char*, const char*> cases[] = {{"int5", "'int"},
-                                                       {"in8", "'int8'"},
-                                                       {"", "unknown codec ''"},
-                                                       {"bf61", "'bf16'"},
-                                                       {"int4:blok=256", "'block'"},
-                                                       {"int4:block=250", "block=256"},
-                                                       {"int4:block=0", "block=128"},
-                                                       {"int4:block=99999", "block=4096"},
-                                                       {"int4:block=x", "block=128"},
-                                                       {"int4:", "no parameter ''"},
-                                                       {"fp32:block=256", "no parameters"},
-                                                       {"int4:block=128,x=1", "'x'"},
-                                                       {"onebti", "'onebit'"},
-                                                       {"topk:densty=1", "'density'"},
-                                                       {"topk:density=0", "density=1e-06"},
-                                                       {"topk:density=2", "density=1"},
-                                                       {"topk:density=nan", "0.000001 to 1"},
-                                                       {"topk:warmup=-1", "warmup=0"},
-                                                       {"int8:rounding=stochastik", "=stochastic"},
-                                                       {"int8:hadamard=1", "no parameter"},
-                                                       {"int4:hadamard=2", "0 or 1"},
-                                                       {"int4:hadamard=1,block=512", "block=512"},
-                                                       {"onebit:seed=1", "'block'"},
-                                                       {"adaptive:bits=0.4", "bits=0.5"},
-                                                       {"adaptive:bits=7", "bits=6"},
-                                                       {"adaptive:bits=2.03", "bits=2"},
-                                                       {"adaptive:bits=inf", "steps of 1/16"},
-                                                       {"adaptive:bits=x", "bits=2"},
-                                                       {"adaptive:floor=3", "floor=2"},
-                                                       {"adaptive:floor=-1", "floor=0"},
-                                                       {"adaptive:bits=1,floor=2", "bits=2"},
-                                                       {"adaptive:block=512", "block=512"},
-                                                       {"adaptive:hadamard=1", "no parameter"},
-                                                       {"int8:seed=x", "2^64"},
-                                                       {"topk:down=int4", "no second hop"},
-                                                       {"int4:down=topk", "no second hop"},
-                                                       {"int4:down=int5", "'int"}};
+  const std::pair<const char*, const char*> cases[] = {
+      {"int5", "'int"},
+      {"in8", "'int8'"},
+      {"", "unknown codec ''"},
+      {"bf61", "'bf16'"},
+      {"int4:blok=256", "'block'"},
+      {"int4:block=250", "block=256"},
+      {"int4:block=0", "block=128"},
+      {"int4:block=99999", "block=4096"},
+      {"int4:block=x", "block=128"},
+      {"int4:", "no parameter ''"},
+      {"fp32:block=256", "no parameters"},
+      {"int4:block=128,x=1", "'x'"},
+      {"onebti", "'onebit'"},
+      {"topk:densty=1", "'density'"},
+      {"topk:density=0", "density=1e-06"},
+      {"topk:density=2", "density=1"},
+      {"topk:density=nan", "0.000001 to 1"},
+      {"topk:warmup=-1", "warmup=0"},
+      {"int8:rounding=stochastik", "=stochastic"},
+      {"int8:hadamard=1", "no parameter"},
+      {"int4:hadamard=2", "0 or 1"},
+      {"int4:hadamard=1,block=512", "block=512"},
+      {"onebit:seed=1", "'block'"},
+      {"adaptive:bits=0.4", "bits=0.5"},
+      {"adaptive:bits=7", "bits=6"},
+      {"adaptive:bits=2.03", "bits=2"},
+      {"adaptive:bits=inf", "steps of 1/16"},
+      {"adaptive:bits=x", "bits=2"},
+      {"adaptive:floor=3", "floor=2"},
+      {"adaptive:floor=-1", "floor=0"},
+      {"adaptive:bits=1,floor=2", "bits=2"},
+      {"adaptive:block=512", "block=512"},
+      {"adaptive:hadamard=1", "no parameter"},
+      {"int8:seed=x", "2^64"},
+      {"int8:seed=x", "seed=0"},
+      {"int8:seed=-1", "seed=0"},
+      {"int8:seed=18446744073709551616", "seed=18446744073709551615"},
+      {"int8:seed=12x", "seed=12"},
+      {"topk:down=int4", "no second hop"},
+      {"int4:down=topk", "no second hop"},
+      {"int4:down=int5", "'int"}};
   for (const auto& [text, words] : cases) {
     const auto spec = CodecPair::Parse(text);
     ASSERT_TRUE(absl::IsInvalidArgument(spec.status())) << text;
     EXPECT_NE(spec.status().message().find(words), absl::string_view::npos) << spec.status();
+  }
+}
+
+// FORMAT.md, "Parameters".
+TEST(CodecSpec, NumbersMayBeWrittenInSeveralWays) {
+  const std::pair<const char*, const char*> same[] = {
+      {"adaptive:bits=.5", "adaptive:bits=0.5"},
+      {"adaptive:bits=2e0", "adaptive"},
+      {"adaptive:bits=+2.0", "adaptive"},
+      {"adaptive:bits= 3 ", "adaptive:bits=3"},
+      {"topk:density=1e-2", "topk"},
+      {"adaptive:bits=0x1p1", "adaptive"},
+      {"int8:block=+512", "int8:block=512"},
+      {"int8:block=128,block=512", "int8:block=512"},
+      {"int8:block=512,block=256", "int8"}};
+  for (const auto& [text, plain] : same) {
+    const auto spec = CodecSpec::Parse(text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->ToString(), plain) << text;
+  }
+  for (const char* text : {"adaptive:bits=inf", "adaptive:bits=nan", "int8:block=0x100",
+                           "int8:block=2e2", "int8:block=256.0"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CodecSpec::Parse(text).status())) << text;
   }
 }
 

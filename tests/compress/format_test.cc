@@ -3,9 +3,12 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "compress/backend.h"
@@ -96,6 +99,108 @@ TEST(Format, GoldenFilesNeverChange) {
     if (std::getenv("THINWIRE_WRITE_GOLDEN") != nullptr)
       std::ofstream(path, std::ios::binary) << bytes;
     EXPECT_EQ(ReadAll(path), bytes) << path;
+  }
+}
+
+std::vector<float> Decoded(const Backend& backend, const CodecSpec& spec,
+                           const std::vector<uint8_t>& wire, size_t n) {
+  std::vector<float> values(n);
+  backend.Decode(spec, wire.data(), {values.data(), n});
+  return values;
+}
+
+// The rules of FORMAT.md beside the bytes of its examples, of both implementations.
+class FormatRules : public testing::TestWithParam<const Backend*> {
+ protected:
+  static const Backend& backend() { return *GetParam(); }
+  static std::vector<uint8_t> EncodeBy(const CodecSpec& spec, const std::vector<float>& values) {
+    std::vector<uint8_t> wire(EncodedBytes(spec, values.size()));
+    backend().Encode(spec, {const_cast<float*>(values.data()), values.size()}, nullptr,
+                     wire.data());
+    return wire;
+  }
+  static uint16_t HeadOf(float rms) {
+    const std::vector<uint8_t> wire =
+        EncodeBy(*CodecSpec::Parse("adaptive"), std::vector<float>(256, rms));
+    return static_cast<uint16_t>(wire[0] | wire[1] << 8);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Both, FormatRules, testing::Values(&CpuBackend(), &ScalarBackend()),
+                         [](const auto& info) { return info.index == 0 ? "simd" : "scalar"; });
+
+TEST_P(FormatRules, Fp32KeepsTheBitsOfANan) {
+  const uint32_t signalling[] = {0x7f800001, 0xffa00000, 0x7fc12345};
+  std::vector<float> values(3);
+  std::memcpy(values.data(), signalling, sizeof(signalling));
+  const std::vector<uint8_t> wire = EncodeBy(*CodecSpec::Parse("fp32"), values);
+  EXPECT_EQ(std::memcmp(wire.data(), signalling, sizeof(signalling)), 0);
+}
+
+TEST_P(FormatRules, AdaptiveComparesRootsBeforeTheyAreRounded) {
+  EXPECT_EQ(HeadOf(0x1p116f), 0x7fc0);
+  EXPECT_EQ(HeadOf(std::nextafter(0x1p116f, 0.0f)), 0x7980) << "rounds to 2^116, and is finite";
+  EXPECT_EQ(HeadOf(0x1p-100f), 0x0d80);
+  EXPECT_EQ(HeadOf(std::nextafter(0x1p-100f, 0.0f)), 0) << "would round to 2^-100";
+}
+
+TEST_P(FormatRules, AdaptiveZerosHaveTheSignOfTheirFactor) {
+  const CodecSpec spec = *CodecSpec::Parse("adaptive:bits=1");
+  std::vector<uint8_t> wire(EncodedBytes(spec, 256));
+  wire[0] = 0x80, wire[1] = 0x3f;  // a head of 1; all signs are positive, so only M_0 is not 0
+  const std::vector<float> values = Decoded(backend(), spec, wire, 256);
+  EXPECT_NE(values[0], 0.0f);
+  size_t negative = 0;
+  for (size_t i = 1; i < 256; ++i) {
+    EXPECT_EQ(values[i], 0.0f);
+    negative += std::signbit(values[i]) ? 1 : 0;
+  }
+  EXPECT_GT(negative, 64u);
+  EXPECT_LT(negative, 192u);
+}
+
+TEST_P(FormatRules, PaddingOfHeadsIsNotRead) {
+  for (const char* text : {"int8", "int4", "onebit", "adaptive"}) {
+    const CodecSpec spec = *CodecSpec::Parse(text);
+    const std::vector<float> values = GoldenInput(300);
+    std::vector<uint8_t> wire = EncodeBy(spec, values);
+    const std::vector<float> expected = Decoded(backend(), spec, wire, values.size());
+    for (size_t i = 4; i < 16; ++i) wire[i] = 0xa5;  // two blocks have heads of 4 bytes
+    EXPECT_TRUE(CheckWire(spec, {wire.data(), wire.size()}, values.size()).ok()) << text;
+    EXPECT_EQ(Decoded(backend(), spec, wire, values.size()), expected) << text;
+  }
+}
+
+TEST_P(FormatRules, AdaptiveHeadsOfNoEncoderHaveCodesAndAreRefusedBeforehand) {
+  const CodecSpec spec = *CodecSpec::Parse("adaptive:bits=1");
+  for (const uint16_t head : {0x0001, 0x0d7f, 0x7981, 0x7f7f}) {
+    std::vector<uint8_t> wire(EncodedBytes(spec, 256));
+    wire[0] = static_cast<uint8_t>(head), wire[1] = static_cast<uint8_t>(head >> 8);
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckWire(spec, {wire.data(), wire.size()}, 256)));
+    const uint32_t bits = uint32_t{head} << 16;
+    float rms;
+    std::memcpy(&rms, &bits, sizeof(rms));
+    // M_0 = 256 * 26 of a width of 1, times a sixteenth of the head in 32nds.
+    EXPECT_EQ(std::fabs(Decoded(backend(), spec, wire, 256)[0]), 6656.0f * (rms / 16 / 32));
+  }
+}
+
+TEST_P(FormatRules, AdaptiveIsBiasedAsTheTextSays) {
+  std::mt19937 random(5489);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(256 * 400);
+  for (float& value : values) value = normal(random);
+  for (const auto& [text, expected] :
+       {std::pair("adaptive:bits=1", 0.35), std::pair("adaptive:bits=2", 0.12),
+        std::pair("adaptive:bits=3", 0.035), std::pair("adaptive:bits=4", 0.01)}) {
+    const CodecSpec spec = *CodecSpec::Parse(text);
+    const std::vector<float> decoded =
+        Decoded(backend(), spec, EncodeBy(spec, values), values.size());
+    double both = 0, squares = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      both += double{values[i]} * decoded[i];
+      squares += double{values[i]} * values[i];
+    }
+    EXPECT_NEAR(1 - both / squares, expected, 0.005) << text;
   }
 }
 
