@@ -27,7 +27,7 @@ struct CodecTraits {
 
   // Every rank gets every rank's entries: a shard has no owner, and there is no second hop.
   constexpr bool entries() const { return kind == CodecKind::kEntries; }
-  // What a block's codes are, and where, follows from the scales of all blocks.
+  // The scales of all blocks say what a block's codes are, and where.
   constexpr bool widths() const { return kind == CodecKind::kWidths; }
   // Encoding loses something that the next step makes up for.
   constexpr bool uses_feedback() const { return kind != CodecKind::kElements; }

@@ -16,7 +16,7 @@ namespace {
 
 const CodecOperations& OperationsOf(const CodecSpec& spec) { return InfoOf(spec.id).simd; }
 
-// What is encoded: a gradient, or the momentum that it makes, which is in no memory but a stage's.
+// The values to encode: a gradient, or the momentum that it makes, which only a stage ever holds.
 struct Input {
   // fp32 that need no stage.
   bool direct() const { return gradient.dtype == DType::kF32 && momentum.velocity == nullptr; }

@@ -52,14 +52,14 @@ class DeviceStream {
   // Work that is queued from here on comes after the event, which may be of any stream. Null is no
   // event.
   virtual void WaitFor(const std::shared_ptr<DeviceEvent>& event) = 0;
-  // Whether the work before the event is done; the host does not wait. True for null, and after a
+  // True if the work before the event is done; the host does not wait. True for null, and after a
   // failure of the device, since nothing more will come.
   virtual bool HasReached(const std::shared_ptr<DeviceEvent>& event) = 0;
 
   // The stream as the device's own libraries know it: a cudaStream_t on a GPU.
   virtual void* handle() const = 0;
 
-  // Whether what is queued goes into a graph that is being captured, and does not run now. False
+  // True if what is queued goes into a graph that is being captured, and does not run now. False
   // after a failure of the device.
   virtual bool IsCapturing() = 0;
 

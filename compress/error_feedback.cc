@@ -331,7 +331,7 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
       place.others.push_back(&array);
     }
   }
-  // What is in no bucket, or nowhere; a bucket that holds the parameter overwrites it below.
+  // First what no bucket holds, or zeros; a bucket that holds the parameter overwrites them below.
   NameSet whole;  // parameters that lie in one bucket
   for (const auto& [key, bucket] : buckets_) {
     for (const Segment& segment : bucket.layout.segments) {

@@ -1,4 +1,4 @@
-// What topk does with the candidates of a whole tensor. Included once for each target.
+// Operations of topk on the candidates of a whole tensor. Included once for each target.
 #if defined(THINWIRE_COMPRESS_SIMD_CANDIDATES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_CANDIDATES_INL_H_
 #undef THINWIRE_COMPRESS_SIMD_CANDIDATES_INL_H_

@@ -24,7 +24,7 @@ HWY_INLINE float LoadScale(const uint8_t* at) {
   return FloatOf(static_cast<uint32_t>(half) << 16);
 }
 
-// What becomes of a decoded vector. kPast goes past the caches: `out` lies on vectors' boundaries.
+// Where a decoded vector goes. kPast goes past the caches: `out` lies on vectors' boundaries.
 enum class To { kOut, kSum, kPast };
 
 // Stores past the caches read no line before they overwrite it, which spares almost half of the

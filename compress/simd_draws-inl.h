@@ -76,7 +76,7 @@ class Generator {
   }
 
  private:
-  // What all calls of a group have in common.
+  // The state that all calls of a group share.
   struct Alike {
     uint64_t product;    // of the first call's counter
     uint32_t round1;     // what is added to word 2

@@ -80,7 +80,7 @@ size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, 
 size_t Scan(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,
             uint32_t* index, uint32_t* bits);
 
-// What topk does with the candidates of a tensor. Arrays have room for 16 words behind the last
+// Operations of topk on the candidates of a tensor. Arrays have room for 16 words behind the last
 // candidate, which may be read and overwritten.
 struct RankedKey {
   uint32_t key;

@@ -76,7 +76,7 @@ HWY_INLINE hn::Vec<I8> DemoteToBytes(hn::Vec<I16> a, hn::Vec<I16> b) {
 #endif
 }
 
-// Of each pair of neighbours the even one plus 16 times the odd one.
+// Adds to the even one of each pair of neighbours 16 times the odd one.
 HWY_INLINE hn::Vec<I16> SumOfPairs(hn::Vec<I8> codes) {
 #if HWY_TARGET == HWY_AVX3
   return hn::Vec<I16>{_mm512_maddubs_epi16(_mm512_set1_epi16(0x1001), codes.raw)};

@@ -158,7 +158,7 @@ HWY_INLINE void StoreScale(V scale, uint8_t* at) {
   memcpy(at, &half, sizeof(half));
 }
 
-// What encoding loses: codes * scale is exact, so that a fused subtraction gives the same bits.
+// The loss of an encoding: codes * scale is exact, so that a fused subtraction gives the same bits.
 HWY_INLINE V LossOf(V x, V codes, V scale) { return hn::NegMulAdd(codes, scale, x); }
 
 // The head of a block of x(j), j counting vectors: eight or more of them.

@@ -88,7 +88,7 @@ class Stochastic {
   alignas(64) uint32_t words_[2][Generator::WordAt(kMaxBlock)];
 };
 
-// Of values that may lie beyond int4's codes. `Rounding`: of one block.
+// Rounds values that may lie beyond int4's codes. `Rounding`: of one block.
 template <class Rounding>
 class Clamped {
  public:

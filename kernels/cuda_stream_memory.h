@@ -9,7 +9,7 @@
 
 namespace thinwire::kernels {
 
-// Of the current device, for work that is queued on the stream within the scope. Nothing waits:
+// Memory of the current device, for work queued on the stream within the scope. Nothing waits:
 // whoever gets the memory next, on whatever stream, comes after that work. In a stream that is
 // being captured it becomes a part of the graph.
 class StreamMemory {

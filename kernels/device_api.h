@@ -72,7 +72,7 @@ struct DeviceApi {
   int (*add_entries)(int ordinal, const AddEntriesLaunch* launch, void* stream);
   int (*count_up)(int ordinal, uint64_t* counter, void* stream);  // by one
 
-  // What follows is done at once.
+  // The calls below are done at once.
   // Writes a text that no other device of the host has, ended by a zero.
   int (*identify)(int ordinal, char text[kIdentityBytes]);
   // Calls `work(argument)` with the device as the thread's current one.

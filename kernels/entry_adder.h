@@ -89,7 +89,7 @@ class EntryAdder {
     return static_cast<uint32_t>(rest < kSubBlock ? rest : kSubBlock);
   }
 
-  // Whether the counts are right; `before` is the number of entries of the sub-blocks before.
+  // True if the counts are right; `before` is the number of entries of the sub-blocks before.
   THINWIRE_HD bool FindEntries(const uint32_t* counts, uint32_t* before) {
     PerThread<uint32_t> lower, lower_all, every, every_all;
     team_.ForEach([&](unsigned thread) {

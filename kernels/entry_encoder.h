@@ -229,14 +229,14 @@ class EntryEncoder {
     }
   }
 
-  // Of item k; `last` is the k-th key.
+  // 1 if item k is surely sent, kEqual if it ties with `last`, the smallest key that is sent, or 0.
   THINWIRE_HD static uint32_t WeightOf(const EntryItems& items, unsigned k, uint32_t last) {
     if ((items.there >> k & 1) == 0) return 0;
     const uint32_t key = SelectionKey(items.x.v[k]);
     return key > last ? 1 : key == last ? kEqual : 0;
   }
 
-  // What the scan left undone in a tile that has elements that are not finite.
+  // Stores what the scan left undone in a tile that has elements that are not finite.
   THINWIRE_HD void StoreFinite(unsigned thread, const EntrySource& source, const EntryItems& items,
                                const Values& u) {
     if (launch_.residual.data == nullptr) return;

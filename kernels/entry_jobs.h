@@ -12,7 +12,7 @@ namespace thinwire::kernels {
 inline constexpr unsigned kDigits = 3;
 inline constexpr unsigned kBins = 2048;
 
-// What the kernels of one encoding tell one another.
+// State that the kernels of one encoding hand on.
 struct EntryState {
   uint32_t low;      // elements of this key or a higher one are candidates
   uint32_t found;    // candidates
@@ -54,7 +54,7 @@ struct EncodeEntriesLaunch {
   EntryRoom room;
 };
 
-// What entries become.
+// The use of decoded entries.
 enum class EntryUse : uint8_t {
   kValues,  // out = value, 0 where there is none; of one wire
   kSum,     // out = the sum of factor * value over the wires, in order

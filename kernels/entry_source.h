@@ -9,7 +9,7 @@
 
 namespace thinwire::kernels {
 
-// What a thread has of a tile: elements by place, or candidates.
+// A thread's part of a tile: elements by place, or candidates.
 struct EntryItems {
   Values x;
   uint32_t there = 0;  // bit k: x.v[k] is one

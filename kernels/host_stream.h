@@ -1,4 +1,4 @@
-// What work on the host's devices is ordered by: threads that stand for streams, and events of
+// The order of work on the host's devices: threads that stand for streams, and events of
 // theirs.
 #ifndef THINWIRE_KERNELS_HOST_STREAM_H_
 #define THINWIRE_KERNELS_HOST_STREAM_H_

@@ -85,13 +85,13 @@ class HostTeam {
 
   void Sync() { ++epoch_; }
 
-  // Of device memory, where teams meet. The old value is returned.
+  // Adds in device memory, where teams meet. The old value is returned.
   static uint32_t AtomicAdd(uint32_t* sum, uint32_t value) {
     const uint32_t before = *sum;
     *sum = before + value;
     return before;
   }
-  // What this thread has written so far other teams see before what it writes from here on.
+  // Other teams see what this thread has written so far before what it writes from here on.
   static void Fence() {}
   // A word that another team has written in the same launch.
   static uint32_t Fresh(const uint32_t* word) { return *word; }

@@ -1,4 +1,4 @@
-// What a team finds out together: sums over its threads, and whether it is the last of its kernel.
+// A team's common answers: sums over its threads, and whether it is the last of its kernel.
 #ifndef THINWIRE_KERNELS_TEAM_SUM_H_
 #define THINWIRE_KERNELS_TEAM_SUM_H_
 

@@ -32,7 +32,7 @@ THINWIRE_HD uint32_t FirstBlockOf(const TileRange& tile) {
 
 THINWIRE_HD bool HasWidths(const Codec& codec) { return codec.sixteenths != 0; }
 
-// What all heads of a shard say of its codes, in device memory.
+// The place of codes as all heads of a shard give it, in device memory.
 struct WidthsPlan {
   int threshold;              // of the widths
   uint32_t raised;            // blocks before this one take the threshold below

@@ -45,7 +45,7 @@ struct Nibbles {
   uint32_t quad[kQuads];
 };
 
-// What a part of a block has to know.
+// The place of a part of a block.
 struct BlockPart {
   uint16_t head;  // 0 behind the last block
   int width;

@@ -85,7 +85,7 @@ class WidthsEncoder {
     }
   }
 
-  // What no block has taken of the budget: each tile zeroes the part of it that lies in its share.
+  // The budget that no block has taken: each tile zeroes the part of it that lies in its share.
   THINWIRE_HD void ZeroRest() {
     const size_t tile = tile_.begin / kTile, tiles = (tile_.numel + kTile - 1) / kTile;
     const size_t budget = AdaptivePlanes(codec_.sixteenths, BlocksOf(tile_.numel));

@@ -7,7 +7,7 @@
 
 namespace thinwire::kernels {
 
-// Of the blocks that a thread holds a part of.
+// Heads of the blocks that a thread holds a part of.
 struct Heads {
   uint16_t of[kParts];
 };

@@ -39,7 +39,7 @@ inline Codec Fp32() {
 }
 inline Elements FloatsAt(float* data) { return {data, true}; }
 
-// What comes before the sum, and after it.
+// The work before the sum, and after it.
 class ReduceParts {
  public:
   ReduceParts(const ReduceLaunch& launch, uint8_t* room)

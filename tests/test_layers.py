@@ -206,6 +206,39 @@ def test_no_conditional_compilation_inside_functions(path):
             assert "HWY_TARGET" in line, f"{name(path)}:{number}: {line}"
 
 
+# Folders whose comments may still begin with one of these words. The list only gets shorter.
+FRAGMENTS_ALLOWED_IN = {"transport", "schedule", "integrations"}
+
+
+def fragments_in(text: str) -> list[str]:
+    """Comments that begin with What, Of, Who or Whether: most are sentences without a subject."""
+    found, was_comment = [], False
+    for line in text.splitlines():
+        comment = re.search(r"//\s*(.*)", line)
+        is_whole = line.lstrip().startswith("//")
+        if comment and not (is_whole and was_comment):
+            found += [comment[1]] if re.match(r"(?:What|Of|Who|Whether)\b", comment[1]) else []
+        was_comment = is_whole
+    return found
+
+
+def test_fragments_are_found():
+    assert fragments_in("// What it is.\nint a;  // Of b.\n// A sentence.\n// What not.") == [
+        "What it is.",
+        "Of b.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in FRAGMENTS_ALLOWED_IN],
+    ids=name,
+)
+def test_comments_begin_with_a_subject(path):
+    found = fragments_in(path.read_text())
+    assert not found, f"{found} in {name(path)}; begin with what the comment is about and a verb"
+
+
 # Traits answer every question about a codec, so nobody else needs to know which one it is.
 @pytest.mark.parametrize(
     "path",

@@ -119,7 +119,7 @@ HWY_INLINE void ForDecoded(const Task& task, const float* HWY_RESTRICT signs, Pu
   for (size_t j = 0; j < kBlockVectors; ++j) put(j, value, hn::Set(F(), 1.0f));
 }
 
-// What an encoding leaves besides codes. kLoss: x becomes its loss. kBoth: and `decoded` is set.
+// Output of an encoding besides codes. kLoss: x becomes its loss. kBoth: and `decoded` is set.
 enum class Leaves { kNothing, kLoss, kBoth };
 
 template <Leaves kLeaves>

@@ -107,7 +107,7 @@ HWY_NOINLINE void EncodeWide(int width, Parts& parts, uint8_t* HWY_RESTRICT plan
   LevelsOfCodes(width, codes, parts);
 }
 
-// Of any width.
+// Decodes a block whose codes have `width` bits, 1 to 8; slower than the loops above.
 HWY_NOINLINE void DecodeParts(int width, const uint8_t* HWY_RESTRICT planes, Parts& parts) {
   Codes8 codes;
   for (size_t i = 0; i < kTransform; i += kByteLanes) {

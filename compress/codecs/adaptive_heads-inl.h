@@ -34,7 +34,7 @@ struct alignas(64) Filled {
 
 // Heads.
 
-// Of x(j), vector j of a block.
+// Sums the squares of a block; x(j) gives its vector j.
 template <class X>
 HWY_INLINE float SumOfSquares(X x) {
   constexpr size_t kParts = kSumLanes / kLanes;

@@ -1,4 +1,4 @@
-// What adaptive's levels give at compile time: the borders between them in the encoder's whole
+// Tables that adaptive's levels give at compile time: borders between them in the encoder's whole
 // numbers, as the loops of adaptive_codes-inl.h look them up.
 #ifndef THINWIRE_COMPRESS_CODECS_ADAPTIVE_TABLES_H_
 #define THINWIRE_COMPRESS_CODECS_ADAPTIVE_TABLES_H_

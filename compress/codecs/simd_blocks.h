@@ -7,7 +7,7 @@
 
 namespace thinwire::codecs {
 
-// What simd's reductions take, for a whole piece.
+// The arguments of simd's reductions, for a whole piece.
 simd::Reduction ReductionOf(const Piece& up, const Piece& down, const PieceReduction& args);
 
 void EncodeSimdBlocks(const Piece& piece, const float* g, float* r, uint8_t* wire);

@@ -98,7 +98,7 @@ class Candidates {
  private:
   static constexpr size_t kSlack = 16;  // words that a vector may write behind the last candidate
 
-  // Of the candidates with the k-th key those from here on go: more than k have that key or a
+  // Candidates with the k-th key are dropped from here on: more than k have that key or a
   // larger one only where there are ties.
   size_t TiesEnd(const simd::RankedKey& last) const {
     size_t end = count_;

@@ -129,7 +129,7 @@ TEST(CodecInfo, MomentumNeedsAreThoseOfTheMethods) {
   EXPECT_EQ(need("topk:density=0.0099"), MomentumNeed::kAdvised);
 }
 
-// What reduces in one pass is compared with what does one rank after the other.
+// A fused reduction is compared with one that takes one rank after the other.
 TEST(CodecInfo, TheReferenceHasNoFusedLoops) {
   for (const CodecTraits& traits : kCodecs) {
     EXPECT_EQ(InfoOf(traits.id).scalar.dense.reduce, nullptr) << traits.name;

@@ -145,7 +145,7 @@ TEST_P(TargetTest, StochasticCodesOfTheLargestElementsStayInRange) {
   }
 }
 
-// What is decoded to an address between vectors' boundaries goes through the caches at any size.
+// Values decoded to an address between vectors' boundaries go through the caches at any size.
 TEST_P(TargetTest, LargeTensorsDecodePastTheCaches) {
   constexpr size_t kNumel = (size_t{32} << 20) / sizeof(float) + 300;
   const std::vector<float> some = Values(1 << 14, kSeed);

@@ -1,4 +1,4 @@
-// What a thread finds current after a call on a device. The driver is a stand-in here: a stack of
+// The current context of a thread after a call on a device. The driver is a stand-in: a stack of
 // contexts for each thread, as CUDA's has.
 #include "kernels/cuda_contexts.h"
 

@@ -36,7 +36,7 @@ class EntryKernelTest : public KernelChecks {
   // Entries that are added, times a factor.
   void CheckScaled(const CodecSpec& spec, const std::vector<float>& values);
   void CheckSum(const CodecSpec& spec, size_t numel, int ranks);
-  // What the adding kernel makes of any bytes.
+  // The adding kernel's result, from any bytes.
   std::vector<float> Decoded(const CodecSpec& spec, const std::vector<uint8_t>& bytes,
                              size_t numel);
 };
@@ -247,7 +247,7 @@ std::vector<float> EntryKernelTest::Decoded(const CodecSpec& spec,
   return values;
 }
 
-// What CheckWire refuses on the host makes its part of the result NaN here, and reaches no further.
+// Bytes that CheckWire refuses on the host make their part of the result NaN here, and no more.
 TEST_P(EntryKernelTest, MalformedBytesBecomeNan) {
   const size_t numel = 70000;
   const CodecSpec spec = TopK(10000);

@@ -12,7 +12,7 @@
 
 namespace thinwire {
 
-// Of all watched devices of the program.
+// Counts over all watched devices of the program.
 struct DeviceCounts {
   std::atomic<int> allocated = 0, pinned = 0;  // pieces of memory
   std::atomic<int> pooled = 0;                 // launches that need a room and have none

@@ -62,7 +62,7 @@ TEST_P(WidthsKernelTest, ManyTiles) {
   Check("adaptive:bits=4.3125,floor=1", Values(65537, 1));
 }
 
-// What no block can take is zero, wherever it lies.
+// The bytes that no block can take are zero, wherever they lie.
 TEST_P(WidthsKernelTest, FewBlocksHaveCodes) {
   for (const char* spec : kSpecs) {
     for (const float other : {0.0f, 0x1p-120f, INFINITY, NAN, 0x1p127f}) {
