@@ -119,6 +119,7 @@ absl::Status WrongSize(std::string_view name, size_t expected, size_t got) {
 struct Places {
   float* first = nullptr;
   float* second = nullptr;
+  size_t numel = 0;
   absl::InlinedVector<const StateArray*, 2> others;
 };
 
@@ -323,6 +324,7 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
       return WrongSize(array.parameter, known->numel, array.values.size());
     }
     Places& place = places[array.parameter];
+    place.numel = known->numel;
     if (array.array == kFirstHop) {
       place.first = array.values.data();
     } else if (array.array == kSecondHop) {
@@ -335,7 +337,9 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
   NameSet whole;  // parameters that lie in one bucket
   for (const auto& [key, bucket] : buckets_) {
     for (const Segment& segment : bucket.layout.segments) {
-      if (segment.count == segment.total) whole.insert(segment.name);
+      if (segment.count == segment.total && Numel(segment.name) == segment.total) {
+        whole.insert(segment.name);
+      }
     }
   }
   for (const StateArray& array : arrays) {
@@ -372,7 +376,8 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
     if (!bad.ok()) return bad;
     ForEachSegment(layout, [&](const Segment& segment, auto for_each_run) {
       const auto place = places.find(segment.name);
-      if (place == places.end()) return;
+      // A bucket of a former model may hold elements of a parameter that has another size now.
+      if (place == places.end() || place->second.numel != segment.total) return;
       float* const first = place->second.first;
       float* const second = place->second.second;
       for_each_run([&](const Run& run) {

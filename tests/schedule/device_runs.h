@@ -83,10 +83,11 @@ inline History Reduce(const Options& options, const Case& run,
           ASSERT_TRUE(status.ok()) << status;
           history[rank].push_back(tensor.Read());
         }
-        for (const std::string& name : engine.error_feedback().Names()) {
+        for (const ErrorFeedback::Known& parameter : engine.error_feedback().parameters()) {
           ParameterResidual kept;
-          ASSERT_TRUE(engine.error_feedback().Export(name, &kept).ok());
-          for (const auto* floats : {&kept.first, &kept.second, &kept.arrays[std::string(kMomentum)]}) {
+          ASSERT_TRUE(engine.error_feedback().Export(parameter.name, &kept).ok());
+          for (const auto* floats :
+               {&kept.first, &kept.second, &kept.arrays[std::string(kMomentum)]}) {
             history[rank].push_back(Stored(*floats, DType::kF32));
           }
         }
