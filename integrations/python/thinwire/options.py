@@ -232,8 +232,6 @@ OPTIONS: tuple[Option, ...] = (
            variables=("THINWIRE_NCCL_OBSERVE",), default="none"),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
-    Option("has no effect: connections are checked in any case",
-           variables=("THINWIRE_INSECURE",), default="none"),
     Option("path of libthinwire.so", variables=("THINWIRE_LIBRARY",),
            default="in the package, else the checkout's build"),
 )  # fmt: skip

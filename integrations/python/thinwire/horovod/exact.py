@@ -3,6 +3,8 @@ broadcasts, objects, integers, float64, and minima, maxima and products."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -12,7 +14,6 @@ import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.horovod.ops import REDUCE_OPS, Op
-from thinwire.horovod.worker import Worker
 from thinwire.torch import agree
 
 _OPS = REDUCE_OPS | {Op.AVERAGE: dist.ReduceOp.SUM}
@@ -29,6 +30,39 @@ class Label(NamedTuple):
     def __str__(self) -> str:
         name = "" if self.name is None else f" '{self.name}'"
         return " ".join(filter(None, [f"{self.call}{name}", self.detail, *map(str, self.shapes)]))
+
+
+class Worker:
+    """A thread that runs calls one after the other, in the order of their submission. It is a
+    daemon, in contrast to the threads of concurrent.futures, so that a process whose main
+    thread fails ends at once, even while a call waits for a peer. Thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """A future of what the call returns or raises."""
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def close(self) -> None:
+        """Ends the thread after what was submitted."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            try:
+                future.set_result(call())
+            except Exception as error:  # whoever asks for the result gets it
+                future.set_exception(error)
+            del item, future, call  # they may hold tensors
 
 
 class ExactCollectives:
