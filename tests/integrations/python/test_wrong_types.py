@@ -30,6 +30,19 @@ def table(folder: str) -> dict[str, Callable[[], Call]]:
 
 # What may come of a wrong argument.
 
+ACCEPTED = "an object of no type that it knows is accepted"
+# Objects to send, flags that are taken by their truth, and arguments that nothing looks at yet.
+TAKES_ANYTHING = {
+    "horovod.broadcast_object(obj)", "horovod.allgather_object(obj)",
+    "horovod.ReducingOptimizer.zero_grad(set_to_none)",
+    "DistributedOptimizer.zero_grad(set_to_none)",
+    "DistributedOptimizer(find_unused_parameters)", "Bucket.mark_absent(absent)",
+    "simulate(planned)", "GradientExchange.end_step(repeats)", "check_replicas(step)",
+    "GradientExchange.bucket(shape)", "DistributedOptimizer(warm_up_steps)", "State(structure)",
+    "State.take_momentum(warm_up_steps)", "GradientExchange.between_steps(device)",
+    "GradientExchange.between_steps(finish)",
+}  # fmt: skip
+
 
 def complaint(call: Callable[..., Any], arguments: dict[str, Any], name: str, got: Any) -> str:
     """What is wrong with how the call answers to `got` as its argument `name`; empty: nothing."""
@@ -61,7 +74,7 @@ def complaint(call: Callable[..., Any], arguments: dict[str, Any], name: str, go
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} from {frame.filename}:{frame.lineno}: {error}"
-    return ""
+    return ACCEPTED if type(got) is object else ""
 
 
 def complaints(_rank: int, folder: str, callables: list[str]) -> list[str]:
@@ -74,7 +87,10 @@ def complaints(_rank: int, folder: str, callables: list[str]) -> list[str]:
         for name in make()[1]:
             for got in WRONG:
                 call, arguments = make()
-                if wrong := complaint(call, arguments, name, got):
+                wrong = complaint(call, arguments, name, got)
+                if wrong == ACCEPTED and f"{title}({name})" in TAKES_ANYTHING:
+                    continue
+                if wrong:
                     found.append(f"{title}({name}={got!r}): {wrong}")
     return found
 
@@ -120,6 +136,7 @@ def callables_of(name: str, found: Any) -> Iterator[str]:
 MADE_ELSEWHERE = {
     "Bucket", "State.note_bypassed", "Work", "hook", "horovod.Compression", "horovod.Compressor",
     "horovod.Handle", "horovod.Op", "horovod.ReducingOptimizer",
+    "State.follow_joins",
 }  # fmt: skip
 
 
