@@ -69,7 +69,8 @@ struct Hop {
   uint64_t tag;
   std::span<const Bytes> send;
   std::span<const MutableBytes> recv;
-  Reception next = {};  // nobody sends it before he has this rank's blocks of this hop
+  // May arrive early: a peer sends its next hop's blocks once it has received ours of this hop.
+  Reception next = {};
 };
 
 // A chunk on its way. Dropped half-way, it leaves the chunk's residuals, and topk's momentum, as
@@ -77,29 +78,58 @@ struct Hop {
 class ChunkRun {
  public:
   virtual ~ChunkRun() = default;
-  // What the first hop will receive; asked before the first Advance.
+  // Where the first hop receives, if its blocks may come before this rank has encoded its own.
+  // Asked before the first Advance.
   virtual Reception first() const { return {}; }
   // Works up to the next hop, which must be over before the next call; null: the chunk is done.
   // Fails where a device has no memory, or where a peer's bytes are malformed (FailedPrecondition).
   virtual absl::StatusOr<const Hop*> Advance() = 0;
 };
 
+// A phase of a chunk as a simulator counts it: the elements that a rank works on, and the hop that
+// follows.
+struct PhaseCost {
+  enum class To { kEverybody, kSome, kNode };  // kNode: only to ranks of the own node
+
+  double encoded = 0.0, reduced = 0.0, decoded = 0.0;  // elements
+  double bytes = 0.0;  // that a rank sends then, to all peers together, in the mean over the ranks
+  int peers = 0;       // 0: no hop follows
+  To to = To::kEverybody;
+};
+
 // Stateless; there is one object of each kind, which lives for ever.
 class Algorithm {
  public:
+  struct Traits {
+    std::string_view name;
+    int hops = 0;
+    bool keeps_residuals = false;
+    bool carries = false;        // it uses ChunkJob::carried
+    bool owns_momentum = false;  // its encoding has momentum of its own: Operands adds none
+  };
+  explicit Algorithm(const Traits& traits) : traits_(traits) {}
   virtual ~Algorithm() = default;
-  virtual std::string_view name() const = 0;
-  virtual int hops() const = 0;
+
+  std::string_view name() const { return traits_.name; }
+  int hops() const { return traits_.hops; }
+  bool keeps_residuals() const { return traits_.keeps_residuals; }
+  bool carries() const { return traits_.carries; }
+  bool owns_momentum() const { return traits_.owns_momentum; }
 
   // The n + 1 bounds of a chunk's shards: rank r owns [bounds[r], bounds[r + 1]), or in a grid the
-  // shard of Grid::shard. Bounds are multiples of `block` from the chunk's begin.
-  virtual std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const = 0;
+  // shard of Grid::shard. Bounds are multiples of `block` from the chunk's begin. By default nobody
+  // owns anything.
+  virtual std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const;
   // The elements whose residual on `rank` is of the second hop; that of all others is of the first.
-  virtual Range SecondHop(const Chunk& chunk, int rank) const = 0;
-  // Whether it keeps residuals at all.
-  virtual bool keeps_residuals() const = 0;
+  virtual Range SecondHop(const Chunk& chunk, int rank) const;
+  // The phases of a chunk of fp32: hops() with a hop, and the last one. By default everybody's
+  // encoded chunk goes to everybody.
+  virtual std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const;
 
   virtual std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const = 0;
+
+ private:
+  const Traits traits_;
 };
 
 // Dense codecs: a compressed reduce-scatter to owners, then a compressed all-gather.

@@ -41,9 +41,6 @@ std::string DescribeWay(int world, const Options& options) {
              : absl::StrCat("grid: ", grid.rows, " x ", grid.columns, " ranks");
 }
 
-Grid GridOf(const Chunk& chunk) {
-  const int world = static_cast<int>(chunk.bounds.size()) - 1;
-  return {world / chunk.columns, chunk.columns};
-}
+Grid GridOf(const Chunk& chunk) { return {chunk.world() / chunk.columns, chunk.columns}; }
 
 }  // namespace thinwire

@@ -1,34 +1,37 @@
 // A world of one: no hop. The mean and the sum of one tensor are that tensor, or its momentum; a
 // reduce-scatter and an all-gather of one rank are copies.
+#include "schedule/collective/hop_run.h"
 #include "schedule/collective/operands.h"
-#include "schedule/collective/whole.h"
 
 namespace thinwire {
 namespace {
 
-class LocalRun final : public ChunkRun {
+class LocalRun final : public HopRun {
  public:
-  LocalRun(const ChunkJob& job, const Bench& bench)
-      : job_(job), bench_(bench), operands_(job_, bench_) {}
+  LocalRun(const ChunkJob& job, const Bench& bench) : HopRun(job, bench), operands_(job_, bench_) {}
 
-  absl::StatusOr<const Hop*> Advance() override {
-    if (absl::Status status = operands_.Load(); !status.ok()) return status;
+ private:
+  absl::Status Work(int) override {
+    operands_.Load();
     const TensorView input = operands_.input();
     bench_.backend.Copy(operands_.output().data, input.data, input.bytes());
     operands_.Store();
-    return nullptr;
+    return absl::OkStatus();
   }
 
- private:
-  const ChunkJob job_;
-  const Bench bench_;
   Operands operands_;
+};
+
+class LocalAlgorithm final : public AlgorithmOf<LocalRun> {
+ public:
+  using AlgorithmOf::AlgorithmOf;
+  std::vector<PhaseCost> Costs(const Chunk&, const CodecPair&) const override { return {{}}; }
 };
 
 }  // namespace
 
 const Algorithm& Local() {
-  static const WholeAlgorithm<LocalRun> algorithm("local", 0, false);
+  static const LocalAlgorithm algorithm({.name = "local"});
   return algorithm;
 }
 

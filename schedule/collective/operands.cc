@@ -4,9 +4,8 @@ namespace thinwire {
 
 Operands::Operands(const ChunkJob& job, const Bench& bench)
     : job_(job), bench_(bench), numel_(job.chunk->numel()) {
-  bench.scratch.Reset();
   const size_t begin = job.chunk->elements.begin;
-  const bool own_momentum = job.velocity != nullptr && job.chunk->algorithm != &Entries();
+  const bool own_momentum = job.velocity != nullptr && !job.chunk->algorithm->owns_momentum();
   if (job.residual != nullptr) residual_ = job.residual + begin;
   if (own_momentum) {
     const std::span<float> m(job.velocity + begin, numel_);
@@ -52,12 +51,8 @@ void Operands::ForEachPiece(const TensorView& bucket, Visit visit) {
   }
 }
 
-absl::Status Operands::Load(Range needed) {
-  if (!bench_.scratch.status().ok()) return bench_.scratch.status();
+void Operands::Load(Range needed) {
   const Backend& backend = bench_.backend;
-  if (job_.undo != nullptr) {
-    job_.undo->Save(backend, job_.chunk->elements, job_.residual, job_.velocity);
-  }
   loaded_ = is_whole() ? needed : Range{0, numel_};
   ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
     if (copies_) backend.Copy(input_.Slice(at, 0).data, piece.data, piece.bytes());
@@ -69,7 +64,6 @@ absl::Status Operands::Load(Range needed) {
     momentum_->Before(backend, piece, at);
   });
   absence_.SetAside(backend);
-  return absl::OkStatus();
 }
 
 EncodeArgs Operands::Encoding(Range elements) const {

@@ -14,13 +14,14 @@ namespace thinwire {
 
 class Operands {
  public:
-  // `job` and the bench outlive it. The scratch begins anew.
+  // `job` and the bench outlive it.
   Operands(const ChunkJob& job, const Bench& bench);
   ~Operands() { absence_.Restore(bench_.backend); }
   Operands(const Operands&) = delete;
   Operands& operator=(const Operands&) = delete;
 
-  // Valid after Load, but where that leaves the momentum to the encoding.
+  // Valid after Load, except outside of `needed` where momentum is fused into the encoding: there
+  // Encoding says what to encode.
   TensorView input() const { return input_; }
   TensorView output() const { return output_; }
   float* residual() const { return residual_; }
@@ -28,8 +29,8 @@ class Operands {
   // Brings the elements together; residuals of what this rank has no gradient for step aside. All
   // elements outside of `needed`, which counts from the chunk's begin, are only encoded, from what
   // Encoding returns.
-  absl::Status Load(Range needed);
-  absl::Status Load() { return Load({0, numel_}); }
+  void Load(Range needed);
+  void Load() { Load({0, numel_}); }
   // For EncodeAll: elements, counted from the chunk's begin, their residuals and their momentum.
   EncodeArgs Encoding(Range elements) const;
   // Puts the results where they belong, and those residuals back.

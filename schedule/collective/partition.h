@@ -28,6 +28,7 @@ struct Chunk {
   const Algorithm* algorithm = nullptr;
   int columns = 1;  // of the grid that its ranks form, where the algorithm goes by one
 
+  int world() const { return static_cast<int>(bounds.size()) - 1; }
   size_t numel() const { return elements.end - elements.begin; }
   // Its owner is the rank of that number, or in a grid that of Grid::shard.
   Range shard(int number) const { return {bounds[number], bounds[number + 1]}; }

@@ -6,149 +6,203 @@
 //   (5) every owner's result goes to everybody;
 //   (6) decode the foreign shards.
 // Owners decode their own bytes like everybody else: that is what makes replicas bit-identical.
+//
+// A reduce-scatter is the first half, (1) to (3): the result stays with its owner in full
+// precision, so there is no second residual. An all-gather is the second half, (4) to (6), and
+// begins with each rank's own elements, which it decodes as well. In both halves a rank's part of
+// the chunk is one piece of the bucket, and is worked on in its place; residuals lie in the
+// bucket's order.
 #include <algorithm>
+#include <optional>
 #include <vector>
 
-#include "schedule/collective/algorithm.h"
+#include "compress/codec_traits.h"
+#include "schedule/collective/hop_run.h"
 #include "schedule/collective/operands.h"
-#include "schedule/collective/shards.h"
 
 namespace thinwire {
 namespace {
 
-class TwoHopRun final : public ChunkRun {
+enum class Half { kBoth, kScatter, kGather };
+
+class TwoHopRun final : public HopRun {
  public:
-  TwoHopRun(const ChunkJob& job, const Bench& bench)
-      : job_(job),
-        bench_(bench),
-        n_(bench.members.size),
-        me_(bench.members.rank),
-        operands_(job_, bench_),
-        verbatim_(IsVerbatim(job.codec.up, operands_.input().dtype) &&
-                  IsVerbatim(job.codec.down, operands_.input().dtype)),
-        results_(ResultRooms()) {
-    for (int r = 0; r < n_; ++r) {
-      const bool own = r == me_;
-      outgoing_.push_back(own ? MutableBytes() : Room(job.codec.up, operands_.input(), r));
-      incoming_.push_back(own ? MutableBytes() : IncomingRoom());
-    }
+  TwoHopRun(const ChunkJob& job, const Bench& bench, Half half)
+      : HopRun(job, bench), half_(half), shards_(n_) {
+    if (half_ == Half::kBoth) operands_.emplace(job_, bench_);
+    for (int r = 0; r < n_; ++r) shards_[r] = ShardOf(r);
+    const bool up = IsVerbatim(job_.codec.up, shards_[me_].input.dtype);
+    const bool down = IsVerbatim(job_.codec.down, shards_[me_].input.dtype);
+    verbatim_ = half_ == Half::kBoth ? up && down : half_ == Half::kScatter ? up : down;
+    if (half_ != Half::kScatter) TakeResults();
+    if (half_ != Half::kGather) TakeShards();
   }
 
   // Verbatim blocks are large for their time on the processor: copying them early delays the sum.
   Reception first() const override {
-    return verbatim_ ? Reception() : Reception{Tag(1), incoming_};
-  }
-
-  absl::StatusOr<const Hop*> Advance() override {
-    switch (phase_++) {
-      case 0: return EncodeForeign();
-      case 1: return ReduceOwn();
-      default: return DecodeForeign();
-    }
+    if (verbatim_) return {};
+    return {Tag(1), half_ == Half::kGather ? results_ : incoming_};
   }
 
  private:
-  absl::StatusOr<const Hop*> EncodeForeign() {
-    const Range needed = verbatim_ ? Elements(0, n_) : Elements(me_, me_ + 1);
-    if (absl::Status status = operands_.Load(needed); !status.ok()) return status;
+  // Rank r's part of the chunk, as this rank has it.
+  struct Shard {
+    TensorView input, output;
+    float* residual = nullptr;
+    size_t begin = 0;       // in a whole allreduce, from the chunk's begin
+    size_t first_draw = 0;  // of stochastic rounding
+  };
+
+  absl::Status Work(int phase) override {
+    if (half_ == Half::kGather) {
+      phase == 0 ? EncodeOwn() : DecodeForeign();
+    } else {
+      phase == 0 ? EncodeForeign() : phase == 1 ? ReduceOwn() : DecodeForeign();
+    }
+    return absl::OkStatus();
+  }
+
+  void EncodeForeign() {
+    if (operands_) operands_->Load(verbatim_ ? Range{0, job_.chunk->numel()} : Elements(me_));
     std::vector<EncodeArgs> foreign;
     for (int r = 0; r < n_; ++r) {
       if (r == me_) continue;
-      EncodeArgs shard = operands_.Encoding(Elements(r, r + 1));
-      shard.extras.draws =
-          DrawsOf(job_, job_.codec.up, me_ + 1, job_.chunk->codec_offset + Begin(r));
+      const Shard& s = shards_[r];
+      EncodeArgs shard =
+          operands_ ? operands_->Encoding(Elements(r)) : EncodeArgs{s.input, s.residual};
+      shard.extras.draws = DrawsOf(job_, job_.codec.up, me_ + 1, s.first_draw);
       shard.wire = outgoing_[r].data();
       foreign.push_back(shard);
     }
     if (!verbatim_) bench_.backend.EncodeAll(job_.codec.up, foreign);
-    send_.assign(outgoing_.begin(), outgoing_.end());
-    hop_ = {Stage::kEncode, Stage::kExchange, Tag(1), send_, incoming_};
-    if (!verbatim_) hop_.next = {Tag(2), results_};
-    return &hop_;
+    const bool result_may_come = !verbatim_ && half_ == Half::kBoth;
+    Exchange(Stage::kEncode, Stage::kExchange, Each(outgoing_), incoming_,
+             result_may_come ? results_ : std::span<const MutableBytes>());
   }
 
-  absl::StatusOr<const Hop*> ReduceOwn() {
-    std::vector<const uint8_t*> wires;
-    for (int r = 0; r < n_; ++r) wires.push_back(r == me_ ? nullptr : incoming_[r].data());
-    const CodecSpec& down = job_.codec.down;
+  void ReduceOwn() {
+    const Shard& own = shards_[me_];
+    const bool scatters = half_ == Half::kScatter;
+    const CodecSpec down = scatters ? LosslessSpec(DType::kF32) : job_.codec.down;
+    std::vector<const uint8_t*> wires = Pointers(incoming_);
+    wires[me_] = nullptr;
     bench_.backend.Reduce({.up = job_.codec.up,
                            .down = down,
                            .wires = wires,
-                           .own = operands_.input().Slice(Begin(me_), Numel(me_)),
+                           .own = own.input,
                            .scale = job_.scale,
-                           .residual = Residual(me_),
-                           .out = operands_.output().Slice(Begin(me_), Numel(me_)),
-                           .wire_out = verbatim_ ? nullptr : results_[me_].data(),
-                           .draws = DrawsOf(job_, down, 0, job_.chunk->codec_offset + Begin(me_))});
-    std::fill(send_.begin(), send_.end(), Bytes(results_[me_]));
-    hop_ = {Stage::kReduce, Stage::kGather, Tag(2), send_, results_};
-    return &hop_;
+                           .residual = scatters ? nullptr : own.residual,
+                           .out = own.output,
+                           .wire_out = scatters || verbatim_ ? nullptr : results_[me_].data(),
+                           .draws = DrawsOf(job_, down, 0, own.first_draw)});
+    if (scatters) return;
+    Exchange(Stage::kReduce, Stage::kGather, ToAll(results_[me_]), results_);
   }
 
-  absl::StatusOr<const Hop*> DecodeForeign() {
-    std::vector<DecodeArgs> foreign;
+  void EncodeOwn() {
+    const Shard& own = shards_[me_];
+    if (verbatim_) {
+      bench_.backend.Copy(results_[me_].data(), own.input.data, own.input.bytes());
+    } else {
+      EncodeExtras extras;
+      extras.draws = DrawsOf(job_, job_.codec.down, me_ + 1, own.first_draw);
+      bench_.backend.Encode(job_.codec.down, own.input, own.residual, results_[me_].data(), extras);
+    }
+    Exchange(Stage::kEncode, Stage::kGather, ToAll(results_[me_]), results_);
+  }
+
+  // In a gather the own elements, too, which nothing has decoded yet.
+  void DecodeForeign() {
+    const bool gathers = half_ == Half::kGather;
+    std::vector<DecodeArgs> shards;
     for (int r = 0; r < n_; ++r) {
-      if (r == me_) continue;
-      foreign.push_back({results_[r].data(), operands_.output().Slice(Begin(r), Numel(r))});
+      if (r != me_ || gathers) shards.push_back({results_[r].data(), shards_[r].output});
     }
-    if (!verbatim_) bench_.backend.DecodeAll(job_.codec.down, foreign);
-    operands_.Store();
-    return nullptr;
-  }
-
-  uint64_t Tag(uint64_t hop) const { return HashCombine(job_.tag, hop); }
-
-  size_t Begin(int r) const { return job_.chunk->shard(r).begin - job_.chunk->elements.begin; }
-  size_t Numel(int r) const { return job_.chunk->shard(r).end - job_.chunk->shard(r).begin; }
-  // From rank `first`'s shard to that of the rank before `last`.
-  Range Elements(int first, int last) const {
-    return {Begin(first), Begin(last - 1) + Numel(last - 1)};
-  }
-  float* Residual(int r) const {
-    return operands_.residual() == nullptr ? nullptr : operands_.residual() + Begin(r);
-  }
-
-  // Wire bytes of a shard: the tensor's own memory if verbatim, else scratch.
-  MutableBytes Room(const CodecSpec& spec, TensorView chunk, int r) const {
-    if (verbatim_) return BytesOf(chunk.Slice(Begin(r), Numel(r)));
-    return bench_.scratch.Take(EncodedBytes(spec, Numel(r)));
-  }
-  bool ShardsAreEqual() const {
-    for (int r = 1; r < n_; ++r) {
-      if (Numel(r) != Numel(0)) return false;
+    if (!verbatim_) {
+      bench_.backend.DecodeAll(job_.codec.down, shards);
+    } else if (gathers) {
+      const TensorView own = shards_[me_].output;
+      bench_.backend.Copy(own.data, results_[me_].data(), own.bytes());
     }
-    return true;
-  }
-  std::vector<MutableBytes> ResultRooms() const {
-    if (!verbatim_ && ShardsAreEqual()) {
-      return bench_.scratch.TakeArray(n_, EncodedBytes(job_.codec.down, Numel(0)));
-    }
-    std::vector<MutableBytes> rooms;
-    for (int r = 0; r < n_; ++r) rooms.push_back(Room(job_.codec.down, operands_.output(), r));
-    return rooms;
-  }
-  MutableBytes IncomingRoom() const {
-    return bench_.scratch.Take(verbatim_ ? Numel(me_) * sizeof(float)
-                                         : EncodedBytes(job_.codec.up, Numel(me_)));
+    if (operands_) operands_->Store();
   }
 
-  const ChunkJob job_;
-  const Bench bench_;
-  const int n_, me_;
-  Operands operands_;
-  const bool verbatim_;
-  const std::vector<MutableBytes> results_;  // each encoded by its owner
-  std::vector<MutableBytes> outgoing_;       // rank r's shard, encoded by this rank
-  std::vector<MutableBytes> incoming_;       // this rank's shard, encoded by rank r
-  std::vector<Bytes> send_;
-  Hop hop_{};
-  int phase_ = 0;
+  Shard ShardOf(int r) const {
+    const Chunk& chunk = *job_.chunk;
+    switch (half_) {
+      case Half::kBoth: {
+        const size_t begin = chunk.shard(r).begin - chunk.elements.begin;
+        const size_t numel = chunk.shard(r).end - chunk.shard(r).begin;
+        float* const residual = operands_->residual();
+        return {operands_->input().Slice(begin, numel), operands_->output().Slice(begin, numel),
+                residual == nullptr ? nullptr : residual + begin, begin,
+                chunk.codec_offset + begin};
+      }
+      case Half::kScatter: {
+        // Draws are counted from a block's border, and each rank's part has its own.
+        const size_t part = job_.output.numel;
+        const size_t stride = (part + kMaxBlock - 1) / kMaxBlock * kMaxBlock;
+        const Range piece = chunk.pieces[r];
+        const size_t at = piece.begin - part * r, numel = piece.end - piece.begin;
+        return {job_.input.Slice(piece.begin, numel), job_.output.Slice(at, numel),
+                ResidualAt(piece.begin), 0, r * stride + at};
+      }
+      case Half::kGather: break;
+    }
+    const size_t begin = chunk.elements.begin;
+    return {job_.input.Slice(begin, chunk.numel()),
+            job_.output.Slice(r * job_.input.numel + begin, chunk.numel()), ResidualAt(begin), 0,
+            begin};
+  }
+  float* ResidualAt(size_t element) const {
+    return job_.residual == nullptr ? nullptr : job_.residual + element;
+  }
+  Range Elements(int r) const { return {shards_[r].begin, shards_[r].begin + Numel(r)}; }
+  size_t Numel(int r) const { return shards_[r].input.numel; }
+
+  std::span<const Range> Kept() const override {
+    return half_ == Half::kScatter ? job_.chunk->pieces : HopRun::Kept();
+  }
+
+  // Wire bytes of elements: their own memory if verbatim, else scratch.
+  void TakeShards() {
+    for (int r = 0; r < n_; ++r) {
+      const bool own = r == me_;
+      const TensorView input = shards_[r].input;
+      outgoing_.push_back(own         ? MutableBytes()
+                          : verbatim_ ? BytesOf(input)
+                                      : Take(job_.codec.up, input.numel));
+      incoming_.push_back(own ? MutableBytes() : Take(job_.codec.up, Numel(me_)));
+    }
+  }
+  void TakeResults() {
+    const auto uneven = [this](const Shard& shard) { return shard.input.numel != Numel(0); };
+    if (!verbatim_ && std::none_of(shards_.begin(), shards_.end(), uneven)) {
+      results_ = bench_.scratch.TakeArray(n_, EncodedBytes(job_.codec.down, Numel(0)));
+      return;
+    }
+    for (int r = 0; r < n_; ++r) {
+      // A gather's input may lie where another rank's elements come in.
+      const bool in_place = verbatim_ && !(half_ == Half::kGather && r == me_);
+      results_.push_back(in_place ? BytesOf(shards_[r].output) : Take(job_.codec.down, Numel(r)));
+    }
+  }
+  MutableBytes Take(const CodecSpec& spec, size_t numel) const {
+    return bench_.scratch.Take(verbatim_ ? numel * sizeof(float) : EncodedBytes(spec, numel));
+  }
+
+  const Half half_;
+  std::optional<Operands> operands_;  // of a whole allreduce
+  std::vector<Shard> shards_;         // by rank
+  bool verbatim_ = false;
+  std::vector<MutableBytes> results_;   // each encoded by its owner
+  std::vector<MutableBytes> outgoing_;  // rank r's shard, encoded by this rank
+  std::vector<MutableBytes> incoming_;  // this rank's shard, encoded by rank r
 };
 
-class TwoHopAlgorithm final : public Algorithm {
+class TwoHopAlgorithm final : public AlgorithmOf<TwoHopRun, Half::kBoth> {
  public:
-  std::string_view name() const override { return "two-hop"; }
-  int hops() const override { return 2; }
+  using AlgorithmOf::AlgorithmOf;
   std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const override {
     const size_t numel = chunk.end - chunk.begin;
     const size_t blocks = (numel + block - 1) / block;
@@ -159,16 +213,65 @@ class TwoHopAlgorithm final : public Algorithm {
     return bounds;
   }
   Range SecondHop(const Chunk& chunk, int rank) const override { return chunk.shard(rank); }
-  bool keeps_residuals() const override { return true; }
-  std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const override {
-    return std::make_unique<TwoHopRun>(job, bench);
+  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const override {
+    const auto numel = static_cast<double>(chunk.numel());
+    const int peers = chunk.world() - 1;
+    const double foreign = static_cast<double>(peers) / chunk.world();
+    return {{.encoded = numel,
+             .bytes = EncodedBytes(codec.up, chunk.numel()) * foreign,
+             .peers = peers},
+            {.reduced = numel,
+             .bytes = EncodedBytes(codec.down, chunk.numel()) * foreign,
+             .peers = peers},
+            {.decoded = numel}};
+  }
+};
+
+class ReduceScatterAlgorithm final : public AlgorithmOf<TwoHopRun, Half::kScatter> {
+ public:
+  using AlgorithmOf::AlgorithmOf;
+  std::vector<size_t> ShardBounds(Range chunk, int world, size_t) const override {
+    std::vector<size_t> bounds;
+    for (int r = 0; r <= world; ++r) {
+      bounds.push_back(chunk.begin + (chunk.end - chunk.begin) / world * r);
+    }
+    return bounds;
+  }
+  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const override {
+    std::vector<PhaseCost> costs = TwoHop().Costs(chunk, codec);
+    return {costs[0], {.reduced = costs[1].reduced}};
+  }
+};
+
+class AllGatherAlgorithm final : public AlgorithmOf<TwoHopRun, Half::kGather> {
+ public:
+  using AlgorithmOf::AlgorithmOf;
+  // A chunk holds one rank's elements, of as many as there are ranks.
+  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const override {
+    const auto numel = static_cast<double>(chunk.numel());
+    const int peers = chunk.world() - 1;
+    const auto bytes = static_cast<double>(EncodedBytes(codec.down, chunk.numel()));
+    return {{.encoded = numel, .bytes = bytes * peers, .peers = peers},
+            {.decoded = numel * chunk.world()}};
   }
 };
 
 }  // namespace
 
 const Algorithm& TwoHop() {
-  static const TwoHopAlgorithm algorithm;
+  static const TwoHopAlgorithm algorithm({.name = "two-hop", .hops = 2, .keeps_residuals = true});
+  return algorithm;
+}
+
+const Algorithm& ReduceScatter() {
+  static const ReduceScatterAlgorithm algorithm(
+      {.name = "reduce-scatter", .hops = 1, .keeps_residuals = true});
+  return algorithm;
+}
+
+const Algorithm& AllGather() {
+  static const AllGatherAlgorithm algorithm(
+      {.name = "all-gather", .hops = 1, .keeps_residuals = true});
   return algorithm;
 }
 

@@ -22,10 +22,9 @@
 // move, and everybody decodes the same bytes.
 #include <vector>
 
-#include "schedule/collective/algorithm.h"
 #include "schedule/collective/grid.h"
+#include "schedule/collective/hop_run.h"
 #include "schedule/collective/operands.h"
-#include "schedule/collective/shards.h"
 
 namespace thinwire {
 namespace {
@@ -39,12 +38,10 @@ struct Blocks {
 // How elements go along a row in (1).
 enum class Rows { kEncoded, kLossless };
 
-class TwoLevelRun final : public ChunkRun {
+class TwoLevelRun final : public HopRun {
  public:
   TwoLevelRun(const ChunkJob& job, const Bench& bench, Rows rows)
-      : job_(job),
-        bench_(bench),
-        me_(bench.members.rank),
+      : HopRun(job, bench),
         grid_(GridOf(*job.chunk)),
         row_(grid_.row(me_)),
         column_(grid_.column(me_)),
@@ -66,22 +63,23 @@ class TwoLevelRun final : public ChunkRun {
     return rows_ == Rows::kEncoded ? Reception{Tag(1), blocks_[0].recv} : Reception();
   }
 
-  absl::StatusOr<const Hop*> Advance() override {
-    switch (phase_++) {
-      case 0: return EncodeParts();
-      case 1: return ReducePart();
-      case 2: return ReduceShard();
-      case 3: return Next(Stage::kReduce, Stage::kGather);
-      default: return DecodeShards();
+ private:
+  absl::Status Work(int phase) override {
+    switch (phase) {
+      case 0: EncodeParts(); break;
+      case 1: ReducePart(); break;
+      case 2: ReduceShard(); break;
+      case 3: Next(3, Stage::kReduce, Stage::kGather); break;
+      default: DecodeShards();
     }
+    return absl::OkStatus();
   }
 
- private:
-  absl::StatusOr<const Hop*> EncodeParts() {
+  void EncodeParts() {
     const size_t numel = operands_.input().numel;
     const bool verbatim = IsVerbatim(row_codec_, operands_.input().dtype);
     const Range needed = verbatim ? Range{0, numel} : Part(column_);
-    if (absl::Status status = operands_.Load(needed); !status.ok()) return status;
+    operands_.Load(needed);
     const bool as_they_lie = GoAsTheyLie();
     std::vector<EncodeArgs> parts;
     for (int c = 0; c < grid_.columns; ++c) {
@@ -94,11 +92,11 @@ class TwoLevelRun final : public ChunkRun {
       }
     }
     bench_.backend.EncodeAll(row_codec_, parts);
-    return Next(Stage::kEncode, Stage::kExchange);
+    Next(0, Stage::kEncode, Stage::kExchange);
   }
 
   // Sums are fp32 whatever the input is, so that it is rounded to the codec's values only.
-  absl::StatusOr<const Hop*> ReducePart() {
+  void ReducePart() {
     const Range part = Part(column_);
     const CodecSpec fp32 = LosslessSpec(DType::kF32);
     TensorView own = Slice(operands_.input(), part);
@@ -123,10 +121,10 @@ class TwoLevelRun final : public ChunkRun {
       shards.push_back(Encoding(sum, job_.codec.up, shard, outgoing_shards_[r]));
     }
     bench_.backend.EncodeAll(job_.codec.up, shards);
-    return Next(Stage::kReduce, Stage::kExchange);
+    Next(1, Stage::kReduce, Stage::kExchange);
   }
 
-  absl::StatusOr<const Hop*> ReduceShard() {
+  void ReduceShard() {
     const Range shard = Shard(row_, column_);
     std::vector<const uint8_t*> wires;
     for (int r = 0; r < grid_.rows; ++r) {
@@ -143,29 +141,26 @@ class TwoLevelRun final : public ChunkRun {
          .out = SumOf(shard),
          .wire_out = results_[grid_.shard(row_, column_)].data(),
          .draws = DrawsOf(job_, down, 0, job_.chunk->codec_offset + shard.begin)});
-    return Next(Stage::kReduce, Stage::kGather);
+    Next(2, Stage::kReduce, Stage::kGather);
   }
 
-  absl::StatusOr<const Hop*> DecodeShards() {
+  void DecodeShards() {
     std::vector<DecodeArgs> shards;
     for (int s = 0; s < bench_.members.size; ++s) {
       shards.push_back({results_[s].data(), Slice(operands_.output(), ShardNumber(s))});
     }
     bench_.backend.DecodeAll(job_.codec.down, shards);
     operands_.Store();
-    return nullptr;
   }
 
-  // The next hop. What the one after it brings has memory of its own, so it may come early.
-  const Hop* Next(Stage made_in, Stage stage) {
-    const Blocks& blocks = blocks_[phase_ - 1];
-    hop_ = {made_in, stage, Tag(phase_), blocks.send, blocks.recv};
-    if (phase_ < kHops) {
-      hop_.next = {Tag(phase_ + 1), blocks_[phase_].recv};
-    }
-    return &hop_;
+  // The hop after a phase. Blocks of the hop after it have memory of their own, so they may come
+  // early.
+  void Next(int phase, Stage made_in, Stage stage) {
+    const Blocks& blocks = blocks_[phase];
+    const bool last = phase + 1 == kHops;
+    Exchange(made_in, stage, blocks.send, blocks.recv,
+             last ? std::span<const MutableBytes>() : blocks_[phase + 1].recv);
   }
-  uint64_t Tag(int hop) const { return HashCombine(job_.tag, static_cast<uint64_t>(hop)); }
 
   // Ranges are counted from the chunk's begin.
   Range FromBegin(Range range) const {
@@ -278,9 +273,6 @@ class TwoLevelRun final : public ChunkRun {
 
   static constexpr int kHops = 4;
 
-  const ChunkJob job_;
-  const Bench bench_;
-  const int me_;
   const Grid grid_;
   const int row_, column_;
   const Rows rows_;
@@ -291,16 +283,12 @@ class TwoLevelRun final : public ChunkRun {
   std::vector<MutableBytes> outgoing_shards_;  // by row, encoded by this rank
   std::vector<MutableBytes> results_;          // by number of the shard, encoded by its owner
   Blocks blocks_[kHops];
-  Hop hop_{};
-  int phase_ = 0;
 };
 
-class TwoLevelAlgorithm final : public Algorithm {
+template <Rows kRows>
+class TwoLevelAlgorithm final : public AlgorithmOf<TwoLevelRun, kRows> {
  public:
-  TwoLevelAlgorithm(std::string_view name, Rows rows) : name_(name), rows_(rows) {}
-
-  std::string_view name() const override { return name_; }
-  int hops() const override { return 4; }
+  using AlgorithmOf<TwoLevelRun, kRows>::AlgorithmOf;
   std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const override {
     return TwoHop().ShardBounds(chunk, world, block);
   }
@@ -308,25 +296,45 @@ class TwoLevelAlgorithm final : public Algorithm {
     const Grid grid = GridOf(chunk);
     return chunk.shard(grid.shard(grid.row(rank), grid.column(rank)));
   }
-  bool keeps_residuals() const override { return true; }
-  std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const override {
-    return std::make_unique<TwoLevelRun>(job, bench, rows_);
+  // Along a row goes the foreign columns' part of a chunk, and along a column the foreign rows'
+  // part of that.
+  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const override {
+    using To = PhaseCost::To;
+    const Grid grid = GridOf(chunk);
+    const auto numel = static_cast<double>(chunk.numel()), part = numel / grid.columns;
+    const int of_row = grid.columns - 1, of_column = grid.rows - 1;
+    const double row = static_cast<double>(of_row) / grid.columns;
+    const double column = static_cast<double>(of_column) / chunk.world();
+    const auto up = static_cast<double>(EncodedBytes(codec.up, chunk.numel()));
+    const auto down = static_cast<double>(EncodedBytes(codec.down, chunk.numel()));
+    const bool encodes = kRows == Rows::kEncoded;
+    const To along = encodes ? To::kSome : To::kNode;
+    return {{.encoded = encodes ? numel : 0.0,
+             .bytes = (encodes ? up : sizeof(float) * numel) * row,
+             .peers = of_row,
+             .to = along},
+            {.encoded = part,
+             .reduced = numel,
+             .bytes = up * column,
+             .peers = of_column,
+             .to = To::kSome},
+            {.reduced = part, .bytes = down * column, .peers = of_column, .to = To::kSome},
+            {.bytes = down * row, .peers = of_row, .to = along},
+            {.decoded = numel}};
   }
-
- private:
-  const std::string_view name_;
-  const Rows rows_;
 };
 
 }  // namespace
 
 const Algorithm& TwoLevel() {
-  static const TwoLevelAlgorithm algorithm("two-level", Rows::kEncoded);
+  static const TwoLevelAlgorithm<Rows::kEncoded> algorithm(
+      {.name = "two-level", .hops = 4, .keeps_residuals = true});
   return algorithm;
 }
 
 const Algorithm& Hierarchical() {
-  static const TwoLevelAlgorithm algorithm("hierarchical", Rows::kLossless);
+  static const TwoLevelAlgorithm<Rows::kLossless> algorithm(
+      {.name = "hierarchical", .hops = 4, .keeps_residuals = true, .carries = true});
   return algorithm;
 }
 

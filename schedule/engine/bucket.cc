@@ -63,9 +63,8 @@ bool UseFeedback(std::span<const Segment> segments, const Options& options) {
 
 // Chunk by chunk: ChunkJob::carried.
 bool Carries(const Partition& partition) {
-  return std::any_of(partition.chunks.begin(), partition.chunks.end(), [](const Chunk& chunk) {
-    return chunk.algorithm == &Entries() || chunk.algorithm == &Hierarchical();
-  });
+  return std::any_of(partition.chunks.begin(), partition.chunks.end(),
+                     [](const Chunk& chunk) { return chunk.algorithm->carries(); });
 }
 
 }  // namespace

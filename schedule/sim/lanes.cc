@@ -22,11 +22,8 @@ void Lanes::Start(const ChunkId& id) {
 }
 
 void Lanes::Continue(const ChunkId& id, const Phases& phases, size_t next) {
-  if (next == phases->size()) {
-    return Compute(wire_.last_compute_s(id), [this, id] { done_(id); });
-  }
-  const Phase& phase = (*phases)[next];
-  Compute(phase.compute_s, [this, id, phases, next] {
+  Compute((*phases)[next].compute_s, [this, id, phases, next] {
+    if (next + 1 == phases->size()) return done_(id);
     Send((*phases)[next], [this, id, phases, next] { Continue(id, phases, next + 1); });
   });
 }

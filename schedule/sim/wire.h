@@ -19,7 +19,7 @@ struct ChunkId {
   friend bool operator==(const ChunkId&, const ChunkId&) = default;
 };
 
-// What a rank computes before a hop, and what it sends in it.
+// A rank computes, and then sends.
 struct Phase {
   double compute_s = 0.0;
   double bytes = 0.0;
@@ -38,9 +38,8 @@ class Wire {
   uint32_t chunks(size_t unit) const;
   size_t numel(const ChunkId& id) const { return partitions_[id.unit].chunks[id.chunk].numel(); }
 
-  // The hops of a chunk's algorithm; computing follows the last one, too.
+  // As the chunk's algorithm counts them. The last one has no hop.
   std::vector<Phase> phases(const ChunkId& id) const;
-  double last_compute_s(const ChunkId& id) const;
   Phase direct_phase(size_t unit) const {
     return Among(0.0, static_cast<double>(direct_[unit].bytes), setting_.ranks - 1);
   }
@@ -48,8 +47,7 @@ class Wire {
   double link_s(size_t unit) const { return link_s_[unit]; }  // that all of them take
 
  private:
-  std::vector<Phase> FlatPhases(size_t numel) const;
-  std::vector<Phase> GridPhases(const Chunk& chunk) const;
+  double compute_s(const PhaseCost& cost) const;
   Phase Among(double compute_s, double bytes, int peers) const;
   const Algorithm* AlgorithmOf(const ChunkId& id) const {
     return partitions_[id.unit].chunks[id.chunk].algorithm;

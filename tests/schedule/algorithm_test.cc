@@ -1,0 +1,128 @@
+// All algorithms, by hand: ranks that are advanced together, without an engine. Each must send what
+// it says that it sends, give every rank the same bits, and divide by what the use says.
+#include "schedule/collective/algorithm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "schedule/collective/grid.h"
+#include "tests/schedule/ranks.h"
+
+namespace thinwire {
+namespace {
+
+constexpr size_t kNumel = 60000;
+
+struct Rank {
+  std::vector<float> input, output, residual;
+  Scratch scratch;
+  std::unique_ptr<ChunkRun> run;
+  const Hop* hop = nullptr;
+};
+
+// Runs one chunk on all ranks, and returns the bytes that each hop sends, in the mean over the
+// ranks.
+std::vector<double> Exchange(const Partition& partition, const CodecPair& codec, uint64_t tag,
+                             float scale, std::vector<Rank>& ranks) {
+  const Chunk& chunk = partition.chunks[0];
+  const int world = chunk.world();
+  const auto view = [](std::vector<float>& v) { return View(v); };
+  for (int r = 0; r < world; ++r) {
+    Rank& rank = ranks[r];
+    const ChunkJob job{.tag = tag,
+                       .codec = codec,
+                       .chunk = &chunk,
+                       .input = view(rank.input),
+                       .output = view(rank.output),
+                       .residual = rank.residual.empty() ? nullptr : rank.residual.data(),
+                       .scale = scale};
+    rank.run = chunk.algorithm->Begin(job, {CpuBackend(), rank.scratch, {r, world}});
+  }
+  std::vector<double> sent;
+  for (;;) {
+    for (Rank& rank : ranks) {
+      const absl::StatusOr<const Hop*> hop = rank.run->Advance();
+      EXPECT_TRUE(hop.ok()) << hop.status();
+      rank.hop = hop.value_or(nullptr);
+    }
+    if (ranks[0].hop == nullptr) return sent;
+    sent.push_back(0);
+    for (int to = 0; to < world; ++to) {
+      for (int from = 0; from < world; ++from) {
+        if (from == to) continue;
+        const Bytes block = ranks[from].hop->send[to];
+        const MutableBytes place = ranks[to].hop->recv[from];
+        EXPECT_EQ(ranks[from].hop->tag, ranks[to].hop->tag);
+        EXPECT_EQ(block.size(), place.size());
+        if (block.size() == place.size()) std::copy(block.begin(), block.end(), place.begin());
+        sent.back() += static_cast<double>(block.size()) / world;
+      }
+    }
+  }
+}
+
+std::vector<Rank> Ranks(int world, size_t in, size_t out, int step) {
+  std::vector<Rank> ranks(world);
+  for (int r = 0; r < world; ++r) {
+    ranks[r].input = Gradient(in, 1, r, step);
+    ranks[r].output.resize(out);
+    ranks[r].residual.resize(std::max(in, out));
+  }
+  return ranks;
+}
+
+Options By(const CodecPair& codec, Topology topology) {
+  Options options;
+  options.codecs = {codec};
+  options.chunk_bytes = size_t{4} << 20;
+  options.topology = topology;
+  options.local_size = topology == Topology::kHierarchical ? 3 : 0;
+  return options;
+}
+
+TEST(Algorithm, SendsWhatItSays) {
+  constexpr int kWorld = 6;
+  const std::vector<Segment> all = {{.name = "g", .count = kNumel, .total = kNumel}};
+  for (const char* const text : {"fp32", "int8", "int4", "onebit", "topk:density=0.01"}) {
+    const CodecPair codec = *CodecPair::Parse(text);
+    const bool entries = codec.up.traits().entries();
+    std::vector<Partition> partitions = {MakePartition(all, kWorld, By(codec, Topology::kFlat)),
+                                         MakeWhole(Raw(), all, kWorld)};
+    if (!entries) {
+      partitions.push_back(MakeWhole(OneHop(), all, kWorld));
+      partitions.push_back(MakePartition(all, kWorld, By(codec, Topology::kGrid)));
+      partitions.push_back(MakePartition(all, kWorld, By(codec, Topology::kHierarchical)));
+      partitions.push_back(MakeReduceScatter(all, kWorld, By(codec, Topology::kFlat)));
+      partitions.push_back(MakeAllGather(all, kWorld, By(codec, Topology::kFlat)));
+    }
+    for (const Partition& partition : partitions) {
+      const Chunk& chunk = partition.chunks[0];
+      const Algorithm& algorithm = *chunk.algorithm;
+      ASSERT_EQ(partition.chunks.size(), 1u) << algorithm.name();
+      const bool scatters = &algorithm == &ReduceScatter();
+      const bool gathers = &algorithm == &AllGather();
+      std::vector<Rank> ranks = Ranks(kWorld, kNumel,
+                                      scatters  ? kNumel / kWorld
+                                      : gathers ? kNumel * kWorld
+                                                : kNumel,
+                                      0);
+      const std::vector<double> sent = Exchange(partition, codec, 1, 1.0f / kWorld, ranks);
+      const std::vector<PhaseCost> costs = algorithm.Costs(chunk, codec);
+      ASSERT_EQ(sent.size(), static_cast<size_t>(algorithm.hops())) << algorithm.name();
+      ASSERT_EQ(costs.size(), sent.size() + 1) << algorithm.name();
+      for (size_t hop = 0; hop < sent.size(); ++hop) {
+        // Shards are padded, and cut at blocks.
+        EXPECT_NEAR(costs[hop].bytes, sent[hop], 0.04 * sent[hop] + 64)
+            << algorithm.name() << ", " << text << ", hop " << hop;
+      }
+      for (int r = 1; r < kWorld && !scatters; ++r) {
+        ASSERT_EQ(ranks[r].output, ranks[0].output) << algorithm.name() << ", " << text;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace thinwire
