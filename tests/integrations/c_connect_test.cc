@@ -53,6 +53,7 @@ void ConnectAndLeave(const std::string& folder, std::unique_ptr<DataPlane>& rest
   const absl::StatusOr<std::string> digest = store->Get(handshake + "0", deadline);
   ASSERT_TRUE(digest.ok()) << digest.status();
   ASSERT_TRUE(store->Set(handshake + std::to_string(kLost), *digest).ok());
+  const std::string options = digest->substr(0, digest->find(" epoch="));
   absl::StatusOr<Transport> transport = ConnectGloo({.rank = kLost,
                                                      .size = kWorld,
                                                      .store = store,
@@ -61,7 +62,7 @@ void ConnectAndLeave(const std::string& folder, std::unique_ptr<DataPlane>& rest
                                                      .rendezvous_host = "",
                                                      .deadline = deadline,
                                                      .key_file = "",
-                                                     .digest = *digest});
+                                                     .digest = options});
   ASSERT_TRUE(transport.ok()) << transport.status();
   const absl::StatusOr<std::string> words =
       ChooseDataPlane({.kind = TransportKind::kUcx, .deadline = deadline}, *transport);
