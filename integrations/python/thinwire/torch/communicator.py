@@ -16,7 +16,6 @@ from thinwire.comm import Store
 from thinwire.config import Config
 from thinwire.torch import collectives, tensors
 from thinwire.torch.exchange.session import Session
-from thinwire.torch.exchange.stats import summary
 from thinwire.torch.group import Group, count_user
 
 
@@ -131,8 +130,7 @@ class Communicator:
 
     def stats(self) -> dict[str, Any]:
         """As State.stats(), with all_reduces for steps and without parameters."""
-        counts = self._session.stats()
-        return summary(counts, int(counts["all_reduces"]), self._session)
+        return self._session.summary()
 
     def describe(self) -> str:
         """As GradientExchange.describe()."""

@@ -19,7 +19,6 @@ from thinwire.torch.ddp.adam import OneBitAdam, is_adam
 from thinwire.torch.ddp.layout import Layout
 from thinwire.torch.exchange.checkpoint import with_momentum
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.exchange.momentum import Pairing
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec, Structure
 from thinwire.torch.exchange.waiter import failed_future
@@ -141,7 +140,7 @@ class State(GradientExchange):
             raise errors.InvalidArgumentError(
                 "1-bit Adam got codec='auto', expected a codec that is chosen; take 'onebit'"
             )
-        self.momentum.pair(Pairing(adam.optimizer, adam.beta, ()))
+        self.momentum.pair(adam.optimizer)
         self._adam, self._after_warm_up = adam, (self.codec, adam.beta)
         self._change_codec("fp32", momentum=0.0)
         adam.install(lambda: self.warmed_up)

@@ -6,54 +6,94 @@ arXiv 1712.01887, section 3). So the optimizer gets finished momentum in place o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
+from thinwire.arguments import check_call, check_kind
 from thinwire.errors import InvalidArgumentError
 
 WEIGHT_DECAY = "thinwire_weight_decay"  # key of a param group whose weight decay has moved
 _SAMPLE = 4096  # this many elements of a gradient are compared before a step
 
 
-class Pairing:
-    """An optimizer whose momentum and weight decay belong to an exchange."""
+class OwnedMomentum:
+    """The momentum of an optimizer that belongs to an exchange.
 
-    def __init__(self, optimizer: Optimizer, momentum: float, moved: tuple[str, ...]) -> None:
-        """moved: the keys of param groups that must stay 0 from now on."""
-        self._optimizer = optimizer
-        self._momentum = momentum
-        self._moved = moved
+    No-op unless the exchange was created with momentum > 0, but for take(), which raises."""
+
+    def __init__(self, momentum: float, nesterov: bool) -> None:
+        self._momentum, self._nesterov = momentum, nesterov
+        self._optimizer: Optimizer | None = None
+        self._moved: tuple[str, ...] = ()  # keys of param groups that must stay 0 from now on
         self._marks: dict[torch.Tensor, torch.Tensor] = {}
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
+
+    @property
+    def paired(self) -> bool:
+        """Whether an optimizer's momentum belongs to the exchange."""
+        return self._optimizer is not None
+
+    def pair(self, optimizer: Optimizer, moved: tuple[str, ...] = ()) -> None:
+        """Watch the gradients and param groups of this optimizer; without `moved`, of one that
+        hands over finished momentum buffers itself (1-bit Adam)."""
+        self._optimizer, self._moved = optimizer, moved
         optimizer.register_step_pre_hook(self._before_step)
 
+    def take(
+        self, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str | None]
+    ) -> dict[str, torch.Tensor]:
+        """Moves momentum and weight decay out of an optimizer's param groups that still have them;
+        returns the momentum buffers that it had, by name. See GradientExchange.take_momentum."""
+        check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
+        check_call("name_of", name_of)
+        if not self._momentum:
+            raise InvalidArgumentError("this state owns no momentum; make it with momentum=0.9")
+        buffers = _take_over(optimizer, self._momentum, self._nesterov)
+        if self._optimizer is None:
+            self.pair(optimizer, ("momentum", "weight_decay"))
+        named = {name_of(parameter): buffer for parameter, buffer in buffers.items()}
+        return {name: buffer for name, buffer in named.items() if name is not None}
+
     def weight_decay_of(self, parameter: torch.Tensor) -> float:
-        """The fraction of the parameter that is added to its gradient before the exchange."""
+        """The fraction of the parameter that is added to its gradient before a submission."""
+        if self._optimizer is None:
+            return 0.0
         if parameter not in self._groups:  # the optimizer may have got more groups
             groups = self._optimizer.param_groups
             self._groups = {p: group for group in groups for p in group["params"]}
         return self._groups.get(parameter, {}).get(WEIGHT_DECAY, 0.0)
 
     def check(self) -> None:
-        """InvalidArgumentError if the optimizer has momentum or weight decay of its own again."""
+        """Before gradients are submitted: InvalidArgumentError if the exchange owns the momentum
+        and no optimizer is paired, or if the optimizer has momentum or weight decay again."""
+        if self._optimizer is None:
+            if self._momentum:
+                raise InvalidArgumentError(
+                    f"State(momentum={self._momentum}) is not paired with an optimizer; call "
+                    "state.take_momentum(optimizer) before the first backward, or pass optimizer= "
+                    "to compress()"
+                )
+            return
         for number, group in enumerate(self._optimizer.param_groups):
             for key in self._moved:
                 if group.get(key, 0) != 0:
-                    mend = (
+                    fix = (
                         "it belongs to the state; leave it at 0"
                         if key == "momentum"
                         else f"set group['{WEIGHT_DECAY}'] instead"
                     )
                     raise InvalidArgumentError(
                         f"param group {number} has {key}={group[key]} again, expected 0 since "
-                        f"take_momentum(optimizer); {mend}"
+                        f"take_momentum(optimizer); {fix}"
                     )
 
     def mark(self, parameter: torch.Tensor, result: torch.Tensor) -> None:
-        """Remembers enough of an exchange's result to notice a change before the step."""
-        self._marks[parameter] = _mark_of(result)
+        """After a wait: the optimizer's next step raises if the result was changed in between."""
+        if self._optimizer is not None:
+            self._marks[parameter] = _mark_of(result)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         changed = [
@@ -95,9 +135,9 @@ def _check_group(number: int, group: dict[str, Any], momentum: float, nesterov: 
         raise refuse("maximize with weight_decay", group["weight_decay"], 0)
 
 
-def take_over(
+def _take_over(
     optimizer: Optimizer, momentum: float, nesterov: bool
-) -> tuple[Pairing, dict[torch.Tensor, torch.Tensor]]:
+) -> dict[torch.Tensor, torch.Tensor]:
     """Moves momentum and weight decay out of the param groups that still have them; returns the
     momentum buffers that the optimizer had, by parameter.
 
@@ -120,4 +160,4 @@ def take_over(
             buffer = optimizer.state.get(parameter, {}).pop("momentum_buffer", None)
             if buffer is not None:
                 buffers[parameter] = buffer
-    return Pairing(optimizer, momentum, ("momentum", "weight_decay")), buffers
+    return buffers

@@ -9,20 +9,54 @@ have submitted it; one undo log is enough."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from thinwire.config import Config
 from thinwire.errors import MismatchError
 from thinwire.torch import agree, group
+from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.checkpoint import Memory, Residuals, merged
 
-if TYPE_CHECKING:
-    from thinwire.torch.exchange.session import Session
-
-
 _UNDER_WAY = 2  # steps at most: with delay=1 one more is begun before the last one's means come
+
+
+class StepLedger:
+    """The buckets that the last step has touched, and those of them that came back.
+
+    Additions and removals are single steps of the interpreter, so the waiter's thread may note an
+    end while the caller submits."""
+
+    def __init__(self) -> None:
+        self.in_step = False  # parts of a step have been submitted, and not its end
+        self._touched: set[Bucket] = set()  # by the last step that was begun
+        self._unfinished: set[Bucket] = set()  # its buckets that are in flight, or failed
+
+    def submitted(self, bucket: Bucket) -> None:
+        if not self.in_step:
+            self._touched.clear()
+            self._unfinished.clear()
+            self.in_step = True
+        self._touched.add(bucket)
+        self._unfinished.add(bucket)
+
+    def came_back(self, bucket: Bucket) -> None:
+        """The bucket holds the mean."""
+        self._unfinished.discard(bucket)
+
+    def end_step(self) -> None:
+        self.in_step = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether the last step was submitted as a whole, and a part of it did not come back."""
+        return not self.in_step and bool(self._unfinished)
+
+    def touched(self) -> set[str]:
+        """The parameters of the last step that was begun."""
+        return {part.name for bucket in self._touched for part in bucket.parts}
 
 
 class Recovery(NamedTuple):
@@ -116,14 +150,16 @@ def _check_distance(reports: Sequence[Progress], goal: Progress) -> None:
 
 
 def progress_of(
-    session: Session, steps: int, made: Mapping[str, int] | int | None, users: Mapping[str, int]
+    ledger: StepLedger,
+    config: Config,
+    steps: int,
+    made: Mapping[str, int] | int | None,
+    users: Mapping[str, int],
 ) -> Progress:
     """steps: that were submitted as a whole. made: as GradientExchange.recover takes it."""
-    ledger = session.ledger
     begun = steps + ledger.in_step
     default = made if isinstance(made, int) else steps - ledger.lost
     made_of = made if isinstance(made, Mapping) else {}
-    config = session.config
     return Progress(default, begun, made_of, config.codec, config.momentum, users)
 
 

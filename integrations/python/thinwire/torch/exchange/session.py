@@ -9,17 +9,18 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from thinwire import comm, errors
 from thinwire.comm import BucketWork, Communicator, Work
-from thinwire.config import Config, check_here
+from thinwire.config import STAGES, Config, check_here
 from thinwire.process_end import fatal_exception
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.device import Device, device_of
-from thinwire.torch.exchange.step_ledger import StepLedger
+from thinwire.torch.exchange.recovery import StepLedger
 from thinwire.torch.exchange.waiter import Pending, Waiter
 from thinwire.torch.group import Group, Membership
 from thinwire.torch.home_process import HomeProcess
@@ -89,15 +90,25 @@ class Session:
             counts.update(self._communicator.stats())
         return counts
 
-    @property
-    def transport(self) -> str | None:
-        """What the data runs on, in words; None before the first use and after close()."""
-        return None if self._communicator is None else self._communicator.transport()
+    def summary(self, steps: int | None = None) -> dict[str, Any]:
+        """Return the counts of stats() in the form that users get: steps, all_reduces, raw_bytes
+        (a ring of fp32 would have sent them), wire_bytes (sent by this rank), ratio = raw / wire,
+        planned_chunks (their order was predicted), seconds by stage, summed over the lanes, and
+        transport and topology, which are None before the first use and after close().
 
-    @property
-    def topology(self) -> str | None:
-        """The way of dense allreduces, in words; None before the first use and after close()."""
-        return None if self._communicator is None else self._communicator.topology()
+        steps: None: each allreduce is one."""
+        counts = self.stats()
+        names = ("all_reduces", "raw_bytes", "wire_bytes", "planned_chunks")
+        found = {name: int(counts.get(name, 0)) for name in names}
+        wire, communicator = found["wire_bytes"], self._communicator
+        return {
+            "steps": found["all_reduces"] if steps is None else steps,
+            **found,
+            "ratio": found["raw_bytes"] / wire if wire else 1.0,
+            "transport": None if communicator is None else communicator.transport(),
+            "topology": None if communicator is None else communicator.topology(),
+            "seconds": {stage: counts.get(f"{stage}_s", 0.0) for stage in STAGES},
+        }
 
     def close_with(self, owner: object) -> None:
         """Closes when `owner` goes, or before the interpreter does."""

@@ -16,7 +16,6 @@ from thinwire.codec import codec_info
 from thinwire.torch import tensors
 from thinwire.torch.collectives import Work, start_on
 from thinwire.torch.exchange.session import Session
-from thinwire.torch.exchange.stats import summary
 from thinwire.torch.fsdp.buffers import Buffers
 from thinwire.torch.group import Membership
 
@@ -66,7 +65,7 @@ class ParameterGather(Buffers):
 
     def stats(self, steps: int) -> dict[str, Any]:
         """As GradientExchange.stats(), without parameters."""
-        return summary(self._session.stats(), steps, self._session)
+        return self._session.summary(steps)
 
     def describe(self) -> str:
         return self._session.describe()
