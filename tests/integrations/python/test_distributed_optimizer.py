@@ -6,7 +6,7 @@ from models import Shuffled, data, digest, loss_of, make_mlp
 from policies import POLICIES, alone, close_to, make_sgd, train, wrapped
 from ranks import run
 from thinwire.torch import GradientExchange
-from thinwire.torch.exchange.flat_bucket import MERGE_BYTES, FlatBucket, lay_out
+from thinwire.torch.exchange.bucket import MERGE_BYTES, FlatBucket, lay_out
 
 
 def one_policy(rank: int, policy: str, codec: str, kind: str):
@@ -207,5 +207,5 @@ def test_p3_steps_as_the_next_forward_pass_reaches_a_layer():
 def test_buckets_merge_small_neighbours_and_keep_large_ones_apart():
     sizes = [10, 20, MERGE_BYTES // 4, 30, MERGE_BYTES, 40, MERGE_BYTES // 2]
     parameters = [(f"p{i}", torch.zeros(size)) for i, size in enumerate(sizes)]
-    buckets = lay_out(FlatBucket, GradientExchange("int4"), parameters)
+    buckets = lay_out(FlatBucket, GradientExchange("int4").bucket, parameters)
     assert [bucket.names for bucket in buckets] == [["p0", "p1", "p2", "p3"], ["p4", "p5"], ["p6"]]

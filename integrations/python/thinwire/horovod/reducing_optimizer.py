@@ -14,13 +14,11 @@ from torch.optim.optimizer import Optimizer
 from thinwire import errors
 from thinwire.arguments import check_whole, wrong
 from thinwire.horovod.ops import Op
-from thinwire.torch.closure import loss_of
-from thinwire.torch.exchange.flat_bucket import lay_out
+from thinwire.torch.exchange.bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.optimizer import checks
-from thinwire.torch.optimizer.gradient_bucket import GradientBucket, Phase
-from thinwire.torch.optimizer.step_pipeline import StepPipeline
-from thinwire.torch.optimizer.wrapped_optimizer import WrappedOptimizer
+from thinwire.torch.optimizer.step_pipeline import GradientBucket, Phase, StepPipeline
+from thinwire.torch.optimizer.wrapped_optimizer import WrappedOptimizer, loss_of
 
 
 class ReducingOptimizer(WrappedOptimizer):
@@ -72,9 +70,9 @@ class ReducingOptimizer(WrappedOptimizer):
     def _lay_out(self) -> None:
         """Makes the buckets at the first gradient or step."""
         if not self._pipeline.buckets:
-            kind = functools.partial(GradientBucket, op=self._op.value)
+            make = functools.partial(self._exchange.bucket, op=self._op.value)
             named = [(name, parameter) for parameter, name in self._names.items()]
-            self._pipeline.take(lay_out(kind, self._exchange, named))
+            self._pipeline.take(lay_out(GradientBucket, make, named))
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._lay_out()

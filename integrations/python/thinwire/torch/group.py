@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime
-import functools
+import os
 import threading
 import time
 import weakref
@@ -18,10 +18,30 @@ from thinwire.comm import Communicator, Store
 from thinwire.config import Config
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
-from thinwire.torch.home_process import HomeProcess
 
 _POLL_S = (0.001, 0.02)  # first and longest pause between two looks
 _SLICE = datetime.timedelta(milliseconds=20)  # one look of a store that can only wait
+
+
+class HomeProcess:
+    """The process that made this. A forked child has a copy of everything and shares the
+    connections, but has none of the threads, and locks that they held stay held."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def is_here(self) -> bool:
+        """False in a forked child."""
+        return self._process == os.getpid()
+
+    def check(self, what: str) -> None:
+        """InvalidArgumentError in a forked child; `what` is the object."""
+        if not self.is_here():
+            raise InvalidArgumentError(
+                f"{what} is that of process {self._process}, and process {os.getpid()} is forked "
+                "from it, without its threads; leave the collectives to the parent, or start "
+                "processes by 'spawn', with a process group of their own"
+            )
 
 
 class TorchStore:
@@ -89,18 +109,16 @@ class Group:
         return str(path.with_suffix(f".{self.serial}{path.suffix}"))
 
 
-@functools.cache
-def _counters() -> collections.Counter[object]:
-    """The number of users that each group has had in this process. They are counted by the group's
-    ranks and never reset, so that a group which is destroyed and made again on the same store gets
-    new keys."""
-    return collections.Counter()
+# The number of users that each group has had in this process. They are counted by the group's
+# ranks and never reset, so that a group which is destroyed and made again on the same store gets
+# new keys.
+_counters: collections.Counter[object] = collections.Counter()
 
 
 def users_of(process_group: dist.ProcessGroup) -> dict[str, int]:
     """How many users of each purpose this process has counted for the group's ranks."""
     mine = tuple(dist.get_process_group_ranks(process_group))
-    return {key[1]: n for key, n in _counters().items() if key[0] == mine}
+    return {key[1]: n for key, n in _counters.items() if key[0] == mine}
 
 
 def count_alike(process_group: dist.ProcessGroup, counts: Iterable[Mapping[str, int]]) -> None:
@@ -109,7 +127,7 @@ def count_alike(process_group: dist.ProcessGroup, counts: Iterable[Mapping[str, 
     ranks = tuple(dist.get_process_group_ranks(process_group))
     for of_one in counts:
         for purpose, count in of_one.items():
-            _counters()[ranks, purpose] = max(_counters()[ranks, purpose], count)
+            _counters[ranks, purpose] = max(_counters[ranks, purpose], count)
 
 
 def is_initialized() -> bool:
@@ -137,10 +155,8 @@ def rank_or_0(process_group: dist.ProcessGroup | None) -> int:
     return dist.get_rank(process_group) if is_initialized() else 0
 
 
-@functools.cache
-def _homes() -> weakref.WeakKeyDictionary[dist.ProcessGroup, HomeProcess]:
-    """The process that first used each group."""
-    return weakref.WeakKeyDictionary()
+# The process that first used each group.
+_homes: weakref.WeakKeyDictionary[dist.ProcessGroup, HomeProcess] = weakref.WeakKeyDictionary()
 
 
 def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessGroup:
@@ -158,7 +174,7 @@ def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessG
             f"rank {dist.get_rank()}: {what} got a process group that this rank is no member of; "
             "make it on the group's ranks only"
         )
-    _homes().setdefault(group, HomeProcess()).check(f"the process group of {what}")
+    _homes.setdefault(group, HomeProcess()).check(f"the process group of {what}")
     return group
 
 
@@ -166,8 +182,8 @@ def join(process_group: dist.ProcessGroup | None, purpose: str) -> Group:
     """A new user of the group; `purpose` names its kind. All ranks must join in the same order."""
     group = resolve(process_group, purpose)
     ranks = tuple(dist.get_process_group_ranks(group))
-    number = _counters()[ranks, purpose]
-    _counters()[ranks, purpose] += 1
+    number = _counters[ranks, purpose]
+    _counters[ranks, purpose] += 1
     size = dist.get_world_size(group)
     store = private.store_of(group) if size > 1 else None
     return Group(
@@ -185,8 +201,8 @@ def _host_of(store: dist.Store | None) -> str | None:
 
 def count_user() -> int:
     """The number of users of all groups that this process has had before this one."""
-    before = _counters()["users"]
-    _counters()["users"] += 1
+    before = _counters["users"]
+    _counters["users"] += 1
     return before
 
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from thinwire.arguments import check_whole
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
-from thinwire.torch.closure import loss_of
+from thinwire.torch.optimizer.wrapped_optimizer import loss_of
 
 
 class OneBitAdam:

@@ -1,14 +1,22 @@
-"""Bucket: the description of a flat buffer that is reduced in every step."""
+"""Bucket: the description of a flat buffer that is reduced in every step; and FlatBucket, which has
+a buffer of its own, into which tensors are copied, so that the tensors stay the caller's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from thinwire.arguments import check_whole
 from thinwire.comm import Segment, Segments, Work
+from thinwire.torch import tensors
+
+MERGE_BYTES = 1 << 20  # a bucket of at least this takes no more large tensors
+_SMALL = MERGE_BYTES // 8  # a tensor below this joins its neighbour in any case
+
+Named = tuple[str, torch.Tensor]
+_Flat = TypeVar("_Flat", bound="FlatBucket")
 
 
 class Part(NamedTuple):
@@ -75,3 +83,73 @@ class Submission(NamedTuple):
     bucket: Bucket
     buffer: torch.Tensor
     work: Work
+
+
+class FlatBucket:
+    """Tensors that are reduced together: a large one, or several small neighbours."""
+
+    def __init__(self, bucket: Bucket, held: Sequence[torch.Tensor]) -> None:
+        """held: the tensors of the bucket's parts, all of one dtype and device."""
+        self.bucket = bucket
+        self.names = [part.name for part in bucket.parts]
+        self.tensors = list(held)
+        first, numels = self.tensors[0], [part.numel for part in bucket.parts]
+        self._buffer = torch.zeros(sum(numels), dtype=first.dtype, device=first.device)
+        self._views = [
+            part.view(tensor.shape)
+            for part, tensor in zip(self._buffer.split(numels), self.tensors, strict=True)
+        ]
+
+    def fill(
+        self,
+        values: Sequence[torch.Tensor | None],
+        rank: int,
+        weight_decay_of: Callable[[torch.Tensor], float],
+    ) -> torch.Tensor:
+        """Returns the buffer with these values, one for each tensor, and the fraction of the tensor
+        that is its weight decay. A missing value counts as zeros, and what compression kept of it
+        waits for a step that has one."""
+        with torch.no_grad():
+            parts = zip(self.names, self.tensors, self._views, values, strict=True)
+            for index, (name, tensor, view, value) in enumerate(parts):
+                self.bucket.mark_absent(index, value is None)
+                if value is None:
+                    view.zero_()
+                    continue
+                tensors.check(value, rank, lambda name=name: name)
+                view.copy_(value)
+                if decay := weight_decay_of(tensor):
+                    view.add_(tensor, alpha=decay)
+        return self._buffer
+
+    def means(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """(tensor, its mean or sum), after the wait; it is valid until the next fill()."""
+        return zip(self.tensors, self._views, strict=True)
+
+
+def lay_out(
+    kind: Callable[[Bucket, Sequence[torch.Tensor]], _Flat],
+    make: Callable[..., Bucket],
+    named: Iterable[Named],
+) -> list[_Flat]:
+    """Buckets of tensors in forward order: neighbours of one dtype and device, merged up to
+    MERGE_BYTES. make: GradientExchange.bucket; a bucket's priority is its number."""
+    groups: list[list[Named]] = []
+    size = 0
+    for name, tensor in named:
+        bytes_ = tensor.numel() * tensor.element_size()
+        last = groups[-1][-1][1] if groups else None
+        alike = last is not None and (last.dtype, last.device) == (tensor.dtype, tensor.device)
+        if not alike or (size >= MERGE_BYTES and bytes_ >= _SMALL):
+            groups.append([])
+            size = 0
+        groups[-1].append((name, tensor))
+        size += bytes_
+    flat = []
+    for number, group in enumerate(groups):
+        held = [tensor for _, tensor in group]
+        parts = [(name, tensor.numel()) for name, tensor in group]
+        shape = tensors.shape_of(held)
+        bucket = make(group[0][0], parts, held[0].dtype, priority=number, shape=shape)
+        flat.append(kind(bucket, held))
+    return flat

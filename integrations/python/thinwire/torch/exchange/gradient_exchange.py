@@ -17,10 +17,9 @@ from thinwire.codec import codec_info
 from thinwire.torch import private, tensors
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.auto import AUTO, AutoCodec
-from thinwire.torch.exchange.bucket import Bucket, Part, Submission
+from thinwire.torch.exchange.bucket import Bucket, FlatBucket, Part, Submission, lay_out
 from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import Compression
-from thinwire.torch.exchange.flat_bucket import FlatBucket, lay_out
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.momentum import OwnedMomentum
 from thinwire.torch.exchange.parameters import Parameters, check_size, check_sizes
@@ -291,13 +290,14 @@ class GradientExchange(Compression):
             return []
         layout = [(name, id(t), t.shape, t.dtype, t.device) for name, t in named.items()]
         if layout != self._step_tensors:
-            self._step_buckets = lay_out(FlatBucket, self, named.items())
+            self._step_buckets = lay_out(FlatBucket, self.bucket, named.items())
             self._step_tensors = layout
         left = iter(values)
         try:
             in_flight = [
-                bucket.send(self, list(itertools.islice(left, len(bucket.names))))
-                for bucket in self._step_buckets
+                self.submit(flat.bucket, flat.fill(mine, self.rank, self.momentum.weight_decay_of))
+                for flat in self._step_buckets
+                for mine in [list(itertools.islice(left, len(flat.names)))]
             ]
             self.end_step()
             for submission in in_flight:

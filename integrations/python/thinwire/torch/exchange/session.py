@@ -22,8 +22,7 @@ from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.device import Device, device_of
 from thinwire.torch.exchange.recovery import StepLedger
 from thinwire.torch.exchange.waiter import Pending, Waiter
-from thinwire.torch.group import Group, Membership
-from thinwire.torch.home_process import HomeProcess
+from thinwire.torch.group import Group, HomeProcess, Membership
 
 _log = logging.getLogger("thinwire")
 

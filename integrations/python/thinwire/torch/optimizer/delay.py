@@ -15,8 +15,7 @@ import torch
 
 from thinwire import errors
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.optimizer.gradient_bucket import GradientBucket, Phase
-from thinwire.torch.optimizer.step_pipeline import Groups, StepPipeline
+from thinwire.torch.optimizer.step_pipeline import GradientBucket, Groups, Phase, StepPipeline
 
 
 class OneStepDelay:

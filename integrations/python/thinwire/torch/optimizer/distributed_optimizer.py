@@ -17,18 +17,16 @@ from torch.optim.optimizer import Optimizer
 from thinwire import errors
 from thinwire.arguments import wrong
 from thinwire.torch import agree, private, tensors
-from thinwire.torch.closure import loss_of
-from thinwire.torch.exchange.flat_bucket import lay_out
+from thinwire.torch.exchange.bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.group import resolve
 from thinwire.torch.optimizer import checks
 from thinwire.torch.optimizer.delay import OneStepDelay
-from thinwire.torch.optimizer.gradient_bucket import GradientBucket, Phase
 from thinwire.torch.optimizer.model_hooks import ModelHooks
-from thinwire.torch.optimizer.step_pipeline import StepPipeline
-from thinwire.torch.optimizer.wrapped_optimizer import WrappedOptimizer
+from thinwire.torch.optimizer.step_pipeline import GradientBucket, Phase, StepPipeline
+from thinwire.torch.optimizer.wrapped_optimizer import WrappedOptimizer, loss_of
 from thinwire.warn import warn
 
 
@@ -151,7 +149,7 @@ class DistributedOptimizer(WrappedOptimizer):
         """Makes the buckets at the first gradient or step."""
         if not self._pipeline.buckets:
             order = self._hooks.agree_on_order(self._group)
-            self._pipeline.take(lay_out(GradientBucket, self._exchange, order))
+            self._pipeline.take(lay_out(GradientBucket, self._exchange.bucket, order))
             self._hooks.take(self._pipeline.bucket_of)
 
     # Steps.

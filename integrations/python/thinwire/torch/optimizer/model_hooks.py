@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 
 from thinwire.torch.agree import from_rank_0
-from thinwire.torch.optimizer.forward_order import ForwardOrder
-from thinwire.torch.optimizer.gradient_bucket import GradientBucket
+from thinwire.torch.optimizer.step_pipeline import GradientBucket
+
+_Part = TypeVar("_Part")
 
 
 class ModelHooks:
@@ -28,7 +30,7 @@ class ModelHooks:
     ) -> None:
         """names: of the parameters that are trained."""
         self._names, self._before_use = names, before_use
-        self._order = ForwardOrder(model, names)
+        self._order = _ForwardOrder(model, names)
         self._needs: dict[torch.nn.Module, list[GradientBucket]] = {}
         self._handles = [
             *(p.register_post_accumulate_grad_hook(on_gradient) for p in names),
@@ -57,3 +59,92 @@ class ModelHooks:
         self._order.stop()
         for handle in self._handles:
             handle.remove()
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors_in(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _tensors_in(inner)
+
+
+class _Watch(TorchFunctionMode):
+    """Calls `see` with every tensor that a torch function is called with."""
+
+    def __init__(self, see: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_function__(self, function, _types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for tensor in _tensors_in((args, kwargs)):
+            self._see(tensor)
+        return function(*args, **kwargs)
+
+
+class _ForwardOrder:
+    """The module whose forward pass uses each parameter first, and the order of first uses.
+
+    It is learnt in one forward pass. A module may need more than its own parameters: attention
+    reads its projection's weight without calling it, tied weights belong to two modules, and a
+    parent may use a child's parameter. So the arguments of every torch function in that pass are
+    inspected."""
+
+    def __init__(self, model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> None:
+        self._model = model
+        self._waiting = set(parameters)
+        self.first_use: dict[torch.Tensor, torch.nn.Module] = {}  # in the order of first use
+        self._inside: list[torch.nn.Module] = []
+        self._watch: _Watch | None = None
+        self._handles = []
+        for module in model.modules():
+            self._handles.append(module.register_forward_pre_hook(self._enter))
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+
+    def stop(self) -> None:
+        """Stops watching; the order that was seen so far stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        self._inside.append(module)
+        if module is self._model:
+            self._watch = _Watch(self._see)
+            self._watch.__enter__()
+
+    def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+        if self._inside:
+            self._inside.pop()
+        if module is self._model and self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            self._watch = None
+            self.stop()
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        if tensor in self._waiting and self._inside:
+            self._waiting.discard(tensor)
+            self.first_use[tensor] = self._inside[-1]
+
+    def order(self, names: Mapping[torch.Tensor, str]) -> list[str]:
+        """Names of all parameters in the order of their first use; those that were not used come
+        last, in the order of `names`."""
+        seen = [names[parameter] for parameter in self.first_use]
+        return seen + [name for p, name in names.items() if p not in self.first_use]
+
+    def needs(self, parts: Mapping[torch.Tensor, _Part]) -> dict[torch.nn.Module, list[_Part]]:
+        """The parts that each module waits for. parts: the part that each parameter belongs to. A
+        module waits for its own parameters and for those that it was the first to use; the model
+        itself waits for those that no module was seen to use."""
+        needs: dict[torch.nn.Module, dict[_Part, None]] = {}
+        for module in self._model.modules():
+            for parameter in module.parameters(recurse=False):
+                if parameter in parts:
+                    needs.setdefault(module, {})[parts[parameter]] = None
+        for parameter, part in parts.items():
+            needs.setdefault(self.first_use.get(parameter, self._model), {})[part] = None
+        return {module: list(wanted) for module, wanted in needs.items()}

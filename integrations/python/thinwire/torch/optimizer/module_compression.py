@@ -12,16 +12,15 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
 from thinwire.torch import agree, private, tensors
+from thinwire.torch.exchange.bucket import lay_out
 from thinwire.torch.exchange.compression import COMPRESSED, Compression
-from thinwire.torch.exchange.flat_bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.group import rank_or_0, resolve
 from thinwire.torch.optimizer.distributed_optimizer import DistributedOptimizer
-from thinwire.torch.optimizer.gradient_bucket import GradientBucket
 from thinwire.torch.optimizer.model_hooks import ModelHooks
-from thinwire.torch.optimizer.step_pipeline import StepPipeline
+from thinwire.torch.optimizer.step_pipeline import GradientBucket, StepPipeline
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -74,7 +73,7 @@ class ModuleCompression(Compression):
             return
         if not self._pipeline.buckets:
             order = self._hooks.agree_on_order(self._group)
-            self._pipeline.take(lay_out(GradientBucket, self._exchange, order))
+            self._pipeline.take(lay_out(GradientBucket, self._exchange.bucket, order))
         if not self._in_backward:
             self._in_backward = True
             for bucket in self._pipeline.buckets:  # of a pass that failed, or is over

@@ -2,19 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.torch.exchange.bucket import Bucket, Submission
+from thinwire.torch import private
+from thinwire.torch.exchange.bucket import Bucket, FlatBucket, Submission
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.optimizer.gradient_bucket import GradientBucket, Phase
-from thinwire.torch.optimizer.partial_step import step_partly
 
 Groups = list[dict[str, Any]]  # param groups, with the hyperparameters of one step
+
+
+class Phase(Enum):
+    """A bucket goes through all of them once a step."""
+
+    IDLE = "its gradients are being made"
+    IN_FLIGHT = "it is being reduced"
+    REDUCED = "its parameters' gradients are the mean"
+
+
+class GradientBucket(FlatBucket):
+    """Parameters whose gradients are reduced together."""
+
+    def __init__(self, bucket: Bucket, held: Sequence[torch.Tensor]) -> None:
+        super().__init__(bucket, held)
+        self.phase = Phase.IDLE
+        self.made = 0  # steps that the optimizer has taken, or left out
+        self._ready: set[torch.Tensor] = set()
+        self._versions: dict[torch.Tensor, int] = {}
+        self._submission: Submission | None = None
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return self.tensors
+
+    def ready(self, parameter: torch.Tensor) -> bool:
+        """Notes that this gradient is made. Returns whether all of the bucket are."""
+        self._ready.add(parameter)
+        return len(self._ready) == len(self.parameters)
+
+    def submit(self, exchange: GradientExchange) -> None:
+        """Starts the reduction of the gradients as they are now."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        buffer = self.fill(gradients, exchange.rank, exchange.momentum.weight_decay_of)
+        self._submission = exchange.submit(self.bucket, buffer)
+        self._versions = {
+            parameter: private.version_of(gradient)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True)
+            if gradient is not None
+        }
+        self.phase = Phase.IN_FLIGHT
+
+    def check_untouched(self) -> None:
+        """InvalidArgumentError if gradients were changed after they had been sent."""
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            version = self._versions.get(parameter)
+            grad = parameter.grad
+            if version is not None and grad is not None and private.version_of(grad) != version:
+                raise errors.InvalidArgumentError(
+                    f"the gradient of '{name}' was changed between backward() and step(), when it "
+                    "had been sent already; call optimizer.synchronize() before clipping or "
+                    "unscaling, or use optimizer.clip_grad_norm_()"
+                )
+
+    def restart(self, made: int) -> None:
+        """Forgets the step under way, which failed; `made` steps were made."""
+        self.made, self.phase, self._submission = made, Phase.IDLE, None
+        self._ready.clear()
+        self._versions.clear()
+
+    def wait(self, exchange: GradientExchange) -> None:
+        """Returns when means() are there; raises the typed error of a failure."""
+        if self.phase is Phase.IN_FLIGHT:
+            exchange.wait(self._submission)
+            self._submission = None
+            self._ready.clear()
+            self._versions.clear()
+            self.phase = Phase.REDUCED
 
 
 class StepPipeline:
@@ -43,6 +111,8 @@ class StepPipeline:
     def take(self, buckets: list[GradientBucket]) -> None:
         """Uses these buckets from the next step on."""
         self.buckets = buckets
+        for bucket in buckets:
+            bucket.made = self._exchange.steps
         self.bucket_of = {parameter: b for b in buckets for parameter in b.parameters}
         # A sum, and no mean of gradients: it has no parts, and goes before them.
         self._used_bucket = Bucket(
@@ -134,7 +204,7 @@ class StepPipeline:
             parameter.grad = mean if parameter in inside else None
         try:
             with torch.inference_mode(False):  # the forward pass that needs them may be in it
-                step_partly(self._optimizer, self._step, inside, groups)
+                _step_partly(self._optimizer, self._step, inside, groups)
         finally:
             for parameter, gradient in kept.items():
                 parameter.grad = gradient
@@ -175,3 +245,34 @@ class StepPipeline:
         self._used = None
         for bucket in self.buckets:
             bucket.restart(steps)
+
+
+def _step_partly(
+    optimizer: torch.optim.Optimizer,
+    step: Callable[[], Any],
+    parameters: set[torch.Tensor],
+    groups: list[dict[str, Any]],
+) -> None:
+    """Steps only these, by `step`, with the hyperparameters of `groups`.
+
+    InvalidArgumentError for an optimizer that keeps state for a whole param group, since that
+    couples its parameters."""
+    chosen = []
+    for group in groups:
+        mine = [p for p in group["params"] if p in parameters]
+        if mine:
+            chosen.append({**group, "params": mine})
+    before = [{**group} for group in chosen]
+    everything = optimizer.param_groups
+    optimizer.param_groups = chosen
+    try:
+        step()
+    finally:
+        optimizer.param_groups = everything
+    for group, was in zip(chosen, before, strict=True):
+        for key, value in was.items():
+            if key != "params" and group[key] is not value:
+                raise errors.InvalidArgumentError(
+                    f"{type(optimizer).__name__} keeps '{key}' for a whole param group, "
+                    "which couples parameters; use policy='wfbp'"
+                )

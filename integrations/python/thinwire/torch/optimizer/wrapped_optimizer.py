@@ -1,11 +1,15 @@
-"""WrappedOptimizer: a torch optimizer that delegates to another one."""
+"""WrappedOptimizer: a torch optimizer that delegates to another one; and the closure of a step()
+that replaces another one's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.optim.optimizer import Optimizer
+
+from thinwire.arguments import check_call
 
 
 class WrappedOptimizer(Optimizer):
@@ -40,3 +44,13 @@ class WrappedOptimizer(Optimizer):
         """As the wrapped optimizer's."""
         self._inner.load_state_dict(dict(state_dict))
         self._share()
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """Returns what the closure of a step() returns, called once with gradients on; None without
+    one."""
+    check_call("closure", closure)
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
