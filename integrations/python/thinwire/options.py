@@ -278,3 +278,4 @@ class Options(Settings, total=False):
     find_unused_parameters: bool | None  # with optimizer=: one that no rank used keeps grad None
     replicas: ProcessGroup | None  # FSDP2: ranks that have the same shard, in hybrid sharding
     gather: str | None  # FSDP2: parameters are gathered with this codec ("int8", "bf16")
+    feedback: Literal["auto"] | bool | None  # FSDP2: residuals; auto: within 1/8 of free memory

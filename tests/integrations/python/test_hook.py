@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import thinwire
+import thinwire.torch
 import torch
 from models import data, digest, gradients, make_mlp, train, wrap
 from ranks import run
+from torch.nn.parallel import DistributedDataParallel
 
 # Largest error of one step's gradient, relative to its largest element; both hops, nearest rounding
 # to scale / 2 each, with scale = largest / 127 or / 7 and a bf16 scale rounded up.
@@ -103,3 +106,25 @@ def test_each_state_of_each_rank_writes_its_trace(tmp_path):
     for file in files:
         names = {event["name"] for event in json.loads(file.read_text())}
         assert any("ENCODE" in name for name in names), names
+
+
+class Rotation(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.eye(96, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.cfloat() @ self.weight).abs()
+
+
+def complex_gradients(rank: int):
+    ddp, got = DistributedDataParallel(Rotation()), r"got dtype torch\.complex64, expected float32"
+    with pytest.raises(thinwire.InvalidArgumentError, match=f"'weight': {got}"):
+        thinwire.torch.compress(ddp)
+    ddp.register_comm_hook(thinwire.torch.State("int4"), thinwire.torch.hook)
+    with pytest.raises(thinwire.InvalidArgumentError, match=f"'p0': {got}"):
+        ddp(data(0, rank)).sum().backward()
+
+
+def test_complex_gradients_are_refused_by_dtype_and_parameter():
+    run(complex_gradients)

@@ -11,13 +11,13 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
 import thinwire
 from thinwire import _library, config, options
 from thinwire.comm import Communicator
-from thinwire.options import COMPARED, FIELDS, OPTIONS
+from thinwire.options import COMPARED, FIELDS, OPTIONS, Options, Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADER = ROOT / "integrations" / "c" / "thinwire.h"
@@ -287,6 +287,64 @@ def test_adapters_take_the_settings_under_the_same_names(adapter):
     elif not passes_on:
         missing = set(options.ARGUMENTS) - taken
         assert missing <= {"flight"}, "a setting that can't be given"
+
+
+# The types that editors and type checkers see.
+
+
+def types_of(hint: Any) -> set[type]:
+    """The types of a value; those of a Literal's values, and NoneType for None."""
+    if get_origin(hint) is Literal:
+        return {type(value) for value in get_args(hint)}
+    parts = get_args(hint)
+    return set().union(*map(types_of, parts)) if parts else {hint}
+
+
+def literals_of(hint: Any) -> set[Any]:
+    parts = get_args(hint)
+    if get_origin(hint) is Literal:
+        return set(parts)
+    return set().union(*map(literals_of, parts))
+
+
+def test_settings_have_the_names_and_types_of_the_list():
+    hints, fields = get_type_hints(Settings), get_type_hints(config.Config)
+    assert set(hints) == set(options.ARGUMENTS) - {"codec"}  # which is an argument of its own
+    for name, hint in hints.items():
+        assert types_of(hint) == types_of(fields[name]) | {type(None)}, name
+        kind = next(option.kind for option in OPTIONS if option.setting == name)
+        one_of = kind.expected.startswith("one of")
+        assert bool(literals_of(hint)) == one_of, name
+        for value in literals_of(hint):
+            assert kind.right(value) and repr(value) in kind.expected, name
+        assert not one_of or kind.expected.count("'") == 2 * len(literals_of(hint)), name
+    for name, sample in SAMPLES.items():
+        assert type(sample.value) in types_of(fields[name]), name
+
+
+def test_options_have_the_names_and_types_of_what_compress_hands_on():
+    torch_part = pytest.importorskip("thinwire.torch")
+    from thinwire.torch.compress import _ONLY_SOME
+    from thinwire.torch.fsdp import compress_shards
+    from thinwire.torch.optimizer import DistributedOptimizer
+    from torch.distributed import ProcessGroup
+
+    names = {"ProcessGroup": ProcessGroup}
+    own = get_type_hints(Options, localns=names)
+    for name in get_type_hints(Settings):
+        del own[name]
+    assert set(own) == set(_ONLY_SOME)
+    takers = (compress_shards, torch_part.State.__init__, DistributedOptimizer.__init__)
+    for name, hint in own.items():
+        found = [f for f in takers if name in inspect.signature(f).parameters]
+        if name == "warm_up_steps":
+            found.append(torch_part.State.take_momentum)
+        assert found, name
+        for function in found:
+            parameter = inspect.signature(function).parameters[name]
+            taken = eval(parameter.annotation, function.__globals__ | names)
+            assert types_of(hint) - {type(None)} <= types_of(taken), name
+            assert parameter.kind is parameter.KEYWORD_ONLY, name
 
 
 # All ranks.

@@ -136,7 +136,6 @@ def callables_of(name: str, found: Any) -> Iterator[str]:
 MADE_ELSEWHERE = {
     "Bucket", "State.note_bypassed", "Work", "hook", "horovod.Compression", "horovod.Compressor",
     "horovod.Handle", "horovod.Op", "horovod.ReducingOptimizer",
-    "State.follow_joins",
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from thinwire.arguments import check_kind
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private, tensors
 from thinwire.torch.ddp import State, hook
-from thinwire.torch.ddp.state import momentum_for
+from thinwire.torch.ddp.state import follow_joins, momentum_for
 from thinwire.torch.exchange.compression import COMPRESSED, Compression
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.fsdp.compression import compress_shards
@@ -51,7 +51,9 @@ def compress(
     - DistributedDataParallel, or a module that torch's composable replicate() was called on: a
       communication hook.
     - FSDP2 (fully_shard was called on the model or its parts): a compressed reduce-scatter of each
-      unit. Residuals take 4 bytes for every element of the whole, unsharded model on every rank.
+      unit, with residuals of 4 bytes for every element of the whole, unsharded model on every rank
+      if that is at most 1/8 of each rank's available memory. Else a warning says so, and the
+      default codec is bf16; feedback=True always keeps them, feedback=False never does.
       All parameters of a unit need one codec; "auto", topk, onebit and momentum need the whole mean
       on every rank, so they are refused.
     - Any other module: hooks on its parameters. They become those of rank 0 now, and .grad holds
@@ -64,7 +66,7 @@ def compress(
             with options ("int8:block=128,rounding=stochastic,down=int4"); or {pattern of parameter
             names: codec}, of which the first match wins; "1d" matches parameters of one dimension
             (biases, norms), "embedding" the weights of embeddings. None: THINWIRE_CODEC, else
-            {"1d": "fp32", "*": "int4"}, and int4 for FSDP2. Or
+            {"1d": "fp32", "*": "int4"}, and for FSDP2 int4, or bf16 without residuals. Or
             "auto": steps are measured with fp32 first, then the codec that is predicted to be the
             fastest is taken, unless it turns out slower.
         optimizer: the model's. onebit needs its momentum, and sparse topk is more accurate with it:
@@ -139,7 +141,7 @@ def _compress_ddp(
     if delayed:
         state.note_bypassed(_names_of(delayed, ddp.module))
     _register(ddp, state, rank)
-    state.follow_joins(ddp)
+    follow_joins(state, ddp)
     return state
 
 

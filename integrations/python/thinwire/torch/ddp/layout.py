@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import Error
+from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.tensors import shape_of
 
 
 class StepBuckets:
@@ -93,10 +93,11 @@ class Layout:
         known = self._known.get(number)
         if known is not None and known[0] == key:
             return known[1]
-        parts = self._parts(bucket, parameters)
+        parts = self._parts(bucket, parameters, exchange.rank)
         made = exchange.bucket(
-            self._label, parts, bucket.buffer().dtype, priority=number, shape=shape_of(parameters)
-        )
+            self._label, parts, bucket.buffer().dtype, priority=number,
+            shape=tensors.shape_of(parameters),
+        )  # fmt: skip
         self._known[number] = key, made
         self._changed = True
         return made
@@ -112,11 +113,13 @@ class Layout:
         return not changed
 
     def _parts(
-        self, bucket: dist.GradBucket, parameters: list[torch.Tensor]
+        self, bucket: dist.GradBucket, parameters: list[torch.Tensor], rank: int
     ) -> list[tuple[str, int]]:
         buffer, at, parts = bucket.buffer(), 0, []
         for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
             name, numel = self.name_of(parameter), parameter.numel()
+            if parameter.is_complex():  # DDP lays its gradient out as pairs of real elements
+                tensors.check(parameter, rank, lambda name=name: name)
             offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
             if gradient.numel() != numel or (numel > 0 and offset != at):
                 raise Error(

@@ -231,12 +231,6 @@ class State(GradientExchange):
 
         return finish
 
-    def follow_joins(self, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
-        """With ddp.join(divide_by_initial_world_size=False) means are those of the ranks that have
-        not joined yet. Ranks that have take part in the others' steps, without a forward pass."""
-        ddp.register_forward_pre_hook(_ForwardWatch(self))
-        self._ddp = weakref.ref(ddp)
-
     def _join_factor(self, device: torch.device) -> float:
         """The factor from the mean over all ranks to that over those left; once a step."""
         ddp = self._ddp()
@@ -304,6 +298,13 @@ class State(GradientExchange):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CopiedState, (self.codec,)
+
+
+def follow_joins(state: State, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+    """With ddp.join(divide_by_initial_world_size=False) means are those of the ranks that have not
+    joined yet. Ranks that have take part in the others' steps, without a forward pass."""
+    ddp.register_forward_pre_hook(_ForwardWatch(state))
+    state._ddp = weakref.ref(ddp)
 
 
 class _ForwardWatch:

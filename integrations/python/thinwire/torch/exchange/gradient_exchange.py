@@ -134,7 +134,7 @@ class GradientExchange(Compression):
 
     def bucket(
         self,
-        name: str,
+        name: str | None,
         parts: Iterable[Part | tuple[str, int]],
         dtype: torch.dtype,
         *,
@@ -145,7 +145,8 @@ class GradientExchange(Compression):
     ) -> Bucket:
         """Describes a flat buffer that will be submitted in many steps. Make it once.
 
-        name: equal on all ranks, and of one bucket only. parts: (parameter name, elements), or Part
+        name: equal on all ranks, and of one bucket only; None: no residuals are kept, and the
+          ranks' calls match by their order. parts: (parameter name, elements), or Part
           for a piece of a parameter, in the buffer's order and without gaps. dtype: float32,
           bfloat16 or float16. priority: under "p3" lower goes first, so it is the number in forward
           order. shape: of the parts, in words that strict=True compares between ranks. op: "mean"

@@ -42,7 +42,11 @@ class Steps:
 class _Buckets:
     """A unit's buckets, one for each dtype and operation that FSDP2 asks for."""
 
-    def __init__(self, exchange: GradientExchange, name: str, parts: list[Part], collective: str):
+    def __init__(
+        self, exchange: GradientExchange, name: str | None, parts: list[Part], collective: str
+    ) -> None:
+        """name: None: no residuals are kept, and the ranks' calls match by their order, which is
+        the same on all ranks under FSDP2."""
         self._exchange, self._name, self._parts = exchange, name, parts
         self._collective = collective
         self._made: dict[tuple[torch.dtype, str], Bucket] = {}
@@ -58,9 +62,13 @@ class _Buckets:
 class ReduceScatter(Buffers):
     """torch.distributed.fsdp's interface of a reduce-scatter, for one unit."""
 
-    def __init__(self, unit: Unit, exchange: GradientExchange, steps: Steps) -> None:
+    def __init__(
+        self, unit: Unit, exchange: GradientExchange, steps: Steps, feedback: bool
+    ) -> None:
+        """feedback: residuals are kept."""
         self._unit, self._exchange, self._steps = unit, exchange, steps
-        self._buckets = _Buckets(exchange, unit.name, unit.parts(), "reduce_scatter")
+        name = unit.name if feedback else None
+        self._buckets = _Buckets(exchange, name, unit.parts(), "reduce_scatter")
         self.exact = 0  # reductions that went uncompressed
 
     def __call__(
@@ -118,13 +126,16 @@ class AllReduceHook:
         group: dist.ProcessGroup,
         exchange: GradientExchange,
         steps: Steps,
+        feedback: bool,
     ) -> None:
-        """rank: among those that share the shards. group, exchange: of the replicas."""
+        """rank: among those that share the shards. group, exchange: of the replicas. feedback:
+        residuals are kept."""
         self._group = group
         self._unit, self._exchange, self._steps = unit, exchange, steps
         parts = unit.parts_of_rank(rank)
         self._numel = sum(part.numel for part in parts)
-        self._buckets = _Buckets(exchange, unit.name, parts, "all_reduce")
+        name = unit.name if feedback else None
+        self._buckets = _Buckets(exchange, name, parts, "all_reduce")
 
     def __call__(self, shard: torch.Tensor) -> None:
         self._steps.begin(self._unit.name)

@@ -8,17 +8,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire import config
 from thinwire.arguments import check_kind
+from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.fsdp import feedback as feedbacks
 from thinwire.torch.fsdp.collectives import AllReduceHook, ReduceScatter, Steps
 from thinwire.torch.fsdp.parameter_gather import ParameterGather
 from thinwire.torch.fsdp.residuals import Layout, Place
 from thinwire.torch.fsdp.units import Unit, units_of
+from thinwire.warn import warn
 
 # An attribute of a unit's module: the Compression of its gradients, until that is closed. FSDP2 has
 # no public way to the reduce-scatter that a module has.
@@ -31,6 +35,7 @@ def compress_shards(
     *,
     replicas: dist.ProcessGroup | None = None,
     gather: str | None = None,
+    feedback: feedbacks.Wanted = None,
     **options: Any,
 ) -> ShardedCompression:
     """Compresses the gradients of a model under FSDP2, from the next backward pass on.
@@ -45,18 +50,22 @@ def compress_shards(
       dimensions FSDP2 itself reduces over replicas, uncompressed.
     gather: None: FSDP2 gathers parameters itself, exactly. "int8" or "bf16": forward and backward
       passes compute with parameters that are rounded so; what the optimizer steps is exact.
+    feedback: "auto" (None stands for it): residuals are kept where they take at most 1/8 of the
+      memory that is available on each rank; elsewhere a warning says how many bytes they take.
+      True: always. False: never. Without residuals a codec that nobody named is bf16.
     options: settings of docs/reference/settings.md.
 
     Gradients are summed in fp32 and come out in the dtype of the reduction. Residuals take 4 bytes
     for every element of the whole model on every rank, since each encodes what it sends to all
-    others. Raises InvalidArgumentError for what can't be, and where gradients of the model are
-    compressed already, by a Compression that is not closed; typed errors of a failed exchange come
-    out of backward(), on every rank."""
+    others. Every rank calls it, since the ranks agree on residuals. Raises InvalidArgumentError for
+    what can't be, and where gradients of the model are compressed already, by a Compression that is
+    not closed; MismatchError where ranks differ in `feedback`; typed errors of a failed exchange
+    come out of backward(), on every rank."""
     check_kind("model", model, torch.nn.Module, "a model under FSDP2")
     units = units_of(model)
     for unit in units:
         _check_free(unit)
-    made = ShardedCompression(units, codec, replicas, gather, options)
+    made = ShardedCompression(units, codec, replicas, gather, feedbacks.check(feedback), options)
     for unit in units:
         made._install(unit)
     return made
@@ -71,21 +80,31 @@ class ShardedCompression(Compression):
         codec: Codec | None,
         replicas: dist.ProcessGroup | None,
         gather: str | None,
+        feedback: bool | str,
         options: Mapping[str, Any],
     ) -> None:
         """compress() makes it."""
         padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
         group = _group_of(units)
         self._exchange = _exchange(codec, group, padded, "fsdp", options)
+        if replicas is not None and units[0].mesh.ndim > 1:
+            raise InvalidArgumentError(
+                "got replicas, and a model on HSDP's mesh, over which FSDP2 reduces itself; shard "
+                "it over one dimension of ranks"
+            )
+        self._feedback = _decide(feedback, self._exchange, units, replicas)
+        if not self._feedback.kept:
+            unnamed = codec is None and not config.is_set("codec")
+            if feedback == "auto":
+                _warn_of_no_residuals(self._feedback, unnamed)
+            if unnamed:
+                codec = "bf16"
+                self._exchange.close()
+                self._exchange = _exchange(codec, group, padded, "fsdp", options)
         self._rank = dist.get_rank(group)
         self._replicas: GradientExchange | None = None
         self._replica_group = replicas
         if replicas is not None:
-            if units[0].mesh.ndim > 1:
-                raise InvalidArgumentError(
-                    "got replicas, and a model on HSDP's mesh, over which FSDP2 reduces itself; "
-                    "shard it over one dimension of ranks"
-                )
             self._replicas = _exchange(codec, replicas, padded, "fsdp replicas", options)
             self._replica_steps = Steps([unit.name for unit in units], self._replicas)
         self._gather = None if gather is None else ParameterGather(gather, group, options)
@@ -98,7 +117,8 @@ class ShardedCompression(Compression):
         self._units: list[Unit] = []  # installed
 
     def _install(self, unit: Unit) -> None:
-        reducer = ReduceScatter(unit, self._exchange, self._steps)
+        keep = self._feedback.kept
+        reducer = ReduceScatter(unit, self._exchange, self._steps, keep)
         self._reducers.append(reducer)
         self._units.append(unit)
         setattr(unit.module, _COMPRESSED_BY, self)
@@ -107,7 +127,7 @@ class ShardedCompression(Compression):
             unit.module.set_custom_all_gather(self._gather)
         if self._replicas is not None:
             hook = AllReduceHook(
-                unit, self._rank, self._replica_group, self._replicas, self._replica_steps
+                unit, self._rank, self._replica_group, self._replicas, self._replica_steps, keep
             )
             unit.module.set_all_reduce_hook(hook)
 
@@ -132,8 +152,8 @@ class ShardedCompression(Compression):
         return found
 
     def describe(self) -> str:
-        """As State.describe()."""
-        return "".join(each.describe() for each in self._connected())
+        """As State.describe(), with a line of the residuals and their bytes."""
+        return self._feedback.describe() + "".join(each.describe() for each in self._connected())
 
     def state_dict(self) -> dict[str, Any]:
         """As State.state_dict(): what this rank keeps, in the parameters' unsharded order. Its rank
@@ -153,8 +173,17 @@ class ShardedCompression(Compression):
         return gather(self.state_dict(), self._group if place.replicas == 1 else None)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """As State.load_state_dict(), also in another number of shards or replicas."""
+        """As State.load_state_dict(), also in another number of shards or replicas. Without
+        residuals here, a warning says that those of the state dict are dropped."""
         shards, replicas = self._layout.split(saved, self._replicas is not None)
+        if not self._feedback.kept:
+            if shards["residuals"] or replicas["residuals"]:
+                warn(
+                    "load_state_dict: the state dict has residuals, and this model keeps none "
+                    f"(feedback={self._feedback.wanted!r}), so they are dropped; "
+                    "compress(..., feedback=True) keeps them"
+                )
+            shards, replicas = {**shards, "residuals": {}}, {**replicas, "residuals": {}}
         if self._replicas is not None:
             self._exchange.check_state_dict(shards)
             self._replicas.load_state_dict(replicas)
@@ -208,6 +237,40 @@ def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
                 f"'{units[0].name}'; call compress() for each of such parts by itself"
             )
     return first
+
+
+def _decide(
+    wanted: bool | str,
+    exchange: GradientExchange,
+    units: Sequence[Unit],
+    replicas: dist.ProcessGroup | None,
+) -> feedbacks.Feedback:
+    first, rules, elements = units[0], exchange.rules, 0
+    for unit in units:
+        for piece in unit.pieces:
+            if codec_info(rules.by_pattern[rules.rule_of(piece.name)]).uses_feedback:
+                elements += unit.world * piece.chunk
+                if replicas is not None:  # both hops of the all-reduce
+                    elements += piece.chunk + piece.chunk // dist.get_world_size(replicas)
+    needed = 4 * elements * (2 if exchange.config.recoverable else 1)
+    groups = [first.group]
+    if replicas is not None:
+        groups.append(replicas)
+    elif first.mesh.ndim > 1:
+        groups.append(first.mesh.get_group(0))
+    return feedbacks.decide(wanted, needed, groups, first.mesh.device_type == "cuda")
+
+
+def _warn_of_no_residuals(found: feedbacks.Feedback, unnamed: bool) -> None:
+    instead = (
+        "so none are kept, and the codec is bf16"
+        if unnamed
+        else "so none are kept, and what a step loses is lost: a codec below 8 bits loses accuracy"
+    )
+    warn(
+        f"compress: {found.too_large}, {instead}; feedback=True keeps them all the same, and "
+        "feedback=False keeps none without this warning"
+    )
 
 
 def _exchange(
