@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from thinwire.errors import InvalidArgumentError
 from thinwire.simulate import Link, Profile
-from thinwire.torch.exchange.bucket import Bucket, Submission
+from thinwire.torch.exchange.bucket import Bucket, InFlight
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.forecast.choice import (
@@ -156,13 +156,13 @@ class _SilentExchange(GradientExchange):
         self._barrier_group = process_group
         self._waited_s = 0.0
 
-    def submit(self, bucket: Bucket, buffer: torch.Tensor) -> Submission:
+    def submit(self, bucket: Bucket, buffer: torch.Tensor) -> InFlight:
         if buffer.is_cuda:
             torch.cuda.current_stream(buffer.device).synchronize()
         self.notes.submitted(bucket.priority, bucket.numel, self._now())
-        return Submission(bucket, buffer, None)
+        return InFlight(bucket, buffer, None)
 
-    def wait(self, submission: Submission) -> None:
+    def wait(self, submission: InFlight) -> None:
         self.notes.waited_for(submission.bucket.priority, self._now())
 
     def end_step(self, *, repeats: bool = True) -> None:

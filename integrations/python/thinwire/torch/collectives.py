@@ -224,17 +224,9 @@ def start_on(
 ) -> Pending:
     """A "reduce_scatter" or "all_gather" on a session's ranks, of arguments that were checked.
     Both tensors are contiguous; the Pending keeps them alive, and its future is of `target`."""
-    communicator, device, waiter = session.connect(source)
     shape = tensors.shape_of([source]) if session.config.strict else None
-    bucket = communicator.bucket(
-        source.numel(), dtype, op, name, collective=collective, shape=shape
-    )
-    work = bucket.start(source.data_ptr(), target.data_ptr(), device.stream())
-    return waiter.add(work, target, functools.partial(_outlive, source))
-
-
-def _outlive(_source: torch.Tensor) -> None:
-    """A partial of this keeps its tensor alive until it is called."""
+    bucket = Bucket(name, source.numel(), dtype, op=op, shape=shape, collective=collective)
+    return session.start(bucket, source, result=target)
 
 
 def _is_member(group: dist.ProcessGroup | None, async_op: object, collective: str) -> bool:

@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from thinwire import comm
 from thinwire.arguments import check_whole
-from thinwire.comm import Segment, Segments, Work
+from thinwire.comm import BucketWork, Communicator, Segment, Segments, Work
 from thinwire.torch import tensors
 
 MERGE_BYTES = 1 << 20  # a bucket of at least this takes no more large tensors
@@ -36,7 +37,8 @@ class Bucket:
     allocates and hashes as little as possible."""
 
     __slots__ = (
-        "collective", "dtype", "name", "numel", "op", "parts", "priority", "segments", "shape",
+        "_handle", "_owner", "collective", "dtype", "name", "numel", "op", "parts", "priority",
+        "segments", "shape",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +62,8 @@ class Bucket:
         self.name, self.numel, self.dtype, self.op = name, numel, dtype, op
         self.parts, self.priority, self.shape = tuple(parts), priority, shape
         self.collective = collective
+        self._owner: Communicator | None = None
+        self._handle: comm.Bucket | None = None  # in the owner
         self.segments: Segments | None = None
         if self.parts:
             self.segments = Segments(
@@ -69,6 +73,16 @@ class Bucket:
                 ]
             )
 
+    def handle(self, communicator: Communicator) -> comm.Bucket:
+        """Returns the bucket as the communicator knows it: registered at its first use there."""
+        if self._handle is None or self._owner is not communicator:
+            self._handle = communicator.bucket(
+                self.numel, self.dtype, self.op, self.name, self.segments, self.priority,
+                collective=self.collective, shape=self.shape,
+            )  # fmt: skip
+            self._owner = communicator
+        return self._handle
+
     def mark_absent(self, index: int, absent: bool) -> None:
         """Before a submission: this rank has no gradient for part `index`. Its elements must be
         zeros then, and what compression has kept of the part waits for a step that has one.
@@ -77,12 +91,17 @@ class Bucket:
         self.segments.mark_absent(index, absent)
 
 
-class Submission(NamedTuple):
-    """A bucket in flight. It keeps the buffer alive."""
+class InFlight:
+    """One use of a bucket, until it is waited for. It keeps the tensor alive, which gets the
+    result."""
 
-    bucket: Bucket
-    buffer: torch.Tensor
-    work: Work
+    __slots__ = ("bucket", "tensor", "work")
+
+    def __init__(
+        self, bucket: Bucket, tensor: torch.Tensor, work: Work | BucketWork | None
+    ) -> None:
+        """work: None where nothing was sent."""
+        self.bucket, self.tensor, self.work = bucket, tensor, work
 
 
 class FlatBucket:

@@ -17,7 +17,7 @@ from thinwire.codec import codec_info
 from thinwire.torch import private, tensors
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.auto import AUTO, AutoCodec
-from thinwire.torch.exchange.bucket import Bucket, FlatBucket, Part, Submission, lay_out
+from thinwire.torch.exchange.bucket import Bucket, FlatBucket, InFlight, Part, lay_out
 from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
@@ -173,7 +173,7 @@ class GradientExchange(Compression):
 
     def submit(
         self, bucket: Bucket, buffer: torch.Tensor, result: torch.Tensor | None = None
-    ) -> Submission:
+    ) -> InFlight:
         """Starts to replace the buffer by its mean over all ranks; wait() must follow, once. With
         `result`, which a reduce-scatter needs, it goes there, and the buffer stays.
 
@@ -182,17 +182,17 @@ class GradientExchange(Compression):
         self._check(bucket, buffer)
         if self._auto and self._auto.observer:
             self._auto.observer.submitting(bucket, buffer)
-        return Submission(bucket, buffer, self._session.submit(bucket, buffer, result))
+        return self._session.submit(bucket, buffer, result)
 
-    def wait(self, submission: Submission) -> None:
+    def wait(self, submission: InFlight) -> None:
         """Returns when the buffer holds the mean; on a GPU, for later work of the current stream.
         Submissions may be waited for in any order. Raises the typed error of a failure."""
-        check_kind("submission", submission, Submission, "what submit() returned")
+        check_kind("submission", submission, InFlight, "what submit() returned")
         if not (self._auto and self._auto.observer):
-            self._session.complete(submission.work)
+            self._session.complete(submission)
             return
-        with self._auto.observer.waiting(submission.bucket, submission.buffer.device):
-            self._session.complete(submission.work)
+        with self._auto.observer.waiting(submission.bucket, submission.tensor.device):
+            self._session.complete(submission)
 
     def start(
         self,
@@ -454,7 +454,7 @@ class GradientExchange(Compression):
         )
 
 
-def _parts_of(parts: object) -> list[Part]:
+def _parts_of(parts: Iterable[Any]) -> list[Part]:
     expected = "(parameter name, elements) or Part, one after the other"
     check_kind("parts", parts, Iterable, expected)
     listed = []

@@ -9,7 +9,7 @@ have submitted it; one undo log is enough."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -95,12 +95,12 @@ class Agreement:
     def __init__(self, mine: Progress, process_group: dist.ProcessGroup) -> None:
         """MismatchError, on every rank, if ranks are further apart than those of one run can be."""
         self._group = process_group
-        reports: list[Progress | None] = [None] * dist.get_world_size(process_group)
+        reports: list[Any] = [None] * dist.get_world_size(process_group)
         dist.all_gather_object(reports, mine, group=process_group)
         group.count_alike(process_group, [report.users for report in reports])
         self._mine = mine
         source = max(range(len(reports)), key=lambda r: (reports[r].order(), -r))
-        self.goal = reports[source]
+        self.goal: Progress = reports[source]
         _check_distance(reports, self.goal)
         equal = all((r.made, r.made_of) == (self.goal.made, self.goal.made_of) for r in reports)
         self.result = Recovery(self.goal.all_made(), source, equal)

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from thinwire import comm, errors
+from thinwire import errors
 from thinwire.comm import BucketWork, Communicator, Work
 from thinwire.config import STAGES, Config, check_here
 from thinwire.process_end import fatal_exception
 from thinwire.torch.exchange import checkpoint
-from thinwire.torch.exchange.bucket import Bucket
+from thinwire.torch.exchange.bucket import Bucket, InFlight
 from thinwire.torch.exchange.device import Device, device_of
 from thinwire.torch.exchange.recovery import StepLedger
 from thinwire.torch.exchange.waiter import Pending, Waiter
@@ -42,10 +42,8 @@ class Session:
         self._communicator: Communicator | None = None
         self._waiter: Waiter | None = None
         self._device: Device | None = None
-        # Works that complete() is to be called for, and their tensors' memory.
-        self._submitted: dict[Work | BucketWork, tuple[Bucket, torch.Tensor]] = {}
+        self._submitted: set[InFlight] = set()  # those that complete() is to be called for
         self.ledger = StepLedger()
-        self._handles: dict[Bucket, comm.Bucket] = {}  # of buckets that are used again
         self._error: errors.Error | None = None
         self._closed = False
         self._home: HomeProcess | None = None  # of the connections
@@ -193,47 +191,52 @@ class Session:
         device: Device,
         result: torch.Tensor | None = None,
     ) -> Work | BucketWork:
-        """Hands a bucket to the library; no other code does. A bucket of parameters is registered
-        at its first use, and goes by its handle from then on. result: where to, if not in place."""
+        """Hands a bucket to the library; no other code does. result: where to, if not in place."""
         address = tensor.data_ptr()
+        target = address if result is None else result.data_ptr()
         if bucket.parts:
-            handle = self._handles.get(bucket)
-            if handle is None:
-                handle = self._handles[bucket] = _register(bucket, communicator)
-            target = address if result is None else result.data_ptr()
-            work = handle.start(address, target, device.stream())
+            work = bucket.handle(communicator).start(address, target, device.stream())
             self.ledger.submitted(bucket)  # a refused submission changes nothing that is kept
             return work
-        if bucket.shape is not None and bucket.numel > 0:
-            return _register(bucket, communicator).start(address, address, device.stream())
+        if result is not None or (bucket.shape is not None and bucket.numel > 0):
+            return bucket.handle(communicator).start(address, target, device.stream())
         return communicator.start(
             address, bucket.numel, bucket.dtype, bucket.op, bucket.name,
             bucket.segments, bucket.priority, device.stream(),
         )  # fmt: skip
 
     def start(
-        self, bucket: Bucket, tensor: torch.Tensor, finish: Callable[[], None] | None = None
+        self,
+        bucket: Bucket,
+        tensor: torch.Tensor,
+        finish: Callable[[], None] | None = None,
+        result: torch.Tensor | None = None,
     ) -> Pending:
-        """Reduces a contiguous tensor in place; returns a future of it, which completes after
-        `finish` has run: in the order of their submission, or when Pending.wait() is called."""
+        """Reduces a contiguous tensor, in place unless there is a `result`; returns a future of the
+        result, which completes after `finish` has run: in the order of their submission, or when
+        Pending.wait() is called. Both tensors are kept alive until then."""
         communicator, device, waiter = self.connect(tensor)
-        work = self._launch(bucket, tensor, communicator, device)
-        return waiter.add(work, tensor, functools.partial(self._on_mean, bucket, finish))
+        work = self._launch(bucket, tensor, communicator, device, result)
+        in_flight = InFlight(bucket, tensor if result is None else result, work)
+        return waiter.add(in_flight, functools.partial(self._on_mean, bucket, tensor, finish))
 
-    def _on_mean(self, bucket: Bucket, finish: Callable[[], None] | None) -> None:
+    def _on_mean(
+        self, bucket: Bucket, _tensor: torch.Tensor, finish: Callable[[], None] | None
+    ) -> None:
         self.ledger.came_back(bucket)
         if finish is not None:
             finish()
 
     def submit(
         self, bucket: Bucket, tensor: torch.Tensor, result: torch.Tensor | None = None
-    ) -> Work | BucketWork:
+    ) -> InFlight:
         """Reduces a contiguous tensor, in place unless there is a `result`, for a caller who calls
         complete(). Results may be waited for in any order."""
         communicator, device, _ = self.connect(tensor)
         work = self._launch(bucket, tensor, communicator, device, result)
-        self._submitted[work] = bucket, tensor
-        return work
+        in_flight = InFlight(bucket, tensor, work)
+        self._submitted.add(in_flight)
+        return in_flight
 
     def end_step(self, *, repeats: bool) -> None:
         """Says that all of a training step has been submitted. repeats: the next step will submit
@@ -242,16 +245,16 @@ class Session:
         if repeats and self._communicator is not None:
             self._communicator.end_step()
 
-    def complete(self, work: Work | BucketWork) -> None:
+    def complete(self, in_flight: InFlight) -> None:
         """Returns when the tensor holds the result, on a GPU for later work of the current stream.
         Raises the typed error of a failure."""
         try:
-            work.wait_stream(self._device.stream())
-            self.ledger.came_back(self._submitted[work][0])
+            in_flight.work.wait_stream(self._device.stream())
+            self.ledger.came_back(in_flight.bucket)
         except errors.Error as error:
             raise errors.again(self.fail(error)) from None
         finally:
-            self._submitted.pop(work, None)
+            self._submitted.discard(in_flight)
 
     def load(self, residuals: checkpoint.Residuals, step: int) -> None:
         """Replaces everything that is kept, and says which step comes next, now or when the group
@@ -311,7 +314,6 @@ class Session:
             self._closed = True
             communicator, waiter = self._communicator, self._waiter
             self._communicator = self._waiter = None
-            self._handles = {}
         if self._end is not None:
             self._end.detach()  # it would keep this session as long as its owner lives
         if communicator is None:
@@ -335,10 +337,3 @@ class Session:
                 self.complete(next(iter(self._submitted)))
             except errors.Error as error:  # nobody waits for it any more
                 _log.info("closing: %s", error)
-
-
-def _register(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
-    return communicator.bucket(
-        bucket.numel, bucket.dtype, bucket.op, bucket.name, bucket.segments, bucket.priority,
-        collective=bucket.collective, shape=bucket.shape,
-    )  # fmt: skip

@@ -5,13 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
 from thinwire import errors
-from thinwire.comm import Work
 from thinwire.torch import private
+from thinwire.torch.exchange.bucket import InFlight
 from thinwire.torch.exchange.device import Device
 
 
@@ -22,22 +21,21 @@ def failed_future(error: errors.Error) -> torch.futures.Future:
     return future
 
 
-class _Item(NamedTuple):
-    """What ends a submission. The tensor is kept alive until then."""
-
-    work: Work
-    tensor: torch.Tensor
-    finish: Callable[[], None] | None
-
-
 class Pending:
     """A submission and its future, which is completed once, by the first who comes to it: the
     waiter's thread in its turn, or a caller of wait() before."""
 
-    def __init__(self, waiter: Waiter, item: _Item, future: torch.futures.Future) -> None:
+    def __init__(
+        self,
+        waiter: Waiter,
+        in_flight: InFlight,
+        finish: Callable[[], None] | None,
+        future: torch.futures.Future,
+    ) -> None:
         self.future = future
         self._waiter = waiter
-        self._item: _Item | None = item
+        self._in_flight: InFlight | None = in_flight
+        self._finish = finish
         self._unclaimed = threading.Lock()
 
     def wait(self) -> None:
@@ -49,8 +47,9 @@ class Pending:
         """Waits for the work and completes the future, unless another thread does so."""
         if not self._unclaimed.acquire(blocking=False):
             return
-        item, self._item = self._item, None
-        self._waiter.finish(item, self.future)
+        in_flight, self._in_flight = self._in_flight, None
+        finish, self._finish = self._finish, None
+        self._waiter.finish(in_flight, finish, self.future)
 
 
 class Waiter:
@@ -74,18 +73,14 @@ class Waiter:
         self._thread = threading.Thread(target=self._run, name="thinwire-waiter", daemon=True)
         self._thread.start()
 
-    def add(
-        self,
-        work: Work,
-        tensor: torch.Tensor,
-        finish: Callable[[], None] | None = None,
-    ) -> Pending:
-        """A future of `tensor`, which is kept alive until `work` is done; `finish` runs then."""
+    def add(self, in_flight: InFlight, finish: Callable[[], None] | None = None) -> Pending:
+        """A future of the tensor, which is kept alive until its work is done; `finish` runs
+        then."""
         if threading.get_ident() == self._thread.ident:
             if self._of_callbacks is None:
                 self._of_callbacks = Waiter(self._device, self._on_error)
-            return self._of_callbacks.add(work, tensor, finish)
-        pending = Pending(self, _Item(work, tensor, finish), self._device.future())
+            return self._of_callbacks.add(in_flight, finish)
+        pending = Pending(self, in_flight, finish, self._device.future())
         with self._changed:
             self._pending += 1
         self._queue.put(pending)
@@ -116,20 +111,25 @@ class Waiter:
         if self._of_callbacks is not None:
             self._of_callbacks.close()
 
-    def finish(self, item: _Item, future: torch.futures.Future) -> None:
+    def finish(
+        self,
+        in_flight: InFlight,
+        finish: Callable[[], None] | None,
+        future: torch.futures.Future,
+    ) -> None:
         """For Pending, once for each."""
         own = threading.get_ident()
         with self._changed:
             self._finishing.add(own)
-        with self._device.finishing(item.tensor):
-            error = self._wait(item)
+        with self._device.finishing(in_flight.tensor):
+            error = self._wait(in_flight, finish)
             # Idle before complete: who has seen the future may look at the residuals.
             with self._changed:
                 self._pending -= 1
                 self._finishing.discard(own)
                 self._changed.notify_all()
             if error is None:
-                future.set_result(item.tensor)
+                future.set_result(in_flight.tensor)
             else:
                 private.fail_future(future, self._on_error(error))
 
@@ -138,11 +138,11 @@ class Waiter:
             pending.complete()
             del pending  # it may hold the last reference to the tensor
 
-    def _wait(self, item: _Item) -> errors.Error | None:
+    def _wait(self, in_flight: InFlight, finish: Callable[[], None] | None) -> errors.Error | None:
         try:
-            item.work.wait_stream(self._device.later_stream())
-            if item.finish is not None:
-                item.finish()
+            in_flight.work.wait_stream(self._device.later_stream())
+            if finish is not None:
+                finish()
         except errors.Error as error:
             return error
         except Exception as error:  # a failure of ours must not leave the future unfinished

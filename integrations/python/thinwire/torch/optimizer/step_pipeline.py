@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
 from thinwire.torch import private
-from thinwire.torch.exchange.bucket import Bucket, FlatBucket, Submission
+from thinwire.torch.exchange.bucket import Bucket, FlatBucket, InFlight
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 
 Groups = list[dict[str, Any]]  # param groups, with the hyperparameters of one step
@@ -34,7 +34,7 @@ class GradientBucket(FlatBucket):
         self.made = 0  # steps that the optimizer has taken, or left out
         self._ready: set[torch.Tensor] = set()
         self._versions: dict[torch.Tensor, int] = {}
-        self._submission: Submission | None = None
+        self._submission: InFlight | None = None
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -105,7 +105,7 @@ class StepPipeline:
         self._find_unused = find_unused
         self._deferred: dict[GradientBucket, Groups] = {}  # steps that were asked for
         self._used_bucket: Bucket | None = None
-        self._used: Submission | None = None  # in flight: which parameters have a gradient
+        self._used: InFlight | None = None  # in flight: which parameters have a gradient
         self._unused: set[torch.Tensor] = set()  # parameters without a gradient on every rank
 
     def take(self, buckets: list[GradientBucket]) -> None:
@@ -172,7 +172,7 @@ class StepPipeline:
             return
         used, self._used = self._used, None
         self._exchange.wait(used)
-        counts = zip(self.bucket_of, used.buffer.tolist(), strict=True)
+        counts = zip(self.bucket_of, used.tensor.tolist(), strict=True)
         self._unused = {parameter for parameter, count in counts if count == 0}
 
     def defer(self) -> None:
