@@ -335,7 +335,9 @@ def test_options_have_the_names_and_types_of_what_compress_hands_on():
         del own[name]
     assert set(own) == set(_ONLY_SOME)
     takers = (compress_shards, torch_part.State.__init__, DistributedOptimizer.__init__)
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for name, hint in own.items():
+        assert f"`{name}`" in page, name
         found = [f for f in takers if name in inspect.signature(f).parameters]
         if name == "warm_up_steps":
             found.append(torch_part.State.take_momentum)
