@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from thinwire.options import Options
 
 
-class ModuleCompression(Compression):
+class ModuleCompression(GradientExchange):
     """A plain module whose gradients are the means of all ranks when backward() returns.
 
     Buckets go as soon as their gradients are made, so that they overlap the rest of backward."""
@@ -46,7 +46,7 @@ class ModuleCompression(Compression):
         self._names = trained_names(model)
         sizes = {name: p.numel() for p, name in self._names.items()}
         options = {"policy": "p3", **options}
-        self._exchange = GradientExchange(
+        super().__init__(
             codec,
             process_group,
             parameters=sizes,
@@ -54,13 +54,13 @@ class ModuleCompression(Compression):
             purpose="module",
             **options,
         )
-        if self._exchange.config.momentum:
+        if self.config.momentum:
             raise errors.InvalidArgumentError(
-                f"compress got momentum={self._exchange.config.momentum} and no optimizer to take "
+                f"compress got momentum={self.config.momentum} and no optimizer to take "
                 "it out of; pass optimizer="
             )
         self._accumulating = False
-        self._pipeline = StepPipeline(None, self._exchange, find_unused=False)
+        self._pipeline = StepPipeline(None, self, find_unused=False)
         agree.broadcast_replica(model, self._group)
         self._hooks = ModelHooks(
             model, self._names, on_gradient=self._on_gradient, before_use=lambda _: None,
@@ -73,11 +73,11 @@ class ModuleCompression(Compression):
             return
         if not self._pipeline.buckets:
             order = self._hooks.agree_on_order(self._group)
-            self._pipeline.take(lay_out(GradientBucket, self._exchange.bucket, order))
+            self._pipeline.take(lay_out(GradientBucket, self.bucket, order))
         if not self._in_backward:
             self._in_backward = True
             for bucket in self._pipeline.buckets:  # of a pass that failed, or is over
-                bucket.restart(self._exchange.steps)
+                bucket.restart(self.steps)
             private.after_backward(self._end_backward)
         bucket = self._pipeline.bucket_of[parameter]
         if bucket.ready(parameter):
@@ -87,7 +87,7 @@ class ModuleCompression(Compression):
         self._in_backward = False
         self._pipeline.flush()
         self._pipeline.take_means()
-        self._exchange.between_steps(self._pipeline.device, lambda: None)
+        self.between_steps(self._pipeline.device, lambda: None)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -98,31 +98,11 @@ class ModuleCompression(Compression):
         finally:
             self._accumulating = before
 
-    @property
-    def exchange(self) -> GradientExchange:
-        """The GradientExchange behind the hooks."""
-        return self._exchange
-
-    def stats(self) -> dict[str, Any]:
-        return self._exchange.stats()
-
-    def describe(self) -> str:
-        return self._exchange.describe()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._exchange.state_dict()
-
-    def gathered_state_dict(self) -> dict[str, Any]:
-        return self._exchange.gathered_state_dict()
-
-    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        self._exchange.load_state_dict(saved)
-
     def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
         self._group = resolve(process_group, "recover")
-        rank = self._exchange.rank
-        self._exchange.fail(errors.Error(f"rank {rank} left the group to recover"))
-        result = self._exchange.recover(process_group)
+        rank = self.rank
+        self.fail(errors.Error(f"rank {rank} left the group to recover"))
+        result = super().recover(process_group)
         self._in_backward = False
         self._pipeline.restart(result.step)
         if not result.equal:
@@ -133,7 +113,7 @@ class ModuleCompression(Compression):
         """Let the model go and close the connections. Its gradients are reduced no more."""
         self._hooks.remove()
         vars(self._model).pop(COMPRESSED, None)
-        self._exchange.close()
+        super().close()
 
 
 class OptimizedCompression(Compression):
