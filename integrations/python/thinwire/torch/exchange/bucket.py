@@ -73,7 +73,7 @@ class Bucket:
                 ]
             )
 
-    def handle(self, communicator: Communicator) -> comm.Bucket:
+    def _handle_in(self, communicator: Communicator) -> comm.Bucket:
         """Returns the bucket as the communicator knows it: registered at its first use there."""
         if self._handle is None or self._owner is not communicator:
             self._handle = communicator.bucket(

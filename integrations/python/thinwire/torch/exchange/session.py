@@ -195,11 +195,11 @@ class Session:
         address = tensor.data_ptr()
         target = address if result is None else result.data_ptr()
         if bucket.parts:
-            work = bucket.handle(communicator).start(address, target, device.stream())
+            work = bucket._handle_in(communicator).start(address, target, device.stream())
             self.ledger.submitted(bucket)  # a refused submission changes nothing that is kept
             return work
         if result is not None or (bucket.shape is not None and bucket.numel > 0):
-            return bucket.handle(communicator).start(address, target, device.stream())
+            return bucket._handle_in(communicator).start(address, target, device.stream())
         return communicator.start(
             address, bucket.numel, bucket.dtype, bucket.op, bucket.name,
             bucket.segments, bucket.priority, device.stream(),
