@@ -12,8 +12,8 @@ import numpy as np
 from thinwire import config
 from thinwire.comm import Communicator
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from folder_store import FolderStore
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.folder_store import FolderStore
 
 NUMEL = 50_003
 

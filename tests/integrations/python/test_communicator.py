@@ -1,8 +1,6 @@
 """A Communicator needs a store and a place, and none of torch's process groups."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import thinwire
@@ -11,8 +9,7 @@ import torch.distributed as dist
 from ranks import outcomes_of, run
 from thinwire.torch.advanced import Communicator
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
-from folder_store import FolderStore
+from bench.folder_store import FolderStore
 
 NUMEL = 100_000  # compressed
 
