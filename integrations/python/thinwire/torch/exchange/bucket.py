@@ -73,22 +73,23 @@ class Bucket:
                 ]
             )
 
-    def _handle_in(self, communicator: Communicator) -> comm.Bucket:
-        """Returns the bucket as the communicator knows it: registered at its first use there."""
-        if self._handle is None or self._owner is not communicator:
-            self._handle = communicator.bucket(
-                self.numel, self.dtype, self.op, self.name, self.segments, self.priority,
-                collective=self.collective, shape=self.shape,
-            )  # fmt: skip
-            self._owner = communicator
-        return self._handle
-
     def mark_absent(self, index: int, absent: bool) -> None:
         """Before a submission: this rank has no gradient for part `index`. Its elements must be
         zeros then, and what compression has kept of the part waits for a step that has one.
         InvalidArgumentError if there is no such part."""
         check_whole("index", index, 0, len(self.parts) - 1)
         self.segments.mark_absent(index, absent)
+
+
+def handle_of(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
+    """Returns the bucket as the communicator knows it: registered at its first use there."""
+    if bucket._handle is None or bucket._owner is not communicator:
+        bucket._handle = communicator.bucket(
+            bucket.numel, bucket.dtype, bucket.op, bucket.name, bucket.segments, bucket.priority,
+            collective=bucket.collective, shape=bucket.shape,
+        )  # fmt: skip
+        bucket._owner = communicator
+    return bucket._handle
 
 
 class InFlight:

@@ -18,7 +18,7 @@ from thinwire.comm import BucketWork, Communicator, Work
 from thinwire.config import STAGES, Config, check_here
 from thinwire.process_end import fatal_exception
 from thinwire.torch.exchange import checkpoint
-from thinwire.torch.exchange.bucket import Bucket, InFlight
+from thinwire.torch.exchange.bucket import Bucket, InFlight, handle_of
 from thinwire.torch.exchange.device import Device, device_of
 from thinwire.torch.exchange.recovery import StepLedger
 from thinwire.torch.exchange.waiter import Pending, Waiter
@@ -195,11 +195,11 @@ class Session:
         address = tensor.data_ptr()
         target = address if result is None else result.data_ptr()
         if bucket.parts:
-            work = bucket._handle_in(communicator).start(address, target, device.stream())
+            work = handle_of(bucket, communicator).start(address, target, device.stream())
             self.ledger.submitted(bucket)  # a refused submission changes nothing that is kept
             return work
         if result is not None or (bucket.shape is not None and bucket.numel > 0):
-            return bucket._handle_in(communicator).start(address, target, device.stream())
+            return handle_of(bucket, communicator).start(address, target, device.stream())
         return communicator.start(
             address, bucket.numel, bucket.dtype, bucket.op, bucket.name,
             bucket.segments, bucket.priority, device.stream(),
