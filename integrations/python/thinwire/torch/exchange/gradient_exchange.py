@@ -405,15 +405,21 @@ class GradientExchange(Compression):
         any size, with what this rank has kept. Every rank of the new group calls it; a new rank, on
         a new exchange. The ranks agree on a step, and connect at the next use.
 
-        process_group: None for the default group. made: the steps whose means the optimizer has,
-          of all parameters, or of those for which it is not the default: a step counts as made when
-          all of it came back.
-        Returns what was agreed on. Where it is not `equal`, the caller takes parameters, buffers
-        and the optimizer's state from its `source`.
+        Args:
+            process_group: the new group; None: the default group.
+            made: the steps whose means the optimizer has, of all parameters, or of those for which
+                it is not the default. A step counts as made when all of it came back.
 
-        No residual is lost, and none is sent twice: residuals are those after the agreed step, with
-        a failed one taken back. Those of a lost rank are gone. Raises InvalidArgumentError while
-        torch has no process group, MismatchError if the ranks are not of one run."""
+        Returns:
+            The agreement. Where it is not `equal`, the caller takes parameters, buffers and the
+            optimizer's state from its `source`. No residual is lost, and none is sent twice:
+            residuals are those after the agreed step, with a failed one taken back. Those of a lost
+            rank are gone.
+
+        Raises:
+            InvalidArgumentError: torch has no process group.
+            MismatchError: the ranks are not of one run.
+        """
         check_kind("made", made, (int, Mapping, type(None)), "steps, steps by parameter, or None")
         members = resolve(process_group, "recover")
         now, before = self._session.dissolve()
