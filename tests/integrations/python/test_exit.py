@@ -82,7 +82,7 @@ def run_script(tmp_path: Path, end: str) -> list[subprocess.CompletedProcess[str
 def test_a_normal_exit_drains_what_is_in_flight(tmp_path):
     first, second = run_script(tmp_path, "normal")
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert second.stdout == "all there 1\n"
+    assert second.stdout == "all there 2\n"  # a sum of ones
     assert not first.stderr.strip(), first.stderr
 
 
