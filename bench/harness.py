@@ -172,7 +172,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of Python, torch and the packages that are installed."""
+    """The versions of Python, torch and those of `packages` that are installed."""
     found = {"python": platform.python_version()}
     for package in ("torch", *packages):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

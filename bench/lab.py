@@ -67,7 +67,7 @@ class Lab:
     namespaces: tuple[str, ...] = ()  # one a host; none on loopback
     switch: str = ""  # the namespace of the switch
     ranks_per_host: int = 1
-    roles: tuple[str, ...] = ()  # of the ranks, for their programs
+    roles: tuple[str, ...] = ()  # a word for each rank, which its program reads from ROLE
     _control: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property

@@ -183,7 +183,7 @@ def resolve(**arguments: Any) -> Config:
 
 
 def is_set(setting: str) -> bool:
-    """Whether the environment has the setting."""
+    """Return whether the environment has the setting."""
     option = next(option for option in OPTIONS if option.setting == setting)
     return any(os.environ.get(variable) for variable in option.variables)
 

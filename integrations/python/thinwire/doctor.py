@@ -70,8 +70,8 @@ def _torch() -> Iterator[Finding]:
         return
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     good = (major, minor) >= (2, 13)
-    mend = "" if good else ", expected 2.13 or newer: pip install --upgrade torch"
-    yield Finding("ok" if good else "missing", "torch", torch.__version__ + mend)
+    fix = "" if good else ", expected 2.13 or newer: pip install --upgrade torch"
+    yield Finding("ok" if good else "missing", "torch", torch.__version__ + fix)
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
     detail = (
         "torch.distributed on Gloo" if gloo else "this torch has no Gloo; install another build"

@@ -55,7 +55,7 @@ class Advice:
 
     @property
     def compress(self) -> bool:
-        """Whether a codec is recommended; False: do not compress."""
+        """True if a codec is recommended; False: do not compress."""
         return self.best.codec != PLAIN[0]
 
     @property

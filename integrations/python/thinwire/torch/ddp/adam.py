@@ -87,7 +87,7 @@ class OneBitAdam:
 
 
 def is_adam(optimizer: object) -> bool:
-    """Whether the optimizer keeps two averages, as Adam does."""
+    """Return whether the optimizer keeps two averages, as Adam does."""
     return isinstance(optimizer, Optimizer) and all("betas" in g for g in optimizer.param_groups)
 
 

@@ -42,7 +42,7 @@ class StepBuckets:
         return missed
 
     def ends(self, bucket: dist.GradBucket) -> bool:
-        """Whether the present bucket is the last one of its step. Where DDP does not say it, the
+        """True for the last bucket of a step. Where DDP does not say it, the
         parameters tell, if they are known; else the next step's first bucket does."""
         uncounted = bucket.index() != self.number
         last = bucket.is_last() or (uncounted and bool(self._all) and self._seen >= self._all)

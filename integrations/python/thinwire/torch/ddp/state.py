@@ -147,7 +147,7 @@ class State(GradientExchange):
 
     @property
     def warmed_up(self) -> bool:
-        """Whether the last backward pass gave momentum, and not 1-bit Adam's fp32 gradients."""
+        """True if the last backward pass gave momentum, and not 1-bit Adam's fp32 gradients."""
         return self._adam is None or self.steps > self._adam.warm_up_steps
 
     def _warming_up(self, steps: int) -> bool:
