@@ -108,8 +108,9 @@ absl::Status NcclReducer::Run(ChunkRun& run, Deadline deadline) {
     const absl::StatusOr<const Hop*> hop = run.Advance();
     if (!hop.ok()) return hop.status();
     if (*hop == nullptr) return absl::OkStatus();
+    const NcclBlocks blocks{(*hop)->send, (*hop)->recv};
     const absl::StatusOr<NcclComm::Progress> progress =
-        comm_->Launch((*hop)->send, (*hop)->recv, stream_->handle());
+        comm_->Launch({&blocks, 1}, stream_->handle());
     if (!progress.ok()) return progress.status();
     if (*progress == NcclComm::Progress::kDone) continue;
     if (absl::Status bad = AwaitIssue(deadline); !bad.ok()) return bad;

@@ -59,7 +59,7 @@ absl::Status NcclSession::Agree() {
   absl::StatusOr<std::unique_ptr<NcclReducer>> mine = MakeReducer(*nccl);
   if (mine.ok()) reducer_ = *std::move(mine);
   absl::StatusOr<std::unique_ptr<DataPlane>> plane =
-      JoinNccl(*nccl, members_, twin_, *device_, deadline);
+      JoinNccl(*nccl, members_, twin_, *device_, deadline, nullptr, 1);
   if (!plane.ok()) {
     return absl::Status(plane.status().code(),
                         absl::StrCat("not all ranks came within ", settings_.timeout.count(),
@@ -80,8 +80,8 @@ absl::StatusOr<std::string> NcclSession::Terms() const {
 absl::StatusOr<std::unique_ptr<NcclReducer>> NcclSession::MakeReducer(
     std::shared_ptr<const NcclLibrary> nccl) const {
   if (!settings_.refusal.ok()) return settings_.refusal;
-  return NcclReducer::Make(NcclComm::Borrow(std::move(nccl), members_, handle_, **device_),
-                           *device_, settings_.codec, settings_.feedback_bytes);
+  return NcclReducer::Make(NcclComm::Borrow(std::move(nccl), members_, handle_, *device_), *device_,
+                           settings_.codec, settings_.feedback_bytes);
 }
 
 }  // namespace thinwire

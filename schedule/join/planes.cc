@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -48,7 +49,8 @@ struct Library {
   absl::StatusOr<std::string> offer;  // what this rank has, or why it can't take part
   // OK if ranks with these offers go together: a function of what all ranks know.
   absl::Status (*check)(const Board& board, const Answers& offers);
-  std::function<absl::StatusOr<Plane>(TellAddress tell, Deadline deadline)> connect;
+  std::function<absl::StatusOr<Plane>(const Answers& offers, TellAddress tell, Deadline deadline)>
+      connect;
 };
 
 absl::StatusOr<Plane> Establish(const Board& board, const Library& library) {
@@ -59,7 +61,7 @@ absl::StatusOr<Plane> Establish(const Board& board, const Library& library) {
   // A library tells nobody that another rank was refused, so ranks that wait for it in vain keep
   // half of the time for hearing the reason.
   const Deadline half = board.deadline - (board.deadline - Clock::now()) / 2;
-  absl::StatusOr<Plane> plane = library.connect(TellerOf(board), half);
+  absl::StatusOr<Plane> plane = library.connect(*offers, TellerOf(board), half);
   // A rank that only waited for others has no reason of its own.
   const bool late = absl::IsDeadlineExceeded(plane.status()) && CanTell(board);
   const absl::Status reason = late ? absl::OkStatus() : plane.status();
@@ -76,7 +78,11 @@ bool MaySharePerSetting() {
   return value != nullptr && std::string(value) == "1";
 }
 
-// The version, and the device, which is taken for the rank's own where it may be shared.
+// How much of a GPU NCCL's kernels occupy while they wait for a network, for which 4 CTAs are fast
+// enough up to some 100 Gb/s a GPU. Inside one node NCCL knows better.
+constexpr int kCtasBetweenNodes = 4;
+
+// The version, the node, and the device, which is taken for the rank's own where it may be shared.
 absl::StatusOr<std::string> NcclOffer(const ChoiceOptions& options,
                                       const absl::StatusOr<std::string>& version, int rank) {
   if (options.device == nullptr) {
@@ -86,27 +92,41 @@ absl::StatusOr<std::string> NcclOffer(const ChoiceOptions& options,
   if (!version.ok()) return version.status();
   const absl::StatusOr<std::string> identity = options.device->identity();
   if (!identity.ok()) return absl::UnimplementedError(identity.status().message());
-  if (!MaySharePerSetting()) return absl::StrCat(*version, " ", *identity);
-  return absl::StrCat(*version, " ", *identity, " shared by rank ", rank);
+  const std::string node = options.node.empty() ? NodeIdentity() : options.node;
+  const std::string owner = MaySharePerSetting() ? absl::StrCat(" shared by rank ", rank) : "";
+  return absl::StrCat(*version, "\n", node, "\n", *identity, owner);
+}
+
+struct NcclParts {
+  std::string version, node, device;
+};
+
+NcclParts PartsOf(const std::string& offer) {
+  const std::vector<std::string> parts = absl::StrSplit(offer, absl::MaxSplits('\n', 2));
+  return {parts[0], parts.size() > 1 ? parts[1] : "", parts.size() > 2 ? parts[2] : ""};
+}
+
+bool AreOneNode(const Answers& offers) {
+  const std::string first = PartsOf(*offers[0]).node;
+  return std::all_of(offers.begin(), offers.end(),
+                     [&](const auto& offer) { return PartsOf(*offer).node == first; });
 }
 
 absl::Status CheckNcclOffers(const Board&, const Answers& offers) {
   std::map<std::string, size_t> owners;
-  std::pair<std::string, std::string> first;  // version, device
+  const NcclParts first = PartsOf(*offers[0]);
   for (size_t rank = 0; rank < offers.size(); ++rank) {
-    const std::pair<std::string, std::string> mine =
-        absl::StrSplit(*offers[rank], absl::MaxSplits(' ', 1));
-    if (rank == 0) first = mine;
-    if (mine.first != first.first) {
+    const NcclParts mine = PartsOf(*offers[rank]);
+    if (mine.version != first.version) {
       return absl::UnimplementedError(absl::StrCat(
-          "NCCL's ranks need one version, expected ", first.first, " as on rank 0, but rank ", rank,
-          " has ", mine.first, "; install one on all of them, or set transport to gloo"));
+          "NCCL's ranks need one version, expected ", first.version, " as on rank 0, but rank ",
+          rank, " has ", mine.version, "; install one on all of them, or set transport to gloo"));
     }
-    const auto [owner, is_new] = owners.emplace(mine.second, rank);
+    const auto [owner, is_new] = owners.emplace(mine.device, rank);
     if (is_new) continue;
     return absl::UnimplementedError(absl::StrCat("NCCL's ranks need GPUs of their own, but ranks ",
                                                  owner->second, " and ", rank, " share one (",
-                                                 mine.second,
+                                                 mine.device,
                                                  "); give each its own, as by torch's local rank, "
                                                  "set transport to gloo, or, for tests, ",
                                                  kSharingSetting, "=1 with NCCL 2.30 or newer"));
@@ -123,13 +143,14 @@ absl::StatusOr<ChosenPlane> TryNccl(const ChoiceOptions& options, Transport& tra
   const Membership& members = transport.members();
   const absl::StatusOr<std::string> version =
       options.device == nullptr ? std::string() : NcclVersion(options.nccl_library);
-  const auto connect = [&](TellAddress tell, Deadline deadline) {
+  const auto connect = [&](const Answers& offers, TellAddress tell, Deadline deadline) {
     return ConnectNccl({.members = members,
                         .tell = std::move(tell),
                         .control = *transport.control,
                         .library = options.nccl_library,
                         .deadline = deadline,
-                        .device = options.device});
+                        .device = options.device,
+                        .most_ctas = AreOneNode(offers) ? kNcclDefault : kCtasBetweenNodes});
   };
   absl::StatusOr<Plane> plane =
       Establish({"NCCL", members, transport, 0, options.deadline},
@@ -158,7 +179,7 @@ absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options, Transport& tran
                                    int size) {
   const Membership members{transport.members().rank - first, size};
   const absl::StatusOr<std::string> version = UcxVersion(options.ucx_library);
-  const auto connect = [&](TellAddress tell, Deadline deadline) {
+  const auto connect = [&](const Answers&, TellAddress tell, Deadline deadline) {
     return ConnectUcx({.members = members,
                        .tell = std::move(tell),
                        .control = *transport.control,

@@ -20,8 +20,9 @@ struct ChoiceOptions {
   Deadline deadline;
   std::shared_ptr<Device> device = nullptr;  // where tensors lie; null: the host
   bool host_memory = false;  // the data plane must be one of the host's memory; equal on all ranks
-  int local_size = 1;  // of nodes that are neighbours, if there are several; equal on all ranks
-  int loops = 1;       // of the transport's data plane, for the words; equal on all ranks
+  int local_size = 1;     // of nodes that are neighbours, if there are several; equal on all ranks
+  std::string node = {};  // text that is equal for ranks of one node; empty: NodeIdentity()
+  int loops = 1;          // of the transport's data plane, for the words; equal on all ranks
   // Paths; empty: where they are looked for by themselves.
   std::string ucx_library = {}, nccl_library = {};
 };

@@ -236,7 +236,7 @@ TEST_F(NcclShimTest, AFunctionThatIsNotThereIsSaid) {
 TEST_F(NcclShimTest, CommunicatorsAreIndependent) {
   Ranks ranks = RanksWithCodec(4, "int8");
   Ranks others = RanksWithCodec(2, "int4");
-  const FakeBehaves busy(&FakeNccl::polls, 2);
+  const FakeBehaves busy(&FakeNccl::launch_us, 2);
   std::thread beside([&] {
     OnRanks(others, [&](int r) {
       for (int step = 0; step < 5; ++step) {
@@ -255,7 +255,7 @@ TEST_F(NcclShimTest, CommunicatorsAreIndependent) {
 TEST_F(NcclShimTest, ACommunicatorThatDoesNotBlockIsAwaited) {
   Ranks ranks = RanksWithCodec(2, "int8");
   const NcclUniqueId id = NewId(*ranks[0]);
-  const FakeBehaves busy(&FakeNccl::polls, 3);
+  const FakeBehaves busy(&FakeNccl::launch_us, 3);
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {

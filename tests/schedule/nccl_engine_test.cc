@@ -51,8 +51,8 @@ TEST_F(NcclEngineTest, EveryCodecGivesTheHostsBits) {
 
 TEST_F(NcclEngineTest, LateKernelsAndBusyCommunicatorsGiveTheHostsBits) {
   const FakeBehaves late(&FakeNccl::late_us, 2000);
-  for (const int polls : {0, 3}) {
-    const FakeBehaves busy(&FakeNccl::polls, polls);
+  for (const int launch_us : {0, 3, 600}) {
+    const FakeBehaves busy(&FakeNccl::launch_us, launch_us);
     ExpectTheHostsBits(SmallChunks("int4"), {.world = 4});
   }
 }
@@ -221,7 +221,7 @@ TEST_F(NcclEngineTest, TensorsThatGoAsTheyAreMeetNoRegisteredMemory) {
 
 TEST_F(NcclEngineTest, ARankWithoutMemoryFailsTheRegistrationEverywhere) {
   std::vector<Transport> transports = NcclTransports(2);
-  const FakeBehaves full(&FakeNccl::no_memory, 1);
+  const FakeBehaves full(&FakeNccl::most_bytes, 0);
   RunRanks(
       std::move(transports), SmallChunks("int4"),
       [](int, Engine& engine) {

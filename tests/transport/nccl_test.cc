@@ -235,9 +235,11 @@ TEST_F(NcclTest, AnOldLibraryRegistersNothing) {
 
 // Registered memory and other memory do not go together, so one rank decides for all.
 TEST_F(NcclTest, OneRankThatCantRegisterSpeaksForAll) {
-  for (const auto how :
-       {&FakeNccl::refuses_to_register, &FakeNccl::registers_nothing, &FakeNccl::no_memory}) {
-    const FakeBehaves refusing(how, 1);
+  using Behaviour = std::pair<std::atomic<int> FakeNccl::*, int>;
+  for (const auto& [how, value] :
+       {Behaviour(&FakeNccl::refuses_to_register, 1), Behaviour(&FakeNccl::registers_nothing, 1),
+        Behaviour(&FakeNccl::most_bytes, 0)}) {
+    const FakeBehaves refusing(how, value);
     auto planes = ConnectNcclPlanes(2);
     for (const auto& plane : planes) EXPECT_FALSE(plane->traits().allocates);
     std::array<uint8_t, 32> first, second;
@@ -250,7 +252,7 @@ TEST_F(NcclTest, OneRankThatCantRegisterSpeaksForAll) {
 TEST_F(NcclTest, MemoryThatIsNotToBeHadSaysWhatToDo) {
   const auto planes = ConnectNcclPlanes(2);
   {
-    const FakeBehaves full(&FakeNccl::no_memory, 1);
+    const FakeBehaves full(&FakeNccl::most_bytes, 0);
     const absl::Status status = planes[1]->Allocate(1000).status();
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
     for (const char* word : {"no 1000 bytes of host:1", "rank 1", "chunk_bytes"}) {
@@ -269,7 +271,7 @@ TEST_F(NcclTest, MemoryThatIsNotToBeHadSaysWhatToDo) {
 
 // NCCL takes no registration while it works on an exchange.
 TEST_F(NcclTest, MemoryWaitsForABusyCommunicator) {
-  const FakeBehaves busy(&FakeNccl::polls, 20);
+  const FakeBehaves busy(&FakeNccl::launch_us, 600);
   auto planes = ConnectNcclPlanes(2);
   std::array<uint8_t, 16> in{};
   const auto exchange =
@@ -326,6 +328,17 @@ TEST_F(NcclTest, RanksWithGpusOfTheirOwnTakeIt) {
       ASSERT_TRUE(answer.ok()) << answer.status();
       EXPECT_EQ(*answer, "nccl 2.30.7");
     }
+  }
+}
+
+// While they wait for a network, NCCL's kernels would take much of a GPU from the others.
+TEST_F(NcclTest, KernelsAreBoundedBetweenNodes) {
+  for (const int nodes : {1, 3}) {
+    const auto answers = Choose(TransportKind::kNccl, [&](int rank, ChoiceOptions& options) {
+      options.node = "node " + std::to_string(rank % nodes);
+    });
+    for (const auto& answer : answers) EXPECT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(Fake().newest_ctas, nodes == 1 ? 32 : 4);
   }
 }
 

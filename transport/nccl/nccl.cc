@@ -26,9 +26,6 @@ struct Shared {
   const std::shared_ptr<Device> device;
   std::atomic<uint64_t> bytes_sent{0};
   bool registers = false;  // all ranks register memory; known when they have greeted
-  // Kept until the communicator has ended, since freeing waits for all work of the device: for
-  // other communicators' exchanges too, whose peers may be waiting in the same way.
-  std::vector<DeviceMemory> greeting;
   NcclDriver driver;
 };
 
@@ -123,7 +120,8 @@ absl::Status NcclData::Greet(Deadline deadline) {
   if (!device.ok()) return device.status();
   const absl::StatusOr<DeviceMemory> host = shared_->device->AllocatePinned(bytes);
   if (!host.ok()) return host.status();
-  shared_->greeting = {*device, *host};
+  shared_->driver.Keep(*device);
+  shared_->driver.Keep(*host);
   bool all_register = Allocate(kGreeting).ok();
   for (const bool gather : {false, true}) {
     const absl::StatusOr<bool> all =
@@ -202,18 +200,19 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& option
   if (!ids.ok()) return ids.status();
   const absl::StatusOr<NcclUniqueId> id = IdIn(ids->front());
   if (!id.ok()) return id.status();
-  return JoinNccl(*nccl, options.members, *id, options.device, options.deadline, &options.control);
+  return JoinNccl(*nccl, options.members, *id, options.device, options.deadline, &options.control,
+                  options.most_ctas);
 }
 
 absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
                                                     Membership members, const NcclUniqueId& id,
                                                     std::shared_ptr<Device> device,
-                                                    Deadline deadline,
-                                                    const ControlPlane* control) {
+                                                    Deadline deadline, const ControlPlane* control,
+                                                    int most_ctas) {
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device->MakeStream();
   if (!stream.ok()) return stream.status();
   absl::StatusOr<std::unique_ptr<NcclComm>> comm =
-      NcclComm::Make(std::move(nccl), members, id, *device, deadline, control);
+      NcclComm::Make(std::move(nccl), members, id, device, deadline, control, most_ctas);
   if (!comm.ok()) return comm.status();
   DeviceStream& own = **stream;
   const auto shared =

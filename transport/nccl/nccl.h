@@ -26,6 +26,7 @@ struct NcclOptions {
   std::string library;             // path of libnccl.so.2; empty: the order of nccl_library.h
   Deadline deadline;               // for the whole connecting
   std::shared_ptr<Device> device;  // whose blocks are exchanged
+  int most_ctas = kNcclDefault;    // as for NcclComm::Make; equal on all ranks
 };
 
 // The library's version, such as "2.30.7". Unimplemented, with the fix, if it is not here or is
@@ -45,12 +46,14 @@ absl::StatusOr<std::string> NcclVersion(const std::string& library);
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& options);
 
 // As ConnectNccl, for ranks that have a unique id in common already. control: where this rank hears
-// of lost peers; null: nowhere, so that they are awaited until the deadline.
+// of lost peers; null: nowhere, so that they are awaited until the deadline. most_ctas: as for
+// NcclComm::Make.
 absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
                                                     Membership members, const NcclUniqueId& id,
                                                     std::shared_ptr<Device> device,
                                                     Deadline deadline,
-                                                    const ControlPlane* control = nullptr);
+                                                    const ControlPlane* control = nullptr,
+                                                    int most_ctas = kNcclDefault);
 
 }  // namespace thinwire
 

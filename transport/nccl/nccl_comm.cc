@@ -5,12 +5,20 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "transport/time_left.h"
 
 namespace thinwire {
 namespace {
 
 constexpr std::chrono::microseconds kPause(200);  // between questions, where nothing is urgent
+// A question takes about 0.1 µs, and yielding some 0.5 µs, so these take a few 100 µs. A nap takes
+// 50 µs and more, which is more than a launch does.
+constexpr int kQuestions = 500;
+// How long NCCL may take to end kernels that were aborted, and itself.
+constexpr std::chrono::seconds kEndPatience(5);
 
 std::string TextOf(const NcclLibrary& nccl, NcclHandle handle, NcclResult result) {
   return absl::StrCat("NCCL ", nccl.version, ": ", nccl.get_error_string(result), " (",
@@ -18,6 +26,14 @@ std::string TextOf(const NcclLibrary& nccl, NcclHandle handle, NcclResult result
 }
 
 }  // namespace
+
+// What a thread that ends a communicator shares with its owner, which may be gone before it.
+struct NcclComm::Ending {
+  const Deadline patience = Clock::now() + kEndPatience;
+  absl::Mutex mu;
+  bool done ABSL_GUARDED_BY(mu) = false;   // NCCL has ended
+  bool freed ABSL_GUARDED_BY(mu) = false;  // and what was kept for it is freed
+};
 
 bool IsGatherInPlace(int rank, std::span<const Bytes> send, std::span<const MutableBytes> recv) {
   const MutableBytes& own = recv[rank];
@@ -31,14 +47,14 @@ bool IsGatherInPlace(int rank, std::span<const Bytes> send, std::span<const Muta
   return true;
 }
 
-absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Make(std::shared_ptr<const NcclLibrary> nccl,
-                                                         Membership members, const NcclUniqueId& id,
-                                                         Device& device, Deadline deadline,
-                                                         const ControlPlane* control) {
-  std::unique_ptr<NcclComm> comm(new NcclComm(std::move(nccl), members, device));
+absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Make(
+    std::shared_ptr<const NcclLibrary> nccl, Membership members, const NcclUniqueId& id,
+    std::shared_ptr<Device> device, Deadline deadline, const ControlPlane* control, int most_ctas) {
+  std::unique_ptr<NcclComm> comm(new NcclComm(std::move(nccl), members, std::move(device)));
   NcclConfig config;
+  config.max_ctas = most_ctas;
   NcclResult result = kNcclOk;
-  const absl::Status on_device = device.RunOn([&] {
+  const absl::Status on_device = comm->device_->RunOn([&] {
     result =
         comm->nccl_->comm_init_rank_config(&comm->handle_, members.size, id, members.rank, &config);
   });
@@ -49,12 +65,13 @@ absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Make(std::shared_ptr<const N
   if (status.ok()) return comm;
   const bool is_peers_fault = control != nullptr && !control->status().ok();
   if (absl::IsDeadlineExceeded(status) || is_peers_fault) return status;
-  return absl::UnimplementedError(absl::StrCat(status.message(), ", on ", device.name()));
+  return absl::UnimplementedError(absl::StrCat(status.message(), ", on ", comm->device_->name()));
 }
 
 std::unique_ptr<NcclComm> NcclComm::Borrow(std::shared_ptr<const NcclLibrary> nccl,
-                                           Membership members, NcclHandle handle, Device& device) {
-  std::unique_ptr<NcclComm> comm(new NcclComm(std::move(nccl), members, device));
+                                           Membership members, NcclHandle handle,
+                                           std::shared_ptr<Device> device) {
+  std::unique_ptr<NcclComm> comm(new NcclComm(std::move(nccl), members, std::move(device)));
   comm->handle_ = handle;
   comm->borrowed_ = true;
   return comm;
@@ -78,31 +95,40 @@ absl::Status NcclComm::AwaitPeers(Deadline deadline, const ControlPlane* control
 }
 
 NcclComm::~NcclComm() {
-  if (handle_ != nullptr && !borrowed_) Abort();
+  if (borrowed_) return;
+  if (handle_ != nullptr) Abort();
+  if (ending_ == nullptr) return;
+  const absl::MutexLock lock(&ending_->mu);
+  ending_->mu.AwaitWithTimeout(absl::Condition(&ending_->freed), TimeLeft(ending_->patience));
 }
 
-absl::StatusOr<NcclComm::Progress> NcclComm::Launch(std::span<const Bytes> send,
-                                                    std::span<const MutableBytes> recv,
+absl::StatusOr<NcclComm::Progress> NcclComm::Launch(std::span<const NcclBlocks> exchanges,
                                                     void* stream) {
   NcclResult result = kNcclOk;
-  const absl::Status on_device = device_.RunOn([&] { result = LaunchGroup(send, recv, stream); });
+  const absl::Status on_device = device_->RunOn([&] { result = LaunchGroup(exchanges, stream); });
   if (!on_device.ok()) return on_device;
-  return Explain(result);
+  absl::StatusOr<Progress> progress = Explain(result);
+  for (int i = 0; i < kQuestions && progress.ok() && *progress == Progress::kOngoing; ++i) {
+    progress = Poll();
+    std::this_thread::yield();
+  }
+  return progress;
 }
 
 // Every rank begins with another peer. The group is ended in any case, since that is the thread's.
-NcclResult NcclComm::LaunchGroup(std::span<const Bytes> send, std::span<const MutableBytes> recv,
-                                 void* stream) {
+NcclResult NcclComm::LaunchGroup(std::span<const NcclBlocks> exchanges, void* stream) {
   const auto [rank, size] = members_;
   NcclResult result = nccl_->group_start();
   const auto add = [&result](NcclResult added) {
     if (result == kNcclOk && added != kNcclInProgress) result = added;
   };
-  if (size > 1 && IsGatherInPlace(rank, send, recv)) {
-    const size_t bytes = recv[rank].size();
-    add(nccl_->all_gather(recv[rank].data(), recv[0].data(), bytes, kNcclBytes, handle_, stream));
-  } else {
-    for (int i = 1; i < size; ++i) {
+  for (const auto& [send, recv] : exchanges) {
+    if (size > 1 && IsGatherInPlace(rank, send, recv)) {
+      const size_t bytes = recv[rank].size();
+      add(nccl_->all_gather(recv[rank].data(), recv[0].data(), bytes, kNcclBytes, handle_, stream));
+      continue;
+    }
+    for (int i = size > 1 ? 1 : 0; i < size; ++i) {
       const int to = (rank + i) % size, from = (rank + size - i) % size;
       if (!send[to].empty()) {
         add(nccl_->send(send[to].data(), send[to].size(), kNcclBytes, to, handle_, stream));
@@ -135,24 +161,24 @@ absl::StatusOr<NcclComm::Progress> NcclComm::Explain(NcclResult result) const {
 absl::StatusOr<void*> NcclComm::Allocate(size_t bytes) const {
   void* memory = nullptr;
   NcclResult result = kNcclOk;
-  const absl::Status on_device = device_.RunOn([&] { result = nccl_->mem_alloc(&memory, bytes); });
+  const absl::Status on_device = device_->RunOn([&] { result = nccl_->mem_alloc(&memory, bytes); });
   if (!on_device.ok()) return on_device;
   if (result == kNcclOk) return memory;
   return absl::ResourceExhaustedError(absl::StrCat(
-      "no ", bytes, " bytes of ", device_.name(), " for rank ", members_.rank, ": ",
+      "no ", bytes, " bytes of ", device_->name(), " for rank ", members_.rank, ": ",
       TextOf(*nccl_, handle_, result), "; free some (torch.cuda.empty_cache() returns what torch ",
       "keeps unused), or take smaller or fewer chunks (chunk_bytes, lanes)"));
 }
 
 void NcclComm::Free(void* memory) const {
-  device_.RunOn([&] { nccl_->mem_free(memory); }).IgnoreError();
+  device_->RunOn([&] { nccl_->mem_free(memory); }).IgnoreError();
 }
 
 absl::StatusOr<void*> NcclComm::Register(void* memory, size_t bytes) {
   void* registration = nullptr;
   NcclResult result = kNcclOk;
   const absl::Status on_device =
-      device_.RunOn([&] { result = nccl_->comm_register(handle_, memory, bytes, &registration); });
+      device_->RunOn([&] { result = nccl_->comm_register(handle_, memory, bytes, &registration); });
   if (!on_device.ok()) return on_device;
   if (result == kNcclOk) return registration;
   return absl::InternalError(absl::StrCat(
@@ -162,20 +188,44 @@ absl::StatusOr<void*> NcclComm::Register(void* memory, size_t bytes) {
 
 // What it returns changes nothing: the memory goes in any case.
 void NcclComm::Deregister(void* registration) {
-  device_.RunOn([&] { nccl_->comm_deregister(handle_, registration); }).IgnoreError();
+  device_->RunOn([&] { nccl_->comm_deregister(handle_, registration); }).IgnoreError();
 }
 
-// What it returns changes nothing: the communicator is gone.
-void NcclComm::Abort() {
-  const NcclHandle handle = std::exchange(handle_, nullptr);
-  device_.RunOn([&] { nccl_->comm_abort(handle); }).IgnoreError();
+// The thread owns all that NCCL may use until it has ended. What NCCL returns changes nothing: the
+// communicator is gone.
+void NcclComm::End(NcclResult (*how)(NcclHandle)) {
+  ending_ = std::make_shared<Ending>();
+  std::thread([how, nccl = nccl_, device = device_, handle = std::exchange(handle_, nullptr),
+               kept = std::exchange(kept_, {}), ending = ending_]() mutable {
+    device->RunOn([&] { how(handle); }).IgnoreError();
+    {
+      const absl::MutexLock lock(&ending->mu);
+      ending->done = true;
+    }
+    kept.clear();  // waits for other libraries' kernels too
+    device.reset();
+    const absl::MutexLock lock(&ending->mu);
+    ending->freed = true;
+  }).detach();
+}
+
+void NcclComm::Abort() { End(nccl_->comm_abort); }
+
+bool NcclComm::HasEnded() const {
+  const absl::MutexLock lock(&ending_->mu);
+  return ending_->done;
+}
+
+bool NcclComm::AwaitEnd() const {
+  const absl::MutexLock lock(&ending_->mu);
+  ending_->mu.AwaitWithTimeout(absl::Condition(&ending_->done), TimeLeft(ending_->patience));
+  return ending_->done;
 }
 
 void NcclComm::Finish(Deadline deadline) {
   const NcclResult begun = nccl_->comm_finalize(handle_);
   if ((begun != kNcclOk && begun != kNcclInProgress) || !AwaitPeers(deadline).ok()) return Abort();
-  const NcclHandle handle = std::exchange(handle_, nullptr);
-  device_.RunOn([&] { nccl_->comm_destroy(handle); }).IgnoreError();
+  End(nccl_->comm_destroy);
 }
 
 }  // namespace thinwire

@@ -1,5 +1,7 @@
 #include "transport/nccl/nccl_driver.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -14,7 +16,8 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr microseconds kNap(50);
-constexpr milliseconds kLook(5);  // between looks for errors that nobody has waited for
+constexpr size_t kMostGrouped = 16;  // exchanges
+constexpr milliseconds kLook(5);     // between looks for errors that nobody has waited for
 // How long a device may take to end kernels that were aborted, and NCCL to come to its end.
 constexpr milliseconds kAbortPatience(5000), kFinishPatience(1000);
 
@@ -35,14 +38,18 @@ NcclDriver::~NcclDriver() {
 
 void NcclDriver::Begin(const OpPtr& op) {
   absl::Status failure;
+  bool pumps = false;
   {
     const absl::MutexLock lock(&mu_);
     failure = status_;
-    if (failure.ok() && op->kind == NcclOp::Kind::kExchange) queue_.push_back(op);
+    if (failure.ok() && op->kind == NcclOp::Kind::kExchange) {
+      queue_.push_back(op);
+      pumps = BeginPumping();
+    }
     if (failure.ok() && op->kind == NcclOp::Kind::kFlush) flushes_.push_back(op);
   }
   if (!failure.ok()) return End(*op, failure);
-  if (op->kind == NcclOp::Kind::kExchange) Pump();
+  if (pumps) GoOnPumping();
 }
 
 absl::Status NcclDriver::Wait(NcclOp& op, Deadline deadline) {
@@ -97,6 +104,7 @@ absl::Status NcclDriver::status() const {
 }
 
 void NcclDriver::Run() {
+  prctl(PR_SET_TIMERSLACK, 1);  // nanosecond; else a nap takes 50 µs longer
   while (AwaitWork()) {
     Pump();
     std::this_thread::sleep_for(kNap);
@@ -112,14 +120,19 @@ bool NcclDriver::AwaitWork() {
 
 // Does all that can be done now, unless another thread is at it, which then does that as well.
 void NcclDriver::Pump() {
+  bool pumps = false;
   {
     const absl::MutexLock lock(&mu_);
-    if (std::exchange(pumping_, true)) {
-      again_ = true;
-      return;
-    }
+    pumps = BeginPumping();
   }
-  GoOnPumping();
+  if (pumps) GoOnPumping();
+}
+
+// True if the calling thread is to go on with it; else another one does.
+bool NcclDriver::BeginPumping() {
+  if (!std::exchange(pumping_, true)) return true;
+  again_ = true;
+  return false;
 }
 
 void NcclDriver::GoOnPumping() {
@@ -135,55 +148,66 @@ bool NcclDriver::Step() {
   if (const absl::Status failure = status(); !failure.ok()) return EndAfterFailure(failure);
   LookForErrors();
   const bool flushed = EndFlushes(absl::OkStatus());
-  const OpPtr next = NextToIssue();
-  return (next != nullptr && Issue(next)) || flushed;
+  return (TakeNext() && Issue()) || flushed;
 }
 
 // Errors of what was queued earlier, and whether NCCL is done with the exchange that it works on.
 void NcclDriver::LookForErrors() {
-  if (issuing_ == nullptr && Clock::now() < next_look_) return;
+  if (issuing_.empty() && Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kLook;
   const absl::StatusOr<NcclComm::Progress> progress = comm_->Poll();
   if (!progress.ok()) return Fail(progress.status());
-  if (*progress == NcclComm::Progress::kOngoing || issuing_ == nullptr) return;
-  Issued(*std::exchange(issuing_, nullptr));
+  if (*progress == NcclComm::Progress::kDone && !issuing_.empty()) Issued();
 }
 
-NcclDriver::OpPtr NcclDriver::NextToIssue() {
+// Moves what can be issued as one group from queue_ to issuing_; false if there is nothing, or NCCL
+// takes nothing now.
+bool NcclDriver::TakeNext() {
+  const int rank = comm_->members().rank;
+  const auto is_gather = [rank](const OpPtr& op) {
+    return IsGatherInPlace(rank, op->send, op->recv);
+  };
   const absl::MutexLock lock(&mu_);
-  in_progress_ = issuing_ != nullptr;
-  if (in_progress_ || queue_.empty() || !status_.ok()) return nullptr;
-  OpPtr op = std::move(queue_.front());
-  queue_.pop_front();
-  return op;
+  in_progress_ = !issuing_.empty();
+  if (in_progress_ || !status_.ok()) return false;
+  while (!queue_.empty() && issuing_.size() < kMostGrouped) {
+    if (!issuing_.empty() && is_gather(queue_.front())) break;
+    issuing_.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+    if (is_gather(issuing_.back())) break;
+  }
+  return !issuing_.empty();
 }
 
 // False if NCCL has to be asked later.
-bool NcclDriver::Issue(const OpPtr& op) {
-  stream_->WaitFor(op->before);
-  const absl::StatusOr<NcclComm::Progress> progress =
-      comm_->Launch(op->send, op->recv, stream_->handle());
+bool NcclDriver::Issue() {
+  blocks_.clear();
+  for (const OpPtr& op : issuing_) {
+    stream_->WaitFor(op->before);
+    blocks_.push_back({op->send, op->recv});
+  }
+  const absl::StatusOr<NcclComm::Progress> progress = comm_->Launch(blocks_, stream_->handle());
   if (!progress.ok()) {
-    Fail(progress.status());
-    End(*op, status());
+    Fail(progress.status());  // the next step ends them
     return true;
   }
   if (*progress == NcclComm::Progress::kDone) {
-    Issued(*op);
+    Issued();
     return true;
   }
-  issuing_ = op;
   const absl::MutexLock lock(&mu_);
   in_progress_ = true;
   return false;
 }
 
-void NcclDriver::Issued(NcclOp& op) {
+void NcclDriver::Issued() {
   last_ = stream_->Record();
-  op.stream.WaitFor(last_);
+  for (const OpPtr& op : issuing_) op->stream.WaitFor(last_);
   const absl::Status broken = stream_->status();
   if (!broken.ok()) Fail(broken);
-  End(op, broken.ok() ? broken : status());
+  const absl::Status how = broken.ok() ? broken : status();
+  for (const OpPtr& op : issuing_) End(*op, how);
+  issuing_.clear();
 }
 
 // Ends the flushes whose streams are through; with the failure, if there is one, or the device's.
@@ -220,17 +244,20 @@ bool NcclDriver::EndAfterFailure(const absl::Status& failure) {
     const absl::MutexLock lock(&mu_);
     queue.swap(queue_);
   }
-  if (issuing_ != nullptr) queue.push_front(std::exchange(issuing_, nullptr));
+  if (aborted_ && (comm_->HasEnded() || Clock::now() >= give_up_)) {
+    queue.insert(queue.begin(), issuing_.begin(), issuing_.end());
+    issuing_.clear();
+  }
   for (const OpPtr& op : queue) End(*op, failure);
   const bool ended = EndFlushes(failure);
   const absl::MutexLock lock(&mu_);
-  in_progress_ = false;
-  settled_ = queue_.empty() && flushes_.empty();
+  in_progress_ = !issuing_.empty();
+  settled_ = queue_.empty() && flushes_.empty() && !in_progress_;
   return ended || !queue.empty();
 }
 
 bool NcclDriver::IsQuiet() {
-  if (issuing_ != nullptr || !stream_->HasReached(last_)) return false;
+  if (!issuing_.empty() || !stream_->HasReached(last_)) return false;
   const absl::StatusOr<NcclComm::Progress> progress = comm_->Poll();
   return progress.ok() && *progress == NcclComm::Progress::kDone;
 }

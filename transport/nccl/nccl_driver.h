@@ -1,11 +1,12 @@
 // NcclDriver: who calls NCCL, in which order, and how the plane learns of ends and errors.
 //
 // An exchange is issued where it was begun, on the caller's thread: the communicator's stream waits
-// for the lane's, NCCL queues its kernel, and the lane's stream waits for that. Nobody waits on the
-// host. While NCCL is still busy with the exchange before, exchanges queue here.
+// for the lane's, NCCL queues its kernel, and the lane's stream waits for that. The host waits for
+// the launch, which NCCL does on a thread of its own, and never for a kernel. Exchanges that begin
+// meanwhile queue here; those of sends and receives are then issued as one group.
 //
-// A thread of its own looks every 50 µs at what has not ended, and sleeps when nothing is under
-// way.
+// A thread of the driver looks every 50 µs at what has not ended, also at a launch that takes
+// longer than usual, and sleeps when nothing is under way.
 #ifndef THINWIRE_TRANSPORT_NCCL_NCCL_DRIVER_H_
 #define THINWIRE_TRANSPORT_NCCL_NCCL_DRIVER_H_
 
@@ -51,7 +52,8 @@ class NcclDriver {
  public:
   // All exchanges run on `stream`, a stream of the communicator's device.
   NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream);
-  // Ends what is under way, and the communicator: in order if nothing was.
+  // Ends what is under way, and the communicator: in order if nothing was. Returns after a few
+  // seconds in any case.
   ~NcclDriver();
 
   DeviceStream& stream() { return *stream_; }
@@ -66,6 +68,8 @@ class NcclDriver {
   bool Do(absl::FunctionRef<void(NcclComm&)> work);
   // What any thread may call.
   const NcclComm& comm() const { return *comm_; }
+  // As NcclComm::Keep; before the first exchange.
+  void Keep(DeviceMemory memory) { comm_->Keep(std::move(memory)); }
 
   // Keeps the first reason. What has not ended ends with it, once the device is out of its blocks.
   void Fail(const absl::Status& reason);
@@ -77,11 +81,12 @@ class NcclDriver {
   void Run();
   bool AwaitWork();
   void Pump();
+  bool BeginPumping() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GoOnPumping();
   bool Step();
-  OpPtr NextToIssue();
-  bool Issue(const OpPtr& op);
-  void Issued(NcclOp& op);
+  bool TakeNext();
+  bool Issue();
+  void Issued();
   bool EndFlushes(const absl::Status& failure);
   bool EndAfterFailure(const absl::Status& failure);
   void LookForErrors();
@@ -89,7 +94,7 @@ class NcclDriver {
   void End(NcclOp& op, const absl::Status& status);
 
   bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return stopped_ || !queue_.empty() || in_progress_ || !flushes_.empty() ||
+    return stopped_ || (!pumping_ && (!queue_.empty() || in_progress_)) || !flushes_.empty() ||
            (!status_.ok() && !settled_);
   }
 
@@ -98,15 +103,16 @@ class NcclDriver {
   // Whoever pumps uses these, one thread at a time.
   const std::unique_ptr<NcclComm> comm_;
   const std::unique_ptr<DeviceStream> stream_;
-  OpPtr issuing_;                      // NCCL works on it and takes no other; null: it is free
+  std::vector<OpPtr> issuing_;         // NCCL launches them and takes no other; empty: it is free
+  std::vector<NcclBlocks> blocks_;     // theirs
   std::shared_ptr<DeviceEvent> last_;  // the end of the last exchange
   bool aborted_ = false;
-  Deadline next_look_{}, give_up_{};
+  Deadline next_look_{}, give_up_{};  // give_up_: on a device that does not end what was aborted
 
   mutable absl::Mutex mu_;
   bool pumping_ ABSL_GUARDED_BY(mu_) = false;
   bool again_ ABSL_GUARDED_BY(mu_) = false;        // there is more to do for whoever pumps
-  bool in_progress_ ABSL_GUARDED_BY(mu_) = false;  // issuing_ is not null
+  bool in_progress_ ABSL_GUARDED_BY(mu_) = false;  // NCCL is not done with issuing_
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool settled_ ABSL_GUARDED_BY(mu_) = false;        // nothing is under way after the failure
   std::deque<OpPtr> queue_ ABSL_GUARDED_BY(mu_);     // exchanges to be issued

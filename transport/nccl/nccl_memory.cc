@@ -23,8 +23,10 @@ absl::StatusOr<DeviceMemory> AllocateRegistered(std::shared_ptr<NcclDriver> driv
   }
   return DeviceMemory(static_cast<uint8_t*>(*memory),
                       [driver = std::move(driver), registration = *registration](uint8_t* memory) {
-                        driver->Do([&](NcclComm& comm) { comm.Deregister(registration); });
-                        driver->comm().Free(memory);
+                        const bool lives =
+                            driver->Do([&](NcclComm& comm) { comm.Deregister(registration); });
+                        // Freeing waits for the device, and a kernel that does not end may write.
+                        if (lives || driver->comm().AwaitEnd()) driver->comm().Free(memory);
                       });
 }
 

@@ -3,11 +3,14 @@
 #include <dlfcn.h>
 
 #include <chrono>
+#include <deque>
+#include <map>
 #include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "tests/transport/fake_nccl/fake_registry.h"
 
@@ -24,16 +27,98 @@ FakeQueue QueueOf(FakeNccl& fake) {
 
 struct Kernel {
   std::shared_ptr<FakeWorld> world;
-  int rank;
+  int rank, ctas;
   FakeGroup group;
 };
+
+constexpr int kDefaultCtas = 32;
+
+// The CTAs of all devices.
+class Ctas {
+ public:
+  // False if the kernel's rank has aborted before there was room for it.
+  bool Take(const Kernel& kernel) {
+    FakeNccl& fake = FakeControls();
+    const absl::MutexLock lock(&mu_);
+    int& taken = taken_[kernel.rank];
+    const auto fits = [&] {
+      const int most = fake.most_ctas;
+      return most < 0 || taken + kernel.ctas <= most;
+    };
+    if (!fits()) {
+      ++fake.waiting_for_ctas;
+      // Not every change of what it depends on is one of this lock's.
+      while (!fits() && !kernel.world->has_aborted(kernel.rank)) {
+        changed_.WaitWithTimeout(&mu_, absl::Milliseconds(5));
+      }
+      --fake.waiting_for_ctas;
+      if (!fits()) return false;
+    }
+    taken += kernel.ctas;
+    return true;
+  }
+  void Return(const Kernel& kernel) {
+    const absl::MutexLock lock(&mu_);
+    taken_[kernel.rank] -= kernel.ctas;
+    changed_.SignalAll();
+  }
+
+ private:
+  absl::Mutex mu_;
+  absl::CondVar changed_;
+  std::map<int, int> taken_ ABSL_GUARDED_BY(mu_);  // of a device
+};
+
+Ctas& TheCtas() {
+  static auto& ctas = *new Ctas;
+  return ctas;
+}
+
+// NCCL's own thread, which launches what does not block. NCCL has one for each group.
+class Launcher {
+ public:
+  Launcher() {
+    std::thread([this] { Run(); }).detach();
+  }
+
+  void Take(FakeCommunicator* comm) {
+    const absl::MutexLock lock(&mu_);
+    queue_.push_back(comm);
+  }
+
+ private:
+  void Run() {
+    const auto has_work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !queue_.empty(); };
+    for (;;) {
+      FakeCommunicator* comm = nullptr;
+      {
+        const absl::MutexLock lock(&mu_);
+        mu_.Await(absl::Condition(&has_work));
+        comm = queue_.front();
+        queue_.pop_front();
+      }
+      comm->Launch();
+      comm->in_progress = false;
+    }
+  }
+
+  absl::Mutex mu_;
+  std::deque<FakeCommunicator*> queue_ ABSL_GUARDED_BY(mu_);
+};
+
+void HandToLauncher(FakeCommunicator* comm) {
+  static auto& launcher = *new Launcher;  // it lives as long as the process
+  launcher.Take(comm);
+}
 
 void RunKernel(void* argument) {
   const std::unique_ptr<Kernel> kernel(static_cast<Kernel*>(argument));
   FakeNccl& fake = FakeControls();
   const int hangs_from = fake.hangs_from, late = fake.late_us;
+  if (!TheCtas().Take(*kernel)) return;
   kernel->world->Run(kernel->rank, kernel->group,
                      hangs_from >= 0 && kernel->group.number >= hangs_from);
+  TheCtas().Return(*kernel);
   if (kernel->world->mixed() > 0) ++fake.misuses;
   std::minstd_rand random(kernel->group.number * 31 + kernel->rank);
   if (late > 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % (late + 1)));
@@ -47,6 +132,13 @@ bool Holds(const FakeGroup& group, FakeKind kind) {
   return false;
 }
 
+// NCCL runs a group's collectives first, the largest before the others, and its messages after
+// them. A rank that groups what another rank does not may therefore wait for it for ever, unless
+// all are messages.
+bool IsOneOrder(const FakeGroup& group) {
+  return group.after.empty() || (group.after.size() == 1 && !Holds(group, FakeKind::kMessage));
+}
+
 }  // namespace
 
 FakeNccl& FakeControls() {
@@ -54,19 +146,46 @@ FakeNccl& FakeControls() {
   return controls;
 }
 
+void FakeAwaitDevice() {
+  while (FakeControls().device_hangs != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 NcclHandle FakeCommunicator::Enter(std::shared_ptr<FakeWorld> world, int rank, int size,
-                                   bool blocks) {
+                                   bool blocks, int ctas) {
   static absl::Mutex mu;
   static auto& kept = *new std::vector<std::unique_ptr<FakeCommunicator>>;
-  auto comm = std::make_unique<FakeCommunicator>(std::move(world), rank, size, blocks);
+  auto comm = std::make_unique<FakeCommunicator>(std::move(world), rank, size, blocks,
+                                                 ctas == kNcclDefault ? kDefaultCtas : ctas);
+  FakeControls().newest_ctas = comm->ctas;
   comm->world->Join();
   ++FakeControls().made;
   const absl::MutexLock lock(&mu);
   return reinterpret_cast<NcclHandle>(kept.emplace_back(std::move(comm)).get());
 }
 
+void FakeCommunicator::LaunchLater() {
+  FakeNccl& fake = FakeControls();
+  in_progress = true;
+  launch_at = fake.now_us + fake.launch_us;
+  waits_for_clock = fake.launch_us > 0;
+  if (!waits_for_clock) HandToLauncher(this);
+}
+
+void FakeCommunicator::AwaitLauncher() const {
+  while (in_progress) std::this_thread::yield();
+}
+
+void FakeCommunicator::DropLaunch() {
+  if (!waits_for_clock) return AwaitLauncher();
+  open.reset();
+  in_progress = false;
+}
+
 void FakeCommunicator::Launch() {
   FakeNccl& fake = FakeControls();
+  if (!blocks && !IsOneOrder(*open)) ++fake.misuses;
   if (!blocks && stream != nullptr && stream != open->stream) ++fake.misuses;
   stream = open->stream;
   open->number = groups++;
@@ -74,7 +193,7 @@ void FakeCommunicator::Launch() {
   if (LookWhereBlocksLie()) ++fake.registered_groups;
   if (Holds(*open, FakeKind::kGather)) ++fake.gathers;
   if (Holds(*open, FakeKind::kReduce)) ++fake.reductions;
-  auto kernel = std::make_unique<Kernel>(Kernel{world, rank, std::move(*open)});
+  auto kernel = std::make_unique<Kernel>(Kernel{world, rank, ctas, std::move(*open)});
   open.reset();
   QueueOf(fake)(stream, RunKernel, kernel.release());
 }
@@ -100,9 +219,11 @@ NcclResult FakeCommunicator::Progress() {
     if (!world->complete()) return kNcclInProgress;
     state = FakeState::kReady;
   }
-  if (polls_left > 0) {
-    if (--polls_left > 0) return kNcclInProgress;
-    Launch();
+  if (in_progress) {
+    if (!waits_for_clock || ++fake.now_us < launch_at) return kNcclInProgress;
+    waits_for_clock = false;
+    HandToLauncher(this);
+    AwaitLauncher();  // while the clock stands still
   }
   if (state == FakeState::kFinalizing) {
     if (fake.never_final != 0) return kNcclInProgress;

@@ -16,19 +16,28 @@ namespace thinwire {
 // Those of this copy of the library.
 FakeNccl& FakeControls();
 
+// Returns once the whole device has nothing to do.
+void FakeAwaitDevice();
+
 enum class FakeState { kJoining, kReady, kFinalizing, kFinal, kEnded };
 
 // One that blocks is held to less: it may be used outside of groups, on any stream, and destroyed
 // at any time.
 struct FakeCommunicator {
-  FakeCommunicator(std::shared_ptr<FakeWorld> world, int rank, int size, bool blocks)
-      : world(std::move(world)), rank(rank), size(size), blocks(blocks) {}
+  FakeCommunicator(std::shared_ptr<FakeWorld> world, int rank, int size, bool blocks, int ctas)
+      : world(std::move(world)), rank(rank), size(size), blocks(blocks), ctas(ctas) {}
 
   // Makes one. It is never freed, so that a call that comes too late is found.
-  static NcclHandle Enter(std::shared_ptr<FakeWorld> world, int rank, int size, bool blocks);
+  static NcclHandle Enter(std::shared_ptr<FakeWorld> world, int rank, int size, bool blocks,
+                          int ctas = kNcclDefault);
 
   // Goes on by a step, and says where it stands.
   NcclResult Progress();
+  // Ends the open group of a communicator that does not block: it is launched later.
+  void LaunchLater();
+  void AwaitLauncher() const;
+  // Nothing will be launched from here on.
+  void DropLaunch();
   // Queues the kernel of the open group.
   void Launch();
   // Marks the blocks of the open group that lie in registered memory; true if all do.
@@ -37,8 +46,11 @@ struct FakeCommunicator {
   const std::shared_ptr<FakeWorld> world;
   const int rank, size;
   const bool blocks;
+  const int ctas;  // that each of its kernels occupies
   FakeState state = FakeState::kJoining;
-  int polls_left = 0;
+  std::atomic<bool> in_progress{false};  // between the group's end and its launch
+  bool waits_for_clock = false;          // to come to launch_at
+  int launch_at = 0;
   int groups = 0;
   std::unique_ptr<FakeGroup> open;  // between start and end, or in progress
   NcclStream stream = nullptr;

@@ -18,13 +18,14 @@ NcclResult Misuse() {
 }  // namespace
 
 THINWIRE_FAKE NcclResult ncclMemAlloc(void** memory, size_t bytes) {
-  if (FakeControls().no_memory != 0) return kNcclCudaError;
-  *memory = TheFakeRegistry().Allocate(bytes);
+  *memory = TheFakeRegistry().Allocate(bytes, FakeControls().most_bytes);
+  if (*memory == nullptr) return kNcclCudaError;
   ++FakeControls().allocated;
-  return *memory == nullptr ? kNcclCudaError : kNcclOk;
+  return kNcclOk;
 }
 
 THINWIRE_FAKE NcclResult ncclMemFree(void* memory) {
+  FakeAwaitDevice();
   if (!TheFakeRegistry().Free(memory)) return Misuse();
   ++FakeControls().freed;
   return kNcclOk;
@@ -36,7 +37,7 @@ THINWIRE_FAKE NcclResult ncclCommRegister(NcclHandle handle, void* memory, size_
   *registration = nullptr;
   if (FakeControls().registers_nothing != 0) return kNcclOk;
   if (FakeControls().refuses_to_register == comm->rank) return kNcclSystemError;
-  if (comm->polls_left > 0) return Misuse();
+  if (comm->in_progress) return Misuse();
   if (!TheFakeRegistry().Register(&*comm, memory, bytes, registration)) return Misuse();
   ++FakeControls().registered;
   return kNcclOk;

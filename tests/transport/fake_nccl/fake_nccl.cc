@@ -50,14 +50,14 @@ NcclResult EndGroup() {
   FakeNccl& fake = FakeControls();
   NcclResult result = kNcclOk;
   for (FakeCommunicator* comm : std::exchange(own.grouped, {})) {
-    comm->polls_left = comm->blocks ? 0 : fake.polls.load();
     if (fake.launch_error != 0) {
       comm->open.reset();
       result = static_cast<NcclResult>(fake.launch_error.load());
-    } else if (comm->polls_left > 0) {
-      result = kNcclInProgress;
-    } else {
+    } else if (comm->blocks) {
       comm->Launch();
+    } else {
+      comm->LaunchLater();
+      result = kNcclInProgress;
     }
   }
   return result;
@@ -69,7 +69,7 @@ FakeGroup* GroupOf(FakeCommunicator& comm, NcclStream stream) {
     comm.world->AwaitAll();
     comm.state = FakeState::kReady;
   }
-  if (comm.state != FakeState::kReady || comm.polls_left > 0 || Own().count == 0) {
+  if (comm.state != FakeState::kReady || comm.in_progress || Own().count == 0) {
     ++FakeControls().misuses;
     return nullptr;
   }
@@ -132,7 +132,8 @@ THINWIRE_FAKE NcclResult ncclCommInitRankConfig(NcclHandle* handle, int size, Nc
     return kNcclInvalidArgument;
   }
   if (FakeControls().refuses == rank) return kNcclCudaError;
-  *handle = FakeCommunicator::Enter(WorldOf(id, size), rank, size, config->blocking != 0);
+  *handle = FakeCommunicator::Enter(WorldOf(id, size), rank, size, config->blocking != 0,
+                                    config->max_ctas);
   return config->blocking != 0 ? kNcclOk : kNcclInProgress;
 }
 
@@ -199,7 +200,9 @@ THINWIRE_FAKE NcclResult ncclCommAbort(NcclHandle handle) {
   FakeCall comm(handle);
   comm->state = FakeState::kEnded;
   comm->world->Abort(comm->rank);
+  comm->DropLaunch();
   FakeControls().ended_by_abort += TheFakeRegistry().Forget(&*comm);
+  FakeAwaitDevice();
   ++FakeControls().aborted;
   return kNcclOk;
 }

@@ -9,11 +9,14 @@ FakeRegistry& TheFakeRegistry() {
   return registry;
 }
 
-void* FakeRegistry::Allocate(size_t bytes) {
+void* FakeRegistry::Allocate(size_t bytes, int most_bytes) {
   constexpr size_t kAlignment = 256;
+  const absl::MutexLock lock(&mu_);
+  size_t all = bytes;
+  for (const auto& [allocated, size] : memory_) all += size;
+  if (most_bytes >= 0 && all > static_cast<size_t>(most_bytes)) return nullptr;
   void* const memory =
       std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  const absl::MutexLock lock(&mu_);
   if (memory != nullptr) memory_.emplace(memory, bytes);
   return memory;
 }

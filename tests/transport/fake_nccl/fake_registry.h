@@ -19,7 +19,8 @@ struct FakeCommunicator;
 // false then.
 class FakeRegistry {
  public:
-  void* Allocate(size_t bytes);
+  // Null if there would be more than most_bytes in all; -1: any number.
+  void* Allocate(size_t bytes, int most_bytes);
   // Refuses other memory, and what a communicator still knows.
   bool Free(void* memory);
 

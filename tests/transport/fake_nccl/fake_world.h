@@ -62,6 +62,10 @@ class FakeWorld {
     const absl::MutexLock lock(&mu_);
     return mixed_;
   }
+  bool has_aborted(int rank) const {
+    const absl::MutexLock lock(&mu_);
+    return aborted_[rank];
+  }
   void Abort(int rank) {
     const absl::MutexLock lock(&mu_);
     aborted_[rank] = true;
