@@ -207,7 +207,7 @@ def test_no_conditional_compilation_inside_functions(path):
 
 
 # Folders whose comments may still begin with one of these words. The list only gets shorter.
-FRAGMENTS_ALLOWED_IN = {"transport", "schedule", "integrations"}
+FRAGMENTS_ALLOWED_IN = {"transport", "schedule"}
 
 
 def fragments_in(text: str) -> list[str]:
@@ -239,6 +239,20 @@ def test_comments_begin_with_a_subject(path):
     assert not found, f"{found} in {name(path)}; begin with what the comment is about and a verb"
 
 
+PYTHON = sorted((ROOT / "integrations").rglob("*.py"))
+# Python files whose docstrings may still begin so. The list only gets shorter.
+PYTHON_FRAGMENTS_ALLOWED_IN = {"horovod", "process_group.py", "group.py"}
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name)
+def test_docstrings_begin_with_a_subject_or_a_verb(path):
+    if PYTHON_FRAGMENTS_ALLOWED_IN.isdisjoint(path.parts):
+        found = re.findall(
+            r'^\s*(?:"""|# )((?:What|Of|Who|Whether)\b[^\n]*)', path.read_text(), re.M
+        )
+        assert not found, f"{found} in {name(path)}; begin with a subject or a verb"
+
+
 # Traits answer every question about a codec, so nobody else needs to know which one it is.
 @pytest.mark.parametrize(
     "path",
@@ -251,7 +265,6 @@ def test_nobody_outside_compress_and_kernels_asks_which_codec_it_is(path):
     assert not found, f"{found} in {name(path)}"
 
 
-PYTHON = sorted((ROOT / "integrations" / "python").rglob("*.py"))
 CODEC_NAMES = r"(?:fp32|bf16|int8|int4|onebit|topk)"
 
 

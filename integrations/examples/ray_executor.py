@@ -21,7 +21,7 @@ WIDTH, BATCH = 128, 32
 
 
 class Trainer:
-    """What each worker has between calls."""
+    """The state of each worker between calls."""
 
     def __init__(self, saved: dict[str, Any] | None) -> None:
         torch.manual_seed(1)

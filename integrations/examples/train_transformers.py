@@ -15,7 +15,7 @@ SAMPLES, LENGTH, STEPS = 512, 16, 40
 
 
 class Sentences(Dataset):
-    """Of random words; the label says which half of the words most are from."""
+    """Sentences of random words; the label says which half of the words most are from."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)

@@ -1,5 +1,5 @@
-// Whether all ranks of a communicator compress, and alike. All ranks hear of all, so all decide
-// alike.
+// The agreement of a communicator's ranks to compress, all of them and alike. All ranks hear of
+// all, so all decide alike.
 #ifndef THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_AGREEMENT_H_
 #define THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_AGREEMENT_H_
 
@@ -13,7 +13,7 @@
 
 namespace thinwire {
 
-// What an agreement leaves behind, until the program ends its communicator: freeing memory, and
+// The remains of an agreement, until the program ends its communicator: freeing memory, and
 // ending a communicator of NCCL's, wait for all work of the device, other communicators' too, whose
 // peers may be waiting in the same way.
 struct AgreementRemains {

@@ -37,7 +37,7 @@ struct NcclCall {
       default: return std::nullopt;
     }
   }
-  // Of a call that has a dtype.
+  // The bytes of a call that has a dtype.
   size_t bytes() const { return count * SizeOf(*dtype()); }
 };
 

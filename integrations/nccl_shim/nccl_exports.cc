@@ -1,5 +1,5 @@
-// What the dynamic linker finds in place of libnccl's functions: libthinwire_nccl_shim.so is loaded
-// before it by LD_PRELOAD. All other functions of NCCL are its own.
+// The functions that the dynamic linker finds in place of libnccl's: LD_PRELOAD loads
+// libthinwire_nccl_shim.so before it. All other functions of NCCL are its own.
 #include <unistd.h>
 
 #include <cstdio>

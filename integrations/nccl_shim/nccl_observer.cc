@@ -38,7 +38,7 @@ const char* NameOf(NcclWay way) {
 
 CodecSpec SpecOf(const char* name) { return *CodecSpec::Parse(name); }
 
-// Of a rank, for both hops.
+// The bytes that a rank sends, for both hops.
 double SentBytes(double encoded, int ranks) { return 2 * encoded * (ranks - 1) / ranks; }
 
 }  // namespace

@@ -29,7 +29,7 @@ class NcclObserver {
     uint64_t calls = 0;
     double bytes = 0;
   };
-  // What a rank sends for the calls that can go compressed, or do.
+  // The bytes that a rank sends for the calls that can go compressed, or do.
   struct Sent {
     double ring = 0, int8 = 0, int4 = 0;
   };

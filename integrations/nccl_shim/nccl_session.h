@@ -16,7 +16,7 @@
 
 namespace thinwire {
 
-// What the shim gets from its surroundings; tests have others.
+// The functions that the shim gets from its surroundings; tests have others.
 struct NcclShimMeans {
   NcclNext next;
   std::function<absl::StatusOr<std::shared_ptr<const NcclLibrary>>()> load_nccl;

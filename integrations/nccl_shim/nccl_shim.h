@@ -39,7 +39,7 @@ class NcclShim {
   NcclResult GroupEnd();
   NcclResult GroupSimulateEnd(void* estimate);
 
-  // What THINWIRE_NCCL_OBSERVE has counted; empty without it.
+  // The counts of THINWIRE_NCCL_OBSERVE; empty without it.
   std::string Report() const { return observer_.Report(); }
 
  private:

@@ -32,7 +32,7 @@ absl::Status ReadSeconds(const char* name, const std::string& text,
   return absl::OkStatus();
 }
 
-// What is carried: codes of elements or blocks, so that an exchange is the two hops of
+// NCCL carries codes of elements or blocks, so that an exchange is the two hops of
 // nccl_reducer.h.
 bool IsCarried(const CodecTraits& codec) {
   return codec.has_kernels && !codec.entries() && !codec.widths();

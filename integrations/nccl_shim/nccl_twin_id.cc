@@ -13,8 +13,8 @@ constexpr std::string_view kMark = "thinwire";
 constexpr size_t kMarkAt = kOwnBytes, kTwinAt = kMarkAt + kMark.size();
 static_assert(kTwinAt + kOwnBytes <= sizeof(NcclUniqueId));
 
-// What NCCL makes of 128 bytes that hold `filler`: those that it does not need are zeros, or, up to
-// 2.18, as they were.
+// True if NCCL has left the bytes of a 128-byte id that held `filler` free: those that it does not
+// need are zeros, or, up to 2.18, as they were.
 bool HasRoom(const NcclUniqueId& id, char filler) {
   const char *begin = id.bytes + kOwnBytes, *end = id.bytes + sizeof(id.bytes);
   return std::all_of(begin, end, [begin](char byte) { return byte == *begin; }) &&

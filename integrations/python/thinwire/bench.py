@@ -23,7 +23,7 @@ from thinwire import _library, encoded_bytes, launch
 from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.agree import from_rank_0, worst_of_ranks
-from thinwire.torch.forecast.probe import probe
+from thinwire.torch.forecast import probe
 
 GLOO = "gloo fp32"
 _NUMEL = 1 << 22  # 16 MiB of fp32: more than a core's caches hold

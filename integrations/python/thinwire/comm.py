@@ -1,33 +1,182 @@
-"""Communicator: one process group of the C library.
-
-What its methods take and return is in store.py and works.py, and can be imported from here."""
+"""Communicator: one process group of the C library; the store where its ranks find each other, its
+buckets, and what is in flight."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from ctypes import byref, c_size_t, c_void_p
+from ctypes import byref, c_size_t, c_uint32, c_void_p
+from typing import NamedTuple, Protocol
 
 from thinwire import _library, errors
 from thinwire.config import Config
-from thinwire.process_end import fatal_exception, is_ending
-from thinwire.store import Store, StoreCallbacks
-from thinwire.works import Bucket, BucketWork, Segment, Segments, Work
 
-__all__ = [
-    "COLLECTIVES",
-    "DTYPES",
-    "OPS",
-    "Bucket",
-    "BucketWork",
-    "Communicator",
-    "Segment",
-    "Segments",
-    "Store",
-    "Work",
-]
+_log = logging.getLogger("thinwire")
+
+
+def is_ending() -> bool:
+    """Return whether the main thread has ended, so that exit handlers run, or soon will."""
+    return not threading.main_thread().is_alive()
+
+
+def fatal_exception() -> BaseException | None:
+    """The uncaught exception that ends this process; None while it goes on, and after a normal end.
+
+    Between the main thread's end and the exit handlers the interpreter prints an uncaught exception
+    and keeps it (sys.last_exc, before Python 3.12 sys.last_value). An interactive session keeps
+    those of earlier commands there, which end nothing."""
+    if not is_ending() or hasattr(sys, "ps1"):
+        return None
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+class Store(Protocol):
+    """A key-value board on which ranks find each other. Keys are written once."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Waits until somebody has set the key; raises when the time is over."""
+        ...
+
+
+class StoreCallbacks:
+    """A Store as two C functions. Nothing is raised through C: a failure becomes a number."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.struct = _library.Store(
+            None, _library.SET_FUNCTION(self._set), _library.GET_FUNCTION(self._get)
+        )
+
+    def _set(self, _context: int, key: bytes, value: int, size: int) -> int:
+        try:
+            self._store.set(key.decode(), ctypes.string_at(value, size))
+        except Exception as error:  # C code can't carry it; the number says that it happened
+            _log.warning("the rendezvous store refused %r: %s", key, error)
+            return 1
+        return 0
+
+    def _get(self, _context, key: bytes, out: int, capacity: int, size, timeout_ms: int) -> int:
+        try:
+            value = self._store.get(key.decode(), timeout_ms / 1000)
+        except Exception as error:
+            _log.info("the rendezvous store has no %r: %s", key, error)
+            return 1
+        size[0] = len(value)
+        ctypes.memmove(out, value, min(len(value), capacity))
+        return 0
+
+
+class Segment(NamedTuple):
+    """Elements [offset, offset + count) of parameter `name`, which has `total` elements, and goes
+    with codec number `codec` of the group's."""
+
+    name: str
+    offset: int
+    count: int
+    total: int
+    codec: int = 0
+
+
+class Segments:
+    """Segments in the form that the C library reads; made once for a bucket, used every step.
+
+    mark_absent(i, True) before a call: this rank has no gradient for segment i. Its elements must
+    be zeros then, and what compression has kept of it stays."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._absent: set[int] = set()
+        self.array = (_library.Segment * len(segments))(
+            *(_library.Segment(s.name.encode(), *s[1:]) for s in segments)
+        )
+
+    def mark_absent(self, index: int, absent: bool) -> None:
+        self.array[index].absent = int(bool(absent))
+        (self._absent.add if absent else self._absent.discard)(index)
+
+    def absent(self) -> tuple[ctypes.Array | None, int]:
+        """The numbers of the segments that are marked, and how many they are."""
+        count = len(self._absent)
+        return ((c_uint32 * count)(*sorted(self._absent)) if count else None), count
+
+
+class Work:
+    """One allreduce in flight. wait() must be called, once; its memory must live until then. It
+    keeps its communicator until then, which may be dropped meanwhile."""
+
+    def __init__(self, handle: c_void_p, communicator: Communicator) -> None:
+        self._handle = handle
+        self._destroy = _library.load().tw_work_destroy
+        self._communicator: Communicator | None = communicator
+
+    def __del__(self) -> None:
+        """One that nobody waits for, such as those behind the first that failed, is waited for
+        here. That may come between another call and its message, which stays as it is."""
+        if self._handle:
+            self._destroy(self._handle)
+
+    def wait(self) -> None:
+        """Blocks without the GIL until all is done; raises the typed error of a failure. On a GPU
+        the result is there for later work of the stream that it was started with."""
+        handle, self._handle = self._handle, c_void_p()
+        self._end(_library.load().tw_wait(handle))
+
+    def wait_stream(self, stream: int | None) -> None:
+        """As wait(); on a GPU the result is there for later work of this stream."""
+        handle, self._handle = self._handle, c_void_p()
+        self._end(_library.load().tw_wait_stream(handle, stream))
+
+    def _end(self, status: int) -> None:
+        try:
+            _library.check(status)
+        finally:
+            self._communicator = None
+
+
+class BucketWork:
+    """One use of a bucket in flight. wait() or wait_stream() must be called, once; its memory must
+    live until then."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def wait(self) -> None:
+        """As Work.wait()."""
+        _library.check(_library.load().tw_bucket_wait(self._bucket.handle))
+
+    def wait_stream(self, stream: int | None) -> None:
+        """As Work.wait_stream()."""
+        _library.check(_library.load().tw_bucket_wait_stream(self._bucket.handle, stream))
+
+
+class Bucket:
+    """A tensor that is described to the library once, and started in every step by its handle.
+    Communicator.bucket() makes it, and lives as long. One thread at a time uses it."""
+
+    def __init__(
+        self, handle: c_void_p, segments: Segments | None, communicator: Communicator
+    ) -> None:
+        self.handle = handle
+        self._segments = segments
+        self._communicator = communicator
+        # Not at exit, where the last works may still be waited for, after this.
+        weakref.finalize(self, _library.load().tw_bucket_destroy, handle).atexit = False
+
+    def start(self, send: int, receive: int, stream: int | None = None) -> BucketWork:
+        """Starts one use, from and to these addresses, and returns at once. Segments that are
+        marked absent count as zeros."""
+        self._communicator.check_open()
+        absent, count = (None, 0) if self._segments is None else self._segments.absent()
+        _library.check(
+            _library.load().tw_bucket_start(self.handle, send, receive, stream, absent, count)
+        )
+        return BucketWork(self)
+
 
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # tw_dtype
 OPS = {"mean": 0, "sum": 1}  # tw_op
@@ -171,7 +320,7 @@ class Communicator:
         return text.value.decode()
 
     def transport(self) -> str:
-        """What the data runs on, such as "gloo over TCP", "ucx 1.13.1 over shared memory" or
+        """Return what the data runs on, such as "gloo over TCP", "ucx 1.13.1 over shared memory" or
         "nccl 2.30.7", with ", memory not registered" where a rank could not register any."""
         text = ctypes.create_string_buffer(_MAX_NAME)
         _library.check(self._library.tw_comm_transport(self._open(), text, _MAX_NAME))
@@ -184,13 +333,13 @@ class Communicator:
         return text.value.decode()
 
     def nodes(self) -> _library.Nodes:
-        """What the group has measured of its nodes; zeros if it has measured nothing."""
+        """Return the group's measurements of its nodes; zeros if it has measured nothing."""
         nodes = _library.Nodes()
         _library.check(self._library.tw_comm_nodes(self._open(), byref(nodes)))
         return nodes
 
     def goes_raw(self, count: int, dtype: str) -> bool:
-        """Whether a tensor of that size is exchanged uncompressed."""
+        """Return whether a tensor of that size is exchanged uncompressed."""
         raw = ctypes.c_int()
         _library.check(
             self._library.tw_comm_goes_raw(self._open(), count, DTYPES[dtype], byref(raw))

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire import errors
+from thinwire.errors import warn
 from thinwire.options import ARGUMENTS, OPTIONS, Option
-from thinwire.warn import warn
 
 # Stages in stats() and in the trace, in the order of a chunk's life.
 STAGES = ("queue", "encode", "exchange", "reduce", "gather", "decode")

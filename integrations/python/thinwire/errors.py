@@ -1,9 +1,11 @@
-"""The errors of thinwire. Every message names the rank, the tensor, what was expected, what came,
-and the mend."""
+"""The errors and warnings of thinwire. Every message names the rank, the tensor, what was expected,
+what came, and the fix."""
 
 from __future__ import annotations
 
+import inspect
 import sys
+import warnings
 
 
 class Error(RuntimeError):
@@ -27,7 +29,7 @@ class PeerLostError(Error, ConnectionError):
 
 
 class DataLossError(Error):
-    """What a peer sent came damaged, as `checksum=True` finds out."""
+    """Data of a peer came damaged, as `checksum=True` finds out."""
 
 
 class OutOfMemoryError(Error, MemoryError):
@@ -72,7 +74,7 @@ def from_status(status: int, message: str) -> Error:
 
 
 def _kept_by_torch() -> str:
-    """What torch's caching allocator holds of each GPU, and nobody else in the process can use."""
+    """Return, for a message, the memory of each GPU that only torch's caching allocator can use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -85,3 +87,14 @@ def _kept_by_torch() -> str:
     if not kept:
         return "; torch's caching allocator holds nothing"
     return f"; torch's caching allocator holds {', '.join(kept)}"
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def warn(message: str) -> None:
+    """Issue a UserWarning at the innermost caller that is outside this package."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

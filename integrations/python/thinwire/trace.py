@@ -98,7 +98,7 @@ def _load(file: Path) -> list[Event]:
 
 
 def _is_event(event: Event) -> bool:
-    """Whether it has what merge() reads, in the types of the engine's traces."""
+    """Return whether it has the fields that merge() reads, in the types of the engine's traces."""
     if not isinstance(event.get("pid"), int):
         return False
     if not isinstance(event.get("ts", 0), (int, float)):

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from thinwire.arguments import check_kind, check_no_momentum
+from thinwire.errors import warn
 from thinwire.torch import Compression, compress
-from thinwire.warn import warn
 
 _FILE = "thinwire.pt"  # in a checkpoint's folder
 

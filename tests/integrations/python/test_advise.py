@@ -14,11 +14,10 @@ from ranks import run
 from thinwire import cli
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
 from thinwire.torch import advise as advice_
+from thinwire.torch import forecast
 from thinwire.torch.advise import Advice, advise
 from thinwire.torch.exchange import auto
-from thinwire.torch.forecast import choice
-from thinwire.torch.forecast.choice import CODECS, Prediction, choose, codecs_on
-from thinwire.torch.forecast.notes import Notes
+from thinwire.torch.forecast import CODECS, Notes, Prediction, choose, codecs_on
 from thinwire.torch.optimizer import DistributedOptimizer
 
 HERE = Path(__file__).parent
@@ -98,7 +97,7 @@ def test_a_codec_without_kernels_is_not_for_gpus(monkeypatch):
     def without_int4s(codec: str) -> thinwire.CodecInfo:
         return dataclasses.replace(thinwire.codec_info(codec), has_kernels=codec != "int4")
 
-    monkeypatch.setattr(choice, "codec_info", without_int4s)
+    monkeypatch.setattr(forecast, "codec_info", without_int4s)
     assert codecs_on(torch.device("cpu"), CODECS) == CODECS
     assert set(CODECS) - set(codecs_on(torch.device("cuda"), CODECS)) == {"int4"}
 
@@ -355,7 +354,7 @@ FEW_BYTES = ("onebit", "topk:density=0.01")
 
 
 def seconds_to_encode(rank: int) -> list[float]:
-    from thinwire.torch.forecast.probe import probe
+    from thinwire.torch.forecast import probe
 
     costs = probe(FEW_BYTES, torch.device("cpu")).costs
     return [costs[codec].encode_s for codec in FEW_BYTES]

@@ -10,18 +10,18 @@ import torch
 from fsdp_models import Net, gradients, loss_of, sharded, train
 from ranks import run
 from thinwire.torch import compress
-from thinwire.torch.fsdp import feedback
+from thinwire.torch.fsdp import residuals
 from torch.distributed.device_mesh import init_device_mesh
 
 TRAINED = [name for name, _ in Net().named_parameters() if not name.startswith("spare")]
 # 4 bytes an element; nothing is padded with 2 ranks.
 BYTES = 4 * sum(p.numel() for name, p in Net().named_parameters() if name in TRAINED)
-FITS = feedback.SHARE * BYTES
+FITS = residuals.SHARE * BYTES
 
 
 def compressed(rank: int, codec, available: list[int], hosts: list[str], **options):
     """(model, compression, warnings) of a rank whose host has so many bytes available."""
-    feedback._of_host = lambda: (hosts[rank], available[rank])  # this process is the rank's own
+    residuals._of_host = lambda: (hosts[rank], available[rank])  # this process is the rank's own
     model, _ = sharded(None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -107,7 +107,7 @@ def test_a_state_dict_loads_with_and_without_residuals():
 def with_replicas(rank: int):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     replicas = mesh["replica"].get_group()
-    feedback._of_host = lambda: ("a", FITS if rank < 3 else 0)  # rank 3 decides for all
+    residuals._of_host = lambda: ("a", FITS if rank < 3 else 0)  # rank 3 decides for all
     model, _ = sharded(None, mesh["shard"])
     with pytest.warns(UserWarning, match="feedback=True"):
         made = compress(model, "int8", replicas=replicas, min_bytes=0)
@@ -117,8 +117,8 @@ def with_replicas(rank: int):
 
 def test_replicas_decide_together():
     ranks = run(with_replicas, world=4)
-    for residuals, ratio, found in ranks:
-        assert residuals == {} and ratio > 3
+    for kept, ratio, found in ranks:
+        assert kept == {} and ratio > 3
         for name, gradient in found.items():
             assert torch.equal(gradient, ranks[0][2][name])
 

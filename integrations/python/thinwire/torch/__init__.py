@@ -12,12 +12,12 @@ thinwire.torch.advanced has what these are built from."""
 from __future__ import annotations
 
 from thinwire.options import Options
+from thinwire.torch.agree import check_replicas
 from thinwire.torch.collectives import all_gather_into_tensor, all_reduce, reduce_scatter_tensor
 from thinwire.torch.compress import compress
 from thinwire.torch.ddp import State, hook
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.replicas import check_replicas
 
 __all__ = [
     "Compression",

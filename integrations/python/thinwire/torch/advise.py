@@ -23,19 +23,19 @@ from thinwire.simulate import Link, Profile
 from thinwire.torch.exchange.bucket import Bucket, InFlight
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.rules import Codec
-from thinwire.torch.forecast.choice import (
+from thinwire.torch.forecast import (
     ACCURATE,
     CODECS,
     PLAIN,
     POLICIES,
     TIE,
+    Notes,
     Prediction,
     choose,
     codecs_on,
     predict,
+    probe,
 )
-from thinwire.torch.forecast.notes import Notes
-from thinwire.torch.forecast.probe import probe
 from thinwire.torch.optimizer import DistributedOptimizer
 
 __all__ = ["ACCURATE", "CODECS", "POLICIES", "Advice", "Prediction", "advise"]

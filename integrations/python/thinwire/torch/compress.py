@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import _library, config
 from thinwire.arguments import check_kind
-from thinwire.errors import InvalidArgumentError
+from thinwire.errors import InvalidArgumentError, warn
 from thinwire.torch import private, tensors
 from thinwire.torch.ddp import State, hook
 from thinwire.torch.ddp.state import follow_joins, momentum_for
@@ -26,7 +26,6 @@ from thinwire.torch.optimizer.module_compression import (
     OptimizedCompression,
     trained_names,
 )
-from thinwire.warn import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

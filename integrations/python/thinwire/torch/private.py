@@ -104,20 +104,20 @@ def replicated_group(module: torch.nn.Module) -> dist.ProcessGroup | None:
 
 
 def is_replicated(module: torch.nn.Module) -> bool:
-    """Whether torch's composable replicate() was called on the module. Torch 2.1 to 2.14."""
+    """Return whether torch's composable replicate() was called on the module. Torch 2.1 to 2.14."""
     registry = _get_registry(module)
     return registry is not None and "replicate" in registry
 
 
 def divides_by_those_left(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
-    """Whether the model is in `with ddp.join(divide_by_initial_world_size=False)`.
+    """Return whether the model is in `with ddp.join(divide_by_initial_world_size=False)`.
 
     DDP itself applies that to its own allreduce only, and tells no hook. Torch 2.1 to 2.14."""
     return ddp._join_config.enable and not ddp._divide_by_initial_world_size
 
 
-# What torch.distributed and DDP call of a group, but for allreduce. Some have private names, and
-# torch 2.13 has new names for those; what a torch lacks is left out.
+# The methods of a group that torch.distributed and DDP call, but for allreduce. Some have private
+# names, and torch 2.13 has new names for those; what a torch lacks is left out.
 COLLECTIVES = tuple(
     name
     for name in (

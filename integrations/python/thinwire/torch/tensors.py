@@ -33,7 +33,7 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
 
 
 def _mend_of(tensor: torch.Tensor) -> str:
-    """What to do with a tensor of another dtype."""
+    """Return the advice for a tensor of another dtype."""
     if tensor.is_complex():
         return "pass torch.view_as_real(tensor), which shares its memory"
     if tensor.is_floating_point():
@@ -67,7 +67,7 @@ def check_reducible(tensor: torch.Tensor, rank: int, name: str | None) -> str:
 
 
 def is_name(name: object) -> bool:
-    """Whether it is text that C can hold."""
+    """Return whether it is text that C can hold."""
     return isinstance(name, str) and "\0" not in name
 
 

@@ -61,7 +61,7 @@ EVERYTHING = Space()
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tune() found, equal on all ranks. `options` holds arguments of compress()."""
+    """The result of tune(), equal on all ranks. `options` holds arguments of compress()."""
 
     codec: str
     chunk_bytes: int

@@ -107,7 +107,7 @@ class Layout:
         self._known.clear()
 
     def end_step(self) -> bool:
-        """Whether the step's buckets were those of the step before. DDP makes others once, after
+        """True if the step's buckets were those of the step before. DDP makes others once, after
         the first step."""
         changed, self._changed = self._changed, False
         return not changed

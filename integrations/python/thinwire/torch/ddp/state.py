@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 from thinwire import errors
 from thinwire.arguments import check_kind
 from thinwire.codec import codec_info
+from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.ddp.adam import OneBitAdam, is_adam
 from thinwire.torch.ddp.layout import Layout
@@ -23,7 +24,6 @@ from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec, Structure
 from thinwire.torch.exchange.waiter import failed_future
 from thinwire.torch.group import rank_or_0
-from thinwire.warn import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -151,7 +151,7 @@ class State(GradientExchange):
         return self._adam is None or self.steps > self._adam.warm_up_steps
 
     def _warming_up(self, steps: int) -> bool:
-        """Whether the exchange is still that of the warm-up, which is over after so many steps."""
+        """True if the exchange is still that of the warm-up, and so many steps end it."""
         adam = self._adam
         return self._after_warm_up is not None and adam is not None and steps >= adam.warm_up_steps
 

@@ -17,9 +17,7 @@ import torch.distributed as dist
 from thinwire.config import Config
 from thinwire.errors import Error, PeerLostError
 from thinwire.torch.agree import from_rank_0, worst_of_ranks
-from thinwire.torch.forecast.choice import ACCURATE, choose, codecs_on, predict
-from thinwire.torch.forecast.notes import StepObserver
-from thinwire.torch.forecast.probe import probe
+from thinwire.torch.forecast import ACCURATE, StepObserver, choose, codecs_on, predict, probe
 
 AUTO = "auto"
 START = ACCURATE[0]

@@ -215,7 +215,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.float32).reshape(-1).contiguous().clone()
 
 
-# What a state dict holds, and the types.
+# The keys of a state dict, and the types of their values.
 _CONTENT = {"codec": (str, Mapping), "world": int, "rank": int, "steps": int, "sparse": list,
             "residuals": Mapping}  # fmt: skip
 

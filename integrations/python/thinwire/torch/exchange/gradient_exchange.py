@@ -14,6 +14,8 @@ from torch.optim.optimizer import Optimizer
 from thinwire import config, errors
 from thinwire.arguments import check_call, check_kind, check_whole, wrong
 from thinwire.codec import codec_info
+from thinwire.comm import Communicator
+from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private, tensors
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.auto import AUTO, AutoCodec
@@ -22,7 +24,6 @@ from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.momentum import OwnedMomentum
-from thinwire.torch.exchange.parameters import Parameters, check_size, check_sizes
 from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of
 from thinwire.torch.exchange.rules import Codec, Rules, Structure
 from thinwire.torch.exchange.session import Session
@@ -88,10 +89,10 @@ class GradientExchange(Compression):
         self._rules.check_specs()
         self._rules.check_momentum(settings.momentum)
         if parameters is not None:
-            check_sizes(parameters)
+            _check_sizes(parameters)
             self._rules.check_names(parameters)
         self._process_group, self._purpose = process_group, purpose
-        self._parameters = Parameters(parameters)
+        self._parameters = _Parameters(parameters)
         self._session = Session(Membership(process_group, purpose), settings)
         self._session.close_with(self)
         self.momentum = OwnedMomentum(settings.momentum, settings.nesterov)
@@ -117,7 +118,7 @@ class GradientExchange(Compression):
 
     @property
     def automatic(self) -> bool:
-        """Whether the exchange chooses its codec itself (codec="auto")."""
+        """True if the exchange chooses its codec itself (codec="auto")."""
         return self._auto is not None
 
     @property
@@ -162,7 +163,7 @@ class GradientExchange(Compression):
         for text in (name, *(part.name for part in listed)):
             tensors.check_name(text)
         for part in listed:
-            check_size(part.name, part.total or part.numel, self._session.restored)
+            _check_size(part.name, part.total or part.numel, self._session.restored)
         bucket = Bucket(
             name, sum(part.numel for part in listed), tensors.DTYPES[dtype], parts=listed,
             codecs=[self._rules.index_of(part.name) for part in listed], priority=priority,
@@ -349,8 +350,8 @@ class GradientExchange(Compression):
         return {**self._session.summary(self.steps), "parameters": self.table()}
 
     def describe(self) -> str:
-        """Who waits for whom on this rank, and the engine's last events, as text. At any time, from
-        any thread; also while a step hangs."""
+        """Return, as text, who waits for whom on this rank, and the engine's last events. At any
+        time, from any thread; also while a step hangs."""
         return self._session.describe()
 
     def state_dict(self) -> dict[str, Any]:
@@ -374,7 +375,7 @@ class GradientExchange(Compression):
     def check_state_dict(
         self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> tuple[checkpoint.Residuals, int]:
-        """What load_state_dict() would take of it: residuals and steps. Raises as that does."""
+        """Return the residuals and steps that load_state_dict() would take. Raises as that does."""
         residuals, steps = checkpoint.unpack(saved, self.world_size, self.rank)
         self._parameters.check(residuals)
         checkpoint.check_momentum(residuals, self._owns_momentum())
@@ -438,7 +439,7 @@ class GradientExchange(Compression):
 
     @property
     def lost_last_step(self) -> bool:
-        """Whether the last step was submitted as a whole, and a part of it did not come back."""
+        """True if the last step was submitted as a whole, and a part of it did not come back."""
         return self._session.ledger.lost
 
     def _sparse(self) -> list[str]:
@@ -475,3 +476,66 @@ def _parts_of(parts: Iterable[Any]) -> list[Part]:
             check_whole(f"the total of part '{one.name}'", one.total, one.offset + one.numel)
         listed.append(one)
     return listed
+
+
+class _Parameters:
+    """Sizes in elements, and the bucket that each parameter was last seen in."""
+
+    def __init__(self, sizes: Mapping[str, int] | None) -> None:
+        """sizes: of all parameters, by name; None: they become known with their buckets."""
+        self._all_known = sizes is not None
+        self._sizes: dict[str, int] = dict(sizes or {})
+        self._buckets: dict[str, Bucket] = {}
+
+    def add(self, bucket: Bucket) -> None:
+        for part in bucket.parts:
+            self._sizes[part.name] = part.total or part.numel
+            self._buckets[part.name] = bucket
+
+    def add_size(self, name: str, numel: int) -> None:
+        self._sizes[name] = numel
+
+    def check(self, residuals: Residuals) -> None:
+        """InvalidArgumentError if residuals belong to no parameter, or to one of another size."""
+        for name in residuals:
+            if name in self._sizes:
+                _check_size(name, self._sizes[name], residuals)
+            elif self._all_known:
+                raise InvalidArgumentError(
+                    f"the state dict has a residual for '{name}', which is no parameter of this "
+                    "model; load it into the model that it was saved from"
+                )
+
+    def table(self, communicator: Communicator | None, rules: Rules) -> list[dict[str, Any]]:
+        """As stats()["parameters"]; empty while there is no communicator."""
+        if communicator is None:
+            return []
+        rows = []
+        for name, bucket in sorted(self._buckets.items()):
+            halves = bucket.collective != "all_reduce"  # which compress every size
+            raw = not halves and communicator.goes_raw(bucket.numel, bucket.dtype)
+            codec = "raw" if raw else communicator.codec(rules.index_of(name))
+            rule = rules.rule_of(name)
+            numel = self._sizes[name]
+            rows.append({"name": name, "numel": numel, "rule": rule, "codec": codec})
+        return rows
+
+
+def _check_sizes(sizes: object) -> None:
+    """InvalidArgumentError unless it is a dict of element counts by name."""
+    right = isinstance(sizes, Mapping) and all(
+        isinstance(name, str) and isinstance(numel, int) for name, numel in sizes.items()
+    )
+    if not right:
+        raise InvalidArgumentError(
+            f"parameters is {sizes!r}, expected a dict of element counts by name"
+        )
+
+
+def _check_size(name: str, numel: int, residuals: Residuals) -> None:
+    """InvalidArgumentError if there is a residual of `name` with another number of elements."""
+    if name in residuals and residuals[name].first.numel() != numel:
+        raise InvalidArgumentError(
+            f"the state dict's residual for '{name}' has {residuals[name].first.numel()} elements, "
+            f"expected {numel}; load it into the model that it was saved from"
+        )

@@ -33,7 +33,7 @@ class OwnedMomentum:
 
     @property
     def paired(self) -> bool:
-        """Whether an optimizer's momentum belongs to the exchange."""
+        """True if an optimizer's momentum belongs to the exchange."""
         return self._optimizer is not None
 
     def pair(self, optimizer: Optimizer, moved: tuple[str, ...] = ()) -> None:

@@ -51,7 +51,7 @@ class StepLedger:
 
     @property
     def lost(self) -> bool:
-        """Whether the last step was submitted as a whole, and a part of it did not come back."""
+        """True if the last step was submitted as a whole, and a part of it did not come back."""
         return not self.in_step and bool(self._unfinished)
 
     def touched(self) -> set[str]:
@@ -60,7 +60,7 @@ class StepLedger:
 
 
 class Recovery(NamedTuple):
-    """What the ranks have agreed on, the same on all of them."""
+    """The agreement of the ranks, the same on all of them."""
 
     step: int  # the steps that count as made
     source: int  # the lowest rank of the new group that has made them all
@@ -90,7 +90,7 @@ class Progress(NamedTuple):
 
 
 class Agreement:
-    """Of all ranks of the new group. All of them make one."""
+    """The progress of all ranks of the new group. All of them make one."""
 
     def __init__(self, mine: Progress, process_group: dist.ProcessGroup) -> None:
         """MismatchError, on every rank, if ranks are further apart than those of one run can be."""

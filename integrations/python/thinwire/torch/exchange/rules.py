@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from thinwire.codec import codec_info
-from thinwire.errors import InvalidArgumentError
-from thinwire.warn import warn
+from thinwire.errors import InvalidArgumentError, warn
 
 Codec = str | Mapping[str, str]
 
@@ -53,7 +52,7 @@ class Rules:
 
     @property
     def needs_names(self) -> bool:
-        """Whether any rule but "*" is there, so that parameters must have names."""
+        """True if any rule but "*" is there, so that parameters must have names."""
         return any(pattern != _ALL for pattern in self.by_pattern)
 
     def index_of(self, name: str) -> int:

@@ -14,14 +14,12 @@ from typing import Any
 import torch
 
 from thinwire import errors
-from thinwire.comm import BucketWork, Communicator, Work
+from thinwire.comm import BucketWork, Communicator, Work, fatal_exception
 from thinwire.config import STAGES, Config, check_here
-from thinwire.process_end import fatal_exception
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket import Bucket, InFlight, handle_of
-from thinwire.torch.exchange.device import Device, device_of
 from thinwire.torch.exchange.recovery import StepLedger
-from thinwire.torch.exchange.waiter import Pending, Waiter
+from thinwire.torch.exchange.waiter import Device, Pending, Waiter, device_of
 from thinwire.torch.group import Group, HomeProcess, Membership
 
 _log = logging.getLogger("thinwire")
@@ -298,7 +296,7 @@ class Session:
             self._waiter.wait_idle()
 
     def describe(self) -> str:
-        """Who waits for whom on this rank, and the engine's last events, as text. At any time."""
+        """Return, as text, who waits for whom on this rank, and the engine's last events."""
         communicator = self._communicator
         return "not connected yet\n" if communicator is None else communicator.describe()
 

@@ -94,7 +94,7 @@ def _read(file: str, header: dict[str, str], tensors: dict[str, torch.Tensor]) -
 
 
 def load_all(paths: PathLike | Sequence[PathLike]) -> dict[str, Any] | list[dict[str, Any]]:
-    """What load_state_dict takes: of this rank's file, or of all ranks'."""
+    """Return this rank's file, or all ranks' files, in the form that load_state_dict takes."""
     if isinstance(paths, (str, os.PathLike)):
         return load(paths)
     if not isinstance(paths, Sequence) or not paths:
@@ -157,7 +157,7 @@ def _nested(file: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[st
 
 
 def _digest(header: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> str:
-    """Of names and values: safetensors itself notices a file that was cut, and no changed bit."""
+    """Digest names and values: safetensors notices a file that was cut, and no changed bit."""
     library, parts = _library.load(), [json.dumps(header, sort_keys=True).encode()]
     for key in sorted(tensors):
         tensor, name = tensors[key].contiguous(), key.encode()

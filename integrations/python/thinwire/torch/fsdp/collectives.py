@@ -1,19 +1,38 @@
-"""What FSDP2 calls in place of its own collectives: a reduce-scatter of a unit, an all-reduce hook
-behind it."""
+"""The collectives that FSDP2 calls in place of its own: a reduce-scatter of a unit, an all-reduce
+hook behind it, and, for those who ask for it, an all-gather of parameters.
+
+The all-gather quantises weights by blocks, as ZeRO++ does: Wang et al., arXiv 2306.10209,
+section 3.1."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import InvalidArgumentError
+from thinwire import config
+from thinwire.arguments import check_kind, wrong
+from thinwire.codec import codec_info
+from thinwire.errors import InvalidArgumentError, warn
+from thinwire.torch import tensors
+from thinwire.torch.collectives import Work, start_on
 from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.fsdp.buffers import Buffers
+from thinwire.torch.exchange.session import Session
 from thinwire.torch.fsdp.units import Unit
-from thinwire.warn import warn
+from thinwire.torch.group import Membership
+
+
+class Buffers:
+    """The part of a collective that torch.distributed.fsdp needs beside its call."""
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory for a collective to read or write, from torch's own allocator."""
+        return torch.empty(*size, dtype=dtype, device=device)
 
 
 class Steps:
@@ -158,3 +177,57 @@ def _operation(op: dist.ReduceOp) -> tuple[str, float]:
     if kind == dist.ReduceOp.RedOpType.PREMUL_SUM and isinstance(factor, float):
         return "sum", factor
     raise InvalidArgumentError(f"FSDP2 asked for {kind}, expected AVG, SUM or PREMUL_SUM")
+
+
+class ParameterGather(Buffers):
+    """torch.distributed.fsdp's interface of an all-gather, for all units of a model.
+
+    Nothing is kept from one call to the next: the forward and the backward pass of a step see the
+    same weights, and the optimizer's shards stay exact."""
+
+    def __init__(self, codec: object, group: dist.ProcessGroup, options: Mapping[str, Any]) -> None:
+        """InvalidArgumentError for a codec that has no all-gather, or needs feedback to be of
+        use."""
+        check_kind("gather", codec, str, "a codec such as 'int8' or 'bf16'")
+        info = codec_info(codec)
+        if info.entries or info.momentum == "required" or "stochastic" in info.spec:
+            expected = (
+                "int8, bf16 or another codec that rounds each parameter to the nearest value, so "
+                "that all passes of a step compute with the same ones"
+            )
+            raise wrong("gather", codec, expected)
+        self._session = Session(
+            Membership(group, "fsdp gather"), config.resolve(**{**options, "codec": codec})
+        )
+        self._session.close_with(self)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Work | dist.Work | None:
+        """output_tensor: the shards of all ranks. input_tensor: this rank's, which is a part of the
+        output. Bytes, of which FSDP2 makes parameters of several dtypes, go exactly."""
+        if input_tensor.dtype not in tensors.DTYPES:
+            return dist.all_gather_into_tensor(
+                output_tensor, input_tensor, group=group, async_op=async_op
+            )
+        dtype = tensors.DTYPES[input_tensor.dtype]
+        mine = input_tensor.clone()  # the engine's input and output must not overlap
+        work = Work(start_on(self._session, "all_gather", mine, output_tensor, dtype))
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def stats(self, steps: int) -> dict[str, Any]:
+        """As GradientExchange.stats(), without parameters."""
+        return self._session.summary(steps)
+
+    def describe(self) -> str:
+        return self._session.describe()
+
+    def close(self) -> None:
+        self._session.close()

@@ -11,18 +11,22 @@ import torch.distributed as dist
 from thinwire import config
 from thinwire.arguments import check_kind
 from thinwire.codec import codec_info
-from thinwire.errors import InvalidArgumentError
+from thinwire.errors import InvalidArgumentError, warn
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
-from thinwire.torch.fsdp import feedback as feedbacks
-from thinwire.torch.fsdp.collectives import AllReduceHook, ReduceScatter, Steps
-from thinwire.torch.fsdp.parameter_gather import ParameterGather
-from thinwire.torch.fsdp.residuals import Layout, Place
+from thinwire.torch.fsdp.collectives import AllReduceHook, ParameterGather, ReduceScatter, Steps
+from thinwire.torch.fsdp.residuals import (
+    Feedback,
+    Layout,
+    Place,
+    Wanted,
+    check_feedback,
+    decide_feedback,
+)
 from thinwire.torch.fsdp.units import Unit, units_of
-from thinwire.warn import warn
 
 # An attribute of a unit's module: the Compression of its gradients, until that is closed. FSDP2 has
 # no public way to the reduce-scatter that a module has.
@@ -35,7 +39,7 @@ def compress_shards(
     *,
     replicas: dist.ProcessGroup | None = None,
     gather: str | None = None,
-    feedback: feedbacks.Wanted = None,
+    feedback: Wanted = None,
     **options: Any,
 ) -> ShardedCompression:
     """Compresses the gradients of a model under FSDP2, from the next backward pass on.
@@ -65,14 +69,14 @@ def compress_shards(
     units = units_of(model)
     for unit in units:
         _check_free(unit)
-    made = ShardedCompression(units, codec, replicas, gather, feedbacks.check(feedback), options)
+    made = ShardedCompression(units, codec, replicas, gather, check_feedback(feedback), options)
     for unit in units:
         made._install(unit)
     return made
 
 
 class ShardedCompression(Compression):
-    """What compress() returns: statistics and checkpoints, as State has them."""
+    """The object that compress() returns: statistics and checkpoints, as State has them."""
 
     def __init__(
         self,
@@ -137,7 +141,7 @@ class ShardedCompression(Compression):
 
     @property
     def exchange(self) -> GradientExchange:
-        """Of the ranks that share the shards."""
+        """The exchange of the ranks that share the shards."""
         return self._exchange
 
     def stats(self) -> dict[str, Any]:
@@ -244,7 +248,7 @@ def _decide(
     exchange: GradientExchange,
     units: Sequence[Unit],
     replicas: dist.ProcessGroup | None,
-) -> feedbacks.Feedback:
+) -> Feedback:
     first, rules, elements = units[0], exchange.rules, 0
     for unit in units:
         for piece in unit.pieces:
@@ -258,10 +262,10 @@ def _decide(
         groups.append(replicas)
     elif first.mesh.ndim > 1:
         groups.append(first.mesh.get_group(0))
-    return feedbacks.decide(wanted, needed, groups, first.mesh.device_type == "cuda")
+    return decide_feedback(wanted, needed, groups, first.mesh.device_type == "cuda")
 
 
-def _warn_of_no_residuals(found: feedbacks.Feedback, unnamed: bool) -> None:
+def _warn_of_no_residuals(found: Feedback, unnamed: bool) -> None:
     instead = (
         "so none are kept, and the codec is bf16"
         if unnamed

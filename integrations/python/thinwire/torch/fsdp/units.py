@@ -16,10 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-from thinwire.errors import InvalidArgumentError
+from thinwire.errors import InvalidArgumentError, warn
 from thinwire.torch import private
 from thinwire.torch.exchange.bucket import Part
-from thinwire.warn import warn
 
 
 class Piece(NamedTuple):
@@ -40,7 +39,7 @@ class Unit(NamedTuple):
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Of the ranks that share the shards."""
+        """The group of the ranks that share the shards."""
         mesh = self.mesh
         return mesh.get_group(mesh.ndim - 1)
 
@@ -55,14 +54,14 @@ class Unit(NamedTuple):
         return self.world * sum(piece.chunk for piece in self.pieces)
 
     def parts_of_rank(self, rank: int) -> list[Part]:
-        """What one rank's share of the buffer holds."""
+        """Return the parts of one rank's share of the buffer."""
         return [
             Part(piece.name, piece.chunk, rank * piece.chunk, self.world * piece.chunk)
             for piece in self.pieces
         ]
 
     def parts(self) -> list[Part]:
-        """What the whole buffer holds."""
+        """Return the parts of the whole buffer."""
         return [part for rank in range(self.world) for part in self.parts_of_rank(rank)]
 
 

@@ -46,7 +46,7 @@ class OneStepDelay:
         self._means: dict[GradientBucket, dict[torch.Tensor, torch.Tensor]] = {}
 
     def begun(self) -> bool:
-        """Whether the step under way is delayed, and no longer one of the warm-up."""
+        """Return whether the step under way is delayed, and no longer one of the warm-up."""
         return self._exchange.steps >= self._warm_up_steps
 
     def make_room(self, bucket: GradientBucket) -> None:

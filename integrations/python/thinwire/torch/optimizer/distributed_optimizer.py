@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
 from thinwire.arguments import wrong
+from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.exchange.bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
@@ -27,7 +28,6 @@ from thinwire.torch.optimizer.delay import OneStepDelay
 from thinwire.torch.optimizer.model_hooks import ModelHooks
 from thinwire.torch.optimizer.step_pipeline import GradientBucket, Phase, StepPipeline
 from thinwire.torch.optimizer.wrapped_optimizer import WrappedOptimizer, loss_of
-from thinwire.warn import warn
 
 
 class DistributedOptimizer(WrappedOptimizer):

@@ -121,7 +121,7 @@ class StepPipeline:
 
     @property
     def synchronized(self) -> bool:
-        """Whether .grad is the mean of all ranks, for all parameters."""
+        """True if .grad is the mean of all ranks, for all parameters."""
         return all(bucket.phase is Phase.REDUCED for bucket in self.buckets)
 
     @property
