@@ -68,6 +68,7 @@ class Config:
     local_size: int | None = None
     congestion: str | None = None
     loops: int | None = None
+    scope: str = "backward"
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:

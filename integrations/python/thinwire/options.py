@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 POLICIES = ("p3", "wfbp", "fifo")
 TOPOLOGIES = ("auto", "flat", "grid", "hierarchical")
 TRANSPORTS = ("gloo", "ucx", "nccl", "auto")
+SCOPES = ("backward", "all")
 
 _INT_MAX = (1 << 31) - 1
 _SIZE_MAX = (1 << 64) - 1
@@ -28,6 +29,7 @@ NEEDED = "yes, else the ranks do not meet"
 LEADER = "no, rank 0's counts"
 TENSORS = "yes, compared with each tensor"
 SHIM = "yes, compared before the first compressed call"
+ALIKE = "yes, else a timeout"
 FREE = "no"
 
 
@@ -82,6 +84,7 @@ _ONE_NAME = Kind(
 _TOPOLOGY = Kind(f"one of {TOPOLOGIES}", str, lambda value: value in TOPOLOGIES, _TEXT.to_c)
 _POLICY = Kind(f"one of {POLICIES}", str, lambda value: value in POLICIES, _TEXT.to_c)
 _TRANSPORT = Kind(f"one of {TRANSPORTS}", str, lambda value: value in TRANSPORTS, _TEXT.to_c)
+_SCOPE = Kind(f"one of {SCOPES}", str, lambda value: value in SCOPES, _TEXT.to_c)
 _SECONDS = Kind(
     "a number of seconds above 0", float,
     lambda value: _is_number(value) and math.isfinite(value) and value > 0, _milliseconds,
@@ -220,12 +223,16 @@ OPTIONS: tuple[Option, ...] = (
     Option("threads that move a rank's bytes over TCP, each with connections of its own to all "
            "ranks; one moves a gigabyte or two a second", "loops", "size_t", "loops", _LOOPS,
            False, ("THINWIRE_LOOPS",), "1", COMPARED),
+    Option("what a process group of the backend `thinwire` compresses: `backward` (gradients, "
+           "while `backward()` runs) or `all` (every sum and mean of floats)",
+           setting="scope", kind=_SCOPE, variables=("THINWIRE_SCOPE",), default="backward",
+           equal=ALIKE),
     Option("NCCL shim: the codec of an unchanged program's allreduces over NCCL; the opt-in",
            variables=("THINWIRE_NCCL_CODEC",), default="none: all passes", equal=SHIM),
     Option("NCCL shim: smaller allreduces pass", variables=("THINWIRE_NCCL_MIN_BYTES",),
            default="1048576", equal=SHIM),
     Option("NCCL shim: only communicators of so many ranks opt in; 0: any",
-           variables=("THINWIRE_NCCL_RANKS",), default="0", equal="yes, else a timeout"),
+           variables=("THINWIRE_NCCL_RANKS",), default="0", equal=ALIKE),
     Option("NCCL shim: bound of the residuals that a communicator keeps; 0: no error feedback",
            variables=("THINWIRE_NCCL_FEEDBACK_BYTES",), default="4294967296"),
     Option("NCCL shim: 1: counts allreduces, and prints at exit what compression would gain",

@@ -5,6 +5,7 @@ manager = torchft.Manager(pg=ThinwireProcessGroup(codec="int8"), ...)"""
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from thinwire.torch.process_group import ProcessGroup
 
@@ -17,7 +18,11 @@ with contextlib.suppress(ImportError):  # parts of torchft, such as its LocalSGD
 
 class ThinwireProcessGroup(*_BASES):
     """thinwire.torch.process_group.ProcessGroup with the configure() that torchft's Manager calls
-    when replicas come and go. It takes the place of torchft's ProcessGroupGloo."""
+    when replicas come and go. It takes the place of torchft's ProcessGroupGloo. A manager exchanges
+    pseudo-gradients outside of backward(), too, so the scope is "all"."""
+
+    def __init__(self, codec: str | None = None, *, scope: str = "all", **options: Any) -> None:
+        super().__init__(codec, scope=scope, **options)
 
     def configure(
         self, store_addr: str, replica_id: str, rank: int, world_size: int, *quorum: object

@@ -20,8 +20,9 @@ from thinwire.torch.advanced import (
     GatheredState,
     NamedResiduals,
 )
+from thinwire.torch.backend import Options, register
 from thinwire.torch.optimizer import DistributedOptimizer
-from thinwire.torch.process_group import ProcessGroup, register
+from thinwire.torch.process_group import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
@@ -207,7 +208,8 @@ def other_methods() -> dict[str, Callable[[], Call]]:
             {"tensor": torch.ones(8), "op": dist.ReduceOp.SUM, "name": None, "async_op": False},
         ),
         "Communicator.fail": lambda: (alone().fail, {"error": thinwire.Error("enough")}),
-        "ProcessGroup": lambda: (ProcessGroup, {"codec": None}),
+        "ProcessGroup": lambda: (ProcessGroup, {"codec": None, "scope": None}),
+        "Options": lambda: (Options, {"codec": None, "scope": None}),
         "ProcessGroup.configure": configuring,
         "register": lambda: (register, {"codec": None, "name": "wired"}),
         "Bucket.mark_absent": marking,

@@ -43,6 +43,7 @@ class Sample(NamedTuple):
 
 # Every setting has a sample, so a new one is tested from its first day.
 SAMPLES = {
+    "scope": Sample("all", "all", "backward", {}),
     "local_group": Sample("a", "a", "b", {"local_group": b"a"}),
     "device": Sample("cuda:1", "cuda:1", "cuda:2", {"device": b"cuda:1"}),
     "cuda_library": Sample("/a.so", "/a.so", "/b.so", {"cuda_library": b"/a.so"}),

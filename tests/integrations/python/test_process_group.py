@@ -13,7 +13,7 @@ import thinwire
 import torch
 import torch.distributed as dist
 from ranks import outcomes_of, run
-from thinwire.torch import process_group
+from thinwire.torch import backend
 from thinwire.torch.process_group import ProcessGroup
 from torch.distributed._functional_collectives import all_reduce as all_reduce_functional
 from torch.distributed.fsdp import fully_shard
@@ -32,7 +32,7 @@ def serve(rank: int) -> tuple[dist.TCPStore | None, int]:
 
 def collectives(rank: int) -> dict[str, torch.Tensor]:
     _store, port = serve(rank)
-    group = ProcessGroup("int8")
+    group = ProcessGroup("int8", scope="all")
     group.configure(f"127.0.0.1:{port}/one", rank, 2)
     floats = torch.full((NUMEL,), 1.0 + rank)
     floats[::100] = 100.0  # so that ones are less than a step of int8
@@ -74,7 +74,7 @@ def test_floats_are_compressed_and_all_else_is_exact():
 
 def go_on_alone(rank: int) -> list[float]:
     store, port = serve(rank)
-    group = ProcessGroup("int8", timeout_s=5)
+    group = ProcessGroup("int8", scope="all", timeout_s=5)
     group.configure(f"127.0.0.1:{port}/all", rank, 3)
     group.allreduce([torch.ones(NUMEL)]).wait()
     if rank == 2:
@@ -116,9 +116,9 @@ def test_survivors_go_on_in_the_same_object():
 
 def register_and_train(rank: int, store: str) -> tuple[torch.Tensor, float, str]:
     dist.destroy_process_group()
-    process_group.register("int8", name="wired", timeout_s=5)
+    backend.register("int8", name="wired", timeout_s=5)
     with pytest.raises(thinwire.InvalidArgumentError, match="wired"):
-        process_group.register("int8", name="wired")
+        backend.register("int8", name="wired")
     dist.init_process_group("wired", init_method=f"file://{store}", rank=rank, world_size=2)
     torch.manual_seed(0)
     ddp = DistributedDataParallel(torch.nn.Linear(300, 300))
@@ -170,16 +170,18 @@ def test_configure_says_what_is_wrong():
 # What others call of the default group: init_process_group("wired") in place of "gloo".
 
 
-def rejoin(rank: int, store: str, world: int = 2, codec: str = "fp32") -> dist.ProcessGroup:
+def rejoin(
+    rank: int, store: str, world: int = 2, codec: str = "fp32", **options: object
+) -> dist.ProcessGroup:
     dist.destroy_process_group()
-    process_group.register(codec, name="wired", timeout_s=20)
+    backend.register(codec, name="wired", timeout_s=20, **options)
     dist.init_process_group("wired", init_method=f"file://{store}", rank=rank, world_size=world)
     return dist.group.WORLD
 
 
 def futures_after_waits(rank: int, store: str) -> int:
     """How many works were not done after their wait()."""
-    group, late = rejoin(rank, store), 0
+    group, late = rejoin(rank, store, scope="all"), 0
     for _ in range(400):
         work = group.allreduce([torch.ones(4)])
         work.wait()
@@ -233,7 +235,7 @@ def test_ddp_joins_uneven_inputs(tmp_path, fixed):
 
 
 def wait_in_a_callback(rank: int, store: str) -> float:
-    group = rejoin(rank, store)
+    group = rejoin(rank, store, scope="all")
 
     def once_more(done: torch.futures.Future) -> torch.Tensor:
         (tensor,) = done.value()

@@ -19,7 +19,7 @@ import torch
 from horovod_calls import horovod_calls
 from public_calls import Call, thinwire_calls
 from ranks import run
-from thinwire.torch import State, advanced, process_group
+from thinwire.torch import State, advanced, backend, process_group
 
 WRONG: tuple[Any, ...] = (None, 5, -1, 2.5, "x", b"x", [], {}, (), object(), [5], {5: 5}, {"x": 5})
 
@@ -107,7 +107,7 @@ def test_a_wrong_argument_is_a_typed_error_that_names_it(tmp_path, part):
 
 def public() -> Iterator[str]:
     """Functions, constructors and methods that take an argument, by name."""
-    plain = (thinwire, thinwire.torch, advanced, process_group)
+    plain = (thinwire, thinwire.torch, advanced, backend, process_group)
     for prefix, module in (*(("", each) for each in plain), ("horovod.", hvd)):
         for name in module.__all__:
             yield from (f"{prefix}{each}" for each in callables_of(name, getattr(module, name)))

@@ -211,6 +211,19 @@ def reduce_on(
     return None
 
 
+def exchange_on(
+    session: Session, bucket: Bucket, source: torch.Tensor, result: torch.Tensor
+) -> Work:
+    """One use of the bucket on a session's ranks, of tensors that were checked. `source` may have
+    any strides; `result` is `source` itself in an allreduce, else contiguous."""
+    with torch.no_grad():
+        flat = source if source.is_contiguous() else source.contiguous()
+        if bucket.collective != "all_reduce":
+            return Work(session.start(bucket, flat, result=result))
+        finish = None if flat is source else functools.partial(_copy_back, flat, source)
+        return Work(session.start(bucket, flat, finish))
+
+
 def _copy_back(source: torch.Tensor, target: torch.Tensor) -> None:
     if source is not target:
         with torch.no_grad():

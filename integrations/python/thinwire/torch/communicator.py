@@ -51,6 +51,15 @@ def settings_of(codec: str | None, options: Mapping[str, Any]) -> Config:
     return settings
 
 
+def open_session(
+    store: dist.Store | Store | None, rank: int, size: int, key: str, settings: Config
+) -> Session:
+    """A Session of `size` ranks that meet in a store under `key`."""
+    return Session(
+        _Place(Group(rank, size, key, count_user(), store if size > 1 else None)), settings
+    )
+
+
 class Communicator:
     """Compressed allreduces among `size` ranks that meet in a store.
 
@@ -89,8 +98,7 @@ class Communicator:
         if not tensors.is_name(key) or not key:
             raise wrong("key", key, "text without NUL, and not empty")
         settings = settings_of(codec, options)
-        place = Group(rank, size, key, count_user(), store if size > 1 else None)
-        self._session = Session(_Place(place), settings)
+        self._session = open_session(store, rank, size, key, settings)
         self._session.close_with(self)
 
     @property

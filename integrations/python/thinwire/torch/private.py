@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _Backend
 from torch.distributed import distributed_c10d
 from torch.distributed._composable import replicate
 from torch.distributed._composable.contract import _get_registry
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import Error, UnavailableError, again
 
@@ -78,6 +81,40 @@ def after_backward(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
+# The base of a backend's options, which DeviceMesh looks for; torch 2.9 to 2.14.
+BackendOptions = _Backend.Options
+
+# FSDP2's autograd function that reduces the gradients of a unit, torch 2.6 to 2.14.
+_GRADIENT_NODES = ("torch::autograd::AccumulateGrad", "RegisterPostBackwardFunctionBackward")
+
+
+def reduces_gradients() -> bool:
+    """Whether this thread is at the gradients of parameters in a backward pass: in a hook of theirs
+    (where DDP reduces), in FSDP2's, or in a callback at the end. A collective inside a module's own
+    backward, such as SyncBatchNorm's, is not.
+
+    autograd tells hooks nothing of that in public. Torch 2.1 to 2.14."""
+    if torch._C._current_graph_task_id() < 0:
+        return False
+    node = torch._C._current_autograd_node()
+    return node is None or node.name() in _GRADIENT_NODES
+
+
+def shadowed_backward() -> object | None:
+    """What stands for the backward pass of another rank in which this rank takes part with zeros,
+    since its own inputs have ended: an object that is new in each; None elsewhere.
+
+    `with ddp.join()` reduces such buckets outside of any backward pass, and only the frame of the
+    method that does it tells. Torch 2.1 to 2.14."""
+    shadow = DistributedDataParallel._match_all_reduce_for_bwd_pass.__code__
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is shadow:
+            return frame.f_locals.get("grad_buckets")
+        frame = frame.f_back
+    return None
+
+
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[[Any], Any]) -> None:
     """Makes optimizer.step(closure) call step(closure).
 
@@ -131,6 +168,9 @@ COLLECTIVES = tuple(
     )
     if hasattr(dist.ProcessGroup, name)
 )  # fmt: skip
+
+# Those of one tensor into one: (output, input, options).
+REDUCE_SCATTERS = ("_reduce_scatter_base", "reduce_scatter_single")
 
 
 def gloo_group(

@@ -1,27 +1,40 @@
-"""ProcessGroup: torch's own over Gloo, whose allreduce of floats is compressed.
+"""ProcessGroup: torch's own over Gloo, whose exchanges of gradients are compressed.
 
-import thinwire.torch.process_group as compressed
-compressed.register(codec="int8")
+import thinwire.torch.backend
 torch.distributed.init_process_group("thinwire")        # or:
-group = compressed.ProcessGroup(codec="int8")
+group = ProcessGroup("int4")
 group.configure("host:29500/epoch-1", rank, world_size)  # again after ranks were lost"""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import functools
+import hashlib
+import logging
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from thinwire import errors
+from thinwire import config, errors
 from thinwire.arguments import wrong
+from thinwire.codec import codec_info
+from thinwire.config import Config
+from thinwire.options import SCOPES
 from thinwire.torch import collectives, private, tensors
-from thinwire.torch.communicator import Communicator, check_place, settings_of
+from thinwire.torch.communicator import check_place, open_session
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.fsdp.residuals import SHARE, memory_of_gpu, memory_of_host
+from thinwire.torch.sequence import GradientSequence, Kind
 
-__all__ = ["ProcessGroup", "register"]
+__all__ = ["ProcessGroup"]
 
+_log = logging.getLogger("thinwire")
+_MIN_BYTES = 65536  # tw_options' default
 _GLOO_TIMEOUT_S = 1800.0  # torch's own
 _KEPT_WORKS = 256  # that are done and were neither waited for nor asked for a future
 
@@ -79,7 +92,7 @@ class _Work(dist.Work):
 
 
 class CompressedWork(_Work):
-    """Allreduces of a Communicator in flight, one for each tensor."""
+    """Compressed exchanges in flight, one for each tensor."""
 
     def __init__(
         self,
@@ -99,6 +112,8 @@ class CompressedWork(_Work):
             for work in self._works:
                 work.wait()
             self._future.wait()
+        except errors.Error as error:
+            raise _as_torchs(error) from None
         finally:
             self._release()
         return True
@@ -136,10 +151,8 @@ class GlooWork(_Work):
     def wait(self, *timeout: Any) -> bool:
         try:
             return self._work.wait(*timeout)
-        except errors.Error:
-            raise
         except RuntimeError as error:
-            raise self._typed(error) from None
+            raise _as_torchs(self._typed(error)) from None
         finally:
             self._release()
 
@@ -156,31 +169,66 @@ class GlooWork(_Work):
         return future
 
 
+class _Account:
+    """Counts what a group exchanged, and says it in one line when the group ends."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.counts: Counter[str] = Counter()  # exchanges and bytes, compressed and exact
+
+    def add(self, kind: str, bytes_: int) -> None:
+        self.counts[kind] += 1
+        self.counts[f"{kind}_bytes"] += bytes_
+
+    def report(self) -> None:
+        """Log the counts; later calls log nothing."""
+        counts, self.counts = self.counts, Counter()
+        if counts:
+            _log.info(
+                "%s: compressed %d exchanges of %.1f MB; exact %d of %.1f MB", self._name,
+                counts["compressed"], counts["compressed_bytes"] / 1e6, counts["exact"],
+                counts["exact_bytes"] / 1e6,
+            )  # fmt: skip
+
+
 class ProcessGroup(dist.ProcessGroup):
-    """A process group whose allreduces by SUM or AVG of float32, bfloat16 and float16 are
-    compressed. All other allreduces and all other collectives are Gloo's, as are allreduces of a
-    list of tensors, which Gloo sums over the list, too. Tensors of at most `min_bytes` are exact.
+    """A process group that compresses what is exchanged of gradients during backward(), with error
+    feedback. All else is exact, and Gloo's.
 
-    Nothing that a codec loses comes back, since collectives have no names here: the default codec
-    is bf16. `communicator.all_reduce(name=...)` has error feedback, as thinwire.torch.compress has.
+    Compressed are allreduces and reduce-scatters by SUM or AVG of float32, bfloat16 and float16 of
+    more than `min_bytes`. A residual is kept by an exchange's place since the last step of an
+    optimizer (sequence.GradientSequence), in at most an eighth of the memory that was available;
+    what finds no place is sent in bf16.
 
-    Call configure() before the first collective, and again after a failure.
+    Call configure() before the first collective, and again after a failure; residuals start anew
+    then.
 
     Args:
-        codec: a spec such as "int8". None: THINWIRE_CODEC, else "bf16".
+        codec: a spec such as "int8". None: THINWIRE_CODEC, else "int4". One that needs momentum is
+            refused: a group has none.
+        scope: "backward"; or "all", which also compresses every other sum and mean of floats,
+            without feedback, and by bf16 where no codec is named. None: THINWIRE_SCOPE, else
+            "backward". Equal on all ranks.
         options: as Communicator takes them.
+
+    Raises:
+        InvalidArgumentError: an argument cannot be.
     """
 
-    def __init__(self, codec: str | None = None, **options: Any) -> None:
-        settings = settings_of(codec, options)
+    def __init__(
+        self, codec: str | None = None, *, scope: str | None = None, **options: Any
+    ) -> None:
+        self._settings = _settings_of(codec, scope, options)
         super().__init__(0, 1)  # torch keeps these for good; the methods below tell the real ones
-        self._codec, self._options = codec, options
-        self._timeout_s = settings.timeout_s
         self._name = self._description = ""
         self._gloo: dist.ProcessGroup | None = None
-        self._communicator: Communicator | None = None
+        self._session: Session | None = None
+        self._sequence: GradientSequence | None = None
+        self._shadow: object | None = None
         self._failure: errors.Error | None = None  # of Gloo's collectives
         self._kept = _Kept()
+        self._account = _Account("process group")
+        weakref.finalize(self, self._account.report)
 
     def configure(self, store_addr: str, rank: int, world_size: int) -> None:
         """Join `world_size` ranks that meet in the store of a torch TCPStore's server, in place of
@@ -192,7 +240,7 @@ class ProcessGroup(dist.ProcessGroup):
         check_place(rank, world_size)
         host, port, prefix = _parse(store_addr)
         self.abort()
-        timeout = datetime.timedelta(seconds=self._timeout_s or _GLOO_TIMEOUT_S)
+        timeout = datetime.timedelta(seconds=self._settings.timeout_s or _GLOO_TIMEOUT_S)
         try:
             store = dist.TCPStore(
                 host, port, is_master=False, timeout=timeout, wait_for_workers=False
@@ -210,26 +258,33 @@ class ProcessGroup(dist.ProcessGroup):
             ) from error
 
     def connect(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
-        """configure(), of a store that is there; register() calls it. timeout: of Gloo, and of
-        compressed allreduces unless timeout_s or THINWIRE_TIMEOUT_S says otherwise."""
-        options = {"timeout_s": timeout.total_seconds()} if self._timeout_s is None else {}
-        self._communicator = Communicator(
-            store, rank, size, "process group", self._codec, **self._options | options
-        )
+        """configure(), of a store that is there; the backend calls it. timeout: of Gloo, and of
+        compressed exchanges unless timeout_s or THINWIRE_TIMEOUT_S says otherwise."""
+        seconds = self._settings.timeout_s or timeout.total_seconds()
+        settings = dataclasses.replace(self._settings, timeout_s=seconds)
+        self._session = open_session(store, rank, size, "process group", settings)
+        self._session.close_with(self)
+        self._sequence = GradientSequence(self._session, self._residual_bytes)
         self._gloo, self._failure = private.gloo_group(store, rank, size, timeout), None
         private.share_backend(self._gloo, self)
 
-    @property
-    def communicator(self) -> Communicator:
-        """What compresses. InvalidArgumentError before configure()."""
-        return self._joined()[0]
-
-    def _joined(self) -> tuple[Communicator, dist.ProcessGroup]:
-        if self._communicator is None or self._gloo is None:
+    def _joined(self) -> tuple[Session, dist.ProcessGroup]:
+        if self._session is None or self._gloo is None:
             raise errors.InvalidArgumentError(
                 "this process group has no ranks yet, or was shut down; call configure() first"
             )
-        return self._communicator, self._gloo
+        return self._session, self._gloo
+
+    def _residual_bytes(self, on_gpu: bool) -> int:
+        """The bytes that residuals may take on every rank: a share of the memory that is available
+        where there is least of it. All ranks call it in their first compressed exchange."""
+        session, gloo = self._joined()
+        machine, free = memory_of_gpu() if on_gpu else memory_of_host()
+        where = int.from_bytes(hashlib.sha256(machine.encode()).digest()[:7], "big")
+        ranks = [torch.zeros(2, dtype=torch.int64) for _ in range(session.size)]
+        gloo.allgather([ranks], [torch.tensor([where, free])]).wait()
+        sharers = Counter(int(rank[0]) for rank in ranks)
+        return min(int(rank[1]) // sharers[int(rank[0])] for rank in ranks) // SHARE
 
     def allreduce(
         self,
@@ -240,76 +295,140 @@ class ProcessGroup(dist.ProcessGroup):
         op: Any = None,
     ) -> dist.Work:
         """As torch's; opts: AllreduceOptions or a ReduceOp, which may be given as `op`, too. A
-        timeout is Gloo's; for compressed allreduces the group's counts."""
+        timeout is Gloo's; for compressed exchanges the group's counts."""
         opts = opts if op is None else op
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        kind = collectives.find_op(getattr(opts, "reduceOp", opts))
-        if kind is not None and len(given) == 1 and _is_float(given[0]):
-            return self._compress(list(given), kind)
+        if len(given) == 1 and self._compresses(given, getattr(opts, "reduceOp", opts)):
+            return self._compress("allreduce", given, given, getattr(opts, "reduceOp", opts))
         timeouts = () if timeout is None else (timeout,)
         return self._by_gloo("allreduce", given, opts, *timeouts)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
         """As torch's: an allreduce of each tensor. They have one dtype."""
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
-        kind = collectives.find_op(opts.reduceOp)
-        dtypes = {each.dtype if isinstance(each, torch.Tensor) else None for each in tensors}
-        if kind is not None and len(dtypes) == 1 and all(map(_is_float, tensors)):
-            return self._compress(list(tensors), kind)
+        if self._compresses(tensors, opts.reduceOp):
+            return self._compress("allreduce", tensors, tensors, opts.reduceOp)
         return self._by_gloo("allreduce_coalesced", tensors, opts)
 
-    def _compress(self, given: list[torch.Tensor], kind: str) -> dist.Work:
-        communicator = self.communicator
-        op = dist.ReduceOp.SUM if kind == "sum" else dist.ReduceOp.AVG
-        works = [communicator.all_reduce(each, op, async_op=True) for each in given]
-        return CompressedWork(works, given, self._kept)
+    def _scatter(
+        self, collective: str, output: torch.Tensor, source: torch.Tensor, *options: Any
+    ) -> dist.Work:
+        op = getattr(options[0], "reduceOp", options[0]) if options else dist.ReduceOp.SUM
+        if self._compresses([source], op, output):
+            return self._compress("reduce_scatter", [source], [output], op)
+        return self._by_gloo(collective, output, source, *options)
+
+    def _compresses(
+        self, given: Sequence[object], op: Any, output: torch.Tensor | None = None
+    ) -> bool:
+        """Whether an exchange of these tensors is one that is compressed. The answer is the same on
+        all ranks of a right program."""
+        session, _ = self._joined()
+        settings = session.config
+        least = _MIN_BYTES if settings.min_bytes is None else settings.min_bytes
+        if collectives.find_op(op) is None or not given or not all(map(_is_float, given)):
+            return False
+        if len({each.dtype for each in given}) > 1:
+            return False
+        if any(_bytes(each) * (session.size - 1) <= least for each in given):
+            return False
+        if output is not None:
+            fits = output.numel() * session.size == given[0].numel()
+            alike = output.dtype == given[0].dtype and output.is_contiguous()
+            if not fits or not alike or codec_info(settings.codec.split(";")[0]).entries:
+                return False
+        return settings.scope == "all" or self._in_backward()
+
+    def _in_backward(self) -> bool:
+        if private.reduces_gradients():
+            return True
+        shadow = private.shadowed_backward()
+        if shadow is not None and shadow is not self._shadow:
+            self._shadow = shadow
+            self._sequence.end_step()
+        return shadow is not None
+
+    def _compress(
+        self, collective: str, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor],
+        op: Any,
+    ) -> dist.Work:  # fmt: skip
+        session, _ = self._joined()
+        find = self._sequence.next if self._in_backward() else self._sequence.plain
+        works = []
+        try:
+            for source, result in zip(given, results, strict=True):
+                name = "all_reduce" if collective == "allreduce" else collective
+                dtype = tensors.DTYPES[source.dtype]
+                kind = Kind(name, collectives.find_op(op), dtype, source.numel(), source.is_cuda)
+                bucket = find(kind)
+                works.append(collectives.exchange_on(session, bucket, source, result))
+                self._account.add("compressed", _bytes(source))
+        except errors.InvalidArgumentError:
+            raise
+        except errors.Error as error:
+            raise _as_torchs(session.fail(error)) from None
+        return CompressedWork(works, list(results), self._kept)
 
     def _by_gloo(self, collective: str, *arguments: Any, **options: Any) -> Any:
-        communicator, gloo = self._joined()
+        session, gloo = self._joined()
 
         def typed(error: Exception) -> errors.Error:
-            self._failure = self._failure or typed_error(communicator.rank, collective, error)
-            return errors.again(self._failure)
+            self._failure = self._failure or typed_error(session.rank, collective, error)
+            return self._failure
 
         try:
             made = getattr(gloo, collective)(*arguments, **options)
         except RuntimeError as error:
-            if type(typed_error(communicator.rank, collective, error)) is errors.Error:
+            if type(typed_error(session.rank, collective, error)) is errors.Error:
                 raise  # Gloo refuses the arguments; the group goes on
-            raise typed(error) from None  # a peer was lost before
+            raise _as_torchs(typed(error)) from None  # a peer was lost before
+        if collective.startswith(("allreduce", "reduce_scatter")):
+            self._account.add("exact", _bytes_of(arguments[-2] if arguments[1:] else arguments[0]))
         # Only Gloo's own work of a receive from anybody tells from whom it was.
         bare = collective == "recv_anysource" or not isinstance(made, dist.Work)
         return made if bare else GlooWork(made, typed, self._kept)
 
     def errored(self) -> errors.Error | None:
         """The first failure, which configure() repairs; None if there was none."""
-        communicator = self._communicator
-        return self._failure or (None if communicator is None else communicator.error)
+        return self._failure or (None if self._session is None else self._session.error)
 
     def stats(self) -> dict[str, Any]:
-        """The communicator's stats()."""
-        return self.communicator.stats()
+        """Return counters since the ranks met: those of State.stats() for what was compressed, and
+        compressed, compressed_bytes, exact, exact_bytes (sums and means, as exchanges and bytes of
+        tensors), residual_bytes, dropped_residuals (their exchanges changed), without_feedback
+        (exchanges of gradients in bf16, since no memory was left for their residuals)."""
+        session, _ = self._joined()
+        names = ("compressed", "compressed_bytes", "exact", "exact_bytes")
+        more = ("residual_bytes", "dropped_residuals", "without_feedback")
+        return {
+            **session.summary(),
+            **{name: self._account.counts[name] for name in names},
+            **{name: self._sequence.counts[name] for name in more},
+        }
 
     def abort(self) -> None:
         """Fail everything in flight, on every rank."""
-        communicator, gloo = self._leave()
+        session, gloo = self._leave()
         if gloo is not None:
             gloo.abort()
-        if communicator is not None:
-            communicator.fail(errors.Error(f"rank {communicator.rank} left the process group"))
-            communicator.close()
+        if session is not None:
+            session.abort(errors.Error(f"rank {session.rank} left the process group"))
+            session.close()
 
     def shutdown(self) -> None:
-        """Wait for compressed allreduces in flight, and leave the group."""
-        communicator, gloo = self._leave()
-        if communicator is not None:
-            communicator.close()
+        """Wait for compressed exchanges in flight, and leave the group."""
+        session, gloo = self._leave()
+        if session is not None:
+            session.close()
         if gloo is not None:
             gloo.shutdown()
 
-    def _leave(self) -> tuple[Communicator | None, dist.ProcessGroup | None]:
-        left = self._communicator, self._gloo
-        self._communicator = self._gloo = None
+    def _leave(self) -> tuple[Session | None, dist.ProcessGroup | None]:
+        left = self._session, self._gloo
+        self._session = self._gloo = None
+        if self._sequence is not None:
+            self._sequence.close()
+        self._account.report()
         return left
 
     def rank(self) -> int:
@@ -339,12 +458,52 @@ class ProcessGroup(dist.ProcessGroup):
         return self._description
 
 
+def _settings_of(codec: str | None, scope: str | None, options: dict[str, Any]) -> Config:
+    """All settings; the codec is two, that of exchanges with residuals and that of the others."""
+    named = config.codec_variable() if codec in (None, "") else codec
+    settings = config.resolve(codec="int4" if named is None else named, **options)
+    if codec_info(settings.codec).momentum == "required":
+        raise wrong(
+            "codec", settings.codec,
+            "one that needs no momentum, which a process group has none of; int4 and adaptive take "
+            "few bits, and thinwire.torch.compress(model, optimizer=...) takes momentum over",
+        )  # fmt: skip
+    if scope is not None and scope not in SCOPES:
+        raise wrong("scope", scope, f"one of {SCOPES}")
+    scope = scope or settings.scope
+    without = settings.codec if scope == "all" and named else "bf16"
+    return dataclasses.replace(settings, codec=f"{settings.codec};{without}", scope=scope)
+
+
+@functools.cache
+def _class_of_both(kind: type[errors.Error]) -> type[errors.Error]:
+    network = issubclass(kind, errors.PeerLostError)
+    theirs = dist.DistNetworkError if network else dist.DistBackendError
+    again = {"__module__": kind.__module__, "__reduce__": lambda error: (kind, error.args)}
+    return type(kind.__name__, (kind, theirs), again)
+
+
+def _as_torchs(error: errors.Error) -> errors.Error:
+    """The error for a raise, which is torch's DistBackendError or DistNetworkError as well."""
+    return _class_of_both(type(error))(*error.args)
+
+
 def _is_float(tensor: object) -> bool:
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.layout == torch.strided
         and tensor.dtype in tensors.DTYPES
     )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _bytes_of(argument: object) -> int:
+    if isinstance(argument, torch.Tensor):
+        return _bytes(argument)
+    return sum(map(_bytes_of, argument)) if isinstance(argument, (list, tuple)) else 0
 
 
 def _forwarding(name: str) -> Callable[..., Any]:
@@ -355,8 +514,17 @@ def _forwarding(name: str) -> Callable[..., Any]:
     return collective
 
 
+def _scattering(name: str) -> Callable[..., Any]:
+    def collective(self: ProcessGroup, *arguments: Any, **options: Any) -> Any:
+        return self._scatter(name, *arguments, *options.values())
+
+    collective.__name__ = name
+    return collective
+
+
 for _name in private.COLLECTIVES:
-    setattr(ProcessGroup, _name, _forwarding(_name))
+    _make = _scattering if _name in private.REDUCE_SCATTERS else _forwarding
+    setattr(ProcessGroup, _name, _make(_name))
 
 
 def typed_error(rank: int, collective: str, error: Exception) -> errors.Error:
@@ -376,25 +544,3 @@ def _parse(address: object) -> tuple[str, int, str]:
     if not host or not port.isdecimal() or int(port) > 65535 or not prefix:
         raise wrong("store_addr", address, "'host:port/prefix'")
     return host.strip("[]"), int(port), prefix
-
-
-def register(codec: str | None = None, *, name: str = "thinwire", **options: Any) -> None:
-    """Make torch.distributed.init_process_group(name) and new_group(backend=name) give compressed
-    groups in this process, by torch.distributed.Backend.register_backend.
-
-    codec, options: as ProcessGroup takes them. InvalidArgumentError if torch has a backend of that
-    name."""
-    ProcessGroup(codec, **options)  # a wrong argument is an error now
-    if not isinstance(name, str) or not name.isidentifier():
-        raise wrong("name", name, "a word")
-    if hasattr(dist.Backend, name.upper()):
-        raise wrong("name", name, "a name that no backend of torch has yet")
-
-    def create(
-        store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
-    ) -> ProcessGroup:
-        group = ProcessGroup(codec, **options)
-        group.connect(store, rank, size, timeout)
-        return group
-
-    dist.Backend.register_backend(name, create, devices=["cpu", "cuda"])

@@ -222,7 +222,7 @@ def decide_feedback(
         groups: of the shards, and of the replicas if there are any.
         on_gpu: the residuals lie on the current GPU, not in the host's memory.
     """
-    memory = _of_gpu() if on_gpu else _of_host()
+    memory = memory_of_gpu() if on_gpu else memory_of_host()
     ranks = [(wanted, needed, *memory)]
     for group in groups:
         gathered: list[list[tuple[bool | str, int, str, int]]] = [[]] * dist.get_world_size(group)
@@ -241,14 +241,14 @@ def decide_feedback(
     return Feedback(wanted, fits if wanted == "auto" else bool(wanted), needed, available)
 
 
-def _of_host() -> tuple[str, int]:
+def memory_of_host() -> tuple[str, int]:
     """The machine, whose memory the ranks on it share, and the bytes available of it."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return _machine(), 1024 * int(kilobytes)
 
 
-def _of_gpu() -> tuple[str, int]:
+def memory_of_gpu() -> tuple[str, int]:
     """The current GPU, and the bytes that are free on it."""
     unique = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     return f"{_machine()} {unique}", torch.cuda.mem_get_info()[0]

@@ -1,0 +1,82 @@
+"""The backend "thinwire" of torch.distributed. torch 2.14 finds it by its name, in the entry points
+of the group torch.distributed.backends; for an older torch import this module first::
+
+    import thinwire.torch.backend
+
+    dist.init_process_group("thinwire")
+    # or one dimension of a mesh:
+    init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"),
+                     backend_override={"replicate": "thinwire"})
+
+THINWIRE_CODEC and THINWIRE_SCOPE set it, or Options where a program names a backend's options."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import torch.distributed as dist
+
+from thinwire.arguments import wrong
+from thinwire.torch import private
+from thinwire.torch.process_group import ProcessGroup
+
+__all__ = ["Options", "register"]
+
+_DEVICES = ["cpu", "cuda"]
+
+
+class Options(private.BackendOptions):
+    """What init_process_group and new_group take as `pg_options`, and a mesh's backend_override as
+    ("thinwire", options).
+
+    Args:
+        codec, scope, settings: as ProcessGroup takes them.
+        timeout: of the group, where nothing else names one.
+    """
+
+    def __init__(
+        self,
+        codec: str | None = None,
+        *,
+        scope: str | None = None,
+        timeout: datetime.timedelta = dist.constants.default_pg_timeout,
+        **settings: Any,
+    ) -> None:
+        super().__init__("thinwire", timeout)
+        ProcessGroup(codec, scope=scope, **settings)  # a wrong argument is an error now
+        self.codec, self.scope, self.settings = codec, scope, settings
+
+
+def register(
+    codec: str | None = None, *, name: str = "thinwire", scope: str | None = None, **options: Any
+) -> None:
+    """Make torch.distributed.init_process_group(name) and new_group(backend=name) give compressed
+    groups in this process, by torch.distributed.Backend.register_backend. Importing this module
+    has done so for "thinwire".
+
+    codec, scope, options: as ProcessGroup takes them; a group's own Options go before.
+    InvalidArgumentError if torch has a backend of that name."""
+    ProcessGroup(codec, scope=scope, **options)  # a wrong argument is an error now
+    if not isinstance(name, str) or not name.isidentifier():
+        raise wrong("name", name, "a word")
+    if hasattr(dist.Backend, name.upper()):
+        raise wrong("name", name, "a name that no backend of torch has yet")
+
+    def create(place: Any, own: object) -> ProcessGroup:
+        if own is not None and not isinstance(own, Options):
+            raise wrong("pg_options", own, "thinwire.torch.backend.Options, or None")
+        given = (codec, scope, options) if own is None else (own.codec, own.scope, own.settings)
+        group = ProcessGroup(given[0], scope=given[1], **given[2])
+        group.connect(place.store, place.group_rank, place.group_size, place.timeout)
+        return group
+
+    dist.Backend.register_backend(name, create, extended_api=True, devices=_DEVICES)
+
+
+def found_by_torch() -> None:
+    """The entry point, which torch calls after it has imported this module."""
+
+
+if not hasattr(dist.Backend, "THINWIRE"):
+    register()

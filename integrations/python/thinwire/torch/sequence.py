@@ -1,0 +1,139 @@
+"""GradientSequence: error feedback for what a process group exchanges in backward passes, where
+nothing has a name."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from thinwire import errors
+from thinwire.torch.exchange.bucket import Bucket, Part
+from thinwire.torch.exchange.session import Session
+
+FEEDBACK, PLAIN = 0, 1  # numbers of the two codecs of a session that a sequence takes
+_BYTES = 4  # of a residual's element
+# Places of a kind in its first step. A program whose optimizer is none of torch's never says where
+# a step ends, and behind these gets the codec that needs no feedback.
+_FIRST_PLACES = 256
+
+
+class Kind(NamedTuple):
+    """All that an exchange says of itself."""
+
+    collective: str  # a key of comm.COLLECTIVES
+    op: str  # "sum" or "mean"
+    dtype: str  # a key of comm.DTYPES
+    numel: int
+    on_gpu: bool = False
+
+
+class GradientSequence:
+    """Gives each exchange of a backward pass the bucket that keeps its residual.
+
+    An exchange is known by its kind and its place: it is the k-th of this kind since the last step
+    of an optimizer of torch's, the same on all ranks. If a step has another number of exchanges of
+    a kind than the last step that had any, the places may be those of other parameters, so all
+    residuals of the kind are dropped. Thread-safe.
+
+    Args:
+        session: has two codecs, the second for exchanges that have no residual.
+        budget: returns the bytes that residuals may take on the GPU (True) or the host, equal on
+            all ranks; asked once. What comes when they are used up has no residual.
+    """
+
+    def __init__(self, session: Session, budget: Callable[[bool], int]) -> None:
+        self._session = session
+        self._budget = budget
+        self._left: int | None = None
+        self._lock = threading.Lock()
+        self._buckets: dict[Kind, list[Bucket]] = {}
+        self._plain: dict[Kind, Bucket] = {}
+        self._used: Counter[Kind] = Counter()  # since the last step
+        self._before: dict[Kind, int] = {}  # in the last step that had the kind
+        self._last: Counter[Kind] = Counter()  # the last step
+        # residual_bytes, dropped_residuals, without_feedback (exchanges)
+        self.counts: Counter[str] = Counter()
+        mine = weakref.ref(self)
+
+        def after_step(*_: object) -> None:
+            sequence = mine()
+            if sequence is not None:
+                sequence.end_step()
+
+        handle = register_optimizer_step_post_hook(after_step)
+        self._end = weakref.finalize(self, handle.remove)
+
+    def close(self) -> None:
+        """Optimizers' steps count no more."""
+        self._end()
+
+    def next(self, kind: Kind) -> Bucket:
+        """The bucket of the next exchange, which has a residual unless the budget is used up or
+        the exchange is more than the last step had."""
+        if self._left is None:
+            self._left = self._budget(kind.on_gpu)
+        with self._lock:
+            place = self._used[kind]
+            self._used[kind] += 1
+            buckets = self._buckets.setdefault(kind, [])
+            if place < len(buckets):
+                return buckets[place]
+            needed = _BYTES * kind.numel
+            if place < self._before.get(kind, _FIRST_PLACES) and needed <= self._left:
+                self._left -= needed
+                self.counts["residual_bytes"] += needed
+                name = f"{kind.collective} {kind.op} {kind.dtype} {kind.numel} #{place}"
+                buckets.append(_bucket(kind, name, name, FEEDBACK))
+                return buckets[place]
+            self.counts["without_feedback"] += 1
+            return self.plain(kind)
+
+    def plain(self, kind: Kind) -> Bucket:
+        """The bucket of an exchange without a residual, which ranks match by order."""
+        if kind not in self._plain:
+            self._plain[kind] = _bucket(kind, None, "-", PLAIN)
+        return self._plain[kind]
+
+    def end_step(self) -> None:
+        """An optimizer has stepped. Nothing happens unless there were exchanges before it."""
+        with self._lock:
+            used, self._used = self._used, Counter()
+            if not used:
+                return
+            changed = [kind for kind, n in used.items() if self._before.get(kind, n) != n]
+            self._before.update(used)
+            repeats, self._last = used == self._last, used
+            stale = [bucket for kind in changed for bucket in self._buckets[kind]]
+        self._session.end_step(repeats=repeats)
+        if stale:
+            self._drop({part.name: part.numel for bucket in stale for part in bucket.parts})
+
+    def _drop(self, parts: dict[str, int]) -> None:
+        self._session.wait_idle()
+        communicator = self._session.communicator
+        if communicator is None or self._session.error is not None:
+            return
+        try:
+            kept = communicator.residuals()
+            numels = {name: numel for name, numel in parts.items() if name in kept}
+            zeros = torch.zeros(max(numels.values(), default=0))
+            communicator.set_residuals(
+                [(name, "first", zeros.data_ptr(), numel) for name, numel in numels.items()]
+            )
+        except errors.Error as error:  # the next exchange raises it
+            self._session.fail(error)
+            return
+        self.counts["dropped_residuals"] += len(numels)
+
+
+def _bucket(kind: Kind, name: str | None, part: str, codec: int) -> Bucket:
+    return Bucket(
+        name, kind.numel, kind.dtype, op=kind.op, parts=[Part(part, kind.numel)], codecs=[codec],
+        collective=kind.collective,
+    )  # fmt: skip

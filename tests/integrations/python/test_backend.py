@@ -1,0 +1,358 @@
+"""The backend "thinwire": programs that differ by one word from their exact twins. Gradients are
+compressed, with error feedback; all else is exact."""
+
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import thinwire
+import thinwire.torch as tw
+import torch
+import torch.distributed as dist
+from ranks import outcomes_of, run
+from thinwire.torch import backend, process_group
+from torch import nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH = 256  # a layer's weight is compressed
+NUMEL = 100_000
+
+
+def meet(rank: int, store: str, name: str, world: int = 2, **options: object) -> dist.ProcessGroup:
+    """The default group anew, over the backend `name`."""
+    dist.destroy_process_group()
+    dist.init_process_group(
+        name, init_method=f"file://{store}", rank=rank, world_size=world,
+        pg_options=backend.Options(**options) if options else None,
+    )  # fmt: skip
+    return dist.group.WORLD
+
+
+def exchange(value: torch.Tensor) -> torch.Tensor:
+    """The sum of this tensor over all ranks, as a gradient in a backward pass."""
+    parameter = nn.Parameter(torch.zeros_like(value))
+
+    def reduce(_: object) -> None:
+        dist.all_reduce(parameter.grad)
+
+    parameter.register_post_accumulate_grad_hook(reduce)
+    (parameter * value).sum().backward()
+    return parameter.grad
+
+
+def step() -> None:
+    """A step of some optimizer."""
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    torch.optim.SGD([parameter], lr=0.1).step()
+
+
+def model_of(width: int = WIDTH) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 8, bias=False))
+
+
+def train(rank: int, model: nn.Module, steps: int = 8) -> list[torch.Tensor]:
+    """The parameters after so many steps, whole."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(100 + rank)
+    for _ in range(steps):
+        x = torch.randn(32, WIDTH, generator=generator)
+        loss = (model(x) - x[:, :8]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        return [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
+
+
+# Error feedback.
+
+
+def sums_of_steps(rank: int, store: str) -> tuple[float, float, dict]:
+    """The errors of one exchange, and of the sum of 30 of the same values."""
+    meet(rank, store, "thinwire", codec="int4")
+    value = torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
+    exact = sum(torch.randn(NUMEL, generator=torch.Generator().manual_seed(r)) for r in range(2))
+    results = []
+    for _ in range(30):
+        results.append(exchange(value))
+        step()
+    one = (results[0] - exact).abs().max().item()
+    return one, (sum(results) - 30 * exact).abs().max().item(), dist.group.WORLD.stats()
+
+
+def test_what_a_step_loses_comes_back_in_later_ones(tmp_path):
+    one, all_, stats = run(sums_of_steps, str(tmp_path / "store"))[0]
+    assert one > 0 and all_ < 2 * one
+    assert stats["ratio"] > 6 and stats["compressed"] == 30
+    assert stats["residual_bytes"] == 4 * NUMEL
+    assert stats["dropped_residuals"] == stats["without_feedback"] == 0
+
+
+def change_the_sequence(rank: int, store: str) -> list[int]:
+    """Dropped residuals after each step; the steps have 2, 2, 1, 1 exchanges of one size, and one
+    of another."""
+    meet(rank, store, "thinwire", codec="int4")
+    dropped = []
+    for exchanges in (2, 2, 1, 1):
+        for _ in range(exchanges):
+            exchange(torch.ones(NUMEL))
+        exchange(torch.ones(2 * NUMEL))
+        step()
+        step()  # as an optimizer inside another one does
+        dropped.append(dist.group.WORLD.stats()["dropped_residuals"])
+    return dropped
+
+
+def test_residuals_are_dropped_where_a_step_differs_from_the_last(tmp_path):
+    assert run(change_the_sequence, str(tmp_path / "store")) == [[0, 0, 2, 2]] * 2
+
+
+def without_memory(rank: int, store: str) -> tuple[float, dict]:
+    process_group.SHARE = 1 << 50
+    meet(rank, store, "thinwire", codec="int4")
+    value = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
+    error = (exchange(value) - 2 * value).abs() / value.abs()
+    return error.max().item(), dist.group.WORLD.stats()
+
+
+def test_without_memory_for_residuals_bf16_is_sent(tmp_path):
+    error, stats = run(without_memory, str(tmp_path / "store"))[0]
+    assert 0 < error < 0.01
+    assert stats["without_feedback"] == 1 and stats["residual_bytes"] == 0
+
+
+def of_one_parameter(rank: int, store: str, ours: bool) -> list[torch.Tensor]:
+    if ours:
+        meet(rank, store, "thinwire", codec="int4")
+    torch.manual_seed(1)
+    ddp = DistributedDataParallel(nn.Linear(WIDTH, 8 * WIDTH, bias=False))
+    compression = None if ours else tw.compress(ddp, codec="int4")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(100 + rank)
+    for _ in range(6):
+        optimizer.zero_grad()
+        ddp(torch.randn(32, WIDTH, generator=generator)).square().mean().backward()
+        optimizer.step()
+    if compression is not None:
+        compression.close()
+    return [parameter.detach() for parameter in ddp.parameters()]
+
+
+def test_bits_are_those_of_compress_where_the_layouts_agree(tmp_path):
+    ours = run(of_one_parameter, str(tmp_path / "store"), True)
+    theirs = run(of_one_parameter, "", False)
+    assert torch.equal(ours[0][0], ours[1][0])
+    assert torch.equal(ours[0][0], theirs[0][0])
+
+
+# Scope.
+
+
+class Normalize(torch.autograd.Function):
+    """Statistics of all ranks, which forward and backward reduce, as SyncBatchNorm's do."""
+
+    @staticmethod
+    def forward(ctx, x, kept):
+        mean = x.mean(0)
+        dist.all_reduce(mean)
+        kept.append(mean)
+        ctx.kept = kept
+        return x - mean / dist.get_world_size()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        mean = gradient.mean(0)
+        dist.all_reduce(mean)
+        ctx.kept.append(mean)
+        return gradient - mean / dist.get_world_size(), None
+
+
+def beside_gradients(rank: int, store: str, name: str) -> tuple[list[torch.Tensor], dict]:
+    """What is exchanged beside the gradients of a layer."""
+    meet(rank, store, name)
+    torch.manual_seed(1)
+    layer = nn.Linear(NUMEL, 1, bias=False)
+    ddp = DistributedDataParallel(layer)
+    x = torch.randn(4, NUMEL, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+    kept: list[torch.Tensor] = []
+    ddp(Normalize.apply(x, kept)).sum().backward()
+    metrics = torch.randn(NUMEL, generator=torch.Generator().manual_seed(7 + rank))
+    evaluated = metrics.clone()
+    dist.all_reduce(metrics, dist.ReduceOp.AVG if name == "thinwire" else dist.ReduceOp.SUM)
+    if name == "thinwire":
+        metrics *= 2
+    dist.all_reduce(evaluated)
+    weights = layer.weight.detach().clone()
+    dist.broadcast(weights, 0)
+    parts = [torch.empty(NUMEL) for _ in range(2)]
+    dist.all_gather(parts, evaluated)
+    group = dist.group.WORLD
+    return [*kept, metrics, evaluated, weights, *parts], group.stats() if name != "gloo" else {}
+
+
+def test_all_but_gradients_is_exact(tmp_path):
+    ours = run(beside_gradients, str(tmp_path / "a"), "thinwire")
+    theirs = run(beside_gradients, str(tmp_path / "b"), "gloo")
+    for mine, their in zip(ours, theirs, strict=True):
+        assert all(map(torch.equal, mine[0], their[0]))
+    stats = ours[0][1]
+    assert stats["compressed"] == 1 and stats["compressed_bytes"] == 4 * NUMEL
+    assert stats["exact"] == 4 and stats["exact_bytes"] == 16 * NUMEL
+
+
+def of_scope(rank: int, store: str, codec: str | None) -> tuple[int, float]:
+    meet(rank, store, "thinwire", codec=codec, scope="all")
+    value = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
+    result = value.clone()
+    dist.all_reduce(result)
+    error = (result - 2 * value).abs().max().item()
+    return dist.group.WORLD.stats()["compressed"], error
+
+
+def test_scope_all_compresses_every_sum_and_by_bf16_if_no_codec_is_named(tmp_path):
+    compressed, error = run(of_scope, str(tmp_path / "a"), None)[0]
+    assert compressed == 1 and 0 < error < 0.05
+    compressed, error = run(of_scope, str(tmp_path / "b"), "int4")[0]
+    assert compressed == 1 and error > 0.1
+
+
+def by_environment(rank: int, store: str) -> tuple[int, float]:
+    group = meet(rank, store, "thinwire")
+    value = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
+    result = value.clone()
+    dist.all_reduce(result)
+    return group.stats()["compressed"], (result - 2 * value).abs().max().item()
+
+
+def test_the_environment_sets_codec_and_scope(tmp_path):
+    environment = {"THINWIRE_CODEC": "int8", "THINWIRE_SCOPE": "all"}
+    compressed, error = run(by_environment, str(tmp_path / "a"), environment=environment)[0]
+    assert compressed == 1 and 0.005 < error < 0.1
+
+
+# Wrappers.
+
+
+def by_ddp(rank: int, store: str, name: str) -> list[torch.Tensor]:
+    meet(rank, store, name)
+    return train(rank, DistributedDataParallel(model_of()))
+
+
+def by_replicate(rank: int, store: str, name: str) -> list[torch.Tensor]:
+    meet(rank, store, name)
+    model = model_of()
+    replicate(model)
+    return train(rank, model)
+
+
+def by_fsdp2(rank: int, store: str, name: str) -> list[torch.Tensor]:
+    meet(rank, store, name)
+    model = model_of()
+    fully_shard(model[0])
+    fully_shard(model)
+    return train(rank, model)
+
+
+@pytest.mark.parametrize("program", [by_ddp, by_replicate, by_fsdp2])
+def test_a_program_that_differs_by_one_word(tmp_path, program):
+    ours = run(compressed, program, str(tmp_path / "a"))
+    theirs = run(program, str(tmp_path / "b"), "gloo")
+    started = [parameter.detach() for parameter in model_of().parameters()]
+    for (mine, stats), their in zip(ours, theirs, strict=True):
+        assert stats["compressed"] == 8 and stats["ratio"] > 5
+        for a, b, start in zip(mine, their, started, strict=True):
+            assert (a - b).norm() < 0.2 * (b - start).norm()
+        assert not all(map(torch.equal, mine, their))
+    assert all(map(torch.equal, ours[0][0], ours[1][0]))
+
+
+def compressed(rank: int, program, store: str) -> tuple[list[torch.Tensor], dict]:
+    return program(rank, store, "thinwire"), dist.group.WORLD.stats()
+
+
+def by_hsdp(rank: int, override: dict[str, str] | None) -> tuple[list[torch.Tensor], list[dict]]:
+    mesh = init_device_mesh(
+        "cpu",
+        (2, 2),
+        mesh_dim_names=("replicate", "shard"),
+        backend_override=override and dict(override),
+    )
+    model = model_of(WIDTH)
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    parameters = train(rank, model)
+    group = mesh.get_group("replicate")
+    return parameters, group.stats() if override else {}
+
+
+def test_the_outer_dimension_of_a_mesh_alone(tmp_path):
+    ours = run(by_hsdp, {"replicate": "thinwire"}, world=4)
+    theirs = run(by_hsdp, None, world=4)
+    started = [parameter.detach() for parameter in model_of().parameters()]
+    for (mine, stats), (their, _) in zip(ours, theirs, strict=True):
+        assert stats["compressed"] == 8 and stats["ratio"] > 5
+        for a, b, start in zip(mine, their, started, strict=True):
+            assert (a - b).norm() < 0.2 * (b - start).norm()
+    assert all(map(torch.equal, ours[0][0], ours[3][0]))
+
+
+def with_uneven_inputs(rank: int, store: str) -> torch.Tensor:
+    """Rank 0 has 3 steps more."""
+    meet(rank, store, "thinwire", codec="int8", timeout_s=20)
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    with ddp.join():
+        for number in range(5 - 3 * rank):
+            optimizer.zero_grad()
+            ddp(torch.full((2, WIDTH), 1.0 + number)).square().mean().backward()
+            optimizer.step()
+    return ddp.module.weight.detach()
+
+
+def test_uneven_inputs_are_joined(tmp_path):
+    first, second = run(with_uneven_inputs, str(tmp_path / "store"))
+    assert torch.equal(first, second)
+
+
+# Torch's side.
+
+
+def lose_a_peer(rank: int, store: str) -> bool:
+    meet(rank, store, "thinwire", codec="int8", scope="all", timeout_s=5)
+    dist.all_reduce(torch.ones(NUMEL))
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(thinwire.PeerLostError, match="rank 1") as caught:
+        for _ in range(50):
+            dist.all_reduce(torch.ones(NUMEL))
+    return isinstance(caught.value, dist.DistNetworkError)
+
+
+def test_errors_are_torchs_and_ours(tmp_path):
+    outcomes = outcomes_of(lose_a_peer, str(tmp_path / "store"))
+    assert outcomes[0].value is True, outcomes[0].trace
+
+
+def test_wrong_options_say_what_is_expected():
+    with pytest.raises(thinwire.InvalidArgumentError, match="scope"):
+        backend.Options(scope="some")
+    with pytest.raises(thinwire.InvalidArgumentError, match="momentum"):
+        backend.Options("onebit")
+    with pytest.raises(TypeError, match="lane"):
+        backend.Options(lane=3)
+
+
+def test_torch_finds_the_backend_by_its_entry_point():
+    root = Path(__file__).resolve().parents[3]
+    group = r'entry-points."torch.distributed.backends"\]\nthinwire = "([\w.]+):(\w+)"'
+    module, function = re.search(group, (root / "pyproject.toml").read_text()).groups()
+    assert getattr(import_module(module), function)() is None
+    assert dist.Backend("thinwire") == "thinwire"
