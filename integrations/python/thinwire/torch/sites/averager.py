@@ -1,0 +1,102 @@
+"""PeriodicModelAverager: torch's class of this name, compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.model_averaging import utils
+
+from thinwire.arguments import check_whole
+from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.group import resolve
+from thinwire.torch.sites.diloco import LocalSGD
+from thinwire.torch.sites.members import static
+
+
+class PeriodicModelAverager:
+    """Averages parameters over the ranks of a process group every `period` steps, after
+    `warmup_steps` (torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager,
+    whose arguments come first and in its order). It fits torch's PostLocalSGDOptimizer.
+
+    The first average is exact. Later ones are of compressed differences to the last one, with error
+    feedback, so replicas stay bit-identical after each of them.
+
+    Args:
+        period: steps from one average to the next.
+        warmup_steps: steps before the first one.
+        process_group: None for the default group.
+        codec: as DiLoCo's.
+        options: as DiLoCo's.
+    """
+
+    def __init__(
+        self,
+        period: int,
+        warmup_steps: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        codec: Codec | None = None,
+        **options: Any,
+    ) -> None:
+        check_whole("period", period, 1)
+        check_whole("warmup_steps", warmup_steps, 0)
+        self.step, self.period, self.warmup_steps = 0, period, warmup_steps
+        self.process_group = process_group
+        self._codec, self._options = codec, options
+        self._local: LocalSGD | None = None
+        self._saved: dict[str, Any] | None = None
+
+    def average_parameters(
+        self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
+    ) -> None:
+        """Count a step, and average where one is due. params: parameters, or an optimizer's
+        param_groups; the same ones at every call."""
+        if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
+            self._average(list(params))
+        self.step += 1
+
+    def _average(self, params: list[Any]) -> None:
+        listed = [p for each in params for p in (each["params"] if _is_group(each) else [each])]
+        listed = [p for p in listed if p.requires_grad]
+        if self._local is None and self._saved is None:
+            utils.average_parameters(iter(listed), resolve(self.process_group, "averaging"))
+        if self._local is None:
+            self._connect(listed)
+            if self._saved is None:
+                return
+        self._local.sync()
+
+    def _connect(self, parameters: list[torch.nn.Parameter]) -> None:
+        model = torch.nn.ParameterList(parameters)
+        unused = torch.optim.SGD(parameters, lr=0.0)  # the caller's own makes the steps
+        local = LocalSGD(
+            static(self.process_group), model, unused, 1, codec=self._codec, weight=1.0,
+            **self._options,
+        )  # fmt: skip
+        if self._saved is not None:
+            local.load_state_dict(self._saved)
+        self._local = local.__enter__()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, and what is kept from one average to the next; every rank saves its own."""
+        kept = self._saved if self._local is None else self._local.state_dict()
+        return {"step": self.step, "kept": kept}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take a state_dict() of this rank, before the first average."""
+        self.step, self._saved = saved["step"], saved["kept"]
+
+    def stats(self) -> dict[str, Any]:
+        """DiLoCo.stats(), without the exact average; empty before the second one."""
+        return {} if self._local is None else self._local.stats()
+
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.close()
+
+
+def _is_group(each: object) -> bool:
+    return isinstance(each, dict)

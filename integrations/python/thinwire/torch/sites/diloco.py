@@ -1,0 +1,492 @@
+"""DiLoCo and LocalSGD: members train on their own, and meet every so many steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from thinwire import config
+from thinwire.arguments import check_kind, wrong
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch import tensors
+from thinwire.torch.exchange.rules import DEFAULT, Codec
+from thinwire.torch.private import plain_name
+from thinwire.torch.sites.pace import Pace, SyncEvery
+from thinwire.torch.sites.rounds import Members, Report, Round, Rounds
+from thinwire.torch.sites.state import pack, raw_bytes, unpack
+from thinwire.torch.sites.updates import UpdateCodec, Values, rule_of
+
+_FORMAT = 1
+
+
+class Fragment:
+    """A part of the model that has rounds of its own: its parameters, the anchor, which is what all
+    members had after the last round, and what compression has lost so far."""
+
+    def __init__(
+        self, number: int, module: torch.nn.Module, codec: Codec, outer: Optimizer
+    ) -> None:
+        self.number, self.outer = number, outer
+        self.parameters = {
+            plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
+        }
+        for name, p in self.parameters.items():
+            tensors.check(p, 0, lambda name=name: name)
+        sizes = {name: p.numel() for name, p in self.parameters.items()}
+        self.codec = UpdateCodec(codec, sizes, tensors.structure_of(module))
+        self.residuals: Values = {name: torch.zeros(n) for name, n in sizes.items()}
+        self.anchor = self.copy()
+        self.mark = 0.0  # the work of this member when its last round began
+
+    def copy(self) -> dict[str, torch.Tensor]:
+        """The parameters, on the host."""
+        return {n: p.detach().to("cpu", copy=True) for n, p in self.parameters.items()}
+
+    def update(self) -> Values:
+        """Anchor minus parameters: the pseudo-gradient."""
+        return {
+            name: (self.anchor[name].float() - p.detach().cpu().float()).reshape(-1).contiguous()
+            for name, p in self.parameters.items()
+        }
+
+    def step(self, update: Values) -> None:
+        """An outer step from the anchor, which ends at the new anchor."""
+        with torch.no_grad(), _only_these(self.outer, self.parameters.values()):
+            for name, p in self.parameters.items():
+                p.copy_(self.anchor[name])
+                p.grad = update[name].reshape(p.shape).to(p.device, p.dtype)
+            self.outer.step()
+        self.anchor = self.copy()
+
+
+@contextlib.contextmanager
+def _only_these(optimizer: Optimizer, parameters: Iterable[torch.Tensor]):
+    """Hides the gradients of all other parameters, and gives all back: the last inner step has left
+    gradients that the outer optimizer must not see."""
+    everything = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    everything.update((id(p), p) for p in parameters)
+    kept = [(p, p.grad) for p in everything.values()]
+    for p, _ in kept:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, gradient in kept:
+            p.grad = gradient
+
+
+class DiLoCo:
+    """Local steps and outer updates (DiLoCo, arXiv 2311.08105), streamed by fragments (2501.18512),
+    with compressed pseudo-gradients and error feedback.
+
+    A context manager that hooks the inner optimizer's step(). The argument order is that of
+    torchft's DiLoCo. All members pass the same values; models need not be equal at the beginning,
+    since members take the weights of the first one. After a failure the round is taken back and
+    tried again among the members that are left, who lose no step. Not thread-safe.
+
+    Args:
+        members: static(), or join().
+        model_fragments: modules that have no parameter in common, such as [model], or its layers.
+            Each has its round in turn. Parameters that are in none stay this member's own, as do
+            buffers.
+        inner_optimizer: makes the local steps. Its state stays local.
+        outer_optimizer: any of torch's, over all parameters; or a list, one for each fragment. Its
+            gradient is the mean of anchor minus parameters.
+        sync_every: steps (of which each fragment's round is a part), a timedelta, or Overhead.
+        codec: a spec, or {pattern of parameter names: spec}. Default: int4, biases and norms exact.
+            SparseLoCo's rule (2508.15706) is "topk:density=0.0156" with decay=0.95 and an outer
+            SGD without momentum.
+        fragment_sync_delay: steps that go on while a round is under way. Rounds of several
+            fragments may be under way at once.
+        fragment_update_alpha: the share of the local parameters in the mix with the new global ones
+            (0 to 1), or "rebase": the new global ones and the steps made since the round began.
+        weight: this member's share in the mean. None: its work in this round, which is what saw()
+            counted, else its steps.
+        prox: adds prox * (parameters - anchor) to the gradients (FedProx, 1812.06127).
+        aggregate: "mean", or a rule that bears poisoners: "centered_clip", "trimmed", "median".
+        decay: what is multiplied into the residual before it is added, 1 for plain feedback.
+        options: those of the connections: timeout_s, interface, key_file and more of
+            thinwire.torch.Options.
+
+    Raises:
+        InvalidArgumentError: an argument cannot be.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        model_fragments: Sequence[torch.nn.Module],
+        inner_optimizer: Optimizer,
+        outer_optimizer: Optimizer | Sequence[Optimizer],
+        sync_every: SyncEvery,
+        *,
+        codec: Codec | None = None,
+        fragment_sync_delay: int = 0,
+        fragment_update_alpha: float | str = 0.0,
+        weight: float | None = None,
+        prox: float = 0.0,
+        aggregate: str = "mean",
+        decay: float = 1.0,
+        **options: Any,
+    ) -> None:
+        if not all(hasattr(members, name) for name in ("meet", "wants_change", "close")):
+            raise wrong("members", members, "static() or join()")
+        check_kind("inner_optimizer", inner_optimizer, Optimizer, "a torch.optim.Optimizer")
+        fragments = list(model_fragments)
+        outers = _outers(outer_optimizer, len(fragments))
+        rule = rule_of(aggregate)
+        _check_share("decay", decay)
+        if fragment_update_alpha != "rebase":
+            _check_share("fragment_update_alpha", fragment_update_alpha)
+        if weight is not None and not weight > 0:
+            raise InvalidArgumentError(f"weight is {weight!r}, expected more than 0, or None")
+        codec = DEFAULT if codec is None else codec
+        self._fragments = [
+            Fragment(number, module, codec, outer)
+            for number, (module, outer) in enumerate(zip(fragments, outers, strict=True))
+        ]
+        _check_apart(self._fragments)
+        self._pace = Pace(sync_every, len(fragments), fragment_sync_delay)
+        self._inner, self._outers = inner_optimizer, list(dict.fromkeys(outers))
+        self._delay, self._alpha = fragment_sync_delay, fragment_update_alpha
+        self._weight, self._prox, self._decay = weight, prox, decay
+        self._work, self._saw = 0.0, False  # since the start; whether saw() counts it
+        self._left: deque[int] = deque()  # steps until each open round ends
+        self._at_begin: dict[int, dict[str, torch.Tensor]] = {}  # for "rebase", by round
+        self._restored: list[Mapping[str, Any]] = []
+        self._hooks: list[Any] = []
+        self.reports: deque[Report] = deque(maxlen=1000)  # of the last rounds
+        settings = config.resolve(codec="fp32", **options)
+        self._rounds = Rounds(members, settings, rule, self, fragment_sync_delay > 0)
+
+    # The training loop's side.
+
+    def __enter__(self) -> DiLoCo:
+        """Blocks until the members have met, and have the same anchor."""
+        self._rounds.meet()
+        if self._restored:
+            self._restore(self._restored)
+            self._restored = []
+        inner = self._inner
+        self._hooks = [inner.register_step_post_hook(lambda *_: self._stepped())]
+        if self._prox:
+            self._hooks.append(inner.register_step_pre_hook(lambda *_: self._add_prox()))
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        """Ends the rounds that are under way, unless an exception ends the block, and leaves."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        try:
+            if kind is None:
+                self._end_all()
+        finally:
+            self.close()
+
+    def saw(self, samples: float) -> None:
+        """Count samples, or tokens, of the next steps as this member's weight in its round. Either
+        all members call it, or none."""
+        if not self._saw:
+            self._work, self._saw = 0.0, True
+            for fragment in self._fragments:
+                fragment.mark = 0.0
+        self._work += samples
+
+    def sync(self) -> None:
+        """Begins the next round now, and ends all that are open. All members call it."""
+        self._begin()
+        self._end_all()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are committed."""
+        return self._rounds.committed
+
+    def _add_prox(self) -> None:
+        with torch.no_grad():
+            for fragment in self._fragments:
+                for name, p in fragment.parameters.items():
+                    if p.grad is not None:
+                        p.grad.add_(p - fragment.anchor[name].to(p.device), alpha=self._prox)
+
+    def _stepped(self) -> None:
+        if not self._saw:
+            self._work += 1
+        for index in range(len(self._left)):
+            self._left[index] -= 1
+        due = self._pace.stepped()
+        self._rounds.check()
+        if due:
+            self._begin()
+        while self._left and self._left[0] <= 0:
+            self._end()
+
+    def _begin(self) -> None:
+        if len(self._rounds.open) == len(self._fragments):
+            self._end()  # a fragment has one round at a time
+        fragment = self._fragments[self._rounds.begun % len(self._fragments)]
+        weight = self._work - fragment.mark if self._weight is None else self._weight
+        fragment.mark = self._work
+        residuals: Values = {}
+        if weight > 0:
+            residuals = {name: r * self._decay for name, r in fragment.residuals.items()}
+            pieces = fragment.codec.encode(fragment.update(), residuals)
+        else:
+            pieces = fragment.codec.nothing()
+        if self._alpha == "rebase":
+            self._at_begin[self._rounds.begun] = fragment.copy()
+        self._pace.began()
+        self._left.append(self._delay)
+        self._rounds.begin(fragment.number, fragment.codec, pieces, residuals, weight)
+
+    def _end(self) -> None:
+        self._rounds.end(self._rounds.open[0])
+
+    def _end_all(self) -> None:
+        while self._rounds.open:
+            self._end()
+
+    # What Rounds calls: the state that all members have alike.
+
+    def apply(self, one: Round) -> None:
+        """The commit of a round."""
+        fragment = self._fragments[one.fragment]
+        self._left.popleft()
+        begun = self._at_begin.pop(one.number, None)
+        fragment.residuals.update(one.residuals)
+        if one.result:
+            with torch.no_grad():
+                local = {name: p.detach().clone() for name, p in fragment.parameters.items()}
+                fragment.step(one.result)
+                for name, p in fragment.parameters.items():
+                    if begun is not None:
+                        p.add_(local[name] - begun[name].to(p.device))
+                    elif self._alpha:
+                        p.lerp_(local[name], self._alpha)
+        if one.report is not None:
+            self.reports.append(one.report)
+            self._pace.ended(one.report.seconds)
+            self._pace.settle(one.report.measured)
+
+    def dump(self) -> bytes:
+        """All that a newcomer needs, as bytes that are equal on all members."""
+        return pack(
+            {
+                "anchors": [fragment.anchor for fragment in self._fragments],
+                "outer": [outer.state_dict() for outer in self._outers],
+                "before": self._rounds.before,
+                "steps": self._pace.steps,
+            }
+        )
+
+    def load(self, state: bytes, keep_steps: bool) -> None:
+        """Take another member's dump(), and go on from its anchor. keep_steps: with what this
+        member has learned since its own anchor, which its next round delivers."""
+        found = unpack(state)
+        learned = [fragment.update() for fragment in self._fragments]
+        self._load_shared(found)
+        with torch.no_grad():
+            for fragment, update in zip(self._fragments, learned, strict=True):
+                for name, p in fragment.parameters.items():
+                    p.copy_(fragment.anchor[name])
+                    if keep_steps:
+                        p.sub_(update[name].reshape(p.shape).to(p.device, p.dtype))
+                if not keep_steps:
+                    fragment.mark = self._work
+        for one in self._rounds.open if keep_steps and self._weight is None else ():
+            self._fragments[one.fragment].mark -= one.weight
+        self._left.clear()
+        self._at_begin.clear()
+
+    def _load_shared(self, found: Mapping[str, Any]) -> None:
+        anchors = found["anchors"]
+        sizes = [{n: list(t.shape) for n, t in f.anchor.items()} for f in self._fragments]
+        got = [{n: list(t.shape) for n, t in anchor.items()} for anchor in anchors]
+        if got != sizes:
+            raise InvalidArgumentError(
+                f"the state has parameters {got}, expected {sizes}; use the same model and "
+                "fragments"
+            )
+        for fragment, anchor in zip(self._fragments, anchors, strict=True):
+            fragment.anchor = {name: anchor[name].clone() for name in fragment.anchor}
+        for outer, kept in zip(self._outers, found["outer"], strict=True):
+            outer.load_state_dict(kept)
+        self._rounds.before = {
+            fragment: {name: values.clone() for name, values in result.items()}
+            for fragment, result in found["before"].items()
+        }
+        self._pace.steps = found["steps"]
+
+    def since(self) -> int:
+        return self._pace.since
+
+    def measured(self) -> tuple[float, float]:
+        return self._pace.measured()
+
+    def follow(self, begun: int, since: int) -> None:
+        """A newcomer says nothing in the rounds that others have begun."""
+        self._left.clear()
+        self._pace.since = since
+        for _ in range(self._rounds.begun, begun):
+            fragment = self._fragments[self._rounds.begun % len(self._fragments)]
+            self._left.append(0)
+            self._rounds.begin(fragment.number, fragment.codec, fragment.codec.nothing(), {}, 0.0)
+
+    # Checkpoints and statistics.
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the model's parameters and the inner optimizer's state, as tensors and plain
+        values: anchors, residuals, the outer optimizers' state, and rounds under way. Every member
+        saves its own, after the same step. Resuming is bitwise equal to never having stopped."""
+        rounds = self._rounds
+        return {
+            "format": _FORMAT,
+            "rounds": rounds.committed,
+            "since": self._pace.since,
+            "steps": self._pace.steps,
+            "work": self._work,
+            "marks": [fragment.mark for fragment in self._fragments],
+            "anchors": [
+                {n: t.clone() for n, t in fragment.anchor.items()} for fragment in self._fragments
+            ],
+            "residuals": [
+                {n: t.clone() for n, t in fragment.residuals.items()}
+                for fragment in self._fragments
+            ],
+            "outer": [outer.state_dict() for outer in self._outers],
+            "before": {
+                number: {n: t.clone() for n, t in result.items()}
+                for number, result in rounds.before.items()
+            },
+            "open": [
+                {
+                    "bytes": torch.frombuffer(bytearray().join(one.pieces), dtype=torch.uint8),
+                    "residuals": {n: t.clone() for n, t in one.residuals.items()},
+                    "weight": one.weight,
+                    "left": left,
+                    "at_begin": self._at_begin.get(one.number),
+                }
+                for one, left in zip(rounds.open, self._left, strict=True)
+            ],
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Takes this member's state_dict(), before the `with`; or a list with those of all members,
+        by rank, for another number of members: member j of m takes the residuals of those whose
+        number modulo m is j, so their sum is kept, and rounds under way are dropped. The model's
+        parameters and the inner optimizer's state are the caller's to load."""
+        if self._rounds.epoch is not None:
+            raise InvalidArgumentError("load_state_dict comes before the members meet")
+        dicts = [saved] if isinstance(saved, Mapping) else list(saved)
+        for one in dicts:
+            if not isinstance(one, Mapping) or one.get("format") != _FORMAT:
+                raise wrong("saved", type(one).__name__, "what DiLoCo.state_dict() returned")
+        if not dicts:
+            raise wrong("saved", saved, "at least one state dict")
+        first = dicts[0]
+        self._load_shared(first)
+        self._rounds.resume(first["rounds"])
+        self._pace.since, self._work = first["since"], first["work"]
+        for fragment, mark in zip(self._fragments, first["marks"], strict=True):
+            fragment.mark = mark
+        self._restored = dicts
+
+    def _restore(self, dicts: list[Mapping[str, Any]]) -> None:
+        """The residuals and open rounds of state dicts, now that this member's rank is known."""
+        epoch = self._rounds.epoch
+        alone = len(dicts) == 1
+        mine = dicts if alone else dicts[epoch.rank :: epoch.size]
+        for index, fragment in enumerate(self._fragments):
+            for name, residual in fragment.residuals.items():
+                residual.zero_()
+                for one in mine:
+                    residual.add_(one["residuals"][index][name])
+        if self._rounds.begun > dicts[0]["rounds"] or not alone:
+            return
+        for one in dicts[0]["open"]:
+            fragment = self._fragments[self._rounds.begun % len(self._fragments)]
+            if one["at_begin"] is not None:
+                self._at_begin[self._rounds.begun] = dict(one["at_begin"])
+            self._left.append(one["left"])
+            self._rounds.begin(
+                fragment.number, fragment.codec, [raw_bytes(one["bytes"])],
+                {name: t.clone() for name, t in one["residuals"].items()}, one["weight"],
+            )  # fmt: skip
+
+    def stats(self) -> dict[str, Any]:
+        """rounds (committed), retried (taken back after a failure, and tried again), epochs (times
+        that members met), members (their names now), sent_bytes, steps_between (now), and report,
+        the last committed round."""
+        rounds = self._rounds
+        return {
+            "rounds": rounds.committed,
+            "retried": rounds.retried,
+            "epochs": rounds.epochs,
+            "members": () if rounds.epoch is None else rounds.epoch.names,
+            "sent_bytes": rounds.sent_bytes(),
+            "steps_between": self._pace.steps * len(self._fragments),
+            "report": self.reports[-1] if self.reports else None,
+        }
+
+    def close(self) -> None:
+        """Leaves the members. May be called twice."""
+        self._rounds.close()
+
+
+class LocalSGD(DiLoCo):
+    """Periodic averaging: every `sync_every` steps all members take the mean of their parameters.
+    With weights by samples it is FedAvg (arXiv 1602.05629), with prox= FedProx.
+
+    What is sent are differences to the last mean, never parameters. The argument order is that of
+    torchft's LocalSGD; the arguments that are not named here are those of DiLoCo.
+
+    Args:
+        model: all of its parameters that are trained take part.
+        optimizer: makes the local steps.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        model: torch.nn.Module,
+        optimizer: Optimizer,
+        sync_every: SyncEvery,
+        **options: Any,
+    ) -> None:
+        check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
+        outer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+        super().__init__(members, [model], optimizer, outer, sync_every, **options)
+
+
+def _outers(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Optimizer]:
+    if fragments == 0:
+        raise InvalidArgumentError("model_fragments is empty, expected one module at least")
+    outers = [outer] * fragments if isinstance(outer, Optimizer) else list(outer)
+    if len(outers) != fragments or not all(isinstance(each, Optimizer) for each in outers):
+        raise wrong(
+            "outer_optimizer", outer, f"a torch.optim.Optimizer, or {fragments}, one a fragment"
+        )
+    return outers
+
+
+def _check_apart(fragments: Sequence[Fragment]) -> None:
+    for one, other in itertools.combinations(fragments, 2):
+        held = set(map(id, one.parameters.values()))
+        common = [name for name, p in other.parameters.items() if id(p) in held]
+        if common:
+            raise InvalidArgumentError(
+                f"fragments {one.number} and {other.number} have '{common[0]}' in common, expected "
+                "modules without a common parameter"
+            )
+
+
+def _check_share(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise InvalidArgumentError(f"{name} is {value!r}, expected 0 to 1")

@@ -1,0 +1,119 @@
+"""Meeting: the connections among the members of one epoch, on which they hand each other bytes.
+
+Bytes travel as float32 in fp32's exact exchanges, which copy memory and never look at it. So the
+transport, its authentication by key and its failure detection are those of gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from thinwire import errors
+from thinwire.config import Config
+from thinwire.torch.exchange.bucket import Bucket
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.exchange.waiter import Pending
+from thinwire.torch.group import Group
+
+
+class Epoch(NamedTuple):
+    """Who takes part, from one change of members to the next."""
+
+    number: int  # grows with every change, equal on all members
+    group: Group  # this member's place, and where the members find each other
+    names: tuple[str, ...]  # of the members, by rank
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        return self.group.size
+
+
+class _Place:
+    """An epoch in the form that Session takes."""
+
+    def __init__(self, joined: Group) -> None:
+        self.rank, self.size, self._joined = joined.rank, joined.size, joined
+
+    def group(self) -> Group:
+        return self._joined
+
+
+class Gather:
+    """Bytes of all members under way. rows() blocks until they are there."""
+
+    def __init__(self, mine: torch.Tensor, out: torch.Tensor, pending: Pending | None) -> None:
+        self._mine, self._out, self._pending = mine, out, pending
+
+    def rows(self) -> list[memoryview]:
+        """Return what each member sent, by rank, valid as long as this object. Raises the typed
+        error of a failure."""
+        if self._pending is not None:
+            self._pending.wait()
+        size = self._mine.numel() * 4
+        # Not numpy(), which torch has only where numpy is installed.
+        length = self._out.numel() * 4
+        everything = memoryview((ctypes.c_char * length).from_address(self._out.data_ptr()))
+        everything = everything.cast("B")
+        return [everything[at : at + size] for at in range(0, len(everything), size)]
+
+
+class Meeting:
+    """Connects at the first exchange, which blocks until all members have come. After a failure it
+    stays failed. Calls of one name come in the same order on all members."""
+
+    def __init__(self, epoch: Epoch, settings: Config) -> None:
+        """settings: fp32, with the options of the connections."""
+        self.epoch = epoch
+        self._buckets: dict[tuple[str, int], Bucket] = {}
+        self._session = None if epoch.size == 1 else Session(_Place(epoch.group), settings)
+        if self._session is not None:
+            self._session.close_with(self)
+
+    def start(self, name: str, mine: Sequence[bytes]) -> Gather:
+        """Starts to hand everybody's bytes to everybody. mine: pieces, whose total length is equal
+        on all members, and a multiple of 4."""
+        flat = torch.frombuffer(bytearray().join(mine), dtype=torch.float32)
+        if self._session is None:
+            return Gather(flat, flat, None)
+        out = torch.empty(self.epoch.size * flat.numel())
+        bucket = self._bucket(name, flat.numel(), "all_gather")
+        return Gather(flat, out, self._session.start(bucket, flat, result=out))
+
+    def tell(self, name: str, mine: bytes) -> list[bytes]:
+        """Hands a few bytes to everybody, in one latency, and returns those of all members."""
+        if self._session is None:
+            return [mine]
+        told = torch.zeros(self.epoch.size, len(mine))  # each byte as a number, each in its row
+        told[self.epoch.rank] = torch.tensor(list(mine), dtype=torch.float32)
+        self._session.start(self._bucket(name, told.numel(), "all_reduce"), told.view(-1)).wait()
+        return [bytes(row) for row in told.to(torch.uint8).tolist()]
+
+    def _bucket(self, name: str, numel: int, collective: str) -> Bucket:
+        key = (name, numel)
+        if key not in self._buckets:
+            label = f"sites/{name}/{numel}"
+            self._buckets[key] = Bucket(label, numel, "float32", op="sum", collective=collective)
+        return self._buckets[key]
+
+    def wire_bytes(self) -> int:
+        """Bytes that this member has sent."""
+        return 0 if self._session is None else int(self._session.summary()["wire_bytes"])
+
+    def fail(self, error: errors.Error) -> None:
+        """Fails the meeting on every member, each of which is told this reason."""
+        if self._session is not None:
+            self._session.abort(error)
+
+    def close(self) -> None:
+        """Says goodbye, or, with something in flight, breaks it off. May be called twice."""
+        if self._session is not None:
+            with contextlib.suppress(errors.Error):
+                self._session.close()

@@ -1,0 +1,112 @@
+"""How often a round is due: after a number of steps, after a time, or as often as a share of the
+time allows."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.arguments import check_whole, wrong
+from thinwire.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """The fewest steps between rounds whose exchange costs at most this share of the time, by what
+    all members measure of steps and rounds.
+
+    Args:
+        share: between 0 and 1; 0.05 leaves 95 % of the time to training.
+        first: steps before the first round, when nothing has been measured.
+        most: steps between rounds, at most.
+    """
+
+    share: float = 0.05
+    first: int = 8
+    most: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise InvalidArgumentError(f"share is {self.share!r}, expected between 0 and 1")
+        check_whole("first", self.first, 1)
+        check_whole("most", self.most, self.first)
+
+
+SyncEvery = int | datetime.timedelta | Overhead
+
+
+class Pace:
+    """Says after each step whether the next round is due. The clock is time.monotonic()."""
+
+    def __init__(self, sync_every: SyncEvery, fragments: int, delay: int) -> None:
+        """sync_every: until every fragment had its round, of which each fragment's is a part.
+        delay: steps from the beginning of a round to its end. InvalidArgumentError if a fragment's
+        next round would begin before its last one ends."""
+        check_whole("fragment_sync_delay", delay, 0)
+        self._seconds, self._overhead, self.steps = None, None, 1
+        if isinstance(sync_every, datetime.timedelta):
+            self._seconds = sync_every.total_seconds() / fragments
+            if self._seconds <= 0:
+                raise wrong("sync_every", sync_every, "a positive time")
+        elif isinstance(sync_every, Overhead):
+            self._overhead = sync_every
+            self.steps = max(1, sync_every.first // fragments)
+        elif isinstance(sync_every, int) and not isinstance(sync_every, bool):
+            check_whole("sync_every", sync_every, fragments)
+            if sync_every % fragments or delay >= sync_every:
+                raise InvalidArgumentError(
+                    f"sync_every is {sync_every}, expected a multiple of the {fragments} fragments "
+                    f"and more than fragment_sync_delay, which is {delay}"
+                )
+            self.steps = sync_every // fragments
+        else:
+            raise wrong("sync_every", sync_every, "steps, a timedelta or an Overhead")
+        # The first round of a fixed number of steps ends with them.
+        self.since = delay % self.steps if self._seconds is None else 0
+        self._begun = self._last = time.monotonic()
+        self._step_s = self._round_s = 0.0
+
+    def stepped(self) -> bool:
+        """Count a step, and return True where a round is due."""
+        now = time.monotonic()
+        self._step_s = _smoothed(self._step_s, now - self._last)
+        self._last = now
+        self.since += 1
+        return self.due(now)
+
+    def due(self, now: float) -> bool:
+        if self._seconds is not None:
+            return now - self._begun >= self._seconds
+        return self.since >= self.steps
+
+    def began(self) -> None:
+        """A round begins."""
+        self.since, self._begun = 0, time.monotonic()
+
+    def ended(self, exchange_s: float) -> None:
+        """A round took that long, and the time since the last step is no step's."""
+        self._round_s = _smoothed(self._round_s, exchange_s)
+        self._begun = self._last = time.monotonic()
+
+    def measured(self) -> tuple[float, float]:
+        """Seconds of a round and of a step on this member; zeros before the first ones."""
+        return self._round_s, self._step_s
+
+    def settle(self, measured: Sequence[tuple[float, float]]) -> None:
+        """Take what the members of a round have measured. The shortest round is the one of the
+        member that came last, and waited for nobody."""
+        known = [each for each in measured if min(each) > 0]
+        if self._overhead is None or not known:
+            return
+        share = self._overhead.share
+        round_s = min(each[0] for each in known)
+        step_s = max(each[1] for each in known)
+        steps = math.ceil(round_s * (1 - share) / (share * step_s))
+        self.steps = max(1, min(self._overhead.most, steps))
+
+
+def _smoothed(old: float, new: float) -> float:
+    return new if old == 0 else 0.75 * old + 0.25 * new

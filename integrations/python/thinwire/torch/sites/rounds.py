@@ -1,0 +1,429 @@
+"""Rounds: exchanges of what members have learned, each of which all members commit or none.
+
+A round, of one fragment of the model:
+
+1. Each member encodes its update once, with its residual, and hands the bytes to everybody, behind
+   a header with its weight. All decode the same bytes, and apply the same rule.
+2. All tell one another digests of what they received from each. A member commits when it has those
+   of all, and they agree. So if one member has committed, every other one has the result.
+3. After a failure the members that are left meet again and tell how far they are. If one has
+   committed the round, or all have its result, all commit it; else none does, and each sends the
+   bytes that it still has to those who are left. No local step is lost.
+
+Members commit rounds in the order of their numbers. A newcomer, or one whose state has another
+digest, takes the state in slices from all that have it, and checks the digest."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from thinwire import errors
+from thinwire.config import Config
+from thinwire.torch.sites.meeting import Epoch, Gather, Meeting
+from thinwire.torch.sites.state import raw_bytes
+from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, norm
+
+_log = logging.getLogger("thinwire")
+
+# Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step,
+# digest of the codecs.
+_HEADER = struct.Struct("<QIIdddQ16x")
+# Rounds committed, digest of the last one, whether it has the group's state, digest of the next
+# round's result (zeros: not there), rounds begun, steps since.
+_STATUS = struct.Struct("<Q16sI16sQQ")
+_SIZE = struct.Struct("<Q16s")  # of a state, and its digest
+_DIGEST = 16
+_NONE = bytes(_DIGEST)
+_SLICE = 4 << 20  # bytes of a state that one member sends at once
+
+
+class Members(Protocol):
+    """Says who takes part: static(), join(), or a class of a user's own."""
+
+    def meet(self, why: errors.Error | None) -> Epoch:
+        """Return the next epoch once its members are agreed on, and the same object where nobody
+        came or left and `why`, a failure, is None. All members call it. Raises `why`, or an error
+        of its own, where there is no next epoch."""
+        ...
+
+    def wants_change(self) -> bool:
+        """Return whether somebody may be waiting to come in. It does not block."""
+        ...
+
+    def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
+        """Calls `fail` if a member of the epoch is lost in a way that connections do not show."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Model(Protocol):
+    """All that the members have alike, and what a commit does to it."""
+
+    def apply(self, one: Round) -> None: ...
+
+    def dump(self) -> bytes: ...
+
+    def load(self, state: bytes, keep_steps: bool) -> None: ...
+
+    def since(self) -> int:
+        """Return the steps since the last round began."""
+        ...
+
+    def measured(self) -> tuple[float, float]: ...
+
+    def follow(self, begun: int, since: int) -> None:
+        """A newcomer takes part in the rounds below `begun`, and goes on from there."""
+        ...
+
+
+class Report(NamedTuple):
+    """A committed round; equal on all members but for `seconds` and `sent_bytes`."""
+
+    number: int
+    fragment: int
+    members: tuple[str, ...]
+    weights: tuple[float, ...]  # 0: took part, and had nothing to say
+    norms: tuple[float, ...]  # of each member's update as it was sent; 0 for weight 0
+    cosines: tuple[float, ...]  # of each member's update with the result; a poisoner's is low
+    digest: str
+    seconds: float  # from its beginning to its commit
+    sent_bytes: int  # by this member since the start
+    measured: tuple[tuple[float, float], ...]
+
+
+@dataclass(eq=False)
+class Round:
+    """One round of this member, until it is committed."""
+
+    number: int
+    fragment: int
+    codec: UpdateCodec
+    pieces: list[bytes]
+    residuals: Values  # valid with the commit; empty where nothing was sent
+    weight: float
+    begun: float
+    # Of the last attempt.
+    gather: Gather | None = None
+    after: Round | None = None  # the open round before this one
+    attempt: Future[None] | None = None
+    result: Values = field(default_factory=dict)
+    digest: bytes = _NONE  # of all that was received and made of it
+    report: Report | None = None
+    changes: bool = False
+
+
+class Rounds:
+    """The rounds of one member. All calls come from one thread, the one that trains."""
+
+    def __init__(
+        self, members: Members, settings: Config, rule: Rule, model: Model, background: bool
+    ) -> None:
+        """background: rounds end on a thread of their own, while the caller trains."""
+        self._members, self._settings, self._rule, self._model = members, settings, rule, model
+        self._worker = ThreadPoolExecutor(1, "thinwire sites") if background else None
+        self._meeting: Meeting | None = None
+        self._open: deque[Round] = deque()
+        self._sent_before = 0  # by meetings that are over
+        self._known = False  # this member has the group's state
+        self._last = _NONE
+        self.committed = self.begun = 0  # rounds
+        self.epochs = self.retried = 0
+        self.before: dict[int, Values] = {}  # the last result of each fragment
+
+    @property
+    def epoch(self) -> Epoch | None:
+        return None if self._meeting is None else self._meeting.epoch
+
+    @property
+    def open(self) -> list[Round]:
+        return list(self._open)
+
+    def sent_bytes(self) -> int:
+        return self._sent_before + (0 if self._meeting is None else self._meeting.wire_bytes())
+
+    def meet(self) -> None:
+        """Meets the others, and takes the group's state, unless that was done. It blocks until they
+        have come."""
+        if self._meeting is None:
+            self._meet(None)
+
+    def resume(self, committed: int) -> None:
+        """Before meet(): this member has the group's state after that many rounds."""
+        self.committed = self.begun = committed
+        self._known = True
+
+    def begin(
+        self, fragment: int, codec: UpdateCodec, pieces: list[bytes], residuals: Values,
+        weight: float,
+    ) -> Round:  # fmt: skip
+        """Begins a round with this member's encoded update; meet() comes before."""
+        one = Round(self.begun, fragment, codec, pieces, residuals, weight, time.monotonic())
+        self.begun += 1
+        self._open.append(one)
+        self._launch(one)
+        return one
+
+    def check(self) -> None:
+        """Between steps: meets again at once if the oldest open round has failed, since the others
+        wait for this member then."""
+        attempt = self._open[0].attempt if self._open else None
+        if attempt is not None and attempt.done() and attempt.exception() is not None:
+            self._again(attempt.exception())
+
+    def end(self, one: Round) -> None:
+        """Blocks until the round, the oldest open one, is committed. A failure is followed by the
+        next attempt, among those who are left."""
+        while one.number >= self.committed:
+            try:
+                if one.attempt is None:
+                    self._attempt(self._meeting, one)
+                else:
+                    one.attempt.result()
+            except Exception as error:  # a worker's thread may raise anything
+                self._again(error)
+                continue
+            self._commit(one)
+            if one.changes:
+                self._meet(None)
+
+    def close(self) -> None:
+        """Leaves the group. May be called twice."""
+        self._leave(None)
+        if self._worker is not None:
+            self._worker.shutdown(cancel_futures=True)
+        self._members.close()
+
+    # One attempt.
+
+    def _launch(self, one: Round) -> None:
+        """Sends a round's bytes in the meeting of now. A failure shows in the attempt."""
+        earlier = [other for other in self._open if other.number < one.number]
+        one.after = earlier[-1] if earlier else None
+        one.result, one.digest, one.report, one.changes = {}, _NONE, None, False
+        one.gather = one.attempt = None
+        header = _HEADER.pack(
+            one.number, one.fragment, self._members.wants_change(), one.weight,
+            *self._model.measured(), _short(repr(one.codec.specs).encode()),
+        )  # fmt: skip
+        meeting = self._meeting
+        try:
+            one.gather = meeting.start(f"round {one.fragment}", [header, *one.pieces])
+        except errors.InvalidArgumentError:
+            raise
+        except errors.Error as error:
+            one.attempt = Future()
+            one.attempt.set_exception(error)
+            return
+        if self._worker is not None:
+            one.attempt = self._worker.submit(self._attempt, meeting, one)
+
+    def _attempt(self, meeting: Meeting, one: Round) -> None:
+        """All of a round up to the moment before its commit."""
+        if one.after is not None and (one.after.report is None or one.after.changes):
+            raise errors.Error("the round before this one is to be made first")
+        rows = one.gather.rows()
+        heads = [_HEADER.unpack(row[: _HEADER.size]) for row in rows]
+        _check_heads(heads, meeting.epoch)
+        weights = [head[3] for head in heads]
+        speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
+        seen = [hashlib.sha256(row).digest()[:_DIGEST] for row in rows]
+        updates = [one.codec.decode(rows[rank][_HEADER.size :]) for rank in speakers]
+        before = self.before.get(one.fragment, {})
+        if updates:
+            one.result = self._rule(updates, [weights[rank] for rank in speakers], before)
+        digest = hashlib.sha256(b"".join(seen))
+        for values in one.result.values():
+            digest.update(raw_bytes(values))
+        one.digest = digest.digest()[:_DIGEST]
+        one.changes = any(head[2] for head in heads)
+        self._vote(meeting, one, seen)
+        norms, cosines = [0.0] * len(rows), [0.0] * len(rows)
+        for rank, update in zip(speakers, updates, strict=True):
+            norms[rank], cosines[rank] = norm(update), _cosine(update, one.result)
+        one.report = Report(
+            one.number, one.fragment, meeting.epoch.names, tuple(weights), tuple(norms),
+            tuple(cosines), one.digest.hex(), time.monotonic() - one.begun,
+            self._sent_before + meeting.wire_bytes(), tuple(head[4:6] for head in heads),
+        )  # fmt: skip
+
+    def _vote(self, meeting: Meeting, one: Round, seen: list[bytes]) -> None:
+        votes = meeting.tell(f"vote {one.fragment}", one.digest + b"".join(seen))
+        names = meeting.epoch.names
+        for sender, name in enumerate(names):
+            at = (sender + 1) * _DIGEST
+            if len({vote[at : at + _DIGEST] for vote in votes}) > 1:
+                raise errors.MismatchError(
+                    f"round {one.number}: member {sender} ('{name}') has sent different bytes to "
+                    "different members; find out why before it takes part again"
+                )
+        others = [n for n, vote in zip(names, votes, strict=True) if vote[:_DIGEST] != one.digest]
+        if others:
+            raise errors.MismatchError(
+                f"round {one.number}: {', '.join(others)} made another result of the same updates "
+                "than this member; use the same aggregate= and version on all members"
+            )
+
+    def _commit(self, one: Round) -> None:
+        self._open.remove(one)
+        self.before[one.fragment] = one.result
+        self.committed, self._last = one.number + 1, one.digest
+        self._model.apply(one)
+
+    # From one meeting to the next.
+
+    def _again(self, error: BaseException) -> None:
+        """After a failure: meets the members that are left, and sends open rounds anew. An error
+        that other members would not change is raised."""
+        if isinstance(error, (errors.InvalidArgumentError, errors.MismatchError)):
+            self._meeting.fail(error)
+            raise errors.again(error)
+        if not isinstance(error, errors.Error):
+            raise error
+        _log.warning("round %d: %s", self.committed, error)
+        self._meet(error)
+
+    def _meet(self, why: errors.Error | None) -> None:
+        """Ends the epoch and begins the next one; a failure meanwhile leads to one more."""
+        while True:
+            if why is not None:
+                self._leave(why)  # before meet(), so that the others hear of it
+            epoch = self._members.meet(why)
+            if self._meeting is not None and self._meeting.epoch is epoch:
+                return
+            self._leave(why)
+            self._meeting = Meeting(epoch, self._settings)
+            self.epochs += 1
+            self._members.guard(epoch, self._meeting.fail)
+            try:
+                self._agree(self._meeting)
+                return
+            except (errors.InvalidArgumentError, errors.MismatchError):
+                raise
+            except errors.Error as error:
+                _log.warning("meeting %d: %s", epoch.number, error)
+                why = error
+
+    def _leave(self, why: errors.Error | None) -> None:
+        """Returns when nothing of the meeting is under way."""
+        if self._meeting is None:
+            return
+        if why is not None or any(one.gather is not None for one in self._open):
+            self._meeting.fail(why or errors.Error("a member has left"))
+        for one in self._open:
+            if one.attempt is not None and not one.attempt.cancel():
+                one.attempt.exception()  # waits
+            one.gather = None
+        with contextlib.suppress(errors.Error):
+            self._sent_before += self._meeting.wire_bytes()
+        self._meeting.close()
+        self._meeting = None
+
+    def _agree(self, meeting: Meeting) -> None:
+        """All members of a new meeting commit what one of them has, and take one state."""
+        result = self._open[0].digest if self._open else _NONE
+        mine = _STATUS.pack(
+            self.committed, self._last, self._known, result, self.begun, self._model.since()
+        )
+        told = [_STATUS.unpack(each) for each in meeting.tell("status", mine)]
+        me, everyone = meeting.epoch.rank, range(meeting.epoch.size)
+        knowing = [rank for rank in everyone if told[rank][2]]
+        furthest = max((told[rank][0] for rank in knowing), default=0)
+        sources = [rank for rank in knowing if told[rank][0] == furthest] or [0]
+        results = {told[rank][3] for rank in sources}
+        all_have_it = len(results) == 1 and results != {_NONE}
+        if all_have_it:
+            finishing = sources
+        else:
+            last = (furthest - 1, told[sources[0]][1])
+            finishing = [rank for rank in knowing if (told[rank][0], told[rank][3]) == last]
+            sources = sorted(sources + finishing)
+        if me in finishing:
+            self._commit(self._open[0])
+        self._take_state(meeting, sources)
+        if me in sources:
+            for one in self._open:
+                self.retried += one is self._open[0]
+                self._launch(one)
+        else:
+            source = told[sources[0]]
+            self.committed = furthest + all_have_it
+            self.begun, self._last = self.committed, _NONE
+            self._open.clear()
+            self._known = True
+            self._model.follow(max(told[rank][4] for rank in sources), source[5])
+        self._known = True
+
+    def _take_state(self, meeting: Meeting, sources: list[int]) -> None:
+        """Members that have another state than most of `sources` get it, in slices of all who have
+        it."""
+        me = meeting.epoch.rank
+        state = self._model.dump()
+        digest = hashlib.sha256(state).digest()[:_DIGEST]
+        told = [_SIZE.unpack(e) for e in meeting.tell("state", _SIZE.pack(len(state), digest))]
+        good, _ = Counter(told[rank] for rank in sources).most_common(1)[0]
+        holders = [rank for rank in range(len(told)) if told[rank] == good]
+        if len(holders) == len(told):
+            return
+        diverged = [meeting.epoch.names[rank] for rank in sources if told[rank] != good]
+        if diverged:
+            _log.warning("%s: another state than most members; it is replaced", diverged)
+        length = good[0]
+        part = -(-length // len(holders))
+        begin = holders.index(me) * part if me in holders else 0
+        mine = state[begin : begin + part] if me in holders else b""
+        pieces: list[list[bytes]] = [[] for _ in told]
+        for at in range(0, part, _SLICE):
+            size = min(_SLICE, part - at)
+            padded = -(-size // 4) * 4
+            rows = meeting.start("state", [mine[at : at + size].ljust(padded, b"\0")])
+            if me not in holders:
+                for rank, row in enumerate(rows.rows()):
+                    pieces[rank].append(bytes(row[:size]))
+            else:
+                rows.rows()
+        if me in holders:
+            return
+        taken = b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
+        if hashlib.sha256(taken).digest()[:_DIGEST] != good[1]:
+            raise errors.DataLossError(
+                f"member {me}: the state that members "
+                f"{[meeting.epoch.names[rank] for rank in holders]} sent has another digest than "
+                "they told; one of them is not to be trusted, or its memory is damaged"
+            )
+        self._model.load(taken, self._known and not diverged)
+
+
+def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
+    mine = heads[epoch.rank]
+    for rank, head in enumerate(heads):
+        if (head[0], head[1], head[6]) != (mine[0], mine[1], mine[6]):
+            raise errors.MismatchError(
+                f"member {rank} ('{epoch.names[rank]}') is in round {head[0]}, fragment {head[1]}, "
+                f"codecs {head[6]:016x}; expected round {mine[0]}, fragment {mine[1]}, codecs "
+                f"{mine[6]:016x}; use the same model, fragments, codec and sync_every"
+            )
+        if not (math.isfinite(head[3]) and head[3] >= 0):
+            raise errors.MismatchError(
+                f"member {rank} ('{epoch.names[rank]}') has weight {head[3]}, expected 0 or more"
+            )
+
+
+def _short(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+
+
+def _cosine(update: Values, result: Values) -> float:
+    dot = sum(float((update[name].double() * result[name].double()).sum()) for name in update)
+    length = norm(update) * norm(result)
+    return round(dot / length, 3) if 0 < length < math.inf else 0.0

@@ -1,0 +1,239 @@
+"""Members that come and go, over a store of torch's (TCPStore, FileStore): join().
+
+A member writes its name once, and beats: a counter in the store grows while it lives. Everybody
+watches all counters with an own clock, and takes a member whose counter stands still for dead. An
+epoch is a list of members that is written once, by compare_set, under the epoch's number: by the
+lowest live member that wants one, when all live members want it. The store decides nothing, and
+whoever can write to it can keep members apart; who takes part is proved among the members, by the
+key file."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from thinwire import errors
+from thinwire.torch.group import Group, count_user
+from thinwire.torch.sites.meeting import Epoch
+
+_PREFIX = "thinwire/sites"
+_LOOK_S = 0.02  # between two looks for the next epoch
+
+
+@dataclass
+class _Seen:
+    """Another member, as this one sees it."""
+
+    name: str
+    beat: bytes | str
+    changed: float  # when its counter last grew, by this member's clock
+
+
+class _Watch:
+    """A thread that beats for this member and watches the others. It ends with close()."""
+
+    def __init__(
+        self,
+        store: dist.Store,
+        name: str,
+        beat_s: float,
+        dead_s: float,
+        looked: Callable[[], None],
+    ) -> None:
+        self._store, self._beat_s, self._dead_s = store, beat_s, dead_s
+        self._looked = looked  # is called after each look
+        self._seen: dict[int, _Seen] = {}  # those who have not left; the thread's alone
+        self._latest = 0  # the highest number that was seen
+        self._lock = threading.Lock()
+        self._alive: dict[int, str] = {}
+        self._failed: Exception | None = None
+        self.number = store.add("members", 1)
+        store.set(f"left/{self.number}", "0")
+        store.add(f"beat/{self.number}", 1)
+        store.set(f"name/{self.number}", name)  # the last one: who has a name has all
+        self._closing = threading.Event()
+        self._look()
+        self._thread = threading.Thread(target=self._run, name="thinwire sites", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._beat_s):
+            try:
+                self._look()
+                self._looked()
+            except RuntimeError as error:
+                with self._lock:
+                    self._failed = error
+                return
+
+    def _look(self) -> None:
+        """One beat, and one look at the others: three questions, whatever their number."""
+        self._store.add(f"beat/{self.number}", 1)
+        latest = self._store.add("members", 0)
+        for number in range(self._latest + 1, latest + 1):
+            if not self._store.check([f"name/{number}"]):
+                latest = number - 1  # it is about to be written
+                break
+            self._seen[number] = _Seen(self._store.get(f"name/{number}").decode(), "", 0.0)
+        self._latest = latest
+        numbers = list(self._seen)
+        said = self._get([f"beat/{n}" for n in numbers] + [f"left/{n}" for n in numbers])
+        now, half = time.monotonic(), len(numbers)
+        for number, beat, left in zip(numbers, said[:half], said[half:], strict=True):
+            if left != b"0":
+                del self._seen[number]
+            elif beat != self._seen[number].beat:
+                self._seen[number] = _Seen(self._seen[number].name, beat, now)
+        alive = {
+            number: one.name
+            for number, one in self._seen.items()
+            if number == self.number or now - one.changed < self._dead_s
+        }
+        with self._lock:
+            self._alive = alive
+
+    def _get(self, keys: list[str]) -> list[bytes]:
+        if self._store.has_extended_api():
+            return self._store.multi_get(keys)
+        return [self._store.get(key) for key in keys]
+
+    def alive(self) -> dict[int, str]:
+        """Names of the live members, by number. UnavailableError if the store has gone."""
+        with self._lock:
+            if self._failed is not None:
+                raise _gone(self._failed)
+            return dict(self._alive)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+
+def _gone(error: Exception) -> errors.UnavailableError:
+    return errors.UnavailableError(
+        f"the store of the members does not answer: {error}; start it where all members reach it, "
+        "and join again"
+    )
+
+
+class StoreMembers:
+    """Returned by join()."""
+
+    def __init__(
+        self,
+        store: dist.Store,
+        name: str,
+        min_members: int,
+        *,
+        timeout_s: float,
+        beat_s: float,
+        dead_s: float,
+    ) -> None:
+        self._store = dist.PrefixStore(_PREFIX, store)
+        self._host = store.host if isinstance(store, dist.TCPStore) else None
+        self.name, self._min, self._timeout_s = name, min_members, timeout_s
+        self._lock = threading.Lock()
+        self._guarded: tuple[list[int], Callable[[errors.Error], None]] | None = None
+        self._watch = _Watch(self._store, name, beat_s, dead_s, self._check_guarded)
+        self._epoch: Epoch | None = None
+        self._members: list[int] = []  # of the epoch
+        self._left = False
+
+    def meet(self, why: errors.Error | None) -> Epoch:
+        """The next epoch of all that live, at least `min_members`. Blocks until these want one,
+        TimeoutError after timeout_s. UnavailableError if the store has gone."""
+        with self._lock:
+            self._guarded = None
+        end = time.monotonic() + self._timeout_s
+        try:
+            mine = 0 if self._epoch is None else self._epoch.number
+            number = max(self._store.add("epoch", 0), mine) + 1
+            while True:
+                listed = self._wait_for(number, end)
+                if self._watch.number in [one[0] for one in listed]:
+                    return self._enter(number, listed)
+                number += 1
+        except errors.Error:
+            raise
+        except RuntimeError as error:
+            raise _gone(error) from None
+
+    def _wait_for(self, number: int, end: float) -> list:
+        """The members of an epoch, once it is written."""
+        key = f"epoch/{number}"
+        self._store.set(f"want/{number}/{self._watch.number}", "1")
+        while not self._store.check([key]):
+            self._propose(number)
+            if time.monotonic() > end:
+                raise errors.TimeoutError(
+                    f"member '{self.name}': no epoch {number} within {self._timeout_s:g} s; "
+                    f"{self._hint(number)}"
+                )
+            time.sleep(_LOOK_S)
+        return json.loads(self._store.get(key))
+
+    def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
+        """Calls `fail` once, on another thread, if a member of the epoch gives no sign of life."""
+        with self._lock:
+            self._guarded = (self._members, fail)
+
+    def _check_guarded(self) -> None:
+        alive = self._watch.alive()
+        with self._lock:
+            members, fail = self._guarded or ([], None)
+            dead = [number for number in members if number not in alive]
+            if not dead:
+                return
+            self._guarded = None
+        fail(errors.PeerLostError(f"member {dead[0]} of the store gives no sign of life"))
+
+    def _hint(self, number: int) -> str:
+        alive = self._watch.alive()
+        missing = [n for k, n in alive.items() if not self._wants(number, k)]
+        if missing:
+            return f"members {missing} live and do not come: they train, or are in no `with`"
+        return f"{sorted(alive.values())} live, expected at least {self._min}"
+
+    def _wants(self, number: int, member: int) -> bool:
+        return self._store.check([f"want/{number}/{member}"])
+
+    def _propose(self, number: int) -> None:
+        """Writes the epoch, if this member is the one to do so, and all live members want it."""
+        alive = self._watch.alive()
+        if min(alive) != self._watch.number or len(alive) < self._min:
+            return
+        if all(self._wants(number, member) for member in alive):
+            listed = json.dumps(sorted(alive.items()))
+            won = self._store.compare_set(f"epoch/{number}", "", listed)
+            if won.decode() == listed:
+                self._store.set("epoch", str(number))
+
+    def _enter(self, number: int, listed: list) -> Epoch:
+        self._members = [one[0] for one in listed]
+        rank = self._members.index(self._watch.number)
+        group = Group(
+            rank, len(listed), f"sites{number}", count_user(), self._store,
+            timeout_s=self._timeout_s, host=self._host,
+        )  # fmt: skip
+        self._epoch = Epoch(number, group, tuple(one[1] for one in listed))
+        return self._epoch
+
+    def wants_change(self) -> bool:
+        """A live member is not in the epoch."""
+        return bool(set(self._watch.alive()) - set(self._members))
+
+    def close(self) -> None:
+        """Leave, so that nobody waits for this member. May be called twice."""
+        if self._left:
+            return
+        self._left = True
+        self._watch.close()
+        try:
+            self._store.set(f"left/{self._watch.number}", b"1")
+        except RuntimeError:
+            return  # the store has gone, and everybody with it

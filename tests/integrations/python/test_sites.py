@@ -1,0 +1,464 @@
+"""Rounds between sites: local steps, compressed updates, outer steps; equal to what the papers and
+torch do where nothing is lost, and the same bits on all members always."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import data, digest, loss_of, make_mlp
+from ranks import run
+from thinwire.errors import InvalidArgumentError, MismatchError
+from thinwire.torch import sites
+from thinwire.torch.sites.state import pack, unpack
+from thinwire.torch.sites.updates import rule_of
+from torch.distributed.algorithms.model_averaging.averagers import (
+    PeriodicModelAverager as TorchAverager,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH = 64  # layers of more elements than go in fp32 anyway
+
+
+def step(model, optimizer, number: int, rank: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, data(number, rank, WIDTH)).backward()
+    optimizer.step()
+
+
+def one_step_rounds(rank: int):
+    """Rounds of one step with outer SGD(1), beside DDP."""
+    ours, plain = make_mlp(width=WIDTH), make_mlp(width=WIDTH)
+    ddp = DistributedDataParallel(plain)
+    inner = torch.optim.SGD(ours.parameters(), lr=0.05)
+    theirs = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    outer = torch.optim.SGD(ours.parameters(), lr=1.0)
+    with sites.DiLoCo(sites.static(), [ours], inner, outer, 1, codec="fp32"):
+        for number in range(20):
+            step(ours, inner, number, rank)
+            step(ddp, theirs, number, rank)
+    pairs = zip(ours.parameters(), plain.parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs), digest(ours)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_rounds_of_one_step_are_ddp(world):
+    results = run(one_step_rounds, world=world)
+    assert max(worst for worst, _ in results) < 1e-6
+    assert len({bits for _, bits in results}) == 1
+
+
+def reference(
+    model: torch.nn.Sequential, fragments, sync_every: int, delay: int, alpha: float, steps: int
+) -> None:
+    """Streaming DiLoCo as arXiv 2501.18512 (algorithm 2) and torchft's fragments have it: every
+    sync_every / fragments steps one fragment ends its round, whose update was taken `delay` steps
+    before. All members in one process's program, over torch's allreduce."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    outers = [
+        torch.optim.SGD(f.parameters(), lr=0.7, momentum=0.9, nesterov=True) for f in fragments
+    ]
+    anchors = [[p.detach().clone() for p in f.parameters()] for f in fragments]
+    apart, updates, turn = sync_every // len(fragments), [], 0
+    for number in range(steps):
+        step(model, inner, number, rank)
+        if number % apart == apart - delay - 1:
+            parameters = list(fragments[turn].parameters())
+            pairs = zip(anchors[turn], parameters, strict=True)
+            updates = [anchor - p.detach() for anchor, p in pairs]
+            for update in updates:
+                dist.all_reduce(update)
+        if number % apart == apart - 1:
+            parameters = list(fragments[turn].parameters())
+            local = [p.detach().clone() for p in parameters]
+            with torch.no_grad():
+                for p, anchor, update in zip(parameters, anchors[turn], updates, strict=True):
+                    p.copy_(anchor)
+                    p.grad = update / world
+                outers[turn].step()
+                anchors[turn] = [p.detach().clone() for p in parameters]
+                for p, mine in zip(parameters, local, strict=True):
+                    p.lerp_(mine, alpha)
+            turn = (turn + 1) % len(fragments)
+
+
+def streamed(rank: int, fragments: int, delay: int, alpha: float):
+    ours, plain = make_mlp(width=WIDTH), make_mlp(width=WIDTH)
+
+    def parts(model):
+        return [model] if fragments == 1 else [model[0], model[2:]]
+
+    reference(plain, parts(plain), 8, delay, alpha, 32)
+    inner = torch.optim.AdamW(ours.parameters(), lr=0.01)
+    outers = [
+        torch.optim.SGD(f.parameters(), lr=0.7, momentum=0.9, nesterov=True) for f in parts(ours)
+    ]
+    with sites.DiLoCo(
+        sites.static(), parts(ours), inner, outers, 8, codec="fp32",
+        fragment_sync_delay=delay, fragment_update_alpha=alpha,
+    ) as diloco:  # fmt: skip
+        for number in range(32):
+            step(ours, inner, number, rank)
+        rounds = diloco.rounds
+    pairs = zip(ours.parameters(), plain.parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs), rounds
+
+
+@pytest.mark.parametrize(
+    ("fragments", "delay", "alpha"),
+    [(1, 0, 0.0), (1, 3, 0.0), (1, 3, 0.5), (2, 0, 0.5), (2, 2, 0.0), (2, 3, 0.25)],
+)
+def test_streaming_is_the_papers(fragments, delay, alpha):
+    for worst, rounds in run(streamed, fragments, delay, alpha):
+        assert worst < 1e-6
+        assert rounds == 4 * fragments
+
+
+def one_outer_for_all(rank: int):
+    """Fragments with one outer optimizer: it sees the fragment's gradients only."""
+    ours, split = make_mlp(width=WIDTH), make_mlp(width=WIDTH)
+    for model, shared in ((ours, True), (split, False)):
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        outers = [torch.optim.SGD(part.parameters(), lr=0.5) for part in (model[0], model[2:])]
+        outer = torch.optim.SGD(model.parameters(), lr=0.5) if shared else outers
+        with sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, outer, 4, codec="fp32"):
+            for number in range(16):
+                step(model, inner, number, rank)
+    return digest(ours) == digest(split)
+
+
+def test_one_outer_optimizer_serves_all_fragments():
+    assert run(one_outer_for_all) == [True, True]
+
+
+def compressed(rank: int, options: dict, sync_every):
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    momentum = 0.0 if "decay" in options else 0.9
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=momentum, nesterov=momentum > 0)
+    before = loss_of(model, data(10_000, 0, WIDTH)).item()
+    with sites.DiLoCo(sites.static(), [model], inner, outer, sync_every, **options) as diloco:
+        for number in range(128):
+            step(model, inner, number, rank)
+        diloco.sync()
+        stats = diloco.stats()
+    after = loss_of(model, data(10_000, 0, WIDTH)).item()
+    return digest(model), before, after, stats["sent_bytes"] / stats["rounds"], stats["report"]
+
+
+@pytest.mark.parametrize(
+    ("options", "bits"),
+    [
+        ({"codec": "fp32"}, 32),
+        ({"codec": {"1d": "fp32", "*": "int4"}}, 4.0625),
+        ({"codec": "adaptive:bits=2"}, 2.0625),
+        ({"codec": "adaptive:bits=0.5"}, 0.5625),
+        ({"codec": "topk:density=0.05", "decay": 0.95}, 1.6),
+    ],
+    ids=lambda value: str(value.get("codec")) if isinstance(value, dict) else "",
+)
+def test_all_codecs_train_with_the_same_bits_everywhere(options, bits):
+    first, second = run(compressed, options, 8)
+    assert first[0] == second[0]
+    assert first[2] < 0.95 * first[1]
+    large, exact = 2 * WIDTH * WIDTH, 2 * WIDTH + 10 * WIDTH + 10  # below 1,024: fp32
+    expected = large * bits / 8 + 4 * exact
+    assert abs(first[3] - expected) < 0.02 * expected + 1000  # headers and votes
+
+
+def residual_is_fed_back(rank: int):
+    """The mean over rounds of one update comes near to the update."""
+    model = torch.nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    torch.manual_seed(5 + rank)
+    change = torch.randn(64, 64)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    with sites.LocalSGD(sites.static(), model, inner, 1, codec="int4"):
+        for _ in range(40):
+            model.weight.grad = -change
+            inner.step()
+    expected = change.clone()
+    dist.all_reduce(expected)
+    return (model.weight.detach() / 40 - expected / 2).abs().max().item()
+
+
+def test_what_compression_lost_comes_later():
+    assert max(run(residual_is_fed_back)) < 0.02  # one round alone is off by up to 0.25
+
+
+def weighted(rank: int):
+    model = torch.nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    with sites.LocalSGD(sites.static(), model, inner, 1, codec="fp32") as local:
+        local.saw(30 if rank == 0 else 10)
+        model.weight.grad = torch.full((1, 2), -1.0 if rank == 0 else -5.0)
+        inner.step()
+        report = local.reports[-1]
+    return model.weight.tolist(), report.weights
+
+
+def test_members_count_by_what_they_saw():
+    for weights, shares in run(weighted):
+        assert weights == [[2.0, 2.0]]
+        assert shares == (30.0, 10.0)
+
+
+def proximal(rank: int):
+    model = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    values = []
+    with sites.LocalSGD(sites.static(), model, inner, 100, codec="fp32", prox=0.25):
+        for _ in range(2):
+            model.weight.grad = torch.ones(1, 1)
+            inner.step()
+            values.append(model.weight.item())
+    return values
+
+
+def test_fedprox_pulls_to_the_anchor():
+    # 1 - 0.5; then the gradient is 1 + 0.25 * (0.5 - 1).
+    assert run(proximal) == [[0.5, 0.5 - 0.5 * 0.875]] * 2
+
+
+def averaged(rank: int, codec: str):
+    ours, theirs = make_mlp(seed=rank, width=WIDTH), make_mlp(seed=rank, width=WIDTH)
+    pairs = [
+        (ours, sites.PeriodicModelAverager(3, 4, codec=codec)),
+        (theirs, TorchAverager(3, 4)),
+    ]
+    for model, averager in pairs:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for number in range(14):
+            step(model, optimizer, number, rank)
+            averager.average_parameters(model.parameters())
+    pairs[0][1].close()
+    together = zip(ours.parameters(), theirs.parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in together), digest(ours)
+
+
+@pytest.mark.parametrize(("codec", "error"), [("fp32", 1e-6), ("int8", 2e-3)])
+def test_the_averager_is_torchs(codec, error):
+    results = run(averaged, codec)
+    assert max(worst for worst, _ in results) < error
+    assert len({bits for _, bits in results}) == 1
+
+
+def resumed(rank: int, delay: int, alpha):
+    """Trains 20 steps; and 8 steps, a checkpoint, and the other 12 in another object."""
+
+    def make():
+        model = make_mlp(width=WIDTH)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        diloco = sites.DiLoCo(
+            sites.static(), [model[0], model[2:]], inner, outer, 6, codec="int4",
+            fragment_sync_delay=delay, fragment_update_alpha=alpha,
+        )  # fmt: skip
+        return model, inner, diloco
+
+    model, inner, diloco = make()
+    with diloco:
+        for number in range(20):
+            step(model, inner, number, rank)
+    whole = digest(model)
+    model, inner, diloco = make()
+    with diloco:
+        for number in range(8):
+            step(model, inner, number, rank)
+        saved = copy.deepcopy((model.state_dict(), inner.state_dict(), diloco.state_dict()))
+    model, inner, diloco = make()
+    model.load_state_dict(saved[0])
+    inner.load_state_dict(saved[1])
+    diloco.load_state_dict(saved[2])
+    with diloco:
+        for number in range(8, 20):
+            step(model, inner, number, rank)
+    return whole == digest(model), len(saved[2]["open"])
+
+
+@pytest.mark.parametrize(
+    ("delay", "alpha", "open_rounds"), [(0, 0.0, 0), (2, 0.5, 1), (4, "rebase", 2)]
+)
+def test_resuming_is_as_never_having_stopped(delay, alpha, open_rounds):
+    for same, number in run(resumed, delay, alpha):
+        assert same
+        assert number == open_rounds
+
+
+def saved_states(rank: int):
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with sites.LocalSGD(sites.static(), model, inner, 2, codec="int4") as local:
+        for number in range(6):
+            step(model, inner, number, rank)
+        return local.state_dict()
+
+
+def resumed_elsewhere(rank: int, states: list):
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    local = sites.LocalSGD(sites.static(), model, inner, 2, codec="int4")
+    local.load_state_dict(states)
+    with local:
+        return local.state_dict()["residuals"][0]
+
+
+@pytest.mark.parametrize("world", [2, 5])
+def test_the_sum_of_residuals_is_kept_in_another_world(world):
+    states = run(saved_states, world=3)
+    found = run(resumed_elsewhere, states, world=world)
+    for name in states[0]["residuals"][0]:
+        before = sum(state["residuals"][0][name].double() for state in states)
+        after = sum(kept[name].double() for kept in found)
+        assert (before - after).abs().max() < 1e-6
+    assert any(kept["0.weight"].abs().max() > 0 for kept in found)
+
+
+def different_weights(rank: int):
+    model = make_mlp(seed=rank, width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with sites.LocalSGD(sites.static(), model, inner, 2):
+        return digest(model)
+
+
+def test_members_begin_with_the_weights_of_the_first():
+    assert len(set(run(different_weights, world=3))) == 1
+
+
+def mismatched(rank: int):
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    codec = {"0.weight": "int4", "*": "fp32"} if rank else {"2.weight": "int4", "*": "fp32"}
+    message = "use the same model, fragments, codec"
+    with (
+        sites.LocalSGD(sites.static(), model, inner, 1, codec=codec),
+        pytest.raises(MismatchError, match=message),
+    ):
+        step(model, inner, 0, rank)
+
+
+def test_another_codec_is_a_typed_error_on_all():
+    run(mismatched)
+
+
+def by_the_clock(rank: int):
+    """Rank 1 makes a step in a fifth of the steps' time; both stop together."""
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    every = datetime.timedelta(milliseconds=60)
+    shares = []
+    with sites.LocalSGD(sites.static(), model, inner, every, codec="fp32") as local:
+        number = 0
+        while local.rounds < 4:
+            number += 1
+            step(model, inner, number, rank)
+        shares = [report.weights for report in local.reports]
+    return digest(model), shares, number
+
+
+def test_rounds_by_the_clock_count_the_steps_made():
+    first, second = run(by_the_clock)
+    assert first[0] == second[0]
+    assert first[1] == second[1]
+    for rank, (_, shares, number) in enumerate((first, second)):
+        assert sum(each[rank] for each in shares) == number
+
+
+def measured_pace(rank: int):
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    every = sites.Overhead(0.3, first=2, most=64)
+    with sites.LocalSGD(sites.static(), model, inner, every) as local:
+        steps = []
+        for number in range(100):
+            step(model, inner, number, rank)
+            steps.append(local.stats()["steps_between"])
+    return steps, digest(model)
+
+
+def test_the_pace_that_an_overhead_asks_for_is_one_of_all():
+    first, second = run(measured_pace)
+    assert first[0] == second[0]
+    assert first[0][0] == 2 and max(first[0]) > 2
+
+
+def updates_of(members: int, numel: int = 1000):
+    generator = torch.Generator().manual_seed(3)
+    return [{"w": torch.randn(numel, generator=generator) * 0.1 + 1} for _ in range(members)]
+
+
+@pytest.mark.parametrize("aggregate", ["centered_clip", "trimmed", "median"])
+def test_one_poisoner_of_five_changes_little(aggregate):
+    honest = updates_of(4)
+    clean = rule_of("mean")(honest, [1.0] * 4, {})["w"]
+    before = {"w": torch.ones(1000)}
+    for poison in (-10 * honest[0]["w"], torch.full((1000,), 1e6)):
+        poisoned = [*honest, {"w": poison}]
+        result = rule_of(aggregate)(poisoned, [1.0] * 5, before)["w"]
+        assert (result - clean).norm() < 0.15 * clean.norm()
+        plain = rule_of("mean")(poisoned, [1.0] * 5, before)["w"]
+        assert (plain - clean).norm() > clean.norm()
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 5, 8])
+def test_median_and_trimmed_mean_are_the_textbooks(members):
+    updates = updates_of(members)
+    rows = torch.stack([update["w"] for update in updates]).double()
+    ordered = rows.sort(0).values
+    half = members // 2
+    expected = ordered[half] if members % 2 else (ordered[half - 1] + ordered[half]) / 2
+    weights = [1.0] * members
+    assert torch.allclose(
+        rule_of("median")(updates, weights, {})["w"].double(), expected, atol=1e-6
+    )
+    cut = int(0.2 * members)
+    expected = ordered[cut : members - cut].mean(0)
+    assert torch.allclose(
+        rule_of("trimmed")(updates, weights, {})["w"].double(), expected, atol=1e-6
+    )
+
+
+def test_a_state_comes_back_and_equal_states_have_equal_bytes():
+    state = {"a": [1, 2.5, None, True], 3: {"t": torch.arange(6).view(2, 3)}, "s": (0.9, 0.999)}
+    again = unpack(pack(state))
+    assert again["a"] == state["a"] and torch.equal(again[3]["t"], state[3]["t"])
+    assert again["s"] == [0.9, 0.999]
+    assert pack(again) == pack(dict(reversed(state.items())))
+    with pytest.raises(InvalidArgumentError, match="no packed state"):
+        unpack(b"\x05\0\0\0\0\0\0\0{bad}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sync_every": 3}, "multiple of the 2 fragments"),
+        ({"sync_every": 4, "fragment_sync_delay": 4}, "more than fragment_sync_delay"),
+        ({"sync_every": 4, "aggregate": "krum"}, "expected one of 'mean'"),
+        ({"sync_every": 4, "decay": 2.0}, "decay is 2.0"),
+        ({"sync_every": 4, "fragment_update_alpha": -1}, "fragment_update_alpha is -1"),
+        ({"sync_every": 4, "weight": 0.0}, "weight is 0.0"),
+        ({"sync_every": 4, "codec": "int5"}, "int5"),
+        ({"sync_every": "often"}, "steps, a timedelta or an Overhead"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with pytest.raises(InvalidArgumentError, match=message):
+        sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, inner, **options)
+
+
+def test_fragments_have_no_parameter_in_common():
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with pytest.raises(InvalidArgumentError, match=r"'0\.weight' in common"):
+        sites.DiLoCo(sites.static(), [model, model[:1]], inner, inner, 4)

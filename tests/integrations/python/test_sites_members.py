@@ -1,0 +1,314 @@
+"""Members that come, go and die: survivors lose no step, all have the same bits after each round.
+The same tests over a store of torch's and over torchft's Lighthouse, where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import data, digest, loss_of, make_mlp
+from ranks import outcomes_of, run
+from thinwire import errors
+from thinwire.torch import sites
+from thinwire.torch.sites.meeting import Meeting
+
+WIDTH = 64
+
+
+@pytest.fixture(params=["store", "lighthouse"])
+def address(request):
+    """Where members learn of one another, while the test runs."""
+    if request.param == "store":
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        yield f"127.0.0.1:{server.port}"
+        return
+    if importlib.util.find_spec("torchft") is None:
+        pytest.skip("torchft is not installed")
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        "127.0.0.1:0", min_replicas=2, join_timeout_ms=20_000, quorum_tick_ms=20,
+        heartbeat_timeout_ms=1500,
+    )  # fmt: skip
+    yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
+    server.shutdown()
+
+
+def join(address: str, name: str, **options):
+    if not address.startswith("http"):
+        host, _, port = address.partition(":")
+        address = dist.TCPStore(host, int(port), is_master=False)
+    return sites.join(address, name, timeout_s=50, **options)
+
+
+class Trainer:
+    """Trains, and counts the steps that it has made, and that rounds have counted."""
+
+    def __init__(self, rank: int, address: str, sync_every=2, min_members=2, **options) -> None:
+        self.name, self.rank, self.steps = f"site {rank}", rank, 0
+        self.model = make_mlp(seed=rank, width=WIDTH)
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        outer = torch.optim.SGD(self.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        self.diloco = sites.DiLoCo(
+            join(address, self.name, min_members=min_members),
+            [self.model[0], self.model[2:]], self.inner, outer, sync_every, **options,
+        )  # fmt: skip
+
+    def step(self) -> None:
+        self.inner.zero_grad()
+        loss_of(self.model, data(self.steps, self.rank, WIDTH)).backward()
+        self.inner.step()
+        self.steps += 1
+
+    def until(self, rounds: int) -> None:
+        while self.diloco.rounds < rounds:
+            self.step()
+
+    def anchors(self) -> bytes:
+        return self.diloco.dump()
+
+    def summary(self) -> dict:
+        """All rounds that this member committed: number -> (members, weights, digest)."""
+        reports = {r.number: (r.members, r.weights, r.digest) for r in self.diloco.reports}
+        mine = [w[m.index(self.name)] for m, w, _ in reports.values() if self.name in m]
+        return {"reports": reports, "counted": sum(mine), "made": self.steps,
+                "bits": self.anchors(), "stats": self.diloco.stats()}  # fmt: skip
+
+
+LAST = 14
+
+
+def killed_at(rank: int, address: str, phase: str):
+    """Member 1 of three dies in its fourth round."""
+    trainer = Trainer(rank, address)
+    with trainer.diloco:
+        trainer.until(3)
+        if rank == 1:
+            die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+            tell = Meeting.tell
+            if phase == "before":
+                die()
+            if phase == "begin":
+                Meeting.start = die
+            if phase == "vote":
+                Meeting.tell = die
+            if phase == "after":
+                Meeting.tell = lambda *arguments: (tell(*arguments), die())
+        trainer.until(LAST)
+        return trainer.summary()
+
+
+@pytest.mark.parametrize("phase", ["before", "begin", "vote", "after"])
+def test_survivors_of_a_killed_member_lose_no_step(address, phase):
+    outcomes = outcomes_of(killed_at, address, phase, world=3, timeout_s=90)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    kept = []
+    for rank in (0, 2):
+        assert not outcomes[rank].error, outcomes[rank].trace
+        kept.append(outcomes[rank].value)
+        assert kept[-1]["counted"] == kept[-1]["made"]
+        assert sorted(kept[-1]["reports"]) == list(range(LAST))
+        assert kept[-1]["stats"]["epochs"] == 2
+    assert kept[0]["reports"] == kept[1]["reports"]
+    assert kept[0]["bits"] == kept[1]["bits"]
+    assert "site 1" in kept[0]["reports"][2][0]
+    assert "site 1" not in kept[0]["reports"][LAST - 1][0]
+
+
+def streamed_and_killed(rank: int, address: str):
+    """The same with two rounds under way."""
+    trainer = Trainer(
+        rank, address, 6, fragment_sync_delay=4, fragment_update_alpha="rebase", codec="int4"
+    )
+    with trainer.diloco:
+        trainer.until(3)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainer.until(LAST)
+        trainer.diloco._end_all()
+        return trainer.summary()
+
+
+def test_rounds_under_way_survive(address):
+    outcomes = outcomes_of(streamed_and_killed, address, world=3, timeout_s=90)
+    kept = [outcomes[rank].value for rank in (0, 2)]
+    assert kept[0] is not None, outcomes[0].trace
+    assert kept[0]["reports"] == kept[1]["reports"]
+    assert kept[0]["bits"] == kept[1]["bits"]
+
+
+def fails_after_the_vote(rank: int, address: str):
+    """Member 0 has all votes of round 3 and loses its connections before it commits; member 1
+    commits the round."""
+    trainer = Trainer(rank, address)
+    tell = Meeting.tell
+    with trainer.diloco:
+        trainer.until(3)
+        if rank == 0:
+
+            def lost(meeting, name, mine):
+                tell(meeting, name, mine)
+                Meeting.tell = tell
+                time.sleep(0.5)  # the other has committed by then, or it has not: both are right
+                error = errors.PeerLostError("the connection broke after the last byte")
+                meeting.fail(error)
+                raise error
+
+            Meeting.tell = lost
+        trainer.until(LAST)
+        return trainer.summary()
+
+
+def test_a_round_that_one_has_committed_is_committed_by_all(address):
+    first, second = run(fails_after_the_vote, address, timeout_s=90)
+    assert first["bits"] == second["bits"]
+    # Member 0 commits round 3 in the new meeting, without a report of its own.
+    del second["reports"][3]
+    first["reports"].pop(3, None)
+    assert first["reports"] == second["reports"]
+    assert second["counted"] == second["made"]
+
+
+def joins_later(rank: int, address: str, folder: str):
+    trainer = (
+        Trainer(rank, address, 4, momentum_of_outer=None) if False else Trainer(rank, address, 4)
+    )
+    flag = os.path.join(folder, "now")
+    if rank == 2:
+        while not os.path.exists(flag):
+            time.sleep(0.01)
+    with trainer.diloco:
+        while trainer.diloco.rounds < 60:
+            trainer.step()
+            if rank == 0 and trainer.diloco.rounds == 6 and not os.path.exists(flag):
+                Path(flag).touch()
+            together = len(trainer.diloco.stats()["members"]) == 3
+            if (
+                together
+                and trainer.diloco.reports
+                and len(trainer.diloco.reports[-1].members) == 3
+                and trainer.diloco.reports[-1].weights.count(0.0) == 0
+            ):
+                break
+            time.sleep(0.02)
+        return trainer.summary()
+
+
+def test_a_newcomer_has_the_others_state(address, tmp_path):
+    results = run(joins_later, address, str(tmp_path), world=3, timeout_s=90)
+    assert len({result["bits"] for result in results}) == 1
+    last = max(results[0]["reports"])
+    assert results[0]["reports"][last][0] == ("site 0", "site 1", "site 2")
+    assert results[0]["reports"] == results[1]["reports"]
+    assert results[0]["counted"] == results[0]["made"]
+    assert min(results[2]["reports"]) > 6
+
+
+def leaves(rank: int, address: str):
+    trainer = Trainer(rank, address)
+    with trainer.diloco:
+        trainer.until(4 if rank == 2 else LAST)
+        return trainer.summary()
+
+
+def test_one_that_leaves_does_not_stop_the_others(address):
+    results = run(leaves, address, world=3, timeout_s=90)
+    assert results[0]["reports"] == results[1]["reports"]
+    assert results[0]["bits"] == results[1]["bits"]
+    assert results[0]["counted"] == results[0]["made"]
+
+
+def stopped(rank: int, address: str, folder: str):
+    """Member 2 is stopped for longer than a dead one; it comes back with its steps."""
+    trainer = Trainer(rank, address)
+    pid_file = os.path.join(folder, "pid")
+    with trainer.diloco:
+        trainer.until(3)
+        if rank == 2:
+            trainer.step()  # that the next round is to count
+            with open(pid_file + ".part", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(pid_file + ".part", pid_file)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        alone = 0
+        while trainer.diloco.rounds < 200:
+            trainer.step()
+            members = trainer.diloco.reports[-1].members
+            if rank == 0 and len(members) == 2 and not alone:
+                alone = trainer.diloco.rounds
+                os.kill(int(Path(pid_file).read_text()), signal.SIGCONT)
+            back = rank == 2 or alone or trainer.diloco.stats()["epochs"] >= 3
+            if (
+                back
+                and len(members) == 3
+                and trainer.diloco.stats()["epochs"] >= (2 if rank == 2 else 3)
+                and trainer.diloco.reports[-1].weights[2] > 0
+            ):
+                break
+            time.sleep(0.02)
+        return trainer.summary()
+
+
+def test_a_stopped_member_comes_back_with_its_steps(tmp_path):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = f"127.0.0.1:{server.port}"
+    results = run(stopped, address, str(tmp_path), world=3, timeout_s=100)
+    assert len({result["bits"] for result in results}) == 1
+    for result in results:
+        assert result["counted"] == result["made"]
+
+
+def alone(rank: int, address: str):
+    members = sites.join(
+        dist.TCPStore(*_place(address), is_master=False), "a", min_members=2, timeout_s=1
+    )
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with pytest.raises(errors.TimeoutError, match="expected at least 2"):
+        sites.LocalSGD(members, model, inner, 2).__enter__()
+    members.close()
+
+
+def _place(address: str) -> tuple[str, int]:
+    host, _, port = address.partition(":")
+    return host, int(port)
+
+
+def test_too_few_members_are_a_typed_error():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run(alone, f"127.0.0.1:{server.port}", world=1)
+
+
+def wrong_key(rank: int, address: str, folder: str):
+    key = os.path.join(folder, f"key{rank // 2}")
+    members = join(address, f"site {rank}", min_members=3)
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    local = sites.LocalSGD(members, model, inner, 2, key_file=key, timeout_s=5)
+    with pytest.raises(errors.Error):
+        local.__enter__()
+
+
+def test_a_name_without_the_key_takes_no_part(tmp_path):
+    for number in (0, 1):
+        key = tmp_path / f"key{number}"
+        key.write_bytes(os.urandom(32))
+        key.chmod(0o600)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run(wrong_key, f"127.0.0.1:{server.port}", str(tmp_path), world=3, timeout_s=90)
+
+
+def bits_of(rank: int, address: str):
+    trainer = Trainer(rank, address)
+    with trainer.diloco:
+        return digest(trainer.model)
+
+
+def test_members_begin_alike(address):
+    assert len(set(run(bits_of, address, timeout_s=60))) == 1
