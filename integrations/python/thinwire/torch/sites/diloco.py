@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,8 +112,7 @@ class DiLoCo:
         prox: adds prox * (parameters - anchor) to the gradients (FedProx, 1812.06127).
         aggregate: "mean", or a rule that bears poisoners: "centered_clip", "trimmed", "median".
         decay: what is multiplied into the residual before it is added, 1 for plain feedback.
-        options: those of the connections: timeout_s, interface, key_file and more of
-            thinwire.torch.Options.
+        options: those of the connections, such as timeout_s and interface: thinwire.torch.Options.
 
     Raises:
         InvalidArgumentError: an argument cannot be.
@@ -163,6 +163,9 @@ class DiLoCo:
         self._hooks: list[Any] = []
         self.reports: deque[Report] = deque(maxlen=1000)  # of the last rounds
         settings = config.resolve(codec="fp32", **options)
+        key_file = getattr(members, "key_file", None)
+        if key_file is not None:
+            settings = dataclasses.replace(settings, key_file=key_file)
         self._rounds = Rounds(members, settings, rule, self, fragment_sync_delay > 0)
 
     # The training loop's side.
@@ -259,21 +262,20 @@ class DiLoCo:
         """The commit of a round."""
         fragment = self._fragments[one.fragment]
         self._left.popleft()
-        begun = self._at_begin.pop(one.number, None)
+        begun = self._at_begin.pop(one.number, fragment.anchor)  # a newcomer began at the anchor
         fragment.residuals.update(one.residuals)
         if one.result:
             with torch.no_grad():
                 local = {name: p.detach().clone() for name, p in fragment.parameters.items()}
                 fragment.step(one.result)
                 for name, p in fragment.parameters.items():
-                    if begun is not None:
+                    if self._alpha == "rebase":
                         p.add_(local[name] - begun[name].to(p.device))
                     elif self._alpha:
                         p.lerp_(local[name], self._alpha)
-        if one.report is not None:
-            self.reports.append(one.report)
-            self._pace.ended(one.report.seconds)
-            self._pace.settle(one.report.measured)
+        self.reports.append(one.report)
+        self._pace.ended(one.report.seconds)
+        self._pace.settle(one.report.measured)
 
     def dump(self) -> bytes:
         """All that a newcomer needs, as bytes that are equal on all members."""

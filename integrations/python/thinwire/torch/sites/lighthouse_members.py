@@ -29,7 +29,14 @@ class LighthouseMembers:
     """Returned by join()."""
 
     def __init__(
-        self, address: str, name: str, *, host: str | None, timeout_s: float, beat_s: float
+        self,
+        address: str,
+        name: str,
+        key_file: str | None,
+        *,
+        host: str | None,
+        timeout_s: float,
+        beat_s: float,
     ) -> None:
         try:
             from torchft.coordination import LighthouseClient
@@ -38,6 +45,7 @@ class LighthouseMembers:
                 f"join('{address}') needs torchft ({error}); pip install torchft, or give join() a "
                 "torch.distributed.TCPStore"
             ) from None
+        self.key_file = key_file
         self.name, self._timeout_s, self._beat_s = name, timeout_s, beat_s
         self._id = f"{name}:{uuid.uuid4().hex[:8]}"
         self._host = host or _address_towards(address)

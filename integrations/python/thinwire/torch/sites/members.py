@@ -56,6 +56,7 @@ def join(
     name: str,
     *,
     min_members: int = 2,
+    key_file: str | None = None,
     host: str | None = None,
     timeout_s: float = 300.0,
     beat_s: float = 0.2,
@@ -69,6 +70,8 @@ def join(
             "http://host:29510" of torchft's Lighthouse.
         name: of this member, for messages and the reports of rounds.
         min_members: fewer do not train. A Lighthouse has its own --min_replicas.
+        key_file: a file with the group's secret, the same on all members; without the key nobody
+            takes part. None: THINWIRE_KEY_FILE, else a token in the store.
         host: the own address that others reach, for a Lighthouse. None: the one towards it.
         timeout_s: how long to wait for others. Members that train come to the meeting with their
             next round, so it is to be longer than the time between rounds.
@@ -88,9 +91,11 @@ def join(
             f"beat_s is {beat_s!r} and dead_s {dead_s!r}, expected 0 < beat_s < dead_s"
         )
     if isinstance(address, str):
-        return LighthouseMembers(address, name, host=host, timeout_s=timeout_s, beat_s=beat_s)
+        return LighthouseMembers(
+            address, name, key_file, host=host, timeout_s=timeout_s, beat_s=beat_s
+        )
     if not isinstance(address, dist.Store):
         raise wrong("address", address, "a torch.distributed.Store, or http://host:port")
     return StoreMembers(
-        address, name, min_members, timeout_s=timeout_s, beat_s=beat_s, dead_s=dead_s
+        address, name, min_members, key_file, timeout_s=timeout_s, beat_s=beat_s, dead_s=dead_s
     )

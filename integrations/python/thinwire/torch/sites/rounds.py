@@ -44,6 +44,7 @@ _STATUS = struct.Struct("<Q16sI16sQQ")
 _SIZE = struct.Struct("<Q16s")  # of a state, and its digest
 _DIGEST = 16
 _NONE = bytes(_DIGEST)
+_MEETINGS = 5  # that fail in a row, until a member gives up
 _SLICE = 4 << 20  # bytes of a state that one member sends at once
 
 
@@ -120,7 +121,8 @@ class Round:
     result: Values = field(default_factory=dict)
     digest: bytes = _NONE  # of all that was received and made of it
     report: Report | None = None
-    changes: bool = False
+    changes: bool = False  # a member knows of somebody who wants to come in
+    agreed: bool = False  # all members have this result
 
 
 class Rounds:
@@ -210,7 +212,8 @@ class Rounds:
         """Sends a round's bytes in the meeting of now. A failure shows in the attempt."""
         earlier = [other for other in self._open if other.number < one.number]
         one.after = earlier[-1] if earlier else None
-        one.result, one.digest, one.report, one.changes = {}, _NONE, None, False
+        one.result, one.digest, one.report = {}, _NONE, None
+        one.changes = one.agreed = False
         one.gather = one.attempt = None
         header = _HEADER.pack(
             one.number, one.fragment, self._members.wants_change(), one.weight,
@@ -230,7 +233,7 @@ class Rounds:
 
     def _attempt(self, meeting: Meeting, one: Round) -> None:
         """All of a round up to the moment before its commit."""
-        if one.after is not None and (one.after.report is None or one.after.changes):
+        if one.after is not None and (not one.after.agreed or one.after.changes):
             raise errors.Error("the round before this one is to be made first")
         rows = one.gather.rows()
         heads = [_HEADER.unpack(row[: _HEADER.size]) for row in rows]
@@ -245,17 +248,18 @@ class Rounds:
         digest = hashlib.sha256(b"".join(seen))
         for values in one.result.values():
             digest.update(raw_bytes(values))
-        one.digest = digest.digest()[:_DIGEST]
         one.changes = any(head[2] for head in heads)
-        self._vote(meeting, one, seen)
         norms, cosines = [0.0] * len(rows), [0.0] * len(rows)
         for rank, update in zip(speakers, updates, strict=True):
             norms[rank], cosines[rank] = norm(update), _cosine(update, one.result)
         one.report = Report(
             one.number, one.fragment, meeting.epoch.names, tuple(weights), tuple(norms),
-            tuple(cosines), one.digest.hex(), time.monotonic() - one.begun,
+            tuple(cosines), digest.hexdigest()[: 2 * _DIGEST], time.monotonic() - one.begun,
             self._sent_before + meeting.wire_bytes(), tuple(head[4:6] for head in heads),
         )  # fmt: skip
+        one.digest = digest.digest()[:_DIGEST]  # from here on the round can be committed
+        self._vote(meeting, one, seen)
+        one.agreed = True
 
     def _vote(self, meeting: Meeting, one: Round, seen: list[bytes]) -> None:
         votes = meeting.tell(f"vote {one.fragment}", one.digest + b"".join(seen))
@@ -295,7 +299,7 @@ class Rounds:
 
     def _meet(self, why: errors.Error | None) -> None:
         """Ends the epoch and begins the next one; a failure meanwhile leads to one more."""
-        while True:
+        for _ in range(_MEETINGS):
             if why is not None:
                 self._leave(why)  # before meet(), so that the others hear of it
             epoch = self._members.meet(why)
@@ -313,6 +317,11 @@ class Rounds:
             except errors.Error as error:
                 _log.warning("meeting %d: %s", epoch.number, error)
                 why = error
+        self._leave(why)
+        raise errors.Error(
+            f"members met {_MEETINGS} times in a row, and each time it failed; the last time: "
+            f"{why}; look for one that cannot be reached"
+        )
 
     def _leave(self, why: errors.Error | None) -> None:
         """Returns when nothing of the meeting is under way."""

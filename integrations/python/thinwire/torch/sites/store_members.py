@@ -43,7 +43,7 @@ class _Watch:
         name: str,
         beat_s: float,
         dead_s: float,
-        looked: Callable[[], None],
+        looked: Callable[[_Watch], None],
     ) -> None:
         self._store, self._beat_s, self._dead_s = store, beat_s, dead_s
         self._looked = looked  # is called after each look
@@ -65,7 +65,7 @@ class _Watch:
         while not self._closing.wait(self._beat_s):
             try:
                 self._look()
-                self._looked()
+                self._looked(self)
             except RuntimeError as error:
                 with self._lock:
                     self._failed = error
@@ -129,6 +129,7 @@ class StoreMembers:
         store: dist.Store,
         name: str,
         min_members: int,
+        key_file: str | None,
         *,
         timeout_s: float,
         beat_s: float,
@@ -136,10 +137,12 @@ class StoreMembers:
     ) -> None:
         self._store = dist.PrefixStore(_PREFIX, store)
         self._host = store.host if isinstance(store, dist.TCPStore) else None
+        self.key_file = key_file
         self.name, self._min, self._timeout_s = name, min_members, timeout_s
         self._lock = threading.Lock()
         self._guarded: tuple[list[int], Callable[[errors.Error], None]] | None = None
-        self._watch = _Watch(self._store, name, beat_s, dead_s, self._check_guarded)
+        self._beat_s, self._dead_s = beat_s, dead_s
+        self._joined: _Watch | None = None  # from the first meeting on
         self._epoch: Epoch | None = None
         self._members: list[int] = []  # of the epoch
         self._left = False
@@ -151,11 +154,15 @@ class StoreMembers:
             self._guarded = None
         end = time.monotonic() + self._timeout_s
         try:
+            if self._joined is None:
+                self._joined = _Watch(
+                    self._store, self.name, self._beat_s, self._dead_s, self._check_guarded
+                )
             mine = 0 if self._epoch is None else self._epoch.number
             number = max(self._store.add("epoch", 0), mine) + 1
             while True:
                 listed = self._wait_for(number, end)
-                if self._watch.number in [one[0] for one in listed]:
+                if self._joined.number in [one[0] for one in listed]:
                     return self._enter(number, listed)
                 number += 1
         except errors.Error:
@@ -166,7 +173,7 @@ class StoreMembers:
     def _wait_for(self, number: int, end: float) -> list:
         """The members of an epoch, once it is written."""
         key = f"epoch/{number}"
-        self._store.set(f"want/{number}/{self._watch.number}", "1")
+        self._store.set(f"want/{number}/{self._joined.number}", "1")
         while not self._store.check([key]):
             self._propose(number)
             if time.monotonic() > end:
@@ -182,8 +189,8 @@ class StoreMembers:
         with self._lock:
             self._guarded = (self._members, fail)
 
-    def _check_guarded(self) -> None:
-        alive = self._watch.alive()
+    def _check_guarded(self, watch: _Watch) -> None:
+        alive = watch.alive()
         with self._lock:
             members, fail = self._guarded or ([], None)
             dead = [number for number in members if number not in alive]
@@ -193,7 +200,7 @@ class StoreMembers:
         fail(errors.PeerLostError(f"member {dead[0]} of the store gives no sign of life"))
 
     def _hint(self, number: int) -> str:
-        alive = self._watch.alive()
+        alive = self._joined.alive()
         missing = [n for k, n in alive.items() if not self._wants(number, k)]
         if missing:
             return f"members {missing} live and do not come: they train, or are in no `with`"
@@ -204,8 +211,8 @@ class StoreMembers:
 
     def _propose(self, number: int) -> None:
         """Writes the epoch, if this member is the one to do so, and all live members want it."""
-        alive = self._watch.alive()
-        if min(alive) != self._watch.number or len(alive) < self._min:
+        alive = self._joined.alive()
+        if min(alive) != self._joined.number or len(alive) < self._min:
             return
         if all(self._wants(number, member) for member in alive):
             listed = json.dumps(sorted(alive.items()))
@@ -215,7 +222,7 @@ class StoreMembers:
 
     def _enter(self, number: int, listed: list) -> Epoch:
         self._members = [one[0] for one in listed]
-        rank = self._members.index(self._watch.number)
+        rank = self._members.index(self._joined.number)
         group = Group(
             rank, len(listed), f"sites{number}", count_user(), self._store,
             timeout_s=self._timeout_s, host=self._host,
@@ -225,15 +232,15 @@ class StoreMembers:
 
     def wants_change(self) -> bool:
         """A live member is not in the epoch."""
-        return bool(set(self._watch.alive()) - set(self._members))
+        return bool(set(self._joined.alive()) - set(self._members))
 
     def close(self) -> None:
         """Leave, so that nobody waits for this member. May be called twice."""
-        if self._left:
+        if self._left or self._joined is None:
             return
         self._left = True
-        self._watch.close()
+        self._joined.close()
         try:
-            self._store.set(f"left/{self._watch.number}", b"1")
+            self._store.set(f"left/{self._joined.number}", b"1")
         except RuntimeError:
             return  # the store has gone, and everybody with it
