@@ -340,8 +340,8 @@ def mismatched(rank: int):
     codec = {"0.weight": "int4", "*": "fp32"} if rank else {"2.weight": "int4", "*": "fp32"}
     message = "use the same model, fragments, codec"
     with (
-        sites.LocalSGD(sites.static(), model, inner, 1, codec=codec),
         pytest.raises(MismatchError, match=message),
+        sites.LocalSGD(sites.static(), model, inner, 1, codec=codec),
     ):
         step(model, inner, 0, rank)
 
