@@ -24,8 +24,8 @@ class Bucket;
 class Engine {
  public:
   // Takes over a connected transport (an empty one in a world of one). Starts
-  // options->lanes + 3 threads (4 where exchanges complete by events), one more with a device, one or
-  // two less where they match by order, and none in a world of one; predicted chunks may add
+  // options->lanes + 3 threads (4 where exchanges complete by events), one more with a device, one
+  // or two less where they match by order, and none in a world of one; predicted chunks may add
   // options->predicted_lanes. With a device all
   // tensors must be its own; submitting never waits for it. Unimplemented for a codec or a world
   // that the device has no kernels for.
@@ -47,9 +47,6 @@ class Engine {
 
   // Register and Submit in one. An empty tensor is done at once.
   absl::StatusOr<std::shared_ptr<Work>> Start(const CollectiveRequest& request);
-  absl::StatusOr<std::shared_ptr<Work>> AllReduce(const CollectiveRequest& request) {
-    return Start(request);
-  }
 
   // Fails the group on every rank with `reason`; from any thread. Returns when every rank has heard
   // it, or can't any more, which takes half a second at most: the process may end then.

@@ -1,6 +1,9 @@
-// Options: the settings of a process group. The handshake compares those that all ranks must hold
-// alike. The deadline, the trace and the flight recorder's path are each rank's own, as is
-// predicted_lanes; of predict and far, rank 0's count.
+// Options: the settings of a process group.
+//
+// A new one that users can set takes four places: a field at the end of tw_options
+// (integrations/c/thinwire.h); a field of Agreed or Own here, with its entry in ListAgreed if ranks
+// must hold it alike; a line of ParseOptions (integrations/c/options.cc); and an entry of
+// integrations/python/thinwire/options.py, from which the page of settings is written.
 #ifndef THINWIRE_SCHEDULE_OPTIONS_H_
 #define THINWIRE_SCHEDULE_OPTIONS_H_
 
@@ -73,47 +76,67 @@ struct MomentumOptions {
   bool nesterov = false;
 };
 
-struct Options {
+// What all ranks must hold alike; the handshake compares it.
+struct Agreed {
   // A segment of a request names its codec by index; a request without segments uses the first.
   std::vector<CodecPair> codecs = {CodecPair{}};
   MomentumOptions momentum;
   Policy policy = Policy::kWfbp;
-  int lanes = 4;  // announced chunks in flight
-  // Predicted chunks that hold a lane. There are more than announced ones, since a predicted chunk
-  // holds its lane until its rank has submitted it.
-  int predicted_lanes = 16;
+  int lanes = 4;                         // announced chunks in flight
   size_t chunk_bytes = size_t{4} << 20;  // of fp32 input; rounded down to whole blocks
-  // Settle makes chunk_bytes larger in a large world, so that messages hold this on average; see
-  // schedule/collective/chunk_size.h. 0: never.
-  size_t least_message_bytes = size_t{64} << 10;
+  // A tensor whose raw bytes times (n - 1) peers are at most this goes raw, in one exchange.
+  size_t min_bytes = size_t{64} << 10;
+  // Every block between ranks travels with a CRC32C, and one that came damaged fails the group.
+  bool checksum = false;
   Topology topology = Topology::kAuto;
   // Ranks of a node, which are neighbours: [0, local_size) and so on. 0: as they are found.
   int local_size = 0;
-  // A tensor whose raw bytes times (n - 1) peers are at most this goes raw, in one exchange.
-  size_t min_bytes = size_t{64} << 10;
-  // A larger one goes in one exchange as well, encoded, if its wire bytes times (n - 1) peers are
-  // at most this: see schedule/collective/direct.h, which is also where a min_bytes of 0 means
-  // never.
-  size_t one_hop_bytes = size_t{512} << 10;
-  std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
-  Predict predict = Predict::kWhenFar;
-  std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
   TransportKind transport = TransportKind::kGloo;
   // Threads that move the bytes over TCP, each with connections of its own to all ranks.
   int loops = 1;
-  // Every block between ranks travels with a CRC32C, and one that came damaged fails the group.
-  bool checksum = false;
-  // From so many ranks on, reports and announcements go through heads of groups; see
-  // schedule/order/control_tree.h.
-  int control_tree_from = 65;
+};
+
+// Each rank's own. Rank 0's `predict` counts for all.
+struct Own {
+  std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
+  Predict predict = Predict::kWhenFar;
   // A collective that failed half-way can be taken back (ErrorFeedback::Undo), at the price of as
-  // much memory again as residuals and momentum take. Each rank's own.
+  // much memory again as residuals and momentum take.
   bool recoverable = false;
-  // Results of every so many steps are compared between ranks; 0: never. On the host only.
-  uint64_t check_replicas = 0;
   std::string trace_path;   // Chrome JSON written at close; empty means no trace
   std::string flight_path;  // the last events, written with the first failure; empty means nowhere
 };
+
+// Constants, the same on all ranks, which no user can set; tests do.
+struct Tuning {
+  // Predicted chunks that hold a lane. There are more than announced ones, since a predicted chunk
+  // holds its lane until its rank has submitted it.
+  int predicted_lanes = 16;
+  // Settle makes chunk_bytes larger in a large world, so that messages hold this on average; see
+  // schedule/collective/chunk_size.h. 0, as where the user sets chunk_bytes: never.
+  size_t least_message_bytes = size_t{64} << 10;
+  // A tensor that is larger than min_bytes goes in one exchange as well, encoded, if its wire bytes
+  // times (n - 1) peers are at most this: see schedule/collective/direct.h, which is also where a
+  // min_bytes of 0 means never.
+  size_t one_hop_bytes = size_t{512} << 10;
+  std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
+  // From so many ranks on, reports and announcements go through heads of groups; see
+  // schedule/order/control_tree.h.
+  int control_tree_from = 65;
+};
+
+struct Options : Agreed, Own, Tuning {};
+
+// One option that all ranks hold alike, for messages.
+struct AgreedOption {
+  std::string name;   // as users know it, such as "lanes"
+  std::string value;  // as text without spaces, such as "4"
+  std::string range;  // in words if the value is out of it, such as "1 to 64"; else empty
+};
+
+// Every field of Agreed, as it is in a world of that size: the handshake and CheckOptions go by
+// this list.
+std::vector<AgreedOption> ListAgreed(const Options& options, int world);
 
 // InvalidArgument for a value that is out of its range.
 absl::Status CheckOptions(const Options& options);

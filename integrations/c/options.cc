@@ -98,6 +98,11 @@ absl::StatusOr<tw_simulation> ReadSimulation(const tw_simulation* caller) {
 }
 
 absl::StatusOr<Options> ParseOptions(const tw_options& in) {
+  if (in.check_replicas != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "check_replicas is ", in.check_replicas, ", expected 0: engines do not compare results; ",
+        "call thinwire.torch.check_replicas(module), or compare tw_digest of the parameters"));
+  }
   Options out;
   absl::StatusOr<std::vector<CodecPair>> codecs = ParseCodecs(std::string(TextOf(in.codec)));
   if (!codecs.ok()) return codecs.status();
@@ -131,7 +136,6 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   if (in.no_raw != 0) out.min_bytes = 0;
   if (in.timeout_ms != 0) out.timeout = std::chrono::milliseconds(in.timeout_ms);
   out.recoverable = in.recoverable != 0;
-  out.check_replicas = in.check_replicas;
   out.trace_path = std::string(TextOf(in.trace_path));
   out.checksum = in.checksum != 0;
   out.flight_path = std::string(TextOf(in.flight_path));

@@ -96,7 +96,7 @@ typedef struct {
                             on, else flat */
   size_t recoverable;    /* non-zero: tw_residual_undo works, at the price of as much memory again
                             as residuals and momentum take */
-  size_t check_replicas; /* results of every so many steps are compared between ranks; 0: never */
+  size_t check_replicas; /* reserved: 0; tw_digest compares parameters, as the ranks' caller asks */
   const char* transport; /* of the data: "gloo" (default); "ucx": shared memory of one host, which
                             all ranks must be on; "nccl": ranks with GPUs of their own; "auto":
                             "nccl" if all ranks can, else "ucx", else "gloo" */

@@ -47,12 +47,6 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Settled& settled, T
   if (options.checksum && size > 1) {
     transport.data = std::make_unique<Checked>(std::move(transport.data));
   }
-  if (device != nullptr && options.check_replicas != 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("check_replicas is ", options.check_replicas, " on ", device->name(),
-                     ", expected 0: results on a device are not compared yet; call "
-                     "thinwire.torch.check_replicas(module) every so many steps"));
-  }
   if (device != nullptr && size > 1) {
     if (absl::Status bad = CheckKernels(options, size, *device); !bad.ok()) return bad;
   }

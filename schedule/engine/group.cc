@@ -38,7 +38,6 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       standstill_(options.timeout),
       failure_(members_, options, transport_, standstill_, records_),
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
-      replicas_(members_, options.check_replicas, transport_.control.get(), failure_),
       tensors_(options_, members_, matching_, device_, slots_),
       chunk_lanes_(device_.get(), transport_.data.get(), options.timeout),
       direct_lanes_(device_.get(), transport_.data.get(), options.timeout) {}
@@ -171,11 +170,7 @@ absl::Status Group::RunLocal(Use& use) {
 void Group::EndChunk(const StartChunk& start, absl::Status status) {
   Use& use = UseOf(start);
   const bool ok = status.ok();
-  if (ok) {
-    replicas_.OnChunk(use, start.chunk);
-  } else {
-    failure_.FailFromExchange(status, use.label);
-  }
+  if (!ok) failure_.FailFromExchange(status, use.label);
   const Use::Left left = use.EndChunk(ok);
   if (ok && use.bucket->route() == Route::kDirect) {
     sequencing_->OnDirectDone(start.id);
@@ -183,7 +178,6 @@ void Group::EndChunk(const StartChunk& start, absl::Status status) {
     sequencing_->OnChunkDone(start, left == Use::Left::kDone);
   }
   if (left == Use::Left::kSome) return;
-  if (left == Use::Left::kDone) replicas_.OnDone(use);
   Retire(use, left == Use::Left::kDone ? Outcome::kDone : Outcome::kFailed);
 }
 
@@ -242,7 +236,6 @@ void Group::OnFrame(const ControlMessage& message) {
     case FrameType::kFail: return failure_.OnPeerFailed(parsed->failure, parsed->silent);
     case FrameType::kBye: return farewell_.OnBye(message.from, parsed->started);
     case FrameType::kByeHeard: return farewell_.OnByeHeard(message.from);
-    case FrameType::kDigest: return replicas_.OnDigest(message.from, parsed->digest);
     case FrameType::kPong: farewell_.OnPong(message.from); [[fallthrough]];
     default: return sequencing_->OnMessage(message.from, content);
   }

@@ -8,7 +8,6 @@
 //   Farewell         the goodbyes
 //   Standstill       whether this process was stopped for a while
 //   Records          statistics, events, trace
-//   ReplicaCheck     whether all ranks got the same bits
 //
 // A bucket comes in by Submit, on the caller's thread; its use leaves by Retire, on the thread that
 // ended it. A thread of the group's own takes in control frames, and another keeps the time.
@@ -27,7 +26,6 @@
 #include "schedule/engine/farewell.h"
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
-#include "schedule/engine/replica_check.h"
 #include "schedule/engine/sequencing.h"
 #include "schedule/engine/standstill.h"
 #include "schedule/engine/tensors.h"
@@ -85,7 +83,6 @@ class Group final : public Engine, public ChunkHost {
   Standstill standstill_;
   FailureProtocol failure_;
   Farewell farewell_;
-  ReplicaCheck replicas_;
   Tensors tensors_;
   Lanes chunk_lanes_, direct_lanes_;  // of chunks in order, and of all others
 

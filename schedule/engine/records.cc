@@ -18,8 +18,8 @@ constexpr std::array<const char*, 9> kNames = {"submitted", "started",    "hop b
                                                "hop ended", "chunk done", "tensor done",
                                                "frame out", "frame in",   "failed"};
 constexpr std::array<const char*, 12> kFrames = {
-    "?",       "report", "announce", "overdue",      "fail",   "goodbye",
-    "predict", "ping",   "pong",     "group report", "digest", "goodbye heard"};
+    "?",       "report", "announce", "overdue",      "fail", "goodbye",
+    "predict", "ping",   "pong",     "group report", "none", "goodbye heard"};
 
 int64_t Now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 

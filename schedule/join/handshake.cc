@@ -5,9 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "schedule/settle.h"
 #include "transport/transport.h"
 
 namespace thinwire {
@@ -37,18 +35,12 @@ absl::Status Differs(int rank, const std::string& mine, int peer, const std::str
 }  // namespace
 
 std::string Digest(int size, const Options& options) {
-  std::vector<std::string> codecs;
-  for (const CodecPair& codec : options.codecs) codecs.push_back(codec.ToString());
-  return absl::StrCat(
-      "wire=", kWireVersion, " framing=", kFramingVersion, " world=", size,
-      " codec=", absl::StrJoin(codecs, ";"), " momentum=", options.momentum.beta,
-      options.momentum.nesterov ? " nesterov=1" : " nesterov=0",
-      " policy=", std::string(Name(options.policy)), " lanes=", options.lanes,
-      " chunk_bytes=", Settle(options, size)->chunk_bytes, " min_bytes=", options.min_bytes,
-      " one_hop_bytes=", options.one_hop_bytes, " checksum=", options.checksum ? 1 : 0,
-      " topology=", std::string(Name(options.topology)), " local_size=", options.local_size,
-      " check_replicas=", options.check_replicas,
-      " transport=", std::string(Name(options.transport)), " loops=", options.loops);
+  std::string digest =
+      absl::StrCat("wire=", kWireVersion, " framing=", kFramingVersion, " world=", size);
+  for (const AgreedOption& option : ListAgreed(options, size)) {
+    absl::StrAppend(&digest, " ", option.name, "=", option.value);
+  }
+  return digest;
 }
 
 absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int rank, int size,

@@ -75,13 +75,6 @@ bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, ParsedFrame* parse
   return true;
 }
 
-bool UnpackDigest(const ControlFrame& frame, uint32_t count, DigestNote* note) {
-  if (count != 1) return false;
-  std::memcpy(note, frame.data() + sizeof(FrameHeader), sizeof(*note));
-  note->report.name[sizeof(note->report.name) - 1] = '\0';
-  return true;
-}
-
 // A goodbye of an older release says no number, and then leaves nothing undone.
 bool UnpackBye(const ControlFrame& frame, uint32_t count, uint64_t* started) {
   *started = std::numeric_limits<uint64_t>::max();
@@ -142,10 +135,6 @@ ControlFrame PackBye(uint64_t started) {
   return Pack(FrameType::kBye, std::span<const uint64_t>(&started, 1));
 }
 
-ControlFrame PackDigest(const DigestNote& note) {
-  return Pack(FrameType::kDigest, std::span(&note, 1));
-}
-
 ControlFrame PackSignal(FrameType type) { return FrameOf(type, 0); }
 
 std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
@@ -163,7 +152,6 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
     case FrameType::kPredict: good = Unpack(frame, header.count, &message.predicted); break;
     case FrameType::kFail: good = UnpackFailure(frame, header.count, &parsed); break;
     case FrameType::kBye: good = UnpackBye(frame, header.count, &parsed.started); break;
-    case FrameType::kDigest: good = UnpackDigest(frame, header.count, &parsed.digest); break;
     case FrameType::kPing:
     case FrameType::kPong:
     case FrameType::kByeHeard: good = true; break;

@@ -32,8 +32,8 @@ enum class FrameType : uint32_t {
   kPing = 7,         // rank to rank: answer with a pong
   kPong = 8,         // rank to rank: it is there
   kGroupReport = 9,  // head of a group to leader: this tensor is ready on all ranks of the group
-  kDigest = 10,      // rank to rank 0: the digest of a result
-  kByeHeard = 11,    // rank to rank: all that your goodbye counts is done here
+  // 10 was a digest, which earlier releases of the protocol sent.
+  kByeHeard = 11,  // rank to rank: all that your goodbye counts is done here
 };
 
 // One tensor as one rank sees it. All ranks' reports of one id must agree.
@@ -92,22 +92,12 @@ ControlFrame PackFailure(const absl::Status& reason, int silent = 0);
 ControlFrame PackBye(uint64_t started);
 ControlFrame PackSignal(FrameType type);  // kPing, kPong, kByeHeard
 
-// What one rank got as the result of one use of a tensor.
-struct DigestNote {
-  Report report;
-  uint64_t step = 0;
-  uint64_t digest = 0;
-};
-static_assert(sizeof(DigestNote) == 128 && std::is_trivially_copyable_v<DigestNote>);
-ControlFrame PackDigest(const DigestNote& note);
-
 // A frame taken apart. nullopt for a frame that no rank of this version sends.
 struct ParsedFrame {
   Message message;
   absl::Status failure;  // kFail
   int silent = 0;        // kFail
   uint64_t started = 0;  // kBye
-  DigestNote digest;     // kDigest
 };
 std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame);
 

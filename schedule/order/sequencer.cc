@@ -121,7 +121,6 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
       if (lead_ != nullptr) OnPong(from, now);
       break;
     case FrameType::kFail:
-    case FrameType::kDigest:
     case FrameType::kBye:
     case FrameType::kByeHeard: break;  // not the sequencer's
   }

@@ -27,11 +27,7 @@ void Frames(Input& input) {
   if (!parsed.has_value()) return;
   const Message& message = parsed->message;
   Require(message.report.name[sizeof(message.report.name) - 1] == '\0', "a name has its end");
-  const char* const tensor = parsed->digest.report.name;
-  Require(tensor[sizeof(parsed->digest.report.name) - 1] == '\0', "a digest's name has its end");
-  const bool packed_elsewhere = message.type == FrameType::kFail ||
-                                message.type == FrameType::kBye ||
-                                message.type == FrameType::kDigest;
+  const bool packed_elsewhere = message.type == FrameType::kFail || message.type == FrameType::kBye;
   if (packed_elsewhere) return;
   ForEachFrame(message, [&](const ControlFrame& frame) {
     const std::optional<ParsedFrame> again = ParseFrame(frame);

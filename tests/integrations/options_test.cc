@@ -189,6 +189,17 @@ TEST(Options, ASizeThatNoReleaseHasHadIsRefused) {
   }
 }
 
+TEST(Options, TheReservedFieldSaysWhatTookItsPlace) {
+  tw_options options;
+  tw_options_init(&options);
+  options.check_replicas = 1;
+  const Made made = Create(&options);
+  EXPECT_EQ(made.status, TW_INVALID_ARGUMENT);
+  for (const char* part : {"check_replicas is 1, expected 0", "tw_digest"}) {
+    EXPECT_NE(made.message.find(part), std::string::npos) << made.message;
+  }
+}
+
 // A struct that is too small for any release is zeroed and no more.
 TEST(Options, InitKeepsWithinAnySize) {
   for (const size_t bytes : {size_t{1}, size_t{8}, sizeof(old::tw_options) - 8}) {

@@ -24,11 +24,11 @@ std::vector<float> Reduce(Engine& engine, int rank, int step, bool absent,
   std::vector<float> values = Gradient(kA + kB + kC, 5, rank, step);
   if (absent) std::fill_n(values.begin() + kA, kB, 0.0f);
   const std::vector<uint32_t> numbers(absent ? 1 : 0, 1);
-  auto work = engine.AllReduce({.input = View(values),
-                                .output = View(values),
-                                .key = "bucket",
-                                .segments = segments,
-                                .absent = numbers});
+  auto work = engine.Start({.input = View(values),
+                            .output = View(values),
+                            .key = "bucket",
+                            .segments = segments,
+                            .absent = numbers});
   EXPECT_TRUE(work.ok()) << work.status();
   EXPECT_TRUE((*work)->Wait().ok());
   return values;
@@ -130,7 +130,7 @@ TEST(Absence, OfASegmentThatIsNotThereIsAnError) {
     const uint32_t number = 1;
     EXPECT_TRUE(absl::IsInvalidArgument(
         engine
-            .AllReduce(
+            .Start(
                 {.input = View(values), .output = View(values), .key = "g", .absent = {&number, 1}})
             .status()));
   });

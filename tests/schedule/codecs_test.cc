@@ -65,7 +65,7 @@ TEST(Momentum, HalfPrecisionGradientsKeepAnFp32Momentum) {
     for (int step = 0; step < 12; ++step) {
       std::vector<uint16_t> values = ones;
       const TensorView view{values.data(), values.size(), DType::kBF16};
-      auto work = engine.AllReduce({.input = view, .output = view, .key = "g"});
+      auto work = engine.Start({.input = view, .output = view, .key = "g"});
       ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
     }
     ASSERT_TRUE(engine.error_feedback().Export("g", &kept).ok());
@@ -98,7 +98,7 @@ TEST(Codecs, SeveralInOneBucket) {
   RunRanks(Wire::kInProcess, kWorld, options, [&](int rank, Engine& engine) {
     const auto reduce = [&](std::vector<float> values, const std::string& key,
                             const std::vector<Segment>& segments) {
-      auto work = engine.AllReduce(
+      auto work = engine.Start(
           {.input = View(values), .output = View(values), .key = key, .segments = segments});
       EXPECT_TRUE(work.ok() && (*work)->Wait().ok());
       return values;
@@ -129,7 +129,7 @@ TEST(Codecs, RanksThatMixThemOtherwiseAreNamed) {
   RunRanks(Wire::kInProcess, 2, options, [&](int rank, Engine& engine) {
     std::vector<float> values(4000);
     const std::vector<Segment> segments = {{"a", 0, 4000, 4000, rank == 0 ? 0u : 1u}};
-    auto work = engine.AllReduce(
+    auto work = engine.Start(
         {.input = View(values), .output = View(values), .key = "g", .segments = segments});
     const absl::Status status = work.ok() ? (*work)->Wait() : work.status();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
@@ -140,7 +140,7 @@ TEST(Codecs, UnknownOnesAreRefused) {
   RunRanks(Wire::kInProcess, 2, SmallChunks("int4"), [&](int, Engine& engine) {
     std::vector<float> values(400);
     const std::vector<Segment> segments = {{"a", 0, 400, 400, 3}};
-    const auto work = engine.AllReduce(
+    const auto work = engine.Start(
         {.input = View(values), .output = View(values), .key = "g", .segments = segments});
     EXPECT_TRUE(absl::IsInvalidArgument(work.status())) << work.status();
   });

@@ -73,11 +73,11 @@ inline History Reduce(const Options& options, const Case& run,
           tensor.Write(Stored(Gradient(run.numel, 11, rank, step), run.dtype));
           const TensorView view{tensor.data(), run.numel, run.dtype};
           const std::vector<uint32_t> absent(run.absent && step % run.world == rank ? 1 : 0, 0);
-          auto work = engine.AllReduce({.input = view,
-                                        .output = view,
-                                        .key = "t",
-                                        .segments = run.segments,
-                                        .absent = absent});
+          auto work = engine.Start({.input = view,
+                                    .output = view,
+                                    .key = "t",
+                                    .segments = run.segments,
+                                    .absent = absent});
           ASSERT_TRUE(work.ok()) << work.status();
           const absl::Status status = (*work)->Wait();
           ASSERT_TRUE(status.ok()) << status;

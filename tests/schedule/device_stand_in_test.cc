@@ -76,7 +76,7 @@ TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
         if (!engine.ok()) return;
         Tensor tensor(rank == 0 ? whole : nullptr, 40000);
         const TensorView view{tensor.data(), 10000};
-        auto work = (*engine)->AllReduce({.input = view, .output = view, .key = "t"});
+        auto work = (*engine)->Start({.input = view, .output = view, .key = "t"});
         seen[rank] = work.ok() ? (*work)->Wait() : work.status();
       });
     }
@@ -125,7 +125,7 @@ TEST(HeldUp, ACapturedStreamIsRefused) {
     ASSERT_TRUE(engine.ok()) << engine.status();
     const auto submit = [&] {
       const TensorView view{tensor.data(), 10000};
-      return (*engine)->AllReduce({.input = view, .output = view, .key = "t"});
+      return (*engine)->Start({.input = view, .output = view, .key = "t"});
     };
     const auto refused = [](const absl::Status& status) {
       return absl::IsInvalidArgument(status) &&
@@ -166,10 +166,10 @@ TEST(HeldUp, AllReduceDoesNotWaitForTheCallersStream) {
                  std::this_thread::sleep_for(std::chrono::milliseconds(50));
                  std::fill_n(values, numel, rank == 0 ? 3.0f : 5.0f);
                });
-               auto work = engine.AllReduce({.input = {values, numel},
-                                             .output = {values, numel},
-                                             .key = "t",
-                                             .stream = producer});
+               auto work = engine.Start({.input = {values, numel},
+                                         .output = {values, numel},
+                                         .key = "t",
+                                         .stream = producer});
                submitted = true;
                submitted.notify_all();
                ASSERT_TRUE(work.ok()) << work.status();

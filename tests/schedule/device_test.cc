@@ -175,8 +175,8 @@ TEST_P(DeviceTest, ManyTensorsAtOnce) {
                  const size_t numel = 1000 * (i + 1);
                  tensors[i]->Write(Stored(std::vector<float>(numel, rank + 1.0f), DType::kF32));
                  const TensorView view{tensors[i]->data(), numel};
-                 auto work = engine.AllReduce(
-                     {.input = view, .output = view, .key = "t" + std::to_string(i)});
+                 auto work =
+                     engine.Start({.input = view, .output = view, .key = "t" + std::to_string(i)});
                  ASSERT_TRUE(work.ok()) << work.status();
                  works.push_back(*work);
                }
@@ -219,10 +219,10 @@ TEST_P(DeviceTest, ResidualsFollowTheirParameters) {
           for (int step = 0; step < kSteps; ++step) {
             tensor.Write(Stored(Gradient(numel, 5, rank, step), DType::kF32));
             const TensorView view{tensor.data(), numel};
-            auto work = engine.AllReduce({.input = view,
-                                          .output = view,
-                                          .key = step < 2 ? "first" : "second",
-                                          .segments = step < 2 ? whole : turned});
+            auto work = engine.Start({.input = view,
+                                      .output = view,
+                                      .key = step < 2 ? "first" : "second",
+                                      .segments = step < 2 ? whole : turned});
             ASSERT_TRUE(work.ok()) << work.status();
             ASSERT_TRUE((*work)->Wait().ok());
           }
@@ -245,7 +245,7 @@ TEST_P(DeviceTest, ALostPeerIsAnErrorAndTheTensorIsTheCallersAgain) {
                Tensor tensor(device_, 40000);
                tensor.Write(Stored(Gradient(10000, 1, 0, 0), DType::kF32));
                const TensorView view{tensor.data(), 10000};
-               auto work = engine.AllReduce({.input = view, .output = view, .key = "t"});
+               auto work = engine.Start({.input = view, .output = view, .key = "t"});
                const absl::Status status = work.ok() ? (*work)->Wait() : work.status();
                EXPECT_FALSE(status.ok());
                tensor.Read();

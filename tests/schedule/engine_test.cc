@@ -53,9 +53,9 @@ TEST_P(EngineTest, AnyOrderOfReadinessGivesTheSame) {
       std::shuffle(order.begin(), order.end(), random);
       std::vector<std::shared_ptr<Work>> works;
       for (const int t : order) {
-        auto work = engine.AllReduce({.input = View(tensors[t]),
-                                      .output = View(tensors[t]),
-                                      .key = "t" + std::to_string(t)});
+        auto work = engine.Start({.input = View(tensors[t]),
+                                  .output = View(tensors[t]),
+                                  .key = "t" + std::to_string(t)});
         ASSERT_TRUE(work.ok()) << work.status();
         works.push_back(*work);
       }
@@ -124,8 +124,7 @@ TEST(EngineInProcess, EveryLengthFrom0To4097) {
       for (size_t numel = 0; numel <= 4097; ++numel) {
         std::vector<float> in = Gradient(numel, numel, rank, 0), out(numel, -1.0f);
         const std::vector<float> peer = Gradient(numel, numel, 1 - rank, 0);
-        auto work =
-            engine.AllReduce({.input = View(in), .output = View(out), .caller_waits = true});
+        auto work = engine.Start({.input = View(in), .output = View(out), .caller_waits = true});
         ASSERT_TRUE(work.ok() && (*work)->Wait().ok()) << numel;
         for (size_t i = 0; i < numel; ++i) {
           const float tolerance = min_bytes == 0 ? 1.5e-3f : 0.0f;  // 2 of 7 steps of 4.5 sigma
@@ -151,7 +150,7 @@ TEST(EngineInProcess, SumAndMeanOfEveryDType) {
           std::vector<uint8_t> wire(EncodedBytes(Spec("fp32"), values.size()));
           ScalarBackend().Encode(Spec("fp32"), View(values), nullptr, wire.data());
           ScalarBackend().Decode(Spec("fp32"), wire.data(), view);
-          auto work = engine.AllReduce({.input = view, .output = view, .op = op});
+          auto work = engine.Start({.input = view, .output = view, .op = op});
           ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
           ScalarBackend().Encode(Spec("fp32"), view, nullptr, wire.data());
           std::vector<float> got(values.size());

@@ -58,10 +58,10 @@ void Train(int rank, Engine& engine, const Results& expected, uint64_t seed) {
     std::vector<std::shared_ptr<Work>> works;
     for (const size_t t : order) {
       values[t] = Gradient(kSizes[t], t, rank, step);
-      auto work = engine.AllReduce({.input = View(values[t]),
-                                    .output = View(values[t]),
-                                    .key = "t" + std::to_string(t),
-                                    .priority = static_cast<int>(t)});
+      auto work = engine.Start({.input = View(values[t]),
+                                .output = View(values[t]),
+                                .key = "t" + std::to_string(t),
+                                .priority = static_cast<int>(t)});
       ASSERT_TRUE(work.ok()) << work.status();
       works.push_back(*work);
     }
@@ -171,8 +171,7 @@ void ExpectEnd(Matching matching, const Options& options, const LateOptions::Del
     for (size_t t = 0; t < kTensors; ++t) {
       values[t] = Gradient(kSizes[t], t, rank, 0);
       const std::string key = "t" + std::to_string(t);
-      auto work =
-          engine.AllReduce({.input = View(values[t]), .output = View(values[t]), .key = key});
+      auto work = engine.Start({.input = View(values[t]), .output = View(values[t]), .key = key});
       if (work.ok()) works.push_back(*work);
     }
     meanwhile(rank, engine);

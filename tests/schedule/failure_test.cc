@@ -182,7 +182,7 @@ void ExpectTheClosedRankIsNamed(Wire wire, size_t min_bytes, std::atomic<bool>& 
       return;  // and its engine goes
     }
     start_h_after(engine);
-    const auto work = engine.AllReduce({.input = View(values), .output = View(values), .key = "h"});
+    const auto work = engine.Start({.input = View(values), .output = View(values), .key = "h"});
     may_close = true;
     const absl::Status status = work.ok() ? (*work)->Wait() : work.status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
@@ -240,7 +240,7 @@ TEST_P(FailureTest, MemoryIsTheCallersAgainAfterAFailure) {
   for (int round = 0; round < 10; ++round) {
     RunRanks(GetParam(), 2, SmallChunks("fp32"), [](int rank, Engine& engine) {
       auto values = std::make_unique<std::vector<float>>(1 << 20);
-      auto work = engine.AllReduce({.input = View(*values), .output = View(*values), .key = "g"});
+      auto work = engine.Start({.input = View(*values), .output = View(*values), .key = "g"});
       if (rank == 1) engine.Abort(absl::AbortedError("enough"));
       if (work.ok()) (*work)->Wait().IgnoreError();
       values.reset();  // the address sanitizer sees who still writes
@@ -252,13 +252,12 @@ TEST(FailureInProcess, BadInputIsRefusedBeforeAnythingIsSent) {
   RunRanks(Wire::kInProcess, 2, SmallChunks("int8"), [](int, Engine& engine) {
     std::vector<float> a(10), b(11);
     EXPECT_TRUE(
-        absl::IsInvalidArgument(engine.AllReduce({.input = View(a), .output = View(b)}).status()));
+        absl::IsInvalidArgument(engine.Start({.input = View(a), .output = View(b)}).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(
-        engine.AllReduce({.input = {nullptr, 10}, .output = View(a)}).status()));
+        engine.Start({.input = {nullptr, 10}, .output = View(a)}).status()));
     const std::vector<Segment> short_by_one = {{"p", 0, 9, 9}};
     EXPECT_TRUE(absl::IsInvalidArgument(
-        engine
-            .AllReduce({.input = View(a), .output = View(a), .key = "k", .segments = short_by_one})
+        engine.Start({.input = View(a), .output = View(a), .key = "k", .segments = short_by_one})
             .status()));
     EXPECT_TRUE(AllReduce(engine, a, "k").ok()) << "and the group goes on";
   });
@@ -268,10 +267,10 @@ TEST(FailureInProcess, OneNameTwiceInFlightIsRefused) {
   RunRanks(Wire::kInProcess, 2, SmallChunks("int8"), [](int rank, Engine& engine) {
     std::vector<float> a(10000), b(10000), gate(1);
     if (rank == 0) {
-      auto first = engine.AllReduce({.input = View(a), .output = View(a), .key = "k"});
+      auto first = engine.Start({.input = View(a), .output = View(a), .key = "k"});
       ASSERT_TRUE(first.ok());
       EXPECT_TRUE(absl::IsInvalidArgument(
-          engine.AllReduce({.input = View(b), .output = View(b), .key = "k"}).status()));
+          engine.Start({.input = View(b), .output = View(b), .key = "k"}).status()));
       ASSERT_TRUE(AllReduce(engine, gate, "gate").ok());
       EXPECT_TRUE((*first)->Wait().ok());
     } else {

@@ -64,7 +64,7 @@ TEST_P(FeedbackTest, LosesNothingEvenWhenBucketsAreRebuilt) {
           for (size_t j = 0; j < segments[s].count; ++j) given[places[s] + j] += values[i++];
         }
       }
-      auto work = engine.AllReduce(
+      auto work = engine.Start(
           {.input = View(values), .output = View(values), .key = key, .segments = segments});
       ASSERT_TRUE(work.ok()) << work.status();
       ASSERT_TRUE((*work)->Wait().ok());

@@ -117,7 +117,7 @@ TEST(Describe, SaysWhoWaitsForWhom) {
       ASSERT_TRUE(AllReduce(engine, values, "weights").ok());
       return;
     }
-    auto work = engine.AllReduce({.input = View(values), .output = View(values), .key = "weights"});
+    auto work = engine.Start({.input = View(values), .output = View(values), .key = "weights"});
     ASSERT_TRUE(work.ok());
     EXPECT_TRUE(Says(engine.Describe(), "tensor 'weights' call 0, 3000 elements, in flight"))
         << engine.Describe();

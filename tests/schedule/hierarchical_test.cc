@@ -141,7 +141,7 @@ std::vector<ParameterResidual> Train(int world, const Options& options, DType dt
         const std::lock_guard lock(books.mu);
         for (size_t i = 0; i < numel; ++i) books.given[i] += values[i];
       }
-      auto work = engine.AllReduce({.input = view, .output = view, .key = "g", .op = Op::kSum});
+      auto work = engine.Start({.input = view, .output = view, .key = "g", .op = Op::kSum});
       ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
       if (rank != 0) continue;
       convert(view, View(values));
@@ -210,7 +210,7 @@ TEST(Hierarchical, TakesAlongResidualsThatComeLater) {
       const uint32_t number = 0;
       const auto step = [&](std::span<const uint32_t> absent) {
         std::vector<float> values(kNumel, absent.empty() ? 1.0f : 0.0f);
-        auto work = engine.AllReduce(
+        auto work = engine.Start(
             {.input = View(values), .output = View(values), .key = "g", .absent = absent});
         ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
       };

@@ -176,7 +176,7 @@ TEST_P(MismatchTest, OfTheOrderIsNone) {
     std::vector<std::vector<float>> values(2, std::vector<float>(1000, 1.0f));
     std::vector<std::shared_ptr<Work>> works;
     for (const int i : {rank % 2, 1 - rank % 2}) {
-      auto work = engine.AllReduce(
+      auto work = engine.Start(
           {.input = View(values[i]), .output = View(values[i]), .key = i == 0 ? "g" : "h"});
       ASSERT_TRUE(work.ok()) << work.status();
       works.push_back(*work);
@@ -212,7 +212,6 @@ std::vector<SetupCase> SetupCases() {
       {"min_bytes", {"min_bytes=0", "min_bytes=9"}, [](Options& o) { o.min_bytes = 9; }},
       {"one_hop_bytes", {"one_hop_bytes=9"}, [](Options& o) { o.one_hop_bytes = 9; }},
       {"checksum", {"checksum=0", "checksum=1"}, [](Options& o) { o.checksum = true; }},
-      {"check_replicas", {"check_replicas=3"}, [](Options& o) { o.check_replicas = 3; }},
       {"transport", {"transport=ucx"}, [](Options& o) { o.transport = TransportKind::kUcx; }},
       {"loops", {"loops=1", "loops=2"}, [](Options& o) { o.loops = 2; }},
       {"nesterov", {"nesterov=1"}, [](Options& o) { o.momentum.nesterov = true; }},

@@ -100,9 +100,9 @@ TEST_F(NcclEngineTest, NobodyWaitsOnTheHost) {
       std::move(transports), options,
       [&](int rank, Engine& engine) {
         Tensor tensor(DeviceOfRank(rank), 40000);
-        auto work = engine.AllReduce({.input = {reinterpret_cast<float*>(tensor.data()), 10000},
-                                      .output = {reinterpret_cast<float*>(tensor.data()), 10000},
-                                      .key = "t"});
+        auto work = engine.Start({.input = {reinterpret_cast<float*>(tensor.data()), 10000},
+                                  .output = {reinterpret_cast<float*>(tensor.data()), 10000},
+                                  .key = "t"});
         ASSERT_TRUE(work.ok()) << work.status();
         // On both ranks, the first hops of all chunks that have a lane, and second hops besides.
         while (Fake().groups - before < 2 * (options.lanes + 2)) {
@@ -125,7 +125,7 @@ void ExpectEnd(int world, const Options& options, absl::StatusCode code, const c
         Tensor tensor(DeviceOfRank(rank), 40000);
         const TensorView view{tensor.data(), 10000};
         const auto call = [&]() -> absl::Status {
-          auto work = engine.AllReduce({.input = view, .output = view, .key = "t"});
+          auto work = engine.Start({.input = view, .output = view, .key = "t"});
           return work.ok() ? (*work)->Wait() : work.status();
         };
         EXPECT_TRUE(call().ok());

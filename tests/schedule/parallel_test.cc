@@ -65,7 +65,7 @@ TEST(Parallel, TwoToThe31And17Elements) {
     std::vector<uint16_t> values(kNumel);
     for (size_t i = 0; i < kNumel; ++i) values[i] = rank == 0 ? of(i) : 0;
     const TensorView view{values.data(), kNumel, DType::kBF16};
-    auto work = engine.AllReduce({.input = view, .output = view, .key = "huge", .op = Op::kSum});
+    auto work = engine.Start({.input = view, .output = view, .key = "huge", .op = Op::kSum});
     ASSERT_TRUE(work.ok()) << work.status();
     ASSERT_TRUE((*work)->Wait().ok()) << engine.status();
     size_t wrong = 0;

@@ -81,7 +81,7 @@ void Step(int rank, Engine& engine, int step, std::vector<std::vector<float>>* v
   for (int t = kTensors; t-- > 0;) {
     if ((step + rank) % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(rank + 1));
     std::vector<float>& x = (*values)[t];
-    auto work = engine.AllReduce(
+    auto work = engine.Start(
         {.input = View(x), .output = View(x), .key = "t" + std::to_string(t), .priority = t});
     ASSERT_TRUE(work.ok()) << work.status();
     works.push_back(*work);

@@ -74,8 +74,7 @@ std::vector<float> Gradient(size_t numel, uint64_t seed, int rank, int step) {
 }
 
 absl::Status AllReduce(Engine& engine, std::vector<float>& values, const std::string& key, Op op) {
-  auto work =
-      engine.AllReduce({.input = View(values), .output = View(values), .key = key, .op = op});
+  auto work = engine.Start({.input = View(values), .output = View(values), .key = key, .op = op});
   return work.ok() ? (*work)->Wait() : work.status();
 }
 

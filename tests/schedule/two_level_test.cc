@@ -109,7 +109,7 @@ TEST(TwoLevel, SumsSixteenBitsInFp32) {
     const TensorView view{bytes.data(), kNumel, DType::kBF16};
     ScalarBackend().Encode(Spec("fp32"), View(values), nullptr, wire.data());
     ScalarBackend().Decode(Spec("fp32"), wire.data(), view);
-    auto work = engine.AllReduce({.input = view, .output = view, .op = Op::kSum});
+    auto work = engine.Start({.input = view, .output = view, .op = Op::kSum});
     ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
     ScalarBackend().Encode(Spec("fp32"), view, nullptr, wire.data());
     ScalarBackend().Decode(Spec("fp32"), wire.data(), View(values));

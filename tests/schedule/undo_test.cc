@@ -71,7 +71,7 @@ TEST_P(UndoTest, TakesBackAStepThatFailedHalfWay) {
     const ParameterResidual before = Kept(engine);
     together.arrive_and_wait();
     std::vector<float> values = Gradient(kNumel, 1, rank, 3);
-    auto work = engine.AllReduce({.input = View(values), .output = View(values), .key = "g"});
+    auto work = engine.Start({.input = View(values), .output = View(values), .key = "g"});
     if (!work.ok()) return;  // rank 1 was faster
     if (rank == 1) engine.Abort(absl::AbortedError("enough"));
     (*work)->Wait().IgnoreError();

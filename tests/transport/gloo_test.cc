@@ -46,8 +46,7 @@ TEST_F(GlooProcesses, AStoppedLeaderIsATimeoutThatNamesIt) {
   std::vector<absl::StatusOr<std::shared_ptr<Work>>> works;
   for (int i = 0; i < kTensors; ++i) {
     const TensorView view{values[i].data(), values[i].size()};
-    works.push_back(
-        engine->AllReduce({.input = view, .output = view, .key = "t" + std::to_string(i)}));
+    works.push_back(engine->Start({.input = view, .output = view, .key = "t" + std::to_string(i)}));
   }
   for (const auto& work : works) {
     const absl::Status status = work.ok() ? (*work)->Wait() : work.status();

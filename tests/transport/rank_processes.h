@@ -75,9 +75,9 @@ class RankProcesses : public testing::Test {
 
   static absl::Status Reduce(Engine& engine) {
     std::vector<float> values(300000, 1.0f);
-    auto work = engine.AllReduce({.input = {values.data(), values.size()},
-                                  .output = {values.data(), values.size()},
-                                  .key = "g"});
+    auto work = engine.Start({.input = {values.data(), values.size()},
+                              .output = {values.data(), values.size()},
+                              .key = "g"});
     return work.ok() ? (*work)->Wait() : work.status();
   }
 

@@ -190,7 +190,7 @@ void ReduceOnAll(std::vector<absl::StatusOr<Transport>> transports) {
       for (int step = 0; step < 5; ++step) {
         std::vector<float> values(100000, static_cast<float>(rank + step));
         const TensorView view{values.data(), values.size()};
-        auto work = engine->AllReduce({.input = view, .output = view, .key = "g"});
+        auto work = engine->Start({.input = view, .output = view, .key = "g"});
         ASSERT_TRUE(work.ok()) << work.status();
         const absl::Status status = (*work)->Wait();
         ASSERT_TRUE(status.ok()) << status;

@@ -61,7 +61,6 @@ class Config:
     checksum: bool = False
     topology: str | None = None
     recoverable: bool = False
-    check_replicas: int = 0
     transport: str = "gloo"
     ucx_library: str | None = None
     nccl_library: str | None = None

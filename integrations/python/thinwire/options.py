@@ -197,9 +197,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
            "bytes a parameter, 8 with momentum",
            "recoverable", "size_t", "recoverable", _FLAG, True, ("THINWIRE_RECOVERABLE",), "off"),
-    Option("the ranks compare their results in every so many steps; 0: never",
-           "check_replicas", "size_t", "check_replicas", _BYTES, True,
-           ("THINWIRE_CHECK_REPLICAS",), "0", COMPARED),
+    _of_call("check_replicas", "size_t", "reserved: thinwire.torch.check_replicas() compares "
+             "parameters", "0", FREE),
     Option("what the data runs on: `gloo` (TCP), `ucx` (UCX over the shared memory of the host "
            "that all ranks are on), `nccl` (between ranks that have GPUs of their own), or `auto` "
            "(`nccl` where all ranks can, else `ucx`, else `gloo`)",
@@ -270,7 +269,6 @@ class Settings(TypedDict, total=False):
     checksum: bool | None
     topology: Literal["auto", "flat", "grid", "hierarchical"] | None
     recoverable: bool | None
-    check_replicas: int | None
     transport: Literal["gloo", "ucx", "nccl", "auto"] | None
     local_size: int | None
 

@@ -41,29 +41,21 @@ class Sample(NamedTuple):
     in_c: dict[str, Any]
 
 
-# Every setting has a sample, so a new one is tested from its first day.
+# Settings whose kind has not a sample that fits them.
 SAMPLES = {
     "scope": Sample("all", "all", "backward", {}),
-    "local_group": Sample("a", "a", "b", {"local_group": b"a"}),
     "device": Sample("cuda:1", "cuda:1", "cuda:2", {"device": b"cuda:1"}),
-    "cuda_library": Sample("/a.so", "/a.so", "/b.so", {"cuda_library": b"/a.so"}),
     "codec": Sample("int8", "int8", "bf16", {"codec": b"int8"}),
     "momentum": Sample(0.5, "0.5", 0.25, {"momentum": 0.5}),
-    "nesterov": Sample(True, "1", False, {"nesterov": 1}),
     "policy": Sample("fifo", "fifo", "p3", {"policy": b"fifo"}),
     "planned": Sample(False, "0", True, {"planned": -1}),
     "interface": Sample("eth7", "eth7", "lo", {"interface_name": b"eth7"}),
-    "rendezvous_host": Sample("here", "here", "there", {"rendezvous_host": b"here"}),
-    "recoverable": Sample(True, "1", False, {"recoverable": 1}),
-    "check_replicas": Sample(100, "100", 7, {"check_replicas": 100}),
-    "strict": Sample(True, "1", False, {}),
     "lanes": Sample(3, "3", 5, {"lanes": 3}),
     "chunk_bytes": Sample(65536, "65536", 8192, {"chunk_bytes": 65536}),
     "min_bytes": Sample(0, "0", 77, {"min_bytes": 0, "no_raw": 1}),
     "timeout_s": Sample(2.5, "2.5", 7.0, {"timeout_ms": 2500}),
     "trace": Sample("a.json", "a.json", "b.json", {"trace_path": b"a.json"}),
     "flight": Sample("a.txt", "a.txt", "b.txt", {"flight_path": b"a.txt"}),
-    "checksum": Sample(True, "1", False, {"checksum": 1}),
     "topology": Sample("grid", "grid", "flat", {"topology": b"grid"}),
     "local_size": Sample(2, "2", 4, {"local_size": 2}),
     "congestion": Sample("reno", "reno", "system", {"congestion": b"reno"}),
@@ -73,12 +65,26 @@ SAMPLES = {
     "nccl_library": Sample(
         "libnccl.so.2", "libnccl.so.2", "b.so", {"nccl_library": b"libnccl.so.2"}
     ),
-    "key_file": Sample("a.key", "a.key", "b.key", {"key_file": b"a.key"}),
 }
 
 
 def settings() -> list[str]:
     return list(dict.fromkeys(option.setting for option in OPTIONS if option.setting))
+
+
+def sample_of(option: options.Option) -> Sample | None:
+    """Of a kind that says all of its settings; a new one is tested from its first day."""
+    if option.kind is options._FLAG:
+        return Sample(True, "1", False, {option.field: 1} if option.field else {})
+    if option.kind is options._TEXT:
+        return Sample("a", "a", "b", {option.field: b"a"})
+    return None
+
+
+for _option in OPTIONS:
+    _sample = sample_of(_option)
+    if _option.setting is not None and _sample is not None:
+        SAMPLES.setdefault(_option.setting, _sample)
 
 
 # The C struct.

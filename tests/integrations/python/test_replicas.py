@@ -5,7 +5,7 @@ import thinwire
 import torch
 from models import make_mlp
 from ranks import run
-from thinwire.torch import GradientExchange, check_replicas
+from thinwire.torch import check_replicas
 
 
 def diverge(rank: int):
@@ -34,19 +34,3 @@ def other_model(rank: int):
 
 def test_other_models_are_a_mismatch():
     run(other_model)
-
-
-def differ(rank: int):
-    exchange = GradientExchange("int4", check_replicas=(5, 7)[rank])
-    with pytest.raises(thinwire.MismatchError, match=r"check_replicas=[57].*check_replicas=[57]"):
-        exchange.reduce({"x": torch.ones(10)})
-
-
-def test_all_ranks_must_ask_for_it_alike():
-    run(differ)
-
-
-@pytest.mark.parametrize("wrong", [-1, 1.5, "often"])
-def test_a_wrong_number_is_refused(wrong):
-    with pytest.raises(thinwire.InvalidArgumentError, match="check_replicas"):
-        GradientExchange("int4", check_replicas=wrong)
