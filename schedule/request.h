@@ -49,6 +49,11 @@ struct Submission {
   // On a device: the stream (a cudaStream_t; null: the default one) whose work so far makes the
   // input, and whose later work may use the output once Work::Wait has returned.
   void* stream = nullptr;
+  // Replaces the number of ranks in this use's mean, so that ranks can have weights (each
+  // multiplies its input by its weight, and all divide by the sum of weights) or members that send
+  // zeros do not count. Equal on all ranks, which is compared; finite and above 0. 0: the number of
+  // ranks. Not with momentum, whose own part is a mean over all ranks.
+  float divisor = 0.0f;
 };
 
 // A bucket and its use in one; the engine registers the bucket under its key if it is new.
@@ -63,11 +68,12 @@ struct CollectiveRequest {
   bool caller_waits = false;
   void* stream = nullptr;
   Collective collective = Collective::kAllReduce;
+  float divisor = 0.0f;
 
   BucketRequest bucket() const {
     return {key, input.numel, input.dtype, op, collective, priority, segments, {}};
   }
-  Submission submission() const { return {input, output, absent, caller_waits, stream}; }
+  Submission submission() const { return {input, output, absent, caller_waits, stream, divisor}; }
 };
 
 }  // namespace thinwire

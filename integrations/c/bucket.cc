@@ -47,7 +47,7 @@ size_t OutputCount(const tw_bucket& bucket) {
 }
 
 absl::Status Start(tw_bucket& bucket, const void* send, void* recv, void* stream,
-                   std::span<const uint32_t> absent) {
+                   std::span<const uint32_t> absent, float divisor) {
   const tw_bucket_info& info = bucket.info;
   if (bucket.work != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -61,7 +61,8 @@ absl::Status Start(tw_bucket& bucket, const void* send, void* recv, void* stream
       bucket.bucket, {.input = thinwire::ViewOf(send, info.count, info.dtype),
                       .output = thinwire::ViewOf(recv, OutputCount(bucket), info.dtype),
                       .absent = absent,
-                      .stream = stream});
+                      .stream = stream,
+                      .divisor = divisor});
   if (work.ok()) bucket.work = *std::move(work);
   return work.status();
 }
@@ -110,11 +111,16 @@ tw_status tw_bucket_create(tw_comm* comm, const tw_bucket_info* info, tw_bucket*
 
 tw_status tw_bucket_start(tw_bucket* bucket, const void* send, void* recv, void* stream,
                           const uint32_t* absent, size_t num_absent) {
+  return tw_bucket_start_divided(bucket, send, recv, stream, absent, num_absent, 0.0f);
+}
+
+tw_status tw_bucket_start_divided(tw_bucket* bucket, const void* send, void* recv, void* stream,
+                                  const uint32_t* absent, size_t num_absent, float divisor) {
   if (bucket == nullptr) return ToC(absl::InvalidArgumentError("the bucket is null"));
   if (num_absent > 0 && absent == nullptr) {
     return ToC(absl::InvalidArgumentError("the numbers of absent segments are null"));
   }
-  return ToC(Start(*bucket, send, recv, stream, {absent, num_absent}));
+  return ToC(Start(*bucket, send, recv, stream, {absent, num_absent}, divisor));
 }
 
 tw_status tw_bucket_wait(tw_bucket* bucket) {

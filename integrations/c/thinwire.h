@@ -202,6 +202,13 @@ TW_API tw_status tw_bucket_create(tw_comm* comm, const tw_bucket_info* info, tw_
  * rank has no gradient for, as in tw_segment. One thread at a time uses a bucket. */
 TW_API tw_status tw_bucket_start(tw_bucket* bucket, const void* send, void* recv, void* stream,
                                  const uint32_t* absent, size_t num_absent);
+/* As tw_bucket_start, with a divisor of this use's mean in place of the number of ranks: the sum of
+ * the ranks' weights, where each has multiplied its elements by its own, or the number of ranks
+ * that take part, where the others send zeros. Equal on all ranks (else TW_MISMATCH), finite and
+ * above 0; 0: the number of ranks. For TW_MEAN, without tw_options.momentum. */
+TW_API tw_status tw_bucket_start_divided(tw_bucket* bucket, const void* send, void* recv,
+                                         void* stream, const uint32_t* absent, size_t num_absent,
+                                         float divisor);
 /* Waits for the use that was started, as tw_wait and tw_wait_stream do. */
 TW_API tw_status tw_bucket_wait(tw_bucket* bucket);
 TW_API tw_status tw_bucket_wait_stream(tw_bucket* bucket, void* stream);

@@ -1,5 +1,5 @@
 // A world of one: no hop. The mean and the sum of one tensor are that tensor, or its momentum; a
-// reduce-scatter and an all-gather of one rank are copies.
+// reduce-scatter and an all-gather of one rank are copies. Only a divisor of the call scales it.
 #include "schedule/collective/hop_run.h"
 #include "schedule/collective/operands.h"
 
@@ -14,7 +14,17 @@ class LocalRun final : public HopRun {
   absl::Status Work(int) override {
     operands_.Load();
     const TensorView input = operands_.input();
-    bench_.backend.Copy(operands_.output().data, input.data, input.bytes());
+    if (job_.scale == 1.0f) {
+      bench_.backend.Copy(operands_.output().data, input.data, input.bytes());
+    } else {
+      const uint8_t* const own = nullptr;
+      bench_.backend.Reduce({.up = LosslessSpec(DType::kF32),
+                             .down = LosslessSpec(DType::kF32),
+                             .wires = {&own, 1},
+                             .own = input,
+                             .scale = job_.scale,
+                             .out = operands_.output()});
+    }
     operands_.Store();
     return absl::OkStatus();
   }

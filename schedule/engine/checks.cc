@@ -1,6 +1,7 @@
 #include "schedule/engine/checks.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -151,6 +152,20 @@ absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
     if (device == nullptr || in.numel == 0) break;
     if (absl::Status status = CheckMemory(*view, *device); !status.ok()) {
       return bad(std::string(status.message()));
+    }
+  }
+  if (submission.divisor != 0.0f) {
+    if (!std::isnormal(submission.divisor) || submission.divisor < 0.0f) {
+      return bad("the divisor is ", submission.divisor, ", expected a finite number above 0, or 0 ",
+                 "for the number of ranks");
+    }
+    if (described.op != static_cast<uint8_t>(Op::kMean) ||
+        bucket.collective() == Collective::kAllGather) {
+      return bad("a divisor goes with the mean, got a sum or an all-gather");
+    }
+    if (!bucket.layout().arrays.empty()) {
+      return bad("a divisor of ", submission.divisor, " goes with a group without momentum, whose ",
+                 "own part is a mean over all ranks; keep the momentum in the optimizer");
     }
   }
   if (submission.absent.empty()) return absl::OkStatus();

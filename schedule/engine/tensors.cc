@@ -1,5 +1,6 @@
 #include "schedule/engine/tensors.h"
 
+#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -51,6 +52,11 @@ void NamedTensor::Release() {
 
 void NamedTensor::Number(Use& use) {
   use.report = use.bucket->report();
+  if (use.divisor != 0.0f) {
+    use.report.op = kDividedByCaller;
+    use.report.partition_hash =
+        HashCombine(use.report.partition_hash, std::bit_cast<uint32_t>(use.divisor));
+  }
   {
     const absl::MutexLock lock(&mu_);
     use.report.call = calls_++;
@@ -122,6 +128,7 @@ absl::StatusOr<UsePtr> Tensors::Begin(const std::shared_ptr<const Bucket>& bucke
 absl::Status Tensors::Prepare(const Submission& submission, Use& use) {
   use.input = submission.input;
   use.output = submission.output;
+  use.divisor = submission.divisor;
   use.device = device_;
   use.stream = submission.stream;
   use.order = {};

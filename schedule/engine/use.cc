@@ -1,10 +1,12 @@
 #include "schedule/engine/use.h"
 
+#include <bit>
 #include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "schedule/engine/checks.h"
+#include "schedule/hash.h"
 
 namespace thinwire {
 
@@ -16,12 +18,16 @@ ChunkJob Use::JobOf(uint32_t chunk, const Options& options) const {
   job.output = output;
   job.undo = memory.undo.get();
   job.absent = absent;
+  if (divisor != 0.0f) {
+    job.scale = 1.0f / divisor;
+    // Ranks that divide by something else never meet, as in Bucket::TagOf.
+    job.tag = HashCombine(job.tag, std::bit_cast<uint32_t>(divisor));
+  }
   return job;
 }
 
 void Use::Renew() {
   finisher = nullptr;
-  digest = 0;
   const absl::MutexLock lock(&mu_);
   chunks_left_ = bucket->partition().chunks.size();
   chunks_running_ = 0;

@@ -3,7 +3,6 @@
 #ifndef THINWIRE_SCHEDULE_ENGINE_USE_H_
 #define THINWIRE_SCHEDULE_ENGINE_USE_H_
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,7 +58,7 @@ class Use final : public Work, public std::enable_shared_from_this<Use> {
   BucketMemory memory;
   std::vector<Range> absent;  // elements, in the partition's order, that this rank has nothing for
   uint64_t step = 0;
-  std::atomic<uint64_t> digest{0};  // of the chunks that are done, where it is asked for
+  float divisor = 0.0f;  // of the mean, in place of the bucket's; 0: the bucket's
   Report report;
   Deadline submitted, deadline;
   Finisher* finisher = nullptr;  // null: lanes finish it

@@ -1,5 +1,7 @@
 #include "schedule/order/agreement.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "compress/types.h"
 
@@ -15,11 +17,12 @@ bool Agree(const Report& a, const Report& b) {
 }  // namespace
 
 std::string DescribeReport(const Report& report) {
+  constexpr const char* kOps[] = {"mean", "sum", "mean by a divisor of the call"};
   constexpr const char* kCollectives[] = {"", ", reduce-scatter", ", all-gather"};
   const std::string shape(ShapeOf(report));
   return absl::StrCat(
       report.numel, " elements of ", std::string(Name(static_cast<DType>(report.dtype))),
-      shape.empty() ? "" : " in the shape ", shape, ", ", report.op == 0 ? "mean" : "sum",
+      shape.empty() ? "" : " in the shape ", shape, ", ", kOps[std::min<size_t>(report.op, 2)],
       report.collective < 3 ? kCollectives[report.collective] : ", unknown",
       report.direct ? ", in one exchange" : "");
 }
@@ -29,7 +32,10 @@ absl::Status CheckAgreement(int first_rank, const Report& first, int rank, const
   const std::string one = DescribeReport(first), other = DescribeReport(report);
   return absl::FailedPreconditionError(absl::StrCat(
       "tensor '", report.name, "': rank ", first_rank, " has ", one, ", but rank ", rank, " has ",
-      other, one == other ? " of another shape or in other segments" : "",
+      other,
+      one != other                   ? ""
+      : first.op == kDividedByCaller ? " by another divisor, of another shape or in other segments"
+                                     : " of another shape or in other segments",
       "; call with the same tensors in the same order on every rank"));
 }
 

@@ -36,6 +36,10 @@ enum class FrameType : uint32_t {
   kByeHeard = 11,  // rank to rank: all that your goodbye counts is done here
 };
 
+// A value of Report::op beside those of Op: a mean by a divisor of the call, which the hash of the
+// partition then holds as well.
+inline constexpr uint8_t kDividedByCaller = 2;
+
 // One tensor as one rank sees it. All ranks' reports of one id must agree.
 struct Report {
   uint64_t key = 0;   // hash of the name

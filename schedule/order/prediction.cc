@@ -83,6 +83,7 @@ Prediction::NextStep Prediction::Next() {
   for (const Tensor& tensor : ended_.tensors) {
     // If a name was used several times, nobody knows which of them the next call will be.
     if (calls[tensor.report.key] > 1) continue;
+    if (tensor.report.op == kDividedByCaller) continue;  // the next call's divisor is not known
     const double length = seconds_per_element * static_cast<double>(tensor.report.numel);
     expected.push_back(
         {tensor.ready - ended_.begin, length, tensor.report.priority, tensor.report.chunks});

@@ -105,6 +105,8 @@ TEST_F(CArguments, NullPointersAreRefused) {
       {"bucket's segments", "null",
        [&] { return CreateBucket([](auto* i) { i->num_segments = 1; }); }},
       {"bucket", "null", [&] { return tw_bucket_start(nullptr, x_, x_, nullptr, nullptr, 0); }},
+      {"divided bucket", "null",
+       [&] { return tw_bucket_start_divided(nullptr, x_, x_, nullptr, nullptr, 0, 2); }},
       {"bucket's wait", "null", [] { return tw_bucket_wait(nullptr); }},
       {"bucket's wait on a stream", "null", [] { return tw_bucket_wait_stream(nullptr, nullptr); }},
       {"description", "null", [&] { return tw_comm_describe(comm_, text_, 64, nullptr); }},

@@ -82,6 +82,29 @@ TEST(CBucket, GivesTheBitsOfACallByName) {
   });
 }
 
+TEST(CBucket, AUseMayHaveADivisorOfItsOwn) {
+  constexpr size_t kNumel = 30000;
+  RunRanks("divisor", [](int, tw_comm* comm) {
+    const tw_bucket_info info = InfoOf("weighted", kNumel);
+    tw_bucket* bucket = nullptr;
+    ASSERT_EQ(tw_bucket_create(comm, &info, &bucket), TW_OK) << tw_last_error();
+    for (const float divisor : {4.0f, 0.0f, 8.0f}) {
+      std::vector<float> x(kNumel, 6.0f);
+      ASSERT_EQ(tw_bucket_start_divided(bucket, x.data(), x.data(), nullptr, nullptr, 0, divisor),
+                TW_OK);
+      ASSERT_EQ(tw_bucket_wait(bucket), TW_OK) << tw_last_error();
+      const float expected = 12.0f / (divisor == 0.0f ? kWorld : divisor);
+      EXPECT_NEAR(x[0], expected, expected / 20);
+      EXPECT_NEAR(x[kNumel - 1], expected, expected / 20);
+    }
+    std::vector<float> x(kNumel);
+    EXPECT_EQ(tw_bucket_start_divided(bucket, x.data(), x.data(), nullptr, nullptr, 0, -2.0f),
+              TW_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(tw_last_error()).find("divisor"), std::string::npos);
+    tw_bucket_destroy(bucket);
+  });
+}
+
 TEST(CBucket, WrongUseIsACodeAndAMessage) {
   RunRanks("wrong", [](int, tw_comm* comm) {
     tw_bucket* bucket = nullptr;

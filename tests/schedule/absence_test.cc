@@ -1,7 +1,8 @@
 // A parameter without a gradient: it counts as zeros, what was kept of it waits, and nothing is
-// lost.
+// lost. A call's own divisor: weights, and members that do not count.
 #include "schedule/collective/absence.h"
 
+#include <limits>
 #include <mutex>
 
 #include "tests/schedule/ranks.h"
@@ -134,6 +135,103 @@ TEST(Absence, OfASegmentThatIsNotThereIsAnError) {
                 {.input = View(values), .output = View(values), .key = "g", .absent = {&number, 1}})
             .status()));
   });
+}
+
+// Twice the ranks as divisor halves every bit of the mean, and half of a power of two is exact: in
+// every algorithm, for a handle and in later steps as well.
+TEST(Divisor, ReplacesTheNumberOfRanks) {
+  for (const int world : {1, 2, 3, 4}) {
+    for (const char* codec : {"fp32", "int4", "adaptive", "topk:density=0.02"}) {
+      for (const size_t one_hop : {size_t{0}, size_t{1} << 20}) {
+        for (const Topology topology : {Topology::kFlat, Topology::kGrid}) {
+          Options options = SmallChunks(codec);
+          options.one_hop_bytes = one_hop;
+          options.topology = topology;
+          RunRanks(Wire::kInProcess, world, options, [&](int rank, Engine& engine) {
+            for (int step = 0; step < 3; ++step) {
+              std::vector<float> mean = Gradient(5000, 3, rank, step), half = mean;
+              for (std::vector<float>* values : {&mean, &half}) {
+                const float divisor = values == &half ? 2.0f * static_cast<float>(world) : 0.0f;
+                auto work = engine.Start(
+                    {.input = View(*values), .output = View(*values), .divisor = divisor});
+                ASSERT_TRUE(work.ok() && (*work)->Wait().ok());
+              }
+              for (size_t i = 0; i < mean.size(); ++i) {
+                ASSERT_EQ(half[i], mean[i] / 2) << codec << " of " << world << " ranks at " << i;
+              }
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(Divisor, MakesAWeightedMeanThatIsEqualOnAllRanks) {
+  Options options = SmallChunks("fp32");
+  std::vector<std::vector<float>> results(kWorld);
+  RunRanks(Wire::kInProcess, kWorld, options, [&](int rank, Engine& engine) {
+    for (int step = 0; step < 3; ++step) {  // rank 2 takes no part
+      const float weights[kWorld] = {1.0f, 0.5f + static_cast<float>(step), 0.0f};
+      const float sum = weights[0] + weights[1];
+      std::vector<float> values = Gradient(4000, 3, rank, step);
+      for (float& value : values) value *= weights[rank];
+      auto work =
+          engine.Start({.input = View(values), .output = View(values), .key = "g", .divisor = sum});
+      ASSERT_TRUE(work.ok()) << work.status();
+      ASSERT_TRUE((*work)->Wait().ok());
+      const std::vector<float> a = Gradient(4000, 3, 0, step), b = Gradient(4000, 3, 1, step);
+      for (size_t i = 0; i < a.size(); ++i) {
+        ASSERT_NEAR(values[i], (a[i] + weights[1] * b[i]) / sum, 1e-8);
+      }
+      results[rank].insert(results[rank].end(), values.begin(), values.end());
+    }
+  });
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+// Nobody knows the next step's divisor, so such a tensor is announced, while others are predicted.
+TEST(Divisor, MayChangeFromStepToStepWhereOrdersArePredicted) {
+  Options options = SmallChunks("int4");
+  options.predict = Predict::kAlways;
+  RunRanks(Wire::kInProcess, kWorld, options, [](int rank, Engine& engine) {
+    for (int step = 0; step < 6; ++step) {
+      std::vector<float> divided = Gradient(3000, 3, rank, step), other = divided;
+      auto first = engine.Start({.input = View(divided),
+                                 .output = View(divided),
+                                 .key = "divided",
+                                 .divisor = 1.0f + static_cast<float>(step)});
+      auto second = engine.Start({.input = View(other), .output = View(other), .key = "other"});
+      engine.EndStep();
+      ASSERT_TRUE(first.ok() && second.ok());
+      EXPECT_TRUE((*first)->Wait().ok()) << (*first)->Wait();
+      EXPECT_TRUE((*second)->Wait().ok()) << (*second)->Wait();
+    }
+  });
+}
+
+TEST(Divisor, ThatCanBeNoneIsRefusedBeforeAnythingIsSent) {
+  const auto refused = [](const Options& options, CollectiveRequest request) {
+    RunRanks(Wire::kInProcess, 2, options, [&](int, Engine& engine) {
+      std::vector<float> values(100), all(200);
+      CollectiveRequest own = request;
+      own.input = View(values);
+      own.output = own.collective == Collective::kAllGather ? View(all) : View(values);
+      const absl::Status status = engine.Start(own).status();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_NE(status.message().find("divisor"), absl::string_view::npos) << status;
+    });
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float divisor : {-1.0f, infinity, infinity - infinity, 1e-40f}) {
+    refused(SmallChunks("int4"), {.key = "g", .divisor = divisor});
+  }
+  refused(SmallChunks("int4"), {.key = "g", .op = Op::kSum, .divisor = 2.0f});
+  refused(SmallChunks("int4"), {.collective = Collective::kAllGather, .divisor = 2.0f});
+  Options momentum = SmallChunks("int4");
+  momentum.momentum.beta = 0.9f;
+  refused(momentum, {.key = "g", .divisor = 2.0f});
 }
 
 TEST(Absence, OverlapLeavesTheOwnShardOut) {

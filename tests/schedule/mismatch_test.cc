@@ -33,12 +33,12 @@ struct CallCase {
 // The way that g takes through the engine.
 enum class Way { kChunks, kOneHop, kRaw };
 
-absl::Status Call(Engine& engine, const BucketRequest& request) {
+absl::Status Call(Engine& engine, const BucketRequest& request, float divisor = 0.0f) {
   std::vector<uint8_t> values(request.numel * SizeOf(request.dtype));
   const TensorView view{values.data(), request.numel, request.dtype};
   const auto bucket = engine.Register(request);
   if (!bucket.ok()) return bucket.status();
-  const auto work = engine.Submit(*bucket, {.input = view, .output = view});
+  const auto work = engine.Submit(*bucket, {.input = view, .output = view, .divisor = divisor});
   return work.ok() ? (*work)->Wait() : work.status();
 }
 
@@ -59,6 +59,10 @@ std::vector<CallCase> CallCases() {
       {"shape", kMismatch, {"'g'", "10x100", "100x10"}, with([](auto& r) { r.shape = "100x10"; })},
       {"dtype", kMismatch, {"'g'", "f32", "bf16"}, with([](auto& r) { r.dtype = DType::kBF16; })},
       {"op", kMismatch, {"'g'", "mean", "sum"}, with([](auto& r) { r.op = Op::kSum; })},
+      {"divisor",
+       kMismatch,
+       {"'g'", "by a divisor"},
+       [](Engine& engine) { return Call(engine, RequestOf("g"), 3.0f); }},
       {"name", kDeadline, {"never submitted"}, with([](auto& r) { r.key = "h"; })},
       {"no name", kDeadline, {"never submitted"}, with([](auto& r) { r.key = {}; })},
       {"missing call",
