@@ -55,7 +55,7 @@ class Engine {
 
   virtual Stats stats() const = 0;
 
-  // Who waits for whom, and the last events, as text for people. At any time, from any thread.
+  // Says which ranks wait for which, and the last events, for people. Any time, any thread.
   virtual std::string Describe() const = 0;
 
   // The residuals. Only while nothing is in flight.
@@ -64,7 +64,7 @@ class Engine {
   // The codecs of Options in this world: topk is int4 where that costs fewer bytes.
   virtual const std::vector<CodecPair>& codecs() const = 0;
 
-  // Whether an allreduce of a tensor of that size and dtype goes uncompressed.
+  // True if an allreduce of a tensor of that size and dtype goes uncompressed.
   virtual bool GoesRaw(const TensorView& input) const = 0;
 
   // The step that the next use of every name is: topk's warm-up and stochastic rounding go by it.

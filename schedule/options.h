@@ -34,7 +34,7 @@ constexpr std::string_view Name(Policy policy) {
   return "unknown policy";
 }
 
-// Whether a step's order is predicted from the step before, in place of announcements that each
+// Says when a step's order is predicted from the step before, in place of announcements that each
 // cost two latencies. This concerns only steps that Engine::EndStep ends.
 enum class Predict : uint8_t { kWhenFar, kAlways, kNever };
 
@@ -76,7 +76,7 @@ struct MomentumOptions {
   bool nesterov = false;
 };
 
-// What all ranks must hold alike; the handshake compares it.
+// Options that all ranks must hold alike; the handshake compares them.
 struct Agreed {
   // A segment of a request names its codec by index; a request without segments uses the first.
   std::vector<CodecPair> codecs = {CodecPair{}};

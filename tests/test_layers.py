@@ -207,7 +207,7 @@ def test_no_conditional_compilation_inside_functions(path):
 
 
 # Folders whose comments may still begin with one of these words. The list only gets shorter.
-FRAGMENTS_ALLOWED_IN = {"transport", "schedule"}
+FRAGMENTS_ALLOWED_IN = {"transport"}
 
 
 def fragments_in(text: str) -> list[str]:

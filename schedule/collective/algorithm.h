@@ -39,8 +39,8 @@ struct ChunkJob {
   MomentumOptions momentum;
   UndoLog* undo = nullptr;        // where what is kept goes before it is changed; null: nowhere
   std::span<const Range> absent;  // of the bucket in the partition's order: absence.h
-  float scale = 1.0f;             // 1/n for the mean, 1 for the sum
-  // Of this chunk, carried from step to step; zero at first and whenever residuals have come from
+  float scale = 1.0f;             // 1/n for the mean, 1 for the sum; else 1/divisor
+  // A float of this chunk, kept from step to step; zero at first and when residuals have come from
   // elsewhere. topk: last step's threshold; nodes: whether other columns' residuals are zero.
   float* carried = nullptr;
   uint64_t tensor = 0;  // the tensor's key in the draws of stochastic rounding
@@ -55,7 +55,7 @@ struct Bench {
   Membership members;
 };
 
-// What a hop to come will receive, if that may arrive already; else empty.
+// The blocks that a later hop will receive, if they may arrive already; else empty.
 struct Reception {
   uint64_t tag = 0;
   std::span<const MutableBytes> recv;

@@ -12,7 +12,7 @@
 
 namespace thinwire {
 
-// Whether an allreduce of that many raw bytes goes uncompressed.
+// True if an allreduce of that many raw bytes goes uncompressed.
 bool GoesRaw(size_t bytes, int world, const Options& options);
 
 struct DirectExchange {
@@ -20,7 +20,7 @@ struct DirectExchange {
   size_t bytes = 0;                      // that a rank sends, to all its peers together
 };
 
-// Of an allreduce of the segments, of which there is one at least.
+// The direct exchange of an allreduce of the segments, of which there is at least one.
 DirectExchange DirectExchangeOf(std::span<const Segment> segments, DType dtype, int world,
                                 const Options& options);
 

@@ -23,7 +23,7 @@ struct Grid {
   // The number of the shard that the rank at (row, column) owns. The shards of a column follow one
   // another, so that a column's part of a chunk is one range.
   int shard(int row, int column) const { return column * rows + row; }
-  // Of a rank, in the reduce-scatter of a chunk; as many again in the all-gather.
+  // Messages of a rank in the reduce-scatter of a chunk; as many again in the all-gather.
   int messages() const { return rows + columns - 2; }
 
   // The part of a chunk that a column reduces.
@@ -35,12 +35,12 @@ struct Grid {
 // The grid nearest to a square; one row where the world is prime.
 Grid GridOf(int world);
 
-// Whether dense allreduces of this world go by its grid: as options.topology says; if that is
+// True if dense allreduces of this world go by its grid: as options.topology says; if that is
 // kAuto, from kGridFrom ranks on, unless the grid is so long that it saves less than half of the
 // messages.
 bool GoesByGrid(int world, const Options& options);
 
-// Whether they go by nodes: options.topology is kHierarchical, and options.local_size cuts the
+// True if they go by nodes: options.topology is kHierarchical, and options.local_size cuts the
 // world into several nodes of several ranks.
 bool GoesByNodes(int world, const Options& options);
 

@@ -1,4 +1,4 @@
-// Whether a hierarchy is worth it: seconds of an allreduce's bytes on the links inside nodes and
+// Decides if a hierarchy is worth it: seconds of an allreduce's bytes on the links inside nodes and
 // between them, flat and by nodes. A pure function, so that all ranks decide alike.
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_HIERARCHY_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_HIERARCHY_H_
@@ -15,7 +15,7 @@ struct LinkRates {
   double inside = 0.0, between = 0.0;
 };
 
-// What a rank sends for one element of a chunk, in the hops of an allreduce.
+// Bytes that a rank sends for one element of a chunk, in the hops of an allreduce.
 struct LinkBytes {
   double inside = 0.0, between = 0.0;
   double seconds(const LinkRates& rates) const {
@@ -27,7 +27,7 @@ struct LinkBytes {
 LinkBytes FlatBytes(const Grid& nodes, const CodecPair& codec);
 LinkBytes HierarchicalBytes(const Grid& nodes, const CodecPair& codec);
 
-// Whether every dense codec gains kWorthIt by going by nodes; false if there is none.
+// True if every dense codec gains kWorthIt by going by nodes; false if there is none.
 bool HierarchyPays(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates);
 
 // Less could as well be the error of a measurement, and the bits of results would change from one

@@ -26,7 +26,7 @@ class MomentumStep {
     return options.nesterov ? 2 * numel : numel;
   }
 
-  // What the allreduce takes: m_own, after Before. It may leave the new m there.
+  // The allreduce takes m_own from here, after Before. It may leave the new m there.
   std::span<float> reduced() const { return reduced_; }
 
   // Elements [offset, offset + gradient.numel) of the tensor.

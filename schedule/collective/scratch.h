@@ -14,9 +14,9 @@
 
 namespace thinwire {
 
-// Of the host it grows to the largest chunk seen and is then reused: blocks are kept by the order
-// in which they were asked for, so whoever asks for the same again allocates nothing. Of a device
-// it is what the caller has. Not thread-safe.
+// Scratch memory of the host grows to the largest chunk seen and is then reused: blocks are kept in
+// the order in which they were requested, so the same requests again allocate nothing. On a device
+// it is memory of the caller. Not thread-safe.
 class Scratch {
  public:
   Scratch() = default;  // of the host

@@ -29,7 +29,7 @@
 namespace thinwire {
 namespace {
 
-// What goes to each rank, and what comes from it.
+// The bytes that go to each rank, and those that come from it.
 struct Blocks {
   std::vector<Bytes> send;
   std::vector<MutableBytes> recv;

@@ -47,7 +47,7 @@ class Bucket {
   // absent elements are the use's.
   ChunkJob JobOf(uint32_t chunk, uint64_t step, const Kept& kept, const Options& options) const;
 
-  // Whether the request describes this very bucket.
+  // True if the request describes this very bucket.
   bool Matches(const BucketRequest& request) const;
 
   bool named() const { return !key_.empty(); }
@@ -64,7 +64,7 @@ class Bucket {
   Route route() const { return route_; }
   size_t segments() const { return segments_.size(); }
   const std::string& shape() const { return shape_; }  // empty: it is not compared
-  // Of the exchanges of a chunk of the use `id`. Ranks that describe the bucket in another way
+  // The tag of the exchanges of a chunk of the use `id`. Ranks that describe the bucket differently
   // never meet; those of a direct exchange are then late, and report what they have.
   uint64_t TagOf(uint64_t id, uint32_t chunk) const;
   float scale() const { return scale_; }

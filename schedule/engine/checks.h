@@ -16,7 +16,7 @@ namespace thinwire {
 // The output's elements of a collective whose input has `numel`.
 size_t OutputNumel(Collective collective, size_t numel, int size);
 
-// Whether the device has kernels for these codecs, and for a world of that size.
+// Unimplemented if the device lacks kernels for these codecs, or for a world of that size.
 absl::Status CheckKernels(const Options& options, int size, const Device& device);
 
 absl::Status CheckBucket(const BucketRequest& request, const Membership& members,
@@ -26,8 +26,8 @@ absl::Status CheckBucket(const BucketRequest& request, const Membership& members
 absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
                              const Membership& members, const Device* device);
 
-// What a graph captures is not run now, and replays would exchange nothing. `what` names the
-// tensor.
+// A captured call does not run now, and its replays would exchange nothing: InvalidArgument. `what`
+// names the tensor.
 absl::Status CheckNotCaptured(DeviceStream& stream, const std::string& what);
 
 }  // namespace thinwire

@@ -44,7 +44,7 @@ ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Devic
 class Workspace {
  public:
   Workspace() = default;  // of the host
-  // Of size.on_device() bytes, for work of the stream.
+  // `memory` has size.on_device() bytes, for work of the stream.
   Workspace(MutableBytes memory, const ChunkMemory& size, DeviceStream& stream)
       : codecs_(stream.BackendIn(memory.first(size.room))), scratch_(memory.subspan(size.room)) {}
   // A device has no memory left: whoever takes scratch finds that status there.
@@ -63,7 +63,7 @@ class Workspace {
 // Thread-safe.
 class Workspaces {
  public:
-  // Of a device, which outlives this, as this all work in them; null: of the host. `plane` may be
+  // `device` outlives this, as this does all work in them; null: the host. `plane` may be
   // null; else it outlives this, and blocks lie in its own memory where it has some.
   Workspaces(Device* device, DataPlane* plane);
 

@@ -17,7 +17,7 @@ namespace thinwire {
 
 using Answers = std::vector<absl::StatusOr<std::string>>;  // by rank
 
-// Who agrees on a subject, over which connections, until when.
+// The members that agree on a subject, their connections, and their deadline.
 struct Board {
   std::string subject;  // what is agreed on, such as "UCX"
   Membership members;   // those who agree, numbered among themselves
@@ -48,7 +48,7 @@ TellAddress TellerOf(const Board& board);
 // OK, or Unimplemented for the first rank that answered with a failure.
 absl::Status FirstRefusal(const Board& board, const Answers& answers);
 
-// Whether there is anybody to tell: not once the group has failed, or its time is over.
+// True if a peer may still listen: not once the group has failed, or its time is over.
 bool CanTell(const Board& board);
 
 // Every rank tells what has come of its own try. OK if all have succeeded; Unimplemented names the

@@ -26,7 +26,7 @@ struct JoinOptions {
   int rank = 0;
   int size = 1;
   Options options;
-  // What this rank is in the group. Members that change form a group anew, under the same or
+  // The role of this rank. Members that change form a group anew, under the same or
   // another name in a fresh place; the epoch is compared, so a rank that missed the change is
   // refused by name.
   Member member = {};
@@ -37,7 +37,7 @@ struct JoinOptions {
   std::string local_group;
   std::string group;               // its name, so that groups can share a store
   std::shared_ptr<Device> device;  // where tensors lie; null: the host
-  // Of the TCP connections: see GlooOptions.
+  // Options of the TCP connections: see GlooOptions.
   std::string interface;
   std::string rendezvous_host;
   std::string key_file;

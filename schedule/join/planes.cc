@@ -44,7 +44,7 @@ struct ChosenPlane {
   std::string words;  // what it runs on, such as "ucx 1.13.1 over shared memory"
 };
 
-// What NCCL and UCX do each in its own way.
+// The steps that NCCL and UCX do each in its own way.
 struct Library {
   absl::StatusOr<std::string> offer;  // what this rank has, or why it can't take part
   // OK if ranks with these offers go together: a function of what all ranks know.

@@ -1,4 +1,4 @@
-// Whether a group runs on NCCL or UCX in place of Gloo: decided alike on all ranks, by one
+// Decides if a group runs on NCCL or UCX in place of Gloo: alike on all ranks, by one
 // procedure for both. Every rank offers what it has; if the offers go together, all connect, tell
 // one another what came of it, and take the plane if all have succeeded.
 #ifndef THINWIRE_SCHEDULE_JOIN_PLANES_H_

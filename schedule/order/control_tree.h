@@ -19,7 +19,7 @@ class ControlTree {
   int head() const { return HeadOf(members_.rank); }
   bool is_head() const { return head() == members_.rank; }
   int HeadOf(int rank) const { return rank / group_ * group_; }
-  // Who tells this rank what rank 0 says: the head of its group, and heads hear it from rank 0.
+  // The rank that passes on what rank 0 says: the head of the group; heads hear it from rank 0.
   int parent() const { return is_head() ? 0 : head(); }
   // The ranks of a head's group, itself included.
   std::vector<int> GroupOf(int head) const;

@@ -82,7 +82,7 @@ bool Leader::Before(const Tensor& a, const Tensor& b) const {
                     {b.submitted, b.complete, b.first.priority});
 }
 
-// Whether another chunk will be announced before one of `bytes`, announced last, is finished.
+// True if another chunk will be announced before one of `bytes`, announced last, is finished.
 bool Leader::FollowsSurely(size_t bytes) const {
   return !ready_.empty() && bytes + largest_chunk_ <= window_bytes_;
 }

@@ -34,12 +34,12 @@ class Leader {
   bool Expects(uint64_t id) const;
   // A predicted tensor that `rank` has not reported; null if there is none.
   const Report* Unreported(int rank) const;
-  // Whether all ranks have reported it.
+  // True if all ranks have reported it.
   bool AllHave(uint64_t id) const;
 
   // Appends the chunks to announce now, in order. They count as announced.
   void Next(std::vector<Announcement>* order);
-  // Whether nothing waits for the window that all ranks have.
+  // True if nothing waits for the window that all ranks have.
   bool AllAnnounced() const { return ready_.empty(); }
 
   // A chunk is finished on the leader's own rank, which frees its part of the window.
@@ -51,7 +51,7 @@ class Leader {
   // before it, or that fell silent. `silent`: the ranks that do not answer. Always an error.
   absl::Status Diagnose(uint64_t id, const std::vector<int>& silent) const;
 
-  // Who waits for whom, for people: one line a tensor that is not reported by all ranks.
+  // Says who waits for whom, for people: one line a tensor that is not reported by all ranks.
   std::string Describe() const;
 
  private:

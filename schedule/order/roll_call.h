@@ -33,7 +33,7 @@ class RollCall {
   bool IsSilent(int peer, double now) const {
     return peers_[peer].owes && now >= peers_[peer].asked + patience_;
   }
-  // Whether every peer has answered or is silent.
+  // True if every peer has answered or is silent.
   bool IsSettled(double now) const {
     for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
       if (peers_[peer].owes && !IsSilent(peer, now)) return false;

@@ -71,7 +71,7 @@ void Sequencer::Forget(uint64_t id) {
 
 void Sequencer::SendReport(FrameType type, const Report& report, double now) {
   if (lead_ != nullptr) return OnReport(0, type, report, now);
-  // What is late or overdue is rank 0's to judge, which must hear it from each rank.
+  // Rank 0 judges late and overdue tensors, so it must hear of them from each rank.
   const bool in_order = type == FrameType::kReport && report.direct == 0;
   if (in_order && tree_.is_head()) return OnGroupReport(members_.rank, report);
   outbox_.Send(in_order ? tree_.head() : 0, type).report = report;
@@ -113,7 +113,7 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
     case FrameType::kPing:
       ReportAnew();
       outbox_.Send(from, FrameType::kPong);
-      // Who asks rank 0 has a tensor near its deadline, which rank 0 may not have submitted itself.
+      // A rank that asks rank 0 has a tensor near its deadline, which rank 0 may not have itself.
       if (lead_ != nullptr) CallRoll(now);
       break;
     case FrameType::kPong:

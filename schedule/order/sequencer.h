@@ -66,7 +66,7 @@ class Sequencer {
   // Actions to be done, in order. Whoever takes them does all of them.
   Outbox& outbox() { return outbox_; }
 
-  // Who waits for whom, for people.
+  // Says who waits for whom, for people.
   std::string Describe() const;
 
  private:

@@ -85,7 +85,7 @@ bool StartQueue::AsPredicted(const Report& report, uint64_t partition_hash) {
   return false;
 }
 
-// Whether a chunk that rank 0 says to start can be one of the tensor's that has not started.
+// True if a chunk that rank 0 says to start can be one of the tensor's that has not started.
 bool StartQueue::IsLeft(uint32_t chunk, OwnTensor* own) {
   const Report& report = own->report;
   if (chunk < report.chunks && own->started < report.chunks) {

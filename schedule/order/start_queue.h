@@ -31,7 +31,7 @@ class StartQueue {
   void Start();
   void OnDone(const StartChunk& chunk);
 
-  // Who waits for what, for people.
+  // Says who waits for what, for people.
   std::string Describe() const;
 
  private:

@@ -65,7 +65,7 @@ void Lanes::Send(const Phase& phase, Events::Action then) {
         std::max(inside_paid_until_, now) + phase.inside / setting_.inside_bytes_per_s;
   }
   double work = phase.messages * setting_.message_s + bytes * setting_.message_s_per_byte;
-  // What stays inside a node takes no time on the way.
+  // Bytes that stay inside a node take no time on the way.
   double wait = phase.bytes > 0.0 ? setting_.hop_latencies * setting_.latency_s : 0.0;
   (setting_.cores > 0 ? work : wait) += overhead;
   const double handled = LoopOfNextExchange().Take(now, work);

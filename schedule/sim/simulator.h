@@ -41,11 +41,11 @@ struct Setting {
   double burst_bytes = 0;  // that an idle link lets pass at once: a token bucket's
   double overhead_s = 0;   // of each exchange, beside its bytes; the processor's
 
-  // Of the thread that sends and receives a rank's messages, of which there are engine.loops, for a
-  // message that it sends and one that it gets; half of it for a control frame.
+  // Time of the thread that sends and receives a rank's messages (there are engine.loops of them)
+  // for a message sent and one received; half of it for a control frame.
   double message_s = 0;
   double message_s_per_byte = 0;
-  // Of the machine that all ranks share, for codecs and messages; 0: a rank has as many cores as it
+  // Cores of the machine that all ranks share, for codecs and messages; 0: a rank has as many as it
   // can use, on a machine of its own.
   int cores = 0;
 
