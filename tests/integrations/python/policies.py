@@ -1,23 +1,49 @@
-"""DistributedOptimizer around the tests' models: how it is made, steps with it, and the weights to
-come to."""
+"""Optimizers of compressed plain modules around the tests' models: how one is made, steps with it,
+and the weights to come to."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from models import data, loss_of
-from thinwire.torch.optimizer import DistributedOptimizer
+from thinwire.torch.optimizer.module_compression import OptimizedCompression
 
 POLICIES = ("p3", "wfbp", "fifo")
+
+
+class Wrapped:
+    """An optimizer and the compression of its model, as one object: what the compression has not is
+    the optimizer's."""
+
+    def __init__(self, inner: torch.optim.Optimizer, model: torch.nn.Module, codec=None, **options):
+        self.inner = inner
+        self.exchange = OptimizedCompression(model, codec, inner, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("inner", "exchange"):
+            raise AttributeError(name)
+        return getattr(self.exchange if hasattr(self.exchange, name) else self.inner, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.inner.state_dict(), "thinwire": self.exchange.state_dict()}
+
+    def gathered_state_dict(self) -> dict[str, Any]:
+        return {**self.inner.state_dict(), "thinwire": self.exchange.gathered_state_dict()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.inner.load_state_dict({k: v for k, v in saved.items() if k != "thinwire"})
+        self.exchange.load_state_dict(saved["thinwire"])
 
 
 def make_sgd(model: torch.nn.Module, **options) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), **{"lr": 0.05, "momentum": 0.9, **options})
 
 
-def wrapped(model, policy="p3", optimizer=None, **options) -> DistributedOptimizer:
+def wrapped(model, policy="p3", optimizer=None, **options) -> Wrapped:
     inner = make_sgd(model) if optimizer is None else optimizer
     options = {"codec": "fp32", "min_bytes": 0, **options}
-    return DistributedOptimizer(inner, model, policy=policy, **options)
+    return Wrapped(inner, model, policy=policy, **options)
 
 
 def train(model, optimizer, steps: int, rank: int, start: int = 0) -> None:

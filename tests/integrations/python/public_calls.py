@@ -21,7 +21,7 @@ from thinwire.torch.advanced import (
     NamedResiduals,
 )
 from thinwire.torch.backend import Options, register
-from thinwire.torch.optimizer import DistributedOptimizer
+from thinwire.torch.optimizer.module_compression import OptimizedCompression
 from thinwire.torch.process_group import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,9 +36,9 @@ def sgd(model: torch.nn.Module, **options: Any) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1, **options)
 
 
-def distributed() -> DistributedOptimizer:
+def optimized() -> OptimizedCompression:
     model = linear()
-    return DistributedOptimizer(sgd(model), model)
+    return OptimizedCompression(model, None, sgd(model))
 
 
 def bucket_of(exchange: GradientExchange) -> Any:
@@ -103,8 +103,8 @@ def functions() -> dict[str, Callable[[], Call]]:
 def constructors() -> dict[str, Callable[[], Call]]:
     def optimizer() -> Call:
         model = linear()
-        return DistributedOptimizer, {
-            "optimizer": sgd(model), "model": model, "codec": None, "policy": "p3",
+        return OptimizedCompression, {
+            "model": model, "codec": None, "optimizer": sgd(model), "policy": "p3",
             "momentum": 0.0, "nesterov": False, "delay": 0, "warm_up_steps": 0,
             "process_group": None, "find_unused_parameters": False,
         }  # fmt: skip
@@ -126,7 +126,7 @@ def constructors() -> dict[str, Callable[[], Call]]:
 
     return {
         "Communicator": communicator,
-        "DistributedOptimizer": optimizer, "GradientExchange": exchange,
+        "OptimizedCompression": optimizer, "GradientExchange": exchange,
         "State": state, "NamedResiduals": lambda: (NamedResiduals, {"group": None}),
         "GatheredState": lambda: (GatheredState, {"of": State()}),
     }  # fmt: skip
@@ -187,11 +187,11 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         return bucket.mark_absent, {"index": 0, "absent": False}
 
     def clipping() -> Call:
-        return distributed().clip_grad_norm_, {"max_norm": 1.0, "norm_type": 2.0}
+        return optimized().clip_grad_norm_, {"max_norm": 1.0, "norm_type": 2.0}
 
     def loading() -> Call:
-        optimizer = distributed()
-        return optimizer.load_state_dict, {"state_dict": optimizer.state_dict()}
+        made = optimized()
+        return made.load_state_dict, {"saved": made.state_dict()}
 
     def alone() -> Communicator:
         return Communicator(None, 0, 1, "k")
@@ -213,14 +213,10 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         "ProcessGroup.configure": configuring,
         "register": lambda: (register, {"codec": None, "name": "wired"}),
         "Bucket.mark_absent": marking,
-        "DistributedOptimizer.add_param_group": lambda: (
-            distributed().add_param_group, {"param_group": {"params": []}},
-        ),
-        "DistributedOptimizer.clip_grad_norm_": clipping,
-        "DistributedOptimizer.load_state_dict": loading,
-        "DistributedOptimizer.recover": lambda: (distributed().recover, {"process_group": None}),
-        "DistributedOptimizer.step": lambda: (distributed().step, {"closure": None}),
-        "DistributedOptimizer.zero_grad": lambda: (distributed().zero_grad, {"set_to_none": True}),
+        "OptimizedCompression.clip_grad_norm_": clipping,
+        "OptimizedCompression.load_state_dict": loading,
+        "OptimizedCompression.recover": lambda: (optimized().recover, {"process_group": None}),
+        "OptimizedCompression.step": lambda: (optimized().step, {"closure": None}),
         "GatheredState.load_state_dict": lambda: (
             GatheredState(State()).load_state_dict, {"saved": State().gathered_state_dict()},
         ),

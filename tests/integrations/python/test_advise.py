@@ -10,6 +10,7 @@ import pytest
 import thinwire.torch
 import torch
 from models import data, digest, make_mlp, wrap
+from policies import Wrapped
 from ranks import run
 from thinwire import cli
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
@@ -18,7 +19,6 @@ from thinwire.torch import forecast
 from thinwire.torch.advise import Advice, advise
 from thinwire.torch.exchange import auto
 from thinwire.torch.forecast import CODECS, Notes, Prediction, choose, codecs_on
-from thinwire.torch.optimizer import DistributedOptimizer
 
 HERE = Path(__file__).parent
 PROFILE = Profile(tuple(Layer(1 << 20, 0.01, 0.02) for _ in range(6)), 0.005)
@@ -206,7 +206,7 @@ def automatic(rank: int, bytes_per_s: float, loss: float, policy: str):
     auto.probe, auto._LOSS = lambda *args: on_link(real(*args), bytes_per_s), loss
     model = make_mlp(seed=rank, width=256)
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = DistributedOptimizer(inner, model, codec="auto", policy=policy, min_bytes=0)
+    optimizer = Wrapped(inner, model, codec="auto", policy=policy, min_bytes=0)
     used = []
     for step in range(50):
         optimizer.zero_grad()
@@ -278,7 +278,7 @@ def changed(rank: int):
     """The residuals before and after a change of codec, and whether a step still takes them."""
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = DistributedOptimizer(sgd, model, codec="int4", momentum=0.9, min_bytes=0)
+    optimizer = Wrapped(sgd, model, codec="int4", momentum=0.9, min_bytes=0)
 
     def step(number: int) -> None:
         optimizer.zero_grad()
@@ -316,7 +316,7 @@ def lost_while_choosing(rank: int, ddp: bool):
     if ddp:
         model, _ = wrap(model, "auto")
     else:
-        sgd = DistributedOptimizer(sgd, model, codec="auto")
+        sgd = Wrapped(sgd, model, codec="auto")
     with pytest.raises(thinwire.errors.PeerLostError, match=f"rank {rank}.*closed by peer"):
         for step in range(20):
             sgd.zero_grad()
@@ -336,9 +336,9 @@ def refusals(rank: int):
         state = thinwire.torch.State(codec="auto", momentum=0.9)
         state.take_momentum(torch.optim.AdamW(model.parameters()), warm_up_steps=2)
     with pytest.raises(thinwire.InvalidArgumentError, match="thinwire advise"):
-        DistributedOptimizer(sgd, model, codec={"*.bias": "auto", "*": "int4"})
+        Wrapped(sgd, model, codec={"*.bias": "auto", "*": "int4"})
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):
-        DistributedOptimizer(sgd, model, codec="auto", delay=1)
+        Wrapped(sgd, model, codec="auto", delay=1)
 
 
 def test_where_auto_can_not_be_is_said():

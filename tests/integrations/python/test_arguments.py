@@ -9,7 +9,6 @@ import torch
 from models import make_mlp
 from ranks import run
 from thinwire.torch import GradientExchange, State, all_reduce, hook, reduce_scatter_tensor
-from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -49,8 +48,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: GradientExchange().reduce({"x": torch.ones(1, 2).expand(4, 2)}), "'x'.*expanded",
     ),
     "no state": (hook_without_state, "hook got a NoneType.*expected a State"),
-    "no optimizer": (lambda: DistributedOptimizer(make_mlp(), sgd), "expected a Optimizer"),
-    "no model": (lambda: DistributedOptimizer(sgd, "model"), "expected a Module"),
     "encode's spec": (lambda: thinwire.encode(4, ones), "spec: expected a codec's spec.*got 4"),
     "decode's spec": (lambda: thinwire.decode(4, b"", 1), "spec: expected a codec's spec.*got 4"),
     "decode's n": (lambda: thinwire.decode("int4", b"", "a"), "n: expected .*'a'"),

@@ -7,10 +7,10 @@ import pytest
 import thinwire
 import torch
 from models import data, digest, make_mlp, train, wrap
+from policies import Wrapped
 from ranks import run
 from thinwire.torch import GradientExchange, compress
 from thinwire.torch.ddp.state import CopiedState
-from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -102,7 +102,7 @@ def compiled_elsewhere(rank: int):
     inner = make_mlp()
     model = torch.compile(inner, backend="eager")
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = DistributedOptimizer(sgd, model, {"0.weight": "int8", "*": "int4"}, min_bytes=0)
+    optimizer = Wrapped(sgd, model, {"0.weight": "int8", "*": "int4"}, min_bytes=0)
     inner(data(0, rank)).sum().backward()
     optimizer.step()
     named = dict(model.named_parameters())

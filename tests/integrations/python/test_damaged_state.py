@@ -15,7 +15,6 @@ import torch
 from ranks import run
 from thinwire.torch import GradientExchange
 from thinwire.torch.advanced import merge_state_dicts
-from thinwire.torch.optimizer import DistributedOptimizer
 
 SEED = random.SystemRandom().randrange(10**6)
 FILES = 600  # mutations of a state file
@@ -150,46 +149,6 @@ def test_ranks_of_no_one_run_are_refused(change, words):
     change(saved)
     with pytest.raises(thinwire.InvalidArgumentError, match=words):
         merge_state_dicts(saved, 3, 0)
-
-
-def optimizer_dicts(_rank: int) -> list[str]:
-    model = torch.nn.Linear(40, 40)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = DistributedOptimizer(inner, model, codec="int4", min_bytes=0, momentum=0.9)
-    model(torch.ones(2, 40)).square().sum().backward()
-    optimizer.step()
-    good, found = copy.deepcopy(optimizer.state_dict()), []
-    damages = {
-        "no groups": without("param_groups"),
-        "no state": without("state"),
-        "a group of text": with_key("param_groups", to=["x"]),
-        "a group without params": with_key("param_groups", to=[{"lr": 5.0}]),
-        "no group": with_key("param_groups", to=[]),
-        "thinwire is text": with_key("thinwire", to="x"),
-        "no residuals": without("thinwire", "residuals"),
-        "a short residual": with_key("thinwire", "residuals", "weight", "first", to=torch.ones(3)),
-    }
-    for name, change in damages.items():
-        bad = copy.deepcopy(good)
-        bad["param_groups"][0]["lr"] = 7.0
-        bad["thinwire"]["residuals"]["bias"]["first"] += 1
-        change(bad)
-        try:
-            optimizer.load_state_dict(bad)
-            found.append(f"{name}: it was loaded")
-        except ValueError:  # torch's own, or an InvalidArgumentError, which is one
-            pass
-        now = optimizer.state_dict()
-        if now["param_groups"] != good["param_groups"] or not same(
-            now["thinwire"], good["thinwire"]
-        ):
-            found.append(f"{name}: something was taken over")
-    optimizer.load_state_dict(good)
-    return found
-
-
-def test_a_damaged_optimizer_dict_is_refused_as_a_whole():
-    assert run(optimizer_dicts, world=1) == [[]]
 
 
 def mutated(content: bytes, chance: random.Random) -> bytes:

@@ -1,4 +1,4 @@
-"""DistributedOptimizer(delay=1) against OD-SGD written down plainly."""
+"""compress(..., delay=1) against OD-SGD written down plainly."""
 
 import contextlib
 import copy
@@ -8,8 +8,8 @@ import thinwire
 import torch
 import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp
+from policies import Wrapped
 from ranks import run
-from thinwire.torch.optimizer import DistributedOptimizer
 
 STEPS, WORLD = 12, 2
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
@@ -55,9 +55,7 @@ def delayed(rank: int, codec: str, warm_up: int, decay: bool, finish_each: bool 
     model = make_mlp(seed=rank)  # rank 0's is taken
     inner = torch.optim.SGD(model.parameters(), **SGD)
     schedule = torch.optim.lr_scheduler.StepLR(inner, 3, 0.5 if decay else 1.0)
-    optimizer = DistributedOptimizer(
-        inner, model, codec=codec, min_bytes=0, delay=1, warm_up_steps=warm_up
-    )
+    optimizer = Wrapped(inner, model, codec=codec, min_bytes=0, delay=1, warm_up_steps=warm_up)
     apart = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -102,7 +100,7 @@ def unused_then_used(rank: int):
     model = torch.nn.ModuleList([torch.nn.Linear(96, 8), torch.nn.Linear(96, 8)])
     inner = torch.optim.SGD(model.parameters(), **SGD)
     options = {"codec": "fp32", "min_bytes": 0, "find_unused_parameters": True}
-    optimizer = DistributedOptimizer(inner, model, delay=1, **options)
+    optimizer = Wrapped(inner, model, delay=1, **options)
     before = model[1].weight.detach().clone()
     for step in range(6):
         optimizer.zero_grad()
@@ -127,11 +125,11 @@ def test_parameters_that_nobody_used_stay():
 def refusals(rank: int):
     model = make_mlp()
     with pytest.raises(thinwire.InvalidArgumentError, match=r"AdamW.*torch\.optim\.SGD"):
-        DistributedOptimizer(torch.optim.AdamW(model.parameters()), model, delay=1)
+        Wrapped(torch.optim.AdamW(model.parameters()), model, delay=1)
     sgd = torch.optim.SGD(model.parameters(), **SGD)
     with pytest.raises(thinwire.InvalidArgumentError, match="delay is 2, expected 0 or 1"):
-        DistributedOptimizer(sgd, model, delay=2)
-    optimizer = DistributedOptimizer(sgd, model, codec="fp32", delay=1)
+        Wrapped(sgd, model, delay=2)
+    optimizer = Wrapped(sgd, model, codec="fp32", delay=1)
     loss_of(model, data(0, rank)).backward()
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):
         optimizer.clip_grad_norm_(1.0)

@@ -5,10 +5,10 @@ import thinwire
 import torch
 import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp, train
+from policies import Wrapped
 from ranks import run
 from thinwire.torch import GradientExchange, State, hook
 from thinwire.torch.advanced import Part
-from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 # Before init_process_group.
@@ -82,7 +82,7 @@ def loop(rank: int, way: str, codec, momentum: float, steps: int = 5):
     named = dict(model.named_parameters())
     options = {"codec": codec, "momentum": momentum, "min_bytes": 0}
     if way == "optimizer":
-        sgd = DistributedOptimizer(sgd, model, policy="wfbp", **options)
+        sgd = Wrapped(sgd, model, policy="wfbp", **options)
     else:
         exchange = GradientExchange(**options)
         if momentum:

@@ -21,17 +21,15 @@ OVERWRITE_FREED = {
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
-from thinwire.torch import all_reduce
-from thinwire.torch.optimizer import DistributedOptimizer
+from thinwire.torch import all_reduce, compress
 
 end, rank, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 all_reduce(torch.ones(1), name="x")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 600))
-optimizer = DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.1), model, codec="int4", policy="p3", timeout_s=20
-)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compression = compress(model, "int4", optimizer=optimizer, policy="p3", timeout_s=20)
 
 def step():
     optimizer.zero_grad()
@@ -50,7 +48,7 @@ def main():
     if rank == 0:
         all_reduce(torch.ones(100_000), name="x", async_op=True)
         return
-    optimizer.finish()
+    compression.finish()
     result = torch.ones(100_000)
     all_reduce(result, name="x")
     print("all there", round(result.mean().item()))

@@ -5,9 +5,9 @@ import pytest
 import thinwire
 import torch
 import torch.distributed as dist
+from policies import Wrapped
 from ranks import outcomes_of, run
 from thinwire.torch import State, compress, hook
-from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -67,7 +67,7 @@ def refuse_at_compress(rank: int):
         State("int4", names=names)
     sparse = Tail(sparse=True)
     with pytest.raises(thinwire.InvalidArgumentError, match=r"'embed\.weight'.*sparse"):
-        DistributedOptimizer(torch.optim.SGD(sparse.parameters(), lr=0.1), sparse)
+        Wrapped(torch.optim.SGD(sparse.parameters(), lr=0.1), sparse)
     frozen = Tail(sparse=True)
     frozen.embed.requires_grad_(False)  # has no gradient at all
     compress(DistributedDataParallel(frozen))
@@ -96,7 +96,7 @@ class Tables(torch.nn.Module):
 def late_sparse(rank: int):
     """The last bucket of a backward is refused on one rank after another one has been sent."""
     model = Tables()
-    optimizer = DistributedOptimizer(
+    optimizer = Wrapped(
         torch.optim.SGD(model.parameters(), lr=0.1), model, codec="int4", min_bytes=0, timeout_s=10
     )
     for step in range(2):

@@ -11,9 +11,9 @@ import pytest
 import thinwire
 import torch
 from models import data, make_mlp, train, wrap
+from policies import Wrapped
 from ranks import run
 from thinwire.torch import all_reduce
-from thinwire.torch.optimizer import DistributedOptimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 CHILD_S = 20  # after which a child that hangs is killed
@@ -75,7 +75,7 @@ def test_a_child_is_refused_at_once_and_its_parent_goes_on():
 def load_data_with_a_step_in_flight(rank: int):
     """Under p3 a step is in flight when the workers start."""
     model = make_mlp()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, "int4")
+    optimizer = Wrapped(torch.optim.SGD(model.parameters(), lr=0.1), model, "int4")
     rows = data(0, rank)
     for step in range(2):
         batches = DataLoader(TensorDataset(rows), batch_size=len(rows), num_workers=step)

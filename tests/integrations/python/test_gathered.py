@@ -5,10 +5,10 @@ import thinwire
 import torch
 import torch.distributed as dist
 from models import data, digest, make_mlp, train, wrap
+from policies import Wrapped
 from ranks import outcomes_of, run
 from thinwire.torch import all_reduce, reduce_scatter_tensor
 from thinwire.torch.advanced import GatheredState, NamedResiduals, merge_state_dicts
-from thinwire.torch.optimizer import DistributedOptimizer
 
 
 def through_rank_0(rank: int, saved: dict, path: str) -> dict:
@@ -83,7 +83,7 @@ def of_the_optimizer(rank: int, path: str):
     def make():
         model = make_mlp()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        return model, DistributedOptimizer(sgd, model, "int4", min_bytes=0)
+        return model, Wrapped(sgd, model, "int4", min_bytes=0)
 
     def steps(model, optimizer, start):
         for step in range(start, start + 2):

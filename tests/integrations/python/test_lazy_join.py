@@ -2,9 +2,9 @@
 
 import torch.distributed as dist
 from models import digest, make_mlp, train
+from policies import Wrapped
 from ranks import run
 from thinwire.torch import GradientExchange, State, hook
-from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
@@ -46,7 +46,7 @@ def test_a_state_outlives_the_group_that_it_was_made_under():
 
 def mixed(rank: int):
     model = make_mlp()
-    optimizer = DistributedOptimizer(SGD(model.parameters(), lr=0.1), model, min_bytes=0)
+    optimizer = Wrapped(SGD(model.parameters(), lr=0.1), model, min_bytes=0)
     state = State("int4", min_bytes=0)
     first = trained(state)
     model.train()

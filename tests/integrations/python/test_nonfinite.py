@@ -6,8 +6,8 @@ import copy
 import pytest
 import torch
 from models import data, digest, gradients, make_mlp, wrap
+from policies import Wrapped
 from ranks import run
-from thinwire.torch.optimizer import DistributedOptimizer
 
 STEPS, BAD_STEP = 7, 3
 
@@ -81,9 +81,7 @@ def test_a_nan_leaves_the_states_momentum_alone(codec, nesterov):
 def with_optimizer(rank: int, codec: str, policy: str):
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = DistributedOptimizer(
-        sgd, model, codec=codec, policy=policy, momentum=0.9, min_bytes=0
-    )
+    optimizer = Wrapped(sgd, model, codec=codec, policy=policy, momentum=0.9, min_bytes=0)
     return train_restoring(model, optimizer, rank)
 
 

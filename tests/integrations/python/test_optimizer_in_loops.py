@@ -1,4 +1,4 @@
-"""DistributedOptimizer: what training loops do with it besides stepping, and what it refuses."""
+"""Plain modules with an optimizer: training loops beyond stepping, and refusals."""
 
 import contextlib
 import copy
@@ -67,7 +67,7 @@ def scaled(rank: int):
             loss = loss * float("inf")
         scaler.scale(loss).backward()
         optimizer.synchronize()
-        scaler.step(optimizer)
+        scaler.step(optimizer.inner)
         scaler.update()
         scales.append(scaler.get_scale())
     optimizer.finish()

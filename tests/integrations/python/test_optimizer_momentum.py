@@ -1,18 +1,17 @@
-"""DistributedOptimizer with momentum of its own: what onebit and sparse topk need."""
+"""Plain modules whose compression owns the momentum: what onebit and sparse topk need."""
 
 import pytest
 import thinwire
 import torch
 from models import data, digest, loss_of, make_mlp
-from policies import POLICIES, make_sgd
+from policies import POLICIES, Wrapped, make_sgd
 from ranks import run
 from thinwire.torch import State
-from thinwire.torch.optimizer import DistributedOptimizer
 
 
 def owning(model, codec: str, policy: str = "p3", nesterov: bool = False, **options):
     sgd = make_sgd(model, nesterov=nesterov, **options)
-    return DistributedOptimizer(
+    return Wrapped(
         sgd, model, codec=codec, policy=policy, momentum=0.9, nesterov=nesterov, min_bytes=0
     )
 
@@ -48,7 +47,7 @@ def as_sgd(rank: int, policy: str, nesterov: bool):
     options = {"nesterov": nesterov, "weight_decay": 0.01}
     model, expected = make_mlp(), make_mlp()
     optimizer = owning(model, "fp32", policy, **options)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.inner, 10, 0.5)
     sgd = make_sgd(expected, **options)
     for step in range(20):
         train(model, optimizer, rank, 1, step)
@@ -98,9 +97,9 @@ def half_way(rank: int, loads: bool):
     if loads:
         saved = sgd.state_dict()
         optimizer = owning(model, "fp32")
-        optimizer.load_state_dict(saved)
+        optimizer.inner.load_state_dict(saved)
     else:
-        optimizer = DistributedOptimizer(sgd, model, codec="fp32", momentum=0.9, min_bytes=0)
+        optimizer = Wrapped(sgd, model, codec="fp32", momentum=0.9, min_bytes=0)
     train(model, optimizer, 0, 5, start=5)
     optimizer.finish()
     expected = make_mlp()
@@ -119,7 +118,7 @@ def moved_twice(rank: int):
     model = make_mlp()
     sgd = make_sgd(model, weight_decay=0.01)
     State("onebit", momentum=0.9).take_momentum(sgd)
-    DistributedOptimizer(sgd, model, codec="onebit", momentum=0.9)
+    Wrapped(sgd, model, codec="onebit", momentum=0.9)
     return sgd.param_groups[0]["thinwire_weight_decay"]
 
 
@@ -130,14 +129,14 @@ def test_a_second_owner_keeps_the_weight_decay():
 def refused(rank: int):
     model = make_mlp()
     with pytest.raises(thinwire.InvalidArgumentError, match="Pass optimizer="):
-        DistributedOptimizer(make_sgd(model), model, codec="onebit")
+        Wrapped(make_sgd(model), model, codec="onebit")
     with pytest.raises(thinwire.InvalidArgumentError, match=r"has momentum=0\.9"):
-        DistributedOptimizer(make_sgd(model), model, codec="onebit", momentum=0.8)
+        Wrapped(make_sgd(model), model, codec="onebit", momentum=0.8)
     with pytest.raises(thinwire.InvalidArgumentError, match="warm_up_steps"):
         adam = torch.optim.Adam(model.parameters())
-        DistributedOptimizer(adam, model, codec="onebit", momentum=0.9)
+        Wrapped(adam, model, codec="onebit", momentum=0.9)
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):
-        DistributedOptimizer(make_sgd(model), model, codec="onebit", momentum=0.9, delay=1)
+        Wrapped(make_sgd(model), model, codec="onebit", momentum=0.9, delay=1)
     optimizer = owning(model, "onebit")
     loss_of(model, data(0, rank)).backward()
     with pytest.raises(thinwire.InvalidArgumentError, match="means are momentum"):

@@ -333,7 +333,7 @@ def test_options_have_the_names_and_types_of_what_compress_hands_on():
     torch_part = pytest.importorskip("thinwire.torch")
     from thinwire.torch.compress import _ONLY_SOME
     from thinwire.torch.fsdp import compress_shards
-    from thinwire.torch.optimizer import DistributedOptimizer
+    from thinwire.torch.optimizer.module_compression import ModuleCompression, OptimizedCompression
     from torch.distributed import ProcessGroup
 
     names = {"ProcessGroup": ProcessGroup}
@@ -341,7 +341,8 @@ def test_options_have_the_names_and_types_of_what_compress_hands_on():
     for name in get_type_hints(Settings):
         del own[name]
     assert set(own) == set(_ONLY_SOME)
-    takers = (compress_shards, torch_part.State.__init__, DistributedOptimizer.__init__)
+    modules = (ModuleCompression.__init__, OptimizedCompression.__init__)
+    takers = (compress_shards, torch_part.State.__init__, *modules)
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for name, hint in own.items():
         assert f"`{name}`" in page, name

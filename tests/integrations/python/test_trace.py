@@ -7,9 +7,9 @@ from random import Random
 import pytest
 import thinwire
 from models import data, make_mlp
+from policies import Wrapped
 from ranks import run
 from thinwire import cli, trace
-from thinwire.torch.optimizer import DistributedOptimizer
 
 STAGES = {"QUEUE", "ENCODE", "EXCHANGE", "REDUCE", "GATHER", "DECODE"}
 
@@ -19,7 +19,7 @@ def traced(rank: int, path: str):
 
     model = make_mlp()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = DistributedOptimizer(inner, model, codec="int4", min_bytes=0, trace=path)
+    optimizer = Wrapped(inner, model, codec="int4", min_bytes=0, trace=path)
     for step in range(10):
         optimizer.zero_grad()
         model(data(step, rank)).square().mean().backward()

@@ -35,10 +35,9 @@ ACCEPTED = "an object of no type that it knows is accepted"
 TAKES_ANYTHING = {
     "horovod.broadcast_object(obj)", "horovod.allgather_object(obj)",
     "horovod.ReducingOptimizer.zero_grad(set_to_none)",
-    "DistributedOptimizer.zero_grad(set_to_none)",
-    "DistributedOptimizer(find_unused_parameters)", "Bucket.mark_absent(absent)",
+    "Bucket.mark_absent(absent)",
     "simulate(planned)", "GradientExchange.end_step(repeats)", "check_replicas(step)",
-    "GradientExchange.bucket(shape)", "DistributedOptimizer(warm_up_steps)", "State(structure)",
+    "GradientExchange.bucket(shape)", "State(structure)",
     "State.take_momentum(warm_up_steps)", "GradientExchange.between_steps(device)",
     "GradientExchange.between_steps(finish)",
 }  # fmt: skip

@@ -7,9 +7,9 @@ import signal
 
 import torch
 from models import WIDTH, data, make_mlp
+from policies import Wrapped
 from thinwire.torch import GradientExchange, State, hook
 from thinwire.torch.exchange.recovery import Recovery
-from thinwire.torch.optimizer import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 WAYS = ("hook", "hook momentum", "loop", "p3", "wfbp", "delay", "p3 momentum")
@@ -37,7 +37,7 @@ class Trainer:
         else:
             policy = "wfbp" if way == "wfbp" else "p3"
             delay = 1 if way == "delay" else 0
-            self.optimizer = DistributedOptimizer(
+            self.optimizer = Wrapped(
                 self.optimizer, self.model, policy=policy, delay=delay, **owned, **_OPTIONS
             )
             self.exchange = self.optimizer.exchange
@@ -60,7 +60,7 @@ class Trainer:
         return loss.item()
 
     def finish(self) -> None:
-        if isinstance(self.optimizer, DistributedOptimizer):
+        if isinstance(self.optimizer, Wrapped):
             self.optimizer.finish()
 
     def kept(self) -> dict:
@@ -69,7 +69,7 @@ class Trainer:
         return self.exchange.state_dict()["residuals"]
 
     def recover(self) -> Recovery:
-        if isinstance(self.optimizer, DistributedOptimizer):
+        if isinstance(self.optimizer, Wrapped):
             return self.optimizer.recover()
         if self.way == "loop":
             return self.exchange.recover()

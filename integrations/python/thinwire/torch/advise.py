@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,6 @@ import torch.distributed as dist
 from thinwire.errors import InvalidArgumentError
 from thinwire.simulate import Link, Profile
 from thinwire.torch.exchange.bucket import Bucket, InFlight
-from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.forecast import (
     ACCURATE,
     CODECS,
@@ -36,7 +34,7 @@ from thinwire.torch.forecast import (
     predict,
     probe,
 )
-from thinwire.torch.optimizer import DistributedOptimizer
+from thinwire.torch.optimizer.module_compression import OptimizedCompression
 
 __all__ = ["ACCURATE", "CODECS", "POLICIES", "Advice", "Prediction", "advise"]
 
@@ -145,47 +143,40 @@ def advise(
     return Advice(rows, choose(rows, allowed), profiles["wfbp"].compute_s, measured.link)
 
 
-class _SilentExchange(GradientExchange):
+class _Rehearsal(OptimizedCompression):
     """Sends nothing and notes its calls. But ranks begin every step together, as a real exchange
     makes them: those that share a machine then want the same part of it at the same time. The clock
     stands while they wait for each other."""
 
-    def __init__(self, process_group: dist.ProcessGroup | None, **options: Any) -> None:
-        super().__init__("fp32", process_group, **options)
-        self.notes = Notes()
-        self._barrier_group = process_group
-        self._waited_s = 0.0
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._notes, self._waited_s = Notes(), 0.0
+        super().__init__(*arguments, **options)
 
-    def submit(self, bucket: Bucket, buffer: torch.Tensor) -> InFlight:
+    def _share_replica(self) -> None:
+        pass
+
+    def submit(
+        self, bucket: Bucket, buffer: torch.Tensor, _result: torch.Tensor | None = None
+    ) -> InFlight:
         if buffer.is_cuda:
             torch.cuda.current_stream(buffer.device).synchronize()
-        self.notes.submitted(bucket.priority, bucket.numel, self._now())
+        self._notes.submitted(bucket.priority, bucket.numel, self._now())
         return InFlight(bucket, buffer, None)
 
     def wait(self, submission: InFlight) -> None:
-        self.notes.waited_for(submission.bucket.priority, self._now())
+        self._notes.waited_for(submission.bucket.priority, self._now())
 
     def end_step(self, *, repeats: bool = True) -> None:
         start = time.perf_counter()
-        dist.barrier(self._barrier_group)
+        dist.barrier(self._group)
         self._waited_s += time.perf_counter() - start
 
     def _now(self) -> float:
         return time.perf_counter() - self._waited_s
 
-
-class _Rehearsal(DistributedOptimizer):
-    def _open_exchange(
-        self, _codec: Codec | None, group: dist.ProcessGroup | None, options: Mapping[str, Any]
-    ) -> GradientExchange:
-        return _SilentExchange(group, purpose="optimizer", **options)
-
-    def _broadcast(self, _group: dist.ProcessGroup) -> None:
-        pass
-
     def profile(self) -> Profile:
         """The profile of all ranks' steps; all ranks call it."""
-        return self.exchange.notes.profile(_WARM_UP, self._group)
+        return self._notes.profile(_WARM_UP, self._group)
 
 
 def rehearse(
@@ -200,12 +191,12 @@ def rehearse(
     random numbers are afterwards as they were; gradients are gone."""
     kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     random = torch.random.get_rng_state()
-    subject = _Rehearsal(optimizer, model, policy=policy, process_group=process_group)
+    subject = _Rehearsal(model, "fp32", optimizer, policy=policy, process_group=process_group)
     try:
         for _ in range(_WARM_UP + steps + 1):
-            subject.zero_grad()
+            optimizer.zero_grad()
             run()
-            subject.step()
+            optimizer.step()
         subject.finish()
         return subject.profile()
     finally:

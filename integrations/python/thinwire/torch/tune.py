@@ -20,7 +20,7 @@ from thinwire import _library
 from thinwire.errors import InvalidArgumentError, UnavailableError
 from thinwire.torch.agree import from_rank_0, worst_of_ranks
 from thinwire.torch.group import resolve
-from thinwire.torch.optimizer import DistributedOptimizer
+from thinwire.torch.optimizer.module_compression import OptimizedCompression
 
 _WARM_UP = 2  # steps of a trial that are not timed
 _SAMPLE = 1 << 20  # the guard measures at most this many elements of a parameter's gradient
@@ -28,7 +28,7 @@ _MIB = 1 << 20
 
 
 class Point(NamedTuple):
-    """A setting of DistributedOptimizer or State."""
+    """A setting of compress()."""
 
     codec: str
     chunk_bytes: int
@@ -196,9 +196,10 @@ class _Measure:
 
     def _time(self, point: Point) -> float:
         """Seconds of a step, of the slowest rank."""
-        subject = DistributedOptimizer(
-            self._optimizer, self._model, policy=self._policy, process_group=self._group,
-            **point._asdict(),
+        settings = point._asdict()
+        subject = OptimizedCompression(
+            self._model, settings.pop("codec"), self._optimizer,
+            policy=self._policy, process_group=self._group, **settings,
         )  # fmt: skip
         try:
             start = time.perf_counter()
@@ -206,9 +207,9 @@ class _Measure:
                 if step == _WARM_UP:
                     subject.finish()
                     start = time.perf_counter()
-                subject.zero_grad()
+                self._optimizer.zero_grad()
                 self._run()
-                subject.step()
+                self._optimizer.step()
             subject.finish()
             seconds = (time.perf_counter() - start) / self._steps
         finally:

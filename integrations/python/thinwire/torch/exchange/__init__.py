@@ -1,4 +1,4 @@
-"""GradientExchange: everything that the adapters for DDP, for DistributedOptimizer and for other
+"""GradientExchange: everything that the adapters for DDP, for plain modules and for other
 frameworks have in common. docs/guides/add-a-framework.md says how to write another adapter."""
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class _HasState(Protocol):
 
 
 class GatheredState:
-    """An owner of residuals (State, GradientExchange, DistributedOptimizer, NamedResiduals) in the
+    """An owner of residuals (a Compression, NamedResiduals) in the
     form of frameworks that save the state_dict() of rank 0 alone and load it on all ranks, such as
     Accelerate's register_for_checkpointing(GatheredState(state)). All ranks call both methods."""
 

@@ -1,4 +1,4 @@
-"""The arguments and the uses that DistributedOptimizer refuses, each with the way to mend it."""
+"""The optimizers, arguments and uses that a compressed plain module refuses, each with the fix."""
 
 from __future__ import annotations
 
@@ -9,24 +9,9 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire.arguments import check_kind, wrong
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch import tensors
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.group import rank_or_0
 
 Names = Mapping[torch.Tensor, str]
-
-
-def check_types(optimizer: object, model: object) -> None:
-    """The arguments are what they are called, in their order."""
-    for name, value, kind in (
-        ("optimizer", optimizer, Optimizer),
-        ("model", model, torch.nn.Module),
-    ):
-        if not isinstance(value, kind):
-            raise InvalidArgumentError(
-                f"DistributedOptimizer got a {type(value).__name__} as its {name}, expected a "
-                f"{kind.__name__}; call DistributedOptimizer(optimizer, model)"
-            )
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -37,8 +22,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
-def check_parameters(optimizer: Optimizer, model: torch.nn.Module, names: Names) -> None:
-    """All parameters belong to the model, and their gradients can be reduced."""
+def check_parameters(optimizer: Optimizer, names: Names) -> None:
+    """All parameters that it trains belong to the model."""
     ours = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     strangers = len(ours - set(names))
     if strangers:
@@ -46,9 +31,6 @@ def check_parameters(optimizer: Optimizer, model: torch.nn.Module, names: Names)
             f"the optimizer has {strangers} parameter(s) that the model has not, expected "
             "those of model.parameters(); pass the model that they belong to"
         )
-    rank = rank_or_0(None)
-    tensors.check_parameters(names, rank)
-    tensors.check_modules(model, rank)
 
 
 def check_state_dict(state_dict: object) -> None:
@@ -68,9 +50,8 @@ def check_gradients(optimizer: Optimizer, names: Names) -> None:
         for parameter in group["params"]:
             if parameter.grad is not None and parameter not in names:
                 raise InvalidArgumentError(
-                    "a parameter has a gradient that was frozen, or not there, when this "
-                    "DistributedOptimizer was made; close() it, and make another after "
-                    "unfreezing"
+                    "a parameter has a gradient that was frozen, or not there, when its model was "
+                    "compressed; close() that, and compress the model again after unfreezing"
                 )
 
 

@@ -19,7 +19,7 @@ from thinwire.torch.optimizer.step_pipeline import GradientBucket, Groups, Phase
 
 
 class OneStepDelay:
-    """Global weights and late means, which DistributedOptimizer(delay=1) keeps between steps."""
+    """Global weights and late means, which compress(..., delay=1) keeps between steps."""
 
     def __init__(
         self,
@@ -33,10 +33,6 @@ class OneStepDelay:
             raise errors.InvalidArgumentError(
                 f"delay=1 got {type(optimizer).__name__}, expected torch.optim.SGD, since ranks "
                 "step with lr times their own gradient in between; or leave delay=0"
-            )
-        if warm_up_steps < 0:
-            raise errors.InvalidArgumentError(
-                f"warm_up_steps is {warm_up_steps}, expected 0 or more"
             )
         self._warm_up_steps = warm_up_steps
         self._exchange, self._pipeline = exchange, pipeline

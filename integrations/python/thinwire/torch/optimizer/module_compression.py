@@ -1,31 +1,36 @@
-"""Plain modules, without DDP: hooks on their parameters, in whose gradients the means appear."""
+"""Plain modules, without DDP: hooks on their parameters, in whose gradients the means appear; and
+with an optimizer, whose step() takes the means.
+
+Under policy "p3" (default) the next forward pass begins while means are still in flight: every
+layer waits for its own only. Jayarajan et al., "Priority-based Parameter Propagation for
+Distributed DNN Training", arXiv 1905.03960: the layers of the input are needed first, so their
+chunks go first."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
+from thinwire.arguments import check_kind, check_whole
+from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.exchange.bucket import lay_out
-from thinwire.torch.exchange.compression import COMPRESSED, Compression
+from thinwire.torch.exchange.compression import COMPRESSED
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.group import rank_or_0, resolve
-from thinwire.torch.optimizer.distributed_optimizer import DistributedOptimizer
+from thinwire.torch.optimizer import checks
+from thinwire.torch.optimizer.delay import OneStepDelay
 from thinwire.torch.optimizer.model_hooks import ModelHooks
-from thinwire.torch.optimizer.step_pipeline import GradientBucket, StepPipeline
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from thinwire.options import Options
+from thinwire.torch.optimizer.step_pipeline import GradientBucket, Phase, StepPipeline
+from thinwire.torch.optimizer.wrapped_optimizer import loss_of
 
 
 class ModuleCompression(GradientExchange):
@@ -37,43 +42,46 @@ class ModuleCompression(GradientExchange):
         self,
         model: torch.nn.Module,
         codec: Codec | None = None,
+        optimizer: Optimizer | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
-        **options: Unpack[Options],
+        find_unused_parameters: bool | None = None,
+        **options: Any,
     ) -> None:
         """compress() makes it. Parameters and buffers become those of rank 0."""
-        self._model, self._group = model, resolve(process_group, "compress")
+        check_kind("find_unused_parameters", find_unused_parameters, (bool, type(None)), "a bool")
+        self._model, self._optimizer = model, optimizer
+        self._group = resolve(process_group, "compress")
         self._names = trained_names(model)
-        sizes = {name: p.numel() for p, name in self._names.items()}
-        options = {"policy": "p3", **options}
         super().__init__(
             codec,
             process_group,
-            parameters=sizes,
+            parameters={name: p.numel() for p, name in self._names.items()},
             structure=tensors.structure_of(model),
             purpose="module",
-            **options,
+            **({"policy": "p3"} | {k: v for k, v in options.items() if v is not None}),
         )
-        if self.config.momentum:
+        if self.config.momentum and optimizer is None:
             raise errors.InvalidArgumentError(
                 f"compress got momentum={self.config.momentum} and no optimizer to take "
                 "it out of; pass optimizer="
             )
-        self._accumulating = False
-        self._pipeline = StepPipeline(None, self, find_unused=False)
-        agree.broadcast_replica(model, self._group)
+        self._accumulating = self._in_backward = False
+        own_step = None if optimizer is None else optimizer.step
+        self._pipeline = StepPipeline(optimizer, self, bool(find_unused_parameters), own_step)
+        self._share_replica()
         self._hooks = ModelHooks(
-            model, self._names, on_gradient=self._on_gradient, before_use=lambda _: None,
-            finish=lambda: None,
+            model, self._names, on_gradient=self._on_gradient,
+            before_use=self._pipeline.apply, finish=self.finish,
         )  # fmt: skip
-        self._in_backward = False
+
+    def _share_replica(self) -> None:
+        agree.broadcast_replica(self._model, self._group)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if self._accumulating:
             return
-        if not self._pipeline.buckets:
-            order = self._hooks.agree_on_order(self._group)
-            self._pipeline.take(lay_out(GradientBucket, self.bucket, order))
+        self._lay_out()
         if not self._in_backward:
             self._in_backward = True
             for bucket in self._pipeline.buckets:  # of a pass that failed, or is over
@@ -83,11 +91,24 @@ class ModuleCompression(GradientExchange):
         if bucket.ready(parameter):
             self._pipeline.send(bucket)
 
+    def _lay_out(self) -> None:
+        """Makes the buckets at the first gradient or step."""
+        if not self._pipeline.buckets:
+            order = self._hooks.agree_on_order(self._group)
+            self._pipeline.take(lay_out(GradientBucket, self.bucket, order))
+            self._hooks.take(self._pipeline.bucket_of)
+
     def _end_backward(self) -> None:
         self._in_backward = False
         self._pipeline.flush()
         self._pipeline.take_means()
         self.between_steps(self._pipeline.device, lambda: None)
+
+    def finish(self) -> None:
+        """After step(): return when all parameters have taken it. Call it before parameters are
+        read otherwise than by a forward pass or model.state_dict()."""
+        for bucket in self._pipeline.deferred():
+            self._pipeline.apply(bucket)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -99,15 +120,18 @@ class ModuleCompression(GradientExchange):
             self._accumulating = before
 
     def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
-        self._group = resolve(process_group, "recover")
-        rank = self.rank
-        self.fail(errors.Error(f"rank {rank} left the group to recover"))
-        result = super().recover(process_group)
-        self._in_backward = False
+        members = resolve(process_group, "recover")
+        self.fail(errors.Error(f"rank {self.rank} left the group to recover"))
+        result = super().recover(process_group, made=self._made())
+        self._in_backward, self._group = False, members
         self._pipeline.restart(result.step)
         if not result.equal:
-            agree.replica_from_rank(result.source, self._model, None, self._group)
+            agree.replica_from_rank(result.source, self._model, self._optimizer, members)
         return result
+
+    def _made(self) -> Mapping[str, int] | None:
+        """After a failure: the steps that the optimizer has made, by parameter, if it is ours."""
+        return None
 
     def close(self) -> None:
         """Let the model go and close the connections. Its gradients are reduced no more."""
@@ -116,9 +140,14 @@ class ModuleCompression(GradientExchange):
         super().close()
 
 
-class OptimizedCompression(Compression):
-    """A plain module and its optimizer, whose step() takes the means: under policy "p3" (default)
-    each layer waits for its own just before the next forward pass needs it."""
+class OptimizedCompression(ModuleCompression):
+    """A plain module and its optimizer, whose step() takes the means of all ranks' gradients.
+
+    Under policy "p3" step() returns at once, and each module's forward waits for the parameters
+    that it needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit.
+    Accumulate gradients under no_sync(). Before clipping by norm or unscaling call synchronize(),
+    or clip with clip_grad_norm_(): both wait for all gradients. Typed errors come out of
+    backward(), step() and, under p3, the model's forward."""
 
     def __init__(
         self,
@@ -126,76 +155,143 @@ class OptimizedCompression(Compression):
         codec: Codec | None,
         optimizer: Optimizer,
         *,
-        process_group: dist.ProcessGroup | None = None,
+        delay: int | None = None,
+        warm_up_steps: int | None = None,
         **options: Any,
     ) -> None:
-        """compress() makes it, and replaces the optimizer's step()."""
-        own_step = optimizer.step
-        self._engine = DistributedOptimizer(
-            optimizer, model, codec, process_group=process_group, own_step=own_step, **options
-        )
-        self._model, self._optimizer, self._own_step = model, optimizer, own_step
-        engine = self._engine
+        """compress() makes it, and replaces the optimizer's step().
 
-        private.replace_step(optimizer, engine.step)
+        delay: 1 lets a step's mean come during the next step, which meanwhile computes with weights
+          that this rank updated with its own gradient (OD-SGD, thinwire.torch.optimizer.delay).
+        warm_up_steps: the first steps, which wait.
+        """
+        delay = 0 if delay is None else delay
+        warm_up_steps = 0 if warm_up_steps is None else warm_up_steps
+        check_whole("warm_up_steps", warm_up_steps, 0)
+        checks.check_optimizer(optimizer)
+        self._delay: OneStepDelay | None = None
+        super().__init__(model, codec, optimizer, **options)
+        try:
+            checks.check_parameters(optimizer, self._names)
+            checks.check_delay(delay, self)
+            if delay:
+                self._delay = OneStepDelay(optimizer, warm_up_steps, self, self._pipeline)
+            self._take_over()
+        except errors.Error:
+            super().close()
+            raise
+        self._own_step = optimizer.step
+        private.replace_step(optimizer, self.step)
         self._handles = [
-            optimizer.register_state_dict_pre_hook(lambda *_: engine.finish()),
-            optimizer.register_load_state_dict_pre_hook(lambda *_: engine.finish()),
-            optimizer.register_load_state_dict_post_hook(lambda *_: engine.take_momentum()),
+            optimizer.register_state_dict_pre_hook(lambda *_: self.finish()),
+            optimizer.register_load_state_dict_pre_hook(lambda *_: self.finish()),
+            optimizer.register_load_state_dict_post_hook(lambda *_: self._take_over()),
         ]
 
-    @property
-    def exchange(self) -> GradientExchange:
-        """The GradientExchange behind the hooks."""
-        return self._engine.exchange
+    def _take_over(self) -> None:
+        """Moves momentum out of the param groups that still have their own, if it is to be ours."""
+        if self.config.momentum:
+            self.take_momentum(self._optimizer, self._names.get)
 
-    def finish(self) -> None:
-        """After step(): return when all parameters have taken it. Call it before parameters are
-        read otherwise than by a forward pass or model.state_dict()."""
-        self._engine.finish()
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if self._accumulating:
+            return
+        self._lay_out()
+        bucket = self._pipeline.bucket_of[parameter]
+        self._pipeline.begin(bucket)
+        if self._delay is not None:
+            self._delay.make_room(bucket)
+        if bucket.phase is Phase.IN_FLIGHT:
+            error = errors.InvalidArgumentError(
+                f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made again "
+                "before step(), when it had been sent already; put all backward passes but the "
+                "last under no_sync()"
+            )
+            raise errors.again(self.fail(error))  # peers would wait for the next step
+        if bucket.ready(parameter):
+            self._pipeline.send(bucket)
+
+    # Steps.
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step of the optimizer, whose step() this is. Returns the closure's loss."""
+        loss = loss_of(closure)
+        self._lay_out()
+        checks.check_gradients(self._optimizer, self._names)
+        self.momentum.check()
+        if self._delay is not None and self._delay.begun():
+            self._delay.step()
+            return loss
+        pipeline, synchronized = self._pipeline, self._pipeline.synchronized
+        if not synchronized:
+            pipeline.send_rest()
+        if self.config.policy == "p3" and not synchronized:
+            pipeline.defer()
+        else:
+            if not synchronized:
+                pipeline.take_means()
+            pipeline.step()
+        self.between_steps(pipeline.device, self.finish)
+        return loss
 
     def synchronize(self) -> None:
-        """After backward(): return when every .grad holds the mean of all ranks, so that it can be
-        clipped or unscaled before step()."""
-        self._engine.synchronize()
+        """After backward(): return when every .grad holds the mean of all ranks. The next step()
+        takes the gradients as they are then, so they can be clipped or unscaled in between."""
+        checks.check_can_synchronize(self._delay is not None, self)
+        self.finish()
+        self._lay_out()
+        if not self._pipeline.synchronized:
+            self._pipeline.flush()
+            self._pipeline.take_means()
+
+    def finish(self) -> None:
+        super().finish()
+        if self._delay is not None:
+            self._delay.finish()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """torch.nn.utils.clip_grad_norm_ of the means, between backward() and step()."""
-        return self._engine.clip_grad_norm_(max_norm, norm_type)
+        if self.config.policy == "p3":
+            warn(
+                "clip_grad_norm_ needs all gradients, so this step waits for them as policy='wfbp' "
+                "does"
+            )
+        self.synchronize()
+        return torch.nn.utils.clip_grad_norm_(list(self._names), max_norm, norm_type)
 
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Backward passes in here add to .grad and send nothing."""
-        return self._engine.no_sync()
+    # Statistics, checkpoints, recovery and the end.
 
     def stats(self) -> dict[str, Any]:
-        return self._engine.stats()
-
-    def describe(self) -> str:
-        return self._engine.describe()
+        self.finish()
+        return super().stats()
 
     def state_dict(self) -> dict[str, Any]:
-        self._engine.finish()
-        return self._engine.exchange.state_dict()
-
-    def gathered_state_dict(self) -> dict[str, Any]:
-        self._engine.finish()
-        return self._engine.exchange.gathered_state_dict()
+        self.finish()
+        return super().state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        self._engine.load_residuals(saved)
+        self.finish()
+        super().load_state_dict(saved)
+        self._pipeline.restart(self.steps)
 
-    def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
-        return self._engine.recover(process_group)
+    def _made(self) -> Mapping[str, int]:
+        """Steps with the means that came back before the failure, and with no others."""
+        for bucket in self._pipeline.deferred():
+            with contextlib.suppress(errors.Error):
+                self._pipeline.apply(bucket)
+        if self._delay is not None:
+            self._delay.give_up()
+        return self._pipeline.made()
 
     def close(self) -> None:
         """Finish the step in flight, give the optimizer its own step() back, and close."""
         try:
-            self._engine.close()
+            self.finish()
         finally:
-            vars(self._model).pop(COMPRESSED, None)
             self._optimizer.step = self._own_step
             for handle in self._handles:
                 handle.remove()
+            super().close()
 
 
 def trained_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:

@@ -1,4 +1,5 @@
-"""DistributedOptimizer: the same weights under every policy, on every rank, whatever the model."""
+"""Plain modules with an optimizer: the same weights under every policy, on every rank, whatever the
+model."""
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def scheduled(rank: int, policy: str):
     model = make_mlp()
     groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2:].parameters()}]
     optimizer = wrapped(model, policy, torch.optim.SGD(groups, lr=0.1, momentum=0.9))
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.inner, 2, gamma=0.5)
     rates = []
     for step in range(6):
         train(model, optimizer, 1, rank, step)
