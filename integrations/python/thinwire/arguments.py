@@ -21,6 +21,12 @@ def check_kind(name: str, got: object, kind: Any, expected: str) -> None:
         raise wrong(name, got, expected)
 
 
+def check_flag(name: str, got: object) -> None:
+    """InvalidArgumentError unless `got` is True or False."""
+    if not isinstance(got, bool):
+        raise wrong(name, got, "True or False")
+
+
 def check_call(name: str, got: object) -> None:
     """InvalidArgumentError unless `got` can be called, or is None."""
     if got is not None and not callable(got):

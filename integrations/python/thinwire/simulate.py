@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from thinwire import _library
-from thinwire.arguments import check_kind
+from thinwire.arguments import check_flag, check_kind
 from thinwire.config import given
 
 
@@ -92,6 +92,7 @@ def simulate(
     check_kind("profile", profile, Profile, "a Profile")
     check_kind("link", link, Link, "a Link")
     check_kind("cost", cost, CodecCost, "a CodecCost")
+    check_flag("planned", planned)
     settings = given(
         codec=codec, policy=policy, lanes=lanes, chunk_bytes=chunk_bytes, min_bytes=min_bytes,
         local_size=link.local_size,
@@ -101,7 +102,7 @@ def simulate(
     layers = (_library.Layer * len(profile.layers))(*_structs(profile.layers))
     simulation = _library.Simulation(
         ctypes.sizeof(_library.Simulation), ctypes.pointer(options), layers, len(layers),
-        profile.between_s, int(policy != "p3"), int(bool(planned)), link.bytes_per_s,
+        profile.between_s, int(policy != "p3"), int(planned), link.bytes_per_s,
         link.latency_s, link.burst_bytes, link.overhead_s, cost.encode_s, cost.reduce_s,
         cost.decode_s, link.cpu_s_per_byte, link.contention, 0, link.inside_bytes_per_s,
     )  # fmt: skip

@@ -31,15 +31,10 @@ def table(folder: str) -> dict[str, Callable[[], Call]]:
 # What may come of a wrong argument.
 
 ACCEPTED = "an object of no type that it knows is accepted"
-# Objects to send, flags that are taken by their truth, and arguments that nothing looks at yet.
+# Objects to send, and a flag that torch takes by its truth.
 TAKES_ANYTHING = {
     "horovod.broadcast_object(obj)", "horovod.allgather_object(obj)",
     "horovod.ReducingOptimizer.zero_grad(set_to_none)",
-    "Bucket.mark_absent(absent)",
-    "simulate(planned)", "GradientExchange.end_step(repeats)", "check_replicas(step)",
-    "GradientExchange.bucket(shape)", "State(structure)",
-    "State.take_momentum(warm_up_steps)", "GradientExchange.between_steps(device)",
-    "GradientExchange.between_steps(finish)",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import _library
-from thinwire.arguments import check_kind
+from thinwire.arguments import check_kind, check_whole
 from thinwire.errors import MismatchError
 from thinwire.torch.group import resolve
 
@@ -113,6 +113,8 @@ def check_replicas(
     step: for the message. MismatchError, on every rank, names the first parameter that differs, and
     the ranks whose bits are not those of most ranks."""
     check_kind("module", module, torch.nn.Module, "a torch.nn.Module")
+    if step is not None:
+        check_whole("step", step, 0)
     members = resolve(group, "check_replicas")
     names = [name for name, _ in module.named_parameters()]
     mine = [digest(parameter) for parameter in module.parameters()]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from thinwire.arguments import check_whole
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
 from thinwire.torch.optimizer.wrapped_optimizer import loss_of
@@ -28,7 +27,6 @@ class OneBitAdam:
                 f"{type(optimizer).__name__} needs warm_up_steps: its gradients go in fp32 for so "
                 "many steps, until its variance is frozen; give 15 to 20 % of the run's steps"
             )
-        check_whole("warm_up_steps", warm_up_steps, 1)  # without a variance nothing can be frozen
         self.optimizer, self.warm_up_steps = optimizer, int(warm_up_steps)
         betas = {group["betas"] for group in optimizer.param_groups}
         if len(betas) > 1:

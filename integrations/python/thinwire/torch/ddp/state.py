@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_kind
+from thinwire.arguments import check_kind, check_whole
 from thinwire.codec import codec_info
 from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
@@ -123,6 +123,8 @@ class State(GradientExchange):
                 is frozen. The paper takes 15 to 20 % of a run.
         """
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
+        if warm_up_steps is not None:
+            check_whole("warm_up_steps", warm_up_steps, 1)
         if self.config.momentum and self.momentum.paired:
             raise errors.InvalidArgumentError("this state is paired with an optimizer already")
         if is_adam(optimizer) and self.config.momentum:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from thinwire import comm
-from thinwire.arguments import check_whole
+from thinwire.arguments import check_flag, check_whole
 from thinwire.comm import BucketWork, Communicator, Segment, Segments, Work
 from thinwire.torch import tensors
 
@@ -78,6 +78,7 @@ class Bucket:
         zeros then, and what compression has kept of the part waits for a step that has one.
         InvalidArgumentError if there is no such part."""
         check_whole("index", index, 0, len(self.parts) - 1)
+        check_flag("absent", absent)
         self.segments.mark_absent(index, absent)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config, errors
-from thinwire.arguments import check_call, check_kind, check_whole, wrong
+from thinwire.arguments import check_call, check_flag, check_kind, check_whole, wrong
 from thinwire.codec import codec_info
 from thinwire.comm import Communicator
 from thinwire.errors import InvalidArgumentError
@@ -160,6 +160,7 @@ class GradientExchange(Compression):
             )
         listed = _parts_of(parts)
         check_whole("priority", priority, *_INT32)
+        check_kind("shape", shape, (str, type(None)), "text, or None")
         for text in (name, *(part.name for part in listed)):
             tensors.check_name(text)
         for part in listed:
@@ -223,6 +224,7 @@ class GradientExchange(Compression):
     def end_step(self, *, repeats: bool = True) -> None:
         """Says once a step that all of its buckets have been submitted. repeats: the next step will
         submit the same buckets, which lets their order be predicted."""
+        check_flag("repeats", repeats)
         self.steps += 1
         self._session.end_step(repeats=repeats)
 
@@ -230,6 +232,8 @@ class GradientExchange(Compression):
         """Once a step on all ranks, when codec="auto" may change the codec; else it does nothing.
         `finish` waits until the adapter has nothing in flight; None: start() was used. Buckets stay
         valid. PeerLostError if a rank was lost."""
+        check_kind("device", device, torch.device, "a torch.device")
+        check_call("finish", finish)
         if self._auto is None:
             return
         codec = self._auto.after_step(device, finish or self._session.wait_idle)

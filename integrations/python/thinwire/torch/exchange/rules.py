@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from thinwire.arguments import wrong
 from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError, warn
 
@@ -29,7 +30,12 @@ class Rules:
 
     def __init__(self, codec: Codec, structure: Structure | None = None) -> None:
         """structure: names of parameters by the words of STRUCTURES; None: it is not known."""
-        self._structure = structure or {}
+        self._structure = {} if structure is None else structure
+        if not isinstance(self._structure, Mapping) or any(
+            word not in STRUCTURES or isinstance(names, str) or not isinstance(names, Collection)
+            for word, names in self._structure.items()
+        ):
+            raise wrong("structure", structure, f"collections of names by words of {STRUCTURES}")
         self.by_pattern = {_ALL: codec} if isinstance(codec, str) else dict(codec)
         if not self.by_pattern:
             raise InvalidArgumentError("codec is an empty dict, expected {'*': 'int4'} or the like")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_kind, check_whole
+from thinwire.arguments import check_flag, check_whole
 from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.exchange.bucket import lay_out
@@ -49,7 +49,8 @@ class ModuleCompression(GradientExchange):
         **options: Any,
     ) -> None:
         """compress() makes it. Parameters and buffers become those of rank 0."""
-        check_kind("find_unused_parameters", find_unused_parameters, (bool, type(None)), "a bool")
+        find_unused = False if find_unused_parameters is None else find_unused_parameters
+        check_flag("find_unused_parameters", find_unused)
         self._model, self._optimizer = model, optimizer
         self._group = resolve(process_group, "compress")
         self._names = trained_names(model)
@@ -68,7 +69,7 @@ class ModuleCompression(GradientExchange):
             )
         self._accumulating = self._in_backward = False
         own_step = None if optimizer is None else optimizer.step
-        self._pipeline = StepPipeline(optimizer, self, bool(find_unused_parameters), own_step)
+        self._pipeline = StepPipeline(optimizer, self, find_unused, own_step)
         self._share_replica()
         self._hooks = ModelHooks(
             model, self._names, on_gradient=self._on_gradient,
