@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="thinwire", description="Gradient compression for DDP.")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="what is here, what is missing, what to do")
-    doctor.set_defaults(run=_doctor, needs_torch=False)
+    doctor.set_defaults(run=_doctor)
     bench = commands.add_parser(
         "bench",
         help="codecs, link and allreduces of this machine, or under a launcher of a cluster",
@@ -66,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--seconds", type=float, default=2.0, help="for each size, at least")
     bench.add_argument("--ranks", type=int, default=2, help="here, if no launcher started this")
     bench.add_argument("--json", type=Path, help="file for all figures")
-    bench.set_defaults(run=_bench, needs_torch=True)
+    bench.set_defaults(run=_bench)
     advise = commands.add_parser(
         "advise", help="which codec and policy suit this model on this link; run it under torchrun"
     )
@@ -75,20 +74,17 @@ def _parser() -> argparse.ArgumentParser:
         help="a function that returns (model, optimizer, run); run() does a forward and backward",
     )  # fmt: skip
     advise.add_argument("--codecs", help="to choose from, the most accurate first: fp32,bf16,...")
-    advise.set_defaults(run=_advise, needs_torch=True)
+    advise.set_defaults(run=_advise)
     trace = commands.add_parser("trace", help="merge the traces of all ranks on one clock")
     trace.add_argument("files", nargs="+", type=Path, help="the name that was traced to, or files")
     trace.add_argument("--out", type=Path, default=Path("trace.json"))
-    trace.set_defaults(run=_trace, needs_torch=False)
+    trace.set_defaults(run=_trace)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 if something needed is missing."""
     arguments = _parser().parse_args(argv)
-    if arguments.needs_torch and importlib.util.find_spec("torch") is None:
-        print(f"{arguments.command} needs torch: pip install torch", file=sys.stderr)
-        return 1
     try:
         return arguments.run(arguments)
     except errors.Error as error:

@@ -138,25 +138,10 @@ class Work:
             self._communicator = None
 
 
-class BucketWork:
-    """One use of a bucket in flight. wait() or wait_stream() must be called, once; its memory must
-    live until then."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-
-    def wait(self) -> None:
-        """As Work.wait()."""
-        _library.check(_library.load().tw_bucket_wait(self._bucket.handle))
-
-    def wait_stream(self, stream: int | None) -> None:
-        """As Work.wait_stream()."""
-        _library.check(_library.load().tw_bucket_wait_stream(self._bucket.handle, stream))
-
-
 class Bucket:
     """A tensor that is described to the library once, and started in every step by its handle.
-    Communicator.bucket() makes it, and lives as long. One thread at a time uses it."""
+    Communicator.bucket() makes it, and lives as long. One thread at a time uses it: after start()
+    comes wait() or wait_stream(), once, and the memory must live until then."""
 
     def __init__(
         self, handle: c_void_p, segments: Segments | None, communicator: Communicator
@@ -167,15 +152,23 @@ class Bucket:
         # Not at exit, where the last works may still be waited for, after this.
         weakref.finalize(self, _library.load().tw_bucket_destroy, handle).atexit = False
 
-    def start(self, send: int, receive: int, stream: int | None = None) -> BucketWork:
-        """Starts one use, from and to these addresses, and returns at once. Segments that are
-        marked absent count as zeros."""
+    def start(self, send: int, receive: int, stream: int | None = None) -> Bucket:
+        """Starts one use, from and to these addresses, and returns this bucket at once. Segments
+        that are marked absent count as zeros."""
         self._communicator.check_open()
         absent, count = (None, 0) if self._segments is None else self._segments.absent()
         _library.check(
             _library.load().tw_bucket_start(self.handle, send, receive, stream, absent, count)
         )
-        return BucketWork(self)
+        return self
+
+    def wait(self) -> None:
+        """As Work.wait()."""
+        _library.check(_library.load().tw_bucket_wait(self.handle))
+
+    def wait_stream(self, stream: int | None) -> None:
+        """As Work.wait_stream()."""
+        _library.check(_library.load().tw_bucket_wait_stream(self.handle, stream))
 
 
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # tw_dtype

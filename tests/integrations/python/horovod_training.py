@@ -11,8 +11,7 @@ import thinwire
 import thinwire.horovod as hvd
 import torch
 from horovod_collectives import equal, raises
-from thinwire.torch import check_replicas
-from thinwire.torch.optimizer import DistributedOptimizer
+from thinwire.torch import check_replicas, compress
 
 RANKS = 2
 
@@ -65,9 +64,8 @@ INT4 = hvd.Compression.thinwire("int4", min_bytes=0)
 
 def check_weights_are_those_of_thinwires_optimizer(rank: int) -> None:
     model, other = net(), net()
-    theirs = DistributedOptimizer(
-        sgd(other), other, codec="int4", policy="wfbp", min_bytes=0, process_group=None
-    )
+    theirs = sgd(other)
+    compress(other, "int4", optimizer=theirs, policy="wfbp", min_bytes=0)
     expected = trained(other, theirs, rank)
     optimizer = wrapped(model, compression=INT4)
     assert equal(trained(model, optimizer, rank), expected)

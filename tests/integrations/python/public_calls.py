@@ -103,7 +103,7 @@ def functions() -> dict[str, Callable[[], Call]]:
 def constructors() -> dict[str, Callable[[], Call]]:
     def optimizer() -> Call:
         model = linear()
-        return OptimizedCompression, {
+        return thinwire.torch.compress, {
             "model": model, "codec": None, "optimizer": sgd(model), "policy": "p3",
             "momentum": 0.0, "nesterov": False, "delay": 0, "warm_up_steps": 0,
             "process_group": None, "find_unused_parameters": False,
@@ -126,7 +126,7 @@ def constructors() -> dict[str, Callable[[], Call]]:
 
     return {
         "Communicator": communicator,
-        "OptimizedCompression": optimizer, "GradientExchange": exchange,
+        "compress with an optimizer": optimizer, "GradientExchange": exchange,
         "State": state, "NamedResiduals": lambda: (NamedResiduals, {"group": None}),
         "GatheredState": lambda: (GatheredState, {"of": State()}),
     }  # fmt: skip

@@ -97,15 +97,15 @@ def test_two_of_three_ranks_go_on(way, tmp_path):
 
 def lose_the_means(until: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All exchanges of this rank end as ever, and then fail here, once `until` is there."""
-    ended = comm.BucketWork.wait_stream
+    ended = comm.Bucket.wait_stream
 
-    def wait_stream(work: comm.BucketWork, stream: int | None) -> None:
-        ended(work, stream)
+    def wait_stream(bucket: comm.Bucket, stream: int | None) -> None:
+        ended(bucket, stream)
         while not until.exists():
             time.sleep(0.001)
         raise thinwire.PeerLostError("the connection broke after the last byte")
 
-    monkeypatch.setattr(comm.BucketWork, "wait_stream", wait_stream)
+    monkeypatch.setattr(comm.Bucket, "wait_stream", wait_stream)
 
 
 def one_lacks_the_step(rank: int, way: str, folder: str):

@@ -101,13 +101,6 @@ def test_a_missing_file_and_a_missing_folder(tmp_path):
         state_file.save(make_state(), tmp_path / "none" / "s")
 
 
-def test_without_safetensors_the_error_says_how_to_get_it(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(thinwire.UnavailableError, match="pip install safetensors"):
-        state_file.save(make_state(), tmp_path / "s")
-
-
 _CRASH = """
 import io, os, signal, sys
 sys.path.insert(0, {tests!r})

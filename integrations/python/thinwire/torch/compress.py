@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from thinwire.options import Options
 
-_CLIPPING = {"clip_value", "clip_norm"}
-
 
 def compress(
     model: torch.nn.Module,
@@ -88,20 +86,10 @@ def compress(
     check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
     if optimizer is not None:
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim, or None")
-    kind: Any  # one of the functions below, for this kind of model
-    if isinstance(model, DistributedDataParallel):
-        kind, allowed = _compress_ddp, _CLIPPING | {"warm_up_steps"}
-    elif any(isinstance(module, FSDPModule) for module in model.modules()):
-        kind, allowed = _compress_shards, {"replicas", "gather", "feedback"}
-    elif private.is_replicated(model):
-        kind, allowed = _compress_replicated, _CLIPPING | {"warm_up_steps"}
-    elif optimizer is not None:
-        kind, allowed = _compress_with_optimizer, {
-            "delay", "warm_up_steps", "find_unused_parameters",
-        }  # fmt: skip
-    else:
-        kind, allowed = _compress_module, set()
-    _check_options(model, options, allowed)
+    ddp = isinstance(model, DistributedDataParallel)
+    sharded = not ddp and any(isinstance(module, FSDPModule) for module in model.modules())
+    hooked = ddp or (not sharded and private.is_replicated(model))
+    _check_options(model, options, hooked, sharded, optimizer)
     _check_first(model)
     if any(parameter.is_cuda for parameter in model.parameters()):
         _library.cuda_devices(config.cuda_library())
@@ -110,116 +98,72 @@ def compress(
                 "compress: gradients on a GPU go over TCP, by way of the host; where ranks share a "
                 "machine or a fast network, transport='auto' takes NCCL or shared memory"
             )
-    if codec is None and kind is not _compress_shards and not config.is_set("codec"):
+    settings: Any = {name: value for name, value in options.items() if value is not None}
+    if sharded:  # which marks its units, until close()
+        if process_group is not None:
+            raise InvalidArgumentError(
+                "compress got a process_group for a model under FSDP2, expected none: "
+                "fully_shard() has set it"
+            )
+        return compress_shards(model, codec, **settings)
+    if codec is None and not config.is_set("codec"):
         codec = DEFAULT
-    made = kind(model, codec, optimizer, process_group, dict(options))
-    if kind is not _compress_shards:  # which marks its units, until close()
-        setattr(model, COMPRESSED, f"compress(model, codec={codec!r})")
+    made: Compression
+    if hooked:
+        made = _hook_on(model, codec, optimizer, process_group, settings)
+    elif optimizer is None:
+        made = ModuleCompression(model, codec, process_group=process_group, **settings)
+    else:
+        settings = {**_momentum_of(codec, optimizer, settings), **settings}
+        made = OptimizedCompression(
+            model, codec, optimizer, process_group=process_group, **settings
+        )
+    setattr(model, COMPRESSED, f"compress(model, codec={codec!r})")
     return made
 
 
-def _compress_ddp(
-    ddp: DistributedDataParallel,
+def _hook_on(
+    model: Any,
     codec: Codec | None,
     optimizer: Optimizer | None,
     process_group: dist.ProcessGroup | None,
     options: dict[str, Any],
 ) -> State:
-    _check_group(process_group, ddp.process_group)
-    delayed = private.delayed_parameters(ddp)
-    names = {
-        parameter: private.plain_name(name)
-        for name, parameter in ddp.module.named_parameters()
-        if parameter.requires_grad and name not in ddp.parameters_to_ignore
-    }
-    rank = dist.get_rank(ddp.process_group)
-    tensors.check_parameters(names, rank)
-    tensors.check_modules(ddp.module, rank)
-    options = {"structure": tensors.structure_of(ddp.module), **options}
-    state = _state(codec, ddp.process_group, optimizer, names, options)
-    if delayed:
-        state.note_bypassed(_names_of(delayed, ddp.module))
-    _register(ddp, state, rank)
-    follow_joins(state, ddp)
-    return state
-
-
-def _compress_replicated(
-    module: Any,
-    codec: Codec | None,
-    optimizer: Optimizer | None,
-    process_group: dist.ProcessGroup | None,
-    options: dict[str, Any],
-) -> State:
-    group = private.replicated_group(module)
-    _check_group(process_group, group)
-    names = trained_names(module)
-    options = {"structure": tensors.structure_of(module), **options}
-    state = _state(codec, group, optimizer, names, options)
-    _register(module, state, rank_or_0(group))
-    return state
-
-
-def _state(
-    codec: Codec | None,
-    group: dist.ProcessGroup | None,
-    optimizer: Optimizer | None,
-    names: Mapping[torch.Tensor, str],
-    options: dict[str, Any],
-) -> State:
+    """A State behind the communication hook of a DDP model, or of a replicated module."""
+    ddp = isinstance(model, DistributedDataParallel)
+    module, group = (model.module, model.process_group) if ddp else (model, None)
+    group = group if ddp else private.replicated_group(model)
+    if process_group is not None and process_group is not group:
+        raise InvalidArgumentError(
+            "compress got another process_group than the model's own; leave it out"
+        )
+    names = trained_names(module, group, model.parameters_to_ignore if ddp else ())
     warm_up_steps = options.pop("warm_up_steps", None)
-    options = {**_momentum_of(codec, optimizer, options), **options}
+    options = {
+        "structure": tensors.structure_of(module),
+        **_momentum_of(codec, optimizer, options),
+        **options,
+    }
     state = State(codec, group, names=names, **options)
     if state.config.momentum and optimizer is not None:
         state.take_momentum(optimizer, warm_up_steps=warm_up_steps)
-    return state
-
-
-def _register(module: Any, state: State, rank: int) -> None:
+    if delayed := set(map(id, private.delayed_parameters(model))):
+        state.note_bypassed({
+            private.plain_name(name): p.numel()
+            for name, p in module.named_parameters()
+            if id(p) in delayed
+        })  # fmt: skip
     try:
-        module.register_comm_hook(state, hook)
+        model.register_comm_hook(state, hook)
     except RuntimeError as error:
         state.close()
         raise InvalidArgumentError(
-            f"rank {rank}: the model has a communication hook already, and DDP takes one; remove "
-            f"that register_comm_hook() call ({error})"
+            f"rank {rank_or_0(group)}: the model has a communication hook already, and DDP takes "
+            f"one; remove that register_comm_hook() call ({error})"
         ) from error
-
-
-def _compress_shards(
-    model: torch.nn.Module,
-    codec: Codec | None,
-    _optimizer: Optimizer | None,
-    process_group: dist.ProcessGroup | None,
-    options: dict[str, Any],
-) -> Compression:
-    if process_group is not None:
-        raise InvalidArgumentError(
-            "compress got a process_group for a model under FSDP2, expected none: fully_shard() "
-            "has set it"
-        )
-    return compress_shards(model, codec, **options)
-
-
-def _compress_module(
-    model: torch.nn.Module,
-    codec: Codec | None,
-    _optimizer: None,
-    process_group: dist.ProcessGroup | None,
-    options: dict[str, Any],
-) -> Compression:
-    return ModuleCompression(model, codec, process_group=process_group, **options)
-
-
-def _compress_with_optimizer(
-    model: torch.nn.Module,
-    codec: Codec | None,
-    optimizer: Optimizer,
-    process_group: dist.ProcessGroup | None,
-    options: dict[str, Any],
-) -> Compression:
-    options = {**_momentum_of(codec, optimizer, options), **options}
-    return OptimizedCompression(model, codec, optimizer, process_group=process_group, **options)
+    if ddp:
+        follow_joins(state, model)
+    return state
 
 
 def _momentum_of(
@@ -232,25 +176,36 @@ def _momentum_of(
     return {} if spec == "auto" else momentum_for(spec, optimizer)
 
 
-def _check_options(model: torch.nn.Module, options: Mapping[str, Any], allowed: set[str]) -> None:
+_DDP, _SHARDS = "a model under DDP", "a model under FSDP2"
+_STEPPED = "a plain module with optimizer="
+_ONLY_SOME = {
+    "clip_value": _DDP,
+    "clip_norm": _DDP,
+    "warm_up_steps": f"{_DDP} or with optimizer=",
+    "delay": _STEPPED,
+    "find_unused_parameters": _STEPPED,
+    "replicas": _SHARDS,
+    "gather": _SHARDS,
+    "feedback": _SHARDS,
+}
+
+
+def _check_options(
+    model: torch.nn.Module,
+    options: Mapping[str, Any],
+    hooked: bool,
+    sharded: bool,
+    optimizer: Optimizer | None,
+) -> None:
+    kind = _DDP if hooked else _SHARDS if sharded else _STEPPED if optimizer is not None else ""
     for name, value in options.items():
-        if name in _ONLY_SOME and name not in allowed and value is not None:
+        expected = _ONLY_SOME.get(name, kind)
+        fits = expected == kind or (name == "warm_up_steps" and kind in (_DDP, _STEPPED))
+        if value is not None and not fits:
             raise InvalidArgumentError(
                 f"compress got {name}={value!r} for a {type(model).__name__}, expected "
-                f"{_ONLY_SOME[name]}; leave it out"
+                f"{expected}; leave it out"
             )
-
-
-_ONLY_SOME = {
-    "clip_value": "a model under DDP",
-    "clip_norm": "a model under DDP",
-    "warm_up_steps": "a model under DDP or with optimizer=",
-    "delay": "a plain module with optimizer=",
-    "find_unused_parameters": "a plain module with optimizer=",
-    "replicas": "a model under FSDP2",
-    "gather": "a model under FSDP2",
-    "feedback": "a model under FSDP2",
-}
 
 
 def _check_first(model: torch.nn.Module) -> None:
@@ -263,17 +218,3 @@ def _check_first(model: torch.nn.Module) -> None:
                 f"by {earlier}; remove one of the two calls. To change the codec, wrap the model "
                 "again and call compress() on that"
             )
-
-
-def _check_group(given: dist.ProcessGroup | None, own: dist.ProcessGroup | None) -> None:
-    if given is not None and given is not own:
-        raise InvalidArgumentError(
-            "compress got another process_group than the model's own; leave it out"
-        )
-
-
-def _names_of(parameters: list[torch.Tensor], module: torch.nn.Module) -> dict[str, int]:
-    """Elements by name."""
-    ids = set(map(id, parameters))
-    named = module.named_parameters()
-    return {private.plain_name(name): p.numel() for name, p in named if id(p) in ids}

@@ -10,7 +10,7 @@ import torch
 
 from thinwire import comm
 from thinwire.arguments import check_flag, check_whole
-from thinwire.comm import BucketWork, Communicator, Segment, Segments, Work
+from thinwire.comm import Communicator, Segment, Segments
 from thinwire.torch import tensors
 
 MERGE_BYTES = 1 << 20  # a bucket of at least this takes no more large tensors
@@ -100,7 +100,7 @@ class InFlight:
     __slots__ = ("bucket", "tensor", "work")
 
     def __init__(
-        self, bucket: Bucket, tensor: torch.Tensor, work: Work | BucketWork | None
+        self, bucket: Bucket, tensor: torch.Tensor, work: comm.Work | comm.Bucket | None
     ) -> None:
         """work: None where nothing was sent."""
         self.bucket, self.tensor, self.work = bucket, tensor, work

@@ -67,9 +67,9 @@ class _HasState(Protocol):
 
 
 class GatheredState:
-    """An owner of residuals (a Compression, NamedResiduals) in the
-    form of frameworks that save the state_dict() of rank 0 alone and load it on all ranks, such as
-    Accelerate's register_for_checkpointing(GatheredState(state)). All ranks call both methods."""
+    """An owner of residuals (a Compression, NamedResiduals) in the form of frameworks that save the
+    state_dict() of rank 0 alone and load it on all ranks, such as Accelerate's
+    register_for_checkpointing(GatheredState(state)). All ranks call both methods."""
 
     def __init__(self, of: _HasState) -> None:
         if not isinstance(of, _HasState) or isinstance(of, type):

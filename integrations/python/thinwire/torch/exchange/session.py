@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from thinwire import errors
-from thinwire.comm import BucketWork, Communicator, Work, fatal_exception
+from thinwire import comm, errors
+from thinwire.comm import Communicator, fatal_exception
 from thinwire.config import STAGES, Config, check_here
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket import Bucket, InFlight, handle_of
@@ -188,7 +188,7 @@ class Session:
         communicator: Communicator,
         device: Device,
         result: torch.Tensor | None = None,
-    ) -> Work | BucketWork:
+    ) -> comm.Work | comm.Bucket:
         """Hands a bucket to the library; no other code does. result: where to, if not in place."""
         address = tensor.data_ptr()
         target = address if result is None else result.data_ptr()

@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from thinwire import _library
 from thinwire.arguments import check_kind, wrong
-from thinwire.errors import InvalidArgumentError, UnavailableError
+from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange import checkpoint
 
 VERSION = "2"
@@ -50,18 +51,17 @@ def to_bytes(state_dict: Mapping[str, Any]) -> bytes:
     header |= {key: str(state_dict[key]) for key in _OPTIONAL if key in state_dict}
     header |= {key: json.dumps(state_dict[key]) for key in _JSON}
     header["digest"] = _digest(header, tensors)
-    return _safetensors().torch.save(tensors, header)
+    return safetensors.torch.save(tensors, header)
 
 
 def from_bytes(content: bytes, what: str) -> dict[str, Any]:
     """The state dict whose state file has these contents; `what` names it in errors."""
-    safetensors = _safetensors()
     try:
         tensors = safetensors.torch.load(content)
         (size,) = struct.unpack_from("<Q", content)
         header = json.loads(content[8 : 8 + size]).get("__metadata__", {})
     except (safetensors.SafetensorError, ValueError, struct.error) as error:
-        raise _bad(what, f"expected a whole state file, got one with '{error}'", _MEND) from None
+        raise _bad(what, f"expected a whole state file, got one with '{error}'", _FIX) from None
     return _read(what, header, tensors)
 
 
@@ -69,7 +69,7 @@ def load(path: PathLike) -> dict[str, Any]:
     """The state dict. InvalidArgumentError for a file that is not there, is no state file, or is
     damaged."""
     _check_path(path)
-    safetensors, file = _safetensors(), os.fspath(path)
+    file = os.fspath(path)
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             header = opened.metadata() or {}
@@ -78,7 +78,7 @@ def load(path: PathLike) -> dict[str, Any]:
         raise _bad(file, f"can't be read: {error}", "give the path that save() was given") from None
     except safetensors.SafetensorError as error:
         raise _bad(
-            file, f"expected a whole safetensors file, got one with '{error}'", _MEND
+            file, f"expected a whole safetensors file, got one with '{error}'", _FIX
         ) from None
     return _read(file, header, tensors)
 
@@ -88,7 +88,7 @@ def _read(file: str, header: dict[str, str], tensors: dict[str, torch.Tensor]) -
     expected = header.pop("digest", None)
     digest = _digest(header, tensors)
     if expected != digest:
-        raise _bad(file, f"expected contents of digest {expected}, got {digest}", _MEND)
+        raise _bad(file, f"expected contents of digest {expected}, got {digest}", _FIX)
     residuals = _nested(file, tensors)
     return {"format": checkpoint.FORMAT, **_numbers(file, header), "residuals": residuals}
 
@@ -106,21 +106,11 @@ def _check_path(path: object) -> None:
     check_kind("path", path, PathLike, "a path as text or os.PathLike")
 
 
-_MEND = "it was cut short or damaged, or is no state file: take another copy, or an older one"
+_FIX = "it was cut short or damaged, or is no state file: take another copy, or an older one"
 
 
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise UnavailableError(
-            "state files need the package safetensors, which is not there: pip install safetensors"
-        ) from None
-    return safetensors
-
-
-def _bad(file: str, what: str, mend: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"state file '{file}': {what}; {mend}")
+def _bad(file: str, what: str, fix: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"state file '{file}': {what}; {fix}")
 
 
 def _check_version(file: str, header: Mapping[str, str]) -> None:
@@ -143,7 +133,7 @@ def _numbers(file: str, header: Mapping[str, str]) -> dict[str, Any]:
             key: json.loads(header[key]) for key in _JSON
         }
     except (KeyError, ValueError) as error:
-        raise _bad(file, f"expected a whole header, got one with {error!r}", _MEND) from None
+        raise _bad(file, f"expected a whole header, got one with {error!r}", _FIX) from None
 
 
 def _nested(file: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
@@ -151,7 +141,7 @@ def _nested(file: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[st
     for key, tensor in tensors.items():
         name, slash, kind = key.rpartition("/")
         if not slash:
-            raise _bad(file, f"expected tensors 'PARAMETER/KIND', got '{key}'", _MEND)
+            raise _bad(file, f"expected tensors 'PARAMETER/KIND', got '{key}'", _FIX)
         residuals.setdefault(name, {})[kind] = tensor
     return residuals
 
@@ -178,8 +168,8 @@ def _replace(path: Path, content: bytes) -> None:
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        mend = "make room, or give a folder that may be written"
-        raise _bad(str(path), f"can't be written: {error}", mend) from error
+        fix = "make room, or give a folder that may be written"
+        raise _bad(str(path), f"can't be written: {error}", fix) from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name, too, outlives a loss of power

@@ -9,7 +9,7 @@ chunks go first."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -295,11 +295,17 @@ class OptimizedCompression(ModuleCompression):
             super().close()
 
 
-def trained_names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
+def trained_names(
+    model: torch.nn.Module, group: dist.ProcessGroup | None = None, ignored: Collection[str] = ()
+) -> dict[torch.Tensor, str]:
     """The parameters that are trained, with their names. InvalidArgumentError for one whose
-    gradients cannot be reduced."""
-    names = {p: private.plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
-    rank = rank_or_0(None)
+    gradients cannot be reduced. ignored: names that torch has for parameters to leave out."""
+    names = {
+        p: private.plain_name(name)
+        for name, p in model.named_parameters()
+        if p.requires_grad and name not in ignored
+    }
+    rank = rank_or_0(group)
     tensors.check_parameters(names, rank)
     tensors.check_modules(model, rank)
     return names
