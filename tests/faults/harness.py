@@ -17,8 +17,9 @@ from nodes import inside, open_nodes
 from standstill import Standstill
 from strike import struck_at
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["actor"])
+# Every rank of these tests is a process of it, with the engine loaded already.
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["actor"])
 
 HANG_S = 20.0  # beyond the timeout, and beyond all that is judged
 STANDSTILL_S = 0.25  # without a processor; the case says nothing then
@@ -65,8 +66,8 @@ def run(case: Case, own: int | None = None) -> Ending:
         processes, pipes = {}, {}
         node_of = {r: nodes[r // case.node_size] if nodes else None for r in range(case.world)}
         for rank in (r for r in range(case.world) if r != own):
-            pipes[rank], theirs = _context.Pipe(duplex=False)
-            processes[rank] = _context.Process(
+            pipes[rank], theirs = context.Pipe(duplex=False)
+            processes[rank] = context.Process(
                 target=_be, args=(theirs, case, rank, folder, node_of[rank])
             )
             processes[rank].start()

@@ -2,7 +2,6 @@
 the tensor went, and no wrong sum before."""
 
 import dataclasses
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -11,13 +10,11 @@ import pytest
 from actor import Actor
 from board import Board
 from cases import Case, draw
+from harness import context
 from proxy import Proxy
 
 TIMEOUT_S = 20.0
 ADDRESS = "mesh/0"  # the end of the key under which rank 0 says where it listens
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["actor"])
 
 
 class Detour(Board):
@@ -71,8 +68,8 @@ def test_a_flipped_bit_is_data_loss_on_both_ranks(tmp_path, phase, hit):
     )  # whose bytes the proxy sees
     pipes, processes = [], []
     for rank in range(2):
-        ours, theirs = _context.Pipe(duplex=False)
-        processes.append(_context.Process(target=be, args=(theirs, case, rank, tmp_path)))
+        ours, theirs = context.Pipe(duplex=False)
+        processes.append(context.Process(target=be, args=(theirs, case, rank, tmp_path)))
         processes[-1].start()
         pipes.append(ours)
     try:

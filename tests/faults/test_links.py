@@ -3,7 +3,6 @@ typed error when the timeout is over. Packets are dropped by iptables in namespa
 
 import ctypes
 import dataclasses
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from actor import Actor, Report, training_file
 from cases import Case, draw
+from harness import context
 
 from bench.lab import Lab, can_shape, open_lab
 
@@ -21,8 +21,6 @@ NOISE_S = 2.0  # of a shared machine, above the bound of 1.1 T
 CLONE_NEWNET = 0x40000000
 WORLD, VICTIM = 3, 1
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["actor"])
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +59,8 @@ def be(pipe, case: Case, rank: int, folder: Path, namespace: str) -> None:
 def reports(lab: Lab, case: Case, folder: Path, when_training) -> list[Report]:
     processes, pipes = [], []
     for rank in range(WORLD):
-        ours, theirs = _context.Pipe(duplex=False)
-        process = _context.Process(
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(
             target=be, args=(theirs, case, rank, folder, lab.namespaces[rank])
         )
         process.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import shutil
 import socket
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from board import Board
+from harness import context
 from thinwire import _library
 from thinwire.comm import Communicator
 from thinwire.config import Config
@@ -32,8 +32,6 @@ SO_RCVBUFFORCE = 33
 ETH_P_ALL, ETH_P_IP, IGMP, UDP = 3, 0x0800, 2, 17
 DEADLINE_S = 30.0
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["actor"])
 
 pytestmark = pytest.mark.slow
 
@@ -143,9 +141,9 @@ def heard_on_the_link(lab: Lab, folder: Path, interfaces: list[str]) -> list[byt
     tap = listen_in(lab.namespaces[0])
     pipes, processes = [], []
     for rank in range(WORLD):
-        ours, theirs = _context.Pipe(duplex=False)
+        ours, theirs = context.Pipe(duplex=False)
         arguments = (theirs, rank, folder, lab.namespaces[rank], interfaces[rank])
-        processes.append(_context.Process(target=reduce, args=arguments))
+        processes.append(context.Process(target=reduce, args=arguments))
         processes[-1].start()
         pipes.append(ours)
     try:

@@ -31,7 +31,7 @@ def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> tuple[An
         raise InvalidArgumentError(
             f"prepare got {len(models)} models that Accelerate wraps in DistributedDataParallel, "
             f"expected one ({accelerator.distributed_type}); for FSDP2 take "
-            "thinwire.torch.fsdp.compress(model), for several models compress() to each"
+            "thinwire.torch.compress(model), for several models compress() to each"
         )
     state = compress(models[0], **options)
     accelerator.register_for_checkpointing(GatheredState(state))

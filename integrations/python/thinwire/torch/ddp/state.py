@@ -251,9 +251,9 @@ class State(GradientExchange):
             f"sends them uncompressed: {', '.join(sorted(sizes))}; leave it out to compress them"
         )
 
-    def table(self) -> list[dict[str, Any]]:
+    def _table(self) -> list[dict[str, Any]]:
         return [
-            *super().table(),
+            *super()._table(),
             *(
                 {"name": name, "numel": numel, "rule": None, "codec": "delayed by DDP"}
                 for name, numel in self._bypassed.items()

@@ -340,7 +340,7 @@ class GradientExchange(Compression):
 
     # Statistics and checkpoints.
 
-    def table(self) -> list[dict[str, Any]]:
+    def _table(self) -> list[dict[str, Any]]:
         """stats()["parameters"]."""
         return self._parameters.table(self._session.communicator, self._rules)
 
@@ -351,7 +351,7 @@ class GradientExchange(Compression):
         over the lanes: queue, encode, exchange, reduce, gather, decode; parameters: a
         list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be
         compressed, and int4 where topk would cost more bytes."""
-        return {**self._session.summary(self.steps), "parameters": self.table()}
+        return {**self._session.summary(self.steps), "parameters": self._table()}
 
     def describe(self) -> str:
         """Return, as text, who waits for whom on this rank, and the engine's last events. At any
