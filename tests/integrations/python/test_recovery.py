@@ -224,8 +224,8 @@ def test_twenty_recoveries_leave_nothing_behind(tmp_path):
         assert late[0] <= early[0] + 8  # torch's own come and go
         assert late[1] <= early[1] and late[2] <= early[2] + 4
         print(early, late, kept)
-        # Less than what a recovery takes along: two residuals and the momentum of each parameter.
-        assert late[3] - early[3] < len(usage[3:]) * kept
+        # Less than half a residual of each parameter a recovery; it takes along three such arrays.
+        assert late[3] - early[3] < len(usage[3:]) * kept / 6
 
 
 def test_recovering_needs_a_process_group():
