@@ -27,7 +27,7 @@ _DEVICES = ["cpu", "cuda"]
 
 
 class Options(private.BackendOptions):
-    """What init_process_group and new_group take as `pg_options`, and a mesh's backend_override as
+    """The `pg_options` of init_process_group and new_group, and a mesh's backend_override as
     ("thinwire", options).
 
     Args:

@@ -89,7 +89,7 @@ _GRADIENT_NODES = ("torch::autograd::AccumulateGrad", "RegisterPostBackwardFunct
 
 
 def reduces_gradients() -> bool:
-    """Whether this thread is at the gradients of parameters in a backward pass: in a hook of theirs
+    """True if this thread is at the gradients of parameters in a backward pass: in a hook of theirs
     (where DDP reduces), in FSDP2's, or in a callback at the end. A collective inside a module's own
     backward, such as SyncBatchNorm's, is not.
 
@@ -101,7 +101,7 @@ def reduces_gradients() -> bool:
 
 
 def shadowed_backward() -> object | None:
-    """What stands for the backward pass of another rank in which this rank takes part with zeros,
+    """Return a stand-in for another rank's backward pass, in which this rank takes part with zeros,
     since its own inputs have ended: an object that is new in each; None elsewhere.
 
     `with ddp.join()` reduces such buckets outside of any backward pass, and only the frame of the

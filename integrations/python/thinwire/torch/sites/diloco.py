@@ -256,7 +256,7 @@ class DiLoCo:
         while self._rounds.open:
             self._end()
 
-    # What Rounds calls: the state that all members have alike.
+    # Called by Rounds: the state that all members have alike.
 
     def apply(self, one: Round) -> None:
         """The commit of a round."""

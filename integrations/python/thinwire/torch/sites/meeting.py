@@ -21,7 +21,7 @@ from thinwire.torch.group import Group
 
 
 class Epoch(NamedTuple):
-    """Who takes part, from one change of members to the next."""
+    """The members that take part, from one change of members to the next."""
 
     number: int  # grows with every change, equal on all members
     group: Group  # this member's place, and where the members find each other

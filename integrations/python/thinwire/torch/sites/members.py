@@ -1,4 +1,4 @@
-"""Who takes part in rounds: static() for the ranks of a process group, which stay the same, and
+"""Members of rounds: static() for the ranks of a process group, which stay the same, and
 join() for members that come and go."""
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Round:
     residuals: Values  # valid with the commit; empty where nothing was sent
     weight: float
     begun: float
-    # Of the last attempt.
+    # Fields of the last attempt.
     gather: Gather | None = None
     after: Round | None = None  # the open round before this one
     attempt: Future[None] | None = None

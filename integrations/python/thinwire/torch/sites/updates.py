@@ -1,4 +1,4 @@
-"""What a member has learned since the last round, as bytes with error feedback, and the rules that
+"""The update of a member since the last round, as bytes with error feedback, and the rules that
 make one update of all members' ones.
 
 Every member decodes the same bytes and computes the same rule in the same order, so all have the
