@@ -122,7 +122,6 @@ int Main(bool brief, const char* out) {
               Setting setting = SettingOf(profile, row);
               const Outcome announced = Simulate(setting);
               setting.order = Order::kPredicted;
-              setting.engine.predicted_lanes = LanesFor(setting);
               setting.engine.lanes = Options().lanes;
               setting.warmup = 10;
               setting.steps = 14;

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "integrations/c/options.h"
 #include "integrations/c/status.h"
-#include "schedule/order/predicted_window.h"
 #include "schedule/settle.h"
 #include "schedule/sim/simulator.h"
 
@@ -18,6 +17,8 @@ namespace sim = thinwire::sim;
 
 // Steps at the beginning that are not counted. A prediction takes some to learn the link's rate.
 constexpr int kWarmup = 2, kPredictedWarmup = 10;
+// Latencies of a hop on Gloo: the receiver says that it is ready, and then the bytes come.
+constexpr int kHopLatencies = 2;
 
 bool IsSeconds(double value) { return std::isfinite(value) && value >= 0.0; }
 
@@ -73,7 +74,7 @@ absl::StatusOr<sim::Setting> SettingOf(const tw_simulation& in) {
   setting.bytes_per_s = in.bytes_per_s;
   setting.inside_bytes_per_s = in.inside_bytes_per_s;
   setting.latency_s = in.latency_s;
-  setting.hop_latencies = thinwire::kHopLatencies;
+  setting.hop_latencies = kHopLatencies;
   setting.burst_bytes = in.burst_bytes;
   setting.overhead_s = in.overhead_s;
   setting.codec = {in.encode_s, in.reduce_s, in.decode_s};

@@ -21,6 +21,7 @@ struct StartChunk {
   bool drain = true;  // all of its hops come before the next chunk's; Matching::kByOrder only
   bool predicted = false;
   uint64_t position = 0;                 // in the predicted queue; 0: it was not there
+  double started_s = 0.0;                // of the sequencer's clock
   std::shared_ptr<void> host = nullptr;  // what the host gave to OnSubmit with the tensor
 };
 

@@ -11,7 +11,7 @@ void PredictedQueue::Append(const PredictedChunk& chunk) {
 }
 
 void PredictedQueue::HoldMore() {
-  while (held_.size() < lanes_ && !waiting_.empty()) {
+  while (held_.size() < std::min(lanes_, started_ + kAhead) && !waiting_.empty()) {
     window_.Hold(next_position_);
     held_.push_back({waiting_.front(), next_position_++});
     waiting_.pop_front();
@@ -24,6 +24,7 @@ void PredictedQueue::Finish(uint64_t position) {
   });
   if (found == held_.end()) return;
   window_.Finish(position);
+  if (found->phase == Phase::kStarted) --started_;
   held_.erase(found);
   HoldMore();
 }

@@ -1,5 +1,6 @@
-// PredictedQueue: a rank's predicted chunks, from the prediction to their end. The first few of
-// them hold a lane; of those that their rank has submitted, the window says which start.
+// PredictedQueue: a rank's predicted chunks, from the prediction to their end. Those under way hold
+// a lane, and so do the first few that are not; of these the window says which start, once their
+// rank has submitted them.
 #ifndef THINWIRE_SCHEDULE_ORDER_PREDICTED_QUEUE_H_
 #define THINWIRE_SCHEDULE_ORDER_PREDICTED_QUEUE_H_
 
@@ -14,6 +15,11 @@ namespace thinwire {
 
 class PredictedQueue {
  public:
+  // Chunks that hold a lane before they start. With more of them ranks that are ready with
+  // different chunks start more that their peers do not have yet.
+  static constexpr size_t kAhead = 4;
+
+  // `lanes`: at most, with those under way.
   explicit PredictedQueue(int lanes) : lanes_(lanes) {}
 
   void Append(const PredictedChunk& chunk);
@@ -48,6 +54,7 @@ class PredictedQueue {
   std::deque<Held> held_;               // in the predicted order
   PredictedWindow window_;
   uint64_t next_position_ = 1;
+  size_t started_ = 0;  // and not finished
 };
 
 template <typename Submitted>
@@ -62,7 +69,10 @@ std::optional<PredictedQueue::Started> PredictedQueue::Next(Submitted submitted)
     if (held.phase != Phase::kReady || !window_.MayStart(held.position)) continue;
     window_.Start(held.position);
     held.phase = Phase::kStarted;
-    return Started{held.chunk, held.position};
+    const Started started{held.chunk, held.position};
+    ++started_;
+    HoldMore();
+    return started;
   }
   return std::nullopt;
 }

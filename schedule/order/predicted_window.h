@@ -16,11 +16,9 @@
 
 namespace thinwire {
 
-// Latencies that a hop takes on Gloo: the receiver says that it is ready, and then the bytes come.
-inline constexpr int kHopLatencies = 2;
-// Hops whose worth of bytes the limit has beside a few chunks: the two of a chunk, and as much
-// again, since the order is a guess (measured with bench/sched).
-inline constexpr int kPredictedHops = 4;
+// Times of a chunk, from its start to its end, whose worth of bytes the limit has beside a few
+// chunks. One keeps the link busy; the other is for an order that is a guess (bench/sched).
+inline constexpr int kChunkTimes = 2;
 
 class PredictedWindow {
  public:

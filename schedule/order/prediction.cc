@@ -7,6 +7,11 @@
 #include "schedule/order/predicted_order.h"
 
 namespace thinwire {
+namespace {
+
+constexpr double kSlower = 1.125;  // in a step: what once was the least time may not come again
+
+}  // namespace
 
 Prediction::Tensor* Prediction::Step::Find(uint64_t id) {
   const size_t* const at = index.Find(id);
@@ -46,7 +51,9 @@ void Prediction::OnReady(uint64_t id, double now) {
   Tensor* const tensor = Find(id);
   if (tensor == nullptr || tensor->ready >= 0.0) return;
   tensor->ready = now;
-  ++unfinished_;
+  if (++unfinished_ > 1) return;
+  filling_ += chunk_s_;
+  if (chunk_s_ > 0.0) first_ += static_cast<double>(tensor->report.numel) / tensor->report.chunks;
 }
 
 void Prediction::OnDone(uint64_t id, double now) {
@@ -58,8 +65,25 @@ void Prediction::OnDone(uint64_t id, double now) {
   unfinished_ = std::max(0, unfinished_ - 1);
 }
 
+void Prediction::OnChunkDone(double started, double now) {
+  step_chunk_s_ = std::min(step_chunk_s_, now - started);
+}
+
+// Where the link was hardly busy for longer than it fills, the rest says nothing of its rate.
+double Prediction::bytes_per_s() const {
+  if (busy_ <= 0.0) return 0.0;
+  const bool known = busy_ - filling_ > busy_ / 4 && carried_ - first_ > carried_ / 4;
+  const double elements_per_s =
+      known ? (carried_ - first_) / (busy_ - filling_) : carried_ / busy_;
+  return elements_per_s * sizeof(float);
+}
+
 void Prediction::EndStep(double now) {
   Spend(now);
+  if (step_chunk_s_ != kNever) {
+    chunk_s_ = chunk_s_ == 0.0 ? step_chunk_s_ : std::min(step_chunk_s_, kSlower * chunk_s_);
+  }
+  step_chunk_s_ = kNever;
   for (const Tensor& tensor : ended_.tensors) {
     // Nobody asks for it any more.
     if (tensor.ready >= 0.0 && !tensor.done) unfinished_ = std::max(0, unfinished_ - 1);
@@ -68,6 +92,8 @@ void Prediction::EndStep(double now) {
   current_.Clear(now);
   carried_ /= 2;
   busy_ /= 2;
+  first_ /= 2;
+  filling_ /= 2;
   waiting_ = !ended_.tensors.empty();
 }
 
@@ -77,7 +103,8 @@ Prediction::NextStep Prediction::Next() {
   waiting_ = false;
   std::unordered_map<uint64_t, int> calls;  // by key
   for (const Tensor& tensor : ended_.tensors) ++calls[tensor.report.key];
-  const double seconds_per_element = carried_ > 0.0 ? busy_ / carried_ : 0.0;
+  const double rate = bytes_per_s();
+  const double seconds_per_element = rate > 0.0 ? sizeof(float) / rate : 0.0;
   std::vector<ExpectedTensor> expected;
   NextStep step;
   for (const Tensor& tensor : ended_.tensors) {

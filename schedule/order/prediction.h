@@ -7,6 +7,7 @@
 #define THINWIRE_SCHEDULE_ORDER_PREDICTION_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "schedule/options.h"
@@ -38,8 +39,14 @@ class Prediction {
   };
   NextStep Next();
 
+  // A chunk is done on rank 0, which started it at `started`.
+  void OnChunkDone(double started, double now);
+
   // The rate at which the link carries fp32 input; 0 before anything was done.
-  double bytes_per_s() const { return busy_ > 0.0 ? carried_ * sizeof(float) / busy_ : 0.0; }
+  double bytes_per_s() const;
+  // The least time of a chunk from its start to its end, over the last steps: all its hops'
+  // latencies, and its work. 0 before a step has ended.
+  double chunk_s() const { return chunk_s_; }
 
  private:
   struct Tensor {
@@ -59,12 +66,19 @@ class Prediction {
   Tensor* Find(uint64_t id);
   void Spend(double now);
 
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
   const Policy policy_;
   Step ended_, current_;
   bool waiting_ = false;  // for ended_ to be ready everywhere
   // Elements carried, and the seconds in which something was ready and not done. Older steps fade.
   double carried_ = 0.0;
   double busy_ = 0.0;
+  // A chunk's elements and its time, whenever the link was idle before: while it fills, the first
+  // chunk's latencies are no sign of the link's rate.
+  double first_ = 0.0;
+  double filling_ = 0.0;
+  double chunk_s_ = 0.0, step_chunk_s_ = kNever;
   int unfinished_ = 0;
   double counted_until_ = 0.0;
 };

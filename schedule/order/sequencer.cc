@@ -61,7 +61,7 @@ void Sequencer::OnSubmit(const Report& report, double now, std::shared_ptr<void>
   uint64_t* const calls = calls_.Find(report.key);
   (calls != nullptr ? *calls : calls_.Insert(report.key)) = report.call + 1;
   if (own.reported) SendReport(FrameType::kReport, report, now);
-  starts_.Start();
+  starts_.Start(now);
 }
 
 void Sequencer::Forget(uint64_t id) {
@@ -125,7 +125,7 @@ void Sequencer::OnMessage(int from, const Message& message, double now) {
     case FrameType::kByeHeard: break;  // not the sequencer's
   }
   if (lead_ != nullptr) JudgeOverdue(now);
-  starts_.Start();
+  starts_.Start(now);
 }
 
 // A direct or predicted tensor needs no report to finish, so a late one may come when rank 0 is
@@ -179,10 +179,9 @@ void Sequencer::PassOn(const std::vector<PredictedChunk>& chunks) {
   }
 }
 
-// Bytes under way at once: a few chunks, and what else the link carries while `latencies` go by.
-size_t Sequencer::WindowBytes(int latencies) const {
-  const double on_their_way =
-      latencies * lead_->probe.latency_s() * lead_->prediction.bytes_per_s();
+// Bytes under way at once: a few chunks, and what else the link carries in that time.
+size_t Sequencer::WindowBytes(double seconds) const {
+  const double on_their_way = seconds * lead_->prediction.bytes_per_s();
   return options_.chunk_bytes * options_.lanes + static_cast<size_t>(on_their_way);
 }
 
@@ -199,7 +198,7 @@ void Sequencer::Predict() {
   std::erase_if(step.chunks,
                 [this](const PredictedChunk& chunk) { return !lead_->leader.Expects(chunk.id); });
   if (step.chunks.empty()) return;
-  const size_t window = WindowBytes(kPredictedHops * kHopLatencies);
+  const size_t window = WindowBytes(kChunkTimes * lead_->prediction.chunk_s());
   for (PredictedChunk& chunk : step.chunks) chunk.window_kib = static_cast<uint32_t>(window >> 10);
   starts_.Append(step.chunks);
   PassOn(step.chunks);
@@ -214,9 +213,10 @@ void Sequencer::EndStep(double now) {
         "end_step() ends")));
   }
   lead_->prediction.EndStep(now);
-  lead_->leader.SetWindow(WindowBytes(2));  // an announcement's way there, and its end's way back
+  // An announcement's way there, and its end's way back.
+  lead_->leader.SetWindow(WindowBytes(2 * lead_->probe.latency_s()));
   Predict();
-  starts_.Start();
+  starts_.Start(now);
 }
 
 void Sequencer::OnOrder(int from, const Message& message) {
@@ -239,11 +239,12 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   if (last) Forget(chunk.id);
   if (lead_ != nullptr) {
     lead_->leader.OnChunkDone(chunk.id);
+    lead_->prediction.OnChunkDone(chunk.started_s, now);
     if (last) lead_->prediction.OnDone(chunk.id, now);
     Announce();
     Predict();
   }
-  starts_.Start();
+  starts_.Start(now);
 }
 
 void Sequencer::OnDirectDone(uint64_t id) {

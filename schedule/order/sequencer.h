@@ -96,7 +96,7 @@ class Sequencer {
   void FindOverdue(double now);
   void JudgeOverdue(double now);
   void OnOrder(int from, const Message& message);
-  size_t WindowBytes(int latencies) const;
+  size_t WindowBytes(double seconds) const;
   void Fail(absl::Status reason, int silent = 0) { outbox_.Fail(std::move(reason), silent); }
 
   const Membership members_;

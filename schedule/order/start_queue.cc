@@ -34,25 +34,26 @@ void StartQueue::Append(const std::vector<PredictedChunk>& chunks) {
   }
 }
 
-void StartQueue::Start() {
-  StartOrdered();
-  StartPredicted();
+void StartQueue::Start(double now) {
+  StartOrdered(now);
+  StartPredicted(now);
 }
 
-void StartQueue::StartOrdered() {
+void StartQueue::StartOrdered(double now) {
   while (!ordered_.empty() && running_ < lanes_) {
     const Ordered& next = ordered_.front();
     OwnTensor* const own = own_.Find(next.start.id);
     if (own == nullptr) return;  // predicted, and not submitted here yet
     if (!AsPredicted(own->report, next.partition_hash) || !IsLeft(next.start.chunk, own)) return;
     StartChunk start = ordered_.Pop().start;
+    start.started_s = now;
     start.host = own->host;
     outbox_.Start(std::move(start));
     ++running_;
   }
 }
 
-void StartQueue::StartPredicted() {
+void StartQueue::StartPredicted(double now) {
   const auto submitted = [this](uint64_t id) -> const Report* {
     const OwnTensor* const own = own_.Find(id);
     return own == nullptr ? nullptr : &own->report;
@@ -70,6 +71,7 @@ void StartQueue::StartPredicted() {
                    .chunk = chunk.chunk,
                    .predicted = true,
                    .position = next->position,
+                   .started_s = now,
                    .host = own->host});
   }
 }

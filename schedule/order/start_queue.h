@@ -28,7 +28,7 @@ class StartQueue {
   void Append(const std::vector<Announcement>& announcements);
   void Append(const std::vector<PredictedChunk>& chunks);
   // Starts all that may start now.
-  void Start();
+  void Start(double now);
   void OnDone(const StartChunk& chunk);
 
   // Says who waits for what, for people.
@@ -40,8 +40,8 @@ class StartQueue {
     uint64_t partition_hash = 0;  // of a predicted chunk
   };
 
-  void StartOrdered();
-  void StartPredicted();
+  void StartOrdered(double now);
+  void StartPredicted(double now);
   bool AsPredicted(const Report& report, uint64_t partition_hash);
   bool IsLeft(uint32_t chunk, OwnTensor* own);
   void Fail(absl::Status reason);

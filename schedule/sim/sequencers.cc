@@ -71,7 +71,9 @@ void Sequencers::OnDone(const ChunkId& id) {
 }
 
 void Sequencers::CarryOut(int rank) {
+  if (ranks_[rank]->outbox().empty()) return;
   Outbox outbox;
+  std::swap(outbox, spare_);
   std::swap(outbox, ranks_[rank]->outbox());
   for (const Action& action : outbox.actions()) {
     switch (action.kind) {
@@ -82,6 +84,8 @@ void Sequencers::CarryOut(int rank) {
         break;
     }
   }
+  outbox.Clear();
+  std::swap(outbox, spare_);
 }
 
 // All ranks' positions of a chunk are alike, since they hear the same predictions.

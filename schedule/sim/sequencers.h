@@ -58,6 +58,7 @@ class Sequencers {
   std::vector<Server> heads_;  // of control frames, by rank; rank 0's lanes have its own
   double control_frames_ = 0;
   absl::Status status_;
+  Outbox spare_;  // its memory is used again
 };
 
 }  // namespace thinwire::sim

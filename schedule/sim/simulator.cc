@@ -193,13 +193,14 @@ class Simulation {
 
 }  // namespace
 
-// Measured with sched_bench: 4 do for announced chunks, and 16 for predicted ones.
+// Measured with sched_bench.
 int LanesFor(const Setting& setting) {
-  const size_t numel = setting.engine.chunk_bytes / sizeof(float);
-  const double wire = static_cast<double>(EncodedBytes(setting.engine.codecs[0].up, numel)) *
-                      (setting.ranks - 1) / setting.ranks;
-  const double on_their_way = setting.latency_s * setting.bytes_per_s / wire;
-  return (setting.order == Order::kAnnounced ? 4 : 16) + static_cast<int>(std::ceil(on_their_way));
+  Setting one = setting;
+  one.profile.units = {{setting.engine.chunk_bytes / sizeof(float), 0.0, 0.0}};
+  const Wire wire(one);
+  const double latencies = setting.hop_latencies * wire.hops(0);
+  const double on_their_way = latencies * setting.latency_s / wire.link_s(0);
+  return 4 + static_cast<int>(std::ceil(on_their_way));
 }
 
 double Outcome::ratio() const {

@@ -63,8 +63,8 @@ struct Setting {
   int warmup = 2;  // steps that are not counted; a prediction takes some to learn the link's rate
 };
 
-// The lanes that keep a link busy: a few, and as many more as chunks are on their way in the two
-// hops' latency. A predicted chunk holds its lane until its rank has it, so these need more.
+// The lanes of announced chunks that keep a link busy: a few, and as many more as chunks are on
+// their way in the hops' latency.
 int LanesFor(const Setting& setting);
 
 struct Outcome {

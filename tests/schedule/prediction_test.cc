@@ -47,6 +47,33 @@ TEST(Prediction, OrdersTheNextStepByTheLastOnesTimes) {
   EXPECT_TRUE(prediction.Next().chunks.empty());  // once
 }
 
+// The first chunk after a pause takes all its latencies to arrive, and those after it only the
+// link's time.
+TEST(Prediction, TheRateIsTheLinksAndNotThatOfItsLatency) {
+  Prediction prediction(Policy::kP3);
+  // Each tensor is a chunk that takes a second on the link and three more on its way.
+  double now = 0.0;
+  for (uint64_t step = 0; step < 8; ++step) {
+    const double begin = now;
+    for (uint64_t key = 1; key <= 4; ++key) {
+      Report report = Of(key, 0);
+      report.call = step;
+      prediction.OnSubmitted(report, begin);
+      prediction.OnReady(report.id(), begin);
+    }
+    for (uint64_t key = 1; key <= 4; ++key) {
+      Report report = Of(key, 0);
+      report.call = step;
+      now = begin + 3.0 + static_cast<double>(key);
+      prediction.OnChunkDone(begin + static_cast<double>(key) - 1.0, now);
+      prediction.OnDone(report.id(), now);
+    }
+    prediction.EndStep(now += 1.0);
+  }
+  EXPECT_DOUBLE_EQ(prediction.chunk_s(), 4.0);
+  EXPECT_NEAR(prediction.bytes_per_s(), 1024 * sizeof(float), 0.02 * 1024 * sizeof(float));
+}
+
 TEST(Prediction, LeavesOutWhatIsCalledTwice) {
   Prediction prediction(Policy::kWfbp);
   Report once = Of(1, 0), twice = Of(2, 0), again = twice;
