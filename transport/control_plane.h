@@ -3,16 +3,20 @@
 //
 // A plane is thread-safe. Its failure is sticky: the first reason is what Send, Receive and status
 // return from then on. The reason is Unavailable and names the rank when a peer is gone, and is the
-// caller's own status after Abort. No call throws, and none ends the process.
+// caller's own status after Abort. Where a lost peer fails only its part (failure.h), Send to that
+// peer returns its reason, and all else goes on. No call throws, and none ends the process.
 #ifndef THINWIRE_TRANSPORT_CONTROL_PLANE_H_
 #define THINWIRE_TRANSPORT_CONTROL_PLANE_H_
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "transport/failure.h"
 #include "transport/membership.h"
 #include "transport/store.h"
 
@@ -54,16 +58,17 @@ class ControlPlane {
   // came before were taken. One thread at a time receives.
   virtual absl::StatusOr<ControlMessage> Receive() = 0;
 
-  // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
-  virtual void Abort(absl::Status reason) = 0;
-
   // After a failure: blocks until the frames sent so far have left, or until the deadline, so that
   // the process may end without taking its last words along. One thread at a time flushes. Without
   // a failure it returns at once.
   virtual void Flush(Deadline deadline) = 0;
 
+  // The plane's on this rank, which planes may share.
+  virtual const std::shared_ptr<Failure>& failure() const = 0;
+  // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
+  void Abort(absl::Status reason) { failure()->Fail(std::move(reason)); }
   // The first failure, or OK.
-  virtual absl::Status status() const = 0;
+  absl::Status status() const { return failure()->reason(); }
 };
 
 }  // namespace thinwire

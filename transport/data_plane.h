@@ -4,7 +4,8 @@
 // A plane is thread-safe, and any number of exchanges may be in flight. Its failure is sticky: the
 // first reason is the result of every exchange in flight and of every later one. The reason is
 // Unavailable when a peer is gone, DeadlineExceeded when a peer did not answer in time, and the
-// caller's own status after Abort. No call throws, and none ends the process.
+// caller's own status after Abort. Where a lost peer fails only its part (failure.h), exchanges
+// with that peer end with its reason, and others go on. No call throws, and none ends the process.
 #ifndef THINWIRE_TRANSPORT_DATA_PLANE_H_
 #define THINWIRE_TRANSPORT_DATA_PLANE_H_
 
@@ -12,10 +13,12 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/types.h"
+#include "transport/failure.h"
 #include "transport/membership.h"
 #include "transport/store.h"
 
@@ -93,11 +96,11 @@ class DataPlane {
   // deadline passes, but nothing is written past its end. AllToAll gives every rank its own block;
   // AllGather passes one block size() times.
   virtual std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                          std::span<const MutableBytes> recv) = 0;
+                                          std::span<const MutableBytes> recv);
 
   // Begins to receive the blocks of an exchange whose own blocks are not there yet: Send completes
   // the start. Worth it where a sender waits until its receiver is ready. Null where the plane
-  // gains nothing by it, or matches by order.
+  // gains nothing by it, or matches by order; such a plane has a Start of its own.
   virtual std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv);
 
   // For planes of streams that end by events, such as NCCL's; both null elsewhere.
@@ -115,11 +118,12 @@ class DataPlane {
   // exchanges that are being queued.
   virtual absl::StatusOr<DeviceMemory> Allocate(size_t bytes);
 
+  // The plane's on this rank, which planes may share.
+  virtual const std::shared_ptr<Failure>& failure() const = 0;
   // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
-  virtual void Abort(absl::Status reason) = 0;
-
+  void Abort(absl::Status reason) { failure()->Fail(std::move(reason)); }
   // The first failure, or OK.
-  virtual absl::Status status() const = 0;
+  absl::Status status() const { return failure()->reason(); }
 
   // The bytes of the blocks that this rank has sent so far.
   virtual uint64_t bytes_sent() const = 0;

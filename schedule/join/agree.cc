@@ -13,7 +13,7 @@
 #include "schedule/join/guards.h"
 #include "schedule/join/last_words.h"
 #include "transport/checked/crc32c.h"
-#include "transport/failure_link.h"
+#include "transport/failure.h"
 
 namespace thinwire {
 namespace {
@@ -107,7 +107,8 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
   {
     const Alarm alarm(*board.transport.control, board.deadline);
     // Exchanges may go by connections that the control plane has not.
-    const FailureLink link(*board.transport.control, *board.transport.data);
+    const Failure::Listener hears_of_lost_peers =
+        FailureTie::PassOn(*board.transport.control->failure(), board.transport.data->failure());
     status = round.Wait();
   }
   if (absl::IsDeadlineExceeded(status)) {

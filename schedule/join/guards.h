@@ -5,17 +5,53 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "transport/control_plane.h"
-#include "transport/failure_link.h"
 #include "transport/store.h"
 
 namespace thinwire {
+
+// A thread that calls a function every 10 ms, from its construction to its end.
+class Ticker {
+ public:
+  explicit Ticker(std::function<void()> tick)
+      : tick_(std::move(tick)), thread_([this] { Run(); }) {}
+  ~Ticker() {
+    {
+      const absl::MutexLock lock(&mu_);
+      over_ = true;
+    }
+    thread_.join();
+  }
+  Ticker(const Ticker&) = delete;
+  Ticker& operator=(const Ticker&) = delete;
+
+ private:
+  static constexpr absl::Duration kPause = absl::Milliseconds(10);
+
+  void Run() {
+    while (!AwaitOver()) tick_();
+  }
+  bool AwaitOver() {
+    const absl::MutexLock lock(&mu_);
+    return mu_.AwaitWithTimeout(absl::Condition(&over_), kPause);
+  }
+
+  const std::function<void()> tick_;
+  absl::Mutex mu_;
+  bool over_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
 
 // Fails a control plane, which must outlive it, with DeadlineExceeded once a deadline has passed.
 // Gloo closes all connections when a wait of its own times out, and then a rank could not tell its

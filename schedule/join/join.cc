@@ -14,7 +14,7 @@
 #include "schedule/join/local_hub.h"
 #include "schedule/join/planes.h"
 #include "schedule/order/frames.h"
-#include "transport/failure_link.h"
+#include "transport/failure.h"
 #include "transport/gloo/gloo.h"
 #include "transport/spread/spread.h"
 
@@ -63,7 +63,8 @@ absl::Status ConnectLoops(const Options& options, const GlooOptions& first, Boar
 
 absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string words,
                                Transport& transport, Deadline deadline) {
-  const FailureLink hears_of_lost_peers(*transport.control, *transport.data);
+  const Failure::Listener hears_of_lost_peers =
+      FailureTie::PassOn(*transport.control->failure(), transport.data->failure());
   absl::StatusOr<ChosenTopology> chosen =
       ChooseTopology(options, nodes, {"links", transport.members(), transport, 0, deadline});
   if (!chosen.ok()) return chosen.status();

@@ -16,7 +16,6 @@
 #include "schedule/join/last_words.h"
 #include "schedule/join/planes.h"
 #include "tests/transport/connect_gloo.h"
-#include "transport/failure_link.h"
 #include "transport/in_process/in_process.h"
 #include "transport/spread/spread.h"
 
@@ -192,34 +191,6 @@ TEST(Board, WhoIsLateIsNamedWhereAnswersGoByPlanesOfTheirOwn) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), "in time: rank 1 did not answer")) << status;
   }
-}
-
-TEST(FailureLink, EndsTheWaitsOfAnotherPlane) {
-  std::vector<Transport> transports = MakeInProcessTransports(2),
-                         others = MakeInProcessTransports(2);
-  const std::vector<uint8_t> out(8);
-  std::vector<uint8_t> in(8);
-  const auto exchange =
-      others[0].data->Start(1, std::vector<Bytes>(2, out), std::vector<MutableBytes>(2, in));
-  const FailureLink link(*transports[0].control, *others[0].data);
-  transports[1].Reset();
-  const absl::Status status = exchange->Wait(Clock::now() + seconds(60));
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_EQ(status, transports[0].control->status());
-}
-
-TEST(FailureLink, LeavesAPlaneAloneWhileNobodyIsLostAndAfterItsEnd) {
-  std::vector<Transport> transports = MakeInProcessTransports(2),
-                         others = MakeInProcessTransports(2);
-  {
-    const FailureLink link(*transports[0].control, *others[0].data);
-    std::this_thread::sleep_for(milliseconds(50));  // some looks at the control plane
-    EXPECT_TRUE(others[0].data->status().ok()) << others[0].data->status();
-  }
-  transports[1].Reset();
-  std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_FALSE(transports[0].control->status().ok());
-  EXPECT_TRUE(others[0].data->status().ok()) << others[0].data->status();
 }
 
 }  // namespace

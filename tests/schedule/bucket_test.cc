@@ -82,9 +82,8 @@ class UncountedControl final : public ControlPlane {
     return status;
   }
   absl::StatusOr<ControlMessage> Receive() override { return plane_->Receive(); }
-  void Abort(absl::Status reason) override { plane_->Abort(std::move(reason)); }
   void Flush(Deadline deadline) override { plane_->Flush(deadline); }
-  absl::Status status() const override { return plane_->status(); }
+  const std::shared_ptr<Failure>& failure() const override { return plane_->failure(); }
 
  private:
   const std::unique_ptr<ControlPlane> plane_;

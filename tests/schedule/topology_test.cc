@@ -59,8 +59,7 @@ class SlowBetweenNodes final : public DataPlane {
     if (crosses) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     return inner_->Start(tag, send, recv);
   }
-  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::Status status() const override { return inner_->status(); }
+  const std::shared_ptr<Failure>& failure() const override { return inner_->failure(); }
   uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
 
  private:

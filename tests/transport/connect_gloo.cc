@@ -9,14 +9,15 @@
 
 #include "absl/status/statusor.h"
 #include "transport/gloo/gloo.h"
-#include "transport/gloo/gloo_connect.h"
+#include "transport/gloo/gloo_links.h"
 
 namespace thinwire {
 namespace {
 
 // What `connect` makes of each rank's options, by rank.
 template <typename Made>
-std::vector<Made> ConnectAll(int world, absl::StatusOr<Made> (*connect)(const GlooOptions&)) {
+std::vector<Made> ConnectAll(int world, Failure::LostPeer lost_peer,
+                             absl::StatusOr<Made> (*connect)(const GlooOptions&)) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
   std::vector<Made> made(world);
   std::vector<std::thread> threads;
@@ -30,7 +31,9 @@ std::vector<Made> ConnectAll(int world, absl::StatusOr<Made> (*connect)(const Gl
                                           .rendezvous_host = "",
                                           .deadline = Clock::now() + std::chrono::seconds(20),
                                           .key_file = "",
-                                          .digest = ""});
+                                          .digest = "",
+                                          .congestion = "",
+                                          .failure = Failure::Make(lost_peer)});
       ASSERT_TRUE(one.ok()) << one.status();
       made[r] = *std::move(one);
     });
@@ -42,11 +45,18 @@ std::vector<Made> ConnectAll(int world, absl::StatusOr<Made> (*connect)(const Gl
 }  // namespace
 
 std::vector<Transport> ConnectGlooRanks(int world) {
-  return ConnectAll<Transport>(world, ConnectGloo);
+  return ConnectAll<Transport>(world, Failure::LostPeer::kFailsAll, ConnectGloo);
 }
 
-std::vector<GlooMesh> ConnectGlooMeshes(int world) {
-  return ConnectAll<GlooMesh>(world, ConnectGlooMesh);
+std::vector<std::shared_ptr<GlooLinks>> ConnectGlooLinks(int world, Failure::LostPeer lost_peer) {
+  return ConnectAll<std::shared_ptr<GlooLinks>>(
+      world, lost_peer,
+      [](const GlooOptions& options) -> absl::StatusOr<std::shared_ptr<GlooLinks>> {
+        absl::Status incomplete;
+        absl::StatusOr<std::shared_ptr<GlooLinks>> links = ConnectGlooLinks(options, incomplete);
+        if (!incomplete.ok()) return incomplete;
+        return links;
+      });
 }
 
 }  // namespace thinwire

@@ -1,6 +1,4 @@
 // What the control plane over Gloo does when news comes faster than its threads wake.
-#include "transport/gloo/gloo_control.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -22,13 +20,13 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
   constexpr int kRounds = 20, kFrames = 10;
   for (int round = 0; round < kRounds; ++round) {
     GlooRanks ranks(2);
-    GlooControl& control = *ranks.controls[0];
-    std::unique_ptr<GlooControl>& peer = ranks.controls[1];
+    ControlPlane& control = *ranks.controls[0];
+    std::unique_ptr<ControlPlane>& peer = ranks.controls[1];
     // The receives are known at the other end once a frame has come.
     ASSERT_TRUE(peer->Send(0, ControlFrame{}).ok());
     ASSERT_TRUE(control.Receive().ok());
 
-    Standstill standstill(ranks.shared[0]->loop());
+    Standstill standstill(ranks.links[0]->loop());
     for (int i = 1; i <= kFrames; ++i) ASSERT_TRUE(peer->Send(0, Numbered(i)).ok());
     peer.reset();
     standstill.End();
@@ -46,7 +44,7 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
 TEST(GlooControl, APeerThatStandsStillHoldsUpNobodyElse) {
   constexpr int kFrames = 5000;
   GlooRanks ranks(3);
-  Standstill standstill(ranks.shared[1]->loop());
+  Standstill standstill(ranks.links[1]->loop());
   for (int i = 0; i < kFrames; ++i) {
     for (int peer = 1; peer < 3; ++peer)
       ASSERT_TRUE(ranks.controls[0]->Send(peer, Numbered(i)).ok());

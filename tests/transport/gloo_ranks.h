@@ -9,9 +9,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "tests/transport/connect_gloo.h"
-#include "transport/gloo/gloo_connect.h"
-#include "transport/gloo/gloo_control.h"
-#include "transport/gloo/gloo_shared.h"
+#include "transport/gloo/gloo.h"
+#include "transport/gloo/gloo_links.h"
 
 namespace thinwire {
 
@@ -34,14 +33,13 @@ class Standstill final : public GlooLoop::Task {
 
 // By rank.
 struct GlooRanks {
-  std::vector<std::shared_ptr<GlooShared>> shared;
-  std::vector<std::unique_ptr<GlooControl>> controls;
+  std::vector<std::shared_ptr<GlooLinks>> links;
+  std::vector<std::unique_ptr<ControlPlane>> controls;
 
-  explicit GlooRanks(int world) {
-    for (GlooMesh& mesh : ConnectGlooMeshes(world)) {
-      shared.push_back(std::make_shared<GlooShared>(std::move(mesh)));
-      controls.push_back(
-          std::make_unique<GlooControl>(shared.back(), std::chrono::milliseconds(200)));
+  explicit GlooRanks(int world, Failure::LostPeer lost_peer = Failure::LostPeer::kFailsAll)
+      : links(ConnectGlooLinks(world, lost_peer)) {
+    for (const std::shared_ptr<GlooLinks>& own : links) {
+      controls.push_back(std::move(GlooPlanes(own, std::chrono::milliseconds(200)).control));
     }
   }
 };

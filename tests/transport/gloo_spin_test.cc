@@ -110,9 +110,9 @@ TEST(GlooSpin, SmallBlocksThatAreReadyTogetherShareMessages) {
   std::vector<std::unique_ptr<GlooExchange>> exchanges;
   writes = 0;
   {
-    const Standstill first(ranks.shared[0]->loop()), second(ranks.shared[1]->loop());
+    const Standstill first(ranks.links[0]->loop()), second(ranks.links[1]->loop());
     for (int i = 0; i < 2 * kBlocks; ++i) {
-      exchanges.push_back(std::make_unique<GlooExchange>(ranks.shared[i % 2], i / 2, &sent));
+      exchanges.push_back(std::make_unique<GlooExchange>(ranks.links[i % 2], i / 2, &sent));
       exchanges.back()->Receive(std::vector<MutableBytes>(2, in[i]));
       exchanges.back()->Send(std::vector<Bytes>(2, out));
     }

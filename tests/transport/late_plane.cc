@@ -55,7 +55,15 @@ struct Flight {
 class World {
  public:
   World(int size, LateOptions options)
-      : options_(std::move(options)), ranks_(size), thread_([this] { Loop(); }) {}
+      : options_(std::move(options)), ranks_(size), thread_([this] { Loop(); }) {
+    for (int rank = 0; rank < size; ++rank) {
+      failures_.push_back(Failure::Make());
+      listeners_.push_back(failures_.back()->Listen([this] {
+        const absl::MutexLock lock(&mu_);
+        changed_.SignalAll();
+      }));
+    }
+  }
 
   ~World() {
     {
@@ -117,15 +125,7 @@ class World {
     flight.recv.assign(flight.recv.size(), {});
   }
 
-  void Fail(int rank, const absl::Status& reason) {
-    const absl::MutexLock lock(&mu_);
-    FailLocked(rank, reason);
-  }
-
-  absl::Status failure(int rank) const {
-    const absl::MutexLock lock(&mu_);
-    return ranks_[rank].failure;
-  }
+  const std::shared_ptr<Failure>& failure(int rank) const { return failures_[rank]; }
 
   // Ends the rank's exchanges, and fails its peers.
   void Leave(int rank) {
@@ -143,7 +143,6 @@ class World {
  private:
   using Address = std::tuple<uint64_t, size_t, int, int>;  // key, bytes, from, to
   struct Rank {
-    absl::Status failure;
     uint64_t started = 0;
   };
   struct Position {
@@ -166,8 +165,9 @@ class World {
   }
 
   void FailLocked(int rank, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (ranks_[rank].failure.ok()) ranks_[rank].failure = reason;
-    changed_.SignalAll();
+    mu_.Unlock();  // which the listener takes
+    failures_[rank]->Fail(reason);
+    mu_.Lock();
   }
 
   // The rank whose block has not come, or -1.
@@ -219,7 +219,7 @@ class World {
   }
 
   bool EndsNow(Flight& flight, bool blocked, Deadline* next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (!ranks_[flight.rank].failure.ok()) return true;
+    if (failures_[flight.rank]->failed()) return true;
     if (!flight.due.has_value()) {
       if (Missing(flight) >= 0) return false;
       const auto delay = options_.delay(flight.rank, flight.tag);
@@ -233,7 +233,7 @@ class World {
 
   // Copies the blocks and calls `done` outside of the lock.
   void End(Flight& flight) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const absl::Status status = ranks_[flight.rank].failure;
+    const absl::Status status = failures_[flight.rank]->reason();
     std::vector<std::vector<uint8_t>> blocks(ranks_.size());
     if (status.ok()) {
       for (size_t from = 0; from < blocks.size(); ++from) {
@@ -275,7 +275,9 @@ class World {
   std::vector<Position> order_ ABSL_GUARDED_BY(mu_);
   std::map<Address, std::deque<std::vector<uint8_t>>> blocks_ ABSL_GUARDED_BY(mu_);
   std::list<std::shared_ptr<Flight>> flights_ ABSL_GUARDED_BY(mu_);  // as they were started
+  std::vector<std::shared_ptr<Failure>> failures_;                   // by rank
   std::thread thread_;
+  std::vector<Failure::Listener> listeners_;  // end first
 };
 
 class LateExchange final : public Exchange {
@@ -315,8 +317,7 @@ class LatePlane final : public DataPlane {
     for (int to = 0; to < size(); ++to) bytes_sent_ += to == rank() ? 0 : send[to].size();
     return std::make_unique<LateExchange>(*world_, world_->Start(rank(), tag, send, recv));
   }
-  void Abort(absl::Status reason) override { world_->Fail(rank(), reason); }
-  absl::Status status() const override { return world_->failure(rank()); }
+  const std::shared_ptr<Failure>& failure() const override { return world_->failure(rank()); }
   uint64_t bytes_sent() const override { return bytes_sent_; }
 
  private:

@@ -25,8 +25,7 @@ class PlaneOver : public DataPlane {
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
     return inner().Expect(tag, recv);
   }
-  void Abort(absl::Status reason) override { inner().Abort(std::move(reason)); }
-  absl::Status status() const override { return inner().status(); }
+  const std::shared_ptr<Failure>& failure() const override { return inner().failure(); }
   uint64_t bytes_sent() const override { return inner().bytes_sent(); }
 
  protected:

@@ -76,9 +76,10 @@ TEST_F(SpreadTest, EveryPlaneHasItsPartAndAllOfItIsCounted) {
   EXPECT_EQ(spread_[0]->bytes_sent(), kExchanges * kBytes);
 }
 
-TEST_F(SpreadTest, AFailureOfOnePlaneIsThatOfAllWithTheNextExchange) {
+TEST_F(SpreadTest, AFailureOfOnePlaneIsThatOfAllAtOnce) {
   planes_[0][2]->Abort(absl::UnavailableError("its link is cut"));
   EXPECT_EQ(spread_[0]->status().message(), "its link is cut");
+  for (const DataPlane* plane : planes_[0]) EXPECT_FALSE(plane->status().ok());
   EXPECT_EQ(Exchange(0).message(), "its link is cut") << "which goes by another plane";
   EXPECT_EQ(planes_[0][0]->status().message(), "its link is cut");
 }

@@ -28,8 +28,7 @@ class Checked final : public DataPlane {
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override;
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override;
-  void Abort(absl::Status reason) override { inner_->Abort(std::move(reason)); }
-  absl::Status status() const override { return inner_->status(); }
+  const std::shared_ptr<Failure>& failure() const override { return inner_->failure(); }
   uint64_t bytes_sent() const override { return bytes_sent_; }
 
  private:

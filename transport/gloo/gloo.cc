@@ -1,40 +1,75 @@
 #include "transport/gloo/gloo.h"
 
+#include <gloo/transport/tcp/device.h>
+
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <memory>
+#include <exception>
 #include <utility>
+#include <vector>
 
-#include "transport/expecting_plane.h"
-#include "transport/gloo/gloo_connect.h"
-#include "transport/gloo/gloo_control.h"
+#include "absl/strings/str_cat.h"
 #include "transport/gloo/gloo_exchange.h"
-#include "transport/gloo/gloo_shared.h"
+#include "transport/gloo/gloo_links.h"
+#include "transport/gloo/gloo_pair.h"
+#include "transport/gloo/sigpipe.h"
+#include "transport/mesh/address.h"
+#include "transport/mesh/congestion.h"
+#include "transport/mesh/mesh.h"
 
 namespace thinwire {
 namespace {
 
-class GlooData final : public ExpectingPlane {
+using gloo::transport::tcp::Device;
+
+class GlooData final : public DataPlane {
  public:
-  explicit GlooData(std::shared_ptr<GlooShared> shared) : shared_(std::move(shared)) {}
+  explicit GlooData(std::shared_ptr<GlooLinks> links) : links_(std::move(links)) {}
 
-  const Membership& members() const override { return shared_->members(); }
-
+  const Membership& members() const override { return links_->members(); }
+  DataTraits traits() const override { return {}; }
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
-    auto exchange = std::make_unique<GlooExchange>(shared_, tag, &bytes_sent_);
+    auto exchange = std::make_unique<GlooExchange>(links_, tag, &bytes_sent_);
     exchange->Receive(recv);
     return exchange;
   }
-
-  void Abort(absl::Status reason) override { shared_->Fail(reason); }
-  absl::Status status() const override { return shared_->status(); }
+  const std::shared_ptr<Failure>& failure() const override { return links_->shared_failure(); }
   uint64_t bytes_sent() const override { return bytes_sent_; }
 
  private:
-  const std::shared_ptr<GlooShared> shared_;
+  const std::shared_ptr<GlooLinks> links_;
   std::atomic<uint64_t> bytes_sent_{0};
 };
+
+class GlooControl final : public ControlPlane {
+ public:
+  GlooControl(std::shared_ptr<GlooLinks> links, std::chrono::milliseconds last_words)
+      : links_(std::move(links)), last_words_(last_words) {}
+  ~GlooControl() override {
+    links_->failure().Fail(absl::CancelledError("the transport was destroyed"));
+    links_->Drain(Clock::now() + last_words_);
+    links_->Close();
+  }
+
+  const Membership& members() const override { return links_->members(); }
+  absl::Status Send(int to, const ControlFrame& frame) override {
+    if (GlooPeer* const peer = links_->peer(to)) peer->SendFrame(frame);
+    return links_->failure().peer_reason(to);
+  }
+  absl::StatusOr<ControlMessage> Receive() override { return links_->ReceiveFrame(); }
+  void Flush(Deadline deadline) override {
+    if (links_->failure().failed()) links_->Drain(deadline);
+  }
+  const std::shared_ptr<Failure>& failure() const override { return links_->shared_failure(); }
+
+ private:
+  const std::shared_ptr<GlooLinks> links_;
+  const std::chrono::milliseconds last_words_;
+};
+
+// Gloo closes every connection when one of its waits times out. Nobody waits there: what has ended
+// is seen by its loop.
+constexpr std::chrono::milliseconds kNoTimeout = std::chrono::hours(24 * 365);
 
 // How long frames get to leave after a failure. A peer that has stopped takes none, and waiting for
 // it must not add much to the timeout that it has cost already.
@@ -43,18 +78,63 @@ std::chrono::milliseconds PatienceFor(Clock::duration timeout) {
   return std::min(milliseconds(200), std::chrono::duration_cast<milliseconds>(timeout / 30));
 }
 
+// Gloo's device is its event loop; the address is where the sockets of its pairs would listen.
+std::shared_ptr<Device> MakeDevice(const Address& address) {
+  gloo::transport::tcp::attr attr;
+  attr.hostname = address.Host();
+  return std::dynamic_pointer_cast<Device>(gloo::transport::tcp::CreateDevice(attr));
+}
+
 }  // namespace
+
+// Gloo gets no connection but those of ranks of the group.
+absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
+                                                            absl::Status& incomplete) {
+  if (absl::Status bad = CheckCongestion(options.congestion); !bad.ok()) return bad;
+  const absl::StatusOr<Address> address = LocalAddress(options.interface, options.rendezvous_host);
+  if (!address.ok()) return address.status();
+  const SigpipeBlock no_signal;  // Gloo's own thread begins here
+  try {
+    const std::shared_ptr<Device> device = MakeDevice(*address);
+    auto loop = std::make_unique<GlooLoop>(device);
+    std::vector<Descriptor> connections;
+    incomplete = ConnectMesh({.rank = options.rank,
+                              .size = options.size,
+                              .store = options.store,
+                              .prefix = options.prefix,
+                              .address = *address,
+                              .key_file = options.key_file,
+                              .digest = options.digest,
+                              .deadline = options.deadline},
+                             connections);
+    absl::Status broken;
+    std::shared_ptr<gloo::Context> context =
+        GlooContextOf(options.rank, std::move(connections), device, *loop, kNoTimeout,
+                      options.congestion, broken);
+    incomplete.Update(broken);
+    auto links =
+        std::make_shared<GlooLinks>(std::move(context), std::move(loop),
+                                    options.failure != nullptr ? options.failure : Failure::Make());
+    if (!incomplete.ok()) links->failure().Fail(incomplete);
+    return links;
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("rank ", options.rank, " of ", options.size,
+                                               " could not connect: ", error.what()));
+  }
+}
+
+Transport GlooPlanes(const std::shared_ptr<GlooLinks>& links,
+                     std::chrono::milliseconds last_words) {
+  return {std::make_unique<GlooControl>(links, last_words), std::make_unique<GlooData>(links)};
+}
 
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options) {
   const std::chrono::milliseconds patience = PatienceFor(options.deadline - Clock::now());
-  absl::StatusOr<GlooMesh> mesh = ConnectGlooMesh(options);
-  if (!mesh.ok()) return mesh.status();
-  const absl::Status incomplete = mesh->incomplete;
-  const auto shared = std::make_shared<GlooShared>(*std::move(mesh));
-  Transport transport(std::make_unique<GlooControl>(shared, patience),
-                      std::make_unique<GlooData>(shared));
+  absl::Status incomplete;
+  const absl::StatusOr<std::shared_ptr<GlooLinks>> links = ConnectGlooLinks(options, incomplete);
+  if (!links.ok()) return links.status();
+  Transport transport = GlooPlanes(*links, patience);
   if (incomplete.ok()) return transport;
-  transport.control->Abort(incomplete);
   if (options.last_words) transport.control->SendToAll(options.last_words(incomplete));
   return incomplete;
 }

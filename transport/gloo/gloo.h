@@ -3,15 +3,19 @@
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "transport/failure.h"
 #include "transport/store.h"
 #include "transport/transport.h"
 
 namespace thinwire {
+
+class GlooLinks;
 
 struct GlooOptions {
   int rank = 0;
@@ -31,14 +35,24 @@ struct GlooOptions {
   // What those ranks that are connected hear when this one gives up because others are not: they
   // would find no more than a closed connection, and take this rank for the one that failed.
   std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;
+  // The failure of both planes, which says how a lost peer counts; null: one that any lost peer
+  // fails.
+  std::shared_ptr<Failure> failure = nullptr;
 };
 
 // Every connection proves that it belongs to this group before Gloo gets it, and nothing listens
 // any more when this returns. DeadlineExceeded names the ranks that did not come or connect;
 // InvalidArgument an interface that is not there, what is wrong with the key file, or a congestion
-// control that may not be chosen;
-// FailedPrecondition a rank with another key or another digest.
+// control that may not be chosen; FailedPrecondition a rank with another key or another digest.
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options);
+
+// The two halves of ConnectGloo. If the group is incomplete, the links reach those that are
+// connected, and have failed; `incomplete` is the reason.
+absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
+                                                            absl::Status& incomplete);
+// last_words: how long the destruction of the control plane, which closes the connections, waits
+// after a failure for frames that have not left.
+Transport GlooPlanes(const std::shared_ptr<GlooLinks>& links, std::chrono::milliseconds last_words);
 
 }  // namespace thinwire
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/gloo/gloo_transfers.h"
+#include "transport/gloo/gloo_peer.h"
 #include "transport/time_left.h"
 
 namespace thinwire {
@@ -20,9 +20,9 @@ uint64_t SlotOf(uint64_t tag, size_t bytes) {
 
 }  // namespace
 
-GlooExchange::GlooExchange(std::shared_ptr<GlooShared> shared, uint64_t tag,
+GlooExchange::GlooExchange(std::shared_ptr<GlooLinks> links, uint64_t tag,
                            std::atomic<uint64_t>* bytes_sent)
-    : shared_(std::move(shared)),
+    : links_(std::move(links)),
       tag_(tag),
       bytes_sent_(bytes_sent),
       receive_(*this, &GlooExchange::StartReceives),
@@ -30,35 +30,35 @@ GlooExchange::GlooExchange(std::shared_ptr<GlooShared> shared, uint64_t tag,
 
 GlooExchange::~GlooExchange() {
   if (waited_) return;
-  shared_->Fail(absl::InternalError("an exchange was dropped before it was waited for"));
-  shared_->loop().Sync();  // the failure has ended it
+  links_->failure().Fail(absl::InternalError("an exchange was dropped before it was waited for"));
+  links_->AwaitEnd();
 }
 
 void GlooExchange::Add(std::vector<Block>& blocks, int peer, MutableBytes bytes) {
-  const bool parcel = GlooParcels::Takes(bytes.size(), shared_->members().size);
+  const bool parcel = GlooPeer::TakesParcel(bytes.size(), links_->members().size);
   blocks.push_back(
       {peer, bytes,
-       parcel ? nullptr : shared_->context().createUnboundBuffer(bytes.data(), bytes.size())});
+       parcel ? nullptr : links_->context().createUnboundBuffer(bytes.data(), bytes.size())});
 }
 
 void GlooExchange::Receive(std::span<const MutableBytes> recv) {
-  const auto [rank, size] = shared_->members();
+  const auto [rank, size] = links_->members();
   for (int i = 1; i < size; ++i) {
     const int from = (rank + size - i) % size;
     if (!recv[from].empty()) Add(receives_, from, recv[from]);
   }
-  shared_->loop().Post(&receive_);
+  links_->loop().Post(&receive_);
 }
 
 void GlooExchange::Send(std::span<const Bytes> send) {
-  const auto [rank, size] = shared_->members();
+  const auto [rank, size] = links_->members();
   for (int i = 1; i < size; ++i) {  // every rank begins with another peer
     const int to = (rank + i) % size;
     if (send[to].empty()) continue;
     Add(sends_, to, {const_cast<uint8_t*>(send[to].data()), send[to].size()});
     *bytes_sent_ += send[to].size();
   }
-  shared_->loop().Post(&send_);
+  links_->loop().Post(&send_);
 }
 
 void GlooExchange::StartReceives() { Start(receives_, false); }
@@ -70,37 +70,36 @@ void GlooExchange::StartSends() {
 
 // The exchange may be gone when this returns.
 void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
-  GlooTransfers& transfers = shared_->transfers();
-  if (!transfers.Join(this)) return OnFailure();
+  if (!links_->Join(this)) return OnFailure();
   under_way_ += blocks.size() + 1;  // nobody ends it in the midst of this
   for (const Block& block : blocks) {
     try {
       StartBlock(block, outgoing);
     } catch (const std::exception&) {
-      // The connection is closed, which its observer is told and all transfers fail by.
+      // The connection is closed, which its peer is told and ends the block by.
     }
   }
   // What found its receive and room in the socket has left by now.
   for (const Block& block : blocks) {
-    if (outgoing && block.buffer != nullptr) transfers.Collect(block.peer);
+    if (outgoing && block.buffer != nullptr) links_->peer(block.peer)->CollectMessages();
   }
-  OnBlockEnded();
+  OnBlockEnded(absl::OkStatus());
 }
 
 void GlooExchange::StartBlock(const Block& block, bool outgoing) {
-  GlooTransfers& transfers = shared_->transfers();
+  GlooPeer& peer = *links_->peer(block.peer);
+  if (peer.lost()) return OnBlockEnded(links_->failure().peer_reason(block.peer));
   const uint64_t slot = SlotOf(tag_, block.bytes.size());
   if (block.buffer == nullptr) {
-    GlooParcels& parcels = transfers.parcels(block.peer);
-    if (outgoing) return parcels.Send(slot, block.bytes, this);
-    return parcels.Expect(slot, block.bytes, this);
+    if (outgoing) return peer.SendParcel(slot, block.bytes, this);
+    return peer.ReceiveParcel(slot, block.bytes, this);
   }
-  transfers.Add(block.peer, block.buffer.get(), outgoing, this);
-  if (outgoing) return block.buffer->send(block.peer, slot);
-  block.buffer->recv(block.peer, slot);
+  if (outgoing) return peer.SendMessage(slot, *block.buffer, this);
+  peer.ReceiveMessage(slot, *block.buffer, this);
 }
 
-void GlooExchange::OnBlockEnded() {
+void GlooExchange::OnBlockEnded(const absl::Status& status) {
+  status_.Update(status);
   if (--under_way_ == 0 && all_started_) End();
 }
 
@@ -111,13 +110,13 @@ void GlooExchange::OnFailure() {
   under_way_ = 0;
   if (!all_started_) return;
   sends_.clear();
-  status_ = shared_->status();
+  status_ = links_->failure().reason();
   End();
 }
 
 // The last that the loop has to do with this exchange.
 void GlooExchange::End() {
-  shared_->transfers().Leave(this);
+  links_->Leave(this);
   const absl::MutexLock lock(&mu_);
   ended_ = true;
   end_.Signal();
@@ -132,8 +131,8 @@ bool GlooExchange::HasEndedBy(Deadline deadline) {
 absl::Status GlooExchange::Wait(Deadline deadline) {
   waited_ = true;
   if (!HasEndedBy(deadline)) {
-    shared_->Fail(absl::DeadlineExceededError(
-        absl::StrCat("rank ", shared_->members().rank, " waited past its deadline for its peers")));
+    links_->failure().Fail(absl::DeadlineExceededError(
+        absl::StrCat("rank ", links_->members().rank, " waited past its deadline for its peers")));
     HasEndedBy(Deadline::max());
   }
   return status_;

@@ -2,6 +2,8 @@
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
 
+#include <gloo/transport/unbound_buffer.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -12,16 +14,16 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/data_plane.h"
-#include "transport/gloo/gloo_blocks.h"
-#include "transport/gloo/gloo_shared.h"
+#include "transport/gloo/gloo_links.h"
 
 namespace thinwire {
 
-// Gloo's loop starts the blocks, in two batches, and sees them end.
+// Gloo's loop starts the blocks, in two batches, and sees them end. If a peer is lost without which
+// the group goes on, the exchange ends with that reason once its other blocks have ended.
 class GlooExchange final : public Exchange, private BlockOwner {
  public:
   // `bytes_sent` counts, and outlives this.
-  GlooExchange(std::shared_ptr<GlooShared> shared, uint64_t tag, std::atomic<uint64_t>* bytes_sent);
+  GlooExchange(std::shared_ptr<GlooLinks> links, uint64_t tag, std::atomic<uint64_t>* bytes_sent);
   ~GlooExchange() override;
 
   void Receive(std::span<const MutableBytes> recv);  // before Send
@@ -32,7 +34,7 @@ class GlooExchange final : public Exchange, private BlockOwner {
   struct Block {
     int peer;
     MutableBytes bytes;
-    std::unique_ptr<GlooShared::UnboundBuffer> buffer;  // null: a parcel
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;  // null: a parcel
   };
 
   // What the loop does once it is posted, on its thread.
@@ -55,13 +57,13 @@ class GlooExchange final : public Exchange, private BlockOwner {
   void StartSends();
   void Start(std::vector<Block>& blocks, bool outgoing);
   void StartBlock(const Block& block, bool outgoing);
-  void OnBlockEnded() override;
+  void OnBlockEnded(const absl::Status& status) override;
   void OnFailure() override;
   void End();
 
   bool HasEndedBy(Deadline deadline);
 
-  const std::shared_ptr<GlooShared> shared_;
+  const std::shared_ptr<GlooLinks> links_;
   const uint64_t tag_;
   std::atomic<uint64_t>* const bytes_sent_;
   Step receive_, send_;
@@ -72,7 +74,7 @@ class GlooExchange final : public Exchange, private BlockOwner {
   size_t under_way_ = 0;
   bool all_started_ = false;
 
-  absl::Status status_;  // once it has ended
+  absl::Status status_;  // the loop's thread's until the exchange has ended
   absl::Mutex mu_;
   absl::CondVar end_;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;

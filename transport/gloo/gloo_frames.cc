@@ -1,21 +1,20 @@
 #include "transport/gloo/gloo_frames.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "transport/gloo/gloo_completions.h"
+#include "transport/gloo/gloo_pair.h"
 
 namespace thinwire {
 
-GlooFrames::GlooFrames(GlooShared& shared, int peer, uint64_t slot, size_t bytes, size_t count)
+GlooFrames::GlooFrames(gloo::Context& context, int peer, uint64_t slot, size_t bytes, size_t count)
     : peer_(peer),
       slot_(slot),
       bytes_(bytes),
       count_(count),
       in_(bytes * count),
       out_(bytes * count),
-      receiver_(shared.context().createUnboundBuffer(in_.data(), in_.size())),
-      sender_(shared.context().createUnboundBuffer(out_.data(), out_.size())) {}
+      receiver_(context.createUnboundBuffer(in_.data(), in_.size())),
+      sender_(context.createUnboundBuffer(out_.data(), out_.size())) {}
 
 void GlooFrames::Refill() {
   while (started_ - taken_ < count_) {
@@ -38,13 +37,18 @@ bool GlooFrames::Collect(const std::function<void(Bytes)>& take) {
   for (size_t i = 0; i < left && !owners_.empty(); ++i) {
     const std::vector<BlockOwner*> owners = std::move(owners_.front());
     owners_.pop_front();
-    for (BlockOwner* const owner : owners) owner->OnBlockEnded();
+    for (BlockOwner* const owner : owners) owner->OnBlockEnded(absl::OkStatus());
   }
   return left > 0;
 }
 
-void GlooFrames::ForgetOwners() {
-  for (std::vector<BlockOwner*>& owners : owners_) owners.clear();
+std::vector<BlockOwner*> GlooFrames::ForgetOwners() {
+  std::vector<BlockOwner*> all;
+  for (std::vector<BlockOwner*>& owners : owners_) {
+    all.insert(all.end(), owners.begin(), owners.end());
+    owners.clear();
+  }
+  return all;
 }
 
 }  // namespace thinwire

@@ -2,6 +2,9 @@
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_FRAMES_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_FRAMES_H_
 
+#include <gloo/context.h>
+#include <gloo/transport/unbound_buffer.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -9,18 +12,34 @@
 #include <memory>
 #include <vector>
 
-#include "transport/gloo/gloo_blocks.h"
-#include "transport/gloo/gloo_shared.h"
-#include "transport/store.h"
+#include "absl/status/status.h"
+#include "compress/types.h"
 
 namespace thinwire {
 
-// Two rings. Frames of one slot arrive in the order in which their receives were started, and leave
-// in the order in which they were sent. The loop's thread's own.
+// Hears that blocks which Gloo moves have come or left. Called on the loop's thread, and with a
+// connection's lock held: no call may send, receive or block.
+class BlockOwner {
+ public:
+  // One of its blocks has come or left, or will not, for that reason: its peer is lost. The owner
+  // may end in this call if it was the last one.
+  virtual void OnBlockEnded(const absl::Status& status) = 0;
+  // The group has failed: none of its blocks will come or leave any more. The owner may end in this
+  // call.
+  virtual void OnFailure() = 0;
+
+ protected:
+  ~BlockOwner() = default;
+};
+
+// Two rings. Gloo sends a message only when its receive is known at the other end, so the receives
+// of a whole ring are started ahead, and a frame takes one latency, not two. Frames of one slot
+// arrive in the order in which their receives were started, and leave in the order in which they
+// were sent. The loop's thread's own.
 class GlooFrames {
  public:
   // `slot` is Gloo's, the same at both ends.
-  GlooFrames(GlooShared& shared, int peer, uint64_t slot, size_t bytes, size_t count);
+  GlooFrames(gloo::Context& context, int peer, uint64_t slot, size_t bytes, size_t count);
 
   size_t bytes() const { return bytes_; }
 
@@ -29,7 +48,9 @@ class GlooFrames {
   // Whether so many receives have ended that it is time for Refill.
   bool low() const { return started_ - taken_ <= count_ / 2; }
 
-  bool has_room() const { return owners_.size() < count_; }
+  // Frames that were sent and have not left.
+  size_t under_way() const { return owners_.size(); }
+  bool has_room() const { return under_way() < count_; }
   // The next frame to send, to be filled in; then Send. `owners` hear when it has left. Throws if
   // the connection is closed.
   MutableBytes next();
@@ -38,7 +59,8 @@ class GlooFrames {
   // Hands on the frames that came, and tells owners of those that left; true if one has.
   bool Collect(const std::function<void(Bytes)>& take);
 
-  void ForgetOwners();
+  // Tells no owner any more, and returns them.
+  std::vector<BlockOwner*> ForgetOwners();
 
  private:
   MutableBytes Frame(std::vector<uint8_t>& ring, size_t number) {
@@ -49,8 +71,8 @@ class GlooFrames {
   const uint64_t slot_;
   const size_t bytes_, count_;
   std::vector<uint8_t> in_, out_;
-  const std::unique_ptr<GlooShared::UnboundBuffer> receiver_, sender_;  // the rings
-  size_t started_ = 0, taken_ = 0;                                      // receives
+  const std::unique_ptr<gloo::transport::UnboundBuffer> receiver_, sender_;  // the rings
+  size_t started_ = 0, taken_ = 0;                                           // receives
   size_t sent_ = 0;
   std::deque<std::vector<BlockOwner*>> owners_;  // of the frames on their way, the oldest first
 };

@@ -2,6 +2,7 @@
 
 #include <gloo/transport/tcp/context.h>
 #include <gloo/transport/tcp/pair.h>
+#include <gloo/transport/tcp/unbound_buffer.h>
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -162,6 +163,16 @@ class Closing final : public GlooLoop::Task {
   bool closed_ = false;
 };
 
+// Never an object: it only names what a derived class may see of any buffer.
+struct Counts : tcp::UnboundBuffer {
+  static constexpr int tcp::UnboundBuffer::*kReceived = &Counts::recvCompletions_;
+  static constexpr int tcp::UnboundBuffer::*kSent = &Counts::sendCompletions_;
+};
+
+size_t Take(gloo::transport::UnboundBuffer& buffer, int tcp::UnboundBuffer::*count) {
+  return std::exchange(static_cast<tcp::UnboundBuffer&>(buffer).*count, 0);
+}
+
 }  // namespace
 
 std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> connections,
@@ -192,6 +203,12 @@ void CloseConnections(gloo::Context& context, GlooLoop& loop) {
   loop.Sync();
   loop.Sync();  // what was posted by then
 }
+
+size_t TakeReceived(gloo::transport::UnboundBuffer& buffer) {
+  return Take(buffer, Counts::kReceived);
+}
+
+size_t TakeSent(gloo::transport::UnboundBuffer& buffer) { return Take(buffer, Counts::kSent); }
 
 bool IsOnItsWay(gloo::Context& context, int peer) { return PairWith(context, peer).IsOnItsWay(); }
 

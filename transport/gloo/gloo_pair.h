@@ -4,14 +4,16 @@
 // comes for its peer's; a stranger's bytes then abort the process. It offers no way to hand it a
 // connection, but what it needs is protected, and so open to a derived class. Nor does it tell
 // anybody but a thread that waits what has become of a transfer, or that a connection broke; the
-// derived class sees both as they happen.
+// derived class sees both as they happen. All that uses Gloo's protected names is in gloo_pair.cc.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_PAIR_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_PAIR_H_
 
 #include <gloo/context.h>
 #include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,6 +53,12 @@ void Observe(gloo::Context& context, int peer, ConnectionObserver* observer);
 // Closes all connections, and returns when the loop has nothing more to do with them, nor with what
 // their observers posted.
 void CloseConnections(gloo::Context& context, GlooLoop& loop);
+
+// How many of a buffer's transfers have ended since the last call, asked without waiting: a wait of
+// Gloo's that finds nothing in time closes all connections. On the loop's thread, which counts
+// them, and only for buffers that nobody waits on.
+size_t TakeReceived(gloo::transport::UnboundBuffer& buffer);
+size_t TakeSent(gloo::transport::UnboundBuffer& buffer);
 
 // Whether bytes that were sent to that rank are still on their way. They are lost if the connection
 // closes now, since Gloo resets it.

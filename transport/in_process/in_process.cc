@@ -13,12 +13,17 @@ namespace {
 class InProcessExchange final : public Exchange {
  public:
   InProcessExchange(std::shared_ptr<InProcessWorld> world, int rank, uint64_t tag,
-                    std::vector<MutableBytes> recv)
-      : world_(std::move(world)), rank_(rank), tag_(tag), recv_(std::move(recv)) {}
+                    std::vector<MutableBytes> recv, absl::Status not_sent)
+      : world_(std::move(world)),
+        rank_(rank),
+        tag_(tag),
+        recv_(std::move(recv)),
+        not_sent_(std::move(not_sent)) {}
 
   ~InProcessExchange() override {
     if (waited_) return;
-    world_->Fail(rank_, absl::InternalError("an exchange was dropped before it was waited for"));
+    world_->failure(rank_)->Fail(
+        absl::InternalError("an exchange was dropped before it was waited for"));
   }
 
   absl::Status Wait(Deadline deadline) override {
@@ -30,7 +35,9 @@ class InProcessExchange final : public Exchange {
       if (!block.ok()) return block.status();
       std::copy(block->begin(), block->end(), recv_[from].begin());
     }
-    return world_->failure(rank_);
+    absl::Status status = world_->failure(rank_)->reason();
+    status.Update(not_sent_);
+    return status;
   }
 
  private:
@@ -38,6 +45,7 @@ class InProcessExchange final : public Exchange {
   const int rank_;
   const uint64_t tag_;
   const std::vector<MutableBytes> recv_;
+  const absl::Status not_sent_;  // why a block went nowhere: its receiver was lost
   bool waited_ = false;
 };
 
@@ -54,17 +62,19 @@ class InProcessData final : public DataPlane {
   // Sending copies, so a sent block needs no further care.
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
+    absl::Status not_sent;
     for (int to = 0; to < size(); ++to) {
       if (to == rank() || send[to].empty()) continue;
+      not_sent.Update(failure()->peer_reason(to));
       world_->PutBlock(tag, rank(), to, {send[to].begin(), send[to].end()});
       bytes_sent_ += send[to].size();
     }
     return std::make_unique<InProcessExchange>(world_, rank(), tag,
-                                               std::vector<MutableBytes>(recv.begin(), recv.end()));
+                                               std::vector<MutableBytes>(recv.begin(), recv.end()),
+                                               std::move(not_sent));
   }
 
-  void Abort(absl::Status reason) override { world_->Fail(rank(), reason); }
-  absl::Status status() const override { return world_->failure(rank()); }
+  const std::shared_ptr<Failure>& failure() const override { return world_->failure(rank()); }
   uint64_t bytes_sent() const override { return bytes_sent_; }
 
  private:
@@ -84,9 +94,8 @@ class InProcessControl final : public ControlPlane {
     return world_->PutFrame(rank(), to, frame);
   }
   absl::StatusOr<ControlMessage> Receive() override { return world_->TakeFrame(rank()); }
-  void Abort(absl::Status reason) override { world_->Fail(rank(), reason); }
   void Flush(Deadline) override {}  // sending delivers
-  absl::Status status() const override { return world_->failure(rank()); }
+  const std::shared_ptr<Failure>& failure() const override { return world_->failure(rank()); }
 
  private:
   const std::shared_ptr<InProcessWorld> world_;
@@ -96,7 +105,11 @@ class InProcessControl final : public ControlPlane {
 }  // namespace
 
 std::vector<Transport> MakeInProcessTransports(int size) {
-  const auto world = std::make_shared<InProcessWorld>(size);
+  return MakeInProcessTransportsWith(Failure::LostPeer::kFailsAll, size);
+}
+
+std::vector<Transport> MakeInProcessTransportsWith(Failure::LostPeer lost_peer, int size) {
+  const auto world = std::make_shared<InProcessWorld>(size, lost_peer);
   std::vector<Transport> transports;
   for (int rank = 0; rank < size; ++rank) {
     const Membership members{rank, size};

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -14,13 +15,14 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/control_plane.h"
+#include "transport/failure.h"
 #include "transport/store.h"
 
 namespace thinwire {
 
 class InProcessWorld {
  public:
-  explicit InProcessWorld(int size) : ranks_(size) {}
+  InProcessWorld(int size, Failure::LostPeer lost_peer);
 
   void PutBlock(uint64_t tag, int from, int to, std::vector<uint8_t> block);
   // Waits for a block of that tag and size. Passing the deadline fails the rank `to`.
@@ -30,26 +32,20 @@ class InProcessWorld {
   absl::Status PutFrame(int from, int to, const ControlFrame& frame);
   absl::StatusOr<ControlMessage> TakeFrame(int to);
 
-  // The first failure of a rank stays.
-  void Fail(int rank, const absl::Status& reason);
-  // Fails the rank, and all its peers because it is gone.
+  // Fails the rank, which all its peers lose.
   void Leave(int rank);
-  absl::Status failure(int rank) const;
+  const std::shared_ptr<Failure>& failure(int rank) const { return failures_[rank]; }
 
  private:
   // A block waits under (tag, size, from, to) for its receiver.
   using Address = std::tuple<uint64_t, size_t, int, int>;
-  struct Rank {
-    absl::Status failure;
-    std::deque<ControlMessage> frames;
-  };
 
-  void FailLocked(int rank, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  mutable absl::Mutex mu_;
+  std::vector<std::shared_ptr<Failure>> failures_;  // by rank
+  absl::Mutex mu_;
   absl::CondVar changed_;  // a block or a frame came, or a rank failed
   std::map<Address, std::deque<std::vector<uint8_t>>> blocks_ ABSL_GUARDED_BY(mu_);
-  std::vector<Rank> ranks_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::deque<ControlMessage>> frames_ ABSL_GUARDED_BY(mu_);  // by rank
+  std::vector<Failure::Listener> listeners_;                             // end first
 };
 
 }  // namespace thinwire

@@ -2,12 +2,10 @@
 
 #include <atomic>
 #include <cstring>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "transport/failure_link.h"
 #include "transport/nccl/nccl_comm.h"
 #include "transport/nccl/nccl_driver.h"
 #include "transport/nccl/nccl_library.h"
@@ -20,7 +18,9 @@ namespace {
 struct Shared {
   Shared(const Membership& members, std::shared_ptr<Device> device, std::unique_ptr<NcclComm> comm,
          std::unique_ptr<DeviceStream> stream)
-      : members(members), device(std::move(device)), driver(std::move(comm), std::move(stream)) {}
+      : members(members),
+        device(std::move(device)),
+        driver(std::move(comm), std::move(stream), Failure::Make()) {}
 
   const Membership members;
   const std::shared_ptr<Device> device;
@@ -38,7 +38,8 @@ class NcclExchange final : public Exchange {
     const auto flush =
         std::make_shared<NcclOp>(NcclOp::Kind::kFlush, op_->stream, op_->stream.Record());
     driver_.Begin(flush);
-    driver_.Fail(absl::InternalError("an exchange was dropped before it was waited for"));
+    driver_.failure()->Fail(
+        absl::InternalError("an exchange was dropped before it was waited for"));
     driver_.Wait(*flush, Deadline::max()).IgnoreError();
   }
 
@@ -91,8 +92,7 @@ class NcclData final : public DataPlane {
     return AllocateRegistered({shared_, &shared_->driver}, bytes);
   }
 
-  void Abort(absl::Status reason) override { shared_->driver.Fail(reason); }
-  absl::Status status() const override { return shared_->driver.status(); }
+  const std::shared_ptr<Failure>& failure() const override { return shared_->driver.failure(); }
   uint64_t bytes_sent() const override { return shared_->bytes_sent; }
 
   // The first exchange: NCCL connects its peers with it, and waits for them. Ranks tell each other
@@ -218,8 +218,10 @@ absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLi
   const auto shared =
       std::make_shared<Shared>(members, std::move(device), *std::move(comm), *std::move(stream));
   auto plane = std::make_unique<NcclData>(shared, own);
-  std::optional<FailureLink> hears_of_lost_peers;
-  if (control != nullptr) hears_of_lost_peers.emplace(*control, *plane);
+  Failure::Listener hears_of_lost_peers;
+  if (control != nullptr) {
+    hears_of_lost_peers = FailureTie::PassOn(*control->failure(), plane->failure());
+  }
   if (absl::Status bad = plane->Greet(deadline); !bad.ok()) return bad;
   return plane;
 }

@@ -23,11 +23,17 @@ constexpr milliseconds kAbortPatience(5000), kFinishPatience(1000);
 
 }  // namespace
 
-NcclDriver::NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream)
-    : comm_(std::move(comm)), stream_(std::move(stream)), thread_([this] { Run(); }) {}
+NcclDriver::NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream,
+                       std::shared_ptr<Failure> failure)
+    : failure_(std::move(failure)),
+      comm_(std::move(comm)),
+      stream_(std::move(stream)),
+      thread_([this] { Run(); }),
+      // Taking the lock makes those who wait look at their conditions.
+      listener_(failure_->Listen([this] { const absl::MutexLock lock(&mu_); })) {}
 
 NcclDriver::~NcclDriver() {
-  Fail(absl::CancelledError("the plane was destroyed"));
+  failure_->Fail(absl::CancelledError("the plane was destroyed"));
   {
     const absl::MutexLock lock(&mu_);
     stopped_ = true;
@@ -41,7 +47,7 @@ void NcclDriver::Begin(const OpPtr& op) {
   bool pumps = false;
   {
     const absl::MutexLock lock(&mu_);
-    failure = status_;
+    failure = failure_->reason();
     if (failure.ok() && op->kind == NcclOp::Kind::kExchange) {
       queue_.push_back(op);
       pumps = BeginPumping();
@@ -61,7 +67,7 @@ absl::Status NcclDriver::Wait(NcclOp& op, Deadline deadline) {
     }
     if (op.ended) return op.status;
   }
-  Fail(absl::DeadlineExceededError(absl::StrCat(
+  failure_->Fail(absl::DeadlineExceededError(absl::StrCat(
       "rank ", comm_->members().rank, " of ", comm_->members().size,
       ": an exchange over NCCL did not end before the deadline; look which rank is late or gone, "
       "or raise the timeout")));
@@ -91,16 +97,6 @@ bool NcclDriver::Do(absl::FunctionRef<void(NcclComm&)> work) {
   if (lives) work(*comm_);
   GoOnPumping();
   return lives;
-}
-
-void NcclDriver::Fail(const absl::Status& reason) {
-  const absl::MutexLock lock(&mu_);
-  if (status_.ok()) status_ = reason;
-}
-
-absl::Status NcclDriver::status() const {
-  const absl::MutexLock lock(&mu_);
-  return status_;
 }
 
 void NcclDriver::Run() {
@@ -145,7 +141,8 @@ void NcclDriver::GoOnPumping() {
 }
 
 bool NcclDriver::Step() {
-  if (const absl::Status failure = status(); !failure.ok()) return EndAfterFailure(failure);
+  const absl::Status failure = failure_->reason();
+  if (!failure.ok()) return EndAfterFailure(failure);
   LookForErrors();
   const bool flushed = EndFlushes(absl::OkStatus());
   return (TakeNext() && Issue()) || flushed;
@@ -156,7 +153,7 @@ void NcclDriver::LookForErrors() {
   if (issuing_.empty() && Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kLook;
   const absl::StatusOr<NcclComm::Progress> progress = comm_->Poll();
-  if (!progress.ok()) return Fail(progress.status());
+  if (!progress.ok()) return failure_->Fail(progress.status());
   if (*progress == NcclComm::Progress::kDone && !issuing_.empty()) Issued();
 }
 
@@ -169,7 +166,7 @@ bool NcclDriver::TakeNext() {
   };
   const absl::MutexLock lock(&mu_);
   in_progress_ = !issuing_.empty();
-  if (in_progress_ || !status_.ok()) return false;
+  if (in_progress_ || failure_->failed()) return false;
   while (!queue_.empty() && issuing_.size() < kMostGrouped) {
     if (!issuing_.empty() && is_gather(queue_.front())) break;
     issuing_.push_back(std::move(queue_.front()));
@@ -188,7 +185,7 @@ bool NcclDriver::Issue() {
   }
   const absl::StatusOr<NcclComm::Progress> progress = comm_->Launch(blocks_, stream_->handle());
   if (!progress.ok()) {
-    Fail(progress.status());  // the next step ends them
+    failure_->Fail(progress.status());  // the next step ends them
     return true;
   }
   if (*progress == NcclComm::Progress::kDone) {
@@ -204,8 +201,8 @@ void NcclDriver::Issued() {
   last_ = stream_->Record();
   for (const OpPtr& op : issuing_) op->stream.WaitFor(last_);
   const absl::Status broken = stream_->status();
-  if (!broken.ok()) Fail(broken);
-  const absl::Status how = broken.ok() ? broken : status();
+  if (!broken.ok()) failure_->Fail(broken);
+  const absl::Status how = broken.ok() ? broken : failure_->reason();
   for (const OpPtr& op : issuing_) End(*op, how);
   issuing_.clear();
 }
@@ -221,12 +218,12 @@ bool NcclDriver::EndFlushes(const absl::Status& failure) {
   for (const OpPtr& op : flushes) {
     if (!op->stream.HasReached(op->before) && (failure.ok() || Clock::now() < give_up_)) continue;
     const absl::Status broken = op->stream.status();
-    if (!broken.ok()) Fail(broken);
+    if (!broken.ok()) failure_->Fail(broken);
     {
       const absl::MutexLock lock(&mu_);
       std::erase(flushes_, op);
     }
-    End(*op, broken.ok() ? failure : status());
+    End(*op, broken.ok() ? failure : failure_->reason());
     ended = true;
   }
   return ended;

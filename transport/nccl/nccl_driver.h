@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/device.h"
+#include "transport/failure.h"
 #include "transport/nccl/nccl_comm.h"
 
 namespace thinwire {
@@ -51,7 +52,8 @@ struct NcclOp {
 class NcclDriver {
  public:
   // All exchanges run on `stream`, a stream of the communicator's device.
-  NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream);
+  NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream,
+             std::shared_ptr<Failure> failure);
   // Ends what is under way, and the communicator: in order if nothing was. Returns after a few
   // seconds in any case.
   ~NcclDriver();
@@ -71,9 +73,8 @@ class NcclDriver {
   // As NcclComm::Keep; before the first exchange.
   void Keep(DeviceMemory memory) { comm_->Keep(std::move(memory)); }
 
-  // Keeps the first reason. What has not ended ends with it, once the device is out of its blocks.
-  void Fail(const absl::Status& reason);
-  absl::Status status() const;
+  // What has not ended ends with the first reason, once the device is out of its blocks.
+  const std::shared_ptr<Failure>& failure() const { return failure_; }
 
  private:
   using OpPtr = std::shared_ptr<NcclOp>;
@@ -95,11 +96,12 @@ class NcclDriver {
 
   bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return stopped_ || (!pumping_ && (!queue_.empty() || in_progress_)) || !flushes_.empty() ||
-           (!status_.ok() && !settled_);
+           (failure_->failed() && !settled_);
   }
 
   bool IsFree() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !pumping_ && !in_progress_; }
 
+  const std::shared_ptr<Failure> failure_;
   // Whoever pumps uses these, one thread at a time.
   const std::unique_ptr<NcclComm> comm_;
   const std::unique_ptr<DeviceStream> stream_;
@@ -109,7 +111,7 @@ class NcclDriver {
   bool aborted_ = false;
   Deadline next_look_{}, give_up_{};  // give_up_: on a device that does not end what was aborted
 
-  mutable absl::Mutex mu_;
+  absl::Mutex mu_;
   bool pumping_ ABSL_GUARDED_BY(mu_) = false;
   bool again_ ABSL_GUARDED_BY(mu_) = false;        // there is more to do for whoever pumps
   bool in_progress_ ABSL_GUARDED_BY(mu_) = false;  // NCCL is not done with issuing_
@@ -117,8 +119,8 @@ class NcclDriver {
   bool settled_ ABSL_GUARDED_BY(mu_) = false;        // nothing is under way after the failure
   std::deque<OpPtr> queue_ ABSL_GUARDED_BY(mu_);     // exchanges to be issued
   std::vector<OpPtr> flushes_ ABSL_GUARDED_BY(mu_);  // that have not ended
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
+  Failure::Listener listener_;  // ends first
 };
 
 }  // namespace thinwire

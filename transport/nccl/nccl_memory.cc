@@ -13,7 +13,7 @@ absl::StatusOr<DeviceMemory> AllocateRegistered(std::shared_ptr<NcclDriver> driv
   if (!memory.ok()) return memory.status();
   absl::StatusOr<void*> registration = nullptr;
   if (!driver->Do([&](NcclComm& comm) { registration = comm.Register(*memory, bytes); })) {
-    registration = driver->status();
+    registration = driver->failure()->reason();
   } else if (registration.ok() && *registration == nullptr) {
     registration = absl::UnimplementedError("NCCL was set to register no memory");
   }

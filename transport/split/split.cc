@@ -29,10 +29,8 @@ class Split::InFlight final : public Exchange {
   // What goes between nodes moves by itself; what goes inside may move only while somebody waits,
   // so that comes first. A half that fails ends the other one, whose blocks must be free as well.
   absl::Status Wait(Deadline deadline) override {
-    absl::Status inside = inside_->Wait(deadline);
-    if (!inside.ok()) split_.between_->Abort(inside);
-    absl::Status between = between_->Wait(deadline);
-    if (!between.ok()) split_.inside_->Abort(between);
+    const absl::Status inside = inside_->Wait(deadline);
+    const absl::Status between = between_->Wait(deadline);
     return inside.ok() ? between : inside;
   }
 
@@ -45,11 +43,11 @@ Split::Split(std::unique_ptr<DataPlane> inside, std::unique_ptr<DataPlane> betwe
     : inside_(std::move(inside)),
       between_(std::move(between)),
       first_(between_->rank() - inside_->rank()),
-      count_(inside_->size()) {}
+      count_(inside_->size()),
+      tie_(inside_->failure(), between_->failure()) {}
 
 std::unique_ptr<Exchange> Split::Start(uint64_t tag, std::span<const Bytes> send,
                                        std::span<const MutableBytes> recv) {
-  ShareFailure();
   std::unique_ptr<Exchange> between =
       between_->Start(tag, Others(send, first_, count_), Others(recv, first_, count_));
   std::unique_ptr<Exchange> inside =
@@ -58,25 +56,10 @@ std::unique_ptr<Exchange> Split::Start(uint64_t tag, std::span<const Bytes> send
 }
 
 std::unique_ptr<Exchange> Split::Expect(uint64_t tag, std::span<const MutableBytes> recv) {
-  ShareFailure();
   std::unique_ptr<Exchange> between = between_->Expect(tag, Others(recv, first_, count_));
   if (between == nullptr) return nullptr;
   std::unique_ptr<Exchange> inside = inside_->Expect(tag, recv.subspan(first_, count_));
   return std::make_unique<InFlight>(*this, std::move(inside), std::move(between));
-}
-
-void Split::ShareFailure() {
-  if (absl::Status failed = status(); !failed.ok()) Abort(std::move(failed));
-}
-
-void Split::Abort(absl::Status reason) {
-  inside_->Abort(reason);
-  between_->Abort(std::move(reason));
-}
-
-absl::Status Split::status() const {
-  absl::Status status = inside_->status();
-  return status.ok() ? between_->status() : status;
 }
 
 }  // namespace thinwire

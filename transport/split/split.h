@@ -10,9 +10,7 @@
 
 namespace thinwire {
 
-// Both planes match by tag, block, and are of host memory. A failure of either fails both with the
-// end of the exchange that finds it, or the beginning of the next. Lost peers are found by the
-// plane between nodes alone; whoever has a control plane passes its failure on by Abort.
+// Both planes match by tag, block, and are of host memory. A failure of either fails both.
 class Split final : public DataPlane {
  public:
   // `inside`: of this node, whose ranks are neighbours in `between`, which has all ranks. It has
@@ -24,17 +22,15 @@ class Split final : public DataPlane {
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override;
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override;
-  void Abort(absl::Status reason) override;
-  absl::Status status() const override;
+  const std::shared_ptr<Failure>& failure() const override { return between_->failure(); }
   uint64_t bytes_sent() const override { return inside_->bytes_sent() + between_->bytes_sent(); }
 
  private:
   class InFlight;
 
-  void ShareFailure();
-
   const std::unique_ptr<DataPlane> inside_, between_;
   const size_t first_, count_;  // the ranks of this node
+  const FailureTie tie_;
 };
 
 }  // namespace thinwire

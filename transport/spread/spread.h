@@ -15,8 +15,7 @@
 namespace thinwire {
 
 // Which plane an exchange goes by follows from its tag, so all ranks agree without a word. All
-// planes match by tag, block, and are of host memory. A failure of one is that
-// of all with the next exchange; whoever finds it by an exchange aborts, as an engine does.
+// planes match by tag, block, and are of host memory. A failure of one is that of all.
 class Spread final : public DataPlane {
  public:
   // `others`, at least one: each with its own control plane, which only keeps it whole.
@@ -27,16 +26,16 @@ class Spread final : public DataPlane {
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override;
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override;
-  void Abort(absl::Status reason) override;
-  absl::Status status() const override;
+  const std::shared_ptr<Failure>& failure() const override { return first_->failure(); }
   uint64_t bytes_sent() const override;
 
  private:
-  DataPlane& PlaneFor(uint64_t tag);
+  DataPlane& PlaneFor(uint64_t tag) { return *planes_[tag % planes_.size()]; }
 
   const std::unique_ptr<DataPlane> first_;
   const std::vector<Transport> others_;
   const std::vector<DataPlane*> planes_;  // all of them
+  std::vector<FailureTie> ties_;
 };
 
 }  // namespace thinwire

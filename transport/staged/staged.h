@@ -37,8 +37,7 @@ class Staged final : public DataPlane {
   }
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override;
-  void Abort(absl::Status reason) override { host_.Abort(std::move(reason)); }
-  absl::Status status() const override { return host_.status(); }
+  const std::shared_ptr<Failure>& failure() const override { return host_.failure(); }
   uint64_t bytes_sent() const override { return host_.bytes_sent(); }
 
  private:

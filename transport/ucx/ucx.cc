@@ -5,8 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "transport/expecting_plane.h"
-#include "transport/failure_link.h"
 #include "transport/ucx/ucx_driver.h"
 #include "transport/ucx/ucx_exchange.h"
 #include "transport/ucx/ucx_library.h"
@@ -15,14 +13,15 @@
 namespace thinwire {
 namespace {
 
-class UcxData final : public ExpectingPlane {
+class UcxData final : public DataPlane {
  public:
   UcxData(const UcxOptions& options, std::unique_ptr<UcxWorker> worker)
       : worker_(std::move(worker)),
-        driver_(*worker_),
+        driver_(*worker_, Failure::Make()),
         parts_{options.members, options.first, *worker_, driver_, bytes_sent_} {}
 
   const Membership& members() const override { return parts_.members; }
+  DataTraits traits() const override { return {}; }
 
   // A block that finds its receive is copied once, not twice.
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
@@ -31,8 +30,7 @@ class UcxData final : public ExpectingPlane {
     return exchange;
   }
 
-  void Abort(absl::Status reason) override { driver_.Fail(reason); }
-  absl::Status status() const override { return driver_.status(); }
+  const std::shared_ptr<Failure>& failure() const override { return driver_.failure(); }
   uint64_t bytes_sent() const override { return bytes_sent_; }
 
   absl::Status Connect(const std::vector<std::string>& addresses);
@@ -88,7 +86,8 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options)
   if (!addresses.ok()) return addresses.status();
   auto plane = std::make_unique<UcxData>(options, *std::move(worker));
   if (absl::Status bad = plane->Connect(*addresses); !bad.ok()) return bad;
-  const FailureLink hears_of_lost_peers(options.control, *plane);
+  const Failure::Listener hears_of_lost_peers =
+      FailureTie::PassOn(*options.control.failure(), plane->failure());
   if (absl::Status bad = plane->Greet(options.deadline); !bad.ok()) return bad;
   return plane;
 }

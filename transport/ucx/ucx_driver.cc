@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "transport/time_left.h"
 
@@ -19,6 +20,11 @@ constexpr microseconds kShortestNap(50), kLongestNap(1000);
 
 }  // namespace
 
+UcxDriver::UcxDriver(UcxWorker& worker, std::shared_ptr<Failure> failure)
+    : worker_(worker),
+      failure_(std::move(failure)),
+      listener_(failure_->Listen([this] { OnFailure(); })) {}
+
 absl::Status UcxDriver::Await(const Flag& done, Deadline deadline) {
   while (NextTurn(done, deadline) == Turn::kLead) {
     Lead(done, deadline);
@@ -33,13 +39,13 @@ UcxDriver::Turn UcxDriver::NextTurn(const Flag& done, Deadline deadline) {
   const absl::MutexLock lock(&mu_);
   const auto my_turn = [&] {
     mu_.AssertHeld();
-    return done.load(std::memory_order_acquire) || !status_.ok() || !led_;
+    return done.load(std::memory_order_acquire) || failure_->failed() || !led_;
   };
   while (!my_turn()) {
     if (Clock::now() >= deadline) return Turn::kOver;
     mu_.AwaitWithTimeout(absl::Condition(&my_turn), TimeLeft(deadline));
   }
-  if (done.load(std::memory_order_acquire) || !status_.ok() || Clock::now() >= deadline) {
+  if (done.load(std::memory_order_acquire) || failure_->failed() || Clock::now() >= deadline) {
     return Turn::kOver;
   }
   led_ = true;
@@ -47,7 +53,7 @@ UcxDriver::Turn UcxDriver::NextTurn(const Flag& done, Deadline deadline) {
 }
 
 void UcxDriver::Lead(const Flag& done, Deadline deadline) {
-  const auto over = [&] { return done.load(std::memory_order_acquire) || failed_.load(); };
+  const auto over = [&] { return done.load(std::memory_order_acquire) || failure_->failed(); };
   Deadline spin_until = Clock::now() + kSpin;
   microseconds nap = kShortestNap;
   while (!over()) {
@@ -63,7 +69,7 @@ void UcxDriver::Lead(const Flag& done, Deadline deadline) {
       continue;
     }
     asleep_.store(true);
-    const bool slept = !failed_.load() && worker_.Sleep(deadline);
+    const bool slept = !failure_->failed() && worker_.Sleep(deadline);
     asleep_.store(false);
     if (slept || over()) continue;
     std::this_thread::sleep_for(nap);
@@ -78,7 +84,7 @@ void UcxDriver::StepDown() {
 
 absl::Status UcxDriver::Leave(const Flag& done) {
   const absl::MutexLock lock(&mu_);
-  if (status_.ok()) {
+  if (!failure_->failed()) {
     return done.load(std::memory_order_acquire) ? absl::OkStatus()
                                                 : absl::DeadlineExceededError("");
   }
@@ -87,7 +93,7 @@ absl::Status UcxDriver::Leave(const Flag& done) {
     return !led_;
   };
   mu_.Await(absl::Condition(&nobody_leads));
-  return status_;
+  return failure_->reason();
 }
 
 void UcxDriver::Complete(Flag& done) {
@@ -99,19 +105,10 @@ void UcxDriver::Nudge() {
   if (asleep_.load()) worker_.Wake();
 }
 
-void UcxDriver::Fail(const absl::Status& reason) {
-  {
-    const absl::MutexLock lock(&mu_);
-    if (!status_.ok()) return;
-    status_ = reason;
-    failed_.store(true);
-  }
+// Taking the lock makes those who wait look at their conditions.
+void UcxDriver::OnFailure() {
+  { const absl::MutexLock lock(&mu_); }
   worker_.Wake();
-}
-
-absl::Status UcxDriver::status() const {
-  const absl::MutexLock lock(&mu_);
-  return status_;
 }
 
 }  // namespace thinwire

@@ -3,11 +3,12 @@
 #define THINWIRE_TRANSPORT_UCX_UCX_DRIVER_H_
 
 #include <atomic>
-#include <string>
+#include <memory>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "transport/failure.h"
 #include "transport/store.h"
 #include "transport/ucx/ucx_worker.h"
 
@@ -23,7 +24,7 @@ class UcxDriver {
   // Whether something has ended; set by callbacks of UCX, under Progress.
   using Flag = std::atomic<bool>;
 
-  explicit UcxDriver(UcxWorker& worker) : worker_(worker) {}
+  UcxDriver(UcxWorker& worker, std::shared_ptr<Failure> failure);
 
   // Returns OK when `done` is set, else the first failure; then nobody is inside Progress. Past the
   // deadline it returns DeadlineExceeded, without failing.
@@ -35,9 +36,8 @@ class UcxDriver {
   // A leader that sleeps looks at once for blocks that wait for room at a peer.
   void Nudge();
 
-  // Keeps the first reason and ends all waits. From any thread.
-  void Fail(const absl::Status& reason);
-  absl::Status status() const;
+  // Ends all waits.
+  const std::shared_ptr<Failure>& failure() const { return failure_; }
 
  private:
   enum class Turn { kOver, kLead };
@@ -46,13 +46,14 @@ class UcxDriver {
   void Lead(const Flag& done, Deadline deadline);
   absl::Status Leave(const Flag& done);
   void StepDown();
+  void OnFailure();
 
   UcxWorker& worker_;
-  std::atomic<bool> failed_{false};  // status_ is not OK
+  const std::shared_ptr<Failure> failure_;
   std::atomic<bool> asleep_{false};  // the leader
-  mutable absl::Mutex mu_;
+  absl::Mutex mu_;
   bool led_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  Failure::Listener listener_;  // ends first
 };
 
 }  // namespace thinwire

@@ -25,13 +25,14 @@ UcxExchange::UcxExchange(const UcxPlaneParts& plane, uint64_t tag) : plane_(plan
 
 UcxExchange::~UcxExchange() {
   if (waited_) return;
-  plane_.driver.Fail(absl::InternalError("an exchange was dropped before it was waited for"));
+  plane_.driver.failure()->Fail(
+      absl::InternalError("an exchange was dropped before it was waited for"));
   plane_.driver.Await(done_, Clock::now()).IgnoreError();
   Cancel();
 }
 
 void UcxExchange::Receive(std::span<const MutableBytes> recv) {
-  if (!plane_.driver.status().ok()) return;
+  if (plane_.driver.failure()->failed()) return;
   const auto [rank, size] = plane_.members;
   const auto ended = [](void*, ucs_status_t status, const ucp_tag_recv_info_t*, void* arg) {
     auto& message = *static_cast<Message*>(arg);
@@ -52,7 +53,8 @@ void UcxExchange::Send(std::span<const Bytes> send) {
     auto& message = *static_cast<Message*>(arg);
     message.exchange->End(message, status);
   };
-  for (int i = 1; i < size && plane_.driver.status().ok(); ++i) {  // all begin with another peer
+  for (int i = 1; i < size; ++i) {  // all begin with another peer
+    if (plane_.driver.failure()->failed()) break;
     const int to = (rank + i) % size;
     if (send[to].empty()) continue;
     Message& message = Begin(to, false);
@@ -67,8 +69,8 @@ void UcxExchange::Send(std::span<const Bytes> send) {
 absl::Status UcxExchange::Wait(Deadline deadline) {
   waited_ = true;
   absl::Status status = plane_.driver.Await(done_, deadline);
-  if (absl::IsDeadlineExceeded(status) && plane_.driver.status().ok()) {
-    plane_.driver.Fail(Late());
+  if (absl::IsDeadlineExceeded(status) && !plane_.driver.failure()->failed()) {
+    plane_.driver.failure()->Fail(Late());
     status = plane_.driver.Await(done_, deadline);
   }
   Cancel();
@@ -91,7 +93,7 @@ void UcxExchange::Began(Message& message, ucs_status_ptr_t request) {
 void UcxExchange::End(const Message& message, ucs_status_t status) {
   if (status == UCS_OK) return EndOne();
   if (status == UCS_ERR_CANCELED) return;
-  plane_.driver.Fail(absl::UnavailableError(
+  plane_.driver.failure()->Fail(absl::UnavailableError(
       absl::StrCat("rank ", InGroup(message.peer), " is gone: its transfer with rank ",
                    InGroup(plane_.members.rank), " failed (",
                    plane_.worker.ucx().status_string(status), "); look why that process ended")));

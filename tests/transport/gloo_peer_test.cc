@@ -1,6 +1,6 @@
 // Small blocks over Gloo: many to a frame, in any order, before they are expected, and never past
 // the end of what expects them.
-#include "transport/gloo/gloo_parcels.h"
+#include "transport/gloo/gloo_peer.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -18,7 +18,7 @@
 #include "transport/checked/crc32c.h"
 #include "transport/gloo/gloo_exchange.h"
 #include "transport/gloo/gloo_frames.h"
-#include "transport/gloo/gloo_transfers.h"
+#include "transport/gloo/gloo_links.h"
 
 namespace thinwire {
 namespace {
@@ -33,8 +33,8 @@ struct Swap {
   Swap(int rank, int number, size_t bytes) : out(bytes), in(bytes) {
     std::iota(out.begin(), out.end(), static_cast<uint8_t>(7 * number + rank));
   }
-  void Begin(const std::shared_ptr<GlooShared>& shared, int number, std::atomic<uint64_t>* sent) {
-    exchange = std::make_unique<GlooExchange>(shared, 1000 + number, sent);
+  void Begin(const std::shared_ptr<GlooLinks>& links, int number, std::atomic<uint64_t>* sent) {
+    exchange = std::make_unique<GlooExchange>(links, 1000 + number, sent);
     exchange->Receive(std::vector<MutableBytes>(2, in));
     exchange->Send(std::vector<Bytes>(2, out));
   }
@@ -50,12 +50,12 @@ class GlooParcelsTest : public testing::Test {
       for (int i = 0; i < count; ++i) swaps[rank].emplace_back(rank, i, sizes[i]);
     }
     {
-      const Standstill holds_up_what_expects(ranks_.shared[0]->loop());
+      const Standstill holds_up_what_expects(ranks_.links[0]->loop());
       for (int i = 0; i < count; ++i) {
-        swaps[0][i].Begin(ranks_.shared[0], i, &sent_[0]);
-        swaps[1][count - 1 - i].Begin(ranks_.shared[1], count - 1 - i, &sent_[1]);
+        swaps[0][i].Begin(ranks_.links[0], i, &sent_[0]);
+        swaps[1][count - 1 - i].Begin(ranks_.links[1], count - 1 - i, &sent_[1]);
       }
-      ranks_.shared[1]->loop().Sync();
+      ranks_.links[1]->loop().Sync();
     }
     for (int rank = 0; rank < 2; ++rank) {
       for (int i = 0; i < count; ++i) {
@@ -72,10 +72,10 @@ class GlooParcelsTest : public testing::Test {
     std::vector<std::vector<Swap>> swaps(2);
     for (int i = 0; i < count; ++i) {
       for (int rank = 0; rank < 2; ++rank) swaps[rank].emplace_back(rank, i, 1000 * i + 1);
-      swaps[1][i].Begin(ranks_.shared[1], first + i, &sent_[1]);
+      swaps[1][i].Begin(ranks_.links[1], first + i, &sent_[1]);
     }
     TellAfterwards(1, 0);
-    for (int i = 0; i < count; ++i) swaps[0][i].Begin(ranks_.shared[0], first + i, &sent_[0]);
+    for (int i = 0; i < count; ++i) swaps[0][i].Begin(ranks_.links[0], first + i, &sent_[0]);
     for (int i = 0; i < count; ++i) {
       for (int rank = 0; rank < 2; ++rank) {
         ASSERT_TRUE(swaps[rank][i].exchange->Wait(Soon()).ok()) << "block " << i;
@@ -87,7 +87,7 @@ class GlooParcelsTest : public testing::Test {
   // Returns when rank `to` has had what rank `from` has sent it, failed or not: a control frame
   // goes by the same connection, later.
   void TellAfterwards(int from, int to) {
-    for (int turns = 0; turns < 2; ++turns) ranks_.shared[from]->loop().Sync();
+    for (int turns = 0; turns < 2; ++turns) ranks_.links[from]->loop().Sync();
     ranks_.controls[from]->Send(to, ControlFrame{}).IgnoreError();
     const Deadline latest = Soon();
     while (!ranks_.controls[to]->Receive().ok()) ASSERT_LT(Clock::now(), latest);
@@ -98,8 +98,8 @@ class GlooParcelsTest : public testing::Test {
 };
 
 TEST_F(GlooParcelsTest, BlocksOfAnySizeArrive) {
-  SwapAll({1, 2, 11, 12, 480, 496, 497, 512, 4080, 4096, 4592, 4593, 16383, GlooParcels::kLargest,
-           GlooParcels::kLargest + 1, 40000});
+  SwapAll({1, 2, 11, 12, 480, 496, 497, 512, 4080, 4096, 4592, 4593, 16383,
+           GlooPeer::kLargestParcel, GlooPeer::kLargestParcel + 1, 40000});
 }
 
 // More than all frames between the two hold at once.
@@ -129,15 +129,15 @@ TEST_F(GlooParcelsTest, WhatCameEarlyIsFreedOnceItIsTaken) {
 TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
   SwapAll({8});
   Swap victim(0, 1, 64), peers(1, 1, 64);
-  victim.Begin(ranks_.shared[0], 1, &sent_[0]);
-  ranks_.shared[0]->Fail(absl::AbortedError("enough"));
+  victim.Begin(ranks_.links[0], 1, &sent_[0]);
+  ranks_.links[0]->failure().Fail(absl::AbortedError("enough"));
   EXPECT_EQ(victim.exchange->Wait(Soon()).message(), "enough");
   const std::vector<uint8_t> others(64, 0xee);
   victim.in = others;
-  peers.Begin(ranks_.shared[1], 1, &sent_[1]);
+  peers.Begin(ranks_.links[1], 1, &sent_[1]);
   TellAfterwards(1, 0);
   EXPECT_EQ(victim.in, others);
-  ranks_.shared[1]->Fail(absl::AbortedError("the test is over"));
+  ranks_.links[1]->failure().Fail(absl::AbortedError("the test is over"));
   peers.exchange->Wait(Soon()).IgnoreError();
 }
 
@@ -152,19 +152,19 @@ TEST_F(GlooParcelsTest, WhatIsQueuedWhenTheGroupFailsIsNotSentLater) {
     for (int i = 1; i <= kBlocks; ++i) swaps[rank].emplace_back(rank, i, kBytes);
   }
   {
-    const Standstill takes_nothing(ranks_.shared[1]->loop());
-    for (int i = 0; i < kBlocks; ++i) swaps[0][i].Begin(ranks_.shared[0], 1 + i, &sent_[0]);
-    for (int turns = 0; turns < 2; ++turns) ranks_.shared[0]->loop().Sync();
-    ranks_.shared[0]->Fail(absl::AbortedError("enough"));
+    const Standstill takes_nothing(ranks_.links[1]->loop());
+    for (int i = 0; i < kBlocks; ++i) swaps[0][i].Begin(ranks_.links[0], 1 + i, &sent_[0]);
+    for (int turns = 0; turns < 2; ++turns) ranks_.links[0]->loop().Sync();
+    ranks_.links[0]->failure().Fail(absl::AbortedError("enough"));
     for (Swap& swap : swaps[0]) {
       EXPECT_EQ(swap.exchange->Wait(Soon()).message(), "enough");
       swap.exchange.reset();
       std::fill(swap.out.begin(), swap.out.end(), 0xee);
     }
   }
-  for (int i = 0; i < kBlocks; ++i) swaps[1][i].Begin(ranks_.shared[1], 1 + i, &sent_[1]);
+  for (int i = 0; i < kBlocks; ++i) swaps[1][i].Begin(ranks_.links[1], 1 + i, &sent_[1]);
   TellAfterwards(0, 1);
-  ranks_.shared[1]->Fail(absl::AbortedError("the test is over"));
+  ranks_.links[1]->failure().Fail(absl::AbortedError("the test is over"));
   int arrived = 0;
   for (int i = 0; i < kBlocks; ++i) {
     swaps[1][i].exchange->Wait(Soon()).IgnoreError();
@@ -178,38 +178,38 @@ TEST_F(GlooParcelsTest, WhatIsQueuedWhenTheGroupFailsIsNotSentLater) {
 }
 
 // Both ends go by the size of the world, which the handshake compares.
-TEST(GlooParcels, AreSmallBlocksInWorldsOfUpTo64Ranks) {
-  EXPECT_TRUE(GlooParcels::Takes(1, 2));
-  EXPECT_TRUE(GlooParcels::Takes(GlooParcels::kLargest, 64));
-  EXPECT_FALSE(GlooParcels::Takes(GlooParcels::kLargest + 1, 2));
-  EXPECT_FALSE(GlooParcels::Takes(1, 65));
+TEST(GlooPeer, AreSmallBlocksInWorldsOfUpTo64Ranks) {
+  EXPECT_TRUE(GlooPeer::TakesParcel(1, 2));
+  EXPECT_TRUE(GlooPeer::TakesParcel(GlooPeer::kLargestParcel, 64));
+  EXPECT_FALSE(GlooPeer::TakesParcel(GlooPeer::kLargestParcel + 1, 2));
+  EXPECT_FALSE(GlooPeer::TakesParcel(1, 65));
 }
 
 // A frame that a peer makes up, its bytes after its first header the rest of the frame.
 struct MadeUp final : GlooLoop::Task {
-  MadeUp(GlooShared& at, uint64_t slot, uint32_t bytes, uint32_t damage = 0) : shared(at) {
+  MadeUp(GlooLinks& at, uint64_t slot, uint32_t bytes, uint32_t damage = 0) : links(at) {
     std::memcpy(header, &slot, sizeof(slot));
     std::memcpy(header + 8, &bytes, sizeof(bytes));
     const uint32_t sum = Crc32c(0, Bytes(header).first(12)) ^ damage;
     std::memcpy(header + 12, &sum, sizeof(sum));
-    shared.loop().Post(this);
-    shared.loop().Sync();
+    links.loop().Post(this);
+    links.loop().Sync();
   }
   void Run() override {
     // The size of frames that an empty board begins with.
-    frames = std::make_unique<GlooFrames>(shared, 0, kGlooControlSlot + 2, 512, 8);
+    frames = std::make_unique<GlooFrames>(links.context(), 0, GlooPeer::kControlSlot + 2, 512, 8);
     std::memcpy(frames->next().data(), header, sizeof(header));
     frames->Send({});
   }
-  GlooShared& shared;
+  GlooLinks& links;
   uint8_t header[16];
   std::unique_ptr<GlooFrames> frames;
 };
 
 TEST_F(GlooParcelsTest, ABlockThatIsLongerThanItsFrameFailsTheGroup) {
   Swap victim(0, 0, 64);
-  victim.Begin(ranks_.shared[0], 0, &sent_[0]);
-  const MadeUp frame(*ranks_.shared[1], 77, 600);
+  victim.Begin(ranks_.links[0], 0, &sent_[0]);
+  const MadeUp frame(*ranks_.links[1], 77, 600);
   const absl::Status status = victim.exchange->Wait(Soon());
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_NE(status.message().find("rank 1 sent to rank 0 came damaged: a block of 600 bytes"),
@@ -220,14 +220,14 @@ TEST_F(GlooParcelsTest, ABlockThatIsLongerThanItsFrameFailsTheGroup) {
 // Not a block that waits for ever for what expects it.
 TEST_F(GlooParcelsTest, ADamagedHeaderFailsTheGroup) {
   Swap victim(0, 0, 64);
-  victim.Begin(ranks_.shared[0], 0, &sent_[0]);
-  const MadeUp frame(*ranks_.shared[1], 77, 60, 1 << 4);
+  victim.Begin(ranks_.links[0], 0, &sent_[0]);
+  const MadeUp frame(*ranks_.links[1], 77, 60, 1 << 4);
   const absl::Status status = victim.exchange->Wait(Soon());
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
 }
 
 struct Deaf final : BlockOwner {
-  void OnBlockEnded() override { ++ended; }
+  void OnBlockEnded(const absl::Status&) override { ++ended; }
   void OnFailure() override {}
   std::atomic<int> ended{0};
 };
@@ -238,20 +238,20 @@ TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   std::vector<uint8_t> room(100, 0xee);
   Deaf owner;
   struct Expecting final : GlooLoop::Task {
-    Expecting(GlooShared& at, MutableBytes to, BlockOwner* of) : shared(at), room(to), owner(of) {
-      shared.loop().Post(this);
-      shared.loop().Sync();
+    Expecting(GlooLinks& at, MutableBytes to, BlockOwner* of) : links(at), room(to), owner(of) {
+      links.loop().Post(this);
+      links.loop().Sync();
     }
-    void Run() override { shared.transfers().parcels(1).Expect(kSlot, room, owner); }
-    GlooShared& shared;
+    void Run() override { links.peer(1)->ReceiveParcel(kSlot, room, owner); }
+    GlooLinks& links;
     MutableBytes room;
     BlockOwner* owner;
   };
-  const Expecting expecting(*ranks_.shared[0], room, &owner);
-  const MadeUp frame(*ranks_.shared[1], kSlot, 120);
+  const Expecting expecting(*ranks_.links[0], room, &owner);
+  const MadeUp frame(*ranks_.links[1], kSlot, 120);
   Swap after(0, 1, 64), peers(1, 1, 64);  // of the same connection, so later
-  after.Begin(ranks_.shared[0], 1, &sent_[0]);
-  peers.Begin(ranks_.shared[1], 1, &sent_[1]);
+  after.Begin(ranks_.links[0], 1, &sent_[0]);
+  peers.Begin(ranks_.links[1], 1, &sent_[1]);
   ASSERT_TRUE(after.exchange->Wait(Soon()).ok());
   ASSERT_TRUE(peers.exchange->Wait(Soon()).ok());
   EXPECT_EQ(owner.ended, 0);

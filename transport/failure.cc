@@ -1,0 +1,95 @@
+#include "transport/failure.h"
+
+#include <vector>
+
+namespace thinwire {
+
+std::shared_ptr<Failure> Failure::Make(LostPeer lost_peer) {
+  return std::shared_ptr<Failure>(new Failure(lost_peer));
+}
+
+// Whoever sees the failure may be the last owner of this object, and drop it at once.
+void Failure::Fail(absl::Status reason) {
+  const std::shared_ptr<Failure> alive = shared_from_this();
+  {
+    const absl::MutexLock lock(&mu_);
+    if (!reason_.ok()) return;
+    reason_ = std::move(reason);
+    failed_.store(true, std::memory_order_release);
+  }
+  TellAll();
+}
+
+void Failure::LosePeer(int peer, absl::Status reason) {
+  if (lost_peer_ == LostPeer::kFailsAll) return Fail(std::move(reason));
+  const std::shared_ptr<Failure> alive = shared_from_this();
+  {
+    const absl::MutexLock lock(&mu_);
+    if (!reason_.ok() || !peers_.emplace(peer, std::move(reason)).second) return;
+  }
+  TellAll();
+}
+
+// Listeners may end meanwhile, each by itself, and in another one's call.
+void Failure::TellAll() {
+  const std::thread::id self = std::this_thread::get_id();
+  uint64_t last = 0;
+  for (;;) {
+    std::shared_ptr<const std::function<void()>> tell;
+    std::multimap<uint64_t, std::thread::id>::iterator call;
+    {
+      const absl::MutexLock lock(&mu_);
+      const auto next = listeners_.upper_bound(last);
+      if (next == listeners_.end()) return;
+      last = next->first;
+      tell = next->second;
+      call = calls_.emplace(last, self);
+    }
+    (*tell)();
+    const absl::MutexLock lock(&mu_);
+    calls_.erase(call);
+    told_.SignalAll();
+  }
+}
+
+Failure::Listener Failure::Listen(std::function<void()> tell) {
+  bool now;
+  uint64_t id;
+  {
+    const absl::MutexLock lock(&mu_);
+    id = next_id_++;
+    listeners_.emplace(id, std::make_shared<const std::function<void()>>(tell));
+    now = !reason_.ok() || !peers_.empty();
+  }
+  Listener listener(shared_from_this(), id);
+  if (now) tell();
+  return listener;
+}
+
+void Failure::Remove(uint64_t id) {
+  const absl::MutexLock lock(&mu_);
+  listeners_.erase(id);
+  const auto elsewhere = [&] {
+    mu_.AssertHeld();
+    const auto [begin, end] = calls_.equal_range(id);
+    for (auto call = begin; call != end; ++call) {
+      if (call->second != std::this_thread::get_id()) return true;
+    }
+    return false;
+  };
+  while (elsewhere()) told_.Wait(&mu_);
+}
+
+absl::Status Failure::reason() const {
+  const absl::MutexLock lock(&mu_);
+  return reason_;
+}
+
+absl::Status Failure::peer_reason(int peer) const {
+  const absl::MutexLock lock(&mu_);
+  if (!reason_.ok()) return reason_;
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? absl::OkStatus() : found->second;
+}
+
+}  // namespace thinwire
