@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
 #include "schedule/join/planes.h"
+#include "tests/kernels/devices.h"
 #include "tests/transport/connect_nccl.h"
 #include "transport/nccl/nccl_comm.h"
 
@@ -116,6 +118,30 @@ TEST_F(NcclTest, BlocksAreTheCallersAfterAFailure) {
   const auto late = planes[1]->Start(1, std::vector<Bytes>(2, out), std::vector<MutableBytes>(2));
   late->Wait(Clock::now() + milliseconds(50)).IgnoreError();
   EXPECT_EQ(in, std::vector<uint8_t>(1 << 20, 2));
+}
+
+// Exchanges that were queued before the failure may still be in their blocks.
+TEST_F(NcclTest, AFlushAfterAFailureWaitsForTheDevice) {
+  auto planes = ConnectNcclPlanes(2);
+  const std::unique_ptr<DeviceStream> stream = *DeviceOfRank(0)->MakeStream();
+  const std::unique_ptr<DataPlane> lane = planes[0]->On(*stream);
+  std::vector<uint8_t> block(100);
+  absl::Status status;
+  absl::Notification ended;
+  {
+    const Held held(*stream);
+    EXPECT_TRUE(lane->Start(1, std::vector<Bytes>(2), std::vector<MutableBytes>(2, block))
+                    ->Wait(Clock::now() + seconds(20))
+                    .ok());
+    lane->Abort(absl::AbortedError("enough"));
+    lane->Flush()->OnDone([&](absl::Status got) {
+      status = std::move(got);
+      ended.Notify();
+    });
+    EXPECT_FALSE(ended.HasBeenNotified());
+  }
+  ended.WaitForNotification();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
 }
 
 // A plane of another stream has this one's failure, and its exchanges come in one order.

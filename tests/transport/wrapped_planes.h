@@ -61,14 +61,16 @@ class StagedOnInProcess final : public WholeTransport {
   }
 
  private:
-  // The tests look at what they received without a stream.
+  // The tests look at what they received without a stream, and free what they sent after a failure,
+  // when copies may still be queued on it.
   class Synchronized final : public Exchange {
    public:
     Synchronized(std::unique_ptr<Exchange> inner, DeviceStream& stream)
         : inner_(std::move(inner)), stream_(stream) {}
     absl::Status Wait(Deadline deadline) override {
-      const absl::Status status = inner_->Wait(deadline);
-      return status.ok() ? stream_.Synchronize(deadline) : status;
+      absl::Status status = inner_->Wait(deadline);
+      status.Update(stream_.Synchronize(deadline));
+      return status;
     }
 
    private:

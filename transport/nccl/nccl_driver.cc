@@ -42,17 +42,23 @@ NcclDriver::~NcclDriver() {
   if (!aborted_) comm_->Finish(Clock::now() + kFinishPatience);
 }
 
+// A flush waits for the device after a failure as well: exchanges that were queued before it may
+// still be in their blocks.
 void NcclDriver::Begin(const OpPtr& op) {
   absl::Status failure;
   bool pumps = false;
   {
     const absl::MutexLock lock(&mu_);
+    if (op->kind == NcclOp::Kind::kFlush) {
+      settled_ = false;
+      flushes_.push_back(op);
+      return;
+    }
     failure = failure_->reason();
-    if (failure.ok() && op->kind == NcclOp::Kind::kExchange) {
+    if (failure.ok()) {
       queue_.push_back(op);
       pumps = BeginPumping();
     }
-    if (failure.ok() && op->kind == NcclOp::Kind::kFlush) flushes_.push_back(op);
   }
   if (!failure.ok()) return End(*op, failure);
   if (pumps) GoOnPumping();
