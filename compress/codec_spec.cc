@@ -142,7 +142,13 @@ bool CodecPair::uses_feedback() const {
 
 MomentumNeed CodecPair::momentum() const { return std::max(MomentumOf(up), MomentumOf(down)); }
 
-bool CodecPair::has_kernels() const { return up.traits().has_kernels && down.traits().has_kernels; }
+// Codes are rounded at random on the host only.
+bool CodecPair::has_kernels() const {
+  const auto runs = [](const CodecSpec& spec) {
+    return spec.traits().has_kernels && spec.rounding == Rounding::kNearest;
+  };
+  return runs(up) && runs(down);
+}
 
 // Entries go to everybody, so above a density of 1/4 over the ranks a dense int4, which goes to
 // owners and back, is fewer bytes: 4 k (n - 1) against about 2 N (n - 1) / n * 4.06 / 8.

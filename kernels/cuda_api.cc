@@ -183,10 +183,6 @@ int AddEntries(int ordinal, const AddEntriesLaunch* launch, void* stream) {
   return OnDevice(ordinal).Do([&] { return LaunchAddEntries(*launch, StreamOf(stream)); });
 }
 
-int CountUp(int ordinal, uint64_t* counter, void* stream) {
-  return OnDevice(ordinal).Do([&] { return LaunchCountUp(counter, StreamOf(stream)); });
-}
-
 constexpr DeviceApi kApi = {
     .version = kDeviceApiVersion,
     .runtime_version = CUDART_VERSION,
@@ -215,7 +211,6 @@ constexpr DeviceApi kApi = {
     .reduce = Reduce,
     .encode_entries = EncodeEntries,
     .add_entries = AddEntries,
-    .count_up = CountUp,
     .identify = Identify,
     .run_on = RunOn,
 };

@@ -16,8 +16,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   EncodeTile<DeviceTeam, Traits, kDType>(team, shared, launch, blockIdx.x);
 }
 
-__global__ void CountUpKernel(uint64_t* counter) { ++*counter; }
-
 }  // namespace
 
 cudaError_t LaunchEncode(const EncodeLaunch& launch, cudaStream_t stream) {
@@ -28,11 +26,6 @@ cudaError_t LaunchEncode(const EncodeLaunch& launch, cudaStream_t stream) {
       return cudaGetLastError();
     });
   });
-}
-
-cudaError_t LaunchCountUp(uint64_t* counter, cudaStream_t stream) {
-  CountUpKernel<<<1, 1, 0, stream>>>(counter);
-  return cudaGetLastError();
 }
 
 }  // namespace thinwire::kernels

@@ -17,7 +17,6 @@ cudaError_t LaunchEndMomentum(const MomentumLaunch& launch, cudaStream_t stream)
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAddEntries(const AddEntriesLaunch& launch, cudaStream_t stream);
-cudaError_t LaunchCountUp(uint64_t* counter, cudaStream_t stream);
 
 }  // namespace thinwire::kernels
 

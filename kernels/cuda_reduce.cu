@@ -22,7 +22,7 @@ cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream) {
   if (HasWidths(launch.up) || HasWidths(launch.down)) return LaunchReduceWidths(launch, stream);
   return ForCodec(launch.down, [&](auto down) {
     return ForDType(launch.dtype, [&](auto dtype) {
-      ReduceKernel<decltype(down), dtype()><<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);
+      ReduceKernel<decltype(down), dtype()><<<launch.tiles, kThreads, 0, stream>>>(launch);
       return cudaGetLastError();
     });
   });

@@ -17,7 +17,7 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 9;
+inline constexpr uint32_t kDeviceApiVersion = 10;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
@@ -70,7 +70,6 @@ struct DeviceApi {
   int (*reduce)(int ordinal, const ReduceLaunch* launch, void* stream);
   int (*encode_entries)(int ordinal, const EncodeEntriesLaunch* launch, void* stream);
   int (*add_entries)(int ordinal, const AddEntriesLaunch* launch, void* stream);
-  int (*count_up)(int ordinal, uint64_t* counter, void* stream);  // by one
 
   // The calls below are done at once.
   // Writes a text that no other device of the host has, ended by a zero.

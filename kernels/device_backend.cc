@@ -17,7 +17,6 @@ using kernels::kTile;
 kernels::Codec CodecOf(const CodecSpec& spec) {
   kernels::Codec codec{};
   codec.id = spec.id;
-  codec.stochastic = spec.rounding == Rounding::kStochastic;
   codec.hadamard = spec.hadamard;
   codec.block_bits = static_cast<uint32_t>(std::bit_width(spec.block) - 1);
   if (spec.traits().widths()) {
@@ -86,7 +85,6 @@ void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs>
                                               .residual = FloatsAt(shard.residual),
                                               .wire = WireOf(spec, shard.wire, numel),
                                               .numel = numel,
-                                              .draws = shard.extras.draws,
                                               .beta = shard.momentum.beta,
                                               .first_tile = 0});
     }
@@ -237,23 +235,17 @@ void DeviceBackend::Reduce(const ReduceArgs& args) const {
   launch.down = CodecOf(args.down);
   launch.dtype = args.own.dtype;
   std::copy(args.wires.begin(), args.wires.end(), launch.wires);
-  AddJob(&launch.jobs, kernels::ReduceJob{.own = ElementsOf(args.own),
-                                          .out = ElementsOf(args.out),
-                                          .residual = FloatsAt(args.residual),
-                                          .wire_out = WireOf(args.down, args.wire_out, numel),
-                                          .up_codes_at = LayoutOf(args.up, numel).codes_at,
-                                          .numel = numel,
-                                          .draws = args.draws,
-                                          .scale = args.scale,
-                                          .first_wire = 0,
-                                          .ranks = static_cast<uint32_t>(args.wires.size()),
-                                          .first_tile = 0});
+  launch.own = ElementsOf(args.own);
+  launch.out = ElementsOf(args.out);
+  launch.residual = FloatsAt(args.residual);
+  launch.wire_out = WireOf(args.down, args.wire_out, numel);
+  launch.up_codes_at = LayoutOf(args.up, numel).codes_at;
+  launch.numel = numel;
+  launch.scale = args.scale;
+  launch.ranks = static_cast<uint32_t>(args.wires.size());
+  launch.tiles = TilesOf(numel);
   launch.room = RoomFor(RoomOf(launch));
   report_(api_.reduce(ordinal_, &launch, stream_));
-}
-
-void DeviceBackend::CountUp(uint64_t* counter) const {
-  report_(api_.count_up(ordinal_, counter, stream_));
 }
 
 void DeviceBackend::Copy(void* to, const void* from, size_t bytes) const {

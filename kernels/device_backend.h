@@ -40,7 +40,6 @@ class DeviceBackend final : public Backend {
   void EndMomentum(const MomentumArgs& args) const override;
   bool AreZero(std::span<const std::span<const float>>, float*) const override { return false; }
   void Reduce(const ReduceArgs& args) const override;
-  void CountUp(uint64_t* counter) const override;
   void Copy(void* to, const void* from, size_t bytes) const override;
 
  private:

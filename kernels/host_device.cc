@@ -179,10 +179,6 @@ int QueueLaunch(int ordinal, const Launch* launch, void* stream) {
   return Queue(ordinal, stream, [copy = *launch] { RunOnHost(copy); });
 }
 
-int CountUp(int ordinal, uint64_t* counter, void* stream) {
-  return Queue(ordinal, stream, [counter] { ++*counter; });
-}
-
 int Identify(int ordinal, char text[kIdentityBytes]) {
   return std::snprintf(text, kIdentityBytes, "threads %d", ordinal), 0;
 }
@@ -225,7 +221,6 @@ const DeviceApi& HostDeviceApi() {
       .reduce = QueueLaunch<ReduceLaunch>,
       .encode_entries = QueueLaunch<EncodeEntriesLaunch>,
       .add_entries = QueueLaunch<AddEntriesLaunch>,
-      .count_up = CountUp,
       .identify = Identify,
       .run_on = RunOn,
   };

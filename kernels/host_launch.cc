@@ -122,7 +122,7 @@ void RunOnHost(const ReduceLaunch& launch) {
     ForDType(launch.dtype, [&](auto dtype) {
       using Down = decltype(down);
       ForEachTile<EncoderShared<HostTeam, Down>>(
-          launch.jobs.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
+          launch.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
             ReduceTile<HostTeam, Down, dtype()>(team, shared, launch, tile);
           });
     });

@@ -1,5 +1,5 @@
 // The launches as plain structs, which travel as kernel arguments. Pointers are device pointers,
-// but where a comment says otherwise. Made by kernels/device.cc.
+// but where a comment says otherwise. kernels/device_backend.cc fills them.
 #ifndef THINWIRE_KERNELS_JOBS_H_
 #define THINWIRE_KERNELS_JOBS_H_
 
@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "compress/codec_id.h"
-#include "compress/philox.h"
 #include "compress/types.h"
 #include "kernels/tuning.h"
 
@@ -16,7 +15,6 @@ namespace thinwire::kernels {
 // A CodecSpec, without the parameters of codecs that have no kernels.
 struct Codec {
   CodecId id;  // of a codec that has kernels
-  bool stochastic;
   bool hadamard;
   uint32_t block_bits;  // a block has 1 << block_bits elements: shifts are cheap, divisions are not
   uint32_t signs[8];    // a transform's: bit i % 32 of word i / 32 says that element i is negated
@@ -43,7 +41,6 @@ struct EncodeJob {
   Elements residual;  // of floats; data null: none
   Wire wire;
   size_t numel;
-  Draws draws;
   float beta;           // of the velocity
   uint32_t first_tile;  // of the launch's tiles
 };
@@ -68,18 +65,6 @@ struct MomentumJob {
   Elements m, velocity;  // of floats
   Elements out;          // of the launch's dtype; data null: not wanted
   size_t numel;
-  uint32_t first_tile;
-};
-
-struct ReduceJob {
-  Elements own, out;  // of the launch's dtype; may be the same
-  Elements residual;  // of floats; data null: none
-  Wire wire_out;      // data null: not wanted
-  size_t up_codes_at;
-  size_t numel;
-  Draws draws;
-  float scale;
-  uint32_t first_wire, ranks;  // in the launch's table
   uint32_t first_tile;
 };
 
@@ -120,8 +105,14 @@ struct MomentumLaunch {
 
 struct ReduceLaunch {
   Codec up, down;
-  DType dtype;
-  Jobs<ReduceJob, kMaxReduceJobs> jobs;
+  DType dtype;        // of `own` and `out`
+  Elements own, out;  // may be the same
+  Elements residual;  // of floats; data null: none
+  Wire wire_out;      // data null: not wanted
+  size_t up_codes_at;
+  size_t numel;
+  float scale;
+  uint32_t ranks, tiles;
   const uint8_t* wires[kMaxWires];  // by rank; null: the own shard
   uint8_t* room;
 };

@@ -14,7 +14,6 @@ class TileEncoder {
   template <typename T>
   using PerThread = typename Team::template PerThread<T>;
   using Shared = EncoderShared<Team, Traits>;
-  static constexpr bool kAtRandom = RoundsAtRandom<Traits>();
 
  public:
   THINWIRE_HD TileEncoder(Team& team, Shared& shared, const Codec& codec,
@@ -26,10 +25,6 @@ class TileEncoder {
     if constexpr (Traits::kElements) {
       team_.ForEach([&](unsigned thread) { EncodeElements(thread, x[thread]); });
     } else {
-      // Before y, which takes registers; a Sync of the scales' comes before anybody's Get.
-      if constexpr (kAtRandom) {
-        if (codec_.stochastic) draws_of_tile().Make();
-      }
       PerThread<Values> y;  // what is quantised
       team_.ForEach([&](unsigned thread) { y[thread] = x[thread]; });
       if constexpr (Traits::kHadamard) Forward(x, y);
@@ -56,7 +51,7 @@ class TileEncoder {
         const BlockScale block = shared_.scales.Get(team_, thread, blocks_.Of(thread, q));
         float* v = y[thread].v + q * kQuad;
         int codes[kQuad];
-        MakeCodes(v, block.inverse, thread, q, codes);
+        MakeCodes(v, block.inverse, codes);
         THINWIRE_UNROLL
         for (unsigned i = 0; i < kQuad; ++i) v[i] = FloatOfCode(codes[i]);
         ScaleQuad(block.scale, v);
@@ -68,11 +63,6 @@ class TileEncoder {
     }
   }
 
-  THINWIRE_HD auto draws_of_tile() {
-    return TileDraws<Team, decltype(shared_.draws)>(team_, shared_.draws, *to_.draws,
-                                                    to_.tile.begin);
-  }
-
   // A sign takes a choice, and a conversion would come on top of that.
   THINWIRE_HD static float FloatOfCode(int code) {
     if constexpr (Traits::kSigns) return code < 0 ? -1.0f : 1.0f;
@@ -80,24 +70,12 @@ class TileEncoder {
   }
 
   // A quad lies in one block, so it takes one decision and not four.
-  THINWIRE_HD void MakeCodes(const float* x, float inverse, unsigned thread, unsigned quad,
-                             int* codes) {
+  THINWIRE_HD static void MakeCodes(const float* x, float inverse, int* codes) {
     using Codec = typename Traits::Codec;
     if (inverse == 0.0f) {
       THINWIRE_UNROLL
       for (unsigned i = 0; i < kQuad; ++i) codes[i] = Codec::kTinyCode;
       return;
-    }
-    if constexpr (kAtRandom) {
-      if (codec_.stochastic) {
-        float draws[kQuad];
-        draws_of_tile().Get(thread, quad, draws);
-        THINWIRE_UNROLL
-        for (unsigned i = 0; i < kQuad; ++i) {
-          codes[i] = Codec::StochasticCodeFor(x[i], inverse, draws[i]);
-        }
-        return;
-      }
     }
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) codes[i] = Codec::CodeFor(x[i], inverse);

@@ -6,15 +6,13 @@
 #include "kernels/elements.h"
 #include "kernels/jobs.h"
 #include "kernels/tile.h"
-#include "kernels/tile_draws.h"
 
 namespace thinwire::kernels {
 
 // The memory that a tile's encoding goes to.
 struct EncodeTarget {
-  Wire wire;           // data null: not wanted
-  Elements residual;   // data null: none
-  const Draws* draws;  // where the launch has them
+  Wire wire;          // data null: not wanted
+  Elements residual;  // data null: none
   TileRange tile;
 
   THINWIRE_HD bool keeps_residual() const { return residual.data != nullptr; }
@@ -33,16 +31,6 @@ constexpr bool UsesMean() {
     return false;
   } else {
     return Traits::Codec::kMean;
-  }
-}
-
-// True if codes may be rounded at random.
-template <typename Traits>
-constexpr bool RoundsAtRandom() {
-  if constexpr (Traits::kElements) {
-    return false;
-  } else {
-    return Traits::Codec::kStochastic;
   }
 }
 
@@ -79,7 +67,6 @@ struct EncoderShared {
   typename Team::template Shared<BlockScale, kGroups> scales;
   // A mean is summed in an order of its own.
   typename Team::template Shared<float, UsesMean<Traits>() ? kTile : 1> absolutes;
-  SharedDraws<Team, RoundsAtRandom<Traits>()> draws;
 };
 
 template <typename Team, typename Traits>

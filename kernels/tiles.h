@@ -100,7 +100,7 @@ THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
   const TileRange tile = RangeOf(job, tile_of_launch);
   typename Team::template PerThread<Values> x;
   LoadCorrected<kDType>(team, job, tile, x);
-  const EncodeTarget target{job.wire, job.residual, &job.draws, tile};
+  const EncodeTarget target{job.wire, job.residual, tile};
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
 }
 
@@ -167,18 +167,17 @@ THINWIRE_HD void EndMomentumTile(Team& team, const MomentumLaunch& launch,
 // The sum over ranks in rank order, the mean, the second-hop residual, the encoding, the result.
 template <typename Team, typename Down, DType kDType>
 THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
-                            const ReduceLaunch& launch, uint32_t tile_of_launch) {
-  const ReduceJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
-  const TileRange tile = RangeOf(job, tile_of_launch);
+                            const ReduceLaunch& launch, uint32_t number) {
+  const TileRange tile{size_t{number} * kTile, launch.numel};
   typename Team::template PerThread<Values> sum, value;
-  for (uint32_t rank = 0; rank < job.ranks; ++rank) {
-    const uint8_t* wire = launch.wires[job.first_wire + rank];
+  for (uint32_t rank = 0; rank < launch.ranks; ++rank) {
+    const uint8_t* wire = launch.wires[rank];
     if (wire == nullptr) {
       team.ForEach(
-          [&](unsigned thread) { LoadValues<kDType>(job.own, tile, thread, value[thread]); });
+          [&](unsigned thread) { LoadValues<kDType>(launch.own, tile, thread, value[thread]); });
     } else {
       WithVariant(AllCodecs(), launch.up.id, launch.up.hadamard, [&](auto up) {
-        TileDecoder<Team, decltype(up)>(team, launch.up, wire, job.up_codes_at, tile).Run(value);
+        TileDecoder<Team, decltype(up)>(team, launch.up, wire, launch.up_codes_at, tile).Run(value);
       });
     }
     team.ForEach([&](unsigned thread) {
@@ -191,12 +190,13 @@ THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
   }
   team.ForEach([&](unsigned thread) {
     THINWIRE_UNROLL
-    for (float& v : sum[thread].v) v = Mul(v, job.scale);
-    AddResidual(job.residual, tile, thread, sum[thread]);
+    for (float& v : sum[thread].v) v = Mul(v, launch.scale);
+    AddResidual(launch.residual, tile, thread, sum[thread]);
   });
-  const EncodeTarget target{job.wire_out, job.residual, &job.draws, tile};
+  const EncodeTarget target{launch.wire_out, launch.residual, tile};
   TileEncoder<Team, Down>(team, shared, launch.down, target).Run(sum);
-  team.ForEach([&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, job.out); });
+  team.ForEach(
+      [&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, launch.out); });
 }
 
 }  // namespace thinwire::kernels

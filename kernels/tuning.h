@@ -19,8 +19,7 @@ inline constexpr unsigned kReduceBlocksPerMultiprocessor = 2;
 // Jobs of one launch; more take another launch. The table travels as a kernel argument, of which
 // there are 4 KiB.
 inline constexpr unsigned kMaxJobs = 32;
-inline constexpr unsigned kMaxReduceJobs = 8;
-inline constexpr unsigned kMaxWires = 256;  // of all jobs of a reduction together
+inline constexpr unsigned kMaxWires = 256;  // of a reduction
 
 }  // namespace thinwire::kernels
 

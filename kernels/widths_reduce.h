@@ -11,19 +11,14 @@ namespace thinwire::kernels {
 
 // Shards of fp32 between the launches lie on borders of this many elements.
 inline constexpr size_t kFloatsApart = 64;
-inline size_t FloatsOf(const ReduceJob& job) {
-  return (job.numel + kFloatsApart - 1) / kFloatsApart * kFloatsApart;
+inline size_t FloatsOf(const ReduceLaunch& launch) {
+  return (launch.numel + kFloatsApart - 1) / kFloatsApart * kFloatsApart;
 }
 
 // Floats between the launches.
 inline size_t FloatsBetween(const ReduceLaunch& launch) {
-  size_t floats = 0;
-  for (uint32_t i = 0; i < launch.jobs.count; ++i) {
-    const ReduceJob& job = launch.jobs.job[i];
-    const size_t wires = HasWidths(launch.up) ? job.ranks : 0;
-    floats += (wires + (HasWidths(launch.down) ? 1 : 0)) * FloatsOf(job);
-  }
-  return floats;
+  const size_t wires = HasWidths(launch.up) ? launch.ranks : 0;
+  return (wires + (HasWidths(launch.down) ? 1 : 0)) * FloatsOf(launch);
 }
 
 // The floats, and the plans of one part behind them.
@@ -51,21 +46,18 @@ class ReduceParts {
   template <typename Decode>
   void DecodeWires(Decode& decode) {
     DecodeLaunch wires = NewDecode(sum_.up, DType::kF32);
-    for (uint32_t i = 0; i < sum_.jobs.count; ++i) {
-      ReduceJob& job = sum_.jobs.job[i];
-      for (uint32_t rank = 0; rank < job.ranks; ++rank) {
-        const uint8_t*& wire = sum_.wires[job.first_wire + rank];
-        if (wire == nullptr) continue;
-        if (wires.jobs.count == kMaxJobs) {
-          decode(wires);
-          wires = NewDecode(sum_.up, DType::kF32);
-        }
-        float* const values = Take(job);
-        AddDecode({const_cast<uint8_t*>(wire), job.up_codes_at, 0}, FloatsAt(values), job, &wires);
-        wire = reinterpret_cast<const uint8_t*>(values);
+    for (uint32_t rank = 0; rank < sum_.ranks; ++rank) {
+      const uint8_t*& wire = sum_.wires[rank];
+      if (wire == nullptr) continue;
+      if (wires.jobs.count == kMaxJobs) {
+        decode(wires);
+        wires = NewDecode(sum_.up, DType::kF32);
       }
-      job.up_codes_at = 0;
+      float* const values = Take();
+      AddDecode({const_cast<uint8_t*>(wire), sum_.up_codes_at, 0}, FloatsAt(values), &wires);
+      wire = reinterpret_cast<const uint8_t*>(values);
     }
+    sum_.up_codes_at = 0;
     if (wires.jobs.count > 0) decode(wires);
     sum_.up = Fp32();
   }
@@ -80,23 +72,19 @@ class ReduceParts {
     result.encode.codec = sum_.down;
     result.encode.dtype = DType::kF32;
     result.encode.room = plans_;
-    result.encode.jobs.tiles = sum_.jobs.tiles;
-    result.encode.jobs.count = sum_.jobs.count;
-    for (uint32_t i = 0; i < sum_.jobs.count; ++i) {
-      ReduceJob& job = sum_.jobs.job[i];
-      float* const mean = Take(job);
-      result.encode.jobs.job[i] = {.gradient = FloatsAt(mean),
-                                   .velocity = {},
-                                   .residual = job.residual,
-                                   .wire = job.wire_out,
-                                   .numel = job.numel,
-                                   .draws = job.draws,
-                                   .beta = 0.0f,
-                                   .first_tile = job.first_tile};
-      AddDecode(job.wire_out, job.out, job, &result.decode);
-      job.wire_out = {reinterpret_cast<uint8_t*>(mean), 0, FloatsOf(job) * sizeof(float)};
-      job.residual.data = nullptr;
-    }
+    result.encode.jobs.tiles = sum_.tiles;
+    result.encode.jobs.count = 1;
+    float* const mean = Take();
+    result.encode.jobs.job[0] = {.gradient = FloatsAt(mean),
+                                 .velocity = {},
+                                 .residual = sum_.residual,
+                                 .wire = sum_.wire_out,
+                                 .numel = sum_.numel,
+                                 .beta = 0.0f,
+                                 .first_tile = 0};
+    AddDecode(sum_.wire_out, sum_.out, &result.decode);
+    sum_.wire_out = {reinterpret_cast<uint8_t*>(mean), 0, FloatsOf(sum_) * sizeof(float)};
+    sum_.residual.data = nullptr;
     sum_.down = Fp32();
     return result;
   }
@@ -111,15 +99,14 @@ class ReduceParts {
     launch.room = plans_;
     return launch;
   }
-  static void AddDecode(const Wire& wire, const Elements& out, const ReduceJob& job,
-                        DecodeLaunch* launch) {
+  void AddDecode(const Wire& wire, const Elements& out, DecodeLaunch* launch) const {
     launch->jobs.job[launch->jobs.count++] = {
-        .wire = wire, .out = out, .numel = job.numel, .first_tile = launch->jobs.tiles};
-    launch->jobs.tiles += static_cast<uint32_t>((job.numel + kTile - 1) / kTile);
+        .wire = wire, .out = out, .numel = sum_.numel, .first_tile = launch->jobs.tiles};
+    launch->jobs.tiles += sum_.tiles;
   }
-  float* Take(const ReduceJob& job) {
+  float* Take() {
     float* const taken = floats_;
-    floats_ += FloatsOf(job);
+    floats_ += FloatsOf(sum_);
     return taken;
   }
 

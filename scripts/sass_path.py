@@ -6,17 +6,13 @@ from __future__ import annotations
 import re
 
 LONGEST_PATH = 20000
-PHILOX = "-0x2daee0ad"  # its multiplier 0xD2511F53
 Code = list[tuple[int, str]]  # address and text of each instruction
 
 
-def jumps(code: Code, begin: int, end: int, stochastic: bool = False) -> bool:
+def jumps(code: Code, begin: int, end: int) -> bool:
     """Whether the path takes a conditional branch at index `begin` to index `end`."""
     if end <= begin:
         return False  # loops over jobs and rests run once
-    for_draws = needs_draws([text for _, text in code[begin + 1 : end]])
-    if for_draws is not None:
-        return not stochastic
     skipped = straight(code[begin + 1 : end])
     ahead: list[str] = []
     for _, text in code[end : end + 6]:
@@ -34,14 +30,6 @@ def jumps(code: Code, begin: int, end: int, stochastic: bool = False) -> bool:
     all_skipped = [text for _, text in code[begin + 1 : end]]
     not_needed = adds_products(all_skipped) or pads(all_skipped)
     return aligned or to_nearest or repairs_nans or slow_division or large_blocks or not_needed
-
-
-def needs_draws(texts: list[str]) -> bool | None:
-    """True if nothing but stochastic rounding has a use for this code; None: it is not of its."""
-    makes = any(PHILOX in text for text in texts) and not any("BAR." in text for text in texts)
-    rounds = any("F2I.FLOOR" in text for text in texts)
-    nearest = any(re.search(r"F2I\.NTZ", text) for text in texts)
-    return True if (makes or rounds) and not nearest else None
 
 
 def adds_products(texts: list[str]) -> bool:
@@ -77,7 +65,7 @@ def has_loop_of_maxima(code: Code) -> bool:
     return False
 
 
-def path_length(code: Code, stochastic: bool = False) -> int:
+def path_length(code: Code) -> int:
     index = {address: i for i, (address, _) in enumerate(code)}
     at = count = 0
     while at < len(code) and count < LONGEST_PATH:
@@ -91,7 +79,7 @@ def path_length(code: Code, stochastic: bool = False) -> int:
             if end == at:  # the trap behind the end
                 break
             conditional = predicate or re.match(r"BRA\S*\s+!?U?P\d", body)
-            at = end if not conditional or jumps(code, at, end, stochastic) else at + 1
+            at = end if not conditional or jumps(code, at, end) else at + 1
         else:
             at += 1
     return count

@@ -6,8 +6,8 @@ Prints the tables; with --check says which rows have got worse, exit 1. cuobjdum
 those of PATH, or of the wheels nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
 
 A thread has 16 elements of a tile. `path` counts the instructions that it executes for those of a
-full, aligned tile of finite values, in blocks of 256, in the only job of a launch, rounded to
-nearest if the row does not say otherwise, with feedback and without momentum (sass_path.py). Of a
+full, aligned tile of finite values, in blocks of 256, in the only job of a launch, with
+feedback and without momentum (sass_path.py). Of a
 reduction, whose loop over ranks holds a switch over codecs, and of topk, whose way goes by the
 values, only the size is counted.
 `issue` is the share of a multiprocessor's four schedulers that `path` takes while memory runs at
@@ -138,10 +138,6 @@ def rows_of(library: pathlib.Path) -> list[Row]:
             continue
         walked = 0 if re.search("(Reduce|Plan)Kernel|Entries", name) else path_length(code)
         rows.append(Row(row_name(name), walked, len(code), registers[name]))
-        if walked and any("F2I.FLOOR" in text for _, text in code):
-            at_random = row_name(name) + (",:"[":" not in row_name(name)]) + "rounding=stochastic"
-            walked = path_length(code, stochastic=True)
-            rows.append(Row(at_random, walked, len(code), registers[name]))
     return sorted(rows, key=lambda row: row.name)
 
 

@@ -32,15 +32,13 @@ absl::Status ReadSeconds(const char* name, const std::string& text,
   return absl::OkStatus();
 }
 
-// NCCL carries codes of elements or blocks, so that an exchange is the two hops of
+// The shim carries codes of elements or blocks, so that an exchange is the two hops of
 // nccl_reducer.h.
-bool IsCarried(const CodecTraits& codec) {
-  return codec.has_kernels && !codec.entries() && !codec.widths();
-}
+bool IsCarried(const CodecTraits& codec) { return !codec.entries() && !codec.widths(); }
 
 // The shim owns no momentum, so what diverges without one is refused.
 absl::Status CheckCodec(const CodecPair& codec) {
-  if (!IsCarried(codec.up.traits()) || !IsCarried(codec.down.traits())) {
+  if (!codec.has_kernels() || !IsCarried(codec.up.traits()) || !IsCarried(codec.down.traits())) {
     return absl::UnimplementedError(
         absl::StrCat("THINWIRE_NCCL_CODEC is '", codec.ToString(),
                      "', which the shim does not carry; take int8 or int4"));

@@ -99,9 +99,10 @@ size_t OutputNumel(Collective collective, size_t numel, int size) {
 absl::Status CheckKernels(const Options& options, int size, const Device& device) {
   for (const CodecPair& codec : options.codecs) {
     if (codec.has_kernels()) continue;
-    return absl::UnimplementedError(
-        absl::StrCat(std::string(codec.up.traits().name), " has no kernels for ", device.name(),
-                     " yet; take onebit or int4 there, or reduce such tensors on the host"));
+    return absl::UnimplementedError(absl::StrCat(
+        codec.ToString(), " has no kernels for ", device.name(),
+        "; take rounding=nearest there, or another codec such as int4, or reduce such ",
+        "tensors on the CPU, which also rounds stochastically"));
   }
   if (size <= static_cast<int>(kernels::kMaxWires)) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("a group on ", device.name(), " has at most ",

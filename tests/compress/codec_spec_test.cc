@@ -55,6 +55,9 @@ TEST(CodecPair, SaysThatDevicesRunIt) {
   for (const char* codec : {"topk", "adaptive", "onebit:down=int8", "int8:down=adaptive"}) {
     EXPECT_TRUE(CodecPair::Parse(codec)->has_kernels()) << codec;
   }
+  for (const char* codec : {"int8:rounding=stochastic", "int4:down=int8:rounding=stochastic"}) {
+    EXPECT_FALSE(CodecPair::Parse(codec)->has_kernels()) << codec;
+  }
 }
 
 TEST(CodecSpec, LosslessKeepsTheElements) {

@@ -74,33 +74,6 @@ TEST_P(CudaGraphOf, ReplaysWhatWasCaptured) {
   }
 }
 
-// The step is counted in the device's memory, by the graph itself.
-TEST_F(CudaGraph, EachReplayDrawsAsTheHostDoesForItsStep) {
-  const CodecSpec spec = *CodecSpec::Parse("int4:rounding=stochastic");
-  const size_t numel = 100001, bytes = EncodedBytes(spec, numel);
-  const std::vector<float> gradient = Values(numel, 3);
-  std::vector<uint8_t> wire(bytes);
-  const uint64_t begin = 0;
-  OnDevice g(*device_, *stream_, numel * 4, 0, gradient.data());
-  OnDevice w(*device_, *stream_, bytes), counter(*device_, *stream_, sizeof(begin), 0, &begin);
-
-  auto* const count = reinterpret_cast<uint64_t*>(counter.data());
-  EncodeExtras extras;
-  extras.draws = {.key = 5, .stream = 1000, .first = 256, .counter = count};
-  Capture([&] {
-    stream_->backend().Encode(spec, {g.data(), numel}, nullptr, w.data(), extras);
-    stream_->backend().CountUp(count);
-  });
-  std::vector<float> input = gradient;
-  for (uint64_t step = 0; step < 3; ++step) {
-    Replay();
-    EncodeExtras of_step;
-    of_step.draws = {.key = 5, .stream = 1000 + step, .first = 256};
-    ScalarBackend().Encode(spec, {input.data(), numel}, nullptr, wire.data(), of_step);
-    ASSERT_EQ(w.Read(), wire) << "step " << step;
-  }
-}
-
 // Which elements are sent, and how many reach the threshold, the host never hears.
 TEST_F(CudaGraph, TopKReplays) {
   const Backend& codecs = stream_->backend();

@@ -26,7 +26,6 @@ void KernelChecks::CheckEncode(const Encoding& c, const std::vector<float>& valu
   OnDevice wire = Put(std::vector<uint8_t>(bytes, 0xAA));  // padding must be written, too
 
   EncodeArgs on_device{.gradient = {g.data(), numel, c.dtype}, .wire = wire.data()};
-  on_device.extras.draws = {kSeed, numel, c.spec.block * (numel % 3)};
   EncodeArgs on_host = on_device;
   on_host.gradient.data = gradient.data();
   on_host.wire = expected.data();
@@ -102,7 +101,6 @@ void KernelChecks::CheckReduce(const CodecSpec& up, const CodecSpec& down, size_
   args.residual = residual.data();
   args.out = {out.data(), numel, dtype};
   args.wire_out = wire.data();
-  args.draws = {kSeed, numel, 0};
   ScalarBackend().Reduce(args);
   args.wires = device_wires;
   args.own = args.out = {device_own.data(), numel, dtype};  // in place, as the engine does

@@ -13,14 +13,11 @@ namespace thinwire {
 namespace {
 
 // Options that have code of their own.
-constexpr const char* kSpecs[] = {"int8:rounding=stochastic", "int4:hadamard=1,seed=7"};
-// A shard of blocks of 128 may begin within a group of draws.
+constexpr const char* kSpecs[] = {"int4:hadamard=1,seed=7"};
 constexpr const char* kOtherSpecs[] = {
-    "int4:rounding=stochastic", "int4:block=128",
-    "int8:block=512",           "onebit:block=128",
-    "onebit:block=1024",        "int4:block=4096",
-    "onebit:block=4096",        "adaptive:bits=0.5,seed=7",
-    "adaptive:bits=6,floor=2",  "int8:block=128,rounding=stochastic"};
+    "int4:block=128",    "int8:block=128",           "int8:block=512",
+    "onebit:block=128",  "onebit:block=1024",        "int4:block=4096",
+    "onebit:block=4096", "adaptive:bits=0.5,seed=7", "adaptive:bits=6,floor=2"};
 
 // All codecs with kernels but those of entries (entry_kernel_test.cc), and those options.
 std::vector<std::string> CodeSpecs() {

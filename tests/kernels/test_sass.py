@@ -56,16 +56,6 @@ def test_no_kernel_spills_on_any_architecture_of_the_build():
     assert sass_table.spills_of(usage) == []
 
 
-def test_draws_are_on_the_path_of_stochastic_rounding_only():
-    lines = [
-        "@!P0 BRA 0x30", "IMAD.WIDE.U32 R2, R2, -0x2daee0ad, RZ", "STS [R4], R2",
-        "@!P0 BRA 0x60", "F2I.FLOOR.NTZ R5, R5", "BRA 0x70", "F2I.NTZ R5, R5", "EXIT",
-    ]  # fmt: skip
-    code = [(16 * i, text) for i, text in enumerate(lines)]
-    assert sass_path.path_length(code) == 4
-    assert sass_path.path_length(code, stochastic=True) == 7
-
-
 def test_rows_are_kernels_of_f32():
     assert sass_table.row_name(ENCODE.format(dtype=0)) == "encode_ef Int8"
     assert sass_table.row_name(ENCODE.format(dtype=1)) == ""

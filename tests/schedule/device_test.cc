@@ -30,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(On, DeviceTest, testing::Values("host", "cuda"),
 
 TEST_P(DeviceTest, EveryCodecGivesTheHostsBits) {
   for (const char* codec :
-       {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic,down=int4",
+       {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:down=int4",
         "int4:block=1024,down=int8", "bf16:down=int8", "adaptive:bits=1,floor=1",
         "adaptive:down=int8", "int8:down=adaptive:bits=4"}) {
     for (const int world : {1, 2, 3}) {
@@ -41,7 +41,7 @@ TEST_P(DeviceTest, EveryCodecGivesTheHostsBits) {
 }
 
 TEST_P(DeviceTest, AGridGivesTheHostsBits) {
-  for (const char* codec : {"fp32", "int4", "int8:rounding=stochastic,down=int4"}) {
+  for (const char* codec : {"fp32", "int4", "int8:down=int4"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const int world : {4, 6}) {
         SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
@@ -120,7 +120,7 @@ TEST_P(DeviceTest, SmallTensorsGoRaw) {
 
 TEST_P(DeviceTest, MidSizeTensorsGoInOneHop) {
   for (const char* codec :
-       {"bf16", "int8:rounding=stochastic", "int4", "int4:hadamard=1", "onebit", "adaptive"}) {
+       {"bf16", "int8", "int4", "int4:hadamard=1", "onebit", "adaptive"}) {
     for (const int world : {2, 3}) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
       Options options = SmallChunks(codec);
@@ -189,6 +189,18 @@ TEST_P(DeviceTest, ManyTensorsAtOnce) {
              }
            },
            {device_, device_});
+}
+
+TEST_P(DeviceTest, StochasticRoundingIsRefusedWithWhatToTake) {
+  for (const char* codec : {"int8:rounding=stochastic", "int8:down=int4:rounding=stochastic"}) {
+    std::vector<Transport> transports = MakeInProcessTransports(2);
+    const absl::Status status =
+        Engine::Create(Settle(SmallChunks(codec), 2), std::move(transports[0]), device_).status();
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    for (const char* words : {codec, "rounding=nearest", "CPU"}) {
+      EXPECT_NE(status.message().find(words), absl::string_view::npos) << status;
+    }
+  }
 }
 
 TEST_P(DeviceTest, HostMemoryIsRefused) {
