@@ -159,9 +159,6 @@ class Backend {
   // into `out`. The sum starts as the first rank's value, in fp32.
   virtual void Reduce(const ReduceArgs& args) const = 0;
 
-  // Adds one to a counter of Draws, after the encodings before it.
-  virtual void CountUp(uint64_t* counter) const { ++*counter; }
-
   // On a device the two must not overlap, unless they are the same.
   virtual void Copy(void* to, const void* from, size_t bytes) const {
     if (bytes > 0 && to != from) std::memmove(to, from, bytes);

@@ -36,18 +36,7 @@ struct Draws {
   uint64_t key = 0;     // of seed, tensor, hop and rank
   uint64_t stream = 0;  // the step
   uint64_t first = 0;   // index of the first element, a multiple of the block
-  // Added to the stream when the encoding runs, and not when it is asked for; null: nothing. In the
-  // memory of whoever encodes. So one captured launch draws anew in each replay of its graph, if
-  // the graph counts up (Backend::CountUp).
-  const uint64_t* counter = nullptr;
 };
-
-// The draws of an encoding that runs now.
-THINWIRE_HD Draws DrawsNow(Draws draws) {
-  if (draws.counter != nullptr) draws.stream += *draws.counter;
-  draws.counter = nullptr;
-  return draws;
-}
 
 // Sixteen elements share a generator call: element e takes draw (e % 256) / 16 of the call with
 // counter e / 256 * 16 + e % 16. Draws are 16-bit windows of the four words, 8 bits apart and
@@ -63,7 +52,6 @@ THINWIRE_HD uint16_t DrawOf(const Draws& draws, uint64_t place) {
                static_cast<uint32_t>(draws.stream), static_cast<uint32_t>(draws.stream >> 32)}},
              draws.key);
   const uint32_t draw = static_cast<uint32_t>(e % kDrawGroup / kDrawLanes);
-  // An index known at run time only would put the words into a GPU's slow local memory.
   const uint32_t low = draw < 4 ? random.word[0] : random.word[1];
   const uint32_t high = draw < 12 ? random.word[2] : random.word[3];
   const uint64_t word = draw < 8 ? low : high;

@@ -20,7 +20,7 @@ struct Shard {
       : spec(shard_spec),
         traits(spec.traits()),
         layout(LayoutOf(spec, numel)),
-        draws(DrawsNow(shard_draws)) {
+        draws(shard_draws) {
     if (spec.hadamard || traits.widths()) TransformSigns(spec.seed, signs.data());
   }
 
