@@ -23,8 +23,8 @@ bool AllZero(std::span<const float> values) {
 void Backend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const {
   for (const EncodeArgs& shard : shards) {
     TensorView input = shard.gradient;
-    if (const EncodeMomentum& momentum = shard.momentum; momentum.velocity != nullptr) {
-      const std::span<float> own(momentum.room, input.numel);
+    if (const Momentum& momentum = shard.momentum; momentum.velocity != nullptr) {
+      const std::span<float> own(shard.room, input.numel);
       BeginMomentum(input, momentum.beta, {momentum.velocity, input.numel}, own);
       input = {own.data(), own.size()};
     }
@@ -45,19 +45,20 @@ void Backend::BeginMomentum(TensorView gradient, float beta, std::span<const flo
   Accumulate(gradient, beta, own);
 }
 
-void Backend::EndMomentum(const MomentumArgs& args) const {
-  const TensorView m{args.m.data(), args.m.size()};
-  if (args.nesterov) {
-    const std::span<float> g = args.spare.first(args.m.size());
-    Copy(g.data(), args.velocity.data(), args.velocity.size_bytes());
-    Accumulate(m, -args.beta, g);
-    CopyFinite(args.m, args.velocity);
-    Accumulate({g.data(), g.size()}, args.beta, args.m);
+void Backend::EndMomentum(const Momentum& momentum, std::span<float> m, std::span<float> spare,
+                          TensorView out) const {
+  const std::span<float> velocity(momentum.velocity, m.size());
+  if (momentum.nesterov) {
+    const std::span<float> g = spare.first(m.size());
+    Copy(g.data(), velocity.data(), velocity.size_bytes());
+    Accumulate({m.data(), m.size()}, -momentum.beta, g);
+    CopyFinite(m, velocity);
+    Accumulate({g.data(), g.size()}, momentum.beta, m);
   } else {
-    CopyFinite(args.m, args.velocity);
+    CopyFinite(m, velocity);
   }
   // fp32 to any dtype: an fp32 shard is the floats themselves.
-  Decode(LosslessSpec(DType::kF32), reinterpret_cast<const uint8_t*>(m.data), args.out);
+  Decode(LosslessSpec(DType::kF32), reinterpret_cast<const uint8_t*>(m.data()), out);
 }
 
 }  // namespace thinwire

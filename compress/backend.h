@@ -29,22 +29,13 @@ struct EncodeExtras {
   // topk: Backend::EntryScratchWords words to work in; empty: it allocates them, on the host.
   std::span<uint32_t> scratch;
   // topk with a residual: the local momentum u of DGC (Lin et al., arXiv 1712.01887, section 3.1,
-  // momentum correction; 3.2, factor masking): u = momentum * u + g, x = u + residual, and u = 0
-  // where an entry is sent (unless spec.masking is off). With Nesterov x = g + momentum * u +
-  // residual. Null: x = g + residual.
-  float* velocity = nullptr;  // numel floats
-  float momentum = 0.0f;
-  bool nesterov = false;
+  // momentum correction; 3.2, factor masking): u = beta * u + g, x = u + residual, and u = 0
+  // where an entry is sent (unless spec.masking is off). With Nesterov x = g + beta * u + residual.
+  // Without a velocity x = g + residual.
+  Momentum momentum = {};
 };
 
 size_t TopKScratchWords(const CodecSpec& spec, size_t numel);  // of the host
-
-// Momentum that the engine owns, of elements that are encoded; not for topk, which has its own.
-struct EncodeMomentum {
-  float beta = 0.0f;
-  const float* velocity = nullptr;  // numel floats; null: none
-  float* room = nullptr;            // numel floats that a backend may work in, of any content
-};
 
 // One of several shards that are encoded, or decoded, together.
 struct EncodeArgs {
@@ -52,7 +43,10 @@ struct EncodeArgs {
   float* residual = nullptr;
   uint8_t* wire = nullptr;
   EncodeExtras extras = {};
-  EncodeMomentum momentum = {};  // what BeginMomentum makes of the gradient is encoded in its place
+  // With a velocity, which is only read, the result of BeginMomentum is encoded in the gradient's
+  // place. Not for topk, whose momentum is its own: EncodeExtras::momentum.
+  Momentum momentum = {};
+  float* room = nullptr;  // with a momentum: numel floats that a backend may work in
 };
 
 struct DecodeArgs {
@@ -65,24 +59,14 @@ struct ReduceArgs {
   CodecSpec up;                           // codec of `wires`
   CodecSpec down;                         // codec of `wire_out`
   std::span<const uint8_t* const> wires;  // by rank, EncodedBytes(up, numel) each; null = own shard
-  // The owner's gradient, which enters the sum unquantised. Where no wire is null only its dtype and
-  // numel are read, and its data may be null: a reducer need not own a shard.
+  // The owner's gradient, which enters the sum unquantised. Where no wire is null only its dtype
+  // and numel are read, and its data may be null: a reducer need not own a shard.
   TensorView own;
-  float scale = 1.0f;                     // 1/n for the mean, 1 for the sum
+  float scale = 1.0f;           // 1/n for the mean, 1 for the sum
   float* residual = nullptr;    // numel floats of second-hop residual, updated; null = none
   TensorView out;               // the decoded result; may be `own`
   uint8_t* wire_out = nullptr;  // EncodedBytes(down, numel); null = not wanted (fp32 only)
   Draws draws = {};             // of the encoding
-};
-
-// The end of a step of momentum whose last value is `velocity`, once an exchange has made `m`.
-struct MomentumArgs {
-  float beta = 0.0f;
-  bool nesterov = false;
-  std::span<float> m;           // used up
-  std::span<float> velocity;    // becomes m, where that is finite
-  std::span<float> spare = {};  // with Nesterov as many floats, of any content
-  TensorView out = {};  // m; with Nesterov g + beta * m, where g = m - beta * the last value
 };
 
 // Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
@@ -144,11 +128,15 @@ class Backend {
   // not overlap.
   virtual void CopyFinite(std::span<const float> from, std::span<float> to) const = 0;
 
-  // Momentum that the engine owns: own = beta * velocity + gradient, rounded as in Accumulate; and
-  // what follows an exchange of that. On a device one pass each.
+  // Momentum that the engine owns: own = beta * velocity + gradient, rounded as in Accumulate. On a
+  // device one pass, as the end is.
   virtual void BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
                              std::span<float> own) const;
-  virtual void EndMomentum(const MomentumArgs& args) const;
+  // The end of a step, once an exchange has made the new `m`, which is used up: the velocity
+  // becomes m where that is finite, and `out` m; with Nesterov g + beta * m, where g = m - beta *
+  // the last velocity, and `spare` has as many floats as m, of any content.
+  virtual void EndMomentum(const Momentum& momentum, std::span<float> m, std::span<float> spare,
+                           TensorView out) const;
 
   // True if all of them are zero. `*known` remembers that they are, which spares the reading: it is
   // zero again whenever they may have changed. Null: nothing is known. False where looking would

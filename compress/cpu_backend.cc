@@ -34,7 +34,7 @@ struct Input {
   }
 
   const TensorView& gradient;
-  const EncodeMomentum momentum = {};
+  const Momentum momentum = {};
 };
 
 class CpuBackendImpl final : public Backend {
@@ -96,15 +96,14 @@ class CpuBackendImpl final : public Backend {
   }
 
   // Stage by stage, so that memory is read and written once for all passes.
-  void EndMomentum(const MomentumArgs& args) const override {
-    for (size_t begin = 0; begin < args.m.size(); begin += kStage) {
-      const size_t count = std::min(kStage, args.m.size() - begin);
-      MomentumArgs stage = args;
-      stage.m = args.m.subspan(begin, count);
-      stage.velocity = args.velocity.subspan(begin, count);
-      if (args.nesterov) stage.spare = args.spare.first(count);
-      stage.out = args.out.Slice(begin, count);
-      Backend::EndMomentum(stage);
+  void EndMomentum(const Momentum& momentum, std::span<float> m, std::span<float> spare,
+                   TensorView out) const override {
+    for (size_t begin = 0; begin < m.size(); begin += kStage) {
+      const size_t count = std::min(kStage, m.size() - begin);
+      Momentum stage = momentum;
+      stage.velocity += begin;
+      Backend::EndMomentum(stage, m.subspan(begin, count),
+                           momentum.nesterov ? spare.first(count) : spare, out.Slice(begin, count));
     }
   }
 

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "compress/philox.h"
+#include "compress/types.h"
 
 namespace thinwire::simd {
 
@@ -59,21 +60,15 @@ void FromBf16(const uint8_t* in, float* out, size_t n);
 void FromF16(const uint8_t* in, float* out, size_t n);
 void ToF16(const float* in, uint8_t* out, size_t n);
 
-// topk's pass over elements [begin, begin + n): what the DGC momentum and the residual make of g,
-// and which elements may be among the largest.
-struct Momentum {
-  float* u = nullptr;  // null: none
-  float beta = 0.0f;
-  bool nesterov = false;
-};
 // Magnitude keys.
 struct Thresholds {
   uint32_t low;   // from here on elements are candidates; at most kHugeBits
   uint32_t sure;  // from here on r is what sending x leaves
 };
-// Candidates are appended as index, from `begin` on, and bits; returns how many. Up to 16 words
-// behind the last one are overwritten. r = x, or x - bf16(x) of the sure ones; where x is not
-// finite r and u stay.
+// topk's pass over elements [begin, begin + n): what DGC's momentum and the residual make of g, and
+// which elements may be among the largest. Candidates are appended as index, from `begin` on, and
+// bits; returns how many. Up to 16 words behind the last one are overwritten. r = x, or x - bf16(x)
+// of the sure ones; where x is not finite r and the velocity stay.
 size_t AddAndScan(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
                   const Thresholds& keys, uint32_t* index, uint32_t* bits);
 // The same for keys of x in [low, highest], and nothing is changed.

@@ -67,7 +67,7 @@ HWY_NOINLINE size_t AddAndScanElements(const float* g, float* r, const Momentum&
   for (; i < end; ++i) {
     float gradient = Get<float>(g, i), speed = 0;
     if constexpr (kMomentum) {
-      speed = momentum.beta * Get<float>(momentum.u, i) + gradient;
+      speed = momentum.beta * Get<float>(momentum.velocity, i) + gradient;
       gradient = momentum.nesterov ? gradient + momentum.beta * speed : speed;
     }
     float x = Get<float>(r, i) + gradient;
@@ -75,7 +75,7 @@ HWY_NOINLINE size_t AddAndScanElements(const float* g, float* r, const Momentum&
     if (!StoresResidual(x)) continue;
     if (SelectionKey(x) >= keys.sure) x = x - thinwire::FromBf16(thinwire::ToBf16(x));
     Put(r, i, x);
-    if constexpr (kMomentum) Put(momentum.u, i, speed);
+    if constexpr (kMomentum) Put(momentum.velocity, i, speed);
   }
   return found.count;
 }
@@ -120,7 +120,7 @@ HWY_INLINE bool AddWord(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
     const size_t at = i + kLanes * t;
     x[t] = hn::LoadU(d, g + at);
     if constexpr (kMomentum) {
-      speed[t] = hn::Add(hn::Mul(beta, hn::LoadU(d, momentum.u + at)), x[t]);
+      speed[t] = hn::Add(hn::Mul(beta, hn::LoadU(d, momentum.velocity + at)), x[t]);
       x[t] = momentum.nesterov ? hn::Add(x[t], hn::Mul(beta, speed[t])) : speed[t];
     }
     x[t] = hn::Add(hn::LoadU(d, r + at), x[t]);
@@ -134,7 +134,7 @@ HWY_INLINE bool AddWord(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
 #pragma GCC unroll 16
   for (size_t t = 0; t < kWordVectors; ++t) {
     hn::StoreU(x[t], d, r + i + kLanes * t);
-    if constexpr (kMomentum) hn::StoreU(speed[t], d, momentum.u + i + kLanes * t);
+    if constexpr (kMomentum) hn::StoreU(speed[t], d, momentum.velocity + i + kLanes * t);
   }
   return true;
 }
@@ -170,7 +170,7 @@ HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRIC
     const size_t i = w * kWord;
     PrefetchBlock(g + i, kWord * sizeof(float));
     PrefetchBlock(r + i, kWord * sizeof(float));
-    if constexpr (kMomentum) PrefetchBlock(momentum.u + i, kWord * sizeof(float));
+    if constexpr (kMomentum) PrefetchBlock(momentum.velocity + i, kWord * sizeof(float));
     uint64_t marks = 0;
     if (HWY_LIKELY(AddWord<kMomentum>(g, r, momentum, below, i, &marks))) {
       found.AppendPlaces(marks, i);
@@ -187,8 +187,8 @@ HWY_INLINE size_t AddAndScanLoop(const float* HWY_RESTRICT g, float* HWY_RESTRIC
 size_t AddAndScanT(const float* g, float* r, const Momentum& momentum, size_t n, uint32_t begin,
                    const Thresholds& keys, uint32_t* index, uint32_t* bits) {
   const Found found{index, bits, begin};
-  return momentum.u != nullptr ? AddAndScanLoop<true>(g, r, momentum, n, keys, found)
-                               : AddAndScanLoop<false>(g, r, momentum, n, keys, found);
+  return momentum.velocity != nullptr ? AddAndScanLoop<true>(g, r, momentum, n, keys, found)
+                                      : AddAndScanLoop<false>(g, r, momentum, n, keys, found);
 }
 
 size_t ScanT(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t highest,

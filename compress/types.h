@@ -40,6 +40,17 @@ struct TensorView {
   }
 };
 
+// A momentum that the exchange owns, in place of the optimizer: the engine's, or topk's local one.
+struct Momentum {
+  float beta = 0.0f;
+  bool nesterov = false;      // as torch.optim.SGD's
+  float* velocity = nullptr;  // a float for each element; null: none, and beta is not read
+
+  Momentum From(size_t element) const {
+    return {beta, nesterov, velocity == nullptr ? nullptr : velocity + element};
+  }
+};
+
 using Bytes = std::span<const uint8_t>;
 using MutableBytes = std::span<uint8_t>;
 

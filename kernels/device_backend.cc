@@ -103,9 +103,9 @@ void DeviceBackend::EncodeEntries(const CodecSpec& spec, const EncodeArgs& shard
       .dtype = gradient.dtype,
       .gradient = ElementsOf(gradient),
       .residual = FloatsAt(shard.residual),
-      .velocity = FloatsAt(extras.velocity),
-      .momentum = extras.momentum,
-      .nesterov = extras.nesterov,
+      .velocity = FloatsAt(extras.momentum.velocity),
+      .momentum = extras.momentum.beta,
+      .nesterov = extras.momentum.nesterov,
       .masking = spec.masking,
       .wire = WireOf(spec, shard.wire, gradient.numel),
       .numel = gradient.numel,
@@ -209,20 +209,21 @@ void DeviceBackend::BeginMomentum(TensorView gradient, float beta, std::span<con
 }
 
 void DeviceBackend::CopyFinite(std::span<const float> from, std::span<float> to) const {
-  EndMomentum({.m = {const_cast<float*>(from.data()), from.size()}, .velocity = to});
+  EndMomentum({.velocity = to.data()}, {const_cast<float*>(from.data()), from.size()}, {}, {});
 }
 
 // Without an output it leaves m alone.
-void DeviceBackend::EndMomentum(const MomentumArgs& args) const {
-  if (args.m.empty()) return;
+void DeviceBackend::EndMomentum(const Momentum& momentum, std::span<float> m,
+                                std::span<float> /*spare*/, TensorView out) const {
+  if (m.empty()) return;
   kernels::MomentumLaunch launch{};
-  launch.dtype = args.out.dtype;
-  launch.beta = args.beta;
-  launch.nesterov = args.nesterov;
-  AddJob(&launch.jobs, kernels::MomentumJob{.m = FloatsAt(args.m.data()),
-                                            .velocity = FloatsAt(args.velocity.data()),
-                                            .out = ElementsOf(args.out),
-                                            .numel = args.m.size(),
+  launch.dtype = out.dtype;
+  launch.beta = momentum.beta;
+  launch.nesterov = momentum.nesterov;
+  AddJob(&launch.jobs, kernels::MomentumJob{.m = FloatsAt(m.data()),
+                                            .velocity = FloatsAt(momentum.velocity),
+                                            .out = ElementsOf(out),
+                                            .numel = m.size(),
                                             .first_tile = 0});
   report_(api_.end_momentum(ordinal_, &launch, stream_));
 }

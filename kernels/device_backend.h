@@ -37,7 +37,8 @@ class DeviceBackend final : public Backend {
   void CopyFinite(std::span<const float> from, std::span<float> to) const override;
   void BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
                      std::span<float> own) const override;
-  void EndMomentum(const MomentumArgs& args) const override;
+  void EndMomentum(const Momentum& momentum, std::span<float> m, std::span<float> spare,
+                   TensorView out) const override;
   bool AreZero(std::span<const std::span<const float>>, float*) const override { return false; }
   void Reduce(const ReduceArgs& args) const override;
   void Copy(void* to, const void* from, size_t bytes) const override;

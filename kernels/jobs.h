@@ -60,7 +60,7 @@ struct AccumulateJob {
   uint32_t first_tile;
 };
 
-// The end of a step of momentum, as MomentumArgs says.
+// The end of a step of momentum, as Backend::EndMomentum says.
 struct MomentumJob {
   Elements m, velocity;  // of floats
   Elements out;          // of the launch's dtype; data null: not wanted

@@ -20,7 +20,7 @@ AgreedOption Codecs(const std::vector<CodecPair>& codecs) {
   return {"codec", absl::StrJoin(specs, ";"), codecs.empty() ? "at least one" : ""};
 }
 
-AgreedOption Momentum(float beta) {
+AgreedOption MomentumBeta(float beta) {
   const bool good = beta >= 0.0f && beta < 1.0f;  // not so if it is NaN
   return {"momentum", absl::StrCat(beta), good ? "" : "0 to below 1"};
 }
@@ -44,7 +44,7 @@ AgreedOption ChunkBytes(const Options& options, int world) {
 
 std::vector<AgreedOption> ListAgreed(const Options& options, int world) {
   return {Codecs(options.codecs),
-          Momentum(options.momentum.beta),
+          MomentumBeta(options.momentum.beta),
           Any("nesterov", options.momentum.nesterov),
           Named("policy", options.policy),
           Bounded("lanes", options.lanes, 1, 64),

@@ -69,18 +69,13 @@ constexpr std::string_view Name(TransportKind kind) {
   return "unknown transport";
 }
 
-// Momentum that the engine owns, where feedback on the bare gradient would diverge: see
-// schedule/collective/momentum.h. A beta of 0 means none.
-struct MomentumOptions {
-  float beta = 0.0f;
-  bool nesterov = false;
-};
-
 // Options that all ranks must hold alike; the handshake compares them.
 struct Agreed {
   // A segment of a request names its codec by index; a request without segments uses the first.
   std::vector<CodecPair> codecs = {CodecPair{}};
-  MomentumOptions momentum;
+  // Momentum that the engine owns, where feedback on the bare gradient would diverge: see
+  // schedule/collective/momentum.h. A beta of 0 means none; the velocity is each tensor's own.
+  Momentum momentum;
   Policy policy = Policy::kWfbp;
   int lanes = 4;                         // announced chunks in flight
   size_t chunk_bytes = size_t{4} << 20;  // of fp32 input; rounded down to whole blocks

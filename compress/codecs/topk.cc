@@ -130,12 +130,13 @@ void ForEachEntry(const CodecSpec& spec, const uint8_t* wire, size_t numel, Visi
 void EncodeReference(const CodecSpec& spec, const TensorView& gradient, float* residual,
                      uint8_t* wire, const EncodeExtras& extras) {
   const size_t numel = gradient.numel;
+  const auto& momentum = extras.momentum;
   std::vector<float> x(numel), u(numel);
   for (size_t i = 0; i < numel; ++i) {
     x[i] = Load(gradient, i);
-    if (extras.velocity != nullptr) {
-      u[i] = extras.momentum * Get<float>(extras.velocity, i) + x[i];
-      x[i] = extras.nesterov ? x[i] + extras.momentum * u[i] : u[i];
+    if (momentum.velocity != nullptr) {
+      u[i] = momentum.beta * Get<float>(momentum.velocity, i) + x[i];
+      x[i] = momentum.nesterov ? x[i] + momentum.beta * u[i] : u[i];
     }
     if (residual != nullptr) x[i] = Get<float>(residual, i) + x[i];
   }
@@ -149,7 +150,7 @@ void EncodeReference(const CodecSpec& spec, const TensorView& gradient, float* r
     for (size_t i = 0; i < numel; ++i) {
       if (!StoresResidual(x[i])) continue;
       Put(residual, i, x[i]);
-      if (extras.velocity != nullptr) Put(extras.velocity, i, u[i]);
+      if (momentum.velocity != nullptr) Put(momentum.velocity, i, u[i]);
     }
   }
   const ShardLayout layout = LayoutOf(spec, numel);
@@ -162,7 +163,7 @@ void EncodeReference(const CodecSpec& spec, const TensorView& gradient, float* r
     Put(wire, i / kSubBlock, Get<uint32_t>(wire, i / kSubBlock) + 1);
     if (residual == nullptr || !StoresResidual(x[i])) continue;
     Put(residual, i, x[i] - EntryValue(entry));
-    if (extras.velocity != nullptr && spec.masking) Put(extras.velocity, i, 0.0f);
+    if (momentum.velocity != nullptr && spec.masking) Put(momentum.velocity, i, 0.0f);
   }
 }
 

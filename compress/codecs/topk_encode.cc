@@ -37,13 +37,12 @@ class Encoder {
       : gradient_(gradient),
         residual_(residual),
         extras_(extras),
-        masks_(extras.velocity != nullptr && spec.masking),
+        masks_(extras.momentum.velocity != nullptr && spec.masking),
         k_(EntryCount(spec.density_ppm, gradient.numel)),
         own_scratch_(extras.scratch.empty() ? TopKScratchWords(spec, gradient.numel) : 0),
         candidates_(extras.scratch.empty() ? std::span(own_scratch_) : extras.scratch, k_,
-                    gradient.numel) {
-    momentum_ = {extras.velocity, extras.momentum, extras.nesterov};
-  }
+                    gradient.numel),
+        momentum_(extras.momentum) {}
 
   // Puts right the residuals of candidates that are not sent after all.
   auto Restore() {
@@ -91,7 +90,7 @@ class Encoder {
       float x;
       ToFloats(gradient_.Slice(at, 1), &x);
       if (residual_ != nullptr) x += Get<float>(residual_, at);
-      if (momentum_.u != nullptr) x += momentum_.beta * Get<float>(momentum_.u, at);
+      if (momentum_.velocity != nullptr) x += momentum_.beta * Get<float>(momentum_.velocity, at);
       sample[i] = BitsOf(x);
     }
     const double expected =
@@ -113,12 +112,11 @@ class Encoder {
         candidates_.Grow(simd::Scan(g, n, at, low, kAllKeys, index, bits));
         return;
       }
-      simd::Momentum momentum = momentum_;
-      if (momentum.u != nullptr) momentum.u += begin;
       // Elements that are not finite must be seen, since they leave their residual alone;
       // those that are not among the largest are dropped again.
       const simd::Thresholds keys{std::min(low, kHugeBits), std::max(low, sure_)};
-      candidates_.Grow(simd::AddAndScan(g, residual_ + begin, momentum, n, at, keys, index, bits));
+      candidates_.Grow(
+          simd::AddAndScan(g, residual_ + begin, momentum_.From(begin), n, at, keys, index, bits));
     });
   }
 
@@ -156,7 +154,7 @@ class Encoder {
 
   void MaskMomentum() {
     for (size_t i = 0; i < k_; ++i) {
-      if (StoresResidual(candidates_.value(i))) Put(momentum_.u, candidates_.index(i), 0.0f);
+      if (StoresResidual(candidates_.value(i))) Put(momentum_.velocity, candidates_.index(i), 0.0f);
     }
   }
 
@@ -167,7 +165,7 @@ class Encoder {
   const size_t k_;
   std::vector<uint32_t> own_scratch_;
   Candidates candidates_;
-  simd::Momentum momentum_;
+  const Momentum momentum_;
   uint32_t border_guess_ = 0;
   uint32_t sure_ = kAllKeys + 1;  // keys from here on are written as sent
 };

@@ -35,8 +35,7 @@ struct ChunkJob {
   // One float an element of the whole bucket in the partition's order, as ErrorFeedback::Bind lays
   // them out; null means none.
   float* residual = nullptr;
-  float* velocity = nullptr;  // dense: the global momentum; topk: the local one
-  MomentumOptions momentum;
+  Momentum momentum;              // dense: the global one, equal on all ranks; topk: the local one
   UndoLog* undo = nullptr;        // where what is kept goes before it is changed; null: nowhere
   std::span<const Range> absent;  // of the bucket in the partition's order: absence.h
   float scale = 1.0f;             // 1/n for the mean, 1 for the sum; else 1/divisor

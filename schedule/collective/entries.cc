@@ -34,10 +34,7 @@ class EntriesRun final : public HopRun {
     EncodeExtras extras;
     extras.threshold = job_.carried;
     extras.scratch = words_;
-    extras.velocity =
-        job_.velocity == nullptr ? nullptr : job_.velocity + job_.chunk->elements.begin;
-    extras.momentum = job_.momentum.beta;
-    extras.nesterov = job_.momentum.nesterov;
+    extras.momentum = job_.momentum.From(job_.chunk->elements.begin);
     operands_.Load();
     bench_.backend.Encode(job_.codec.up, operands_.input(), operands_.residual(),
                           wires_[me_].data(), extras);

@@ -26,7 +26,7 @@ absl::StatusOr<const Hop*> HopRun::Advance() {
     if (!bench_.scratch.status().ok()) return bench_.scratch.status();
     for (const Range& kept : Kept()) {
       if (job_.undo == nullptr) break;
-      job_.undo->Save(bench_.backend, kept, job_.residual, job_.velocity);
+      job_.undo->Save(bench_.backend, kept, job_.residual, job_.momentum.velocity);
     }
   }
   is_due_ = false;

@@ -23,8 +23,8 @@ class HopRun : public ChunkRun {
   // Phase 0, 1, and so on. A phase that a hop follows ends in Exchange; one that does not is the
   // last.
   virtual absl::Status Work(int phase) = 0;
-  // The ranges of job.residual and job.velocity that the run changes. They are saved before phase
-  // 0.
+  // The ranges of job.residual and job.momentum.velocity that the run changes. They are saved
+  // before phase 0.
   virtual std::span<const Range> Kept() const { return {&job_.chunk->elements, 1}; }
 
   // The next hop: send[r] goes to rank r, and recv[r] comes from it. `next`: where the hop after it

@@ -15,15 +15,13 @@ namespace thinwire {
 // gradient was not, the last one stays. All ranks decode the same m, so all decide alike.
 class MomentumStep {
  public:
-  // `scratch`: ScratchFloats(...) floats that stay untouched until After.
-  MomentumStep(const MomentumOptions& options, std::span<float> velocity, std::span<float> scratch)
-      : options_(options),
-        velocity_(velocity),
-        reduced_(scratch.first(velocity.size())),
-        spare_(scratch.subspan(velocity.size())) {}
+  // The momentum's velocity has `numel` floats. `scratch`: ScratchFloats(...) floats that stay
+  // untouched until After.
+  MomentumStep(const Momentum& momentum, size_t numel, std::span<float> scratch)
+      : momentum_(momentum), reduced_(scratch.first(numel)), spare_(scratch.subspan(numel)) {}
 
-  static size_t ScratchFloats(const MomentumOptions& options, size_t numel) {
-    return options.nesterov ? 2 * numel : numel;
+  static size_t ScratchFloats(const Momentum& momentum, size_t numel) {
+    return momentum.nesterov ? 2 * numel : numel;
   }
 
   // The allreduce takes m_own from here, after Before. It may leave the new m there.
@@ -33,15 +31,16 @@ class MomentumStep {
   void Before(const Backend& backend, TensorView gradient, size_t offset);
   // In place of Before, where the allreduce only encodes the elements from `offset` on: one pass
   // over them less, on a device.
-  EncodeMomentum InEncoding(size_t offset) const {
-    return {options_.beta, velocity_.data() + offset, reduced_.data() + offset};
+  void InEncoding(size_t offset, EncodeArgs* encoding) const {
+    encoding->momentum = momentum_.From(offset);
+    encoding->room = reduced_.data() + offset;
   }
   // `m`: the new m of elements [offset, offset + m.numel), which may lie in `output` already.
   void After(const Backend& backend, TensorView m, TensorView output, size_t offset);
 
  private:
-  const MomentumOptions options_;
-  const std::span<float> velocity_, reduced_;
+  const Momentum momentum_;
+  const std::span<float> reduced_;
   const std::span<float> spare_;  // with Nesterov
 };
 

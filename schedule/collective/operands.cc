@@ -5,12 +5,12 @@ namespace thinwire {
 Operands::Operands(const ChunkJob& job, const Bench& bench)
     : job_(job), bench_(bench), numel_(job.chunk->numel()) {
   const size_t begin = job.chunk->elements.begin;
-  const bool own_momentum = job.velocity != nullptr && !job.chunk->algorithm->owns_momentum();
+  const bool own_momentum =
+      job.momentum.velocity != nullptr && !job.chunk->algorithm->owns_momentum();
   if (job.residual != nullptr) residual_ = job.residual + begin;
   if (own_momentum) {
-    const std::span<float> m(job.velocity + begin, numel_);
     const size_t floats = MomentumStep::ScratchFloats(job.momentum, numel_);
-    momentum_.emplace(job.momentum, m, bench.scratch.TakeOf<float>(floats));
+    momentum_.emplace(job.momentum.From(begin), numel_, bench.scratch.TakeOf<float>(floats));
     input_ = output_ = {momentum_->reduced().data(), numel_};
     // The new m is the result itself.
     if (is_whole() && job.output.dtype == DType::kF32 && !job.momentum.nesterov) {
@@ -38,7 +38,8 @@ void Operands::FindAbsent() {
     absence_.Add(ranges, {kept + chunk.elements.begin, numel_}, bench_.scratch);
   };
   if (job_.residual != nullptr) add(job_.residual);
-  if (job_.velocity != nullptr && !momentum_.has_value()) add(job_.velocity);
+  float* const velocity = job_.momentum.velocity;
+  if (velocity != nullptr && !momentum_.has_value()) add(velocity);
 }
 
 template <typename Visit>
@@ -73,7 +74,7 @@ EncodeArgs Operands::Encoding(Range elements) const {
   const bool is_loaded = loaded_.begin <= begin && elements.end <= loaded_.end;
   if (momentum_.has_value() && !is_loaded) {
     encoding.gradient = job_.input.Slice(job_.chunk->pieces[0].begin + begin, numel);
-    encoding.momentum = momentum_->InEncoding(begin);
+    momentum_->InEncoding(begin, &encoding);
   }
   return encoding;
 }

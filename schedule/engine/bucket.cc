@@ -125,8 +125,8 @@ ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const Kept& kept,
   job.codec = codec;
   job.chunk = &chunk;
   job.residual = feedback ? kept.residual : nullptr;
-  job.velocity = kept.momentum;
   job.momentum = options.momentum;
+  job.momentum.velocity = kept.momentum;
   job.scale = scale_;
   job.carried = kept.carried == nullptr ? nullptr : kept.carried + number;
   job.tensor = report_.key;

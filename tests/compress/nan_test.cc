@@ -159,8 +159,7 @@ TEST_P(NanTest, TopKSendsThem) {
   std::vector<float> residual = Residuals(kNumel, 4), velocity = Residuals(kNumel, 5);
   const std::vector<float> residual_before = residual, velocity_before = velocity;
   EncodeExtras extras;
-  extras.velocity = velocity.data();
-  extras.momentum = 0.9f;
+  extras.momentum = {.beta = 0.9f, .velocity = velocity.data()};
   std::vector<uint8_t> fed(EncodedBytes(spec, kNumel));
   backend_->Encode(spec, View(nans_), residual.data(), fed.data(), extras);
   for (const auto& wire : {Encode(*backend_, spec, View(nans_)), fed}) {

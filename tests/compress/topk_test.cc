@@ -38,8 +38,8 @@ Result Encode(const Backend& backend, const CodecSpec& spec, std::vector<float> 
   state.wire.assign(EncodedBytes(spec, g.size()), 0xAA);
   EncodeExtras extras;
   extras.threshold = threshold;
-  extras.momentum = 0.9f;
-  extras.velocity = state.velocity.empty() ? nullptr : state.velocity.data();
+  extras.momentum.beta = 0.9f;
+  extras.momentum.velocity = state.velocity.empty() ? nullptr : state.velocity.data();
   backend.Encode(spec, {g.data(), g.size()},
                  state.residual.empty() ? nullptr : state.residual.data(), state.wire.data(),
                  extras);

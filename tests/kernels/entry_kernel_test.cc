@@ -59,16 +59,15 @@ float EntryKernelTest::CheckEncode(const EntryEncoding& c, const std::vector<flo
   OnDevice scratch = Put(std::vector<uint8_t>(words * sizeof(uint32_t), 0xAA));
 
   EncodeExtras extras;
-  extras.momentum = 0.9f;
-  extras.nesterov = c.nesterov;
+  extras.momentum = {.beta = 0.9f, .nesterov = c.nesterov};
   extras.threshold = t.floats();
   extras.scratch = {reinterpret_cast<uint32_t*>(scratch.data()), words};
-  if (c.momentum) extras.velocity = u.floats();
+  if (c.momentum) extras.momentum.velocity = u.floats();
   backend().Encode(c.spec, {g.data(), numel, c.dtype}, c.feedback ? r.floats() : nullptr,
                    wire.data(), extras);
   extras.threshold = nullptr;
   extras.scratch = {};
-  if (c.momentum) extras.velocity = velocity.data();
+  if (c.momentum) extras.momentum.velocity = velocity.data();
   std::vector<uint8_t> expected(bytes);
   ScalarBackend().Encode(c.spec, {gradient.data(), numel, c.dtype},
                          c.feedback ? residual.data() : nullptr, expected.data(), extras);

@@ -17,7 +17,7 @@ void KernelChecks::CheckEncode(const Encoding& c, const std::vector<float>& valu
                (c.momentum ? ", momentum" : ""));
   std::vector<uint8_t> gradient = Stored(values, c.dtype);
   std::vector<float> residual = Residuals(numel, numel), room(numel);
-  const std::vector<float> velocity = Residuals(numel, numel + 1);
+  std::vector<float> velocity = Residuals(numel, numel + 1);
   const size_t bytes = EncodedBytes(c.spec, numel);
   std::vector<uint8_t> expected(bytes);
   OnDevice g = Put(gradient, c.skew * SizeOf(c.dtype));
@@ -35,7 +35,8 @@ void KernelChecks::CheckEncode(const Encoding& c, const std::vector<float>& valu
   }
   if (c.momentum) {
     on_device.momentum = {.beta = 0.9f, .velocity = v.floats()};  // it needs no room
-    on_host.momentum = {.beta = 0.9f, .velocity = velocity.data(), .room = room.data()};
+    on_host.momentum = {.beta = 0.9f, .velocity = velocity.data()};
+    on_host.room = room.data();
   }
   backend().EncodeAll(c.spec, {&on_device, 1});
   ScalarBackend().EncodeAll(c.spec, {&on_host, 1});

@@ -193,17 +193,10 @@ TEST_P(KernelTest, MomentumAroundAnExchange) {
                                 {x.floats(), numel});
         ScalarBackend().BeginMomentum({gradient.data(), numel, dtype}, 0.9f, velocity, own);
         EXPECT_EQ(x.Read(), BytesOf(own));
-        backend().EndMomentum({.beta = 0.9f,
-                               .nesterov = nesterov,
-                               .m = {n.floats(), numel},
-                               .velocity = {v.floats(), numel},
-                               .out = {o.data(), numel, dtype}});
-        ScalarBackend().EndMomentum({.beta = 0.9f,
-                                     .nesterov = nesterov,
-                                     .m = m,
-                                     .velocity = velocity,
-                                     .spare = spare,
-                                     .out = {out.data(), numel, dtype}});
+        backend().EndMomentum({0.9f, nesterov, v.floats()}, {n.floats(), numel}, {},
+                              {o.data(), numel, dtype});
+        ScalarBackend().EndMomentum({0.9f, nesterov, velocity.data()}, m, spare,
+                                    {out.data(), numel, dtype});
         EXPECT_EQ(o.Read(), out);
         EXPECT_EQ(v.Read(), BytesOf(velocity)) << "velocity";
       }

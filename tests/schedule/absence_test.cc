@@ -225,13 +225,15 @@ TEST(Divisor, ThatCanBeNoneIsRefusedBeforeAnythingIsSent) {
   };
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float divisor : {-1.0f, infinity, infinity - infinity, 1e-40f}) {
-    refused(SmallChunks("int4"), {.key = "g", .divisor = divisor});
+    refused(SmallChunks("int4"), {.input = {}, .output = {}, .key = "g", .divisor = divisor});
   }
-  refused(SmallChunks("int4"), {.key = "g", .op = Op::kSum, .divisor = 2.0f});
-  refused(SmallChunks("int4"), {.collective = Collective::kAllGather, .divisor = 2.0f});
+  refused(SmallChunks("int4"),
+          {.input = {}, .output = {}, .key = "g", .op = Op::kSum, .divisor = 2.0f});
+  refused(SmallChunks("int4"),
+          {.input = {}, .output = {}, .collective = Collective::kAllGather, .divisor = 2.0f});
   Options momentum = SmallChunks("int4");
   momentum.momentum.beta = 0.9f;
-  refused(momentum, {.key = "g", .divisor = 2.0f});
+  refused(momentum, {.input = {}, .output = {}, .key = "g", .divisor = 2.0f});
 }
 
 TEST(Absence, OverlapLeavesTheOwnShardOut) {

@@ -173,9 +173,8 @@ class ReferenceAllReduce {
     std::vector<uint8_t> wire(EncodedBytes(spec, numel));
     for (int r = 0; r < world_; ++r) {
       EncodeExtras extras;
-      extras.momentum = options_.momentum.beta;
-      extras.nesterov = options_.momentum.nesterov;
-      if (extras.momentum != 0.0f) extras.velocity = velocities_[r].data() + begin;
+      extras.momentum = options_.momentum;
+      if (extras.momentum.beta != 0.0f) extras.momentum.velocity = velocities_[r].data() + begin;
       ScalarBackend().Encode(spec, {gradients[r].data() + begin, numel},
                              residuals_[r].data() + begin, wire.data(), extras);
       ScalarBackend().AddEntries(spec, wire.data(), scale, {result.data() + begin, numel});
