@@ -157,9 +157,13 @@ TEST_F(NcclPaceTest, AnExchangeLeavesRoomForAnotherLibrarys) {
     std::array<std::vector<uint8_t>, 4> in;
     std::array<Planes, 2> both = {connect(kOthers), connect(fits ? 4 : kOthers)};
     Exchanges exchanges;
-    for (const auto& [rank, whose] : {std::pair(0, 0), {0, 1}, {1, 1}, {1, 0}}) {
+    int running = Fake().running;
+    for (const auto& [rank, whose] : {std::pair(0, 0), {1, 1}, {0, 1}, {1, 0}}) {
       in[2 * rank + whose].resize(64);
       exchanges.push_back(StartOn(*both[whose][rank], out, in[2 * rank + whose]));
+      if (rank != whose) continue;
+      // Its peer has not begun, so it occupies its device from here on.
+      for (++running; Fake().running < running;) std::this_thread::sleep_for(milliseconds(1));
     }
     ExpectEnd(exchanges);
     if (!fits) {

@@ -55,11 +55,13 @@ class Ctas {
       if (!fits()) return false;
     }
     taken += kernel.ctas;
+    ++fake.running;
     return true;
   }
   void Return(const Kernel& kernel) {
     const absl::MutexLock lock(&mu_);
     taken_[kernel.rank] -= kernel.ctas;
+    --FakeControls().running;
     changed_.SignalAll();
   }
 

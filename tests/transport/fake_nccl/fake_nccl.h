@@ -46,8 +46,8 @@ struct FakeNccl {
   std::atomic<int> made{0}, destroyed{0}, aborted{0};
   // Issued, of all ranks: groups, those with gathers, those with reductions.
   std::atomic<int> groups{0}, gathers{0}, reductions{0};
-  std::atomic<int> waiting_for_ctas{0};  // kernels, now
-  std::atomic<int> newest_ctas{0};       // of the communicator that was made last
+  std::atomic<int> waiting_for_ctas{0}, running{0};  // kernels, now
+  std::atomic<int> newest_ctas{0};                   // of the communicator that was made last
   // Of those groups, the ones that moved blocks of registered memory only.
   std::atomic<int> registered_groups{0};
   // Pieces of memory, and registrations: those that ended one by one, and with an aborted
