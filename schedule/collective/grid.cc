@@ -12,24 +12,29 @@ Grid GridOf(int world) {
   return grid;
 }
 
+bool HasNodes(int world, const Options& options) {
+  return options.local_size > 1 && world > options.local_size && world % options.local_size == 0;
+}
+
 bool GoesByGrid(int world, const Options& options) {
   const Grid grid = GridOf(world);
   switch (options.topology) {
     case Topology::kFlat:
     case Topology::kHierarchical: return false;
-    case Topology::kGrid: return grid.rows > 1;
+    case Topology::kGrid: return grid.rows > 1 || HasNodes(world, options);
     case Topology::kAuto: break;
   }
   return world >= kGridFrom && 2 * grid.messages() < world - 1;
 }
 
 bool GoesByNodes(int world, const Options& options) {
-  return options.topology == Topology::kHierarchical && options.local_size > 1 &&
-         world > options.local_size && world % options.local_size == 0;
+  return options.topology == Topology::kHierarchical && HasNodes(world, options);
 }
 
 Grid GridFor(int world, const Options& options) {
-  if (GoesByNodes(world, options)) return {world / options.local_size, options.local_size};
+  const bool by_nodes = GoesByNodes(world, options) ||
+                        (options.topology == Topology::kGrid && HasNodes(world, options));
+  if (by_nodes) return {world / options.local_size, options.local_size};
   return GoesByGrid(world, options) ? GridOf(world) : Grid{1, world};
 }
 

@@ -35,16 +35,20 @@ struct Grid {
 // The grid nearest to a square; one row where the world is prime.
 Grid GridOf(int world);
 
+// True if options.local_size cuts the world into several nodes of several ranks.
+bool HasNodes(int world, const Options& options);
+
 // True if dense allreduces of this world go by its grid: as options.topology says; if that is
 // kAuto, from kGridFrom ranks on, unless the grid is so long that it saves less than half of the
 // messages.
 bool GoesByGrid(int world, const Options& options);
 
-// True if they go by nodes: options.topology is kHierarchical, and options.local_size cuts the
-// world into several nodes of several ranks.
+// True if they go by nodes, which exchange elements as they are inside: options.topology is
+// kHierarchical, and there are nodes.
 bool GoesByNodes(int world, const Options& options);
 
-// The grid of either; a world that goes flat is one row.
+// The grid of either; a world that goes flat is one row. Where topology is kGrid and there are
+// nodes, they are the rows: a rank sends the fewest bytes between nodes, encoded ones inside too.
 Grid GridFor(int world, const Options& options);
 // The grid that the chunk's partition was made for.
 Grid GridOf(const Chunk& chunk);

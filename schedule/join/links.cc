@@ -70,9 +70,7 @@ Nodes NodesOf(std::span<const std::string> identities) {
 
 namespace {
 
-bool MayGoByNodes(const Options& options) {
-  return options.topology == Topology::kAuto || options.topology == Topology::kHierarchical;
-}
+bool MayGoByNodes(const Options& options) { return options.topology != Topology::kFlat; }
 
 // Finding the nodes costs a round of messages.
 bool NeedsNodes(const Options& options, int world) {
@@ -231,12 +229,15 @@ absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Node
     return ChosenTopology{settled, WordsOf(settled, reason)};
   };
   if (!MayGoByNodes(options)) return unmeasured(options, "");
-  if (!nodes.refusal.empty()) return unmeasured(options, nodes.refusal);
+  if (!nodes.refusal.empty()) {
+    return unmeasured(options, options.topology == Topology::kGrid ? "" : nodes.refusal);
+  }
   Options by_nodes = options;
   by_nodes.local_size = nodes.local_size;
-  if (options.topology == Topology::kHierarchical) return unmeasured(by_nodes, "");
+  if (options.topology != Topology::kAuto) return unmeasured(by_nodes, "");
   if (board.transport.data->traits().memory != Memory::kHost) {
-    return unmeasured(options, "since the links of a device's transport are not measured");
+    by_nodes.topology = Topology::kHierarchical;
+    return unmeasured(by_nodes, "as between GPUs of several nodes");
   }
   const Grid grid{world / nodes.local_size, nodes.local_size};
   const absl::StatusOr<LinkRates> rates = ProbeLinks(grid, board, options.timeout);

@@ -54,8 +54,10 @@ struct ChosenTopology {
 };
 
 // All ranks call it, with the same options, which CheckOptions has passed, and the same nodes.
-// kHierarchical is taken where there are nodes; kAuto takes it as well where the links inside are
-// measured to be so much faster that it pays. Fails as ProbeLinks.
+// kHierarchical is taken where there are nodes, and kGrid takes them as rows. So is kHierarchical
+// for kAuto between devices, since a flat exchange may send more over a node's network card than an
+// uncompressed ring; between hosts, where the links inside are measured to be so much faster that
+// it pays. Fails as ProbeLinks.
 absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
                                               const Board& board);
 

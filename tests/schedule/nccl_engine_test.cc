@@ -5,7 +5,11 @@
 #include <atomic>
 #include <barrier>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "schedule/join/links.h"
 #include "tests/effort.h"
 #include "tests/schedule/device_runs.h"
 #include "tests/transport/connect_nccl.h"
@@ -217,6 +221,34 @@ TEST_F(NcclEngineTest, TensorsThatGoAsTheyAreMeetNoRegisteredMemory) {
   nodes.topology = Topology::kHierarchical;
   nodes.local_size = 2;
   ExpectTheHostsBits(nodes, {.world = 4, .numel = 5001});
+}
+
+TEST_F(NcclEngineTest, NodesAsRowsOfAGridGiveTheHostsBits) {
+  Options nodes = SmallChunks("int4");
+  nodes.topology = Topology::kGrid;
+  nodes.local_size = 2;
+  ExpectTheHostsBits(nodes, {.world = 6, .numel = 5001});
+}
+
+// A flat exchange may send more over a node's network card than an uncompressed ring.
+TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
+  constexpr int kWorld = 4;
+  std::vector<Transport> transports = NcclTransports(kWorld);
+  std::vector<ChosenTopology> chosen(kWorld, {Settle({}, 1), "", {}});
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const Board board{"links", {rank, kWorld}, transports[rank], 0, Clock::now() + seconds(60)};
+      auto choice = ChooseTopology(SmallChunks("int4"), NodesOf(kWorld, 2), board);
+      ASSERT_TRUE(choice.ok()) << choice.status();
+      chosen[rank] = *std::move(choice);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (const ChosenTopology& one : chosen) {
+    EXPECT_EQ(one.words, "hierarchical: 2 nodes of 2 ranks, as between GPUs of several nodes");
+    EXPECT_TRUE(GoesByNodes(kWorld, *one.options)) << one.words;
+  }
 }
 
 TEST_F(NcclEngineTest, ARankWithoutMemoryFailsTheRegistrationEverywhere) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,44 @@ TEST(Hierarchy, SendsFewerBytesBetweenNodesByTheRanksOfANode) {
   for (const Grid& nodes : {Grid{2, 2}, Grid{3, 2}, Grid{2, 4}, Grid{8, 8}}) {
     EXPECT_NEAR(FlatBytes(nodes, codec).between,
                 nodes.columns * HierarchicalBytes(nodes, codec).between, 1e-9);
+  }
+}
+
+TEST(Hierarchy, EncodesInsideWhereTheLinksThereAreSlowToo) {
+  const Grid nodes{2, 4};
+  constexpr double kTenGigabits = 1.25e9 / 4;  // a node's card, shared by its ranks
+  EXPECT_TRUE(EncodedRowsPay(nodes, Codecs("int4"), {3e9, kTenGigabits})) << "by host memory";
+  EXPECT_FALSE(EncodedRowsPay(nodes, Codecs("int4"), {100e9, kTenGigabits})) << "by NVLink";
+  EXPECT_FALSE(EncodedRowsPay(nodes, Codecs("fp32"), {3e9, kTenGigabits})) << "nothing to save";
+  EXPECT_FALSE(EncodedRowsPay(nodes, Codecs("topk"), {3e9, kTenGigabits}));
+}
+
+// Units of fp32 elements, of a node's card: 2x8 ranks.
+TEST(Hierarchy, KeepsBelowARingBetweenNodesWhereAFlatExchangeDoesNot) {
+  const CodecPair int8 = *CodecPair::Parse("int8");
+  const auto of_node = [](const Grid& nodes, const LinkBytes& bytes) {
+    return nodes.columns * bytes.between / sizeof(float);
+  };
+  const Grid two{2, 8}, four{4, 8};
+  EXPECT_NEAR(of_node(two, RingBytes(two)), 1.88, 0.01);
+  EXPECT_NEAR(of_node(two, FlatBytes(two, int8)), 2.02, 0.01);
+  EXPECT_NEAR(of_node(two, HierarchicalBytes(two, int8)), 0.25, 0.01);
+  EXPECT_NEAR(of_node(two, EncodedRowsBytes(two, int8)), 0.25, 0.01);
+  EXPECT_NEAR(of_node(four, FlatBytes(four, int8)), 3.02, 0.01);
+}
+
+TEST(Topology, AGridTakesNodesAsRows) {
+  Options options;
+  options.topology = Topology::kGrid;
+  for (const auto& [world, local_size, rows] :
+       {std::tuple(16, 8, 2), {12, 4, 3}, {6, 2, 3}, {32, 4, 8}, {14, 7, 2}}) {
+    options.local_size = local_size;
+    EXPECT_EQ(GridFor(world, options).rows, rows);
+    EXPECT_EQ(GridFor(world, options).columns, local_size);
+  }
+  for (const int local_size : {0, 1, 5, 16}) {
+    options.local_size = local_size;
+    EXPECT_EQ(GridFor(16, options).rows, 4) << local_size;
   }
 }
 
@@ -112,6 +151,7 @@ TEST(Topology, GoesFlatAndSaysWhy) {
     EXPECT_EQ(GridFor(4, chosen.options).rows, 1);
   }
   EXPECT_EQ(Choose(Topology::kFlat, NodesOf(4, 2)).words, "flat");
+  EXPECT_EQ(Choose(Topology::kGrid, NodesOf(4, 2)).words, "grid: 2 x 2 ranks");
 }
 
 // All ranks are threads here, so the links inside are no faster than those between.

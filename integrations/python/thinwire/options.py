@@ -189,9 +189,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("a CRC32C goes with all that tensors send, and is checked before anything is decoded",
            "checksum", "size_t", "checksum", _FLAG, True, ("THINWIRE_CHECKSUM",), "off", COMPARED),
     Option("the way of dense allreduces: from each rank to all others (`flat`), along the rows and "
-           "columns of a grid of ranks (`grid`), uncompressed inside nodes and compressed between "
-           "them (`hierarchical`), or `auto`: the last where the links inside are measured to be "
-           "so much faster that it pays, else a grid from 64 ranks on, else flat",
+           "columns of a grid of ranks, whose rows are the nodes if there are several (`grid`), "
+           "uncompressed inside nodes and compressed between them (`hierarchical`), or `auto`: the "
+           "last where the links inside are measured to be so much faster that it pays, and over "
+           "NCCL wherever there are nodes; else a grid from 64 ranks on, else flat",
            "topology", "const char*", "topology", _TOPOLOGY, True, ("THINWIRE_TOPOLOGY",), "auto",
            COMPARED),
     Option("what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
