@@ -20,7 +20,7 @@ endif
 
 .PHONY: help packages venv setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-neon test-python test-torch trainers test-trainers \
   test-frameworks thread-safety docs \
-  gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks accuracy ratio wheel wheel-aarch64 \
+  gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks bench-sites accuracy ratio wheel wheel-aarch64 \
   wheel-check wheel-check-aarch64 lint format clean
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make soak    faults: ranks that are killed or stopped in every phase, and half an hour of kills"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
 	@echo "make accuracy, make ratio   what compression costs in accuracy (hours), and in precision"
+	@echo "make bench-sites         a round between sites on a far link, beside torchft's DiLoCo"
 	@echo "make bench-frameworks   steps under DDP, FSDP2, Lightning, Accelerate, transformers and Horovod's API"
 	@echo "make wheel, make wheel-aarch64   a wheel that needs no compiler; make lint, make format, make clean"
 	@echo "make wheel-check   installs the wheel in an empty root, and runs every example there"
@@ -138,6 +139,7 @@ SOAK_MINUTES ?= 30
 soak: build
 	@$(PYTHON) tests/faults/matrix.py
 	@$(PYTHON) tests/faults/soak.py --minutes $(SOAK_MINUTES)
+	@$(PYTHON) tests/faults/sites_soak.py
 
 # A folder, and a tar of it, for a machine with an NVIDIA driver and nothing else.
 gpu-pack: build
@@ -171,6 +173,11 @@ bench: build
 bench-frameworks: build
 	@scripts/frameworks_setup.sh trainers
 	@build/frameworks/bin/python -m bench frameworks $(ARGS)
+
+# A round of 5 M parameters on 100 Mb/s with 20 ms, in two minutes; not in CI.
+bench-sites: build
+	@scripts/frameworks_setup.sh trainers others
+	@build/frameworks/bin/python -m bench.sites $(ARGS)
 
 # Resumes where it was stopped; make accuracy ARGS=--short takes a minute, and
 # ARGS="--steps_part 8 --batch_part 4 --choices 1" shortens every run.

@@ -48,9 +48,11 @@ class _Watch:
         self._store, self._beat_s, self._dead_s = store, beat_s, dead_s
         self._looked = looked  # is called after each look
         self._seen: dict[int, _Seen] = {}  # those who have not left; the thread's alone
+        self._last_look = 0.0
         self._latest = 0  # the highest number that was seen
         self._lock = threading.Lock()
         self._alive: dict[int, str] = {}
+        self._newest = 0
         self._failed: Exception | None = None
         self.number = store.add("members", 1)
         store.set(f"left/{self.number}", "0")
@@ -72,7 +74,12 @@ class _Watch:
                 return
 
     def _look(self) -> None:
-        """One beat, and one look at the others: three questions, whatever their number."""
+        """One beat, and one look at the others: a few questions, whatever their number. A look that
+        took long, since this process stood still, says nothing of the others."""
+        begun = time.monotonic()
+        if begun - self._last_look > self._dead_s / 2:
+            for one in self._seen.values():
+                one.changed = begun
         self._store.add(f"beat/{self.number}", 1)
         latest = self._store.add("members", 0)
         for number in range(self._latest + 1, latest + 1):
@@ -83,7 +90,11 @@ class _Watch:
         self._latest = latest
         numbers = list(self._seen)
         said = self._get([f"beat/{n}" for n in numbers] + [f"left/{n}" for n in numbers])
+        newest = self._store.add("epoch", 0)
         now, half = time.monotonic(), len(numbers)
+        if now - begun > self._dead_s / 2:
+            return
+        self._last_look = now
         for number, beat, left in zip(numbers, said[:half], said[half:], strict=True):
             if left != b"0":
                 del self._seen[number]
@@ -95,7 +106,7 @@ class _Watch:
             if number == self.number or now - one.changed < self._dead_s
         }
         with self._lock:
-            self._alive = alive
+            self._alive, self._newest = alive, newest
 
     def _get(self, keys: list[str]) -> list[bytes]:
         if self._store.has_extended_api():
@@ -108,6 +119,11 @@ class _Watch:
             if self._failed is not None:
                 raise _gone(self._failed)
             return dict(self._alive)
+
+    def newest(self) -> int:
+        """The number of the newest epoch that this member has heard of."""
+        with self._lock:
+            return self._newest
 
     def close(self) -> None:
         self._closing.set()
@@ -140,7 +156,7 @@ class StoreMembers:
         self.key_file = key_file
         self.name, self._min, self._timeout_s = name, min_members, timeout_s
         self._lock = threading.Lock()
-        self._guarded: tuple[list[int], Callable[[errors.Error], None]] | None = None
+        self._guarded: tuple[int, list[int], Callable[[errors.Error], None]] | None = None
         self._beat_s, self._dead_s = beat_s, dead_s
         self._joined: _Watch | None = None  # from the first meeting on
         self._epoch: Epoch | None = None
@@ -162,7 +178,7 @@ class StoreMembers:
             number = max(self._store.add("epoch", 0), mine) + 1
             while True:
                 listed = self._wait_for(number, end)
-                if self._joined.number in [one[0] for one in listed]:
+                if self._all_ready(number, [one[0] for one in listed], end):
                     return self._enter(number, listed)
                 number += 1
         except errors.Error:
@@ -184,20 +200,42 @@ class StoreMembers:
             time.sleep(_LOOK_S)
         return json.loads(self._store.get(key))
 
+    def _all_ready(self, number: int, members: list[int], end: float) -> bool:
+        """Says that this member is about to connect, and waits until all say so. False if it is no
+        member, or if one dies before: then there is no such epoch for anybody."""
+        if self._joined.number not in members:
+            return False
+        self._store.set(f"ready/{number}/{self._joined.number}", "1")
+        while True:
+            alive = self._joined.alive()
+            missing = [m for m in members if not self._store.check([f"ready/{number}/{m}"])]
+            if not missing:
+                return True
+            if set(missing) - set(alive) or time.monotonic() > end:
+                return False
+            time.sleep(_LOOK_S)
+
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
         """Calls `fail` once, on another thread, if a member of the epoch gives no sign of life."""
         with self._lock:
-            self._guarded = (self._members, fail)
+            self._guarded = (epoch.number, self._members, fail)
 
     def _check_guarded(self, watch: _Watch) -> None:
-        alive = watch.alive()
+        alive, newest = watch.alive(), watch.newest()
         with self._lock:
-            members, fail = self._guarded or ([], None)
-            dead = [number for number in members if number not in alive]
-            if not dead:
+            if self._guarded is None:
+                return
+            number, members, fail = self._guarded
+            dead = [member for member in members if member not in alive]
+            if not dead and newest <= number:
                 return
             self._guarded = None
-        fail(errors.PeerLostError(f"member {dead[0]} of the store gives no sign of life"))
+        if dead:
+            error = errors.PeerLostError(f"member {dead[0]} of the store gives no sign of life")
+        else:
+            error = errors.PeerLostError(f"epoch {newest} has begun without this member's word")
+        # On a thread of its own: it waits while connections are made, and beats must go on.
+        threading.Thread(target=fail, args=(error,), name="thinwire sites", daemon=True).start()
 
     def _hint(self, number: int) -> str:
         alive = self._joined.alive()
