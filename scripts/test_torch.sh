@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_torch.sh VERSION...: the Python tests that are not slow on each of these versions of torch, in environments of
-# their own, build/torch-VERSION. A version whose wheel brings CUDA takes several GB.
+# test_torch.sh VERSION...: the Python tests that are not slow, and torch's own tests of its collectives over the backend
+# thinwire, on each of these versions of torch, in environments of their own, build/torch-VERSION. A version whose wheel brings CUDA takes several GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,7 +8,7 @@ for version in "$@"; do
   venv=build/torch-$version
   [[ -x $venv/bin/python ]] || python3 -m venv "$venv"
   grep -E '^(numpy|pytest|pytest-xdist|hypothesis|tqdm|safetensors)==' requirements.txt >"$venv/wanted.txt"
-  echo "torch==$version" >>"$venv/wanted.txt"
+  printf '%s\n' "torch==$version" expecttest==0.3.0 >>"$venv/wanted.txt"
   cmp -s "$venv/wanted.txt" "$venv/installed.txt" || {
     echo "installing torch $version into $venv"
     "$venv/bin/python" -m pip install -q --disable-pip-version-check -r "$venv/wanted.txt"
@@ -17,4 +17,5 @@ for version in "$@"; do
   echo "torch $version"
   "$venv/bin/python" -m pytest -q -n "${PYTEST_JOBS:-3}" --dist loadgroup --max-worker-restart 0 -m "not slow" \
     tests/integrations/python
+  nice "$venv/bin/python" tests/frameworks/torch_suites.py distributed
 done

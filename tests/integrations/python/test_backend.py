@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from ranks import outcomes_of, run
 from thinwire.torch import backend, process_group
+from thinwire.torch.process_group import ProcessGroup
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
@@ -320,6 +321,48 @@ def with_uneven_inputs(rank: int, store: str) -> torch.Tensor:
 def test_uneven_inputs_are_joined(tmp_path):
     first, second = run(with_uneven_inputs, str(tmp_path / "store"))
     assert torch.equal(first, second)
+
+
+# Other ranks.
+
+
+class Opts:
+    """torch 2.14's ReconfigureOptions."""
+
+    def __init__(self, uuid: int, handles: list[str] | set[str]) -> None:
+        self.uuid, self.handles, self.timeout = uuid, handles, None
+
+
+def reconfigure(rank: int) -> list[tuple[float, int, int]]:
+    """Sum, rank and size among all; all again, as a set; without rank 1; with it, and without
+    rank 2."""
+    group = ProcessGroup("int8", scope="all", timeout_s=20)
+    assert group.supports_reconfigure
+    handles: list[str] = [""] * 3
+    dist.all_gather_object(handles, group.get_reconfigure_handle())
+    found = []
+    first, second, third = handles
+    for uuid, ranks in enumerate((handles, set(handles), [third, first], [second, first])):
+        dist.barrier()
+        if handles[rank] not in ranks:
+            with pytest.raises(thinwire.InvalidArgumentError, match="handles"):
+                group.reconfigure(Opts(uuid, ranks))
+            found.append((0.0, -1, 0))
+            continue
+        assert group.reconfigure(Opts(uuid, ranks)).wait()
+        tensor = torch.full((NUMEL,), 1.0 + rank)
+        group.allreduce([tensor]).wait()
+        found.append((round(tensor[0].item(), 1), group.rank(), group.size()))
+    dist.barrier()
+    return found
+
+
+def test_ranks_meet_as_the_same_as_fewer_and_as_others():
+    found = run(reconfigure, world=3)
+    assert [each[0] for each in found] == [(6.0, 0, 3), (6.0, 1, 3), (6.0, 2, 3)]
+    assert sorted(each[1] for each in found) == [(6.0, 0, 3), (6.0, 1, 3), (6.0, 2, 3)]
+    assert [each[2] for each in found] == [(4.0, 1, 2), (0.0, -1, 0), (4.0, 0, 2)]
+    assert [each[3] for each in found] == [(3.0, 1, 2), (3.0, 0, 2), (0.0, -1, 0)]
 
 
 # Torch's side.

@@ -105,3 +105,33 @@ def test_the_twin_learns(example, tmp_path):
     program.write_text(without_thinwire(example))
     assert loss_of(example, program, tmp_path, {"RAY_prestart_worker_first_driver": "0"}) < 0.1
     assert not list(tmp_path.glob("trace*"))
+
+
+# The twins again, with one word changed, or one line before a framework that knows torch's own
+# backends alone; before torch 2.14 with an import as well.
+_LIGHTNING = 'DDPStrategy(process_group_backend="thinwire")'
+_BEFORE = 'torch.distributed.init_process_group("thinwire")\n'
+ONE_WORD = {
+    "ddp": {'"gloo"': '"thinwire"'},
+    "fsdp2": {'"gloo"': '"thinwire"'},
+    "replicate": {'"gloo"': '"thinwire"'},
+    "accelerate_loop": {"accelerator = ": f"{_BEFORE}accelerator = "},
+    "hf_trainer": {"arguments = ": f"{_BEFORE}arguments = "},
+    "lightning_trainer": {
+        'strategy="ddp"': f"strategy={_LIGHTNING}",
+        "import torch\n": "import torch\nfrom lightning.pytorch.strategies import DDPStrategy\n",
+    },
+}
+
+
+@pytest.mark.parametrize("example", [each for each in RUN if each.values[0].program in ONE_WORD])
+def test_a_twin_with_one_word_changed_learns_and_sends_int4(example, tmp_path):
+    program, text = tmp_path / "twin.py", without_thinwire(example)
+    for word, other in ONE_WORD[example.program].items():
+        assert text.count(word) == 1
+        text = text.replace(word, other)
+    program.write_text("import thinwire.torch.backend\n" + text)
+    trace = {"THINWIRE_TRACE": str(tmp_path / "trace.json")}
+    assert loss_of(example, program, tmp_path, trace) < 0.1
+    for rank in range(2):
+        assert '"ENCODE"' in (tmp_path / f"trace.rank{rank}.json").read_text()

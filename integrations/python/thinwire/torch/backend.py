@@ -68,6 +68,9 @@ def register(
             raise wrong("pg_options", own, "thinwire.torch.backend.Options, or None")
         given = (codec, scope, options) if own is None else (own.codec, own.scope, own.settings)
         group = ProcessGroup(given[0], scope=given[1], **given[2])
+        if getattr(place, "enable_reconfigure", False):  # torch 2.14
+            group.wait_for_reconfigure(place.group_rank, place.group_size)
+            return group
         group.connect(place.store, place.group_rank, place.group_size, place.timeout)
         return group
 

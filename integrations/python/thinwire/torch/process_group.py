@@ -12,6 +12,8 @@ import datetime
 import functools
 import hashlib
 import logging
+import secrets
+import socket
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -191,6 +193,22 @@ class _Account:
             )  # fmt: skip
 
 
+class _Done(_Work):
+    """What was done before it was asked for."""
+
+    def wait(self, *_: Any) -> bool:
+        self._release()
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        future = torch.futures.Future()
+        future.set_result([])
+        return future
+
+
 class ProcessGroup(dist.ProcessGroup):
     """A process group that compresses what is exchanged of gradients during backward(), with error
     feedback. All else is exact, and Gloo's.
@@ -221,26 +239,32 @@ class ProcessGroup(dist.ProcessGroup):
         self._settings = _settings_of(codec, scope, options)
         super().__init__(0, 1)  # torch keeps these for good; the methods below tell the real ones
         self._name = self._description = ""
+        self._place: tuple[int, int] | None = None  # while torch waits for reconfigure()
         self._gloo: dist.ProcessGroup | None = None
         self._session: Session | None = None
         self._sequence: GradientSequence | None = None
         self._shadow: object | None = None
         self._failure: errors.Error | None = None  # of Gloo's collectives
         self._kept = _Kept()
+        self._meeting: tuple[str, dist.TCPStore] | None = None  # own handle and its store
         self._account = _Account("process group")
         weakref.finalize(self, self._account.report)
 
-    def configure(self, store_addr: str, rank: int, world_size: int) -> None:
+    def configure(
+        self, store_addr: str, rank: int, world_size: int, timeout: datetime.timedelta | None = None
+    ) -> None:
         """Join `world_size` ranks that meet in the store of a torch TCPStore's server, in place of
         those before, whose works fail. It blocks until all have come.
 
-        store_addr: "host:port/prefix"; the prefix is a new one for each call. Raises
+        store_addr: "host:port/prefix"; the prefix is a new one for each call. timeout: of meeting
+        and of Gloo; None: timeout_s, else torch's. Raises
         InvalidArgumentError, UnavailableError if there is no store, TimeoutError if ranks stay
         away."""
         check_place(rank, world_size)
         host, port, prefix = _parse(store_addr)
         self.abort()
-        timeout = datetime.timedelta(seconds=self._settings.timeout_s or _GLOO_TIMEOUT_S)
+        seconds = self._settings.timeout_s or _GLOO_TIMEOUT_S
+        timeout = timeout or datetime.timedelta(seconds=seconds)
         try:
             store = dist.TCPStore(
                 host, port, is_master=False, timeout=timeout, wait_for_workers=False
@@ -264,9 +288,40 @@ class ProcessGroup(dist.ProcessGroup):
         settings = dataclasses.replace(self._settings, timeout_s=seconds)
         self._session = open_session(store, rank, size, "process group", settings)
         self._session.close_with(self)
+        self._place = None
         self._sequence = GradientSequence(self._session, self._residual_bytes)
         self._gloo, self._failure = private.gloo_group(store, rank, size, timeout), None
         private.share_backend(self._gloo, self)
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """True: torch's way to other ranks, from torch 2.14 on."""
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """Return the handle of this process, which the others pass to reconfigure(): a token, and
+        where a store of this process is, in which ranks can meet."""
+        if self._meeting is None:
+            store = dist.TCPStore(own_address(), 0, is_master=True, wait_for_workers=False)
+            self._meeting = f"{secrets.token_hex(8)}@{store.host}:{store.port}", store
+        return self._meeting[0]
+
+    def reconfigure(self, opts: Any) -> dist.Work:
+        """Meet the ranks of `opts.handles` in place of those before, as configure() does: the same,
+        more, fewer or others. It blocks until all have come, and returns a Work that is done.
+
+        opts.handles: of all ranks, a list in their order, or a set, whose order is that of the
+        texts. opts.uuid: a new number each time. InvalidArgumentError unless this process's own
+        handle is among them; TimeoutError if ranks stay away; UnavailableError if the first one's
+        store does not answer."""
+        mine = self.get_reconfigure_handle()
+        handles = opts.handles if isinstance(opts.handles, list) else sorted(opts.handles)
+        if mine not in handles or len(set(handles)) != len(handles):
+            raise wrong("handles", opts.handles, f"different ones, and {mine!r} among them")
+        _, _, address = handles[0].partition("@")
+        prefix = f"{address}/reconfigure {opts.uuid}"
+        self.configure(prefix, handles.index(mine), len(handles), opts.timeout)
+        return _Done(self._kept)
 
     def _joined(self) -> tuple[Session, dist.ProcessGroup]:
         if self._session is None or self._gloo is None:
@@ -432,10 +487,14 @@ class ProcessGroup(dist.ProcessGroup):
         return left
 
     def rank(self) -> int:
-        return self._joined()[0].rank
+        return self._joined()[0].rank if self._place is None else self._place[0]
 
     def size(self) -> int:
-        return self._joined()[0].size
+        return self._joined()[0].size if self._place is None else self._place[1]
+
+    def wait_for_reconfigure(self, rank: int, size: int) -> None:
+        """Nothing meets until reconfigure(); these are torch's numbers meanwhile."""
+        self._place = rank, size
 
     # C++ calls these.
     getRank, getSize = rank, size
@@ -481,6 +540,15 @@ def _class_of_both(kind: type[errors.Error]) -> type[errors.Error]:
     theirs = dist.DistNetworkError if network else dist.DistBackendError
     again = {"__module__": kind.__module__, "__reduce__": lambda error: (kind, error.args)}
     return type(kind.__name__, (kind, theirs), again)
+
+
+def own_address() -> str:
+    """The address of this host on the way to MASTER_ADDR, else loopback."""
+    host = config.resolve().rendezvous_host or "127.0.0.1"
+    family = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
+        probe.connect(family[4])  # sends nothing
+        return probe.getsockname()[0]
 
 
 def _as_torchs(error: errors.Error) -> errors.Error:
