@@ -313,6 +313,28 @@ def test_sequence_numbers_barriers_and_the_end(tmp_path):
     assert run(rest_of_the_interface, *(str(tmp_path / each) for each in "abc")) == [[1], [1]]
 
 
+def timeouts_and_futures(rank: int, store: str) -> bool:
+    group = rejoin(rank, store)
+    tensor = torch.full((3,), 1.0 + rank)
+    work = group.send([tensor], 1, 0) if rank == 0 else group.recv([tensor], 0, 0)
+    work.get_future().wait()
+    group.set_timeout(datetime.timedelta(seconds=0.5))
+    end = dist.FileStore(f"{store} end", 2)
+    if rank == 1:  # it takes no part
+        end.wait(["end"])
+    else:
+        with pytest.raises(thinwire.TimeoutError):
+            group.broadcast([torch.ones(1)], dist.BroadcastOptions()).wait()
+            group.barrier().wait()
+        end.set("end", "")
+    return tensor[0].item() == 1.0
+
+
+def test_sends_have_futures_and_the_deadline_can_be_set(tmp_path):
+    outcomes = outcomes_of(timeouts_and_futures, str(tmp_path / "store"))
+    assert [outcome.value for outcome in outcomes] == [True, True], outcomes[0].trace
+
+
 def as_torchfts(_rank: int) -> tuple[bool, list[float]]:
     """A group of one rank, with a stand-in for torchft, which refuses what it does not override."""
 

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import secrets
 import socket
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -166,9 +167,21 @@ class GlooWork(_Work):
         return self._work.result()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        future = self._work.get_future()
+        try:
+            future = self._work.get_future()
+        except RuntimeError:  # Gloo's sends and receives have none
+            future = torch.futures.Future()
+            threading.Thread(target=self._complete, args=(future,), daemon=True).start()
         future.add_done_callback(lambda _: self._release())
         return future
+
+    def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        try:
+            self.wait()
+        except RuntimeError as error:
+            future.set_exception(error)
+        else:
+            future.set_result([])
 
 
 class _Account:
@@ -292,6 +305,13 @@ class ProcessGroup(dist.ProcessGroup):
         self._sequence = GradientSequence(self._session, self._residual_bytes)
         self._gloo, self._failure = private.gloo_group(store, rank, size, timeout), None
         private.share_backend(self._gloo, self)
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Set the deadline of Gloo's collectives from here on, and from the next configure() on
+        that of compressed exchanges as well."""
+        self._settings = dataclasses.replace(self._settings, timeout_s=timeout.total_seconds())
+        if self._gloo is not None:
+            self._gloo.set_timeout(timeout)
 
     @property
     def supports_reconfigure(self) -> bool:
