@@ -17,10 +17,7 @@ namespace thinwire {
 // One shard's codec, and what its blocks need besides.
 struct Shard {
   Shard(const CodecSpec& shard_spec, size_t numel, const Draws& shard_draws = {})
-      : spec(shard_spec),
-        traits(spec.traits()),
-        layout(LayoutOf(spec, numel)),
-        draws(shard_draws) {
+      : spec(shard_spec), traits(spec.traits()), layout(LayoutOf(spec, numel)), draws(shard_draws) {
     if (spec.hadamard || traits.widths()) TransformSigns(spec.seed, signs.data());
   }
 

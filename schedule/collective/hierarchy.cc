@@ -45,7 +45,7 @@ namespace {
 
 using BytesOfWay = LinkBytes (*)(const Grid&, const CodecPair&);
 
-// Whether `better` takes kWorthIt less time than `usual` with every dense codec.
+// True if `better` takes kWorthIt less time than `usual` with every dense codec.
 bool Pays(BytesOfWay better, BytesOfWay usual, const Grid& nodes, std::span<const CodecPair> codecs,
           const LinkRates& rates) {
   bool pays = false;

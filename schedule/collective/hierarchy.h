@@ -35,7 +35,7 @@ LinkBytes RingBytes(const Grid& nodes);
 // True if every dense codec gains kWorthIt by going by nodes; false if there is none.
 bool HierarchyPays(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates);
 
-// Whether every dense codec gains kWorthIt by encoding inside nodes as well; false if there is
+// True if every dense codec gains kWorthIt by encoding inside nodes as well; false if there is
 // none.
 bool EncodedRowsPay(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates);
 

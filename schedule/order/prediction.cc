@@ -73,8 +73,7 @@ void Prediction::OnChunkDone(double started, double now) {
 double Prediction::bytes_per_s() const {
   if (busy_ <= 0.0) return 0.0;
   const bool known = busy_ - filling_ > busy_ / 4 && carried_ - first_ > carried_ / 4;
-  const double elements_per_s =
-      known ? (carried_ - first_) / (busy_ - filling_) : carried_ / busy_;
+  const double elements_per_s = known ? (carried_ - first_) / (busy_ - filling_) : carried_ / busy_;
   return elements_per_s * sizeof(float);
 }
 

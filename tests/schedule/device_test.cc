@@ -119,8 +119,7 @@ TEST_P(DeviceTest, SmallTensorsGoRaw) {
 }
 
 TEST_P(DeviceTest, MidSizeTensorsGoInOneHop) {
-  for (const char* codec :
-       {"bf16", "int8", "int4", "int4:hadamard=1", "onebit", "adaptive"}) {
+  for (const char* codec : {"bf16", "int8", "int4", "int4:hadamard=1", "onebit", "adaptive"}) {
     for (const int world : {2, 3}) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
       Options options = SmallChunks(codec);

@@ -89,7 +89,7 @@ class DiLoCo:
     A context manager that hooks the inner optimizer's step(). The argument order is that of
     torchft's DiLoCo. All members pass the same values; models need not be equal at the beginning,
     since members take the weights of the first one. After a failure the round is taken back and
-    tried again among the members that are left, who lose no step. Not thread-safe.
+    tried again among the members that are left, who keep their steps. Not thread-safe.
 
     Args:
         members: static(), or join().
