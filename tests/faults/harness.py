@@ -17,9 +17,10 @@ from nodes import inside, open_nodes
 from standstill import Standstill
 from strike import struck_at
 
-# Every rank of these tests is a process of it, with the engine loaded already.
+# A process has one fork server, and the list set last holds for all tests of it: this is the list of
+# tests/integrations/python/ranks.py, without which each of its ranks would import torch itself.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["actor"])
+context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "thinwire.torch"])
 
 HANG_S = 20.0  # beyond the timeout, and beyond all that is judged
 STANDSTILL_S = 0.25  # without a processor; the case says nothing then
