@@ -1,6 +1,6 @@
 // The story of a group, in the order of Join: compare the options in the store; connect, Gloo's way
-// or within the process; connect further loops; find the nodes; choose the data plane; measure the
-// links, choose the topology and settle the options.
+// or within the process; find the nodes; choose the data plane, and connect further loops where it
+// is Gloo's; measure the links, choose the topology and settle the options.
 #include "schedule/join/join.h"
 
 #include <utility>
@@ -44,7 +44,13 @@ absl::Status ConnectLoops(const Options& options, const GlooOptions& first, Boar
   GlooOptions gloo = first;
   gloo.store = std::make_shared<GuardedStore>(first.store, *transport.control);
   gloo.deadline = *end;
-  gloo.last_words = nullptr;  // the first connections tell why
+  // The first connections tell why, before any others close: those who have these already would
+  // take this rank for the one that is lost.
+  absl::Status why;
+  gloo.last_words = [&](const absl::Status& incomplete) {
+    if (!absl::IsDeadlineExceeded(incomplete)) why = TellWhy(*transport.control, incomplete);
+    return PackFailure(incomplete);
+  };
   std::vector<Transport> others;
   for (int loop = 1; loop < options.loops; ++loop) {
     gloo.prefix = absl::StrCat(first.prefix, "loop", loop, "/");
@@ -54,7 +60,7 @@ absl::Status ConnectLoops(const Options& options, const GlooOptions& first, Boar
       transport.control->Abort(other.status());
       return FindSilentRanks(*transport.control, "connect all its loops", options.timeout);
     }
-    if (!other.ok()) return other.status();
+    if (!other.ok()) return why.ok() ? TellWhy(*transport.control, other.status()) : why;
     others.push_back(*std::move(other));
   }
   transport.data = std::make_unique<Spread>(std::move(transport.data), std::move(others));
@@ -83,15 +89,16 @@ absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Tra
   const auto board = [&](const char* subject) {
     return Board{subject, transport.members(), transport, 0, gloo.deadline};
   };
-  if (absl::Status bad = ConnectLoops(options, gloo, board("loops")); !bad.ok()) return bad;
   absl::StatusOr<Nodes> nodes = LocateRanks(options, board("node"));
   if (!nodes.ok()) return nodes.status();
+  const auto connect_loops = [&] { return ConnectLoops(options, gloo, board("loops")); };
   absl::StatusOr<std::string> words = ChooseDataPlane({.kind = options.transport,
                                                        .deadline = gloo.deadline,
                                                        .device = in.device,
                                                        .host_memory = options.checksum,
                                                        .local_size = nodes->local_size,
                                                        .loops = options.loops,
+                                                       .connect_loops = connect_loops,
                                                        .ucx_library = in.ucx_library,
                                                        .nccl_library = in.nccl_library},
                                                       transport);

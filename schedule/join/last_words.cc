@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -30,8 +31,7 @@ absl::Status FailureTold(ControlPlane& control, std::vector<bool>& heard_from) {
 
 }  // namespace
 
-absl::Status GiveUp(Transport& transport, absl::Status reason) {
-  ControlPlane& control = *transport.control;
+absl::Status TellWhy(ControlPlane& control, absl::Status reason) {
   const bool failed_before = !control.status().ok();
   control.Abort(reason);
   if (failed_before) {
@@ -39,6 +39,12 @@ absl::Status GiveUp(Transport& transport, absl::Status reason) {
     if (absl::Status told = FailureTold(control, heard_from); !told.ok()) reason = told;
   }
   control.SendToAll(PackFailure(reason));
+  control.Flush(Clock::now() + kMostPatience);
+  return reason;
+}
+
+absl::Status GiveUp(Transport& transport, absl::Status reason) {
+  reason = TellWhy(*transport.control, std::move(reason));
   transport.Reset();
   return reason;
 }

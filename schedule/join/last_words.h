@@ -12,9 +12,13 @@
 
 namespace thinwire {
 
-// Leaves the group: tells `reason` to all peers, also to those that have an engine already, and
-// empties the transport. Returns the reason, or that of a peer which gave up first and told it:
-// this rank has then noticed no more than a closed connection.
+// Fails `control` and tells `reason` to all peers, also to those that have an engine already. The
+// frames have left when this returns, as far as peers take them within a moment. Returns the
+// reason, or that of a peer which gave up first and told it: this rank has then noticed no more
+// than a closed connection.
+absl::Status TellWhy(ControlPlane& control, absl::Status reason);
+
+// Leaves the group: TellWhy, and empties the transport.
 absl::Status GiveUp(Transport& transport, absl::Status reason);
 
 // DeadlineExceeded: `rank` could not do `what` in time, such as "measure its links", because the

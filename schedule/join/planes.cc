@@ -239,11 +239,14 @@ absl::StatusOr<ChosenPlane> Try(const ChoiceOptions& options, Transport& transpo
 absl::StatusOr<std::string> ChooseDataPlane(const ChoiceOptions& options, Transport& transport) {
   absl::StatusOr<ChosenPlane> chosen = Try(options, transport);
   if (!chosen.ok()) return chosen.status();
-  if (chosen->data == nullptr) return std::move(chosen->words);
-  if (chosen->data->size() == transport.members().size) {
+  if (chosen->data != nullptr && chosen->data->size() == transport.members().size) {
     transport.data = std::move(chosen->data);
     return std::move(chosen->words);
   }
+  if (options.connect_loops) {
+    if (absl::Status bad = options.connect_loops(); !bad.ok()) return bad;
+  }
+  if (chosen->data == nullptr) return std::move(chosen->words);
   transport.data = std::make_unique<Split>(std::move(chosen->data), std::move(transport.data));
   return absl::StrCat(chosen->words, " inside nodes, ", Gloo(options).words, " between them");
 }

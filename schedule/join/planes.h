@@ -4,9 +4,11 @@
 #ifndef THINWIRE_SCHEDULE_JOIN_PLANES_H_
 #define THINWIRE_SCHEDULE_JOIN_PLANES_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "schedule/options.h"
@@ -23,6 +25,10 @@ struct ChoiceOptions {
   int local_size = 1;     // of nodes that are neighbours, if there are several; equal on all ranks
   std::string node = {};  // text that is equal for ranks of one node; empty: NodeIdentity()
   int loops = 1;          // of the transport's data plane, for the words; equal on all ranks
+  // Connects these loops. It is called where the transport's data plane stays, for all ranks or
+  // between nodes: connections that nobody uses would have to be closed on all ranks at one moment,
+  // since one that closes is a lost peer.
+  std::function<absl::Status()> connect_loops = nullptr;
   // Paths; empty: where they are looked for by themselves.
   std::string ucx_library = {}, nccl_library = {};
 };

@@ -82,7 +82,7 @@ Board BoardOf(Transport& transport, Clock::duration patience) {
   return {"links", transport.members(), transport, 0, Clock::now() + patience};
 }
 
-// A host's plane whose links between nodes of two ranks take 20 ms for every exchange.
+// A host's plane whose links between nodes of two ranks take 100 ms for every exchange.
 class SlowBetweenNodes final : public DataPlane {
  public:
   explicit SlowBetweenNodes(std::unique_ptr<DataPlane> inner) : inner_(std::move(inner)) {}
@@ -95,7 +95,7 @@ class SlowBetweenNodes final : public DataPlane {
     for (int peer = 0; peer < size(); ++peer) {
       crosses = crosses || (peer / 2 != rank() / 2 && !send[peer].empty());
     }
-    if (crosses) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (crosses) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     return inner_->Start(tag, send, recv);
   }
   const std::shared_ptr<Failure>& failure() const override { return inner_->failure(); }

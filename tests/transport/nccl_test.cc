@@ -11,12 +11,12 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/synchronization/notification.h"
 #include "schedule/join/planes.h"
 #include "tests/kernels/devices.h"
 #include "tests/transport/connect_nccl.h"
@@ -126,21 +126,18 @@ TEST_F(NcclTest, AFlushAfterAFailureWaitsForTheDevice) {
   const std::unique_ptr<DeviceStream> stream = *DeviceOfRank(0)->MakeStream();
   const std::unique_ptr<DataPlane> lane = planes[0]->On(*stream);
   std::vector<uint8_t> block(100);
-  absl::Status status;
-  absl::Notification ended;
+  std::promise<absl::Status> ended;
+  std::future<absl::Status> end = ended.get_future();
   {
     const Held held(*stream);
     EXPECT_TRUE(lane->Start(1, std::vector<Bytes>(2), std::vector<MutableBytes>(2, block))
                     ->Wait(Clock::now() + seconds(20))
                     .ok());
     lane->Abort(absl::AbortedError("enough"));
-    lane->Flush()->OnDone([&](absl::Status got) {
-      status = std::move(got);
-      ended.Notify();
-    });
-    EXPECT_FALSE(ended.HasBeenNotified());
+    lane->Flush()->OnDone([&](absl::Status status) { ended.set_value(std::move(status)); });
+    EXPECT_EQ(end.wait_for(seconds(0)), std::future_status::timeout);
   }
-  ended.WaitForNotification();
+  const absl::Status status = end.get();
   EXPECT_TRUE(absl::IsAborted(status)) << status;
 }
 

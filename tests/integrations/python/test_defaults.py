@@ -27,6 +27,7 @@ def host(rank: int, port: int):
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.barrier()  # a rank that left now would end the other's connecting
     return Membership(None, "test").group().host
 
 

@@ -21,7 +21,7 @@ FITS = residuals.SHARE * BYTES
 
 def compressed(rank: int, codec, available: list[int], hosts: list[str], **options):
     """(model, compression, warnings) of a rank whose host has so many bytes available."""
-    residuals._of_host = lambda: (hosts[rank], available[rank])  # this process is the rank's own
+    residuals.memory_of_host = lambda: (hosts[rank], available[rank])  # this process is the rank's own
     model, _ = sharded(None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -107,7 +107,7 @@ def test_a_state_dict_loads_with_and_without_residuals():
 def with_replicas(rank: int):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     replicas = mesh["replica"].get_group()
-    residuals._of_host = lambda: ("a", FITS if rank < 3 else 0)  # rank 3 decides for all
+    residuals.memory_of_host = lambda: ("a", FITS if rank < 3 else 0)  # rank 3 decides for all
     model, _ = sharded(None, mesh["shard"])
     with pytest.warns(UserWarning, match="feedback=True"):
         made = compress(model, "int8", replicas=replicas, min_bytes=0)

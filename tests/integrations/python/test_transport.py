@@ -54,6 +54,17 @@ def test_several_loops_give_the_bits_of_one():
     assert several[0][1] == several[1][1] == one[0][1]
 
 
+def reduced_again_and_again(rank: int) -> set[str]:
+    return {reduced(rank, "auto")[0] for _ in range(12)}
+
+
+@needs_ucx
+def test_loops_are_not_connected_where_ucx_serves_all_ranks():
+    """Connections that one rank closed as unused were a lost peer to the other."""
+    ours, theirs = run(reduced_again_and_again, environment={"THINWIRE_LOOPS": "3"})
+    assert ours == theirs and len(ours) == 1 and ours.pop().startswith("ucx 1.")
+
+
 def test_other_loops_on_another_rank_are_a_mismatch_on_both():
     for outcome in outcomes_of(reduced_with_own_loops):
         assert outcome.error == "MismatchError", outcome.trace
