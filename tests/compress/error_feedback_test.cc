@@ -5,15 +5,18 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
-
-#include "tests/kernels/watched_device.h"
 
 namespace thinwire {
 namespace {
 
 BucketLayout Layout(std::vector<Segment> segments, std::vector<Range> owned, float weight = 4.0f) {
-  return {.segments = std::move(segments), .owned = std::move(owned), .second_hop_weight = weight};
+  BucketLayout layout;
+  layout.segments = std::move(segments);
+  layout.owned = std::move(owned);
+  layout.second_hop_weight = weight;
+  return layout;
 }
 
 TEST(ErrorFeedback, SameLayoutIsALookUp) {
@@ -149,33 +152,6 @@ TEST(ErrorFeedback, AnImportReplacesAllThatIsKeptOfItsParametersAndNothingElse) 
   EXPECT_EQ(memory.residual[2], 7.0f / 4);
   EXPECT_EQ(memory.residual[3], 8.0f);
   EXPECT_EQ(memory.array(0)[3], 0.0f);
-}
-
-// The work of a checkpoint is linear: a bucket of many parameters is read once, and a load reads
-// nothing that it replaces.
-TEST(ErrorFeedback, ACheckpointReadsEachArrayOfABucketOnce) {
-  for (const size_t parameters : {3u, 48u}) {
-    ErrorFeedback feedback(WatchedDevice());
-    BucketLayout layout;
-    layout.arrays = {std::string(kMomentum)};
-    for (size_t i = 0; i < parameters; ++i) {
-      layout.segments.push_back({"p" + std::to_string(i), 0, 5, 5, 0});
-    }
-    ASSERT_TRUE(feedback.Bind("0", layout).ok());
-    std::vector<std::vector<float>> values(3 * parameters, std::vector<float>(5));
-    std::vector<StateArray> arrays;
-    for (size_t i = 0; i < parameters; ++i) {
-      const std::string& name = layout.segments[i].name;
-      arrays.push_back({name, kFirstHop, values[3 * i]});
-      arrays.push_back({name, kSecondHop, values[3 * i + 1]});
-      arrays.push_back({name, kMomentum, values[3 * i + 2]});
-    }
-    const int before = device_counts.copies_queued;
-    ASSERT_TRUE(feedback.Export(arrays).ok());
-    EXPECT_EQ(device_counts.copies_queued - before, 2) << "of " << parameters << " parameters";
-    ASSERT_TRUE(feedback.Import(arrays, 4.0f).ok());
-    EXPECT_EQ(device_counts.copies_queued - before, 2) << "of " << parameters << " parameters";
-  }
 }
 
 TEST(ErrorFeedback, UnknownNamesAreAnError) {

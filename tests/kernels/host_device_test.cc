@@ -6,7 +6,10 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "compress/error_feedback.h"
 #include "tests/kernels/devices.h"
 #include "tests/kernels/watched_device.h"
 
@@ -175,6 +178,33 @@ TEST(HostDevice, FreeingWaitsForTheDevicesOwnWorkOnly) {
   }
   freeing.join();
   EXPECT_TRUE(freed);
+}
+
+// The work of a checkpoint is linear: a bucket of many parameters is read once, and a load reads
+// nothing that it replaces.
+TEST(ErrorFeedback, ACheckpointReadsEachArrayOfABucketOnce) {
+  for (const size_t parameters : {3u, 48u}) {
+    ErrorFeedback feedback(WatchedDevice());
+    BucketLayout layout;
+    layout.arrays = {std::string(kMomentum)};
+    for (size_t i = 0; i < parameters; ++i) {
+      layout.segments.push_back({absl::StrCat("p", i), 0, 5, 5, 0});
+    }
+    ASSERT_TRUE(feedback.Bind("0", layout).ok());
+    std::vector<std::vector<float>> values(3 * parameters, std::vector<float>(5));
+    std::vector<StateArray> arrays;
+    for (size_t i = 0; i < parameters; ++i) {
+      const std::string& name = layout.segments[i].name;
+      arrays.push_back({name, kFirstHop, values[3 * i]});
+      arrays.push_back({name, kSecondHop, values[3 * i + 1]});
+      arrays.push_back({name, kMomentum, values[3 * i + 2]});
+    }
+    const int before = device_counts.copies_queued;
+    ASSERT_TRUE(feedback.Export(arrays).ok());
+    EXPECT_EQ(device_counts.copies_queued - before, 2) << "of " << parameters << " parameters";
+    ASSERT_TRUE(feedback.Import(arrays, 4.0f).ok());
+    EXPECT_EQ(device_counts.copies_queued - before, 2) << "of " << parameters << " parameters";
+  }
 }
 
 }  // namespace

@@ -51,10 +51,10 @@ class _Watch:
         self._last_look = 0.0
         self._latest = 0  # the highest number that was seen
         self._lock = threading.Lock()
-        self._alive: dict[int, str] = {}
+        self.number = store.add("members", 1)
+        self._alive = {self.number: name}  # the first look may take too long to count
         self._newest = 0
         self._failed: Exception | None = None
-        self.number = store.add("members", 1)
         store.set(f"left/{self.number}", "0")
         store.add(f"beat/{self.number}", 1)
         store.set(f"name/{self.number}", name)  # the last one: who has a name has all
