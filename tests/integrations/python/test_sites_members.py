@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -275,6 +276,30 @@ def test_a_stopped_member_comes_back_with_its_steps(tmp_path):
     assert len({result["bits"] for result in results}) == 1
     for result in results:
         assert result["counted"] == result["made"]
+
+
+def test_one_that_was_not_seen_yet_is_not_lost():
+    """Member b looks at the others before c comes, and c is the last to be ready."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members = {
+        name: sites.join(
+            dist.TCPStore("127.0.0.1", server.port, is_master=False), name, min_members=3,
+            timeout_s=30, beat_s=20 if name == "b" else 0.05, dead_s=40,
+        )
+        for name in "abc"
+    }  # fmt: skip
+    ready = members["c"]._all_ready
+    members["c"]._all_ready = lambda *arguments: (time.sleep(0.3), ready(*arguments))[1]
+    count = dist.PrefixStore("thinwire/sites", server)
+    with ThreadPoolExecutor() as threads:
+        epochs = []
+        for number, one in enumerate(members.values()):
+            epochs.append(threads.submit(one.meet, None))
+            while count.add("members", 0) <= number or not count.check([f"want/1/{number + 1}"]):
+                time.sleep(0.001)
+        for epoch in epochs:
+            assert (epoch.result().number, epoch.result().names) == (1, ("a", "b", "c"))
+        list(threads.map(lambda one: one.close(), members.values()))
 
 
 def alone(rank: int, address: str):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.torch.group import Group, count_user
+from thinwire.torch.group import Group, TorchStore, count_user
 from thinwire.torch.sites.meeting import Epoch
 
 _PREFIX = "thinwire/sites"
@@ -51,10 +51,11 @@ class _Watch:
         self._last_look = 0.0
         self._latest = 0  # the highest number that was seen
         self._lock = threading.Lock()
-        self.number = store.add("members", 1)
-        self._alive = {self.number: name}  # the first look may take too long to count
+        self._alive: dict[int, str] = {}  # empty until a look counts
+        self._known = 0  # the highest number when it did
         self._newest = 0
         self._failed: Exception | None = None
+        self.number = store.add("members", 1)
         store.set(f"left/{self.number}", "0")
         store.add(f"beat/{self.number}", 1)
         store.set(f"name/{self.number}", name)  # the last one: who has a name has all
@@ -106,7 +107,7 @@ class _Watch:
             if number == self.number or now - one.changed < self._dead_s
         }
         with self._lock:
-            self._alive, self._newest = alive, newest
+            self._alive, self._known, self._newest = alive, latest, newest
 
     def _get(self, keys: list[str]) -> list[bytes]:
         if self._store.has_extended_api():
@@ -119,6 +120,13 @@ class _Watch:
             if self._failed is not None:
                 raise _gone(self._failed)
             return dict(self._alive)
+
+    def lost(self, members: list[int]) -> list[int]:
+        """Those of the members that were seen, and have died or left. One that this member has not
+        seen yet has only just come."""
+        alive = self.alive()
+        with self._lock:
+            return [m for m in members if m <= self._known and m not in alive]
 
     def newest(self) -> int:
         """The number of the newest epoch that this member has heard of."""
@@ -135,6 +143,20 @@ def _gone(error: Exception) -> errors.UnavailableError:
         f"the store of the members does not answer: {error}; start it where all members reach it, "
         "and join again"
     )
+
+
+class _EpochStore(TorchStore):
+    """Where the members of an epoch connect. A wait ends when one of them is lost, whose word would
+    never come."""
+
+    def __init__(self, store: dist.Store, key: str, watch: _Watch, members: list[int]) -> None:
+        super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
+        self._watch, self._members = watch, members
+
+    def _has(self, key: str) -> bool:
+        if lost := self._watch.lost(self._members):
+            raise errors.PeerLostError(f"member {lost[0]} of the store is lost while all connect")
+        return super()._has(key)
 
 
 class StoreMembers:
@@ -202,18 +224,21 @@ class StoreMembers:
 
     def _all_ready(self, number: int, members: list[int], end: float) -> bool:
         """Says that this member is about to connect, and waits until all say so. False if it is no
-        member, or if one dies before: then there is no such epoch for anybody."""
+        member, or if one dies before: then there is no such epoch for anybody, since whoever first
+        sees either writes the epoch's fate."""
         if self._joined.number not in members:
             return False
         self._store.set(f"ready/{number}/{self._joined.number}", "1")
-        while True:
-            alive = self._joined.alive()
+        fate = f"fate/{number}"
+        while not self._store.check([fate]):
             missing = [m for m in members if not self._store.check([f"ready/{number}/{m}"])]
             if not missing:
-                return True
-            if set(missing) - set(alive) or time.monotonic() > end:
-                return False
-            time.sleep(_LOOK_S)
+                self._store.compare_set(fate, "", "go")
+            elif self._joined.lost(missing) or time.monotonic() > end:
+                self._store.compare_set(fate, "", "void")
+            else:
+                time.sleep(_LOOK_S)
+        return self._store.get(fate) == b"go"
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
         """Calls `fail` once, on another thread, if a member of the epoch gives no sign of life."""
@@ -221,12 +246,12 @@ class StoreMembers:
             self._guarded = (epoch.number, self._members, fail)
 
     def _check_guarded(self, watch: _Watch) -> None:
-        alive, newest = watch.alive(), watch.newest()
+        newest = watch.newest()
         with self._lock:
             if self._guarded is None:
                 return
             number, members, fail = self._guarded
-            dead = [member for member in members if member not in alive]
+            dead = watch.lost(members)
             if not dead and newest <= number:
                 return
             self._guarded = None
@@ -250,7 +275,7 @@ class StoreMembers:
     def _propose(self, number: int) -> None:
         """Writes the epoch, if this member is the one to do so, and all live members want it."""
         alive = self._joined.alive()
-        if min(alive) != self._joined.number or len(alive) < self._min:
+        if len(alive) < self._min or min(alive, default=0) != self._joined.number:
             return
         if all(self._wants(number, member) for member in alive):
             listed = json.dumps(sorted(alive.items()))
@@ -261,8 +286,10 @@ class StoreMembers:
     def _enter(self, number: int, listed: list) -> Epoch:
         self._members = [one[0] for one in listed]
         rank = self._members.index(self._joined.number)
+        key = f"sites{number}"
+        store = _EpochStore(self._store, key, self._joined, self._members)
         group = Group(
-            rank, len(listed), f"sites{number}", count_user(), self._store,
+            rank, len(listed), key, count_user(), store,
             timeout_s=self._timeout_s, host=self._host,
         )  # fmt: skip
         self._epoch = Epoch(number, group, tuple(one[1] for one in listed))
