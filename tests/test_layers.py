@@ -20,7 +20,7 @@ PURE_FOLDERS = {
     "schedule/order": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
         *("schedule/recycled_map.h", "schedule/ring_queue.h"),
-        *("transport/control_plane.h", "transport/data_plane.h", "transport/membership.h"),
+        *("transport/planes.h", "transport/membership.h"),
     },
     "schedule/collective": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
@@ -29,7 +29,7 @@ PURE_FOLDERS = {
     "schedule/sim": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
         *("schedule/settle.h", "schedule/order", "schedule/collective"),
-        *("transport/data_plane.h", "transport/membership.h"),
+        *("transport/planes.h", "transport/membership.h"),
     },
 }
 # The folders of schedule/ that those with threads and locks may include besides their own.

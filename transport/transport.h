@@ -5,9 +5,8 @@
 #include <memory>
 #include <utility>
 
-#include "transport/control_plane.h"
-#include "transport/data_plane.h"
 #include "transport/membership.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

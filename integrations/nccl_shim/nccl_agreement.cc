@@ -41,7 +41,7 @@ absl::Status Judge(const std::vector<std::string_view>& said) {
 
 }  // namespace
 
-absl::Status AgreeOver(DataPlane& plane, Device& device, const absl::StatusOr<std::string>& terms,
+absl::Status AgreeOver(StreamPlane& plane, Device& device, const absl::StatusOr<std::string>& terms,
                        Deadline deadline, AgreementRemains* remains) {
   const size_t size = plane.size(), bytes = size * kRoom;
   const absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device.MakeStream();
@@ -59,7 +59,7 @@ absl::Status AgreeOver(DataPlane& plane, Device& device, const absl::StatusOr<st
   std::vector<MutableBytes> recv;
   for (size_t r = 0; r < size; ++r) recv.push_back({rooms->get() + r * kRoom, kRoom});
   const std::vector<Bytes> send(size, recv[plane.rank()]);
-  const std::unique_ptr<DataPlane> ours = plane.On(**stream);
+  const std::unique_ptr<StreamPlane> ours = plane.On(**stream);
   if (absl::Status bad = ours->Start(0, send, recv)->Wait(deadline); !bad.ok()) return bad;
   (*stream)->Copy(host->get(), rooms->get(), bytes);
   if (absl::Status bad = ours->Flush()->Wait(deadline); !bad.ok()) return bad;

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/device.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 
@@ -17,7 +17,7 @@ namespace thinwire {
 // ending a communicator of NCCL's, wait for all work of the device, other communicators' too, whose
 // peers may be waiting in the same way.
 struct AgreementRemains {
-  std::unique_ptr<DataPlane> plane;
+  std::unique_ptr<StreamPlane> plane;
   DeviceMemory rooms, host;
 };
 
@@ -25,7 +25,7 @@ struct AgreementRemains {
 // `device`. OK if all take part on the same terms. Else Unimplemented names the first rank that
 // takes no part, with its reason, FailedPrecondition the first whose terms are not rank 0's, both
 // in the same words on every rank; DeadlineExceeded if ranks do not answer.
-absl::Status AgreeOver(DataPlane& plane, Device& device, const absl::StatusOr<std::string>& terms,
+absl::Status AgreeOver(StreamPlane& plane, Device& device, const absl::StatusOr<std::string>& terms,
                        Deadline deadline, AgreementRemains* remains);
 
 }  // namespace thinwire

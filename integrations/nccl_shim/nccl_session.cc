@@ -58,7 +58,7 @@ absl::Status NcclSession::Agree() {
   if (!nccl.ok()) return nccl.status();
   absl::StatusOr<std::unique_ptr<NcclReducer>> mine = MakeReducer(*nccl);
   if (mine.ok()) reducer_ = *std::move(mine);
-  absl::StatusOr<std::unique_ptr<DataPlane>> plane =
+  absl::StatusOr<std::unique_ptr<StreamPlane>> plane =
       JoinNccl(*nccl, members_, twin_, *device_, deadline, nullptr, 1);
   if (!plane.ok()) {
     return absl::Status(plane.status().code(),

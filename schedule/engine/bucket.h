@@ -12,8 +12,8 @@
 #include "schedule/engine/chunk_memory.h"
 #include "schedule/order/frames.h"
 #include "schedule/request.h"
-#include "transport/data_plane.h"
 #include "transport/membership.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -53,8 +53,9 @@ ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Devic
 
 Workspaces::Pools::Pools(Device& device, DataPlane* plane)
     : on_device(device, SlabPool::Memory::kDevice), pinned(device, SlabPool::Memory::kPinned) {
-  if (plane == nullptr || !plane->traits().allocates) return;
-  of_plane.emplace([plane](size_t bytes) { return plane->Allocate(bytes); });
+  StreamPlane* const streams = plane == nullptr ? nullptr : plane->of_streams();
+  if (streams == nullptr || !streams->traits().allocates) return;
+  of_plane.emplace([streams](size_t bytes) { return streams->Allocate(bytes); });
 }
 
 Workspaces::Workspaces(Device* device, DataPlane* plane) {

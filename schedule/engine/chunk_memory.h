@@ -20,7 +20,7 @@
 #include "compress/backend.h"
 #include "compress/device.h"
 #include "schedule/collective/algorithm.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 #include "transport/staged/slab_pool.h"
 
 namespace thinwire {

@@ -17,8 +17,8 @@
 #include "absl/time/time.h"
 #include "schedule/engine/failure.h"
 #include "schedule/order/roll_call.h"
-#include "transport/control_plane.h"
 #include "transport/membership.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -13,8 +13,9 @@ absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device_->MakeStream();
   if (!stream.ok()) return stream.status();
   lane->stream_ = *std::move(stream);
-  lane->of_stream_ = plane_->On(*lane->stream_);
-  if (lane->of_stream_ == nullptr) {
+  if (StreamPlane* const streams = plane_->of_streams()) {
+    lane->of_stream_ = streams->On(*lane->stream_);
+  } else {
     absl::StatusOr<std::unique_ptr<Staged>> staged =
         Staged::Make(*plane_, *device_, *lane->stream_, spaces_.pinned(), patience_);
     if (!staged.ok()) return staged.status();
@@ -87,7 +88,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
   clock_.End(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
   if (hop_ == nullptr) {
     flushing_ = true;
-    return lane_.plane().Flush();
+    StreamPlane* const streams = lane_.plane().of_streams();
+    return streams == nullptr ? nullptr : streams->Flush();
   }
   records_.Event(FlightEvent::kHopBegun, use_.label, start_.chunk, 0, ++hops_);
   DataPlane& plane = lane_.plane();

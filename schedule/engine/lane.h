@@ -14,7 +14,7 @@
 #include "schedule/engine/records.h"
 #include "schedule/engine/use.h"
 #include "schedule/order/outbox.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "transport/control_plane.h"
+#include "transport/planes.h"
 #include "transport/store.h"
 
 namespace thinwire {

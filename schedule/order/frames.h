@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "schedule/hash.h"
-#include "transport/control_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -33,8 +33,8 @@
 #include "schedule/order/roll_call.h"
 #include "schedule/order/start_queue.h"
 #include "schedule/recycled_map.h"
-#include "transport/data_plane.h"
 #include "transport/membership.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -16,7 +16,7 @@
 #include "schedule/order/own_tensors.h"
 #include "schedule/order/predicted_queue.h"
 #include "schedule/ring_queue.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/transport/plane_over.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

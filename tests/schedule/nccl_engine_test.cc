@@ -23,7 +23,7 @@ using std::chrono::seconds;
 
 std::vector<Transport> NcclTransports(int world) {
   std::vector<Transport> transports = MakeInProcessTransports(world);
-  std::vector<std::unique_ptr<DataPlane>> planes = ConnectNcclPlanes(world);
+  std::vector<std::unique_ptr<StreamPlane>> planes = ConnectNcclPlanes(world);
   for (int r = 0; r < world; ++r) transports[r].data = std::move(planes[r]);
   return transports;
 }

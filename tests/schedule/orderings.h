@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "schedule/options.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -76,12 +76,12 @@ inline NcclOptions NcclOptionsOf(Transport& transport,
 }
 
 // What connecting gives every rank.
-inline std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> TryNccl(
+inline std::vector<absl::StatusOr<std::unique_ptr<StreamPlane>>> TryNccl(
     int world, Clock::duration patience = std::chrono::seconds(20),
     const std::string& library = THINWIRE_FAKE_NCCL) {
   ControlsOf(library);
   std::vector<Transport> meeting = MakeInProcessTransports(world);
-  std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> planes(world);
+  std::vector<absl::StatusOr<std::unique_ptr<StreamPlane>>> planes(world);
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back(
@@ -91,8 +91,8 @@ inline std::vector<absl::StatusOr<std::unique_ptr<DataPlane>>> TryNccl(
   return planes;
 }
 
-inline std::vector<std::unique_ptr<DataPlane>> ConnectNcclPlanes(int world) {
-  std::vector<std::unique_ptr<DataPlane>> planes;
+inline std::vector<std::unique_ptr<StreamPlane>> ConnectNcclPlanes(int world) {
+  std::vector<std::unique_ptr<StreamPlane>> planes;
   for (auto& plane : TryNccl(world)) {
     EXPECT_TRUE(plane.ok()) << plane.status();
     planes.push_back(plane.ok() ? *std::move(plane) : nullptr);

@@ -1,7 +1,5 @@
 // The contract of transport/control_plane.h, the same for every control plane, and how the planes
 // of one backend go together.
-#include "transport/control_plane.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,6 +11,7 @@
 #include "tests/leaks.h"
 #include "tests/transport/connect_gloo.h"
 #include "transport/in_process/in_process.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 namespace {

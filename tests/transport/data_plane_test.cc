@@ -1,6 +1,4 @@
 // The contract of transport/data_plane.h, the same for every data plane.
-#include "transport/data_plane.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +17,7 @@
 #include "tests/leaks.h"
 #include "tests/transport/connect_ucx.h"
 #include "tests/transport/plane_kinds.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 namespace {

@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -52,7 +52,7 @@ class NcclPaceTest : public testing::Test {
   int misuses_ = 0;
 };
 
-using Planes = std::vector<std::unique_ptr<DataPlane>>;
+using Planes = std::vector<std::unique_ptr<StreamPlane>>;
 using Exchanges = std::vector<std::unique_ptr<Exchange>>;
 
 std::unique_ptr<Exchange> StartOn(DataPlane& plane, std::span<const uint8_t> out,

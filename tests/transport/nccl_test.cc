@@ -124,7 +124,7 @@ TEST_F(NcclTest, BlocksAreTheCallersAfterAFailure) {
 TEST_F(NcclTest, AFlushAfterAFailureWaitsForTheDevice) {
   auto planes = ConnectNcclPlanes(2);
   const std::unique_ptr<DeviceStream> stream = *DeviceOfRank(0)->MakeStream();
-  const std::unique_ptr<DataPlane> lane = planes[0]->On(*stream);
+  const std::unique_ptr<StreamPlane> lane = planes[0]->On(*stream);
   std::vector<uint8_t> block(100);
   std::promise<absl::Status> ended;
   std::future<absl::Status> end = ended.get_future();
@@ -145,7 +145,7 @@ TEST_F(NcclTest, AFlushAfterAFailureWaitsForTheDevice) {
 TEST_F(NcclTest, StreamsShareOneCommunicator) {
   auto planes = ConnectNcclPlanes(2);
   std::vector<std::unique_ptr<DeviceStream>> streams;
-  std::vector<std::unique_ptr<DataPlane>> lanes;
+  std::vector<std::unique_ptr<StreamPlane>> lanes;
   std::vector<std::shared_ptr<Device>> devices = DevicesOfRanks(2);
   for (int rank = 0; rank < 2; ++rank) {
     for (int lane = 0; lane < 2; ++lane) {
@@ -179,7 +179,7 @@ void ExpectNothingLeft() {
 }
 
 // One exchange between two planes, of the blocks at these addresses.
-void Swap(std::vector<std::unique_ptr<DataPlane>>& planes, std::array<uint8_t*, 2> blocks) {
+void Swap(std::vector<std::unique_ptr<StreamPlane>>& planes, std::array<uint8_t*, 2> blocks) {
   for (int rank = 0; rank < 2; ++rank) std::memset(blocks[rank], 7 + rank, 16);
   std::vector<std::unique_ptr<Exchange>> exchanges;
   for (int rank = 0; rank < 2; ++rank) {
@@ -243,7 +243,7 @@ TEST_F(NcclTest, MemoryIsFreedAfterAnAbort) {
 
 TEST_F(NcclTest, AnOldLibraryRegistersNothing) {
   ControlsOf(THINWIRE_OLD_NCCL).version = 21803;
-  std::vector<std::unique_ptr<DataPlane>> planes;
+  std::vector<std::unique_ptr<StreamPlane>> planes;
   for (auto& plane : TryNccl(2, seconds(20), THINWIRE_OLD_NCCL)) {
     ASSERT_TRUE(plane.ok()) << plane.status();
     EXPECT_FALSE((*plane)->traits().allocates);

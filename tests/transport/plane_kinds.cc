@@ -34,7 +34,7 @@ Planes Wrap(std::vector<Transport> transports) {
 
 Planes MakeNccl(int world) {
   std::vector<Transport> transports = MakeInProcessTransports(world);
-  std::vector<std::unique_ptr<DataPlane>> planes = ConnectNcclPlanes(world);
+  std::vector<std::unique_ptr<StreamPlane>> planes = ConnectNcclPlanes(world);
   for (int r = 0; r < world; ++r) transports[r].data = std::move(planes[r]);
   return Wrap<NcclBesideInProcess>(std::move(transports));
 }

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

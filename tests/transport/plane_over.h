@@ -8,12 +8,12 @@
 #include <span>
 #include <utility>
 
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 
-// Passes everything on to the inner plane but On and Flush, since a plane from On would go round
-// what a derived class does.
+// Passes everything on to the inner plane. It is no StreamPlane, since a plane from On would go
+// round what a derived class does.
 class PlaneOver : public DataPlane {
  public:
   const Membership& members() const override { return inner().members(); }

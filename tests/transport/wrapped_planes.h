@@ -151,13 +151,13 @@ class NcclBesideInProcess final : public BesideControl {
   using BesideControl::BesideControl;
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
-    return std::make_unique<Flushed>(inner(), inner().Start(tag, send, recv));
+    return std::make_unique<Flushed>(*inner().of_streams(), inner().Start(tag, send, recv));
   }
 
  private:
   class Flushed final : public Exchange {
    public:
-    Flushed(DataPlane& plane, std::unique_ptr<Exchange> inner)
+    Flushed(StreamPlane& plane, std::unique_ptr<Exchange> inner)
         : plane_(plane), inner_(std::move(inner)) {}
     absl::Status Wait(Deadline deadline) override {
       const absl::Status status = inner_->Wait(deadline);
@@ -171,7 +171,7 @@ class NcclBesideInProcess final : public BesideControl {
     }
 
    private:
-    DataPlane& plane_;
+    StreamPlane& plane_;
     const std::unique_ptr<Exchange> inner_;
   };
 };

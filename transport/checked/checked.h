@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "transport/checked/spare_blocks.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -13,8 +13,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/data_plane.h"
 #include "transport/gloo/gloo_links.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

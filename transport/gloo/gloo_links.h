@@ -14,11 +14,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/control_plane.h"
 #include "transport/failure.h"
 #include "transport/gloo/gloo_loop.h"
 #include "transport/gloo/gloo_peer.h"
 #include "transport/membership.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -18,10 +18,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/control_plane.h"
 #include "transport/gloo/gloo_frames.h"
 #include "transport/gloo/gloo_loop.h"
 #include "transport/gloo/gloo_pair.h"
+#include "transport/planes.h"
 #include "transport/store.h"
 
 namespace thinwire {

@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/control_plane.h"
 #include "transport/failure.h"
+#include "transport/planes.h"
 #include "transport/store.h"
 
 namespace thinwire {

@@ -58,7 +58,7 @@ class NcclExchange final : public Exchange {
   bool watched_ = false;
 };
 
-class NcclData final : public DataPlane {
+class NcclData final : public StreamPlane {
  public:
   NcclData(std::shared_ptr<Shared> shared, DeviceStream& stream)
       : shared_(std::move(shared)), stream_(stream) {}
@@ -81,7 +81,7 @@ class NcclData final : public DataPlane {
     return Begin(op);
   }
 
-  std::unique_ptr<DataPlane> On(DeviceStream& stream) override {
+  std::unique_ptr<StreamPlane> On(DeviceStream& stream) override {
     return std::make_unique<NcclData>(shared_, stream);
   }
   std::unique_ptr<Exchange> Flush() override {
@@ -194,7 +194,7 @@ absl::StatusOr<std::string> NcclVersion(const std::string& library) {
   return (*nccl)->version;
 }
 
-absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& options) {
+absl::StatusOr<std::unique_ptr<StreamPlane>> ConnectNccl(const NcclOptions& options) {
   const absl::StatusOr<std::shared_ptr<const NcclLibrary>> nccl = LoadNccl(options.library);
   const absl::StatusOr<std::vector<std::string>> ids = options.tell(MakeId(options, nccl));
   if (!ids.ok()) return ids.status();
@@ -204,11 +204,11 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& option
                   options.most_ctas);
 }
 
-absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
-                                                    Membership members, const NcclUniqueId& id,
-                                                    std::shared_ptr<Device> device,
-                                                    Deadline deadline, const ControlPlane* control,
-                                                    int most_ctas) {
+absl::StatusOr<std::unique_ptr<StreamPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
+                                                      Membership members, const NcclUniqueId& id,
+                                                      std::shared_ptr<Device> device,
+                                                      Deadline deadline,
+                                                      const ControlPlane* control, int most_ctas) {
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device->MakeStream();
   if (!stream.ok()) return stream.status();
   absl::StatusOr<std::unique_ptr<NcclComm>> comm =

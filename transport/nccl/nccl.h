@@ -11,10 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "compress/device.h"
-#include "transport/control_plane.h"
-#include "transport/data_plane.h"
 #include "transport/membership.h"
 #include "transport/nccl/nccl_library.h"
+#include "transport/planes.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -34,7 +33,7 @@ struct NcclOptions {
 absl::StatusOr<std::string> NcclVersion(const std::string& library);
 
 // A plane that has exchanged a block with every rank. Exchanges that are started on it are work of
-// a stream of its own; those of other streams go by DataPlane::On. An exchange ends as soon as it
+// a stream of its own; those of other streams go by StreamPlane::On. An exchange ends as soon as it
 // is queued, and a Flush when it is done.
 //
 // Sizes that disagree between two ranks are for the callers to find, before they start: NCCL may
@@ -43,17 +42,17 @@ absl::StatusOr<std::string> NcclVersion(const std::string& library);
 //
 // Unimplemented if this rank or another can't take part, DeadlineExceeded if ranks did not come,
 // Unavailable names one that died meanwhile.
-absl::StatusOr<std::unique_ptr<DataPlane>> ConnectNccl(const NcclOptions& options);
+absl::StatusOr<std::unique_ptr<StreamPlane>> ConnectNccl(const NcclOptions& options);
 
 // As ConnectNccl, for ranks that have a unique id in common already. control: where this rank hears
 // of lost peers; null: nowhere, so that they are awaited until the deadline. most_ctas: as for
 // NcclComm::Make.
-absl::StatusOr<std::unique_ptr<DataPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
-                                                    Membership members, const NcclUniqueId& id,
-                                                    std::shared_ptr<Device> device,
-                                                    Deadline deadline,
-                                                    const ControlPlane* control = nullptr,
-                                                    int most_ctas = kNcclDefault);
+absl::StatusOr<std::unique_ptr<StreamPlane>> JoinNccl(std::shared_ptr<const NcclLibrary> nccl,
+                                                      Membership members, const NcclUniqueId& id,
+                                                      std::shared_ptr<Device> device,
+                                                      Deadline deadline,
+                                                      const ControlPlane* control = nullptr,
+                                                      int most_ctas = kNcclDefault);
 
 }  // namespace thinwire
 

@@ -11,9 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/device.h"
-#include "transport/control_plane.h"
-#include "transport/data_plane.h"
 #include "transport/nccl/nccl_library.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

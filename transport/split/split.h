@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

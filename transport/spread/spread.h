@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 #include "transport/transport.h"
 
 namespace thinwire {

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "compress/device.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 #include "transport/staged/slab_pool.h"
 
 namespace thinwire {

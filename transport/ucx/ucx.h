@@ -10,9 +10,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "transport/control_plane.h"
-#include "transport/data_plane.h"
 #include "transport/membership.h"
+#include "transport/planes.h"
 #include "transport/store.h"
 
 namespace thinwire {

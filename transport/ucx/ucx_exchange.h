@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 #include "transport/ucx/ucx_driver.h"
 #include "transport/ucx/ucx_worker.h"
 

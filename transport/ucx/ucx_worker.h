@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 #include "transport/ucx/ucx_library.h"
 
 namespace thinwire {

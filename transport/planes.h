@@ -1,14 +1,19 @@
-// DataPlane: exchanges of blocks of memory between the ranks of a group. One contract holds for
-// every backend; tests/transport/data_plane_test.cc states it.
+// The planes of a group: DataPlane exchanges blocks of memory between its ranks, StreamPlane does
+// so as work of a device's streams, and ControlPlane carries small frames and the news of lost
+// peers. One contract holds for every backend; tests/transport/data_plane_test.cc and
+// control_plane_test.cc state it.
 //
 // A plane is thread-safe, and any number of exchanges may be in flight. Its failure is sticky: the
-// first reason is the result of every exchange in flight and of every later one. The reason is
-// Unavailable when a peer is gone, DeadlineExceeded when a peer did not answer in time, and the
-// caller's own status after Abort. Where a lost peer fails only its part (failure.h), exchanges
-// with that peer end with its reason, and others go on. No call throws, and none ends the process.
-#ifndef THINWIRE_TRANSPORT_DATA_PLANE_H_
-#define THINWIRE_TRANSPORT_DATA_PLANE_H_
+// first reason is the result of every exchange in flight and of every later one, and what Send,
+// Receive and status return from then on. The reason is Unavailable and names the rank when a peer
+// is gone, DeadlineExceeded when a peer did not answer in time, and the caller's own status after
+// Abort. Where a lost peer fails only its part (failure.h), what is exchanged with that peer ends
+// with its reason, and all else goes on. No call throws, and none ends the process.
+#ifndef THINWIRE_TRANSPORT_PLANES_H_
+#define THINWIRE_TRANSPORT_PLANES_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,6 +30,7 @@
 namespace thinwire {
 
 class DeviceStream;
+class StreamPlane;
 
 // How a plane finds out which exchanges of two ranks belong together.
 enum class Matching {
@@ -51,7 +57,7 @@ struct DataTraits {
   Matching matching = Matching::kByTag;
   Completion completion = Completion::kBlocking;
   Memory memory = Memory::kHost;
-  // DataPlane::Allocate gives memory whose blocks travel with fewer copies.
+  // StreamPlane::Allocate gives memory whose blocks travel with fewer copies.
   bool allocates = false;
 };
 
@@ -103,20 +109,8 @@ class DataPlane {
   // gains nothing by it, or matches by order; such a plane has a Start of its own.
   virtual std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv);
 
-  // For planes of streams that end by events, such as NCCL's; both null elsewhere.
-  //
-  // A plane whose exchanges are work of `stream`, which must outlive it, as this one must. It
-  // shares this one's order, failure and count of bytes.
-  virtual std::unique_ptr<DataPlane> On(DeviceStream& stream);
-  // An exchange of nothing, which ends when the plane's stream has done all that is queued by now:
-  // exchanges of such planes end as soon as they are queued, before their blocks are there.
-  virtual std::unique_ptr<Exchange> Flush();
-
-  // Where the traits say that the plane allocates: memory of its device, aligned to 256 bytes. The
-  // blocks of an exchange lie in such memory all of them, on every rank, or none. Whoever frees it
-  // has seen the end of all work on it. ResourceExhausted, or the plane's failure. May wait for
-  // exchanges that are being queued.
-  virtual absl::StatusOr<DeviceMemory> Allocate(size_t bytes);
+  // This plane, where it is one of streams; else null.
+  virtual StreamPlane* of_streams() { return nullptr; }
 
   // The plane's on this rank, which planes may share.
   virtual const std::shared_ptr<Failure>& failure() const = 0;
@@ -129,6 +123,74 @@ class DataPlane {
   virtual uint64_t bytes_sent() const = 0;
 };
 
+// A data plane whose exchanges are work of a device's streams and end when they are queued, before
+// their blocks are there, such as NCCL's.
+class StreamPlane : public DataPlane {
+ public:
+  StreamPlane* of_streams() final { return this; }
+
+  // A plane whose exchanges are work of `stream`, which must outlive it, as this one must. It
+  // shares this one's order, failure and count of bytes.
+  virtual std::unique_ptr<StreamPlane> On(DeviceStream& stream) = 0;
+  // An exchange of nothing, which ends when the plane's stream has done all that is queued by now.
+  virtual std::unique_ptr<Exchange> Flush() = 0;
+
+  // Where the traits say that the plane allocates: memory of its device, aligned to 256 bytes. The
+  // blocks of an exchange lie in such memory all of them, on every rank, or none. Whoever frees it
+  // has seen the end of all work on it. ResourceExhausted, or the plane's failure. May wait for
+  // exchanges that are being queued. Unimplemented where the plane has no memory of its own.
+  virtual absl::StatusOr<DeviceMemory> Allocate(size_t bytes) = 0;
+};
+
+// Frames have one fixed size, because Gloo ends the process on a size that differs.
+inline constexpr size_t kControlBytes = 1024;
+using ControlFrame = std::array<uint8_t, kControlBytes>;
+
+struct ControlMessage {
+  int from = 0;
+  ControlFrame frame;
+};
+
+class ControlPlane {
+ public:
+  // Leaves the group: the planes of the peers fail with Unavailable, which names this rank. Frames
+  // sent before get a moment to leave.
+  virtual ~ControlPlane() = default;
+
+  virtual const Membership& members() const = 0;
+  int rank() const { return members().rank; }
+  int size() const { return members().size; }
+
+  // Copies the frame and never waits, not even for a peer that takes nothing. Frames between two
+  // ranks arrive in the order in which they were sent. A frame that is sent after a failure is
+  // delivered where the connection allows, so that peers hear the reason; the failure is returned
+  // all the same.
+  virtual absl::Status Send(int to, const ControlFrame& frame) = 0;
+
+  // The same to every peer. Who wants to know of a failure asks for the status.
+  void SendToAll(const ControlFrame& frame) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) Send(peer, frame).IgnoreError();
+    }
+  }
+
+  // Blocks until a frame from any rank is there, or until the plane has failed and all frames that
+  // came before were taken. One thread at a time receives.
+  virtual absl::StatusOr<ControlMessage> Receive() = 0;
+
+  // After a failure: blocks until the frames sent so far have left, or until the deadline, so that
+  // the process may end without taking its last words along. One thread at a time flushes. Without
+  // a failure it returns at once.
+  virtual void Flush(Deadline deadline) = 0;
+
+  // The plane's on this rank, which planes may share.
+  virtual const std::shared_ptr<Failure>& failure() const = 0;
+  // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
+  void Abort(absl::Status reason) { failure()->Fail(std::move(reason)); }
+  // The first failure, or OK.
+  absl::Status status() const { return failure()->reason(); }
+};
+
 }  // namespace thinwire
 
-#endif  // THINWIRE_TRANSPORT_DATA_PLANE_H_
+#endif  // THINWIRE_TRANSPORT_PLANES_H_

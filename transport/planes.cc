@@ -1,4 +1,4 @@
-#include "transport/data_plane.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 
@@ -18,14 +18,6 @@ std::unique_ptr<Exchange> DataPlane::Start(uint64_t tag, std::span<const Bytes> 
 
 std::unique_ptr<Exchange> DataPlane::Expect(uint64_t, std::span<const MutableBytes>) {
   return nullptr;
-}
-
-std::unique_ptr<DataPlane> DataPlane::On(DeviceStream&) { return nullptr; }
-
-std::unique_ptr<Exchange> DataPlane::Flush() { return nullptr; }
-
-absl::StatusOr<DeviceMemory> DataPlane::Allocate(size_t) {
-  return absl::UnimplementedError("this data plane has no memory of its own");
 }
 
 }  // namespace thinwire
