@@ -23,7 +23,7 @@
 #include "compress/backend.h"
 #include "compress/codec_list.h"
 #include "kernels/device.h"
-#include "kernels/host_device.h"
+#include "tests/host_device/host_device.h"
 
 namespace thinwire {
 namespace {

@@ -19,7 +19,7 @@
 
 #include "bench/times.h"
 #include "kernels/device.h"
-#include "kernels/host_device.h"
+#include "tests/host_device/host_device.h"
 #include "tests/transport/fake_nccl/fake_nccl.h"
 #include "transport/nccl/nccl.h"
 

@@ -91,6 +91,11 @@ class Device {
   // all hosts, whatever number each process knows it by. Internal if the device does not answer.
   virtual absl::StatusOr<std::string> identity() const = 0;
 
+  // True if it can use the memory of every other device that this process sees, over NVLink or
+  // PCIe; false if what it exchanges with one of them goes through host memory. Internal if the
+  // device does not answer.
+  virtual absl::StatusOr<bool> ReachesPeers() const = 0;
+
   // Calls `work` at once, with this device as the calling thread's current one, which libraries
   // take theirs from. Internal if the device can't be used; then nothing is called.
   virtual absl::Status RunOn(absl::FunctionRef<void()> work) = 0;

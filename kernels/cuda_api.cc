@@ -70,6 +70,19 @@ int Identify(int ordinal, char text[kIdentityBytes]) {
   return cudaSuccess;
 }
 
+int ReachesPeers(int ordinal, int* all) {
+  int devices = 0;
+  cudaError_t error = cudaGetDeviceCount(&devices);
+  *all = 1;
+  for (int other = 0; error == cudaSuccess && other < devices; ++other) {
+    if (other == ordinal) continue;
+    int reaches = 0;
+    error = cudaDeviceCanAccessPeer(&reaches, ordinal, other);
+    *all &= reaches;
+  }
+  return error;
+}
+
 int RunOn(int ordinal, void (*work)(void*), void* argument) {
   return OnDevice(ordinal).Do([&] {
     work(argument);
@@ -212,6 +225,7 @@ constexpr DeviceApi kApi = {
     .encode_entries = EncodeEntries,
     .add_entries = AddEntries,
     .identify = Identify,
+    .reaches_peers = ReachesPeers,
     .run_on = RunOn,
 };
 

@@ -140,6 +140,12 @@ class DeviceImpl final : public Device {
     return error == 0 ? absl::StatusOr<std::string>(text) : context_->Explain(error);
   }
 
+  absl::StatusOr<bool> ReachesPeers() const override {
+    int all = 0;
+    const int error = api().reaches_peers(context_->ordinal, &all);
+    return error == 0 ? absl::StatusOr<bool>(all != 0) : context_->Explain(error);
+  }
+
   absl::Status RunOn(absl::FunctionRef<void()> work) override {
     const auto call = [](void* argument) {
       (*static_cast<absl::FunctionRef<void()>*>(argument))();

@@ -1,6 +1,6 @@
 // DeviceApi: all that the host asks of a device, as a table of plain functions. Of a GPU it comes
-// out of libthinwire_cuda.so (cuda_api.cc), which is loaded on demand; host_device.h has a device
-// made of CPU threads, for tests.
+// out of libthinwire_cuda.so (cuda_api.cc), which is loaded on demand; tests/host_device has a
+// device made of CPU threads.
 //
 // Functions return 0, or an error number that `error_text` explains; none throws. A stream is a
 // cudaStream_t, an event a cudaEvent_t, as void*; a null stream is the device's default one. All
@@ -17,7 +17,7 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 10;
+inline constexpr uint32_t kDeviceApiVersion = 11;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
@@ -74,6 +74,9 @@ struct DeviceApi {
   // The calls below are done at once.
   // Writes a text that no other device of the host has, ended by a zero.
   int (*identify)(int ordinal, char text[kIdentityBytes]);
+  // 1 if the device can use the memory of every other device that this process sees, over NVLink or
+  // PCIe; 0 if what it exchanges with one of them goes through host memory.
+  int (*reaches_peers)(int ordinal, int* all);
   // Calls `work(argument)` with the device as the thread's current one.
   int (*run_on)(int ordinal, void (*work)(void* argument), void* argument);
 };

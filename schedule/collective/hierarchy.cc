@@ -27,45 +27,15 @@ LinkBytes HierarchicalBytes(const Grid& nodes, const CodecPair& codec) {
           .between = foreign_rows / nodes.columns * (up + down)};
 }
 
-LinkBytes EncodedRowsBytes(const Grid& nodes, const CodecPair& codec) {
-  const double both = BytesPerElement(codec.up) + BytesPerElement(codec.down);
-  const double foreign_columns = (nodes.columns - 1.0) / nodes.columns;
-  const double foreign_rows = (nodes.rows - 1.0) / nodes.rows;
-  return {.inside = foreign_columns * both, .between = foreign_rows / nodes.columns * both};
-}
-
-LinkBytes RingBytes(const Grid& nodes) {
-  const double world = nodes.rows * nodes.columns;
-  const double sent = 2 * sizeof(float) * (world - 1) / world;
-  if (nodes.rows == 1) return {.inside = sent};
-  return {.inside = sent * (nodes.columns - 1) / nodes.columns, .between = sent / nodes.columns};
-}
-
-namespace {
-
-using BytesOfWay = LinkBytes (*)(const Grid&, const CodecPair&);
-
-// True if `better` takes kWorthIt less time than `usual` with every dense codec.
-bool Pays(BytesOfWay better, BytesOfWay usual, const Grid& nodes, std::span<const CodecPair> codecs,
-          const LinkRates& rates) {
+bool HierarchyPays(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates) {
   bool pays = false;
   for (const CodecPair& codec : codecs) {
     if (codec.up.traits().entries()) continue;  // everybody's go to everybody in any case
     pays = true;
-    const double seconds = better(nodes, codec).seconds(rates);
-    if (usual(nodes, codec).seconds(rates) < kWorthIt * seconds) return false;
+    const double seconds = HierarchicalBytes(nodes, codec).seconds(rates);
+    if (FlatBytes(nodes, codec).seconds(rates) < kWorthIt * seconds) return false;
   }
   return pays;
-}
-
-}  // namespace
-
-bool HierarchyPays(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates) {
-  return Pays(HierarchicalBytes, FlatBytes, nodes, codecs, rates);
-}
-
-bool EncodedRowsPay(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates) {
-  return Pays(EncodedRowsBytes, HierarchicalBytes, nodes, codecs, rates);
 }
 
 }  // namespace thinwire

@@ -26,18 +26,9 @@ struct LinkBytes {
 // `nodes`: a row is a node. Of fp32 elements.
 LinkBytes FlatBytes(const Grid& nodes, const CodecPair& codec);
 LinkBytes HierarchicalBytes(const Grid& nodes, const CodecPair& codec);
-// By nodes, with encoded elements inside them as well.
-LinkBytes EncodedRowsBytes(const Grid& nodes, const CodecPair& codec);
-// NCCL's ring of fp32, whose ranks stand in the order of their nodes: each node sends and receives
-// what one rank does, which is shared among its ranks here.
-LinkBytes RingBytes(const Grid& nodes);
 
 // True if every dense codec gains kWorthIt by going by nodes; false if there is none.
 bool HierarchyPays(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates);
-
-// True if every dense codec gains kWorthIt by encoding inside nodes as well; false if there is
-// none.
-bool EncodedRowsPay(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates);
 
 // Less could as well be the error of a measurement, and the bits of results would change from one
 // start to the next.

@@ -219,10 +219,21 @@ std::string WordsOf(const Settled& options, const std::string& reason) {
   return reason.empty() ? way : absl::StrCat(way, ", ", reason);
 }
 
+// The same on all ranks, which all call it. A device that does not answer fails the group later,
+// and with a better reason than this question has.
+absl::StatusOr<bool> AllReachTheirPeers(const Device& device, const Board& board) {
+  const absl::StatusOr<bool> mine = device.ReachesPeers();
+  const absl::StatusOr<Answers> answers =
+      TellAll(board, "peers", std::string(mine.ok() && !*mine ? "no" : "yes"));
+  if (!answers.ok()) return answers.status();
+  return std::none_of(answers->begin(), answers->end(),
+                      [](const auto& answer) { return answer.ok() && *answer == "no"; });
+}
+
 }  // namespace
 
 absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
-                                              const Board& board) {
+                                              const Device* device, const Board& board) {
   const int world = board.members.size;
   const auto unmeasured = [&](const Options& chosen, const std::string& reason) {
     const Settled settled = Settle(chosen, world);
@@ -236,8 +247,12 @@ absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Node
   by_nodes.local_size = nodes.local_size;
   if (options.topology != Topology::kAuto) return unmeasured(by_nodes, "");
   if (board.transport.data->traits().memory != Memory::kHost) {
-    by_nodes.topology = Topology::kHierarchical;
-    return unmeasured(by_nodes, "as between GPUs of several nodes");
+    const absl::StatusOr<bool> direct = AllReachTheirPeers(*device, board);
+    if (!direct.ok()) return direct.status();
+    by_nodes.topology = *direct ? Topology::kHierarchical : Topology::kGrid;
+    return unmeasured(by_nodes, *direct
+                                    ? "as between GPUs of several nodes"
+                                    : "as between GPUs of several nodes that meet in host memory");
   }
   const Grid grid{world / nodes.local_size, nodes.local_size};
   const absl::StatusOr<LinkRates> rates = ProbeLinks(grid, board, options.timeout);

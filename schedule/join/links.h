@@ -54,12 +54,16 @@ struct ChosenTopology {
 };
 
 // All ranks call it, with the same options, which CheckOptions has passed, and the same nodes.
-// kHierarchical is taken where there are nodes, and kGrid takes them as rows. So is kHierarchical
-// for kAuto between devices, since a flat exchange may send more over a node's network card than an
-// uncompressed ring; between hosts, where the links inside are measured to be so much faster that
-// it pays. Fails as ProbeLinks.
+// kHierarchical is taken where there are nodes, and kGrid takes them as rows. For kAuto between
+// devices, kHierarchical is taken as well, since a flat exchange may send more over a node's
+// network card than an uncompressed ring; and kGrid, which sends encoded elements inside nodes too,
+// where a rank's device reaches another one through host memory. For kAuto between hosts,
+// kHierarchical is taken where the links inside are measured to be so much faster that it pays.
+// Fails as ProbeLinks.
+//
+// `device`: this rank's, where tensors lie; null: the host.
 absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
-                                              const Board& board);
+                                              const Device* device, const Board& board);
 
 }  // namespace thinwire
 

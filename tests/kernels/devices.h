@@ -14,7 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "compress/backend.h"
 #include "kernels/device.h"
-#include "kernels/host_device.h"
+#include "tests/host_device/host_device.h"
 
 namespace thinwire {
 

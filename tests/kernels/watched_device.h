@@ -7,8 +7,8 @@
 #include <string>
 
 #include "kernels/device.h"
-#include "kernels/host_device.h"
 #include "kernels/widths_reduce.h"
+#include "tests/host_device/host_device.h"
 
 namespace thinwire {
 

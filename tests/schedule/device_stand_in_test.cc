@@ -5,7 +5,7 @@
 #include <atomic>
 #include <thread>
 
-#include "kernels/host_device.h"
+#include "tests/host_device/host_device.h"
 #include "tests/schedule/device_runs.h"
 
 namespace thinwire {

@@ -40,27 +40,16 @@ TEST(Hierarchy, SendsFewerBytesBetweenNodesByTheRanksOfANode) {
   }
 }
 
-TEST(Hierarchy, EncodesInsideWhereTheLinksThereAreSlowToo) {
-  const Grid nodes{2, 4};
-  constexpr double kTenGigabits = 1.25e9 / 4;  // a node's card, shared by its ranks
-  EXPECT_TRUE(EncodedRowsPay(nodes, Codecs("int4"), {3e9, kTenGigabits})) << "by host memory";
-  EXPECT_FALSE(EncodedRowsPay(nodes, Codecs("int4"), {100e9, kTenGigabits})) << "by NVLink";
-  EXPECT_FALSE(EncodedRowsPay(nodes, Codecs("fp32"), {3e9, kTenGigabits})) << "nothing to save";
-  EXPECT_FALSE(EncodedRowsPay(nodes, Codecs("topk"), {3e9, kTenGigabits}));
-}
-
-// Units of fp32 elements, of a node's card: 2x8 ranks.
+// Units of fp32 elements, of a node's card. NCCL's ring of fp32 has 2 (n - 1) / n, n ranks.
 TEST(Hierarchy, KeepsBelowARingBetweenNodesWhereAFlatExchangeDoesNot) {
   const CodecPair int8 = *CodecPair::Parse("int8");
   const auto of_node = [](const Grid& nodes, const LinkBytes& bytes) {
     return nodes.columns * bytes.between / sizeof(float);
   };
   const Grid two{2, 8}, four{4, 8};
-  EXPECT_NEAR(of_node(two, RingBytes(two)), 1.88, 0.01);
-  EXPECT_NEAR(of_node(two, FlatBytes(two, int8)), 2.02, 0.01);
+  EXPECT_NEAR(of_node(two, FlatBytes(two, int8)), 2.02, 0.01) << "a ring has 1.88";
   EXPECT_NEAR(of_node(two, HierarchicalBytes(two, int8)), 0.25, 0.01);
-  EXPECT_NEAR(of_node(two, EncodedRowsBytes(two, int8)), 0.25, 0.01);
-  EXPECT_NEAR(of_node(four, FlatBytes(four, int8)), 3.02, 0.01);
+  EXPECT_NEAR(of_node(four, FlatBytes(four, int8)), 3.02, 0.01) << "a ring has 1.94";
 }
 
 TEST(Topology, AGridTakesNodesAsRows) {
@@ -128,7 +117,7 @@ Chosen Choose(Topology topology, const Nodes& nodes, const char* codec = "int4",
       options.codecs = Codecs(codec);
       options.topology = topology;
       const absl::StatusOr<ChosenTopology> choice =
-          ChooseTopology(options, nodes, BoardOf(transport, std::chrono::seconds(20)));
+          ChooseTopology(options, nodes, nullptr, BoardOf(transport, std::chrono::seconds(20)));
       ASSERT_TRUE(choice.ok()) << choice.status();
       chosen[rank] = {*choice->options, choice->words, choice->rates};
     });
@@ -188,8 +177,9 @@ std::vector<absl::Status> ChooseWithout(int stopped, std::chrono::milliseconds t
       const Board board = BoardOf(transports[rank], timeout);
       Options options;
       options.timeout = timeout;
-      ends[rank] = rank == stopped ? EarliestDeadline(board).status()
-                                   : ChooseTopology(options, NodesOf(kWorld, 2), board).status();
+      ends[rank] = rank == stopped
+                       ? EarliestDeadline(board).status()
+                       : ChooseTopology(options, NodesOf(kWorld, 2), nullptr, board).status();
     });
   }
   for (std::thread& rank : ranks) rank.join();

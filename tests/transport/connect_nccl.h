@@ -14,8 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
-#include "kernels/host_device.h"
 #include "schedule/join/agree.h"
+#include "tests/host_device/host_device.h"
 #include "tests/transport/fake_nccl/fake_nccl.h"
 #include "transport/in_process/in_process.h"
 #include "transport/nccl/nccl.h"

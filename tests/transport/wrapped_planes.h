@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "kernels/device.h"
-#include "kernels/host_device.h"
+#include "tests/host_device/host_device.h"
 #include "tests/transport/plane_over.h"
 #include "transport/checked/checked.h"
 #include "transport/staged/staged.h"

@@ -1,5 +1,5 @@
 // The controls of a library with NCCL's binary interface, for tests: its ranks are threads of one
-// process, and its kernels are work of the streams of kernels/host_device.h.
+// process, and its kernels are work of the streams of tests/host_device.
 //
 // It behaves as NCCL 2.30 does where that decides whether a caller works and how fast. On a
 // communicator that does not block, each ncclGroupEnd returns «in progress», and a thread of the

@@ -1,7 +1,7 @@
 // The order of work on the host's devices: threads that stand for streams, and events of
 // theirs.
-#ifndef THINWIRE_KERNELS_HOST_STREAM_H_
-#define THINWIRE_KERNELS_HOST_STREAM_H_
+#ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_STREAM_H_
+#define THINWIRE_TESTS_HOST_DEVICE_HOST_STREAM_H_
 
 #include <deque>
 #include <functional>
@@ -112,4 +112,4 @@ class HostStream {
 
 }  // namespace thinwire::kernels
 
-#endif  // THINWIRE_KERNELS_HOST_STREAM_H_
+#endif  // THINWIRE_TESTS_HOST_DEVICE_HOST_STREAM_H_

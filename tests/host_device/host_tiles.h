@@ -1,8 +1,8 @@
 // The tiles of a launch on the host, one after the other.
-#ifndef THINWIRE_KERNELS_HOST_TILES_H_
-#define THINWIRE_KERNELS_HOST_TILES_H_
+#ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_TILES_H_
+#define THINWIRE_TESTS_HOST_DEVICE_HOST_TILES_H_
 
-#include "kernels/host_team.h"
+#include "tests/host_device/host_team.h"
 
 namespace thinwire::kernels {
 
@@ -19,4 +19,4 @@ void ForEachTile(uint32_t tiles, Tile tile) {
 
 }  // namespace thinwire::kernels
 
-#endif  // THINWIRE_KERNELS_HOST_TILES_H_
+#endif  // THINWIRE_TESTS_HOST_DEVICE_HOST_TILES_H_

@@ -2,12 +2,12 @@
 #include <vector>
 
 #include "kernels/dispatch.h"
-#include "kernels/host_device.h"
-#include "kernels/host_tiles.h"
 #include "kernels/tiles.h"
 #include "kernels/widths_plan.h"
 #include "kernels/widths_reduce.h"
 #include "kernels/widths_tiles.h"
+#include "tests/host_device/host_device.h"
+#include "tests/host_device/host_tiles.h"
 
 namespace thinwire::kernels {
 namespace {

@@ -1,8 +1,8 @@
 // topk's launches on the host, kernel after kernel.
 #include "kernels/entry_adder.h"
 #include "kernels/entry_encoder.h"
-#include "kernels/host_device.h"
-#include "kernels/host_tiles.h"
+#include "tests/host_device/host_device.h"
+#include "tests/host_device/host_tiles.h"
 
 namespace thinwire::kernels {
 

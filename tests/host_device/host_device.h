@@ -1,8 +1,8 @@
 // A device made of CPU threads, for tests and for the host-only mode of kernel_bench: the same
 // jobs, the same tiles (by HostTeam), streams that really run behind the host's back, and memory
 // that is told apart from the host's by its address alone.
-#ifndef THINWIRE_KERNELS_HOST_DEVICE_H_
-#define THINWIRE_KERNELS_HOST_DEVICE_H_
+#ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_DEVICE_H_
+#define THINWIRE_TESTS_HOST_DEVICE_HOST_DEVICE_H_
 
 #include <functional>
 
@@ -28,4 +28,4 @@ void RunOnHost(const AddEntriesLaunch& launch);
 
 }  // namespace thinwire::kernels
 
-#endif  // THINWIRE_KERNELS_HOST_DEVICE_H_
+#endif  // THINWIRE_TESTS_HOST_DEVICE_HOST_DEVICE_H_

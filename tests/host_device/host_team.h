@@ -4,8 +4,8 @@
 // A team (DeviceTeam in cuda_team.cuh is the other one): kThreads threads in warps of 32,
 // of which every thread runs what ForEach is given. PerThread is a variable of each thread. Shared
 // memory is seen by all; what one thread puts there, another may get after a Sync.
-#ifndef THINWIRE_KERNELS_HOST_TEAM_H_
-#define THINWIRE_KERNELS_HOST_TEAM_H_
+#ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
+#define THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
 
 #include <algorithm>
 #include <array>
@@ -117,4 +117,4 @@ class HostTeam {
 
 }  // namespace thinwire::kernels
 
-#endif  // THINWIRE_KERNELS_HOST_TEAM_H_
+#endif  // THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
