@@ -1,0 +1,224 @@
+"""Loss over time between two sites: DDP, plain and int4, and DiLoCo with several codecs.
+
+    python -m bench.sites_loss [--link 100mbit] [--delay_ms 20] [--seconds 90] [--sync_every 16]
+                               [--out FILE.json] [--plot FILE.png]
+
+The demo's MLP (1.9 M parameters) on Fashion-MNIST, batches of 64 a site, the same SGD inside
+everywhere; the ways run one after another from one seed. Plain DDP trains for `seconds`, and its
+last loss is what the others are to reach; each of them ends a while after it has, or after the same
+time. The loss is that of 2,000 test images, and the clock stands still while it is computed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from bench import harness, lab
+from demo import data
+from demo.exchange import Exchange
+from demo.train import Recipe, batches, make_model
+
+
+class Way(NamedTuple):
+    codec: str  # of compress() under DDP, "plain" for DDP's own; else of a round
+    rounds: bool = False  # DiLoCo in place of DDP
+
+
+WAYS = {
+    "DDP fp32": Way("plain"),
+    "DDP int4": Way("int4"),
+    "DiLoCo fp32": Way("fp32", True),
+    "DiLoCo int4": Way("int4", True),
+    "DiLoCo adaptive, 2 bits": Way("adaptive", True),
+}
+RATE, MOMENTUM = 0.02, 0.9
+SHOWN = 2000  # test images
+LOOKS = 8  # at the loss, the last of which must be at the target on average
+MORE = 1.5  # times the time to the target, until a way ends
+
+
+class Point(NamedTuple):
+    seconds: float
+    loss: float
+    steps: int
+
+
+def ddp(way: Way, inner: torch.optim.Optimizer, model: torch.nn.Module, step: Callable) -> Iterator:
+    """Yields whenever there is something new to look at."""
+    wrapped = DistributedDataParallel(model)
+    exchange = Exchange(wrapped, way.codec, inner)
+    try:
+        while True:
+            for _ in range(5):
+                step(wrapped)
+            yield
+    finally:
+        exchange.close()
+
+
+def diloco(way: Way, inner: torch.optim.Optimizer, model: torch.nn.Module, step: Callable,
+           every: int) -> Iterator:  # fmt: skip
+    from thinwire.torch import sites
+
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    with sites.DiLoCo(sites.static(), [model], inner, outer, every, codec=way.codec):
+        while True:
+            for _ in range(every):
+                step(model)
+            yield
+
+
+def endless(images: int, seed: int) -> Iterator[torch.Tensor]:
+    """This site's row numbers, epoch after epoch."""
+    while True:
+        yield from batches(images, Recipe(1, 64, RATE, seed))
+        seed += 1
+
+
+def curve(
+    way: Way, every: int, seconds: float, target: float | None,
+    train: data.Images, shown: tuple[torch.Tensor, torch.Tensor],
+) -> list[Point]:  # fmt: skip
+    """The loss over time. target: a loss at which the way may end; None: it takes all its time."""
+    torch.manual_seed(1)
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+    rows = endless(len(train), 1)
+    steps = 0
+
+    def step(called: torch.nn.Module) -> None:
+        nonlocal steps
+        pixels, labels = train.batch(next(rows))
+        inner.zero_grad()
+        cross_entropy(called(pixels), labels).backward()
+        inner.step()
+        steps += 1
+
+    points: list[Point] = []
+    passed, reached = 0.0, float("inf")
+    turns = diloco(way, inner, model, step, every) if way.rounds else ddp(way, inner, model, step)
+    dist.barrier()
+    start = time.monotonic()
+    for _ in turns:
+        passed += time.monotonic() - start
+        with torch.no_grad():
+            loss = cross_entropy(model(shown[0]), shown[1]).item()
+        points.append(Point(passed, loss, steps))
+        if target is not None and reached == float("inf") and last_loss(points) <= target:
+            reached = passed
+        over = torch.tensor([float(passed >= min(seconds, MORE * reached + 1))])
+        dist.broadcast(over, 0)  # sites end together
+        if over.item():
+            break
+        dist.barrier()
+        start = time.monotonic()
+    turns.close()
+    return points
+
+
+def last_loss(points: list[Point]) -> float:
+    return statistics.mean(point.loss for point in points[-LOOKS:])
+
+
+def time_to(points: list[Point], target: float) -> float | None:
+    """The seconds until the mean of the last looks is at the target; None: it never is."""
+    for end in range(1, len(points) + 1):
+        if last_loss(points[:end]) <= target:
+            return points[end - 1].seconds
+    return None
+
+
+def be_rank(every: int, seconds: float, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train, test = data.load("train"), data.load("t10k")
+    shown = test.batch(torch.arange(SHOWN))
+    rows, target = [], None
+    for name, way in WAYS.items():
+        points = curve(way, every, seconds, target, train, shown)
+        target = last_loss(points) if target is None else target
+        rows.append({"subject": name, "codec": way.codec, "points": points})
+        if dist.get_rank() == 0:
+            print(f"{name}: {points[-1].steps} steps in {points[-1].seconds:.1f} s", flush=True)
+    for row in rows:
+        row["seconds_to_target"] = time_to(row["points"], target)
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps({"target": target, "rows": rows}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def plot(result: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7.5, 4))
+    for row in result["rows"]:
+        looks = row["points"]
+        smooth = [last_loss([Point(*p) for p in looks[: i + 1]]) for i in range(len(looks))]
+        style = "-" if row["subject"].startswith("DiLoCo") else "--"
+        axis.plot([p[0] for p in looks], smooth, style, label=row["subject"])
+    axis.axhline(result["target"], color="black", linewidth=0.5)
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds of training, two sites")
+    axis.set_ylabel(f"test loss, mean of {LOOKS} looks")
+    axis.set_title(f"{result['link']}, {result['delay_ms']:g} ms one way", fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--link", default="100mbit")
+    parser.add_argument("--delay_ms", type=float, default=20.0, help="one way")
+    parser.add_argument("--seconds", type=float, default=90.0, help="the most for each way")
+    parser.add_argument("--sync_every", type=int, default=16, help="steps between rounds")
+    parser.add_argument("--out", type=Path, default=Path("build/sites_loss.json"))
+    parser.add_argument("--plot", type=Path, default=Path("build/sites_loss.png"))
+    given = parser.parse_args()
+    if "RANK" in os.environ:
+        be_rank(given.sync_every, given.seconds, f"{given.out}.rows")
+        return 0
+    if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
+        print(f"skipped: {refusal}", file=sys.stderr)
+        return lab.SKIPPED
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with lab.open_lab(2, given.link, delay_ms=given.delay_ms) as place:
+        place.run(
+            [sys.executable, "-m", "bench.sites_loss", *sys.argv[1:]],
+            timeout_s=(len(WAYS) + 1) * given.seconds + 120,
+        )
+    found = json.loads(Path(f"{given.out}.rows").read_text())
+    Path(f"{given.out}.rows").unlink()
+    result = harness.write(
+        given.out, found["rows"], target=found["target"], link=given.link, delay_ms=given.delay_ms
+    )
+    plot(result, given.plot)
+    base = found["rows"][0]["seconds_to_target"]
+    print(f"loss {found['target']:.3f} after")
+    for row in found["rows"]:
+        took = row["seconds_to_target"]
+        words = "not reached" if took is None else f"{took:8.2f} s, {base / took:6.1f} x"
+        print(f"{row['subject']:26} {words}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
