@@ -67,12 +67,12 @@ absl::Status ConnectLoops(const Options& options, const GlooOptions& first, Boar
   return absl::OkStatus();
 }
 
-absl::StatusOr<Joined> FindWay(const JoinOptions& in, Nodes nodes, std::string words,
+absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string words,
                                Transport& transport, Deadline deadline) {
   const Failure::Listener hears_of_lost_peers =
       FailureTie::PassOn(*transport.control->failure(), transport.data->failure());
-  absl::StatusOr<ChosenTopology> chosen = ChooseTopology(
-      in.options, nodes, in.device.get(), {"links", transport.members(), transport, 0, deadline});
+  absl::StatusOr<ChosenTopology> chosen =
+      ChooseTopology(options, nodes, {"links", transport.members(), transport, 0, deadline});
   if (!chosen.ok()) return chosen.status();
   return Joined{std::move(chosen->options),
                 Transport(),
@@ -89,7 +89,7 @@ absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Tra
   const auto board = [&](const char* subject) {
     return Board{subject, transport.members(), transport, 0, gloo.deadline};
   };
-  absl::StatusOr<Nodes> nodes = LocateRanks(options, board("node"));
+  absl::StatusOr<Nodes> nodes = LocateRanks(options, in.device.get(), board("node"));
   if (!nodes.ok()) return nodes.status();
   const auto connect_loops = [&] { return ConnectLoops(options, gloo, board("loops")); };
   absl::StatusOr<std::string> words = ChooseDataPlane({.kind = options.transport,
@@ -103,7 +103,7 @@ absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Tra
                                                        .nccl_library = in.nccl_library},
                                                       transport);
   if (!words.ok()) return words.status();
-  return FindWay(in, *std::move(nodes), *std::move(words), transport, gloo.deadline);
+  return FindWay(options, *std::move(nodes), *std::move(words), transport, gloo.deadline);
 }
 
 }  // namespace
@@ -140,7 +140,7 @@ absl::StatusOr<Joined> Join(const JoinOptions& in) {
   if (!transport.ok()) return transport.status();
   const int local_size = options.local_size != 0 ? options.local_size : in.size;
   absl::StatusOr<Joined> joined = hub != nullptr
-                                      ? FindWay(in, NodesOf(in.size, local_size),
+                                      ? FindWay(options, NodesOf(in.size, local_size),
                                                 "memory of this process", *transport, deadline)
                                       : Agree(in, gloo, *transport);
   if (!joined.ok()) return GiveUp(*transport, joined.status());

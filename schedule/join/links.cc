@@ -79,9 +79,7 @@ bool NeedsNodes(const Options& options, int world) {
          (world >= kLeastWorld && MayGoByNodes(options));
 }
 
-}  // namespace
-
-absl::StatusOr<Nodes> LocateRanks(const Options& options, const Board& board) {
+absl::StatusOr<Nodes> FindNodes(const Options& options, const Board& board) {
   const int world = board.members.size;
   if (options.local_size != 0) return NodesOf(world, options.local_size);
   if (!NeedsNodes(options, world)) return NodesOf(world, 1);
@@ -91,6 +89,30 @@ absl::StatusOr<Nodes> LocateRanks(const Options& options, const Board& board) {
   std::vector<std::string> identities;
   for (const absl::StatusOr<std::string>& answer : *answers) identities.push_back(*answer);
   return NodesOf(identities);
+}
+
+// A device that does not answer fails the group later, and with a better reason than this has.
+bool MeetsInHostMemory(const Device* device) {
+  if (device == nullptr) return false;
+  const absl::StatusOr<bool> direct = device->ReachesPeers();
+  return direct.ok() && !*direct;
+}
+
+}  // namespace
+
+absl::StatusOr<Nodes> LocateRanks(const Options& options, const Device* device,
+                                  const Board& board) {
+  absl::StatusOr<Nodes> nodes = FindNodes(options, board);
+  const bool asks =
+      options.topology == Topology::kAuto &&
+      (options.transport == TransportKind::kAuto || options.transport == TransportKind::kNccl);
+  if (!nodes.ok() || !nodes->refusal.empty() || !asks) return nodes;
+  const absl::StatusOr<Answers> answers =
+      TellAll(board, "peers", std::string(MeetsInHostMemory(device) ? "host" : ""));
+  if (!answers.ok()) return answers.status();
+  nodes->direct = std::none_of(answers->begin(), answers->end(),
+                               [](const auto& answer) { return answer.ok() && *answer == "host"; });
+  return nodes;
 }
 
 namespace {
@@ -219,21 +241,10 @@ std::string WordsOf(const Settled& options, const std::string& reason) {
   return reason.empty() ? way : absl::StrCat(way, ", ", reason);
 }
 
-// The same on all ranks, which all call it. A device that does not answer fails the group later,
-// and with a better reason than this question has.
-absl::StatusOr<bool> AllReachTheirPeers(const Device& device, const Board& board) {
-  const absl::StatusOr<bool> mine = device.ReachesPeers();
-  const absl::StatusOr<Answers> answers =
-      TellAll(board, "peers", std::string(mine.ok() && !*mine ? "no" : "yes"));
-  if (!answers.ok()) return answers.status();
-  return std::none_of(answers->begin(), answers->end(),
-                      [](const auto& answer) { return answer.ok() && *answer == "no"; });
-}
-
 }  // namespace
 
 absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
-                                              const Device* device, const Board& board) {
+                                              const Board& board) {
   const int world = board.members.size;
   const auto unmeasured = [&](const Options& chosen, const std::string& reason) {
     const Settled settled = Settle(chosen, world);
@@ -247,10 +258,8 @@ absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Node
   by_nodes.local_size = nodes.local_size;
   if (options.topology != Topology::kAuto) return unmeasured(by_nodes, "");
   if (board.transport.data->traits().memory != Memory::kHost) {
-    const absl::StatusOr<bool> direct = AllReachTheirPeers(*device, board);
-    if (!direct.ok()) return direct.status();
-    by_nodes.topology = *direct ? Topology::kHierarchical : Topology::kGrid;
-    return unmeasured(by_nodes, *direct
+    by_nodes.topology = nodes.direct ? Topology::kHierarchical : Topology::kGrid;
+    return unmeasured(by_nodes, nodes.direct
                                     ? "as between GPUs of several nodes"
                                     : "as between GPUs of several nodes that meet in host memory");
   }

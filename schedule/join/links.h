@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "compress/device.h"
 #include "schedule/collective/grid.h"
 #include "schedule/collective/hierarchy.h"
 #include "schedule/join/agree.h"
@@ -25,7 +26,8 @@ std::string NodeIdentity();
 // on.
 struct Nodes {
   int local_size = 1;
-  std::string refusal;  // why the ranks are not several such nodes; empty if they are
+  std::string refusal = {};  // why the ranks are not several such nodes; empty if they are
+  bool direct = true;        // devices inside them use one another's memory
 };
 
 // The nodes of ranks with these identities, by rank.
@@ -36,7 +38,11 @@ Nodes NodesOf(int world, int local_size);
 // The nodes of the board's members, the same on all of them: of options.local_size ranks, else, if
 // the topology or the transport depends on them, as every rank tells its identity. Fails as
 // TellAll.
-absl::StatusOr<Nodes> LocateRanks(const Options& options, const Board& board);
+//
+// `device`: this rank's, where tensors lie; null: the host. It is asked where the topology is kAuto
+// and tensors may go from device to device. One rank whose device reaches another one through host
+// memory makes Nodes::direct false for all.
+absl::StatusOr<Nodes> LocateRanks(const Options& options, const Device* device, const Board& board);
 
 // The rates of the slowest ranks, the same on all, which all call it. The board has all ranks of
 // the transport, whose data plane is of the host's memory and fails with the control plane. Takes
@@ -57,13 +63,10 @@ struct ChosenTopology {
 // kHierarchical is taken where there are nodes, and kGrid takes them as rows. For kAuto between
 // devices, kHierarchical is taken as well, since a flat exchange may send more over a node's
 // network card than an uncompressed ring; and kGrid, which sends encoded elements inside nodes too,
-// where a rank's device reaches another one through host memory. For kAuto between hosts,
-// kHierarchical is taken where the links inside are measured to be so much faster that it pays.
-// Fails as ProbeLinks.
-//
-// `device`: this rank's, where tensors lie; null: the host.
+// where Nodes::direct is false. For kAuto between hosts, kHierarchical is taken where the links
+// inside are measured to be so much faster that it pays. Fails as ProbeLinks.
 absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
-                                              const Device* device, const Board& board);
+                                              const Board& board);
 
 }  // namespace thinwire
 

@@ -229,48 +229,33 @@ TEST_F(NcclEngineTest, NodesAsRowsOfAGridGiveTheHostsBits) {
   ExpectTheHostsBits(nodes, {.world = 6, .numel = 5001});
 }
 
-// The choices of four ranks on two nodes, each with a device of its own.
-std::vector<ChosenTopology> ChoicesOn(const std::vector<std::shared_ptr<Device>>& devices) {
-  const int world = static_cast<int>(devices.size());
-  std::vector<Transport> transports = NcclTransports(world);
-  std::vector<ChosenTopology> chosen(world, {Settle({}, 1), "", {}});
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < world; ++rank) {
-    ranks.emplace_back([&, rank] {
-      const Board board{"links", {rank, world}, transports[rank], 0, Clock::now() + seconds(60)};
-      auto choice =
-          ChooseTopology(SmallChunks("int4"), NodesOf(world, 2), devices[rank].get(), board);
-      ASSERT_TRUE(choice.ok()) << choice.status();
-      chosen[rank] = *std::move(choice);
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
-  return chosen;
-}
-
-// A flat exchange may send more over a node's network card than an uncompressed ring.
+// A flat exchange may send more over a node's network card than an uncompressed ring. Where a
+// rank's device meets others in host memory, elements inside nodes are encoded, too.
 TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
-  for (const ChosenTopology& one : ChoicesOn(DevicesOfRanks(4))) {
-    EXPECT_EQ(one.words, "hierarchical: 2 nodes of 2 ranks, as between GPUs of several nodes");
-    EXPECT_TRUE(GoesByNodes(4, *one.options)) << one.words;
-  }
-}
-
-// Host memory is as slow as a network: elements inside nodes are encoded, too. One rank's word is
-// enough, and holds for all.
-TEST_F(NcclEngineTest, DevicesThatMeetInHostMemoryGoByAGridOfNodes) {
-  static const kernels::DeviceApi apart = [] {
-    kernels::DeviceApi api = kernels::HostDeviceApi();
-    api.reaches_peers = [](int, int* all) { return *all = 0; };
-    return api;
-  }();
-  std::vector<std::shared_ptr<Device>> devices = DevicesOfRanks(4);
-  devices[3] = MakeDevice(apart, 3, "apart:3");
-  for (const ChosenTopology& one : ChoicesOn(devices)) {
-    EXPECT_EQ(one.words,
-              "grid: 2 x 2 ranks, as between GPUs of several nodes that meet in host memory");
-    EXPECT_EQ(GridFor(4, *one.options).rows, 2);
-    EXPECT_EQ(GridFor(4, *one.options).columns, 2);
+  constexpr int kWorld = 4;
+  for (const bool direct : {true, false}) {
+    std::vector<Transport> transports = NcclTransports(kWorld);
+    std::vector<ChosenTopology> chosen(kWorld, {Settle({}, 1), "", {}});
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < kWorld; ++rank) {
+      ranks.emplace_back([&, rank] {
+        const Board board{"links", {rank, kWorld}, transports[rank], 0, Clock::now() + seconds(60)};
+        Nodes nodes = NodesOf(kWorld, 2);
+        nodes.direct = direct;
+        auto choice = ChooseTopology(SmallChunks("int4"), nodes, board);
+        ASSERT_TRUE(choice.ok()) << choice.status();
+        chosen[rank] = *std::move(choice);
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    const std::string words =
+        direct ? "hierarchical: 2 nodes of 2 ranks, as between GPUs of several nodes"
+               : "grid: 2 x 2 ranks, as between GPUs of several nodes that meet in host memory";
+    for (const ChosenTopology& one : chosen) {
+      EXPECT_EQ(one.words, words);
+      EXPECT_EQ(GoesByNodes(kWorld, *one.options), direct);
+      EXPECT_EQ(GridFor(kWorld, *one.options).columns, 2);
+    }
   }
 }
 

@@ -5,7 +5,9 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/device.h"
 #include "schedule/join/links.h"
+#include "tests/host_device/host_device.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {
@@ -42,13 +44,43 @@ TEST(Nodes, AreFoundAlikeOnAllRanks) {
   for (Transport& transport : transports) {
     ranks.emplace_back([&] {
       const absl::StatusOr<Nodes> nodes = LocateRanks(
-          options,
+          options, nullptr,
           {"nodes", transport.members(), transport, 0, Clock::now() + std::chrono::seconds(20)});
       ASSERT_TRUE(nodes.ok()) << nodes.status();
       EXPECT_EQ(nodes->refusal, "all ranks are on one node");
     });
   }
   for (std::thread& rank : ranks) rank.join();
+}
+
+// One rank's word holds for all, which ask over the transport of the host's memory.
+TEST(Nodes, AreDirectIfEveryDeviceReachesItsPeers) {
+  static const kernels::DeviceApi apart = [] {
+    kernels::DeviceApi api = kernels::HostDeviceApi();
+    api.reaches_peers = [](int, int* all) { return *all = 0; };
+    return api;
+  }();
+  for (const int rank_apart : {-1, 0, 3}) {
+    Options options;
+    options.local_size = 2;
+    options.transport = TransportKind::kNccl;
+    std::vector<Transport> transports = MakeInProcessTransports(4);
+    std::vector<std::thread> ranks;
+    for (Transport& transport : transports) {
+      ranks.emplace_back([&] {
+        const int rank = transport.members().rank;
+        const auto device =
+            MakeDevice(rank == rank_apart ? apart : kernels::HostDeviceApi(), rank, "a device");
+        const absl::StatusOr<Nodes> nodes = LocateRanks(
+            options, device.get(),
+            {"nodes", transport.members(), transport, 0, Clock::now() + std::chrono::seconds(20)});
+        ASSERT_TRUE(nodes.ok()) << nodes.status();
+        EXPECT_EQ(nodes->refusal, "");
+        EXPECT_EQ(nodes->direct, rank_apart < 0);
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+  }
 }
 
 }  // namespace

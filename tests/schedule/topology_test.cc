@@ -117,7 +117,7 @@ Chosen Choose(Topology topology, const Nodes& nodes, const char* codec = "int4",
       options.codecs = Codecs(codec);
       options.topology = topology;
       const absl::StatusOr<ChosenTopology> choice =
-          ChooseTopology(options, nodes, nullptr, BoardOf(transport, std::chrono::seconds(20)));
+          ChooseTopology(options, nodes, BoardOf(transport, std::chrono::seconds(20)));
       ASSERT_TRUE(choice.ok()) << choice.status();
       chosen[rank] = {*choice->options, choice->words, choice->rates};
     });
@@ -177,9 +177,8 @@ std::vector<absl::Status> ChooseWithout(int stopped, std::chrono::milliseconds t
       const Board board = BoardOf(transports[rank], timeout);
       Options options;
       options.timeout = timeout;
-      ends[rank] = rank == stopped
-                       ? EarliestDeadline(board).status()
-                       : ChooseTopology(options, NodesOf(kWorld, 2), nullptr, board).status();
+      ends[rank] = rank == stopped ? EarliestDeadline(board).status()
+                                   : ChooseTopology(options, NodesOf(kWorld, 2), board).status();
     });
   }
   for (std::thread& rank : ranks) rank.join();
