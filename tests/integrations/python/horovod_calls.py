@@ -36,6 +36,7 @@ def horovod_functions() -> dict[str, Callable[[], Call]]:
         return {"handle": hvd.allreduce_async(torch.ones(4))}
 
     arguments: dict[str, Callable[[], dict[str, Any]]] = {
+        "ProcessSet": lambda: {"ranks": [0]}, "add_process_set": lambda: {"process_set": [0]},
         "allgather": lambda: {"tensor": torch.ones(4), **sets},
         "allgather_async": lambda: {"tensor": torch.ones(4), **sets},
         "allgather_object": lambda: {"obj": 5, **sets},
@@ -56,6 +57,7 @@ def horovod_functions() -> dict[str, Callable[[], Call]]:
         "grouped_reducescatter_async": lambda: {"tensors": [torch.ones(4)], **scatter},
         "init": lambda: {"comm": None, "process_sets": None},
         "poll": handled, "synchronize": handled,
+        "remove_process_set": lambda: {"process_set": hvd.global_process_set},
         "reducescatter": lambda: {"tensor": torch.ones(4), **scatter},
         "reducescatter_async": lambda: {"tensor": torch.ones(4), **scatter},
     }  # fmt: skip

@@ -78,6 +78,9 @@ def check_scalars_and_empty_tensors(rank: int) -> None:
             hvd.reducescatter(empty),
         ):  # fmt: skip
             assert equal(result, empty, dtype)
+        raises(
+            thinwire.InvalidArgumentError, "first dimension", hvd.reducescatter, torch.tensor(1.0)
+        )
         scalar = torch.tensor(rank, dtype=dtype)
         assert equal(hvd.allgather(scalar), [0, 1], dtype)
         assert equal(hvd.broadcast(scalar, 1), 1, dtype)
@@ -304,8 +307,6 @@ def check_what_is_missing_says_what_to_use(_: int) -> None:
     for use, words in (
         (lambda: hvd.join(), "DistributedSampler"),
         (lambda: hvd.elastic.run(print), "recover"),
-        (lambda: hvd.ProcessSet([0]), "new_group"),
-        (lambda: hvd.add_process_set([0]), "new_group"),
         (lambda: hvd.alltoall(torch.ones(2)), "all_to_all_single"),
         (lambda: hvd.sparse_allreduce_async(torch.ones(2)), "sparse_as_dense"),
         (lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum), "op=Average"),

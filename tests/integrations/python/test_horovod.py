@@ -1,5 +1,6 @@
-"""thinwire.horovod on two ranks. All checks share one run of the processes: each is a function of
-horovod_collectives.py or horovod_training.py, called on both ranks."""
+"""thinwire.horovod on two ranks and on three. All checks of a world size share one run of the
+processes: each is a function, of horovod_collectives.py or horovod_training.py for two ranks and of
+horovod_process_sets.py for three, that all ranks call."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable
+from types import ModuleType
 
 import horovod_collectives
+import horovod_process_sets
 import horovod_training
 import pytest
 import thinwire.horovod as hvd
@@ -20,39 +23,64 @@ from thinwire.horovod.world import Seat, numbers_of
 
 pytestmark = pytest.mark.xdist_group("horovod")
 
+Checks = dict[str, Callable[[int], None]]
+
+
+def checks_of(*modules: ModuleType) -> Checks:
+    return {
+        name: check
+        for module in modules
+        for name, check in vars(module).items()
+        if name.startswith("check_") and check.__module__ == module.__name__
+    }
+
+
 # The last one leaves the group and comes again.
-CHECKS: dict[str, Callable[[int], None]] = {
-    name: check
-    for module in (horovod_training, horovod_collectives)
-    for name, check in vars(module).items()
-    if name.startswith("check_") and check.__module__ == module.__name__
-}
+ON_TWO = checks_of(horovod_training, horovod_collectives)
+ON_THREE = checks_of(horovod_process_sets)
 
 
-def every_check(rank: int) -> dict[str, str]:
+def every_check(rank: int, checks: Checks) -> dict[str, str]:
     """By name what went wrong; the first failure ends the run, since ranks may be apart then."""
     hvd.init()
     outcome: dict[str, str] = {}
-    for name, check in CHECKS.items():
+    for name, check in checks.items():
         try:
             check(rank)
             outcome[name] = ""
             hvd.barrier()
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             outcome[name] = traceback.format_exc()
             break
     return outcome
 
 
+LIMITS = {"environment": {"THINWIRE_TIMEOUT_S": "15"}, "timeout_s": 120}
+
+
 @pytest.fixture(scope="module")
-def outcomes() -> list[dict[str, str]]:
-    return run(every_check, environment={"THINWIRE_TIMEOUT_S": "15"}, timeout_s=120)
+def of_two() -> list[dict[str, str]]:
+    return run(every_check, ON_TWO, **LIMITS)
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(outcomes, name):
+@pytest.fixture(scope="module")
+def of_three() -> list[dict[str, str]]:
+    return run(every_check, ON_THREE, world=3, **LIMITS)
+
+
+def check(outcomes: list[dict[str, str]], name: str) -> None:
     for rank, outcome in enumerate(outcomes):
         assert outcome.get(name, "it was not reached") == "", f"rank {rank}\n{outcome.get(name)}"
+
+
+@pytest.mark.parametrize("name", ON_TWO)
+def test_on_two_ranks(of_two, name):
+    check(of_two, name)
+
+
+@pytest.mark.parametrize("name", ON_THREE)
+def test_on_three_ranks(of_three, name):
+    check(of_three, name)
 
 
 # The names of Horovod 0.28's PyTorch API: whoever uses one gets it, or is told what to use.

@@ -32,15 +32,11 @@ from thinwire.horovod.differentiable import (
 )
 from thinwire.horovod.handles import Handle, poll, synchronize
 from thinwire.horovod.missing import (
-    ProcessSet,
     SyncBatchNorm,
-    add_process_set,
     alltoall,
     alltoall_async,
     elastic,
-    global_process_set,
     join,
-    remove_process_set,
     sparse_allreduce_async,
     start_timeline,
     stop_timeline,
@@ -73,14 +69,18 @@ from thinwire.horovod.transfers import (
     reducescatter_async,
 )
 from thinwire.horovod.world import (
+    ProcessSet,
+    add_process_set,
     cross_rank,
     cross_size,
+    global_process_set,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     rank,
+    remove_process_set,
     shutdown,
     size,
 )

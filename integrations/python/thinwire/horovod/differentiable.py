@@ -11,9 +11,8 @@ from thinwire.errors import InvalidArgumentError
 from thinwire.horovod import reductions, transfers
 from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.handles import names_of
-from thinwire.horovod.missing import global_process_set
 from thinwire.horovod.ops import Average, Op, Sum
-from thinwire.horovod.world import rank, size
+from thinwire.horovod.world import global_process_set, members_of, rank
 
 
 class _AllReduce(torch.autograd.Function):
@@ -32,26 +31,26 @@ class _AllReduce(torch.autograd.Function):
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, options: dict[str, Any]) -> Any:
-        ctx.shape = tensor.shape
+        ctx.shape, ctx.process_set = tensor.shape, options["process_set"]
         return transfers.allgather_async(tensor, **options).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        mean = reductions.allreduce_async(gradient, op=Average).wait()  # as Horovod's
-        mine = ctx.shape[0] if ctx.shape else 1
-        counts = transfers.allgather_async(torch.tensor([mine])).wait().tolist()
-        return mean.split(counts)[rank()].view(ctx.shape), None
+        mean = _mean(gradient, ctx.process_set)
+        mine = torch.tensor([ctx.shape[0] if ctx.shape else 1])
+        counts = transfers.allgather_async(mine, process_set=ctx.process_set).wait().tolist()
+        return mean.split(counts)[members_of(ctx.process_set).rank].view(ctx.shape), None
 
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, options: dict[str, Any]) -> Any:
-        ctx.root_rank = root_rank
+        ctx.root_rank, ctx.process_set = root_rank, options["process_set"]
         return transfers.broadcast_async(tensor, root_rank, **options).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        mean = reductions.allreduce_async(gradient, op=Average).wait()  # as Horovod's
+        mean = _mean(gradient, ctx.process_set)
         return mean if rank() == ctx.root_rank else torch.zeros_like(mean), None, None
 
 
@@ -63,10 +62,17 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        whole = transfers.allgather_async(gradient).wait().view(ctx.shape)
+        process_set = ctx.options["process_set"]
+        whole = transfers.allgather_async(gradient, process_set=process_set).wait().view(ctx.shape)
+        size = members_of(process_set).size
         factor = ctx.options["prescale_factor"] * ctx.options["postscale_factor"]
         # Horovod's: with respect to the mean of all ranks' losses, as an allreduce of it would be.
-        return whole * (factor * size() if ctx.options["op"] is Sum else factor), None
+        return whole * (factor * size if ctx.options["op"] is Sum else factor), None
+
+
+def _mean(gradient: torch.Tensor, process_set: Any) -> torch.Tensor:
+    """Horovod's gradient of a gather or broadcast: with respect to the mean of the losses."""
+    return reductions.allreduce_async(gradient, op=Average, process_set=process_set).wait()
 
 
 def allreduce(
@@ -111,7 +117,7 @@ def grouped_allreduce(
     asked = reductions.how(op, average, compression, prescale_factor, postscale_factor, process_set)
     options = {
         "op": asked.op, "compression": compression, "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
+        "postscale_factor": postscale_factor, "process_set": process_set,
     }  # fmt: skip
     if not _wants_gradient(*tensors):
         return reductions.grouped_allreduce_async(tensors, name=name, **options).wait()
@@ -179,6 +185,7 @@ def reducescatter(
     options = {
         "name": name, "compression": compression, "op": asked.op,
         "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
+        "process_set": process_set,
     }  # fmt: skip
     if not _wants_gradient(tensor):
         return transfers.reducescatter_async(tensor, **options).wait()

@@ -72,7 +72,8 @@ class ExactCollectives:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group, self._rank = group, dist.get_rank(group)
-        self._size = dist.get_world_size(group)
+        self._ranks = dist.get_process_group_ranks(group)  # in messages
+        self._size = len(self._ranks)
         self._worker = Worker("thinwire-horovod")
 
     def close(self) -> None:
@@ -112,7 +113,7 @@ class ExactCollectives:
         return self.agreed(label, run, _but_first_dimension)
 
     def broadcast(self, label: Label, tensor: torch.Tensor, root: int) -> Future[torch.Tensor]:
-        """The tensor of rank `root`."""
+        """The tensor of rank `root` of the job."""
 
         def run(_: list[Label]) -> torch.Tensor:
             shared = _bytes_of(tensor)
@@ -122,8 +123,9 @@ class ExactCollectives:
         return self.agreed(label, run)
 
     def object_from(self, label: Label, value: Any, root: int) -> Future[Any]:
-        """The object of rank `root`."""
-        return self.agreed(label, lambda _: agree.from_rank(root, value, self._group))
+        """The object of rank `root` of the job."""
+        source = self._ranks.index(root)
+        return self.agreed(label, lambda _: agree.from_rank(source, value, self._group))
 
     def all_objects(self, label: Label, value: Any) -> Future[list[Any]]:
         """The objects of all ranks, by rank."""
@@ -155,15 +157,16 @@ class ExactCollectives:
         return found
 
     def _check(self, labels: list[Label], compared: Callable[[Label], Any]) -> None:
-        for rank, label in enumerate(labels):
+        for rank, label in zip(self._ranks, labels, strict=True):
             if compared(label) != compared(labels[0]):
                 raise errors.MismatchError(
-                    f"rank {rank} called {label}, expected {labels[0]} as on rank 0; make these "
-                    "calls in the same order on every rank, with the same names, types and shapes"
+                    f"rank {rank} called {label}, expected {labels[0]} as on rank "
+                    f"{self._ranks[0]}; make these calls in the same order on every rank, with the "
+                    "same names, types and shapes"
                 )
 
     def _typed(self, label: Label, error: Exception) -> errors.Error:
-        text = f"rank {self._rank}, {label}: {error}"
+        text = f"rank {self._ranks[self._rank]}, {label}: {error}"
         if "imed out" in str(error):
             return errors.TimeoutError(f"{text}; a rank did not make this call in time")
         if "gloo" in str(error):

@@ -10,7 +10,7 @@ import torch
 
 from thinwire.arguments import check_kind
 from thinwire.errors import Error, InvalidArgumentError, again
-from thinwire.horovod.world import World
+from thinwire.horovod.world import Members, rank
 from thinwire.torch import tensors
 
 
@@ -74,7 +74,7 @@ def in_place(target: torch.Tensor, handle: Handle) -> Handle:
     return Handle(handle.done, lambda: put(handle.wait(), target))
 
 
-def start(world: World, call: str, name: str | None, make: Callable[[], Handle]) -> Handle:
+def start(members: Members, call: str, name: str | None, make: Callable[[], Handle]) -> Handle:
     """make()'s handle, which holds the name, if there is one, until it is waited for.
 
     InvalidArgumentError if a call of this kind and name was not waited for yet: that does not
@@ -83,20 +83,20 @@ def start(world: World, call: str, name: str | None, make: Callable[[], Handle])
     if name is None:
         return make()
     key = f"{call} {name}"
-    if key in world.in_flight:
+    if key in members.in_flight:
         raise InvalidArgumentError(
-            f"rank {world.numbers.rank}: {call} of name '{name}' is in flight already; call "
+            f"rank {rank()}: {call} of name '{name}' is in flight already; call "
             "synchronize() on its handle first, or use another name"
         )
     handle = make()
-    world.in_flight.add(key)
+    members.in_flight.add(key)
     wait = handle.wait
 
     def release() -> Any:
         try:
             return wait()
         finally:
-            world.in_flight.discard(key)
+            members.in_flight.discard(key)
 
     return Handle(handle.done, release)
 

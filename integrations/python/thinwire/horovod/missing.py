@@ -4,28 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from thinwire.arguments import wrong
 from thinwire.errors import UnavailableError
-
-
-class _AllRanks:
-    """The only process set there is."""
-
-    def __repr__(self) -> str:
-        return "global_process_set"
-
-
-global_process_set = _AllRanks()
-
-
-def check_process_set(process_set: object) -> None:
-    """InvalidArgumentError unless it means all ranks."""
-    if process_set is not None and process_set is not global_process_set:
-        raise wrong(
-            "process_set", process_set,
-            "global_process_set; for some of the ranks use torch.distributed.new_group and "
-            "thinwire.torch.all_reduce(..., group=...)",
-        )  # fmt: skip
 
 
 class Missing:
@@ -47,10 +26,6 @@ class Missing:
         self._refuse()
 
 
-_GROUPS = "use torch.distributed.new_group, and thinwire.torch.all_reduce(..., group=...)"
-ProcessSet = Missing("ProcessSet", _GROUPS)
-add_process_set = Missing("add_process_set", _GROUPS)
-remove_process_set = Missing("remove_process_set", _GROUPS)
 elastic = Missing(
     "elastic",
     "use thinwire.torch.compress() and its recover(), docs/how-to/recover.md",

@@ -12,9 +12,8 @@ from torch.optim.optimizer import Optimizer
 from thinwire.arguments import check_kind, wrong
 from thinwire.horovod.exact import Label
 from thinwire.horovod.handles import of_future, start
-from thinwire.horovod.missing import check_process_set, global_process_set
 from thinwire.horovod.transfers import broadcast_async_, check_root
-from thinwire.horovod.world import current
+from thinwire.horovod.world import current, global_process_set, members_of, rank
 
 
 def broadcast_parameters(
@@ -27,7 +26,7 @@ def broadcast_parameters(
       messages."""
     named = _named(params)
     check_kind("prefix", prefix, (str, type(None)), "text, or None")
-    check_root(root_rank)
+    check_root(root_rank, current().everyone)
     handles = [
         broadcast_async_(tensor, root_rank, f"{prefix or ''}{name}")
         for name, tensor in named
@@ -56,8 +55,8 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int) -> None:
     """Makes the optimizer's state and hyperparameters those of rank `root_rank`; of a
     DistributedOptimizer also what compression has lost, if the root has just loaded it."""
     check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
-    check_root(root_rank)
-    mine = current().numbers.rank == root_rank
+    check_root(root_rank, current().everyone)
+    mine = rank() == root_rank
     state = broadcast_object(optimizer.state_dict() if mine else None, root_rank)
     if not mine:
         optimizer.load_state_dict(state)
@@ -67,14 +66,13 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
 ) -> Any:
     """The object of rank `root_rank`; it must be picklable."""
-    check_process_set(process_set)
-    check_root(root_rank)
-    world = current()
+    members = members_of(process_set)
+    check_root(root_rank, members)
     label = Label("broadcast_object", name, f"from rank {root_rank}")
-    data = _pickled(obj) if world.numbers.rank == root_rank else None
+    data = _pickled(obj) if rank() == root_rank else None
     return start(
-        world, "broadcast_object", name,
-        lambda: of_future(world.exact.object_from(label, data, root_rank), pickle.loads),
+        members, "broadcast_object", name,
+        lambda: of_future(members.exact.object_from(label, data, root_rank), pickle.loads),
     ).wait()  # fmt: skip
 
 
@@ -82,14 +80,13 @@ def allgather_object(
     obj: Any, name: str | None = None, process_set: Any = global_process_set
 ) -> list[Any]:
     """The objects of all ranks, by rank; they must be picklable."""
-    check_process_set(process_set)
-    world = current()
+    members = members_of(process_set)
     label = Label("allgather_object", name)
     data = _pickled(obj)
     return start(
-        world, "allgather_object", name,
+        members, "allgather_object", name,
         lambda: of_future(
-            world.exact.all_objects(label, data), lambda found: list(map(pickle.loads, found))
+            members.exact.all_objects(label, data), lambda found: list(map(pickle.loads, found))
         ),
     ).wait()  # fmt: skip
 
@@ -104,5 +101,4 @@ def _pickled(obj: Any) -> bytes:
 
 def barrier(process_set: Any = global_process_set) -> None:
     """Returns when all ranks have come."""
-    check_process_set(process_set)
-    current().exact.agreed(Label("barrier", None), lambda _: None).result()
+    members_of(process_set).exact.agreed(Label("barrier", None), lambda _: None).result()

@@ -12,10 +12,9 @@ from torch.optim.optimizer import Optimizer
 from thinwire import errors
 from thinwire.arguments import check_kind, check_whole, wrong
 from thinwire.horovod.compression import Compression, Compressor, check_compression
-from thinwire.horovod.missing import check_process_set, global_process_set
 from thinwire.horovod.ops import Average, Op, Sum, check_factor, op_of
 from thinwire.horovod.reducing_optimizer import ReducingOptimizer
-from thinwire.horovod.world import current
+from thinwire.horovod.world import global_process_set, group_for
 from thinwire.torch import private
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.optimizer import checks
@@ -46,6 +45,8 @@ def DistributedOptimizer(
     num_groups, groups: which gradients Horovod fuses; thinwire merges neighbours by itself.
     sparse_as_dense: gradients of sparse embeddings become dense before they go; else they are an
       InvalidArgumentError.
+    process_set: the ranks whose gradients are reduced; on the others the optimizer steps with its
+      own.
 
     Does not broadcast: call broadcast_parameters() and broadcast_optimizer_state(). Raises
     InvalidArgumentError for wrong arguments and LBFGS, UnavailableError for op=Adasum; backward()
@@ -66,10 +67,10 @@ def DistributedOptimizer(
     check_whole("num_groups", num_groups, 0)
     check_kind("groups", groups, (list, int, type(None)), "a number, lists of parameters or None")
     check_kind("sparse_as_dense", sparse_as_dense, bool, "True or False")
-    check_process_set(process_set)
+    group = group_for(process_set)
     names = _names_of(optimizer, named_parameters)
     exchange = GradientExchange(
-        compression.codec, current().group, purpose="horovod",
+        compression.codec, group, purpose="horovod",
         parameters={name: p.numel() for p, name in names.items()},
         **{"policy": "wfbp", **compression.options},
     )  # fmt: skip

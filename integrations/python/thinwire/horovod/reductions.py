@@ -23,9 +23,8 @@ from thinwire.horovod.handles import (
     put,
     start,
 )
-from thinwire.horovod.missing import check_process_set, global_process_set
 from thinwire.horovod.ops import REDUCE_OPS, Op, check_factor, op_of
-from thinwire.horovod.world import World, current
+from thinwire.horovod.world import Members, global_process_set, members_of, rank
 from thinwire.torch import tensors
 from thinwire.torch.collectives import all_reduce
 
@@ -37,6 +36,7 @@ class How(NamedTuple):
     codec: str
     prescale: float
     postscale: float
+    members: Members
 
 
 def how(
@@ -51,8 +51,8 @@ def how(
     check_factor("prescale_factor", prescale_factor)
     check_factor("postscale_factor", postscale_factor)
     check_compression(compression)
-    check_process_set(process_set)
-    return How(op_of(op, average), compression.single_codec, prescale_factor, postscale_factor)
+    codec, members = compression.single_codec, members_of(process_set)
+    return How(op_of(op, average), codec, prescale_factor, postscale_factor, members)
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -67,7 +67,7 @@ def check_tensor(name: str, tensor: object) -> None:
 def check_target(name: str, tensor: object) -> None:
     """InvalidArgumentError unless it is a dense tensor that results can be written to."""
     check_tensor(name, tensor)
-    tensors.check_writable(tensor, current().numbers.rank, name)
+    tensors.check_writable(tensor, rank(), name)
 
 
 def check_tensors(got: object) -> None:
@@ -92,23 +92,21 @@ def by_engine(tensor: torch.Tensor, op: Op) -> bool:
 
 def start_all_reduce(tensor: torch.Tensor, name: str | None, asked: How) -> Handle:
     """A handle of a new tensor."""
-    world = current()
     if tensor.is_complex() and asked.op not in (Op.AVERAGE, Op.SUM):
         raise InvalidArgumentError(
             f"op is {asked.op} and the tensor {tensor.dtype}, expected Average or Sum, since "
             "complex numbers have no order; reduce torch.view_as_real(tensor)"
         )
     make = _engine if by_engine(tensor, asked.op) else _exact
-    return start(world, "allreduce", name, lambda: make(world, tensor, name, asked))
+    return start(asked.members, "allreduce", name, lambda: make(tensor, name, asked))
 
 
-def _engine(world: World, tensor: torch.Tensor, name: str | None, asked: How) -> Handle:
+def _engine(tensor: torch.Tensor, name: str | None, asked: How) -> Handle:
     with torch.no_grad():
         copy = tensor.clone(memory_format=torch.contiguous_format)
         mine = scaled(copy, asked.prescale)
-    work = all_reduce(
-        mine, REDUCE_OPS[asked.op], world.group, True, codec=asked.codec, name=name, strict=True
-    )  # fmt: skip
+    op, group = REDUCE_OPS[asked.op], asked.members.group
+    work = all_reduce(mine, op, group, True, codec=asked.codec, name=name, strict=True)
 
     def wait() -> torch.Tensor:
         work.wait()
@@ -117,11 +115,11 @@ def _engine(world: World, tensor: torch.Tensor, name: str | None, asked: How) ->
     return Handle(work.is_completed, wait)
 
 
-def _exact(world: World, tensor: torch.Tensor, name: str | None, asked: How) -> Handle:
+def _exact(tensor: torch.Tensor, name: str | None, asked: How) -> Handle:
     host = scaled(tensor.detach(), asked.prescale).to("cpu", copy=True)
     detail = f"{asked.op.name.lower()} {tensor.dtype}"
     label = Label("allreduce", name, detail, (tuple(tensor.shape),))
-    future = world.exact.all_reduce(label, host, asked.op)
+    future = asked.members.exact.all_reduce(label, host, asked.op)
     return of_future(future, lambda found: scaled(found, asked.postscale).to(tensor.device))
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from thinwire.arguments import check_whole
+from thinwire.arguments import wrong
 from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.exact import Label
 from thinwire.horovod.handles import Handle, in_place, names_of, of_future, of_several, start
-from thinwire.horovod.missing import check_process_set, global_process_set
 from thinwire.horovod.ops import REDUCE_OPS, Op
 from thinwire.horovod.reductions import (
     How,
@@ -26,7 +25,7 @@ from thinwire.horovod.reductions import (
     scaled,
     start_all_reduce,
 )
-from thinwire.horovod.world import World, current
+from thinwire.horovod.world import Members, global_process_set, members_of
 from thinwire.torch.collectives import reduce_scatter_tensor
 
 
@@ -35,16 +34,15 @@ def allgather_async(
 ) -> Handle:
     """As allgather(), at once, with a handle."""
     check_tensor("tensor", tensor)
-    check_process_set(process_set)
-    world = current()
+    members = members_of(process_set)
     rows = tensor.detach().reshape(-1) if tensor.dim() == 0 else tensor.detach()
     label = Label("allgather", name, str(tensor.dtype), (tuple(rows.shape),))
 
     def make() -> Handle:
-        future = world.exact.all_gather(label, rows.to("cpu", copy=True))
+        future = members.exact.all_gather(label, rows.to("cpu", copy=True))
         return of_future(future, lambda found: found.to(tensor.device))
 
-    return start(world, "allgather", name, make)
+    return start(members, "allgather", name, make)
 
 
 def grouped_allgather_async(
@@ -66,23 +64,24 @@ def broadcast_async(
 ) -> Handle:
     """As broadcast(), at once, with a handle."""
     check_tensor("tensor", tensor)
-    check_process_set(process_set)
-    world = current()
-    check_root(root_rank)
+    members = members_of(process_set)
+    check_root(root_rank, members)
     detail = f"from rank {root_rank} {tensor.dtype}"
     label = Label("broadcast", name, detail, (tuple(tensor.shape),))
 
     def make() -> Handle:
         host = tensor.detach().to("cpu", copy=True)
-        future = world.exact.broadcast(label, host, root_rank)
+        future = members.exact.broadcast(label, host, root_rank)
         return of_future(future, lambda found: found.to(tensor.device))
 
-    return start(world, "broadcast", name, make)
+    return start(members, "broadcast", name, make)
 
 
-def check_root(root_rank: object) -> None:
-    """InvalidArgumentError unless it is a rank."""
-    check_whole("root_rank", root_rank, 0, current().numbers.size - 1)
+def check_root(root_rank: object, members: Members) -> None:
+    """InvalidArgumentError unless it is the rank, in the job, of a member."""
+    number = isinstance(root_rank, int) and not isinstance(root_rank, bool)
+    if not number or root_rank not in members.ranks:
+        raise wrong("root_rank", root_rank, f"one of the ranks {members.ranks}")
 
 
 def broadcast_async_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Handle:
@@ -108,10 +107,11 @@ def reducescatter_async(
     """As reducescatter(), at once, with a handle."""
     check_tensor("tensor", tensor)
     asked = how(op, None, compression, prescale_factor, postscale_factor, process_set)
-    rows = tensor.reshape(-1) if tensor.dim() == 0 else tensor
-    scatters = by_engine(tensor, asked.op) and rows.numel() > 0
+    if tensor.dim() == 0:
+        raise wrong("tensor", tensor, "one with a first dimension, which the ranks share out")
+    scatters = by_engine(tensor, asked.op) and tensor.numel() > 0
     make = _scatter if scatters else _reduce_and_cut
-    return start(current(), "reducescatter", name, lambda: make(current(), rows, name, asked))
+    return start(asked.members, "reducescatter", name, lambda: make(tensor, name, asked))
 
 
 def grouped_reducescatter_async(
@@ -128,9 +128,9 @@ def counts_of(rows: int, size: int) -> list[int]:
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
-def _scatter(world: World, rows: torch.Tensor, name: str | None, asked: How) -> Handle:
+def _scatter(rows: torch.Tensor, name: str | None, asked: How) -> Handle:
     """The engine gives every rank as much, so short parts are filled up with zeros."""
-    counts = counts_of(rows.shape[0], world.numbers.size)
+    counts = counts_of(rows.shape[0], asked.members.size)
     with torch.no_grad():
         whole = rows.new_zeros((len(counts), counts[0], *rows.shape[1:]))
         for part, values in zip(whole, rows.split(counts), strict=True):
@@ -140,7 +140,7 @@ def _scatter(world: World, rows: torch.Tensor, name: str | None, asked: How) -> 
         mine,
         whole,
         REDUCE_OPS[asked.op],
-        world.group,
+        asked.members.group,
         True,
         codec=asked.codec,
         name=name,
@@ -149,12 +149,12 @@ def _scatter(world: World, rows: torch.Tensor, name: str | None, asked: How) -> 
 
     def wait() -> torch.Tensor:
         work.wait()
-        return scaled(mine[: counts[world.numbers.rank]], asked.postscale)
+        return scaled(mine[: counts[asked.members.rank]], asked.postscale)
 
     return Handle(work.is_completed, wait)
 
 
-def _reduce_and_cut(world: World, rows: torch.Tensor, name: str | None, asked: How) -> Handle:
+def _reduce_and_cut(rows: torch.Tensor, name: str | None, asked: How) -> Handle:
     handle = start_all_reduce(rows, None if name is None else f"reducescatter {name}", asked)
-    counts = counts_of(rows.shape[0], world.numbers.size)
-    return Handle(handle.done, lambda: handle.wait().split(counts)[world.numbers.rank])
+    counts = counts_of(rows.shape[0], asked.members.size)
+    return Handle(handle.done, lambda: handle.wait().split(counts)[asked.members.rank])

@@ -1,19 +1,20 @@
-"""init() and what it makes: the ranks, their process group, and what is in flight on it."""
+"""init() and what it makes: the ranks, and the process sets that collectives go over."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import socket
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from thinwire import launch
-from thinwire.arguments import wrong
+from thinwire.arguments import check_kind, wrong
 from thinwire.errors import InvalidArgumentError
-from thinwire.horovod.exact import ExactCollectives
+from thinwire.horovod.exact import ExactCollectives, Label
 from thinwire.torch.collectives import all_reduce
 
 
@@ -50,30 +51,124 @@ def numbers_of(rank: int, seats: Sequence[Seat]) -> Numbers:
     )
 
 
+class Members:
+    """The ranks of one process set that is in use, on one of them: its group, which is its own so
+    that what the program does with torch.distributed goes its own way, and what is in flight."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """All members call it: they connect here, and not in a first allreduce that is submitted
+        on one rank while another still waits for a broadcast."""
+        self.group = group
+        self.ranks = dist.get_process_group_ranks(group)
+        self.rank, self.size = dist.get_rank(group), len(self.ranks)  # among the members
+        self.exact = ExactCollectives(group)
+        self.in_flight: set[str] = set()  # names
+        all_reduce(torch.zeros(1), codec="fp32", group=group, strict=True)
+
+    def close(self) -> None:
+        self.exact.close()
+        dist.destroy_process_group(self.group)
+
+
+class ProcessSet:
+    """Some of the ranks, which collectives with `process_set=` go over. init() or
+    add_process_set() takes it into use, and then it has a process_set_id."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        """Args:
+            ranks: of the job, each once; their order does not matter.
+
+        Raises:
+            InvalidArgumentError: it is no such list, or an MPI communicator.
+        """
+        expected = "a list of ranks, each once"
+        check_kind("ranks", ranks, Iterable, expected)
+        listed = list(ranks)
+        whole = all(isinstance(r, int) and not isinstance(r, bool) and r >= 0 for r in listed)
+        if not whole or len(set(listed)) < len(listed):
+            raise wrong("ranks", ranks, expected)
+        self.ranks: list[int] = sorted(listed)
+        self.process_set_id: int | None = None
+
+    def size(self) -> int | None:
+        """The number of its ranks; None while it is not in use."""
+        return len(self.ranks) if self._in_use() else None
+
+    def rank(self) -> int | None:
+        """This process among its ranks; None while it is not in use, and outside it."""
+        return self.ranks.index(rank()) if self._in_use() and self.included() else None
+
+    def included(self) -> bool:
+        """Whether this process is in it."""
+        return rank() in self.ranks
+
+    def _in_use(self) -> bool:
+        return is_initialized() and self.process_set_id in current().sets
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+global_process_set = ProcessSet([])  # init() says which ranks these are
+global_process_set.process_set_id = 0
+
+
 class World:
-    """All ranks, from init() to shutdown(). It has a process group of its own, so that what the
-    program does with torch.distributed goes its own way."""
+    """All ranks and the process sets in use, from init() to shutdown()."""
 
     def __init__(self) -> None:
         place = launch.find() if launch.launched() else None
         self._made_default = not dist.is_initialized()
         if self._made_default:
             _init_torch(place)
-        self.group = dist.new_group(backend="gloo")
-        self.in_flight: set[str] = set()  # names
+        group = dist.new_group(backend="gloo")
         local = (place.local_rank, place.local_size) if place else (None, None)
         seat = Seat(socket.gethostname(), *local)
-        seats: list[Seat] = [seat] * dist.get_world_size(self.group)
-        dist.all_gather_object(seats, seat, group=self.group)
-        self.numbers = numbers_of(dist.get_rank(self.group), seats)
-        # Ranks connect here, where all of them are, and not in a first allreduce that is submitted
-        # on one rank while another still waits for a broadcast.
-        all_reduce(torch.zeros(1), codec="fp32", group=self.group, strict=True)
-        self.exact = ExactCollectives(self.group)
+        seats: list[Seat] = [seat] * dist.get_world_size(group)
+        dist.all_gather_object(seats, seat, group=group)
+        self.numbers = numbers_of(dist.get_rank(group), seats)
+        self.everyone = Members(group)
+        # By process_set_id; None where this rank is not in the set.
+        self.sets: dict[int | None, Members | None] = {0: self.everyone}
+
+    def add(self, process_set: ProcessSet) -> None:
+        """All ranks of the job call it, with the same ranks."""
+        ranks, size = process_set.ranks, self.numbers.size
+        if process_set.process_set_id in self.sets or not ranks or ranks[-1] >= size:
+            raise wrong("process_set", process_set, f"a new one, of some of {size} ranks")
+        label = Label("add_process_set", None, str(ranks))
+        group = self.everyone.exact.agreed(
+            label, lambda _: dist.new_group(ranks, backend="gloo")
+        ).result()
+        self.sets[number := next(_set_numbers)] = (
+            Members(group) if self.numbers.rank in ranks else None
+        )
+        process_set.process_set_id = number
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """All ranks of the job call it, after the set's collectives are waited for."""
+        number = process_set.process_set_id
+        if not number or number not in self.sets:
+            return False
+        label = Label("remove_process_set", None, str(process_set.ranks))
+        self.everyone.exact.agreed(label, lambda _: None).result()
+        process_set.process_set_id = None
+        members = self.sets.pop(number)
+        if members is not None:
+            members.close()
+        return True
 
     def close(self) -> None:
-        self.exact.close()
-        dist.destroy_process_group(None if self._made_default else self.group)
+        for members in reversed(self.sets.values()):
+            if members is not None and members is not self.everyone:
+                members.close()
+        self.everyone.exact.close()
+        dist.destroy_process_group(None if self._made_default else self.everyone.group)
+
+
+_set_numbers = itertools.count(1)  # never reused, so that a set of an ended World is not in use
 
 
 def _init_torch(place: launch.Place | None) -> None:
@@ -100,17 +195,69 @@ def current() -> World:
     return _worlds()[0]
 
 
-def init(comm: None = None, process_sets: None = None) -> None:
+def members_of(process_set: Any) -> Members:
+    """The members of a collective's process set; None means all ranks.
+
+    InvalidArgumentError if it is not in use, or this rank is not in it."""
+    if process_set is None:
+        return current().everyone
+    check_kind("process_set", process_set, ProcessSet, "a ProcessSet, or None for all ranks")
+    sets, number = current().sets, process_set.process_set_id
+    if number not in sets:
+        raise wrong("process_set", process_set, "one that add_process_set() or init() was given")
+    members = sets[number]
+    if members is None:
+        raise wrong("process_set", process_set, f"one with rank {rank()}, which calls it")
+    return members
+
+
+def group_for(process_set: Any) -> dist.ProcessGroup:
+    """The group of a process set; on a rank outside it a new one, of this rank alone."""
+    if (
+        isinstance(process_set, ProcessSet)
+        and current().sets.get(process_set.process_set_id, 0) is None
+    ):
+        return dist.new_group([rank()], backend="gloo", use_local_synchronization=True)
+    return members_of(process_set).group
+
+
+def init(comm: None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Finds the other ranks, by the variables of torchrun, srun, mpirun and others
     (thinwire.launch); without any of them this process is alone. All ranks call it; it does nothing
     the second time. torch's default process group is used if it is there, and else made.
 
-    comm, process_sets: Horovod's, for some of the ranks only, which is an InvalidArgumentError."""
-    for name, got in (("comm", comm), ("process_sets", process_sets)):
-        if got is not None:
-            raise wrong(name, got, "None: all ranks that the launcher started take part")
+    comm: Horovod's, for some of the ranks only, which is an InvalidArgumentError.
+    process_sets: those to take into use at once, the same on all ranks; more may be added later,
+      which Horovod's "dynamic" allows as well."""
+    if comm is not None:
+        raise wrong("comm", comm, "None: all ranks that the launcher started take part")
+    given = [] if process_sets in (None, "dynamic") else process_sets
+    listed = isinstance(given, (list, tuple))
+    if not listed or not all(isinstance(each, ProcessSet) for each in given):
+        raise wrong("process_sets", process_sets, 'a list of ProcessSet, "dynamic" or None')
     if not _worlds():
         _worlds().append(World())
+        global_process_set.ranks = list(range(size()))
+        for process_set in given:
+            current().add(process_set)
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Takes a process set into use, and returns it. All ranks of the job call it, in one order.
+
+    process_set: one that is not in use, or a list of ranks. InvalidArgumentError for anything else;
+      MismatchError, on every rank, if they give different ones."""
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    current().add(process_set)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends the use of a process set; all ranks of the job call it. Returns False, and does nothing,
+    for global_process_set and for one that is not in use."""
+    check_kind("process_set", process_set, ProcessSet, "a ProcessSet")
+    return current().remove(process_set)
 
 
 def shutdown() -> None:

@@ -1,0 +1,143 @@
+"""What thinwire.horovod does where some of three ranks take part: functions that test_horovod.py
+calls on all of them, after init()."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import thinwire
+import thinwire.horovod as hvd
+import torch
+from horovod_collectives import equal, raises
+from horovod_training import INT4, backward, net, weights, wrapped
+
+OUTER = [0, 2]
+
+
+@contextlib.contextmanager
+def process_set(ranks: list[int]) -> Iterator[hvd.ProcessSet]:
+    added = hvd.add_process_set(ranks)
+    yield added
+    assert hvd.remove_process_set(added)
+
+
+def check_process_sets_have_numbers(rank: int) -> None:
+    everyone = hvd.global_process_set
+    assert (everyone.ranks, everyone.process_set_id) == ([0, 1, 2], 0)
+    assert (everyone.size(), everyone.rank(), everyone.included()) == (3, rank, True)
+    unused = hvd.ProcessSet([2, 0])
+    assert (unused.size(), unused.rank(), unused.process_set_id) == (None, None, None)
+    with process_set([2, 0]) as outer, process_set([1]) as inner:
+        assert outer.ranks == OUTER and outer.size() == 2 and inner.size() == 1
+        assert outer.included() == (rank in OUTER) == (not inner.included())
+        assert outer.rank() == (OUTER.index(rank) if rank in OUTER else None)
+        assert len({0, outer.process_set_id, inner.process_set_id}) == 3
+        assert hvd.allgather_object(outer.process_set_id) == [outer.process_set_id] * 3
+    assert outer.process_set_id is None and outer.size() is None
+    assert not hvd.remove_process_set(outer) and not hvd.remove_process_set(everyone)
+
+
+def check_collectives_of_a_process_set(rank: int) -> None:
+    """Rank 1 makes calls of its own meanwhile, and then all ranks together."""
+    with process_set(OUTER) as outer, process_set([1]) as inner:
+        mine = outer if rank in OUTER else inner
+        ranks, place = mine.ranks, mine.rank()
+        for dtype in (torch.float32, torch.float64, torch.int32):
+            tensor = torch.arange(4).to(dtype) + rank
+            total = sum(torch.arange(4).to(dtype) + other for other in ranks)
+            whole = hvd.allreduce(tensor, op=hvd.Sum, process_set=mine, name="same name")
+            assert equal(whole, total, dtype)
+            (grouped,) = hvd.grouped_allreduce([tensor], op=hvd.Sum, process_set=mine)
+            assert equal(grouped, total, dtype)
+            part = hvd.reducescatter(tensor, op=hvd.Sum, process_set=mine)
+            assert equal(part, total.chunk(len(ranks))[place], dtype)
+            rows = hvd.allgather(torch.full((rank + 1,), rank).to(dtype), process_set=mine)
+            assert equal(rows, [r for r in ranks for _ in range(r + 1)], dtype)
+            root = ranks[-1]  # among all ranks
+            found = hvd.broadcast(torch.tensor([rank]).to(dtype), root, process_set=mine)
+            assert equal(found, [root], dtype)
+        assert hvd.allgather_object(rank, process_set=mine) == ranks
+        assert hvd.broadcast_object(rank, root_rank=ranks[-1], process_set=mine) == ranks[-1]
+        hvd.barrier(mine)
+    assert hvd.allreduce(torch.tensor([rank]), op=hvd.Sum).item() == 3
+
+
+def check_gradients_within_a_process_set(rank: int) -> None:
+    with process_set(OUTER) as outer:
+        if rank == 1:
+            return
+        losses = torch.tensor([1.0 + rank, 10.0])
+        for call, expected in (
+            (lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=outer), [4.0, 20.0]),
+            (lambda x: hvd.broadcast(x, 2, process_set=outer), [2.0, 10.0] if rank else [0.0, 0.0]),
+            (
+                lambda x: hvd.reducescatter(x, op=hvd.Sum, process_set=outer).expand(2),
+                [2 * 11.0, 2 * 13.0],
+            ),
+            (
+                lambda x: hvd.allgather(x, process_set=outer)[2 * outer.rank() :][:2],
+                [0.5 + 0.5 * rank, 5.0],
+            ),
+        ):
+            x = torch.zeros(2, requires_grad=True)
+            call(x).backward(losses)
+            assert x.grad.tolist() == expected
+
+
+def check_an_optimizer_of_a_process_set(rank: int) -> None:
+    """The replicas of ranks 0 and 2 stay one; rank 1 trains its own."""
+    with process_set(OUTER) as outer:
+        model, alone = net(), net()
+        optimizer = wrapped(model, compression=INT4, process_set=outer)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, rank, step)
+            optimizer.step()
+        if rank == 1:
+            plain = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
+            for step in range(3):
+                plain.zero_grad()
+                backward(alone, rank, step)
+                plain.step()
+            assert torch.equal(weights(model), weights(alone))
+        of_all = hvd.allgather(weights(model)[None])
+        assert torch.equal(of_all[0], of_all[2]) and not torch.equal(of_all[0], of_all[1])
+        optimizer.close()
+
+
+def check_wrong_process_sets(rank: int) -> None:
+    wrong = thinwire.InvalidArgumentError
+    for ranks in ([0, 0], ["0"], [-1], [True], 5, None):
+        raises(wrong, "list of ranks", hvd.ProcessSet, ranks)
+    for ranks in ([], [0, 3]):
+        raises(wrong, "some of 3 ranks", hvd.add_process_set, ranks)
+    tensor = torch.ones(2)
+    unused = hvd.ProcessSet(OUTER)
+    raises(wrong, "add_process_set", hvd.allreduce, tensor, process_set=unused)
+    raises(wrong, "ProcessSet", hvd.allgather, tensor, process_set=OUTER)
+    raises(
+        thinwire.MismatchError, "rank 1 called", hvd.add_process_set, [[0, 1], [1, 2], [0]][rank]
+    )
+    with process_set(OUTER) as outer:
+        raises(wrong, "a new one", hvd.add_process_set, outer)
+        if rank == 1:
+            raises(wrong, "with rank 1", hvd.allreduce, tensor, process_set=outer)
+        else:
+            raises(wrong, r"one of the ranks \[0, 2\]", hvd.broadcast, tensor, 1, process_set=outer)
+    raises(wrong, "add_process_set", hvd.allgather, tensor, process_set=outer)  # it is removed
+
+
+def check_init_takes_process_sets(rank: int) -> None:
+    """After another init() the sets of before are not in use."""
+    before = hvd.add_process_set(OUTER)
+    hvd.shutdown()
+    given = hvd.ProcessSet(OUTER)
+    for wrong in (given, [OUTER], "static"):
+        raises(thinwire.InvalidArgumentError, "process_sets", hvd.init, process_sets=wrong)
+    hvd.init(process_sets=[given])
+    assert before.size() is None and given.size() == 2
+    if rank in OUTER:
+        assert hvd.allreduce(torch.tensor([rank]), op=hvd.Sum, process_set=given).item() == 2
+    raises(thinwire.InvalidArgumentError, "not in use|add_process", hvd.allreduce, torch.ones(1),
+           process_set=before)  # fmt: skip
