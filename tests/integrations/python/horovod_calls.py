@@ -41,6 +41,8 @@ def horovod_functions() -> dict[str, Callable[[], Call]]:
         "allgather_async": lambda: {"tensor": torch.ones(4), **sets},
         "allgather_object": lambda: {"obj": 5, **sets},
         "allreduce": one, "allreduce_": one, "allreduce_async": one, "allreduce_async_": one,
+        "alltoall": lambda: {"tensor": torch.ones(4), "splits": [4], **sets},
+        "alltoall_async": lambda: {"tensor": torch.ones(4), "splits": [4], **sets},
         "barrier": lambda: {"process_set": None},
         "broadcast": rooted, "broadcast_": rooted, "broadcast_async": rooted,
         "broadcast_async_": rooted,

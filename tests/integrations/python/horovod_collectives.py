@@ -253,6 +253,41 @@ def check_reducescatter(rank: int) -> None:
     assert hvd.synchronize(handle).tolist() == [1.5]
 
 
+def check_alltoall(rank: int) -> None:
+    for dtype in (*FLOATS, *WHOLE, torch.bool, torch.complex64):
+        rows = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]]).to(dtype)
+        pair = rows[2 * rank : 2 * rank + 2]
+        assert equal(hvd.alltoall(rows), torch.cat([pair, pair]))
+        # Rank 0 sends 3 rows to itself and 1 to rank 1, and rank 1 nothing and 2.
+        splits = torch.tensor([0, 2] if rank else [3, 1])
+        found, came = hvd.alltoall(rows[:2] if rank else rows, splits, name="rows")
+        assert equal(found, torch.cat([rows[3:], rows[:2]]) if rank else rows[:3])
+        assert came.tolist() == ([1, 2] if rank else [3, 0]) and came.dtype is torch.int32
+    found, _ = hvd.synchronize(hvd.alltoall_async(torch.tensor([rank, rank + 5])))
+    assert found.tolist() == ([5, 6] if rank else [0, 1])
+    found, came = hvd.alltoall(torch.ones(0, 3), splits=[0, 0])
+    assert found.shape == (0, 3) and came.tolist() == [0, 0]
+    wrong = thinwire.InvalidArgumentError
+    raises(wrong, "first dimension", hvd.alltoall, torch.tensor(1.0))
+    raises(wrong, "multiple of 2 rows", hvd.alltoall, torch.ones(3))
+    for splits in ([1], [2, 2], [-1, 1], [0.5, 1], torch.ones(2), "ab", [[1], [1]]):
+        raises(wrong, "2 whole numbers", hvd.alltoall, torch.ones(3), splits)
+    raises(thinwire.MismatchError, "rank 1 called", hvd.alltoall, torch.ones(2, 1 + rank))
+    raises(thinwire.MismatchError, "rank 1 called", hvd.alltoall, torch.ones(2, dtype=WHOLE[rank]))
+
+
+def check_gradients_of_alltoall(rank: int) -> None:
+    x = torch.zeros(4, requires_grad=True)
+    y, came = hvd.alltoall(x, splits=[2, 0] if rank else [1, 2])
+    assert not came.requires_grad
+    y.backward(torch.arange(1.0, len(y) + 1) * (10 if rank else 1))
+    # Of the rows that stay on a rank, go to the other, and go nowhere.
+    assert x.grad.tolist() == ([2.0, 3.0, 0.0, 0.0] if rank else [1.0, 10.0, 20.0, 0.0])
+    x = torch.zeros(2, requires_grad=True)
+    hvd.alltoall(x).backward(torch.tensor([1.0, 2.0]) + 10 * rank)
+    assert x.grad.tolist() == ([2.0, 12.0] if rank else [1.0, 11.0])
+
+
 def check_compressors_are_called_as_horovods(_: int) -> None:
     values = torch.tensor([1.0, 0.1])
     sent, context = hvd.Compression.fp16.compress(values)
@@ -307,7 +342,6 @@ def check_what_is_missing_says_what_to_use(_: int) -> None:
     for use, words in (
         (lambda: hvd.join(), "DistributedSampler"),
         (lambda: hvd.elastic.run(print), "recover"),
-        (lambda: hvd.alltoall(torch.ones(2)), "all_to_all_single"),
         (lambda: hvd.sparse_allreduce_async(torch.ones(2)), "sparse_as_dense"),
         (lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum), "op=Average"),
         (lambda: hvd.SyncBatchNorm(3), "torch.nn.SyncBatchNorm"),

@@ -54,6 +54,9 @@ def check_collectives_of_a_process_set(rank: int) -> None:
             assert equal(part, total.chunk(len(ranks))[place], dtype)
             rows = hvd.allgather(torch.full((rank + 1,), rank).to(dtype), process_set=mine)
             assert equal(rows, [r for r in ranks for _ in range(r + 1)], dtype)
+            sent = torch.arange(len(ranks)).to(dtype) + 10 * rank
+            found = hvd.alltoall(sent, process_set=mine)
+            assert equal(found, [place + 10 * r for r in ranks], dtype)
             root = ranks[-1]  # among all ranks
             found = hvd.broadcast(torch.tensor([rank]).to(dtype), root, process_set=mine)
             assert equal(found, [root], dtype)
@@ -75,6 +78,7 @@ def check_gradients_within_a_process_set(rank: int) -> None:
                 lambda x: hvd.reducescatter(x, op=hvd.Sum, process_set=outer).expand(2),
                 [2 * 11.0, 2 * 13.0],
             ),
+            (lambda x: hvd.alltoall(x, process_set=outer), [10.0, 10.0] if rank else [1.0, 3.0]),
             (
                 lambda x: hvd.allgather(x, process_set=outer)[2 * outer.rank() :][:2],
                 [0.5 + 0.5 * rank, 5.0],

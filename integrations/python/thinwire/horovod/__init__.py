@@ -24,6 +24,7 @@ from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.differentiable import (
     allgather,
     allreduce,
+    alltoall,
     broadcast,
     grouped_allgather,
     grouped_allreduce,
@@ -33,8 +34,6 @@ from thinwire.horovod.differentiable import (
 from thinwire.horovod.handles import Handle, poll, synchronize
 from thinwire.horovod.missing import (
     SyncBatchNorm,
-    alltoall,
-    alltoall_async,
     elastic,
     join,
     sparse_allreduce_async,
@@ -61,6 +60,7 @@ from thinwire.horovod.reductions import (
 )
 from thinwire.horovod.transfers import (
     allgather_async,
+    alltoall_async,
     broadcast_,
     broadcast_async,
     broadcast_async_,

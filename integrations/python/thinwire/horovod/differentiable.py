@@ -54,6 +54,24 @@ class _Broadcast(torch.autograd.Function):
         return mean if rank() == ctx.root_rank else torch.zeros_like(mean), None, None
 
 
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, options: dict[str, Any]) -> Any:
+        ctx.shape, ctx.process_set = tensor.shape, options["process_set"]
+        result, ctx.came = transfers.alltoall_async(tensor, **options).wait()
+        ctx.mark_non_differentiable(ctx.came)
+        return result, ctx.came
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> Any:
+        """Sends each row's gradient back; rows that went nowhere have none."""
+        handle = transfers.alltoall_async(gradient, ctx.came, process_set=ctx.process_set)
+        mine = gradient.new_zeros(ctx.shape)
+        back, _ = handle.wait()
+        mine[: len(back)] = back
+        return mine, None
+
+
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, options: dict[str, Any]) -> Any:
@@ -168,6 +186,25 @@ def broadcast(
     if not _wants_gradient(tensor):
         return transfers.broadcast_async(tensor, root_rank, **options).wait()
     return _Broadcast.apply(tensor, root_rank, options)
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Sends rows of each rank's tensor to every rank. Exact; errors as those of allgather().
+
+    splits: how many rows go to each rank, in the order of the ranks; None: as many to each.
+    Returns the rows that came, in the order of the ranks that sent them; with splits also how many
+    came from each, as int32."""
+    options = {"splits": splits, "name": name, "process_set": process_set}
+    if _wants_gradient(tensor):
+        found = _AllToAll.apply(tensor, options)
+    else:
+        found = transfers.alltoall_async(tensor, **options).wait()
+    return found[0] if splits is None else found
 
 
 def reducescatter(

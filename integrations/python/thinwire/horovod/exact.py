@@ -112,6 +112,24 @@ class ExactCollectives:
 
         return self.agreed(label, run, _but_first_dimension)
 
+    def all_to_all(
+        self, label: Label, tensor: torch.Tensor, splits: list[int]
+    ) -> Future[tuple[torch.Tensor, list[int]]]:
+        """Sends splits[r] rows to each member r; the rows that came, by member, and how many of
+        each. `label` has two shapes: the tensor's, and the splits."""
+
+        def run(labels: list[Label]) -> tuple[torch.Tensor, list[int]]:
+            came = [each.shapes[1][self._rank] for each in labels]
+            shape = (sum(came), *tensor.shape[1:])
+            row = torch.Size(shape[1:]).numel() * tensor.element_size()
+            found = torch.empty(shape[0] * row, dtype=torch.uint8)
+            sent = _bytes_of(tensor[: sum(splits)])
+            sizes = [[count * row for count in counts] for counts in (came, splits)]
+            dist.all_to_all_single(found, sent, *sizes, group=self._group)
+            return found.view(tensor.dtype).view(shape), came
+
+        return self.agreed(label, run, lambda label: (label[:3], label.shapes[0][1:]))
+
     def broadcast(self, label: Label, tensor: torch.Tensor, root: int) -> Future[torch.Tensor]:
         """The tensor of rank `root` of the job."""
 

@@ -35,8 +35,6 @@ join = Missing(
     "give all ranks as many batches (DistributedSampler does), or wrap the model in torch's DDP, "
     "compress() thinwire to it, and use `with ddp.join():`",
 )
-alltoall = Missing("alltoall", "use torch.distributed.all_to_all_single")
-alltoall_async = Missing("alltoall_async", "use torch.distributed.all_to_all_single")
 sparse_allreduce_async = Missing(
     "sparse_allreduce_async",
     "use allreduce_async(tensor.to_dense()), or DistributedOptimizer(..., sparse_as_dense=True)",

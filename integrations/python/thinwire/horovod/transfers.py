@@ -1,6 +1,6 @@
-"""allgather, broadcast and reducescatter.
+"""allgather, broadcast, alltoall and reducescatter.
 
-Gathers and broadcasts are exact, of any type, and go over torch.distributed; reducescatter is by
+All but the last are exact, of any type, and go over torch.distributed; reducescatter is by
 thinwire's engine what its engine can reduce."""
 
 from __future__ import annotations
@@ -93,6 +93,46 @@ def broadcast_async_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> H
 def broadcast_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
     """broadcast_async_() and its synchronize()."""
     return broadcast_async_(tensor, *arguments, **options).wait()
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> Handle:
+    """As alltoall(), at once, with a handle, whose result is always the pair."""
+    check_tensor("tensor", tensor)
+    members = members_of(process_set)
+    counts = _splits_of(tensor, splits, members)
+    label = Label("alltoall", name, str(tensor.dtype), (tuple(tensor.shape), tuple(counts)))
+    where = splits.device if isinstance(splits, torch.Tensor) else "cpu"
+
+    def finish(found: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        came = torch.tensor(found[1], dtype=torch.int32, device=where)
+        return found[0].to(tensor.device), came
+
+    def make() -> Handle:
+        host = tensor.detach().to("cpu", copy=True)
+        return of_future(members.exact.all_to_all(label, host, counts), finish)
+
+    return start(members, "alltoall", name, make)
+
+
+def _splits_of(tensor: torch.Tensor, splits: object, members: Members) -> list[int]:
+    """The rows for each member. InvalidArgumentError if the tensor has not as many."""
+    if tensor.dim() == 0:
+        raise wrong("tensor", tensor, "one with a first dimension, whose rows go to the ranks")
+    rows, size = len(tensor), members.size
+    if splits is None:
+        if rows % size:
+            raise wrong("tensor", tensor.shape, f"a multiple of {size} rows, or splits=")
+        return [rows // size] * size
+    counts = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    whole = isinstance(counts, (list, tuple)) and all(type(n) is int and n >= 0 for n in counts)
+    if not whole or len(counts) != size or sum(counts) > rows:
+        raise wrong("splits", splits, f"{size} whole numbers of rows, {rows} in all at most")
+    return list(counts)
 
 
 def reducescatter_async(
