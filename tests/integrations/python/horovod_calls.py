@@ -62,6 +62,7 @@ def horovod_functions() -> dict[str, Callable[[], Call]]:
         "remove_process_set": lambda: {"process_set": hvd.global_process_set},
         "reducescatter": lambda: {"tensor": torch.ones(4), **scatter},
         "reducescatter_async": lambda: {"tensor": torch.ones(4), **scatter},
+        "sparse_allreduce_async": lambda: {"tensor": torch.eye(4).to_sparse(), "op": None, **sets},
     }  # fmt: skip
     return {
         f"horovod.{name}": lambda name=name, make=make: (getattr(hvd, name), make())

@@ -288,6 +288,31 @@ def check_gradients_of_alltoall(rank: int) -> None:
     assert x.grad.tolist() == ([2.0, 12.0] if rank else [1.0, 11.0])
 
 
+def check_sparse_tensors(rank: int) -> None:
+    """Indices of one rank, of both, and of none; the second tensor has rows for values."""
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        for dense, dimensions in (
+            (torch.tensor([[2, 0, 4], [0, 6 * rank, 0]]), 2),
+            (torch.tensor([[1, 3], [0, 0]]) * (2 - rank), 1),
+            (torch.zeros(2, 2), 2),
+        ):
+            mine = dense.to(dtype).to_sparse(dimensions)
+            handle = hvd.sparse_allreduce_async(mine, op=hvd.Sum, name="sparse")
+            found = hvd.synchronize(handle)
+            assert found.is_sparse
+            assert equal(found.to_dense(), hvd.allreduce(dense.to(dtype), op=hvd.Sum), dtype)
+            mean = hvd.sparse_allreduce_async(2 * mine)()
+            assert equal(mean.to_dense(), found.to_dense(), dtype)
+    wrong, some = thinwire.InvalidArgumentError, torch.eye(3).to_sparse()
+    raises(wrong, "use allreduce_async", hvd.sparse_allreduce_async, torch.ones(2))
+    raises(wrong, "Average or Sum", hvd.sparse_allreduce_async, some, op=hvd.Max)
+    handle = hvd.sparse_allreduce_async(some, name="twice")
+    raises(wrong, "in flight", hvd.sparse_allreduce_async, some, name="twice")
+    hvd.synchronize(handle)
+    differs = hvd.sparse_allreduce_async(torch.eye(3 + rank).to_sparse())
+    raises(thinwire.MismatchError, "rank 1 called", hvd.synchronize, differs)
+
+
 def check_compressors_are_called_as_horovods(_: int) -> None:
     values = torch.tensor([1.0, 0.1])
     sent, context = hvd.Compression.fp16.compress(values)
@@ -342,7 +367,6 @@ def check_what_is_missing_says_what_to_use(_: int) -> None:
     for use, words in (
         (lambda: hvd.join(), "DistributedSampler"),
         (lambda: hvd.elastic.run(print), "recover"),
-        (lambda: hvd.sparse_allreduce_async(torch.ones(2)), "sparse_as_dense"),
         (lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum), "op=Average"),
         (lambda: hvd.SyncBatchNorm(3), "torch.nn.SyncBatchNorm"),
     ):

@@ -57,6 +57,8 @@ def check_collectives_of_a_process_set(rank: int) -> None:
             sent = torch.arange(len(ranks)).to(dtype) + 10 * rank
             found = hvd.alltoall(sent, process_set=mine)
             assert equal(found, [place + 10 * r for r in ranks], dtype)
+            sparse = hvd.sparse_allreduce_async(tensor.to_sparse(), op=hvd.Sum, process_set=mine)
+            assert equal(sparse().to_dense(), total, dtype)
             root = ranks[-1]  # among all ranks
             found = hvd.broadcast(torch.tensor([rank]).to(dtype), root, process_set=mine)
             assert equal(found, [root], dtype)

@@ -36,7 +36,6 @@ from thinwire.horovod.missing import (
     SyncBatchNorm,
     elastic,
     join,
-    sparse_allreduce_async,
     start_timeline,
     stop_timeline,
 )
@@ -67,6 +66,7 @@ from thinwire.horovod.transfers import (
     grouped_allgather_async,
     grouped_reducescatter_async,
     reducescatter_async,
+    sparse_allreduce_async,
 )
 from thinwire.horovod.world import (
     ProcessSet,

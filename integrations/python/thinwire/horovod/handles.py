@@ -36,6 +36,10 @@ class Handle:
             raise again(self._error)
         return self._result
 
+    def __call__(self) -> Any:
+        """As wait(), since Horovod returns a function from sparse_allreduce_async()."""
+        return self.wait()
+
 
 def of_future(future: Future[Any], finish: Callable[[Any], Any]) -> Handle:
     """finish: makes the result of the future's."""

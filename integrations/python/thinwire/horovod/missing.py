@@ -35,10 +35,6 @@ join = Missing(
     "give all ranks as many batches (DistributedSampler does), or wrap the model in torch's DDP, "
     "compress() thinwire to it, and use `with ddp.join():`",
 )
-sparse_allreduce_async = Missing(
-    "sparse_allreduce_async",
-    "use allreduce_async(tensor.to_dense()), or DistributedOptimizer(..., sparse_as_dense=True)",
-)
 SyncBatchNorm = Missing("SyncBatchNorm", "use torch.nn.SyncBatchNorm.convert_sync_batchnorm")
 start_timeline = Missing("start_timeline", "set THINWIRE_TRACE=run.json, and see `thinwire trace`")
 stop_timeline = Missing("stop_timeline", "set THINWIRE_TRACE=run.json, and see `thinwire trace`")

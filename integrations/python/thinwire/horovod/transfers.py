@@ -1,4 +1,4 @@
-"""allgather, broadcast, alltoall and reducescatter.
+"""allgather, broadcast, alltoall, sparse_allreduce_async and reducescatter.
 
 All but the last are exact, of any type, and go over torch.distributed; reducescatter is by
 thinwire's engine what its engine can reduce."""
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from thinwire.arguments import wrong
+from thinwire.arguments import check_kind, wrong
 from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.exact import Label
 from thinwire.horovod.handles import Handle, in_place, names_of, of_future, of_several, start
-from thinwire.horovod.ops import REDUCE_OPS, Op
+from thinwire.horovod.ops import REDUCE_OPS, Op, op_of
 from thinwire.horovod.reductions import (
     How,
     by_engine,
@@ -26,6 +26,7 @@ from thinwire.horovod.reductions import (
     start_all_reduce,
 )
 from thinwire.horovod.world import Members, global_process_set, members_of
+from thinwire.torch import tensors as checks
 from thinwire.torch.collectives import reduce_scatter_tensor
 
 
@@ -34,15 +35,20 @@ def allgather_async(
 ) -> Handle:
     """As allgather(), at once, with a handle."""
     check_tensor("tensor", tensor)
-    members = members_of(process_set)
+    label = Label("allgather", name, str(tensor.dtype))
+    return _gather(tensor, label, members_of(process_set))
+
+
+def _gather(tensor: torch.Tensor, label: Label, members: Members) -> Handle:
+    """label: without shapes."""
     rows = tensor.detach().reshape(-1) if tensor.dim() == 0 else tensor.detach()
-    label = Label("allgather", name, str(tensor.dtype), (tuple(rows.shape),))
+    label = label._replace(shapes=(tuple(rows.shape),))
 
     def make() -> Handle:
         future = members.exact.all_gather(label, rows.to("cpu", copy=True))
         return of_future(future, lambda found: found.to(tensor.device))
 
-    return start(members, "allgather", name, make)
+    return start(members, label.call, label.name, make)
 
 
 def grouped_allgather_async(
@@ -54,6 +60,52 @@ def grouped_allgather_async(
     check_tensors(tensors)
     named = zip(tensors, names_of(name, len(tensors)), strict=True)
     return of_several([allgather_async(*each, process_set) for each in named])
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: Any = global_process_set,
+) -> Handle:
+    """Averages or sums sparse tensors, at once, by a gather of all ranks' indices and values.
+
+    Args:
+        tensor: of layout torch.sparse_coo, the same shape and dtype on all ranks.
+        name: equal on all ranks.
+        op: Average (default) or Sum.
+        process_set: the ranks that take part.
+
+    Returns:
+        A handle, which may be called in place of synchronize(handle). Its result is not coalesced:
+        an index that several ranks have is in it several times.
+
+    Raises:
+        InvalidArgumentError; the handle raises MismatchError, TimeoutError or PeerLostError.
+    """
+    check_kind("tensor", tensor, torch.Tensor, "a torch.Tensor")
+    if tensor.layout != torch.sparse_coo:
+        raise wrong("tensor.layout", tensor.layout, "torch.sparse_coo; use allreduce_async()")
+    kind, members = op_of(op), members_of(process_set)
+    if kind not in (Op.AVERAGE, Op.SUM):
+        raise wrong("op", op, "Average or Sum, as of a gather of indices and values")
+    checks.check_name(name)
+    mine = tensor.detach().coalesce()
+    detail = f"{kind.name.lower()} {tensor.dtype} {tuple(tensor.shape)}"
+    handles = [
+        _gather(part, Label(f"sparse_allreduce of {what}", name, detail), members)
+        for what, part in (("indices", mine.indices().t()), ("values", mine.values()))
+    ]
+    both = of_several(handles)
+
+    def wait() -> torch.Tensor:
+        indices, values = both.wait()
+        if kind is Op.AVERAGE:
+            whole = not (values.is_floating_point() or values.is_complex())
+            values = torch.div(values, members.size, rounding_mode="trunc" if whole else None)
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape)
+
+    return Handle(both.done, wait)
 
 
 def broadcast_async(
