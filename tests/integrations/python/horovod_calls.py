@@ -58,6 +58,7 @@ def horovod_functions() -> dict[str, Callable[[], Call]]:
         "grouped_reducescatter": lambda: {"tensors": [torch.ones(4)], **scatter},
         "grouped_reducescatter_async": lambda: {"tensors": [torch.ones(4)], **scatter},
         "init": lambda: {"comm": None, "process_sets": None},
+        "join": lambda: {"device": -1},
         "poll": handled, "synchronize": handled,
         "remove_process_set": lambda: {"process_set": hvd.global_process_set},
         "reducescatter": lambda: {"tensor": torch.ones(4), **scatter},

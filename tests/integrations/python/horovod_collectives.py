@@ -3,6 +3,7 @@ ranks, after init()."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -273,6 +274,8 @@ def check_alltoall(rank: int) -> None:
     for splits in ([1], [2, 2], [-1, 1], [0.5, 1], torch.ones(2), "ab", [[1], [1]]):
         raises(wrong, "2 whole numbers", hvd.alltoall, torch.ones(3), splits)
     raises(thinwire.MismatchError, "rank 1 called", hvd.alltoall, torch.ones(2, 1 + rank))
+    other = functools.partial(hvd.alltoall, torch.ones(2)) if rank else hvd.barrier
+    raises(thinwire.MismatchError, "rank 1 called", other)
     raises(thinwire.MismatchError, "rank 1 called", hvd.alltoall, torch.ones(2, dtype=WHOLE[rank]))
 
 
@@ -365,7 +368,6 @@ def check_autograd(rank: int) -> None:
 
 def check_what_is_missing_says_what_to_use(_: int) -> None:
     for use, words in (
-        (lambda: hvd.join(), "DistributedSampler"),
         (lambda: hvd.elastic.run(print), "recover"),
         (lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum), "op=Average"),
         (lambda: hvd.SyncBatchNorm(3), "torch.nn.SyncBatchNorm"),

@@ -134,6 +134,90 @@ def check_wrong_process_sets(rank: int) -> None:
     raises(wrong, "add_process_set", hvd.allgather, tensor, process_set=outer)  # it is removed
 
 
+# join().
+
+
+def check_the_rank_that_joins_last_is_returned(rank: int) -> None:
+    """Each rank waits for the word of the one that joins before it."""
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        calls = order.index(rank)
+        for call in range(calls):  # of those that others have not joined for
+            mean = hvd.allreduce(torch.tensor([6.0, 3.0]), name=f"call {call}")
+            assert mean.tolist() == [6.0 * (2 - call) / 3, 2.0 - call] or call == 0
+        assert hvd.join() == order[-1]
+    assert hvd.allgather_object(rank) == [0, 1, 2]
+
+
+def check_ranks_that_have_joined_give_zeros(rank: int) -> None:
+    """Named and not, of the engine, of codecs that are connected here first, and of others."""
+    if rank != 1:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int32):
+            tensor = torch.tensor([3, 6 + rank]).to(dtype)
+            total = torch.tensor([6, 14]).to(dtype)
+            assert equal(hvd.allreduce(tensor, op=hvd.Sum), total)
+            assert equal(hvd.allreduce(tensor, op=hvd.Sum, name="named"), total)
+            assert equal(
+                hvd.grouped_allreduce([tensor, 2 * tensor], op=hvd.Sum, name="group")[1], 2 * total
+            )
+            assert equal(hvd.allreduce(tensor[:1]), [2], dtype)
+            part = hvd.reducescatter(torch.arange(3).to(dtype), op=hvd.Sum)
+            assert equal(part, [2 * rank], dtype)
+        values = torch.full((9000,), 7.0)
+        lossy = hvd.allreduce(values, op=hvd.Sum, name="lossy", compression=hvd.Compression.int4)
+        assert (lossy - 14.0).abs().max() < 0.2
+    late = [hvd.allreduce_async(torch.ones(4), op=hvd.Sum, name=n) for n in "ab" if rank == 0]
+    if rank == 2:
+        late = [hvd.allreduce_async(torch.ones(4), op=hvd.Sum, name=n) for n in "ba"]
+    hvd.join()  # before those of the last calls are waited for
+    assert [hvd.synchronize(handle).tolist() for handle in late] == [[2.0] * 4] * len(late)
+
+
+def check_calls_that_ranks_which_have_joined_refuse(rank: int) -> None:
+    if rank > 0:
+        one = torch.tensor([rank])
+        for call in (
+            lambda: hvd.allgather(one), lambda: hvd.broadcast(one, 1), hvd.barrier,
+            lambda: hvd.allreduce(one, op=hvd.Max), lambda: hvd.alltoall(torch.ones(3)),
+            lambda: hvd.allgather_object(5), lambda: hvd.add_process_set([0]),
+        ):  # fmt: skip
+            raises(thinwire.MismatchError, r"ranks \[0\] have joined", call)
+            assert hvd.allreduce(one, op=hvd.Sum).item() == 3
+    assert hvd.join() > 0
+    assert hvd.allgather(torch.tensor([rank])).tolist() == [0, 1, 2]
+
+
+def check_optimizers_go_on_without_ranks_that_have_joined(rank: int) -> None:
+    """As with gradients of zero there; the first step of one is after a rank has joined."""
+    for compression in (hvd.Compression.none, INT4):
+        models, others = [net(), net(2)], [net(), net(2)]
+        for joins, group in ((True, models), (False, others)):
+            optimizers = [wrapped(model, compression=compression) for model in group]
+            for step in range(3):
+                has_data = step < 1 + rank
+                if joins and not has_data:
+                    break
+                for optimizer, model in zip(
+                    optimizers[step == 0 :], group[step == 0 :], strict=True
+                ):
+                    optimizer.zero_grad()
+                    if has_data:
+                        backward(model, rank, step)
+                    if joins:  # between the gradients and the step, which must not hold it up
+                        hvd.allreduce(torch.ones(2), name="loss")
+                    optimizer.step()
+            if joins:
+                before = [weights(model) for model in group]
+                gradient = group[1][0].bias.grad.clone()
+                last = hvd.join()
+                assert last == 2 and torch.equal(group[1][0].bias.grad, gradient)
+                assert all(map(torch.equal, before, map(weights, group)))
+                for model in group:
+                    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+            [optimizer.close() for optimizer in optimizers]
+        if rank == 2:
+            assert all(map(torch.equal, map(weights, models), map(weights, others)))
+
+
 def check_init_takes_process_sets(rank: int) -> None:
     """After another init() the sets of before are not in use."""
     before = hvd.add_process_set(OUTER)

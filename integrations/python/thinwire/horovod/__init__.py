@@ -35,7 +35,6 @@ from thinwire.horovod.handles import Handle, poll, synchronize
 from thinwire.horovod.missing import (
     SyncBatchNorm,
     elastic,
-    join,
     start_timeline,
     stop_timeline,
 )
@@ -77,6 +76,7 @@ from thinwire.horovod.world import (
     init,
     is_homogeneous,
     is_initialized,
+    join,
     local_rank,
     local_size,
     rank,

@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 
 from thinwire import errors
+from thinwire.horovod.joining import Joining
 from thinwire.horovod.ops import REDUCE_OPS, Op
 from thinwire.torch import agree
 
+_JOINED = "join"  # the label's call of a rank that refuses another call
 _OPS = REDUCE_OPS | {Op.AVERAGE: dist.ReduceOp.SUM}
 
 
@@ -70,7 +72,11 @@ class ExactCollectives:
     ranks. Each call first compares its label: what differs is a MismatchError on every rank, and
     the next call finds all ranks together again. Tensors are on the host."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, joining: Joining | None) -> None:
+        """joining: where ranks may join; None: a call is no concern of a rank that has."""
+        self._joining = joining
+        if joining is not None:
+            joining.makers["exact"] = self._make_for_joined
         self._group, self._rank = group, dist.get_rank(group)
         self._ranks = dist.get_process_group_ranks(group)  # in messages
         self._size = len(self._ranks)
@@ -83,6 +89,10 @@ class ExactCollectives:
     def all_reduce(self, label: Label, tensor: torch.Tensor, op: Op) -> Future[torch.Tensor]:
         """Of the tensor's type and precision; integers' means are cut towards zero."""
 
+        part = (tensor.dtype, op) if op in (Op.AVERAGE, Op.SUM) else None
+        return self.agreed(label, self._reducing(tensor, op), part=part)
+
+    def _reducing(self, tensor: torch.Tensor, op: Op) -> Callable[[list[Label]], torch.Tensor]:
         def run(_: list[Label]) -> torch.Tensor:
             wide = tensor.to(_wide(tensor.dtype), copy=True).contiguous()
             dist.all_reduce(wide, _OPS[op], group=self._group)
@@ -91,7 +101,16 @@ class ExactCollectives:
                 wide = torch.div(wide, self._size, rounding_mode="trunc" if whole else None)
             return wide.to(tensor.dtype)
 
-        return self.agreed(label, run)
+        return run
+
+    def _make_for_joined(self, part: Any, _: torch.device | None) -> Callable[[], object]:
+        """Zeros for an average or a sum. All else is a MismatchError on the other ranks."""
+        label, reduction = part
+        if reduction is None:
+            return self._submit(Label(_JOINED, None), lambda _: None, lambda label: label).exception
+        dtype, op = reduction
+        zeros = torch.zeros(label.shapes[0], dtype=dtype)
+        return self._submit(label, self._reducing(zeros, op), lambda label: label).result
 
     def all_gather(self, label: Label, tensor: torch.Tensor) -> Future[torch.Tensor]:
         """The tensors of all ranks, one after the other in their first dimension, which may
@@ -128,7 +147,7 @@ class ExactCollectives:
             dist.all_to_all_single(found, sent, *sizes, group=self._group)
             return found.view(tensor.dtype).view(shape), came
 
-        return self.agreed(label, run, lambda label: (label[:3], label.shapes[0][1:]))
+        return self.agreed(label, run, lambda label: _but_first_dimension(label, 1))
 
     def broadcast(self, label: Label, tensor: torch.Tensor, root: int) -> Future[torch.Tensor]:
         """The tensor of rank `root` of the job."""
@@ -154,9 +173,20 @@ class ExactCollectives:
         label: Label,
         run: Callable[[list[Label]], Any],
         compared: Callable[[Label], Any] = lambda label: label,
+        part: Any = None,
     ) -> Future[Any]:
-        """run(labels of all ranks), once all have come with the same `compared` part of theirs."""
+        """run(labels of all ranks), once all have come with the same `compared` part of theirs.
+        part: the dtype and operation of zeros that ranks which have joined may give."""
+        if self._joining is None:
+            return self._submit(label, run, compared)
+        end = self._joining.begin("exact", label[:2], (label, part))
+        future = self._submit(label, run, compared)
+        future.add_done_callback(lambda _: end())
+        return future
 
+    def _submit(
+        self, label: Label, run: Callable[[list[Label]], Any], compared: Callable[[Label], Any]
+    ) -> Future[Any]:
         def call() -> Any:
             try:
                 labels = self._gather(label)
@@ -175,7 +205,14 @@ class ExactCollectives:
         return found
 
     def _check(self, labels: list[Label], compared: Callable[[Label], Any]) -> None:
+        joined = [r for r, label in zip(self._ranks, labels, strict=True) if label.call == _JOINED]
         for rank, label in zip(self._ranks, labels, strict=True):
+            if joined and label.call != _JOINED:
+                raise errors.MismatchError(
+                    f"rank {rank} called {label}, but ranks {joined} have joined, expected "
+                    "averages and sums, which they take part in with zeros; make this call before "
+                    "join(), or after it"
+                )
             if compared(label) != compared(labels[0]):
                 raise errors.MismatchError(
                     f"rank {rank} called {label}, expected {labels[0]} as on rank "
@@ -205,5 +242,5 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
 
 
-def _but_first_dimension(label: Label) -> Any:
-    return label[:3], [shape[1:] for shape in label.shapes]
+def _but_first_dimension(label: Label, shapes: int | None = None) -> Any:
+    return label[:3], [shape[1:] for shape in label.shapes[:shapes]]

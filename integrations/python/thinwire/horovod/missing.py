@@ -30,11 +30,6 @@ elastic = Missing(
     "elastic",
     "use thinwire.torch.compress() and its recover(), docs/how-to/recover.md",
 )
-join = Missing(
-    "join",
-    "give all ranks as many batches (DistributedSampler does), or wrap the model in torch's DDP, "
-    "compress() thinwire to it, and use `with ddp.join():`",
-)
 SyncBatchNorm = Missing("SyncBatchNorm", "use torch.nn.SyncBatchNorm.convert_sync_batchnorm")
 start_timeline = Missing("start_timeline", "set THINWIRE_TRACE=run.json, and see `thinwire trace`")
 stop_timeline = Missing("stop_timeline", "set THINWIRE_TRACE=run.json, and see `thinwire trace`")

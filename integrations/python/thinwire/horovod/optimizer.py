@@ -14,7 +14,7 @@ from thinwire.arguments import check_kind, check_whole, wrong
 from thinwire.horovod.compression import Compression, Compressor, check_compression
 from thinwire.horovod.ops import Average, Op, Sum, check_factor, op_of
 from thinwire.horovod.reducing_optimizer import ReducingOptimizer
-from thinwire.horovod.world import global_process_set, group_for
+from thinwire.horovod.world import current, global_process_set, group_for
 from thinwire.torch import private
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.optimizer import checks
@@ -76,7 +76,8 @@ def DistributedOptimizer(
     )  # fmt: skip
     # Both, so that isinstance() and whatever asks for the class's name see the wrapped class.
     cls = type(type(optimizer).__name__, (ReducingOptimizer, type(optimizer)), {})
-    return cls(optimizer, names, exchange, kind, backward_passes_per_step, sparse_as_dense)
+    joining = None if group is not current().everyone.group else current().everyone.joining
+    return cls(optimizer, names, exchange, kind, backward_passes_per_step, sparse_as_dense, joining)
 
 
 def _names_of(

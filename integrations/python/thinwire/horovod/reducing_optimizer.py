@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
 from thinwire.arguments import check_whole, wrong
+from thinwire.horovod.joining import Joining
 from thinwire.horovod.ops import Op
 from thinwire.torch.exchange.bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
@@ -33,7 +35,9 @@ class ReducingOptimizer(WrappedOptimizer):
         op: Op,
         backward_passes_per_step: int,
         sparse_as_dense: bool,
+        joining: Joining | None,
     ) -> None:
+        """joining: where ranks may join(), whose optimizers are made in one order."""
         super().__init__(inner)
         self._names, self._exchange, self._op = names, exchange, op
         self._sparse_as_dense = sparse_as_dense
@@ -41,6 +45,13 @@ class ReducingOptimizer(WrappedOptimizer):
         self._passes: Counter[torch.Tensor] = Counter()  # since the last reduction
         self._synchronizes = True
         self._restored: Mapping[str, Any] | None = None
+        self._joining, self._kind = joining, ""
+        if joining is not None:
+            self._kind = f"optimizer {len(joining.makers)}"
+            make = weakref.WeakMethod(self._step_of_others)
+            joining.makers[self._kind] = lambda *_: make()()
+        self._end: Callable[[], object] | None = None  # of the step under way
+        self._in_step_of_others = False  # after join()
         self.set_backward_passes_per_step(backward_passes_per_step)
         if exchange.config.momentum:
             exchange.take_momentum(inner, names.get)
@@ -100,7 +111,13 @@ class ReducingOptimizer(WrappedOptimizer):
             )
             raise errors.again(self._exchange.fail(error))  # peers would wait for the next step
         if bucket.ready(parameter):
+            self._begin_step()
             self._pipeline.send(bucket)
+
+    def _begin_step(self) -> None:
+        """Before gradients of a step are sent."""
+        if self._joining is not None and self._end is None:
+            self._end = self._joining.begin(self._kind, (self._kind, None), None)
 
     # Steps.
 
@@ -110,12 +127,16 @@ class ReducingOptimizer(WrappedOptimizer):
         checks.check_can_synchronize(False, self._exchange)
         self._lay_out()
         if not self._pipeline.synchronized:
+            self._begin_step()
             self._pipeline.flush()
             self._take_means()
 
     def _take_means(self) -> None:
         self._pipeline.take_means()
         self._passes.clear()
+        if self._end is not None:
+            self._end()
+            self._end = None
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -139,11 +160,48 @@ class ReducingOptimizer(WrappedOptimizer):
                     f"rank {self._exchange.rank}: step() in skip_synchronize() comes after "
                     "gradients that are not reduced; call synchronize() before"
                 )
+            self._begin_step()
             self._pipeline.send_rest()
             self._take_means()
         self._pipeline.step()
         self._exchange.between_steps(self._pipeline.device, lambda: None)
         return loss
+
+    # After join().
+
+    def _step_of_others(self) -> Callable[[], object]:
+        """Sends zeros. Returns a function that takes the means and drops them, to be called before
+        the next step at the latest; until then the others may do something else."""
+        self._finish_step_of_others()
+        self._lay_out()
+        for bucket in self._pipeline.buckets:
+            self._pipeline.begin(bucket)
+        with self._no_gradients():
+            self._pipeline.flush()
+        self._in_step_of_others = True
+        return self._finish_step_of_others
+
+    def _finish_step_of_others(self) -> None:
+        if not self._in_step_of_others:
+            return
+        self._in_step_of_others = False
+        with self._no_gradients():
+            self._pipeline.take_means()
+        for bucket in self._pipeline.buckets:
+            self._pipeline.begin(bucket)
+        self._exchange.between_steps(self._pipeline.device, lambda: None)
+
+    @contextlib.contextmanager
+    def _no_gradients(self) -> Iterator[None]:
+        """Every .grad is None in here, and what it was after."""
+        kept = {parameter: parameter.grad for parameter in self._names}
+        for parameter in kept:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in kept.items():
+                parameter.grad = gradient
 
     def zero_grad(self, *arguments: Any, **options: Any) -> None:
         """As the wrapped optimizer's. InvalidArgumentError between backward() and step(), when

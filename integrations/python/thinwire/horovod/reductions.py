@@ -5,7 +5,7 @@ float32, bfloat16 and float16 are averaged and summed by thinwire's engine, in f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +23,10 @@ from thinwire.horovod.handles import (
     put,
     start,
 )
-from thinwire.horovod.ops import REDUCE_OPS, Op, check_factor, op_of
+from thinwire.horovod.joining import EngineCall
+from thinwire.horovod.ops import Op, check_factor, op_of
 from thinwire.horovod.world import Members, global_process_set, members_of, rank
 from thinwire.torch import tensors
-from thinwire.torch.collectives import all_reduce
 
 
 class How(NamedTuple):
@@ -105,12 +105,27 @@ def _engine(tensor: torch.Tensor, name: str | None, asked: How) -> Handle:
     with torch.no_grad():
         copy = tensor.clone(memory_format=torch.contiguous_format)
         mine = scaled(copy, asked.prescale)
-    op, group = REDUCE_OPS[asked.op], asked.members.group
-    work = all_reduce(mine, op, group, True, codec=asked.codec, name=name, strict=True)
+    return start_by_engine(mine, False, name, asked, lambda found: found)
+
+
+def start_by_engine(
+    tensor: torch.Tensor,
+    scatters: bool,
+    name: str | None,
+    asked: How,
+    finish: Callable[[torch.Tensor], torch.Tensor],
+) -> Handle:
+    """A handle of the result, postscaled after `finish`. The tensor is scaled, and given away."""
+    members, on_gpu = asked.members, tensor.device.type == "cuda"
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    call = EngineCall(scatters, shape, dtype, on_gpu, asked.op, asked.codec, name)
+    end = members.begin("engine", ("reducescatter" if scatters else "allreduce", name), call)
+    work, result = call.start(tensor, members.group)
 
     def wait() -> torch.Tensor:
         work.wait()
-        return scaled(mine, asked.postscale)
+        end()
+        return scaled(finish(result), asked.postscale)
 
     return Handle(work.is_completed, wait)
 

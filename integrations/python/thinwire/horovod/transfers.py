@@ -14,7 +14,7 @@ from thinwire.arguments import check_kind, wrong
 from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.exact import Label
 from thinwire.horovod.handles import Handle, in_place, names_of, of_future, of_several, start
-from thinwire.horovod.ops import REDUCE_OPS, Op, op_of
+from thinwire.horovod.ops import Op, op_of
 from thinwire.horovod.reductions import (
     How,
     by_engine,
@@ -24,10 +24,10 @@ from thinwire.horovod.reductions import (
     how,
     scaled,
     start_all_reduce,
+    start_by_engine,
 )
 from thinwire.horovod.world import Members, global_process_set, members_of
 from thinwire.torch import tensors as checks
-from thinwire.torch.collectives import reduce_scatter_tensor
 
 
 def allgather_async(
@@ -227,23 +227,8 @@ def _scatter(rows: torch.Tensor, name: str | None, asked: How) -> Handle:
         whole = rows.new_zeros((len(counts), counts[0], *rows.shape[1:]))
         for part, values in zip(whole, rows.split(counts), strict=True):
             part[: len(values)] = scaled(values, asked.prescale)
-        mine = torch.empty_like(whole[0])
-    work = reduce_scatter_tensor(
-        mine,
-        whole,
-        REDUCE_OPS[asked.op],
-        asked.members.group,
-        True,
-        codec=asked.codec,
-        name=name,
-        strict=True,  # as allreduce(), whose connections it uses
-    )
-
-    def wait() -> torch.Tensor:
-        work.wait()
-        return scaled(mine[: counts[asked.members.rank]], asked.postscale)
-
-    return Handle(work.is_completed, wait)
+    rank = asked.members.rank
+    return start_by_engine(whole, True, name, asked, lambda mine: mine[: counts[rank]])
 
 
 def _reduce_and_cut(rows: torch.Tensor, name: str | None, asked: How) -> Handle:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from thinwire import launch
-from thinwire.arguments import check_kind, wrong
+from thinwire.arguments import check_kind, check_whole, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.horovod.exact import ExactCollectives, Label
+from thinwire.horovod.joining import Joining
 from thinwire.torch.collectives import all_reduce
 
 
@@ -55,15 +56,20 @@ class Members:
     """The ranks of one process set that is in use, on one of them: its group, which is its own so
     that what the program does with torch.distributed goes its own way, and what is in flight."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, joining: Joining | None = None) -> None:
         """All members call it: they connect here, and not in a first allreduce that is submitted
         on one rank while another still waits for a broadcast."""
         self.group = group
         self.ranks = dist.get_process_group_ranks(group)
         self.rank, self.size = dist.get_rank(group), len(self.ranks)  # among the members
-        self.exact = ExactCollectives(group)
+        self.joining = joining  # None: other than global_process_set
+        self.exact = ExactCollectives(group, joining)
         self.in_flight: set[str] = set()  # names
         all_reduce(torch.zeros(1), codec="fp32", group=group, strict=True)
+
+    def begin(self, kind: str, key: tuple[str, str | None], part: Any) -> Callable[[], object]:
+        """As Joining.begin(), where ranks may join."""
+        return self.joining.begin(kind, key, part) if self.joining else lambda: None
 
     def close(self) -> None:
         self.exact.close()
@@ -129,7 +135,7 @@ class World:
         seats: list[Seat] = [seat] * dist.get_world_size(group)
         dist.all_gather_object(seats, seat, group=group)
         self.numbers = numbers_of(dist.get_rank(group), seats)
-        self.everyone = Members(group)
+        self.everyone = Members(group, Joining(group))
         # By process_set_id; None where this rank is not in the set.
         self.sets: dict[int | None, Members | None] = {0: self.everyone}
 
@@ -164,6 +170,7 @@ class World:
         for members in reversed(self.sets.values()):
             if members is not None and members is not self.everyone:
                 members.close()
+        self.everyone.joining.close()
         self.everyone.exact.close()
         dist.destroy_process_group(None if self._made_default else self.everyone.group)
 
@@ -258,6 +265,23 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     for global_process_set and for one that is not in use."""
     check_kind("process_set", process_set, ProcessSet, "a ProcessSet")
     return current().remove(process_set)
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data, and returns when all ranks have said so, the rank that
+    did so last. Until then it takes part with zeros in the allreduces, reducescatters and optimizer
+    steps of the others, whose averages are still over all ranks. It does not step itself, so
+    broadcast_parameters() from the returned rank may follow.
+
+    device: the number of the GPU for zeros that stand for tensors on a GPU; -1: torch's current
+      one.
+
+    On the others, meanwhile, gathers, broadcasts, minima, maxima, products and barriers are a
+    MismatchError. TimeoutError if they make no call within the deadline of the group's collectives;
+    collectives of process sets do not wait for ranks that have joined, and end so as well."""
+    check_whole("device", device, -1)
+    joining = current().everyone.joining
+    return joining.join(None if device < 0 else torch.device("cuda", device))
 
 
 def shutdown() -> None:

@@ -58,14 +58,15 @@ class TorchStore:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         end, pause = time.monotonic() + timeout_s, _POLL_S[0]
-        while not self._has(key):
+        while not self.has(key):
             if time.monotonic() > end:
                 raise TimeoutError(f"nobody set {key!r} within {timeout_s:.1f} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S[1])
         return self._store.get(key)
 
-    def _has(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
+        """Whether the key is set, without waiting for it."""
         if hasattr(self._store, "check"):
             return self._store.check([key])
         try:  # torch before 2.3 has no check

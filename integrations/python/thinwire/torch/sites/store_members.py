@@ -153,10 +153,10 @@ class _EpochStore(TorchStore):
         super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
         self._watch, self._members = watch, members
 
-    def _has(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         if lost := self._watch.lost(self._members):
             raise errors.PeerLostError(f"member {lost[0]} of the store is lost while all connect")
-        return super()._has(key)
+        return super().has(key)
 
 
 class StoreMembers:

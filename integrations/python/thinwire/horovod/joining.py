@@ -1,0 +1,178 @@
+"""Joining: how ranks without more data take part, with zeros, in the calls of those with data.
+
+Each rank counts its calls by kind and name. A rank that joins says so in the rendezvous store; the
+others look there while one of their calls is late. Then they list in a log, also in the store, each
+call that is not finished and each that they make, and ranks that have joined read it and make those
+that they have not made. The log ends when every rank has written that it has joined."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from thinwire import config, errors
+from thinwire.horovod.ops import REDUCE_OPS, Op
+from thinwire.torch import private
+from thinwire.torch.collectives import Work, all_reduce, reduce_scatter_tensor
+from thinwire.torch.group import TorchStore
+
+_LATE_S = 0.1  # a call that takes longer may wait for a rank that has joined
+_LOOK_S = 1.0  # the longest pause between two looks into the store
+
+Wait = Callable[[], object]  # returns when a call has ended, or raises its error
+
+
+class Call(NamedTuple):
+    """A call as the log has it."""
+
+    kind: str  # of Joining.makers
+    key: tuple[str, str | None]  # equal on all ranks, which count the calls of each
+    number: int  # of the key's calls
+    part: Any  # what a rank that has joined makes it by; picklable
+
+
+class EngineCall(NamedTuple):
+    """An allreduce, or a reducescatter, of thinwire's engine."""
+
+    scatters: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_gpu: bool
+    op: Op
+    codec: str
+    name: str | None
+
+    def start(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> tuple[Work, torch.Tensor]:
+        """Starts it; returns the work, and the tensor that holds the result then."""
+        op, options = REDUCE_OPS[self.op], {"codec": self.codec, "name": self.name, "strict": True}
+        if not self.scatters:
+            return all_reduce(tensor, op, group, True, **options), tensor
+        mine = torch.empty_like(tensor[0])
+        return reduce_scatter_tensor(mine, tensor, op, group, True, **options), mine
+
+
+class Joining:
+    """The calls of one rank that all ranks make, and join(). begin() is thread-safe."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.makers: dict[str, Callable[[Any, torch.device | None], Wait]] = {
+            "engine": self._make_by_engine
+        }
+        self._group = group
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._timeout_s = config.resolve().timeout_s or private.timeout_of(group) or 1800.0
+        self._store = dist.PrefixStore("thinwire/horovod_join", private.store_of(group))
+        self._reader = TorchStore(self._store)
+        self._times = 0  # that all ranks have joined
+        self._counts: Counter[tuple[str, str | None]] = Counter()
+        self._open: dict[object, tuple[float, Call]] = {}  # with the time of their beginning
+        self._heard = False  # some rank has joined
+        self._written: list[str] = []  # keys of the log
+        self._closed = threading.Event()
+        self._changed = threading.Condition()
+        if self._size > 1:
+            threading.Thread(target=self._watch, name="thinwire-join", daemon=True).start()
+
+    def begin(self, kind: str, key: tuple[str, str | None], part: Any) -> Callable[[], object]:
+        """Notes a call before it is made. Returns a function that ends it, to be called once."""
+        token = object()
+        with self._changed:
+            self._counts[key] += 1
+            call = Call(kind, key, self._counts[key], part)
+            self._open[token] = time.monotonic(), call
+            if self._heard:
+                self._write(call)
+            self._changed.notify()
+        return lambda: self._open.pop(token, None)
+
+    def join(self, device: torch.device | None) -> int:
+        """Makes the other ranks' calls until all have joined; the rank that did so last.
+
+        device: of zeros that stand for tensors on a GPU; None: torch's current one."""
+        if self._size == 1:
+            return 0
+        with self._changed:
+            self._store.set(f"{self._times}/joined", b"1")
+            self._hear()
+            self._write(self._rank)
+        joined: set[int] = set()
+        last, line, waits = self._rank, 1, list[Wait]()
+        while len(joined) < self._size:
+            found = self._read(line)
+            line += 1
+            if isinstance(found, int):
+                joined.add(last := found)
+            elif found.number > self._counts[found.key]:
+                self._counts[found.key] = found.number
+                waits.append(self.makers[found.kind](found.part, device))
+        for wait in waits:
+            wait()
+        self._forget()
+        return last
+
+    def _make_by_engine(self, call: EngineCall, device: torch.device | None) -> Wait:
+        where = (device or torch.device("cuda")) if call.on_gpu else "cpu"
+        zeros = torch.zeros(call.shape, dtype=call.dtype, device=where)
+        return call.start(zeros, self._group)[0].wait
+
+    def close(self) -> None:
+        """Ends the thread that watches."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify()
+
+    def _read(self, line: int) -> Call | int:
+        try:
+            return pickle.loads(self._reader.get(f"{self._times}/{line}", self._timeout_s))
+        except TimeoutError as error:
+            raise errors.TimeoutError(
+                f"rank {self._rank}, join(): no other rank made a call or joined within "
+                f"{self._timeout_s} s; look at their last lines, and let every rank call join()"
+            ) from error
+
+    def _hear(self) -> None:
+        """Some rank has joined: writes what is not finished here. The lock is held."""
+        if not self._heard:
+            self._heard = True
+            for _, call in list(self._open.values()):
+                self._write(call)
+
+    def _write(self, line: Call | int) -> None:
+        key = f"{self._times}/{self._store.add(f'{self._times}/lines', 1)}"
+        self._store.set(key, pickle.dumps(line))
+        self._written.append(key)
+
+    def _forget(self) -> None:
+        """Every rank has joined, and may have read this log, but not the one before, still."""
+        with self._changed:
+            self._times += 1
+            self._heard = False
+            before = [key for key in self._written if not key.startswith(f"{self._times - 1}/")]
+            for key in before:
+                self._store.delete_key(key)
+            self._written = self._written[len(before) :]
+
+    def _watch(self) -> None:
+        pause = _LATE_S
+        while not self._closed.wait(pause):
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closed.is_set() or (self._open and not self._heard)
+                )
+                begun = next((begun for begun, _ in list(self._open.values())), None)
+                late = 0.0 if begun is None else time.monotonic() - begun
+                pause = min(max(late, _LATE_S), _LOOK_S)
+                if self._closed.is_set() or late < _LATE_S:
+                    continue
+                try:
+                    if self._reader.has(f"{self._times}/joined"):
+                        self._hear()
+                except RuntimeError:  # the store's rank has ended, which the calls themselves find
+                    return
