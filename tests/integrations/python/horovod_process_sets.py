@@ -187,35 +187,41 @@ def check_calls_that_ranks_which_have_joined_refuse(rank: int) -> None:
 
 
 def check_optimizers_go_on_without_ranks_that_have_joined(rank: int) -> None:
-    """As with gradients of zero there; the first step of one is after a rank has joined."""
+    """As with gradients of zero there, for two epochs. The first step of one optimizer is made
+    after a rank has joined."""
     for compression in (hvd.Compression.none, INT4):
-        models, others = [net(), net(2)], [net(), net(2)]
-        for joins, group in ((True, models), (False, others)):
-            optimizers = [wrapped(model, compression=compression) for model in group]
-            for step in range(3):
-                has_data = step < 1 + rank
-                if joins and not has_data:
-                    break
-                for optimizer, model in zip(
-                    optimizers[step == 0 :], group[step == 0 :], strict=True
-                ):
-                    optimizer.zero_grad()
-                    if has_data:
-                        backward(model, rank, step)
-                    if joins:  # between the gradients and the step, which must not hold it up
-                        hvd.allreduce(torch.ones(2), name="loss")
-                    optimizer.step()
-            if joins:
-                before = [weights(model) for model in group]
-                gradient = group[1][0].bias.grad.clone()
-                last = hvd.join()
-                assert last == 2 and torch.equal(group[1][0].bias.grad, gradient)
-                assert all(map(torch.equal, before, map(weights, group)))
-                for model in group:
-                    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-            [optimizer.close() for optimizer in optimizers]
-        if rank == 2:
-            assert all(map(torch.equal, map(weights, models), map(weights, others)))
+        joined = epochs(rank, compression, joins=True)
+        expected = epochs(rank, compression, joins=False)
+        assert all(map(torch.equal, joined, expected))
+
+
+def epochs(rank: int, compression: hvd.Compressor, joins: bool) -> list[torch.Tensor]:
+    models = [net(), net(2)]
+    optimizers = [wrapped(model, compression=compression) for model in models]
+    for epoch in range(2):
+        for step in range(3):
+            has_data = step < 1 + rank
+            if joins and not has_data:
+                break
+            for number in range(epoch == 0 and step == 0, 2):
+                optimizers[number].zero_grad()
+                if has_data:
+                    backward(models[number], rank, step)
+                if joins:  # between the gradients and the step, which must not hold it up
+                    hvd.allreduce(torch.ones(2), name="loss")
+                optimizers[number].step()
+        if not joins:
+            continue
+        before, gradient = list(map(weights, models)), models[1][0].bias.grad.clone()
+        last = hvd.join()
+        assert last == 2 and torch.equal(models[1][0].bias.grad, gradient)
+        assert all(map(torch.equal, before, map(weights, models)))
+        for model, optimizer in zip(models, optimizers, strict=True):
+            hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+    for optimizer in optimizers:
+        optimizer.close()
+    return list(map(weights, models))
 
 
 def check_init_takes_process_sets(rank: int) -> None:

@@ -123,8 +123,10 @@ def start_by_engine(
     work, result = call.start(tensor, members.group)
 
     def wait() -> torch.Tensor:
-        work.wait()
-        end()
+        try:
+            work.wait()
+        finally:
+            end()
         return scaled(finish(result), asked.postscale)
 
     return Handle(work.is_completed, wait)
