@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 import threading
 import weakref
 from collections import Counter
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from thinwire import comm, errors
 from thinwire.comm import Communicator, fatal_exception
@@ -23,6 +25,43 @@ from thinwire.torch.exchange.waiter import Device, Pending, Waiter, device_of
 from thinwire.torch.group import Group, HomeProcess, Membership
 
 _log = logging.getLogger("thinwire")
+
+_warned_of_two = threading.Event()  # set by the process's one warning
+
+
+def warn_of_two_communicators(transport: str) -> None:
+    """Log one warning per process where data runs over NCCL beside a process group of torch's on
+    NCCL, and a variable turns the two communicators into a hang or an error.
+
+    The library launches from its own thread and torch from the caller's, so ranks may launch in
+    different orders. NCCL orders two communicators only with NCCL_LAUNCH_ORDER_IMPLICIT=1, and
+    then returns ncclInvalidUsage when two threads launch at the same time (NCCL_LAUNCH_RACE_FATAL;
+    NCCL 2.30, src/misc/strongstream.cc). Without that variable the kernels of both have to fit on
+    the GPU at once, and to lie in different hardware queues.
+
+    Args:
+        transport: Communicator.transport().
+    """
+    if not transport.startswith("nccl") or not _torch_uses_nccl() or _warned_of_two.is_set():
+        return
+    found = []
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        found.append("CUDA_DEVICE_MAX_CONNECTIONS=1 makes kernels of one wait behind the other's")
+    if os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT", "0") not in ("", "0"):
+        found.append("NCCL_LAUNCH_ORDER_IMPLICIT fails when two threads launch at the same time")
+    if not found:
+        return
+    _warned_of_two.set()
+    _log.warning(
+        "thinwire and torch launch on two NCCL communicators from two threads, without an order "
+        "that all ranks share: %s; unset it, or take transport='gloo'",
+        " and ".join(found),
+    )
+
+
+def _torch_uses_nccl() -> bool:
+    """True if torch's default process group has NCCL, alone or beside another backend."""
+    return dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend_config()
 
 
 class Session:
@@ -180,6 +219,7 @@ class Session:
             raise
         self._communicator, self._device = communicator, device
         self._waiter = Waiter(device, self.fail)
+        warn_of_two_communicators(communicator.transport())
 
     def _launch(
         self,

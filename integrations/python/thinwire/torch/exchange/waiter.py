@@ -23,6 +23,9 @@ class Device:
 
     name = "cpu"
 
+    def enter_thread(self) -> None:
+        """A thread of the library's own calls this before anything else."""
+
     def stream(self) -> int | None:
         """The stream that the library's work comes after: a cudaStream_t, or None."""
         return None
@@ -48,6 +51,13 @@ class CudaDevice(Device):
         self._device = device
         self._later = torch.cuda.Stream(device)
         self.name = f"cuda:{device.index}"
+
+    def enter_thread(self) -> None:
+        # A new thread's current device is GPU 0. When a stream's scope ends, torch goes back to it,
+        # and the runtime makes a context there, which takes GPU 0's memory for every other rank.
+        # A GPU that fails here fails in the work too, and whoever waits gets that error.
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.set_device(self._device)
 
     def stream(self) -> int | None:
         return torch.cuda.current_stream(self._device).cuda_stream
@@ -191,6 +201,7 @@ class Waiter:
                 private.fail_future(future, self._on_error(error))
 
     def _run(self) -> None:
+        self._device.enter_thread()
         while (pending := self._queue.get()) is not None:
             pending.complete()
             del pending  # it may hold the last reference to the tensor
