@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 pack=build/gpu-pack
-programs=(tests/kernels/kernel_test tests/kernels/cuda_graph_test tests/schedule/device_test bench/kernel_bench)
+programs=(tests/kernels/kernel_test tests/kernels/cuda_graph_test tests/schedule/device_test bench/kernel_bench
+  bench/nccl_bench)
 tests=(conftest.py devices.py models.py ranks.py test_cuda.py test_cuda_nccl.py test_training_modes.py)
 
 [[ -f build/integrations/c/libthinwire_cuda.so ]] || {
@@ -48,6 +49,7 @@ cp pyproject.toml "$pack/"
 site=$(.venv/bin/python -c 'import pytest, pathlib; print(pathlib.Path(pytest.__file__).parent.parent)')
 tar c -C "$site" --exclude=__pycache__ pytest _pytest pluggy iniconfig packaging pygments | tar x -C "$pack/site"
 install scripts/gpu_run.sh "$pack/run.sh"
+install -m 644 scripts/gpu_nccl.py "$pack/nccl.py"
 tar czf "$pack.tar.gz" -C build gpu-pack
 
 kilobytes=$(du -sk "$pack" | cut -f1)

@@ -1,18 +1,35 @@
 #!/usr/bin/env bash
-# run.sh of the folder that `make gpu-pack` makes: everything that needs an NVIDIA GPU, within eight
-# minutes. It needs bash, coreutils, grep and a driver; torch, compute-sanitizer, ncu and NCCL are used
-# if they are there.
+# run.sh of the folder that `make gpu-pack` makes: everything that needs an NVIDIA GPU. It needs bash,
+# coreutils, grep and a driver; torch, NCCL, compute-sanitizer, ncu and nvidia-smi are used if they are
+# there.
 #
-#   OUT=folder PYTHON=python3 BUDGET=480 ./run.sh
+#   OUT=folder PYTHON=python3 ONLY="cpp speed nccl sanitize python" ./run.sh
 #
-# Prints one table. A step fails if its command does, if its time is up, if it runs no test, or if it
-# skips one: on a GPU nothing is left to skip. `absent` is what the machine lacks, and no failure.
+# ONLY: the parts to run, in this order; without it all. Each takes nine minutes at most:
+#   cpp       bytes of the kernels, graphs, allreduces of the engine
+#   speed     figures of the kernels and their thresholds, clocks, counters of ncu
+#   nccl      exchanges over the libnccl of torch
+#   sanitize  the kernels under compute-sanitizer
+#   python    DDP on the GPU
+# BUDGET: seconds of all parts together; 540 for each if it is not set.
+#
+# Prints one table. A step fails if its command does, if its time is up, if it runs no test, if it skips
+# one, or if a figure misses its threshold: on a GPU nothing is left to skip. `absent` is what the machine
+# lacks, and no failure; a torch that is built for CUDA and finds no libnccl is one.
 # Results: table.txt, steps.json, log.txt, kernels.json and ncu.csv in $OUT. Exit 0: no step failed.
 set -uo pipefail
 pack=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$PWD/out}
 python=${PYTHON:-python3}
-end=$((SECONDS + ${BUDGET:-480}))
+known=(cpp speed nccl sanitize python)
+read -ra parts <<<"${ONLY:-${known[*]}}"
+for part in "${parts[@]}"; do
+  [[ " ${known[*]} " == *" $part "* ]] || {
+    echo "ONLY has '$part', expected some of: ${known[*]}" >&2
+    exit 2
+  }
+done
+end=$((SECONDS + ${BUDGET:-$((540 * ${#parts[@]}))}))
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
 : >"$out/table.txt" >"$out/log.txt"
@@ -22,7 +39,7 @@ failed=0
 row() { # NAME RESULT SECONDS REMARK
   local remark=${4//[\"\\]/ }
   remark=${remark//[[:cntrl:]]/ }
-  printf '%-12s %-7s %5s s  %s\n' "$1" "$2" "$3" "${remark:0:150}" | tee -a "$out/table.txt"
+  printf '%-19s %-7s %5s s  %s\n' "$1" "$2" "$3" "${remark:0:150}" | tee -a "$out/table.txt"
   rows+=("{\"step\": \"$1\", \"result\": \"$2\", \"seconds\": $3, \"remark\": \"$remark\"}")
   [[ $2 != failed ]] || failed=$((failed + 1))
 }
@@ -74,6 +91,34 @@ judge_bandwidth() {
   echo "$(grep -c ratio_to_twin "$out/kernels.json") rows in kernels.json"
   grep -q ratio_to_twin "$out/kernels.json"
 }
+# A GPU that slows down for heat or power supply gives figures of itself, not of the kernels. A power cap
+# is a limit that every full load reaches.
+judge_clocks() {
+  local hot sm most
+  sm=$(grep -m1 -E '^ +SM +: ' "$1")
+  most=$(grep -A4 -E '^ +Max Clocks' "$1" | grep -m1 -E '^ +SM +: ')
+  hot=$(grep -m1 -E '^ +(HW Slowdown|HW Thermal Slowdown|HW Power Brake Slowdown|SW Thermal Slowdown) +: Active' "$1")
+  if [[ -n $hot ]]; then
+    echo "slowed down: ${hot%%:*}"
+    return 1
+  fi
+  echo "SM ${sm##*: }, at most ${most##*: }"
+  [[ -n $sm ]]
+}
+judge_found() { # by nccl.py, which fails where torch has CUDA and no NCCL
+  tail -n 1 "$1"
+  [[ $(tail -n 1 "$1") != absent* ]] || return 2
+}
+# The host's time of an exchange beyond that of the library's own calls, in microseconds.
+most_us=20
+judge_exchange() {
+  local last us
+  last=$(grep -E '^plane beyond the library: ' "$1")
+  echo "${last:-no figure}; at most $most_us us are expected"
+  us=${last##*library: }
+  us=${us%% us*}
+  [[ $us =~ ^-?[0-9]+(\.[0-9]+)?$ ]] && (($(thousandths "$us") <= most_us * 1000))
+}
 judge_ncu() {
   local kernels
   if grep -q ERR_NVGPUCTRPERM "$1" "$out/ncu.csv"; then
@@ -83,6 +128,17 @@ judge_ncu() {
   kernels=$(grep -cE '^"[0-9]+"' "$out/ncu.csv")
   echo "$kernels kernels in ncu.csv"
   ((kernels >= 6))
+}
+thousandths() { # 1.1764 -> 1176; digits after the third are left out
+  local sign="" text=$1
+  [[ $text != -* ]] || sign=- text=${text#-}
+  local whole=${text%%.*} part=000
+  [[ $text != *.* ]] || part=${text#*.}000
+  echo "$sign$((10#${whole:-0} * 1000 + 10#${part:0:3}))"
+}
+decimal() { # 1176 -> 1.17
+  local hundredths=$(($1 / 10))
+  printf '%d.%02d' $((hundredths / 100)) $((hundredths % 100))
 }
 judge_plain() { tail -n 1 "$1"; }
 
@@ -124,7 +180,7 @@ choose_loader() {
 all_programs_start() {
   local program whose="the machine"
   for program in kernel_test cuda_graph_test device_test kernel_bench; do
-    if ! timeout 20 "${loader[@]}" "$pack/bin/$program" --help >"$out/log.txt" 2>&1; then
+    if ! timeout 10 "${loader[@]}" "$pack/bin/$program" --help >"$out/log.txt" 2>&1; then
       row programs failed 0 "$program does not start: $(tail -n 1 "$out/log.txt")"
       return 1
     fi
@@ -139,37 +195,117 @@ program() { # NAME LIMIT KIND PROGRAM ARGUMENT...
   step "$name" "$limit" "$kind" "${loader[@]}" "$path" "$@"
 }
 
+# NAME: on PATH, in CUDA's folder, or in that of Nsight Compute.
+tool() {
+  local IFS=: folders=(/usr/local/cuda/bin /opt/nvidia/nsight-compute/*)
+  PATH=$PATH:${folders[*]} command -v "$1"
+}
+
 # Small tests of every kernel; each access of memory costs a hundred times as much as without.
-sanitizers() {
-  local tool sanitizer
-  sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
-  for tool in memcheck racecheck synccheck; do
+part_sanitize() {
+  local name sanitizer
+  sanitizer=$(tool compute-sanitizer)
+  for name in memcheck racecheck synccheck; do
     if [[ -z $sanitizer ]]; then
-      absent "$tool" "there is no compute-sanitizer"
+      absent "$name" "there is no compute-sanitizer"
       continue
     fi
-    step "$tool" 75 sanitizer "$sanitizer" --tool "$tool" --error-exitcode 9 "${loader[@]}" \
+    step "$name" 145 sanitizer "$sanitizer" --tool "$name" --error-exitcode 9 "${loader[@]}" \
       "$pack/bin/kernel_test" --gtest_filter='*EveryKernel*cuda:*ManyShards*cuda:*WithoutWire*cuda:*MomentumAround*cuda'
   done
 }
 
-bandwidth() {
-  step bandwidth 120 bandwidth bash -c 'out=$1; shift; exec "$@" >"$out"' - "$out/kernels.json" \
-    "${loader[@]}" "$pack/bin/kernel_bench"
+part_cpp() {
+  program parity 250 gtest kernel_test --gtest_filter='*cuda'
+  program graph 60 gtest cuda_graph_test
+  program engine 120 gtest device_test --gtest_filter='*cuda'
 }
 
-# Counters of six kernels, each of which runs several times.
+# The figures that must not get worse: an operation, its codec and its bytes of fp32; the most of its
+# twin's time that it may take, and the least part of a copy's bytes a second, both in thousandths. 512 MiB,
+# because events and launches are 3 to 5 % of 64. A twin moves the same bytes without computing; that of
+# reduce8 and of topk is a copy already.
+large=$((512 << 20))
+key_rows=(
+  "encode_ef/int8/$large 1176 750" "encode_ef/int4/$large 1176 750" "encode_ef/onebit/$large 1176 750"
+  "decode/int8/$large 1176 750" "decode/int4/$large 1176 750" "decode_add/int4/$large 1176 750"
+  "reduce8/int8/$large 1333 750" "encode_ef/topk/$large 1350 0"
+  "chunks_to_one/int4/$((256 << 20)) 1300 0"
+)
+# Three quarters of the data sheet's TB/s, below which a GPU is shared, slowed down or another one.
+declare -A least_copy=(["H100 80GB HBM3"]=2510 ["H200"]=3600 ["A100-SXM4-80GB"]=1520)
+
+figure() { # LINE NAME, in thousandths; nothing if there is none
+  [[ $1 =~ \"$2\":\ ([0-9]+(\.[0-9]+)?) ]] && thousandths "${BASH_REMATCH[1]}"
+}
+
+line_of() { grep -m1 -F "\"name\": \"$1\"" "$out/kernels.json"; }
+
+copy_row() { # sets copy, in thousandths of TB/s
+  local name device least=0 result=passed
+  copy=$(figure "$(line_of "reduce8/int8/$large")" twin_terabytes_per_second)
+  device=$(grep -m1 '"device"' "$out/kernels.json")
+  for name in "${!least_copy[@]}"; do [[ $device != *"$name"* ]] || least=${least_copy[$name]}; done
+  if ((${copy:-0} == 0)); then
+    row copy failed 0 "kernels.json has no reduce8/int8/$large, whose twin is a copy"
+    return
+  fi
+  ((copy >= least)) || result=failed
+  row copy "$result" 0 "$(decimal "$copy") TB/s, expected $(decimal "$least") or more of this GPU"
+}
+
+key_row() { # NAME MOST_OF_TWIN LEAST_OF_COPY
+  local name=${1%/*} line ratio rate share=0 result=passed expected
+  line=$(line_of "$1")
+  ratio=$(figure "$line" ratio_to_twin)
+  rate=$(figure "$line" terabytes_per_second)
+  if ((${ratio:-0} == 0 || ${rate:-0} == 0)); then
+    row "$name" failed 0 "kernels.json has no figures of $1"
+    return
+  fi
+  ((${copy:-0} == 0)) || share=$((1000 * rate / copy))
+  ((ratio <= $2 && share >= $3)) || result=failed
+  expected="$(decimal "$2") or less of the twin's time"
+  (($3 == 0)) || expected+=", $(decimal "$3") or more of a copy"
+  row "$name" "$result" 0 \
+    "$(decimal "$rate") TB/s, $(decimal "$ratio") of the twin's time, $(decimal "$share") of a copy; expected $expected"
+}
+
+clocks() { # NAME
+  local smi
+  if ! smi=$(tool nvidia-smi); then
+    absent "$1" "there is no nvidia-smi"
+    return
+  fi
+  step "$1" 20 clocks "$smi" -q -d CLOCK,PERFORMANCE
+}
+
+part_speed() {
+  local key name most least copy=0
+  clocks clocks_before
+  step bandwidth 240 bandwidth bash -c 'out=$1; shift; exec "$@" >"$out"' - "$out/kernels.json" \
+    "${loader[@]}" "$pack/bin/kernel_bench"
+  clocks clocks_after
+  copy_row
+  for key in "${key_rows[@]}"; do
+    read -r name most least <<<"$key"
+    key_row "$name" "$most" "$least"
+  done
+  profile
+}
+
+# Counters of six kernels, each of which runs several times, at the clocks that training has.
 profile() {
   local metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
   local ncu
   metrics+=,smsp__issue_active.avg.pct_of_peak_sustained_active,launch__registers_per_thread
   metrics+=,sm__warps_active.avg.pct_of_peak_sustained_active,smsp__inst_executed.sum
-  if ! ncu=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu); then
+  if ! ncu=$(tool ncu); then
     absent ncu "there is no ncu"
     return
   fi
   : >"$out/ncu.csv"
-  step ncu 60 ncu "$ncu" --csv --page raw --metrics "$metrics" --log-file "$out/ncu.csv" \
+  step ncu 90 ncu "$ncu" --csv --page raw --clock-control none --metrics "$metrics" --log-file "$out/ncu.csv" \
     "${loader[@]}" "$pack/bin/kernel_bench" --profile
 }
 
@@ -179,39 +315,51 @@ pytest() { # NAME LIMIT ARGUMENT...
 }
 
 # torch is asked for here, and everything else by the tests themselves.
-with_torch() {
-  local tests=$pack/tests/integrations/python version
+tests=$pack/tests/integrations/python
+prepare_python() { # NAME...: the steps that need torch
+  local name
   if ! has_module torch; then
-    absent ddp "$python has no torch"
-    absent nccl_self "$python has no torch"
-    absent nccl "$python has no torch"
-    return
+    for name in "$@"; do absent "$name" "$python has no torch"; done
+    return 1
   fi
   export PYTHONPATH=$pack/python PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
   unset THINWIRE_LIBRARY
   has_module pytest || PYTHONPATH+=:$pack/site
-  pytest ddp 180 -k cuda "$tests/test_cuda.py" "$tests/test_training_modes.py"
+}
 
-  # A rank that sends to itself; and several ranks on one GPU, which NCCL can do from 2.30 on.
-  version=$("$python" -c 'from thinwire import _library; print(_library.nccl_version())' 2>&1 | tail -n 1)
+# A rank that sends to itself, with any NCCL; and ranks that share the GPU, which NCCL can do from 2.30 on.
+part_nccl() {
+  local found=$out/nccl.txt version path name
+  prepare_python nccl_find nccl_self nccl || return
+  rm -f "$found"
+  step nccl_find 60 found "$python" "$pack/nccl.py" "$found"
+  if [[ ! -s $found ]]; then
+    for name in nccl_self nccl; do
+      case ${rows[-1]} in
+        *'"absent"'*) absent "$name" "there is no NCCL: see nccl_find" ;;
+        *) row "$name" failed 0 "not run: see nccl_find" ;;
+      esac
+    done
+    return
+  fi
+  read -r version path <"$found"
+  rm -f "$found"
+  export THINWIRE_NCCL_LIB=$path
+  program nccl_self 60 exchange nccl_bench --nccl "$path" --cuda libthinwire_cuda.so
   case $version in
-    *[!0-9.]*) absent nccl_self "expected NCCL, got: $version" ;;
-    *) pytest nccl_self 30 -k one_rank "$tests/test_cuda_nccl.py" ;;
-  esac
-  case $version in
-    2.[0-9] | 2.[0-9].* | 2.[12][0-9] | 2.[12][0-9].* | *[!0-9.]*)
+    2.[0-9] | 2.[0-9].* | 2.[12][0-9] | 2.[12][0-9].*)
       absent nccl "expected NCCL 2.30 or newer, got: $version" ;;
-    *) pytest nccl 60 -k "not one_rank" "$tests/test_cuda_nccl.py" ;;
+    *) pytest nccl 240 "$tests/test_cuda_nccl.py" ;;
   esac
+  unset THINWIRE_NCCL_LIB
+}
+
+part_python() {
+  prepare_python ddp || return
+  pytest ddp 400 -k cuda "$tests/test_cuda.py" "$tests/test_training_modes.py"
 }
 
 choose_loader
 all_programs_start && program device 30 plain kernel_bench --device || finish
-program parity 150 gtest kernel_test --gtest_filter='*cuda'
-program graph 30 gtest cuda_graph_test
-program engine 60 gtest device_test --gtest_filter='*cuda'
-bandwidth
-profile
-with_torch
-sanitizers
+for part in "${known[@]}"; do [[ " ${parts[*]} " != *" $part "* ]] || "part_$part"; done
 finish
