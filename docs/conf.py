@@ -70,6 +70,7 @@ CONTENTS = """
 /docs/explanation/how-it-works
 /docs/explanation/error-feedback
 /docs/explanation/scale
+/docs/explanation/gpu-nodes
 /docs/explanation/benchmarks
 /docs/explanation/robustness
 /SECURITY

@@ -62,10 +62,20 @@ def test_every_cost_costs():
     assert simulate(PROFILE, burst, "int8", "fifo").step_s < plain
 
 
+def test_a_topology_is_taken_whatever_the_links_are_worth():
+    slow_inside = Link(4, 1e8, local_size=2, inside_bytes_per_s=1e8)
+
+    def step(topology=None):
+        return simulate(PROFILE, slow_inside, "int4", "fifo", topology=topology).step_s
+
+    assert step() == step("flat") < step("hierarchical")
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"codec": "int5"}, "int5"),
+        ({"topology": "ring"}, "topology"),
         ({"policy": "p4"}, "p4"),
         ({"link": Link(2, 0.0)}, "bytes_per_s"),
         ({"link": Link(2, 1e9, latency_s=-1.0)}, "0 or more"),

@@ -1,0 +1,276 @@
+"""Allreduces among GPUs of several nodes: bytes on a node's network card, and seconds, by the
+simulator and by formula. Nothing here is measured.
+
+    python -m bench.gpu_nodes          prints docs/explanation/gpu-nodes.md
+    python -m bench.gpu_nodes --write  writes it
+
+The simulator is the library's own (thinwire.simulate): its algorithms say how many bytes each rank
+sends inside its node and between nodes, and its sequencers order them. What is
+uncompressed is a formula, at the full rate of its slowest link and without any cost beside its
+bytes, so the comparison favours it. The assumed rates are constants below and stand in the page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from thinwire.codec import codec_info
+from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/explanation/gpu-nodes.md"
+SHAPES = ((1, 8), (2, 4), (2, 8), (4, 8))  # nodes, GPUs of each
+CODECS = ("int8", "int4")
+CARDS = (10, 25, 100)  # Gb/s of a node's network card
+
+BUCKET = 25 << 18  # elements of DDP's bucket of 25 MiB
+BUCKETS = 16
+NUMEL = BUCKETS * BUCKET
+BY = "\N{MULTIPLICATION SIGN}"
+PROFILE = Profile(tuple(Layer(BUCKET, 0.0, 0.0) for _ in range(BUCKETS)))  # the exchange alone
+LATENCY_S = 20e-6  # one way
+OVERHEAD_S = 50e-6  # of each exchange of a chunk, beside its bytes
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The links of the GPUs of a node, and the memory that their codecs work on.
+
+    bytes_per_s: of each GPU, each way, while all of them send. memory_bytes_per_s: of a codec."""
+
+    name: str
+    bytes_per_s: float
+    memory_bytes_per_s: float
+
+    def cost(self) -> CodecCost:
+        """Seconds of an element by what is moved: encoding reads gradient and residual and writes
+        residual and code, reducing reads codes and writes part of a sum, decoding the reverse."""
+        return CodecCost(*(moved / self.memory_bytes_per_s for moved in (13.0, 5.0, 5.0)))
+
+
+# Two thirds of an A100's NVLink by its data sheet (300 GB/s); a PCIe slot without peer access goes
+# through host memory, which all GPUs of the node share.
+INSIDE = (Inside("NVLink", 200e9, 1e12), Inside("PCIe", 6e9, 0.5e12))
+
+
+def chosen(nodes: int, gpus: int) -> str:
+    """The topology that `auto` takes between GPUs over NCCL: schedule/join/links.cc,
+    ChooseTopology. It measures nothing there."""
+    return "hierarchical" if nodes > 1 and gpus > 1 else "flat"
+
+
+def inside_of_grid(codec: str) -> float:
+    """Bytes inside nodes with encoded elements there (topology="grid"), over those with elements
+    as they are (EncodedRowsBytes and HierarchicalBytes of schedule/collective/hierarchy.h)."""
+    info = codec_info(codec)
+    return (info.up_bits + info.down_bits) / (32 + info.down_bits)
+
+
+def _link(nodes: int, gpus: int, between: float, inside: float) -> Link:
+    """between: bytes a second of a node's card, which its GPUs share."""
+    if nodes == 1:
+        return Link(gpus, inside)
+    return Link(nodes * gpus, between / gpus, local_size=gpus, inside_bytes_per_s=inside)
+
+
+FREE = CodecCost()
+
+
+def _step_s(link: Link, codec: str, topology: str, cost: CodecCost = FREE) -> float:
+    return simulate(PROFILE, link, codec, "wfbp", cost, topology=topology).step_s
+
+
+def sent(nodes: int, gpus: int, codec: str, topology: str) -> tuple[float, float]:
+    """Bytes that a rank sends for an element: inside its node, and between nodes. They are the
+    seconds of a simulation in which the one kind of link has a byte a second, and the other as good
+    as no limit. topology: "flat" or "hierarchical"."""
+    endless = 1e18
+    if nodes == 1:
+        return _step_s(_link(1, gpus, 1.0, 1.0), codec, topology) / NUMEL, 0.0
+    inside = _step_s(_link(nodes, gpus, endless, 1.0), codec, topology)
+    between = _step_s(_link(nodes, gpus, 1.0 * gpus, endless), codec, topology)
+    return inside / NUMEL, between / NUMEL
+
+
+def on_card(nodes: int, gpus: int, codec: str, topology: str) -> float:
+    """Bytes that a node's card sends, in units of the gradients in fp32."""
+    return sent(nodes, gpus, codec, topology)[1] * gpus / 4
+
+
+def ring_on_card(nodes: int, gpus: int) -> float:
+    """The same of NCCL's ring of fp32, which leaves each node once (RingBytes)."""
+    ranks = nodes * gpus
+    return 0.0 if nodes == 1 else 2 * (ranks - 1) / ranks
+
+
+def least_on_card(nodes: int) -> float:
+    """The least that any allreduce of uncompressed fp32 puts there: that of nodes which have
+    summed up inside. NCCL's trees between two nodes come to it."""
+    return 2 * (nodes - 1) / nodes
+
+
+@dataclass(frozen=True)
+class Case:
+    """A machine and a network."""
+
+    nodes: int
+    gpus: int
+    inside: Inside
+    card_gbits: int  # 0: there is one node, and no card
+
+    @property
+    def name(self) -> str:
+        """Its first cells of a row."""
+        card = f"{self.card_gbits} Gb/s" if self.nodes > 1 else "none"
+        return f"{self.nodes} {BY} {self.gpus}, {self.inside.name} | {card}"
+
+    @property
+    def card(self) -> float:
+        """Bytes a second."""
+        return self.card_gbits * 1e9 / 8
+
+    def seconds(self, codec: str, topology: str) -> float:
+        """Seconds of exchanging NUMEL elements."""
+        link = replace(
+            _link(self.nodes, self.gpus, self.card, self.inside.bytes_per_s),
+            latency_s=LATENCY_S, overhead_s=OVERHEAD_S,
+        )  # fmt: skip
+        cost = self.inside.cost()
+        if topology == "grid":
+            # The simulator puts a grid's rows on the links between nodes. A hierarchy has the same
+            # hops; a grid has fewer bytes inside, and encodes all of a rank's elements.
+            rate = link.inside_bytes_per_s / inside_of_grid(codec)
+            link = replace(link, inside_bytes_per_s=rate)
+            cost = replace(cost, encode_s=cost.encode_s * (self.gpus + 1))
+            topology = "hierarchical"
+        return _step_s(link, codec, topology, cost)
+
+    def ring_seconds(self) -> float:
+        """Seconds of NCCL's ring of fp32, by the bytes of its slowest link."""
+        ranks = self.nodes * self.gpus
+        each = 2 * (ranks - 1) / ranks * 4 * NUMEL
+        on_links = each / self.inside.bytes_per_s
+        return on_links if self.nodes == 1 else max(on_links, each / self.card)
+
+    def least_seconds(self) -> float:
+        """Seconds of the best allreduce of uncompressed fp32, by the bytes of its slowest link."""
+        inside = 2 * (self.gpus - 1) / self.gpus * 4 * NUMEL / self.inside.bytes_per_s
+        if self.nodes == 1:
+            return inside
+        return max(inside, least_on_card(self.nodes) * 4 * NUMEL / self.card)
+
+
+def cases() -> Iterator[Case]:
+    """All of the page, in its order."""
+    for nodes, gpus in SHAPES:
+        for inside in INSIDE:
+            for card in CARDS if nodes > 1 else (0,):
+                yield Case(nodes, gpus, inside, card)
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(map(_row, [head, ["---"] * len(head), *rows]))
+
+
+def _bytes_table() -> str:
+    head = [f"nodes {BY} GPUs", "NCCL's ring", "least uncompressed", "way"]
+    rows = []
+    for nodes, gpus in SHAPES[1:]:
+        way = chosen(nodes, gpus)
+        plain = [f"{ring_on_card(nodes, gpus):.2f}", f"{least_on_card(nodes):.2f}", way]
+        ways = [f"{on_card(nodes, gpus, codec, t):.2f}" for t in (way, "flat") for codec in CODECS]
+        rows.append([f"{nodes} {BY} {gpus}", *plain, *ways])
+    head += [f"{codec}{of}" for of in ("", ", if flat") for codec in CODECS]
+    return _table(head, rows)
+
+
+def _ms(value: float) -> str:
+    return f"{1e3 * value:.0f}" if value >= 0.1 else f"{1e3 * value:.1f}"
+
+
+def _seconds_table(codec: str) -> str:
+    head = [f"nodes {BY} GPUs, inside", "card", "NCCL's ring", "least uncompressed", "way taken"]
+    head += ["its time", "ring over it", "flat", "grid"]
+    rows = []
+    for case in cases():
+        way = chosen(case.nodes, case.gpus)
+        time = case.seconds(codec, way)
+        others = ("flat", "grid") if case.nodes > 1 else ()
+        rows.append([
+            case.name, _ms(case.ring_seconds()), _ms(case.least_seconds()), way, _ms(time),
+            f"{case.ring_seconds() / time:.1f} {BY}",
+            *(_ms(case.seconds(codec, topology)) for topology in others), *[""] * (2 - len(others)),
+        ])  # fmt: skip
+    return _table(head, rows)
+
+
+def page() -> str:
+    """The text of PAGE."""
+    nvlink, pcie = INSIDE
+    return f"""# Allreduces among GPUs of several nodes
+
+**Nothing on this page is measured.** `python -m bench.gpu_nodes --write` makes it from the
+library's simulator and from formulas, and a test holds the page against that. It says which way
+`topology="auto"` takes over NCCL, how much that puts on the network card of a node, and how long
+an exchange would take. [GPUs on one page](../how-to/gpus.md) says what to set.
+
+## Bytes on a node's card
+
+The unit is the gradients in fp32: 1.00 is 4 bytes for each parameter. A ring of NCCL leaves each
+node once. "Least uncompressed" is what no allreduce of fp32 can go below; NCCL's trees between two
+nodes come to it. Gradients in bf16 halve these two columns and leave the others as they are.
+Inside one node there is no card.
+
+{_bytes_table()}
+
+From 2 {BY} 8 GPUs on a flat exchange of int8 sends more than NCCL's ring. So over NCCL `auto` goes
+by nodes wherever there are several nodes of several GPUs each, and measures nothing for it.
+
+## Times
+
+They are milliseconds of exchanging {NUMEL / 1e6:.0f} million elements ({BUCKETS} buckets of 25 MiB)
+without any computing. Assumed are:
+
+- {nvlink.bytes_per_s / 1e9:.0f} GB/s of each GPU and direction by NVLink, and
+  {pcie.bytes_per_s / 1e9:.0f} GB/s by PCIe through host memory;
+- codecs that move {nvlink.memory_bytes_per_s / 1e12:.1f} TB/s beside NVLink, and
+  {pcie.memory_bytes_per_s / 1e12:.1f} TB/s beside PCIe;
+- {1e6 * LATENCY_S:.0f} µs of latency, and {1e6 * OVERHEAD_S:.0f} µs for each exchange of a chunk.
+
+The uncompressed columns are the bytes of the slowest link at its full rate and nothing else, so the
+comparison favours them. `flat` and `grid` are there to compare.
+
+With int8:
+
+{_seconds_table("int8")}
+
+With int4:
+
+{_seconds_table("int4")}
+
+- Between nodes the way taken is never more than 2 % behind NCCL's ring, nor behind the least
+  uncompressed exchange; a test holds that.
+- **Inside one node with NVLink compression is slower.** There is nothing to save; plain DDP is the
+  better choice.
+- Over PCIe `grid` is the fastest of the three, because it also encodes what goes through host
+  memory. `auto` does not take it yet, and at 100 Gb/s even flat may be faster than the way that
+  `auto` takes: set `topology="grid"`.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print the page, or write it."""
+    if arguments == ["--write"]:
+        PAGE.write_text(page())
+    else:
+        print(page(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

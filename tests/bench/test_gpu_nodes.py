@@ -1,0 +1,144 @@
+"""The page of GPUs in nodes is what its script gives, and its bytes are those of the engine."""
+
+import ctypes
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from thinwire import config
+from thinwire.codec import codec_info
+from thinwire.comm import Communicator
+
+from bench import gpu_nodes
+
+NUMEL = 1 << 20
+CASES = list(gpu_nodes.cases())
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def test_the_committed_page_is_what_the_script_gives():
+    made, committed = gpu_nodes.page(), gpu_nodes.PAGE.read_text()
+    message = "run python -m bench.gpu_nodes --write"
+    assert NUMBER.sub("0", made) == NUMBER.sub("0", committed), message
+    # Another compiler may round a last digit the other way.
+    numbers = [[float(x) for x in NUMBER.findall(text)] for text in (made, committed)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.01, abs=0.1001), message
+
+
+def wire_bytes(nodes: int, gpus: int, codec: str, topology: str) -> float:
+    """Bytes that a rank of a real group sends for an element; ranks are threads here."""
+    world = nodes * gpus
+    settings = config.Config(
+        codec=codec, topology=topology, local_size=gpus, min_bytes=0, timeout_s=60,
+        local_group=f"{topology} {codec} {nodes} {gpus}",
+    )  # fmt: skip
+
+    def be(rank: int) -> float:
+        communicator = Communicator(rank, world, None, "nodes", settings)
+        try:
+            values = (ctypes.c_float * NUMEL)()
+            communicator.all_reduce(ctypes.addressof(values), NUMEL, "float32", "mean")
+            return communicator.stats()["wire_bytes"] / NUMEL
+        finally:
+            communicator.close()
+
+    with ThreadPoolExecutor(world) as threads:
+        return sum(threads.map(be, range(world))) / world
+
+
+@pytest.mark.parametrize("codec", gpu_nodes.CODECS)
+@pytest.mark.parametrize("topology", ["flat", "hierarchical"])
+@pytest.mark.parametrize(("nodes", "gpus"), [(2, 4), (2, 8), (4, 2)])
+def test_the_bytes_are_the_engines(nodes, gpus, topology, codec):
+    inside, between = gpu_nodes.sent(nodes, gpus, codec, topology)
+    assert inside + between == pytest.approx(wire_bytes(nodes, gpus, codec, topology), rel=0.005)
+
+
+@pytest.mark.parametrize("codec", gpu_nodes.CODECS)
+def test_a_grid_has_the_bytes_that_the_page_reckons_with(codec):
+    inside, between = gpu_nodes.sent(2, 4, codec, "hierarchical")
+    expected = inside * gpu_nodes.inside_of_grid(codec) + between
+    assert wire_bytes(2, 4, codec, "grid") == pytest.approx(expected, rel=0.005)
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), gpu_nodes.SHAPES[1:])
+@pytest.mark.parametrize("codec", gpu_nodes.CODECS)
+def test_the_way_taken_puts_less_on_a_card_than_any_uncompressed_one(nodes, gpus, codec):
+    way = gpu_nodes.chosen(nodes, gpus)
+    least = gpu_nodes.least_on_card(nodes)
+    assert gpu_nodes.on_card(nodes, gpus, codec, way) <= 1.02 * least
+    assert least <= gpu_nodes.ring_on_card(nodes, gpus)
+
+
+def test_a_flat_exchange_would_put_more_there_than_the_ring():
+    """This is why nodes are taken without a measurement."""
+    assert gpu_nodes.on_card(2, 8, "int8", "flat") > gpu_nodes.ring_on_card(2, 8)
+
+
+def name(case: gpu_nodes.Case) -> str:
+    return case.name.replace(" | ", ", ")
+
+
+BETWEEN = [case for case in CASES if case.nodes > 1]
+OVER_PCIE = [case for case in BETWEEN if case.inside.name == "PCIe"]
+
+
+@pytest.mark.parametrize("codec", gpu_nodes.CODECS)
+@pytest.mark.parametrize("case", BETWEEN, ids=name)
+def test_the_way_taken_is_never_behind_between_nodes(case, codec):
+    taken = case.seconds(codec, gpu_nodes.chosen(case.nodes, case.gpus))
+    assert taken <= 1.02 * case.least_seconds() <= 1.02 * case.ring_seconds()
+
+
+@pytest.mark.parametrize("codec", gpu_nodes.CODECS)
+@pytest.mark.parametrize("case", OVER_PCIE, ids=name)
+def test_a_grid_is_the_fastest_over_pcie(case, codec):
+    """The page advises so."""
+    grid = case.seconds(codec, "grid")
+    assert all(grid <= 1.02 * case.seconds(codec, way) for way in ("flat", "hierarchical"))
+
+
+@pytest.mark.parametrize("codec", gpu_nodes.CODECS)
+def test_a_node_with_nvlink_gains_nothing(codec):
+    """The page says so."""
+    (case,) = [case for case in CASES if case.nodes == 1 and case.inside.name == "NVLink"]
+    assert case.seconds(codec, "flat") > case.least_seconds()
+
+
+def test_the_figures_of_gpus_on_one_page_are_these():
+    """What docs/how-to/gpus.md says, by its words around each figure."""
+    text = (gpu_nodes.PAGE.parent.parent / "how-to/gpus.md").read_text()
+
+    def case(nodes: int, gpus: int, inside: str, card: int) -> gpu_nodes.Case:
+        named = (nodes, gpus, inside, card)
+        return next(c for c in CASES if (c.nodes, c.gpus, c.inside.name, c.card_gbits) == named)
+
+    def faster(case: gpu_nodes.Case, codec: str) -> str:
+        way = gpu_nodes.chosen(case.nodes, case.gpus)
+        return f"{case.ring_seconds() / case.seconds(codec, way):.1f}"
+
+    def card(codec: str, way: str) -> str:
+        return f"{gpu_nodes.on_card(2, 8, codec, way):.2f}"
+
+    nvlink, pcie = case(2, 8, "NVLink", 100), case(2, 4, "PCIe", 25)
+    alone, by_nvlink = case(1, 8, "PCIe", 0), case(1, 8, "NVLink", 0)
+    ms = {way: f"{1e3 * pcie.seconds('int4', way):.0f}" for way in ("hierarchical", "grid")}
+    of_one = {codec: 2 * 32 / sum(_bits(codec)) for codec in gpu_nodes.CODECS}
+    by = gpu_nodes.BY
+    for words in (
+        f"{card('int8', 'hierarchical')} (int8) or {card('int4', 'hierarchical')} (int4)",
+        f"the ring {gpu_nodes.ring_on_card(2, 8):.2f}",
+        f"{faster(nvlink, 'int8')} {by} (int8) and {faster(nvlink, 'int4')} {by} (int4)",
+        f"takes {ms['hierarchical']} ms where the grid takes {ms['grid']} (int4",
+        f"and the ring {1e3 * pcie.ring_seconds():.0f}",
+        f"{faster(alone, 'int8')} {by} (int8) and {faster(alone, 'int4')} {by} (int4)",
+        f"{faster(by_nvlink, 'int8')} to {faster(by_nvlink, 'int4')} of the ring's speed",
+        f"{of_one['int8']:.1f} (int8) or {of_one['int4']:.1f} (int4) times fewer",
+        f"{card('int8', 'flat')} on the card with int8",
+    ):
+        assert words in text
+
+
+def _bits(codec: str) -> tuple[float, float]:
+    info = codec_info(codec)
+    return info.up_bits, info.down_bits
