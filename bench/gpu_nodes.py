@@ -37,11 +37,13 @@ OVERHEAD_S = 50e-6  # of each exchange of a chunk, beside its bytes
 class Inside:
     """The links of the GPUs of a node, and the memory that their codecs work on.
 
-    bytes_per_s: of each GPU, each way, while all of them send. memory_bytes_per_s: of a codec."""
+    bytes_per_s: of each GPU, each way, while all of them send. memory_bytes_per_s: of a codec.
+    direct: GPUs use one another's memory; else they meet in host memory."""
 
     name: str
     bytes_per_s: float
     memory_bytes_per_s: float
+    direct: bool
 
     def cost(self) -> CodecCost:
         """Seconds of an element by what is moved: encoding reads gradient and residual and writes
@@ -51,18 +53,20 @@ class Inside:
 
 # Two thirds of an A100's NVLink by its data sheet (300 GB/s); a PCIe slot without peer access goes
 # through host memory, which all GPUs of the node share.
-INSIDE = (Inside("NVLink", 200e9, 1e12), Inside("PCIe", 6e9, 0.5e12))
+INSIDE = (Inside("NVLink", 200e9, 1e12, True), Inside("PCIe", 6e9, 0.5e12, False))
 
 
-def chosen(nodes: int, gpus: int) -> str:
+def chosen(nodes: int, gpus: int, direct: bool = True) -> str:
     """The topology that `auto` takes between GPUs over NCCL: schedule/join/links.cc,
-    ChooseTopology. It measures nothing there."""
-    return "hierarchical" if nodes > 1 and gpus > 1 else "flat"
+    ChooseTopology. It measures nothing there, and asks each GPU whether it is `direct`."""
+    if nodes == 1 or gpus == 1:
+        return "flat"
+    return "hierarchical" if direct else "grid"
 
 
 def inside_of_grid(codec: str) -> float:
     """Bytes inside nodes with encoded elements there (topology="grid"), over those with elements
-    as they are (EncodedRowsBytes and HierarchicalBytes of schedule/collective/hierarchy.h)."""
+    as they are (HierarchicalBytes of schedule/collective/hierarchy.h)."""
     info = codec_info(codec)
     return (info.up_bits + info.down_bits) / (32 + info.down_bits)
 
@@ -99,7 +103,7 @@ def on_card(nodes: int, gpus: int, codec: str, topology: str) -> float:
 
 
 def ring_on_card(nodes: int, gpus: int) -> float:
-    """The same of NCCL's ring of fp32, which leaves each node once (RingBytes)."""
+    """The same of NCCL's ring of fp32, which leaves each node once."""
     ranks = nodes * gpus
     return 0.0 if nodes == 1 else 2 * (ranks - 1) / ranks
 
@@ -124,6 +128,11 @@ class Case:
         """Its first cells of a row."""
         card = f"{self.card_gbits} Gb/s" if self.nodes > 1 else "none"
         return f"{self.nodes} {BY} {self.gpus}, {self.inside.name} | {card}"
+
+    @property
+    def way(self) -> str:
+        """The topology that `auto` takes."""
+        return chosen(self.nodes, self.gpus, self.inside.direct)
 
     @property
     def card(self) -> float:
@@ -198,11 +207,10 @@ def _seconds_table(codec: str) -> str:
     head += ["its time", "ring over it", "flat", "grid"]
     rows = []
     for case in cases():
-        way = chosen(case.nodes, case.gpus)
-        time = case.seconds(codec, way)
+        time = case.seconds(codec, case.way)
         others = ("flat", "grid") if case.nodes > 1 else ()
         rows.append([
-            case.name, _ms(case.ring_seconds()), _ms(case.least_seconds()), way, _ms(time),
+            case.name, _ms(case.ring_seconds()), _ms(case.least_seconds()), case.way, _ms(time),
             f"{case.ring_seconds() / time:.1f} {BY}",
             *(_ms(case.seconds(codec, topology)) for topology in others), *[""] * (2 - len(others)),
         ])  # fmt: skip
@@ -229,7 +237,8 @@ Inside one node there is no card.
 {_bytes_table()}
 
 From 2 {BY} 8 GPUs on a flat exchange of int8 sends more than NCCL's ring. So over NCCL `auto` goes
-by nodes wherever there are several nodes of several GPUs each, and measures nothing for it.
+by nodes wherever there are several nodes of several GPUs each, and measures nothing for it. A grid
+with the nodes as its rows puts the same bytes there.
 
 ## Times
 
@@ -258,8 +267,8 @@ With int4:
 - **Inside one node with NVLink compression is slower.** There is nothing to save; plain DDP is the
   better choice.
 - Over PCIe `grid` is the fastest of the three, because it also encodes what goes through host
-  memory. `auto` does not take it yet, and at 100 Gb/s even flat may be faster than the way that
-  `auto` takes: set `topology="grid"`.
+  memory. `auto` takes it where a GPU says that it can't use the memory of another one that its
+  process sees. With one visible GPU a process can't tell: set `topology="grid"` there.
 """
 
 
