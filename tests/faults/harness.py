@@ -17,8 +17,8 @@ from nodes import inside, open_nodes
 from standstill import Standstill
 from strike import struck_at
 
-# A process has one fork server, and the list set last holds for all tests of it: this is the list of
-# tests/integrations/python/ranks.py, without which each of its ranks would import torch itself.
+# A process has one fork server, and the list set last holds for all tests of it: this is the list
+# of tests/integrations/python/ranks.py, without which each of its ranks would import torch itself.
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "thinwire.torch"])
 

@@ -21,7 +21,8 @@ FITS = residuals.SHARE * BYTES
 
 def compressed(rank: int, codec, available: list[int], hosts: list[str], **options):
     """(model, compression, warnings) of a rank whose host has so many bytes available."""
-    residuals.memory_of_host = lambda: (hosts[rank], available[rank])  # this process is the rank's own
+    # This process is the rank's own.
+    residuals.memory_of_host = lambda: (hosts[rank], available[rank])
     model, _ = sharded(None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
