@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.model_averaging import utils
 
 from thinwire.arguments import check_whole
+from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.group import resolve
 from thinwire.torch.sites.diloco import LocalSGD
@@ -29,7 +30,10 @@ class PeriodicModelAverager:
         warmup_steps: steps before the first one.
         process_group: None for the default group.
         codec: as DiLoCo's.
-        options: as DiLoCo's.
+        options: as DiLoCo's, but for `secure`.
+
+    Raises:
+        InvalidArgumentError: an argument cannot be.
     """
 
     def __init__(
@@ -45,6 +49,11 @@ class PeriodicModelAverager:
         check_whole("warmup_steps", warmup_steps, 0)
         self.step, self.period, self.warmup_steps = 0, period, warmup_steps
         self.process_group = process_group
+        if options.get("secure"):
+            raise InvalidArgumentError(
+                "secure=True with an averager, whose first average sends parameters in the clear; "
+                "use LocalSGD(static(process_group), model, optimizer, period, secure=True)"
+            )
         self._codec, self._options = codec, options
         self._local: LocalSGD | None = None
         self._saved: dict[str, Any] | None = None

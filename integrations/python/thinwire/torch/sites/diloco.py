@@ -13,13 +13,14 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config
-from thinwire.arguments import check_kind, wrong
+from thinwire.arguments import check_flag, check_kind, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.private import plain_name
 from thinwire.torch.sites.pace import Pace, SyncEvery
 from thinwire.torch.sites.rounds import Members, Report, Round, Rounds
+from thinwire.torch.sites.secure import FEWEST, SumCodec, check_available
 from thinwire.torch.sites.state import pack, raw_bytes, unpack
 from thinwire.torch.sites.updates import UpdateCodec, Values, rule_of
 
@@ -31,8 +32,9 @@ class Fragment:
     members had after the last round, and what compression has lost so far."""
 
     def __init__(
-        self, number: int, module: torch.nn.Module, codec: Codec, outer: Optimizer
+        self, number: int, module: torch.nn.Module, codec: Codec | None, outer: Optimizer
     ) -> None:
+        """codec: None for secure sums."""
         self.number, self.outer = number, outer
         self.parameters = {
             plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
@@ -40,7 +42,10 @@ class Fragment:
         for name, p in self.parameters.items():
             tensors.check(p, 0, lambda name=name: name)
         sizes = {name: p.numel() for name, p in self.parameters.items()}
-        self.codec = UpdateCodec(codec, sizes, tensors.structure_of(module))
+        if codec is None:
+            self.codec: UpdateCodec | SumCodec = SumCodec(sizes)
+        else:
+            self.codec = UpdateCodec(codec, sizes, tensors.structure_of(module))
         self.residuals: Values = {name: torch.zeros(n) for name, n in sizes.items()}
         self.anchor = self.copy()
         self.mark = 0.0  # the work of this member when its last round began
@@ -112,10 +117,14 @@ class DiLoCo:
         prox: adds prox * (parameters - anchor) to the gradients (FedProx, 1812.06127).
         aggregate: "mean", or a rule that bears poisoners: "centered_clip", "trimmed", "median".
         decay: what is multiplied into the residual before it is added, 1 for plain feedback.
+        secure: members learn the sum of all updates and no single one, from 3 to 18 members that
+            keep to the protocol (SECURITY.md). In place of a codec: one byte a parameter, under
+            masks. Reports have no norms and cosines. It needs thinwire[secure].
         options: those of the connections, such as timeout_s and interface: thinwire.torch.Options.
 
     Raises:
         InvalidArgumentError: an argument cannot be.
+        UnavailableError: secure=True without the package cryptography.
     """
 
     def __init__(
@@ -133,6 +142,7 @@ class DiLoCo:
         prox: float = 0.0,
         aggregate: str = "mean",
         decay: float = 1.0,
+        secure: bool = False,
         **options: Any,
     ) -> None:
         if not all(hasattr(members, name) for name in ("meet", "wants_change", "close")):
@@ -146,7 +156,11 @@ class DiLoCo:
             _check_share("fragment_update_alpha", fragment_update_alpha)
         if weight is not None and not weight > 0:
             raise InvalidArgumentError(f"weight is {weight!r}, expected more than 0, or None")
-        codec = DEFAULT if codec is None else codec
+        check_flag("secure", secure)
+        if secure:
+            _check_secure(members, codec, aggregate)
+        elif codec is None:
+            codec = DEFAULT
         self._fragments = [
             Fragment(number, module, codec, outer)
             for number, (module, outer) in enumerate(zip(fragments, outers, strict=True))
@@ -166,7 +180,9 @@ class DiLoCo:
         key_file = getattr(members, "key_file", None)
         if key_file is not None:
             settings = dataclasses.replace(settings, key_file=key_file)
-        self._rounds = Rounds(members, settings, rule, self, fragment_sync_delay > 0)
+        self._rounds = Rounds(
+            members, settings, None if secure else rule, self, fragment_sync_delay > 0
+        )
 
     # The training loop's side.
 
@@ -273,6 +289,8 @@ class DiLoCo:
                         p.add_(local[name] - begun[name].to(p.device))
                     elif self._alpha:
                         p.lerp_(local[name], self._alpha)
+        elif self._weight is None:
+            fragment.mark -= one.weight  # nobody had it; the next round delivers it
         self.reports.append(one.report)
         self._pace.ended(one.report.seconds)
         self._pace.settle(one.report.measured)
@@ -476,6 +494,27 @@ def _outers(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Opti
             "outer_optimizer", outer, f"a torch.optim.Optimizer, or {fragments}, one a fragment"
         )
     return outers
+
+
+def _check_secure(members: Members, codec: Codec | None, aggregate: str) -> None:
+    """What goes with secure=True."""
+    if codec is not None:
+        raise InvalidArgumentError(
+            f"codec is {codec!r} with secure=True, which sends sums of one byte a parameter on a "
+            "common scale: codes of other codecs cannot be added; leave codec= out"
+        )
+    if aggregate != "mean":
+        raise InvalidArgumentError(
+            f"aggregate is {aggregate!r} with secure=True, which shows no single update that a "
+            "rule could compare; leave aggregate= out, or train without secure="
+        )
+    fewest = getattr(members, "min_members", FEWEST)
+    if fewest < FEWEST:
+        raise InvalidArgumentError(
+            f"min_members is {fewest} with secure=True, expected {FEWEST} or more, since each of "
+            f"two knows the other's update from the sum; pass min_members={FEWEST} to join()"
+        )
+    check_available()
 
 
 def _check_apart(fragments: Sequence[Fragment]) -> None:

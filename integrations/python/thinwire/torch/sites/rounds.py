@@ -10,6 +10,10 @@ A round, of one fragment of the model:
    committed the round, or all have its result, all commit it; else none does, and each sends the
    bytes that it still has to those who are left. No local step is lost.
 
+With secure sums a retry without one member would give its update away to those who have the sum of
+the attempt before, as the difference. So members that have a result hand it to those who took part
+and lack it, and all commit it.
+
 Members commit rounds in the order of their numbers. A newcomer, or one whose state has another
 digest, takes the state in slices from all that have it, and checks the digest."""
 
@@ -30,7 +34,8 @@ from typing import NamedTuple, Protocol
 from thinwire import errors
 from thinwire.config import Config
 from thinwire.torch.sites.meeting import Epoch, Gather, Meeting
-from thinwire.torch.sites.state import raw_bytes
+from thinwire.torch.sites.secure import CODES, FEWEST, MOST, SCALE, Masks, SumCodec, sum_of
+from thinwire.torch.sites.state import pack, raw_bytes, unpack
 from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, norm
 
 _log = logging.getLogger("thinwire")
@@ -39,11 +44,12 @@ _log = logging.getLogger("thinwire")
 # digest of the codecs.
 _HEADER = struct.Struct("<QIIdddQ16x")
 # Rounds committed, digest of the last one, whether it has the group's state, digest of the next
-# round's result (zeros: not there), rounds begun, steps since.
-_STATUS = struct.Struct("<Q16sI16sQQ")
+# round's result (zeros: not there), rounds begun, steps since, whether sums are secure.
+_STATUS = struct.Struct("<Q16sI16sQQ?")
 _SIZE = struct.Struct("<Q16s")  # of a state, and its digest
 _DIGEST = 16
 _NONE = bytes(_DIGEST)
+_ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
 _MEETINGS = 5  # that fail in a row, until a member gives up
 _SLICE = 4 << 20  # bytes of a state that one member sends at once
 
@@ -97,6 +103,7 @@ class Report(NamedTuple):
     weights: tuple[float, ...]  # 0: took part, and had nothing to say
     norms: tuple[float, ...]  # of each member's update as it was sent; 0 for weight 0
     cosines: tuple[float, ...]  # of each member's update with the result; a poisoner's is low
+    # With secure sums nobody knows norms and cosines, and both are empty.
     digest: str
     seconds: float  # from its beginning to its commit
     sent_bytes: int  # by this member since the start
@@ -109,7 +116,7 @@ class Round:
 
     number: int
     fragment: int
-    codec: UpdateCodec
+    codec: UpdateCodec | SumCodec
     pieces: list[bytes]
     residuals: Values  # valid with the commit; empty where nothing was sent
     weight: float
@@ -119,7 +126,9 @@ class Round:
     after: Round | None = None  # the open round before this one
     attempt: Future[None] | None = None
     result: Values = field(default_factory=dict)
+    seen: bytes = b""  # digests of what each member has sent
     digest: bytes = _NONE  # of all that was received and made of it
+    keys: bytes = b""  # a digest of the public keys, of secure sums
     report: Report | None = None
     changes: bool = False  # a member knows of somebody who wants to come in
     agreed: bool = False  # all members have this result
@@ -129,10 +138,17 @@ class Rounds:
     """The rounds of one member. All calls come from one thread, the one that trains."""
 
     def __init__(
-        self, members: Members, settings: Config, rule: Rule, model: Model, background: bool
+        self,
+        members: Members,
+        settings: Config,
+        rule: Rule | None,
+        model: Model,
+        background: bool,
     ) -> None:
-        """background: rounds end on a thread of their own, while the caller trains."""
+        """rule: None for secure sums, whose rounds begin with a SumCodec. background: rounds end on
+        a thread of their own, while the caller trains."""
         self._members, self._settings, self._rule, self._model = members, settings, rule, model
+        self._masks: Masks | None = None  # of this meeting
         self._worker = ThreadPoolExecutor(1, "thinwire sites") if background else None
         self._meeting: Meeting | None = None
         self._open: deque[Round] = deque()
@@ -166,8 +182,8 @@ class Rounds:
         self._known = True
 
     def begin(
-        self, fragment: int, codec: UpdateCodec, pieces: list[bytes], residuals: Values,
-        weight: float,
+        self, fragment: int, codec: UpdateCodec | SumCodec, pieces: list[bytes],
+        residuals: Values, weight: float,
     ) -> Round:  # fmt: skip
         """Begins a round with this member's encoded update; meet() comes before."""
         one = Round(self.begun, fragment, codec, pieces, residuals, weight, time.monotonic())
@@ -219,9 +235,13 @@ class Rounds:
             one.number, one.fragment, self._members.wants_change(), one.weight,
             *self._model.measured(), _short(repr(one.codec.specs).encode()),
         )  # fmt: skip
-        meeting = self._meeting
+        meeting, pieces = self._meeting, one.pieces
+        if self._masks is not None:
+            one.residuals, one.keys = {}, self._masks.digest
+            places = one.codec.places(one.codec.values(pieces), one.weight)
+            pieces = [self._masks.hide(places, len(places), one.number, SCALE)]
         try:
-            one.gather = meeting.start(f"round {one.fragment}", [header, *one.pieces])
+            one.gather = meeting.start(f"round {one.fragment}", [header, *pieces])
         except errors.InvalidArgumentError:
             raise
         except errors.Error as error:
@@ -239,30 +259,62 @@ class Rounds:
         heads = [_HEADER.unpack(row[: _HEADER.size]) for row in rows]
         _check_heads(heads, meeting.epoch)
         weights = [head[3] for head in heads]
+        seen = [hashlib.sha256(row) for row in rows]
+        norms, cosines = [], []
+        if self._masks is None:
+            norms, cosines = self._combine(one, rows, weights)
+        else:
+            weights = self._sum(meeting, one, rows, weights, seen)
+        one.seen = b"".join(each.digest()[:_DIGEST] for each in seen)
+        digest = _digest_of(one.seen, one.result)
+        one.changes = any(head[2] for head in heads)
+        one.report = Report(
+            one.number, one.fragment, meeting.epoch.names, tuple(weights), tuple(norms),
+            tuple(cosines), digest.hex(), time.monotonic() - one.begun,
+            self._sent_before + meeting.wire_bytes(), tuple(head[4:6] for head in heads),
+        )  # fmt: skip
+        one.digest = digest  # from here on the round can be committed
+        self._vote(meeting, one)
+        one.agreed = True
+
+    def _combine(
+        self, one: Round, rows: list[memoryview], weights: list[float]
+    ) -> tuple[list[float], list[float]]:
+        """Makes the round's result of everybody's update. Return norms and cosines by rank."""
         speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
-        seen = [hashlib.sha256(row).digest()[:_DIGEST] for row in rows]
         updates = [one.codec.decode(rows[rank][_HEADER.size :]) for rank in speakers]
         before = self.before.get(one.fragment, {})
         if updates:
             one.result = self._rule(updates, [weights[rank] for rank in speakers], before)
-        digest = hashlib.sha256(b"".join(seen))
-        for values in one.result.values():
-            digest.update(raw_bytes(values))
-        one.changes = any(head[2] for head in heads)
         norms, cosines = [0.0] * len(rows), [0.0] * len(rows)
         for rank, update in zip(speakers, updates, strict=True):
             norms[rank], cosines[rank] = norm(update), _cosine(update, one.result)
-        one.report = Report(
-            one.number, one.fragment, meeting.epoch.names, tuple(weights), tuple(norms),
-            tuple(cosines), digest.hexdigest()[: 2 * _DIGEST], time.monotonic() - one.begun,
-            self._sent_before + meeting.wire_bytes(), tuple(head[4:6] for head in heads),
-        )  # fmt: skip
-        one.digest = digest.digest()[:_DIGEST]  # from here on the round can be committed
-        self._vote(meeting, one, seen)
-        one.agreed = True
+        return norms, cosines
 
-    def _vote(self, meeting: Meeting, one: Round, seen: list[bytes]) -> None:
-        votes = meeting.tell(f"vote {one.fragment}", one.digest + b"".join(seen))
+    def _sum(
+        self, meeting: Meeting, one: Round, rows: list[memoryview], weights: list[float], seen: list
+    ) -> list[float]:
+        """Makes the round's result of the sum of all updates. Return the weights that count. With
+        too few who have something to say nobody sends anything, no weight counts, and the updates
+        wait for the next round. seen: hashes of what each member sent, which go on here."""
+        speakers = sum(weight > 0 for weight in weights)
+        if speakers < FEWEST:
+            return [0.0] * len(weights)
+        codec = one.codec
+        scales = codec.scales(sum_of([row[_HEADER.size :] for row in rows], codec.scale_bytes))
+        codes, lost = codec.codes(codec.values(one.pieces), one.weight, scales, speakers)
+        one.residuals = lost if one.weight > 0 else {}
+        hidden = self._masks.hide(codes, codec.wide_bytes, one.number, CODES)
+        gather = meeting.start(f"codes {one.fragment}", [hidden])
+        sent = gather.rows()
+        for each, row in zip(seen, sent, strict=True):
+            each.update(row)
+        total = sum_of(sent, codec.wide_bytes)
+        one.result = codec.mean(total, scales, speakers, math.fsum(weights))
+        return weights
+
+    def _vote(self, meeting: Meeting, one: Round) -> None:
+        votes = meeting.tell(f"vote {one.fragment}", one.digest + one.seen)
         names = meeting.epoch.names
         for sender, name in enumerate(names):
             at = (sender + 1) * _DIGEST
@@ -340,24 +392,29 @@ class Rounds:
 
     def _agree(self, meeting: Meeting) -> None:
         """All members of a new meeting commit what one of them has, and take one state."""
-        result = self._open[0].digest if self._open else _NONE
-        mine = _STATUS.pack(
-            self.committed, self._last, self._known, result, self.begun, self._model.since()
-        )
-        told = [_STATUS.unpack(each) for each in meeting.tell("status", mine)]
-        me, everyone = meeting.epoch.rank, range(meeting.epoch.size)
-        knowing = [rank for rank in everyone if told[rank][2]]
-        furthest = max((told[rank][0] for rank in knowing), default=0)
-        sources = [rank for rank in knowing if told[rank][0] == furthest] or [0]
+        while self._open and self._open[0].agreed:
+            self._commit(self._open[0])
+        for one in self._open:
+            if one.digest == _ABSENT:
+                one.digest = _NONE
+        told, furthest, sources = self._tell_status(meeting)
+        # A member may have all votes of a round that another lacks, but not of two.
+        last = (furthest - 1, told[sources[0]][1])
+        behind = [rank for rank, each in enumerate(told) if each[2] and (each[0], each[3]) == last]
+        if behind:
+            if meeting.epoch.rank in behind:
+                self._commit(self._open[0])
+            told, furthest, sources = self._tell_status(meeting)
+        self._masks = None
+        if self._rule is None:
+            _check_secure(meeting.epoch)
+            self._masks = Masks.agree(meeting)
+            if self._hand_result_over(meeting, told, furthest, sources):
+                told, furthest, sources = self._tell_status(meeting)
+        me = meeting.epoch.rank
         results = {told[rank][3] for rank in sources}
         all_have_it = len(results) == 1 and results != {_NONE}
-        if all_have_it:
-            finishing = sources
-        else:
-            last = (furthest - 1, told[sources[0]][1])
-            finishing = [rank for rank in knowing if (told[rank][0], told[rank][3]) == last]
-            sources = sorted(sources + finishing)
-        if me in finishing:
+        if all_have_it and me in sources:
             self._commit(self._open[0])
         self._take_state(meeting, sources)
         if me in sources:
@@ -373,6 +430,66 @@ class Rounds:
             self._model.follow(max(told[rank][4] for rank in sources), source[5])
         self._known = True
 
+    def _tell_status(self, meeting: Meeting) -> tuple[list[tuple], int, list[int]]:
+        """Return what each member tells, how many rounds are committed, and by whom."""
+        result = self._open[0].digest if self._open else _NONE
+        secure = self._rule is None
+        mine = _STATUS.pack(
+            self.committed, self._last, self._known, result, self.begun, self._model.since(), secure
+        )
+        told = [_STATUS.unpack(each) for each in meeting.tell("status", mine)]
+        for rank, each in enumerate(told):
+            if each[6] != secure:
+                raise errors.MismatchError(
+                    f"member {rank} ('{meeting.epoch.names[rank]}') has secure={each[6]}, expected "
+                    f"{secure} as this member; pass the same secure= on all members"
+                )
+        knowing = [rank for rank, each in enumerate(told) if each[2] and each[3] != _ABSENT]
+        furthest = max((told[rank][0] for rank in knowing), default=0)
+        return told, furthest, [rank for rank in knowing if told[rank][0] == furthest] or [0]
+
+    def _hand_result_over(
+        self, meeting: Meeting, told: list[tuple], furthest: int, sources: list[int]
+    ) -> bool:
+        """Members that have the result of the next round give it to those who took part and lack
+        it. Return whether any had it. The arguments are _tell_status's."""
+        names, me = meeting.epoch.names, meeting.epoch.rank
+        holders = [rank for rank in sources if told[rank][3] != _NONE]
+        if not holders:
+            return False
+        if len({told[rank][3] for rank in holders}) > 1:
+            raise errors.MismatchError(
+                f"round {furthest}: members {[names[rank] for rank in holders]} have different "
+                "results of it; find out why before they train on"
+            )
+        one, state = self._open[0] if self._open else None, b""
+        if me in holders:
+            told_of_it = [one.report.members, one.report.weights, one.report.measured]
+            state = pack([one.result, one.keys.hex(), one.seen.hex(), *told_of_it])
+        lengths = meeting.tell("result", len(state).to_bytes(8, "little"))
+        length = max(int.from_bytes(each, "little") for each in lengths)
+        taken = self._share(meeting, holders, state, length)
+        if me in holders or me not in sources or one is None:
+            return True
+        result, keys, seen, members, weights, measured = unpack(taken)
+        if bytes.fromhex(keys) != one.keys:
+            one.digest = _ABSENT
+            return True
+        result = {name: result[name] for name in one.codec.sizes if name in result}
+        digest = _digest_of(bytes.fromhex(seen), result)
+        if digest != told[holders[0]][3]:
+            raise errors.DataLossError(
+                f"member {me}: the result of round {furthest} that members "
+                f"{[names[rank] for rank in holders]} sent has another digest than they told; one "
+                "of them is not to be trusted, or its memory is damaged"
+            )
+        one.result, one.seen, one.digest = result, bytes.fromhex(seen), digest
+        one.report = Report(
+            one.number, one.fragment, tuple(members), tuple(weights), (), (), digest.hex(),
+            time.monotonic() - one.begun, self.sent_bytes(), tuple(map(tuple, measured)),
+        )  # fmt: skip
+        return True
+
     def _take_state(self, meeting: Meeting, sources: list[int]) -> None:
         """Members that have another state than most of `sources` get it, in slices of all who have
         it."""
@@ -387,11 +504,25 @@ class Rounds:
         diverged = [meeting.epoch.names[rank] for rank in sources if told[rank] != good]
         if diverged:
             _log.warning("%s: another state than most members; it is replaced", diverged)
-        length = good[0]
+        taken = self._share(meeting, holders, state, good[0])
+        if me in holders:
+            return
+        if hashlib.sha256(taken).digest()[:_DIGEST] != good[1]:
+            raise errors.DataLossError(
+                f"member {me}: the state that members "
+                f"{[meeting.epoch.names[rank] for rank in holders]} sent has another digest than "
+                "they told; one of them is not to be trusted, or its memory is damaged"
+            )
+        self._model.load(taken, self._known and not diverged)
+
+    def _share(self, meeting: Meeting, holders: list[int], state: bytes, length: int) -> bytes:
+        """Hands `state`, of which `holders` have the same bytes, to all. Return it on the others,
+        and nothing on holders."""
+        me = meeting.epoch.rank
         part = -(-length // len(holders))
         begin = holders.index(me) * part if me in holders else 0
         mine = state[begin : begin + part] if me in holders else b""
-        pieces: list[list[bytes]] = [[] for _ in told]
+        pieces: list[list[bytes]] = [[] for _ in range(meeting.epoch.size)]
         for at in range(0, part, _SLICE):
             size = min(_SLICE, part - at)
             padded = -(-size // 4) * 4
@@ -401,16 +532,24 @@ class Rounds:
                     pieces[rank].append(bytes(row[:size]))
             else:
                 rows.rows()
-        if me in holders:
-            return
-        taken = b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
-        if hashlib.sha256(taken).digest()[:_DIGEST] != good[1]:
-            raise errors.DataLossError(
-                f"member {me}: the state that members "
-                f"{[meeting.epoch.names[rank] for rank in holders]} sent has another digest than "
-                "they told; one of them is not to be trusted, or its memory is damaged"
-            )
-        self._model.load(taken, self._known and not diverged)
+        return b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
+
+
+def _digest_of(seen: bytes, result: Values) -> bytes:
+    digest = hashlib.sha256(seen)
+    for values in result.values():
+        digest.update(raw_bytes(values))
+    return digest.digest()[:_DIGEST]
+
+
+def _check_secure(epoch: Epoch) -> None:
+    if not FEWEST <= epoch.size <= MOST:
+        raise errors.InvalidArgumentError(
+            f"{epoch.size} members {list(epoch.names)} with secure=True, expected {FEWEST} to "
+            f"{MOST}: with two each knows the other's update from the sum, and with more than "
+            f"{MOST} the codes are too coarse; pass min_members={FEWEST} to join(), or train "
+            "without secure="
+        )
 
 
 def _check_heads(heads: list[tuple], epoch: Epoch) -> None:

@@ -176,7 +176,7 @@ class StoreMembers:
         self._store = dist.PrefixStore(_PREFIX, store)
         self._host = store.host if isinstance(store, dist.TCPStore) else None
         self.key_file = key_file
-        self.name, self._min, self._timeout_s = name, min_members, timeout_s
+        self.name, self.min_members, self._timeout_s = name, min_members, timeout_s
         self._lock = threading.Lock()
         self._guarded: tuple[int, list[int], Callable[[errors.Error], None]] | None = None
         self._beat_s, self._dead_s = beat_s, dead_s
@@ -267,7 +267,7 @@ class StoreMembers:
         missing = [n for k, n in alive.items() if not self._wants(number, k)]
         if missing:
             return f"members {missing} live and do not come: they train, or are in no `with`"
-        return f"{sorted(alive.values())} live, expected at least {self._min}"
+        return f"{sorted(alive.values())} live, expected at least {self.min_members}"
 
     def _wants(self, number: int, member: int) -> bool:
         return self._store.check([f"want/{number}/{member}"])
@@ -275,7 +275,7 @@ class StoreMembers:
     def _propose(self, number: int) -> None:
         """Writes the epoch, if this member is the one to do so, and all live members want it."""
         alive = self._joined.alive()
-        if len(alive) < self._min or min(alive, default=0) != self._joined.number:
+        if len(alive) < self.min_members or min(alive, default=0) != self._joined.number:
             return
         if all(self._wants(number, member) for member in alive):
             listed = json.dumps(sorted(alive.items()))
