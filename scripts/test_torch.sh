@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 for version in "$@"; do
   venv=build/torch-$version
   [[ -x $venv/bin/python ]] || python3 -m venv "$venv"
-  grep -E '^(numpy|pytest|pytest-xdist|hypothesis|tqdm|safetensors)==' requirements.txt >"$venv/wanted.txt"
+  grep -E '^(numpy|pytest|pytest-xdist|hypothesis|tqdm|safetensors|cryptography)==' requirements.txt >"$venv/wanted.txt"
   printf '%s\n' "torch==$version" expecttest==0.3.0 >>"$venv/wanted.txt"
   cmp -s "$venv/wanted.txt" "$venv/installed.txt" || {
     echo "installing torch $version into $venv"

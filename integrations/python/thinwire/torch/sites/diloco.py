@@ -497,7 +497,7 @@ def _outers(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Opti
 
 
 def _check_secure(members: Members, codec: Codec | None, aggregate: str) -> None:
-    """What goes with secure=True."""
+    """Raises what an argument beside secure=True does wrong."""
     if codec is not None:
         raise InvalidArgumentError(
             f"codec is {codec!r} with secure=True, which sends sums of one byte a parameter on a "
