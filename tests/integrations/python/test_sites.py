@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 
 import pytest
 import torch
@@ -391,6 +392,41 @@ def test_the_pace_that_an_overhead_asks_for_is_one_of_all():
     assert first[0][0] == 2 and max(first[0]) > 2
 
 
+def logged(rank: int, folder: str):
+    """Two runs with one log, and poison in the last round."""
+    reports = []
+    for number in range(2):
+        model = make_mlp(width=WIDTH)
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        log = f"{folder}/{rank}.jsonl"
+        with sites.LocalSGD(sites.static(), model, inner, 2, weight=1.0, round_log=log) as local:
+            for at in range(4):
+                step(model, inner, at, rank)
+                reports += [local.reports[-1]] if at % 2 else []
+            if number:
+                with torch.no_grad():
+                    model[0].weight[0, rank] = torch.inf
+                local.sync()
+                reports.append(local.reports[-1])
+    return reports
+
+
+def test_the_log_of_rounds_has_a_line_for_each_and_is_the_same_on_all(tmp_path):
+    reports = run(logged, str(tmp_path))[0]
+    text = (tmp_path / "0.jsonl").read_text()
+    assert text == (tmp_path / "1.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["number"] for line in lines] == [0, 1, 0, 1, 2]
+    assert lines[-1]["norms"] == [None, None]
+    for line, report in zip(lines[:-1], reports[:-1], strict=True):
+        for key, value in line.items():
+            found = getattr(report, key)
+            assert value == (list(found) if isinstance(found, tuple) else found)
+    assert set(lines[0]) == {
+        "number", "fragment", "members", "weights", "norms", "cosines", "digest"
+    }  # fmt: skip
+
+
 def updates_of(members: int, numel: int = 1000):
     generator = torch.Generator().manual_seed(3)
     return [{"w": torch.randn(numel, generator=generator) * 0.1 + 1} for _ in range(members)]
@@ -448,6 +484,7 @@ def test_a_state_comes_back_and_equal_states_have_equal_bytes():
         ({"sync_every": 4, "weight": 0.0}, "weight is 0.0"),
         ({"sync_every": 4, "codec": "int5"}, "int5"),
         ({"sync_every": "often"}, "steps, a timedelta or an Overhead"),
+        ({"sync_every": 4, "round_log": "/nowhere/rounds"}, "round_log is '/nowhere/rounds'"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):

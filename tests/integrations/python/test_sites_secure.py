@@ -259,6 +259,7 @@ def test_no_mask_is_used_twice_over_many_attempts(monkeypatch):
         return bytes(length)
 
     monkeypatch.setattr(secure, "keystream", count)
+    monkeypatch.setattr(secure, "add", lambda *_: None)  # takes most of the time
     seed = 7
     chance = random.Random(seed)
     numbers = torch.zeros(4, dtype=torch.uint8)
@@ -270,10 +271,10 @@ def test_no_mask_is_used_twice_over_many_attempts(monkeypatch):
         while attempts < 100_000:
             attempts += 1
             masks.hide(numbers, 0, number, secure.SCALE)
-            if chance.random() < 0.05:
+            if chance.random() < 0.02:
                 break  # a member has dropped out; the same round again, in a new meeting
             masks.hide(numbers, 0, number, secure.CODES)
-            if chance.random() < 0.05:
+            if chance.random() < 0.02:
                 break
             number += 1
     assert pairs > 3 * 100_000

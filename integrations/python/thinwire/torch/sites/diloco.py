@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -120,6 +121,9 @@ class DiLoCo:
         secure: members learn the sum of all updates and no single one, from 3 to 18 members that
             keep to the protocol (SECURITY.md). In place of a codec: one byte a parameter, under
             masks. Reports have no norms and cosines. It needs thinwire[secure].
+        round_log: a file that gets a line of JSON for each committed round, as it is committed:
+            number, fragment, members, weights, norms, cosines and digest, which are equal on all
+            members. It is appended to, also after a restart.
         options: those of the connections, such as timeout_s and interface: thinwire.torch.Options.
 
     Raises:
@@ -143,6 +147,7 @@ class DiLoCo:
         aggregate: str = "mean",
         decay: float = 1.0,
         secure: bool = False,
+        round_log: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         if not all(hasattr(members, name) for name in ("meet", "wants_change", "close")):
@@ -183,6 +188,7 @@ class DiLoCo:
         self._rounds = Rounds(
             members, settings, None if secure else rule, self, fragment_sync_delay > 0
         )
+        self._round_log = None if round_log is None else _opened(round_log)
 
     # The training loop's side.
 
@@ -292,6 +298,8 @@ class DiLoCo:
         elif self._weight is None:
             fragment.mark -= one.weight  # nobody had it; the next round delivers it
         self.reports.append(one.report)
+        if self._round_log is not None:
+            self._round_log.write(one.report.as_line())
         self._pace.ended(one.report.seconds)
         self._pace.settle(one.report.measured)
 
@@ -458,6 +466,8 @@ class DiLoCo:
     def close(self) -> None:
         """Leaves the members. May be called twice."""
         self._rounds.close()
+        if self._round_log is not None:
+            self._round_log.close()
 
 
 class LocalSGD(DiLoCo):
@@ -494,6 +504,16 @@ def _outers(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Opti
             "outer_optimizer", outer, f"a torch.optim.Optimizer, or {fragments}, one a fragment"
         )
     return outers
+
+
+def _opened(path: str | os.PathLike[str]) -> IO[str]:
+    """A file that is appended to, and has each line as soon as it is written."""
+    try:
+        return open(path, "a", buffering=1, encoding="utf-8")
+    except (OSError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"round_log is {path!r}, expected a file that can be appended to ({error})"
+        ) from None
 
 
 def _check_secure(members: Members, codec: Codec | None, aggregate: str) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import math
 import struct
@@ -108,6 +109,19 @@ class Report(NamedTuple):
     seconds: float  # from its beginning to its commit
     sent_bytes: int  # by this member since the start
     measured: tuple[tuple[float, float], ...]
+
+    def as_line(self) -> str:
+        """Return what is equal on all members as one line of JSON; infinite numbers are null."""
+        line = {
+            "number": self.number,
+            "fragment": self.fragment,
+            "members": self.members,
+            "weights": self.weights,
+            "norms": [each if math.isfinite(each) else None for each in self.norms],
+            "cosines": self.cosines,
+            "digest": self.digest,
+        }
+        return json.dumps(line, allow_nan=False) + "\n"
 
 
 @dataclass(eq=False)
