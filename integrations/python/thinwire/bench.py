@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,10 +33,7 @@ def main(arguments: argparse.Namespace) -> int:
     """The exit status. Without a launcher, torchrun starts ranks on this machine."""
     _check(arguments)
     if not launch.launched():
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        again = [str(arguments.ranks), "--module", "thinwire", *sys.argv[1:]]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.call([sys.executable, *command, *again], env=environment)
+        return launch.start_here(arguments.ranks)
     launch.setup()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -35,7 +35,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     return bench.main(arguments)
 
 
-def _doctor(_arguments: argparse.Namespace) -> int:
+def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.canary:
+        from thinwire import canary
+
+        return canary.main(arguments)
     from thinwire import doctor
 
     return doctor.main()
@@ -52,6 +56,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="thinwire", description="Gradient compression for DDP.")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="what is here, what is missing, what to do")
+    doctor.add_argument(
+        "--canary", action="store_true",
+        help="instead: compare all codecs and collectives with fp64, here or under a launcher",
+    )  # fmt: skip
+    doctor.add_argument(
+        "--codecs", help="of the canary, separated by semicolons; all, unless this names some"
+    )
+    doctor.add_argument(
+        "--topologies", default="flat,grid,hierarchical",
+        help="of the canary, separated by commas; those that the ranks do not form are left out",
+    )  # fmt: skip
+    doctor.add_argument("--ranks", type=int, default=2, help="here, if no launcher started this")
+    doctor.add_argument("--seconds", type=float, default=25.0, help="no case begins later")
     doctor.set_defaults(run=_doctor)
     bench = commands.add_parser(
         "bench",

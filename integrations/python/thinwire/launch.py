@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -254,3 +256,10 @@ def setup() -> Place:
     os.environ.update(place.variables())
     _log.info("%s", place)
     return place
+
+
+def start_here(ranks: int) -> int:
+    """Start this command again as so many ranks on this machine, by torchrun; its exit status."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    again = [sys.executable, *command, "--module", "thinwire", *sys.argv[1:]]
+    return subprocess.call(again, env=os.environ | {"OMP_NUM_THREADS": "1"})

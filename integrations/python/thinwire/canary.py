@@ -1,0 +1,599 @@
+"""`thinwire doctor --canary`: every codec and collective of a group, compared with fp64.
+
+All ranks know all ranks' inputs, so each of them knows every result in fp64. A case is a codec, a
+collective and a topology. It uses tensors of several sizes, at the borders of blocks and chunks, in
+several steps, with the same inputs and with error feedback. Three things are true of a case:
+
+1. Results have the same bits on all ranks, those of encode() too. A reduce-scatter's differ.
+2. The sum of t results is t times the exact one, but for `limits()`. After one step this is the
+   error of a call; after more it is what error feedback promises.
+3. What is missing from the sum of all results is what the ranks' residuals hold, but for fp32's
+   rounding: nothing is lost.
+
+The group's topologies are tried one after another. Nothing is written, and the group of torch is
+used as it is."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from thinwire import config, launch
+from thinwire.codec import codec_info, decode, encode
+from thinwire.config import Config
+from thinwire.errors import InvalidArgumentError
+from thinwire.options import TOPOLOGIES
+from thinwire.torch.agree import digest, from_rank_0, tensor_from_rank
+from thinwire.torch.exchange.bucket import Bucket
+from thinwire.torch.exchange.checkpoint import Residuals
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.exchange.waiter import Pending
+from thinwire.torch.group import Membership
+
+CODECS = (
+    "fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int4:rounding=stochastic", "onebit",
+    "onebit:down=onebit", "topk", "adaptive",
+)  # fmt: skip
+RAW = "raw"  # in place of a codec: tensors that are too small to be compressed
+STEPS = 4
+
+_BLOCK = 256  # of the codecs' default, and of the norms below
+_CHUNK_BYTES = 65536
+_CHUNK = _CHUNK_BYTES // 4
+_EVERYTHING = 1 << 40  # min_bytes
+_TIMEOUT_S = 15.0
+_TINY = 2.0**-100  # of a block whose elements are all smaller nothing is sent
+_SLACK = 1.001  # fp32's rounding inside of an encoder, which moves what lies between two codes
+
+
+class Case(NamedTuple):
+    """collective: "encode" (of one rank, no exchange) or a key of comm.COLLECTIVES. op: "sum" or
+    "mean"; "" where there is none."""
+
+    codec: str
+    collective: str
+    op: str
+    topology: str
+
+    def __str__(self) -> str:
+        return " ".join(part for part in self if part)
+
+
+class Verdict(NamedTuple):
+    """A case's end, equal on all ranks.
+
+    error: the largest error over its limit. lost: what residuals do not account for, over fp32's
+    rounding. faults: of each rank with one, in words. None of all three: the time was over."""
+
+    case: Case
+    error: float | None
+    lost: float | None
+    faults: tuple[str, ...]
+
+
+class Size(NamedTuple):
+    """Limits of a tensor's magnitude: of each element, and of the L2 norm of each 256 of them."""
+
+    element: torch.Tensor
+    norm: torch.Tensor
+
+    def plus(self, other: Size, times: float = 1.0) -> Size:
+        return Size(self.element + times * other.element, self.norm + times * other.norm)
+
+    def times(self, factor: float) -> Size:
+        return Size(factor * self.element, factor * self.norm)
+
+
+def _blocks(x: torch.Tensor, block: int = _BLOCK) -> torch.Tensor:
+    """The last dimension as blocks, filled up with zeros."""
+    missing = -x.shape[-1] % block
+    return torch.nn.functional.pad(x, (0, missing)).unflatten(-1, (-1, block))
+
+
+def _spread(of_block: torch.Tensor, count: int, block: int = _BLOCK) -> torch.Tensor:
+    return of_block.repeat_interleave(block, -1)[..., :count]
+
+
+def _size(element: torch.Tensor | None, norm: torch.Tensor | None, count: int) -> Size:
+    """Each of the two limits the other one."""
+    if element is None:
+        return Size(_spread(norm, count), norm)
+    of_elements = _blocks(element).norm(dim=-1)
+    if norm is None:
+        return Size(element, of_elements)
+    return Size(torch.minimum(element, _spread(norm, count)), torch.minimum(norm, of_elements))
+
+
+def loss(spec: str, x: Size) -> Size:
+    """Limits of x - decode(encode(x)) for every x within these limits, by compress/FORMAT.md.
+
+    With m the largest magnitude of a block and s its scale:
+        fp32: 0.  bf16: half a unit of its 8 bits, |x| / 256.
+        int8, int4: s / 2, where s <= m / qmax * (1 + 2^-7), since scales round up to bf16.
+            rounding=stochastic: s. hadamard=1, in full blocks: the transform keeps L2 norms, and
+            its m is at most the L1 norm / 16. Of its 256 codes each loses s / 2, with s of
+            0.8 m, and those that are clamped, above 0.8 m, 0.2 m at most, which is a 16th of the
+            squared norm.
+        onebit: an element becomes ± the mean; ||x| - mean| is at most the larger of both, and the
+            L2 norm does not grow.
+        topk: an element that is not sent.
+        adaptive: the transform keeps L2 norms. A code is off by 26/32 of the block's root mean
+            square at most, or clamped, which loses less than its value: the squared norm is
+            1 + (26/32)^2 times that of x at most.
+    """
+    info = codec_info(spec)
+    parameters = {parameter.key: parameter.value for parameter in info.parameters}
+    block, count = int(parameters.get("block", _BLOCK)), x.element.numel()
+    norm = x.norm if block == _BLOCK else None
+    if info.name == "fp32":
+        return x.times(0.0)
+    if info.name == "bf16":
+        return x.times(2.0**-8 * _SLACK).plus(_tiny(x))
+    if info.name == "topk":
+        return x
+    if info.name == "adaptive":
+        return _size(None, x.norm * math.hypot(1.0, 26 / 32) * 1.01, count).plus(_tiny(x))
+    blocks = _blocks(x.element, block)
+    if info.name == "onebit":
+        lengths = _blocks(torch.ones_like(x.element), block).sum(-1)
+        mean = _spread(blocks.sum(-1) / lengths, count, block) * (1 + 2.0**-8) * _SLACK
+        return _size(torch.maximum(x.element, mean), norm, count).plus(_tiny(x))
+    if info.name not in ("int8", "int4"):
+        raise InvalidArgumentError(
+            f"codec is {spec!r}, expected one whose loss is known here: {', '.join(CODECS)}"
+        )
+    codes = 127 if info.name == "int8" else 7
+    of_a_step = 1.0 if parameters["rounding"] == "stochastic" else 0.5
+    of_m = of_a_step / codes * (1 + 2.0**-7) * _SLACK
+    plain = _size(_spread(blocks.amax(-1) * of_m, count, block), None, count)
+    if parameters.get("hadamard") == "1":
+        m = torch.minimum(x.norm, blocks.sum(-1) / 16)
+        rotated = torch.sqrt(_BLOCK * (0.8 * m * of_m) ** 2 + x.norm**2 / 16)
+        full = torch.arange(1, len(m) + 1) * _BLOCK <= count
+        norm = torch.where(full, rotated, plain.norm)
+        element = torch.where(_spread(full, count), _spread(norm, count), plain.element)
+        plain = Size(element, norm)
+    return plain.plus(_tiny(x))
+
+
+def _tiny(x: Size) -> Size:
+    return Size(torch.full_like(x.element, _TINY), torch.full_like(x.norm, 16 * _TINY))
+
+
+class Limits(NamedTuple):
+    """After one more step: of the sum of the results so far, of that the part that is rounding, and
+    of one step's."""
+
+    error: Size
+    rounding: torch.Tensor
+
+
+class Route(NamedTuple):
+    """The codecs that a tensor goes through: on its way to the owner, where a grid encodes a second
+    time, and from there; None: it is encoded once. feedback: each use adds to its input what the
+    use before has lost."""
+
+    up: str
+    down: str | None
+    two_level: bool
+    feedback: bool
+
+
+def limits(route: Route, x: Size, total: Size, ranks: int, scale: float) -> Iterable[Limits]:
+    """Limits of the error of the sum of t results, for t = 1, 2, ...
+
+    x: of any rank's input; total: of the exact sum. scale: 1, or 1 / ranks for a mean.
+
+    With e a rank's residual, x + e is encoded, e' = loss(x + e) is kept, and x + e - e' enters the
+    sum. So residuals add up to what t sums are short of. The owner's result y has a residual of its
+    own, f' = loss(y + f). Hence the error is at most scale * ranks * e + f, whatever t is. For
+    codecs that lose less than half of m it stays there; for the others the limit grows, and the
+    third comparison of this file is the sharper one. Limits of elements of a row's sum are those of
+    its ranks, added up, so the shape of the grid does not matter. Without feedback every step loses
+    as much, and e and f grow with t."""
+    kept = again = last = nothing = x.times(0.0)
+    for step in range(1, STEPS + 1):
+        kept = _next(route.up, x, kept, route.feedback)
+        if route.two_level:
+            again = _next(route.up, x.plus(kept, 2.0), again, route.feedback)
+        e = kept.plus(again)
+        if route.down is not None:
+            y = total.plus(e, 2.0 * ranks).times(scale)
+            last = _next(route.down, y, last, route.feedback)
+        # Decoded values are within the norm of their block, with what is kept of it.
+        largest = x.plus(e, 2.0).norm * (scale * ranks) + last.norm
+        rounding = _spread(largest * (step * (ranks + 8) * 2.0**-24), x.element.numel()) + _TINY
+        error = nothing.plus(e, scale * ranks).plus(last)
+        yield Limits(
+            Size(error.element + rounding, error.norm + _blocks(rounding).norm(dim=-1)), rounding
+        )
+
+
+def _next(spec: str, x: Size, kept: Size, feedback: bool) -> Size:
+    return loss(spec, x.plus(kept)) if feedback else kept.plus(loss(spec, x))
+
+
+def values(count: int, rank: int, parts: int = 1) -> torch.Tensor:
+    """A rank's input, a row for each part: float32, without a random generator, whose values could
+    be others in another version. Blocks differ by factors of two, and some are zeros."""
+    place = torch.arange(count)
+    mixed = place + 1 + (rank * 1009 + torch.arange(parts)[:, None]) * 0x9E3779B1
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        mixed = (mixed ^ mixed >> shift) * factor & 0xFFFFFFFF
+    mixed = mixed ^ mixed >> 15
+    block = place // _BLOCK
+    scale = torch.where(block % 7 == 3, 0.0, torch.exp2((5 * block % 9 - 4).float()))
+    return ((mixed & 0xFFFFFF) - (1 << 23)).float() / (1 << 23) * scale
+
+
+class _Known(NamedTuple):
+    """All ranks' inputs, added up, and limits of them.
+
+    rows: in fp64, the sum of each part, or in an all-gather each rank's input. size: limits of any
+    rank's and part's input. total: of a row."""
+
+    rows: torch.Tensor
+    size: Size
+    total: Size
+
+
+@functools.lru_cache(maxsize=64)  # all codecs have the same inputs
+def _known(collective: str, count: int, ranks: int) -> _Known:
+    parts = ranks if collective == "reduce_scatter" else 1
+    gathers = collective == "all_gather"
+    rows = torch.zeros(ranks if gathers else parts, count, dtype=torch.float64)
+    element, norm = torch.zeros(count), torch.zeros(-(-count // _BLOCK))
+    for rank in range(ranks):
+        x = values(count, rank, parts)
+        element = torch.maximum(element, x.abs().amax(0))
+        norm = torch.maximum(norm, _blocks(x).norm(dim=-1).amax(0))
+        rows[[rank] if gathers else slice(None)] += x
+    largest = rows.abs().amax(0)
+    size = Size(element.double(), norm.double() * _SLACK)
+    return _Known(rows, size, _size(largest, None, count))
+
+
+class _Use:
+    """One size of a case: its input, the exact result, and the results of the steps.
+
+    The exact result has a row for each part of the output: one, but for an all-gather."""
+
+    def __init__(self, case: Case, count: int, rank: int, ranks: int) -> None:
+        """count: elements of the output, in an all-gather of the input."""
+        self.case, self.count = case, count
+        self.results: list[torch.Tensor] = []
+        self.scale = 1 / ranks if case.op == "mean" else 1.0
+        self.known = _known(case.collective, count, ranks)
+        scatters = case.collective == "reduce_scatter"
+        self.input = values(count, rank, ranks if scatters else 1).flatten()
+        rows = self.known.rows[rank : rank + 1] if scatters else self.known.rows
+        self.exact = rows * self.scale
+        self.bucket = Bucket(
+            f"canary {case}, {count}", self.input.numel(), "float32",
+            op=case.op or "sum", collective=case.collective,
+        )  # fmt: skip
+
+    def start(self, session: Session) -> Pending:
+        if self.case.collective == "all_reduce":
+            return session.start(self.bucket, self.input.clone())
+        result = torch.empty(self.exact.numel())
+        return session.start(self.bucket, self.input, result=result)
+
+    def finish(self, pending: Pending) -> None:
+        pending.wait()
+        self.results.append(pending.future.value())
+
+    def kept(self, memory: Residuals, rank: int, ranks: int) -> torch.Tensor:
+        """This rank's share of what residuals withhold of all parts of the result, in its units."""
+        kept = torch.zeros(self.input.numel(), dtype=torch.float64)
+        if (of_this := memory.get(self.bucket.name)) is not None:
+            kept += of_this.first.double() * self.scale + of_this.second.double()
+        if self.case.collective != "all_gather":
+            return kept
+        mine = torch.zeros(ranks, self.count, dtype=torch.float64)
+        mine[rank] = kept
+        return mine.flatten()
+
+    def judge(
+        self, kept: torch.Tensor | None, after_steps: Iterable[Limits]
+    ) -> tuple[float, float, str]:
+        """kept: of all ranks; None: there is no feedback. Returns the largest error over its limit,
+        what is lost over fp32's rounding, and a fault, or ""."""
+        got, errors, fault, limit = torch.zeros_like(self.exact), 0.0, "", None
+        for step, limit in zip(range(1, STEPS + 1), after_steps, strict=True):
+            got += self.results[step - 1].view_as(got)
+            expected = step * self.exact
+            error, words = _compare(got, expected, limit.error)
+            errors = max(errors, error)
+            if words and not fault:
+                fault = f"{self.count} elements, sum of {step} result(s): {words}"
+        if kept is None:
+            return errors, 0.0, fault
+        rounding = _size(limit.rounding, None, self.count)
+        lost, words = _compare(got, STEPS * self.exact - kept.view_as(got), rounding)
+        if words and not fault:
+            fault = (
+                f"{self.count} elements, sum of {STEPS} results, less what residuals hold: {words}"
+            )
+        return errors, lost, fault
+
+
+def _compare(got: torch.Tensor, expected: torch.Tensor, limit: Size) -> tuple[float, str]:
+    """Returns the largest difference over its limit, and words if it is above 1."""
+    difference = got - expected
+    of_element = (difference.abs() / limit.element).nan_to_num(nan=math.inf)
+    of_block = (_blocks(difference).norm(dim=-1) / limit.norm).nan_to_num(nan=math.inf)
+    worst = max(of_element.max().item(), of_block.max().item())
+    if worst <= 1:
+        return worst, ""
+    if of_element.max() <= 1:  # many elements are off, none of them by more than it may be
+        block = of_block.argmax().item() % of_block.shape[-1]
+        within = _spread(torch.arange(of_block.shape[-1]) == block, got.shape[-1])
+        of_element = torch.where(within, of_element, -1.0)
+    at = of_element.argmax().item()
+    allowed = limit.element[at % limit.element.numel()].item()
+    return worst, (
+        f"element {at} is {got.flatten()[at].item():.9g}, expected "
+        f"{expected.flatten()[at].item():.9g} within {allowed:.3g}; the error is {worst:.3g} times "
+        "what it may be"
+    )
+
+
+class _Report(NamedTuple):
+    """One rank's of a case."""
+
+    digests: list[int]  # of each size's and step's result
+    error: float
+    lost: float
+    fault: str
+
+
+def _encoded(case: Case, rank: int) -> tuple[_Report, list[torch.Tensor]]:
+    """All ranks encode rank 0's input, and get the same bytes, whatever their processors are."""
+    up = codec_info(case.codec).up
+    wires, error, fault = [], 0.0, ""
+    for count in _sizes(_CHUNK):
+        x = values(count, 0)[0]
+        wire = encode(up, x)
+        wires.append(torch.frombuffer(bytearray(wire), dtype=torch.uint8))
+        size = _size(x.abs().double(), None, count)
+        limit = loss(up, size).plus(_tiny(size))
+        decoded = torch.as_tensor(decode(up, wire, count)).double()
+        of_this, words = _compare(decoded[None], x.double()[None], limit)
+        error = max(error, of_this)
+        if words and not fault:
+            fault = f"rank {rank}, {case}, {count} elements: {words}"
+    return _Report([digest(wire) for wire in wires], error, 0.0, fault), wires
+
+
+def _exchanged(case: Case, session: Session) -> tuple[_Report, list[torch.Tensor]]:
+    rank, ranks = session.rank, session.size
+    chunk = _CHUNK if case.collective == "all_reduce" else _CHUNK // ranks
+    uses = [_Use(case, count, rank, ranks) for count in _sizes(chunk)]
+    for _ in range(STEPS):
+        pending = [use.start(session) for use in uses]  # together: their chunks are ordered
+        for use, each in zip(uses, pending, strict=True):
+            use.finish(each)
+    route, memory = _route(case, session), session.memory()
+    kept = [use.kept(memory, rank, ranks) for use in uses]
+    together = torch.cat(kept)
+    dist.all_reduce(together)
+    error, lost, fault = 0.0, 0.0, ""
+    for use, of_all in zip(uses, together.split([each.numel() for each in kept]), strict=True):
+        if case.collective == "reduce_scatter":
+            of_all = of_all.view(ranks, -1)[rank]
+        adding = 1 if case.collective == "all_gather" else ranks
+        after_steps = limits(route, use.known.size, use.known.total, adding, use.scale)
+        of_this = use.judge(of_all if route.feedback else None, after_steps)
+        error, lost = max(error, of_this[0]), max(lost, of_this[1])
+        fault = fault or (f"rank {rank}, {case}, {of_this[2]}" if of_this[2] else "")
+    results = [result for use in uses for result in use.results]
+    return _Report([digest(result) for result in results], error, lost, fault), results
+
+
+def _route(case: Case, session: Session) -> Route:
+    if case.codec == RAW:
+        return Route("fp32", None, two_level=False, feedback=False)
+    info = codec_info(session.communicator.codec(0))
+    if case.collective == "all_gather":
+        return Route(info.down, None, two_level=False, feedback=info.uses_feedback)
+    one_hop = case.collective == "reduce_scatter" or info.entries
+    return Route(
+        info.up, None if one_hop else info.down, feedback=info.uses_feedback,
+        two_level=case.topology == "grid" and not info.entries,
+    )  # fmt: skip
+
+
+def _sizes(chunk: int) -> list[int]:
+    """Counts of elements at the borders of blocks and of chunks, without repetition."""
+    wanted = (
+        1, _BLOCK - 1, _BLOCK + 1, 3 * _BLOCK, chunk - 1, chunk + 1, chunk + chunk // 4 + 1,
+        2 * chunk + _BLOCK + 3,
+    )  # fmt: skip
+    return sorted({count for count in wanted if count > 0})
+
+
+def _settle(case: Case, report: _Report, results: list[torch.Tensor]) -> Verdict:
+    """All ranks' reports as one verdict. Ranks whose bits are not those of most are at fault; ranks
+    without a fault of their own are believed first."""
+    reports: list[_Report] = [report] * dist.get_world_size()
+    dist.all_gather_object(reports, report)
+    faults = {rank: each.fault for rank, each in enumerate(reports) if each.fault}
+    if case.collective != "reduce_scatter":
+        believed = [rank for rank in range(len(reports)) if rank not in faults]
+        for index in range(len(results)):
+            seen = [each.digests[index] for each in reports]
+            if len(set(seen)) == 1:
+                continue
+            common = Counter(seen[rank] for rank in believed or range(len(seen))).most_common(1)
+            faults |= _name_element(case, results[index], seen, common[0][0], faults)
+            break
+    return Verdict(
+        case, max(each.error for each in reports), max(each.lost for each in reports),
+        tuple(faults[rank] for rank in sorted(faults)),
+    )  # fmt: skip
+
+
+def _name_element(
+    case: Case, mine: torch.Tensor, seen: list[int], common: int, known: dict[int, str]
+) -> dict[int, str]:
+    """Faults of the ranks whose result is not the common one: their first element that is not."""
+    source, rank = seen.index(common), dist.get_rank()
+    theirs = tensor_from_rank(source, mine, None)
+    words = ""
+    if seen[rank] != common:
+        integers, unit = {1: (torch.uint8, "byte"), 4: (torch.int32, "element")}[
+            mine.element_size()
+        ]
+        at = int((mine.view(integers) != theirs.view(integers)).nonzero()[0])
+        words = (
+            f"rank {rank}, {case}, {mine.numel()} {unit}s: {unit} {at} is {mine[at].item():.9g}, "
+            f"expected {theirs[at].item():.9g}, as rank {source} has it; ranks must have the same "
+            "bits"
+        )
+    of_ranks = [""] * len(seen)
+    dist.all_gather_object(of_ranks, words)
+    return {rank: each for rank, each in enumerate(of_ranks) if each and rank not in known}
+
+
+def check_group(
+    codecs: Sequence[str],
+    topologies: Sequence[str],
+    seconds: float,
+    say: Callable[[Verdict], None] = lambda verdict: None,
+    settings: Config | None = None,
+) -> list[Verdict]:
+    """Run all cases on the default group of torch, whose backend takes host tensors. All ranks call
+    it, with the same arguments.
+
+    Args:
+        codecs: specs, and RAW.
+        topologies: of options.TOPOLOGIES. One that the group's ranks do not form is left out; flat
+            is not.
+        seconds: no case begins later; all ranks go by rank 0's clock.
+        say: is called with each verdict as it comes.
+        settings: of the sessions, but for codec, topology, sizes and files. None: the
+            environment's.
+
+    Raises:
+        Error: an exchange failed, such as a TimeoutError.
+    """
+    end, verdicts = time.monotonic() + seconds, []
+    settings = config.resolve() if settings is None else settings
+    for topology in topologies:
+        for codec in codecs:
+            session = Session(Membership(None, "canary"), _settings(settings, codec, topology))
+            try:
+                communicator, _, _ = session.connect(torch.empty(0))
+                if topology != "flat" and communicator.topology().startswith("flat"):
+                    break
+                for case in _cases(codec, topology, first=topology == topologies[0]):
+                    verdict = Verdict(case, None, None, ())
+                    if from_rank_0(time.monotonic() < end, None):
+                        verdict = _run(case, session)
+                    verdicts.append(verdict)
+                    say(verdict)
+            finally:
+                session.close()
+    return verdicts
+
+
+def _settings(settings: Config, codec: str, topology: str) -> Config:
+    """Tensors of all sizes are compressed, or none; and no file is written."""
+    raw = codec == RAW
+    return dataclasses.replace(
+        settings, codec="int4" if raw else codec, topology=topology, chunk_bytes=_CHUNK_BYTES,
+        min_bytes=_EVERYTHING if raw else 0, momentum=0.0, trace=None, flight=None,
+        timeout_s=settings.timeout_s or _TIMEOUT_S,
+    )  # fmt: skip
+
+
+def _cases(codec: str, topology: str, *, first: bool) -> list[Case]:
+    """first: with the collectives that go the same way in every topology."""
+    cases = [Case(codec, "all_reduce", op, topology) for op in ("sum", "mean")]
+    if not first or codec == RAW:
+        return cases
+    if not codec_info(codec).entries:
+        cases.append(Case(codec, "reduce_scatter", "mean", "flat"))
+        cases.append(Case(codec, "all_gather", "", "flat"))
+    return [Case(codec, "encode", "", ""), *cases]
+
+
+def _run(case: Case, session: Session) -> Verdict:
+    if case.collective == "encode":
+        return _settle(case, *_encoded(case, session.rank))
+    return _settle(case, *_exchanged(case, session))
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """The exit status: 1 if a case is wrong. Without a launcher, torchrun starts ranks on this
+    machine."""
+    named, topologies = arguments.codecs, arguments.topologies.split(",")
+    codecs = [*CODECS, RAW] if named is None else named.split(";")
+    _check(codecs, topologies, arguments)
+    if not launch.launched():
+        return launch.start_here(arguments.ranks)
+    launch.setup()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        if dist.get_world_size() < 2:
+            raise InvalidArgumentError("the launcher started 1 rank, expected at least 2")
+        say = _print if dist.get_rank() == 0 else lambda verdict: None
+        verdicts = check_group(codecs, topologies, arguments.seconds, say)
+        if dist.get_rank() == 0:
+            print(_summary(verdicts), flush=True)
+        return int(any(verdict.faults for verdict in verdicts))
+    finally:
+        dist.destroy_process_group()
+
+
+def _check(codecs: list[str], topologies: list[str], arguments: argparse.Namespace) -> None:
+    for spec in codecs:
+        if spec != RAW:
+            info = codec_info(spec)
+            for hop in (info.up, info.down):
+                loss(hop, _size(torch.zeros(1), None, 1))  # it may not know the codec
+    for topology in topologies:
+        if topology not in TOPOLOGIES or topology == "auto":
+            raise InvalidArgumentError(
+                f"--topologies has {topology!r}, expected flat, grid or hierarchical"
+            )
+    if arguments.ranks < 2 or not arguments.seconds > 0:
+        raise InvalidArgumentError(
+            f"--ranks is {arguments.ranks} and --seconds {arguments.seconds}, expected at least 2 "
+            "ranks and more than 0 seconds"
+        )
+
+
+def _print(verdict: Verdict) -> None:
+    case = verdict.case
+    what = " ".join(part for part in (case.collective, case.op) if part)
+    place = f"{case.codec:26} {what:20} {case.topology or '-':13}"
+    if verdict.error is None:
+        print(f"{'not run':8} {place}", flush=True)
+        return
+    mark = "wrong" if verdict.faults else "ok"
+    figures = f"error {verdict.error:5.3g} of its limit, lost {verdict.lost:5.3g} of rounding"
+    print(f"{mark:8} {place} {figures}", flush=True)
+    for fault in verdict.faults:
+        print(f"         {fault}", flush=True)
+
+
+def _summary(verdicts: Sequence[Verdict]) -> str:
+    wrong = sum(bool(verdict.faults) for verdict in verdicts)
+    not_run = sum(verdict.error is None for verdict in verdicts)
+    ranks = dist.get_world_size()
+    text = f"{ranks} ranks, {len(verdicts)} cases: {wrong} wrong"
+    if not_run:
+        text += f", {not_run} not run, since the time was over: --seconds gives more"
+    return text
