@@ -55,7 +55,7 @@ def every_check(rank: int, checks: Checks) -> dict[str, str]:
     return outcome
 
 
-LIMITS = {"environment": {"THINWIRE_TIMEOUT_S": "15"}, "timeout_s": 120}
+LIMITS = {"environment": {"THINWIRE_TIMEOUT_S": "15"}, "timeout_s": 180}
 
 
 @pytest.fixture(scope="module")
