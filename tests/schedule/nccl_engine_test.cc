@@ -54,9 +54,11 @@ TEST_F(NcclEngineTest, EveryCodecGivesTheHostsBits) {
 
 TEST_F(NcclEngineTest, LateKernelsAndBusyCommunicatorsGiveTheHostsBits) {
   const FakeBehaves late(&FakeNccl::late_us, 2000);
+  Options options = SmallChunks("int4");
+  options.timeout = std::chrono::minutes(5);  // thousands of naps, which a loaded machine draws out
   for (const int launch_us : {0, 3, 600}) {
     const FakeBehaves busy(&FakeNccl::launch_us, launch_us);
-    ExpectTheHostsBits(SmallChunks("int4"), {.world = 4});
+    ExpectTheHostsBits(options, {.world = 4});
   }
 }
 
