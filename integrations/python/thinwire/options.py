@@ -192,8 +192,8 @@ OPTIONS: tuple[Option, ...] = (
            "columns of a grid of ranks, whose rows are the nodes if there are several (`grid`), "
            "uncompressed inside nodes and compressed between them (`hierarchical`), or `auto`: the "
            "last where the links inside are measured to be so much faster that it pays, and over "
-           "NCCL wherever there are nodes, where GPUs that reach one another through host memory only "
-           "take the grid; else a grid from 64 ranks on, else flat",
+           "NCCL wherever there are nodes, where GPUs that reach one another through host memory "
+           "only take the grid; else a grid from 64 ranks on, else flat",
            "topology", "const char*", "topology", _TOPOLOGY, True, ("THINWIRE_TOPOLOGY",), "auto",
            COMPARED),
     Option("what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
