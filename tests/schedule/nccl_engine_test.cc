@@ -34,7 +34,8 @@ class NcclEngineTest : public testing::Test {
   void SetUp() override { misuses_ = Fake().misuses; }
   void TearDown() override { EXPECT_EQ(Fake().misuses, misuses_); }
 
-  static void ExpectTheHostsBits(const Options& options, const Case& run) {
+  static void ExpectTheHostsBits(Options options, const Case& run) {
+    options.timeout = std::chrono::minutes(5);  // thousands of naps on a loaded machine
     EXPECT_EQ(Reduce(options, run, DevicesOfRanks(run.world), NcclTransports(run.world)),
               Reduce(options, run, {}));
   }
@@ -54,11 +55,9 @@ TEST_F(NcclEngineTest, EveryCodecGivesTheHostsBits) {
 
 TEST_F(NcclEngineTest, LateKernelsAndBusyCommunicatorsGiveTheHostsBits) {
   const FakeBehaves late(&FakeNccl::late_us, 2000);
-  Options options = SmallChunks("int4");
-  options.timeout = std::chrono::minutes(5);  // thousands of naps, which a loaded machine draws out
   for (const int launch_us : {0, 3, 600}) {
     const FakeBehaves busy(&FakeNccl::launch_us, launch_us);
-    ExpectTheHostsBits(options, {.world = 4});
+    ExpectTheHostsBits(SmallChunks("int4"), {.world = 4});
   }
 }
 
