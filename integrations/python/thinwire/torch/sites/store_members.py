@@ -124,9 +124,10 @@ class _Watch:
     def lost(self, members: list[int]) -> list[int]:
         """Those of the members that were seen, and have died or left. One that this member has not
         seen yet has only just come."""
-        alive = self.alive()
         with self._lock:
-            return [m for m in members if m <= self._known and m not in alive]
+            if self._failed is not None:
+                raise _gone(self._failed)
+            return [m for m in members if m <= self._known and m not in self._alive]
 
     def newest(self) -> int:
         """The number of the newest epoch that this member has heard of."""
@@ -146,8 +147,8 @@ def _gone(error: Exception) -> errors.UnavailableError:
 
 
 class _EpochStore(TorchStore):
-    """Where the members of an epoch connect. A wait ends when one of them is lost, whose word would
-    never come."""
+    """The store through which the members of an epoch connect. A wait ends when one of them is
+    lost, whose word would never come."""
 
     def __init__(self, store: dist.Store, key: str, watch: _Watch, members: list[int]) -> None:
         super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
