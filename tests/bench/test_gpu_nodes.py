@@ -106,7 +106,7 @@ def test_a_node_with_nvlink_gains_nothing(codec):
 
 
 def test_the_figures_of_gpus_on_one_page_are_these():
-    """What docs/how-to/gpus.md says, by its words around each figure."""
+    """The words around each figure find it in docs/how-to/gpus.md."""
     text = (gpu_nodes.PAGE.parent.parent / "how-to/gpus.md").read_text()
 
     def case(nodes: int, gpus: int, inside: str, card: int) -> gpu_nodes.Case:

@@ -34,18 +34,13 @@ def main(arguments: argparse.Namespace) -> int:
     _check(arguments)
     if not launch.launched():
         return launch.start_here(arguments.ranks)
-    launch.setup()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
+    with launch.gloo_group():
         result = _measure(arguments)
         if dist.get_rank() == 0:
             print(table(result), flush=True)
             if arguments.json is not None:
                 arguments.json.write_text(json.dumps(result, indent=2) + "\n")
         return 0
-    finally:
-        dist.destroy_process_group()
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -542,10 +542,7 @@ def main(arguments: argparse.Namespace) -> int:
     _check(codecs, topologies, arguments)
     if not launch.launched():
         return launch.start_here(arguments.ranks)
-    launch.setup()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
+    with launch.gloo_group():
         if dist.get_world_size() < 2:
             raise InvalidArgumentError("the launcher started 1 rank, expected at least 2")
         say = _print if dist.get_rank() == 0 else lambda verdict: None
@@ -553,8 +550,6 @@ def main(arguments: argparse.Namespace) -> int:
         if dist.get_rank() == 0:
             print(_summary(verdicts), flush=True)
         return int(any(verdict.faults for verdict in verdicts))
-    finally:
-        dist.destroy_process_group()
 
 
 def _check(codecs: list[str], topologies: list[str], arguments: argparse.Namespace) -> None:

@@ -9,13 +9,14 @@ srun), so launchers are looked for from the inner to the outer. Nothing here nee
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -256,6 +257,21 @@ def setup() -> Place:
     os.environ.update(place.variables())
     _log.info("%s", place)
     return place
+
+
+@contextlib.contextmanager
+def gloo_group() -> Iterator[None]:
+    """In a launched rank: torch's default group over Gloo, on one thread, until the end."""
+    import torch
+    import torch.distributed as dist
+
+    setup()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def start_here(ranks: int) -> int:

@@ -284,7 +284,7 @@ def check_gradients_of_alltoall(rank: int) -> None:
     y, came = hvd.alltoall(x, splits=[2, 0] if rank else [1, 2])
     assert not came.requires_grad
     y.backward(torch.arange(1.0, len(y) + 1) * (10 if rank else 1))
-    # Of the rows that stay on a rank, go to the other, and go nowhere.
+    # The gradients of rows that stay on a rank, go to the other, and go nowhere.
     assert x.grad.tolist() == ([2.0, 3.0, 0.0, 0.0] if rank else [1.0, 10.0, 20.0, 0.0])
     x = torch.zeros(2, requires_grad=True)
     hvd.alltoall(x).backward(torch.tensor([1.0, 2.0]) + 10 * rank)

@@ -1,4 +1,4 @@
-"""What thinwire.horovod does where some of three ranks take part: functions that test_horovod.py
+"""Checks of thinwire.horovod where some of three ranks take part: functions that test_horovod.py
 calls on all of them, after init()."""
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_no_case_begins_after_the_end():
     assert verdicts and all(verdict.error is None for verdict in verdicts)
 
 
-# What is wrong.
+# Cases that are wrong.
 
 COUNT = canary._CHUNK + 1
 

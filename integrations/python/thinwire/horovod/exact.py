@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.horovod.joining import Joining
+from thinwire.horovod.joining import Joining, name_of, zeros
 from thinwire.horovod.ops import REDUCE_OPS, Op
 from thinwire.torch import agree
 
@@ -89,7 +89,7 @@ class ExactCollectives:
     def all_reduce(self, label: Label, tensor: torch.Tensor, op: Op) -> Future[torch.Tensor]:
         """Of the tensor's type and precision; integers' means are cut towards zero."""
 
-        part = (tensor.dtype, op) if op in (Op.AVERAGE, Op.SUM) else None
+        part = (name_of(tensor.dtype), op.value) if op in (Op.AVERAGE, Op.SUM) else None
         return self.agreed(label, self._reducing(tensor, op), part=part)
 
     def _reducing(self, tensor: torch.Tensor, op: Op) -> Callable[[list[Label]], torch.Tensor]:
@@ -105,12 +105,13 @@ class ExactCollectives:
 
     def _make_for_joined(self, part: Any, _: torch.device | None) -> Callable[[], object]:
         """Zeros for an average or a sum. All else is a MismatchError on the other ranks."""
-        label, reduction = part
+        (call, name, detail, shapes), reduction = part
+        label = Label(call, name, detail, tuple(map(tuple, shapes)))
         if reduction is None:
             return self._submit(Label(_JOINED, None), lambda _: None, lambda label: label).exception
         dtype, op = reduction
-        zeros = torch.zeros(label.shapes[0], dtype=dtype)
-        return self._submit(label, self._reducing(zeros, op), lambda label: label).result
+        mine = zeros(label.shapes[0], dtype)
+        return self._submit(label, self._reducing(mine, Op(op)), lambda label: label).result
 
     def all_gather(self, label: Label, tensor: torch.Tensor) -> Future[torch.Tensor]:
         """The tensors of all ranks, one after the other in their first dimension, which may

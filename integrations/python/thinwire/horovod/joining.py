@@ -7,11 +7,11 @@ that they have not made. The log ends when every rank has written that it has jo
 
 from __future__ import annotations
 
-import pickle
+import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ class Call(NamedTuple):
     kind: str  # of Joining.makers
     key: tuple[str, str | None]  # equal on all ranks, which count the calls of each
     number: int  # of the key's calls
-    part: Any  # what a rank that has joined makes it by; picklable
+    part: Any  # what a rank that has joined makes it by, as JSON has it: tuples become lists
 
 
 class EngineCall(NamedTuple):
@@ -43,19 +43,30 @@ class EngineCall(NamedTuple):
 
     scatters: bool
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: str  # name_of()'s
     on_gpu: bool
-    op: Op
+    op: str  # an Op's value
     codec: str
     name: str | None
 
     def start(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> tuple[Work, torch.Tensor]:
         """Starts it; returns the work, and the tensor that holds the result then."""
-        op, options = REDUCE_OPS[self.op], {"codec": self.codec, "name": self.name, "strict": True}
+        options = {"codec": self.codec, "name": self.name, "strict": True}
+        op = REDUCE_OPS[Op(self.op)]
         if not self.scatters:
             return all_reduce(tensor, op, group, True, **options), tensor
         mine = torch.empty_like(tensor[0])
         return reduce_scatter_tensor(mine, tensor, op, group, True, **options), mine
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Its name in torch, such as "float32", which zeros() takes."""
+    return str(dtype).removeprefix("torch.")
+
+
+def zeros(shape: Iterable[int], dtype: str, device: torch.device | str = "cpu") -> torch.Tensor:
+    """The tensor of a rank that has joined."""
+    return torch.zeros(tuple(shape), dtype=getattr(torch, dtype), device=device)
 
 
 class Joining:
@@ -87,9 +98,10 @@ class Joining:
             self._counts[key] += 1
             call = Call(kind, key, self._counts[key], part)
             self._open[token] = time.monotonic(), call
-            if self._heard:
-                self._write(call)
+            heard = self._heard
             self._changed.notify()
+        if heard:
+            self._write(call)
         return lambda: self._open.pop(token, None)
 
     def join(self, device: torch.device | None) -> int:
@@ -98,10 +110,9 @@ class Joining:
         device: of zeros that stand for tensors on a GPU; None: torch's current one."""
         if self._size == 1:
             return 0
-        with self._changed:
-            self._store.set(f"{self._times}/joined", b"1")
-            self._hear()
-            self._write(self._rank)
+        self._store.set(f"{self._times}/joined", b"1")
+        self._hear()
+        self._write(self._rank)
         joined: set[int] = set()
         last, line, waits = self._rank, 1, list[Wait]()
         while len(joined) < self._size:
@@ -117,10 +128,10 @@ class Joining:
         self._forget()
         return last
 
-    def _make_by_engine(self, call: EngineCall, device: torch.device | None) -> Wait:
+    def _make_by_engine(self, part: list[Any], device: torch.device | None) -> Wait:
+        call = EngineCall(*part)
         where = (device or torch.device("cuda")) if call.on_gpu else "cpu"
-        zeros = torch.zeros(call.shape, dtype=call.dtype, device=where)
-        return call.start(zeros, self._group)[0].wait
+        return call.start(zeros(call.shape, call.dtype, where), self._group)[0].wait
 
     def close(self) -> None:
         """Ends the thread that watches."""
@@ -130,23 +141,31 @@ class Joining:
 
     def _read(self, line: int) -> Call | int:
         try:
-            return pickle.loads(self._reader.get(f"{self._times}/{line}", self._timeout_s))
+            found = json.loads(self._reader.get(f"{self._times}/{line}", self._timeout_s))
         except TimeoutError as error:
             raise errors.TimeoutError(
                 f"rank {self._rank}, join(): no other rank made a call or joined within "
                 f"{self._timeout_s} s; look at their last lines, and let every rank call join()"
             ) from error
+        if isinstance(found, int):
+            return found
+        kind, key, number, part = found
+        return Call(kind, tuple(key), number, part)
 
     def _hear(self) -> None:
-        """Some rank has joined: writes what is not finished here. The lock is held."""
-        if not self._heard:
+        """Some rank has joined: writes what is not finished here. Calls that begin later write
+        themselves."""
+        with self._changed:
+            if self._heard:
+                return
             self._heard = True
-            for _, call in list(self._open.values()):
-                self._write(call)
+            calls = [call for _, call in list(self._open.values())]
+        for call in calls:
+            self._write(call)
 
     def _write(self, line: Call | int) -> None:
         key = f"{self._times}/{self._store.add(f'{self._times}/lines', 1)}"
-        self._store.set(key, pickle.dumps(line))
+        self._store.set(key, json.dumps(line))
         self._written.append(key)
 
     def _forget(self) -> None:
@@ -155,9 +174,9 @@ class Joining:
             self._times += 1
             self._heard = False
             before = [key for key in self._written if not key.startswith(f"{self._times - 1}/")]
-            for key in before:
-                self._store.delete_key(key)
             self._written = self._written[len(before) :]
+        for key in before:
+            self._store.delete_key(key)
 
     def _watch(self) -> None:
         pause = _LATE_S
@@ -168,11 +187,11 @@ class Joining:
                 )
                 begun = next((begun for begun, _ in list(self._open.values())), None)
                 late = 0.0 if begun is None else time.monotonic() - begun
-                pause = min(max(late, _LATE_S), _LOOK_S)
-                if self._closed.is_set() or late < _LATE_S:
-                    continue
-                try:
-                    if self._reader.has(f"{self._times}/joined"):
-                        self._hear()
-                except RuntimeError:  # the store's rank has ended, which the calls themselves find
-                    return
+            pause = min(max(late, _LATE_S), _LOOK_S)
+            if self._closed.is_set() or late < _LATE_S:
+                continue
+            try:
+                if self._reader.has(f"{self._times}/joined"):
+                    self._hear()
+            except RuntimeError:  # the store's rank has ended, which the calls themselves find
+                return

@@ -23,7 +23,7 @@ from thinwire.horovod.handles import (
     put,
     start,
 )
-from thinwire.horovod.joining import EngineCall
+from thinwire.horovod.joining import EngineCall, name_of
 from thinwire.horovod.ops import Op, check_factor, op_of
 from thinwire.horovod.world import Members, global_process_set, members_of, rank
 from thinwire.torch import tensors
@@ -118,7 +118,9 @@ def start_by_engine(
     """A handle of the result, postscaled after `finish`. The tensor is scaled, and given away."""
     members, on_gpu = asked.members, tensor.device.type == "cuda"
     shape, dtype = tuple(tensor.shape), tensor.dtype
-    call = EngineCall(scatters, shape, dtype, on_gpu, asked.op, asked.codec, name)
+    call = EngineCall(
+        scatters, shape, name_of(dtype), on_gpu, asked.op.value, asked.codec, name
+    )  # fmt: skip
     end = members.begin("engine", ("reducescatter" if scatters else "allreduce", name), call)
     work, result = call.start(tensor, members.group)
 

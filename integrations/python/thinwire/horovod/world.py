@@ -105,7 +105,7 @@ class ProcessSet:
         return self.ranks.index(rank()) if self._in_use() and self.included() else None
 
     def included(self) -> bool:
-        """Whether this process is in it."""
+        """Return whether this process is in it."""
         return rank() in self.ranks
 
     def _in_use(self) -> bool:

@@ -66,7 +66,7 @@ class TorchStore:
         return self._store.get(key)
 
     def has(self, key: str) -> bool:
-        """Whether the key is set, without waiting for it."""
+        """Return whether the key is set, without waiting for it."""
         if hasattr(self._store, "check"):
             return self._store.check([key])
         try:  # torch before 2.3 has no check
