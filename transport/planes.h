@@ -84,15 +84,26 @@ class Exchange {
   virtual void OnDone(std::function<void(absl::Status)> done);
 };
 
-class DataPlane {
+// The part that all planes have in common.
+class Plane {
  public:
-  // Ends what is in flight. Callers have stopped waiting by then.
-  virtual ~DataPlane() = default;
+  virtual ~Plane() = default;
 
   virtual const Membership& members() const = 0;
   int rank() const { return members().rank; }
   int size() const { return members().size; }
 
+  // The plane's on this rank, which planes may share.
+  virtual const std::shared_ptr<Failure>& failure() const = 0;
+  // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
+  void Abort(absl::Status reason) { failure()->Fail(std::move(reason)); }
+  // The first failure, or OK.
+  absl::Status status() const { return failure()->reason(); }
+};
+
+// Its destructor ends what is in flight. Callers have stopped waiting by then.
+class DataPlane : public Plane {
+ public:
   virtual DataTraits traits() const = 0;
 
   // Sends send[r] to each rank r and receives recv[r] from it; both spans have size() blocks. The
@@ -111,13 +122,6 @@ class DataPlane {
 
   // This plane, where it is one of streams; else null.
   virtual StreamPlane* of_streams() { return nullptr; }
-
-  // The plane's on this rank, which planes may share.
-  virtual const std::shared_ptr<Failure>& failure() const = 0;
-  // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
-  void Abort(absl::Status reason) { failure()->Fail(std::move(reason)); }
-  // The first failure, or OK.
-  absl::Status status() const { return failure()->reason(); }
 
   // The bytes of the blocks that this rank has sent so far.
   virtual uint64_t bytes_sent() const = 0;
@@ -151,16 +155,10 @@ struct ControlMessage {
   ControlFrame frame;
 };
 
-class ControlPlane {
+// Its destructor leaves the group: the planes of the peers fail with Unavailable, which names this
+// rank. Frames sent before get a moment to leave.
+class ControlPlane : public Plane {
  public:
-  // Leaves the group: the planes of the peers fail with Unavailable, which names this rank. Frames
-  // sent before get a moment to leave.
-  virtual ~ControlPlane() = default;
-
-  virtual const Membership& members() const = 0;
-  int rank() const { return members().rank; }
-  int size() const { return members().size; }
-
   // Copies the frame and never waits, not even for a peer that takes nothing. Frames between two
   // ranks arrive in the order in which they were sent. A frame that is sent after a failure is
   // delivered where the connection allows, so that peers hear the reason; the failure is returned
@@ -182,13 +180,6 @@ class ControlPlane {
   // the process may end without taking its last words along. One thread at a time flushes. Without
   // a failure it returns at once.
   virtual void Flush(Deadline deadline) = 0;
-
-  // The plane's on this rank, which planes may share.
-  virtual const std::shared_ptr<Failure>& failure() const = 0;
-  // Fails the plane on this rank with `reason`, unless it has failed before. From any thread.
-  void Abort(absl::Status reason) { failure()->Fail(std::move(reason)); }
-  // The first failure, or OK.
-  absl::Status status() const { return failure()->reason(); }
 };
 
 }  // namespace thinwire

@@ -36,11 +36,11 @@ std::string HostIdentity() {
 
 namespace {
 
-using Plane = std::unique_ptr<DataPlane>;
+using DataPlanePtr = std::unique_ptr<DataPlane>;
 
 // A data plane that all ranks of a group have agreed on.
 struct ChosenPlane {
-  Plane data;         // null: the one that is there
+  DataPlanePtr data;  // null: the one that is there
   std::string words;  // what it runs on, such as "ucx 1.13.1 over shared memory"
 };
 
@@ -49,11 +49,12 @@ struct Library {
   absl::StatusOr<std::string> offer;  // what this rank has, or why it can't take part
   // OK if ranks with these offers go together: a function of what all ranks know.
   absl::Status (*check)(const Board& board, const Answers& offers);
-  std::function<absl::StatusOr<Plane>(const Answers& offers, TellAddress tell, Deadline deadline)>
+  std::function<absl::StatusOr<DataPlanePtr>(const Answers& offers, TellAddress tell,
+                                             Deadline deadline)>
       connect;
 };
 
-absl::StatusOr<Plane> Establish(const Board& board, const Library& library) {
+absl::StatusOr<DataPlanePtr> Establish(const Board& board, const Library& library) {
   const absl::StatusOr<Answers> offers = TellAll(board, "offer", library.offer);
   if (!offers.ok()) return offers.status();
   if (absl::Status refusal = FirstRefusal(board, *offers); !refusal.ok()) return refusal;
@@ -61,7 +62,7 @@ absl::StatusOr<Plane> Establish(const Board& board, const Library& library) {
   // A library tells nobody that another rank was refused, so ranks that wait for it in vain keep
   // half of the time for hearing the reason.
   const Deadline half = board.deadline - (board.deadline - Clock::now()) / 2;
-  absl::StatusOr<Plane> plane = library.connect(*offers, TellerOf(board), half);
+  absl::StatusOr<DataPlanePtr> plane = library.connect(*offers, TellerOf(board), half);
   // A rank that only waited for others has no reason of its own.
   const bool late = absl::IsDeadlineExceeded(plane.status()) && CanTell(board);
   const absl::Status reason = late ? absl::OkStatus() : plane.status();
@@ -152,7 +153,7 @@ absl::StatusOr<ChosenPlane> TryNccl(const ChoiceOptions& options, Transport& tra
                         .device = options.device,
                         .most_ctas = AreOneNode(offers) ? kNcclDefault : kCtasBetweenNodes});
   };
-  absl::StatusOr<Plane> plane =
+  absl::StatusOr<DataPlanePtr> plane =
       Establish({"NCCL", members, transport, 0, options.deadline},
                 {NcclOffer(options, version, members.rank), CheckNcclOffers, connect});
   if (!plane.ok()) return plane.status();
@@ -189,8 +190,9 @@ absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options, Transport& tran
   };
   absl::StatusOr<std::string> offer = version;
   if (offer.ok()) absl::StrAppend(&*offer, " ", HostIdentity());
-  absl::StatusOr<Plane> plane = Establish({"UCX", members, transport, first, options.deadline},
-                                          {std::move(offer), CheckUcxOffers, connect});
+  absl::StatusOr<DataPlanePtr> plane =
+      Establish({"UCX", members, transport, first, options.deadline},
+                {std::move(offer), CheckUcxOffers, connect});
   if (!plane.ok()) return plane.status();
   return ChosenPlane{*std::move(plane), absl::StrCat("ucx ", *version, " over shared memory")};
 }
