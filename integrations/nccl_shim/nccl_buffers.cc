@@ -13,10 +13,11 @@ constexpr size_t kMostBuffers = 4096;
 
 }  // namespace
 
-Partition PartitionOf(size_t numel, int world, const Options& options) {
+Partition PartitionOf(Collective collective, size_t numel, int world, const Options& options) {
   Segment whole;
   whole.count = whole.total = numel;
-  return MakePartition({&whole, 1}, world, options);
+  return collective == Collective::kReduceScatter ? MakeReduceScatter({&whole, 1}, world, options)
+                                                  : MakePartition({&whole, 1}, world, options);
 }
 
 absl::Status NcclBuffers::Prepare() {
@@ -37,7 +38,7 @@ NcclBuffers::Buffer& NcclBuffers::Use(const Key& key, DeviceStream& stream) {
   const size_t bytes = options_.codecs.front().uses_feedback() ? key.numel * sizeof(float) : 0;
   Room room = MakeRoom(bytes);
   if (room.memory != nullptr) FillWithZeros(room.memory.get(), bytes, stream);
-  Buffer buffer{.partition = PartitionOf(key.numel, world_, options_),
+  Buffer buffer{.partition = PartitionOf(key.collective, key.numel, world_, options_),
                 .residual = std::move(room.memory),
                 .number = made_++};
   by_use_.push_front(key);

@@ -22,8 +22,9 @@
 
 namespace thinwire {
 
-// How a buffer of so many elements is cut. Options have one codec.
-Partition PartitionOf(size_t numel, int world, const Options& options);
+// How a buffer of so many elements, of all ranks together in a reduce-scatter, is cut. Options have
+// one codec.
+Partition PartitionOf(Collective collective, size_t numel, int world, const Options& options);
 
 // One communicator's. Not thread-safe.
 class NcclBuffers {
@@ -33,6 +34,7 @@ class NcclBuffers {
     size_t numel = 0;
     DType dtype = DType::kF32;
     Op op = Op::kSum;
+    Collective collective = Collective::kAllReduce;
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   struct Buffer {

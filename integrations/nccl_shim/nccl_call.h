@@ -1,4 +1,4 @@
-// A call of ncclAllReduce, and the ways that it may go.
+// A call of ncclAllReduce or ncclReduceScatter, and the ways that it may go.
 #ifndef THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_CALL_H_
 #define THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_CALL_H_
 
@@ -13,13 +13,15 @@
 namespace thinwire {
 
 struct NcclCall {
+  Collective collective = Collective::kAllReduce;
   const void* send = nullptr;
   void* recv = nullptr;
-  size_t count = 0;
+  size_t count = 0;  // of recv
   NcclDataType type = kNcclF32;
   NcclReduceOp op = kNcclSum;
   NcclHandle comm = nullptr;
   NcclStream stream = nullptr;
+  const void* config = nullptr;  // of ncclAllReduceConfig and the like; null: none
 
   // Nothing where the codecs know no such elements, or no such reduction.
   std::optional<DType> dtype() const {
@@ -37,7 +39,7 @@ struct NcclCall {
       default: return std::nullopt;
     }
   }
-  // The bytes of a call that has a dtype.
+  // The bytes of the result of a call that has a dtype.
   size_t bytes() const { return count * SizeOf(*dtype()); }
 };
 
@@ -46,7 +48,8 @@ enum class NcclWay : uint8_t {
   kCandidate,  // could go compressed, but nobody has opted in, or the ranks have not agreed
   kOther,      // of other elements, or another reduction
   kSmall,
-  kAlone,  // on a communicator of one rank
+  kScattered,  // a reduce-scatter, for which nobody has opted in
+  kAlone,      // on a communicator of one rank
   kGrouped,
   kCaptured,
 };

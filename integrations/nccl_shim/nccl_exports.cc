@@ -65,7 +65,24 @@ THINWIRE_EXPORT NcclResult ncclCommAbort(NcclHandle comm) { return Shim().CommAb
 THINWIRE_EXPORT NcclResult ncclAllReduce(const void* send, void* recv, size_t count,
                                          NcclDataType type, NcclReduceOp op, NcclHandle comm,
                                          NcclStream stream) {
-  return Shim().AllReduce({send, recv, count, type, op, comm, stream});
+  return Shim().Reduce({Collective::kAllReduce, send, recv, count, type, op, comm, stream});
+}
+THINWIRE_EXPORT NcclResult ncclAllReduceConfig(const void* send, void* recv, size_t count,
+                                               NcclDataType type, NcclReduceOp op, NcclHandle comm,
+                                               NcclStream stream, const void* config) {
+  return Shim().Reduce({Collective::kAllReduce, send, recv, count, type, op, comm, stream, config});
+}
+THINWIRE_EXPORT NcclResult ncclReduceScatter(const void* send, void* recv, size_t count,
+                                             NcclDataType type, NcclReduceOp op, NcclHandle comm,
+                                             NcclStream stream) {
+  return Shim().Reduce({Collective::kReduceScatter, send, recv, count, type, op, comm, stream});
+}
+THINWIRE_EXPORT NcclResult ncclReduceScatterConfig(const void* send, void* recv, size_t count,
+                                                   NcclDataType type, NcclReduceOp op,
+                                                   NcclHandle comm, NcclStream stream,
+                                                   const void* config) {
+  return Shim().Reduce(
+      {Collective::kReduceScatter, send, recv, count, type, op, comm, stream, config});
 }
 THINWIRE_EXPORT NcclResult ncclGroupStart() { return Shim().GroupStart(); }
 THINWIRE_EXPORT NcclResult ncclGroupEnd() { return Shim().GroupEnd(); }

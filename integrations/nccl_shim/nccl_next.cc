@@ -17,6 +17,9 @@ NcclNext FindNcclNext(const std::function<void*(const char* name)>& find) {
   look("ncclCommDestroy", &next.comm_destroy);
   look("ncclCommAbort", &next.comm_abort);
   look("ncclAllReduce", &next.all_reduce);
+  look("ncclAllReduceConfig", &next.all_reduce_config);
+  look("ncclReduceScatter", &next.reduce_scatter);
+  look("ncclReduceScatterConfig", &next.reduce_scatter_config);
   look("ncclGroupStart", &next.group_start);
   look("ncclGroupEnd", &next.group_end);
   look("ncclGroupSimulateEnd", &next.group_simulate_end);

@@ -21,6 +21,15 @@ struct NcclNext {
   NcclResult (*comm_abort)(NcclHandle) = nullptr;
   NcclResult (*all_reduce)(const void* send, void* recv, size_t count, NcclDataType, NcclReduceOp,
                            NcclHandle, NcclStream) = nullptr;
+  // From 2.31 on; the configuration of the call is NCCL's own.
+  NcclResult (*all_reduce_config)(const void* send, void* recv, size_t count, NcclDataType,
+                                  NcclReduceOp, NcclHandle, NcclStream,
+                                  const void* config) = nullptr;
+  NcclResult (*reduce_scatter)(const void* send, void* recv, size_t count, NcclDataType,
+                               NcclReduceOp, NcclHandle, NcclStream) = nullptr;
+  NcclResult (*reduce_scatter_config)(const void* send, void* recv, size_t count, NcclDataType,
+                                      NcclReduceOp, NcclHandle, NcclStream,
+                                      const void* config) = nullptr;
   NcclResult (*group_start)() = nullptr;
   NcclResult (*group_end)() = nullptr;
   NcclResult (*group_simulate_end)(void* estimate) = nullptr;  // from 2.22 on

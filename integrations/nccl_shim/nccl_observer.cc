@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "compress/codec_spec.h"
+#include "schedule/collective/hierarchy.h"
 
 namespace thinwire {
 namespace {
@@ -29,6 +30,7 @@ const char* NameOf(NcclWay way) {
     case NcclWay::kCandidate: return "could go compressed";
     case NcclWay::kOther: return "of other elements or operations";
     case NcclWay::kSmall: return "smaller than THINWIRE_NCCL_MIN_BYTES";
+    case NcclWay::kScattered: return "reduce-scatters, without THINWIRE_NCCL_REDUCE_SCATTER";
     case NcclWay::kAlone: return "among one rank";
     case NcclWay::kGrouped: return "in group calls";
     case NcclWay::kCaptured: return "in graph captures";
@@ -36,15 +38,27 @@ const char* NameOf(NcclWay way) {
   return "unknown";
 }
 
-CodecSpec SpecOf(const char* name) { return *CodecSpec::Parse(name); }
+// A node sends so much to others for a call: as NCCL's ring, which leaves a node once, or encoded.
+double RingBytes(const NcclCall& call, int ranks) {
+  const double bytes = static_cast<double>(call.bytes()) * (ranks - 1);
+  return call.collective == Collective::kReduceScatter ? bytes : 2 * bytes / ranks;
+}
 
-// The bytes that a rank sends, for both hops.
-double SentBytes(double encoded, int ranks) { return 2 * encoded * (ranks - 1) / ranks; }
+// Allreduces go by nodes where there are several, reduce-scatters do not.
+double CompressedBytes(const NcclCall& call, const char* codec, int ranks, int local) {
+  const CodecPair pair = *CodecPair::Parse(codec);
+  if (call.collective == Collective::kReduceScatter) {
+    return static_cast<double>(EncodedBytes(pair.up, call.count)) * (ranks - local) * local;
+  }
+  const Grid nodes{ranks / local, local};
+  const double an_element = local == 1 ? FlatBytes({ranks, 1}, pair).between
+                                       : HierarchicalBytes(nodes, pair).between * local;
+  return an_element * static_cast<double>(call.count);
+}
 
 }  // namespace
 
 void NcclObserver::Count(const NcclCall& call, int ranks, NcclWay way) {
-  static const CodecSpec int8 = SpecOf("int8"), int4 = SpecOf("int4");
   const auto now = std::chrono::steady_clock::now();
   const absl::MutexLock lock(&mu_);
   if (ways_.empty()) first_ = now;
@@ -55,9 +69,10 @@ void NcclObserver::Count(const NcclCall& call, int ranks, NcclWay way) {
   ++tally.calls;
   tally.bytes += static_cast<double>(call.bytes());
   if (way != NcclWay::kCompressed && way != NcclWay::kCandidate) return;
-  sent_.ring += SentBytes(static_cast<double>(call.bytes()), ranks);
-  sent_.int8 += SentBytes(static_cast<double>(EncodedBytes(int8, call.count)), ranks);
-  sent_.int4 += SentBytes(static_cast<double>(EncodedBytes(int4, call.count)), ranks);
+  const int local = ranks > local_size_ && ranks % local_size_ == 0 ? local_size_ : 1;
+  sent_.ring += RingBytes(call, ranks);
+  sent_.int8 += CompressedBytes(call, "int8", ranks, local);
+  sent_.int4 += CompressedBytes(call, "int4", ranks, local);
 }
 
 std::string NcclObserver::Report() const {
@@ -65,7 +80,7 @@ std::string NcclObserver::Report() const {
   if (ways_.empty()) return "";
   const double seconds = std::chrono::duration<double>(last_ - first_).count();
   std::string text =
-      absl::StrFormat("NCCL allreduces in %.1f s, from the first to the last\n", seconds);
+      absl::StrFormat("NCCL reductions in %.1f s, from the first to the last\n", seconds);
   for (const auto& [way, calls] : ways_) {
     absl::StrAppendFormat(&text, "%12d %s\n", calls, NameOf(way));
   }
@@ -77,8 +92,9 @@ std::string NcclObserver::Report() const {
   if (sent_.ring == 0) return text + "nothing to gain: none of them can go compressed\n";
   absl::StrAppendFormat(
       &text,
-      "a rank sends for those that can go compressed: %.1f MB by NCCL's ring, %.1f MB as int8 "
+      "a %s sends for those that can go compressed: %.1f MB by NCCL's ring, %.1f MB as int8 "
       "(%.2f x less), %.1f MB as int4 (%.2f x less)\n",
+      local_size_ == 1 ? "rank" : absl::StrFormat("node of %d ranks", local_size_),
       sent_.ring / 1e6, sent_.int8 / 1e6, sent_.ring / sent_.int8, sent_.int4 / 1e6,
       sent_.ring / sent_.int4);
   constexpr double kBytesPerSecond = 1e10 / 8;

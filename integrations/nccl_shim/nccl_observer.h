@@ -1,4 +1,4 @@
-// NcclObserver: counts a program's allreduces, and says what compression would send in their place.
+// NcclObserver: counts a program's reductions, and says what compression would send in their place.
 #ifndef THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_OBSERVER_H_
 #define THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_OBSERVER_H_
 
@@ -18,6 +18,9 @@ namespace thinwire {
 // Thread-safe.
 class NcclObserver {
  public:
+  // Nodes have that many ranks, which are neighbours.
+  explicit NcclObserver(int local_size) : local_size_(local_size) {}
+
   // A call on a communicator of `ranks` ranks; `way` is how it goes.
   void Count(const NcclCall& call, int ranks, NcclWay way);
 
@@ -29,12 +32,13 @@ class NcclObserver {
     uint64_t calls = 0;
     double bytes = 0;
   };
-  // The bytes that a rank sends for the calls that can go compressed, or do.
+  // The bytes that a node sends to others for the calls that can go compressed, or do.
   struct Sent {
     double ring = 0, int8 = 0, int4 = 0;
   };
   using Row = std::pair<DType, size_t>;  // and the number of the size class
 
+  const int local_size_;
   mutable absl::Mutex mu_;
   std::chrono::steady_clock::time_point first_ ABSL_GUARDED_BY(mu_){};
   std::chrono::steady_clock::time_point last_ ABSL_GUARDED_BY(mu_){};

@@ -15,10 +15,14 @@ constexpr size_t kChunkBytes = size_t{32} << 20;
 constexpr size_t kLargestBlock = 4096;           // that a codec may have
 constexpr std::chrono::microseconds kPause(50);  // between questions to a busy NCCL
 
-Options OptionsFor(const CodecPair& codec) {
+// By nodes where there are several: a flat exchange may send more over a node's network card than
+// NCCL's ring. Where GPUs meet in host memory, what goes inside nodes is encoded as well.
+Options OptionsFor(const CodecPair& codec, const Nodes& nodes) {
   Options options;
   options.codecs = {codec};
-  options.topology = Topology::kFlat;
+  options.topology = nodes.direct ? Topology::kHierarchical : Topology::kGrid;
+  if (!nodes.refusal.empty()) options.topology = Topology::kFlat;
+  options.local_size = nodes.local_size;
   options.chunk_bytes = kChunkBytes;
   return options;
 }
@@ -28,8 +32,9 @@ Options OptionsFor(const CodecPair& codec) {
 absl::StatusOr<std::unique_ptr<NcclReducer>> NcclReducer::Make(std::unique_ptr<NcclComm> comm,
                                                                std::shared_ptr<Device> device,
                                                                const CodecPair& codec,
+                                                               const Nodes& nodes,
                                                                size_t feedback_bytes) {
-  Options options = OptionsFor(codec);
+  Options options = OptionsFor(codec, nodes);
   const absl::Status able = CheckKernels(options, comm->members().size, *device);
   if (!able.ok()) return able;
   std::unique_ptr<NcclReducer> reducer(
@@ -52,14 +57,17 @@ absl::Status NcclReducer::ReserveMemory() {
   const Membership& members = comm_->members();
   const size_t most = kChunkBytes / sizeof(float) / 4 * 5;  // elements of a last chunk
   const size_t equal = most / kLargestBlock / members.size * kLargestBlock * members.size;
-  for (const size_t numel : {equal, most}) {
-    const Partition partition = PartitionOf(numel, members.size, options_);
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      ChunkJob job;
-      job.codec = options_.codecs.front();
-      job.chunk = &partition.chunks.front();
-      job.input = job.output = {nullptr, numel, dtype};
-      size_ = ChunkMemory::Most(size_, MemoryOf(job, members, *device_));
+  for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter}) {
+    for (const size_t numel : {equal, most / members.size * members.size}) {
+      const Partition partition = PartitionOf(collective, numel, members.size, options_);
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        ChunkJob job;
+        job.codec = options_.codecs.front();
+        job.chunk = &partition.chunks.front();
+        job.input = {nullptr, numel, dtype};
+        job.output = {nullptr, OutputNumel(collective, numel, members.size), dtype};
+        size_ = ChunkMemory::Most(size_, MemoryOf(job, members, *device_));
+      }
     }
   }
   absl::StatusOr<DeviceMemory> memory = device_->Allocate(size_.on_device());
@@ -73,8 +81,8 @@ void NcclReducer::UseStream(void* stream) {
   space_.emplace(MutableBytes(memory_.get(), size_.on_device()), size_, *stream_);
 }
 
-absl::Status NcclReducer::AllReduce(TensorView input, TensorView output, Op op, void* stream,
-                                    Deadline deadline) {
+absl::Status NcclReducer::Reduce(Collective collective, TensorView input, TensorView output, Op op,
+                                 void* stream, Deadline deadline) {
   for (const TensorView* view : {&input, &output}) {
     if (reinterpret_cast<uintptr_t>(view->data) % SizeOf(view->dtype) == 0) continue;
     return absl::InvalidArgumentError(
@@ -84,7 +92,7 @@ absl::Status NcclReducer::AllReduce(TensorView input, TensorView output, Op op, 
   UseStream(stream);
   stream_->WaitFor(last_);
   const NcclBuffers::Buffer& buffer =
-      buffers_.Use({input.data, input.numel, input.dtype, op}, *stream_);
+      buffers_.Use({input.data, input.numel, input.dtype, op, collective}, *stream_);
   for (const Chunk& chunk : buffer.partition.chunks) {
     ChunkJob job;
     job.codec = options_.codecs.front();

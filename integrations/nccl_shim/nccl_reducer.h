@@ -1,14 +1,15 @@
-// NcclReducer: compressed allreduces on a communicator of the program's, on its streams.
+// NcclReducer: compressed allreduces and reduce-scatters on a communicator of the program's, on its
+// streams.
 //
 // A call queues all of it and returns, as ncclAllReduce does: kernels that encode, NCCL's sends and
-// receives, kernels that sum, encode and decode. Two hops and their chunks are those of the
-// engine's allreduce (schedule/collective/two_hop.cc); since all of it is work of one stream,
-// chunks follow one another.
+// receives, kernels that sum, encode and decode. Hops and their chunks are those of the engine
+// (schedule/collective/); since all of it is work of one stream, chunks follow one another.
 #ifndef THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_REDUCER_H_
 #define THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_REDUCER_H_
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,7 @@
 #include "integrations/nccl_shim/nccl_buffers.h"
 #include "schedule/collective/algorithm.h"
 #include "schedule/engine/chunk_memory.h"
+#include "schedule/join/links.h"
 #include "transport/nccl/nccl_comm.h"
 
 namespace thinwire {
@@ -28,12 +30,17 @@ class NcclReducer {
   static absl::StatusOr<std::unique_ptr<NcclReducer>> Make(std::unique_ptr<NcclComm> comm,
                                                            std::shared_ptr<Device> device,
                                                            const CodecPair& codec,
+                                                           const Nodes& nodes,
                                                            size_t feedback_bytes);
 
-  // input and output are of one size, and may be the same. `stream` is the program's. If NCCL
-  // answers «in progress», this waits until the deadline for it to take what comes next.
-  absl::Status AllReduce(TensorView input, TensorView output, Op op, void* stream,
-                         Deadline deadline);
+  // An allreduce's input and output are of one size, and may be the same; a reduce-scatter's output
+  // is this rank's part, and may lie in the input's. `stream` is the program's. If NCCL answers
+  // «in progress», this waits until the deadline for it to take what comes next.
+  absl::Status Reduce(Collective collective, TensorView input, TensorView output, Op op,
+                      void* stream, Deadline deadline);
+
+  // The way of allreduces, such as "hierarchical: 2 nodes of 2 ranks".
+  std::string way() const { return DescribeWay(comm_->members().size, options_); }
 
  private:
   NcclReducer(std::unique_ptr<NcclComm> comm, std::shared_ptr<Device> device, Options options,

@@ -1,8 +1,9 @@
 #include "integrations/nccl_shim/nccl_session.h"
 
-#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "transport/nccl/nccl.h"
 
 namespace thinwire {
@@ -16,6 +17,32 @@ const char* TypeOf(const absl::Status& status) {
     case absl::StatusCode::kDeadlineExceeded: return "TimeoutError";
     default: return "UnavailableError";
   }
+}
+
+constexpr char kReady = '+', kRefusal = '-';
+constexpr char kMeetInHostMemory[] = "host";  // of GPUs that do not reach one another's memory
+
+// A rank says at a meeting that it is ready, and the text; or why it takes no part.
+std::string Said(const absl::Status& able, const std::string& text) {
+  return able.ok() ? kReady + text : kRefusal + std::string(able.message());
+}
+
+// The same on all ranks.
+absl::Status FirstRefusal(const std::vector<std::string>& said) {
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    if (said[rank].starts_with(kReady)) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        "rank ", rank, " takes no part: ", said[rank].empty() ? "" : said[rank].substr(1)));
+  }
+  return absl::OkStatus();
+}
+
+// Its terms, its node, and whether its GPU meets others in host memory. Ranks of another version
+// may say something else.
+std::vector<std::string> PartsOf(const std::string& said) {
+  std::vector<std::string> parts = absl::StrSplit(said.substr(1), '\n');
+  parts.resize(3);
+  return parts;
 }
 
 }  // namespace
@@ -43,45 +70,67 @@ NcclReducer* NcclSession::reducer() {
   agreed_ = agreed.ok();
   means_.say(absl::StrCat(
       "rank ", members_.rank, " of ", members_.size, ": ",
-      agreed_
-          ? absl::StrCat("allreduces of ", settings_.min_bytes,
-                         " bytes and more on this communicator go as ", settings_.codec.ToString())
-          : absl::StrCat(TypeOf(agreed), ": this communicator goes on uncompressed, on ",
-                         "all ranks: ", agreed.message())));
+      agreed_ ? absl::StrCat("allreduces of ", settings_.min_bytes,
+                             " bytes and more on this communicator go as ",
+                             settings_.codec.ToString(), ", ", reducer_->way())
+              : absl::StrCat(TypeOf(agreed), ": this communicator goes on uncompressed, on ",
+                             "all ranks: ", agreed.message())));
   return agreed_ ? reducer_.get() : nullptr;
 }
 
+// The ranks meet twice: to find the terms and the nodes, from which the memory follows that each
+// needs, and to hear that all have it.
 absl::Status NcclSession::Agree() {
-  const Deadline deadline = Clock::now() + settings_.timeout;
-  if (device() == nullptr) return device_.status();
-  const absl::StatusOr<std::shared_ptr<const NcclLibrary>> nccl = means_.load_nccl();
-  if (!nccl.ok()) return nccl.status();
-  absl::StatusOr<std::unique_ptr<NcclReducer>> mine = MakeReducer(*nccl);
-  if (mine.ok()) reducer_ = *std::move(mine);
-  absl::StatusOr<std::unique_ptr<StreamPlane>> plane =
-      JoinNccl(*nccl, members_, twin_, *device_, deadline, nullptr, 1);
-  if (!plane.ok()) {
-    return absl::Status(plane.status().code(),
-                        absl::StrCat("not all ranks came within ", settings_.timeout.count(),
-                                     " ms; set THINWIRE_NCCL_CODEC and LD_PRELOAD on all of them (",
-                                     plane.status().message(), ")"));
+  const absl::StatusOr<Nodes> nodes = AgreeOnTerms();
+  if (!nodes.ok()) return nodes.status();
+  const absl::StatusOr<std::vector<std::string>> outcomes =
+      TellAllAt(meeting_, members_, 1, Said(MakeReducer(*nodes), ""), settings_.timeout);
+  return outcomes.ok() ? FirstRefusal(*outcomes) : outcomes.status();
+}
+
+absl::StatusOr<Nodes> NcclSession::AgreeOnTerms() {
+  const std::string terms = absl::StrCat(settings_.codec.ToString(), " from ", settings_.min_bytes,
+                                         " bytes on (thinwire " THINWIRE_VERSION ")");
+  absl::Status able = settings_.refusal;
+  bool direct = true;
+  if (able.ok()) {
+    Device* const own = device();
+    able = device_.status();
+    const absl::StatusOr<bool> reaches = own == nullptr ? true : own->ReachesPeers();
+    direct = !reaches.ok() || *reaches;
   }
-  // All are there, so that who was late to come still has time to say what he has to say.
-  remains_.plane = *std::move(plane);
-  return AgreeOver(*remains_.plane, **device_, mine.ok() ? Terms() : mine.status(),
-                   Clock::now() + settings_.timeout, &remains_);
+  const absl::StatusOr<std::vector<std::string>> all = TellAllAt(
+      meeting_, members_, 0,
+      Said(able, absl::StrCat(terms, "\n", means_.node, "\n", direct ? "" : kMeetInHostMemory)),
+      settings_.timeout);
+  if (!all.ok()) return all.status();
+  if (absl::Status refusal = FirstRefusal(*all); !refusal.ok()) return refusal;
+
+  std::vector<std::string> identities;
+  const std::string first = PartsOf(all->front())[0];
+  for (size_t rank = 0; rank < all->size(); ++rank) {
+    const std::vector<std::string> parts = PartsOf((*all)[rank]);
+    if (parts[0] != first) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", rank, " wants ", parts[0], ", expected rank 0's ", first,
+                       "; set THINWIRE_NCCL_CODEC and THINWIRE_NCCL_MIN_BYTES alike on all ranks"));
+    }
+    identities.push_back(parts[1]);
+    direct &= parts[2] != kMeetInHostMemory;
+  }
+  Nodes nodes = NodesOf(identities);
+  nodes.direct = direct;
+  return nodes;
 }
 
-absl::StatusOr<std::string> NcclSession::Terms() const {
-  return absl::StrCat(settings_.codec.ToString(), " from ", settings_.min_bytes,
-                      " bytes on (thinwire " THINWIRE_VERSION ")");
-}
-
-absl::StatusOr<std::unique_ptr<NcclReducer>> NcclSession::MakeReducer(
-    std::shared_ptr<const NcclLibrary> nccl) const {
-  if (!settings_.refusal.ok()) return settings_.refusal;
-  return NcclReducer::Make(NcclComm::Borrow(std::move(nccl), members_, handle_, *device_), *device_,
-                           settings_.codec, settings_.feedback_bytes);
+absl::Status NcclSession::MakeReducer(const Nodes& nodes) {
+  absl::StatusOr<std::shared_ptr<const NcclLibrary>> nccl = means_.load_nccl();
+  if (!nccl.ok()) return nccl.status();
+  absl::StatusOr<std::unique_ptr<NcclReducer>> made =
+      NcclReducer::Make(NcclComm::Borrow(*std::move(nccl), members_, handle_, *device_), *device_,
+                        settings_.codec, nodes, settings_.feedback_bytes);
+  if (made.ok()) reducer_ = *std::move(made);
+  return made.status();
 }
 
 }  // namespace thinwire

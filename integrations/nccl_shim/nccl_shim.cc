@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/nccl_shim/nccl_twin_id.h"
+#include "integrations/nccl_shim/nccl_meeting.h"
 
 namespace thinwire {
 namespace {
@@ -34,10 +34,17 @@ NcclResult NcclShim::Pass(const char* name, Function function, Args... args) con
 }
 
 NcclResult NcclShim::GetUniqueId(NcclUniqueId* id) {
+  if (settings_.opted_in && id != nullptr) *id = {};
   const NcclResult result = Pass("ncclGetUniqueId", means_.next.get_unique_id, id);
   if (result != kNcclOk || !settings_.opted_in) return result;
-  if (const absl::Status bad = AttachTwin(means_.next, id); !bad.ok()) {
-    means_.say(absl::StrCat("communicators of this id go uncompressed: ", bad.message()));
+  const absl::Status invited =
+      settings_.fixed_id
+          ? absl::UnimplementedError(
+                "NCCL_COMM_ID makes all unique ids one, so that ranks of several communicators "
+                "would meet; unset it")
+          : host_.Invite(id);
+  if (!invited.ok()) {
+    means_.say(absl::StrCat("communicators of this id go uncompressed: ", invited.message()));
   }
   return result;
 }
@@ -61,14 +68,15 @@ NcclResult NcclShim::Made(NcclResult result, NcclHandle* comm, Membership member
   if (!made || !settings_.opted_in || open_groups > 0 || members.size == 1 || !wanted) {
     return result;
   }
-  const std::optional<NcclUniqueId> twin = TwinOf(id);
-  if (!twin.has_value()) {
+  std::optional<Meeting> meeting = MeetingOf(id);
+  if (!meeting.has_value()) {
     means_.say(absl::StrCat("rank ", members.rank, " of ", members.size,
                             ": this communicator goes uncompressed: whoever made its unique id has "
                             "not opted in; set THINWIRE_NCCL_CODEC and LD_PRELOAD there as well"));
     return result;
   }
-  const auto session = std::make_shared<NcclSession>(settings_, means_, members, *comm, *twin);
+  const auto session =
+      std::make_shared<NcclSession>(settings_, means_, members, *comm, *std::move(meeting));
   const absl::MutexLock lock(&mu_);
   sessions_[*comm] = session;
   return result;
@@ -101,19 +109,28 @@ NcclShim::SessionPtr NcclShim::SessionOf(NcclHandle comm) const {
   return found == sessions_.end() ? nullptr : found->second;
 }
 
-NcclResult NcclShim::AllReduce(const NcclCall& call) {
-  const auto pass = [&] {
-    return Pass("ncclAllReduce", means_.next.all_reduce, call.send, call.recv, call.count,
-                call.type, call.op, call.comm, call.stream);
-  };
-  if (!settings_.opted_in && !settings_.observe) return pass();
+NcclResult NcclShim::PassOn(const NcclCall& call) const {
+  const NcclNext& next = means_.next;
+  const bool scatters = call.collective == Collective::kReduceScatter;
+  if (call.config != nullptr) {
+    return Pass(scatters ? "ncclReduceScatterConfig" : "ncclAllReduceConfig",
+                scatters ? next.reduce_scatter_config : next.all_reduce_config, call.send,
+                call.recv, call.count, call.type, call.op, call.comm, call.stream, call.config);
+  }
+  return Pass(scatters ? "ncclReduceScatter" : "ncclAllReduce",
+              scatters ? next.reduce_scatter : next.all_reduce, call.send, call.recv, call.count,
+              call.type, call.op, call.comm, call.stream);
+}
+
+NcclResult NcclShim::Reduce(const NcclCall& call) {
+  if (!settings_.opted_in && !settings_.observe) return PassOn(call);
   const SessionPtr session = SessionOf(call.comm);
   NcclWay way = WayOf(call, session.get());
   NcclReducer* const reducer =
       way == NcclWay::kCandidate && session != nullptr ? session->reducer() : nullptr;
   if (reducer != nullptr) way = NcclWay::kCompressed;
   if (settings_.observe) Observe(call, way);
-  return reducer != nullptr ? Reduce(*reducer, call) : pass();
+  return reducer != nullptr ? Compress(*reducer, call, session->size()) : PassOn(call);
 }
 
 // The same on all ranks, whose calls match.
@@ -122,18 +139,23 @@ NcclWay NcclShim::WayOf(const NcclCall& call, NcclSession* session) const {
       call.recv == nullptr) {
     return NcclWay::kOther;
   }
+  if (call.collective == Collective::kReduceScatter && !settings_.reduce_scatter) {
+    return NcclWay::kScattered;
+  }
   if (call.bytes() < std::max<size_t>(1, settings_.min_bytes)) return NcclWay::kSmall;
   if (open_groups > 0) return NcclWay::kGrouped;
   if (session != nullptr && session->IsCapturing(call.stream)) return NcclWay::kCaptured;
   return NcclWay::kCandidate;
 }
 
-NcclResult NcclShim::Reduce(NcclReducer& reducer, const NcclCall& call) const {
-  const TensorView input{const_cast<void*>(call.send), call.count, *call.dtype()};
+NcclResult NcclShim::Compress(NcclReducer& reducer, const NcclCall& call, int ranks) const {
+  const bool scatters = call.collective == Collective::kReduceScatter;
+  const TensorView input{const_cast<void*>(call.send), scatters ? call.count * ranks : call.count,
+                         *call.dtype()};
   const TensorView output{call.recv, call.count, *call.dtype()};
-  const absl::Status status = reducer.AllReduce(input, output, *call.operation(), call.stream,
-                                                Clock::now() + settings_.timeout);
-  if (!status.ok()) means_.say(absl::StrCat("a compressed allreduce failed: ", status.message()));
+  const absl::Status status = reducer.Reduce(call.collective, input, output, *call.operation(),
+                                             call.stream, Clock::now() + settings_.timeout);
+  if (!status.ok()) means_.say(absl::StrCat("a compressed reduction failed: ", status.message()));
   return ResultOf(status);
 }
 

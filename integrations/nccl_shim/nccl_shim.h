@@ -1,9 +1,9 @@
-// NcclShim: stands between a program and NCCL. Allreduces that may go compressed do; all other
+// NcclShim: stands between a program and NCCL. Reductions that may go compressed do; all other
 // calls pass, and calls of which nothing is known pass untouched.
 //
-// Compressed go sums and means of f32, bf16 and f16 from a size on, outside group calls and graph
-// captures, on communicators that ncclCommInitRank or ncclCommInitRankConfig has made outside a
-// group, whose ranks have all opted in and agree.
+// Compressed go allreduces, and on request reduce-scatters: sums and means of f32, bf16 and f16
+// from a size on, outside group calls and graph captures, on communicators that ncclCommInitRank or
+// ncclCommInitRankConfig has made outside a group, whose ranks have all opted in and agree.
 #ifndef THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_SHIM_H_
 #define THINWIRE_INTEGRATIONS_NCCL_SHIM_NCCL_SHIM_H_
 
@@ -24,7 +24,7 @@ namespace thinwire {
 class NcclShim {
  public:
   NcclShim(NcclShimSettings settings, NcclShimMeans means)
-      : settings_(std::move(settings)), means_(std::move(means)) {}
+      : settings_(std::move(settings)), means_(std::move(means)), observer_(settings_.local_size) {}
 
   // As the functions of NCCL with these names. One that this process's NCCL lacks is
   // kNcclInvalidUsage, and said.
@@ -34,7 +34,7 @@ class NcclShim {
                                 NcclConfig* config);
   NcclResult CommDestroy(NcclHandle comm);
   NcclResult CommAbort(NcclHandle comm);
-  NcclResult AllReduce(const NcclCall& call);
+  NcclResult Reduce(const NcclCall& call);  // ncclAllReduce, ncclReduceScatter, and with Config
   NcclResult GroupStart();
   NcclResult GroupEnd();
   NcclResult GroupSimulateEnd(void* estimate);
@@ -54,12 +54,14 @@ class NcclShim {
   NcclResult End(const char* name, NcclResult (*end)(NcclHandle), NcclHandle comm);
   SessionPtr SessionOf(NcclHandle comm) const;
   NcclWay WayOf(const NcclCall& call, NcclSession* session) const;
-  NcclResult Reduce(NcclReducer& reducer, const NcclCall& call) const;
+  NcclResult PassOn(const NcclCall& call) const;
+  NcclResult Compress(NcclReducer& reducer, const NcclCall& call, int ranks) const;
   void Observe(const NcclCall& call, NcclWay way);
 
   const NcclShimSettings settings_;
   const NcclShimMeans means_;
   NcclObserver observer_;
+  MeetingHost host_;
 
   mutable absl::Mutex mu_;
   std::map<NcclHandle, SessionPtr> sessions_ ABSL_GUARDED_BY(mu_);

@@ -79,7 +79,9 @@ NcclShimSettings ReadNcclShimSettings(const std::function<const char*(const char
   };
 
   settings.observe = text("THINWIRE_NCCL_OBSERVE") == "1";
+  settings.reduce_scatter = text("THINWIRE_NCCL_REDUCE_SCATTER") == "1";
   settings.cuda_library = text("THINWIRE_CUDA_LIB");
+  settings.fixed_id = !text("NCCL_COMM_ID").empty();
   const std::string codec = text("THINWIRE_NCCL_CODEC");
   settings.opted_in = !codec.empty();
   if (settings.opted_in) settings.refusal = ReadCodec(codec, &settings.codec);
@@ -89,6 +91,9 @@ NcclShimSettings ReadNcclShimSettings(const std::function<const char*(const char
   read("THINWIRE_NCCL_FEEDBACK_BYTES", number(0, SIZE_MAX), &settings.feedback_bytes);
   read("THINWIRE_TIMEOUT_S", ReadSeconds, &settings.timeout);
   settings.ranks = static_cast<int>(ranks);
+  if (int local = 0; absl::SimpleAtoi(text("LOCAL_WORLD_SIZE"), &local) && local > 0) {
+    settings.local_size = local;
+  }
   return settings;
 }
 

@@ -51,8 +51,9 @@ struct WatchedDevices {
 
 class ShimRank {
  public:
-  ShimRank(int rank, const Environment& environment)
-      : device_(DeviceOfRank(rank)), shim_(SettingsIn(environment), Means()) {
+  // `node`: of those that the ranks are on.
+  ShimRank(int rank, const Environment& environment, int node)
+      : device_(DeviceOfRank(rank)), shim_(SettingsIn(environment), Means(node)) {
     stream_ = *device_->MakeStream();
   }
 
@@ -69,8 +70,8 @@ class ShimRank {
     if (in == nullptr) in = *device_->Allocate(bytes);
     if (out == nullptr) out = *device_->Allocate(bytes);
     stream_->Copy(in.get(), values.data(), bytes);
-    result =
-        shim_.AllReduce({in.get(), out.get(), values.size(), type, op, comm, stream_->handle()});
+    result = shim_.Reduce({Collective::kAllReduce, in.get(), out.get(), values.size(), type, op,
+                           comm, stream_->handle(), config});
     std::vector<T> reduced(values.size());
     stream_->Copy(reduced.data(), out.get(), bytes);
     EXPECT_TRUE(stream_->Synchronize(Clock::now() + std::chrono::seconds(20)).ok());
@@ -79,7 +80,23 @@ class ShimRank {
   std::vector<float> Sum(const std::vector<float>& values, const std::string& name = "buffer") {
     return Reduce(values, kNcclF32, kNcclSum, name);
   }
-  NcclResult result = kNcclOk;  // of the last call
+  // Of a program that has `ranks` ranks; in place, the result lies in the input's own part.
+  std::vector<float> Scatter(const std::vector<float>& values, int rank, int ranks,
+                             bool in_place = false) {
+    const size_t count = values.size() / ranks;
+    const DeviceMemory in = *device_->Allocate(values.size() * sizeof(float));
+    const DeviceMemory apart = *device_->Allocate(count * sizeof(float));
+    uint8_t* const out = in_place ? in.get() + rank * count * sizeof(float) : apart.get();
+    stream_->Copy(in.get(), values.data(), values.size() * sizeof(float));
+    result = shim_.Reduce({Collective::kReduceScatter, in.get(), out, count, kNcclF32, kNcclSum,
+                           comm, stream_->handle(), config});
+    std::vector<float> reduced(count);
+    stream_->Copy(reduced.data(), out, count * sizeof(float));
+    EXPECT_TRUE(stream_->Synchronize(Clock::now() + std::chrono::seconds(20)).ok());
+    return reduced;
+  }
+  const void* config = nullptr;  // of the next calls
+  NcclResult result = kNcclOk;   // of the last call
 
   DeviceStream& stream() { return *stream_; }
   Device& device() { return *device_; }
@@ -103,13 +120,14 @@ class ShimRank {
   static void* FindInFake(const char* name) {
     return dlsym(dlopen(THINWIRE_FAKE_NCCL, RTLD_NOW | RTLD_LOCAL), name);
   }
-  NcclShimMeans Means() {
+  NcclShimMeans Means(int node) {
     return {FindNcclNext(FindInFake), [] { return LoadNccl(THINWIRE_FAKE_NCCL); },
             [this](int ordinal) { return open_device(ordinal); },
             [this](const std::string& line) {
               const absl::MutexLock lock(&mu_);
               said_ += line + "\n";
-            }};
+            },
+            "node " + std::to_string(node)};
   }
 
   mutable absl::Mutex mu_;
@@ -145,10 +163,13 @@ inline void OnRanks(Ranks& ranks, const std::function<void(int)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-inline Ranks RanksWith(int world, const std::function<Environment(int rank)>& environment) {
+inline Ranks RanksWith(int world, const std::function<Environment(int rank)>& environment,
+                       int local_size = 1000) {
   Fake();
   Ranks ranks;
-  for (int r = 0; r < world; ++r) ranks.push_back(std::make_unique<ShimRank>(r, environment(r)));
+  for (int r = 0; r < world; ++r) {
+    ranks.push_back(std::make_unique<ShimRank>(r, environment(r), r / local_size));
+  }
   return ranks;
 }
 

@@ -1,8 +1,11 @@
 // Ranks that can't compress, or do not agree: all of them say why, and go on uncompressed.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <cstring>
 
 #include "absl/strings/match.h"
-#include "integrations/nccl_shim/nccl_twin_id.h"
+#include "integrations/nccl_shim/nccl_meeting.h"
 #include "tests/integrations/nccl_shim_ranks.h"
 
 namespace thinwire {
@@ -74,19 +77,112 @@ TEST_F(NcclShimTest, ARankWhoseDeviceCantBeUsedSaysSo) {
     return environment;
   });
   ranks[0]->open_device = [](int) { return absl::UnimplementedError("no device of that number"); };
-  ExpectRefusal(ranks, {"no device of that number"}, {0});
-  EXPECT_TRUE(absl::StrContains(ranks[1]->said(), "not all ranks came")) << ranks[1]->said();
+  ExpectRefusal(ranks, {"rank 0 takes no part: no device of that number"}, {0, 1});
 }
 
-TEST_F(NcclShimTest, IdsWithoutRoomForASecondOneAreSaid) {
-  const auto expect = [](std::atomic<int> FakeNccl::*how, const char* word) {
-    const FakeBehaves behaving(how, 1);
-    Ranks ranks = RanksWithCodec(2, "int8");
-    EXPECT_EQ(TwinOf(NewId(*ranks[0])), std::nullopt);
-    EXPECT_TRUE(absl::StrContains(ranks[0]->said(), word)) << ranks[0]->said();
+TEST_F(NcclShimTest, ARankWithoutMemorySaysSo) {
+  Ranks ranks = RanksWithCodec(2, "int8");
+  ranks[1]->open_device = [](int ordinal) {
+    static const kernels::DeviceApi api = [] {
+      kernels::DeviceApi poor = WatchedDevices::Api();
+      poor.allocate = [](int, size_t, void**) { return 2; };
+      return poor;
+    }();
+    return MakeDevice(api, ordinal, "host:" + std::to_string(ordinal));
   };
-  expect(&FakeNccl::long_id, "longer unique ids");
-  expect(&FakeNccl::same_id, "NCCL_COMM_ID");
+  ExpectRefusal(ranks, {"rank 1 takes no part", "memory"}, {0, 1});
+}
+
+TEST_F(NcclShimTest, IdsThatNobodyCanMeetByAreSaid) {
+  const FakeBehaves behaving(&FakeNccl::long_id, 1);
+  Ranks ranks = RanksWithCodec(2, "int8");
+  EXPECT_FALSE(MeetingOf(NewId(*ranks[0])).has_value());
+  EXPECT_TRUE(absl::StrContains(ranks[0]->said(), "other unique ids")) << ranks[0]->said();
+
+  Ranks fixed = RanksWith(2, [](int) {
+    Environment environment = OptedIn();
+    environment["NCCL_COMM_ID"] = "127.0.0.1:1234";
+    return environment;
+  });
+  EXPECT_FALSE(MeetingOf(NewId(*fixed[0])).has_value());
+  EXPECT_TRUE(absl::StrContains(fixed[0]->said(), "unset it")) << fixed[0]->said();
+}
+
+NcclUniqueId MadeByNccl() {
+  NcclUniqueId id = {};
+  const Address loopback = *Address::Of("127.0.0.1", 1);
+  std::memcpy(id.bytes + 8, &loopback.storage, loopback.length);
+  return id;
+}
+
+constexpr std::chrono::milliseconds kLong{20000};
+
+std::vector<absl::StatusOr<std::vector<std::string>>> Meet(const Meeting& meeting, int size,
+                                                           int absent,
+                                                           std::chrono::milliseconds wait) {
+  std::vector<absl::StatusOr<std::vector<std::string>>> heard(size);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) {
+    if (r == absent) continue;
+    threads.emplace_back([&, r] {
+      heard[r] = TellAllAt(meeting, {r, size}, 0, "rank " + std::to_string(r), wait);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return heard;
+}
+
+TEST(NcclMeetingTest, AllHearTheSameAndLateOnesToo) {
+  MeetingHost host;
+  NcclUniqueId id = MadeByNccl(), other = MadeByNccl();
+  ASSERT_TRUE(host.Invite(&id).ok());
+  ASSERT_TRUE(host.Invite(&other).ok());
+  const std::vector<std::string> all = {"rank 0", "rank 1", "rank 2"};
+  for (const auto& heard : Meet(*MeetingOf(id), 3, -1, kLong)) EXPECT_EQ(*heard, all);
+
+  const auto heard = Meet(*MeetingOf(other), 3, 1, std::chrono::milliseconds(100));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(heard[0].status())) << heard[0].status();
+  EXPECT_TRUE(absl::StrContains(heard[0].status().message(), "rank 1 for one"));
+  EXPECT_EQ(heard[2].status(), heard[0].status());
+  EXPECT_EQ(
+      TellAllAt(*MeetingOf(other), {1, 3}, 0, "late", std::chrono::milliseconds(100)).status(),
+      heard[0].status());
+}
+
+// Neither those who connect and say nothing, nor those who say something wrong, nor a guest that
+// goes away: members meet as if nobody else were there.
+TEST(NcclMeetingTest, StrangersChangeNothing) {
+  MeetingHost host;
+  NcclUniqueId id = MadeByNccl();
+  ASSERT_TRUE(host.Invite(&id).ok());
+  const Meeting meeting = *MeetingOf(id);
+  std::vector<Descriptor> strangers;
+  for (int i = 0; i < 40; ++i) {
+    strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(strangers.back().fd(), meeting.address.get(), meeting.address.length), 0);
+    const std::string garbage(static_cast<size_t>(40 * i), static_cast<char>(i));
+    if (i % 3 != 0) send(strangers.back().fd(), garbage.data(), garbage.size(), MSG_NOSIGNAL);
+    if (i % 3 == 1) strangers.pop_back();
+  }
+  const Meeting wrong{meeting.address, std::string(16, 'x')};
+  EXPECT_TRUE(absl::IsUnavailable(TellAllAt(wrong, {0, 2}, 0, "", kLong).status()));
+  EXPECT_TRUE(absl::IsUnavailable(TellAllAt(meeting, {5, 2}, 0, "", kLong).status()));
+  const std::vector<std::string> all = {"rank 0", "rank 1"};
+  for (const auto& heard : Meet(meeting, 2, -1, kLong)) EXPECT_EQ(*heard, all);
+}
+
+TEST(NcclMeetingTest, AHostThatEndsSendsItsGuestsAway) {
+  auto host = std::make_unique<MeetingHost>();
+  NcclUniqueId id = MadeByNccl();
+  ASSERT_TRUE(host->Invite(&id).ok());
+  const Meeting meeting = *MeetingOf(id);
+  std::thread guest([&] {
+    EXPECT_TRUE(absl::IsUnavailable(TellAllAt(meeting, {0, 2}, 0, "", kLong).status()));
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  host.reset();
+  guest.join();
+  EXPECT_TRUE(absl::IsUnavailable(TellAllAt(meeting, {0, 2}, 0, "", kLong).status()));
 }
 
 TEST(NcclShimSettingsTest, WrongNumbersAreRefusals) {

@@ -57,7 +57,7 @@ def test_allreduces_of_communicators_that_opt_in_are_compressed():
     for call in CALLS:
         assert (1e-4 < errors[call] < 0.06) == (call in COMPRESSED), (call, errors[call])
         assert call in COMPRESSED or errors[call] < 1e-6, (call, errors[call])
-    words = "allreduces of 65536 bytes and more on this communicator go as int8"
+    words = "allreduces of 65536 bytes and more on this communicator go as int8, flat"
     assert {f"thinwire's NCCL shim: rank {r} of 3: {words}" for r in range(3)} == set(
         said.splitlines()
     )

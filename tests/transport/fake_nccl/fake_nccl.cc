@@ -1,5 +1,8 @@
 #include "tests/transport/fake_nccl/fake_nccl.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -93,9 +96,6 @@ NcclResult Add(NcclHandle handle, NcclStream stream, Adder add) {
   return group == nullptr ? kNcclInvalidUsage : ended;
 }
 
-// What NCCL keeps in an id; the rest are zeros.
-constexpr size_t kIdBytes = 36;
-
 }  // namespace
 }  // namespace thinwire
 
@@ -115,12 +115,18 @@ THINWIRE_FAKE const char* ncclGetErrorString(NcclResult result) {
 }
 THINWIRE_FAKE const char* ncclGetLastError(NcclHandle) { return "the fake's last words"; }
 
+// An id holds a number, and the address of a socket: on loopback.
 THINWIRE_FAKE NcclResult ncclGetUniqueId(NcclUniqueId* id) {
   static std::atomic<uint64_t> next{1};
-  const uint64_t key = FakeControls().same_id != 0 ? 1 : next++;
+  const uint64_t key = next++;
   std::memset(id->bytes, 0, sizeof(id->bytes));
-  std::memset(id->bytes, '\xfe', FakeControls().long_id != 0 ? sizeof(id->bytes) : kIdBytes);
+  if (FakeControls().long_id != 0) std::memset(id->bytes, '\xfe', sizeof(id->bytes));
   std::memcpy(id->bytes, &key, sizeof(key));
+  sockaddr_in here = {};
+  here.sin_family = AF_INET;
+  here.sin_port = htons(1);  // nobody calls it
+  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::memcpy(id->bytes + sizeof(key), &here, sizeof(here));
   return kNcclOk;
 }
 
@@ -258,4 +264,40 @@ THINWIRE_FAKE NcclResult ncclAllReduce(const void* send, void* recv, size_t coun
       FakeReduce(inputs->data(), size, count, type, op, static_cast<uint8_t*>(recv));
     });
   });
+}
+
+// Everybody sends to each rank what that one adds up.
+THINWIRE_FAKE NcclResult ncclReduceScatter(const void* send, void* recv, size_t count, int type,
+                                           int op, NcclHandle handle, NcclStream stream) {
+  const size_t bytes = count * FakeSizeOf(type);
+  if (FakeSizeOf(type) == 0 || op < kFakeSum || op > kFakeAvg) return kNcclInvalidArgument;
+  const auto* from = static_cast<const uint8_t*>(send);
+  return Add(handle, stream, [=](FakeCommunicator& comm, FakeGroup& group) {
+    const auto inputs = std::make_shared<std::vector<uint8_t>>(comm.size * bytes);
+    for (int peer = 0; peer < comm.size; ++peer) {
+      if (peer == comm.rank) continue;
+      group.blocks.push_back(
+          {peer, from + peer * bytes, inputs->data() + peer * bytes, bytes, FakeKind::kReduce});
+    }
+    group.after.emplace_back([=, rank = comm.rank, size = comm.size] {
+      std::memcpy(inputs->data() + rank * bytes, from + rank * bytes, bytes);
+      FakeReduce(inputs->data(), size, count, type, op, static_cast<uint8_t*>(recv));
+    });
+  });
+}
+
+// As of 2.31: the configuration of a call, whose first field is its size.
+THINWIRE_FAKE NcclResult ncclAllReduceConfig(const void* send, void* recv, size_t count, int type,
+                                             int op, NcclHandle handle, NcclStream stream,
+                                             const size_t* config) {
+  if (config != nullptr && *config == 0) return kNcclInvalidArgument;
+  ++FakeControls().configured;
+  return ncclAllReduce(send, recv, count, type, op, handle, stream);
+}
+THINWIRE_FAKE NcclResult ncclReduceScatterConfig(const void* send, void* recv, size_t count,
+                                                 int type, int op, NcclHandle handle,
+                                                 NcclStream stream, const size_t* config) {
+  if (config != nullptr && *config == 0) return kNcclInvalidArgument;
+  ++FakeControls().configured;
+  return ncclReduceScatter(send, recv, count, type, op, handle, stream);
 }

@@ -30,7 +30,6 @@ struct FakeNccl {
   std::atomic<int> async_error{0};    // which
   std::atomic<int> launch_error{0};   // the answer to each group in place of issuing it; 0: none
   std::atomic<int> long_id{0};        // 1: unique ids take all of their bytes
-  std::atomic<int> same_id{0};        // 1: all unique ids are one
   std::atomic<int> most_bytes{-1};    // of ncclMemAlloc, together; -1: any number
   std::atomic<int> most_ctas{-1};     // of a device, rank r being on device r; -1: any number
   std::atomic<int> device_hangs{0};   // 1: what waits for the whole device does not return
@@ -46,6 +45,7 @@ struct FakeNccl {
   std::atomic<int> made{0}, destroyed{0}, aborted{0};
   // Issued, of all ranks: groups, those with gathers, those with reductions.
   std::atomic<int> groups{0}, gathers{0}, reductions{0};
+  std::atomic<int> configured{0};  // calls with a configuration of their own
   std::atomic<int> waiting_for_ctas{0}, running{0};  // kernels, now
   std::atomic<int> newest_ctas{0};                   // of the communicator that was made last
   // Of those groups, the ones that moved blocks of registered memory only.
