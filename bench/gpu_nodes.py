@@ -38,12 +38,12 @@ class Inside:
     """The links of the GPUs of a node, and the memory that their codecs work on.
 
     bytes_per_s: of each GPU, each way, while all of them send. memory_bytes_per_s: of a codec.
-    direct: GPUs use one another's memory; else they meet in host memory."""
+    linked: by NVLink, over which they use one another's memory; else they meet in host memory."""
 
     name: str
     bytes_per_s: float
     memory_bytes_per_s: float
-    direct: bool
+    linked: bool
 
     def cost(self) -> CodecCost:
         """Seconds of an element by what is moved: encoding reads gradient and residual and writes
@@ -56,12 +56,17 @@ class Inside:
 INSIDE = (Inside("NVLink", 200e9, 1e12, True), Inside("PCIe", 6e9, 0.5e12, False))
 
 
-def chosen(nodes: int, gpus: int, direct: bool = True) -> str:
-    """The topology that `auto` takes between GPUs over NCCL: schedule/join/links.cc,
-    ChooseTopology. It measures nothing there, and asks each GPU whether it is `direct`."""
-    if nodes == 1 or gpus == 1:
+PLAIN = "do not compress"
+
+
+def chosen(nodes: int, gpus: int, linked: bool = True) -> str:
+    """The topology that `auto` takes between GPUs over NCCL, or its advice: schedule/join/links.cc,
+    ChooseTopology. It measures nothing there, and asks each GPU how it reaches the others."""
+    if nodes == 1:
+        return PLAIN if linked else "flat"
+    if gpus == 1:
         return "flat"
-    return "hierarchical" if direct else "grid"
+    return "hierarchical" if linked else "grid"
 
 
 def inside_of_grid(codec: str) -> float:
@@ -131,8 +136,8 @@ class Case:
 
     @property
     def way(self) -> str:
-        """The topology that `auto` takes."""
-        return chosen(self.nodes, self.gpus, self.inside.direct)
+        """The topology that `auto` takes, or PLAIN."""
+        return chosen(self.nodes, self.gpus, self.inside.linked)
 
     @property
     def card(self) -> float:
@@ -141,6 +146,8 @@ class Case:
 
     def seconds(self, codec: str, topology: str) -> float:
         """Seconds of exchanging NUMEL elements."""
+        if topology == PLAIN:
+            return self.ring_seconds()
         link = replace(
             _link(self.nodes, self.gpus, self.card, self.inside.bytes_per_s),
             latency_s=LATENCY_S, overhead_s=OVERHEAD_S,
@@ -208,7 +215,7 @@ def _seconds_table(codec: str) -> str:
     rows = []
     for case in cases():
         time = case.seconds(codec, case.way)
-        others = ("flat", "grid") if case.nodes > 1 else ()
+        others = ("flat", "grid") if case.nodes > 1 else ("flat",)
         rows.append([
             case.name, _ms(case.ring_seconds()), _ms(case.least_seconds()), case.way, _ms(time),
             f"{case.ring_seconds() / time:.1f} {BY}",
@@ -262,10 +269,9 @@ With int4:
 
 {_seconds_table("int4")}
 
-- Between nodes the way taken is never more than 2 % behind NCCL's ring, nor behind the least
-  uncompressed exchange; a test holds that.
-- **Inside one node with NVLink compression is slower.** There is nothing to save; plain DDP is the
-  better choice.
+- The way taken is never more than 2 % behind NCCL's ring, nor behind the least uncompressed
+  exchange; a test holds that.
+- **Inside one node with NVLink compression is slower**, so there thinwire warns: do not compress.
 - Over PCIe `grid` is the fastest of the three, because it also encodes what goes through host
   memory. `auto` takes it where a GPU says that it can't use the memory of another one that its
   process sees. With one visible GPU a process can't tell: set `topology="grid"` there.

@@ -83,6 +83,10 @@ class Rehearsal {
   virtual size_t room() const = 0;
 };
 
+// The way between two devices: through host memory; to one another's memory over PCIe; or over a
+// link of their own, such as NVLink.
+enum class PeerReach { kHostMemory = 0, kBus = 1, kLink = 2 };
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -91,10 +95,9 @@ class Device {
   // all hosts, whatever number each process knows it by. Internal if the device does not answer.
   virtual absl::StatusOr<std::string> identity() const = 0;
 
-  // True if it can use the memory of every other device that this process sees, over NVLink or
-  // PCIe; false if what it exchanges with one of them goes through host memory. Internal if the
-  // device does not answer.
-  virtual absl::StatusOr<bool> ReachesPeers() const = 0;
+  // How it reaches the device that is hardest to reach of all that this process sees; kBus where it
+  // sees no other. Internal if the device does not answer.
+  virtual absl::StatusOr<PeerReach> ReachesPeers() const = 0;
 
   // Calls `work` at once, with this device as the calling thread's current one, which libraries
   // take theirs from. Internal if the device can't be used; then nothing is called.

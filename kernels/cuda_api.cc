@@ -1,8 +1,10 @@
 // The DeviceApi of NVIDIA GPUs: libthinwire_cuda.so exports it.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdio>
 
+#include "compress/device.h"
 #include "kernels/cuda_contexts.h"
 #include "kernels/cuda_launch.h"
 #include "kernels/device_api.h"
@@ -70,15 +72,29 @@ int Identify(int ordinal, char text[kIdentityBytes]) {
   return cudaSuccess;
 }
 
-int ReachesPeers(int ordinal, int* all) {
+// NVLink carries atomic operations, and PCIe does not.
+cudaError_t ReachOf(int ordinal, int other, int* reach) {
+  int access = 0, atomics = 0;
+  const cudaError_t error = cudaDeviceCanAccessPeer(&access, ordinal, other);
+  *reach = static_cast<int>(PeerReach::kHostMemory);
+  if (error != cudaSuccess || access == 0) return error;
+  *reach = static_cast<int>(PeerReach::kBus);
+  const cudaError_t unknown =
+      cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, ordinal, other);
+  if (unknown != cudaSuccess) cudaGetLastError();
+  if (unknown == cudaSuccess && atomics != 0) *reach = static_cast<int>(PeerReach::kLink);
+  return cudaSuccess;
+}
+
+int ReachesPeers(int ordinal, int* least) {
   int devices = 0;
   cudaError_t error = cudaGetDeviceCount(&devices);
-  *all = 1;
+  *least = static_cast<int>(devices > 1 ? PeerReach::kLink : PeerReach::kBus);
   for (int other = 0; error == cudaSuccess && other < devices; ++other) {
     if (other == ordinal) continue;
-    int reaches = 0;
-    error = cudaDeviceCanAccessPeer(&reaches, ordinal, other);
-    *all &= reaches;
+    int reach = 0;
+    error = ReachOf(ordinal, other, &reach);
+    *least = std::min(*least, reach);
   }
   return error;
 }

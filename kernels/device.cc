@@ -140,10 +140,11 @@ class DeviceImpl final : public Device {
     return error == 0 ? absl::StatusOr<std::string>(text) : context_->Explain(error);
   }
 
-  absl::StatusOr<bool> ReachesPeers() const override {
-    int all = 0;
-    const int error = api().reaches_peers(context_->ordinal, &all);
-    return error == 0 ? absl::StatusOr<bool>(all != 0) : context_->Explain(error);
+  absl::StatusOr<PeerReach> ReachesPeers() const override {
+    int least = 0;
+    const int error = api().reaches_peers(context_->ordinal, &least);
+    if (error != 0) return context_->Explain(error);
+    return static_cast<PeerReach>(least);
   }
 
   absl::Status RunOn(absl::FunctionRef<void()> work) override {

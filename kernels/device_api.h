@@ -17,7 +17,7 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 11;
+inline constexpr uint32_t kDeviceApiVersion = 12;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;
@@ -74,9 +74,8 @@ struct DeviceApi {
   // The calls below are done at once.
   // Writes a text that no other device of the host has, ended by a zero.
   int (*identify)(int ordinal, char text[kIdentityBytes]);
-  // 1 if the device can use the memory of every other device that this process sees, over NVLink or
-  // PCIe; 0 if what it exchanges with one of them goes through host memory.
-  int (*reaches_peers)(int ordinal, int* all);
+  // The PeerReach of compress/device.h to the device that is hardest to reach.
+  int (*reaches_peers)(int ordinal, int* least);
   // Calls `work(argument)` with the device as the thread's current one.
   int (*run_on)(int ordinal, void (*work)(void* argument), void* argument);
 };

@@ -96,8 +96,8 @@ absl::StatusOr<Nodes> NcclSession::AgreeOnTerms() {
   if (able.ok()) {
     Device* const own = device();
     able = device_.status();
-    const absl::StatusOr<bool> reaches = own == nullptr ? true : own->ReachesPeers();
-    direct = !reaches.ok() || *reaches;
+    const absl::StatusOr<PeerReach> reach = own == nullptr ? PeerReach::kBus : own->ReachesPeers();
+    direct = !reach.ok() || *reach != PeerReach::kHostMemory;
   }
   const absl::StatusOr<std::vector<std::string>> all = TellAllAt(
       meeting_, members_, 0,

@@ -44,7 +44,11 @@ std::string NodeIdentity() {
 
 Nodes NodesOf(int world, int local_size) {
   if (local_size < 2) return Refused("a node has one rank");
-  if (local_size >= world) return Refused("all ranks are on one node");
+  if (local_size >= world) {
+    Nodes nodes = Refused("all ranks are on one node");
+    nodes.one = true;
+    return nodes;
+  }
   if (world % local_size != 0) {
     return Refused(absl::StrCat(world, " ranks are not whole nodes of ", local_size));
   }
@@ -75,7 +79,7 @@ bool MayGoByNodes(const Options& options) { return options.topology != Topology:
 // Finding the nodes costs a round of messages.
 bool NeedsNodes(const Options& options, int world) {
   constexpr int kLeastWorld = 4;  // two nodes of two ranks
-  return options.transport == TransportKind::kAuto ||
+  return options.transport == TransportKind::kAuto || options.transport == TransportKind::kNccl ||
          (world >= kLeastWorld && MayGoByNodes(options));
 }
 
@@ -91,11 +95,15 @@ absl::StatusOr<Nodes> FindNodes(const Options& options, const Board& board) {
   return NodesOf(identities);
 }
 
+// The words of ranks for how their devices reach others.
+constexpr char kHostMemory[] = "host", kBus[] = "bus", kLink[] = "link";
+
 // A device that does not answer fails the group later, and with a better reason than this has.
-bool MeetsInHostMemory(const Device* device) {
-  if (device == nullptr) return false;
-  const absl::StatusOr<bool> direct = device->ReachesPeers();
-  return direct.ok() && !*direct;
+std::string ReachOf(const Device* device) {
+  const absl::StatusOr<PeerReach> reach =
+      device == nullptr ? PeerReach::kBus : device->ReachesPeers();
+  if (reach.ok() && *reach == PeerReach::kHostMemory) return kHostMemory;
+  return reach.ok() && *reach == PeerReach::kLink ? kLink : kBus;
 }
 
 }  // namespace
@@ -106,12 +114,14 @@ absl::StatusOr<Nodes> LocateRanks(const Options& options, const Device* device,
   const bool asks =
       options.topology == Topology::kAuto &&
       (options.transport == TransportKind::kAuto || options.transport == TransportKind::kNccl);
-  if (!nodes.ok() || !nodes->refusal.empty() || !asks) return nodes;
-  const absl::StatusOr<Answers> answers =
-      TellAll(board, "peers", std::string(MeetsInHostMemory(device) ? "host" : ""));
+  if (!nodes.ok() || !asks || !(nodes->refusal.empty() || nodes->one)) return nodes;
+  const absl::StatusOr<Answers> answers = TellAll(board, "peers", ReachOf(device));
   if (!answers.ok()) return answers.status();
-  nodes->direct = std::none_of(answers->begin(), answers->end(),
-                               [](const auto& answer) { return answer.ok() && *answer == "host"; });
+  const auto says = [](const char* word) {
+    return [word](const auto& answer) { return answer.ok() && *answer == word; };
+  };
+  nodes->direct = std::none_of(answers->begin(), answers->end(), says(kHostMemory));
+  nodes->linked = std::all_of(answers->begin(), answers->end(), says(kLink));
   return nodes;
 }
 
@@ -251,13 +261,20 @@ absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Node
     return ChosenTopology{settled, WordsOf(settled, reason)};
   };
   if (!MayGoByNodes(options)) return unmeasured(options, "");
+  const bool between_devices = board.transport.data->traits().memory != Memory::kHost;
   if (!nodes.refusal.empty()) {
-    return unmeasured(options, options.topology == Topology::kGrid ? "" : nodes.refusal);
+    const bool pays_nothing = nodes.one && nodes.linked && between_devices;
+    return unmeasured(options,
+                      options.topology == Topology::kGrid ? ""
+                      : pays_nothing
+                          ? "do not compress: all ranks are on one node, whose GPUs are joined by "
+                            "NVLink, and NCCL's own allreduce is faster there"
+                          : nodes.refusal);
   }
   Options by_nodes = options;
   by_nodes.local_size = nodes.local_size;
   if (options.topology != Topology::kAuto) return unmeasured(by_nodes, "");
-  if (board.transport.data->traits().memory != Memory::kHost) {
+  if (between_devices) {
     by_nodes.topology = nodes.direct ? Topology::kHierarchical : Topology::kGrid;
     return unmeasured(by_nodes, nodes.direct
                                     ? "as between GPUs of several nodes"

@@ -28,6 +28,8 @@ struct Nodes {
   int local_size = 1;
   std::string refusal = {};  // why the ranks are not several such nodes; empty if they are
   bool direct = true;        // devices inside them use one another's memory
+  bool linked = false;       // over links of their own, such as NVLink
+  bool one = false;          // all ranks are on one node
 };
 
 // The nodes of ranks with these identities, by rank.
@@ -63,7 +65,8 @@ struct ChosenTopology {
 // kHierarchical is taken where there are nodes, and kGrid takes them as rows. For kAuto between
 // devices, kHierarchical is taken as well, since a flat exchange may send more over a node's
 // network card than an uncompressed ring; and kGrid, which sends encoded elements inside nodes too,
-// where Nodes::direct is false. For kAuto between hosts, kHierarchical is taken where the links
+// where Nodes::direct is false; on one node whose devices are linked the words say that compression
+// gains nothing. For kAuto between hosts, kHierarchical is taken where the links
 // inside are measured to be so much faster that it pays. Fails as ProbeLinks.
 absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
                                               const Board& board);

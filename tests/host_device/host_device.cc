@@ -222,7 +222,7 @@ const DeviceApi& HostDeviceApi() {
       .encode_entries = QueueLaunch<EncodeEntriesLaunch>,
       .add_entries = QueueLaunch<AddEntriesLaunch>,
       .identify = Identify,
-      .reaches_peers = [](int, int* all) { return *all = 1, 0; },
+      .reaches_peers = [](int, int* least) { return *least = 1, 0; },
       .run_on = RunOn,
   };
   return kApi;

@@ -238,7 +238,7 @@ TEST_F(NcclShimTest, AFunctionThatIsNotThereIsSaid) {
 TEST_F(NcclShimTest, NodesOfSeveralRanksGoByNodes) {
   const auto meets_in_host_memory = [](int ordinal) {
     kernels::DeviceApi api = WatchedDevices::Api();
-    api.reaches_peers = [](int, int* all) { return *all = 0, 0; };
+    api.reaches_peers = [](int, int* least) { return *least = 0, 0; };
     static const kernels::DeviceApi kept = api;
     return MakeDevice(kept, ordinal, "host:" + std::to_string(ordinal));
   };

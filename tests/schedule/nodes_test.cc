@@ -57,26 +57,33 @@ TEST(Nodes, AreFoundAlikeOnAllRanks) {
 TEST(Nodes, AreDirectIfEveryDeviceReachesItsPeers) {
   static const kernels::DeviceApi apart = [] {
     kernels::DeviceApi api = kernels::HostDeviceApi();
-    api.reaches_peers = [](int, int* all) { return *all = 0; };
+    api.reaches_peers = [](int, int* least) { return *least = 0; };
     return api;
   }();
-  for (const int rank_apart : {-1, 0, 3}) {
+  static const kernels::DeviceApi joined = [] {
+    kernels::DeviceApi api = kernels::HostDeviceApi();
+    api.reaches_peers = [](int, int* least) { return *least = 2, 0; };
+    return api;
+  }();
+  for (const auto [rank_apart, local_size] :
+       {std::pair(-1, 2), std::pair(0, 2), std::pair(3, 2), std::pair(-1, 4), std::pair(1, 4)}) {
     Options options;
-    options.local_size = 2;
+    options.local_size = local_size;
     options.transport = TransportKind::kNccl;
     std::vector<Transport> transports = MakeInProcessTransports(4);
     std::vector<std::thread> ranks;
     for (Transport& transport : transports) {
-      ranks.emplace_back([&] {
+      ranks.emplace_back([&, apart_from = rank_apart, size = local_size] {
         const int rank = transport.members().rank;
-        const auto device =
-            MakeDevice(rank == rank_apart ? apart : kernels::HostDeviceApi(), rank, "a device");
+        const auto device = MakeDevice(rank == apart_from ? apart : joined, rank, "a device");
         const absl::StatusOr<Nodes> nodes = LocateRanks(
             options, device.get(),
             {"nodes", transport.members(), transport, 0, Clock::now() + std::chrono::seconds(20)});
         ASSERT_TRUE(nodes.ok()) << nodes.status();
-        EXPECT_EQ(nodes->refusal, "");
-        EXPECT_EQ(nodes->direct, rank_apart < 0);
+        EXPECT_EQ(nodes->one, size == 4);
+        EXPECT_EQ(nodes->refusal.empty(), size == 2);
+        EXPECT_EQ(nodes->direct, apart_from < 0);
+        EXPECT_EQ(nodes->linked, apart_from < 0);
       });
     }
     for (std::thread& rank : ranks) rank.join();

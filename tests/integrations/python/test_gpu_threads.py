@@ -182,8 +182,21 @@ def test_one_communicator_has_no_warning(monkeypatch, caplog):
     assert not caplog.messages
 
 
+def test_a_node_where_compression_is_slower_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(session, "_warned_of_one_node", threading.Event())
+    session.warn_where_nothing_is_gained("hierarchical: 2 nodes of 8 ranks")
+    assert not caplog.messages
+    for _ in range(2):
+        session.warn_where_nothing_is_gained("flat, do not compress: all ranks are on one node")
+    (message,) = caplog.messages
+    assert "leave compress() out" in message
+
+
 class OverNccl:
     """A communicator that connects and says that it is on NCCL."""
+
+    def topology(self) -> str:
+        return "flat"
 
     def transport(self) -> str:
         return "nccl 2.30.7"

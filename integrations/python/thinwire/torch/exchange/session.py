@@ -27,6 +27,7 @@ from thinwire.torch.group import Group, HomeProcess, Membership
 _log = logging.getLogger("thinwire")
 
 _warned_of_two = threading.Event()  # set by the process's one warning
+_warned_of_one_node = threading.Event()
 
 
 def warn_of_two_communicators(transport: str) -> None:
@@ -57,6 +58,18 @@ def warn_of_two_communicators(transport: str) -> None:
         "that all ranks share: %s; unset it, or take transport='gloo'",
         " and ".join(found),
     )
+
+
+def warn_where_nothing_is_gained(topology: str) -> None:
+    """Log one warning per process where compression makes an exchange slower: over NCCL among the
+    GPUs of one node that NVLink joins.
+
+    Args:
+        topology: Communicator.topology().
+    """
+    if "do not compress" in topology and not _warned_of_one_node.is_set():
+        _warned_of_one_node.set()
+        _log.warning("thinwire over NCCL: %s; leave compress() out on such a machine", topology)
 
 
 def _torch_uses_nccl() -> bool:
@@ -220,6 +233,7 @@ class Session:
         self._communicator, self._device = communicator, device
         self._waiter = Waiter(device, self.fail)
         warn_of_two_communicators(communicator.transport())
+        warn_where_nothing_is_gained(communicator.topology())
 
     def _launch(
         self,
