@@ -17,6 +17,6 @@ from thinwire.torch.sites.averager import PeriodicModelAverager
 from thinwire.torch.sites.diloco import DiLoCo, LocalSGD
 from thinwire.torch.sites.members import join, static
 from thinwire.torch.sites.pace import Overhead
-from thinwire.torch.sites.rounds import Report
+from thinwire.torch.sites.round import Report
 
 __all__ = ["DiLoCo", "LocalSGD", "Overhead", "PeriodicModelAverager", "Report", "join", "static"]

@@ -30,7 +30,7 @@ class PeriodicModelAverager:
         warmup_steps: steps before the first one.
         process_group: None for the default group.
         codec: as DiLoCo's.
-        options: as DiLoCo's, but for `secure`.
+        options: as DiLoCo's, but for `secure` and `site_group`.
 
     Raises:
         InvalidArgumentError: an argument cannot be.
@@ -53,6 +53,11 @@ class PeriodicModelAverager:
             raise InvalidArgumentError(
                 "secure=True with an averager, whose first average sends parameters in the clear; "
                 "use LocalSGD(static(process_group), model, optimizer, period, secure=True)"
+            )
+        if options.get("site_group") is not None:
+            raise InvalidArgumentError(
+                "site_group with an averager, each of whose ranks averages; use "
+                "LocalSGD(static(process_group), model, optimizer, period, site_group=...)"
             )
         self._codec, self._options = codec, options
         self._local: LocalSGD | None = None

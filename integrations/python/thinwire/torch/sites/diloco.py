@@ -2,90 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config
 from thinwire.arguments import check_flag, check_kind, wrong
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch import tensors
 from thinwire.torch.exchange.rules import DEFAULT, Codec
-from thinwire.torch.private import plain_name
+from thinwire.torch.sites import secure as secure_sums
+from thinwire.torch.sites.fragments import Fragment, check_apart, outers_of
 from thinwire.torch.sites.pace import Pace, SyncEvery
-from thinwire.torch.sites.rounds import Members, Report, Round, Rounds
-from thinwire.torch.sites.secure import FEWEST, SumCodec, check_available
+from thinwire.torch.sites.round import Members, Report, Round
+from thinwire.torch.sites.rounds import Rounds
+from thinwire.torch.sites.site import ACT, BEGIN, NOTHING, Progress, Site, check_group, check_names
 from thinwire.torch.sites.state import pack, raw_bytes, unpack
-from thinwire.torch.sites.updates import UpdateCodec, Values, rule_of
+from thinwire.torch.sites.updates import Values, rule_of
 
 _FORMAT = 1
-
-
-class Fragment:
-    """A part of the model that has rounds of its own: its parameters, the anchor, which is what all
-    members had after the last round, and what compression has lost so far."""
-
-    def __init__(
-        self, number: int, module: torch.nn.Module, codec: Codec | None, outer: Optimizer
-    ) -> None:
-        """codec: None for secure sums."""
-        self.number, self.outer = number, outer
-        self.parameters = {
-            plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
-        }
-        for name, p in self.parameters.items():
-            tensors.check(p, 0, lambda name=name: name)
-        sizes = {name: p.numel() for name, p in self.parameters.items()}
-        if codec is None:
-            self.codec: UpdateCodec | SumCodec = SumCodec(sizes)
-        else:
-            self.codec = UpdateCodec(codec, sizes, tensors.structure_of(module))
-        self.residuals: Values = {name: torch.zeros(n) for name, n in sizes.items()}
-        self.anchor = self.copy()
-        self.mark = 0.0  # the work of this member when its last round began
-
-    def copy(self) -> dict[str, torch.Tensor]:
-        """The parameters, on the host."""
-        return {n: p.detach().to("cpu", copy=True) for n, p in self.parameters.items()}
-
-    def update(self) -> Values:
-        """Anchor minus parameters: the pseudo-gradient."""
-        return {
-            name: (self.anchor[name].float() - p.detach().cpu().float()).reshape(-1).contiguous()
-            for name, p in self.parameters.items()
-        }
-
-    def step(self, update: Values) -> None:
-        """An outer step from the anchor, which ends at the new anchor."""
-        with torch.no_grad(), _only_these(self.outer, self.parameters.values()):
-            for name, p in self.parameters.items():
-                p.copy_(self.anchor[name])
-                p.grad = update[name].reshape(p.shape).to(p.device, p.dtype)
-            self.outer.step()
-        self.anchor = self.copy()
-
-
-@contextlib.contextmanager
-def _only_these(optimizer: Optimizer, parameters: Iterable[torch.Tensor]):
-    """Hides the gradients of all other parameters, and gives all back: the last inner step has left
-    gradients that the outer optimizer must not see."""
-    everything = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    everything.update((id(p), p) for p in parameters)
-    kept = [(p, p.grad) for p in everything.values()]
-    for p, _ in kept:
-        p.grad = None
-    try:
-        yield
-    finally:
-        for p, gradient in kept:
-            p.grad = gradient
 
 
 class DiLoCo:
@@ -121,6 +61,12 @@ class DiLoCo:
         secure: members learn the sum of all updates and no single one, from 3 to 18 members that
             keep to the protocol (SECURITY.md). In place of a codec: one byte a parameter, under
             masks. Reports have no norms and cosines. It needs thinwire[secure].
+        site_group: the process group of a site of several ranks, such as
+            torch.distributed.group.WORLD where each site has a torchrun of its own. They train as
+            one, by DistributedDataParallel over this group, and are one member, for which the
+            group's first rank speaks; all make the same calls. They need the same parameters, bit
+            for bit, where a round begins, and have the same after it. A lost rank is an error on
+            the site's others, and the other sites go on. None: each rank is a member of its own.
         round_log: a file that gets a line of JSON for each committed round, as it is committed:
             number, fragment, members, weights, norms, cosines and digest, which are equal on all
             members. It is appended to, also after a restart.
@@ -147,6 +93,7 @@ class DiLoCo:
         aggregate: str = "mean",
         decay: float = 1.0,
         secure: bool = False,
+        site_group: dist.ProcessGroup | None = None,
         round_log: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -154,7 +101,7 @@ class DiLoCo:
             raise wrong("members", members, "static() or join()")
         check_kind("inner_optimizer", inner_optimizer, Optimizer, "a torch.optim.Optimizer")
         fragments = list(model_fragments)
-        outers = _outers(outer_optimizer, len(fragments))
+        outers = outers_of(outer_optimizer, len(fragments))
         rule = rule_of(aggregate)
         _check_share("decay", decay)
         if fragment_update_alpha != "rebase":
@@ -163,14 +110,14 @@ class DiLoCo:
             raise InvalidArgumentError(f"weight is {weight!r}, expected more than 0, or None")
         check_flag("secure", secure)
         if secure:
-            _check_secure(members, codec, aggregate)
+            secure_sums.check_arguments(members, codec, aggregate)
         elif codec is None:
             codec = DEFAULT
         self._fragments = [
             Fragment(number, module, codec, outer)
             for number, (module, outer) in enumerate(zip(fragments, outers, strict=True))
         ]
-        _check_apart(self._fragments)
+        check_apart(self._fragments)
         self._pace = Pace(sync_every, len(fragments), fragment_sync_delay)
         self._inner, self._outers = inner_optimizer, list(dict.fromkeys(outers))
         self._delay, self._alpha = fragment_sync_delay, fragment_update_alpha
@@ -179,6 +126,7 @@ class DiLoCo:
         self._left: deque[int] = deque()  # steps until each open round ends
         self._at_begin: dict[int, dict[str, torch.Tensor]] = {}  # for "rebase", by round
         self._restored: list[Mapping[str, Any]] = []
+        self._changed: set[int] = set()  # fragments, since the site's other ranks were told
         self._hooks: list[Any] = []
         self.reports: deque[Report] = deque(maxlen=1000)  # of the last rounds
         settings = config.resolve(codec="fp32", **options)
@@ -188,30 +136,36 @@ class DiLoCo:
         self._rounds = Rounds(
             members, settings, None if secure else rule, self, fragment_sync_delay > 0
         )
-        self._round_log = None if round_log is None else _opened(round_log)
+        self._site: Site | None = None
+        members_of_site = check_group(site_group)
+        if members_of_site is not None:
+            specs = [fragment.codec.specs for fragment in self._fragments]
+            alike = f"{sync_every} {fragment_sync_delay} {fragment_update_alpha} {prox} {specs}"
+            self._site = Site(members_of_site, self._fragments, settings, alike, anchors=prox > 0)
+        self._leads = self._site is None or self._site.leads
+        self._round_log = None if round_log is None or not self._leads else _opened(round_log)
 
     # The training loop's side.
 
     def __enter__(self) -> DiLoCo:
         """Blocks until the members have met, and have the same anchor."""
-        self._rounds.meet()
-        if self._restored:
-            self._restore(self._restored)
-            self._restored = []
+        self._do(ACT, self._meet)
         inner = self._inner
         self._hooks = [inner.register_step_post_hook(lambda *_: self._stepped())]
         if self._prox:
             self._hooks.append(inner.register_step_pre_hook(lambda *_: self._add_prox()))
         return self
 
-    def __exit__(self, kind: object, *_error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
         """Ends the rounds that are under way, unless an exception ends the block, and leaves."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         try:
             if kind is None:
-                self._end_all()
+                self._do(ACT, self._end_all)
+            elif self._site is not None:
+                self._site.fail(error)
         finally:
             self.close()
 
@@ -226,6 +180,9 @@ class DiLoCo:
 
     def sync(self) -> None:
         """Begins the next round now, and ends all that are open. All members call it."""
+        self._do(BEGIN, self._sync)
+
+    def _sync(self) -> None:
         self._begin()
         self._end_all()
 
@@ -247,11 +204,53 @@ class DiLoCo:
         for index in range(len(self._left)):
             self._left[index] -= 1
         due = self._pace.stepped()
+        if self._site is not None and not (due or self._site.open or self._pace.by_clock):
+            return
+        ends = self._rounds.has_failed() or any(left <= 0 for left in self._left)
+        self._do(BEGIN if due else ACT if ends else NOTHING, lambda: self._advance(due))
+
+    def _advance(self, due: bool) -> None:
         self._rounds.check()
         if due:
             self._begin()
         while self._left and self._left[0] <= 0:
             self._end()
+
+    def _do(self, happens: int, action: Callable[[], None]) -> None:
+        """Runs `action`, which may make rounds, for all ranks of the site."""
+        site, rounds = self._site, self._rounds
+        if site is None:
+            if happens != NOTHING:
+                action()
+            return
+        told = self._work if self._saw else 0.0
+        fragment = rounds.begun % len(self._fragments)
+        happens, work = site.plan(happens, fragment, 0.0 if site.leads else told)
+        if site.leads:
+            self._work += work
+            if happens != NOTHING:
+                site.lead(action, rounds.interrupt)
+                progress = Progress(
+                    rounds.committed, self._pace.since, self._pace.steps, len(rounds.open)
+                )
+                changed, self._changed = self._changed, set()
+                site.finish(progress, changed)
+            return
+        self._work = 0.0
+        if happens != NOTHING:
+            progress = site.follow()
+            rounds.resume(progress.rounds)
+            self._pace.since, self._pace.steps = progress.since, progress.steps
+
+    def _meet(self) -> None:
+        self._rounds.meet()
+        epoch = self._rounds.epoch
+        if self._site is None:
+            check_names(epoch.names, epoch.rank)
+        if self._restored:
+            self._restore(self._restored)
+            self._restored = []
+        self._changed.update(range(len(self._fragments)))
 
     def _begin(self) -> None:
         if len(self._rounds.open) == len(self._fragments):
@@ -287,6 +286,7 @@ class DiLoCo:
         begun = self._at_begin.pop(one.number, fragment.anchor)  # a newcomer began at the anchor
         fragment.residuals.update(one.residuals)
         if one.result:
+            self._changed.add(one.fragment)
             with torch.no_grad():
                 local = {name: p.detach().clone() for name, p in fragment.parameters.items()}
                 fragment.step(one.result)
@@ -330,6 +330,7 @@ class DiLoCo:
                     fragment.mark = self._work
         for one in self._rounds.open if keep_steps and self._weight is None else ():
             self._fragments[one.fragment].mark -= one.weight
+        self._changed.update(range(len(self._fragments)))
         self._left.clear()
         self._at_begin.clear()
 
@@ -372,8 +373,18 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """All but the model's parameters and the inner optimizer's state, as tensors and plain
         values: anchors, residuals, the outer optimizers' state, and rounds under way. Every member
-        saves its own, after the same step. Resuming is bitwise equal to never having stopped."""
+        saves its own, after the same step. Resuming is bitwise equal to never having stopped.
+        Of a site's ranks the first has all of that, and the others what they count."""
         rounds = self._rounds
+        if not self._leads:
+            return {
+                "format": _FORMAT,
+                "site_rank": self._site.rank,
+                "rounds": rounds.committed,
+                "since": self._pace.since,
+                "steps": self._pace.steps,
+                "work": self._work,
+            }
         return {
             "format": _FORMAT,
             "rounds": rounds.committed,
@@ -409,7 +420,8 @@ class DiLoCo:
         """Takes this member's state_dict(), before the `with`; or a list with those of all members,
         by rank, for another number of members: member j of m takes the residuals of those whose
         number modulo m is j, so their sum is kept, and rounds under way are dropped. The model's
-        parameters and the inner optimizer's state are the caller's to load."""
+        parameters and the inner optimizer's state are the caller's to load. All ranks of a site
+        load: each its own, or the first rank's."""
         if self._rounds.epoch is not None:
             raise InvalidArgumentError("load_state_dict comes before the members meet")
         dicts = [saved] if isinstance(saved, Mapping) else list(saved)
@@ -419,6 +431,17 @@ class DiLoCo:
         if not dicts:
             raise wrong("saved", saved, "at least one state dict")
         first = dicts[0]
+        if not self._leads:
+            self._rounds.resume(first["rounds"])
+            self._pace.since, self._pace.steps = first["since"], first["steps"]
+            self._work = first["work"] if "site_rank" in first else 0.0
+            return
+        for one in dicts:
+            if "site_rank" in one:
+                raise InvalidArgumentError(
+                    f"saved is the state dict of rank {one['site_rank']} of a site, which only "
+                    "counts; load that of the site's first rank"
+                )
         self._load_shared(first)
         self._rounds.resume(first["rounds"])
         self._pace.since, self._work = first["since"], first["work"]
@@ -451,7 +474,8 @@ class DiLoCo:
     def stats(self) -> dict[str, Any]:
         """rounds (committed), retried (taken back after a failure, and tried again), epochs (times
         that members met), members (their names now), sent_bytes, steps_between (now), and report,
-        the last committed round."""
+        the last committed round. Of a site's ranks the first knows all of that, and the others
+        rounds and steps_between."""
         rounds = self._rounds
         return {
             "rounds": rounds.committed,
@@ -466,6 +490,8 @@ class DiLoCo:
     def close(self) -> None:
         """Leaves the members. May be called twice."""
         self._rounds.close()
+        if self._site is not None:
+            self._site.close()
         if self._round_log is not None:
             self._round_log.close()
 
@@ -495,17 +521,6 @@ class LocalSGD(DiLoCo):
         super().__init__(members, [model], optimizer, outer, sync_every, **options)
 
 
-def _outers(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Optimizer]:
-    if fragments == 0:
-        raise InvalidArgumentError("model_fragments is empty, expected one module at least")
-    outers = [outer] * fragments if isinstance(outer, Optimizer) else list(outer)
-    if len(outers) != fragments or not all(isinstance(each, Optimizer) for each in outers):
-        raise wrong(
-            "outer_optimizer", outer, f"a torch.optim.Optimizer, or {fragments}, one a fragment"
-        )
-    return outers
-
-
 def _opened(path: str | os.PathLike[str]) -> IO[str]:
     """A file that is appended to, and has each line as soon as it is written."""
     try:
@@ -514,38 +529,6 @@ def _opened(path: str | os.PathLike[str]) -> IO[str]:
         raise InvalidArgumentError(
             f"round_log is {path!r}, expected a file that can be appended to ({error})"
         ) from None
-
-
-def _check_secure(members: Members, codec: Codec | None, aggregate: str) -> None:
-    """Raises what an argument beside secure=True does wrong."""
-    if codec is not None:
-        raise InvalidArgumentError(
-            f"codec is {codec!r} with secure=True, which sends sums of one byte a parameter on a "
-            "common scale: codes of other codecs cannot be added; leave codec= out"
-        )
-    if aggregate != "mean":
-        raise InvalidArgumentError(
-            f"aggregate is {aggregate!r} with secure=True, which shows no single update that a "
-            "rule could compare; leave aggregate= out, or train without secure="
-        )
-    fewest = getattr(members, "min_members", FEWEST)
-    if fewest < FEWEST:
-        raise InvalidArgumentError(
-            f"min_members is {fewest} with secure=True, expected {FEWEST} or more, since each of "
-            f"two knows the other's update from the sum; pass min_members={FEWEST} to join()"
-        )
-    check_available()
-
-
-def _check_apart(fragments: Sequence[Fragment]) -> None:
-    for one, other in itertools.combinations(fragments, 2):
-        held = set(map(id, one.parameters.values()))
-        common = [name for name, p in other.parameters.items() if id(p) in held]
-        if common:
-            raise InvalidArgumentError(
-                f"fragments {one.number} and {other.number} have '{common[0]}' in common, expected "
-                "modules without a common parameter"
-            )
 
 
 def _check_share(name: str, value: object) -> None:

@@ -49,8 +49,7 @@ class LighthouseMembers:
         self.name, self._timeout_s, self._beat_s = name, timeout_s, beat_s
         self._id = f"{name}:{uuid.uuid4().hex[:8]}"
         self._host = host or _address_towards(address)
-        # Each member has a store; the first one's is where an epoch's members find each other.
-        self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        self._store: dist.TCPStore | None = None  # from the first meeting on
         try:
             self._client: Any = LighthouseClient(address, _CONNECT)
         except RuntimeError as error:
@@ -60,6 +59,13 @@ class LighthouseMembers:
         self._attempt = 0
         self._asked = 0.0
         self._closing = threading.Event()
+        self._thread: threading.Thread | None = None  # from the first meeting on
+
+    def _take_part(self) -> None:
+        """Ranks of a site that do not speak to others never come here, so that the Lighthouse does
+        not wait for them."""
+        # Each member has a store; the first one's is where an epoch's members find each other.
+        self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         self._thread = threading.Thread(target=self._beat, name="thinwire sites", daemon=True)
         self._thread.start()
 
@@ -70,6 +76,8 @@ class LighthouseMembers:
 
     def meet(self, why: errors.Error | None) -> Epoch:
         """The Lighthouse's next quorum. Blocks until it has one, TimeoutError after timeout_s."""
+        if self._thread is None:
+            self._take_part()
         self._attempt += why is not None
         try:
             quorum = self._client.quorum(
@@ -120,7 +128,8 @@ class LighthouseMembers:
     def close(self) -> None:
         """Leave; the Lighthouse notices by the missing heartbeat. May be called twice."""
         self._closing.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
 
 def _address_towards(address: str) -> str:

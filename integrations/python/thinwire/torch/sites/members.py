@@ -12,7 +12,7 @@ from thinwire.arguments import check_whole, wrong
 from thinwire.torch import group
 from thinwire.torch.sites.lighthouse_members import LighthouseMembers
 from thinwire.torch.sites.meeting import Epoch
-from thinwire.torch.sites.rounds import Members
+from thinwire.torch.sites.round import Members
 from thinwire.torch.sites.store_members import StoreMembers
 
 

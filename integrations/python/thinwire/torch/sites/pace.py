@@ -69,6 +69,11 @@ class Pace:
         self._begun = self._last = time.monotonic()
         self._step_s = self._round_s = 0.0
 
+    @property
+    def by_clock(self) -> bool:
+        """True if a time says when a round is due, and not the number of steps."""
+        return self._seconds is not None
+
     def stepped(self) -> bool:
         """Count a step, and return True where a round is due."""
         now = time.monotonic()

@@ -21,20 +21,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import math
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 from thinwire import errors
 from thinwire.config import Config
-from thinwire.torch.sites.meeting import Epoch, Gather, Meeting
+from thinwire.torch.sites.meeting import Epoch, Meeting
+from thinwire.torch.sites.round import NO_DIGEST, Members, Model, Report, Round
 from thinwire.torch.sites.secure import CODES, FEWEST, MOST, SCALE, Masks, SumCodec, sum_of
 from thinwire.torch.sites.state import pack, raw_bytes, unpack
 from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, norm
@@ -49,103 +46,9 @@ _HEADER = struct.Struct("<QIIdddQ16x")
 _STATUS = struct.Struct("<Q16sI16sQQ?")
 _SIZE = struct.Struct("<Q16s")  # of a state, and its digest
 _DIGEST = 16
-_NONE = bytes(_DIGEST)
 _ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
 _MEETINGS = 5  # that fail in a row, until a member gives up
 _SLICE = 4 << 20  # bytes of a state that one member sends at once
-
-
-class Members(Protocol):
-    """Says who takes part: static(), join(), or a class of a user's own."""
-
-    def meet(self, why: errors.Error | None) -> Epoch:
-        """Return the next epoch once its members are agreed on, and the same object where nobody
-        came or left and `why`, a failure, is None. All members call it. Raises `why`, or an error
-        of its own, where there is no next epoch."""
-        ...
-
-    def wants_change(self) -> bool:
-        """Return whether somebody may be waiting to come in. It does not block."""
-        ...
-
-    def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
-        """Calls `fail` if a member of the epoch is lost in a way that connections do not show."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Model(Protocol):
-    """All that the members have alike, and what a commit does to it."""
-
-    def apply(self, one: Round) -> None: ...
-
-    def dump(self) -> bytes: ...
-
-    def load(self, state: bytes, keep_steps: bool) -> None: ...
-
-    def since(self) -> int:
-        """Return the steps since the last round began."""
-        ...
-
-    def measured(self) -> tuple[float, float]: ...
-
-    def follow(self, begun: int, since: int) -> None:
-        """A newcomer takes part in the rounds below `begun`, and goes on from there."""
-        ...
-
-
-class Report(NamedTuple):
-    """A committed round; equal on all members but for `seconds` and `sent_bytes`."""
-
-    number: int
-    fragment: int
-    members: tuple[str, ...]
-    weights: tuple[float, ...]  # 0: took part, and had nothing to say
-    norms: tuple[float, ...]  # of each member's update as it was sent; 0 for weight 0
-    cosines: tuple[float, ...]  # of each member's update with the result; a poisoner's is low
-    # With secure sums nobody knows norms and cosines, and both are empty.
-    digest: str
-    seconds: float  # from its beginning to its commit
-    sent_bytes: int  # by this member since the start
-    measured: tuple[tuple[float, float], ...]
-
-    def as_line(self) -> str:
-        """Return what is equal on all members as one line of JSON; infinite numbers are null."""
-        line = {
-            "number": self.number,
-            "fragment": self.fragment,
-            "members": self.members,
-            "weights": self.weights,
-            "norms": [each if math.isfinite(each) else None for each in self.norms],
-            "cosines": self.cosines,
-            "digest": self.digest,
-        }
-        return json.dumps(line, allow_nan=False) + "\n"
-
-
-@dataclass(eq=False)
-class Round:
-    """One round of this member, until it is committed."""
-
-    number: int
-    fragment: int
-    codec: UpdateCodec | SumCodec
-    pieces: list[bytes]
-    residuals: Values  # valid with the commit; empty where nothing was sent
-    weight: float
-    begun: float
-    # Fields of the last attempt.
-    gather: Gather | None = None
-    after: Round | None = None  # the open round before this one
-    attempt: Future[None] | None = None
-    result: Values = field(default_factory=dict)
-    seen: bytes = b""  # digests of what each member has sent
-    digest: bytes = _NONE  # of all that was received and made of it
-    keys: bytes = b""  # a digest of the public keys, of secure sums
-    report: Report | None = None
-    changes: bool = False  # a member knows of somebody who wants to come in
-    agreed: bool = False  # all members have this result
 
 
 class Rounds:
@@ -168,9 +71,10 @@ class Rounds:
         self._open: deque[Round] = deque()
         self._sent_before = 0  # by meetings that are over
         self._known = False  # this member has the group's state
-        self._last = _NONE
+        self._last = NO_DIGEST
         self.committed = self.begun = 0  # rounds
         self.epochs = self.retried = 0
+        self._interrupted: errors.Error | None = None
         self.before: dict[int, Values] = {}  # the last result of each fragment
 
     @property
@@ -209,9 +113,22 @@ class Rounds:
     def check(self) -> None:
         """Between steps: meets again at once if the oldest open round has failed, since the others
         wait for this member then."""
+        if self.has_failed():
+            self._again(self._open[0].attempt.exception())
+
+    def has_failed(self) -> bool:
+        """Return whether check() would meet again."""
         attempt = self._open[0].attempt if self._open else None
-        if attempt is not None and attempt.done() and attempt.exception() is not None:
-            self._again(attempt.exception())
+        return attempt is not None and attempt.done() and attempt.exception() is not None
+
+    def interrupt(self, error: errors.Error) -> None:
+        """This member leaves: the call that is under way on another thread raises an error, as do
+        all later ones that would block."""
+        self._interrupted = error
+        meeting = self._meeting
+        if meeting is not None:
+            meeting.fail(error)
+        self._members.close()
 
     def end(self, one: Round) -> None:
         """Blocks until the round, the oldest open one, is committed. A failure is followed by the
@@ -242,7 +159,7 @@ class Rounds:
         """Sends a round's bytes in the meeting of now. A failure shows in the attempt."""
         earlier = [other for other in self._open if other.number < one.number]
         one.after = earlier[-1] if earlier else None
-        one.result, one.digest, one.report = {}, _NONE, None
+        one.result, one.digest, one.report = {}, NO_DIGEST, None
         one.changes = one.agreed = False
         one.gather = one.attempt = None
         header = _HEADER.pack(
@@ -360,6 +277,7 @@ class Rounds:
             raise errors.again(error)
         if not isinstance(error, errors.Error):
             raise error
+        self._check_interrupted()
         _log.warning("round %d: %s", self.committed, error)
         self._meet(error)
 
@@ -368,11 +286,13 @@ class Rounds:
         for _ in range(_MEETINGS):
             if why is not None:
                 self._leave(why)  # before meet(), so that the others hear of it
+            self._check_interrupted()
             epoch = self._members.meet(why)
             if self._meeting is not None and self._meeting.epoch is epoch:
                 return
             self._leave(why)
             self._meeting = Meeting(epoch, self._settings)
+            self._check_interrupted()
             self.epochs += 1
             self._members.guard(epoch, self._meeting.fail)
             try:
@@ -388,6 +308,10 @@ class Rounds:
             f"members met {_MEETINGS} times in a row, and each time it failed; the last time: "
             f"{why}; look for one that cannot be reached"
         )
+
+    def _check_interrupted(self) -> None:
+        if self._interrupted is not None:
+            raise errors.again(self._interrupted)
 
     def _leave(self, why: errors.Error | None) -> None:
         """Returns when nothing of the meeting is under way."""
@@ -410,7 +334,7 @@ class Rounds:
             self._commit(self._open[0])
         for one in self._open:
             if one.digest == _ABSENT:
-                one.digest = _NONE
+                one.digest = NO_DIGEST
         told, furthest, sources = self._tell_status(meeting)
         # A member may have all votes of a round that another lacks, but not of two.
         last = (furthest - 1, told[sources[0]][1])
@@ -427,7 +351,7 @@ class Rounds:
                 told, furthest, sources = self._tell_status(meeting)
         me = meeting.epoch.rank
         results = {told[rank][3] for rank in sources}
-        all_have_it = len(results) == 1 and results != {_NONE}
+        all_have_it = len(results) == 1 and results != {NO_DIGEST}
         if all_have_it and me in sources:
             self._commit(self._open[0])
         self._take_state(meeting, sources)
@@ -438,7 +362,7 @@ class Rounds:
         else:
             source = told[sources[0]]
             self.committed = furthest + all_have_it
-            self.begun, self._last = self.committed, _NONE
+            self.begun, self._last = self.committed, NO_DIGEST
             self._open.clear()
             self._known = True
             self._model.follow(max(told[rank][4] for rank in sources), source[5])
@@ -446,7 +370,7 @@ class Rounds:
 
     def _tell_status(self, meeting: Meeting) -> tuple[list[tuple], int, list[int]]:
         """Return what each member tells, how many rounds are committed, and by whom."""
-        result = self._open[0].digest if self._open else _NONE
+        result = self._open[0].digest if self._open else NO_DIGEST
         secure = self._rule is None
         mine = _STATUS.pack(
             self.committed, self._last, self._known, result, self.begun, self._model.since(), secure
@@ -468,7 +392,7 @@ class Rounds:
         """Members that have the result of the next round give it to those who took part and lack
         it. Return whether any had it. The arguments are _tell_status's."""
         names, me = meeting.epoch.names, meeting.epoch.rank
-        holders = [rank for rank in sources if told[rank][3] != _NONE]
+        holders = [rank for rank in sources if told[rank][3] != NO_DIGEST]
         if not holders:
             return False
         if len({told[rank][3] for rank in holders}) > 1:

@@ -49,6 +49,27 @@ def check_available() -> None:
     _part("ciphers")
 
 
+def check_arguments(members: object, codec: object, aggregate: str) -> None:
+    """Raises what an argument beside secure=True does wrong."""
+    if codec is not None:
+        raise errors.InvalidArgumentError(
+            f"codec is {codec!r} with secure=True, which sends sums of one byte a parameter on a "
+            "common scale: codes of other codecs cannot be added; leave codec= out"
+        )
+    if aggregate != "mean":
+        raise errors.InvalidArgumentError(
+            f"aggregate is {aggregate!r} with secure=True, which shows no single update that a "
+            "rule could compare; leave aggregate= out, or train without secure="
+        )
+    fewest = getattr(members, "min_members", FEWEST)
+    if fewest < FEWEST:
+        raise errors.InvalidArgumentError(
+            f"min_members is {fewest} with secure=True, expected {FEWEST} or more, since each of "
+            f"two knows the other's update from the sum; pass min_members={FEWEST} to join()"
+        )
+    check_available()
+
+
 def _part(name: str) -> Any:
     try:
         return importlib.import_module(_PRIMITIVES + name)

@@ -215,6 +215,7 @@ class StoreMembers:
         self._store.set(f"want/{number}/{self._joined.number}", "1")
         while not self._store.check([key]):
             self._propose(number)
+            self._check_left()
             if time.monotonic() > end:
                 raise errors.TimeoutError(
                     f"member '{self.name}': no epoch {number} within {self._timeout_s:g} s; "
@@ -222,6 +223,10 @@ class StoreMembers:
                 )
             time.sleep(_LOOK_S)
         return json.loads(self._store.get(key))
+
+    def _check_left(self) -> None:
+        if self._left:
+            raise errors.Error(f"member '{self.name}' has left; create another by join()")
 
     def _all_ready(self, number: int, members: list[int], end: float) -> bool:
         """Says that this member is about to connect, and waits until all say so. False if it is no
@@ -232,6 +237,7 @@ class StoreMembers:
         self._store.set(f"ready/{number}/{self._joined.number}", "1")
         fate = f"fate/{number}"
         while not self._store.check([fate]):
+            self._check_left()
             missing = [m for m in members if not self._store.check([f"ready/{number}/{m}"])]
             if not missing:
                 self._store.compare_set(fate, "", "go")
@@ -302,9 +308,9 @@ class StoreMembers:
 
     def close(self) -> None:
         """Leave, so that nobody waits for this member. May be called twice."""
-        if self._left or self._joined is None:
+        left, self._left = self._left, True
+        if left or self._joined is None:
             return
-        self._left = True
         self._joined.close()
         try:
             self._store.set(f"left/{self._joined.number}", b"1")

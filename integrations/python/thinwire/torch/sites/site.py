@@ -1,0 +1,216 @@
+"""A site of several ranks, which train together and take part in rounds as one member.
+
+The first rank of the site speaks to the other sites and keeps what rounds need; the others follow.
+At a point where a round may begin or end:
+
+1. All ranks tell what they have counted, and the first one what happens now.
+2. Where a round begins they compare digests of its parameters: what the first rank sends is the
+   update of all only if all have the same bits.
+3. The first rank does what is due. Meanwhile it gives a sign of life, so that the others wait as
+   long as a round takes, and not a moment longer than the first rank lives.
+4. It tells how far it is, and all take its parameters, by a broadcast of the site's process group.
+
+A rank that is lost fails the site: the first rank leaves the round, and the other sites go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from thinwire import errors
+from thinwire.config import Config
+from thinwire.torch import group
+from thinwire.torch.agree import digest
+from thinwire.torch.sites.fragments import Fragment
+from thinwire.torch.sites.meeting import Epoch, Meeting
+
+NOTHING, ACT, BEGIN = range(3)  # what happens at a point; BEGIN: a round begins
+
+# A number of those above, the fragment, work that is counted, digest of what must be alike.
+_PLAN = struct.Struct("<BIdQ")
+_DIGEST = struct.Struct("<Q")
+_PROGRESS = struct.Struct("<?QQQI")  # whether it is over, and Progress
+_SIGN_S = 0.25  # between two signs of life, at most
+_SIGNS = 8  # in a timeout, at least
+
+
+class Progress(NamedTuple):
+    """How far the first rank is."""
+
+    rounds: int  # committed
+    since: int  # steps since the last round began
+    steps: int  # between rounds
+    open: int  # rounds under way
+
+
+class Site:
+    """This rank's place in its site. All ranks of the site make the same calls, but for lead() and
+    follow()."""
+
+    def __init__(
+        self,
+        site_group: dist.ProcessGroup,
+        fragments: Sequence[Fragment],
+        settings: Config,
+        alike: str,
+        anchors: bool,
+    ) -> None:
+        """settings: those of the connections to other sites, of which the timeout counts. alike:
+        what must be equal on all ranks. anchors: the other ranks need them, too."""
+        self._group = group.resolve(site_group, "site_group")
+        self._fragments, self._anchors = list(fragments), anchors
+        joined = group.join(self._group, "site")
+        names = tuple(f"rank {rank}" for rank in range(joined.size))
+        settings = dataclasses.replace(settings, interface=None)
+        self._meeting = Meeting(Epoch(0, joined, names), settings)
+        timeout_s = settings.timeout_s or joined.timeout_s
+        self._sign_s = min(_SIGN_S, timeout_s / _SIGNS)
+        names = [(n, p.shape, p.dtype) for f in fragments for n, p in f.parameters.items()]
+        self._alike = _short(f"{alike} {names}".encode())
+        self.rank, self.leads = joined.rank, joined.rank == 0
+        self.open = 0  # rounds under way at the first rank
+
+    def plan(self, happens: int, fragment: int, work: float) -> tuple[int, float]:
+        """Return what happens now by the first rank's word, and the work that all other ranks have
+        counted. MismatchError on all ranks if they are not alike, or if a round begins and their
+        parameters differ."""
+        mine = _PLAN.pack(happens, fragment, work, self._alike)
+        told = [_PLAN.unpack(each) for each in self._meeting.tell("plan", mine)]
+        others = [rank for rank, each in enumerate(told) if each[3] != told[0][3]]
+        if others:
+            raise errors.MismatchError(
+                f"ranks {others} of the site have other fragments, sync_every or options than its "
+                "rank 0; pass the same arguments on all ranks of a site"
+            )
+        happens, fragment = told[0][:2]
+        if happens == BEGIN:
+            self._check_equal(self._fragments[fragment])
+        return happens, sum(each[2] for each in told[1:])
+
+    def _check_equal(self, fragment: Fragment) -> None:
+        digests = b"".join(_DIGEST.pack(digest(p)) for p in fragment.parameters.values())
+        told = self._meeting.tell("equal", hashlib.sha256(digests).digest()[:16])
+        others = [rank for rank, each in enumerate(told) if each != told[0]]
+        if others:
+            raise errors.MismatchError(
+                f"fragment {fragment.number}: ranks {others} of the site have other parameters "
+                "than its rank 0, expected the same bits; train a site by "
+                "DistributedDataParallel or thinwire's compress(), with the same optimizer on all "
+                "ranks"
+            )
+
+    def lead(self, action: Callable[[], None], interrupt: Callable[[errors.Error], None]) -> None:
+        """On the first rank: runs `action` while the others wait. If one of them is lost meanwhile,
+        calls `interrupt` on another thread, which makes `action` end, and raises the error of that.
+        An error of `action` is told to the others, and raised."""
+        over = threading.Event()
+        lost: list[errors.Error] = []
+
+        def give_signs() -> None:
+            while not over.wait(self._sign_s):
+                try:
+                    self._tell(False, Progress(0, 0, 0, 0), ())
+                except errors.Error as error:
+                    lost.append(error)
+                    interrupt(error)
+                    return
+
+        signs = threading.Thread(target=give_signs, name="thinwire site", daemon=True)
+        signs.start()
+        try:
+            action()
+        except BaseException as error:
+            if not lost:
+                self.fail(error)
+                raise
+        finally:
+            over.set()
+            signs.join()
+        if lost:
+            raise errors.again(lost[0])
+
+    def finish(self, progress: Progress, changed: set[int]) -> None:
+        """On the first rank, after lead(): tells the others how far it is, and hands over the
+        fragments that have changed."""
+        self._tell(True, progress, changed)
+        self.open = progress.open
+        self._share(changed)
+
+    def follow(self) -> Progress:
+        """On the other ranks: waits until the first one has done what is due. Return how far it is;
+        the parameters are the first rank's then. Raises the error of the first rank, or
+        PeerLostError if it is lost."""
+        while True:
+            told = self._tell(False, Progress(0, 0, 0, 0), ())
+            if told[0]:
+                break
+        progress = Progress(*_PROGRESS.unpack_from(told)[1:])
+        self.open = progress.open
+        self._share({at for at, each in enumerate(told[_PROGRESS.size :]) if each})
+        return progress
+
+    def _tell(self, over: bool, progress: Progress, changed: set[int] | tuple[()]) -> bytes:
+        """One exchange. Return what the first rank tells."""
+        flags = bytes(at in changed for at in range(len(self._fragments)))
+        return self._meeting.tell("progress", _PROGRESS.pack(over, *progress) + flags)[0]
+
+    def _share(self, changed: set[int]) -> None:
+        first = dist.get_process_group_ranks(self._group)[0]
+        try:
+            for fragment in (self._fragments[at] for at in sorted(changed)):
+                for name, p in fragment.parameters.items():
+                    dist.broadcast(p.detach(), first, group=self._group)
+                    if self._anchors:
+                        anchor = fragment.anchor[name].to(p.device)
+                        dist.broadcast(anchor, first, group=self._group)
+                        fragment.anchor[name] = anchor.cpu()
+        except RuntimeError as error:
+            lost = errors.PeerLostError(
+                f"rank {self.rank} of the site: the broadcast of parameters failed ({error}); look "
+                "at the site's other ranks"
+            )
+            self._meeting.fail(lost)
+            raise lost from None
+
+    def fail(self, error: BaseException) -> None:
+        """Tells all ranks of the site why this one ends."""
+        if not isinstance(error, errors.Error):
+            error = errors.Error(
+                f"rank {self.rank} of the site ended on {type(error).__name__}: {error}"
+            )
+        self._meeting.fail(error)
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._meeting.close()
+
+
+def check_group(site_group: object) -> dist.ProcessGroup | None:
+    """The process group of a site of several ranks, or None for a site of one."""
+    if site_group is None:
+        return None
+    members = group.resolve(site_group, "site_group")
+    return members if dist.get_world_size(members) > 1 else None
+
+
+def check_names(names: Sequence[str], rank: int) -> None:
+    """InvalidArgumentError if ranks of one launcher take part as members of one name: they are one
+    site, and nobody has said so. names: of the members, by rank."""
+    if not group.is_initialized() or dist.get_world_size() == 1:
+        return
+    if (count := names.count(names[rank])) > 1:
+        raise errors.InvalidArgumentError(
+            f"{count} members have the name '{names[rank]}', and torch.distributed has "
+            f"{dist.get_world_size()} ranks here; if these ranks are one site, pass "
+            "site_group=torch.distributed.group.WORLD, else give each rank a name of its own"
+        )
+
+
+def _short(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")

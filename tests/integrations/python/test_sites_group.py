@@ -1,0 +1,381 @@
+"""Sites of several ranks: one member each, equal to single-rank sites of the same batch, the same
+bits on all ranks after each round, and typed errors where a rank of a site is lost."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import data, digest, loss_of, make_mlp
+from ranks import outcomes_of, run
+from thinwire import errors
+from thinwire.torch import sites
+from thinwire.torch.sites.meeting import Meeting
+from thinwire.torch.sites.site import Site
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH = 64
+SITE = 2  # ranks of a site
+
+
+class Groups:
+    """The world's ranks in sites of SITE neighbours."""
+
+    def __init__(self, rank: int, **options) -> None:
+        world = dist.get_world_size()
+        firsts = range(0, world, SITE)
+        groups = [dist.new_group(list(range(at, at + SITE)), **options) for at in firsts]
+        self.site = groups[rank // SITE]
+        self.firsts = dist.new_group(list(firsts))
+        self.number, self.leads = rank // SITE, rank % SITE == 0
+
+
+def seen(model: torch.nn.Module, group) -> bool:
+    """Whether all ranks of the group have the model's bits."""
+    told = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, digest(model), group=group)
+    return len(set(told)) == 1
+
+
+def make(members, options: dict, seed: int = 7):
+    model = make_mlp(seed=seed, width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    parts = [model[0], model[2:]] if options.pop("parts", 1) == 2 else [model]
+    every = options.pop("sync_every", 4)
+    return model, inner, sites.DiLoCo(members, parts, inner, outer, every, **options)
+
+
+def step(model, inner, number: int, ranks) -> None:
+    """model: a DDP, or a model that sees the batches of several ranks."""
+    inner.zero_grad()
+    loss_of(model, torch.cat([data(number, rank, WIDTH) for rank in ranks])).backward()
+    inner.step()
+
+
+def beside_single_ranks(rank: int, options: dict):
+    groups = Groups(rank)
+    model, inner, diloco = make(
+        sites.static(groups.firsts), {**options, "site_group": groups.site}, seed=7 + rank
+    )  # all begin as the first rank
+    alike = []
+    with diloco:
+        ddp = DistributedDataParallel(model, process_group=groups.site)
+        for number in range(20):
+            step(ddp, inner, number, [rank])
+            alike.append(seen(model, groups.site))
+        counted = diloco.rounds, diloco.stats()["steps_between"]
+    alike.append(seen(model, groups.site))
+    worst = 0.0
+    if groups.leads:
+        single, inner, diloco = make(sites.static(groups.firsts), dict(options))
+        with diloco:
+            for number in range(20):
+                step(single, inner, number, [rank, rank + 1])
+        pairs = zip(model.parameters(), single.parameters(), strict=True)
+        worst = max((a - b).abs().max().item() for a, b in pairs)
+    return all(alike), worst, counted, digest(model)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codec": "fp32"},
+        {"codec": "fp32", "prox": 0.1},
+        {"codec": "fp32", "parts": 2, "fragment_sync_delay": 1, "fragment_update_alpha": 0.5},
+        {"codec": "fp32", "fragment_sync_delay": 3, "fragment_update_alpha": "rebase",
+         "prox": 0.1},
+    ],
+    ids=["plain", "prox", "streamed", "rebase"],
+)  # fmt: skip
+def test_two_sites_of_two_ranks_are_two_members_with_larger_batches(options):
+    results = run(beside_single_ranks, options, world=4)
+    for alike, worst, counted, _ in results:
+        assert alike
+        assert worst < 1e-6
+        assert counted == results[0][2]
+    assert counted[0] == 5 * options.get("parts", 1)
+    if "fragment_sync_delay" not in options:  # else sites have steps of their own on top
+        assert len({bits for *_, bits in results}) == 1
+
+
+def by_the_clock(rank: int):
+    groups = Groups(rank)
+    every = datetime.timedelta(milliseconds=20)
+    model, inner, diloco = make(
+        sites.static(groups.firsts), {"site_group": groups.site, "sync_every": every}
+    )
+    with diloco:
+        ddp = DistributedDataParallel(model, process_group=groups.site)
+        number = 0
+        # The ranks of a site make the same steps, and sites as many as they can.
+        while diloco.rounds < 4:
+            diloco.saw(rank + 1)
+            step(ddp, inner, number, [rank])
+            number += 1
+        weights = [report.weights for report in diloco.reports]
+    return number, weights, digest(model)
+
+
+def test_rounds_by_the_clock_count_what_all_ranks_of_a_site_saw():
+    results = run(by_the_clock, world=4)
+    assert len({bits for *_, bits in results}) == 1
+    for rank, (number, weights, _) in enumerate(results):
+        assert number == results[rank - rank % SITE][0]
+        if rank % SITE == 0:
+            counted = sum(each[rank // SITE] for each in weights)
+            assert counted == number * (rank + 1 + rank + 2)
+
+
+def resumed(rank: int, delay: int, alpha, first_only: bool):
+    """Trains 20 steps; and 8 steps, a checkpoint, and the other 12 in another object."""
+    groups = Groups(rank)
+
+    def fresh():
+        options = {
+            "site_group": groups.site, "fragment_sync_delay": delay, "parts": 2,
+            "fragment_update_alpha": alpha, "sync_every": 6,
+        }  # fmt: skip
+        return make(sites.static(groups.firsts), options)
+
+    def train(model, inner, first, last):
+        ddp = DistributedDataParallel(model, process_group=groups.site)
+        for number in range(first, last):
+            step(ddp, inner, number, [rank])
+
+    model, inner, diloco = fresh()
+    with diloco:
+        train(model, inner, 0, 20)
+    whole = digest(model)
+    model, inner, diloco = fresh()
+    with diloco:
+        train(model, inner, 0, 8)
+        saved = copy.deepcopy((model.state_dict(), inner.state_dict(), diloco.state_dict()))
+    if first_only:
+        told = [None] * SITE
+        dist.all_gather_object(told, saved, group=groups.site)
+        saved = told[0]
+    model, inner, diloco = fresh()
+    model.load_state_dict(saved[0])
+    inner.load_state_dict(saved[1])
+    diloco.load_state_dict(saved[2])
+    with diloco:
+        train(model, inner, 8, 20)
+    return whole == digest(model)
+
+
+@pytest.mark.parametrize(
+    ("delay", "alpha", "first_only"), [(0, 0.0, True), (2, 0.5, False), (4, "rebase", True)]
+)
+def test_a_site_that_resumes_is_as_never_having_stopped(delay, alpha, first_only):
+    assert run(resumed, delay, alpha, first_only, world=4, timeout_s=120) == [True] * 4
+
+
+def joined(rank: int, groups: Groups, address: str, **options):
+    host, _, port = address.partition(":")
+    members = sites.join(
+        dist.TCPStore(host, int(port), is_master=False), f"site {groups.number}",
+        min_members=options.pop("min_members", 2), timeout_s=60, dead_s=8.0,
+    )  # fmt: skip
+    return make(
+        members, {"site_group": groups.site, "timeout_s": 10, "sync_every": 2, **options}, seed=rank
+    )
+
+
+@pytest.fixture
+def address():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield f"127.0.0.1:{server.port}"
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loses_a_rank(rank: int, address: str, who: int, when: str):
+    """Three sites of two ranks; rank `who` of the last one dies in the fourth round."""
+    groups = Groups(rank)
+    model, inner, diloco = joined(rank, groups, address, min_members=3)
+    with diloco:
+        diloco._rounds._members.min_members = 2  # from here on
+        number = 0
+        while diloco.rounds < 16:
+            if groups.number == 2 and diloco.rounds == 3:
+                dies_at(when) if rank % SITE == who else None
+            inner.zero_grad()
+            loss = loss_of(model, data(number, groups.number, WIDTH))  # equal batches in a site
+            loss.backward()
+            inner.step()
+            number += 1
+        reports = [(r.number, r.members, r.digest) for r in diloco.reports]
+    return digest(model), reports
+
+
+def dies_at(when: str) -> None:
+    if when == "between rounds":
+        die()
+    tell, share = Meeting.tell, Site._share
+    if when == "in a round":
+        Meeting.tell = lambda self, name, mine: die() if name == "progress" else tell(
+            self, name, mine
+        )  # fmt: skip
+    if when == "in the broadcast":
+        Site._share = lambda self, changed: (time.sleep(0.2), die(), share(self, changed))
+
+
+@pytest.mark.parametrize("who", [0, 1], ids=["first", "follower"])
+@pytest.mark.parametrize("when", ["between rounds", "in a round", "in the broadcast"])
+def test_a_lost_rank_takes_its_site_out_and_the_others_go_on(address, who, when):
+    outcomes = outcomes_of(loses_a_rank, address, who, when, world=6, timeout_s=150)
+    assert outcomes[4 + who].exit_code == -signal.SIGKILL
+    assert outcomes[5 - who].error in {"PeerLostError", "TimeoutError"}, outcomes[5 - who].trace
+    kept = [outcomes[rank].value for rank in range(4)]
+    assert all(kept), [outcome.trace for outcome in outcomes[:4]]
+    assert len({bits for bits, _ in kept}) == 1
+    assert kept[0][1] == kept[2][1]
+    assert sorted(kept[0][1][-1][1]) == ["site 0", "site 1"]
+
+
+def waits_in_a_round(rank: int, address: str):
+    """Site 1 is in a round, for which site 0 lets it wait, when its rank 3 dies."""
+    groups = Groups(rank)
+    model, inner, diloco = joined(rank, groups, address)
+    took = 0.0
+    try:
+        with diloco:
+            if groups.number == 0:
+                time.sleep(6)
+                return took
+            if rank == 3:
+                tell = Meeting.tell
+                Meeting.tell = lambda self, name, mine: (
+                    (time.sleep(1), die()) if name == "progress" else tell(self, name, mine)
+                )
+            begun = time.monotonic()
+            for number in range(2):
+                inner.zero_grad()
+                loss_of(model, data(number, 0, WIDTH)).backward()
+                inner.step()
+    except errors.PeerLostError:
+        took = time.monotonic() - begun
+    return took
+
+
+def test_a_site_that_waits_for_others_hears_at_once_of_a_lost_rank(address):
+    outcomes = outcomes_of(waits_in_a_round, address, world=4, timeout_s=100)
+    assert outcomes[3].exit_code == -signal.SIGKILL
+    assert not outcomes[2].error, outcomes[2].trace
+    assert 1 <= outcomes[2].value < 5  # the round would have ended after 6
+
+
+def waits_to_meet(rank: int, address: str):
+    """The only site there is waits for a second one when its rank 1 dies."""
+    groups = Groups(rank)
+    _, _, diloco = joined(rank, groups, address)
+    if rank == 1:
+        tell = Meeting.tell
+        Meeting.tell = lambda self, name, mine: (
+            (time.sleep(1), die()) if name == "progress" else tell(self, name, mine)
+        )
+    begun = time.monotonic()
+    with pytest.raises(errors.PeerLostError):
+        diloco.__enter__()
+    return time.monotonic() - begun
+
+
+def test_a_site_that_waits_for_a_meeting_hears_at_once_of_a_lost_rank(address):
+    outcomes = outcomes_of(waits_to_meet, address, world=2, timeout_s=100)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    assert not outcomes[0].error, outcomes[0].trace
+    assert outcomes[0].value < 10  # of the 60 for which a member waits for others
+
+
+def joins_later(rank: int, address: str, folder: str):
+    groups = Groups(rank)
+    model, inner, diloco = joined(rank, groups, address, codec="int4")
+    flag = os.path.join(folder, "now")
+    while groups.number == 2 and not os.path.exists(flag):
+        time.sleep(0.01)
+    with diloco:
+        begins = seen(model, groups.site)
+        for number in range(10_000):
+            inner.zero_grad()
+            loss_of(model, data(number, groups.number, WIDTH)).backward()
+            inner.step()
+            if rank == 0 and diloco.rounds == 6:
+                open(flag, "w").close()
+            last = diloco.reports[-1] if diloco.reports else None
+            done = last is not None and len(last.members) == 3 and last.weights.count(0.0) == 0
+            told = torch.tensor(float(done))
+            dist.broadcast(told, rank - rank % SITE, group=groups.site)
+            if told:
+                break
+            time.sleep(0.01)
+    return begins, digest(model), diloco.rounds
+
+
+def test_a_whole_site_joins_later(address, tmp_path):
+    results = run(joins_later, address, str(tmp_path), world=6, timeout_s=150)
+    assert all(begins for begins, *_ in results)
+    assert len({bits for _, bits, _ in results}) == 1
+    assert results[4][2] == results[5][2] > 6
+
+
+def differs(rank: int, what: str):
+    groups = Groups(rank)
+    options = {"site_group": groups.site, "timeout_s": 5, "sync_every": 2}
+    if what == "arguments" and rank == 1:
+        options["sync_every"] = 3
+    model, inner, diloco = make(sites.static(groups.firsts), options)
+    expected = "other parameters than its rank 0" if what == "parameters" else "other fragments"
+    with pytest.raises(errors.Error, match=expected if groups.number == 0 else None), diloco:
+        for number in range(4):
+            # Without DDP: each rank has its own batches in the first site.
+            inner.zero_grad()
+            loss_of(model, data(number, rank * (rank < 2), WIDTH)).backward()
+            inner.step()
+    return True
+
+
+@pytest.mark.parametrize("what", ["parameters", "arguments"])
+def test_ranks_of_a_site_that_are_not_alike_are_a_typed_error(what):
+    assert all(run(differs, what, world=4))
+
+
+def raises_inside(rank: int):
+    groups = Groups(rank)
+    model, inner, diloco = make(
+        sites.static(groups.firsts), {"site_group": groups.site, "timeout_s": 10}
+    )
+    with pytest.raises(ValueError if rank == 3 else errors.Error) as raised, diloco:
+        for number in range(20):
+            if rank == 3 and number == 6:
+                raise ValueError("a broken batch")
+            inner.zero_grad()
+            loss_of(model, data(number, groups.number, WIDTH)).backward()
+            inner.step()
+    return str(raised.value)
+
+
+def test_the_others_are_told_why_a_rank_ends():
+    results = run(raises_inside, world=4)
+    assert "rank 1 of the site ended on ValueError: a broken batch" in results[2]
+
+
+def one_name(rank: int, address: str):
+    host, _, port = address.partition(":")
+    members = sites.join(dist.TCPStore(host, int(port), is_master=False), "basel", timeout_s=20)
+    _, _, diloco = make(members, {})
+    with pytest.raises(errors.InvalidArgumentError, match="site_group=torch"):
+        diloco.__enter__()
+    diloco.close()
+
+
+def test_ranks_of_one_name_are_asked_whether_they_are_a_site(address):
+    run(one_name, address)
