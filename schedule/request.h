@@ -18,7 +18,20 @@ enum class Op : uint8_t { kMean = 0, kSum = 1 };
 // kAllReduce: N elements in, the N elements of the mean or sum out.
 // kReduceScatter: N elements in, the rank's own N/n of the mean or sum out; n must divide N.
 // kAllGather: N elements in, n * N out: the ranks' elements in rank order. The op is ignored.
-enum class Collective : uint8_t { kAllReduce = 0, kReduceScatter = 1, kAllGather = 2 };
+// kAllToAll: N elements in, N out: part r, of N/n, goes to rank r, and comes from it in its place.
+// n must divide N. It copies, whatever the codec; the op is ignored. Input and output are not the
+// same memory.
+enum class Collective : uint8_t {
+  kAllReduce = 0,
+  kReduceScatter = 1,
+  kAllGather = 2,
+  kAllToAll = 3
+};
+
+// True if it makes a sum or mean.
+constexpr bool Reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
 
 // A bucket is described once, and submitted any number of times.
 struct BucketRequest {
@@ -30,8 +43,8 @@ struct BucketRequest {
   Collective collective = Collective::kAllReduce;
   int priority = 0;  // lower goes first, where the policy looks at it
   // The parameters that the elements belong to, and the codec that each goes with. Empty: the key
-  // itself is the only parameter, and goes with the first codec. A reduce-scatter or all-gather has
-  // one codec.
+  // itself is the only parameter, and goes with the first codec. All collectives but
+  // the allreduce have one codec.
   std::span<const Segment> segments = {};
   // In words of the caller's, such as "10x100". Ranks whose words differ fail with a mismatch.
   std::string_view shape = {};

@@ -29,10 +29,11 @@ absl::Status CheckInfo(const tw_comm* comm, const tw_bucket_info& info) {
   if (info.num_segments > 0 && info.segments == nullptr) {
     return absl::InvalidArgumentError("the segments are null");
   }
-  if (info.collective < TW_ALL_REDUCE || info.collective > TW_ALL_GATHER) {
+  if (info.collective < TW_ALL_REDUCE || info.collective > TW_ALL_TO_ALL) {
     return absl::InvalidArgumentError(
         absl::StrCat("collective ", static_cast<int>(info.collective),
-                     " is unknown, expected TW_ALL_REDUCE, TW_REDUCE_SCATTER or TW_ALL_GATHER"));
+                     " is unknown, expected TW_ALL_REDUCE, TW_REDUCE_SCATTER, TW_ALL_GATHER or ",
+                     "TW_ALL_TO_ALL"));
   }
   return thinwire::CheckCall(comm, info.dtype, info.op, nullptr);
 }

@@ -175,6 +175,8 @@ typedef enum {
   TW_ALL_REDUCE = 0,
   TW_REDUCE_SCATTER = 1,
   TW_ALL_GATHER = 2,
+  TW_ALL_TO_ALL = 3, /* part r of `send` goes to rank r, verbatim, and comes from it in its place of
+                        `recv`, which has as many elements and is other memory */
   TW_COLLECTIVE_IS_INT = 0x7fffffff
 } tw_collective;
 
@@ -182,9 +184,9 @@ typedef enum {
 typedef struct {
   size_t struct_size; /* sizeof(tw_bucket_info) */
   const char* name;   /* as in tw_all_reduce_async */
-  size_t count;       /* elements of `send`; a multiple of the ranks in a reduce-scatter */
+  size_t count; /* elements of `send`; a multiple of the ranks in a reduce-scatter or all-to-all */
   tw_dtype dtype;
-  tw_op op; /* an all-gather ignores it */
+  tw_op op; /* an all-gather and an all-to-all ignore it */
   tw_collective collective;
   int priority;
   const tw_segment* segments; /* null: none; their `absent` is ignored */

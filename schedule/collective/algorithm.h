@@ -1,6 +1,6 @@
 // Algorithm: what a chunk goes through. A two-hop allreduce, a two-level one over a grid of ranks,
 // a hierarchical one over nodes, topk's exchange of entries, a raw exchange, a copy in a world of
-// one, a reduce-scatter, an all-gather.
+// one, a reduce-scatter, an all-gather, an all-to-all.
 //
 // An algorithm says how a chunk is cut into shards, which residual each element has on a rank, and
 // runs the chunk hop by hop. It knows neither threads nor transports: whoever runs it carries out
@@ -150,6 +150,8 @@ const Algorithm& Local();
 const Algorithm& ReduceScatter();
 // The second hop of TwoHop, beginning with each rank's own elements.
 const Algorithm& AllGather();
+// Part r of each rank's elements goes to rank r, verbatim.
+const Algorithm& AllToAll();
 
 }  // namespace thinwire
 

@@ -113,29 +113,43 @@ Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segment
   return partition;
 }
 
-Partition MakeReduceScatter(std::span<const Segment> segments, int world, const Options& options) {
+namespace {
+
+// Chunks that hold the same slice of every rank's part.
+Partition MakeScattered(const Algorithm& algorithm, std::span<const Segment> segments, int world,
+                        const Options& options) {
   Partition partition;
   partition.segments.assign(segments.begin(), segments.end());
   const uint32_t codec = segments.empty() ? 0 : segments.front().codec;
   const size_t unit = std::lcm(kChunkAlignment, BlockOf(options.codecs[codec]));
   const size_t part = CountOf(segments) / world;
   size_t base = 0;
-  ForEachSlice(
-      part, options.chunk_bytes / sizeof(float) / world, unit, [&](size_t begin, size_t end) {
-        const Range elements{base, base + (end - begin) * world};
-        std::vector<Range> pieces;
-        for (int r = 0; r < world; ++r) {
-          pieces.push_back({part * r + begin, part * r + end});
-        }
-        partition.chunks.push_back({.elements = elements,
-                                    .bounds = ReduceScatter().ShardBounds(elements, world, unit),
-                                    .pieces = std::move(pieces),
-                                    .codec = codec,
-                                    .codec_offset = base,
-                                    .algorithm = &ReduceScatter()});
-        base = elements.end;
-      });
+  ForEachSlice(part, options.chunk_bytes / sizeof(float) / world, unit,
+               [&](size_t begin, size_t end) {
+                 const Range elements{base, base + (end - begin) * world};
+                 std::vector<Range> pieces;
+                 for (int r = 0; r < world; ++r) {
+                   pieces.push_back({part * r + begin, part * r + end});
+                 }
+                 partition.chunks.push_back({.elements = elements,
+                                             .bounds = algorithm.ShardBounds(elements, world, unit),
+                                             .pieces = std::move(pieces),
+                                             .codec = codec,
+                                             .codec_offset = base,
+                                             .algorithm = &algorithm});
+                 base = elements.end;
+               });
   return partition;
+}
+
+}  // namespace
+
+Partition MakeReduceScatter(std::span<const Segment> segments, int world, const Options& options) {
+  return MakeScattered(ReduceScatter(), segments, world, options);
+}
+
+Partition MakeAllToAll(std::span<const Segment> segments, int world, const Options& options) {
+  return MakeScattered(AllToAll(), segments, world, options);
 }
 
 Partition MakeAllGather(std::span<const Segment> segments, int world, const Options& options) {

@@ -56,6 +56,8 @@ Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segment
 // A reduce-scatter: each chunk holds the same slice of every rank's part. The segments have one
 // codec, and n divides their elements.
 Partition MakeReduceScatter(std::span<const Segment> segments, int world, const Options& options);
+// An all-to-all, cut in the same way.
+Partition MakeAllToAll(std::span<const Segment> segments, int world, const Options& options);
 
 // An all-gather of this rank's elements. The segments have one codec.
 Partition MakeAllGather(std::span<const Segment> segments, int world, const Options& options);

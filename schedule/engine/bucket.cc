@@ -33,6 +33,7 @@ Partition PartitionOf(const BucketRequest& request, std::span<const Segment> seg
   switch (request.collective) {
     case Collective::kReduceScatter: return MakeReduceScatter(segments, world, options);
     case Collective::kAllGather: return MakeAllGather(segments, world, options);
+    case Collective::kAllToAll: return MakeAllToAll(segments, world, options);
     case Collective::kAllReduce: break;
   }
   return MakePartition(segments, world, options);
@@ -47,7 +48,7 @@ Route RouteOf(const BucketRequest& request, std::span<const Segment> segments, i
 
 // The mean divides by this.
 float DivisorOf(const BucketRequest& request, int world) {
-  const bool mean = request.op == Op::kMean && request.collective != Collective::kAllGather;
+  const bool mean = request.op == Op::kMean && Reduces(request.collective);
   return mean ? static_cast<float>(world) : 1.0f;
 }
 

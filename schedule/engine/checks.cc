@@ -34,7 +34,7 @@ absl::Status CheckMomentum(const BucketRequest& request, const std::string& wher
   }
   if (request.collective != Collective::kAllReduce) {
     return absl::InvalidArgumentError(
-        absl::StrCat(where, "momentum goes with an allreduce, got a reduce-scatter or all-gather; ",
+        absl::StrCat(where, "momentum goes with an allreduce, got another collective; ",
                      "keep the momentum in the optimizer"));
   }
   if (request.op == Op::kMean) return absl::OkStatus();
@@ -43,24 +43,27 @@ absl::Status CheckMomentum(const BucketRequest& request, const std::string& wher
                    "momentum would count it once a rank"));
 }
 
-// A reduce-scatter and an all-gather cut the bucket by ranks, so its codec is one.
+// All but the allreduce cut the bucket by ranks, so its codec is one.
 absl::Status CheckScattered(const BucketRequest& request, const Membership& members,
                             const Options& options, const std::string& where) {
-  if (request.collective == Collective::kReduceScatter && request.numel % members.size != 0) {
+  const bool divides = request.collective != Collective::kAllGather;
+  if (divides && request.numel % members.size != 0) {
+    const bool sums = request.collective == Collective::kReduceScatter;
     return absl::InvalidArgumentError(
-        absl::StrCat(where, "a reduce-scatter of ", request.numel, " elements over ", members.size,
+        absl::StrCat(where, sums ? "a reduce-scatter" : "an all-to-all", " of ", request.numel,
+                     " elements over ", members.size,
                      " ranks; expected a multiple of the ranks; pad the tensor"));
   }
   const uint32_t codec = request.segments.empty() ? 0 : request.segments.front().codec;
   for (const Segment& segment : request.segments) {
     if (segment.codec == codec) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(where, "its segments have several codecs, expected one in a reduce-scatter ",
-                     "or all-gather; make a bucket for each"));
+        absl::StrCat(where, "its segments have several codecs, expected one in a reduce-scatter, ",
+                     "all-gather or all-to-all; make a bucket for each"));
   }
   if (!options.codecs[codec].up.traits().entries()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      where, options.codecs[codec].ToString(), " has no reduce-scatter or all-gather, ",
+      where, options.codecs[codec].ToString(), " has no reduce-scatter, all-gather or all-to-all, ",
       "since its entries go to every rank; take a dense codec such as int4"));
 }
 
@@ -91,6 +94,7 @@ size_t OutputNumel(Collective collective, size_t numel, int size) {
   switch (collective) {
     case Collective::kReduceScatter: return numel / size;
     case Collective::kAllGather: return numel * size;
+    case Collective::kAllToAll:
     case Collective::kAllReduce: break;
   }
   return numel;
@@ -146,6 +150,9 @@ absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
     return bad("the output has ", out.numel, " elements of ", std::string(Name(out.dtype)),
                ", expected ", expected, " of ", std::string(Name(in.dtype)), " as the input has");
   }
+  if (bucket.collective() == Collective::kAllToAll && in.data == out.data && in.numel > 0) {
+    return bad("an all-to-all got one buffer as input and output, expected two");
+  }
   if (in.numel > 0 && (in.data == nullptr || out.data == nullptr)) {
     return bad("got a null pointer for ", in.numel, " elements");
   }
@@ -160,9 +167,8 @@ absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
       return bad("the divisor is ", submission.divisor, ", expected a finite number above 0, or 0 ",
                  "for the number of ranks");
     }
-    if (described.op != static_cast<uint8_t>(Op::kMean) ||
-        bucket.collective() == Collective::kAllGather) {
-      return bad("a divisor goes with the mean, got a sum or an all-gather");
+    if (described.op != static_cast<uint8_t>(Op::kMean) || !Reduces(bucket.collective())) {
+      return bad("a divisor goes with the mean, got a sum, an all-gather or an all-to-all");
     }
     if (!bucket.layout().arrays.empty()) {
       return bad("a divisor of ", submission.divisor, " goes with a group without momentum, whose ",
@@ -171,7 +177,7 @@ absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
   }
   if (submission.absent.empty()) return absl::OkStatus();
   if (bucket.collective() != Collective::kAllReduce) {
-    return bad("absent segments go with an allreduce, got a reduce-scatter or all-gather");
+    return bad("absent segments go with an allreduce, got another collective");
   }
   for (const uint32_t number : submission.absent) {
     if (number < bucket.segments()) continue;

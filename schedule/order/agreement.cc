@@ -18,12 +18,12 @@ bool Agree(const Report& a, const Report& b) {
 
 std::string DescribeReport(const Report& report) {
   constexpr const char* kOps[] = {"mean", "sum", "mean by a divisor of the call"};
-  constexpr const char* kCollectives[] = {"", ", reduce-scatter", ", all-gather"};
+  constexpr const char* kCollectives[] = {"", ", reduce-scatter", ", all-gather", ", all-to-all"};
   const std::string shape(ShapeOf(report));
   return absl::StrCat(
       report.numel, " elements of ", std::string(Name(static_cast<DType>(report.dtype))),
       shape.empty() ? "" : " in the shape ", shape, ", ", kOps[std::min<size_t>(report.op, 2)],
-      report.collective < 3 ? kCollectives[report.collective] : ", unknown",
+      report.collective < 4 ? kCollectives[report.collective] : ", unknown",
       report.direct ? ", in one exchange" : "");
 }
 

@@ -96,6 +96,7 @@ TEST(Algorithm, SendsWhatItSays) {
       partitions.push_back(MakePartition(all, kWorld, By(codec, Topology::kHierarchical)));
       partitions.push_back(MakeReduceScatter(all, kWorld, By(codec, Topology::kFlat)));
       partitions.push_back(MakeAllGather(all, kWorld, By(codec, Topology::kFlat)));
+      partitions.push_back(MakeAllToAll(all, kWorld, By(codec, Topology::kFlat)));
     }
     for (const Partition& partition : partitions) {
       const Chunk& chunk = partition.chunks[0];
@@ -103,6 +104,7 @@ TEST(Algorithm, SendsWhatItSays) {
       ASSERT_EQ(partition.chunks.size(), 1u) << algorithm.name();
       const bool scatters = &algorithm == &ReduceScatter();
       const bool gathers = &algorithm == &AllGather();
+      const bool alike = !scatters && &algorithm != &AllToAll();
       std::vector<Rank> ranks = Ranks(kWorld, kNumel,
                                       scatters  ? kNumel / kWorld
                                       : gathers ? kNumel * kWorld
@@ -117,7 +119,7 @@ TEST(Algorithm, SendsWhatItSays) {
         EXPECT_NEAR(costs[hop].bytes, sent[hop], 0.04 * sent[hop] + 64)
             << algorithm.name() << ", " << text << ", hop " << hop;
       }
-      for (int r = 1; r < kWorld && !scatters; ++r) {
+      for (int r = 1; r < kWorld && alike; ++r) {
         ASSERT_EQ(ranks[r].output, ranks[0].output) << algorithm.name() << ", " << text;
       }
     }

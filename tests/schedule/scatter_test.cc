@@ -1,5 +1,5 @@
-// Reduce-scatters and all-gathers: exact sums, exact bookkeeping of residuals, the same bits on all
-// ranks, and typed errors for what has no such collective.
+// Reduce-scatters, all-gathers and all-to-alls: exact sums, exact bookkeeping of residuals, the
+// same bits on all ranks, and typed errors for what has no such collective.
 #include <algorithm>
 #include <cmath>
 #include <mutex>
@@ -54,6 +54,42 @@ TEST(ReduceScatter, IsThePlainSumInRankOrder) {
       }
     });
   }
+}
+
+TEST(AllToAll, IsACopyOfEachRanksPartWhateverTheCodec) {
+  for (const char* const codec : {"fp32", "int4"}) {
+    for (int world = 1; world <= 4; ++world) {
+      RunRanks(Wire::kInProcess, world, SmallChunks(codec), [&](int rank, Engine& engine) {
+        for (const size_t part : kParts) {
+          std::vector<float> expected(part * world);
+          for (int r = 0; r < world; ++r) {
+            const std::vector<float> theirs = Gradient(part * world, part, r, 0);
+            std::copy_n(theirs.begin() + rank * part, part, expected.begin() + r * part);
+          }
+          std::vector<float> input = Gradient(part * world, part, rank, 0), output(part * world);
+          const std::vector<float> before = input;
+          const std::string key = std::to_string(part);
+          ASSERT_TRUE(Perform(engine, Collective::kAllToAll, View(input), View(output), key).ok())
+              << engine.status();
+          ASSERT_TRUE(output == expected) << "world " << world << ", rank " << rank << ", " << key;
+          ASSERT_TRUE(input == before) << "the input is the caller's";
+        }
+      });
+    }
+  }
+}
+
+TEST(AllToAll, OfABufferInPlaceOrOfNoWholePartsIsRefused) {
+  RunRanks(Wire::kInProcess, 2, SmallChunks("fp32"), [&](int, Engine& engine) {
+    std::vector<float> even(1000), odd(1001), output(1000), longer(1001);
+    const absl::Status same =
+        Perform(engine, Collective::kAllToAll, View(even), View(even), "same");
+    EXPECT_EQ(same.code(), absl::StatusCode::kInvalidArgument) << same;
+    const absl::Status parts =
+        Perform(engine, Collective::kAllToAll, View(odd), View(longer), "odd");
+    EXPECT_EQ(parts.code(), absl::StatusCode::kInvalidArgument) << parts;
+    EXPECT_TRUE(Perform(engine, Collective::kAllToAll, View(even), View(output), "fine").ok());
+  });
 }
 
 TEST(AllGather, OfFp32IsACopyInRankOrder) {

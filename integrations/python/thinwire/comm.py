@@ -173,7 +173,12 @@ class Bucket:
 
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # tw_dtype
 OPS = {"mean": 0, "sum": 1}  # tw_op
-COLLECTIVES = {"all_reduce": 0, "reduce_scatter": 1, "all_gather": 2}  # tw_collective
+COLLECTIVES = {
+    "all_reduce": 0,
+    "reduce_scatter": 1,
+    "all_gather": 2,
+    "all_to_all": 3,
+}  # tw_collective
 
 _MAX_NAME = 1 << 16
 

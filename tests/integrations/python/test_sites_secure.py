@@ -18,6 +18,7 @@ from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
 from thinwire import errors
 from thinwire.torch import sites
+from thinwire.torch.sites import rounds as rounds_module
 from thinwire.torch.sites import secure
 from thinwire.torch.sites.meeting import Meeting
 from thinwire.torch.sites.rounds import Rounds
@@ -407,7 +408,7 @@ def one_has_the_sum(rank: int, address: str, folder: str):
     with trainer.diloco:
         trainer.until(all_four)
         number = trainer.diloco.rounds
-        make, vote = Rounds._sum, Rounds._vote
+        make, vote = rounds_module.add_hidden, Rounds._vote
 
         def tells(rounds, meeting, one):
             flag.touch()
@@ -417,11 +418,11 @@ def one_has_the_sum(rank: int, address: str, folder: str):
             wait_for_it()
             os.kill(os.getpid(), signal.SIGKILL)
 
-        def loses_it(rounds, meeting, one, *arguments):
-            make(rounds, meeting, one, *arguments)
+        def loses_it(meeting, one, *arguments):
+            make(meeting, one, *arguments)
             one.result = {}
             wait_for_it()
-            Rounds._sum = make
+            rounds_module.add_hidden = make
             error = errors.PeerLostError("the connection broke before the last byte")
             meeting.fail(error)
             raise error
@@ -431,7 +432,7 @@ def one_has_the_sum(rank: int, address: str, folder: str):
         if rank == 1:
             Rounds._vote = dies
         if rank == 2:
-            Rounds._sum = loses_it
+            rounds_module.add_hidden = loses_it
         trainer.until(lambda _: trainer.diloco.rounds >= number + 6)
         trainer.diloco.sync()
         return trainer.summary(), number

@@ -285,6 +285,8 @@ class DiLoCo:
         self._left.popleft()
         begun = self._at_begin.pop(one.number, fragment.anchor)  # a newcomer began at the anchor
         fragment.residuals.update(one.residuals)
+        for name, lost in one.owed.items():
+            fragment.residuals[name] = fragment.residuals[name] + lost
         if one.result:
             self._changed.add(one.fragment)
             with torch.no_grad():

@@ -19,6 +19,8 @@ from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
 from thinwire.torch.group import Group
 
+MOST_IN_ONE_HOP = 8  # members
+
 
 class Epoch(NamedTuple):
     """The members that take part, from one change of members to the next."""
@@ -49,20 +51,22 @@ class _Place:
 class Gather:
     """Bytes of all members under way. rows() blocks until they are there."""
 
-    def __init__(self, mine: torch.Tensor, out: torch.Tensor, pending: Pending | None) -> None:
-        self._mine, self._out, self._pending = mine, out, pending
+    def __init__(
+        self, mine: torch.Tensor, out: torch.Tensor, members: int, pending: Pending | None
+    ) -> None:
+        self._mine, self._out, self._members, self._pending = mine, out, members, pending
 
     def rows(self) -> list[memoryview]:
         """Return what each member sent, by rank, valid as long as this object. Raises the typed
         error of a failure."""
         if self._pending is not None:
             self._pending.wait()
-        size = self._mine.numel() * 4
         # Not numpy(), which torch has only where numpy is installed.
         length = self._out.numel() * 4
+        size = length // self._members
         everything = memoryview((ctypes.c_char * length).from_address(self._out.data_ptr()))
         everything = everything.cast("B")
-        return [everything[at : at + size] for at in range(0, len(everything), size)]
+        return [everything[at : at + size] for at in range(0, length, size)]
 
 
 class Meeting:
@@ -72,7 +76,7 @@ class Meeting:
     def __init__(self, epoch: Epoch, settings: Config) -> None:
         """settings: fp32, with the options of the connections."""
         self.epoch = epoch
-        self._buckets: dict[tuple[str, int], Bucket] = {}
+        self._buckets: dict[tuple[str, int, str], Bucket] = {}
         self._session = None if epoch.size == 1 else Session(_Place(epoch.group), settings)
         if self._session is not None:
             self._session.close_with(self)
@@ -81,25 +85,39 @@ class Meeting:
         """Starts to hand everybody's bytes to everybody. mine: pieces, whose total length is equal
         on all members, and a multiple of 4."""
         flat = torch.frombuffer(bytearray().join(mine), dtype=torch.float32)
+        return self._start(name, flat, self.epoch.size * flat.numel(), "all_gather")
+
+    def scatter(self, name: str, mine: Sequence[bytes]) -> Gather:
+        """Starts to hand each member its own piece. mine: a piece for each member, by rank, all of
+        one length on all members, which is a multiple of 4."""
+        flat = torch.frombuffer(bytearray().join(mine), dtype=torch.float32)
+        return self._start(name, flat, flat.numel(), "all_to_all")
+
+    def _start(self, name: str, flat: torch.Tensor, numel: int, collective: str) -> Gather:
         if self._session is None:
-            return Gather(flat, flat, None)
-        out = torch.empty(self.epoch.size * flat.numel())
-        bucket = self._bucket(name, flat.numel(), "all_gather")
-        return Gather(flat, out, self._session.start(bucket, flat, result=out))
+            return Gather(flat, flat, 1, None)
+        out = torch.empty(numel)
+        bucket = self._bucket(name, flat.numel(), collective)
+        pending = self._session.start(bucket, flat, result=out)
+        return Gather(flat, out, self.epoch.size, pending)
 
     def tell(self, name: str, mine: bytes) -> list[bytes]:
-        """Hands a few bytes to everybody, in one latency, and returns those of all members."""
+        """Hands a few bytes to everybody, in one latency, and returns those of all members. With
+        many members in two, since the one would send `size` times as much."""
         if self._session is None:
             return [mine]
+        if self.epoch.size > MOST_IN_ONE_HOP:
+            gather = self.start(name, [mine.ljust(-(-len(mine) // 4) * 4, b"\0")])
+            return [bytes(row[: len(mine)]) for row in gather.rows()]
         told = torch.zeros(self.epoch.size, len(mine))  # each byte as a number, each in its row
         told[self.epoch.rank] = torch.tensor(list(mine), dtype=torch.float32)
         self._session.start(self._bucket(name, told.numel(), "all_reduce"), told.view(-1)).wait()
         return [bytes(row) for row in told.to(torch.uint8).tolist()]
 
     def _bucket(self, name: str, numel: int, collective: str) -> Bucket:
-        key = (name, numel)
+        key = (name, numel, collective)
         if key not in self._buckets:
-            label = f"sites/{name}/{numel}"
+            label = f"sites/{name}/{numel}/{collective}"
             self._buckets[key] = Bucket(label, numel, "float32", op="sum", collective=collective)
         return self._buckets[key]
 

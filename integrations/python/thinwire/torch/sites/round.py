@@ -70,7 +70,7 @@ class Report(NamedTuple):
     weights: tuple[float, ...]  # 0: took part, and had nothing to say
     norms: tuple[float, ...]  # of each member's update as it was sent; 0 for weight 0
     cosines: tuple[float, ...]  # of each member's update with the result; a poisoner's is low
-    # With secure sums nobody knows norms and cosines, and both are empty.
+    # With secure sums or in two hops nobody knows norms and cosines, and both are empty.
     digest: str
     seconds: float  # from its beginning to its commit
     sent_bytes: int  # by this member since the start
@@ -112,3 +112,5 @@ class Round:
     report: Report | None = None
     changes: bool = False  # a member knows of somebody who wants to come in
     agreed: bool = False  # all members have this result
+    in_two_hops: bool = False
+    owed: Values = field(default_factory=dict)  # in two hops: lost by this owner; see residuals

@@ -3,7 +3,10 @@
 A round, of one fragment of the model:
 
 1. Each member encodes its update once, with its residual, and hands the bytes to everybody, behind
-   a header with its weight. All decode the same bytes, and apply the same rule.
+   a header with its weight. All decode the same bytes, and apply the same rule. With more than
+   eight members each hands every owner its part of the bytes, and owners hand all the result.
+   What an owner's result loses joins the owner's own residual, so that its next update says it,
+   whoever owns the part then.
 2. All tell one another digests of what they received from each. A member commits when it has those
    of all, and they agree. So if one member has committed, every other one has the result.
 3. After a failure the members that are left meet again and tell how far they are. If one has
@@ -30,11 +33,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from thinwire import errors
 from thinwire.config import Config
-from thinwire.torch.sites.meeting import Epoch, Meeting
+from thinwire.torch.sites.meeting import MOST_IN_ONE_HOP, Epoch, Meeting
+from thinwire.torch.sites.results import add_hidden, combine, reduce_owned
 from thinwire.torch.sites.round import NO_DIGEST, Members, Model, Report, Round
-from thinwire.torch.sites.secure import CODES, FEWEST, MOST, SCALE, Masks, SumCodec, sum_of
+from thinwire.torch.sites.secure import FEWEST, MOST, SCALE, Masks, SumCodec
 from thinwire.torch.sites.state import pack, raw_bytes, unpack
-from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, norm
+from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, mean
 
 _log = logging.getLogger("thinwire")
 
@@ -161,6 +165,7 @@ class Rounds:
         one.after = earlier[-1] if earlier else None
         one.result, one.digest, one.report = {}, NO_DIGEST, None
         one.changes = one.agreed = False
+        one.owed, one.in_two_hops = {}, self._takes_two_hops(one, self._meeting)
         one.gather = one.attempt = None
         header = _HEADER.pack(
             one.number, one.fragment, self._members.wants_change(), one.weight,
@@ -172,7 +177,13 @@ class Rounds:
             places = one.codec.places(one.codec.values(pieces), one.weight)
             pieces = [self._masks.hide(places, len(places), one.number, SCALE)]
         try:
-            one.gather = meeting.start(f"round {one.fragment}", [header, *pieces])
+            if one.in_two_hops:
+                slices = one.codec.slices(pieces, meeting.epoch.size)
+                one.gather = meeting.scatter(
+                    f"slices {one.fragment}", [header + each for each in slices]
+                )
+            else:
+                one.gather = meeting.start(f"round {one.fragment}", [header, *pieces])
         except errors.InvalidArgumentError:
             raise
         except errors.Error as error:
@@ -182,6 +193,14 @@ class Rounds:
         if self._worker is not None:
             one.attempt = self._worker.submit(self._attempt, meeting, one)
 
+    def _takes_two_hops(self, one: Round, meeting: Meeting) -> bool:
+        """Equal on all members. A rule that bears poisoners must not let owners make the result."""
+        return (
+            meeting.epoch.size > MOST_IN_ONE_HOP
+            and one.codec.may_take_two_hops
+            and self._rule is mean
+        )
+
     def _attempt(self, meeting: Meeting, one: Round) -> None:
         """All of a round up to the moment before its commit."""
         if one.after is not None and (not one.after.agreed or one.after.changes):
@@ -190,12 +209,17 @@ class Rounds:
         heads = [_HEADER.unpack(row[: _HEADER.size]) for row in rows]
         _check_heads(heads, meeting.epoch)
         weights = [head[3] for head in heads]
-        seen = [hashlib.sha256(row) for row in rows]
         norms, cosines = [], []
-        if self._masks is None:
-            norms, cosines = self._combine(one, rows, weights)
+        heads_only = slice(_HEADER.size if one.in_two_hops else None)
+        seen = [hashlib.sha256(row[heads_only]) for row in rows]
+        sent = [row[_HEADER.size :] for row in rows]
+        if one.in_two_hops:
+            reduce_owned(meeting, one, sent, weights, self._rule, seen)
+        elif self._masks is None:
+            before = self.before.get(one.fragment, {})
+            norms, cosines = combine(one, sent, weights, self._rule, before)
         else:
-            weights = self._sum(meeting, one, rows, weights, seen)
+            weights = add_hidden(meeting, one, sent, weights, self._masks, seen)
         one.seen = b"".join(each.digest()[:_DIGEST] for each in seen)
         digest = _digest_of(one.seen, one.result)
         one.changes = any(head[2] for head in heads)
@@ -207,42 +231,6 @@ class Rounds:
         one.digest = digest  # from here on the round can be committed
         self._vote(meeting, one)
         one.agreed = True
-
-    def _combine(
-        self, one: Round, rows: list[memoryview], weights: list[float]
-    ) -> tuple[list[float], list[float]]:
-        """Makes the round's result of everybody's update. Return norms and cosines by rank."""
-        speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
-        updates = [one.codec.decode(rows[rank][_HEADER.size :]) for rank in speakers]
-        before = self.before.get(one.fragment, {})
-        if updates:
-            one.result = self._rule(updates, [weights[rank] for rank in speakers], before)
-        norms, cosines = [0.0] * len(rows), [0.0] * len(rows)
-        for rank, update in zip(speakers, updates, strict=True):
-            norms[rank], cosines[rank] = norm(update), _cosine(update, one.result)
-        return norms, cosines
-
-    def _sum(
-        self, meeting: Meeting, one: Round, rows: list[memoryview], weights: list[float], seen: list
-    ) -> list[float]:
-        """Makes the round's result of the sum of all updates. Return the weights that count. With
-        too few who have something to say nobody sends anything, no weight counts, and the updates
-        wait for the next round. seen: hashes of what each member sent, which go on here."""
-        speakers = sum(weight > 0 for weight in weights)
-        if speakers < FEWEST:
-            return [0.0] * len(weights)
-        codec = one.codec
-        scales = codec.scales(sum_of([row[_HEADER.size :] for row in rows], codec.scale_bytes))
-        codes, lost = codec.codes(codec.values(one.pieces), one.weight, scales, speakers)
-        one.residuals = lost if one.weight > 0 else {}
-        hidden = self._masks.hide(codes, codec.wide_bytes, one.number, CODES)
-        gather = meeting.start(f"codes {one.fragment}", [hidden])
-        sent = gather.rows()
-        for each, row in zip(seen, sent, strict=True):
-            each.update(row)
-        total = sum_of(sent, codec.wide_bytes)
-        one.result = codec.mean(total, scales, speakers, math.fsum(weights))
-        return weights
 
     def _vote(self, meeting: Meeting, one: Round) -> None:
         votes = meeting.tell(f"vote {one.fragment}", one.digest + one.seen)
@@ -507,9 +495,3 @@ def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
 
 def _short(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
-
-
-def _cosine(update: Values, result: Values) -> float:
-    dot = sum(float((update[name].double() * result[name].double()).sum()) for name in update)
-    length = norm(update) * norm(result)
-    return round(dot / length, 3) if 0 < length < math.inf else 0.0

@@ -177,6 +177,7 @@ class SumCodec:
         narrow = [name for name in sizes if name not in wide]
         self.sizes = {name: sizes[name] for name in [*wide, *narrow]}  # the order of the codes
         self.specs = {name: f"sum:bits={16 if name in wide else 8}" for name in sizes}
+        self.may_take_two_hops = False
         self._wide = set(wide)
         self.wide_bytes = 2 * sum(sizes[name] for name in wide)
         used = self.wide_bytes + sum(sizes[name] for name in narrow)

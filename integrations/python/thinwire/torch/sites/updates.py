@@ -1,14 +1,20 @@
 """The update of a member since the last round, as bytes with error feedback, and the rules that
 make one update of all members' ones.
 
+With up to eight members everybody's bytes go to everybody. With more, means of dense codecs take
+two hops: each part of the update has an owner, to whom all send it and who sends all its result.
+
 Every member decodes the same bytes and computes the same rule in the same order, so all have the
 same bits. A sum over members is a loop over ranks; norms are sums in float64, rounded to 16 bits,
 so that the order in which a CPU adds them does not show."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,14 +23,26 @@ from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import Codec, Rules, Structure
 
 _EXACT_BELOW = 1024  # elements of a tensor that goes in fp32, whose bytes do not count
+_CUT = 32768  # elements of a part; shorter ones cost adaptive codecs accuracy
 _CLIP_ROUNDS = 3
 _TRIM = 0.2  # of the members, at each end
 
-Values = dict[str, torch.Tensor]  # flat float32 on the host, by parameter
+Values = dict[Any, torch.Tensor]  # flat float32 on the host, by parameter or number of a part
+
+
+class Part(NamedTuple):
+    """Elements of a tensor that are encoded together, and have one owner in two hops."""
+
+    name: str  # of the parameter
+    begin: int
+    end: int
+    up: str  # the codec of a member's update
+    down: str  # of an owner's result
 
 
 class UpdateCodec:
-    """Encodes the update of some parameters. One residual for each parameter is the caller's."""
+    """Encodes the update of some parameters, part by part. One residual for each parameter is the
+    caller's."""
 
     def __init__(self, codec: Codec, sizes: Mapping[str, int], structure: Structure) -> None:
         """sizes: elements by parameter name. InvalidArgumentError for a codec or rule that cannot
@@ -33,34 +51,119 @@ class UpdateCodec:
         rules.check_specs()
         rules.check_names(sizes)
         self.sizes = dict(sizes)
-        self.specs = {
-            name: "fp32" if numel < _EXACT_BELOW else codec_info(
-                rules.by_pattern[rules.rule_of(name)]
-            ).up
+        infos = {
+            name: codec_info(
+                "fp32" if numel < _EXACT_BELOW else rules.by_pattern[rules.rule_of(name)]
+            )
             for name, numel in sizes.items()
-        }  # fmt: skip
-        self._bytes = {name: encoded_bytes(self.specs[name], n) for name, n in sizes.items()}
-        self.size = -(-sum(self._bytes.values()) // 4) * 4
+        }
+        self.specs = {name: info.spec for name, info in infos.items()}
+        # Entries of several members are mostly different ones, so their mean is no smaller.
+        self.may_take_two_hops = not any(info.entries for info in infos.values())
+        self.parts = [
+            Part(name, begin, min(begin + cut, numel), infos[name].up, infos[name].down)
+            for name, numel in sizes.items()
+            for cut in [numel or 1 if infos[name].entries else _CUT]
+            for begin in range(0, numel, cut)
+        ]
+        lengths = [encoded_bytes(part.up, part.end - part.begin) for part in self.parts]
+        self._at = list(itertools.accumulate(lengths, initial=0))  # where each part begins
+        self.size = -(-self._at[-1] // 4) * 4
 
     def encode(self, update: Values, residuals: Values) -> list[bytes]:
         """Return the pieces of `size` bytes. residuals: added to the update, and replaced by what
         the encoding lost."""
-        pieces = [encode(spec, update[n], residuals[n]) for n, spec in self.specs.items()]
-        return [*pieces, bytes(self.size - sum(map(len, pieces)))]
+        pieces = [
+            encode(up, update[name][begin:end], residuals[name][begin:end])
+            for name, begin, end, up, _ in self.parts
+        ]
+        return [*pieces, bytes(self.size - self._at[-1])]
 
     def nothing(self) -> list[bytes]:
         """Return as many bytes of a member that has nothing to say."""
         return [bytes(self.size)]
 
     def decode(self, data: memoryview) -> Values:
-        values, at = {}, 0
-        for name, spec in self.specs.items():
-            piece = data[at : at + self._bytes[name]]
-            values[name] = torch.frombuffer(
-                decode(spec, piece, self.sizes[name]), dtype=torch.float32
-            )
-            at += self._bytes[name]
+        found = self._decoded(data, range(len(self.parts)), [part.up for part in self.parts])
+        return self._joined(found)
+
+    # Two hops: each member owns some parts, of which it gets all updates and makes the result.
+
+    def owned(self, owner: int, members: int) -> range:
+        """Return the parts of an owner; all owners have about as many bytes."""
+        first, last = (
+            bisect.bisect_left(self._at, self._at[-1] * at / members, hi=len(self.parts))
+            for at in (owner, owner + 1)
+        )
+        return range(first, len(self.parts) if owner == members - 1 else last)
+
+    def slices(self, pieces: Sequence[bytes], members: int) -> list[bytes]:
+        """Return the bytes for each owner, all of one length, of what encode() returned."""
+        whole = b"".join(pieces)
+        cut = [self._bounds(self.owned(owner, members)) for owner in range(members)]
+        length = -(-max(end - begin for begin, end in cut) // 4) * 4
+        return [whole[begin:end].ljust(length, b"\0") for begin, end in cut]
+
+    def _bounds(self, parts: range) -> tuple[int, int]:
+        return self._at[parts.start], self._at[max(parts.start, parts.stop)]
+
+    def decode_owned(self, data: memoryview, parts: range) -> dict[int, torch.Tensor]:
+        """Return a member's update of an owner's parts, by number."""
+        return self._decoded(data, parts, [self.parts[at].up for at in parts])
+
+    def encode_result(
+        self, result: Mapping[int, torch.Tensor], members: int
+    ) -> tuple[bytes, dict[int, torch.Tensor]]:
+        """Return an owner's bytes of its parts of the result, as long as every other owner's, and
+        what they have lost."""
+        lost = {at: torch.zeros_like(values) for at, values in result.items()}
+        mine = b"".join(encode(self.parts[at].down, result[at], lost[at]) for at in result)
+        lengths = [
+            sum(self._down_bytes(at) for at in self.owned(owner, members))
+            for owner in range(members)
+        ]
+        return mine.ljust(-(-max(lengths) // 4) * 4, b"\0"), lost
+
+    def _down_bytes(self, at: int) -> int:
+        part = self.parts[at]
+        return encoded_bytes(part.down, part.end - part.begin)
+
+    def decode_results(self, rows: Sequence[memoryview]) -> Values:
+        """Return the result, of the bytes of all owners."""
+        found: dict[int, torch.Tensor] = {}
+        for owner, row in enumerate(rows):
+            parts = self.owned(owner, len(rows))
+            found.update(self._decoded(row, parts, [self.parts[at].down for at in parts]))
+        return self._joined(found)
+
+    def owed(self, lost: Mapping[int, torch.Tensor], factor: float) -> Values:
+        """Return what owners' results have lost, as residuals by parameter, times a factor."""
+        found: Values = {}
+        for at, values in lost.items():
+            name, begin, end, _, _ = self.parts[at]
+            whole = found.setdefault(name, torch.zeros(self.sizes[name]))
+            whole[begin:end] = values * factor
+        return found
+
+    def _decoded(
+        self, data: memoryview, parts: range, specs: Sequence[str]
+    ) -> dict[int, torch.Tensor]:
+        values, begin = {}, 0
+        for at, spec in zip(parts, specs, strict=True):
+            numel = self.parts[at].end - self.parts[at].begin
+            end = begin + encoded_bytes(spec, numel)
+            values[at] = torch.frombuffer(decode(spec, data[begin:end], numel), dtype=torch.float32)
+            begin = end
         return values
+
+    def _joined(self, found: Mapping[int, torch.Tensor]) -> Values:
+        pieces: dict[str, list[torch.Tensor]] = {name: [] for name in self.sizes}
+        for at, part in enumerate(self.parts):
+            pieces[part.name].append(found[at])
+        return {
+            name: each[0] if len(each) == 1 else torch.cat(each) if each else torch.zeros(0)
+            for name, each in pieces.items()
+        }
 
 
 Rule = Callable[[Sequence[Values], Sequence[float], Values], Values]

@@ -1,0 +1,57 @@
+// An all-to-all: part r of a rank's elements goes to rank r as it is, and comes to lie where the
+// sender's rank says. Nothing is added, rounded or kept, whatever the codec. Blocks travel between
+// the caller's buffers, so that input and output are not the same memory.
+#include <vector>
+
+#include "schedule/collective/hop_run.h"
+
+namespace thinwire {
+namespace {
+
+class AllToAllRun final : public HopRun {
+ public:
+  AllToAllRun(const ChunkJob& job, const Bench& bench) : HopRun(job, bench) {
+    for (int r = 0; r < n_; ++r) {
+      const bool own = r == me_;
+      outgoing_.push_back(own ? MutableBytes() : BytesOf(PieceOf(job_.input, r)));
+      incoming_.push_back(own ? MutableBytes() : BytesOf(PieceOf(job_.output, r)));
+    }
+  }
+
+ private:
+  absl::Status Work(int phase) override {
+    if (phase == 0) {
+      Exchange(Stage::kEncode, Stage::kExchange, Each(outgoing_), incoming_);
+    } else {
+      const TensorView own = PieceOf(job_.input, me_);
+      bench_.backend.Copy(PieceOf(job_.output, me_).data, own.data, own.bytes());
+    }
+    return absl::OkStatus();
+  }
+
+  TensorView PieceOf(TensorView whole, int r) const {
+    const Range piece = job_.chunk->pieces[r];
+    return whole.Slice(piece.begin, piece.end - piece.begin);
+  }
+
+  std::vector<MutableBytes> outgoing_, incoming_;  // by rank
+};
+
+class AllToAllAlgorithm final : public AlgorithmOf<AllToAllRun> {
+ public:
+  using AlgorithmOf::AlgorithmOf;
+  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair&) const override {
+    const auto bytes = static_cast<double>(chunk.numel() * sizeof(float));
+    const int peers = chunk.world() - 1;
+    return {{.bytes = bytes * peers / chunk.world(), .peers = peers}, {}};
+  }
+};
+
+}  // namespace
+
+const Algorithm& AllToAll() {
+  static const AllToAllAlgorithm algorithm({.name = "all-to-all", .hops = 1});
+  return algorithm;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,169 @@
+"""Rounds of more than eight members go in two hops: fewer bytes, the same bits on all members, and
+nothing that compression loses is lost for good."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import data, digest, loss_of, make_mlp
+from ranks import outcomes_of, run
+from thinwire.codec import codec_info, encoded_bytes
+from thinwire.torch import sites, tensors
+from thinwire.torch.sites.meeting import Meeting
+from thinwire.torch.sites.updates import UpdateCodec, mean
+
+MEMBERS = 9
+ROWS, COLUMNS = 576, 512  # 9 parts of 32,768 elements
+
+
+def codec_of(spec, sizes) -> UpdateCodec:
+    module = torch.nn.ParameterDict(
+        {name: torch.nn.Parameter(torch.zeros(numel)) for name, numel in sizes.items()}
+    )
+    return UpdateCodec(spec, sizes, tensors.structure_of(module))
+
+
+@pytest.mark.parametrize("spec", ["fp32", "int4", "int8:down=int4", "adaptive"])
+@pytest.mark.parametrize("members", [2, 9, 13, 40])
+def test_owners_make_the_result_of_all(spec, members):
+    """Without a network: slices to owners, and their results to all."""
+    sizes = {"bias": 10, "weight": 300_000, "norm": 63, "head": 70_001}
+    codec = codec_of({"*": spec}, sizes)
+    parts = [at for owner in range(members) for at in codec.owned(owner, members)]
+    assert parts == list(range(len(codec.parts)))
+    generator = torch.Generator().manual_seed(3)
+    updates = [
+        {name: torch.randn(numel, generator=generator) for name, numel in sizes.items()}
+        for _ in range(3)
+    ]
+    slices, decoded = [], []
+    for update in updates:
+        pieces = codec.encode(update, {n: torch.zeros_like(v) for n, v in update.items()})
+        slices.append(codec.slices(pieces, members))
+        decoded.append(codec.decode(memoryview(b"".join(pieces))))
+    expected = mean(decoded, [1.0, 2.0, 3.0], {})
+    rows, lost = [], {}
+    for owner in range(members):
+        own = codec.owned(owner, members)
+        heard = [codec.decode_owned(memoryview(each[owner]), own) for each in slices]
+        row, missing = codec.encode_result(mean(heard, [1.0, 2.0, 3.0], {}), members)
+        rows.append(memoryview(row))
+        lost.update(missing)
+    assert len({len(row) for row in rows}) == 1
+    result, owed = codec.decode_results(rows), codec.owed(lost, 1.0)
+    for name, values in expected.items():
+        assert torch.allclose(result[name] + owed[name], values, atol=1e-5)
+    if spec == "fp32":
+        assert all(torch.equal(result[name], values) for name, values in expected.items())
+
+
+def rounds_of(rank: int, codec: str, count: int):
+    """Rounds of one update that each member has made up, which stays the same."""
+    model = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    torch.manual_seed(5 + rank)
+    change = torch.randn(ROWS, COLUMNS)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    with sites.LocalSGD(sites.static(), model, inner, 1, codec=codec) as local:
+        for _ in range(count):
+            model.weight.grad = -change
+            inner.step()
+        report, sent = local.reports[-1], local.stats()["sent_bytes"]
+        residual = local.state_dict()["residuals"][0]["weight"].view(ROWS, COLUMNS)
+    # Gradients of LocalSGD's outer step are anchor minus parameters: residuals have that sign.
+    missing = -residual / dist.get_world_size()
+    dist.all_reduce(missing)
+    dist.all_reduce(change)
+    wanted = count * change / dist.get_world_size()
+    off = (model.weight.detach() + missing - wanted).abs().max().item()
+    rough = (model.weight.detach() / count - wanted / count).abs().max().item()
+    return digest(model), off, rough, sent / count, report
+
+
+@pytest.mark.parametrize("codec", ["int4", "int8:down=adaptive"])
+def test_two_hops_send_what_the_formula_says_and_lose_nothing(codec):
+    count = 6
+    results = run(rounds_of, codec, count, world=MEMBERS, timeout_s=120)
+    assert len({bits for bits, *_ in results}) == 1
+    numel, info = ROWS * COLUMNS, codec_info(codec)
+    hops = encoded_bytes(info.up, numel) + encoded_bytes(info.down, numel)
+    expected = (MEMBERS - 1) / MEMBERS * hops
+    for _, off, rough, sent, report in results:
+        assert off < 1e-4  # with what is still to be sent the sum is exact
+        assert rough < 1.5
+        assert abs(sent - expected) < 0.02 * expected + 4000  # headers and votes
+        assert report.norms == report.cosines == ()
+        assert report.weights == (1.0,) * MEMBERS
+
+
+def entries(rank: int):
+    """Entries of topk, and rules that bear poisoners."""
+    model = make_mlp(width=64)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    found = []
+    for options in ({"codec": "topk:density=0.05"}, {"aggregate": "median"}):
+        with sites.LocalSGD(sites.static(), model, inner, 1, **options) as local:
+            inner.zero_grad()
+            loss_of(model, data(0, rank, 64)).backward()
+            inner.step()
+            found.append(len(local.reports[-1].norms))
+    return digest(model), found
+
+
+def test_entries_and_rules_against_poisoners_stay_with_one_hop():
+    results = run(entries, world=MEMBERS, timeout_s=120)
+    assert len({bits for bits, _ in results}) == 1
+    assert all(found == [MEMBERS, MEMBERS] for _, found in results)
+
+
+_start = Meeting.start
+
+
+def dies_with_results(meeting, name, mine):
+    if name.startswith("results"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _start(meeting, name, mine)
+
+
+def killed_as_owner(rank: int, address: str):
+    """Nine members; the fourth one dies when it owes the others its part of the result. The other
+    eight make the round in one hop, with the bytes that they had encoded."""
+    host, _, port = address.partition(":")
+    members = sites.join(
+        dist.TCPStore(host, int(port), is_master=False), f"site {rank}", min_members=MEMBERS,
+        timeout_s=100, dead_s=8.0,
+    )  # fmt: skip
+    model = make_mlp(seed=rank, width=192)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    steps = 0
+    with sites.LocalSGD(members, model, inner, 2, codec="int4") as local:
+        members.min_members = 2
+        while local.rounds < 8:
+            if rank == 4 and local.rounds == 3:
+                Meeting.start = dies_with_results
+            inner.zero_grad()
+            loss_of(model, data(steps, rank, 192)).backward()
+            inner.step()
+            steps += 1
+        reports = [(r.number, r.members, r.digest) for r in local.reports]
+        counted = sum(r.weights[r.members.index(f"site {rank}")] for r in local.reports)
+    return digest(model), reports, counted == steps
+
+
+def test_a_round_whose_owner_dies_is_made_by_the_others():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    outcomes = outcomes_of(
+        killed_as_owner, f"127.0.0.1:{server.port}", world=MEMBERS, timeout_s=150
+    )
+    assert outcomes[4].exit_code == -signal.SIGKILL
+    kept = [outcome.value for rank, outcome in enumerate(outcomes) if rank != 4]
+    assert all(kept), [outcome.trace for outcome in outcomes]
+    assert len({bits for bits, *_ in kept}) == 1
+    assert all(reports == kept[0][1] for _, reports, _ in kept)
+    assert [len(members) for _, members, _ in kept[0][1]] == [9] * 3 + [8] * 5
+    assert all(counted for *_, counted in kept)
