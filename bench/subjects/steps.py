@@ -153,9 +153,9 @@ def fsdp2(way: str, width: int = WIDTH, **options: Any) -> Iterator[Turn]:
         compression.close()
 
 
-def fsdp2_rounded(way: str) -> contextlib.AbstractContextManager[Turn]:
-    """Parameters are gathered in int8, on request."""
-    return fsdp2(way, gather="int8")
+def fsdp2_gathered(way: str) -> contextlib.AbstractContextManager[Turn]:
+    """Differences of parameters are gathered with the same codec as gradients, on request."""
+    return fsdp2(way, gather=way)
 
 
 def fsdp2_kept(way: str) -> contextlib.AbstractContextManager[Turn]:
@@ -277,7 +277,7 @@ FRAMEWORKS = {
     "DDP": ddp,
     "FSDP2": fsdp2,
     "FSDP2, reshard_after_forward=False": fsdp2_kept,
-    'FSDP2, gather="int8"': fsdp2_rounded,
+    "FSDP2, gather=": fsdp2_gathered,
     "Lightning": lightning,
     "Accelerate": accelerate,
     "Hugging Face's Trainer": transformers,

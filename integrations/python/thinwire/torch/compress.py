@@ -52,7 +52,8 @@ def compress(
       if that is at most 1/8 of each rank's available memory. Else a warning says so, and the
       default codec is bf16; feedback=True always keeps them, feedback=False never does.
       All parameters of a unit need one codec; "auto", topk, onebit and momentum need the whole mean
-      on every rank, so they are refused.
+      on every rank, so they are refused. gather="int4" compresses the gathers of parameters too,
+      with a copy of the whole model on every rank, 4 bytes for every element, by the same rule.
     - Any other module: hooks on its parameters. They become those of rank 0 now, and .grad holds
       the means of all ranks when backward() returns. With `optimizer`, step() returns at once, and
       every layer waits for its own means just before the next forward pass needs them.
@@ -186,6 +187,7 @@ _ONLY_SOME = {
     "find_unused_parameters": _STEPPED,
     "replicas": _SHARDS,
     "gather": _SHARDS,
+    "reference": _SHARDS,
     "feedback": _SHARDS,
 }
 

@@ -100,6 +100,22 @@ def reduces_gradients() -> bool:
     return node is None or node.name() in _GRADIENT_NODES
 
 
+def in_backward() -> bool:
+    """Return whether a backward pass runs on this thread, on which autograd has no public word.
+    Torch 2.1 to 2.14."""
+    return torch._C._current_graph_task_id() >= 0
+
+
+def gathered_dtype(module: torch.nn.Module) -> torch.dtype | None:
+    """Return the param_dtype of the MixedPrecisionPolicy of a module under fully_shard(), in which
+    FSDP2 gathers its parameters; None: in their own dtype.
+
+    FSDP2 has no public way to the policy of a module. Torch 2.6 to 2.14 keep it in _mp_policy of
+    the module's state."""
+    policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
+    return getattr(policy, "param_dtype", None)
+
+
 def shadowed_backward() -> object | None:
     """Return a stand-in for another rank's backward pass, in which this rank takes part with zeros,
     since its own inputs have ended: an object that is new in each; None elsewhere.

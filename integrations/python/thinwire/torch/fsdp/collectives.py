@@ -1,32 +1,58 @@
-"""The collectives that FSDP2 calls in place of its own: a reduce-scatter of a unit, an all-reduce
-hook behind it, and, for those who ask for it, an all-gather of parameters.
-
-The all-gather quantises weights by blocks, as ZeRO++ does: Wang et al., arXiv 2306.10209,
-section 3.1."""
+"""The collectives of gradients that FSDP2 calls in place of its own: a reduce-scatter of a unit,
+and an all-reduce hook behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+import threading
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
-from thinwire import config
-from thinwire.arguments import check_kind, wrong
-from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError, warn
-from thinwire.torch import tensors
-from thinwire.torch.collectives import Work, start_on
 from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
-from thinwire.torch.exchange.session import Session
 from thinwire.torch.fsdp.units import Unit
-from thinwire.torch.group import Membership
+
+
+class Pool:
+    """Host memory that is used again, about twice as much as the largest unit takes. Memory that is
+    new in every step costs a page fault for each 4 KiB. On a GPU torch's own allocator does that.
+    Thread-safe."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.UntypedStorage] = []
+        self._lock = threading.Lock()
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a flat tensor of any content, until it is given back."""
+        if device.type != "cpu":
+            return torch.empty(numel, dtype=dtype, device=device)
+        bytes_ = numel * dtype.itemsize
+        with self._lock:
+            self._free.sort(key=torch.UntypedStorage.nbytes)
+            fitting = [each for each in self._free if each.nbytes() >= bytes_]
+            found = fitting[0] if fitting else None
+            if found is not None:
+                self._free = [each for each in self._free if each is not found]
+            elif self._free:
+                self._free.pop()  # too small; so there are never more than were once in use
+        found = torch.UntypedStorage(bytes_) if found is None else found
+        return torch.empty(0, dtype=dtype).set_(found, 0, (numel,))
+
+    def give(self, tensor: torch.Tensor) -> None:
+        """Take a tensor of take() back, which nobody reads any more."""
+        if tensor.device.type == "cpu":
+            with self._lock:
+                self._free.append(tensor.untyped_storage())
 
 
 class Buffers:
     """The part of a collective that torch.distributed.fsdp needs beside its call."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -82,13 +108,23 @@ class ReduceScatter(Buffers):
     """torch.distributed.fsdp's interface of a reduce-scatter, for one unit."""
 
     def __init__(
-        self, unit: Unit, exchange: GradientExchange, steps: Steps, feedback: bool
+        self, unit: Unit, exchange: GradientExchange, steps: Steps, feedback: bool, pool: Pool
     ) -> None:
         """feedback: residuals are kept."""
+        super().__init__(pool)
         self._unit, self._exchange, self._steps = unit, exchange, steps
         name = unit.name if feedback else None
         self._buckets = _Buckets(exchange, name, unit.parts(), "reduce_scatter")
         self.exact = 0  # reductions that went uncompressed
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """As Buffers.allocate(); the input of a whole unit comes from the pool, since nobody reads
+        it after the call."""
+        if math.prod(size) == self._unit.numel:
+            return self.pool.take(self._unit.numel, dtype, device)
+        return super().allocate(size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -110,6 +146,7 @@ class ReduceScatter(Buffers):
             self._exchange.wait(self._exchange.submit(bucket, input_tensor, output_tensor))
             if factor != 1:
                 output_tensor.mul_(factor)
+            self.pool.give(input_tensor)
         self._steps.end()
 
     def _reduce_exactly(
@@ -177,57 +214,3 @@ def _operation(op: dist.ReduceOp) -> tuple[str, float]:
     if kind == dist.ReduceOp.RedOpType.PREMUL_SUM and isinstance(factor, float):
         return "sum", factor
     raise InvalidArgumentError(f"FSDP2 asked for {kind}, expected AVG, SUM or PREMUL_SUM")
-
-
-class ParameterGather(Buffers):
-    """torch.distributed.fsdp's interface of an all-gather, for all units of a model.
-
-    Nothing is kept from one call to the next: the forward and the backward pass of a step see the
-    same weights, and the optimizer's shards stay exact."""
-
-    def __init__(self, codec: object, group: dist.ProcessGroup, options: Mapping[str, Any]) -> None:
-        """InvalidArgumentError for a codec that has no all-gather, or needs feedback to be of
-        use."""
-        check_kind("gather", codec, str, "a codec such as 'int8' or 'bf16'")
-        info = codec_info(codec)
-        if info.entries or info.momentum == "required" or "stochastic" in info.spec:
-            expected = (
-                "int8, bf16 or another codec that rounds each parameter to the nearest value, so "
-                "that all passes of a step compute with the same ones"
-            )
-            raise wrong("gather", codec, expected)
-        self._session = Session(
-            Membership(group, "fsdp gather"), config.resolve(**{**options, "codec": codec})
-        )
-        self._session.close_with(self)
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> Work | dist.Work | None:
-        """output_tensor: the shards of all ranks. input_tensor: this rank's, which is a part of the
-        output. Bytes, of which FSDP2 makes parameters of several dtypes, go exactly."""
-        if input_tensor.dtype not in tensors.DTYPES:
-            return dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
-        dtype = tensors.DTYPES[input_tensor.dtype]
-        mine = input_tensor.clone()  # the engine's input and output must not overlap
-        work = Work(start_on(self._session, "all_gather", mine, output_tensor, dtype))
-        if async_op:
-            return work
-        work.wait()
-        return None
-
-    def stats(self, steps: int) -> dict[str, Any]:
-        """As GradientExchange.stats(), without parameters."""
-        return self._session.summary(steps)
-
-    def describe(self) -> str:
-        return self._session.describe()
-
-    def close(self) -> None:
-        self._session.close()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import config
-from thinwire.arguments import check_kind
+from thinwire.arguments import check_kind, wrong
 from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError, warn
 from thinwire.torch.exchange.compression import Compression
@@ -17,15 +17,10 @@ from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
-from thinwire.torch.fsdp.collectives import AllReduceHook, ParameterGather, ReduceScatter, Steps
-from thinwire.torch.fsdp.residuals import (
-    Feedback,
-    Layout,
-    Place,
-    Wanted,
-    check_feedback,
-    decide_feedback,
-)
+from thinwire.torch.fsdp import gather as gathers
+from thinwire.torch.fsdp.collectives import AllReduceHook, Pool, ReduceScatter, Steps
+from thinwire.torch.fsdp.gather import ParameterGather
+from thinwire.torch.fsdp.residuals import Decision, Layout, Place, Wanted, check_feedback, decide
 from thinwire.torch.fsdp.units import Unit, units_of
 
 # An attribute of a unit's module: the Compression of its gradients, until that is closed. FSDP2 has
@@ -39,10 +34,15 @@ def compress_shards(
     *,
     replicas: dist.ProcessGroup | None = None,
     gather: str | None = None,
+    reference: gathers.Wanted = None,
     feedback: Wanted = None,
     **options: Any,
 ) -> ShardedCompression:
     """Compresses the gradients of a model under FSDP2, from the next backward pass on.
+
+    Memory on every rank: residuals take 4 bytes, and references of compressed gathers as many (2 in
+    bf16), for each element of the whole, unsharded model; both are kept by default only within 1/8
+    of what is available.
 
     model: fully_shard() was called on it or on its parts, once and for all, with shards of
       dimension 0. Every module of these is one reduce-scatter, and all of its parameters need one
@@ -52,8 +52,16 @@ def compress_shards(
     replicas: for hybrid sharding of one's own: the group of ranks that have the same shard. The
       mean over it is taken compressed as well, after the reduce-scatter. With HSDP's mesh of two
       dimensions FSDP2 itself reduces over replicas, uncompressed.
-    gather: None: FSDP2 gathers parameters itself, exactly. "int8" or "bf16": forward and backward
-      passes compute with parameters that are rounded so; what the optimizer steps is exact.
+    gather: None: FSDP2 gathers parameters itself, exactly. "int4", "adaptive", "int8" or "bf16":
+      each forward pass gathers what has changed in a unit's parameters, compressed so, and its
+      backward pass computes with the same weights, without a gather. Passes lag behind the exact
+      parameters, which the optimizer steps, by what the last gather lost (gather.py).
+    reference: of such a gather: memory of the size of the whole, unsharded model on every rank.
+      "auto" (None stands for it): in the dtype that FSDP2 gathers in, if that takes at most 1/8 of
+      the memory that is available on each rank, besides the residuals; elsewhere a warning says how
+      many bytes it takes, and int8 and bf16 round the parameters themselves in every pass, while
+      codecs of fewer bits leave the gathers to FSDP2. "fp32", "bf16": always, in this dtype; bf16
+      also rounds all that passes compute with. False: never.
     feedback: "auto" (None stands for it): residuals are kept where they take at most 1/8 of the
       memory that is available on each rank; elsewhere a warning says how many bytes they take.
       True: always. False: never. Without residuals a codec that nobody named is bf16.
@@ -66,10 +74,14 @@ def compress_shards(
     not closed; MismatchError where ranks differ in `feedback`; typed errors of a failed exchange
     come out of backward(), on every rank."""
     check_kind("model", model, torch.nn.Module, "a model under FSDP2")
-    units = units_of(model)
+    if gather is None and reference is not None:
+        raise wrong("reference", reference, "None without gather=, which alone has a reference")
+    kind = False if gather is None else gathers.check_gather(gather, reference)
+    units = units_of(model, gathered=gather is not None)
     for unit in units:
         _check_free(unit)
-    made = ShardedCompression(units, codec, replicas, gather, check_feedback(feedback), options)
+    feedback = check_feedback(feedback)
+    made = ShardedCompression(units, codec, replicas, gather, kind, feedback, options)
     for unit in units:
         made._install(unit)
     return made
@@ -84,6 +96,7 @@ class ShardedCompression(Compression):
         codec: Codec | None,
         replicas: dist.ProcessGroup | None,
         gather: str | None,
+        reference: str | bool,
         feedback: bool | str,
         options: Mapping[str, Any],
     ) -> None:
@@ -111,24 +124,57 @@ class ShardedCompression(Compression):
         if replicas is not None:
             self._replicas = _exchange(codec, replicas, padded, "fsdp replicas", options)
             self._replica_steps = Steps([unit.name for unit in units], self._replicas)
-        self._gather = None if gather is None else ParameterGather(gather, group, options)
+        self._pool = Pool()
+        self._reference: Decision | None = None  # whether there is one, where it is asked for
+        self._gather = self._gather_of(units, gather, reference, replicas, options)
         self._group = group
-        self._layout = Layout(
-            _place(units[0], replicas), {piece.name: piece for u in units for piece in u.pieces}
-        )
+        pieces = {piece.name: piece for unit in units for piece in unit.pieces + unit.gathered}
+        self._layout = Layout(_place(units[0], replicas), pieces)
         self._steps = Steps([unit.name for unit in units], self._exchange)
         self._reducers: list[ReduceScatter] = []
         self._units: list[Unit] = []  # installed
 
+    def _gather_of(
+        self,
+        units: Sequence[Unit],
+        codec: str | None,
+        reference: str | bool,
+        replicas: dist.ProcessGroup | None,
+        options: Mapping[str, Any],
+    ) -> ParameterGather | None:
+        """The gathers of parameters, None where they are left to FSDP2."""
+        if codec is None:
+            return None
+        self._reference = decide(
+            "reference", "references of gathered parameters", reference,
+            gathers.reference_bytes(units, str(reference)), _groups_of_all(units, replicas),
+            units[0].mesh.device_type == "cuda", self._feedback.bytes * self._feedback.kept,
+        )  # fmt: skip
+        if not self._reference.kept and reference == "auto":
+            rounds = gathers.rounds_finely(codec)
+            warn(
+                f"compress: {self._reference.too_large}, so none are kept, and "
+                + (
+                    f"each gather rounds the parameters to {codec}: what it loses is lost"
+                    if rounds
+                    else f"FSDP2 gathers itself, exactly: {codec} is too coarse without them"
+                )
+                + "; reference='fp32' or 'bf16' keeps them all the same"
+            )
+            if not rounds:
+                return None
+        kind = reference if self._reference.kept else False
+        return ParameterGather(units, codec, kind, _group_of(units), self._pool, options)
+
     def _install(self, unit: Unit) -> None:
         keep = self._feedback.kept
-        reducer = ReduceScatter(unit, self._exchange, self._steps, keep)
+        reducer = ReduceScatter(unit, self._exchange, self._steps, keep, self._pool)
         self._reducers.append(reducer)
         self._units.append(unit)
         setattr(unit.module, _COMPRESSED_BY, self)
         unit.module.set_custom_reduce_scatter(reducer)
         if self._gather is not None:
-            unit.module.set_custom_all_gather(self._gather)
+            unit.module.set_custom_all_gather(self._gather.of_unit[unit.name])
         if self._replicas is not None:
             hook = AllReduceHook(
                 unit, self._rank, self._replica_group, self._replicas, self._replica_steps, keep
@@ -157,13 +203,17 @@ class ShardedCompression(Compression):
 
     def describe(self) -> str:
         """As State.describe(), with a line of the residuals and their bytes."""
-        return self._feedback.describe() + "".join(each.describe() for each in self._connected())
+        decisions = [self._feedback] + ([] if self._reference is None else [self._reference])
+        parts = [*decisions, *self._connected()]
+        return "".join(part.describe() for part in parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """As State.state_dict(): what this rank keeps, in the parameters' unsharded order. Its rank
-        is among all that train the model, replicas included."""
+        """As State.state_dict(): what this rank keeps, in the parameters' unsharded order, and its
+        own part of the references of gathered parameters. Its rank is among all that train the
+        model, replicas included."""
         replicas = None if self._replicas is None else self._replicas.state_dict()
-        return self._layout.join(self._exchange.state_dict(), replicas)
+        references = {} if self._gather is None else self._gather.state()
+        return self._layout.join(self._exchange.state_dict(), replicas, references)
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """As State.gathered_state_dict(), of all ranks that train the model. With replicas these
@@ -178,8 +228,9 @@ class ShardedCompression(Compression):
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """As State.load_state_dict(), also in another number of shards or replicas. Without
-        residuals here, a warning says that those of the state dict are dropped."""
-        shards, replicas = self._layout.split(saved, self._replicas is not None)
+        residuals here, a warning says that those of the state dict are dropped. References become
+        what they were; without them in the state dict the next gathers are exact."""
+        shards, replicas, references = self._layout.split(saved, self._replicas is not None)
         if not self._feedback.kept:
             if shards["residuals"] or replicas["residuals"]:
                 warn(
@@ -192,6 +243,8 @@ class ShardedCompression(Compression):
             self._exchange.check_state_dict(shards)
             self._replicas.load_state_dict(replicas)
         self._exchange.load_state_dict(shards)
+        if self._gather is not None:
+            self._gather.load(references)
 
     def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
         """Not for FSDP2, whose lost rank takes its shard with it."""
@@ -248,7 +301,7 @@ def _decide(
     exchange: GradientExchange,
     units: Sequence[Unit],
     replicas: dist.ProcessGroup | None,
-) -> Feedback:
+) -> Decision:
     first, rules, elements = units[0], exchange.rules, 0
     for unit in units:
         for piece in unit.pieces:
@@ -257,15 +310,21 @@ def _decide(
                 if replicas is not None:  # both hops of the all-reduce
                     elements += piece.chunk + piece.chunk // dist.get_world_size(replicas)
     needed = 4 * elements * (2 if exchange.config.recoverable else 1)
-    groups = [first.group]
+    groups, on_gpu = _groups_of_all(units, replicas), first.mesh.device_type == "cuda"
+    return decide("feedback", "residuals of error feedback", wanted, needed, groups, on_gpu)
+
+
+def _groups_of_all(
+    units: Sequence[Unit], replicas: dist.ProcessGroup | None
+) -> list[dist.ProcessGroup]:
+    """Groups that together make up all ranks that train the model."""
+    first = units[0]
     if replicas is not None:
-        groups.append(replicas)
-    elif first.mesh.ndim > 1:
-        groups.append(first.mesh.get_group(0))
-    return decide_feedback(wanted, needed, groups, first.mesh.device_type == "cuda")
+        return [first.group, replicas]
+    return [first.group] + ([first.mesh.get_group(0)] if first.mesh.ndim > 1 else [])
 
 
-def _warn_of_no_residuals(found: Feedback, unnamed: bool) -> None:
+def _warn_of_no_residuals(found: Decision, unnamed: bool) -> None:
     instead = (
         "so none are kept, and the codec is bf16"
         if unnamed

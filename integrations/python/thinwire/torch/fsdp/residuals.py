@@ -1,8 +1,9 @@
-"""The residuals of FSDP2: whether a model keeps them, which its ranks decide alike, and their place
-in a checkpoint, which loads in any number of shards and replicas.
+"""The residuals of gradients and the references of gathered parameters, which FSDP2 keeps between
+steps: whether a model keeps them, which its ranks decide alike, and their place in a checkpoint,
+which loads in any number of shards and replicas.
 
-Residuals take 4 bytes for each element of the whole, unsharded model on every rank. Who shards a
-model because it does not fit must not find such an allocation by default."""
+Each takes 4 bytes for each element of the whole, unsharded model on every rank. Who shards a model
+because it does not fit must not find such an allocation by default."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ from thinwire.torch.fsdp.units import Piece
 
 # Before a parameter's name: what the all-reduces over replicas keep of this rank's shard.
 _OF_REPLICAS = "replicas:"
+# The same: this rank's chunk of the reference that gathers of parameters send differences to.
+_REFERENCE = "reference:"
 
 _Saved = Mapping[str, Any]
 _Residuals = Mapping[str, Mapping[str, torch.Tensor]]
@@ -44,40 +47,50 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """How the residuals of a rank's two exchanges lie in its state dict."""
+    """How the residuals of a rank's two exchanges, and its references, lie in its state dict."""
 
     def __init__(self, place: Place, pieces: Mapping[str, Piece]) -> None:
-        """pieces: all parameters that are trained, by name."""
+        """pieces: all parameters that are trained or gathered, by name."""
         self.place, self._pieces = place, pieces
 
-    def join(self, of_shards: _Saved, of_replicas: _Saved | None) -> dict[str, Any]:
+    def join(
+        self,
+        of_shards: _Saved,
+        of_replicas: _Saved | None,
+        references: Mapping[str, torch.Tensor],
+    ) -> dict[str, Any]:
         """The state dict of this rank, from that of its reduce-scatters and that of its all-reduces
-        over replicas, if these are ours."""
+        over replicas, if these are ours, and from its chunks of the references."""
         residuals = self._resized(of_shards["residuals"], padded=False)
         if of_replicas is not None:
             for name, memory in of_replicas["residuals"].items():
                 residuals[_OF_REPLICAS + name] = {
                     kind: tensor[self._chunk(name)].clone() for kind, tensor in memory.items()
                 }
+        for name, chunk in references.items():
+            residuals[_REFERENCE + name] = {"first": chunk, "second": torch.zeros_like(chunk)}
         at = {"world": self.place.world, "rank": self.place.rank, "replicas": self.place.replicas}
         return {**of_shards, **at, "residuals": residuals}
 
     def split(
         self, saved: _Saved | Sequence[_Saved], replicas_have_one: bool
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what the two exchanges load: of this rank's dict, a gathered one, or all ranks'.
-        replicas_have_one: whether there is the second exchange; without, the first gets all."""
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
+        """Return what the two exchanges load, and the references: of this rank's dict, a gathered
+        one, or all ranks'. replicas_have_one: whether there is the second exchange; without, the
+        first gets all."""
         mine = self._of_this_rank(saved)
         if not replicas_have_one:
             mine = _folded(mine)
-        of_shards, of_replicas = _parted(mine["residuals"])
-        self._check_sizes(of_shards, of_replicas)
+        of_shards, of_replicas, references = _parted(mine["residuals"])
+        references = {name: kept for name, kept in references.items() if name in self._pieces}
+        self._check_sizes(of_shards, of_replicas, references)
         place = self.place
         return (
             {**mine, "world": place.shards, "rank": place.shard,
              "residuals": self._resized(of_shards, padded=True)},
             {**mine, "world": place.replicas, "rank": place.replica,
              "residuals": self._at_their_place(of_replicas)},
+            {name: memory["first"] for name, memory in references.items()},
         )  # fmt: skip
 
     def _of_this_rank(self, saved: _Saved | Sequence[_Saved]) -> _Saved:
@@ -95,7 +108,29 @@ class Layout:
         dicts = checkpoint.of_all_ranks(saved)
         if all((one["world"], _replicas_of(one)) == (world, replicas) for one in dicts):
             return dicts[rank]
-        return checkpoint.merge_state_dicts([_folded(one) for one in dicts], world, rank)
+        references = self._chunks_of([_parted(one["residuals"])[2] for one in dicts], dicts[0])
+        folded = [_folded(_without_references(one)) for one in dicts]
+        merged = checkpoint.merge_state_dicts(folded, world, rank)
+        return {**merged, "residuals": {**merged["residuals"], **references}}
+
+    def _chunks_of(
+        self, ranks: Sequence[_Residuals], first: _Saved
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """This rank's chunks of references that were saved in another number of shards, as entries
+        of its state dict. All replicas have the same. One that a rank lacks, or that is of another
+        size, is left out: its parameters are gathered exactly next."""
+        shards = first["world"] // _replicas_of(first)
+        found = {}
+        for name, piece in self._pieces.items():
+            chunks = [rank[name]["first"] for rank in ranks[:shards] if name in rank]
+            whole = torch.cat(chunks) if len(chunks) == shards else torch.empty(0)
+            if whole.numel() < piece.numel:
+                continue
+            padded = torch.zeros(self.place.shards * piece.chunk)
+            padded[: piece.numel] = whole[: piece.numel]
+            chunk = padded[self._chunk(name)].clone()
+            found[_REFERENCE + name] = {"first": chunk, "second": torch.zeros_like(chunk)}
+        return found
 
     def _chunk(self, name: str) -> slice:
         chunk = self._pieces[name].chunk
@@ -123,10 +158,14 @@ class Layout:
                 placed[name][kind] = whole
         return placed
 
-    def _check_sizes(self, of_shards: _Residuals, of_replicas: _Residuals) -> None:
+    def _check_sizes(
+        self, of_shards: _Residuals, of_replicas: _Residuals, references: _Residuals
+    ) -> None:
         sizes = {name: piece.numel for name, piece in self._pieces.items()}
         chunks = {name: piece.chunk for name, piece in self._pieces.items()}
-        for residuals, numels in ((of_shards, sizes), (of_replicas, chunks)):
+        for residuals, numels in (
+            (of_shards, sizes), (of_replicas, chunks), (references, chunks)
+        ):  # fmt: skip
             for name, memory in residuals.items():
                 got, expected = memory["first"].numel(), numels.get(name, "no such parameter")
                 if got != expected:
@@ -140,15 +179,22 @@ def _replicas_of(saved: _Saved) -> int:
     return saved.get("replicas", 1)
 
 
-def _parted(residuals: _Residuals) -> tuple[dict[str, Any], dict[str, Any]]:
-    """By parameter: those of the shards' exchange, and of the replicas'."""
-    of_shards, of_replicas = {}, {}
+def _parted(residuals: _Residuals) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """By parameter: those of the shards' exchange, of the replicas', and the references."""
+    of_shards, of_replicas, references = {}, {}, {}
     for name, memory in residuals.items():
         if name.startswith(_OF_REPLICAS):
             of_replicas[name.removeprefix(_OF_REPLICAS)] = memory
+        elif name.startswith(_REFERENCE):
+            references[name.removeprefix(_REFERENCE)] = memory
         else:
             of_shards[name] = memory
-    return of_shards, of_replicas
+    return of_shards, of_replicas, references
+
+
+def _without_references(saved: _Saved) -> dict[str, Any]:
+    kept = {n: m for n, m in saved["residuals"].items() if not n.startswith(_REFERENCE)}
+    return {**saved, "residuals": kept}
 
 
 def _folded(saved: _Saved) -> dict[str, Any]:
@@ -156,7 +202,7 @@ def _folded(saved: _Saved) -> dict[str, Any]:
     units of a rank's gradient. What is summed over replicas are means over shards."""
     replicas = _replicas_of(saved)
     shards = saved["world"] // replicas
-    of_shards, of_replicas = _parted(saved["residuals"])
+    of_shards, of_replicas, references = _parted(saved["residuals"])
     residuals = {name: dict(memory) for name, memory in of_shards.items()}
     for name, memory in of_replicas.items():
         if name not in residuals:
@@ -169,37 +215,41 @@ def _folded(saved: _Saved) -> dict[str, Any]:
         mine = first[saved["rank"] % shards * owed.numel() :][: owed.numel()]
         mine += owed[: mine.numel()]  # padding is at the end
         residuals[name]["first"] = first
+    residuals |= {_REFERENCE + name: dict(memory) for name, memory in references.items()}
     return {**saved, "replicas": 1, "residuals": residuals}
 
 
-# "auto" keeps residuals that take at most one part in so many of the memory that is available.
+# "auto" keeps what takes at most one part in so many of the memory that is available.
 SHARE = 8
 
 Wanted = bool | str | None  # True: always; False: never; "auto", which None stands for
 
 
-class Feedback(NamedTuple):
-    """The decision, and the numbers that it was made of."""
+class Decision(NamedTuple):
+    """The answer whether something is kept that takes memory on every rank, and its reasons."""
 
+    option: str  # the argument of compress()
+    what: str  # "residuals of error feedback"
     wanted: bool | str
     kept: bool
-    bytes: int  # of residuals on each rank, if they are kept
+    bytes: int  # on each rank, if it is kept
     available: int  # bytes of memory, on the rank that has the least
 
     @property
     def too_large(self) -> str:
         """Why "auto" keeps none."""
         return (
-            f"residuals of error feedback take {self.bytes:,} bytes on every rank, more than "
+            f"{self.what} take {self.bytes:,} bytes on every rank, more than "
             f"1/{SHARE} of the {self.available:,} bytes of memory that are available there"
         )
 
     def describe(self) -> str:
         """A line for Compression.describe()."""
+        name = self.what.split()[0]
         if self.kept:
-            return f"residuals: {self.bytes:,} bytes on every rank (feedback={self.wanted!r})\n"
+            return f"{name}: {self.bytes:,} bytes on every rank ({self.option}={self.wanted!r})\n"
         why = self.too_large if self.wanted == "auto" else f"they would take {self.bytes:,} bytes"
-        return f"residuals: none (feedback={self.wanted!r}): {why}\n"
+        return f"{name}: none ({self.option}={self.wanted!r}): {why}\n"
 
 
 def check_feedback(wanted: Wanted) -> bool | str:
@@ -211,16 +261,25 @@ def check_feedback(wanted: Wanted) -> bool | str:
     raise wrong("feedback", wanted, "'auto', True or False")
 
 
-def decide_feedback(
-    wanted: bool | str, needed: int, groups: Sequence[dist.ProcessGroup], on_gpu: bool
-) -> Feedback:
+def decide(
+    option: str,
+    what: str,
+    wanted: bool | str,
+    needed: int,
+    groups: Sequence[dist.ProcessGroup],
+    on_gpu: bool,
+    taken: int = 0,
+) -> Decision:
     """Decide for all ranks that train the model; each of them calls it.
 
     Args:
-        wanted: from check_feedback(). MismatchError on every rank if they differ in it.
-        needed: bytes that residuals take on this rank.
+        option, what: as Decision has them.
+        wanted: "auto", or what counts as True or False. MismatchError on every rank if they differ
+            in it.
+        needed: bytes that it takes on this rank.
         groups: of the shards, and of the replicas if there are any.
-        on_gpu: the residuals lie on the current GPU, not in the host's memory.
+        on_gpu: it lies on the current GPU, not in the host's memory.
+        taken: bytes of what is available that are spoken for on each rank.
     """
     memory = memory_of_gpu() if on_gpu else memory_of_host()
     ranks = [(wanted, needed, *memory)]
@@ -231,14 +290,15 @@ def decide_feedback(
     for other, *_ in ranks:
         if other != wanted:
             raise MismatchError(
-                f"rank {dist.get_rank()}: feedback is {wanted!r}, and {other!r} on another rank; "
+                f"rank {dist.get_rank()}: {option} is {wanted!r}, and {other!r} on another rank; "
                 "pass the same value to compress() on every rank"
             )
     sharers = Counter(where for _, _, where, _ in ranks)
-    available = min(free // sharers[where] for _, _, where, free in ranks)
+    available = max(0, min(free // sharers[where] for _, _, where, free in ranks) - taken)
     needed = max(one[1] for one in ranks)
     fits = SHARE * needed <= available
-    return Feedback(wanted, fits if wanted == "auto" else bool(wanted), needed, available)
+    kept = fits if wanted == "auto" else bool(wanted)
+    return Decision(option, what, wanted, kept, needed, available)
 
 
 def memory_of_host() -> tuple[str, int]:

@@ -36,6 +36,8 @@ class Unit(NamedTuple):
     module: FSDPModule
     pieces: tuple[Piece, ...]
     mesh: DeviceMesh
+    dtype: torch.dtype  # of the first one
+    gathered: tuple[Piece, ...] = ()  # with its frozen parameters, if units_of() was asked for them
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -65,18 +67,22 @@ class Unit(NamedTuple):
         return [part for rank in range(self.world) for part in self.parts_of_rank(rank)]
 
 
-def units_of(model: torch.nn.Module) -> list[Unit]:
+def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
     """InvalidArgumentError unless fully_shard() was applied to the model, or to modules in it, and
-    shards dimension 0 only. Warns of trained parameters that are in none of these."""
+    shards dimension 0 only. Warns of trained parameters that are in none of these. gathered: list
+    all that FSDP2 gathers of each unit, which is its frozen parameters as well."""
     names = {p: private.plain_name(name) for name, p in model.named_parameters()}
     units = []
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            trained = [p for p in _managed(module) if p.requires_grad]
+            managed = list(_managed(module))
+            trained = [p for p in managed if p.requires_grad]
             if trained:
                 pieces = tuple(_piece(p, names[p]) for p in trained)
+                whole = tuple(_piece(p, names[p]) for p in managed) if gathered else ()
                 mesh = trained[0].device_mesh
-                units.append(Unit(private.plain_name(name) or "model", module, pieces, mesh))
+                label = private.plain_name(name) or "model"
+                units.append(Unit(label, module, pieces, mesh, trained[0].dtype, whole))
     if not units:
         raise InvalidArgumentError(
             f"got a {type(model).__name__} without trained parameters under FSDP2, expected a "

@@ -1,0 +1,322 @@
+"""The all-gather of parameters, which FSDP2 calls in place of its own. It sends differences.
+
+Every rank keeps a copy of what it has gathered last, the *reference*, equal on all ranks bit by
+bit. The owner of a shard keeps the shard x exact, sends C(x - r), where r is its part of the
+reference, and every rank, the owner too, adds what it decodes to r and computes with r. What a
+gather loses is still in the next x - r, so nothing is lost for good: EF21-P of Gruntkowska, Tyurin
+and Richtarik, arXiv 2209.15218, Algorithm 1. A backward pass computes with the weights of its
+forward pass, so its gathers are copies of the reference, and send nothing.
+
+Without a reference each gather quantises the weights themselves, as ZeRO++ does: Wang et al.,
+arXiv 2306.10209, section 3.1. What it loses is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire import config
+from thinwire.arguments import check_kind, wrong
+from thinwire.codec import codec_info
+from thinwire.torch import private, tensors
+from thinwire.torch.exchange.bucket import Bucket, InFlight, Part
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.fsdp.collectives import Buffers, Pool
+from thinwire.torch.fsdp.units import Unit
+from thinwire.torch.group import Membership
+
+# Parameters are gathered exactly where one has changed by more than this part of the largest in its
+# unit, as after a load_state_dict() of the model. int4 loses at most 1/14 of such a change.
+LARGEST_CHANGE = 1 / 8
+_SAMPLE = 4096  # elements of a reference that are looked at first
+
+_DIFFERENCES, _FP32, _BF16 = 0, 1, 2  # the session's codecs
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_LEAST_BITS = 8  # of a codec that rounds weights without a reference
+
+Wanted = str | bool | None  # the argument `reference`
+
+
+def check_gather(codec: object, reference: Wanted) -> str | bool:
+    """Return what `reference` stands for: "auto", "fp32", "bf16" or False.
+
+    Raises:
+        InvalidArgumentError: the reference is none of these; or the codec has no all-gather, needs
+            momentum, rounds at random, or has fewer than 8 bits without a reference.
+    """
+    if reference not in (None, False, "auto", *_DTYPES):
+        raise wrong("reference", reference, "'auto', 'fp32', 'bf16' or False")
+    check_kind("gather", codec, str, "a codec such as 'int4', 'adaptive' or 'int8'")
+    info = codec_info(codec)
+    if info.entries or info.momentum == "required" or "stochastic" in info.spec:
+        expected = "int4, adaptive, int8, bf16 or another codec that rounds to the nearest value"
+        raise wrong("gather", codec, expected)
+    if reference is False and not rounds_finely(codec):
+        raise wrong(
+            "gather", codec, "int8 or bf16 with reference=False: fewer than 8 bits of a weight "
+            "diverge, and only a reference keeps what they lose",
+        )  # fmt: skip
+    return "auto" if reference is None else reference
+
+
+def rounds_finely(codec: str) -> bool:
+    """Return whether weights may be rounded by this codec without a reference."""
+    return codec_info(codec).down_bits >= _LEAST_BITS
+
+
+def reference_dtype(unit: Unit, reference: str) -> torch.dtype:
+    """Return the dtype of a unit's reference; for "auto" that in which FSDP2 gathers."""
+    return _DTYPES.get(reference) or private.gathered_dtype(unit.module) or unit.dtype
+
+
+def reference_bytes(units: Sequence[Unit], reference: str) -> int:
+    """Return the memory that the references of these units take on every rank."""
+    return sum(  # of all chunks, and of the own one once more
+        (unit.world + 1) * sum(piece.chunk for piece in unit.gathered)
+        * reference_dtype(unit, reference).itemsize
+        for unit in units
+    )  # fmt: skip
+
+
+class ParameterGather:
+    """The compressed all-gathers of a model: their connections, and one UnitGather for each unit.
+
+    References take as many bytes as the whole, unsharded model in their dtype on every rank, and
+    those of its own shard once more: 4 bytes for each element in fp32, 2 in bf16. The caller
+    decides whether that fits (residuals.decide)."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        codec: str,
+        reference: str | bool,
+        group: dist.ProcessGroup,
+        pool: Pool,
+        options: Mapping[str, Any],
+    ) -> None:
+        """codec, reference: from check_gather(); False: no references. Ranks meet at the first
+        gather."""
+        settings = config.resolve(**{**options, "codec": codec})
+        settings = dataclasses.replace(settings, codec=f"{settings.codec};fp32;bf16")
+        self._session = Session(Membership(group, "fsdp gather"), settings)
+        self._session.close_with(self)
+        self.of_unit = {
+            unit.name: UnitGather(
+                unit, dist.get_rank(group), self._session,
+                reference_dtype(unit, reference) if reference else None, pool,
+            )
+            for unit in units
+        }  # fmt: skip
+
+    def stats(self, steps: int) -> dict[str, Any]:
+        """As GradientExchange.stats(), without parameters, and reference_bytes: the memory of the
+        references; exact: gathers that were not compressed; repeated: those of backward passes,
+        which sent nothing."""
+        counts = sum((unit.counts for unit in self.of_unit.values()), Counter())
+        return {
+            **self._session.summary(steps),
+            "reference_bytes": sum(unit.reference_bytes for unit in self.of_unit.values()),
+            "exact": counts["exact"],
+            "repeated": counts["repeated"],
+        }
+
+    def describe(self) -> str:
+        return self._session.describe()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return this rank's part of the references by parameter, with padding: flat float32 on the
+        host. Empty before the first gather, and without references."""
+        return {name: part for unit in self.of_unit.values() for name, part in unit.state().items()}
+
+    def load(self, parts: Mapping[str, torch.Tensor]) -> None:
+        """Take the references from state(), on all ranks; the next gather of each unit spreads
+        them. A unit that lacks a parameter there is gathered exactly next."""
+        for unit in self.of_unit.values():
+            unit.load(parts)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class UnitGather(Buffers):
+    """torch.distributed.fsdp's interface of an all-gather, for one unit."""
+
+    def __init__(
+        self, unit: Unit, rank: int, session: Session, dtype: torch.dtype | None, pool: Pool
+    ) -> None:
+        """rank: among those that share the shards. dtype: of the reference; None: there is none."""
+        super().__init__(pool)
+        self._pieces, self._world, self._rank = unit.gathered, unit.world, rank
+        self._chunk = sum(piece.chunk for piece in self._pieces)
+        self._numel = self._world * self._chunk
+        self._session, self._dtype = session, dtype
+        self._reference: torch.Tensor | None = None  # flat: all chunks, as they are gathered
+        self._own: torch.Tensor | None = None  # a copy of this rank's chunk of it
+        self._loaded: torch.Tensor | None = None  # this rank's chunk of a reference to come
+        self._changed: torch.Event | None = None  # on a GPU: the reference is written by then
+        self._buckets: dict[tuple[str, int], Bucket] = {}
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def reference_bytes(self) -> int:
+        return 0 if self._reference is None else self._reference.nbytes + self._own.nbytes
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """On the host the reference itself, which spares a copy: FSDP2 writes this rank's shard
+        into its part of it, calls us, and then only reads."""
+        shared = self._reference is not None and device.type == "cpu" and dtype == self._dtype
+        if shared and math.prod(size) == self._numel:
+            return self._reference
+        return super().allocate(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """output_tensor: the shards of all ranks. input_tensor: this rank's, which is a part of the
+        output. What is no whole unit in float32, bfloat16 or float16 goes exactly: parameters of
+        several dtypes, which come as bytes, and the smaller groups of reshard_after_forward=N.
+        Typed errors of a failed exchange, out of the pass that needs the parameters."""
+        whole = output_tensor.numel() == self._numel
+        if not whole or input_tensor.dtype not in tensors.DTYPES:
+            self.counts["exact"] += 1
+            return dist.all_gather_into_tensor(
+                output_tensor, input_tensor, group=group, async_op=async_op
+            )
+        with torch.no_grad():
+            finish = self._start(output_tensor, input_tensor)
+        work = _GatherWork(finish)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _start(self, output: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        """Start a gather, and return what ends it."""
+        if self._dtype is None:
+            sent = self._submit(source.clone(), output, _DIFFERENCES)  # they must not overlap
+            return lambda: self._session.complete(sent)
+        if self._changed is not None:
+            torch.cuda.current_stream().wait_event(self._changed)
+        in_place = self._reference is not None and output.data_ptr() == self._reference.data_ptr()
+        if self._reference is not None and private.in_backward():
+            self.counts["repeated"] += 1
+            if in_place:
+                source.copy_(self._own)
+            return lambda: self._give(output)
+        mine = self.pool.take(self._chunk, source.dtype, source.device).copy_(source)
+        if in_place:
+            source.copy_(self._own)
+        if self._reference is None:
+            loaded, self._loaded = self._loaded, None
+            self._gather_exactly(mine if loaded is None else loaded.to(mine.device))
+            if loaded is None:
+                self.pool.give(mine)
+                return lambda: self._give(output)
+        difference = self.pool.take(self._chunk, source.dtype, source.device)
+        torch.sub(mine, self._own, out=difference)
+        decoded = self.pool.take(self._numel, source.dtype, source.device)
+        sent = self._submit(difference, decoded, _DIFFERENCES)
+
+        def finish() -> None:
+            self._session.complete(sent)
+            if self._fits(decoded):
+                self._reference.add_(decoded)
+                self._own.copy_(self._part())
+            else:
+                self._gather_exactly(mine)
+            for each in (mine, difference, decoded):
+                self.pool.give(each)
+            self._give(output)
+
+        return finish
+
+    def _part(self) -> torch.Tensor:
+        return self._reference[self._rank * self._chunk :][: self._chunk]
+
+    def _fits(self, differences: torch.Tensor) -> bool:
+        """Return whether the decoded differences are small enough; False for a NaN. They and the
+        reference have the same bits on all ranks, and a maximum does not depend on the order of its
+        operands, so all ranks find the same answer."""
+        largest = _largest(differences)
+        return any(  # a part of the reference is enough, most times
+            largest <= LARGEST_CHANGE * _largest(part)
+            for part in (self._reference[:_SAMPLE], self._reference)
+        )
+
+    def _gather_exactly(self, mine: torch.Tensor) -> None:
+        """Make the reference of all ranks' chunks, rounded to its dtype only."""
+        self.counts["exact"] += 1
+        if self._reference is None:
+            self._reference = torch.empty(self._numel, dtype=self._dtype, device=mine.device)
+        codec = _BF16 if self._dtype == torch.bfloat16 else _FP32
+        sent = self._submit(mine.to(self._dtype), self._reference, codec)
+        self._session.complete(sent)
+        self._own = self._part().clone()
+
+    def _give(self, output: torch.Tensor) -> None:
+        """Make the reference the result."""
+        if output.data_ptr() != self._reference.data_ptr():
+            output.copy_(self._reference)
+        if output.is_cuda:
+            self._changed = torch.cuda.current_stream().record_event()
+
+    def _submit(self, source: torch.Tensor, target: torch.Tensor, codec: int) -> InFlight:
+        dtype = tensors.DTYPES[source.dtype]
+        if (dtype, codec) not in self._buckets:
+            parts = [Part("parameters", self._chunk)]
+            self._buckets[dtype, codec] = Bucket(
+                None, self._chunk, dtype, op="sum", parts=parts, codecs=[codec],
+                collective="all_gather",
+            )  # fmt: skip
+        return self._session.submit(self._buckets[dtype, codec], source, target)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As ParameterGather.state(), of this unit."""
+        mine = self._loaded if self._own is None else self._own
+        if mine is None:
+            return {}
+        chunks = mine.to("cpu", torch.float32).split([piece.chunk for piece in self._pieces])
+        return {
+            piece.name: chunk.clone() for piece, chunk in zip(self._pieces, chunks, strict=True)
+        }
+
+    def load(self, parts: Mapping[str, torch.Tensor]) -> None:
+        """As ParameterGather.load()."""
+        self._reference = self._own = self._loaded = None
+        if self._dtype is not None and all(piece.name in parts for piece in self._pieces):
+            self._loaded = torch.cat([parts[piece.name] for piece in self._pieces])
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest absolute value; NaN if there is one."""
+    least, most = torch.aminmax(values)
+    return float(torch.maximum(most, -least))
+
+
+class _GatherWork(dist.Work):
+    """A gather in flight. FSDP2 waits for it only if it is a Work of torch's."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        super().__init__()
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self, *_: Any) -> bool:
+        """Returns when the parameters are there, on a GPU for later work of the current stream.
+        Raises the typed error of a failure."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            with torch.no_grad():
+                finish()
+        return True
