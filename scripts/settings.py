@@ -27,9 +27,9 @@ arguments are those of `compress` and `State`; `all_reduce` takes `codec` and
 names the nearest known one. `thinwire doctor` prints the variables that are set.
 
 `compress` has more options, each for some models: `feedback` ([residuals](../tutorial/fsdp2.md)),
-`gather`, `reference` and `replicas` under FSDP2; `clip_value` and `clip_norm` under DDP; `delay`
-and `find_unused_parameters` for plain modules with `optimizer=`; `warm_up_steps` under DDP and
-with `optimizer=`.
+`gather`, `reference`, `replicas` and `inner` under FSDP2; `clip_value` and `clip_norm` under DDP;
+`delay` and `find_unused_parameters` for plain modules with `optimizer=`; `warm_up_steps` under DDP
+and with `optimizer=`.
 
 The C library reads no environment. A C program calls `tw_options_init` and sets the fields of
 `tw_options` that it needs; zero stands for the default. A program that was compiled against an

@@ -284,6 +284,7 @@ class Options(Settings, total=False):
     delay: Literal[0, 1] | None  # with optimizer=: means come one step late (arXiv 2005.06728)
     find_unused_parameters: bool | None  # with optimizer=: one that no rank used keeps grad None
     replicas: ProcessGroup | None  # FSDP2: ranks that have the same shard, in hybrid sharding
+    inner: bool | None  # FSDP2 with replicas; False: the reduce-scatter over the shards is exact
     gather: str | None  # FSDP2: what changed in parameters is gathered with this codec ("int4")
     # FSDP2: what the gathers' differences refer to; auto: within 1/8 of free memory
     reference: Literal["auto", "fp32", "bf16", False] | None

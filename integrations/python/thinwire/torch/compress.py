@@ -51,6 +51,7 @@ def compress(
       unit, with residuals of 4 bytes for every element of the whole, unsharded model on every rank
       if that is at most 1/8 of each rank's available memory. Else a warning says so, and the
       default codec is bf16; feedback=True always keeps them, feedback=False never does.
+      On HSDP's mesh the all-reduce over the replicas is compressed too, or alone (inner=False).
       All parameters of a unit need one codec; "auto", topk, onebit and momentum need the whole mean
       on every rank, so they are refused. gather="int4" compresses the gathers of parameters too,
       with a copy of the whole model on every rank, 4 bytes for every element, by the same rule.
@@ -186,6 +187,7 @@ _ONLY_SOME = {
     "delay": _STEPPED,
     "find_unused_parameters": _STEPPED,
     "replicas": _SHARDS,
+    "inner": _SHARDS,
     "gather": _SHARDS,
     "reference": _SHARDS,
     "feedback": _SHARDS,

@@ -116,6 +116,46 @@ def gathered_dtype(module: torch.nn.Module) -> torch.dtype | None:
     return getattr(policy, "param_dtype", None)
 
 
+def _parameter_groups(module: torch.nn.Module) -> list[Any]:
+    """Return what FSDP2 keeps of the parameters that one fully_shard() call manages. Torch 2.6 to
+    2.12 have one such object, 2.13 a list."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [state._fsdp_param_group] if groups is None else list(groups)
+
+
+def leave_replicas_to_hook(module: torch.nn.Module) -> None:
+    """Makes FSDP2 reduce a unit of HSDP over its shards only, so that the hook of
+    set_all_reduce_hook() gets what is to be reduced over the replicas.
+
+    FSDP2 calls dist.all_reduce there, on the mesh's group, and has no public way to another.
+    UnavailableError where torch has not what torch 2.6 to 2.14 have."""
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+        for group in _parameter_groups(module):
+            info = group.mesh_info
+            group.mesh_info = FSDPMeshInfo(info.mesh, shard_mesh_dim=info.shard_mesh_dim)
+    except (AttributeError, ImportError, TypeError) as error:
+        raise UnavailableError(
+            f"torch {torch.__version__} reduces over HSDP's replicas otherwise than torch 2.6 to "
+            "2.14; shard over the inner dimension of the mesh, and pass the group of the outer one "
+            "as replicas="
+        ) from error
+
+
+def all_reduces_now(module: torch.nn.Module) -> bool:
+    """Return what set_requires_all_reduce() of an FSDP2 module has set, which FSDP2 itself heeds
+    only where it reduces over replicas. Torch 2.6 to 2.14."""
+    return all(getattr(group, "all_reduce_grads", True) for group in _parameter_groups(module))
+
+
+def divide_factor(module: torch.nn.Module) -> float | None:
+    """Return what set_gradient_divide_factor() of an FSDP2 module has set: the divisor of sums over
+    all ranks, replicas included. Torch 2.6 to 2.14."""
+    return getattr(_parameter_groups(module)[0], "gradient_divide_factor", None)
+
+
 def shadowed_backward() -> object | None:
     """Return a stand-in for another rank's backward pass, in which this rank takes part with zeros,
     since its own inputs have ended: an object that is new in each; None elsewhere.

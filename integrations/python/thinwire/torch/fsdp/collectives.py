@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import InvalidArgumentError, warn
+from thinwire.torch import private
 from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.fsdp.units import Unit
@@ -192,14 +193,28 @@ class AllReduceHook:
         self._numel = sum(part.numel for part in parts)
         name = unit.name if feedback else None
         self._buckets = _Buckets(exchange, name, parts, "all_reduce")
+        self._waiting: torch.Tensor | None = None  # sums of passes without an all-reduce
 
     def __call__(self, shard: torch.Tensor) -> None:
+        """Reduce in place. After set_requires_all_reduce(False) it keeps the sum of what comes, and
+        the shard becomes zeros, until a pass all-reduces."""
+        if not private.all_reduces_now(self._unit.module):
+            kept = self._waiting
+            self._waiting = shard.clone() if kept is None else kept.add_(shard)
+            shard.zero_()
+            return
+        if self._waiting is not None:
+            shard.add_(self._waiting)
+            self._waiting = None
+        divided = self._unit.hybrid and private.divide_factor(self._unit.module) is not None
+        op = "sum" if divided else "mean"
         self._steps.begin(self._unit.name)
         if shard.numel() != self._numel:  # as in ReduceScatter, which has warned
             dist.all_reduce(shard, group=self._group)
-            shard.div_(self._exchange.world_size)
+            if op == "mean":
+                shard.div_(self._exchange.world_size)
         else:
-            bucket = self._buckets.get(shard.dtype, "mean")
+            bucket = self._buckets.get(shard.dtype, op)
             self._exchange.wait(self._exchange.submit(bucket, shard))
         self._steps.end()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from thinwire import config
 from thinwire.arguments import check_kind, wrong
 from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError, warn
+from thinwire.torch import private
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
@@ -33,6 +34,7 @@ def compress_shards(
     codec: Codec | None = None,
     *,
     replicas: dist.ProcessGroup | None = None,
+    inner: bool | None = None,
     gather: str | None = None,
     reference: gathers.Wanted = None,
     feedback: Wanted = None,
@@ -50,8 +52,11 @@ def compress_shards(
     codec: as State takes it, but for "auto", topk, onebit and momentum, which need the whole mean
       on every rank.
     replicas: for hybrid sharding of one's own: the group of ranks that have the same shard. The
-      mean over it is taken compressed as well, after the reduce-scatter. With HSDP's mesh of two
-      dimensions FSDP2 itself reduces over replicas, uncompressed.
+      mean over it is taken compressed as well, after the reduce-scatter. On HSDP's mesh of two
+      dimensions that is the group of the first, and need not be named.
+    inner: False: with replicas only the mean over these is compressed, and FSDP2 reduces over the
+      shards itself, exactly; for replicas on several nodes, with shards inside. Residuals are those
+      of this rank's shard then. True (None stands for it): both.
     gather: None: FSDP2 gathers parameters itself, exactly. "int4", "adaptive", "int8" or "bf16":
       each forward pass gathers what has changed in a unit's parameters, compressed so, and its
       backward pass computes with the same weights, without a gather. Passes lag behind the exact
@@ -81,10 +86,23 @@ def compress_shards(
     for unit in units:
         _check_free(unit)
     feedback = check_feedback(feedback)
-    made = ShardedCompression(units, codec, replicas, gather, kind, feedback, options)
+    if inner not in (None, True, False):
+        raise wrong("inner", inner, "True or False")
+    replicas = _replicas_of(units, replicas)
+    if inner is False and replicas is None:
+        raise wrong("inner", inner, "True for shards without replicas: nothing else is reduced")
+    sharing = _Sharing(inner is not False, replicas)
+    made = ShardedCompression(units, codec, sharing, gather, kind, feedback, options)
     for unit in units:
         made._install(unit)
     return made
+
+
+class _Sharing(NamedTuple):
+    """The reductions that are compressed."""
+
+    inner: bool  # the reduce-scatter over the shards
+    replicas: dist.ProcessGroup | None  # the all-reduce over this group
 
 
 class ShardedCompression(Compression):
@@ -94,7 +112,7 @@ class ShardedCompression(Compression):
         self,
         units: Sequence[Unit],
         codec: Codec | None,
-        replicas: dist.ProcessGroup | None,
+        sharing: _Sharing,
         gather: str | None,
         reference: str | bool,
         feedback: bool | str,
@@ -102,14 +120,10 @@ class ShardedCompression(Compression):
     ) -> None:
         """compress() makes it."""
         padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
-        group = _group_of(units)
+        group, replicas = _group_of(units), sharing.replicas
+        self._inner = sharing.inner
         self._exchange = _exchange(codec, group, padded, "fsdp", options)
-        if replicas is not None and units[0].mesh.ndim > 1:
-            raise InvalidArgumentError(
-                "got replicas, and a model on HSDP's mesh, over which FSDP2 reduces itself; shard "
-                "it over one dimension of ranks"
-            )
-        self._feedback = _decide(feedback, self._exchange, units, replicas)
+        self._feedback = _decide(feedback, self._exchange, units, sharing)
         if not self._feedback.kept:
             unnamed = codec is None and not config.is_set("codec")
             if feedback == "auto":
@@ -172,7 +186,10 @@ class ShardedCompression(Compression):
         self._reducers.append(reducer)
         self._units.append(unit)
         setattr(unit.module, _COMPRESSED_BY, self)
-        unit.module.set_custom_reduce_scatter(reducer)
+        if self._inner:
+            unit.module.set_custom_reduce_scatter(reducer)
+        if hasattr(unit.module, "set_reduce_scatter_unused_params"):  # torch 2.13
+            unit.module.set_reduce_scatter_unused_params(True, recurse=False)
         if self._gather is not None:
             unit.module.set_custom_all_gather(self._gather.of_unit[unit.name])
         if self._replicas is not None:
@@ -180,6 +197,8 @@ class ShardedCompression(Compression):
                 unit, self._rank, self._replica_group, self._replicas, self._replica_steps, keep
             )
             unit.module.set_all_reduce_hook(hook)
+            if unit.hybrid:
+                private.leave_replicas_to_hook(unit.module)
 
     def _connected(self) -> list[GradientExchange | ParameterGather]:
         parts = (self._exchange, self._replicas, self._gather)
@@ -194,12 +213,17 @@ class ShardedCompression(Compression):
         """As State.stats(), of the reduce-scatters, and exact_reductions, which went uncompressed
         because parameters of their unit had no gradient; replicas: the same of the all-reduces, and
         gather: of the all-gathers, if these are compressed."""
-        found = {**self._exchange.stats(), "exact_reductions": sum(r.exact for r in self._reducers)}
+        exact = sum(reducer.exact for reducer in self._reducers)
+        found = {**self._exchange.stats(), "steps": self._steps_made, "exact_reductions": exact}
         if self._replicas is not None:
             found["replicas"] = self._replicas.stats()
         if self._gather is not None:
-            found["gather"] = self._gather.stats(self._exchange.steps)
+            found["gather"] = self._gather.stats(self._steps_made)
         return found
+
+    @property
+    def _steps_made(self) -> int:
+        return self._exchange.steps if self._inner else self._replicas.steps
 
     def describe(self) -> str:
         """As State.describe(), with a line of the residuals and their bytes."""
@@ -213,7 +237,8 @@ class ShardedCompression(Compression):
         model, replicas included."""
         replicas = None if self._replicas is None else self._replicas.state_dict()
         references = {} if self._gather is None else self._gather.state()
-        return self._layout.join(self._exchange.state_dict(), replicas, references)
+        shards = {**self._exchange.state_dict(), "steps": self._steps_made}
+        return self._layout.join(shards, replicas, references)
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """As State.gathered_state_dict(), of all ranks that train the model. With replicas these
@@ -239,6 +264,12 @@ class ShardedCompression(Compression):
                     "compress(..., feedback=True) keeps them"
                 )
             shards, replicas = {**shards, "residuals": {}}, {**replicas, "residuals": {}}
+        if not self._inner and shards["residuals"]:
+            warn(
+                "load_state_dict: the state dict has residuals of the reduce-scatter over the "
+                "shards, which is exact here (inner=False), so they are dropped"
+            )
+            shards = {**shards, "residuals": {}}
         if self._replicas is not None:
             self._exchange.check_state_dict(shards)
             self._replicas.load_state_dict(replicas)
@@ -274,13 +305,34 @@ def _check_free(unit: Unit) -> None:
 
 
 def _place(unit: Unit, replicas: dist.ProcessGroup | None) -> Place:
-    """This rank's, among the replicas of a group of their own or of HSDP's mesh."""
+    """Return this rank's place, among replicas if there are any."""
     shards = unit.world, dist.get_rank(unit.group)
-    if replicas is not None:
-        return Place(*shards, dist.get_world_size(replicas), dist.get_rank(replicas))
-    if unit.mesh.ndim > 1:
-        return Place(*shards, unit.mesh.size(0), unit.mesh.get_local_rank(0))
-    return Place(*shards)
+    if replicas is None:
+        return Place(*shards)
+    return Place(*shards, dist.get_world_size(replicas), dist.get_rank(replicas))
+
+
+def _replicas_of(
+    units: Sequence[Unit], named: dist.ProcessGroup | None
+) -> dist.ProcessGroup | None:
+    """Return the group of the replicas: that of HSDP's mesh, else the one that was named."""
+    hybrid = [unit for unit in units if unit.hybrid]
+    if named is not None and hybrid:
+        raise InvalidArgumentError(
+            f"got replicas=, and '{hybrid[0].name}' on HSDP's mesh, which has its replicas in its "
+            "first dimension; leave replicas= out, or shard over one dimension of ranks"
+        )
+    if not hybrid:
+        return named
+    groups = [unit.mesh.get_group(0) if unit.hybrid else None for unit in units]
+    ranks = [None if group is None else dist.get_process_group_ranks(group) for group in groups]
+    for unit, theirs in zip(units, ranks, strict=True):
+        if theirs != ranks[0]:
+            raise InvalidArgumentError(
+                f"'{unit.name}' has its replicas on the ranks {theirs}, expected {ranks[0]} as "
+                f"'{units[0].name}'; call compress() for each of such parts by itself"
+            )
+    return groups[0]
 
 
 def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
@@ -300,13 +352,13 @@ def _decide(
     wanted: bool | str,
     exchange: GradientExchange,
     units: Sequence[Unit],
-    replicas: dist.ProcessGroup | None,
+    sharing: _Sharing,
 ) -> Decision:
-    first, rules, elements = units[0], exchange.rules, 0
+    first, rules, elements, replicas = units[0], exchange.rules, 0, sharing.replicas
     for unit in units:
         for piece in unit.pieces:
             if codec_info(rules.by_pattern[rules.rule_of(piece.name)]).uses_feedback:
-                elements += unit.world * piece.chunk
+                elements += unit.world * piece.chunk * sharing.inner
                 if replicas is not None:  # both hops of the all-reduce
                     elements += piece.chunk + piece.chunk // dist.get_world_size(replicas)
     needed = 4 * elements * (2 if exchange.config.recoverable else 1)
@@ -318,10 +370,7 @@ def _groups_of_all(
     units: Sequence[Unit], replicas: dist.ProcessGroup | None
 ) -> list[dist.ProcessGroup]:
     """Groups that together make up all ranks that train the model."""
-    first = units[0]
-    if replicas is not None:
-        return [first.group, replicas]
-    return [first.group] + ([first.mesh.get_group(0)] if first.mesh.ndim > 1 else [])
+    return [units[0].group] + ([] if replicas is None else [replicas])
 
 
 def _warn_of_no_residuals(found: Decision, unnamed: bool) -> None:

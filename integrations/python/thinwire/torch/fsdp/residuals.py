@@ -80,7 +80,7 @@ class Layout:
         first gets all."""
         mine = self._of_this_rank(saved)
         if not replicas_have_one:
-            mine = _folded(mine)
+            mine = self._folded(mine)
         of_shards, of_replicas, references = _parted(mine["residuals"])
         references = {name: kept for name, kept in references.items() if name in self._pieces}
         self._check_sizes(of_shards, of_replicas, references)
@@ -109,7 +109,7 @@ class Layout:
         if all((one["world"], _replicas_of(one)) == (world, replicas) for one in dicts):
             return dicts[rank]
         references = self._chunks_of([_parted(one["residuals"])[2] for one in dicts], dicts[0])
-        folded = [_folded(_without_references(one)) for one in dicts]
+        folded = [self._folded(_without_references(one)) for one in dicts]
         merged = checkpoint.merge_state_dicts(folded, world, rank)
         return {**merged, "residuals": {**merged["residuals"], **references}}
 
@@ -131,6 +131,30 @@ class Layout:
             chunk = padded[self._chunk(name)].clone()
             found[_REFERENCE + name] = {"first": chunk, "second": torch.zeros_like(chunk)}
         return found
+
+    def _folded(self, saved: _Saved) -> dict[str, Any]:
+        """A rank's dict without residuals of the replicas: they are added to those of the shards,
+        in units of a rank's gradient. What is summed over replicas are means over shards, which
+        have residuals of their own unless they were exact."""
+        replicas = _replicas_of(saved)
+        shards = saved["world"] // replicas
+        of_shards, of_replicas, references = _parted(saved["residuals"])
+        residuals = {name: dict(memory) for name, memory in of_shards.items()}
+        for name, memory in of_replicas.items():
+            if name not in self._pieces:
+                raise InvalidArgumentError(
+                    f"the state dict has a residual for '{name}', which is no parameter of this "
+                    "model; load it into the model that it was saved from"
+                )
+            zeros = torch.zeros(self._pieces[name].numel)
+            kept = residuals.setdefault(name, {"first": zeros, "second": zeros})
+            owed = shards * (memory["first"] + replicas * memory["second"])
+            first = kept["first"].clone()
+            mine = first[saved["rank"] % shards * owed.numel() :][: owed.numel()]
+            mine += owed[: mine.numel()]  # padding is at the end
+            kept["first"] = first
+        residuals |= {_REFERENCE + name: dict(memory) for name, memory in references.items()}
+        return {**saved, "replicas": 1, "residuals": residuals}
 
     def _chunk(self, name: str) -> slice:
         chunk = self._pieces[name].chunk
@@ -195,28 +219,6 @@ def _parted(residuals: _Residuals) -> tuple[dict[str, Any], dict[str, Any], dict
 def _without_references(saved: _Saved) -> dict[str, Any]:
     kept = {n: m for n, m in saved["residuals"].items() if not n.startswith(_REFERENCE)}
     return {**saved, "residuals": kept}
-
-
-def _folded(saved: _Saved) -> dict[str, Any]:
-    """A rank's dict without residuals of the replicas: they are added to those of the shards, in
-    units of a rank's gradient. What is summed over replicas are means over shards."""
-    replicas = _replicas_of(saved)
-    shards = saved["world"] // replicas
-    of_shards, of_replicas, references = _parted(saved["residuals"])
-    residuals = {name: dict(memory) for name, memory in of_shards.items()}
-    for name, memory in of_replicas.items():
-        if name not in residuals:
-            raise InvalidArgumentError(
-                f"the state dict is damaged: it has '{name}' of the replicas alone; pass what "
-                "state_dict() gave"
-            )
-        owed = shards * (memory["first"] + replicas * memory["second"])
-        first = residuals[name]["first"].clone()
-        mine = first[saved["rank"] % shards * owed.numel() :][: owed.numel()]
-        mine += owed[: mine.numel()]  # padding is at the end
-        residuals[name]["first"] = first
-    residuals |= {_REFERENCE + name: dict(memory) for name, memory in references.items()}
-    return {**saved, "replicas": 1, "residuals": residuals}
 
 
 # "auto" keeps what takes at most one part in so many of the memory that is available.

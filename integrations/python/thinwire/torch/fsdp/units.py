@@ -51,6 +51,11 @@ class Unit(NamedTuple):
         return self.mesh.size(self.mesh.ndim - 1)
 
     @property
+    def hybrid(self) -> bool:
+        """True on HSDP's mesh, whose first dimension is that of the replicas."""
+        return self.mesh.ndim > 1
+
+    @property
     def numel(self) -> int:
         """Elements of the reduce-scatter's input."""
         return self.world * sum(piece.chunk for piece in self.pieces)
