@@ -8,6 +8,7 @@ import datetime
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -379,3 +380,62 @@ def one_name(rank: int, address: str):
 
 def test_ranks_of_one_name_are_asked_whether_they_are_a_site(address):
     run(one_name, address)
+
+
+def stands_still(rank: int, address: str, folder: str):
+    """Rank 3 is stopped in a round for which its site waits; rank 2 wakes it after its error."""
+    groups = Groups(rank)
+    model, inner, diloco = joined(rank, groups, address, timeout_s=3)
+    pid_file = Path(folder) / "pid"
+    begun = 0.0
+    try:
+        with diloco:
+            if groups.number == 0:
+                time.sleep(12)
+                return 0.0
+            if rank == 3:
+                tell = Meeting.tell
+
+                def stops(meeting, name, mine):
+                    if name == "progress":
+                        Meeting.tell = tell
+                        Path(folder, "part").write_text(str(os.getpid()))
+                        os.rename(Path(folder, "part"), pid_file)
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                    return tell(meeting, name, mine)
+
+                Meeting.tell = stops
+            begun = time.monotonic()
+            for number in range(2):
+                inner.zero_grad()
+                loss_of(model, data(number, 0, WIDTH)).backward()
+                inner.step()
+    except errors.Error:
+        took = time.monotonic() - begun
+        if rank == 2:
+            os.kill(int(pid_file.read_text()), signal.SIGCONT)
+        return took
+    return 0.0
+
+
+def test_a_site_whose_rank_stands_still_ends_at_the_deadline(address, tmp_path):
+    results = run(stands_still, address, str(tmp_path), world=4, timeout_s=100)
+    assert 2 < results[2] < 9  # the deadline is 3; the other site would have come after 12
+    assert results[3] > 0
+
+
+def secure(rank: int):
+    groups = Groups(rank)
+    model, inner, diloco = make(
+        sites.static(groups.firsts), {"site_group": groups.site, "secure": True}, seed=rank
+    )
+    with diloco:
+        ddp = DistributedDataParallel(model, process_group=groups.site)
+        for number in range(8):
+            step(ddp, inner, number, [rank])
+    return digest(model)
+
+
+def test_sites_of_several_ranks_take_secure_sums():
+    pytest.importorskip("cryptography")
+    assert len(set(run(secure, world=6, timeout_s=120))) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -167,3 +169,52 @@ def test_a_round_whose_owner_dies_is_made_by_the_others():
     assert all(reports == kept[0][1] for _, reports, _ in kept)
     assert [len(members) for _, members, _ in kept[0][1]] == [9] * 3 + [8] * 5
     assert all(counted for *_, counted in kept)
+
+
+def ninth_comes(rank: int, address: str, folder: str):
+    """Eight members stream two fragments; the ninth one comes, and owns a part of rounds in which
+    it has nothing to say."""
+    host, _, port = address.partition(":")
+    flag = Path(folder) / "now"
+    members = sites.join(
+        dist.TCPStore(host, int(port), is_master=False), f"site {rank}", min_members=8,
+        timeout_s=100, dead_s=20.0,
+    )  # fmt: skip
+    model = make_mlp(seed=rank, width=192)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    diloco = sites.DiLoCo(
+        members, [model[0], model[2:]], inner, outer, 4, codec="int4", fragment_sync_delay=3
+    )
+    while rank == 8 and not flag.exists():
+        time.sleep(0.01)
+    with diloco:
+        steps = 0
+        while not (
+            diloco.reports
+            and len(diloco.reports[-1].members) == 9
+            and 0.0 not in diloco.reports[-1].weights
+        ):
+            if rank == 0 and diloco.rounds == 3:
+                flag.touch()
+            inner.zero_grad()
+            loss_of(model, data(steps, rank, 192)).backward()
+            inner.step()
+            steps += 1
+            time.sleep(0.01)
+        diloco.sync()
+        bits = diloco.dump()
+        found = [(r.number, r.members, r.weights, r.digest) for r in diloco.reports]
+    return bits, found
+
+
+def test_a_ninth_member_owns_a_part_at_once(tmp_path):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    results = run(
+        ninth_comes, f"127.0.0.1:{server.port}", str(tmp_path), world=MEMBERS, timeout_s=150
+    )
+    assert len({bits for bits, _ in results}) == 1
+    last = results[8][1]
+    assert all(found[-len(last) :] == last for _, found in results)
+    silent = [weights[names.index("site 8")] == 0 for _, names, weights, _ in last]
+    assert silent[0] and not silent[-1]
