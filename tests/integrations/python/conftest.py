@@ -1,10 +1,34 @@
-"""Makes the package of this checkout importable when none is installed."""
+"""Makes the package of this checkout importable when none is installed; and fixtures that several
+files share."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 if importlib.util.find_spec("thinwire") is None:
     sys.path.insert(0, str(HERE.parents[2] / "integrations" / "python"))
+
+
+@pytest.fixture(params=["store", "lighthouse"])
+def address(request):
+    """Where members learn of one another, while the test runs."""
+    import torch.distributed as dist
+
+    if request.param == "store":
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        yield f"127.0.0.1:{server.port}"
+        return
+    if importlib.util.find_spec("torchft") is None:
+        pytest.skip("torchft is not installed")
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        "127.0.0.1:0", min_replicas=2, join_timeout_ms=20_000, quorum_tick_ms=20,
+        heartbeat_timeout_ms=1500,
+    )  # fmt: skip
+    yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
+    server.shutdown()

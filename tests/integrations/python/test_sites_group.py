@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
+from test_sites_members import join
 from thinwire import errors
 from thinwire.torch import sites
 from thinwire.torch.sites.meeting import Meeting
@@ -179,18 +180,16 @@ def test_a_site_that_resumes_is_as_never_having_stopped(delay, alpha, first_only
 
 
 def joined(rank: int, groups: Groups, address: str, **options):
-    host, _, port = address.partition(":")
-    members = sites.join(
-        dist.TCPStore(host, int(port), is_master=False), f"site {groups.number}",
-        min_members=options.pop("min_members", 2), timeout_s=60, dead_s=8.0,
-    )  # fmt: skip
+    least = options.pop("min_members", 2)
+    members = join(address, f"site {groups.number}", min_members=least, timeout_s=60)
     return make(
         members, {"site_group": groups.site, "timeout_s": 10, "sync_every": 2, **options}, seed=rank
     )
 
 
 @pytest.fixture
-def address():
+def store():
+    """The address of a store where members meet."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield f"127.0.0.1:{server.port}"
 
@@ -232,8 +231,8 @@ def dies_at(when: str) -> None:
 
 @pytest.mark.parametrize("who", [0, 1], ids=["first", "follower"])
 @pytest.mark.parametrize("when", ["between rounds", "in a round", "in the broadcast"])
-def test_a_lost_rank_takes_its_site_out_and_the_others_go_on(address, who, when):
-    outcomes = outcomes_of(loses_a_rank, address, who, when, world=6, timeout_s=150)
+def test_a_lost_rank_takes_its_site_out_and_the_others_go_on(store, who, when):
+    outcomes = outcomes_of(loses_a_rank, store, who, when, world=6, timeout_s=150)
     assert outcomes[4 + who].exit_code == -signal.SIGKILL
     assert outcomes[5 - who].error in {"PeerLostError", "TimeoutError"}, outcomes[5 - who].trace
     kept = [outcomes[rank].value for rank in range(4)]
@@ -268,8 +267,8 @@ def waits_in_a_round(rank: int, address: str):
     return took
 
 
-def test_a_site_that_waits_for_others_hears_at_once_of_a_lost_rank(address):
-    outcomes = outcomes_of(waits_in_a_round, address, world=4, timeout_s=100)
+def test_a_site_that_waits_for_others_hears_at_once_of_a_lost_rank(store):
+    outcomes = outcomes_of(waits_in_a_round, store, world=4, timeout_s=100)
     assert outcomes[3].exit_code == -signal.SIGKILL
     assert not outcomes[2].error, outcomes[2].trace
     assert 1 <= outcomes[2].value < 5  # the round would have ended after 6
@@ -290,8 +289,8 @@ def waits_to_meet(rank: int, address: str):
     return time.monotonic() - begun
 
 
-def test_a_site_that_waits_for_a_meeting_hears_at_once_of_a_lost_rank(address):
-    outcomes = outcomes_of(waits_to_meet, address, world=2, timeout_s=100)
+def test_a_site_that_waits_for_a_meeting_hears_at_once_of_a_lost_rank(store):
+    outcomes = outcomes_of(waits_to_meet, store, world=2, timeout_s=100)
     assert outcomes[1].exit_code == -signal.SIGKILL
     assert not outcomes[0].error, outcomes[0].trace
     assert outcomes[0].value < 10  # of the 60 for which a member waits for others
@@ -378,8 +377,8 @@ def one_name(rank: int, address: str):
     diloco.close()
 
 
-def test_ranks_of_one_name_are_asked_whether_they_are_a_site(address):
-    run(one_name, address)
+def test_ranks_of_one_name_are_asked_whether_they_are_a_site(store):
+    run(one_name, store)
 
 
 def stands_still(rank: int, address: str, folder: str):
@@ -418,8 +417,8 @@ def stands_still(rank: int, address: str, folder: str):
     return 0.0
 
 
-def test_a_site_whose_rank_stands_still_ends_at_the_deadline(address, tmp_path):
-    results = run(stands_still, address, str(tmp_path), world=4, timeout_s=100)
+def test_a_site_whose_rank_stands_still_ends_at_the_deadline(store, tmp_path):
+    results = run(stands_still, store, str(tmp_path), world=4, timeout_s=100)
     assert 2 < results[2] < 9  # the deadline is 3; the other site would have come after 12
     assert results[3] > 0
 

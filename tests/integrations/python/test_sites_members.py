@@ -3,7 +3,6 @@ The same tests over a store of torch's and over torchft's Lighthouse, where it i
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
@@ -20,25 +19,6 @@ from thinwire.torch import sites
 from thinwire.torch.sites.meeting import Meeting
 
 WIDTH = 64
-
-
-@pytest.fixture(params=["store", "lighthouse"])
-def address(request):
-    """Where members learn of one another, while the test runs."""
-    if request.param == "store":
-        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        yield f"127.0.0.1:{server.port}"
-        return
-    if importlib.util.find_spec("torchft") is None:
-        pytest.skip("torchft is not installed")
-    from torchft.coordination import LighthouseServer
-
-    server = LighthouseServer(
-        "127.0.0.1:0", min_replicas=2, join_timeout_ms=20_000, quorum_tick_ms=20,
-        heartbeat_timeout_ms=1500,
-    )  # fmt: skip
-    yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
-    server.shutdown()
 
 
 def join(address: str, name: str, **options):
