@@ -17,9 +17,9 @@ std::shared_ptr<MessageHub> MakeMessageHub(const MessageLimits& limits);
 
 // Member `rank`, which is connected at once with the members of `calls` that are there, and with
 // the others when they come; and with those that call it. A member that comes while another of its
-// rank is there takes its place: peers lose the old one, and the old one's calls return Cancelled.
-// From any thread. Dropping the plane without Close is how a test kills a member: its peers lose it
-// with Unavailable.
+// rank is there takes its place: peers lose the old one with Unavailable, and it loses all of them
+// with FailedPrecondition. From any thread. Dropping the plane without Close is how a test kills a
+// member: its peers lose it with Unavailable.
 std::unique_ptr<MessagePlane> JoinMessageHub(std::shared_ptr<MessageHub> hub, int rank,
                                              std::vector<int> calls);
 

@@ -42,7 +42,8 @@ struct Message {
 };
 
 // A peer came or went. The first event of a connection is kJoined and the last one kLost; a peer
-// that returns is kJoined again, with nothing left of its earlier connection.
+// that returns is kJoined again, with nothing left of its earlier connection. A peer that refuses
+// this member is kLost, perhaps without having joined.
 struct PeerEvent {
   enum class Kind { kJoined, kLost };
 
@@ -50,8 +51,9 @@ struct PeerEvent {
   int peer = 0;
   // OK with kJoined. With kLost: Unavailable when its connection ended, Cancelled when it closed
   // its plane, DeadlineExceeded when nothing came from it for the plane's timeout, DataLoss when
-  // a message between the two is missing, FailedPrecondition when the two are set up differently;
-  // such a peer is not called again.
+  // a message between the two is missing or breaks their limits, FailedPrecondition when the two
+  // are set up differently or another member has come with this one's rank; such a peer is not
+  // called again.
   absl::Status reason;
 };
 

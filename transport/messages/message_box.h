@@ -1,0 +1,93 @@
+// MessageBox: the state of a MessagePlane that its owner's threads and the transport's thread
+// share. The owner's half does what MessagePlane says; the transport's half moves messages and
+// tells of peers.
+#ifndef THINWIRE_TRANSPORT_MESSAGES_MESSAGE_BOX_H_
+#define THINWIRE_TRANSPORT_MESSAGES_MESSAGE_BOX_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "transport/messages/message_plane.h"
+#include "transport/messages/queues.h"
+
+namespace thinwire {
+
+// Thread-safe.
+class MessageBox {
+ public:
+  // `wake` tells the transport that Collect has something for it. It is called on any thread
+  // without a lock, and must not block.
+  MessageBox(int rank, const MessageLimits& limits, std::function<void()> wake)
+      : rank_(rank), limits_(limits), wake_(std::move(wake)) {}
+
+  // The owner's half.
+  absl::Status Send(int peer, CreditQueue::Outgoing message);
+  absl::StatusOr<MessageEvent> Receive(Deadline deadline);
+  uint64_t bytes_sent() const;
+  // Waits until all peers have taken everything, or until the deadline, and returns what Close
+  // does; nothing to a second caller. Nothing can be sent once it has begun, and nothing received
+  // once it has returned.
+  std::optional<absl::Status> Close(Deadline deadline);
+
+  // The transport's half.
+  void Join(int peer);
+  // Drops what is queued for the peer, and what came from it and was not taken. Also of a peer
+  // that has never joined: its event tells why.
+  void Lose(int peer, absl::Status reason);
+  void Add(Message message);
+  // The peer has taken so much of what was sent since it joined. False if it was never sent. The
+  // next Collect has what the credit lets go then.
+  bool Acknowledge(int peer, uint64_t taken);
+  // How much of what came from this peer was taken since it joined.
+  uint64_t TakenFrom(int peer) const;
+  // Why a peer that is called is not connected; Receive tells it when nothing comes.
+  void SetMissing(int peer, std::string why);
+
+  // For one peer: messages that leave now, in their order, and what is to be acknowledged.
+  struct Departure {
+    int peer = 0;
+    std::optional<uint64_t> taken;
+    std::vector<CreditQueue::Outgoing> messages;
+  };
+  std::vector<Departure> Collect();
+
+ private:
+  struct Link {
+    CreditQueue queue;
+    uint64_t taken = 0;
+    bool tell_taken = false;
+  };
+
+  // Whether to call wake_ after the lock.
+  bool NeedsWaking() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !std::exchange(woken_, true); }
+  bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status NothingCame() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status Closed() const;
+
+  const int rank_;
+  const MessageLimits limits_;
+  const std::function<void()> wake_;
+
+  mutable absl::Mutex mu_;
+  absl::CondVar changed_;
+  std::map<int, Link> links_ ABSL_GUARDED_BY(mu_);
+  std::map<int, std::string> missing_ ABSL_GUARDED_BY(mu_);
+  Inbox inbox_ ABSL_GUARDED_BY(mu_);
+  uint64_t bytes_sent_ ABSL_GUARDED_BY(mu_) = 0;
+  bool woken_ ABSL_GUARDED_BY(mu_) = false;  // since the last Collect
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_MESSAGES_MESSAGE_BOX_H_

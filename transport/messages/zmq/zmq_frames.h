@@ -1,0 +1,77 @@
+// The frames that two planes exchange over a connection of ZeroMQ, as bytes. No sockets.
+//
+// The caller's first frame is a greeting; the answer is a greeting or a refusal. Then messages go
+// both ways in pieces: large ones in many, so that a receiver on a slow link hears something before
+// all of it has come. Numbers are little-endian.
+#ifndef THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_FRAMES_H_
+#define THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_FRAMES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "compress/types.h"
+#include "transport/messages/message_plane.h"
+
+namespace thinwire {
+
+inline constexpr uint32_t kMessageProtocol = 1;  // the version of these frames
+
+enum class FrameKind : uint8_t {
+  kHello = 1,    // a Greeting, of the caller
+  kWelcome = 2,  // a Greeting, of the one that was called
+  kRefused = 3,  // a text: why the caller is not a member, or no longer, and shall not call again
+  kPiece = 4,    // a Piece and the bytes of it
+  kTaken = 5,    // a uint64: the credit that was returned since the connection began
+  kAlive = 6,    // nothing
+  kGoodbye = 7,  // nothing: the sender has left the store
+  kReset = 8,    // nothing: the receiver has lost this connection, or does not know it
+};
+
+// Who calls whom, and what the two must agree on.
+struct Greeting {
+  uint32_t protocol = kMessageProtocol;
+  int32_t from = 0, to = 0;
+  uint64_t credit = 0, max_message = 0;
+  uint32_t timeout_ms = 0;
+
+  // FailedPrecondition, for the one that reads this: it is `rank`, and has these limits.
+  absl::Status Check(int rank, const MessageLimits& limits) const;
+};
+
+// A part of a message's head and body, which lie one behind the other.
+struct Piece {
+  uint64_t number = 0;  // of the message, counted from 0 in each direction of a connection
+  int32_t priority = 0;
+  uint32_t head_bytes = 0;
+  uint64_t body_bytes = 0;
+  uint64_t offset = 0;  // of the part
+};
+
+inline constexpr size_t kPieceHeader = 1 + 8 + 4 + 4 + 8 + 8;
+inline constexpr size_t kMostPieceBytes = 256 * 1024;
+// What a frame has at most, CURVE's own bytes included.
+inline constexpr size_t kMostFrameBytes = kPieceHeader + kMostPieceBytes + 256;
+
+std::string HelloFrame(const Greeting& greeting);
+std::string WelcomeFrame(const Greeting& greeting);
+std::string RefusedFrame(std::string_view why);
+std::string TakenFrame(uint64_t taken);
+std::string PlainFrame(FrameKind kind);
+// Writes kPieceHeader bytes.
+void WritePieceHeader(const Piece& piece, uint8_t* to);
+
+// Reading: nothing if the frame is of another kind, too short or too long.
+std::optional<FrameKind> KindOf(Bytes frame);
+std::optional<Greeting> ReadGreeting(Bytes frame);
+std::string ReadRefusal(Bytes frame);
+std::optional<uint64_t> ReadTaken(Bytes frame);
+// `part` is what the frame carries of the message, and lies within its head and body.
+std::optional<Piece> ReadPiece(Bytes frame, Bytes* part);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_FRAMES_H_
