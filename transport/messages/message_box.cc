@@ -42,8 +42,8 @@ absl::StatusOr<MessageEvent> MessageBox::Receive(Deadline deadline) {
     if (const auto* message = std::get_if<Message>(&*event)) {
       Link& link = links_.at(message->peer);  // Lose has dropped those of others
       link.taken += CostOf(message->head, message->body);
-      link.tell_taken = true;
-      wake = NeedsWaking();
+      --link.waiting;
+      wake = link.TellsTaken(limits_.credit) && NeedsWaking();
     }
   }
   if (wake) wake_();
@@ -85,6 +85,7 @@ void MessageBox::Lose(int peer, absl::Status reason) {
 
 void MessageBox::Add(Message message) {
   const absl::MutexLock lock(&mu_);
+  ++links_.at(message.peer).waiting;
   inbox_.Add(std::move(message));
   changed_.SignalAll();
 }
@@ -114,7 +115,7 @@ std::vector<MessageBox::Departure> MessageBox::Collect() {
   woken_ = false;
   for (auto& [peer, link] : links_) {
     Departure departure{.peer = peer, .taken = {}, .messages = {}};
-    if (std::exchange(link.tell_taken, false)) departure.taken = link.taken;
+    if (link.TellsTaken(limits_.credit)) departure.taken = link.told = link.taken;
     while (std::optional<CreditQueue::Outgoing> message = link.queue.Pop()) {
       bytes_sent_ += message->head.size() + message->body.size();
       departure.messages.push_back(*std::move(message));

@@ -43,7 +43,7 @@ class MessageBox {
   // Drops what is queued for the peer, and what came from it and was not taken. Also of a peer
   // that has never joined: its event tells why.
   void Lose(int peer, absl::Status reason);
-  void Add(Message message);
+  void Add(Message message);  // of a peer that has joined
   // The peer has taken so much of what was sent since it joined. False if it was never sent. The
   // next Collect has what the credit lets go then.
   bool Acknowledge(int peer, uint64_t taken);
@@ -63,8 +63,13 @@ class MessageBox {
  private:
   struct Link {
     CreditQueue queue;
-    uint64_t taken = 0;
-    bool tell_taken = false;
+    uint64_t taken = 0, told = 0;  // of what came, and of that the peer has heard
+    size_t waiting = 0;            // messages in the inbox
+    // Not of each message: small ones would cost an acknowledgement each. But of the last one here,
+    // so that nobody waits for credit that is free.
+    bool TellsTaken(size_t credit) const {
+      return taken != told && (waiting == 0 || taken - told >= credit / 8);
+    }
   };
 
   // Whether to call wake_ after the lock.

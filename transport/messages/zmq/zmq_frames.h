@@ -52,7 +52,7 @@ struct Piece {
 };
 
 inline constexpr size_t kPieceHeader = 1 + 8 + 4 + 4 + 8 + 8;
-inline constexpr size_t kMostPieceBytes = 256 * 1024;
+inline constexpr size_t kMostPieceBytes = 128 * 1024;
 // What a frame has at most, CURVE's own bytes included.
 inline constexpr size_t kMostFrameBytes = kPieceHeader + kMostPieceBytes + 256;
 
