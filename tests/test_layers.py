@@ -31,11 +31,13 @@ PURE_FOLDERS = {
         *("schedule/settle.h", "schedule/order", "schedule/collective"),
         *("transport/planes.h", "transport/membership.h"),
     },
+    "schedule/store": {"schedule/hash.h", "transport/store.h"},
 }
 # The folders of schedule/ that those with threads and locks may include besides their own.
 HOSTING_FOLDERS = {
     "schedule/engine": {"schedule/order", "schedule/collective"},
     "schedule/join": {"schedule/order/frames.h", "schedule/collective"},
+    "schedule/store_host": {"schedule/store"},
 }
 SOURCES = [
     path
@@ -74,7 +76,7 @@ PURE = [path for path in SOURCES if str(path.parent.relative_to(ROOT)) in PURE_F
 
 
 @pytest.mark.parametrize("path", PURE, ids=name)
-def test_order_collective_and_sim_include_only_what_they_may(path):
+def test_pure_folders_include_only_what_they_may(path):
     """Neither order nor collective includes the other, and none of them the engine."""
     folder = str(path.parent.relative_to(ROOT))
     for include in re.findall(r'#include "([^"]+)"', path.read_text()):
@@ -88,7 +90,7 @@ HOSTING = [path for path in SOURCES if str(path.parent.relative_to(ROOT)) in HOS
 
 
 @pytest.mark.parametrize("path", HOSTING, ids=name)
-def test_engine_and_join_do_not_include_one_another(path):
+def test_hosting_folders_do_not_include_one_another(path):
     """An engine takes what join returns, as values that lie in schedule/ itself."""
     folder = str(path.parent.relative_to(ROOT))
     for include in re.findall(r'#include "(schedule/\w+/[^"]+)"', path.read_text()):
@@ -99,7 +101,7 @@ def test_engine_and_join_do_not_include_one_another(path):
 
 
 @pytest.mark.parametrize("path", PURE, ids=name)
-def test_order_collective_and_sim_know_no_threads(path):
+def test_pure_folders_know_no_threads(path):
     text = without_comments(path.read_text())
     found = re.findall(
         r"#include [<\"](?:thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore"

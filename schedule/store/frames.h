@@ -1,0 +1,61 @@
+// StoreHead: the head of every message between a worker and a server of the store. Its 32 bytes are
+// little-endian, in the order of the fields.
+#ifndef THINWIRE_SCHEDULE_STORE_FRAMES_H_
+#define THINWIRE_SCHEDULE_STORE_FRAMES_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace thinwire {
+
+// A worker's calls that complete when all workers that are left have made the same one.
+enum class Together : uint32_t {
+  kInit,       // body: configuration (StoreConfig) and table of slices; values come by kPut
+  kOptimizer,  // body: OptimizerSpec as text
+  kBarrier,    // no body
+  kLoad,       // no body; states come by kPut
+};
+
+struct StoreHead {
+  enum class Kind : uint8_t {
+    // From a worker.
+    kPush,      // slice, number; body: the encoded gradient
+    kPull,      // slice, number: last push; have, request
+    kPushPull,  // both in one message
+    kTogether,  // slice: Together; number: of the worker's calls of this kind, from 1; body
+    kPut,       // slice; body: its values (init) or its state (load), used by the next kTogether
+    kGet,       // slice, request: asks for a slice's state
+    // From a server.
+    kValues,  // slice, request, form, number: publication, have: that it follows; body
+    kDone,    // answers kTogether: slice, number
+    kState,   // answers kGet: slice, request; body
+    kError,   // number: absl::StatusCode; body: message. The store has failed.
+  };
+  // Body of kValues.
+  enum class Form : uint8_t {
+    kRaw,        // the values, fp32
+    kDeltas,     // encoded differences of publications have + 1 to number, to be added in order
+    kWhole,      // the encoded values of publication `number`
+    kUnchanged,  // nothing: the reader has publication `number`
+  };
+
+  Kind kind = Kind::kPush;
+  Form form = Form::kRaw;
+  uint16_t reserved = 0;
+  uint32_t slice = 0;
+  uint64_t number = 0;
+  uint64_t have = 0;
+  uint64_t request = 0;
+
+  std::string ToBytes() const;
+  // InvalidArgument for another length, or a kind or form that there is none of.
+  static absl::StatusOr<StoreHead> Parse(std::string_view bytes);
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_STORE_FRAMES_H_

@@ -1,0 +1,70 @@
+// StoreLayout: how keys are cut into slices, and which server holds each slice. A pure function of
+// the keys in the order in which they were added, their sizes, and the options: every worker
+// computes it, and the servers compare its hash.
+#ifndef THINWIRE_SCHEDULE_STORE_LAYOUT_H_
+#define THINWIRE_SCHEDULE_STORE_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "compress/range.h"
+
+namespace thinwire {
+
+struct StoreKey {
+  std::string name;
+  size_t numel = 0;
+};
+
+// Elements [offset, offset + count) of a key.
+struct StoreSlice {
+  size_t key = 0;  // its place in StoreLayout::keys
+  size_t offset = 0;
+  size_t count = 0;
+  int server = 0;  // from 0
+};
+
+class StoreLayout {
+ public:
+  struct Options {
+    int servers = 1;
+    size_t slice_elements = size_t{256} << 10;  // of a slice, at most; a multiple of 4096
+    size_t bigarray_bound = 0;  // keys with fewer elements stay whole; MXNet's variable of that name
+  };
+
+  explicit StoreLayout(const Options& options);
+
+  // Cuts these keys and gives their slices to the servers, the largest first, each to the server
+  // that holds the fewest elements so far (Graham, "Bounds on Multiprocessing Timing Anomalies",
+  // 1969). InvalidArgument, and nothing added, for a key without elements or one that is there.
+  absl::Status Add(std::span<const StoreKey> keys);
+
+  const std::vector<StoreKey>& keys() const { return keys_; }
+  const std::vector<StoreSlice>& slices() const { return slices_; }
+  // NotFound names the key.
+  absl::Status Find(std::string_view key, size_t* index) const;
+  // The slices of a key, as a range of slices(), in the order of their offsets.
+  Range SlicesOf(size_t key) const { return ranges_[key]; }
+  const std::vector<size_t>& loads() const { return loads_; }  // elements, by server
+  // Equal on all workers that have added the same keys in the same order with the same options.
+  uint64_t hash() const { return hash_; }
+
+ private:
+  const Options options_;
+  std::vector<StoreKey> keys_;
+  std::vector<StoreSlice> slices_;
+  std::vector<Range> ranges_;
+  std::map<std::string, size_t, std::less<>> index_;
+  std::vector<size_t> loads_;
+  uint64_t hash_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_STORE_LAYOUT_H_

@@ -1,0 +1,149 @@
+#include "schedule/store/ledger.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace thinwire {
+namespace {
+using Kind = StoreMode::Kind;
+}  // namespace
+
+Ledger::Ledger(StoreMode mode, int workers)
+    : mode_(mode), workers_(static_cast<size_t>(workers)) {
+  for (Worker& worker : workers_) worker.deadline = Deadline();
+}
+
+uint64_t Ledger::Deadline() const {
+  const auto here = std::count_if(workers_.begin(), workers_.end(),
+                                  [](const Worker& worker) { return worker.here; });
+  return version_ + static_cast<uint64_t>(mode_.staleness) * static_cast<uint64_t>(here);
+}
+
+absl::Status Ledger::OnPush(int worker, uint64_t number) {
+  Worker& from = workers_[static_cast<size_t>(worker)];
+  if (number <= from.arrived) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("push ", number, " of worker ", worker, " was there before"));
+  }
+  if (number != from.arrived + 1) {
+    return absl::InternalError(absl::StrCat("push ", number, " of worker ", worker,
+                                            " came, expected ", from.arrived + 1));
+  }
+  if (mode_.kind == Kind::kSsp && (!from.running || IsHeld(from))) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker ", worker, " pushed twice without a pull between, so that the age of the second "
+        "gradient is not known, in mode ", mode_.ToString(), "; pull before each push"));
+  }
+  from.arrived = number;
+  if (mode_.kind == Kind::kAsync) arrivals_.push_back({worker, number});
+  return absl::OkStatus();
+}
+
+void Ledger::OnPull(int worker, uint64_t after, uint64_t request) {
+  pulls_.push_back({worker, after, request});
+}
+
+void Ledger::Remove(int worker) {
+  workers_[static_cast<size_t>(worker)].here = false;
+  std::erase_if(arrivals_, [&](const Step::Push& push) { return push.worker == worker; });
+  std::erase_if(pulls_, [&](const Pull& pull) { return pull.worker == worker; });
+}
+
+std::optional<Ledger::Step> Ledger::Next() {
+  for (auto pull = pulls_.begin(); pull != pulls_.end(); ++pull) {
+    Worker& from = workers_[static_cast<size_t>(pull->worker)];
+    if (from.applied < pull->after) continue;
+    const Step answer{.pushes = {}, .worker = pull->worker, .request = pull->request};
+    pulls_.erase(pull);
+    if (!IsHeld(from)) {  // a push that overtook the pull is of the former base
+      from.running = true;
+      from.deadline = Deadline();
+    }
+    return answer;
+  }
+  return NextUpdate();
+}
+
+std::optional<Ledger::Step> Ledger::NextUpdate() {
+  switch (mode_.kind) {
+    case Kind::kSync: {
+      if (!std::all_of(workers_.begin(), workers_.end(),
+                       [this](const Worker& worker) { return IsHeld(worker); })) {
+        return std::nullopt;
+      }
+      Step step;
+      for (size_t i = 0; i < workers_.size(); ++i) {
+        step.pushes.push_back({static_cast<int>(i), ++workers_[i].applied});
+      }
+      ++version_;
+      return step;
+    }
+    case Kind::kAsync: {
+      if (arrivals_.empty()) return std::nullopt;
+      const auto worker = static_cast<size_t>(arrivals_.front().worker);
+      arrivals_.pop_front();
+      return Apply(worker);
+    }
+    case Kind::kSsp: {
+      std::vector<size_t> held;
+      for (size_t i = 0; i < workers_.size(); ++i) {
+        if (IsHeld(workers_[i])) held.push_back(i);
+      }
+      std::stable_sort(held.begin(), held.end(), [this](size_t a, size_t b) {
+        return workers_[a].deadline < workers_[b].deadline;
+      });
+      for (const size_t worker : held) {
+        if (MayApply(worker)) return Apply(worker);
+      }
+      return std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
+
+// The others can be applied in the order of their deadlines, each in time.
+bool Ledger::MayApply(size_t worker) const {
+  std::vector<uint64_t> deadlines;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const Worker& other = workers_[i];
+    if (i != worker && other.here && (other.running || IsHeld(other))) {
+      deadlines.push_back(other.deadline);
+    }
+  }
+  std::sort(deadlines.begin(), deadlines.end());
+  for (size_t place = 0; place < deadlines.size(); ++place) {
+    if (version_ + 1 + place > deadlines[place]) return false;
+  }
+  return true;
+}
+
+Ledger::Step Ledger::Apply(size_t worker) {
+  Worker& from = workers_[worker];
+  from.running = false;
+  ++version_;
+  Step step;
+  step.pushes.push_back({static_cast<int>(worker), ++from.applied});
+  return step;
+}
+
+std::vector<int> Ledger::WaitsFor() const {
+  std::vector<int> missing;
+  const bool held = std::any_of(workers_.begin(), workers_.end(),
+                                [this](const Worker& worker) { return IsHeld(worker); });
+  if (held) {
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      const Worker& worker = workers_[i];
+      const bool awaited = mode_.kind == Kind::kSync || (worker.here && worker.running);
+      if (awaited && !IsHeld(worker)) missing.push_back(static_cast<int>(i));
+    }
+  }
+  for (const Pull& pull : pulls_) {
+    if (workers_[static_cast<size_t>(pull.worker)].arrived < pull.after) {
+      missing.push_back(pull.worker);
+    }
+  }
+  return missing;
+}
+
+}  // namespace thinwire

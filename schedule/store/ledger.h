@@ -1,0 +1,95 @@
+// Ledger: when a push to one slice is applied, and when a pull of it is answered. Pure logic: the
+// server tells it what arrives, and does what Next says.
+//
+// The version V of a slice is the number of updates that were applied to it. A worker's pushes are
+// numbered from 1. A gradient is running from the pull that its worker computes it of (before the
+// first pull, from the slice's initialisation) until it is applied; its base b is the V of that
+// pull, and its age when it is applied is V - b.
+//
+//   sync   Step t is one update: the sum of the t-th push of every worker. It is applied when all of
+//          them are there. A pull that follows push t is answered when V >= t.
+//   async  A push is an update, applied when it arrives.
+//   ssp    A push is an update. With n workers a running gradient has the deadline b + staleness * n:
+//          it is applied while V is at most that. The earliest deadline goes first; a push is held
+//          while its application would make another running gradient, pushed or not, miss its
+//          deadline. The running gradient with the earliest deadline is never held, so every held
+//          push waits for workers that are computing, and never for one another.
+//
+// In async and ssp a pull that follows push t is answered when that push is applied. Bounded
+// staleness by versions, and not by clocks as in Ho et al., "More Effective Distributed ML via a
+// Stale Synchronous Parallel Parameter Server", NIPS 2013: there all end up at the speed of a worker
+// that is slower for good.
+#ifndef THINWIRE_SCHEDULE_STORE_LEDGER_H_
+#define THINWIRE_SCHEDULE_STORE_LEDGER_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "schedule/store/mode.h"
+
+namespace thinwire {
+
+class Ledger {
+ public:
+  // One thing that the server does now.
+  struct Step {
+    // Pushes to be applied as one update, in rank order. Empty: `pull` is answered.
+    struct Push {
+      int worker = 0;
+      uint64_t number = 0;
+      friend bool operator==(const Push&, const Push&) = default;
+    };
+    std::vector<Push> pushes;
+    // The request that OnPull named.
+    int worker = 0;
+    uint64_t request = 0;
+  };
+
+  Ledger(StoreMode mode, int workers);
+
+  // AlreadyExists for a push that was there before: it is not counted again. Internal for one whose
+  // predecessor is missing. FailedPrecondition, in ssp, for a second push without a pull between.
+  absl::Status OnPush(int worker, uint64_t number);
+  // A pull that follows the worker's push number `after` (0: none).
+  void OnPull(int worker, uint64_t after, uint64_t request);
+  // The worker is gone: its running gradient, pushes that are not applied, and pulls are dropped.
+  void Remove(int worker);
+
+  // The next thing to do, which the server has done when it calls again.
+  std::optional<Step> Next();
+
+  uint64_t version() const { return version_; }
+  // The workers without whose pushes nothing that waits can go on; empty if nothing waits.
+  std::vector<int> WaitsFor() const;
+
+ private:
+  struct Worker {
+    bool here = true;
+    uint64_t arrived = 0, applied = 0;  // last push
+    bool running = true;                // ssp: has pulled since its last push was applied
+    uint64_t deadline = 0;              // ssp, of what runs
+  };
+  struct Pull {
+    int worker;
+    uint64_t after, request;
+  };
+
+  bool IsHeld(const Worker& worker) const { return worker.here && worker.arrived > worker.applied; }
+  std::optional<Step> NextUpdate();
+  bool MayApply(size_t worker) const;
+  Step Apply(size_t worker);
+  uint64_t Deadline() const;
+
+  const StoreMode mode_;
+  uint64_t version_ = 0;
+  std::vector<Worker> workers_;
+  std::deque<Step::Push> arrivals_;  // async: that are not applied
+  std::deque<Pull> pulls_;           // that are not answered
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_STORE_LEDGER_H_

@@ -1,0 +1,34 @@
+// StoreMode: when a push to the store is applied and when a pull is answered. The workers' numbers
+// and the rules are in ledger.h.
+#ifndef THINWIRE_SCHEDULE_STORE_MODE_H_
+#define THINWIRE_SCHEDULE_STORE_MODE_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace thinwire {
+
+struct StoreMode {
+  enum class Kind {
+    kSync,   // a step is applied when every worker has pushed it
+    kAsync,  // a push is applied when it arrives
+    kSsp,    // as async, but no gradient is applied that is older than staleness * workers updates
+  };
+
+  Kind kind = Kind::kSync;
+  int staleness = 0;  // kSsp: at least 1
+
+  // Parses "sync", "async" or "ssp:staleness=2". InvalidArgument says what was expected.
+  static absl::StatusOr<StoreMode> Parse(std::string_view text);
+  std::string ToString() const;
+
+  // A worker that is gone does not stop the others.
+  bool goes_on_without() const { return kind != Kind::kSync; }
+  friend bool operator==(const StoreMode&, const StoreMode&) = default;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_STORE_MODE_H_

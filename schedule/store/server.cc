@@ -1,0 +1,467 @@
+#include "schedule/store/server.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "schedule/hash.h"
+
+namespace thinwire {
+namespace {
+
+using Kind = StoreHead::Kind;
+
+constexpr int kLast = std::numeric_limits<int>::min();  // priority of what follows all pushes
+
+// A state: steps, the number of slots, the values, the slots.
+constexpr size_t kStateHead = 2 * sizeof(uint64_t);
+
+std::string_view TextOf(const std::vector<uint8_t>& body) {
+  return {reinterpret_cast<const char*>(body.data()), body.size()};
+}
+
+const char* Name(Together what) {
+  switch (what) {
+    case Together::kInit: return "init";
+    case Together::kOptimizer: return "set_optimizer";
+    case Together::kBarrier: return "barrier";
+    case Together::kLoad: return "load";
+  }
+  return "call";
+}
+
+std::string FirstLines(std::string_view text) {
+  const std::vector<std::string> lines = absl::StrSplit(std::string(text), '\n');
+  return absl::StrJoin(lines.begin(), lines.begin() + std::min<ptrdiff_t>(3, std::ssize(lines)),
+                       " ");
+}
+
+bool ParseSize(const std::string& text, size_t* value) {
+  uint64_t number = 0;
+  if (!absl::SimpleAtoi(text, &number)) return false;
+  *value = number;
+  return true;
+}
+
+}  // namespace
+
+std::string StoreTable::ToString() const {
+  std::string text = absl::StrCat(mode.ToString(), "\n", codec.ToString(), "\n", layout_hash);
+  for (const Entry& entry : slices) {
+    absl::StrAppend(&text, "\n", entry.slice, " ", entry.offset, " ", entry.count, " ", entry.key);
+  }
+  return text;
+}
+
+absl::StatusOr<StoreTable> StoreTable::Parse(std::string_view text) {
+  const std::vector<std::string> lines = absl::StrSplit(std::string(text), '\n');
+  const absl::Status bad = absl::InvalidArgumentError(
+      absl::StrCat("an init has a malformed table of ", text.size(), " bytes"));
+  if (lines.size() < 3) return bad;
+  StoreTable table;
+  const absl::StatusOr<StoreMode> mode = StoreMode::Parse(lines[0]);
+  if (!mode.ok()) return mode.status();
+  const absl::StatusOr<CodecPair> codec = CodecPair::Parse(lines[1]);
+  if (!codec.ok()) return codec.status();
+  table.mode = *mode;
+  table.codec = *codec;
+  if (!absl::SimpleAtoi(lines[2], &table.layout_hash)) return bad;
+  for (size_t i = 3; i < lines.size(); ++i) {
+    const std::vector<std::string> words = absl::StrSplit(lines[i], absl::MaxSplits(' ', 3));
+    Entry entry;
+    if (words.size() != 4 || !absl::SimpleAtoi(words[0], &entry.slice) ||
+        !ParseSize(words[1], &entry.offset) || !ParseSize(words[2], &entry.count)) {
+      return bad;
+    }
+    entry.key = words[3];
+    table.slices.push_back(std::move(entry));
+  }
+  return table;
+}
+
+StoreServer::StoreServer(const Options& options, const Backend& backend, Send send)
+    : options_(options),
+      backend_(backend),
+      send_(std::move(send)),
+      lost_(static_cast<size_t>(options.workers)),
+      workers_left_(options.workers) {}
+
+void StoreServer::OnMessage(int worker, int priority, std::string_view bytes,
+                            std::vector<uint8_t> body, Deadline now) {
+  if (worker < 0 || worker >= options_.workers) return;
+  const absl::StatusOr<StoreHead> head = StoreHead::Parse(bytes);
+  if (!head.ok()) {
+    return Fail(absl::Status(head.status().code(),
+                             absl::StrCat("worker ", worker, ": ", head.status().message())));
+  }
+  const absl::Status& lost = lost_[static_cast<size_t>(worker)];
+  if (!lost.ok()) {
+    return Tell(worker, absl::UnavailableError(absl::StrCat(
+                            "worker ", worker, " was lost and can't come back in this run: ",
+                            lost.message(), "; start the run again")));
+  }
+  if (!failure_.ok()) return head->kind == Kind::kPush ? void() : Tell(worker, failure_);
+  absl::Status bad = Handle(worker, priority, *head, std::move(body), now);
+  if (!bad.ok()) Fail(std::move(bad));
+}
+
+absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head,
+                                 std::vector<uint8_t> body, Deadline now) {
+  switch (head.kind) {
+    case Kind::kTogether: {
+      if (absl::Status bad = OnCall(worker, head, std::move(body), now); !bad.ok()) return bad;
+      return TryCalls();
+    }
+    case Kind::kPut:
+      puts_[head.slice] = std::move(body);
+      return absl::OkStatus();
+    case Kind::kPush:
+    case Kind::kPull:
+    case Kind::kPushPull:
+    case Kind::kGet: break;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("worker ", worker, " sent a message of kind ",
+                       static_cast<int>(head.kind), ", which servers send"));
+  }
+  const auto found = slices_.find(head.slice);
+  if (found == slices_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "worker ", worker, " asks for slice ", head.slice, ", which server ", options_.server,
+        " does not have"));
+  }
+  Slice& slice = found->second;
+  if (head.kind == Kind::kGet) {
+    StoreHead state{.kind = Kind::kState, .slice = head.slice, .request = head.request};
+    send_(worker, priority, state, StateOf(slice));
+    return absl::OkStatus();
+  }
+  if (head.kind != Kind::kPull) {
+    if (absl::Status bad = OnPush(worker, head, std::move(body), slice); !bad.ok()) return bad;
+  }
+  if (head.kind != Kind::kPush) {
+    requests_[{worker, head.request}] = {priority, head.have};
+    slice.ledger.OnPull(worker, head.number, head.request);
+  }
+  Drain(head.slice, slice, now);
+  return absl::OkStatus();
+}
+
+absl::Status StoreServer::OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body,
+                                 Slice& slice) {
+  const auto with_key = [&](const absl::Status& bad) {
+    return absl::Status(bad.code(), absl::StrCat("key '", slice.key, "', push ", head.number,
+                                                 " of worker ", worker, ": ", bad.message()));
+  };
+  if (mode_.kind != StoreMode::Kind::kSync && optimizer_.kind == OptimizerSpec::Kind::kSum) {
+    return with_key(absl::FailedPreconditionError(
+        absl::StrCat("mode ", mode_.ToString(), " has no steps to sum; call set_optimizer first")));
+  }
+  if (head.number == 0) return with_key(absl::InvalidArgumentError("pushes count from 1"));
+  const CodecSpec spec = codec_.up.AtStep(head.number - 1);
+  if (absl::Status bad = CheckWire(spec, body, slice.x.size()); !bad.ok()) return with_key(bad);
+  const absl::Status counted = slice.ledger.OnPush(worker, head.number);
+  if (absl::IsAlreadyExists(counted)) return absl::OkStatus();  // applied once
+  if (!counted.ok()) return with_key(counted);
+  slice.pushes.push_back({{worker, head.number}, std::move(body)});
+  return absl::OkStatus();
+}
+
+void StoreServer::Drain(uint32_t number, Slice& slice, Deadline now) {
+  bool moved = false;
+  while (std::optional<Ledger::Step> step = slice.ledger.Next()) {
+    moved = true;
+    step->pushes.empty() ? Answer(number, slice, *step) : Update(slice, step->pushes);
+  }
+  if (slice.ledger.WaitsFor().empty()) {
+    slice.waits_since.reset();
+  } else if (moved || !slice.waits_since.has_value()) {
+    slice.waits_since = now;
+  }
+  CheckWaits(slice);
+}
+
+void StoreServer::Update(Slice& slice, const std::vector<Ledger::Step::Push>& pushes) {
+  sum_.resize(slice.x.size());
+  for (const Ledger::Step::Push& push : pushes) {
+    const auto waiting =
+        std::find_if(slice.pushes.begin(), slice.pushes.end(),
+                     [&](const Slice::Waiting& other) { return other.push == push; });
+    const CodecSpec spec = codec_.up.AtStep(push.number - 1);
+    if (&push == &pushes.front()) {
+      backend_.Decode(spec, waiting->wire.data(), {sum_.data(), sum_.size(), DType::kF32});
+    } else {
+      backend_.DecodeAdd(spec, waiting->wire.data(), sum_);
+    }
+    slice.pushes.erase(waiting);
+  }
+  std::vector<float*> slots;
+  for (std::vector<float>& slot : slice.slots) slots.push_back(slot.data());
+  optimizer_.Apply(++slice.steps, sum_, slice.x, slots);
+  // One publication a step in sync; one for each worker's push on average otherwise, so that a
+  // reader takes one difference a round.
+  const auto every = mode_.kind == StoreMode::Kind::kSync ? 1u : static_cast<uint64_t>(workers_left_);
+  if (slice.ledger.version() - slice.published >= every) {
+    slice.stream.Publish(slice.x, optimizer_.kind == OptimizerSpec::Kind::kSum);
+    slice.published = slice.ledger.version();
+  }
+}
+
+void StoreServer::Answer(uint32_t number, Slice& slice, const Ledger::Step& step) {
+  const auto request = requests_.find(std::make_pair(step.worker, step.request));
+  Published values = slice.stream.For(request->second.have, slice.x);
+  const StoreHead head{.kind = Kind::kValues,
+                       .form = values.form,
+                       .slice = number,
+                       .number = values.publication,
+                       .have = values.follows,
+                       .request = step.request};
+  send_(step.worker, request->second.priority, head, std::move(values.body));
+  requests_.erase(request);
+}
+
+void StoreServer::CheckWaits(const Slice& slice) {
+  if (mode_.goes_on_without() || workers_left_ == options_.workers) return;
+  for (const int worker : slice.ledger.WaitsFor()) {
+    const absl::Status& lost = lost_[static_cast<size_t>(worker)];
+    if (lost.ok()) continue;
+    return Fail(absl::UnavailableError(absl::StrCat(
+        "key '", slice.key, "' waits for worker ", worker, ", which is gone: ", lost.message())));
+  }
+}
+
+absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body,
+                                 Deadline now) {
+  if (head.slice > static_cast<uint32_t>(Together::kLoad)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", worker, " made a call of kind ", head.slice));
+  }
+  const auto what = static_cast<Together>(head.slice);
+  Call& call = calls_[{head.slice, head.number}];
+  if (call.bodies.empty()) call.since = now;
+  if (!call.bodies.empty() && call.bodies.begin()->second != body) {
+    const auto& [other, first] = *call.bodies.begin();
+    return absl::FailedPreconditionError(absl::StrCat(
+        Name(what), " differs: worker ", other, " has '", FirstLines(TextOf(first)), "', worker ",
+        worker, " has '", FirstLines(TextOf(body)), "'; call it with the same ",
+        what == Together::kInit ? "mode, codec, keys and sizes in the same order"
+                                : "arguments", " on every worker"));
+  }
+  call.bodies.emplace(worker, std::move(body));
+  return absl::OkStatus();
+}
+
+std::vector<int> StoreServer::MissingOf(const Call& call) const {
+  std::vector<int> missing;
+  for (int worker = 0; worker < options_.workers; ++worker) {
+    const bool awaited = lost_[static_cast<size_t>(worker)].ok() ||
+                         !(is_set_up_ && mode_.goes_on_without());
+    if (awaited && !call.bodies.contains(worker)) missing.push_back(worker);
+  }
+  return missing;
+}
+
+absl::Status StoreServer::TryCalls() {
+  for (auto it = calls_.begin(); it != calls_.end();) {
+    const std::vector<int> missing = MissingOf(it->second);
+    for (const int worker : missing) {
+      const absl::Status& lost = lost_[static_cast<size_t>(worker)];
+      if (lost.ok()) continue;
+      return absl::UnavailableError(
+          absl::StrCat(Name(static_cast<Together>(it->first.first)), " waits for worker ", worker,
+                       ", which is gone: ", lost.message()));
+    }
+    if (!missing.empty()) {
+      ++it;
+      continue;
+    }
+    const auto [what, number] = it->first;
+    const Call call = std::move(it->second);
+    it = calls_.erase(it);
+    const absl::Status bad =
+        Complete(static_cast<Together>(what), TextOf(call.bodies.begin()->second));
+    if (!bad.ok()) return bad;
+    for (const auto& [worker, body] : call.bodies) {
+      send_(worker, kLast, {.kind = Kind::kDone, .slice = what, .number = number}, {});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreServer::Complete(Together what, std::string_view body) {
+  switch (what) {
+    case Together::kInit: return Init(body);
+    case Together::kOptimizer: return SetOptimizer(body);
+    case Together::kLoad: return Load();
+    case Together::kBarrier: break;
+  }
+  // What was pushed before a barrier is seen by pulls after it.
+  for (auto& [number, slice] : slices_) {
+    if (slice.ledger.version() == slice.published) continue;
+    slice.stream.Publish(slice.x, false);
+    slice.published = slice.ledger.version();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreServer::Init(std::string_view body) {
+  absl::StatusOr<StoreTable> table = StoreTable::Parse(body);
+  if (!table.ok()) return table.status();
+  if (is_set_up_ && (table->mode != mode_ || table->codec != codec_)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "init has mode ", table->mode.ToString(), " and codec ", table->codec.ToString(),
+        ", expected ", mode_.ToString(), " and ", codec_.ToString(), " as in the first init"));
+  }
+  is_set_up_ = true;
+  mode_ = table->mode;
+  codec_ = table->codec;
+  for (const StoreTable::Entry& entry : table->slices) {
+    const std::vector<uint8_t> values = std::move(puts_[entry.slice]);
+    if (entry.count == 0 || values.size() / sizeof(float) != entry.count ||
+        values.size() % sizeof(float) != 0 || slices_.contains(entry.slice)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "key '", entry.key, "': worker 0 sent ", values.size(), " bytes for ", entry.count,
+          " elements of slice ", entry.slice));
+    }
+    Slice& slice =
+        slices_.try_emplace(entry.slice, mode_, options_.workers, codec_.down,
+                            HashCombine(codec_.down.seed, entry.slice), backend_)
+            .first->second;
+    for (int worker = 0; worker < options_.workers; ++worker) {
+      if (!lost_[static_cast<size_t>(worker)].ok()) slice.ledger.Remove(worker);
+    }
+    slice.key = std::move(entry.key);
+    slice.offset = entry.offset;
+    slice.x.resize(entry.count);
+    std::memcpy(slice.x.data(), values.data(), values.size());
+    slice.slots.assign(optimizer_.slots(), std::vector<float>(entry.count));
+    slice.stream.Reset(slice.x);
+  }
+  puts_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status StoreServer::SetOptimizer(std::string_view body) {
+  const absl::StatusOr<OptimizerSpec> spec = OptimizerSpec::Parse(body);
+  if (!spec.ok()) return spec.status();
+  const bool other = spec->kind != optimizer_.kind || spec->slots() != optimizer_.slots();
+  optimizer_ = *spec;
+  if (!other) return absl::OkStatus();  // new numbers, such as a learning rate
+  for (auto& [number, slice] : slices_) {
+    slice.steps = 0;
+    slice.slots.assign(optimizer_.slots(), std::vector<float>(slice.x.size()));
+    slice.stream.Reset(slice.x);
+    slice.published = slice.ledger.version();
+  }
+  return absl::OkStatus();
+}
+
+std::vector<uint8_t> StoreServer::StateOf(const Slice& slice) const {
+  const uint64_t head[2] = {slice.steps, slice.slots.size()};
+  std::vector<uint8_t> state(kStateHead);
+  std::memcpy(state.data(), head, kStateHead);
+  const auto append = [&](const std::vector<float>& values) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
+    state.insert(state.end(), bytes, bytes + values.size() * sizeof(float));
+  };
+  append(slice.x);
+  for (const std::vector<float>& slot : slice.slots) append(slot);
+  return state;
+}
+
+absl::Status StoreServer::SetState(Slice& slice, const std::vector<uint8_t>& state) {
+  const size_t array = slice.x.size() * sizeof(float);
+  const size_t expected = kStateHead + array * (1 + slice.slots.size());
+  if (state.size() != expected) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "key '", slice.key, "': its state has ", state.size(), " bytes, expected ", expected,
+        " for ", slice.x.size(), " elements and ", slice.slots.size(),
+        " arrays of the optimizer; load with the optimizer that it was saved with"));
+  }
+  std::memcpy(&slice.steps, state.data(), sizeof(slice.steps));
+  const uint8_t* at = state.data() + kStateHead;
+  std::memcpy(slice.x.data(), at, array);
+  for (std::vector<float>& slot : slice.slots) std::memcpy(slot.data(), at += array, array);
+  slice.stream.Reset(slice.x);
+  slice.published = slice.ledger.version();
+  return absl::OkStatus();
+}
+
+absl::Status StoreServer::Load() {
+  for (auto& [number, slice] : slices_) {
+    const auto state = puts_.find(number);
+    if (state == puts_.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("key '", slice.key, "': worker 0 sent no state of slice ", number));
+    }
+    if (absl::Status bad = SetState(slice, state->second); !bad.ok()) return bad;
+  }
+  puts_.clear();
+  return absl::OkStatus();
+}
+
+void StoreServer::OnLost(int worker, const absl::Status& reason, Deadline now) {
+  if (worker < 0 || worker >= options_.workers) return;
+  absl::Status& lost = lost_[static_cast<size_t>(worker)];
+  if (!lost.ok()) return;
+  lost = reason.ok() ? absl::UnavailableError("it left") : reason;
+  --workers_left_;
+  absl::erase_if(requests_, [&](const auto& entry) { return entry.first.first == worker; });
+  if (!failure_.ok()) return;
+  const bool closed = absl::IsCancelled(reason);
+  if (!closed && !(is_set_up_ && mode_.goes_on_without())) {
+    return Fail(absl::UnavailableError(
+        absl::StrCat("worker ", worker, " was lost: ", lost.message())));
+  }
+  for (auto& [number, slice] : slices_) {
+    slice.ledger.Remove(worker);
+    std::erase_if(slice.pushes,
+                  [&](const Slice::Waiting& waiting) { return waiting.push.worker == worker; });
+    Drain(number, slice, now);
+  }
+  if (absl::Status bad = TryCalls(); !bad.ok()) Fail(std::move(bad));
+}
+
+void StoreServer::OnClock(Deadline now) {
+  if (!failure_.ok()) return;
+  const auto seconds = absl::StrCat(std::chrono::duration<double>(options_.timeout).count(), " s");
+  for (const auto& [number, slice] : slices_) {
+    if (!slice.waits_since.has_value() || now - *slice.waits_since < options_.timeout) continue;
+    return Fail(absl::DeadlineExceededError(
+        absl::StrCat("key '", slice.key, "' has waited ", seconds, " for a push of ",
+                     NamesOf(slice.ledger.WaitsFor()), ", in mode ", mode_.ToString())));
+  }
+  for (const auto& [key, call] : calls_) {
+    if (now - call.since < options_.timeout) continue;
+    return Fail(absl::DeadlineExceededError(
+        absl::StrCat(Name(static_cast<Together>(key.first)), " has waited ", seconds, " for ",
+                     NamesOf(MissingOf(call)), "; every worker makes this call")));
+  }
+}
+
+void StoreServer::Fail(absl::Status reason) {
+  if (!failure_.ok()) return;
+  failure_ = absl::Status(
+      reason.code(), absl::StrCat("server ", options_.server, ": ", reason.message()));
+  for (int worker = 0; worker < options_.workers; ++worker) {
+    if (lost_[static_cast<size_t>(worker)].ok()) Tell(worker, failure_);
+  }
+}
+
+void StoreServer::Tell(int worker, const absl::Status& error) const {
+  const std::string text(error.message());
+  send_(worker, std::numeric_limits<int>::max(),
+        {.kind = Kind::kError, .number = static_cast<uint64_t>(error.code())},
+        std::vector<uint8_t>(text.begin(), text.end()));
+}
+
+std::string StoreServer::NamesOf(const std::vector<int>& workers) const {
+  return absl::StrCat(workers.size() == 1 ? "worker " : "workers ",
+                      absl::StrJoin(workers, ", "));
+}
+
+}  // namespace thinwire

@@ -1,0 +1,152 @@
+// StoreServer: one server of the store as pure logic: messages in, messages out, with a clock given
+// to it. serve.h hosts it on a MessagePlane.
+//
+// For each slice it keeps the values, the optimizer's slots, a Ledger and a DeltaStream. A push is
+// kept encoded until the ledger says that it is applied; then the update is decoded in rank order.
+//
+// Failure. In sync a worker that is lost, and in every mode a disagreement of the workers or a
+// malformed message of one, fails the store: every worker is told the first reason, and nothing else
+// is answered from then on. In async and ssp the others go on without a lost worker.
+#ifndef THINWIRE_SCHEDULE_STORE_SERVER_H_
+#define THINWIRE_SCHEDULE_STORE_SERVER_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compress/backend.h"
+#include "compress/codec_spec.h"
+#include "schedule/store/delta_stream.h"
+#include "schedule/store/frames.h"
+#include "schedule/store/ledger.h"
+#include "schedule/store/mode.h"
+#include "schedule/store/optimizer.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+// Body of kInit, which is text, one item a line: the mode, the codec, the layout's hash, and then
+// the server's slices as "number offset count key". All workers send the same.
+struct StoreTable {
+  struct Entry {
+    uint32_t slice = 0;
+    size_t offset = 0, count = 0;
+    std::string key;
+  };
+  StoreMode mode;
+  CodecPair codec;
+  uint64_t layout_hash = 0;
+  std::vector<Entry> slices;
+
+  std::string ToString() const;
+  static absl::StatusOr<StoreTable> Parse(std::string_view text);
+};
+
+class StoreServer {
+ public:
+  // Sends to a worker; never waits. A worker that is gone is no error.
+  using Send = std::function<void(int worker, int priority, const StoreHead& head,
+                                  std::vector<uint8_t> body)>;
+  struct Options {
+    int server = 0;  // its number, for messages
+    int workers = 1;
+    // The time that a push, a pull or a call of all workers may wait for the missing ones.
+    std::chrono::milliseconds timeout{60000};
+  };
+
+  StoreServer(const Options& options, const Backend& backend, Send send);
+
+  void OnMessage(int worker, int priority, std::string_view head, std::vector<uint8_t> body,
+                 Deadline now);
+  // `reason`: Cancelled if the worker has closed its store.
+  void OnLost(int worker, const absl::Status& reason, Deadline now);
+  // Fails the store when something waits longer than the timeout. To be called a few times a second.
+  void OnClock(Deadline now);
+
+  const absl::Status& failure() const { return failure_; }
+  // Every worker has left or was lost.
+  bool is_deserted() const { return workers_left_ == 0; }
+
+ private:
+  struct Slice {
+    std::string key;
+    size_t offset = 0;
+    std::vector<float> x;
+    std::vector<std::vector<float>> slots;
+    uint64_t steps = 0;      // of the optimizer
+    uint64_t published = 0;  // version of the last publication
+    Ledger ledger;
+    DeltaStream stream;
+    struct Waiting {
+      Ledger::Step::Push push;
+      std::vector<uint8_t> wire;
+    };
+    std::vector<Waiting> pushes;  // that are not applied
+    std::optional<Deadline> waits_since;
+
+    Slice(StoreMode mode, int workers, const CodecSpec& down, uint64_t draws,
+          const Backend& backend)
+        : ledger(mode, workers), stream(down, draws, backend) {}
+  };
+  struct Request {
+    int priority = 0;
+    uint64_t have = 0;
+  };
+  // A call that some workers have made and others have not.
+  struct Call {
+    std::map<int, std::vector<uint8_t>> bodies;  // by worker
+    Deadline since;
+  };
+
+  absl::Status Handle(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
+                      Deadline now);
+  absl::Status OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body, Slice& slice);
+  absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
+  absl::Status TryCalls();
+  absl::Status Complete(Together what, std::string_view body);
+  absl::Status Init(std::string_view body);
+  absl::Status SetOptimizer(std::string_view body);
+  absl::Status Load();
+  std::vector<uint8_t> StateOf(const Slice& slice) const;
+  absl::Status SetState(Slice& slice, const std::vector<uint8_t>& state);
+  void Drain(uint32_t number, Slice& slice, Deadline now);
+  void Update(Slice& slice, const std::vector<Ledger::Step::Push>& pushes);
+  void Answer(uint32_t number, Slice& slice, const Ledger::Step& step);
+  // Fails the store where something waits for a worker that is not here any more.
+  void CheckWaits(const Slice& slice);
+  std::vector<int> MissingOf(const Call& call) const;
+  void Fail(absl::Status reason);
+  void Tell(int worker, const absl::Status& error) const;
+  std::string NamesOf(const std::vector<int>& workers) const;
+
+  const Options options_;
+  const Backend& backend_;
+  const Send send_;
+  absl::Status failure_;
+  std::vector<absl::Status> lost_;  // by worker; OK: it is here, or has not come yet
+  int workers_left_;
+
+  bool is_set_up_ = false;  // the first init is done
+  StoreMode mode_;
+  CodecPair codec_;
+  OptimizerSpec optimizer_;
+  std::map<uint32_t, Slice> slices_;
+  absl::flat_hash_map<std::pair<int, uint64_t>, Request> requests_;  // by worker and request
+  std::map<uint32_t, std::vector<uint8_t>> puts_;
+  std::map<std::pair<uint32_t, uint64_t>, Call> calls_;  // by Together and number
+  std::vector<float> sum_;                               // of an update
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_STORE_SERVER_H_

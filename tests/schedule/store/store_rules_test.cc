@@ -1,0 +1,337 @@
+// The store's rules without threads and sockets: layout, modes, ledger, optimizers, delta stream.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "schedule/store/delta_stream.h"
+#include "schedule/store/layout.h"
+#include "schedule/store/ledger.h"
+#include "schedule/store/mode.h"
+#include "schedule/store/optimizer.h"
+
+namespace thinwire {
+namespace {
+
+using Push = Ledger::Step::Push;
+
+StoreMode Mode(std::string_view text) { return StoreMode::Parse(text).value(); }
+
+TEST(StoreModeTest, ParsesWhatItPrintsAndRefusesTheRest) {
+  for (const char* const text : {"sync", "async", "ssp:staleness=2"}) {
+    EXPECT_EQ(Mode(text).ToString(), text);
+  }
+  for (const char* const text : {"", "Sync", "ssp", "ssp:staleness=0", "ssp:staleness=-1",
+                                 "ssp:staleness=2x", "bsp"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(StoreMode::Parse(text).status())) << text;
+  }
+}
+
+TEST(StoreLayoutTest, CoversEveryKeyOnceAndBalancesServers) {
+  std::mt19937_64 random(7);
+  for (int servers = 1; servers <= 5; ++servers) {
+    StoreLayout layout({.servers = servers, .slice_elements = 4096, .bigarray_bound = 0});
+    std::vector<StoreKey> keys;
+    size_t total = 0;
+    for (int i = 0; i < 60; ++i) {
+      keys.push_back({std::to_string(i), 1 + random() % 40000});
+      total += keys.back().numel;
+    }
+    ASSERT_TRUE(layout.Add(keys).ok());
+    std::vector<size_t> loads(servers);
+    for (size_t key = 0; key < keys.size(); ++key) {
+      size_t at = 0;
+      const Range range = layout.SlicesOf(key);
+      for (size_t i = range.begin; i < range.end; ++i) {
+        const StoreSlice& slice = layout.slices()[i];
+        EXPECT_EQ(slice.key, key);
+        EXPECT_EQ(slice.offset, at);
+        EXPECT_LE(slice.count, 4096u);
+        at += slice.count;
+        loads[slice.server] += slice.count;
+      }
+      EXPECT_EQ(at, keys[key].numel);
+    }
+    EXPECT_EQ(loads, layout.loads());
+    // Largest first leaves the loads within one slice of each other.
+    EXPECT_LE(*std::max_element(loads.begin(), loads.end()), total / servers + 4096);
+  }
+}
+
+TEST(StoreLayoutTest, KeysBelowTheBigarrayBoundStayWhole) {
+  StoreLayout layout({.servers = 2, .slice_elements = 4096, .bigarray_bound = 10000});
+  ASSERT_TRUE(layout.Add(std::vector<StoreKey>{{"below", 9999}, {"at", 10000}}).ok());
+  EXPECT_EQ(layout.SlicesOf(0), (Range{0, 1}));
+  EXPECT_EQ(layout.SlicesOf(1), (Range{1, 4}));
+}
+
+TEST(StoreLayoutTest, HashTellsOrderSizesAndOptionsApart) {
+  const auto hash = [](const std::vector<StoreKey>& keys, int servers) {
+    StoreLayout layout({.servers = servers});
+    EXPECT_TRUE(layout.Add(keys).ok());
+    return layout.hash();
+  };
+  const std::set<uint64_t> hashes = {hash({{"a", 5}, {"b", 5}}, 2), hash({{"b", 5}, {"a", 5}}, 2),
+                                     hash({{"a", 5}, {"b", 6}}, 2), hash({{"a", 5}, {"b", 5}}, 3)};
+  EXPECT_EQ(hashes.size(), 4u);
+  EXPECT_EQ(hash({{"a", 5}, {"b", 5}}, 2), hash({{"a", 5}, {"b", 5}}, 2));
+}
+
+TEST(StoreLayoutTest, RefusesWhatItCanNotHold) {
+  StoreLayout layout({});
+  ASSERT_TRUE(layout.Add(std::vector<StoreKey>{{"a", 5}}).ok());
+  const uint64_t hash = layout.hash();
+  for (const std::vector<StoreKey>& bad : std::vector<std::vector<StoreKey>>{
+           {{"a", 5}}, {{"b", 0}}, {{"c", 1}, {"c", 1}}}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(layout.Add(bad)));
+  }
+  EXPECT_EQ(layout.hash(), hash);
+  EXPECT_EQ(layout.keys().size(), 1u);
+  size_t index = 0;
+  EXPECT_TRUE(absl::IsNotFound(layout.Find("b", &index)));
+}
+
+std::vector<Ledger::Step> DrainAll(Ledger& ledger) {
+  std::vector<Ledger::Step> steps;
+  while (auto step = ledger.Next()) steps.push_back(*step);
+  return steps;
+}
+
+TEST(LedgerTest, SyncAppliesAStepInRankOrderWhenAllArePresent) {
+  Ledger ledger(Mode("sync"), 3);
+  ASSERT_TRUE(ledger.OnPush(2, 1).ok());
+  ledger.OnPull(2, 1, 20);
+  ASSERT_TRUE(ledger.OnPush(0, 1).ok());
+  ASSERT_TRUE(ledger.OnPush(0, 2).ok());  // the next step's
+  EXPECT_TRUE(DrainAll(ledger).empty());
+  EXPECT_EQ(ledger.WaitsFor(), std::vector<int>{1});
+  ASSERT_TRUE(ledger.OnPush(1, 1).ok());
+  const auto steps = DrainAll(ledger);
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[0].pushes, (std::vector<Push>{{0, 1}, {1, 1}, {2, 1}}));
+  EXPECT_TRUE(steps[1].pushes.empty());
+  EXPECT_EQ(steps[1].request, 20u);
+  EXPECT_EQ(ledger.version(), 1u);
+}
+
+TEST(LedgerTest, APullBeforeAnyPushIsAnsweredAtOnce) {
+  for (const char* const mode : {"sync", "async", "ssp:staleness=1"}) {
+    Ledger ledger(Mode(mode), 2);
+    ledger.OnPull(1, 0, 5);
+    EXPECT_EQ(DrainAll(ledger).size(), 1u) << mode;
+  }
+}
+
+TEST(LedgerTest, CountsAPushOnceAndNoticesAGap) {
+  for (const char* const mode : {"sync", "async", "ssp:staleness=1"}) {
+    Ledger ledger(Mode(mode), 2);
+    ASSERT_TRUE(ledger.OnPush(0, 1).ok());
+    EXPECT_TRUE(absl::IsAlreadyExists(ledger.OnPush(0, 1))) << mode;
+    EXPECT_TRUE(absl::IsInternal(ledger.OnPush(0, 3))) << mode;
+  }
+}
+
+TEST(LedgerTest, AsyncAppliesInTheOrderOfArrival) {
+  Ledger ledger(Mode("async"), 2);
+  ASSERT_TRUE(ledger.OnPush(1, 1).ok());
+  ASSERT_TRUE(ledger.OnPush(0, 1).ok());
+  ASSERT_TRUE(ledger.OnPush(1, 2).ok());
+  const auto steps = DrainAll(ledger);
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_EQ(steps[0].pushes[0], (Push{1, 1}));
+  EXPECT_EQ(steps[1].pushes[0], (Push{0, 1}));
+  EXPECT_EQ(steps[2].pushes[0], (Push{1, 2}));
+}
+
+TEST(LedgerTest, SspRefusesASecondPushWithoutAPull) {
+  Ledger ledger(Mode("ssp:staleness=1"), 2);
+  ASSERT_TRUE(ledger.OnPush(0, 1).ok());
+  DrainAll(ledger);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger.OnPush(0, 2)));
+}
+
+// A worker computes, pushes, pulls when its push is applied, and so on, at a speed of its own; some
+// leave. Whatever the schedule: no gradient is older than staleness * workers updates when it is
+// applied, all pushes of those who stay are applied, and nothing waits for ever.
+TEST(LedgerTest, NoSspScheduleMakesAGradientTooOldOrStandsStill) {
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    std::mt19937_64 random(seed);
+    const int n = 1 + static_cast<int>(random() % 7), k = 1 + static_cast<int>(random() % 3);
+    Ledger ledger(Mode("ssp:staleness=" + std::to_string(k)), n);
+    std::vector<uint64_t> pushed(n), applied(n), base(n), speed(n), latest(n, uint64_t(k) * n);
+    std::vector<bool> computing(n, true), here(n, true);
+    for (int i = 0; i < n; ++i) speed[i] = 1 + random() % 20;
+    uint64_t version = 0;
+    int left = n;
+    for (int turn = 0; turn < 400; ++turn) {
+      std::vector<int> able;
+      for (int i = 0; i < n; ++i) {
+        if (here[i] && computing[i]) able.insert(able.end(), speed[i], i);
+      }
+      // Held pushes wait for somebody who computes.
+      ASSERT_FALSE(able.empty()) << "seed " << seed << " turn " << turn << ": stands still";
+      const int worker = able[random() % able.size()];
+      if (left > 1 && random() % 100 == 0) {
+        ledger.Remove(worker);
+        here[worker] = false;
+        --left;
+      } else {
+        computing[worker] = false;
+        ASSERT_TRUE(ledger.OnPush(worker, ++pushed[worker]).ok());
+        ledger.OnPull(worker, pushed[worker], pushed[worker]);
+      }
+      while (auto step = ledger.Next()) {
+        if (step->pushes.empty()) {
+          ASSERT_EQ(applied[step->worker], pushed[step->worker]);
+          base[step->worker] = version;
+          latest[step->worker] = uint64_t(k) * left;
+          computing[step->worker] = true;
+          continue;
+        }
+        ASSERT_EQ(step->pushes.size(), 1u);
+        const int from = step->pushes[0].worker;
+        ASSERT_TRUE(here[from]);
+        ASSERT_LE(version - base[from], latest[from]) << "seed " << seed << " turn " << turn;
+        ++applied[from];
+        ++version;
+      }
+      ASSERT_EQ(ledger.version(), version);
+    }
+  }
+}
+
+TEST(LedgerTest, SspLetsAFastWorkerRunAheadToTheBoundAndNotFurther) {
+  Ledger ledger(Mode("ssp:staleness=2"), 2);
+  uint64_t number = 0;
+  const auto turn = [&] {
+    EXPECT_TRUE(ledger.OnPush(0, ++number).ok());
+    ledger.OnPull(0, number, number);
+    return DrainAll(ledger).size();
+  };
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(turn(), 2u) << i;
+  EXPECT_EQ(turn(), 0u);  // worker 1's gradient would be 5 updates old
+  EXPECT_EQ(ledger.WaitsFor(), std::vector<int>{1});
+  ASSERT_TRUE(ledger.OnPush(1, 1).ok());
+  EXPECT_EQ(DrainAll(ledger).size(), 3u);
+}
+
+TEST(OptimizerTest, RefusesWhatItDoesNotKnow) {
+  for (const char* const text :
+       {"", "lamb:lr=1", "sgd", "sgd:lr=-1", "sgd:lr=nan", "sgd:lr=0.1,momentum=1",
+        "sgd:lr=0.1,nesterov=1", "sgd:lr=0.1,beta1=0.9", "adam:lr=x", "adam:lr=0.1,"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(OptimizerSpec::Parse(text).status())) << text;
+  }
+  EXPECT_EQ(OptimizerSpec::Parse("adagrad:lr=0.1").value().eps, 1e-10f);
+  EXPECT_EQ(OptimizerSpec::Parse("adam:lr=0.1").value().slots(), 2u);
+}
+
+TEST(OptimizerTest, SumReplacesAndAddAdds) {
+  std::vector<float> x = {1, 2}, g = {10, 20};
+  OptimizerSpec::Parse("add:lr=0.5").value().Apply(1, g, x, {});
+  EXPECT_EQ(x, (std::vector<float>{6, 12}));
+  g = {3, 4};
+  OptimizerSpec::Parse("sum:rescale=0.5").value().Apply(2, g, x, {});
+  EXPECT_EQ(x, (std::vector<float>{1.5, 2}));
+}
+
+std::vector<float> Normal(std::mt19937_64& random, size_t n) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+// All readers that take all publications, and those that skip some, hold the same bits as the
+// server's reference; and what the codec dropped comes later.
+TEST(DeltaStreamTest, ReadersHoldTheSameBitsHoweverTheyRead) {
+  for (const char* const text : {"int4", "int8:rounding=stochastic", "bf16", "adaptive:bits=2",
+                                 "topk:density=0.05", "fp32"}) {
+    const CodecSpec codec = CodecSpec::Parse(text).value();
+    std::mt19937_64 random(3);
+    const size_t n = 5000;
+    std::vector<float> x = Normal(random, n);
+    DeltaStream stream(codec, 1, CpuBackend());
+    stream.Reset(x);
+    DeltaReader every(codec, n, CpuBackend()), some(codec, n, CpuBackend());
+    std::vector<float> a(n), b(n);
+    const auto take = [&](DeltaReader& reader, std::vector<float>& out) {
+      const Published p = stream.For(reader.have(), x);
+      const absl::Status status =
+          reader.Take(p.form, p.publication, p.follows, p.body, {out.data(), n, DType::kF32});
+      ASSERT_TRUE(status.ok()) << text << ": " << status;
+    };
+    take(every, a);
+    EXPECT_EQ(a, x) << text << ": init is exact";
+    for (int step = 0; step < 60; ++step) {
+      if (step < 30) {
+        const std::vector<float> g = Normal(random, n);
+        for (size_t i = 0; i < n; ++i) x[i] -= 0.01f * g[i];
+      }
+      stream.Publish(x, false);
+      take(every, a);
+      if (random() % 3 == 0 || step == 59) {
+        take(some, b);
+        EXPECT_EQ(a, b) << text << " step " << step;
+      }
+    }
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < n; ++i) {
+      error += std::pow(a[i] - x[i], 2);
+      norm += x[i] * x[i];
+    }
+    EXPECT_LT(std::sqrt(error / norm), 1e-3) << text << ": x stood still, so r comes to it";
+    EXPECT_LE(stream.bytes(), 3 * n * sizeof(float) + n) << text;
+  }
+}
+
+TEST(DeltaStreamTest, ASumIsDecodedAsItIsAndItsLossComesInTheNextSteps) {
+  const CodecSpec codec = CodecSpec::Parse("int4").value();
+  std::mt19937_64 random(4);
+  const size_t n = 1000;
+  DeltaStream stream(codec, 1, CpuBackend());
+  std::vector<float> out(n), total(n), expected(n);
+  stream.Reset(std::vector<float>(n, 3.0f));
+  DeltaReader reader(codec, n, CpuBackend());
+  for (int step = 0; step < 50; ++step) {
+    const std::vector<float> x = Normal(random, n);
+    stream.Publish(x, true);
+    const Published p = stream.For(reader.have(), x);
+    EXPECT_EQ(p.body.size(), EncodedBytes(codec, n));
+    ASSERT_TRUE(reader.Take(p.form, p.publication, p.follows, p.body, {out.data(), n, DType::kF32})
+                    .ok());
+    for (size_t i = 0; i < n; ++i) {
+      total[i] += out[i];
+      expected[i] += x[i];
+    }
+  }
+  for (size_t i = 0; i < n; ++i) EXPECT_NEAR(total[i], expected[i], 0.5f);  // one step's loss
+}
+
+TEST(DeltaStreamTest, MalformedAnswersAreErrorsAndChangeNothing) {
+  const CodecSpec codec = CodecSpec::Parse("int4").value();
+  const size_t n = 300;
+  std::vector<float> x(n, 1.0f), out(n, -1.0f);
+  DeltaReader reader(codec, n, CpuBackend());
+  const TensorView view{out.data(), n, DType::kF32};
+  using Form = StoreHead::Form;
+  std::vector<uint8_t> body(EncodedBytes(codec, n));
+  EXPECT_FALSE(reader.Take(Form::kDeltas, 2, 1, body, view).ok());
+  EXPECT_FALSE(reader.Take(Form::kUnchanged, 0, 0, {}, view).ok());
+  EXPECT_FALSE(reader.Take(Form::kWhole, 2, 0, Bytes(body).first(9), view).ok());
+  EXPECT_FALSE(reader.Take(Form::kRaw, 1, 0, body, view).ok());
+  EXPECT_EQ(out, std::vector<float>(n, -1.0f));
+  DeltaStream stream(codec, 1, CpuBackend());
+  stream.Reset(x);
+  const Published p = stream.For(0, x);
+  ASSERT_TRUE(reader.Take(p.form, p.publication, p.follows, p.body, view).ok());
+  EXPECT_FALSE(reader.Take(Form::kDeltas, 1ull << 60, 1, body, view).ok());
+  EXPECT_FALSE(reader.Take(Form::kDeltas, 3, 2, body, view).ok());
+  EXPECT_EQ(out, x);
+}
+
+}  // namespace
+}  // namespace thinwire
