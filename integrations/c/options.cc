@@ -97,6 +97,10 @@ absl::StatusOr<tw_simulation> ReadSimulation(const tw_simulation* caller) {
   return ReadSized<tw_simulation>("tw_simulation", kFirstSimulationSize, caller);
 }
 
+absl::StatusOr<tw_kv_options> ReadKvOptions(const tw_kv_options* caller) {
+  return ReadSized<tw_kv_options>("tw_kv_options", sizeof(tw_kv_options), caller);
+}
+
 absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   if (in.check_replicas != 0) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -17,6 +17,7 @@ namespace thinwire {
 // a longer struct that uses a field which this library does not know.
 absl::StatusOr<tw_options> ReadOptions(const tw_options* caller);
 absl::StatusOr<tw_simulation> ReadSimulation(const tw_simulation* caller);
+absl::StatusOr<tw_kv_options> ReadKvOptions(const tw_kv_options* caller);
 
 // The size of the first release's tw_options.
 inline constexpr size_t kFirstOptionsSize = offsetof(tw_options, flight_path);

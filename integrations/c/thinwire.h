@@ -383,6 +383,88 @@ typedef struct {
 /* Seconds of a step, and, unless bound_s is null, the least that any order of chunks could take. */
 TW_API tw_status tw_simulate(const tw_simulation* simulation, double* step_s, double* bound_s);
 
+/* A parameter server. Workers push gradients to keys on servers and pull values from them; the
+ * servers apply an optimizer. A member is a worker (tw_kv_create) or a server (tw_kv_serve).
+ * Experimental: docs/how-to/parameter-server.md. It grows as tw_options does. */
+typedef struct {
+  size_t struct_size; /* sizeof(tw_kv_options) */
+  int rank;           /* workers are numbered from 0, servers from `workers` */
+  int workers, servers;
+  int timeout_ms;              /* of meeting, and of every wait; 0: 60,000 */
+  tw_store store;              /* used if store.set is not null, else store_path */
+  const char* local_group;     /* else: all members are threads of this process */
+  const char* store_path;      /* else: a folder that all members share */
+  const char* group;           /* key prefix, another one for each store and run */
+  const char* mode;            /* of a worker: "sync" (default): a step is applied when all workers
+                                  have pushed it; "async": a push is applied when it arrives;
+                                  "ssp:staleness=k": no gradient is applied that is older than k
+                                  updates for each worker */
+  const char* codec;           /* of a worker: "fp32" (default); "int4:down=int8": gradients up,
+                                  values down */
+  size_t slice_elements;       /* that a key is cut into; a multiple of 4096; 0: 262,144 */
+  size_t bigarray_bound;       /* keys with fewer elements stay whole */
+  const char* key_file;        /* as in tw_options */
+  const char* interface_name;  /* network interface that a server listens on */
+  const char* rendezvous_host; /* a server listens where this host is reached; else loopback */
+  const char* zmq_library;     /* path of libzmq.so.5; null: where the dynamic linker looks, then
+                                  pyzmq's */
+} tw_kv_options;
+
+typedef struct tw_kv tw_kv; /* one worker's store */
+
+TW_API void tw_kv_options_init_sized(tw_kv_options* options, size_t struct_size);
+#define tw_kv_options_init(options) tw_kv_options_init_sized((options), sizeof(tw_kv_options))
+
+/* Serves on the calling thread until every worker has left. The status is the store's failure, which
+ * its workers have been told. */
+TW_API tw_status tw_kv_serve(const tw_kv_options* options);
+
+/* Returns when all servers are connected. A key is used by one thread at a time. tw_kv_set_codec,
+ * tw_kv_init, tw_kv_set_optimizer, tw_kv_barrier, tw_kv_save and tw_kv_load are called by every
+ * worker, in the same order, beside no other call of this store. The first failure is the status of
+ * every later call. */
+TW_API tw_status tw_kv_create(const tw_kv_options* options, tw_kv** kv);
+TW_API void tw_kv_destroy(tw_kv* kv); /* when the servers have taken what was pushed */
+
+/* Replaces tw_kv_options.codec, before the first tw_kv_init. */
+TW_API tw_status tw_kv_set_codec(tw_kv* kv, const char* codec);
+
+/* This struct does not know its size, so it never grows. */
+typedef struct {
+  const char* key;
+  const void* values;
+  size_t count;
+  tw_dtype dtype;
+} tw_kv_tensor;
+/* Adds keys, which get worker 0's values, exact. */
+TW_API tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count);
+
+/* Tensors are on the host and have as many elements as their key. A pushed one may be reused when
+ * the call returns; a pulled one is written until tw_kv_wait has returned. A higher priority goes
+ * first. tw_kv_push_pull takes one message where the two take two. */
+TW_API tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count,
+                            tw_dtype dtype, int priority);
+TW_API tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dtype dtype,
+                            int priority);
+TW_API tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* recv,
+                                 size_t count, tw_dtype dtype, int priority);
+TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
+
+/* "sum" (default, in sync only): a pull is the sum of a step's pushes; "add:lr=1", "sgd:lr=0.1,
+ * momentum=0.9,nesterov=1,weight_decay=0", "adam:lr=1e-3,beta1=0.9,beta2=0.999,eps=1e-8", "adamw",
+ * "adagrad:lr=0.01,lr_decay=0", each with rescale=1: what gradients are multiplied by. Other numbers
+ * for the present name keep its state. */
+TW_API tw_status tw_kv_set_optimizer(tw_kv* kv, const char* spec);
+TW_API tw_status tw_kv_barrier(tw_kv* kv);
+/* Worker 0 writes or reads a file of all values and the optimizer's state. */
+TW_API tw_status tw_kv_save(tw_kv* kv, const char* path);
+TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
+
+/* As tw_comm_describe. */
+TW_API tw_status tw_kv_describe(tw_kv* kv, char* text, size_t capacity, size_t* bytes);
+/* What this worker has sent so far. */
+TW_API tw_status tw_kv_bytes_sent(tw_kv* kv, uint64_t* bytes);
+
 /* "AVX3", "AVX2", ...: the instruction set that the codecs use here. */
 TW_API const char* tw_simd_target(void);
 

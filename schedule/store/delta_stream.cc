@@ -96,9 +96,8 @@ absl::Status DeltaReader::Take(Form form, uint64_t publication, uint64_t follows
                                TensorView out) {
   const auto expect = [&](size_t bytes) {
     if (body.size() == bytes) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("publication ", publication, " came with ", body.size(), " bytes, expected ",
-                     bytes));
+    return absl::InvalidArgumentError(absl::StrCat("publication ", publication, " came with ",
+                                                   body.size(), " bytes, expected ", bytes));
   };
   // The bytes of fp32 are the values, whatever lies behind them.
   const CodecSpec fp32 = LosslessSpec(DType::kF32);
@@ -147,9 +146,9 @@ absl::Status DeltaReader::TakeDeltas(uint64_t publication, uint64_t follows, Byt
   for (uint64_t p = follows + 1; p <= publication; ++p) {
     const size_t bytes = EncodedBytes(SpecOf(codec_, p), numel_);
     if (body.size() - at < bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "differences of publications ", follows, " to ", publication, " came with ", body.size(),
-          " bytes, expected more"));
+      return absl::InvalidArgumentError(absl::StrCat("differences of publications ", follows,
+                                                     " to ", publication, " came with ",
+                                                     body.size(), " bytes, expected more"));
     }
     const absl::Status bad = CheckWire(SpecOf(codec_, p), body.subspan(at, bytes), numel_);
     if (!bad.ok()) return bad;

@@ -55,9 +55,8 @@ absl::Status StoreLayout::Add(std::span<const StoreKey> keys) {
 absl::Status StoreLayout::Find(std::string_view key, size_t* index) const {
   const auto found = index_.find(key);
   if (found == index_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("key '", std::string(key), "' is not initialised; call init first, on every ",
-                     "worker"));
+    return absl::NotFoundError(absl::StrCat(
+        "key '", std::string(key), "' is not initialised; call init first, on every ", "worker"));
   }
   *index = found->second;
   return absl::OkStatus();

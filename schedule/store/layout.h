@@ -35,7 +35,8 @@ class StoreLayout {
   struct Options {
     int servers = 1;
     size_t slice_elements = size_t{256} << 10;  // of a slice, at most; a multiple of 4096
-    size_t bigarray_bound = 0;  // keys with fewer elements stay whole; MXNet's variable of that name
+    size_t bigarray_bound =
+        0;  // keys with fewer elements stay whole; MXNet's variable of that name
   };
 
   explicit StoreLayout(const Options& options);

@@ -9,8 +9,7 @@ namespace {
 using Kind = StoreMode::Kind;
 }  // namespace
 
-Ledger::Ledger(StoreMode mode, int workers)
-    : mode_(mode), workers_(static_cast<size_t>(workers)) {
+Ledger::Ledger(StoreMode mode, int workers) : mode_(mode), workers_(static_cast<size_t>(workers)) {
   for (Worker& worker : workers_) worker.deadline = Deadline();
 }
 
@@ -27,13 +26,15 @@ absl::Status Ledger::OnPush(int worker, uint64_t number) {
         absl::StrCat("push ", number, " of worker ", worker, " was there before"));
   }
   if (number != from.arrived + 1) {
-    return absl::InternalError(absl::StrCat("push ", number, " of worker ", worker,
-                                            " came, expected ", from.arrived + 1));
+    return absl::InternalError(
+        absl::StrCat("push ", number, " of worker ", worker, " came, expected ", from.arrived + 1));
   }
   if (mode_.kind == Kind::kSsp && (!from.running || IsHeld(from))) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "worker ", worker, " pushed twice without a pull between, so that the age of the second "
-        "gradient is not known, in mode ", mode_.ToString(), "; pull before each push"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("worker ", worker,
+                     " pushed twice without a pull between, so that the age of the second "
+                     "gradient is not known, in mode ",
+                     mode_.ToString(), "; pull before each push"));
   }
   from.arrived = number;
   if (mode_.kind == Kind::kAsync) arrivals_.push_back({worker, number});
@@ -42,6 +43,27 @@ absl::Status Ledger::OnPush(int worker, uint64_t number) {
 
 void Ledger::OnPull(int worker, uint64_t after, uint64_t request) {
   pulls_.push_back({worker, after, request});
+}
+
+void Ledger::Pause(int worker) {
+  Worker& from = workers_[static_cast<size_t>(worker)];
+  from.paused = from.running && !IsHeld(from);
+}
+
+void Ledger::Resume() {
+  std::vector<Worker*> paused;
+  for (Worker& worker : workers_) {
+    if (worker.paused) paused.push_back(&worker);
+  }
+  // All workers are in the call, and nothing else runs.
+  std::stable_sort(paused.begin(), paused.end(),
+                   [](const Worker* a, const Worker* b) { return a->deadline < b->deadline; });
+  uint64_t place = version_;
+  for (Worker* const worker : paused) {
+    worker->paused = false;
+    worker->running = place <= worker->deadline;
+    if (worker->running) ++place;
+  }
 }
 
 void Ledger::Remove(int worker) {
@@ -58,6 +80,7 @@ std::optional<Ledger::Step> Ledger::Next() {
     pulls_.erase(pull);
     if (!IsHeld(from)) {  // a push that overtook the pull is of the former base
       from.running = true;
+      from.paused = false;
       from.deadline = Deadline();
     }
     return answer;
@@ -107,9 +130,7 @@ bool Ledger::MayApply(size_t worker) const {
   std::vector<uint64_t> deadlines;
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Worker& other = workers_[i];
-    if (i != worker && other.here && (other.running || IsHeld(other))) {
-      deadlines.push_back(other.deadline);
-    }
+    if (i != worker && IsAwaited(other)) deadlines.push_back(other.deadline);
   }
   std::sort(deadlines.begin(), deadlines.end());
   for (size_t place = 0; place < deadlines.size(); ++place) {
@@ -134,7 +155,7 @@ std::vector<int> Ledger::WaitsFor() const {
   if (held) {
     for (size_t i = 0; i < workers_.size(); ++i) {
       const Worker& worker = workers_[i];
-      const bool awaited = mode_.kind == Kind::kSync || (worker.here && worker.running);
+      const bool awaited = mode_.kind == Kind::kSync || IsAwaited(worker);
       if (awaited && !IsHeld(worker)) missing.push_back(static_cast<int>(i));
     }
   }

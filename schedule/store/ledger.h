@@ -6,10 +6,12 @@
 // first pull, from the slice's initialisation) until it is applied; its base b is the V of that
 // pull, and its age when it is applied is V - b.
 //
-//   sync   Step t is one update: the sum of the t-th push of every worker. It is applied when all of
+//   sync   Step t is one update: the sum of the t-th push of every worker. It is applied when all
+//   of
 //          them are there. A pull that follows push t is answered when V >= t.
 //   async  A push is an update, applied when it arrives.
-//   ssp    A push is an update. With n workers a running gradient has the deadline b + staleness * n:
+//   ssp    A push is an update. With n workers a running gradient has the deadline b + staleness *
+//   n:
 //          it is applied while V is at most that. The earliest deadline goes first; a push is held
 //          while its application would make another running gradient, pushed or not, miss its
 //          deadline. The running gradient with the earliest deadline is never held, so every held
@@ -17,8 +19,8 @@
 //
 // In async and ssp a pull that follows push t is answered when that push is applied. Bounded
 // staleness by versions, and not by clocks as in Ho et al., "More Effective Distributed ML via a
-// Stale Synchronous Parallel Parameter Server", NIPS 2013: there all end up at the speed of a worker
-// that is slower for good.
+// Stale Synchronous Parallel Parameter Server", NIPS 2013: there all end up at the speed of a
+// worker that is slower for good.
 #ifndef THINWIRE_SCHEDULE_STORE_LEDGER_H_
 #define THINWIRE_SCHEDULE_STORE_LEDGER_H_
 
@@ -55,6 +57,12 @@ class Ledger {
   absl::Status OnPush(int worker, uint64_t number);
   // A pull that follows the worker's push number `after` (0: none).
   void OnPull(int worker, uint64_t after, uint64_t request);
+  // The worker waits in a call that all workers make, and pushes nothing before that has returned:
+  // nobody waits for its running gradient meanwhile.
+  void Pause(int worker);
+  // Such a call returns. Paused gradients run again, but for those that could not be applied in
+  // time any more: their workers pull before they push.
+  void Resume();
   // The worker is gone: its running gradient, pushes that are not applied, and pulls are dropped.
   void Remove(int worker);
 
@@ -70,6 +78,7 @@ class Ledger {
     bool here = true;
     uint64_t arrived = 0, applied = 0;  // last push
     bool running = true;                // ssp: has pulled since its last push was applied
+    bool paused = false;                // and waits for the others
     uint64_t deadline = 0;              // ssp, of what runs
   };
   struct Pull {
@@ -80,6 +89,9 @@ class Ledger {
   bool IsHeld(const Worker& worker) const { return worker.here && worker.arrived > worker.applied; }
   std::optional<Step> NextUpdate();
   bool MayApply(size_t worker) const;
+  bool IsAwaited(const Worker& worker) const {
+    return worker.here && !worker.paused && (worker.running || IsHeld(worker));
+  }
   Step Apply(size_t worker);
   uint64_t Deadline() const;
 

@@ -50,8 +50,8 @@ const std::vector<Rule>& Rules() {
 }
 
 std::string Keys(const Rule& rule) {
-  std::string text = absl::StrJoin(
-      rule.keys, ", ", [](std::string* out, const Key& key) { out->append(key.name); });
+  std::string text = absl::StrJoin(rule.keys, ", ",
+                                   [](std::string* out, const Key& key) { out->append(key.name); });
   if (rule.kind == Kind::kSgd) text += ", nesterov";
   return text;
 }
@@ -84,8 +84,7 @@ absl::Status Set(const Rule& rule, const std::string& name, const std::string& v
 }  // namespace
 
 absl::StatusOr<OptimizerSpec> OptimizerSpec::Parse(std::string_view text) {
-  const std::vector<std::string> parts =
-      absl::StrSplit(std::string(text), absl::MaxSplits(':', 1));
+  const std::vector<std::string> parts = absl::StrSplit(std::string(text), absl::MaxSplits(':', 1));
   for (const Rule& rule : Rules()) {
     if (parts[0] != rule.name) continue;
     OptimizerSpec spec{.kind = rule.kind};

@@ -116,23 +116,21 @@ absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head
       if (absl::Status bad = OnCall(worker, head, std::move(body), now); !bad.ok()) return bad;
       return TryCalls();
     }
-    case Kind::kPut:
-      puts_[head.slice] = std::move(body);
-      return absl::OkStatus();
+    case Kind::kPut: puts_[head.slice] = std::move(body); return absl::OkStatus();
     case Kind::kPush:
     case Kind::kPull:
     case Kind::kPushPull:
     case Kind::kGet: break;
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("worker ", worker, " sent a message of kind ",
-                       static_cast<int>(head.kind), ", which servers send"));
+      return absl::InvalidArgumentError(absl::StrCat("worker ", worker, " sent a message of kind ",
+                                                     static_cast<int>(head.kind),
+                                                     ", which servers send"));
   }
   const auto found = slices_.find(head.slice);
   if (found == slices_.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "worker ", worker, " asks for slice ", head.slice, ", which server ", options_.server,
-        " does not have"));
+    return absl::InvalidArgumentError(absl::StrCat("worker ", worker, " asks for slice ",
+                                                   head.slice, ", which server ", options_.server,
+                                                   " does not have"));
   }
   Slice& slice = found->second;
   if (head.kind == Kind::kGet) {
@@ -204,7 +202,8 @@ void StoreServer::Update(Slice& slice, const std::vector<Ledger::Step::Push>& pu
   optimizer_.Apply(++slice.steps, sum_, slice.x, slots);
   // One publication a step in sync; one for each worker's push on average otherwise, so that a
   // reader takes one difference a round.
-  const auto every = mode_.kind == StoreMode::Kind::kSync ? 1u : static_cast<uint64_t>(workers_left_);
+  const auto every =
+      mode_.kind == StoreMode::Kind::kSync ? 1u : static_cast<uint64_t>(workers_left_);
   if (slice.ledger.version() - slice.published >= every) {
     slice.stream.Publish(slice.x, optimizer_.kind == OptimizerSpec::Kind::kSum);
     slice.published = slice.ledger.version();
@@ -229,8 +228,8 @@ void StoreServer::CheckWaits(const Slice& slice) {
   for (const int worker : slice.ledger.WaitsFor()) {
     const absl::Status& lost = lost_[static_cast<size_t>(worker)];
     if (lost.ok()) continue;
-    return Fail(absl::UnavailableError(absl::StrCat(
-        "key '", slice.key, "' waits for worker ", worker, ", which is gone: ", lost.message())));
+    return Fail(absl::UnavailableError(absl::StrCat("key '", slice.key, "' waits for worker ",
+                                                    worker, ", which is gone: ", lost.message())));
   }
 }
 
@@ -241,6 +240,10 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
         absl::StrCat("worker ", worker, " made a call of kind ", head.slice));
   }
   const auto what = static_cast<Together>(head.slice);
+  if (what == Together::kLoad && !body.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("load failed on worker ", worker, ": ", std::string(TextOf(body))));
+  }
   Call& call = calls_[{head.slice, head.number}];
   if (call.bodies.empty()) call.since = now;
   if (!call.bodies.empty() && call.bodies.begin()->second != body) {
@@ -248,18 +251,22 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
     return absl::FailedPreconditionError(absl::StrCat(
         Name(what), " differs: worker ", other, " has '", FirstLines(TextOf(first)), "', worker ",
         worker, " has '", FirstLines(TextOf(body)), "'; call it with the same ",
-        what == Together::kInit ? "mode, codec, keys and sizes in the same order"
-                                : "arguments", " on every worker"));
+        what == Together::kInit ? "mode, codec, keys and sizes in the same order" : "arguments",
+        " on every worker"));
   }
   call.bodies.emplace(worker, std::move(body));
+  for (auto& [number, slice] : slices_) {
+    slice.ledger.Pause(worker);
+    Drain(number, slice, now);
+  }
   return absl::OkStatus();
 }
 
 std::vector<int> StoreServer::MissingOf(const Call& call) const {
   std::vector<int> missing;
   for (int worker = 0; worker < options_.workers; ++worker) {
-    const bool awaited = lost_[static_cast<size_t>(worker)].ok() ||
-                         !(is_set_up_ && mode_.goes_on_without());
+    const bool awaited =
+        lost_[static_cast<size_t>(worker)].ok() || !(is_set_up_ && mode_.goes_on_without());
     if (awaited && !call.bodies.contains(worker)) missing.push_back(worker);
   }
   return missing;
@@ -271,9 +278,9 @@ absl::Status StoreServer::TryCalls() {
     for (const int worker : missing) {
       const absl::Status& lost = lost_[static_cast<size_t>(worker)];
       if (lost.ok()) continue;
-      return absl::UnavailableError(
-          absl::StrCat(Name(static_cast<Together>(it->first.first)), " waits for worker ", worker,
-                       ", which is gone: ", lost.message()));
+      return absl::UnavailableError(absl::StrCat(Name(static_cast<Together>(it->first.first)),
+                                                 " waits for worker ", worker,
+                                                 ", which is gone: ", lost.message()));
     }
     if (!missing.empty()) {
       ++it;
@@ -285,6 +292,7 @@ absl::Status StoreServer::TryCalls() {
     const absl::Status bad =
         Complete(static_cast<Together>(what), TextOf(call.bodies.begin()->second));
     if (!bad.ok()) return bad;
+    for (auto& [slice_number, slice] : slices_) slice.ledger.Resume();
     for (const auto& [worker, body] : call.bodies) {
       send_(worker, kLast, {.kind = Kind::kDone, .slice = what, .number = number}, {});
     }
@@ -323,14 +331,14 @@ absl::Status StoreServer::Init(std::string_view body) {
     const std::vector<uint8_t> values = std::move(puts_[entry.slice]);
     if (entry.count == 0 || values.size() / sizeof(float) != entry.count ||
         values.size() % sizeof(float) != 0 || slices_.contains(entry.slice)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "key '", entry.key, "': worker 0 sent ", values.size(), " bytes for ", entry.count,
-          " elements of slice ", entry.slice));
+      return absl::InvalidArgumentError(absl::StrCat("key '", entry.key, "': worker 0 sent ",
+                                                     values.size(), " bytes for ", entry.count,
+                                                     " elements of slice ", entry.slice));
     }
-    Slice& slice =
-        slices_.try_emplace(entry.slice, mode_, options_.workers, codec_.down,
-                            HashCombine(codec_.down.seed, entry.slice), backend_)
-            .first->second;
+    Slice& slice = slices_
+                       .try_emplace(entry.slice, mode_, options_.workers, codec_.down,
+                                    HashCombine(codec_.down.seed, entry.slice), backend_)
+                       .first->second;
     for (int worker = 0; worker < options_.workers; ++worker) {
       if (!lost_[static_cast<size_t>(worker)].ok()) slice.ledger.Remove(worker);
     }
@@ -377,10 +385,10 @@ absl::Status StoreServer::SetState(Slice& slice, const std::vector<uint8_t>& sta
   const size_t array = slice.x.size() * sizeof(float);
   const size_t expected = kStateHead + array * (1 + slice.slots.size());
   if (state.size() != expected) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "key '", slice.key, "': its state has ", state.size(), " bytes, expected ", expected,
-        " for ", slice.x.size(), " elements and ", slice.slots.size(),
-        " arrays of the optimizer; load with the optimizer that it was saved with"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("key '", slice.key, "': its state has ", state.size(), " bytes, expected ",
+                     expected, " for ", slice.x.size(), " elements and ", slice.slots.size(),
+                     " arrays of the optimizer; load with the optimizer that it was saved with"));
   }
   std::memcpy(&slice.steps, state.data(), sizeof(slice.steps));
   const uint8_t* at = state.data() + kStateHead;
@@ -414,8 +422,8 @@ void StoreServer::OnLost(int worker, const absl::Status& reason, Deadline now) {
   if (!failure_.ok()) return;
   const bool closed = absl::IsCancelled(reason);
   if (!closed && !(is_set_up_ && mode_.goes_on_without())) {
-    return Fail(absl::UnavailableError(
-        absl::StrCat("worker ", worker, " was lost: ", lost.message())));
+    return Fail(
+        absl::UnavailableError(absl::StrCat("worker ", worker, " was lost: ", lost.message())));
   }
   for (auto& [number, slice] : slices_) {
     slice.ledger.Remove(worker);
@@ -445,8 +453,8 @@ void StoreServer::OnClock(Deadline now) {
 
 void StoreServer::Fail(absl::Status reason) {
   if (!failure_.ok()) return;
-  failure_ = absl::Status(
-      reason.code(), absl::StrCat("server ", options_.server, ": ", reason.message()));
+  failure_ =
+      absl::Status(reason.code(), absl::StrCat("server ", options_.server, ": ", reason.message()));
   for (int worker = 0; worker < options_.workers; ++worker) {
     if (lost_[static_cast<size_t>(worker)].ok()) Tell(worker, failure_);
   }
@@ -454,14 +462,13 @@ void StoreServer::Fail(absl::Status reason) {
 
 void StoreServer::Tell(int worker, const absl::Status& error) const {
   const std::string text(error.message());
-  send_(worker, std::numeric_limits<int>::max(),
-        {.kind = Kind::kError, .number = static_cast<uint64_t>(error.code())},
+  // After what was answered before, so that a call that all workers have made does not fail.
+  send_(worker, kLast, {.kind = Kind::kError, .number = static_cast<uint64_t>(error.code())},
         std::vector<uint8_t>(text.begin(), text.end()));
 }
 
 std::string StoreServer::NamesOf(const std::vector<int>& workers) const {
-  return absl::StrCat(workers.size() == 1 ? "worker " : "workers ",
-                      absl::StrJoin(workers, ", "));
+  return absl::StrCat(workers.size() == 1 ? "worker " : "workers ", absl::StrJoin(workers, ", "));
 }
 
 }  // namespace thinwire

@@ -5,8 +5,8 @@
 // kept encoded until the ledger says that it is applied; then the update is decoded in rank order.
 //
 // Failure. In sync a worker that is lost, and in every mode a disagreement of the workers or a
-// malformed message of one, fails the store: every worker is told the first reason, and nothing else
-// is answered from then on. In async and ssp the others go on without a lost worker.
+// malformed message of one, fails the store: every worker is told the first reason, and nothing
+// else is answered from then on. In async and ssp the others go on without a lost worker.
 #ifndef THINWIRE_SCHEDULE_STORE_SERVER_H_
 #define THINWIRE_SCHEDULE_STORE_SERVER_H_
 
@@ -70,7 +70,8 @@ class StoreServer {
                  Deadline now);
   // `reason`: Cancelled if the worker has closed its store.
   void OnLost(int worker, const absl::Status& reason, Deadline now);
-  // Fails the store when something waits longer than the timeout. To be called a few times a second.
+  // Fails the store when something waits longer than the timeout. To be called a few times a
+  // second.
   void OnClock(Deadline now);
 
   const absl::Status& failure() const { return failure_; }

@@ -25,8 +25,8 @@ TEST(StoreModeTest, ParsesWhatItPrintsAndRefusesTheRest) {
   for (const char* const text : {"sync", "async", "ssp:staleness=2"}) {
     EXPECT_EQ(Mode(text).ToString(), text);
   }
-  for (const char* const text : {"", "Sync", "ssp", "ssp:staleness=0", "ssp:staleness=-1",
-                                 "ssp:staleness=2x", "bsp"}) {
+  for (const char* const text :
+       {"", "Sync", "ssp", "ssp:staleness=0", "ssp:staleness=-1", "ssp:staleness=2x", "bsp"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(StoreMode::Parse(text).status())) << text;
   }
 }
@@ -85,8 +85,8 @@ TEST(StoreLayoutTest, RefusesWhatItCanNotHold) {
   StoreLayout layout({});
   ASSERT_TRUE(layout.Add(std::vector<StoreKey>{{"a", 5}}).ok());
   const uint64_t hash = layout.hash();
-  for (const std::vector<StoreKey>& bad : std::vector<std::vector<StoreKey>>{
-           {{"a", 5}}, {{"b", 0}}, {{"c", 1}, {"c", 1}}}) {
+  for (const std::vector<StoreKey>& bad :
+       std::vector<std::vector<StoreKey>>{{{"a", 5}}, {{"b", 0}}, {{"c", 1}, {"c", 1}}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(layout.Add(bad)));
   }
   EXPECT_EQ(layout.hash(), hash);
@@ -219,6 +219,21 @@ TEST(LedgerTest, SspLetsAFastWorkerRunAheadToTheBoundAndNotFurther) {
   EXPECT_EQ(DrainAll(ledger).size(), 3u);
 }
 
+TEST(LedgerTest, NobodyWaitsForAWorkerInABarrier) {
+  Ledger ledger(Mode("ssp:staleness=1"), 2);
+  ledger.Pause(1);
+  for (uint64_t number = 1; number <= 5; ++number) {
+    ASSERT_TRUE(ledger.OnPush(0, number).ok());
+    ledger.OnPull(0, number, number);
+    EXPECT_EQ(DrainAll(ledger).size(), 2u);
+  }
+  ledger.Pause(0);
+  ledger.Resume();
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger.OnPush(1, 1)));  // 5 updates old
+  ASSERT_TRUE(ledger.OnPush(0, 6).ok());
+  EXPECT_EQ(DrainAll(ledger).size(), 1u);
+}
+
 TEST(OptimizerTest, RefusesWhatItDoesNotKnow) {
   for (const char* const text :
        {"", "lamb:lr=1", "sgd", "sgd:lr=-1", "sgd:lr=nan", "sgd:lr=0.1,momentum=1",
@@ -301,8 +316,8 @@ TEST(DeltaStreamTest, ASumIsDecodedAsItIsAndItsLossComesInTheNextSteps) {
     stream.Publish(x, true);
     const Published p = stream.For(reader.have(), x);
     EXPECT_EQ(p.body.size(), EncodedBytes(codec, n));
-    ASSERT_TRUE(reader.Take(p.form, p.publication, p.follows, p.body, {out.data(), n, DType::kF32})
-                    .ok());
+    ASSERT_TRUE(
+        reader.Take(p.form, p.publication, p.follows, p.body, {out.data(), n, DType::kF32}).ok());
     for (size_t i = 0; i < n; ++i) {
       total[i] += out[i];
       expected[i] += x[i];

@@ -1,0 +1,251 @@
+// tw_kv_*: the store.
+#include <climits>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "integrations/c/call.h"
+#include "integrations/c/callback_store.h"
+#include "integrations/c/home_process.h"
+#include "integrations/c/options.h"
+#include "integrations/c/status.h"
+#include "integrations/c/text.h"
+#include "schedule/store_host/join_store.h"
+#include "schedule/store_host/serve.h"
+#include "schedule/store_host/worker.h"
+
+using thinwire::StoreWorker;
+using thinwire::TextOf;
+using thinwire::ToC;
+
+struct tw_kv {
+  std::unique_ptr<StoreWorker> worker;
+  thinwire::HomeProcess home;
+};
+
+namespace thinwire {
+namespace {
+
+constexpr size_t kSliceStep = 4096;  // blocks of all codecs begin at its multiples
+
+absl::StatusOr<StorePlace> PlaceOf(const tw_kv_options& in) {
+  if (in.timeout_ms < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout_ms is ", in.timeout_ms, ", expected 0 or more"));
+  }
+  StorePlace place{.rank = in.rank,
+                   .workers = in.workers,
+                   .servers = in.servers,
+                   .store = nullptr,
+                   .local_group = std::string(TextOf(in.local_group)),
+                   .group = std::string(TextOf(in.group)),
+                   .key_file = std::string(TextOf(in.key_file)),
+                   .interface = std::string(TextOf(in.interface_name)),
+                   .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
+                   .zmq_library = std::string(TextOf(in.zmq_library))};
+  if (in.timeout_ms > 0) place.timeout = std::chrono::milliseconds(in.timeout_ms);
+  if (in.store.set != nullptr && in.store.get != nullptr) {
+    place.store = MakeCallbackStore(in.store);
+    place.local_group.clear();
+  } else if (place.local_group.empty() && in.store_path != nullptr) {
+    place.store = MakeFileStore(in.store_path);
+  }
+  return place;
+}
+
+absl::StatusOr<StoreWorker::Options> WorkerOptionsOf(const tw_kv_options& in,
+                                                     const StorePlace& place) {
+  const std::string_view mode_text = TextOf(in.mode), codec_text = TextOf(in.codec);
+  const absl::StatusOr<StoreMode> mode = StoreMode::Parse(mode_text.empty() ? "sync" : mode_text);
+  if (!mode.ok()) return mode.status();
+  const absl::StatusOr<CodecPair> codec =
+      CodecPair::Parse(codec_text.empty() ? "fp32" : codec_text);
+  if (!codec.ok()) return codec.status();
+  StoreWorker::Options out{.workers = place.workers, .mode = *mode, .codec = *codec, .layout = {}};
+  out.timeout = place.timeout;
+  out.layout.servers = place.servers;
+  out.layout.bigarray_bound = in.bigarray_bound;
+  if (in.slice_elements != 0) out.layout.slice_elements = in.slice_elements;
+  if (in.slice_elements % kSliceStep != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("slice_elements is ", in.slice_elements,
+                                                   ", expected a multiple of ", kSliceStep));
+  }
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<tw_kv>> MakeKv(const tw_kv_options& in) {
+  const absl::StatusOr<StorePlace> place = PlaceOf(in);
+  if (!place.ok()) return place.status();
+  const absl::StatusOr<StoreWorker::Options> options = WorkerOptionsOf(in, *place);
+  if (!options.ok()) return options.status();
+  if (place->is_server()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", in.rank, " of a store with ",
+                                                   in.workers,
+                                                   " workers is a server; call tw_kv_serve"));
+  }
+  absl::StatusOr<std::unique_ptr<MessagePlane>> plane = JoinStore(*place);
+  if (!plane.ok()) return plane.status();
+  absl::StatusOr<std::unique_ptr<StoreWorker>> worker =
+      StoreWorker::Create(*std::move(plane), *options);
+  if (!worker.ok()) return worker.status();
+  auto kv = std::make_unique<tw_kv>();
+  kv->worker = *std::move(worker);
+  return kv;
+}
+
+absl::Status ServeStore(const tw_kv_options& in) {
+  const absl::StatusOr<StorePlace> place = PlaceOf(in);
+  if (!place.ok()) return place.status();
+  if (!place->is_server()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", in.rank, " of a store with ",
+                                                   in.workers, " workers is a worker; call ",
+                                                   "tw_kv_create"));
+  }
+  const absl::StatusOr<std::unique_ptr<MessagePlane>> plane = JoinStore(*place);
+  if (!plane.ok()) return plane.status();
+  return Serve(**plane, {.server = place->rank - place->workers,
+                         .workers = place->workers,
+                         .timeout = place->timeout});
+}
+
+absl::Status CheckKv(const char* function, const tw_kv* kv,
+                     std::initializer_list<const void*> pointers = {}) {
+  bool null = kv == nullptr;
+  for (const void* const pointer : pointers) null = null || pointer == nullptr;
+  if (null) return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
+  return kv->home.Check();
+}
+
+absl::Status CheckTensor(const char* function, const tw_kv* kv, const char* key, const void* data,
+                         tw_dtype dtype) {
+  if (absl::Status bad = CheckKv(function, kv, {key, data}); !bad.ok()) return bad;
+  if (dtype == TW_F32 || dtype == TW_BF16 || dtype == TW_F16) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(function, ", key '", key, "': dtype is ",
+                                                 static_cast<int>(dtype),
+                                                 ", expected TW_F32, TW_BF16 or TW_F16"));
+}
+
+}  // namespace
+}  // namespace thinwire
+
+using thinwire::CheckKv;
+using thinwire::CheckTensor;
+using thinwire::ViewOf;
+
+extern "C" {
+
+void tw_kv_options_init_sized(tw_kv_options* options, size_t struct_size) {
+  if (options == nullptr) return;
+  std::memset(options, 0, struct_size);
+  if (struct_size < sizeof(tw_kv_options)) return;  // refused by what reads it
+  options->struct_size = struct_size;
+  options->workers = options->servers = 1;
+}
+
+tw_status tw_kv_serve(const tw_kv_options* options) {
+  const absl::StatusOr<tw_kv_options> read = thinwire::ReadKvOptions(options);
+  return ToC(read.ok() ? thinwire::ServeStore(*read) : read.status());
+}
+
+tw_status tw_kv_create(const tw_kv_options* options, tw_kv** kv) {
+  if (kv == nullptr) return ToC(absl::InvalidArgumentError("tw_kv_create got a null pointer"));
+  *kv = nullptr;
+  const absl::StatusOr<tw_kv_options> read = thinwire::ReadKvOptions(options);
+  if (!read.ok()) return ToC(read.status());
+  absl::StatusOr<std::unique_ptr<tw_kv>> made = thinwire::MakeKv(*read);
+  if (made.ok()) *kv = made->release();
+  return ToC(made.status());
+}
+
+void tw_kv_destroy(tw_kv* kv) {
+  if (kv == nullptr || !kv->home.is_here()) return;
+  delete kv;
+}
+
+tw_status tw_kv_set_codec(tw_kv* kv, const char* codec) {
+  if (absl::Status bad = CheckKv("tw_kv_set_codec", kv, {codec}); !bad.ok()) return ToC(bad);
+  const absl::StatusOr<thinwire::CodecPair> pair = thinwire::CodecPair::Parse(codec);
+  return ToC(pair.ok() ? kv->worker->SetCodec(*pair) : pair.status());
+}
+
+tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count) {
+  if (absl::Status bad = CheckKv("tw_kv_init", kv, {tensors}); !bad.ok()) return ToC(bad);
+  std::vector<StoreWorker::Value> values;
+  for (size_t i = 0; i < count; ++i) {
+    const tw_kv_tensor& tensor = tensors[i];
+    const absl::Status bad = CheckTensor("tw_kv_init", kv, tensor.key, tensor.values, tensor.dtype);
+    if (!bad.ok()) return ToC(bad);
+    values.push_back({tensor.key, ViewOf(tensor.values, tensor.count, tensor.dtype)});
+  }
+  return ToC(kv->worker->Init(values));
+}
+
+tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count, tw_dtype dtype,
+                     int priority) {
+  if (absl::Status bad = CheckTensor("tw_kv_push", kv, key, send, dtype); !bad.ok()) {
+    return ToC(bad);
+  }
+  return ToC(kv->worker->Push(key, ViewOf(send, count, dtype), priority));
+}
+
+tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dtype dtype,
+                     int priority) {
+  if (absl::Status bad = CheckTensor("tw_kv_pull", kv, key, recv, dtype); !bad.ok()) {
+    return ToC(bad);
+  }
+  return ToC(kv->worker->Pull(key, ViewOf(recv, count, dtype), priority));
+}
+
+tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* recv, size_t count,
+                          tw_dtype dtype, int priority) {
+  absl::Status bad = CheckTensor("tw_kv_push_pull", kv, key, send, dtype);
+  if (bad.ok()) bad = CheckTensor("tw_kv_push_pull", kv, key, recv, dtype);
+  if (!bad.ok()) return ToC(bad);
+  return ToC(
+      kv->worker->PushPull(key, ViewOf(send, count, dtype), ViewOf(recv, count, dtype), priority));
+}
+
+tw_status tw_kv_wait(tw_kv* kv, const char* key) {
+  if (absl::Status bad = CheckKv("tw_kv_wait", kv); !bad.ok()) return ToC(bad);
+  return ToC(key == nullptr ? kv->worker->WaitAll() : kv->worker->Wait(key));
+}
+
+tw_status tw_kv_set_optimizer(tw_kv* kv, const char* spec) {
+  if (absl::Status bad = CheckKv("tw_kv_set_optimizer", kv, {spec}); !bad.ok()) return ToC(bad);
+  return ToC(kv->worker->SetOptimizer(spec));
+}
+
+tw_status tw_kv_barrier(tw_kv* kv) {
+  if (absl::Status bad = CheckKv("tw_kv_barrier", kv); !bad.ok()) return ToC(bad);
+  return ToC(kv->worker->Barrier());
+}
+
+tw_status tw_kv_save(tw_kv* kv, const char* path) {
+  if (absl::Status bad = CheckKv("tw_kv_save", kv, {path}); !bad.ok()) return ToC(bad);
+  return ToC(kv->worker->Save(path));
+}
+
+tw_status tw_kv_load(tw_kv* kv, const char* path) {
+  if (absl::Status bad = CheckKv("tw_kv_load", kv, {path}); !bad.ok()) return ToC(bad);
+  return ToC(kv->worker->Load(path));
+}
+
+tw_status tw_kv_describe(tw_kv* kv, char* text, size_t capacity, size_t* bytes) {
+  const void* const room = capacity == 0 ? bytes : static_cast<const void*>(text);
+  if (absl::Status bad = CheckKv("tw_kv_describe", kv, {bytes, room}); !bad.ok()) return ToC(bad);
+  const std::string all = kv->worker->Describe();
+  *bytes = all.size() + 1;
+  if (capacity > 0) text[all.copy(text, capacity - 1)] = '\0';
+  return TW_OK;
+}
+
+tw_status tw_kv_bytes_sent(tw_kv* kv, uint64_t* bytes) {
+  if (absl::Status bad = CheckKv("tw_kv_bytes_sent", kv, {bytes}); !bad.ok()) return ToC(bad);
+  *bytes = kv->worker->bytes_sent();
+  return TW_OK;
+}
+
+}  // extern "C"

@@ -1,0 +1,116 @@
+#include "schedule/store_host/join_store.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "schedule/store_host/serve.h"
+#include "transport/mesh/group_key.h"
+#include "transport/messages/in_process.h"
+#include "transport/messages/zmq/zmq_messages.h"
+
+namespace thinwire {
+namespace {
+
+// The hub of that name, which lives as long as a member holds it.
+std::shared_ptr<MessageHub> HubOf(const std::string& name) {
+  static absl::Mutex* const mu = new absl::Mutex;
+  static auto* const hubs = new std::map<std::string, std::weak_ptr<MessageHub>>;
+  const absl::MutexLock lock(mu);
+  std::shared_ptr<MessageHub> hub = (*hubs)[name].lock();
+  if (hub == nullptr) (*hubs)[name] = hub = MakeMessageHub({});
+  return hub;
+}
+
+// A file's secret or none, and worker 0's token, which everybody reads.
+absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) {
+  std::string secret;
+  if (!place.key_file.empty()) {
+    absl::StatusOr<std::string> read = ReadKeyFile(place.key_file);
+    if (!read.ok()) return read.status();
+    secret = *std::move(read);
+  }
+  const std::string at = absl::StrCat(place.group, "/kv/token");
+  if (place.rank == 0) {
+    if (absl::Status bad = place.store->Set(at, MakeToken()); !bad.ok()) return bad;
+  }
+  const absl::StatusOr<std::string> token = place.store->Get(at, deadline);
+  if (!token.ok()) {
+    return absl::Status(token.status().code(),
+                        absl::StrCat("rank ", place.rank, ": worker 0 did not come to the store: ",
+                                     token.status().message()));
+  }
+  return GroupKey(secret, *token);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MessagePlane>> JoinStore(const StorePlace& place) {
+  if (place.workers < 1 || place.servers < 1 || place.rank < 0 ||
+      place.rank >= place.workers + place.servers) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", place.rank, " of a store with ", place.workers, " workers and ", place.servers,
+        " servers: expected 1 or more of each, and a rank below their sum"));
+  }
+  std::vector<int> servers;
+  for (int server = 0; server < place.servers; ++server) {
+    servers.push_back(RankOfServer(place.workers, server));
+  }
+  if (!place.local_group.empty()) {
+    return JoinMessageHub(HubOf(place.local_group), place.rank,
+                          place.is_server() ? std::vector<int>() : servers);
+  }
+  if (place.store == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", place.rank, " got no place to meet the store's other members at; set ",
+        "options.store, options.store_path or options.local_group"));
+  }
+  const Deadline deadline = Clock::now() + place.timeout;
+  const absl::StatusOr<GroupKey> key = AgreeOnKey(place, deadline);
+  if (!key.ok()) return key.status();
+  ZmqOptions options;
+  options.rank = place.rank;
+  options.key = *key;
+  options.listens = place.is_server();
+  options.interface = place.interface;
+  options.rendezvous_host = place.rendezvous_host;
+  options.library = place.zmq_library;
+  const auto address_of = [&](int rank) { return absl::StrCat(place.group, "/kv/address/", rank); };
+  if (place.is_server()) {
+    absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane = StartZmqMessages(options);
+    // Workers are told why there is no server.
+    const std::string text = plane.ok() ? absl::StrCat((*plane)->address(), " ", key->fingerprint())
+                                        : absl::StrCat("- ", plane.status().message());
+    if (absl::Status bad = place.store->Set(address_of(place.rank), text); !bad.ok()) return bad;
+    if (!plane.ok()) return plane.status();
+    return std::unique_ptr<MessagePlane>(*std::move(plane));
+  }
+  for (const int server : servers) {
+    const absl::StatusOr<std::string> text = place.store->Get(address_of(server), deadline);
+    const int number = server - place.workers;
+    if (!text.ok()) {
+      return absl::Status(text.status().code(),
+                          absl::StrCat("worker ", place.rank, ": server ", number,
+                                       " did not come: ", text.status().message()));
+    }
+    const std::vector<std::string> words = absl::StrSplit(*text, absl::MaxSplits(' ', 1));
+    if (words.size() != 2 || words[0] == "-") {
+      return absl::UnavailableError(absl::StrCat("worker ", place.rank, ": server ", number,
+                                                 " can't listen: ", words.back()));
+    }
+    if (words[1] != key->fingerprint()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("worker ", place.rank, " has key ", key->fingerprint(), ", server ", number,
+                       " has ", words[1], "; give all members the same key file"));
+    }
+    options.calls[server] = words[0];
+  }
+  absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane = StartZmqMessages(options);
+  if (!plane.ok()) return plane.status();
+  return std::unique_ptr<MessagePlane>(*std::move(plane));
+}
+
+}  // namespace thinwire

@@ -1,0 +1,38 @@
+// JoinStore: from a place to meet and a rank to a MessagePlane between the workers and the servers.
+#ifndef THINWIRE_SCHEDULE_STORE_HOST_JOIN_STORE_H_
+#define THINWIRE_SCHEDULE_STORE_HOST_JOIN_STORE_H_
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "transport/messages/message_plane.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+struct StorePlace {
+  int rank = 0;  // workers come first, then servers
+  int workers = 1, servers = 1;
+  // One of the two: a board on which members find each other, for ZeroMQ over TCP; or a name under
+  // which members that are threads of this process meet.
+  std::shared_ptr<Store> store;
+  std::string local_group;
+  std::string group;                       // prefix of keys in `store`, which may be used once
+  std::string key_file;                    // the secret of the store; empty: a token in `store`
+  std::string interface, rendezvous_host;  // where a server listens
+  std::string zmq_library;
+  std::chrono::milliseconds timeout{60000};
+
+  bool is_server() const { return rank >= workers; }
+};
+
+// Returns when the address of every server is known; the plane connects behind the caller's back.
+// InvalidArgument for a place that can't be; FailedPrecondition if the members' key files differ;
+// DeadlineExceeded names the member that did not come; Unimplemented without libzmq.
+absl::StatusOr<std::unique_ptr<MessagePlane>> JoinStore(const StorePlace& place);
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_STORE_HOST_JOIN_STORE_H_

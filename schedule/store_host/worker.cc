@@ -1,0 +1,581 @@
+#include "schedule/store_host/worker.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "schedule/digest.h"
+#include "schedule/hash.h"
+#include "schedule/store/optimizer.h"
+#include "schedule/store/server.h"
+#include "schedule/store_host/serve.h"
+#include "transport/time_left.h"
+
+namespace thinwire {
+namespace {
+
+using Kind = StoreHead::Kind;
+
+constexpr int kLast = std::numeric_limits<int>::min();  // priority of what follows all pushes
+// A server gives up first, since it knows who is missing.
+constexpr std::chrono::milliseconds kGrace{2000};
+constexpr std::chrono::milliseconds kTick{100};
+constexpr std::string_view kMagic = "thinwire store 1\n";
+
+std::vector<uint8_t> AsFp32(const Backend& backend, const TensorView& values) {
+  const CodecSpec fp32 = LosslessSpec(DType::kF32);
+  std::vector<uint8_t> bytes(EncodedBytes(fp32, values.numel));
+  backend.Encode(fp32, values, nullptr, bytes.data());
+  bytes.resize(values.numel * sizeof(float));  // without padding
+  return bytes;
+}
+
+std::vector<uint8_t> BytesOf(std::string_view text) { return {text.begin(), text.end()}; }
+
+template <typename Number>
+void Append(std::string* file, Number number) {
+  file->append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+// Numbers and bytes of a file, one after another; false behind its end.
+class FileReader {
+ public:
+  explicit FileReader(std::string_view file) : rest_(file) {}
+  template <typename Number>
+  bool Take(Number* number) {
+    std::string_view bytes;
+    if (!Take(sizeof(*number), &bytes)) return false;
+    std::memcpy(number, bytes.data(), sizeof(*number));
+    return true;
+  }
+  bool Take(uint64_t size, std::string_view* bytes) {
+    if (size > rest_.size()) return false;
+    *bytes = rest_.substr(0, size);
+    rest_.remove_prefix(size);
+    return true;
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+uint64_t DigestOf(std::string_view file) {
+  return DigestBytes({reinterpret_cast<const uint8_t*>(file.data()), file.size()});
+}
+
+absl::Status CheckCodec(const CodecPair& codec) {
+  if (codec.momentum() != MomentumNeed::kRequired) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "codec ", codec.ToString(), " compresses a momentum, which a store's workers do ",
+      "not keep; take int4, int8, adaptive or topk"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StoreWorker>> StoreWorker::Create(
+    std::unique_ptr<MessagePlane> plane, const Options& options) {
+  if (absl::Status bad = CheckCodec(options.codec); !bad.ok()) return bad;
+  std::unique_ptr<StoreWorker> worker(new StoreWorker(std::move(plane), options));
+  if (absl::Status bad = worker->Connect(); !bad.ok()) return bad;
+  return worker;
+}
+
+StoreWorker::StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& options)
+    : plane_(std::move(plane)),
+      rank_(plane_->rank()),
+      options_(options),
+      backend_(CpuBackend()),
+      layout_(options.layout) {
+  receiver_ = std::thread([this] { Receive(); });
+}
+
+StoreWorker::~StoreWorker() { Close().IgnoreError(); }
+
+absl::Status StoreWorker::Close() {
+  if (is_closed_) return absl::OkStatus();
+  is_closed_ = true;
+  absl::Status failure;
+  {
+    const absl::MutexLock lock(&mu_);
+    is_closing_ = true;
+    failure = failure_;
+  }
+  // A failed store has nothing left that is worth waiting for.
+  const absl::Status closed =
+      plane_->Close(Clock::now() + (failure.ok() ? options_.timeout : kTick));
+  receiver_.join();
+  return failure.ok() ? closed : failure;
+}
+
+absl::Status StoreWorker::Connect() {
+  const auto servers = static_cast<size_t>(options_.layout.servers);
+  return Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return connected_.size() == servers; },
+               [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+                 std::vector<int> missing;
+                 for (int server = 0; server < options_.layout.servers; ++server) {
+                   if (!connected_.contains(server)) missing.push_back(server);
+                 }
+                 return absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come");
+               });
+}
+
+template <typename Done, typename Late>
+absl::Status StoreWorker::Await(Done done, Late late) {
+  const Deadline deadline = Clock::now() + options_.timeout + kGrace;
+  absl::Status reason;
+  {
+    const absl::MutexLock lock(&mu_);
+    while (failure_.ok() && !done()) {
+      changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+      if (failure_.ok() && !done() && Clock::now() >= deadline) {
+        reason = absl::DeadlineExceededError(
+            absl::StrCat("worker ", rank_, ": ", late(), " within ",
+                         std::chrono::duration<double>(options_.timeout + kGrace).count(), " s"));
+        break;
+      }
+    }
+    if (reason.ok()) return failure_;
+  }
+  Fail(reason);
+  return reason;
+}
+
+void StoreWorker::Fail(absl::Status reason) {
+  const absl::MutexLock lock(&mu_);
+  if (failure_.ok()) failure_ = std::move(reason);
+  changed_.SignalAll();
+}
+
+absl::Status StoreWorker::SetCodec(const CodecPair& codec) {
+  if (absl::Status bad = CheckCodec(codec); !bad.ok()) return bad;
+  if (!layout_.keys().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("worker ", rank_, ": compression is set after key '", layout_.keys()[0].name,
+                     "' was initialised; set it first"));
+  }
+  options_.codec = codec;
+  return absl::OkStatus();
+}
+
+absl::Status StoreWorker::Init(std::span<const Value> values) {
+  std::vector<StoreKey> keys;
+  for (const Value& value : values) {
+    if (value.key.find('\n') != std::string::npos) {
+      return absl::InvalidArgumentError(absl::StrCat("key '", value.key, "' has a line break"));
+    }
+    keys.push_back({value.key, value.values.numel});
+  }
+  const size_t first_slice = layout_.slices().size(), first_key = layout_.keys().size();
+  if (absl::Status bad = layout_.Add(keys); !bad.ok()) return bad;
+
+  std::vector<StoreTable> tables(static_cast<size_t>(options_.layout.servers));
+  for (StoreTable& table : tables) {
+    table = {options_.mode, options_.codec, layout_.hash(), {}};
+  }
+  for (size_t i = first_slice; i < layout_.slices().size(); ++i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    tables[static_cast<size_t>(slice.server)].slices.push_back(
+        {static_cast<uint32_t>(i), slice.offset, slice.count, layout_.keys()[slice.key].name});
+    readers_.push_back(std::make_unique<DeltaReader>(options_.codec.down, slice.count, backend_));
+    if (rank_ != 0) continue;
+    const TensorView part = values[slice.key - first_key].values.Slice(slice.offset, slice.count);
+    const absl::Status bad = SendTo(
+        i, kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)}, AsFp32(backend_, part));
+    if (!bad.ok()) return bad;
+  }
+  std::vector<std::string> bodies;
+  for (const StoreTable& table : tables) bodies.push_back(table.ToString());
+
+  std::vector<std::shared_ptr<float[]>> residuals;
+  for (const StoreKey& key : keys) {
+    residuals.emplace_back();
+    if (!options_.codec.up.traits().uses_feedback()) continue;
+    BucketLayout whole;
+    whole.segments.push_back({key.name, 0, key.numel, key.numel});
+    absl::StatusOr<BucketMemory> memory = feedback_.Bind(key.name, whole);
+    if (!memory.ok()) return memory.status();
+    residuals.back() = memory->residual;
+  }
+  {
+    const absl::MutexLock lock(&mu_);
+    for (auto& residual : residuals) {
+      keys_.emplace_back();
+      keys_.back().residual = std::move(residual);
+    }
+  }
+  return CallAll(Together::kInit, bodies);
+}
+
+absl::Status StoreWorker::SendTo(size_t slice, int priority, const StoreHead& head,
+                                 std::vector<uint8_t> body) {
+  const int server = layout_.slices()[slice].server;
+  absl::Status sent = plane_->Send(RankOfServer(options_.workers, server), priority, head.ToBytes(),
+                                   std::move(body));
+  if (sent.ok()) return sent;
+  // The receiver hears why a server is lost, and so knows more than Send.
+  const absl::MutexLock lock(&mu_);
+  if (failure_.ok()) {
+    failure_ = absl::Status(
+        sent.code(), absl::StrCat("worker ", rank_, ", server ", server, ": ", sent.message()));
+    changed_.SignalAll();
+  }
+  return failure_;
+}
+
+absl::Status StoreWorker::Push(std::string_view key, TensorView gradient, int priority) {
+  return Start(key, &gradient, nullptr, priority);
+}
+
+absl::Status StoreWorker::Pull(std::string_view key, TensorView out, int priority) {
+  return Start(key, nullptr, &out, priority);
+}
+
+absl::Status StoreWorker::PushPull(std::string_view key, TensorView gradient, TensorView out,
+                                   int priority) {
+  return Start(key, &gradient, &out, priority);
+}
+
+absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, TensorView* out,
+                                int priority) {
+  size_t index = 0;
+  if (absl::Status bad = layout_.Find(name, &index); !bad.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", bad.message()));
+  }
+  for (const TensorView* const tensor : {gradient, out}) {
+    if (tensor == nullptr || tensor->numel == layout_.keys()[index].numel) continue;
+    return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": key '", std::string(name),
+                                                   "' has ", layout_.keys()[index].numel,
+                                                   " elements, got a tensor of ", tensor->numel));
+  }
+  if (absl::Status bad = Wait(name); !bad.ok()) return bad;
+
+  const Range slices = layout_.SlicesOf(index);
+  uint64_t request = 0, number = 0;
+  float* residual = nullptr;
+  {
+    const absl::MutexLock lock(&mu_);
+    Key& key = keys_[index];
+    residual = key.residual.get();
+    number = gradient != nullptr ? ++key.pushes : key.pushes;
+    if (out != nullptr) {
+      request = last_request_ + 1;
+      key.pulls = slices.end - slices.begin;
+      for (size_t i = slices.begin; i < slices.end; ++i) {
+        const StoreSlice& slice = layout_.slices()[i];
+        pulled_[++last_request_] = {index, i, out->Slice(slice.offset, slice.count)};
+      }
+    }
+  }
+  const CodecSpec spec = options_.codec.up.AtStep(number == 0 ? 0 : number - 1);
+  const uint64_t draws_key =
+      HashCombine(HashCombine(spec.seed, HashBytes(name)), static_cast<uint64_t>(rank_));
+  for (size_t i = slices.begin; i < slices.end; ++i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    StoreHead head{.kind = gradient == nullptr ? Kind::kPull
+                           : out == nullptr    ? Kind::kPush
+                                               : Kind::kPushPull,
+                   .slice = static_cast<uint32_t>(i),
+                   .number = number};
+    if (out != nullptr) {
+      head.have = readers_[i]->have();
+      head.request = request + (i - slices.begin);
+    }
+    std::vector<uint8_t> body;
+    if (gradient != nullptr) {
+      body.resize(EncodedBytes(spec, slice.count));
+      EncodeExtras extras;
+      extras.draws = {.key = draws_key, .stream = number, .first = slice.offset};
+      backend_.Encode(spec, gradient->Slice(slice.offset, slice.count),
+                      residual == nullptr ? nullptr : residual + slice.offset, body.data(), extras);
+    }
+    if (absl::Status bad = SendTo(i, priority, head, std::move(body)); !bad.ok()) return bad;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreWorker::Wait(std::string_view name) {
+  size_t index = 0;
+  if (absl::Status bad = layout_.Find(name, &index); !bad.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", bad.message()));
+  }
+  const absl::Status waited =
+      Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return keys_[index].pulls == 0; },
+            [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return AwaitedPulls(); });
+  const absl::MutexLock lock(&mu_);
+  while (keys_[index].is_written) changed_.Wait(&mu_);
+  return waited;
+}
+
+absl::Status StoreWorker::WaitAll() {
+  const absl::Status waited =
+      Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return pulled_.empty(); },
+            [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return AwaitedPulls(); });
+  const absl::MutexLock lock(&mu_);
+  const auto written = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return std::any_of(keys_.begin(), keys_.end(), [](const Key& key) { return key.is_written; });
+  };
+  while (written()) changed_.Wait(&mu_);
+  return waited;
+}
+
+std::string StoreWorker::AwaitedPulls() const {
+  if (pulled_.empty()) return "no pull waits";
+  const Pulled& first = pulled_.begin()->second;
+  return absl::StrCat(pulled_.size(), " slices were not pulled, the first of key '",
+                      layout_.keys()[first.key].name, "' at server ",
+                      layout_.slices()[first.slice].server);
+}
+
+absl::Status StoreWorker::CallAll(Together what) {
+  return CallAll(what, std::vector<std::string>(static_cast<size_t>(options_.layout.servers)));
+}
+
+absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>& bodies) {
+  const uint64_t number = ++calls_made_[what];
+  const auto kind = static_cast<uint32_t>(what);
+  for (size_t server = 0; server < bodies.size(); ++server) {
+    const StoreHead head{.kind = Kind::kTogether, .slice = kind, .number = number};
+    const absl::Status sent = plane_->Send(RankOfServer(options_.workers, static_cast<int>(server)),
+                                           kLast, head.ToBytes(), BytesOf(bodies[server]));
+    if (!sent.ok()) Fail(sent);  // keeps an earlier reason
+  }
+  const absl::Status waited = Await(
+      [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        return done_[{kind, number}].size() == bodies.size();
+      },
+      [&] { return std::string("a call that every worker makes was not completed"); });
+  const absl::MutexLock lock(&mu_);
+  // A failure that came when it was done is for the next call.
+  const bool done = done_[{kind, number}].size() == bodies.size();
+  done_.erase({kind, number});
+  return done ? absl::OkStatus() : waited;
+}
+
+absl::Status StoreWorker::SetOptimizer(std::string_view text) {
+  const absl::StatusOr<OptimizerSpec> spec = OptimizerSpec::Parse(text);
+  if (!spec.ok()) return spec.status();
+  return CallAll(
+      Together::kOptimizer,
+      std::vector<std::string>(static_cast<size_t>(options_.layout.servers), std::string(text)));
+}
+
+absl::Status StoreWorker::Barrier() { return CallAll(Together::kBarrier); }
+
+absl::Status StoreWorker::Save(const std::string& path) {
+  if (absl::Status bad = Barrier(); !bad.ok()) return bad;
+  absl::Status written;
+  if (rank_ == 0) {
+    absl::StatusOr<std::string> file = StatesAsFile();
+    written = file.status();
+    if (file.ok()) {
+      const std::string temporary = path + ".tmp";
+      std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
+      out.write(file->data(), static_cast<std::streamsize>(file->size()));
+      out.close();
+      if (!out || std::rename(temporary.c_str(), path.c_str()) != 0) {
+        written = absl::InvalidArgumentError(
+            absl::StrCat("worker 0 can't write ", path, ": ", std::strerror(errno)));
+      }
+    }
+  }
+  const absl::Status all = Barrier();
+  return written.ok() ? all : written;
+}
+
+absl::StatusOr<std::string> StoreWorker::StatesAsFile() {
+  std::string file(kMagic);
+  Append(&file, uint64_t{layout_.slices().size()});
+  for (size_t i = 0; i < layout_.slices().size(); ++i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    uint64_t request = 0;
+    {
+      const absl::MutexLock lock(&mu_);
+      request = ++last_request_;
+    }
+    const absl::Status sent = SendTo(
+        i, kLast, {.kind = Kind::kGet, .slice = static_cast<uint32_t>(i), .request = request}, {});
+    if (!sent.ok()) return sent;
+    const absl::Status waited =
+        Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return states_.contains(request); },
+              [&] { return absl::StrCat("server ", slice.server, " did not send its state"); });
+    if (!waited.ok()) return waited;
+    std::vector<uint8_t> state;
+    {
+      const absl::MutexLock lock(&mu_);
+      state = std::move(states_[request]);
+      states_.erase(request);
+    }
+    const std::string& key = layout_.keys()[slice.key].name;
+    Append(&file, uint64_t{key.size()});
+    file += key;
+    Append(&file, uint64_t{slice.offset});
+    Append(&file, uint64_t{slice.count});
+    Append(&file, uint64_t{state.size()});
+    file.append(state.begin(), state.end());
+  }
+  Append(&file, DigestOf(file));
+  return file;
+}
+
+absl::Status StoreWorker::Load(const std::string& path) {
+  absl::Status bad;
+  if (rank_ == 0) {
+    std::ifstream in(path, std::ios::binary);
+    const std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    bad = in ? PutStates(file) : absl::InvalidArgumentError("it can't be read");
+    if (!bad.ok()) bad = absl::Status(bad.code(), absl::StrCat(path, ": ", bad.message()));
+  }
+  // A server passes a complaint on to all workers.
+  return CallAll(Together::kLoad,
+                 std::vector<std::string>(static_cast<size_t>(options_.layout.servers),
+                                          std::string(bad.message())));
+}
+
+absl::Status StoreWorker::PutStates(const std::string& file) {
+  const std::string_view text(file);
+  if (text.size() < kMagic.size() + 2 * sizeof(uint64_t) || !text.starts_with(kMagic)) {
+    return absl::InvalidArgumentError("it is no file of a store");
+  }
+  const std::string_view content = text.substr(0, text.size() - sizeof(uint64_t));
+  uint64_t digest = 0;
+  std::memcpy(&digest, text.data() + content.size(), sizeof(digest));
+  if (digest != DigestOf(content)) {
+    return absl::InvalidArgumentError("it is damaged: its digest differs; take another copy");
+  }
+  FileReader reader(content.substr(kMagic.size()));
+  std::map<std::pair<std::string, uint64_t>, std::pair<uint64_t, std::string_view>> states;
+  uint64_t count = 0;
+  bool good = reader.Take(&count);
+  for (uint64_t i = 0; good && i < count; ++i) {
+    uint64_t name_size = 0, offset = 0, elements = 0, size = 0;
+    std::string_view name, state;
+    good = reader.Take(&name_size) && reader.Take(name_size, &name) && reader.Take(&offset) &&
+           reader.Take(&elements) && reader.Take(&size) && reader.Take(size, &state);
+    states[{std::string(name), offset}] = {elements, state};
+  }
+  if (!good) return absl::InvalidArgumentError("it is shorter than it says");
+  for (size_t i = 0; i < layout_.slices().size(); ++i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    const std::string& key = layout_.keys()[slice.key].name;
+    const auto found = states.find({key, slice.offset});
+    if (found == states.end() || found->second.first != slice.count) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "it has no elements ", slice.offset, " to ", slice.offset + slice.count, " of key '", key,
+          "'; load it with the keys, sizes and slices that it was saved with"));
+    }
+    const absl::Status bad =
+        SendTo(i, kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
+               BytesOf(found->second.second));
+    if (!bad.ok()) return bad;
+  }
+  return absl::OkStatus();
+}
+
+std::string StoreWorker::Describe() const {
+  const absl::MutexLock lock(&mu_);
+  std::string text = absl::StrCat(
+      "store: worker ", rank_, " of ", options_.workers, ", ", options_.layout.servers,
+      " servers, mode ", options_.mode.ToString(), ", codec ", options_.codec.ToString(), "\n",
+      layout_.keys().size(), " keys in ", layout_.slices().size(),
+      " slices; elements by server: ", absl::StrJoin(layout_.loads(), " "), "\n",
+      plane_->bytes_sent(), " bytes sent; ", AwaitedPulls(), "\n");
+  if (!failure_.ok()) absl::StrAppend(&text, "failed: ", failure_.message(), "\n");
+  return text;
+}
+
+void StoreWorker::Receive() {
+  while (true) {
+    absl::StatusOr<MessageEvent> event = plane_->Receive(Clock::now() + kTick);
+    if (!event.ok()) {
+      if (absl::IsDeadlineExceeded(event.status())) continue;
+      return;  // closed
+    }
+    if (const auto* message = std::get_if<Message>(&*event)) {
+      OnMessage(*message);
+      continue;
+    }
+    const auto& peer = std::get<PeerEvent>(*event);
+    const int server = peer.peer - options_.workers;
+    absl::Status reason;
+    {
+      const absl::MutexLock lock(&mu_);
+      if (is_closing_) continue;
+      if (peer.kind == PeerEvent::Kind::kJoined) {
+        connected_.insert(server);
+        changed_.SignalAll();
+        continue;
+      }
+      reason = peer.reason;
+    }
+    Fail(absl::UnavailableError(absl::StrCat("worker ", rank_, " lost server ", server,
+                                             " and the values that it holds: ", reason.message())));
+  }
+}
+
+void StoreWorker::OnMessage(const Message& message) {
+  const int server = message.peer - options_.workers;
+  const absl::StatusOr<StoreHead> head = StoreHead::Parse(message.head);
+  if (!head.ok()) {
+    return Fail(absl::Status(
+        head.status().code(),
+        absl::StrCat("worker ", rank_, ", server ", server, ": ", head.status().message())));
+  }
+  switch (head->kind) {
+    case Kind::kValues: return OnValues(server, *head, message.body);
+    case Kind::kDone: {
+      const absl::MutexLock lock(&mu_);
+      done_[{head->slice, head->number}].insert(server);
+      return changed_.SignalAll();
+    }
+    case Kind::kState: {
+      const absl::MutexLock lock(&mu_);
+      states_[head->request] = message.body;
+      return changed_.SignalAll();
+    }
+    case Kind::kError:
+      return Fail(
+          absl::Status(head->number == 0 ? absl::StatusCode::kInternal
+                                         : static_cast<absl::StatusCode>(head->number),
+                       absl::StrCat("worker ", rank_, ": ",
+                                    std::string(message.body.begin(), message.body.end()))));
+    default:
+      return Fail(absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": server ", server,
+                                                          " sent a message of kind ",
+                                                          static_cast<int>(head->kind))));
+  }
+}
+
+void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
+  Pulled pulled;
+  {
+    const absl::MutexLock lock(&mu_);
+    const auto found = pulled_.find(head.request);
+    // After a failure the memory is the caller's again.
+    if (!failure_.ok() || found == pulled_.end() || found->second.slice != head.slice) return;
+    pulled = found->second;
+    keys_[pulled.key].is_written = true;
+  }
+  absl::Status taken =
+      readers_[pulled.slice]->Take(head.form, head.number, head.have, body, pulled.out);
+  {
+    const absl::MutexLock lock(&mu_);
+    keys_[pulled.key].is_written = false;
+    if (taken.ok()) {
+      pulled_.erase(head.request);
+      --keys_[pulled.key].pulls;
+    }
+    changed_.SignalAll();
+  }
+  if (taken.ok()) return;
+  Fail(absl::Status(taken.code(),
+                    absl::StrCat("worker ", rank_, ", server ", server, ", key '",
+                                 layout_.keys()[pulled.key].name, "': ", taken.message())));
+}
+
+}  // namespace thinwire

@@ -1,0 +1,147 @@
+// StoreWorker: one worker of the store, on a MessagePlane that calls the servers.
+//
+// A thread of its own receives. It writes pulled values to the caller's memory, so the memory of a
+// pull belongs to the store until Wait has returned. Gradients are encoded, with the worker's
+// residual, on the caller's thread, and may be reused when a push returns.
+//
+// The first failure is sticky, and the result of every call from then on: the reason that a server
+// gives, Unavailable for a server that is lost, DeadlineExceeded after the timeout.
+#ifndef THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
+#define THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "compress/backend.h"
+#include "compress/codec_spec.h"
+#include "compress/error_feedback.h"
+#include "schedule/store/delta_stream.h"
+#include "schedule/store/frames.h"
+#include "schedule/store/layout.h"
+#include "schedule/store/mode.h"
+#include "transport/messages/message_plane.h"
+
+namespace thinwire {
+
+// A key is used by one thread at a time, and Init, SetCodec, SetOptimizer, Barrier, Save, Load and
+// Close are called beside no other call. The rest is thread-safe.
+class StoreWorker {
+ public:
+  struct Options {
+    int workers = 1;
+    StoreMode mode;
+    CodecPair codec;  // gradients go up, and values down
+    StoreLayout::Options layout;
+    std::chrono::milliseconds timeout{60000};
+  };
+  struct Value {
+    std::string key;
+    TensorView values;
+  };
+
+  // The plane's rank is the worker's. Waits until all servers are connected; DeadlineExceeded names
+  // one that is not. InvalidArgument for a codec that is not for a store.
+  static absl::StatusOr<std::unique_ptr<StoreWorker>> Create(std::unique_ptr<MessagePlane> plane,
+                                                             const Options& options);
+  ~StoreWorker();
+
+  int rank() const { return rank_; }
+  const Options& options() const { return options_; }
+
+  // Before the first Init, and the same on all workers.
+  absl::Status SetCodec(const CodecPair& codec);
+  // Adds keys, which get worker 0's values, exact. All workers call it with the same keys and sizes
+  // in the same order; it returns when all have.
+  absl::Status Init(std::span<const Value> values);
+
+  // A higher priority goes first. A push that follows a pull of its key waits for the pull.
+  absl::Status Push(std::string_view key, TensorView gradient, int priority);
+  absl::Status Pull(std::string_view key, TensorView out, int priority);
+  absl::Status PushPull(std::string_view key, TensorView gradient, TensorView out, int priority);
+  // Until the pulls of a key, or all, have written their values.
+  absl::Status Wait(std::string_view key);
+  absl::Status WaitAll();
+
+  // All workers make these calls.
+  absl::Status SetOptimizer(std::string_view spec);  // OptimizerSpec
+  absl::Status Barrier();
+  // Worker 0 writes or reads a file of all values and the optimizer's slots.
+  absl::Status Save(const std::string& path);
+  absl::Status Load(const std::string& path);
+
+  std::string Describe() const;
+  uint64_t bytes_sent() const { return plane_->bytes_sent(); }
+  // Leaves the store when what was pushed has been taken. A second call does nothing.
+  absl::Status Close();
+
+ private:
+  struct Key {
+    std::shared_ptr<float[]> residual;  // null: the codec needs none
+    uint64_t pushes = 0;
+    size_t pulls = 0;         // slices that are awaited
+    bool is_written = false;  // the receiver is writing to the caller's memory
+  };
+  struct Pulled {
+    size_t key = 0, slice = 0;
+    TensorView out;
+  };
+
+  StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& options);
+  absl::Status Connect();
+  absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority);
+  absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
+  absl::Status CallAll(Together what);
+  absl::Status SendTo(size_t slice, int priority, const StoreHead& head, std::vector<uint8_t> body);
+  absl::StatusOr<std::string> StatesAsFile();
+  absl::Status PutStates(const std::string& file);
+  // Waits under mu_ until `done`, a failure, or the timeout, which fails the store by what `late`
+  // says.
+  template <typename Done, typename Late>
+  absl::Status Await(Done done, Late late);
+
+  void Receive();
+  void OnMessage(const Message& message);
+  void OnValues(int server, const StoreHead& head, Bytes body);
+  void Fail(absl::Status reason);
+  std::string AwaitedPulls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::unique_ptr<MessagePlane> plane_;
+  const int rank_;
+  Options options_;
+  const Backend& backend_;
+  StoreLayout layout_;
+  ErrorFeedback feedback_;
+  std::vector<std::unique_ptr<DeltaReader>> readers_;  // by slice
+  std::map<Together, uint64_t> calls_made_;
+  bool is_closed_ = false;
+
+  mutable absl::Mutex mu_;
+  absl::CondVar changed_;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<Key> keys_ ABSL_GUARDED_BY(mu_);
+  uint64_t last_request_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<uint64_t, Pulled> pulled_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, std::vector<uint8_t>> states_ ABSL_GUARDED_BY(mu_);
+  std::set<int> connected_ ABSL_GUARDED_BY(mu_);  // servers
+  std::map<std::pair<uint32_t, uint64_t>, std::set<int>> done_ ABSL_GUARDED_BY(mu_);
+  std::thread receiver_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_

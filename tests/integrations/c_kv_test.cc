@@ -1,0 +1,205 @@
+// The store as a C caller sees it: over threads and over ZeroMQ, beside an allreduce.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "integrations/c/thinwire.h"
+
+namespace {
+
+std::vector<float> Normal(uint64_t seed, size_t n) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+// body(rank, kv) on a thread for each worker; the servers are threads too.
+void RunStore(int workers, int servers, const std::function<void(tw_kv_options*)>& set,
+              const std::function<void(int, tw_kv*)>& body, tw_status served = TW_OK) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < workers + servers; ++rank) {
+    threads.emplace_back([&, rank] {
+      tw_kv_options options;
+      tw_kv_options_init(&options);
+      options.rank = rank;
+      options.workers = workers;
+      options.servers = servers;
+      options.timeout_ms = 20000;
+      set(&options);
+      if (rank >= workers) {
+        EXPECT_EQ(tw_kv_serve(&options), served) << tw_last_error();
+        return;
+      }
+      tw_kv* kv = nullptr;
+      ASSERT_EQ(tw_kv_create(&options, &kv), TW_OK) << tw_last_error();
+      body(rank, kv);
+      tw_kv_destroy(kv);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::function<void(tw_kv_options*)> Local(const char* group) {
+  return [group](tw_kv_options* options) { options->local_group = group; };
+}
+
+// A store in sync without an optimizer is an allreduce: the same bits in fp32, first of all with
+// two workers.
+TEST(CKv, Fp32SyncHasTheBitsOfAnAllreduce) {
+  for (const int workers : {2, 3, 4}) {
+    for (const int servers : {1, 2}) {
+      const std::string group = "bits" + std::to_string(workers) + std::to_string(servers);
+      RunStore(workers, servers, Local(group.c_str()), [&](int rank, tw_kv* kv) {
+        tw_options options;
+        tw_options_init(&options);
+        options.rank = rank;
+        options.size = workers;
+        options.local_group = group.c_str();
+        options.codec = "fp32";
+        options.no_raw = 1;
+        tw_comm* comm = nullptr;
+        ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+        const size_t n = 300001;
+        std::vector<float> zeros(n), stored(n), reduced(n);
+        const tw_kv_tensor tensor = {"g", zeros.data(), n, TW_F32};
+        ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
+        for (int step = 0; step < 3; ++step) {
+          const std::vector<float> g = Normal(step * 10 + rank, n);
+          ASSERT_EQ(tw_kv_push_pull(kv, "g", g.data(), stored.data(), n, TW_F32, 0), TW_OK);
+          ASSERT_EQ(tw_all_reduce(g.data(), reduced.data(), n, TW_F32, TW_SUM, comm, nullptr),
+                    TW_OK);
+          ASSERT_EQ(tw_kv_wait(kv, "g"), TW_OK) << tw_last_error();
+          ASSERT_EQ(std::memcmp(stored.data(), reduced.data(), n * sizeof(float)), 0)
+              << workers << " workers, " << servers << " servers, step " << step;
+        }
+        tw_comm_destroy(comm);
+      });
+    }
+  }
+}
+
+TEST(CKv, TrainsOverZeroMqInEveryMode) {
+  for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {
+    const std::string folder = testing::TempDir() + "/kv_" + std::string(mode, 4);
+    ASSERT_EQ(std::system(("rm -rf " + folder + " && mkdir " + folder).c_str()), 0);
+    RunStore(
+        2, 2,
+        [&](tw_kv_options* options) {
+          options->store_path = folder.c_str();
+          options->group = "g";
+          options->mode = mode;
+          options->codec = "int4";
+          options->slice_elements = 4096;
+        },
+        [&](int rank, tw_kv* kv) {
+          const size_t n = 20000;
+          std::vector<float> w(n), target = Normal(9, n), g(n);
+          const tw_kv_tensor tensor = {"w", w.data(), n, TW_F32};
+          ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
+          ASSERT_EQ(tw_kv_set_optimizer(kv, "sgd:lr=0.1"), TW_OK) << tw_last_error();
+          for (int step = 0; step < 60; ++step) {
+            for (size_t i = 0; i < n; ++i) g[i] = w[i] - target[i];
+            ASSERT_EQ(tw_kv_push_pull(kv, "w", g.data(), w.data(), n, TW_F32, -rank), TW_OK);
+            ASSERT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
+          }
+          ASSERT_EQ(tw_kv_barrier(kv), TW_OK) << tw_last_error();
+          ASSERT_EQ(tw_kv_pull(kv, "w", w.data(), n, TW_F32, 0), TW_OK);
+          ASSERT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
+          double error = 0, norm = 0;
+          for (size_t i = 0; i < n; ++i) {
+            error += (w[i] - target[i]) * (w[i] - target[i]);
+            norm += target[i] * target[i];
+          }
+          EXPECT_LT(error / norm, 0.01) << mode;
+        });
+  }
+}
+
+TEST(CKv, HalfPrecisionTensorsGoAndCome) {
+  RunStore(2, 1, Local("half"), [](int rank, tw_kv* kv) {
+    std::vector<uint16_t> w(10, 0x3f80), g(10, 0x4000);  // bf16: 1 and 2
+    const tw_kv_tensor tensor = {"w", w.data(), 10, TW_BF16};
+    ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
+    ASSERT_EQ(tw_kv_set_optimizer(kv, "add:lr=1"), TW_OK);
+    ASSERT_EQ(tw_kv_push_pull(kv, "w", g.data(), w.data(), 10, TW_BF16, 0), TW_OK);
+    ASSERT_EQ(tw_kv_wait(kv, "w"), TW_OK) << tw_last_error();
+    EXPECT_EQ(w, std::vector<uint16_t>(10, 0x40a0)) << rank;  // 5
+  });
+}
+
+TEST(CKv, WrongArgumentsAreRefused) {
+  tw_kv* kv = nullptr;
+  EXPECT_EQ(tw_kv_create(nullptr, &kv), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_kv_serve(nullptr), TW_INVALID_ARGUMENT);
+  tw_kv_options options;
+  const auto create = [&](const std::function<void()>& set) {
+    tw_kv_options_init(&options);
+    options.local_group = "wrong";
+    set();
+    const tw_status status = tw_kv_create(&options, &kv);
+    EXPECT_EQ(kv, nullptr);
+    return status;
+  };
+  EXPECT_EQ(create([&] { options.struct_size = 8; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.mode = "bsp"; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.codec = "int5"; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.codec = "onebit"; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.rank = 1; }), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("tw_kv_serve"), std::string::npos);
+  EXPECT_EQ(create([&] { options.rank = 2; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.workers = 0; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.slice_elements = 1000; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.timeout_ms = -1; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.local_group = nullptr; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(tw_kv_wait(nullptr, nullptr), TW_INVALID_ARGUMENT);
+  tw_kv_destroy(nullptr);
+}
+
+TEST(CKv, CallsOnAStoreAreChecked) {
+  RunStore(
+      1, 1, Local("checked"),
+      [](int, tw_kv* kv) {
+        std::vector<float> w(4);
+        const tw_kv_tensor wrong = {"w", w.data(), 4, static_cast<tw_dtype>(7)};
+        EXPECT_EQ(tw_kv_init(kv, &wrong, 1), TW_INVALID_ARGUMENT);
+        EXPECT_EQ(tw_kv_push(kv, "w", w.data(), 4, TW_F32, 0), TW_INVALID_ARGUMENT);
+        EXPECT_EQ(tw_kv_set_codec(kv, "int8"), TW_OK) << tw_last_error();
+        const tw_kv_tensor tensor = {"w", w.data(), 4, TW_F32};
+        ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
+        EXPECT_EQ(tw_kv_set_codec(kv, "int4"), TW_MISMATCH);
+        EXPECT_EQ(tw_kv_push(kv, "w", nullptr, 4, TW_F32, 0), TW_INVALID_ARGUMENT);
+        EXPECT_EQ(tw_kv_pull(kv, "w", w.data(), 3, TW_F32, 0), TW_INVALID_ARGUMENT);
+        EXPECT_EQ(tw_kv_load(kv, "/nowhere/at/all"), TW_INVALID_ARGUMENT);
+        char text[512];
+        size_t bytes = 0;
+        ASSERT_EQ(tw_kv_describe(kv, text, sizeof(text), &bytes), TW_OK);
+        EXPECT_NE(std::string(text).find("codec int8"), std::string::npos) << text;
+        EXPECT_EQ(bytes, std::strlen(text) + 1);
+        uint64_t sent = 0;
+        EXPECT_EQ(tw_kv_bytes_sent(kv, &sent), TW_OK);
+        EXPECT_GT(sent, 0u);
+      },
+      TW_INVALID_ARGUMENT);
+}
+
+TEST(CKv, AServerThatDoesNotComeIsNamed) {
+  tw_kv_options options;
+  tw_kv_options_init(&options);
+  options.local_group = "alone";
+  options.servers = 2;
+  options.timeout_ms = 100;
+  tw_kv* kv = nullptr;
+  EXPECT_EQ(tw_kv_create(&options, &kv), TW_TIMEOUT);
+  EXPECT_NE(std::string(tw_last_error()).find("server 0, 1"), std::string::npos) << tw_last_error();
+  options.rank = 1;
+  EXPECT_EQ(tw_kv_serve(&options), TW_TIMEOUT) << tw_last_error();
+}
+
+}  // namespace

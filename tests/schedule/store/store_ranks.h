@@ -1,0 +1,73 @@
+// A store whose workers and servers are threads of the test.
+#ifndef THINWIRE_TESTS_SCHEDULE_STORE_STORE_RANKS_H_
+#define THINWIRE_TESTS_SCHEDULE_STORE_STORE_RANKS_H_
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "schedule/store_host/serve.h"
+#include "schedule/store_host/worker.h"
+#include "transport/messages/in_process.h"
+
+namespace thinwire {
+
+struct StoreRanks {
+  int workers = 2, servers = 1;
+  std::string mode = "sync", codec = "fp32";
+  size_t slice_elements = 4096, bigarray_bound = 0;
+  std::chrono::milliseconds timeout{20000};
+
+  std::shared_ptr<MessageHub> hub = MakeMessageHub({});
+  std::vector<absl::Status> served = std::vector<absl::Status>(8);  // what Serve returned
+  std::vector<uint64_t> server_bytes = std::vector<uint64_t>(8);
+
+  StoreWorker::Options WorkerOptions() const {
+    return {.workers = workers,
+            .mode = StoreMode::Parse(mode).value(),
+            .codec = CodecPair::Parse(codec).value(),
+            .layout = {.servers = servers,
+                       .slice_elements = slice_elements,
+                       .bigarray_bound = bigarray_bound},
+            .timeout = timeout};
+  }
+  std::unique_ptr<MessagePlane> WorkerPlane(int rank) {
+    std::vector<int> calls;
+    for (int server = 0; server < servers; ++server) {
+      calls.push_back(RankOfServer(workers, server));
+    }
+    return JoinMessageHub(hub, rank, calls);
+  }
+  // Runs `body` on every worker, which then closes its store unless the body has taken it.
+  void Run(const std::function<void(std::unique_ptr<StoreWorker>&)>& body) {
+    std::vector<std::thread> threads;
+    for (int server = 0; server < servers; ++server) {
+      threads.emplace_back([this, server] {
+        auto plane = JoinMessageHub(hub, RankOfServer(workers, server), {});
+        served[server] = Serve(*plane, {.server = server, .workers = workers, .timeout = timeout});
+        server_bytes[server] = plane->bytes_sent();
+      });
+    }
+    for (int rank = 0; rank < workers; ++rank) {
+      threads.emplace_back([this, rank, &body] {
+        auto worker = StoreWorker::Create(WorkerPlane(rank), WorkerOptions());
+        ASSERT_TRUE(worker.ok()) << worker.status();
+        body(*worker);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+inline TensorView View(std::vector<float>& values) {
+  return {values.data(), values.size(), DType::kF32};
+}
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TESTS_SCHEDULE_STORE_STORE_RANKS_H_

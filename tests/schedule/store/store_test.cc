@@ -1,0 +1,485 @@
+// Workers and servers of the store on the in-process plane: what is pulled, bytes, faults, state.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/barrier.h"
+#include "absl/synchronization/mutex.h"
+#include "schedule/digest.h"
+#include "tests/schedule/store/store_ranks.h"
+
+namespace thinwire {
+namespace {
+
+std::vector<float> Normal(uint64_t seed, size_t n) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+uint64_t DigestOf(const std::vector<float>& values) {
+  return DigestBytes({reinterpret_cast<const uint8_t*>(values.data()), values.size() * 4});
+}
+
+// The checks that MXNet publishes for dist_sync (tests/nightly/dist_sync_kvstore.py,
+// check_default_keys): ones times rank + 1, pushed n times by an optimizer that adds rate times
+// the sum, leave exactly 1 + (workers + 1) * workers * rate / 2 * n. The values are small integers,
+// so there is no rounding.
+TEST(StoreTest, HoldsMxnetsChecksOfDistSync) {
+  for (const int workers : {2, 4, 7}) {
+    for (const int servers : {1, 2, 3}) {
+      StoreRanks store{.workers = workers, .servers = servers};
+      store.slice_elements = 256 << 10;
+      store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+        const size_t small = 2 * 3, big = 1200 * 1100;
+        std::vector<float> one(small, 1.0f), many(big, 1.0f);
+        ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"3", View(one)}}).ok());
+        ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"99", View(many)}}).ok());
+        const float rate = 2;
+        ASSERT_TRUE(kv->SetOptimizer("add:lr=1,rescale=2").ok());
+        for (int repeat = 0; repeat < 3; ++repeat) {
+          for (auto* const key : {&one, &many}) {
+            const std::string name = key == &one ? "3" : "99";
+            std::vector<float> push(key->size(), static_cast<float>(kv->rank() + 1));
+            ASSERT_TRUE(kv->Push(name, View(push), 0).ok());
+            ASSERT_TRUE(kv->Pull(name, View(*key), 0).ok());
+            const absl::Status waited = kv->Wait(name);
+            ASSERT_TRUE(waited.ok()) << waited;
+            const float expected =
+                static_cast<float>((workers + 1) * workers) * rate / 2 * (repeat + 1) + 1;
+            for (const float value : *key) ASSERT_EQ(value, expected);
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(StoreTest, AnInitTakesWorkerZerosValuesExactly) {
+  StoreRanks store{.workers = 3, .servers = 2, .codec = "int4"};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> mine = Normal(kv->rank(), 10000), out(10000);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(mine)}}).ok());
+    ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    EXPECT_EQ(out, Normal(0, 10000));
+  });
+}
+
+// Without an optimizer a pull is the sum of the step's pushes, in rank order, as in an allreduce.
+TEST(StoreTest, Fp32SumsInRankOrder) {
+  for (const int workers : {2, 3, 4}) {
+    StoreRanks store{.workers = workers, .servers = 2};
+    const size_t n = 20000;
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> out(n);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"g", View(out)}}).ok());
+      for (uint64_t step = 0; step < 5; ++step) {
+        std::vector<float> mine = Normal(step * 10 + kv->rank(), n);
+        ASSERT_TRUE(kv->PushPull("g", View(mine), View(out), 0).ok());
+        ASSERT_TRUE(kv->Wait("g").ok());
+        std::vector<float> sum = Normal(step * 10, n);
+        for (int rank = 1; rank < workers; ++rank) {
+          const std::vector<float> other = Normal(step * 10 + rank, n);
+          for (size_t i = 0; i < n; ++i) sum[i] += other[i];
+        }
+        ASSERT_EQ(out, sum) << workers << " workers, step " << step;
+      }
+    });
+  }
+}
+
+// Whatever arrives first: all workers and all runs have the same bits.
+TEST(StoreTest, ManyInt4StepsInAnyOrderHaveOneDigest) {
+  std::set<uint64_t> digests;
+  for (int run = 0; run < 3; ++run) {
+    StoreRanks store{.workers = 3, .servers = 2, .codec = "int4"};
+    absl::Mutex mu;
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      const size_t n = 9000;
+      std::mt19937_64 random(run * 100 + kv->rank());
+      std::vector<float> out = Normal(1, n), other = Normal(2, 300);
+      ASSERT_TRUE(
+          kv->Init(std::vector<StoreWorker::Value>{{"w", View(out)}, {"b", View(other)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.01,momentum=0.9").ok());
+      for (uint64_t step = 0; step < 1000; ++step) {
+        std::vector<float> a = Normal(step * 16 + kv->rank(), n);
+        std::vector<float> b = Normal(step * 16 + 8 + kv->rank(), 300);
+        if (random() % 2 == 0) {
+          ASSERT_TRUE(kv->PushPull("w", View(a), View(out), 0).ok());
+          ASSERT_TRUE(kv->PushPull("b", View(b), View(other), random() % 3).ok());
+        } else {
+          ASSERT_TRUE(kv->Push("b", View(b), 0).ok());
+          ASSERT_TRUE(kv->Push("w", View(a), random() % 3).ok());
+          ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
+          ASSERT_TRUE(kv->Pull("b", View(other), 5).ok());
+        }
+        if (random() % 4 == 0) std::this_thread::yield();
+        ASSERT_TRUE(kv->WaitAll().ok());
+      }
+      out.insert(out.end(), other.begin(), other.end());
+      const absl::MutexLock lock(&mu);
+      digests.insert(DigestOf(out));
+    });
+  }
+  EXPECT_EQ(digests.size(), 1u);
+}
+
+// Up, a push is its encoded elements; down, a pull is one encoded difference in sync, and in async
+// on average, where a worker takes as many as were published since its last pull.
+TEST(StoreTest, BytesOfInt4EachWayAreTheFormula) {
+  for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {
+    StoreRanks store{.workers = 2, .servers = 2, .mode = mode, .codec = "int4"};
+    store.slice_elements = 256 << 10;
+    const size_t n = 1 << 20;
+    const int steps = 12;
+    std::vector<uint64_t> up(2);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> out(n), mine = Normal(kv->rank(), n);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(out)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.01").ok());
+      ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      ASSERT_TRUE(kv->Barrier().ok());
+      const uint64_t before = kv->bytes_sent();
+      for (int step = 0; step < steps; ++step) {
+        ASSERT_TRUE(kv->PushPull("w", View(mine), View(out), 0).ok());
+        ASSERT_TRUE(kv->WaitAll().ok());
+      }
+      up[kv->rank()] = kv->bytes_sent() - before;
+    });
+    const size_t formula = EncodedBytes(CodecSpec::Parse("int4").value(), n) * steps;
+    for (const uint64_t bytes : up) EXPECT_LE(bytes, formula * 1.02) << mode;
+    const uint64_t anchors = 2 * n * sizeof(float);  // of the first pulls
+    const uint64_t down = store.server_bytes[0] + store.server_bytes[1] - anchors;
+    EXPECT_LE(down, 2 * formula * 1.02) << mode;
+    EXPECT_GT(down, formula) << mode;  // and values did come
+  }
+}
+
+TEST(StoreTest, EveryCodecTrainsInEveryMode) {
+  for (const char* const mode : {"sync", "async", "ssp:staleness=1"}) {
+    for (const char* const codec :
+         {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic",
+          "adaptive:bits=2", "topk:density=0.05", "int4:down=fp32", "int8:down=int4"}) {
+      StoreRanks store{.workers = 3, .servers = 2, .mode = mode, .codec = codec};
+      store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+        // The gradient of |w - target|^2 / 2, seen with noise.
+        const size_t n = 5000;
+        std::vector<float> w(n, 0.0f), target = Normal(77, n), g(n);
+        ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+        ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.05").ok());
+        ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+        ASSERT_TRUE(kv->WaitAll().ok());
+        for (uint64_t step = 0; step < 150; ++step) {
+          const std::vector<float> noise = Normal(step * 8 + kv->rank(), n);
+          for (size_t i = 0; i < n; ++i) g[i] = w[i] - target[i] + 0.1f * noise[i];
+          ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+          const absl::Status waited = kv->WaitAll();
+          ASSERT_TRUE(waited.ok()) << waited;
+        }
+        ASSERT_TRUE(kv->Barrier().ok());
+        ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+        ASSERT_TRUE(kv->WaitAll().ok());
+        double error = 0, norm = 0;
+        for (size_t i = 0; i < n; ++i) {
+          error += (w[i] - target[i]) * (w[i] - target[i]);
+          norm += target[i] * target[i];
+        }
+        EXPECT_LT(error / norm, 0.02) << mode << " " << codec;
+      });
+    }
+  }
+}
+
+TEST(StoreTest, ASlowWorkerStopsNobodyInAsyncAndTheBoundHoldsInSsp) {
+  for (const char* const mode : {"async", "ssp:staleness=2"}) {
+    StoreRanks store{.workers = 2, .mode = mode};
+    absl::Mutex mu;
+    int slow = 0, ahead = 0;
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10), g(10, 1.0f);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+      for (int step = 0; step < 40; ++step) {
+        if (kv->rank() == 1) {
+          // Until the fast one is done (async), or has come as far as it may.
+          const absl::MutexLock lock(&mu);
+          const int bound = std::string(mode) == "async" ? 40 : std::min(40, 4 * (step + 1));
+          const auto done = [&] { return ahead >= bound; };
+          ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&done), absl::Seconds(20)))
+              << mode << ": the fast worker came to step " << ahead << " at " << step;
+          slow = step;
+        }
+        ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+        ASSERT_TRUE(kv->WaitAll().ok());
+        if (kv->rank() == 0) {
+          const absl::MutexLock lock(&mu);
+          ahead = step + 1;
+        }
+      }
+      ASSERT_TRUE(kv->Barrier().ok());
+      ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      EXPECT_EQ(w[0], 80.0f) << mode;  // every push once
+    });
+  }
+}
+
+TEST(StoreTest, ALostWorkerIsAnErrorOnAllInSync) {
+  StoreRanks store{.workers = 3, .servers = 2};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10000), g(10000);
+    // Also on a worker that is slow to hear of it, and for whom a failure is on its way by then.
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    if (kv->rank() == 1) return;
+    const auto start = Clock::now();
+    const absl::Status pushed = kv->PushPull("w", View(g), View(w), 0);
+    const absl::Status waited = pushed.ok() ? kv->WaitAll() : pushed;
+    EXPECT_TRUE(absl::IsUnavailable(waited)) << waited;
+    EXPECT_NE(waited.message().find("worker 1"), std::string::npos) << waited;
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+    EXPECT_TRUE(absl::IsUnavailable(kv->Barrier()));  // sticky
+  });
+  EXPECT_TRUE(absl::IsUnavailable(store.served[0])) << store.served[0];
+}
+
+// A killed worker drops its plane without a word, half-way through a step.
+TEST(StoreTest, AKilledWorkerEndsSyncAndIsLeftBehindInAsync) {
+  for (const char* const mode : {"sync", "async", "ssp:staleness=1"}) {
+    StoreRanks store{.workers = 3, .servers = 2, .mode = mode};
+    absl::Barrier* const met = new absl::Barrier(3);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10000), g(10000, 1.0f);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+      if (met->Block()) delete met;
+      if (kv->rank() == 2) {
+        // A member of the same rank takes its place and dies: peers lose both without a goodbye.
+        store.WorkerPlane(2).reset();
+        return;
+      }
+      absl::Status status;
+      for (int step = 0; step < 20 && status.ok(); ++step) {
+        status = kv->PushPull("w", View(g), View(w), 0);
+        if (status.ok()) status = kv->WaitAll();
+      }
+      if (std::string(mode) == "sync") {
+        EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+        EXPECT_NE(status.message().find("worker 2"), std::string::npos) << status;
+        return;
+      }
+      ASSERT_TRUE(status.ok()) << mode << status;
+      ASSERT_TRUE(kv->Barrier().ok());
+      ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      EXPECT_EQ(w[0], 40.0f) << mode;
+    });
+  }
+}
+
+TEST(StoreTest, ALostServerIsAnErrorOnAllWorkers) {
+  for (const char* const mode : {"sync", "async"}) {
+    StoreRanks store{.workers = 2, .servers = 1, .mode = mode};
+    absl::Barrier* const met = new absl::Barrier(2);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10000), g(10000);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+      if (met->Block()) {
+        delete met;
+        JoinMessageHub(store.hub, RankOfServer(2, 0), {}).reset();
+      }
+      absl::Status status;
+      while (status.ok()) {
+        status = kv->PushPull("w", View(g), View(w), 0);
+        if (status.ok()) status = kv->WaitAll();
+      }
+      EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+      EXPECT_NE(status.message().find("server 0"), std::string::npos) << status;
+    });
+  }
+}
+
+TEST(StoreTest, AWorkerThatDoesNotPushIsNamedAtTheDeadline) {
+  StoreRanks store{.workers = 2};
+  store.timeout = std::chrono::milliseconds(500);
+  absl::Barrier* const met = new absl::Barrier(2);
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10), g(10);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    if (kv->rank() == 0) {
+      ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+      const absl::Status waited = kv->WaitAll();
+      EXPECT_TRUE(absl::IsDeadlineExceeded(waited)) << waited;
+      EXPECT_NE(waited.message().find("for a push of worker 1"), std::string::npos) << waited;
+      EXPECT_NE(waited.message().find("'w'"), std::string::npos) << waited;
+    }
+    if (met->Block()) delete met;
+  });
+}
+
+TEST(StoreTest, WorkersThatDisagreeAreToldBothSides) {
+  StoreRanks store{.workers = 2, .servers = 2};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(kv->rank() == 0 ? 10 : 11);
+    const absl::Status status = kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}});
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_NE(status.message().find("init differs"), std::string::npos) << status;
+  });
+  store.hub = MakeMessageHub({});
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    const absl::Status status = kv->SetOptimizer(kv->rank() == 0 ? "sgd:lr=1" : "sgd:lr=2");
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_NE(status.message().find("sgd:lr=2"), std::string::npos) << status;
+  });
+}
+
+TEST(StoreTest, WrongCallsAreRefusedBeforeAnythingIsSent) {
+  StoreRanks store{.workers = 1};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10), other(9);
+    EXPECT_TRUE(absl::IsInvalidArgument(kv->Push("w", View(w), 0)));
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(kv->Push("w", View(other), 0)));
+    EXPECT_TRUE(absl::IsInvalidArgument(kv->Pull("w", View(other), 0)));
+    EXPECT_TRUE(absl::IsInvalidArgument(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}})));
+    EXPECT_TRUE(absl::IsInvalidArgument(kv->SetOptimizer("lamb:lr=1")));
+    EXPECT_TRUE(absl::IsFailedPrecondition(kv->SetCodec(CodecPair::Parse("int4").value())));
+    ASSERT_TRUE(kv->PushPull("w", View(w), View(w), 0).ok());
+    EXPECT_TRUE(kv->WaitAll().ok());
+  });
+  EXPECT_TRUE(absl::IsInvalidArgument(StoreWorker::Create(store.WorkerPlane(0),
+                                                          [&] {
+                                                            StoreRanks onebit{.codec = "onebit"};
+                                                            return onebit.WorkerOptions();
+                                                          }())
+                                          .status()));
+}
+
+TEST(StoreTest, AsyncNeedsAnOptimizer) {
+  StoreRanks store{.workers = 1, .mode = "async"};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->PushPull("w", View(w), View(w), 0).ok());
+    const absl::Status waited = kv->WaitAll();
+    EXPECT_TRUE(absl::IsFailedPrecondition(waited)) << waited;
+    EXPECT_NE(waited.message().find("set_optimizer"), std::string::npos) << waited;
+  });
+}
+
+// Values, slots and step numbers come back to the bit, on another number of servers too.
+TEST(StoreTest, ALoadedStoreGoesOnToTheBit) {
+  for (const char* const optimizer :
+       {"sgd:lr=0.1,momentum=0.9,nesterov=1", "adam:lr=0.01", "adagrad:lr=0.1,lr_decay=0.1"}) {
+    const std::string path = testing::TempDir() + "/store_state";
+    uint64_t digest = 0;
+    const auto train = [&](StoreWorker& kv, std::vector<float>& w, uint64_t from) {
+      for (uint64_t step = from; step < from + 5; ++step) {
+        std::vector<float> g = Normal(step * 4 + kv.rank(), w.size());
+        ASSERT_TRUE(kv.PushPull("w", View(g), View(w), 0).ok());
+        ASSERT_TRUE(kv.WaitAll().ok());
+      }
+    };
+    StoreRanks first{.workers = 2, .servers = 2};
+    first.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w = Normal(5, 10000);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer(optimizer).ok());
+      train(*kv, w, 0);
+      ASSERT_TRUE(kv->Save(path).ok());
+      train(*kv, w, 5);
+      if (kv->rank() == 0) digest = DigestOf(w);
+    });
+    StoreRanks second{.workers = 2, .servers = 3};
+    second.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10000);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer(optimizer).ok());
+      const absl::Status loaded = kv->Load(path);
+      ASSERT_TRUE(loaded.ok()) << loaded;
+      train(*kv, w, 5);
+      EXPECT_EQ(DigestOf(w), digest) << optimizer;
+    });
+    std::remove(path.c_str());
+  }
+}
+
+TEST(StoreTest, ADamagedFileIsRefusedOnAllWorkers) {
+  const std::string path = testing::TempDir() + "/damaged_state";
+  for (const size_t flip : {size_t{3}, size_t{60}, size_t{1000}}) {
+    StoreRanks store{.workers = 2};
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(1000);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->Save(path).ok());
+      if (kv->rank() == 0) {
+        std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekg(static_cast<std::streamoff>(flip));
+        const char byte = static_cast<char>(file.get() ^ 1);
+        file.seekp(static_cast<std::streamoff>(flip));
+        file.put(byte);
+      }
+      const absl::Status loaded = kv->Load(path);
+      EXPECT_TRUE(absl::IsInvalidArgument(loaded)) << loaded;
+      EXPECT_NE(loaded.message().find("damaged_state"), std::string::npos) << loaded;
+    });
+  }
+  std::remove(path.c_str());
+}
+
+// What a member sends is never a reason to abort: random bytes, and good messages with a few bytes
+// changed.
+TEST(StoreServerTest, FuzzedMessagesAreErrors) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    std::mt19937_64 random(seed);
+    size_t answers = 0;
+    StoreServer server({.server = 0, .workers = 2}, CpuBackend(),
+                       [&](int, int, const StoreHead&, std::vector<uint8_t>) { ++answers; });
+    StoreTable table{StoreMode::Parse(seed % 2 == 0 ? "sync" : "async").value(),
+                     CodecPair::Parse(seed % 3 == 0 ? "topk:density=0.1" : "int4").value(),
+                     1,
+                     {{0, 0, 500, "w"}}};
+    const std::string init = table.ToString();
+    const std::vector<uint8_t> values(500 * 4), text(init.begin(), init.end());
+    const std::string sgd = "sgd:lr=0.1";
+    const auto send = [&](int worker, StoreHead head, std::vector<uint8_t> body) {
+      std::string bytes = head.ToBytes();
+      if (random() % 20 == 0) bytes[random() % bytes.size()] ^= static_cast<char>(random());
+      if (random() % 20 == 0) bytes.resize(random() % 64);
+      if (random() % 20 == 0) body.resize(random() % 700);
+      if (random() % 20 == 0 && !body.empty()) body[random() % body.size()] ^= random();
+      server.OnMessage(worker, 0, bytes, std::move(body), Deadline());
+    };
+    using Kind = StoreHead::Kind;
+    send(0, {.kind = Kind::kPut, .slice = 0}, values);
+    for (const int worker : {0, 1}) {
+      send(worker, {.kind = Kind::kTogether, .slice = 0, .number = 1}, text);
+      send(worker, {.kind = Kind::kTogether, .slice = 1, .number = 1},
+           std::vector<uint8_t>(sgd.begin(), sgd.end()));
+    }
+    for (uint64_t step = 1; step < 20; ++step) {
+      for (const int worker : {0, 1}) {
+        std::vector<uint8_t> wire(EncodedBytes(table.codec.up, 500));
+        const std::vector<float> g = Normal(step, 500);
+        CpuBackend().Encode(table.codec.up, {const_cast<float*>(g.data()), g.size(), DType::kF32},
+                            nullptr, wire.data());
+        send(worker, {.kind = Kind::kPushPull, .number = step, .request = step}, wire);
+      }
+    }
+    server.OnClock(Deadline() + std::chrono::hours(1));
+    EXPECT_GT(answers, 0u) << seed;
+  }
+}
+
+}  // namespace
+}  // namespace thinwire
