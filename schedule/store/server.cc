@@ -307,7 +307,7 @@ absl::Status StoreServer::Complete(Together what, std::string_view body) {
     case Together::kLoad: return Load();
     case Together::kBarrier: break;
   }
-  // What was pushed before a barrier is seen by pulls after it.
+  // Pulls after a barrier see everything that was pushed before it.
   for (auto& [number, slice] : slices_) {
     if (slice.ledger.version() == slice.published) continue;
     slice.stream.Publish(slice.x, false);

@@ -11,7 +11,7 @@ namespace thinwire {
 namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
-// What is still to be said is taken by then.
+// The last messages are taken by then.
 constexpr std::chrono::milliseconds kFarewell{2000};
 
 }  // namespace

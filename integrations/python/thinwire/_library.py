@@ -156,6 +156,8 @@ _RESULTS = {
     "tw_comm_destroy": None,
     "tw_work_destroy": None,
     "tw_bucket_destroy": None,
+    "tw_kv_options_init_sized": None,
+    "tw_kv_destroy": None,
 }
 
 _CALL = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
@@ -188,6 +190,31 @@ class ResidualArray(ctypes.Structure):
         ("numel", c_size_t),
     )
 
+
+class KvOptions(ctypes.Structure):
+    """tw_kv_options."""
+
+    _fields_ = (
+        ("struct_size", c_size_t),
+        *((name, c_int) for name in ("rank", "workers", "servers", "timeout_ms")),
+        ("store", Store),
+        *((name, c_char_p) for name in ("local_group", "store_path", "group", "mode", "codec")),
+        ("slice_elements", c_size_t),
+        ("bigarray_bound", c_size_t),
+        *(
+            (name, c_char_p)
+            for name in ("key_file", "interface_name", "rendezvous_host", "zmq_library")
+        ),
+    )
+
+
+class KvTensor(ctypes.Structure):
+    """tw_kv_tensor."""
+
+    _fields_ = (("key", c_char_p), ("values", c_void_p), ("count", c_size_t), ("dtype", c_int))
+
+
+_KV_TENSOR = [c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int]
 
 _ARGUMENTS: dict[str, list[object]] = {
     "tw_version": [],
@@ -240,6 +267,22 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_residual_set": [c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t],
     "tw_residual_get_all": [c_void_p, POINTER(ResidualArray), c_size_t],
     "tw_residual_set_all": [c_void_p, POINTER(ResidualArray), c_size_t],
+    "tw_kv_options_init_sized": [POINTER(KvOptions), c_size_t],
+    "tw_kv_serve": [POINTER(KvOptions)],
+    "tw_kv_create": [POINTER(KvOptions), POINTER(c_void_p)],
+    "tw_kv_destroy": [c_void_p],
+    "tw_kv_set_codec": [c_void_p, c_char_p],
+    "tw_kv_init": [c_void_p, POINTER(KvTensor), c_size_t],
+    "tw_kv_push": _KV_TENSOR,
+    "tw_kv_pull": _KV_TENSOR,
+    "tw_kv_push_pull": [c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int],
+    "tw_kv_wait": [c_void_p, c_char_p],
+    "tw_kv_set_optimizer": [c_void_p, c_char_p],
+    "tw_kv_barrier": [c_void_p],
+    "tw_kv_save": [c_void_p, c_char_p],
+    "tw_kv_load": [c_void_p, c_char_p],
+    "tw_kv_describe": [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)],
+    "tw_kv_bytes_sent": [c_void_p, POINTER(c_uint64)],
 }  # fmt: skip
 
 

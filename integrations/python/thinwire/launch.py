@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from thinwire.errors import InvalidArgumentError
 
-__all__ = ["Place", "find", "launched", "setup"]
+__all__ = ["Place", "StoreRole", "find", "launched", "setup", "store_role"]
 
 _log = logging.getLogger("thinwire")
 
@@ -257,6 +257,66 @@ def setup() -> Place:
     os.environ.update(place.variables())
     _log.info("%s", place)
     return place
+
+
+@dataclass(frozen=True)
+class StoreRole:
+    """A process's part in a parameter server (thinwire.kvstore).
+
+    Attributes:
+        role: "worker", "server" or "scheduler"; the last one is where the others meet, and only
+            MXNet's launchers start it.
+        rank: workers are numbered from 0, servers from `workers`. None: by the order in which they
+            come to the scheduler.
+        workers: how many there are.
+        servers: how many there are.
+        address: of the host where members meet.
+        port: of that host.
+        bigarray_bound: keys with fewer elements stay whole, as MXNet's variable says; 0: none.
+    """
+
+    role: str
+    rank: int | None
+    workers: int
+    servers: int
+    address: str
+    port: int
+    bigarray_bound: int = 0
+
+
+_STORE_ROLES = ("worker", "server", "scheduler")
+
+
+def store_role(environment: Mapping[str, str] | None = None) -> StoreRole:
+    """The part that MXNet's variables (DMLC_ROLE and its likes) give this process, else that of
+    find() with THINWIRE_SERVERS=s: the last s ranks serve. environment: os.environ.
+
+    Raises InvalidArgumentError, which names the variable, if one is missing or can't be."""
+    environment = os.environ if environment is None else environment
+    mxnet = _Variables(environment, "MXNet's variables", "set DMLC_ROLE, DMLC_NUM_WORKER, "
+                       "DMLC_NUM_SERVER, DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT")  # fmt: skip
+    bound = "MXNET_KVSTORE_BIGARRAY_BOUND"
+    bigarray_bound = mxnet.number(bound) if mxnet.get(bound) else 0
+    if (role := mxnet.get("DMLC_ROLE")) is not None:
+        if role not in _STORE_ROLES:
+            raise mxnet.error(f"DMLC_ROLE is {role!r}, expected worker, server or scheduler")
+        members = mxnet.number("DMLC_NUM_WORKER"), mxnet.number("DMLC_NUM_SERVER")
+        if 0 in members:
+            raise mxnet.error("there are {} workers and {} servers, expected 1 or more of each"
+                              .format(*members))  # fmt: skip
+        meeting = mxnet.text("DMLC_PS_ROOT_URI"), mxnet.number("DMLC_PS_ROOT_PORT")
+        return StoreRole(role, None, *members, *meeting, bigarray_bound)
+    place = find(environment)
+    torch = _Variables(environment, place.source, "set THINWIRE_SERVERS=s on all ranks: the last s "
+                       "of them serve, and the others train")  # fmt: skip
+    servers = torch.number("THINWIRE_SERVERS")
+    if not 0 < servers < place.size:
+        raise torch.error(f"THINWIRE_SERVERS is {servers}, expected 1 to {place.size - 1}, so that "
+                          f"of {place.size} ranks one or more train")  # fmt: skip
+    workers = place.size - servers
+    role = "worker" if place.rank < workers else "server"
+    meeting = place.address, place.port
+    return StoreRole(role, place.rank, workers, servers, *meeting, bigarray_bound)
 
 
 @contextlib.contextmanager

@@ -240,6 +240,8 @@ OPTIONS: tuple[Option, ...] = (
            variables=("THINWIRE_NCCL_OBSERVE",), default="none"),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
+    Option("how many ranks serve a `thinwire.kvstore`: the last ones of the world",
+           variables=("THINWIRE_SERVERS",), default="none: `dist_*` stores need it", equal=NEEDED),
     Option("path of libthinwire.so", variables=("THINWIRE_LIBRARY",),
            default="in the package, else the checkout's build"),
 )  # fmt: skip

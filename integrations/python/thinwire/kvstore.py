@@ -1,0 +1,516 @@
+"""A parameter server with the method names of MXNet's KVStore, on torch tensors. Experimental.
+
+    import thinwire.kvstore as kvs  # was: import mxnet as mx
+
+    kv = kvs.create("dist_sync")  # a process that serves does not return from here
+    kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+    for i, p in enumerate(model.parameters()):
+        kv.init(i, p.data)
+    ...
+    for i, p in enumerate(model.parameters()):
+        kv.pushpull(i, p.grad, out=p.data, priority=-i)
+    kv.wait()
+
+Workers push gradients to keys on servers and pull values from them; the servers apply an optimizer
+by its name and numbers. docs/how-to/parameter-server.md tells how processes are started."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from ctypes import byref, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire import _library, config, launch
+from thinwire.comm import StoreCallbacks
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch import tensors
+from thinwire.torch.group import TorchStore
+
+__all__ = ["KVStore", "create"]
+
+_log = logging.getLogger("thinwire")
+
+_SSP = "dist_ssp:"
+# MXNet's types; it looks for "async" and "dist" in them, in any order.
+_MODES = {
+    "dist": "sync",
+    "dist_sync": "sync",
+    "dist_sync_device": "sync",
+    "dist_device_sync": "sync",
+    "dist_async": "async",
+    "dist_async_device": "async",
+    "dist_device_async": "async",
+}
+_LOCAL = ("local", "device", "local_allreduce_cpu", "local_allreduce_device")
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DEFAULT_TIMEOUT_S = 60.0
+_SCHEDULER_POLL_S = 0.1
+_SCHEDULER_LINGER_S = 1.0  # what it has answered last is read by then
+
+_numbers = itertools.count()  # of the stores of this process
+
+# Names of an optimizer's numbers, MXNet's and torch's, and the library's.
+_NUMBERS = {
+    "learning_rate": "lr", "lr": "lr", "momentum": "momentum", "nesterov": "nesterov",
+    "wd": "weight_decay", "weight_decay": "weight_decay", "beta1": "beta1", "beta2": "beta2",
+    "epsilon": "eps", "eps": "eps", "lr_decay": "lr_decay", "rescale_grad": "rescale",
+}  # fmt: skip
+# Numbers of torch's optimizers that may only have these values; the rest does not change a result.
+_FIXED = {"dampening": 0, "amsgrad": False, "maximize": False, "initial_accumulator_value": 0}
+_TORCH_OPTIMIZERS = {
+    torch.optim.SGD: "sgd",
+    torch.optim.Adam: "adam",
+    torch.optim.AdamW: "adamw",
+    torch.optim.Adagrad: "adagrad",
+}
+
+Key = int | str
+Values = torch.Tensor | Sequence[torch.Tensor]
+
+
+@dataclass
+class _Landing:
+    """Where a pulled value lies on the host, and the tensors that it is copied to by wait()."""
+
+    buffer: torch.Tensor
+    outs: list[torch.Tensor]
+
+
+class KVStore:
+    """One worker's store; create() makes it. One thread uses it.
+
+    Keys are whole numbers or text, the same on all workers. A value is a float32, bfloat16 or
+    float16 tensor of any shape on any device; a list of tensors in its place is summed by push, and
+    all of them are written by pull. With a list of keys there is one value for each.
+
+    Every method raises the typed errors of thinwire; after a PeerLostError, MismatchError or
+    TimeoutError the store has failed, and each later call raises the same.
+
+    Attributes:
+        type: as create() got it.
+        rank: number of this worker, from 0.
+        num_workers: how many workers there are.
+    """
+
+    def __init__(self, name: str, options: _library.KvOptions, keep: Sequence[object]) -> None:
+        self.type = name
+        self.rank: int = options.rank
+        self.num_workers: int = options.workers
+        self._library = _library.load()
+        handle = c_void_p()
+        _library.check(self._library.tw_kv_create(byref(options), byref(handle)))
+        self._handle = handle
+        self._keep = keep
+        self._landings: dict[str, _Landing] = {}
+        # Also at the interpreter's end, so that others hear that this worker has left.
+        self._destroy = weakref.finalize(self, self._library.tw_kv_destroy, handle)
+
+    def init(self, key: Key | Sequence[Key], value: Values) -> None:
+        """Add keys with worker 0's values, exact. All workers call it, in the same order."""
+        array = []
+        for name, parts in _pairs(key, value, "value"):
+            tensor = self._on_host(name, parts[0])
+            array.append((name.encode(), tensor))
+        tensors = (_library.KvTensor * len(array))(
+            *(
+                _library.KvTensor(name, t.data_ptr(), t.numel(), _DTYPES[t.dtype])
+                for name, t in array
+            )
+        )
+        self._check(self._library.tw_kv_init(self._alive(), tensors, len(array)))
+
+    def push(self, key: Key | Sequence[Key], value: Values, priority: int = 0) -> None:
+        """Send gradients, which may be reused at once. A higher priority goes first."""
+        for name, parts in _pairs(key, value, "value"):
+            self._land(name)
+            tensor = self._sum(name, parts)
+            self._check(
+                self._library.tw_kv_push(self._alive(), name.encode(), *_memory(tensor), priority)
+            )
+
+    def pull(
+        self,
+        key: Key | Sequence[Key],
+        out: Values,
+        priority: int = 0,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Write values to `out`. wait=False: they are there after wait()."""
+        pairs = _pairs(key, out, "out")
+        for name, outs in pairs:
+            self._land(name)
+            landing = self._landing(name, outs)
+            self._check(
+                self._library.tw_kv_pull(
+                    self._alive(), name.encode(), *_memory(landing.buffer), priority
+                )
+            )
+            self._landings[name] = landing
+        if wait:
+            for name, _ in pairs:
+                self._land(name)
+
+    def pushpull(
+        self,
+        key: Key | Sequence[Key],
+        value: Values,
+        out: Values | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Push `value` and pull to `out` (None: to `value`) by one message. It returns at once:
+        `out` is read after wait(), so that the exchanges of many keys overlap."""
+        names = _pairs(key, value, "value")
+        targets = names if out is None else _pairs(key, out, "out")
+        for (name, parts), (_, outs) in zip(names, targets, strict=True):
+            self._land(name)
+            tensor = self._sum(name, parts)
+            landing = self._landing(name, outs)
+            send, recv = _memory(tensor), _memory(landing.buffer)
+            if tensor.dtype != landing.buffer.dtype:
+                raise InvalidArgumentError(
+                    f"key '{name}': value is {tensor.dtype}, out is {landing.buffer.dtype}; "
+                    "pass tensors of one dtype"
+                )
+            self._check(
+                self._library.tw_kv_push_pull(
+                    self._alive(), name.encode(), send[0], *recv, priority
+                )
+            )
+            self._landings[name] = landing
+
+    def broadcast(
+        self, key: Key | Sequence[Key], value: Values, out: Values, priority: int = 0
+    ) -> None:
+        """init(), then pull()."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def wait(self, key: Key | Sequence[Key] | None = None) -> None:
+        """Block until the pulls of these keys, or all, have written their values."""
+        names = list(self._landings) if key is None else _names(key)
+        for name in names:
+            self._land(name)
+
+    def set_optimizer(self, optimizer: str | torch.optim.Optimizer, **numbers: float) -> None:
+        """Say how servers apply gradients; all workers call it. Until then a pull returns the sum
+        of a step's pushes, and dist_async has no rule at all.
+
+        Args:
+            optimizer: "sgd", "nag", "adam", "adamw", "adagrad"; "add": value += lr * gradient;
+                "sum"; or an optimizer of torch.optim with one group, whose numbers are taken.
+            numbers: those of the optimizer by MXNet's or torch's names: learning_rate, momentum,
+                wd, beta1, beta2, epsilon, nesterov, lr_decay, and rescale_grad: gradients are
+                multiplied by it. With dist_sync a gradient is the sum of all workers', so a mean
+                takes rescale_grad=1/num_workers.
+
+        Other numbers for the present optimizer, such as a new learning rate, keep its state."""
+        spec = _optimizer_spec(optimizer, numbers)
+        self._check(self._library.tw_kv_set_optimizer(self._alive(), spec.encode()))
+
+    def set_gradient_compression(self, compression: str | dict[str, Any]) -> None:
+        """Set the codec before the first init(), on all workers: "int4", "int8:down=fp32"
+        (gradients up with error feedback, values down), or {"type": "int4"}."""
+        codec = compression
+        if isinstance(compression, dict):
+            codec = compression.get("type")
+            if set(compression) - {"type", "threshold"} or not isinstance(codec, str):
+                raise InvalidArgumentError(
+                    f"compression is {compression!r}, expected a codec such as 'int4'"
+                )
+        if not isinstance(codec, str):
+            raise InvalidArgumentError(
+                f"compression is {compression!r}, expected a codec such as 'int4'"
+            )
+        if codec in ("2bit", "1bit"):
+            raise InvalidArgumentError(
+                f"there is no MXNet codec {codec!r}; 'adaptive:bits=2' takes as few bytes, and "
+                "'int4' is the default of thinwire"
+            )
+        self._check(self._library.tw_kv_set_codec(self._alive(), codec.encode()))
+
+    def is_capable(self, capability: str) -> bool:
+        """Return whether servers can do it; MXNet asks for "optimizer"."""
+        return capability.lower() == "optimizer"
+
+    def barrier(self) -> None:
+        """Block until all workers are here. Pulls after it see all pushes before it."""
+        self._check(self._library.tw_kv_barrier(self._alive()))
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Worker 0 writes values and optimizer states to a file; all workers call it."""
+        self._check(self._library.tw_kv_save(self._alive(), os.fspath(fname).encode()))
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Worker 0 reads what save_optimizer_states() wrote, after the same init() calls and
+        set_optimizer(); any number of servers will do. All workers call it."""
+        self._check(self._library.tw_kv_load(self._alive(), os.fspath(fname).encode()))
+
+    def describe(self) -> str:
+        """Return text about keys, servers, bytes sent and pulls that wait."""
+        handle, size = self._alive(), c_size_t()
+        self._check(self._library.tw_kv_describe(handle, None, 0, byref(size)))
+        text = ctypes.create_string_buffer(size.value + 256)
+        self._check(self._library.tw_kv_describe(handle, text, len(text), byref(size)))
+        return text.value.decode()
+
+    def bytes_sent(self) -> int:
+        """Return the bytes of all messages that this worker has sent."""
+        sent = c_uint64()
+        self._check(self._library.tw_kv_bytes_sent(self._alive(), byref(sent)))
+        return sent.value
+
+    def close(self) -> None:
+        """Leave the store when all that was pushed has been taken. A second call does nothing."""
+        self._landings.clear()
+        self._destroy()
+        for each in self._keep:
+            if isinstance(each, threading.Thread):
+                each.join()
+        self._keep = ()
+
+    _barrier = barrier  # MXNet's name
+
+    def _alive(self) -> c_void_p:
+        if not self._destroy.alive:
+            raise InvalidArgumentError("this store is closed; make another one with create()")
+        return self._handle
+
+    def _check(self, status: int) -> None:
+        _library.check(status)
+
+    def _on_host(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensors.check(tensor, self.rank, lambda: f"key '{name}'")
+        return tensor.detach().to("cpu").contiguous()
+
+    def _sum(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        total = self._on_host(name, parts[0])
+        if len(parts) > 1:
+            total = total.clone()
+            for part in parts[1:]:
+                total += self._on_host(name, part)
+        return total
+
+    def _landing(self, name: str, outs: list[torch.Tensor]) -> _Landing:
+        for out in outs:
+            tensors.check(out, self.rank, lambda: f"key '{name}'")
+            tensors.check_writable(out, self.rank, f"key '{name}'")
+        first = outs[0].detach()
+        if first.device.type == "cpu" and first.is_contiguous():
+            return _Landing(first, outs[1:])
+        return _Landing(torch.empty(first.shape, dtype=first.dtype), outs)
+
+    def _land(self, name: str) -> None:
+        landing = self._landings.get(name)
+        if landing is None:
+            return
+        self._check(self._library.tw_kv_wait(self._alive(), name.encode()))
+        del self._landings[name]
+        with torch.no_grad():
+            for out in landing.outs:
+                out.copy_(landing.buffer)
+
+
+def create(
+    name: str = "local",
+    *,
+    codec: str | None = None,
+    slice_elements: int = 0,
+    timeout_s: float | None = None,
+) -> KVStore:
+    """Make this process's store. A process that serves, or is MXNet's scheduler, does so here until
+    all workers have left, and then exits.
+
+    Args:
+        name: "dist_sync": a step is applied when all workers have pushed it. "dist_async": a push
+            is applied when it arrives. "dist_ssp:staleness=k": as async, but no gradient is applied
+            that is older than k updates for each worker. "local": this process alone. MXNet's other
+            spellings with "device" are the same.
+        codec: as set_gradient_compression() takes it; None: no compression.
+        slice_elements: keys are cut into slices of so many elements, which have priorities and go
+            to different servers; a multiple of 4096; 0: 262,144.
+        timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
+
+    Raises InvalidArgumentError if the name or a variable of the environment can't be,
+    UnavailableError without libzmq, TimeoutError if members do not come."""
+    mode = _mode_of(name)
+    settings = config.resolve(timeout_s=timeout_s)
+    options = _library.KvOptions()
+    _library.load().tw_kv_options_init_sized(byref(options), ctypes.sizeof(options))
+    seconds = settings.timeout_s or _DEFAULT_TIMEOUT_S
+    options.timeout_ms = round(seconds * 1000)
+    options.mode = mode.encode()
+    options.codec = None if codec is None else codec.encode()
+    options.slice_elements = slice_elements
+    if name in _LOCAL:
+        return KVStore(name, options, [_serve_here(options)])
+
+    role = launch.store_role()
+    options.workers, options.servers = role.workers, role.servers
+    options.bigarray_bound = role.bigarray_bound
+    options.rendezvous_host = role.address.encode()
+    for field in ("key_file", "interface"):
+        if (text := getattr(settings, field)) is not None:
+            setattr(options, "interface_name" if field == "interface" else field, text.encode())
+    meeting = _meet(role, timedelta(seconds=seconds))
+    number = next(_numbers)
+    options.rank = _rank_of(role, meeting)
+    options.group = f"thinwire.kvstore/{number}".encode()
+    callbacks = StoreCallbacks(TorchStore(meeting))
+    options.store = callbacks.struct
+    if role.role == "server":
+        _log.info("server %d of %d", options.rank - role.workers, role.servers)
+        _library.check(_library.load().tw_kv_serve(byref(options)))
+        sys.exit(0)
+    store = KVStore(name, options, [callbacks, meeting])
+    if role.rank is None:
+        meeting.add("connected", 1)
+    return store
+
+
+def _mode_of(name: str) -> str:
+    if name in _LOCAL:
+        return "sync"
+    if name in _MODES:
+        return _MODES[name]
+    if isinstance(name, str) and name.startswith(_SSP):
+        return name.removeprefix("dist_")  # the library says what is wrong with it
+    raise InvalidArgumentError(
+        f"the store's type is {name!r}, expected local, dist_sync, dist_async or "
+        "dist_ssp:staleness=2"
+    )
+
+
+def _serve_here(options: _library.KvOptions) -> threading.Thread:
+    """A server that is a thread of this process, and ends when its one worker has left."""
+    options.local_group = f"thinwire.kvstore/{os.getpid()}/{next(_numbers)}".encode()
+    served = _library.KvOptions.from_buffer_copy(options)
+    served.rank = 1
+    library = _library.load()
+
+    def serve(_texts: _library.KvOptions = options) -> None:  # which own what `served` points to
+        library.tw_kv_serve(byref(served))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def _meet(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
+    """The board on which members find each other. MXNet's scheduler stays here, and exits."""
+    if role.rank is not None:
+        launch.setup()
+        store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+        return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    is_scheduler = role.role == "scheduler"
+    store = dist.TCPStore(
+        role.address, role.port, is_master=is_scheduler, timeout=timeout, wait_for_workers=False
+    )
+    if not is_scheduler:
+        return store
+    # Members know each other when all workers are connected, and nobody needs it any more.
+    while store.add("connected", 0) < role.workers:
+        time.sleep(_SCHEDULER_POLL_S)
+    time.sleep(_SCHEDULER_LINGER_S)
+    sys.exit(0)
+
+
+def _rank_of(role: launch.StoreRole, meeting: dist.Store) -> int:
+    if role.rank is not None:
+        return role.rank
+    number = meeting.add(f"{role.role}s", 1) - 1
+    limit = role.workers if role.role == "worker" else role.servers
+    if number >= limit:
+        raise InvalidArgumentError(
+            f"this is {role.role} {number + 1}, expected {limit}; start as many as "
+            "DMLC_NUM_WORKER and DMLC_NUM_SERVER say, each with one store"
+        )
+    return number if role.role == "worker" else role.workers + number
+
+
+def _names(key: Key | Sequence[Key]) -> list[str]:
+    keys = [key] if isinstance(key, (int, str)) else list(key)
+    for each in keys:
+        if not isinstance(each, (int, str)) or isinstance(each, bool):
+            raise InvalidArgumentError(f"key {each!r} is no whole number or text")
+    return [str(each) for each in keys]
+
+
+def _pairs(key: Key | Sequence[Key], values: Any, what: str) -> list[tuple[str, list]]:
+    """Each key with its tensors."""
+    names = _names(key)
+    groups = [values] if isinstance(key, (int, str)) else list(values)
+    if len(groups) != len(names):
+        raise InvalidArgumentError(
+            f"{what}: expected {len(names)}, one for each key, got {len(groups)}"
+        )
+    pairs = []
+    for name, group in zip(names, groups, strict=True):
+        parts = [group] if isinstance(group, torch.Tensor) else list(group or ())
+        if not parts:
+            raise InvalidArgumentError(f"key '{name}': {what} is {group!r}, expected a tensor")
+        pairs.append((name, parts))
+    return pairs
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
+    return tensor.data_ptr(), tensor.numel(), _DTYPES[tensor.dtype]
+
+
+def _optimizer_spec(optimizer: str | torch.optim.Optimizer, numbers: dict[str, float]) -> str:
+    """The library's words for an optimizer: "sgd:lr=0.1,momentum=0.9"."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        optimizer, taken = _of_torch(optimizer)
+        numbers = taken | numbers
+    if not isinstance(optimizer, str):
+        raise InvalidArgumentError(f"the optimizer is {optimizer!r}, expected a name such as 'sgd'")
+    name = optimizer.lower()
+    if name == "nag":
+        name, numbers = "sgd", {"nesterov": True} | numbers
+    words = {}
+    for number, value in numbers.items():
+        if number not in _NUMBERS or not isinstance(value, (int, float)):
+            expected = ", ".join(_NUMBERS)
+            raise InvalidArgumentError(
+                f"{name}: {number}={value!r}, expected a number for one of {expected}"
+            )
+        words[_NUMBERS[number]] = int(value) if isinstance(value, bool) else repr(value)
+    text = ",".join(f"{word}={value}" for word, value in words.items())
+    return f"{name}:{text}" if text else name
+
+
+def _of_torch(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
+    """The name and numbers of an optimizer of torch's that servers can apply."""
+    name = _TORCH_OPTIMIZERS.get(type(optimizer))
+    if name is None or len(optimizer.param_groups) != 1:
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__} with {len(optimizer.param_groups)} groups is no optimizer "
+            "that servers apply, expected SGD, Adam, AdamW or Adagrad of torch.optim with one group"
+        )
+    numbers: dict[str, float] = {}
+    for number, value in optimizer.param_groups[0].items():
+        if number == "betas":
+            numbers["beta1"], numbers["beta2"] = value
+        elif value != _FIXED.get(number, value):
+            raise InvalidArgumentError(
+                f"{type(optimizer).__name__}: {number}={value!r}, expected {_FIXED[number]!r} "
+                "where servers apply it"
+            )
+        elif number == "decoupled_weight_decay":
+            name = "adamw" if value else name
+        elif number in _NUMBERS:
+            numbers[number] = value if isinstance(value, bool) else float(value)
+    return name, numbers

@@ -1,0 +1,276 @@
+"""thinwire.kvstore: MXNet's method names, optimizers on the server, processes of both launchers."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import thinwire
+import torch
+from thinwire import kvstore, launch
+
+CHECKS = '''
+"""The checks of MXNet's tests/nightly/dist_sync_kvstore.py, check_default_keys and
+check_compr_pull: after each push of ones times rank + 1 every worker pulls the exact value."""
+import os, sys
+import thinwire.kvstore as kvs
+import torch
+
+name, codec = sys.argv[1], sys.argv[2]
+kv = kvs.create(name, timeout_s=30)
+if codec != "fp32":
+    kv.set_gradient_compression({"type": codec})
+shape, big = (2, 3), (1200, 1100)
+kv.init("3", torch.ones(shape))
+kv.init(["99", 7], [torch.ones(big), torch.zeros(5)])
+kv.set_optimizer("add", learning_rate=1.0, rescale_grad=2.0)
+n = kv.num_workers
+for repeat in range(3):
+    for key, size in (("3", shape), ("99", big)):
+        kv.push(key, torch.ones(size) * (kv.rank + 1))
+        out = torch.zeros(size)
+        kv.pull(key, out=out)
+        expected = (n + 1) * n * 2 / 2 * (repeat + 1) + 1
+        if name == "dist_sync" and codec == "fp32":
+            assert torch.equal(out, torch.full(size, float(expected))), (key, repeat, out)
+kv.barrier()
+out = torch.zeros(big)
+kv.pull("99", out)
+expected = (n + 1) * n * 2 / 2 * 3 + 1
+assert (out - expected).abs().max() <= (0 if codec == "fp32" else expected / 7), out
+kv.barrier()
+print(f"worker {kv.rank} of {n}: {kv.type} {float(out[0, 0])}", flush=True)
+kv.close()
+'''
+
+
+@pytest.fixture
+def checks(tmp_path):
+    path = tmp_path / "checks.py"
+    path.write_text(CHECKS)
+    return str(path)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "name", "codec"),
+    [
+        (2, 1, "dist_sync", "fp32"),
+        (4, 2, "dist_sync", "fp32"),
+        (2, 2, "dist_async", "int4"),
+        (2, 1, "dist_ssp:staleness=2", "int4"),
+    ],
+)
+def test_mxnets_checks_hold_under_torchrun(checks, workers, servers, name, codec):
+    """The last THINWIRE_SERVERS ranks serve, and end when the workers have left."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(workers + servers), checks, name, codec),
+    ]
+    environment = os.environ | {"THINWIRE_SERVERS": str(servers), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(workers):
+        assert f"worker {rank} of {workers}: {name}" in done.stdout
+
+
+def test_mxnets_variables_start_a_scheduler_servers_and_workers(checks):
+    common = os.environ | {
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "2",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "MXNET_KVSTORE_BIGARRAY_BOUND": "1000",
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, checks, "dist_sync", "fp32"],
+            env=common | {"DMLC_ROLE": role},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for role in ("worker", "server", "worker", "server", "scheduler")
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+    assert {output.split(":")[0] for output in outputs if output} == {
+        "worker 0 of 2",
+        "worker 1 of 2",
+    }
+
+
+@pytest.fixture
+def kv():
+    store = kvstore.create("local", timeout_s=20)
+    yield store
+    store.close()
+
+
+def test_values_and_lists_of_them(kv):
+    assert (kv.type, kv.rank, kv.num_workers) == ("local", 0, 1)
+    assert kv.is_capable("optimizer") and not kv.is_capable("row_sparse")
+    kv.init(["a", 1], [torch.ones(2, 3), torch.zeros(4, dtype=torch.bfloat16)])
+    kv.set_optimizer("add", lr=1.0)
+    kv.push("a", [torch.ones(2, 3), torch.full((2, 3), 2.0)])  # two devices' gradients
+    outs = [torch.empty(2, 3), torch.empty(3, 2).t()]
+    kv.pull("a", out=outs)
+    for out in outs:
+        assert torch.equal(out, torch.full((2, 3), 4.0))
+    grads = [torch.ones(2, 3), torch.ones(4, dtype=torch.bfloat16)]
+    kv.pushpull(["a", 1], grads, priority=-1)
+    kv.wait()
+    assert torch.equal(grads[0], torch.full((2, 3), 5.0))
+    assert torch.equal(grads[1], torch.ones(4, dtype=torch.bfloat16))
+    other = torch.empty(5)
+    kv.broadcast("b", torch.arange(5.0), out=other)
+    assert torch.equal(other, torch.arange(5.0))
+    assert "3 keys" in kv.describe() and kv.bytes_sent() > 0
+
+
+def test_a_pull_that_is_not_waited_for_lands_before_the_next_push(kv):
+    kv.init("w", torch.zeros(4))
+    kv.set_optimizer("add", lr=1.0)
+    out = torch.empty(2, 2).t().reshape(4)[::1]
+    for _ in range(4):
+        kv.pushpull("w", torch.ones(4), out=out)
+    kv.wait("w")
+    assert torch.equal(out, torch.full((4,), 4.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "numbers"),
+    [
+        ("sgd", torch.optim.SGD, {"lr": 0.1}),
+        ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+        ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        ("adam", torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.01}),
+        ("adam", torch.optim.Adam, {"lr": 0.01, "eps": 1e-6}),
+        ("adamw", torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+        ("adagrad", torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01, "weight_decay": 0.01}),
+    ],
+)
+@pytest.mark.parametrize("given", ["by name", "as torch's"])
+def test_server_optimizers_are_torchs(name, make, numbers, given, kv):
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(1000))
+    theirs = make([parameter], **numbers)
+    ours = parameter.detach().clone()
+    kv.init(0, ours)
+    kv.set_optimizer(name, **numbers) if given == "by name" else kv.set_optimizer(theirs)
+    for _ in range(30):
+        parameter.grad = torch.randn(1000)
+        theirs.step()
+        kv.pushpull(0, parameter.grad, out=ours)
+        kv.wait()
+        torch.testing.assert_close(ours, parameter.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_mxnets_numbers_and_a_new_learning_rate_that_keeps_the_momentum(kv):
+    parameter = torch.nn.Parameter(torch.ones(10))
+    theirs = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, weight_decay=0.1)
+    out = torch.ones(10)
+    kv.init(0, out)
+    for lr in (0.1, 0.1, 0.01):
+        theirs.param_groups[0]["lr"] = lr
+        kv.set_optimizer("SGD", learning_rate=lr, momentum=0.9, wd=0.1, rescale_grad=0.5)
+        parameter.grad = torch.full((10,), 1.0)
+        theirs.step()
+        kv.pushpull(0, torch.full((10,), 2.0), out=out)
+        kv.wait()
+    torch.testing.assert_close(out, parameter.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_states_are_saved_and_loaded(tmp_path):
+    file = tmp_path / "store.states"
+
+    def steps(kv, out, count):
+        for step in range(count):
+            kv.pushpull("w", torch.full((100,), 1.0 + step), out=out)
+            kv.wait()
+
+    results = []
+    for load in (False, True):
+        kv, out = kvstore.create("local"), torch.zeros(100)
+        kv.init("w", out)
+        kv.set_optimizer("adam", lr=0.1)
+        if load:
+            kv.load_optimizer_states(file)
+        else:
+            steps(kv, out, 3)
+            kv.save_optimizer_states(file)
+        steps(kv, out, 4)
+        results.append(out)
+        kv.close()
+    assert torch.equal(*results)
+
+
+def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
+    kv.init("w", torch.ones(4))
+    for call, words in [
+        (lambda: kvstore.create("dist_bsp"), "dist_sync"),
+        (lambda: kvstore.create(7), "dist_sync"),
+        (lambda: kvstore.create("local", codec="int5"), "int8"),
+        (lambda: kvstore.create("local", slice_elements=100), "4096"),
+        (lambda: kv.init("w", torch.ones(4)), "already"),
+        (lambda: kv.push("v", torch.ones(4)), "init"),
+        (lambda: kv.push("w", torch.ones(3)), "4 elements"),
+        (lambda: kv.push("w", torch.ones(4, dtype=torch.int64)), "float32"),
+        (lambda: kv.push(True, torch.ones(4)), "key True"),
+        (lambda: kv.push(["w"], []), "one for each key"),
+        (lambda: kv.push("w", []), "expected a tensor"),
+        (lambda: kv.pull("w", torch.ones(1).expand(4)), "expanded"),
+        (lambda: kv.pushpull("w", torch.ones(4), torch.ones(4).half()), "one dtype"),
+        (lambda: kv.set_optimizer("lamb", lr=1), "adagrad"),
+        (lambda: kv.set_optimizer("sgd"), "learning rate"),
+        (lambda: kv.set_optimizer("sgd", lr=1, alpha=2), "alpha"),
+        (lambda: kv.set_optimizer(torch.optim.RMSprop([torch.ones(1)])), "RMSprop"),
+        (lambda: kv.set_optimizer(torch.optim.Adam([torch.ones(1)], amsgrad=True)), "amsgrad"),
+        (lambda: kv.set_gradient_compression("int4"), "set it first"),
+        (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0.5}), "adaptive"),
+        (lambda: kv.set_gradient_compression({"threshold": 0.5}), "int4"),
+    ]:
+        with pytest.raises(thinwire.Error, match=words):
+            call()
+    kv.pull("w", out := torch.zeros(4))  # and the store still works
+    assert torch.equal(out, torch.ones(4))
+    kv.close()
+    with pytest.raises(thinwire.InvalidArgumentError, match="closed"):
+        kv.push("w", torch.ones(4))
+    kv.close()
+
+
+def test_roles_come_from_the_environment():
+    ranks = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4",
+             "MASTER_ADDR": "a", "MASTER_PORT": "5"}  # fmt: skip
+    assert launch.store_role(ranks | {"THINWIRE_SERVERS": "1"}) == launch.StoreRole(
+        "worker", 2, 3, 1, "a", 5
+    )
+    assert launch.store_role(ranks | {"THINWIRE_SERVERS": "2"}).role == "server"
+    mxnet = {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "3", "DMLC_NUM_SERVER": "2",
+             "DMLC_PS_ROOT_URI": "b", "DMLC_PS_ROOT_PORT": "6",
+             "MXNET_KVSTORE_BIGARRAY_BOUND": "7"}  # fmt: skip
+    assert launch.store_role(ranks | mxnet) == launch.StoreRole("server", None, 3, 2, "b", 6, 7)
+    for wrong, words in [
+        (ranks, "THINWIRE_SERVERS"),
+        (ranks | {"THINWIRE_SERVERS": "0"}, "expected 1 to 3"),
+        (ranks | {"THINWIRE_SERVERS": "4"}, "expected 1 to 3"),
+        (mxnet | {"DMLC_ROLE": "boss"}, "boss"),
+        (mxnet | {"DMLC_NUM_SERVER": "0"}, "1 or more"),
+        ({"DMLC_ROLE": "worker"}, "DMLC_NUM_WORKER"),
+        ({}, "torchrun"),
+    ]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            launch.store_role(wrong)
