@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import thinwire
@@ -274,3 +275,106 @@ def test_roles_come_from_the_environment():
     ]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
             launch.store_role(wrong)
+
+
+ENDLESS = '''
+"""Pushes and pulls until it fails; says how far it came, and the time and type of its error."""
+import os, sys, time
+import thinwire
+import thinwire.kvstore as kvs
+import torch
+
+kv = kvs.create(sys.argv[1], codec="int4", timeout_s=20)
+w = torch.zeros(100_000)
+kv.init("w", w)
+kv.set_optimizer("add", lr=1.0)
+try:
+    for step in range(100_000):
+        kv.pushpull("w", torch.ones(100_000), out=w)
+        kv.wait()
+        if step % 5 == 0:
+            print(f"step {step} pid {os.getpid()}", flush=True)
+        if step > 10 and os.path.exists(sys.argv[2]):
+            break
+except thinwire.Error as error:
+    print(f"failed {type(error).__name__} {time.time()} {error}", flush=True)
+    sys.exit(3)
+kv.close()
+'''
+
+
+class Members:
+    """Two servers, three workers and a scheduler that run ENDLESS under MXNet's variables."""
+
+    ROLES = ("scheduler", "server", "server", "worker", "worker", "worker")
+
+    def __init__(self, name, folder):
+        self.end = folder / "end"
+        program = folder / "endless.py"
+        program.write_text(ENDLESS)
+        common = os.environ | {
+            "DMLC_NUM_WORKER": "3",
+            "DMLC_NUM_SERVER": "2",
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(free_port()),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(program), name, str(self.end)],
+                env=common | {"DMLC_ROLE": role},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if role == "worker" else subprocess.DEVNULL,
+                text=True,
+            )
+            for role in self.ROLES
+        ]
+        self.servers, self.workers = self.processes[1:3], self.processes[3:]
+        for worker in self.workers:
+            assert worker.stdout.readline().startswith("step 0 ")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def failures(self, workers):
+        """The type, the time and the message of each worker's error."""
+        found = []
+        for worker in workers:
+            output = worker.communicate(timeout=60)[0]
+            last = output.strip().splitlines()[-1].split(" ", 3)
+            assert last[0] == "failed" and worker.returncode == 3, output
+            found.append((last[1], float(last[2]), last[3]))
+        return found
+
+
+@pytest.mark.parametrize("victim", ["worker", "server"])
+def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, tmp_path):
+    with Members("dist_sync", tmp_path) as members:
+        killed = members.workers[2] if victim == "worker" else members.servers[1]
+        killed.kill()
+        at = time.time()
+        left = members.workers[:2] if victim == "worker" else members.workers
+        for kind, when, message in members.failures(left):
+            assert kind == "PeerLostError" and victim in message, message
+            assert when - at < 20, "within the deadline"
+
+
+@pytest.mark.parametrize("name", ["dist_async", "dist_ssp:staleness=2"])
+def test_others_go_on_without_a_killed_worker(name, tmp_path):
+    with Members(name, tmp_path) as members:
+        members.workers[1].kill()
+        left = [members.workers[0], members.workers[2]]
+        for worker in left:  # many steps more
+            for _ in range(20):
+                assert worker.stdout.readline().startswith("step ")
+        members.end.write_text("")
+        for worker in left:
+            output = worker.communicate(timeout=60)[0]
+            assert worker.returncode == 0, output
+        for server in members.servers:
+            assert server.wait(timeout=60) == 0
