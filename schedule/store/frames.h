@@ -17,7 +17,7 @@ enum class Together : uint32_t {
   kInit,       // body: configuration (StoreConfig) and table of slices; values come by kPut
   kOptimizer,  // body: OptimizerSpec as text
   kBarrier,    // no body
-  kLoad,       // no body; states come by kPut
+  kLoad,       // body: why the worker has no states to load, or none; they come by kPut
 };
 
 struct StoreHead {
@@ -31,7 +31,7 @@ struct StoreHead {
     kGet,       // slice, request: asks for a slice's state
     // From a server.
     kValues,  // slice, request, form, number: publication, have: that it follows; body
-    kDone,    // answers kTogether: slice, number
+    kDone,    // answers kTogether: slice, number; body: why nothing was done, or none
     kState,   // answers kGet: slice, request; body
     kError,   // number: absl::StatusCode; body: message. The store has failed.
   };

@@ -240,13 +240,10 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
         absl::StrCat("worker ", worker, " made a call of kind ", head.slice));
   }
   const auto what = static_cast<Together>(head.slice);
-  if (what == Together::kLoad && !body.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("load failed on worker ", worker, ": ", std::string(TextOf(body))));
-  }
   Call& call = calls_[{head.slice, head.number}];
   if (call.bodies.empty()) call.since = now;
-  if (!call.bodies.empty() && call.bodies.begin()->second != body) {
+  const bool must_agree = what != Together::kLoad;
+  if (must_agree && !call.bodies.empty() && call.bodies.begin()->second != body) {
     const auto& [other, first] = *call.bodies.begin();
     return absl::FailedPreconditionError(absl::StrCat(
         Name(what), " differs: worker ", other, " has '", FirstLines(TextOf(first)), "', worker ",
@@ -289,15 +286,32 @@ absl::Status StoreServer::TryCalls() {
     const auto [what, number] = it->first;
     const Call call = std::move(it->second);
     it = calls_.erase(it);
-    const absl::Status bad =
-        Complete(static_cast<Together>(what), TextOf(call.bodies.begin()->second));
-    if (!bad.ok()) return bad;
+    std::vector<uint8_t> refusal;
+    if (static_cast<Together>(what) == Together::kLoad) refusal = RefusalOf(call);
+    if (refusal.empty()) {
+      const absl::Status bad =
+          Complete(static_cast<Together>(what), TextOf(call.bodies.begin()->second));
+      if (!bad.ok()) return bad;
+    } else {
+      puts_.clear();
+    }
     for (auto& [slice_number, slice] : slices_) slice.ledger.Resume();
     for (const auto& [worker, body] : call.bodies) {
-      send_(worker, kLast, {.kind = Kind::kDone, .slice = what, .number = number}, {});
+      send_(worker, kLast, {.kind = Kind::kDone, .slice = what, .number = number}, refusal);
     }
   }
   return absl::OkStatus();
+}
+
+// The first worker's that has a body: a load that it can't make. The store goes on without it.
+std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) {
+  for (const auto& [worker, body] : call.bodies) {
+    if (body.empty()) continue;
+    const std::string text =
+        absl::StrCat("load failed on worker ", worker, ": ", std::string(TextOf(body)));
+    return {text.begin(), text.end()};
+  }
+  return {};
 }
 
 absl::Status StoreServer::Complete(Together what, std::string_view body) {

@@ -114,6 +114,7 @@ class StoreServer {
   absl::Status OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body, Slice& slice);
   absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
   absl::Status TryCalls();
+  static std::vector<uint8_t> RefusalOf(const Call& call);
   absl::Status Complete(Together what, std::string_view body);
   absl::Status Init(std::string_view body);
   absl::Status SetOptimizer(std::string_view body);

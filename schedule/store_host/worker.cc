@@ -354,7 +354,10 @@ absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>&
   // A failure that came when it was done is for the next call.
   const bool done = done_[{kind, number}].size() == bodies.size();
   done_.erase({kind, number});
-  return done ? absl::OkStatus() : waited;
+  if (!done) return waited;
+  const std::string refusal = std::exchange(refusal_, "");
+  if (refusal.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", refusal));
 }
 
 absl::Status StoreWorker::SetOptimizer(std::string_view text) {
@@ -429,7 +432,7 @@ absl::Status StoreWorker::Load(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     const std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
     bad = in ? PutStates(file) : absl::InvalidArgumentError("it can't be read");
-    if (!bad.ok()) bad = absl::Status(bad.code(), absl::StrCat(path, ": ", bad.message()));
+    if (!bad.ok()) bad = absl::Status(bad.code(), absl::StrCat("'", path, "': ", bad.message()));
   }
   // A server passes a complaint on to all workers.
   return CallAll(Together::kLoad,
@@ -531,6 +534,7 @@ void StoreWorker::OnMessage(const Message& message) {
     case Kind::kDone: {
       const absl::MutexLock lock(&mu_);
       done_[{head->slice, head->number}].insert(server);
+      if (!message.body.empty()) refusal_.assign(message.body.begin(), message.body.end());
       return changed_.SignalAll();
     }
     case Kind::kState: {

@@ -79,7 +79,8 @@ class StoreWorker {
   // All workers make these calls.
   absl::Status SetOptimizer(std::string_view spec);  // OptimizerSpec
   absl::Status Barrier();
-  // Worker 0 writes or reads a file of all values and the optimizer's slots.
+  // Worker 0 writes or reads a file of all values and the optimizer's slots. InvalidArgument for a
+  // file that can't be, which changes nothing.
   absl::Status Save(const std::string& path);
   absl::Status Load(const std::string& path);
 
@@ -139,6 +140,7 @@ class StoreWorker {
   std::map<uint64_t, std::vector<uint8_t>> states_ ABSL_GUARDED_BY(mu_);
   std::set<int> connected_ ABSL_GUARDED_BY(mu_);  // servers
   std::map<std::pair<uint32_t, uint64_t>, std::set<int>> done_ ABSL_GUARDED_BY(mu_);
+  std::string refusal_ ABSL_GUARDED_BY(mu_);  // of the call that is being made
   std::thread receiver_;
 };
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire import _library, config, launch
+from thinwire import _library, config, errors, launch
 from thinwire.comm import StoreCallbacks
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
@@ -134,6 +134,7 @@ class KVStore:
 
     def push(self, key: Key | Sequence[Key], value: Values, priority: int = 0) -> None:
         """Send gradients, which may be reused at once. A higher priority goes first."""
+        _number("priority", priority)
         for name, parts in _pairs(key, value, "value"):
             self._land(name)
             tensor = self._sum(name, parts)
@@ -150,6 +151,7 @@ class KVStore:
         wait: bool = True,
     ) -> None:
         """Write values to `out`. wait=False: they are there after wait()."""
+        _number("priority", priority)
         pairs = _pairs(key, out, "out")
         for name, outs in pairs:
             self._land(name)
@@ -173,6 +175,7 @@ class KVStore:
     ) -> None:
         """Push `value` and pull to `out` (None: to `value`) by one message. It returns at once:
         `out` is read after wait(), so that the exchanges of many keys overlap."""
+        _number("priority", priority)
         names = _pairs(key, value, "value")
         targets = names if out is None else _pairs(key, out, "out")
         for (name, parts), (_, outs) in zip(names, targets, strict=True):
@@ -218,7 +221,7 @@ class KVStore:
                 takes rescale_grad=1/num_workers.
 
         Other numbers for the present optimizer, such as a new learning rate, keep its state."""
-        spec = _optimizer_spec(optimizer, numbers)
+        spec = optimizer_spec(optimizer, **numbers)
         self._check(self._library.tw_kv_set_optimizer(self._alive(), spec.encode()))
 
     def set_gradient_compression(self, compression: str | dict[str, Any]) -> None:
@@ -227,24 +230,21 @@ class KVStore:
         codec = compression
         if isinstance(compression, dict):
             codec = compression.get("type")
-            if set(compression) - {"type", "threshold"} or not isinstance(codec, str):
+            if set(map(str, compression)) - {"type", "threshold"} or not isinstance(codec, str):
                 raise InvalidArgumentError(
                     f"compression is {compression!r}, expected a codec such as 'int4'"
                 )
-        if not isinstance(codec, str):
-            raise InvalidArgumentError(
-                f"compression is {compression!r}, expected a codec such as 'int4'"
-            )
+        text = _text("compression", codec)
         if codec in ("2bit", "1bit"):
             raise InvalidArgumentError(
                 f"there is no MXNet codec {codec!r}; 'adaptive:bits=2' takes as few bytes, and "
                 "'int4' is the default of thinwire"
             )
-        self._check(self._library.tw_kv_set_codec(self._alive(), codec.encode()))
+        self._check(self._library.tw_kv_set_codec(self._alive(), text))
 
     def is_capable(self, capability: str) -> bool:
         """Return whether servers can do it; MXNet asks for "optimizer"."""
-        return capability.lower() == "optimizer"
+        return _text("capability", capability).lower() == b"optimizer"
 
     def barrier(self) -> None:
         """Block until all workers are here. Pulls after it see all pushes before it."""
@@ -252,12 +252,12 @@ class KVStore:
 
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Worker 0 writes values and optimizer states to a file; all workers call it."""
-        self._check(self._library.tw_kv_save(self._alive(), os.fspath(fname).encode()))
+        self._check(self._library.tw_kv_save(self._alive(), _text("fname", fname)))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Worker 0 reads what save_optimizer_states() wrote, after the same init() calls and
         set_optimizer(); any number of servers will do. All workers call it."""
-        self._check(self._library.tw_kv_load(self._alive(), os.fspath(fname).encode()))
+        self._check(self._library.tw_kv_load(self._alive(), _text("fname", fname)))
 
     def describe(self) -> str:
         """Return text about keys, servers, bytes sent and pulls that wait."""
@@ -353,10 +353,15 @@ def create(
     seconds = settings.timeout_s or _DEFAULT_TIMEOUT_S
     options.timeout_ms = round(seconds * 1000)
     options.mode = mode.encode()
-    options.codec = None if codec is None else codec.encode()
-    options.slice_elements = slice_elements
+    options.codec = None if codec is None else _text("codec", codec)
+    options.slice_elements = _number("slice_elements", slice_elements)
     if name in _LOCAL:
-        return KVStore(name, options, [_serve_here(options)])
+        thread = _serve_here(options)
+        try:
+            return KVStore(name, options, [thread])
+        except errors.Error:
+            _release(options, thread)
+            raise
 
     role = launch.store_role()
     options.workers, options.servers = role.workers, role.servers
@@ -382,9 +387,9 @@ def create(
 
 
 def _mode_of(name: str) -> str:
-    if name in _LOCAL:
+    if isinstance(name, str) and name in _LOCAL:
         return "sync"
-    if name in _MODES:
+    if isinstance(name, str) and name in _MODES:
         return _MODES[name]
     if isinstance(name, str) and name.startswith(_SSP):
         return name.removeprefix("dist_")  # the library says what is wrong with it
@@ -407,6 +412,15 @@ def _serve_here(options: _library.KvOptions) -> threading.Thread:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     return thread
+
+
+def _release(options: _library.KvOptions, thread: threading.Thread) -> None:
+    """Ends the server of a store that could not be made: a worker comes, and leaves at once."""
+    options.codec, options.slice_elements, handle = None, 0, c_void_p()
+    options.mode = b"sync"
+    if _library.load().tw_kv_create(byref(options), byref(handle)) == 0:
+        _library.load().tw_kv_destroy(handle)
+        thread.join()
 
 
 def _meet(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
@@ -442,24 +456,46 @@ def _rank_of(role: launch.StoreRole, meeting: dist.Store) -> int:
 
 
 def _names(key: Key | Sequence[Key]) -> list[str]:
-    keys = [key] if isinstance(key, (int, str)) else list(key)
+    keys = list(key) if isinstance(key, (list, tuple, range)) else [key]
     for each in keys:
-        if not isinstance(each, (int, str)) or isinstance(each, bool):
+        if not isinstance(each, (int, str)) or isinstance(each, bool) or each == "":
             raise InvalidArgumentError(f"key {each!r} is no whole number or text")
     return [str(each) for each in keys]
+
+
+def _list(name: str, what: str, values: Any) -> list:
+    if isinstance(values, torch.Tensor) or not isinstance(values, (list, tuple)):
+        raise InvalidArgumentError(f"{name}: {what} is {values!r}, expected a list of tensors")
+    return list(values)
+
+
+def _number(what: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 31) < value < 1 << 31:
+        raise InvalidArgumentError(f"{what} is {value!r}, expected a whole number below 2^31")
+    return value
+
+
+def _text(what: str, value: object) -> bytes:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or "\0" in value or not value:
+        raise InvalidArgumentError(f"{what} is {value!r}, expected text")
+    return value.encode()
 
 
 def _pairs(key: Key | Sequence[Key], values: Any, what: str) -> list[tuple[str, list]]:
     """Each key with its tensors."""
     names = _names(key)
-    groups = [values] if isinstance(key, (int, str)) else list(values)
+    is_list = isinstance(key, (list, tuple, range))
+    groups = _list(f"keys {names}", what, values) if is_list else [values]
     if len(groups) != len(names):
         raise InvalidArgumentError(
             f"{what}: expected {len(names)}, one for each key, got {len(groups)}"
         )
     pairs = []
     for name, group in zip(names, groups, strict=True):
-        parts = [group] if isinstance(group, torch.Tensor) else list(group or ())
+        is_tensor = isinstance(group, torch.Tensor)
+        parts = [group] if is_tensor else _list(f"key '{name}'", what, group)
         if not parts:
             raise InvalidArgumentError(f"key '{name}': {what} is {group!r}, expected a tensor")
         pairs.append((name, parts))
@@ -470,8 +506,8 @@ def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.data_ptr(), tensor.numel(), _DTYPES[tensor.dtype]
 
 
-def _optimizer_spec(optimizer: str | torch.optim.Optimizer, numbers: dict[str, float]) -> str:
-    """The library's words for an optimizer: "sgd:lr=0.1,momentum=0.9"."""
+def optimizer_spec(optimizer: str | torch.optim.Optimizer, **numbers: float) -> str:
+    """Return the library's words for what set_optimizer() takes: "sgd:lr=0.1,momentum=0.9"."""
     if isinstance(optimizer, torch.optim.Optimizer):
         optimizer, taken = _of_torch(optimizer)
         numbers = taken | numbers

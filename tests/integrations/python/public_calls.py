@@ -13,7 +13,7 @@ import thinwire.torch
 import torch
 import torch.distributed as dist
 from thinwire import simulate
-from thinwire.torch import GradientExchange, State
+from thinwire.torch import GradientExchange, ParameterServerOptimizer, State
 from thinwire.torch.advanced import (
     Communicator,
     DistributedState,
@@ -124,8 +124,15 @@ def constructors() -> dict[str, Callable[[], Call]]:
             "store": dist.HashStore(), "rank": 0, "size": 2, "key": "k", "codec": None,
         }  # fmt: skip
 
+    def served() -> Call:
+        model = linear()
+        return ParameterServerOptimizer, {
+            "optimizer": sgd(model), "model": model, "mode": "local", "codec": None,
+            "timeout_s": 20,
+        }  # fmt: skip
+
     return {
-        "Communicator": communicator,
+        "Communicator": communicator, "ParameterServerOptimizer": served,
         "compress with an optimizer": optimizer, "GradientExchange": exchange,
         "State": state, "NamedResiduals": lambda: (NamedResiduals, {"group": None}),
         "GatheredState": lambda: (GatheredState, {"of": State()}),
@@ -246,9 +253,14 @@ def file_methods(folder: str) -> dict[str, Callable[[], Call]]:
         user.save(f"{folder}/good.safetensors")
         return user.load, {"path": f"{folder}/good.safetensors"}
 
+    def alone() -> ParameterServerOptimizer:
+        model = linear()
+        return ParameterServerOptimizer(sgd(model), model, mode="local", timeout_s=20)
+
+    kinds = {kind.__name__: kind for kind in (GradientExchange, NamedResiduals, State)}
     return {
-        f"{kind.__name__}.{name}": make
-        for kind in (GradientExchange, NamedResiduals, State)
+        f"{kind_name}.{name}": make
+        for kind_name, kind in (kinds | {"ParameterServerOptimizer": alone}).items()
         for name, make in (
             ("save", lambda kind=kind: (kind().save, {"path": f"{folder}/new.safetensors"})),
             ("load", lambda kind=kind: loading(kind)),

@@ -9,7 +9,9 @@ import time
 import pytest
 import thinwire
 import torch
+from test_wrong_types import WRONG
 from thinwire import kvstore, launch
+from thinwire.torch import ParameterServerOptimizer
 
 CHECKS = '''
 """The checks of MXNet's tests/nightly/dist_sync_kvstore.py, check_default_keys and
@@ -231,6 +233,7 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.push("w", torch.ones(4, dtype=torch.int64)), "float32"),
         (lambda: kv.push(True, torch.ones(4)), "key True"),
         (lambda: kv.push(["w"], []), "one for each key"),
+        (lambda: kv.push(["w"], torch.ones(1, 4)), "list of tensors"),
         (lambda: kv.push("w", []), "expected a tensor"),
         (lambda: kv.pull("w", torch.ones(1).expand(4)), "expanded"),
         (lambda: kv.pushpull("w", torch.ones(4), torch.ones(4).half()), "one dtype"),
@@ -242,6 +245,7 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.set_gradient_compression("int4"), "set it first"),
         (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0.5}), "adaptive"),
         (lambda: kv.set_gradient_compression({"threshold": 0.5}), "int4"),
+        (lambda: kv.load_optimizer_states("nowhere.states"), "nowhere.states"),
     ]:
         with pytest.raises(thinwire.Error, match=words):
             call()
@@ -378,3 +382,153 @@ def test_others_go_on_without_a_killed_worker(name, tmp_path):
             assert worker.returncode == 0, output
         for server in members.servers:
             assert server.wait(timeout=60) == 0
+
+
+def methods(store):
+    """Each method of a store with arguments that it takes."""
+    w = torch.zeros(4)
+    return {
+        store.push: {"key": "w", "value": w, "priority": 0},
+        store.pull: {"key": "w", "out": w, "priority": 0},
+        store.pushpull: {"key": "w", "value": w, "out": w, "priority": 0},
+        store.wait: {"key": "w"},
+        store.set_optimizer: {"optimizer": "add", "lr": 1.0},
+        store.set_gradient_compression: {"compression": "int4"},
+        store.is_capable: {"capability": "optimizer"},
+        store.save_optimizer_states: {"fname": "store.states"},
+    }
+
+
+def test_wrong_types_are_typed_errors(kv, tmp_path, monkeypatch):
+    """Or they are taken; anything but a failure of Python's or a store that has failed."""
+    monkeypatch.chdir(tmp_path)
+    kv.init("w", torch.zeros(4))
+    found = []
+    for method, arguments in methods(kv).items():
+        for name in arguments:
+            for wrong in WRONG:
+                try:
+                    method(**arguments | {name: wrong})
+                except thinwire.InvalidArgumentError:
+                    continue
+                except thinwire.Error as error:
+                    if "compression is set after" not in str(error):
+                        found.append((method.__name__, name, wrong, error))
+                except Exception as error:
+                    found.append((method.__name__, name, wrong, error))
+    kv.wait()
+    for name in ("name", "codec", "slice_elements", "timeout_s"):
+        for wrong in (5.5, b"x", [], {}, object(), [5], -1):
+            try:
+                kvstore.create(**{name: wrong}).close()
+            except thinwire.InvalidArgumentError:
+                continue
+            except Exception as error:
+                found.append(("create", name, wrong, error))
+    assert not found, "\n".join(map(str, found))
+    kv.pull("w", torch.zeros(4))
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_loop_with_the_optimizer_on_the_server_is_torchs(make, tmp_path):
+    """To rounding, with a parameter that has no gradient in some steps, a new learning rate, and a
+    checkpoint in the middle."""
+    torch.manual_seed(3)
+
+    def net():
+        return torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
+
+    theirs, ours = net(), net()
+    start = {key: value.clone() for key, value in theirs.state_dict().items()}
+    ours.load_state_dict(start)
+    numbers = {"lr": 0.05} | ({"momentum": 0.9} if make is torch.optim.SGD else {})
+    plain = make(theirs.parameters(), **numbers)
+    served = ParameterServerOptimizer(
+        make(ours.parameters(), **numbers), ours, mode="local", codec=None, timeout_s=20
+    )
+    for step in range(12):
+        x = torch.randn(16, 20)
+        for group in (plain.param_groups[0], served.optimizer.param_groups[0]):
+            group["lr"] = 0.05 if step < 6 else 0.01
+        for model, optimizer in ((theirs, plain), (ours, served)):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        if step == 8:
+            served.save(str(tmp_path / "states"))
+            with torch.no_grad():
+                ours[0].weight.zero_()
+            served.load(str(tmp_path / "states"))
+    served.wait()
+    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    served.close()
+    served.close()
+    ours(torch.randn(1, 20))  # the hooks are gone
+
+
+def test_an_optimizer_that_can_not_be_served_is_refused():
+    model = torch.nn.Linear(2, 2)
+    for wrong, words in [
+        (lambda: ParameterServerOptimizer(7, model), "torch.optim"),
+        (lambda: ParameterServerOptimizer(torch.optim.SGD(model.parameters(), 1), 7), "Module"),
+        (lambda: ParameterServerOptimizer(torch.optim.SGD([model.bias], 1), model), "1 parameters"),
+        (
+            lambda: ParameterServerOptimizer(torch.optim.RMSprop(model.parameters()), model),
+            "RMSprop",
+        ),
+        (
+            lambda: ParameterServerOptimizer(
+                torch.optim.SGD(model.parameters(), 1), model, mode="bsp"
+            ),
+            "staleness",
+        ),
+    ]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            wrong()
+
+
+TRAINED = '''
+"""A model that learns a fixed linear map, of data that each worker draws itself."""
+import sys
+import torch
+from thinwire.torch import ParameterServerOptimizer
+
+torch.manual_seed(0)
+target = torch.randn(50, 4)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(50, 64, bias=False), torch.nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
+served = ParameterServerOptimizer(optimizer, model, mode=sys.argv[1], codec="int4", timeout_s=30)
+torch.manual_seed(served.store.rank)
+for step in range(200):
+    x = torch.randn(64, 50)
+    served.zero_grad()
+    loss = (model(x) - x @ target).square().mean()
+    loss.backward()
+    served.step()
+served.wait()
+digest = sum(p.double().abs().sum() for p in model.parameters()).item()
+print(f"worker {served.store.rank} loss {loss.item():.3f} digest {digest!r}", flush=True)
+served.close()
+'''
+
+
+@pytest.mark.parametrize(
+    ("mode", "lr"), [("sync", 0.1), ("async", 0.03), ("ssp:staleness=2", 0.03)]
+)
+def test_models_train_in_every_mode(mode, lr, tmp_path):
+    """int4 both ways. In sync all workers end with the same bits."""
+    (tmp_path / "trained.py").write_text(TRAINED)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"),
+        *(str(tmp_path / "trained.py"), mode, str(lr)),
+    ]
+    environment = os.environ | {"THINWIRE_SERVERS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("worker")]
+    assert len(lines) == 2
+    assert all(float(line[3]) < 5 for line in lines), "the first loss is about 50"
+    if mode == "sync":
+        assert lines[0][5] == lines[1][5]

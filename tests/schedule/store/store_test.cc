@@ -432,6 +432,11 @@ TEST(StoreTest, ADamagedFileIsRefusedOnAllWorkers) {
       const absl::Status loaded = kv->Load(path);
       EXPECT_TRUE(absl::IsInvalidArgument(loaded)) << loaded;
       EXPECT_NE(loaded.message().find("damaged_state"), std::string::npos) << loaded;
+      // The store goes on.
+      std::vector<float> out(1000, -1.0f);
+      ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      EXPECT_EQ(out, w);
     });
   }
   std::remove(path.c_str());

@@ -18,11 +18,13 @@ from thinwire.torch.compress import compress
 from thinwire.torch.ddp import State, hook
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
+from thinwire.torch.parameter_server import ParameterServerOptimizer
 
 __all__ = [
     "Compression",
     "GradientExchange",
     "Options",
+    "ParameterServerOptimizer",
     "State",
     "all_gather_into_tensor",
     "all_reduce",
