@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 packages=(g++ cmake ninja-build pkg-config libgloo-dev libssl-dev libabsl-dev libhwy-dev libisal-dev
   iproute2 python3-venv dataset-fashion-mnist)
 [[ ${1:-all} == library ]] ||
-  packages+=(clang clang-format libucx-dev libgtest-dev libbenchmark-dev patchelf jargon-text
+  packages+=(clang clang-format libucx-dev libzmq5 libgtest-dev libbenchmark-dev patchelf jargon-text
     spin iptables wireguard-go wireguard-tools)
 scripts/install.sh "${packages[@]}"
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "tests/transport/message_members.h"
+#include "transport/mesh/address.h"
 #include "transport/mesh/hmac.h"
 #include "transport/messages/zmq/zmq_frames.h"
 #include "transport/messages/zmq/zmq_library.h"
@@ -385,14 +386,20 @@ TEST_F(ZmqMessages, RandomFramesOfMembersEndOnlyTheirOwnConnections) {
   }
 }
 
-// A peer in a process of its own: a worker that sends without end.
+// A peer in a process of its own: it answers, and a worker sends without end.
 class Process {
  public:
-  explicit Process(const ZmqOptions& options) : pid_(fork()) {
+  explicit Process(const ZmqOptions& options, rlim_t descriptors = 0) : pid_(fork()) {
     if (pid_ != 0) return;
+    const rlimit limit{.rlim_cur = descriptors, .rlim_max = descriptors};
+    if (descriptors != 0) setrlimit(RLIMIT_NOFILE, &limit);
     const auto plane = StartZmqMessages(options);
     while (plane.ok()) {
       auto event = (*plane)->Receive(In(milliseconds(1)));
+      auto* message = event.ok() ? std::get_if<Message>(&*event) : nullptr;
+      if (message != nullptr) {
+        (*plane)->Send(message->peer, 0, "answer", std::move(message->body)).IgnoreError();
+      }
       for (const auto& [peer, address] : options.calls) {
         if ((*plane)->bytes_sent() < (size_t{1} << 32)) {
           (*plane)->Send(peer, 0, "m", std::vector<uint8_t>(100000, 3)).IgnoreError();
@@ -406,6 +413,7 @@ class Process {
     waitpid(pid_, nullptr, 0);
   }
   void Signal(int signal) const { kill(pid_, signal); }
+  bool lives() const { return waitpid(pid_, nullptr, WNOHANG) == 0; }
 
  private:
   const pid_t pid_;
@@ -468,12 +476,48 @@ TEST(ZmqProcesses, AKilledServerIsFoundAgainAtItsPort) {
   ExpectJoined(*second, 1);
 }
 
+// Idle strangers take every descriptor until their handshakes time out.
+TEST(ZmqProcesses, AServerWithoutDescriptorsKeepsItsMembersAndAdmitsNewOnesLater) {
+  ZmqMembers members({});
+  const Process server(members.Options(kServer, {}), 120);
+  const auto worker = members.Join(1, {kServer});
+  ExpectJoined(*worker, kServer);
+  const auto expect_answers = [&] {
+    ASSERT_TRUE(worker->Send(kServer, 0, "question", std::vector<uint8_t>(1000)).ok());
+    EXPECT_EQ(NextMessage(*worker).head, "answer");
+  };
+  std::deque<Descriptor> held;
+  for (int i = 0; i < 300; ++i) held.push_back(Visit(members.PortOf(kServer)));
+  for (int i = 0; i < 10; ++i) expect_answers();
+  const auto another = members.Join(2, {kServer});
+  ExpectJoined(*another, kServer);
+  expect_answers();
+  EXPECT_TRUE(server.lives());
+}
+
 // The peer's pause is longer than it may be, but nobody is silent: the plane's thread answers.
 TEST_F(ZmqMessages, AnOwnerThatTakesNothingForLongIsNotLost) {
   Start({.timeout = milliseconds(100)});
   EXPECT_EQ(server_->Receive(In(milliseconds(500))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   ExpectUnmoved();
+}
+
+TEST_F(ZmqMessages, MembersMeetByIpv6) {
+  if (const auto here = LocalAddress("", "::1"); !here.ok() || here->Host() != "::1") {
+    GTEST_SKIP() << "no IPv6 on this machine";
+  }
+  ZmqOptions options;
+  options.listens = true;
+  options.rendezvous_host = "::1";
+  const auto server = *StartZmqMessages(options);
+  EXPECT_EQ(server->address().substr(0, 6), "[::1]:");
+  ZmqOptions caller;
+  caller.rank = 1;
+  caller.calls[kServer] = server->address();
+  const auto worker = *StartZmqMessages(caller);
+  ExpectJoined(*worker, kServer);
+  ExpectJoined(*server, 1);
 }
 
 TEST_F(ZmqMessages, ItListensOnTheNamedInterface) {
