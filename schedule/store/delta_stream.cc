@@ -38,7 +38,7 @@ void DeltaStream::Reset(std::span<const float> x) {
   if (!IsLossless(codec_)) reference_.assign(x.begin(), x.end());
 }
 
-void DeltaStream::Publish(std::span<const float> x, bool whole) {
+void DeltaStream::Publish(std::span<const float> x, bool whole, std::vector<float>& room) {
   ++publication_;
   if (IsLossless(codec_)) return;
   const CodecSpec spec = SpecOf(codec_, publication_);
@@ -52,9 +52,9 @@ void DeltaStream::Publish(std::span<const float> x, bool whole) {
     float* const residual = spec.traits().uses_feedback() ? reference_.data() : nullptr;
     backend_.Encode(spec, ViewOf(x), residual, wire.data(), extras);
   } else {
-    difference_.resize(x.size());
-    for (size_t i = 0; i < x.size(); ++i) difference_[i] = x[i] - reference_[i];
-    backend_.Encode(spec, ViewOf(difference_), nullptr, wire.data(), extras);
+    room.resize(x.size());
+    for (size_t i = 0; i < x.size(); ++i) room[i] = x[i] - reference_[i];
+    backend_.Encode(spec, ViewOf(room), nullptr, wire.data(), extras);
     backend_.DecodeAdd(spec, wire.data(), reference_);
   }
   whole_ = whole;
@@ -84,7 +84,7 @@ Published DeltaStream::For(uint64_t have, std::span<const float> x) const {
 }
 
 size_t DeltaStream::bytes() const {
-  size_t bytes = (reference_.size() + difference_.size()) * sizeof(float);
+  size_t bytes = reference_.size() * sizeof(float);
   for (const auto& entry : log_) bytes += entry.size();
   return bytes;
 }

@@ -45,8 +45,8 @@ class DeltaStream {
 
   // Starts again from x: the next answer of every reader is exact.
   void Reset(std::span<const float> x);
-  // Publishes x. `whole`: x is the sum of a step.
-  void Publish(std::span<const float> x, bool whole);
+  // Publishes x. `whole`: x is the sum of a step. `room` is for the encoding, of any content.
+  void Publish(std::span<const float> x, bool whole, std::vector<float>& room);
   // Brings a reader that has publication `have` (0: nothing) to the last one. `x`: the values, read
   // by a lossless codec.
   Published For(uint64_t have, std::span<const float> x) const;
@@ -61,7 +61,6 @@ class DeltaStream {
   uint64_t publication_ = 0;
   bool whole_ = false;                    // of the last publication
   std::vector<float> reference_;          // r; whole: the residual
-  std::vector<float> difference_;         // x - r, while it is encoded
   std::deque<std::vector<uint8_t>> log_;  // the last publications, in order
 };
 

@@ -205,7 +205,7 @@ void StoreServer::Update(Slice& slice, const std::vector<Ledger::Step::Push>& pu
   const auto every =
       mode_.kind == StoreMode::Kind::kSync ? 1u : static_cast<uint64_t>(workers_left_);
   if (slice.ledger.version() - slice.published >= every) {
-    slice.stream.Publish(slice.x, optimizer_.kind == OptimizerSpec::Kind::kSum);
+    slice.stream.Publish(slice.x, optimizer_.kind == OptimizerSpec::Kind::kSum, sum_);
     slice.published = slice.ledger.version();
   }
 }
@@ -324,7 +324,7 @@ absl::Status StoreServer::Complete(Together what, std::string_view body) {
   // Pulls after a barrier see everything that was pushed before it.
   for (auto& [number, slice] : slices_) {
     if (slice.ledger.version() == slice.published) continue;
-    slice.stream.Publish(slice.x, false);
+    slice.stream.Publish(slice.x, false, sum_);
     slice.published = slice.ledger.version();
   }
   return absl::OkStatus();

@@ -146,7 +146,7 @@ class StoreServer {
   absl::flat_hash_map<std::pair<int, uint64_t>, Request> requests_;  // by worker and request
   std::map<uint32_t, std::vector<uint8_t>> puts_;
   std::map<std::pair<uint32_t, uint64_t>, Call> calls_;  // by Together and number
-  std::vector<float> sum_;                               // of an update
+  std::vector<float> sum_;                               // of an update; and room for a publication
 };
 
 }  // namespace thinwire

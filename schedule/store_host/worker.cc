@@ -26,6 +26,7 @@ constexpr int kLast = std::numeric_limits<int>::min();  // priority of what foll
 // A server gives up first, since it knows who is missing.
 constexpr std::chrono::milliseconds kGrace{2000};
 constexpr std::chrono::milliseconds kTick{100};
+constexpr std::chrono::milliseconds kLook{2};
 constexpr std::string_view kMagic = "thinwire store 1\n";
 
 std::vector<uint8_t> AsFp32(const Backend& backend, const TensorView& values) {
@@ -215,6 +216,10 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
 absl::Status StoreWorker::SendTo(size_t slice, int priority, const StoreHead& head,
                                  std::vector<uint8_t> body) {
   const int server = layout_.slices()[slice].server;
+  {
+    const absl::MutexLock lock(&mu_);
+    queued_ += sizeof(head) + body.size();
+  }
   absl::Status sent = plane_->Send(RankOfServer(options_.workers, server), priority, head.ToBytes(),
                                    std::move(body));
   if (sent.ok()) return sent;
@@ -226,6 +231,24 @@ absl::Status StoreWorker::SendTo(size_t slice, int priority, const StoreHead& he
     changed_.SignalAll();
   }
   return failure_;
+}
+
+absl::Status StoreWorker::AwaitRoom() {
+  const Deadline deadline = Clock::now() + options_.timeout + kGrace;
+  while (true) {
+    const uint64_t left = plane_->bytes_sent();
+    {
+      const absl::MutexLock lock(&mu_);
+      if (!failure_.ok()) return failure_;
+      if (queued_ <= left + options_.max_queued) return absl::OkStatus();
+      // The plane tells nobody when bytes leave.
+      changed_.WaitWithTimeout(&mu_, absl::FromChrono(kLook));
+    }
+    if (Clock::now() < deadline) continue;
+    Fail(absl::DeadlineExceededError(absl::StrCat(
+        "worker ", rank_, ": more than ", options_.max_queued, " bytes of pushes did not leave ",
+        "within ", std::chrono::duration<double>(options_.timeout + kGrace).count(), " s")));
+  }
 }
 
 absl::Status StoreWorker::Push(std::string_view key, TensorView gradient, int priority) {
@@ -254,6 +277,7 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
                                                    " elements, got a tensor of ", tensor->numel));
   }
   if (absl::Status bad = Wait(name); !bad.ok()) return bad;
+  if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
 
   const Range slices = layout_.SlicesOf(index);
   uint64_t request = 0, number = 0;

@@ -47,6 +47,9 @@ class StoreWorker {
     CodecPair codec;  // gradients go up, and values down
     StoreLayout::Options layout;
     std::chrono::milliseconds timeout{60000};
+    // A push waits while more bytes than this have not left yet, so that a worker that pushes
+    // faster than its link does not fill its memory.
+    size_t max_queued = size_t{256} << 20;
   };
   struct Value {
     std::string key;
@@ -106,6 +109,7 @@ class StoreWorker {
   absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority);
   absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
   absl::Status CallAll(Together what);
+  absl::Status AwaitRoom();
   absl::Status SendTo(size_t slice, int priority, const StoreHead& head, std::vector<uint8_t> body);
   absl::StatusOr<std::string> StatesAsFile();
   absl::Status PutStates(const std::string& file);
@@ -139,6 +143,7 @@ class StoreWorker {
   std::map<uint64_t, Pulled> pulled_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::vector<uint8_t>> states_ ABSL_GUARDED_BY(mu_);
   std::set<int> connected_ ABSL_GUARDED_BY(mu_);  // servers
+  uint64_t queued_ ABSL_GUARDED_BY(mu_) = 0;      // bytes that Send has got, from the start
   std::map<std::pair<uint32_t, uint64_t>, std::set<int>> done_ ABSL_GUARDED_BY(mu_);
   std::string refusal_ ABSL_GUARDED_BY(mu_);  // of the call that is being made
   std::thread receiver_;

@@ -11,6 +11,7 @@
 
 #include "absl/synchronization/barrier.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "schedule/digest.h"
 #include "tests/schedule/store/store_ranks.h"
 
@@ -325,6 +326,46 @@ TEST(StoreTest, AWorkerThatDoesNotPushIsNamedAtTheDeadline) {
     }
     if (met->Block()) delete met;
   });
+}
+
+// A server that takes nothing any more: pushes wait for room, and then end at the deadline.
+TEST(StoreTest, PushesThatDoNotLeaveAreBounded) {
+  StoreRanks store{.workers = 1, .mode = "async"};
+  absl::Notification ready, over;
+  std::thread server([&] {
+    auto plane = JoinMessageHub(store.hub, RankOfServer(1, 0), {});
+    StoreServer logic({.workers = 1}, CpuBackend(),
+                      [&](int to, int priority, const StoreHead& head, std::vector<uint8_t> body) {
+                        plane->Send(to, priority, head.ToBytes(), std::move(body)).IgnoreError();
+                      });
+    while (!ready.HasBeenNotified()) {
+      auto event = plane->Receive(Clock::now() + std::chrono::milliseconds(20));
+      if (!event.ok()) continue;
+      if (auto* message = std::get_if<Message>(&*event)) {
+        logic.OnMessage(message->peer, message->priority, message->head, std::move(message->body),
+                        Clock::now());
+      }
+    }
+    over.WaitForNotification();
+  });
+  StoreWorker::Options options = store.WorkerOptions();
+  options.max_queued = 1 << 20;
+  options.timeout = std::chrono::milliseconds(300);
+  auto kv = StoreWorker::Create(store.WorkerPlane(0), options);
+  ASSERT_TRUE(kv.ok()) << kv.status();
+  std::vector<float> w(100000);
+  ASSERT_TRUE((*kv)->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+  ASSERT_TRUE((*kv)->SetOptimizer("add:lr=1").ok());
+  ready.Notify();
+  absl::Status status;
+  int pushes = 0;
+  for (; status.ok() && pushes < 1000; ++pushes) status = (*kv)->Push("w", View(w), 0);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  // The credit of 2 MiB has left, and 1 MiB waits; a push has 0.4 MB.
+  EXPECT_LE(pushes, 12);
+  EXPECT_GE(pushes, 4);
+  over.Notify();
+  server.join();
 }
 
 TEST(StoreTest, WorkersThatDisagreeAreToldBothSides) {
