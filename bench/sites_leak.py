@@ -7,12 +7,13 @@ anchor and the decoded update it searches the images whose local steps would hav
 the same direction (cosine similarity and total variation, signed Adam; several local steps are
 unrolled, as in the paper's section 6). The site makes local steps of one Fashion-MNIST image each
 with a convolutional network at its first weights, which is where the attack works best, and the
-attacker knows labels, learning rate and number of steps. The update goes through the bytes of
+attacker knows labels, learning rate and number of steps, and begins with the mean image of each
+label's class. The update goes through the bytes of
 thinwire.torch.sites: tensors below 1,024 elements are exact there, whatever the codec.
 
-A row has the PSNR in dB of reconstructed images, the mean over the images: of `guess`, the mean
-image of the label's class, which says what an attacker has without any update; and the share of
-images that come 3 dB above their guess. What this attack does not find a better one may."""
+A row has the mean PSNR in dB of the reconstructed images; that of `guess`, the image that the
+attack begins with, which is what an attacker has without any update; and the share of images that
+come 3 dB above their guess. What this attack does not find a longer or better one may."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ CODECS = {
     "fp32": "fp32", "int8": "int8", "int4": "int4", "adaptive, 2 bits": "adaptive",
     "topk, 1 %": "topk:density=0.01",
 }  # fmt: skip
-STEPS = {1: 600, 4: 1000, 32: 250}  # of the attack, by local steps
+# Steps of the attack and its rate, by local steps.
+ATTACKS = {1: (600, 0.1), 4: (1000, 0.1), 32: (250, 0.03)}
 RATE = 0.05  # of local steps
 SMOOTH = 1e-3  # weight of the total variation
 ABOVE_DB = 3.0
@@ -82,9 +84,17 @@ def sent(model: torch.nn.Module, spec: str, update: Tensors) -> Tensors:
 
 
 def invert(
-    model: torch.nn.Module, target: Tensors, labels: torch.Tensor, sparse: bool, steps: int
+    model: torch.nn.Module,
+    target: Tensors,
+    labels: torch.Tensor,
+    first: torch.Tensor,
+    *,
+    sparse: bool,
+    steps: int,
+    rate: float,
 ) -> torch.Tensor:
-    """The images that the attack finds. sparse: zeros of the target say nothing."""
+    """The images that the attack finds. first: those that it begins with. sparse: zeros of the
+    target say nothing."""
     places = {name: values != 0 for name, values in target.items()} if sparse else None
 
     def flat(update: Tensors) -> torch.Tensor:
@@ -94,9 +104,8 @@ def invert(
         ])  # fmt: skip
 
     wanted = flat(target)
-    images = torch.randn(len(labels), 1, 28, 28, generator=torch.Generator().manual_seed(5))
-    images.requires_grad_()
-    optimizer = torch.optim.Adam([images], lr=0.1)
+    images = first.clone().requires_grad_()
+    optimizer = torch.optim.Adam([images], lr=rate)
     drops = [steps * part // 8 for part in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, drops, 0.1)
     for _ in range(steps):
@@ -138,7 +147,7 @@ def measure(images: int) -> list[harness.Row]:
         for label in range(data.CLASSES)
     ]).view(-1, 1, 28, 28)  # fmt: skip
     rows = []
-    for local_steps, steps in STEPS.items():
+    for local_steps, (steps, rate) in ATTACKS.items():
         attacks = images if local_steps == 1 else 1
         guesses: list[float] = []
         for name, spec in CODECS.items():
@@ -149,7 +158,10 @@ def measure(images: int) -> list[harness.Row]:
                 truth, labels = train.batch(torch.arange(first, first + local_steps))
                 truth = truth.view(-1, 1, 28, 28)
                 update = sent(model, spec, update_of(model, truth, labels, False))
-                found = invert(model, update, labels, spec.startswith("topk"), steps)
+                found = invert(
+                    model, update, labels, means[labels],
+                    sparse=spec.startswith("topk"), steps=steps, rate=rate,
+                )  # fmt: skip
                 reached += matched(found, truth, labels)
                 guesses += [psnr(means[label], t) for label, t in zip(labels, truth, strict=True)]
             pairs = list(zip(reached, guesses, strict=True))

@@ -21,11 +21,17 @@ def site():
 def test_an_exact_update_gives_its_image_away(site):
     model, image, labels = site
     update = sites_leak.sent(model, "fp32", sites_leak.update_of(model, image, labels, False))
-    found = sites_leak.invert(model, update, labels, False, 150)
+
+    def attack(update):
+        gray = torch.zeros_like(image)
+        options = {"sparse": False, "steps": 150, "rate": 0.1}
+        return sites_leak.invert(model, update, labels, gray, **options)
+
+    found = attack(update)
     assert sites_leak.psnr(found, image) > 20
     # Another update gives another image.
     other = {name: torch.randn_like(values) for name, values in update.items()}
-    assert sites_leak.psnr(sites_leak.invert(model, other, labels, False, 150), image) < 15
+    assert sites_leak.psnr(attack(other), image) < 15
 
 
 def test_unrolled_steps_are_those_of_sgd(site):
