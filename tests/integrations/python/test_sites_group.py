@@ -438,3 +438,23 @@ def secure(rank: int):
 def test_sites_of_several_ranks_take_secure_sums():
     pytest.importorskip("cryptography")
     assert len(set(run(secure, world=6, timeout_s=120))) == 1
+
+
+def channels_last(rank: int):
+    groups = Groups(rank)
+    torch.manual_seed(rank)
+    model = torch.nn.Conv2d(3, 16, 3).to(memory_format=torch.channels_last)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with sites.LocalSGD(
+        sites.static(groups.firsts), model, inner, 1, prox=0.1, site_group=groups.site
+    ):
+        for number in range(2):
+            torch.manual_seed(number)
+            inner.zero_grad()
+            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+            inner.step()
+    return digest(model)
+
+
+def test_parameters_in_channels_last_are_handed_over():
+    assert len(set(run(channels_last, world=4))) == 1

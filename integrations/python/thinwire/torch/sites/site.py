@@ -165,9 +165,12 @@ class Site:
         try:
             for fragment in (self._fragments[at] for at in sorted(changed)):
                 for name, p in fragment.parameters.items():
-                    dist.broadcast(p.detach(), first, group=self._group)
+                    values = p.detach().contiguous()  # also of channels_last
+                    dist.broadcast(values, first, group=self._group)
+                    if not p.is_contiguous():
+                        p.detach().copy_(values)
                     if self._anchors:
-                        anchor = fragment.anchor[name].to(p.device)
+                        anchor = fragment.anchor[name].to(p.device).contiguous()
                         dist.broadcast(anchor, first, group=self._group)
                         fragment.anchor[name] = anchor.cpu()
         except RuntimeError as error:
