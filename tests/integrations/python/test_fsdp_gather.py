@@ -178,6 +178,50 @@ def test_asynchronous_gathers_are_waited_for(gather, reference):
             assert (one - kept).abs().max() <= 0.01 * kept.abs().max()
 
 
+def in_smaller_groups(rank: int):
+    """FSDP2 keeps halves of the weights after a forward pass, and gathers these among two ranks."""
+    model = Net()
+    for layer in model.layers:
+        fully_shard(layer, reshard_after_forward=2)
+    model.spare.requires_grad_(False)
+    fully_shard(model, reshard_after_forward=2)
+    state = compress(model, "fp32", gather="int4")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    seen, kept = watch(model), []
+    for step in range(3):
+        kept.append(weights(model)["layers.0.weight"])
+        with torch.no_grad():
+            loss_of(model, step, rank)
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen, kept, state.stats()["gather"]
+
+
+def test_gathers_in_smaller_groups_are_exact():
+    for seen, kept, stats in run(in_smaller_groups, world=4):
+        assert stats["exact"] > 3 and stats["repeated"] == 0
+        for step in range(3):
+            first, forward, backward = seen[3 * step : 3 * step + 3]
+            assert torch.equal(first, forward) and torch.equal(forward, backward)
+            error = (first - kept[step]).abs().max()
+            assert error <= LOST["int4"] * kept[step].abs().max() and (error > 0) == (step > 0)
+
+
+def evaluated_between(rank: int):
+    model, state = sharded("fp32", gather="int4")
+    train(model, 2, rank)
+    state.load_state_dict(state.state_dict())  # makes references anew
+    with torch.inference_mode():
+        loss_of(model, 0, rank)
+    train(model, 2, rank)
+    return state.stats()["steps"]
+
+
+def test_inference_mode_may_come_between():
+    assert run(evaluated_between) == [4, 4]
+
+
 def part_frozen(rank: int):
     """A frozen bias in a trained unit, and a unit that is frozen as a whole."""
     model = Net()

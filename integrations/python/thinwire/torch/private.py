@@ -124,6 +124,16 @@ def _parameter_groups(module: torch.nn.Module) -> list[Any]:
     return [state._fsdp_param_group] if groups is None else list(groups)
 
 
+def gathers_in_parts(module: torch.nn.Module) -> bool:
+    """Return whether FSDP2 keeps a part of a unit's weights after a forward pass, which it gathers
+    in a smaller group then: fully_shard(reshard_after_forward=N). Torch 2.6 to 2.14."""
+    for group in _parameter_groups(module):
+        later = getattr(group, "post_forward_mesh_info", None)
+        if later is not None and later.shard_mesh_size != group.mesh_info.shard_mesh_size:
+            return True
+    return False
+
+
 def leave_replicas_to_hook(module: torch.nn.Module) -> None:
     """Makes FSDP2 reduce a unit of HSDP over its shards only, so that the hook of
     set_all_reduce_hook() gets what is to be reduced over the replicas.

@@ -38,6 +38,7 @@ _SAMPLE = 4096  # elements of a reference that are looked at first
 
 _DIFFERENCES, _FP32, _BF16 = 0, 1, 2  # the session's codecs
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _LEAST_BITS = 8  # of a codec that rounds weights without a reference
 
 Wanted = str | bool | None  # the argument `reference`
@@ -158,6 +159,7 @@ class UnitGather(Buffers):
         self._session, self._dtype = session, dtype
         self._reference: torch.Tensor | None = None  # flat: all chunks, as they are gathered
         self._own: torch.Tensor | None = None  # a copy of this rank's chunk of it
+        self._shared = not private.gathers_in_parts(unit.module)  # see allocate()
         self._loaded: torch.Tensor | None = None  # this rank's chunk of a reference to come
         self._changed: torch.Event | None = None  # on a GPU: the reference is written by then
         self._buckets: dict[tuple[str, int], Bucket] = {}
@@ -172,10 +174,11 @@ class UnitGather(Buffers):
     ) -> torch.Tensor:
         """On the host the reference itself, which spares a copy: FSDP2 writes this rank's shard
         into its part of it, calls us, and then only reads."""
-        shared = self._reference is not None and device.type == "cpu" and dtype == self._dtype
-        if shared and math.prod(size) == self._numel:
+        shared = self._shared and self._reference is not None and device.type == "cpu"
+        if shared and dtype == self._dtype and math.prod(size) == self._numel:
             return self._reference
-        return super().allocate(size, dtype=dtype, device=device)
+        with torch.inference_mode(False):
+            return super().allocate(size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -188,13 +191,12 @@ class UnitGather(Buffers):
         output. What is no whole unit in float32, bfloat16 or float16 goes exactly: parameters of
         several dtypes, which come as bytes, and the smaller groups of reshard_after_forward=N.
         Typed errors of a failed exchange, out of the pass that needs the parameters."""
-        whole = output_tensor.numel() == self._numel
+        sizes = input_tensor.numel(), output_tensor.numel()
+        whole = sizes == (self._chunk, self._numel)
         if not whole or input_tensor.dtype not in tensors.DTYPES:
             self.counts["exact"] += 1
-            return dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
-        with torch.no_grad():
+            return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        with torch.inference_mode(False), torch.no_grad():  # what is kept is used in both modes
             finish = self._start(output_tensor, input_tensor)
         work = _GatherWork(finish)
         if async_op:
@@ -317,6 +319,6 @@ class _GatherWork(dist.Work):
         Raises the typed error of a failure."""
         finish, self._finish = self._finish, None
         if finish is not None:
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():
                 finish()
         return True
