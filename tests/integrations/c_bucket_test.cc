@@ -105,6 +105,29 @@ TEST(CBucket, AUseMayHaveADivisorOfItsOwn) {
   });
 }
 
+TEST(CBucket, AnAllToAllHandsEachRankItsPart) {
+  constexpr size_t kPart = 5000;
+  RunRanks("to all", [](int rank, tw_comm* comm) {
+    tw_bucket_info info = InfoOf("parts", kPart * kWorld);
+    info.collective = TW_ALL_TO_ALL;
+    tw_bucket* bucket = nullptr;
+    ASSERT_EQ(tw_bucket_create(comm, &info, &bucket), TW_OK) << tw_last_error();
+    for (int step = 0; step < 3; ++step) {
+      const std::vector<float> x = Gradient(rank, step, kPart * kWorld);
+      std::vector<float> y(x.size()), expected;
+      for (int r = 0; r < kWorld; ++r) {
+        const std::vector<float> theirs = Gradient(r, step, kPart * kWorld);
+        expected.insert(expected.end(), theirs.begin() + rank * kPart,
+                        theirs.begin() + (rank + 1) * kPart);
+      }
+      ASSERT_EQ(tw_bucket_start(bucket, x.data(), y.data(), nullptr, nullptr, 0), TW_OK);
+      ASSERT_EQ(tw_bucket_wait(bucket), TW_OK) << tw_last_error();
+      EXPECT_TRUE(y == expected) << step;
+    }
+    tw_bucket_destroy(bucket);
+  });
+}
+
 TEST(CBucket, WrongUseIsACodeAndAMessage) {
   RunRanks("wrong", [](int, tw_comm* comm) {
     tw_bucket* bucket = nullptr;

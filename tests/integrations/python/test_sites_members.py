@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -330,3 +331,14 @@ def bits_of(rank: int, address: str):
 
 def test_members_begin_alike(address):
     assert len(set(run(bits_of, address, timeout_s=60))) == 1
+
+
+def test_one_that_leaves_while_it_joins_is_gone():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members = join(f"127.0.0.1:{server.port}", "a", timeout_s=20)
+    members.close()  # another thread's, before meet() has written anything
+    with pytest.raises(errors.Error, match="'a' has left"):
+        members.meet(None)
+    members.close()
+    assert "thinwire sites" not in {thread.name for thread in threading.enumerate()}
+    assert server.get("thinwire/sites/left/1") == b"1"

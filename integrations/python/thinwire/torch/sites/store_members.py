@@ -184,7 +184,8 @@ class StoreMembers:
         self._joined: _Watch | None = None  # from the first meeting on
         self._epoch: Epoch | None = None
         self._members: list[int] = []  # of the epoch
-        self._left = False
+        self._left = False  # close() was called
+        self._gone = False  # and the others were told
 
     def meet(self, why: errors.Error | None) -> Epoch:
         """The next epoch of all that live, at least `min_members`. Blocks until these want one,
@@ -307,12 +308,15 @@ class StoreMembers:
         return bool(set(self._joined.alive()) - set(self._members))
 
     def close(self) -> None:
-        """Leave, so that nobody waits for this member. May be called twice."""
-        left, self._left = self._left, True
-        if left or self._joined is None:
+        """Leave, so that nobody waits for this member. May be called twice, and by another thread
+        while meet() blocks, which raises then."""
+        self._left = True
+        joined = self._joined
+        if joined is None or self._gone:
             return
-        self._joined.close()
+        self._gone = True
+        joined.close()
         try:
-            self._store.set(f"left/{self._joined.number}", b"1")
+            self._store.set(f"left/{joined.number}", b"1")
         except RuntimeError:
             return  # the store has gone, and everybody with it
