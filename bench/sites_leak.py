@@ -41,7 +41,7 @@ CODECS = {
     "topk, 1 %": "topk:density=0.01",
 }  # fmt: skip
 # Steps of the attack and its rate, by local steps.
-ATTACKS = {1: (600, 0.1), 4: (600, 0.1), 32: (150, 0.03)}
+ATTACKS = {1: (500, 0.1), 4: (400, 0.1), 32: (100, 0.03)}
 RATE = 0.05  # of local steps
 SMOOTH = 1e-3  # weight of the total variation
 ABOVE_DB = 3.0
