@@ -415,8 +415,10 @@ void ZmqLoop::FromMember(int peer, Bytes frame) {
     default: broken = absl::DataLossError("it has sent a frame that has no place here"); break;
   }
   if (broken.ok()) return;
-  SendText(peer, connection, PlainFrame(FrameKind::kReset));
+  // A DEALER hangs up, which says the same.
+  const std::string routing_id = connection.routing_id;
   Lose(peer, absl::Status(broken.code(), absl::StrCat(NameOf(peer), ": ", broken.message())));
+  if (!routing_id.empty()) SendByRouter(routing_id, PlainFrame(FrameKind::kReset));
 }
 
 absl::Status ZmqLoop::OnPiece(int peer, Connection& connection, Bytes frame) {
