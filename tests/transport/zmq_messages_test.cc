@@ -476,6 +476,37 @@ TEST(ZmqProcesses, AKilledServerIsFoundAgainAtItsPort) {
   ExpectJoined(*second, 1);
 }
 
+// As when a virtual machine moves: all members stop for longer than the timeout, and go on.
+TEST(ZmqProcesses, AMachineThatPausesLosesNobody) {
+  int pipes[2];
+  ASSERT_EQ(pipe(pipes), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    ZmqMembers members({.timeout = milliseconds(400)});
+    const auto server = members.Join(kServer, {});
+    const auto worker = members.Join(1, {kServer});
+    ExpectJoined(*server, 1);
+    ExpectJoined(*worker, kServer);
+    bool quiet = write(pipes[1], "r", 1) == 1;
+    for (const Deadline end = In(milliseconds(2500)); quiet && Clock::now() < end;) {
+      for (MessagePlane* plane : {server.get(), worker.get()}) {
+        quiet = quiet && !plane->Receive(In(milliseconds(20))).ok();
+      }
+    }
+    _exit(quiet && !testing::Test::HasFailure() ? 0 : 1);
+  }
+  char ready;
+  ASSERT_EQ(read(pipes[0], &ready, 1), 1);
+  kill(child, SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(1200));
+  kill(child, SIGCONT);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  close(pipes[0]);
+  close(pipes[1]);
+}
+
 // Idle strangers take every descriptor until their handshakes time out.
 TEST(ZmqProcesses, AServerWithoutDescriptorsKeepsItsMembersAndAdmitsNewOnesLater) {
   ZmqMembers members({});
