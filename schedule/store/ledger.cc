@@ -45,22 +45,19 @@ void Ledger::OnPull(int worker, uint64_t after, uint64_t request) {
   pulls_.push_back({worker, after, request});
 }
 
-void Ledger::Pause(int worker) {
-  Worker& from = workers_[static_cast<size_t>(worker)];
-  from.paused = from.running && !IsHeld(from);
-}
+void Ledger::Pause(int worker) { workers_[static_cast<size_t>(worker)].paused = true; }
 
 void Ledger::Resume() {
   std::vector<Worker*> paused;
   for (Worker& worker : workers_) {
-    if (worker.paused) paused.push_back(&worker);
+    if (worker.paused && worker.running) paused.push_back(&worker);
+    worker.paused = false;
   }
-  // All workers are in the call, and nothing else runs.
+  // All workers were in the call: nothing else runs, and nothing is held.
   std::stable_sort(paused.begin(), paused.end(),
                    [](const Worker* a, const Worker* b) { return a->deadline < b->deadline; });
   uint64_t place = version_;
   for (Worker* const worker : paused) {
-    worker->paused = false;
     worker->running = place <= worker->deadline;
     if (worker->running) ++place;
   }
@@ -80,7 +77,6 @@ std::optional<Ledger::Step> Ledger::Next() {
     pulls_.erase(pull);
     if (!IsHeld(from)) {  // a push that overtook the pull is of the former base
       from.running = true;
-      from.paused = false;
       from.deadline = Deadline();
     }
     return answer;

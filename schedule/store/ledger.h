@@ -58,7 +58,7 @@ class Ledger {
   // A pull that follows the worker's push number `after` (0: none).
   void OnPull(int worker, uint64_t after, uint64_t request);
   // The worker waits in a call that all workers make, and pushes nothing before that has returned:
-  // nobody waits for its running gradient meanwhile.
+  // nobody waits for its running gradient meanwhile, nor for one of a pull that is answered then.
   void Pause(int worker);
   // Such a call returns. Paused gradients run again, but for those that could not be applied in
   // time any more: their workers pull before they push.
@@ -90,7 +90,7 @@ class Ledger {
   std::optional<Step> NextUpdate();
   bool MayApply(size_t worker) const;
   bool IsAwaited(const Worker& worker) const {
-    return worker.here && !worker.paused && (worker.running || IsHeld(worker));
+    return worker.here && (IsHeld(worker) || (worker.running && !worker.paused));
   }
   Step Apply(size_t worker);
   uint64_t Deadline() const;

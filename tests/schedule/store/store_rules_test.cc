@@ -234,6 +234,19 @@ TEST(LedgerTest, NobodyWaitsForAWorkerInABarrier) {
   EXPECT_EQ(DrainAll(ledger).size(), 1u);
 }
 
+TEST(LedgerTest, NobodyWaitsForAWorkerWhosePullIsAnsweredInABarrier) {
+  Ledger ledger(Mode("ssp:staleness=1"), 2);
+  ASSERT_TRUE(ledger.OnPush(1, 1).ok());
+  ledger.Pause(1);
+  ledger.OnPull(1, 1, 1);
+  EXPECT_EQ(DrainAll(ledger).size(), 2u);
+  for (uint64_t number = 1; number <= 9; ++number) {
+    ASSERT_TRUE(ledger.OnPush(0, number).ok());
+    ledger.OnPull(0, number, number);
+    EXPECT_EQ(DrainAll(ledger).size(), 2u) << number;
+  }
+}
+
 TEST(OptimizerTest, RefusesWhatItDoesNotKnow) {
   for (const char* const text :
        {"", "lamb:lr=1", "sgd", "sgd:lr=-1", "sgd:lr=nan", "sgd:lr=0.1,momentum=1",

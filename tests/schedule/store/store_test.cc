@@ -235,6 +235,30 @@ TEST(StoreTest, ASlowWorkerStopsNobodyInAsyncAndTheBoundHoldsInSsp) {
   }
 }
 
+// A pull that is answered while its worker is in a barrier would have the others wait for a push
+// that does not come.
+TEST(StoreTest, ABarrierWithPullsUnderWayStopsNobodyInSsp) {
+  StoreRanks store{.workers = 2, .mode = "ssp:staleness=1"};
+  store.timeout = std::chrono::milliseconds(3000);
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10), g(10, 1.0f);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+    const int steps = kv->rank() == 0 ? 3 : 12;
+    for (int step = 0; step < steps; ++step) {
+      ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+      if (kv->rank() == 0 && step == steps - 1) break;
+      const absl::Status waited = kv->WaitAll();
+      ASSERT_TRUE(waited.ok()) << waited;
+    }
+    const absl::Status met = kv->Barrier();
+    ASSERT_TRUE(met.ok()) << met;
+    ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    EXPECT_EQ(w[0], 15.0f);
+  });
+}
+
 TEST(StoreTest, ALostWorkerIsAnErrorOnAllInSync) {
   StoreRanks store{.workers = 3, .servers = 2};
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
