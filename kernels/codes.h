@@ -50,24 +50,33 @@ THINWIRE_HD void ScaleQuad(float scale, float* values) {
   }
 }
 
-// The values of a quad of a shard, without the transform. `scale` is that of its block; codecs of
-// elements have none.
-template <typename Traits>
-THINWIRE_HD void DecodeQuad(const uint8_t* codes, size_t place, float scale, float* out) {
+// Bytes of the codes of so many elements.
+template <typename Traits, typename Place>
+THINWIRE_HD Place CodeBytes(Place elements) {
+  return elements * Traits::kBits / 8;
+}
+
+// The values of a quad, without the transform. load.template operator()<kBytes>(to) copies its
+// codes, of signs the byte that two quads share. `place`: of its first element, in the tile or in
+// the shard. `scale` is that of its block; codecs of elements have none.
+template <typename Traits, typename Load>
+THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) {
   if constexpr (Traits::kElements) {
     using Code = typename Traits::Codec::Code;
     alignas(kQuad * sizeof(Code)) Code quad[kQuad];
-    CopyWord<sizeof(quad)>(quad, codes + place * sizeof(Code));
+    load.template operator()<sizeof(quad)>(quad);
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) out[i] = Traits::Codec::ValueOf(quad[i]);
   } else if constexpr (Traits::kSigns) {
-    const unsigned bits = codes[place / 8] >> (place % 8);
+    uint8_t byte;
+    load.template operator()<1>(&byte);
+    const unsigned bits = byte >> (place % 8);
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) out[i] = FloatOf(0x3f800000u | bits >> i << 31);  // 1, -1
     ScaleQuad(scale, out);
   } else {
     alignas(4) uint32_t word = 0;
-    CopyWord<Traits::kQuadBytes>(&word, codes + place * Traits::kBits / 8);
+    load.template operator()<Traits::kQuadBytes>(&word);
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) {
       out[i] = static_cast<float>(CodeAt<Traits::kBits>(word, i));
@@ -95,24 +104,6 @@ inline constexpr bool kInTiles =
 template <typename... Codecs>
 constexpr bool AnyInTiles(CodecTypes<Codecs...>) {
   return (kInTiles<Codecs> || ...);
-}
-
-// Calls visit(Variant) if the codec is this one.
-template <typename Codec, typename Visit>
-THINWIRE_HD void IfCodec(CodecId id, bool hadamard, Visit& visit) {
-  if constexpr (kInTiles<Codec>) {
-    if (id != Codec::kTraits.id) return;
-    if constexpr (kTransforms<Codec>) {
-      if (hadamard) return visit(Variant<Codec, true>());
-    }
-    visit(Variant<Codec>());
-  }
-}
-
-// Calls visit(Variant) for a codec that a kernel knows at run time only.
-template <typename... Codecs, typename Visit>
-THINWIRE_HD void WithVariant(CodecTypes<Codecs...>, CodecId id, bool hadamard, Visit visit) {
-  (IfCodec<Codecs>(id, hadamard, visit), ...);
 }
 
 }  // namespace thinwire::kernels

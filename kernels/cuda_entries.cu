@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads)
   EntryEncoder<DeviceTeam>(team, shared, launch).Begin();
 }
 
-__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
     EntriesScanKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
   __shared__ DeviceTeam::Scratch scratch;
   __shared__ Shared shared;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
   EntryEncoder<DeviceTeam>(team, shared, launch).Scan(blockIdx.x);
 }
 
-__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
     EntriesDigitKernel(const __grid_constant__ EncodeEntriesLaunch launch, unsigned digit) {
   __shared__ DeviceTeam::Scratch scratch;
   __shared__ Shared shared;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
   EntryEncoder<DeviceTeam>(team, shared, launch).CountDigits(blockIdx.x, digit);
 }
 
-__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
     EntriesCountKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
   __shared__ DeviceTeam::Scratch scratch;
   __shared__ Shared shared;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
   EntryEncoder<DeviceTeam>(team, shared, launch).Count(blockIdx.x);
 }
 
-__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
     EntriesSendKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
   __shared__ DeviceTeam::Scratch scratch;
   __shared__ Shared shared;

@@ -15,6 +15,7 @@ cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchEndMomentum(const MomentumLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchReduceInParts(const ReduceLaunch& launch, cudaStream_t stream);  // its parts
 cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAddEntries(const AddEntriesLaunch& launch, cudaStream_t stream);
 

@@ -1,30 +1,29 @@
 #include "kernels/cuda_launch.h"
 #include "kernels/cuda_team.cuh"
-#include "kernels/cuda_widths.h"
 #include "kernels/dispatch.h"
-#include "kernels/tiles.h"
+#include "kernels/reduce_parts.h"
+#include "kernels/tile_reducer.h"
 
 namespace thinwire::kernels {
 namespace {
 
-template <typename Down, DType kDType>
-__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+template <typename Up, typename Down, DType kDType>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     ReduceKernel(const __grid_constant__ ReduceLaunch launch) {
   __shared__ DeviceTeam::Scratch scratch;
-  __shared__ EncoderShared<DeviceTeam, Down> shared;
+  __shared__ ReduceShared<DeviceTeam, Up, Down> shared;
   DeviceTeam team(scratch);
-  ReduceTile<DeviceTeam, Down, kDType>(team, shared, launch, blockIdx.x);
+  ReduceTile<DeviceTeam, Up, Down, kDType>(team, shared, launch, blockIdx.x);
 }
 
 }  // namespace
 
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream) {
-  if (HasWidths(launch.up) || HasWidths(launch.down)) return LaunchReduceWidths(launch, stream);
-  return ForCodec(launch.down, [&](auto down) {
-    return ForDType(launch.dtype, [&](auto dtype) {
-      ReduceKernel<decltype(down), dtype()><<<launch.tiles, kThreads, 0, stream>>>(launch);
-      return cudaGetLastError();
-    });
+  if (IsInParts(launch)) return LaunchReduceInParts(launch, stream);
+  return ForReduction(launch, [&](auto up, auto down, auto dtype) {
+    ReduceKernel<decltype(up), decltype(down), dtype()>
+        <<<launch.tiles, kThreads, 0, stream>>>(launch);
+    return cudaGetLastError();
   });
 }
 

@@ -2,11 +2,14 @@
 #ifndef THINWIRE_KERNELS_CUDA_TEAM_CUH_
 #define THINWIRE_KERNELS_CUDA_TEAM_CUH_
 
+#include <cuda_pipeline_primitives.h>
+
 #include <cstdint>
 #include <cub/warp/warp_reduce.cuh>
 #include <cuda/functional>
 
 #include "kernels/tile.h"
+#include "kernels/word.h"
 
 namespace thinwire::kernels {
 
@@ -48,12 +51,37 @@ class DeviceTeam {
     alignas(16) T values_[kCount];  // a thread's quad is one access
   };
 
+  // Filled by cp.async; on Turing by loads and stores, at once.
+  template <unsigned kBytes>
+  class Staged {
+   public:
+    template <unsigned kCount>
+    __device__ __forceinline__ void Fetch(const DeviceTeam&, unsigned, unsigned at,
+                                          const uint8_t* from) {
+      __pipeline_memcpy_async(bytes_ + at, from, kCount);
+    }
+    template <unsigned kCount>
+    __device__ __forceinline__ void Get(const DeviceTeam&, unsigned, unsigned at, void* to) const {
+      CopyWord<kCount>(to, bytes_ + at);
+    }
+
+   private:
+    alignas(16) uint8_t bytes_[kBytes];
+  };
+
+  __device__ __forceinline__ void CommitFetches() { __pipeline_commit(); }
+  template <unsigned kLater>
+  __device__ __forceinline__ void AwaitFetches() {
+    __pipeline_wait_prior(kLater);
+  }
+
   template <typename Body>
   __device__ __forceinline__ void ForEach(Body body) {
     body(threadIdx.x);
   }
 
   __device__ __forceinline__ void Sync() { __syncthreads(); }
+  __device__ __forceinline__ void SyncWarp() { __syncwarp(); }
 
   static __device__ __forceinline__ uint32_t AtomicAdd(uint32_t* sum, uint32_t value) {
     return atomicAdd(sum, value);

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 
 // More registers than the others have: it holds x, and transforms there and back.
 template <DType kDType>
-__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
     EncodeCodesKernel(const __grid_constant__ EncodeLaunch launch, const WidthsPlan* plans) {
   __shared__ DeviceTeam::Scratch scratch;
   DeviceTeam team(scratch);

@@ -10,8 +10,6 @@ namespace thinwire::kernels {
 
 cudaError_t LaunchEncodeWidths(const EncodeLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchDecodeWidths(const DecodeLaunch& launch, cudaStream_t stream);
-cudaError_t LaunchReduceWidths(const ReduceLaunch& launch,
-                               cudaStream_t stream);  // up, down or both
 
 }  // namespace thinwire::kernels
 

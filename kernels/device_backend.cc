@@ -6,7 +6,7 @@
 #include "compress/codecs/topk.h"
 #include "compress/hadamard.h"
 #include "compress/shard_layout.h"
-#include "kernels/widths_reduce.h"
+#include "kernels/reduce_parts.h"
 
 namespace thinwire {
 namespace {

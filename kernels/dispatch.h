@@ -46,6 +46,19 @@ auto ForCodec(const Codec& codec, Visit visit) {
   return ForCodecOf(AllCodecs(), codec, visit);
 }
 
+// Calls visit(up, down, DTypeTag) with the types of a reduction's kernel, for one that is not in
+// parts (reduce_parts.h): the result has the wires' codec, or is fp32.
+template <typename Visit>
+auto ForReduction(const ReduceLaunch& launch, Visit visit) {
+  return ForDType(launch.dtype, [&](auto dtype) {
+    return ForCodec(launch.up, [&](auto up) {
+      using Down = Variant<codecs::Fp32>;
+      if (launch.down.id == codecs::Fp32::kTraits.id) return visit(up, Down(), dtype);
+      return visit(up, up, dtype);
+    });
+  });
+}
+
 }  // namespace thinwire::kernels
 
 #endif  // THINWIRE_KERNELS_DISPATCH_H_

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/device_backend.h"
-#include "kernels/widths_reduce.h"
+#include "kernels/reduce_parts.h"
 
 namespace thinwire::kernels {
 namespace {

@@ -13,6 +13,13 @@
 #include "compress/hd.h"
 #include "kernels/tuning.h"
 
+// Stands before a loop whose body is long.
+#ifdef __CUDA_ARCH__
+#define THINWIRE_ROLL _Pragma("unroll 1")
+#else
+#define THINWIRE_ROLL
+#endif
+
 namespace thinwire::kernels {
 
 inline constexpr unsigned kTile = kThreads * kQuads * kQuad;

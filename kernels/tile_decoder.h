@@ -7,32 +7,56 @@
 
 namespace thinwire::kernels {
 
+// Codes and scales of a shard in device memory, by quads of a tile.
 template <typename Team, typename Traits>
+class ShardInMemory {
+ public:
+  THINWIRE_HD ShardInMemory(const Codec& codec, const uint8_t* wire, size_t codes_at,
+                            const TileRange& tile)
+      : wire_(wire), codes_at_(codes_at), block_bits_(codec.block_bits), begin_(tile.begin) {}
+
+  template <unsigned kBytes>
+  THINWIRE_HD void Load(Team&, unsigned thread, unsigned quad, void* codes) const {
+    const size_t place = begin_ + PlaceOf(thread, quad);
+    CopyWord<kBytes>(codes, wire_ + codes_at_ + CodeBytes<Traits>(place));
+  }
+  THINWIRE_HD float Scale(Team&, unsigned thread, unsigned quad) const {
+    if constexpr (Traits::kElements) return 1.0f;
+    const size_t place = begin_ + PlaceOf(thread, quad);
+    return FromBf16(reinterpret_cast<const uint16_t*>(wire_)[place >> block_bits_]);
+  }
+
+ private:
+  const uint8_t* const wire_;
+  const size_t codes_at_;
+  const uint32_t block_bits_;
+  const size_t begin_;
+};
+
+// `Source`: where codes and scales are, as ShardInMemory.
+template <typename Team, typename Traits, typename Source>
 class TileDecoder {
   template <typename T>
   using PerThread = typename Team::template PerThread<T>;
 
  public:
-  THINWIRE_HD TileDecoder(Team& team, const Codec& codec, const uint8_t* wire, size_t codes_at,
+  THINWIRE_HD TileDecoder(Team& team, const Codec& codec, const Source& source,
                           const TileRange& tile)
-      : team_(team), codec_(codec), wire_(wire), codes_at_(codes_at), tile_(tile) {}
+      : team_(team), codec_(codec), source_(source), tile_(tile) {}
 
   // Zeros behind the last element.
   THINWIRE_HD void Run(PerThread<Values>& out) {
     team_.ForEach([&](unsigned thread) {
       if (tile_.full()) {
         THINWIRE_UNROLL
-        for (unsigned q = 0; q < kQuads; ++q) {
-          const size_t place = tile_.begin + PlaceOf(thread, q);
-          DecodeQuad<Traits>(wire_ + codes_at_, place, ScaleOf(place), out[thread].v + q * kQuad);
-        }
+        for (unsigned q = 0; q < kQuads; ++q) Decode(thread, q, out[thread].v + q * kQuad);
         return;
       }
       THINWIRE_UNROLL
       for (unsigned q = 0; q < kQuads; ++q) {
         const size_t place = tile_.begin + PlaceOf(thread, q);
         float* v = out[thread].v + q * kQuad;
-        if (place < tile_.numel) DecodeQuad<Traits>(wire_ + codes_at_, place, ScaleOf(place), v);
+        if (place < tile_.numel) Decode(thread, q, v);
         THINWIRE_UNROLL
         for (unsigned i = 0; i < kQuad; ++i) v[i] = place + i < tile_.numel ? v[i] : 0.0f;
       }
@@ -41,14 +65,17 @@ class TileDecoder {
   }
 
  private:
-  THINWIRE_HD float ScaleOf(size_t place) const {
-    if constexpr (Traits::kElements) return 1.0f;
-    return FromBf16(reinterpret_cast<const uint16_t*>(wire_)[place >> codec_.block_bits]);
+  THINWIRE_HD void Decode(unsigned thread, unsigned quad, float* out) {
+    const auto load = [&]<unsigned kBytes>(void* codes) {
+      source_.template Load<kBytes>(team_, thread, quad, codes);
+    };
+    DecodeQuad<Traits>(load, PlaceOf(thread, quad), source_.Scale(team_, thread, quad), out);
   }
 
-  THINWIRE_HD bool IsBack(size_t place) const {
+  THINWIRE_HD bool IsBack(unsigned thread, unsigned quad) {
+    const size_t place = tile_.begin + PlaceOf(thread, quad);
     const size_t end = place / kTransform * kTransform + kTransform;
-    return end <= tile_.numel && IsTransformed(ScaleOf(place));
+    return end <= tile_.numel && IsTransformed(source_.Scale(team_, thread, quad));
   }
 
   THINWIRE_HD void Backward(PerThread<Values>& out) {
@@ -59,15 +86,14 @@ class TileDecoder {
       ApplySigns(codec_, thread, back[thread]);
       THINWIRE_UNROLL
       for (unsigned q = 0; q < kQuads; ++q) {
-        if (IsBack(tile_.begin + PlaceOf(thread, q))) CopyQuad(back[thread], q, out[thread]);
+        if (IsBack(thread, q)) CopyQuad(back[thread], q, out[thread]);
       }
     });
   }
 
   Team& team_;
   const Codec& codec_;
-  const uint8_t* const wire_;
-  const size_t codes_at_;
+  const Source source_;
   const TileRange tile_;
 };
 

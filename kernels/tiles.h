@@ -1,5 +1,5 @@
 // The work of a team on one tile, of each operation, from loads to stores: the kernels, but for the
-// launch. One pass over the data each.
+// launch. One pass over the data each. A reduction is in tile_reducer.h.
 #ifndef THINWIRE_KERNELS_TILES_H_
 #define THINWIRE_KERNELS_TILES_H_
 
@@ -124,7 +124,9 @@ THINWIRE_HD void DecodeTile(Team& team, const DecodeLaunch& launch, uint32_t til
   const DecodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
   const TileRange tile = RangeOf(job, tile_of_launch);
   typename Team::template PerThread<Values> values;
-  TileDecoder<Team, Traits>(team, launch.codec, job.wire.data, job.wire.codes_at, tile).Run(values);
+  using Shard = ShardInMemory<Team, Traits>;
+  const Shard shard(launch.codec, job.wire.data, job.wire.codes_at, tile);
+  TileDecoder<Team, Traits, Shard>(team, launch.codec, shard, tile).Run(values);
   StoreDecoded<Team, kDType, kAdd>(team, values, tile, job.out);
 }
 
@@ -162,41 +164,6 @@ THINWIRE_HD void EndMomentumTile(Team& team, const MomentumLaunch& launch,
     StoreValues<DType::kF32>(velocity, tile, thread, job.velocity);
     if (job.out.data != nullptr) StoreValuesOf(launch.dtype, m, tile, thread, job.out);
   });
-}
-
-// The sum over ranks in rank order, the mean, the second-hop residual, the encoding, the result.
-template <typename Team, typename Down, DType kDType>
-THINWIRE_HD void ReduceTile(Team& team, EncoderShared<Team, Down>& shared,
-                            const ReduceLaunch& launch, uint32_t number) {
-  const TileRange tile{size_t{number} * kTile, launch.numel};
-  typename Team::template PerThread<Values> sum, value;
-  for (uint32_t rank = 0; rank < launch.ranks; ++rank) {
-    const uint8_t* wire = launch.wires[rank];
-    if (wire == nullptr) {
-      team.ForEach(
-          [&](unsigned thread) { LoadValues<kDType>(launch.own, tile, thread, value[thread]); });
-    } else {
-      WithVariant(AllCodecs(), launch.up.id, launch.up.hadamard, [&](auto up) {
-        TileDecoder<Team, decltype(up)>(team, launch.up, wire, launch.up_codes_at, tile).Run(value);
-      });
-    }
-    team.ForEach([&](unsigned thread) {
-      if (rank == 0) {
-        sum[thread] = value[thread];
-      } else {
-        AddValues(sum[thread], value[thread]);
-      }
-    });
-  }
-  team.ForEach([&](unsigned thread) {
-    THINWIRE_UNROLL
-    for (float& v : sum[thread].v) v = Mul(v, launch.scale);
-    AddResidual(launch.residual, tile, thread, sum[thread]);
-  });
-  const EncodeTarget target{launch.wire_out, launch.residual, tile};
-  TileEncoder<Team, Down>(team, shared, launch.down, target).Run(sum);
-  team.ForEach(
-      [&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, launch.out); });
 }
 
 }  // namespace thinwire::kernels

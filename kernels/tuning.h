@@ -10,12 +10,13 @@ inline constexpr unsigned kThreads = 256;
 inline constexpr unsigned kQuad = 4;
 // Quads of a thread: with gradient and residual 128 bytes in flight for each of them.
 inline constexpr unsigned kQuads = 4;
-// Thread blocks of one multiprocessor that registers must suffice for; a reduction holds more.
+// Thread blocks of one multiprocessor that registers must suffice for; what selects entries, and
+// what makes codes of widths, holds more in them.
 // Three have some 50 KB of loads in flight, and an H200's memory is busy with 13 KB: 16.45 bytes a
 // clock for 800 clocks. With four, which get 64 registers each, most kernels spill on sm_100 and
 // sm_120.
 inline constexpr unsigned kBlocksPerMultiprocessor = 3;
-inline constexpr unsigned kReduceBlocksPerMultiprocessor = 2;
+inline constexpr unsigned kFewBlocksPerMultiprocessor = 2;
 // Jobs of one launch; more take another launch. The table travels as a kernel argument, of which
 // there are 4 KiB.
 inline constexpr unsigned kMaxJobs = 32;

@@ -1,5 +1,6 @@
 """The way of a full, aligned tile through a kernel's machine code: a walk that decides every branch
-by what it skips and what lies behind it, and goes once through a loop."""
+by what it skips and what lies behind it, and goes once through a loop, but for the longest one, of
+which the caller says how often."""
 
 from __future__ import annotations
 
@@ -65,10 +66,12 @@ def has_loop_of_maxima(code: Code) -> bool:
     return False
 
 
-def path_length(code: Code) -> int:
+def path_length(code: Code, rounds: int = 1) -> int:
     index = {address: i for i, (address, _) in enumerate(code)}
-    at = count = 0
+    at = count = longest = 0
+    before: dict[int, int] = {}  # instructions of the path before one of it, by index
     while at < len(code) and count < LONGEST_PATH:
+        before[at] = count
         predicate, body = re.match(r"(@!?U?P\w+\s+)?(.*)", code[at][1]).groups()
         count += 1
         if body.startswith("EXIT") and not predicate:
@@ -78,8 +81,10 @@ def path_length(code: Code) -> int:
             end = index[int(target[1], 16)]
             if end == at:  # the trap behind the end
                 break
+            if end < at and end in before:
+                longest = max(longest, count - before[end])
             conditional = predicate or re.match(r"BRA\S*\s+!?U?P\d", body)
             at = end if not conditional or jumps(code, at, end) else at + 1
         else:
             at += 1
-    return count
+    return count + (rounds - 1) * longest

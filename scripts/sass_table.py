@@ -7,9 +7,8 @@ those of PATH, or of the wheels nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
 
 A thread has 16 elements of a tile. `path` counts the instructions that it executes for those of a
 full, aligned tile of finite values, in blocks of 256, in the only job of a launch, with
-feedback and without momentum (sass_path.py). Of a
-reduction, whose loop over ranks holds a switch over codecs, and of topk, whose way goes by the
-values, only the size is counted.
+feedback and without momentum (sass_path.py); of a reduction those for the wires of eight ranks. Of
+topk, whose way goes by the values, only the size is counted.
 `issue` is the share of a multiprocessor's four schedulers that `path` takes while memory runs at
 its full rate. These rows are the kernels of f32 on one architecture; no kernel of any dtype may
 spill registers, on any architecture that the library has code of."""
@@ -35,16 +34,19 @@ BYTES_PER_CLOCK = 16.45
 BITS = {
     "Fp32": 32, "Bf16": 16, "Int8": 8.0625, "Int4": 4.0625, "OneBit": 1.0625, "Adaptive": 2.0625
 }  # fmt: skip
+RANKS = 8  # of a reduction
 # Floats that are read and written for each element, beside the codes.
 FLOATS = {
+    "reduce": 4,
     "encode_ef": 3, "encode_heads": 3, "encode_codes": 2, "decode": 1, "decode_add": 2,
     "accumulate": 3,
 }  # fmt: skip
 # The kernels of codecs of widths (kernels/cuda_widths.cu), which do not have the codec's name.
 WIDTHS = {
     "Plan": "plan", "EncodeHeads": "encode_heads", "EncodeCodes": "encode_codes",
-    "DecodeWidths": "decode", "ReduceToWidths": "reduce to",
+    "DecodeWidths": "decode",
 }  # fmt: skip
+VARIANT = r"NS0_7VariantINS_6codecs\d+([A-Za-z]+?\d*)ELb([01])EEE"
 GROWTH = 1.1
 F32 = "0"
 
@@ -57,8 +59,11 @@ class Row:
     registers: int
 
     def issue(self) -> float:
-        operation, codec = self.name.split()[0], re.search(r"\w+$", self.name.split(":")[0])[0]
-        moved = 4 * FLOATS[operation] + BITS.get(codec, 0) / 8
+        """A reduction reads the wires of all ranks but its own, and writes one."""
+        operation, *codecs = re.sub(":hadamard=1| to", "", self.name).split()
+        bits = [BITS[codec] for codec in codecs] or [0]
+        wires = (RANKS - 1) * bits[0] + bits[-1] if operation == "reduce" else bits[0]
+        moved = 4 * FLOATS[operation] + wires / 8
         return self.path * BYTES_PER_CLOCK / (2048 * moved)
 
     def text(self) -> str:
@@ -101,19 +106,28 @@ def kernel_of(mangled: str) -> tuple[str, str]:
         kernel, dtype, adds = widths.groups()
         adding = "_add" if adds == "1" else ""
         return f"{WIDTHS[kernel]}{adding} Adaptive", dtype or F32
+    if reduction := re.search(
+        rf"ReduceKernelI{VARIANT}(?:NS\d*_INS\d*_\d+([A-Za-z]+?\d*)ELb0EEE|S\d*_)"
+        r"LNS_5DTypeE(\d)E",
+        mangled,
+    ):
+        up, transforms, down, dtype = reduction.groups()
+        return f"reduce {variant_name(up, transforms)}" + (f" to {down}" if down else ""), dtype
     shape = re.search(
-        r"(Encode|Decode|Reduce|Accumulate)Kernel"
-        r"I(?:NS0_7VariantINS_6codecs\d+([A-Za-z]+?\d*)ELb([01])EEE)?"
+        rf"(Encode|Decode|Accumulate)KernelI(?:{VARIANT})?"
         r"LNS_5DTypeE(\d)E(?:Lb([01])E)?",
         mangled,
     )
     if shape is None:
         return "", F32
     kernel, codec, transforms, dtype, adds = shape.groups()
-    operation = {"Encode": "encode_ef", "Reduce": "reduce to"}.get(kernel, kernel.lower())
+    operation = "encode_ef" if kernel == "Encode" else kernel.lower()
     operation += "_add" if adds == "1" else ""
-    name = f"{operation} {codec or ''}".strip() + (":hadamard=1" if transforms == "1" else "")
-    return name, dtype
+    return f"{operation} {variant_name(codec, transforms)}".strip(), dtype
+
+
+def variant_name(codec: str | None, transforms: str | None) -> str:
+    return (codec or "") + (":hadamard=1" if transforms == "1" else "")
 
 
 def instructions(listing: str) -> dict[str, Code]:
@@ -136,7 +150,8 @@ def rows_of(library: pathlib.Path) -> list[Row]:
     for name, code in instructions(dump(library, "-arch", ARCHITECTURE, "-sass")).items():
         if name not in registers:
             continue
-        walked = 0 if re.search("(Reduce|Plan)Kernel|Entries", name) else path_length(code)
+        rounds = RANKS if "ReduceKernel" in name else 1
+        walked = 0 if re.search("PlanKernel|Entries", name) else path_length(code, rounds)
         rows.append(Row(row_name(name), walked, len(code), registers[name]))
     return sorted(rows, key=lambda row: row.name)
 

@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "kernels/dispatch.h"
-#include "kernels/tiles.h"
+#include "kernels/reduce_parts.h"
+#include "kernels/tile_reducer.h"
 #include "kernels/widths_plan.h"
-#include "kernels/widths_reduce.h"
 #include "kernels/widths_tiles.h"
 #include "tests/host_device/host_device.h"
 #include "tests/host_device/host_tiles.h"
@@ -67,7 +67,7 @@ void DecodeWidths(const DecodeLaunch& launch) {
   });
 }
 
-void ReduceWidths(const ReduceLaunch& launch) {
+void ReduceAsParts(const ReduceLaunch& launch) {
   Room room(launch);
   ReduceInParts(launch, room.data(), [](const auto& part) { RunOnHost(part); });
 }
@@ -117,15 +117,14 @@ void RunOnHost(const MomentumLaunch& launch) {
 }
 
 void RunOnHost(const ReduceLaunch& launch) {
-  if (HasWidths(launch.up) || HasWidths(launch.down)) return ReduceWidths(launch);
-  ForCodec(launch.down, [&](auto down) {
-    ForDType(launch.dtype, [&](auto dtype) {
-      using Down = decltype(down);
-      ForEachTile<EncoderShared<HostTeam, Down>>(
-          launch.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
-            ReduceTile<HostTeam, Down, dtype()>(team, shared, launch, tile);
-          });
-    });
+  if (IsInParts(launch)) return ReduceAsParts(launch);
+  ForReduction(launch, [&](auto up, auto down, auto dtype) {
+    using Up = decltype(up);
+    using Down = decltype(down);
+    ForEachTile<ReduceShared<HostTeam, Up, Down>>(
+        launch.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
+          ReduceTile<HostTeam, Up, Down, dtype()>(team, shared, launch, tile);
+        });
   });
 }
 

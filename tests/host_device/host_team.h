@@ -3,7 +3,9 @@
 //
 // A team (DeviceTeam in cuda_team.cuh is the other one): kThreads threads in warps of 32,
 // of which every thread runs what ForEach is given. PerThread is a variable of each thread. Shared
-// memory is seen by all; what one thread puts there, another may get after a Sync.
+// memory is seen by all; what one thread puts there, another may get after a Sync. Staged is shared
+// memory of each warp's own, which is filled from device memory while the team goes on: what a
+// thread fetched may be got when its group of fetches is awaited, by other lanes after a SyncWarp.
 #ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
 #define THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
 
@@ -12,6 +14,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "kernels/tuning.h"
 
@@ -78,12 +81,75 @@ class HostTeam {
     std::array<Cell, kCount> cells_;
   };
 
+  // Whoever gets bytes too early, or fetches to where another lane may still get some, ends here.
+  template <unsigned kBytes>
+  class Staged {
+   public:
+    template <unsigned kCount>
+    void Fetch(const HostTeam& team, unsigned thread, unsigned at, const uint8_t* from) {
+      static_assert(kCount == 4 || kCount == 8 || kCount == 16, "what cp.async copies");
+      if (at % kCount != 0 || reinterpret_cast<uintptr_t>(from) % kCount != 0) {
+        Fail("fetches bytes that are not aligned", thread);
+      }
+      for (unsigned i = 0; i < kCount; ++i) {
+        Byte& byte = bytes_.at(at + i);
+        const bool others = byte.reader != kNobody && byte.reader != thread;
+        if (others && byte.read_in == team.warp_epoch_) Fail("fetches over what is read", thread);
+        if (byte.writer != kNobody && byte.group >= team.awaited_) {
+          Fail("fetches over what is being fetched", thread);
+        }
+        byte = {from[i], thread, team.committed_, kNobody, 0};
+      }
+    }
+    template <unsigned kCount>
+    void Get(const HostTeam& team, unsigned thread, unsigned at, void* to) {
+      for (unsigned i = 0; i < kCount; ++i) {
+        Byte& byte = bytes_.at(at + i);
+        if (byte.writer == kNobody) Fail("gets what nobody fetched", thread);
+        if (byte.writer / kWarp != thread / kWarp) Fail("gets another warp's bytes", thread);
+        const unsigned seen = byte.writer == thread ? team.awaited_ : team.synced_;
+        if (byte.group >= seen) Fail("gets what has not arrived", thread);
+        const bool again = byte.read_in == team.warp_epoch_ && byte.reader != kNobody;
+        byte.reader = again && byte.reader != thread ? kSeveral : thread;
+        byte.read_in = team.warp_epoch_;
+        static_cast<uint8_t*>(to)[i] = byte.value;
+      }
+    }
+
+   private:
+    static constexpr unsigned kNobody = ~0u, kSeveral = ~0u - 1;
+    struct Byte {
+      uint8_t value;
+      unsigned writer = kNobody, group = 0, reader = kNobody, read_in = 0;
+    };
+    [[noreturn]] static void Fail(const char* what, unsigned thread) {
+      std::fprintf(stderr, "thread %u %s\n", thread, what);
+      std::abort();
+    }
+    std::array<Byte, kBytes> bytes_;
+  };
+
+  // Ends a group of fetches, of every thread.
+  void CommitFetches() { ++committed_; }
+  // Waits for all groups but the last kLater ones.
+  template <unsigned kLater>
+  void AwaitFetches() {
+    if (committed_ > kLater) awaited_ = committed_ - kLater;
+  }
+  void SyncWarp() {
+    synced_ = awaited_;
+    ++warp_epoch_;
+  }
+
   template <typename Body>
   void ForEach(Body body) {
     for (unsigned thread = 0; thread < kThreads; ++thread) body(thread);
   }
 
-  void Sync() { ++epoch_; }
+  void Sync() {
+    SyncWarp();
+    ++epoch_;
+  }
 
   // Adds in device memory, where teams meet. The old value is returned.
   static uint32_t AtomicAdd(uint32_t* sum, uint32_t value) {
@@ -112,7 +178,8 @@ class HostTeam {
   }
 
  private:
-  unsigned epoch_ = 1;
+  unsigned epoch_ = 1, warp_epoch_ = 1;
+  unsigned committed_ = 0, awaited_ = 0, synced_ = 0;  // groups of fetches
 };
 
 }  // namespace thinwire::kernels

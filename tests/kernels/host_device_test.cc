@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "compress/error_feedback.h"
+#include "tests/host_device/host_team.h"
 #include "tests/kernels/devices.h"
 #include "tests/kernels/watched_device.h"
 
@@ -205,6 +206,49 @@ TEST(ErrorFeedback, ACheckpointReadsEachArrayOfABucketOnce) {
     ASSERT_TRUE(feedback.Import(arrays, 4.0f).ok());
     EXPECT_EQ(device_counts.copies_queued - before, 2) << "of " << parameters << " parameters";
   }
+}
+
+// What a kernel may do wrong with bytes that it fetches while it goes on.
+class StagedDeathTest : public testing::Test {
+ protected:
+  static constexpr unsigned kBytes = 16;
+
+  void Fetch(unsigned thread) { staged_.Fetch<kBytes>(team_, thread, 0, from_); }
+  uint8_t Get(unsigned thread) {
+    uint8_t byte = 0;
+    staged_.Get<1>(team_, thread, 0, &byte);
+    return byte;
+  }
+
+  kernels::HostTeam team_;
+  kernels::HostTeam::Staged<kBytes> staged_;
+  alignas(kBytes) const uint8_t from_[kBytes] = {7};
+};
+
+TEST_F(StagedDeathTest, LanesGetAwaitedBytesAfterASyncWarp) {
+  EXPECT_DEATH(Get(0), "gets what nobody fetched");
+  Fetch(3);
+  team_.CommitFetches();
+  team_.AwaitFetches<1>();
+  EXPECT_DEATH(Get(3), "thread 3 gets what has not arrived");
+  team_.AwaitFetches<0>();
+  EXPECT_EQ(Get(3), 7);
+  EXPECT_DEATH(Get(4), "thread 4 gets what has not arrived");
+  team_.SyncWarp();
+  EXPECT_EQ(Get(4), 7);
+  EXPECT_DEATH(Get(kernels::kWarp), "gets another warp's bytes");
+}
+
+TEST_F(StagedDeathTest, NobodyFetchesOverWhatIsRead) {
+  Fetch(3);
+  EXPECT_DEATH(Fetch(4), "fetches over what is being fetched");
+  team_.CommitFetches();
+  team_.AwaitFetches<0>();
+  team_.SyncWarp();
+  EXPECT_EQ(Get(4), 7);
+  EXPECT_DEATH(Fetch(3), "fetches over what is read");
+  team_.SyncWarp();
+  Fetch(3);
 }
 
 }  // namespace

@@ -107,6 +107,33 @@ def test_wide_loads_may_come_before_the_branch():
     assert not sass_path.jumps([(0, "@P1 LDG.E.128 R4, [R2]"), *code[1:]], 1, 3)
 
 
+def test_the_longest_loop_runs_as_often_as_is_said():
+    texts = ["MOV R1, R2", "FADD R4, R4, R5", "@P0 BRA 0x10", "FMUL R4, R4, R5", "FADD R4, R4, R5",
+             "@P1 BRA 0x30", "EXIT"]  # fmt: skip
+    code = [(16 * i, text) for i, text in enumerate(texts)]
+    assert sass_path.path_length(code) == 7
+    assert sass_path.path_length(code, rounds=8) == 7 + 7 * 3
+
+
+REDUCE = (
+    "_ZN8thinwire7kernels12_GLOBAL__N_112ReduceKernelINS0_7VariantINS_6codecs4Int4ELb{transform}EEE"
+    "{down}LNS_5DTypeE0EEEvNS0_12ReduceLaunchE"
+)
+
+
+@pytest.mark.parametrize(
+    ("transform", "down", "name"),
+    [
+        (0, "S6_", "reduce Int4"),
+        (1, "S6_", "reduce Int4:hadamard=1"),
+        (0, "NS3_INS4_4Fp32ELb0EEE", "reduce Int4 to Fp32"),
+    ],
+)
+def test_a_reduction_is_named_by_its_codecs(transform, down, name):
+    assert sass_table.row_name(REDUCE.format(transform=transform, down=down)) == name
+    assert sass_table.Row(name, 100, 1000, 60).issue() > 0
+
+
 def row(**changes) -> sass_table.Row:
     before = {"name": "encode_ef Int8", "path": 100, "size": 1000, "registers": 60}
     return sass_table.Row(**(before | changes))

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/device.h"
-#include "kernels/widths_reduce.h"
+#include "kernels/reduce_parts.h"
 #include "tests/host_device/host_device.h"
 
 namespace thinwire {

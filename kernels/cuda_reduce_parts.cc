@@ -1,8 +1,6 @@
-#include "kernels/cuda_widths.h"
-
 #include "kernels/cuda_launch.h"
 #include "kernels/cuda_stream_memory.h"
-#include "kernels/widths_reduce.h"
+#include "kernels/reduce_parts.h"
 
 namespace thinwire::kernels {
 namespace {
@@ -24,7 +22,7 @@ struct Launcher {
 
 }  // namespace
 
-cudaError_t LaunchReduceWidths(const ReduceLaunch& launch, cudaStream_t stream) {
+cudaError_t LaunchReduceInParts(const ReduceLaunch& launch, cudaStream_t stream) {
   const StreamMemory memory(launch.room, RoomOf(launch), stream);
   Launcher launcher{stream, memory.error()};
   ReduceInParts(launch, memory.data(), launcher);

@@ -1,8 +1,9 @@
-// A reduction with a codec of widths, as launches of other kinds: values of such wires are decoded
-// to fp32 first, and a result is encoded from the fp32 mean. A kernel that did all at once would
-// need two codecs' registers; these codecs are for links that are slower than memory by far.
-#ifndef THINWIRE_KERNELS_WIDTHS_REDUCE_H_
-#define THINWIRE_KERNELS_WIDTHS_REDUCE_H_
+// Reductions as launches of several kinds, where no kernel does all at once: values of codecs of
+// widths are decoded to fp32 first; and a result of a codec of widths, or of another one than the
+// ranks' wires have, is encoded from the fp32 mean, and decoded again. That is more traffic, but no
+// kernel with the registers of two codecs, and no compilation of a kernel for each pair.
+#ifndef THINWIRE_KERNELS_REDUCE_PARTS_H_
+#define THINWIRE_KERNELS_REDUCE_PARTS_H_
 
 #include "compress/codecs/fp32.h"
 #include "kernels/widths.h"
@@ -15,23 +16,40 @@ inline size_t FloatsOf(const ReduceLaunch& launch) {
   return (launch.numel + kFloatsApart - 1) / kFloatsApart * kFloatsApart;
 }
 
-// Floats between the launches.
-inline size_t FloatsBetween(const ReduceLaunch& launch) {
-  const size_t wires = HasWidths(launch.up) ? launch.ranks : 0;
-  return (wires + (HasWidths(launch.down) ? 1 : 0)) * FloatsOf(launch);
-}
-
-// The floats, and the plans of one part behind them.
-inline size_t RoomOf(const ReduceLaunch& launch) {
-  if (!HasWidths(launch.up) && !HasWidths(launch.down)) return 0;
-  return FloatsBetween(launch) * sizeof(float) + kMaxJobs * sizeof(WidthsPlan);
-}
-
 inline Codec Fp32() {
   Codec codec{};
   codec.id = codecs::Fp32::kTraits.id;
   return codec;
 }
+
+inline bool AreEqual(const Codec& a, const Codec& b) {
+  return a.id == b.id && a.hadamard == b.hadamard;
+}
+
+// True if the result is encoded from the mean in memory: no kernel of a sum has its codec.
+inline bool EncodesMean(const ReduceLaunch& launch) {
+  const Codec up = HasWidths(launch.up) ? Fp32() : launch.up;
+  return HasWidths(launch.down) || !(AreEqual(up, launch.down) || AreEqual(Fp32(), launch.down));
+}
+
+inline bool IsInParts(const ReduceLaunch& launch) {
+  return HasWidths(launch.up) || EncodesMean(launch);
+}
+
+// Arrays of floats between the launches: wires' values, the mean, the bytes of a result that nobody
+// wants and that is decoded all the same.
+inline size_t FloatsBetween(const ReduceLaunch& launch) {
+  size_t arrays = HasWidths(launch.up) ? launch.ranks : 0;
+  if (EncodesMean(launch)) arrays += launch.wire_out.data == nullptr ? 2 : 1;
+  return arrays * FloatsOf(launch);
+}
+
+// The floats, and the plans of one part behind them.
+inline size_t RoomOf(const ReduceLaunch& launch) {
+  if (!IsInParts(launch)) return 0;
+  return FloatsBetween(launch) * sizeof(float) + kMaxJobs * sizeof(WidthsPlan);
+}
+
 inline Elements FloatsAt(float* data) { return {data, true}; }
 
 // The work before the sum, and after it.
@@ -75,6 +93,7 @@ class ReduceParts {
     result.encode.jobs.tiles = sum_.tiles;
     result.encode.jobs.count = 1;
     float* const mean = Take();
+    if (sum_.wire_out.data == nullptr) sum_.wire_out.data = reinterpret_cast<uint8_t*>(Take());
     result.encode.jobs.job[0] = {.gradient = FloatsAt(mean),
                                  .velocity = {},
                                  .residual = sum_.residual,
@@ -120,7 +139,7 @@ template <typename Run>
 void ReduceInParts(const ReduceLaunch& launch, uint8_t* room, Run&& run) {
   ReduceParts parts(launch, room);
   if (HasWidths(launch.up)) parts.DecodeWires(run);
-  if (!HasWidths(launch.down)) return run(parts.sum());
+  if (!EncodesMean(launch)) return run(parts.sum());
   const ReduceParts::Result result = parts.TakeResult();
   run(parts.sum());
   run(result.encode);
@@ -129,4 +148,4 @@ void ReduceInParts(const ReduceLaunch& launch, uint8_t* room, Run&& run) {
 
 }  // namespace thinwire::kernels
 
-#endif  // THINWIRE_KERNELS_WIDTHS_REDUCE_H_
+#endif  // THINWIRE_KERNELS_REDUCE_PARTS_H_

@@ -1,0 +1,210 @@
+// The reduction of a tile: the sum over ranks in rank order, the mean, the second-hop residual, the
+// encoding, the result.
+//
+// A rank's wire has few bytes of a tile, so a team that waited for each rank's would leave memory
+// idle. Codes and scales of the next ranks are fetched into shared memory while those of one are
+// added up. A warp fetches what its own threads decode, so no warp waits for another one.
+#ifndef THINWIRE_KERNELS_TILE_REDUCER_H_
+#define THINWIRE_KERNELS_TILE_REDUCER_H_
+
+#include "kernels/tiles.h"
+
+namespace thinwire::kernels {
+
+// Where the bytes of a warp's elements lie in a stage, which holds those of one rank's wire.
+template <typename Traits>
+struct StageLayout {
+  static constexpr unsigned kElements = kQuads * kGroup;
+  static constexpr unsigned kChunk = 16;  // bytes that a thread fetches at once
+  // So many as a warp has of the smallest blocks: it fetches all of a group of four, in which those
+  // that it needs are. The wire's scales are padded to 16 bytes.
+  static constexpr unsigned kScales = kElements / kMinBlock;
+  static constexpr unsigned kScalesBytes = kScales * sizeof(uint16_t);
+  static constexpr unsigned kCodesBytes = kElements * Traits::kBits / 8;
+  static constexpr unsigned kWarpBytes = kCodesBytes + kChunk;
+  static constexpr unsigned kBytes = kThreads / kWarp * kWarpBytes;
+  static_assert(kScalesBytes == 8 && kCodesBytes % kChunk == 0);
+  static_assert(Traits::kElements || kCodesBytes <= kWarp * kChunk, "a thread fetches once");
+};
+
+// Stages of a reduction: the bytes in flight are those of all but one. Wires of elements need none:
+// a thread has 32 or 64 bytes of one rank in flight as it is.
+inline constexpr unsigned kStages = 4;
+
+template <typename Up>
+constexpr unsigned StageBytes() {
+  return Up::kElements ? 1 : kStages * StageLayout<Up>::kBytes;
+}
+
+// Where a thread fetches from and to, and finds its quads, whatever the rank is.
+struct StagePlaces {
+  size_t codes_from, scales_from;  // in a wire
+  bool fetches_codes, fetches_scales;
+  unsigned codes_to, scales_to;    // in a stage
+  unsigned codes, scales[kQuads];  // of the first quad, of each quad; in a stage
+};
+
+template <typename Traits>
+THINWIRE_HD StagePlaces StagePlacesOf(const ReduceLaunch& launch, const TileRange& tile,
+                                      unsigned thread) {
+  using Layout = StageLayout<Traits>;
+  const unsigned warp = thread / kWarp, lane = thread % kWarp, at = warp * Layout::kWarpBytes;
+  const uint32_t block_bits = launch.up.block_bits;
+  const size_t first = tile.begin + warp * Layout::kElements;
+  const unsigned own = lane * Layout::kChunk;
+  const size_t slot = first >> block_bits, group = slot / Layout::kScales * Layout::kScales;
+  StagePlaces places;
+  places.codes_from = launch.up_codes_at + CodeBytes<Traits>(first) + own;
+  places.scales_from = group * sizeof(uint16_t);
+  places.fetches_codes = own < Layout::kCodesBytes && first + own * 8 / Traits::kBits < tile.numel;
+  places.fetches_scales = lane == kWarp - 1 && first < tile.numel;
+  places.codes_to = at + own;
+  places.scales_to = at + Layout::kCodesBytes;
+  places.codes = at + CodeBytes<Traits>(lane * kQuad);
+  THINWIRE_UNROLL
+  for (unsigned q = 0; q < kQuads; ++q) {
+    const unsigned block = (q * kGroup + lane * kQuad) >> block_bits;  // of those of the warp
+    places.scales[q] = places.scales_to + static_cast<unsigned>(slot - group + block) * 2;
+  }
+  return places;
+}
+
+// One rank's codes and scales in a stage.
+template <typename Team, typename Traits>
+class ShardInStage {
+  using Layout = StageLayout<Traits>;
+  using Stages = typename Team::template Staged<StageBytes<Traits>()>;
+  using Places = typename Team::template PerThread<StagePlaces>;
+
+ public:
+  THINWIRE_HD ShardInStage(Stages& stages, Places& places, unsigned rank)
+      : stages_(stages), places_(places), begin_(rank % kStages * Layout::kBytes) {}
+
+  // Begins to fetch a thread's part of what its warp needs.
+  THINWIRE_HD void Fetch(Team& team, unsigned thread, const uint8_t* wire) const {
+    const StagePlaces& places = places_[thread];
+    if (places.fetches_codes) {
+      stages_.template Fetch<Layout::kChunk>(team, thread, begin_ + places.codes_to,
+                                             wire + places.codes_from);
+    }
+    if (places.fetches_scales) {
+      stages_.template Fetch<Layout::kScalesBytes>(team, thread, begin_ + places.scales_to,
+                                                   wire + places.scales_from);
+    }
+  }
+
+  template <unsigned kBytes>
+  THINWIRE_HD void Load(Team& team, unsigned thread, unsigned quad, void* codes) const {
+    const unsigned at = places_[thread].codes + CodeBytes<Traits>(quad * kGroup);
+    stages_.template Get<kBytes>(team, thread, begin_ + at, codes);
+  }
+  THINWIRE_HD float Scale(Team& team, unsigned thread, unsigned quad) const {
+    alignas(2) uint16_t scale;
+    stages_.template Get<sizeof(scale)>(team, thread, begin_ + places_[thread].scales[quad],
+                                        &scale);
+    return FromBf16(scale);
+  }
+
+ private:
+  Stages& stages_;
+  Places& places_;
+  const unsigned begin_;  // of the stage
+};
+
+// The sum over the ranks of a tile, in rank order; zeros behind the last element. `Up`: the
+// Variant of the wires; `kDType`: of the own shard.
+template <typename Team, typename Up, DType kDType>
+class RankSum {
+  using Sums = typename Team::template PerThread<Values>;
+  using Stages = typename Team::template Staged<StageBytes<Up>()>;
+
+ public:
+  THINWIRE_HD RankSum(Team& team, Stages& stages, const ReduceLaunch& launch, const TileRange& tile)
+      : team_(team), stages_(stages), launch_(launch), tile_(tile) {}
+
+  THINWIRE_HD void Run(Sums& sum) {
+    if constexpr (!Up::kElements) {
+      team_.ForEach(
+          [&](unsigned thread) { places_[thread] = StagePlacesOf<Up>(launch_, tile_, thread); });
+      for (uint32_t rank = 0; rank + 1 < kStages; ++rank) Fetch(rank);
+    }
+    Sums value;
+    THINWIRE_ROLL
+    for (uint32_t rank = 0; rank < launch_.ranks; ++rank) {
+      if constexpr (!Up::kElements) {
+        team_.template AwaitFetches<kStages - 2>();
+        team_.SyncWarp();  // every lane has the others' bytes, and is done with the stage before
+        Fetch(rank + kStages - 1);
+      }
+      Load(rank, value);
+      team_.ForEach([&](unsigned thread) {
+        if (rank == 0) {
+          sum[thread] = value[thread];
+        } else {
+          AddValues(sum[thread], value[thread]);
+        }
+      });
+    }
+  }
+
+ private:
+  // One group of fetches for each rank, also where there is nothing to fetch.
+  THINWIRE_HD void Fetch(uint32_t rank) {
+    const uint8_t* const wire = rank < launch_.ranks ? launch_.wires[rank] : nullptr;
+    if (wire != nullptr) {
+      const ShardInStage<Team, Up> stage(stages_, places_, rank);
+      team_.ForEach([&](unsigned thread) { stage.Fetch(team_, thread, wire); });
+    }
+    team_.CommitFetches();
+  }
+
+  THINWIRE_HD void Load(uint32_t rank, Sums& value) {
+    const uint8_t* const wire = launch_.wires[rank];
+    if (wire == nullptr) {
+      team_.ForEach(
+          [&](unsigned thread) { LoadValues<kDType>(launch_.own, tile_, thread, value[thread]); });
+    } else if constexpr (Up::kElements) {
+      Decode(ShardInMemory<Team, Up>(launch_.up, wire, launch_.up_codes_at, tile_), value);
+    } else {
+      Decode(ShardInStage<Team, Up>(stages_, places_, rank), value);
+    }
+  }
+
+  template <typename Source>
+  THINWIRE_HD void Decode(const Source& source, Sums& value) {
+    TileDecoder<Team, Up, Source>(team_, launch_.up, source, tile_).Run(value);
+  }
+
+  Team& team_;
+  Stages& stages_;
+  const ReduceLaunch& launch_;
+  const TileRange tile_;
+  typename Team::template PerThread<StagePlaces> places_;
+};
+
+template <typename Team, typename Up, typename Down>
+struct ReduceShared {
+  EncoderShared<Team, Down> encoder;
+  typename Team::template Staged<StageBytes<Up>()> stages;
+};
+
+template <typename Team, typename Up, typename Down, DType kDType>
+THINWIRE_HD void ReduceTile(Team& team, ReduceShared<Team, Up, Down>& shared,
+                            const ReduceLaunch& launch, uint32_t number) {
+  const TileRange tile{size_t{number} * kTile, launch.numel};
+  typename Team::template PerThread<Values> sum;
+  RankSum<Team, Up, kDType>(team, shared.stages, launch, tile).Run(sum);
+  team.ForEach([&](unsigned thread) {
+    THINWIRE_UNROLL
+    for (float& v : sum[thread].v) v = Mul(v, launch.scale);
+    AddResidual(launch.residual, tile, thread, sum[thread]);
+  });
+  const EncodeTarget target{launch.wire_out, launch.residual, tile};
+  TileEncoder<Team, Down>(team, shared.encoder, launch.down, target).Run(sum);
+  team.ForEach(
+      [&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, launch.out); });
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_TILE_REDUCER_H_
