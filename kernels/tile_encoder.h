@@ -176,17 +176,28 @@ class TileEncoder {
       const size_t place = to_.tile.begin + PlaceOf(thread, q);
       float* v = x.v + q * kQuad;
       if (place * Traits::kBits / 8 >= to_.wire.bytes && place >= to_.tile.numel) continue;
+      float lost[kQuad];  // not finite where v is not, or rounds to infinity
       THINWIRE_UNROLL
       for (unsigned i = 0; i < kQuad; ++i) {
         const float decoded = Traits::Codec::ValueOf(Traits::Codec::CodeOf(v[i]));
-        const float lost = v[i] - decoded;
-        const bool finite = IsFinite(lost) && IsFinite(v[i]);
-        if (to_.keeps_residual() && finite && place + i < to_.tile.numel) {
-          static_cast<float*>(to_.residual.data)[place + i] = lost;
-        }
+        lost[i] = v[i] - decoded;
         v[i] = decoded;
       }
+      if (to_.keeps_residual()) KeepFinite(lost, place);
       PutElements(place, v);
+    }
+  }
+
+  // A quad is one store where all of it is kept and aligned.
+  THINWIRE_HD void KeepFinite(const float* lost, size_t place) {
+    bool all = to_.residual.quads && place + kQuad <= to_.tile.numel;
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) all &= IsFinite(lost[i]);
+    if (all) return StoreWholeQuad<DType::kF32>(lost, place, to_.residual);
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) {
+      if (!IsFinite(lost[i]) || place + i >= to_.tile.numel) continue;
+      static_cast<float*>(to_.residual.data)[place + i] = lost[i];
     }
   }
 
