@@ -34,15 +34,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 
 cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
   if (HasWidths(launch.codec)) return LaunchDecodeWidths(launch, stream);
-  const unsigned tiles = launch.jobs.tiles;
+  const unsigned tiles = launch.jobs.tiles, threads = launch.jobs.threads;
   return ForCodec(launch.codec, [&](auto traits) {
     using Traits = decltype(traits);
     if (launch.add) {
-      DecodeKernel<Traits, DType::kF32, true><<<tiles, kThreads, 0, stream>>>(launch);
+      DecodeKernel<Traits, DType::kF32, true><<<tiles, threads, 0, stream>>>(launch);
       return cudaGetLastError();
     }
     return ForDType(launch.dtype, [&](auto dtype) {
-      DecodeKernel<Traits, dtype(), false><<<tiles, kThreads, 0, stream>>>(launch);
+      DecodeKernel<Traits, dtype(), false><<<tiles, threads, 0, stream>>>(launch);
       return cudaGetLastError();
     });
   });
@@ -50,13 +50,13 @@ cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
 
 cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream) {
   return ForDType(launch.dtype, [&](auto dtype) {
-    AccumulateKernel<dtype()><<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);
+    AccumulateKernel<dtype()><<<launch.jobs.tiles, launch.jobs.threads, 0, stream>>>(launch);
     return cudaGetLastError();
   });
 }
 
 cudaError_t LaunchEndMomentum(const MomentumLaunch& launch, cudaStream_t stream) {
-  EndMomentumKernel<<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);
+  EndMomentumKernel<<<launch.jobs.tiles, launch.jobs.threads, 0, stream>>>(launch);
   return cudaGetLastError();
 }
 

@@ -22,7 +22,8 @@ cudaError_t LaunchEncode(const EncodeLaunch& launch, cudaStream_t stream) {
   if (HasWidths(launch.codec)) return LaunchEncodeWidths(launch, stream);
   return ForCodec(launch.codec, [&](auto traits) {
     return ForDType(launch.dtype, [&](auto dtype) {
-      EncodeKernel<decltype(traits), dtype()><<<launch.jobs.tiles, kThreads, 0, stream>>>(launch);
+      EncodeKernel<decltype(traits), dtype()>
+          <<<launch.jobs.tiles, launch.jobs.threads, 0, stream>>>(launch);
       return cudaGetLastError();
     });
   });

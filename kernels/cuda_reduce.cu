@@ -8,7 +8,7 @@ namespace thinwire::kernels {
 namespace {
 
 template <typename Up, typename Down, DType kDType>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
     ReduceKernel(const __grid_constant__ ReduceLaunch launch) {
   __shared__ DeviceTeam::Scratch scratch;
   __shared__ ReduceShared<DeviceTeam, Up, Down> shared;
@@ -22,7 +22,7 @@ cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream) {
   if (IsInParts(launch)) return LaunchReduceInParts(launch, stream);
   return ForReduction(launch, [&](auto up, auto down, auto dtype) {
     ReduceKernel<decltype(up), decltype(down), dtype()>
-        <<<launch.tiles, kThreads, 0, stream>>>(launch);
+        <<<launch.tiles, launch.threads, 0, stream>>>(launch);
     return cudaGetLastError();
   });
 }

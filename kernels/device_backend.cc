@@ -48,14 +48,21 @@ kernels::Wire WireOf(const CodecSpec& spec, const uint8_t* data, size_t numel) {
   return {const_cast<uint8_t*>(data), layout.codes_at, layout.bytes};
 }
 
-uint32_t TilesOf(size_t numel) { return static_cast<uint32_t>((numel + kTile - 1) / kTile); }
+uint32_t TilesOf(size_t numel, size_t tile = kTile) {
+  return static_cast<uint32_t>((numel + tile - 1) / tile);
+}
 
-// Adds a job of `numel` elements to a launch.
+// A plan of a codec of widths has the places of whole tiles.
+unsigned ThreadsFor(const CodecSpec& spec, size_t elements) {
+  return spec.traits().widths() ? kernels::kThreads : kernels::TeamThreads(elements, spec.block);
+}
+
+// Adds a job of `numel` elements to a launch, whose number of threads is known.
 template <typename Jobs, typename Job>
 void AddJob(Jobs* jobs, Job job) {
   job.first_tile = jobs->tiles;
   jobs->job[jobs->count++] = job;
-  jobs->tiles += TilesOf(job.numel);
+  jobs->tiles += TilesOf(job.numel, kernels::TileOf(jobs->threads));
 }
 
 }  // namespace
@@ -77,6 +84,9 @@ void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs>
     launch.dtype = shards[0].gradient.dtype;
     const auto now = shards.first(std::min<size_t>(shards.size(), kernels::kMaxJobs));
     shards = shards.subspan(now.size());
+    size_t elements = 0;
+    for (const EncodeArgs& shard : now) elements += shard.gradient.numel;
+    launch.jobs.threads = ThreadsFor(spec, elements);
     for (const EncodeArgs& shard : now) {
       const size_t numel = shard.gradient.numel;
       if (numel == 0) continue;
@@ -134,6 +144,9 @@ void DeviceBackend::Launch(const CodecSpec& spec, std::span<const DecodeArgs> sh
     launch.add = add;
     const auto now = shards.first(std::min<size_t>(shards.size(), kernels::kMaxJobs));
     shards = shards.subspan(now.size());
+    size_t elements = 0;
+    for (const DecodeArgs& shard : now) elements += shard.out.numel;
+    launch.jobs.threads = ThreadsFor(spec, elements);
     for (const DecodeArgs& shard : now) {
       if (shard.out.numel == 0) continue;
       AddJob(&launch.jobs, kernels::DecodeJob{.wire = WireOf(spec, shard.wire, shard.out.numel),
@@ -199,6 +212,7 @@ void DeviceBackend::BeginMomentum(TensorView gradient, float beta, std::span<con
   if (own.empty()) return;
   kernels::AccumulateLaunch launch{};
   launch.dtype = gradient.dtype;
+  launch.jobs.threads = kernels::TeamThreads(own.size(), 1);
   AddJob(&launch.jobs, kernels::AccumulateJob{.gradient = ElementsOf(gradient),
                                               .base = FloatsAt(velocity.data()),
                                               .sum = FloatsAt(own.data()),
@@ -220,6 +234,7 @@ void DeviceBackend::EndMomentum(const Momentum& momentum, std::span<float> m,
   launch.dtype = out.dtype;
   launch.beta = momentum.beta;
   launch.nesterov = momentum.nesterov;
+  launch.jobs.threads = kernels::TeamThreads(m.size(), 1);
   AddJob(&launch.jobs, kernels::MomentumJob{.m = FloatsAt(m.data()),
                                             .velocity = FloatsAt(momentum.velocity),
                                             .out = ElementsOf(out),
@@ -244,7 +259,10 @@ void DeviceBackend::Reduce(const ReduceArgs& args) const {
   launch.numel = numel;
   launch.scale = args.scale;
   launch.ranks = static_cast<uint32_t>(args.wires.size());
-  launch.tiles = TilesOf(numel);
+  const bool parts = kernels::IsInParts(launch);
+  const size_t block = std::max(args.up.block, args.down.block);
+  launch.threads = parts ? kernels::kThreads : kernels::TeamThreads(numel, block);
+  launch.tiles = TilesOf(numel, kernels::TileOf(launch.threads));
   launch.room = RoomFor(RoomOf(launch));
   report_(api_.reduce(ordinal_, &launch, stream_));
 }

@@ -72,7 +72,8 @@ template <typename Job, unsigned kMax>
 struct Jobs {
   Job job[kMax];
   uint32_t count;
-  uint32_t tiles;  // of all jobs
+  uint32_t tiles;    // of all jobs
+  uint32_t threads;  // of a team: a tile is TileOf(threads) elements (tile.h)
 };
 
 // `room`: RoomOf(launch) bytes (widths.h) to work in; null: they come from a pool of the device.
@@ -112,7 +113,7 @@ struct ReduceLaunch {
   size_t up_codes_at;
   size_t numel;
   float scale;
-  uint32_t ranks, tiles;
+  uint32_t ranks, tiles, threads;   // the latter two as those of Jobs
   const uint8_t* wires[kMaxWires];  // by rank; null: the own shard
   uint8_t* room;
 };

@@ -52,7 +52,7 @@ inline size_t RoomOf(const ReduceLaunch& launch) {
 
 inline Elements FloatsAt(float* data) { return {data, true}; }
 
-// The work before the sum, and after it.
+// The work before the sum, and after it. The launch's tiles are whole ones.
 class ReduceParts {
  public:
   ReduceParts(const ReduceLaunch& launch, uint8_t* room)
@@ -91,6 +91,7 @@ class ReduceParts {
     result.encode.dtype = DType::kF32;
     result.encode.room = plans_;
     result.encode.jobs.tiles = sum_.tiles;
+    result.encode.jobs.threads = sum_.threads;
     result.encode.jobs.count = 1;
     float* const mean = Take();
     if (sum_.wire_out.data == nullptr) sum_.wire_out.data = reinterpret_cast<uint8_t*>(Take());
@@ -116,6 +117,7 @@ class ReduceParts {
     launch.codec = codec;
     launch.dtype = dtype;
     launch.room = plans_;
+    launch.jobs.threads = sum_.threads;
     return launch;
   }
   void AddDecode(const Wire& wire, const Elements& out, DecodeLaunch* launch) const {

@@ -1,9 +1,11 @@
 // Tile: the elements that one team of threads works on, and which thread holds which of them.
 //
 // A tile is 4096 elements, the largest block, so that every block lies in one tile whatever its
-// size. A warp holds kQuads groups of 128 elements; within a group lane l holds elements 4 l to
-// 4 l + 3. So loads of fp32 are 16 bytes a lane and 512 contiguous bytes a warp, and the codes of a
-// quad are one word. A group is the smallest block: no two blocks share one.
+// size. A launch of few elements has smaller tiles, of teams with fewer threads, but none that is
+// smaller than a block (TeamThreads). A warp holds kQuads groups of 128 elements; within a group
+// lane l holds elements 4 l to 4 l + 3. So loads of fp32 are 16 bytes a lane and 512 contiguous
+// bytes a warp, and the codes of a quad are one word. A group is the smallest block: no two blocks
+// share one.
 #ifndef THINWIRE_KERNELS_TILE_H_
 #define THINWIRE_KERNELS_TILE_H_
 
@@ -42,14 +44,29 @@ THINWIRE_HD unsigned PlaceOf(unsigned thread, unsigned quad) {
   return (thread / kWarp * kQuads + quad) * kGroup + thread % kWarp * kQuad;
 }
 
+// Elements of the tile of a team.
+THINWIRE_HD constexpr unsigned TileOf(unsigned threads) { return threads * kQuads * kQuad; }
+
+// Threads of each team of a launch over so many elements, in blocks of `block` at most: as many as
+// make a tile, but fewer where these would be too few for a GPU.
+inline unsigned TeamThreads(size_t elements, size_t block) {
+  unsigned threads = kThreads;
+  while (threads > kFewestThreads && elements < size_t{kTilesToFill} * TileOf(threads) &&
+         TileOf(threads / 2) >= block) {
+    threads /= 2;
+  }
+  return threads;
+}
+
 // A tile of a shard of `numel` elements.
 struct TileRange {
-  size_t begin;  // a multiple of kTile
-  size_t numel;  // of the shard
+  size_t begin;           // a multiple of `size`
+  size_t numel;           // of the shard
+  unsigned size = kTile;  // TileOf(the team's threads)
 
-  THINWIRE_HD bool last() const { return begin + kTile >= numel; }
-  THINWIRE_HD bool full() const { return begin + kTile <= numel; }
-  THINWIRE_HD size_t end() const { return last() ? numel : begin + kTile; }
+  THINWIRE_HD bool last() const { return begin + size >= numel; }
+  THINWIRE_HD bool full() const { return begin + size <= numel; }
+  THINWIRE_HD size_t end() const { return last() ? numel : begin + size; }
 };
 
 }  // namespace thinwire::kernels

@@ -38,10 +38,11 @@ constexpr unsigned StageBytes() {
 
 // Where a thread fetches from and to, and finds its quads, whatever the rank is.
 struct StagePlaces {
-  size_t codes_from, scales_from;  // in a wire
+  size_t codes_from;  // in a wire
+  uint32_t scales_from;
   bool fetches_codes, fetches_scales;
-  unsigned codes_to, scales_to;    // in a stage
-  unsigned codes, scales[kQuads];  // of the first quad, of each quad; in a stage
+  unsigned codes_to, scales_to;  // in a stage
+  unsigned codes, scales;        // in a stage: of the first quad
 };
 
 template <typename Traits>
@@ -55,17 +56,13 @@ THINWIRE_HD StagePlaces StagePlacesOf(const ReduceLaunch& launch, const TileRang
   const size_t slot = first >> block_bits, group = slot / Layout::kScales * Layout::kScales;
   StagePlaces places;
   places.codes_from = launch.up_codes_at + CodeBytes<Traits>(first) + own;
-  places.scales_from = group * sizeof(uint16_t);
+  places.scales_from = static_cast<uint32_t>(group * sizeof(uint16_t));  // below 2^38 elements
   places.fetches_codes = own < Layout::kCodesBytes && first + own * 8 / Traits::kBits < tile.numel;
   places.fetches_scales = lane == kWarp - 1 && first < tile.numel;
   places.codes_to = at + own;
   places.scales_to = at + Layout::kCodesBytes;
   places.codes = at + CodeBytes<Traits>(lane * kQuad);
-  THINWIRE_UNROLL
-  for (unsigned q = 0; q < kQuads; ++q) {
-    const unsigned block = (q * kGroup + lane * kQuad) >> block_bits;  // of those of the warp
-    places.scales[q] = places.scales_to + static_cast<unsigned>(slot - group + block) * 2;
-  }
+  places.scales = places.scales_to + static_cast<unsigned>(slot - group) * sizeof(uint16_t);
   return places;
 }
 
@@ -77,8 +74,11 @@ class ShardInStage {
   using Places = typename Team::template PerThread<StagePlaces>;
 
  public:
-  THINWIRE_HD ShardInStage(Stages& stages, Places& places, unsigned rank)
-      : stages_(stages), places_(places), begin_(rank % kStages * Layout::kBytes) {}
+  THINWIRE_HD ShardInStage(Stages& stages, Places& places, const Codec& codec, unsigned rank)
+      : stages_(stages),
+        places_(places),
+        block_bits_(codec.block_bits),
+        begin_(rank % kStages * Layout::kBytes) {}
 
   // Begins to fetch a thread's part of what its warp needs.
   THINWIRE_HD void Fetch(Team& team, unsigned thread, const uint8_t* wire) const {
@@ -100,14 +100,16 @@ class ShardInStage {
   }
   THINWIRE_HD float Scale(Team& team, unsigned thread, unsigned quad) const {
     alignas(2) uint16_t scale;
-    stages_.template Get<sizeof(scale)>(team, thread, begin_ + places_[thread].scales[quad],
-                                        &scale);
+    const unsigned block = quad * kGroup >> block_bits_;  // a group is no larger than a block
+    const unsigned at = places_[thread].scales + block * sizeof(scale);
+    stages_.template Get<sizeof(scale)>(team, thread, begin_ + at, &scale);
     return FromBf16(scale);
   }
 
  private:
   Stages& stages_;
   Places& places_;
+  const uint32_t block_bits_;
   const unsigned begin_;  // of the stage
 };
 
@@ -152,7 +154,7 @@ class RankSum {
   THINWIRE_HD void Fetch(uint32_t rank) {
     const uint8_t* const wire = rank < launch_.ranks ? launch_.wires[rank] : nullptr;
     if (wire != nullptr) {
-      const ShardInStage<Team, Up> stage(stages_, places_, rank);
+      const ShardInStage<Team, Up> stage(stages_, places_, launch_.up, rank);
       team_.ForEach([&](unsigned thread) { stage.Fetch(team_, thread, wire); });
     }
     team_.CommitFetches();
@@ -166,7 +168,7 @@ class RankSum {
     } else if constexpr (Up::kElements) {
       Decode(ShardInMemory<Team, Up>(launch_.up, wire, launch_.up_codes_at, tile_), value);
     } else {
-      Decode(ShardInStage<Team, Up>(stages_, places_, rank), value);
+      Decode(ShardInStage<Team, Up>(stages_, places_, launch_.up, rank), value);
     }
   }
 
@@ -191,7 +193,8 @@ struct ReduceShared {
 template <typename Team, typename Up, typename Down, DType kDType>
 THINWIRE_HD void ReduceTile(Team& team, ReduceShared<Team, Up, Down>& shared,
                             const ReduceLaunch& launch, uint32_t number) {
-  const TileRange tile{size_t{number} * kTile, launch.numel};
+  const unsigned size = TileOf(launch.threads);
+  const TileRange tile{size_t{number} * size, launch.numel, size};
   typename Team::template PerThread<Values> sum;
   RankSum<Team, Up, kDType>(team, shared.stages, launch, tile).Run(sum);
   team.ForEach([&](unsigned thread) {

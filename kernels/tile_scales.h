@@ -43,7 +43,7 @@ class TileBlocks {
       : bits_(codec.block_bits), tile_(tile) {}
 
   THINWIRE_HD unsigned size() const { return 1u << bits_; }
-  THINWIRE_HD unsigned count() const { return kTile >> bits_; }
+  THINWIRE_HD unsigned count() const { return tile_.size >> bits_; }
   THINWIRE_HD unsigned Of(unsigned thread, unsigned quad) const {
     return PlaceOf(thread, quad) >> bits_;
   }
@@ -172,8 +172,8 @@ class TileScales {
       }
     });
     team_.Sync();
-    constexpr unsigned kWarps = kThreads / kWarp;
-    for (unsigned first = 0; first < blocks_.count(); first += kWarps) {
+    const unsigned warps = to_.tile.size / (kQuads * kGroup);
+    for (unsigned first = 0; first < blocks_.count(); first += warps) {
       PerThread<float> sum, other;
       team_.ForEach([&](unsigned thread) {
         const unsigned block = first + thread / kWarp;

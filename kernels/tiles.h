@@ -17,8 +17,8 @@ THINWIRE_HD uint32_t JobOf(const JobTable& jobs, uint32_t tile) {
 }
 
 template <typename Job>
-THINWIRE_HD TileRange RangeOf(const Job& job, uint32_t tile) {
-  return {size_t{tile - job.first_tile} * kTile, job.numel};
+THINWIRE_HD TileRange RangeOf(const Job& job, uint32_t tile, unsigned threads) {
+  return {size_t{tile - job.first_tile} * TileOf(threads), job.numel, TileOf(threads)};
 }
 
 // to[i] = plain(i) for a quad. Where one of them is a NaN, exact(i) is taken, which makes the NaN's
@@ -97,7 +97,7 @@ template <typename Team, typename Traits, DType kDType>
 THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
                             const EncodeLaunch& launch, uint32_t tile_of_launch) {
   const EncodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
-  const TileRange tile = RangeOf(job, tile_of_launch);
+  const TileRange tile = RangeOf(job, tile_of_launch, launch.jobs.threads);
   typename Team::template PerThread<Values> x;
   LoadCorrected<kDType>(team, job, tile, x);
   const EncodeTarget target{job.wire, job.residual, tile};
@@ -122,7 +122,7 @@ THINWIRE_HD void StoreDecoded(Team& team, typename Team::template PerThread<Valu
 template <typename Team, typename Traits, DType kDType, bool kAdd>
 THINWIRE_HD void DecodeTile(Team& team, const DecodeLaunch& launch, uint32_t tile_of_launch) {
   const DecodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
-  const TileRange tile = RangeOf(job, tile_of_launch);
+  const TileRange tile = RangeOf(job, tile_of_launch, launch.jobs.threads);
   typename Team::template PerThread<Values> values;
   using Shard = ShardInMemory<Team, Traits>;
   const Shard shard(launch.codec, job.wire.data, job.wire.codes_at, tile);
@@ -134,7 +134,7 @@ template <typename Team, DType kDType>
 THINWIRE_HD void AccumulateTile(Team& team, const AccumulateLaunch& launch,
                                 uint32_t tile_of_launch) {
   const AccumulateJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
-  const TileRange tile = RangeOf(job, tile_of_launch);
+  const TileRange tile = RangeOf(job, tile_of_launch, launch.jobs.threads);
   team.ForEach([&](unsigned thread) {
     Values base, sum;
     LoadValues<DType::kF32>(job.base, tile, thread, base);
@@ -148,7 +148,7 @@ template <typename Team>
 THINWIRE_HD void EndMomentumTile(Team& team, const MomentumLaunch& launch,
                                  uint32_t tile_of_launch) {
   const MomentumJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
-  const TileRange tile = RangeOf(job, tile_of_launch);
+  const TileRange tile = RangeOf(job, tile_of_launch, launch.jobs.threads);
   team.ForEach([&](unsigned thread) {
     Values m, velocity;
     LoadValues<DType::kF32>(job.m, tile, thread, m);

@@ -5,7 +5,8 @@
 namespace thinwire::kernels {
 
 inline constexpr unsigned kWarp = 32;
-inline constexpr unsigned kThreads = 256;
+inline constexpr unsigned kThreads = 256;  // of a team, at most
+inline constexpr unsigned kFewestThreads = 64;
 // Consecutive elements that a thread loads at once: 16 bytes of fp32, a word of int8 codes.
 inline constexpr unsigned kQuad = 4;
 // Quads of a thread: with gradient and residual 128 bytes in flight for each of them.
@@ -17,6 +18,16 @@ inline constexpr unsigned kQuads = 4;
 // sm_120.
 inline constexpr unsigned kBlocksPerMultiprocessor = 3;
 inline constexpr unsigned kFewBlocksPerMultiprocessor = 2;
+// Of a reduction: as many, but where three spill. An sm_120 has less memory traffic for each
+// multiprocessor.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+inline constexpr unsigned kReduceBlocksPerMultiprocessor = kFewBlocksPerMultiprocessor;
+#else
+inline constexpr unsigned kReduceBlocksPerMultiprocessor = kBlocksPerMultiprocessor;
+#endif
+// Tiles below which a launch takes smaller ones: the thread blocks that an H100 or H200 holds, of 132
+// multiprocessors.
+inline constexpr unsigned kTilesToFill = 132 * kBlocksPerMultiprocessor;
 // Jobs of one launch; more take another launch. The table travels as a kernel argument, of which
 // there are 4 KiB.
 inline constexpr unsigned kMaxJobs = 32;

@@ -12,7 +12,7 @@ template <typename Team, DType kDType>
 THINWIRE_HD void EncodeHeadsTile(Team& team, HeadsShared<Team>& shared, const EncodeLaunch& launch,
                                  uint32_t tile_of_launch) {
   const EncodeJob& job = launch.jobs.job[JobOf(launch.jobs, tile_of_launch)];
-  const TileRange tile = RangeOf(job, tile_of_launch);
+  const TileRange tile = RangeOf(job, tile_of_launch, kThreads);
   typename Team::template PerThread<Values> x;
   LoadCorrected<kDType>(team, job, tile, x);
   typename Team::template PerThread<Heads> heads;
@@ -27,7 +27,7 @@ THINWIRE_HD void EncodeCodesTile(Team& team, const EncodeLaunch& launch, const W
                                  uint32_t tile_of_launch) {
   const uint32_t number = JobOf(launch.jobs, tile_of_launch);
   const EncodeJob& job = launch.jobs.job[number];
-  const TileRange tile = RangeOf(job, tile_of_launch);
+  const TileRange tile = RangeOf(job, tile_of_launch, kThreads);
   const bool feedback = job.residual.data != nullptr;
   typename Team::template PerThread<Values> x, y;
   if (feedback) {
@@ -48,7 +48,7 @@ THINWIRE_HD void DecodeWidthsTile(Team& team, const DecodeLaunch& launch, const 
                                   uint32_t tile_of_launch) {
   const uint32_t number = JobOf(launch.jobs, tile_of_launch);
   const DecodeJob& job = launch.jobs.job[number];
-  const TileRange tile = RangeOf(job, tile_of_launch);
+  const TileRange tile = RangeOf(job, tile_of_launch, kThreads);
   typename Team::template PerThread<Values> values;
   WidthsDecoder<Team>(team, launch.codec, job.wire.data, job.wire.codes_at, tile, plans[number])
       .Run(values);

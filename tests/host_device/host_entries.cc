@@ -9,9 +9,10 @@ namespace thinwire::kernels {
 void RunOnHost(const EncodeEntriesLaunch& launch) {
   // One kernel after the other: work(encoder, tile), for each tile.
   const auto run = [&](uint32_t tiles, auto work) {
-    ForEachTile<EntryShared<HostTeam>>(tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
-      work(EntryEncoder<HostTeam>(team, shared, launch), tile);
-    });
+    ForEachTile<EntryShared<HostTeam>>(tiles, kThreads,
+                                       [&](HostTeam& team, auto& shared, uint32_t tile) {
+                                         work(EntryEncoder<HostTeam>(team, shared, launch), tile);
+                                       });
   };
   run(1, [](auto encoder, uint32_t) { encoder.Begin(); });
   run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Scan(tile); });
@@ -23,7 +24,7 @@ void RunOnHost(const EncodeEntriesLaunch& launch) {
 }
 
 void RunOnHost(const AddEntriesLaunch& launch) {
-  ForEachTile<AdderShared<HostTeam>>(launch.tiles,
+  ForEachTile<AdderShared<HostTeam>>(launch.tiles, kThreads,
                                      [&](HostTeam& team, auto& shared, uint32_t tile) {
                                        EntryAdder<HostTeam>(team, shared, launch, tile).Run();
                                      });

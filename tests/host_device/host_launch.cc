@@ -33,21 +33,22 @@ template <typename Launch>
 const WidthsPlan* MakePlans(const Launch& launch, Room& room) {
   auto* const plans = reinterpret_cast<WidthsPlan*>(room.data());
   const PlanLaunch shards = PlansOf(launch);
-  ForEachTile<SumShared<HostTeam>>(shards.count, [&](HostTeam& team, auto& shared, uint32_t shard) {
-    PlanShard(team, shared, shards, plans, shard);
-  });
+  ForEachTile<SumShared<HostTeam>>(shards.count, kThreads,
+                                   [&](HostTeam& team, auto& shared, uint32_t shard) {
+                                     PlanShard(team, shared, shards, plans, shard);
+                                   });
   return plans;
 }
 
 void EncodeWidths(const EncodeLaunch& launch) {
   ForDType(launch.dtype, [&](auto dtype) {
     ForEachTile<HeadsShared<HostTeam>>(
-        launch.jobs.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
+        launch.jobs.tiles, kThreads, [&](HostTeam& team, auto& shared, uint32_t tile) {
           EncodeHeadsTile<HostTeam, dtype()>(team, shared, launch, tile);
         });
     Room room(launch);
     const WidthsPlan* const plans = MakePlans(launch, room);
-    ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
+    ForEachTile<Nothing>(launch.jobs.tiles, kThreads, [&](HostTeam& team, Nothing&, uint32_t tile) {
       EncodeCodesTile<HostTeam, dtype()>(team, launch, plans, tile);
     });
   });
@@ -57,7 +58,7 @@ void DecodeWidths(const DecodeLaunch& launch) {
   Room room(launch);
   const WidthsPlan* const plans = MakePlans(launch, room);
   ForDType(launch.dtype, [&](auto dtype) {
-    ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
+    ForEachTile<Nothing>(launch.jobs.tiles, kThreads, [&](HostTeam& team, Nothing&, uint32_t tile) {
       if (launch.add) {
         DecodeWidthsTile<HostTeam, DType::kF32, true>(team, launch, plans, tile);
       } else {
@@ -80,7 +81,7 @@ void RunOnHost(const EncodeLaunch& launch) {
     ForDType(launch.dtype, [&](auto dtype) {
       using Traits = decltype(traits);
       ForEachTile<EncoderShared<HostTeam, Traits>>(
-          launch.jobs.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
+          launch.jobs.tiles, launch.jobs.threads, [&](HostTeam& team, auto& shared, uint32_t tile) {
             EncodeTile<HostTeam, Traits, dtype()>(team, shared, launch, tile);
           });
     });
@@ -91,29 +92,31 @@ void RunOnHost(const DecodeLaunch& launch) {
   if (HasWidths(launch.codec)) return DecodeWidths(launch);
   ForCodec(launch.codec, [&](auto traits) {
     ForDType(launch.dtype, [&](auto dtype) {
-      ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
-        if (launch.add) {
-          DecodeTile<HostTeam, decltype(traits), DType::kF32, true>(team, launch, tile);
-        } else {
-          DecodeTile<HostTeam, decltype(traits), dtype(), false>(team, launch, tile);
-        }
-      });
+      ForEachTile<Nothing>(
+          launch.jobs.tiles, launch.jobs.threads, [&](HostTeam& team, Nothing&, uint32_t tile) {
+            if (launch.add) {
+              DecodeTile<HostTeam, decltype(traits), DType::kF32, true>(team, launch, tile);
+            } else {
+              DecodeTile<HostTeam, decltype(traits), dtype(), false>(team, launch, tile);
+            }
+          });
     });
   });
 }
 
 void RunOnHost(const AccumulateLaunch& launch) {
   ForDType(launch.dtype, [&](auto dtype) {
-    ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
-      AccumulateTile<HostTeam, dtype()>(team, launch, tile);
-    });
+    ForEachTile<Nothing>(launch.jobs.tiles, launch.jobs.threads,
+                         [&](HostTeam& team, Nothing&, uint32_t tile) {
+                           AccumulateTile<HostTeam, dtype()>(team, launch, tile);
+                         });
   });
 }
 
 void RunOnHost(const MomentumLaunch& launch) {
-  ForEachTile<Nothing>(launch.jobs.tiles, [&](HostTeam& team, Nothing&, uint32_t tile) {
-    EndMomentumTile(team, launch, tile);
-  });
+  ForEachTile<Nothing>(
+      launch.jobs.tiles, launch.jobs.threads,
+      [&](HostTeam& team, Nothing&, uint32_t tile) { EndMomentumTile(team, launch, tile); });
 }
 
 void RunOnHost(const ReduceLaunch& launch) {
@@ -122,7 +125,7 @@ void RunOnHost(const ReduceLaunch& launch) {
     using Up = decltype(up);
     using Down = decltype(down);
     ForEachTile<ReduceShared<HostTeam, Up, Down>>(
-        launch.tiles, [&](HostTeam& team, auto& shared, uint32_t tile) {
+        launch.tiles, launch.threads, [&](HostTeam& team, auto& shared, uint32_t tile) {
           ReduceTile<HostTeam, Up, Down, dtype()>(team, shared, launch, tile);
         });
   });

@@ -1,7 +1,7 @@
 // HostTeam: a team of threads on the CPU, one thread after the other. It runs the very code that a
 // GPU runs, so that a wrong index, an access out of bounds and a missing Sync show without a GPU.
 //
-// A team (DeviceTeam in cuda_team.cuh is the other one): kThreads threads in warps of 32,
+// A team (DeviceTeam in cuda_team.cuh is the other one): up to kThreads threads in warps of 32,
 // of which every thread runs what ForEach is given. PerThread is a variable of each thread. Shared
 // memory is seen by all; what one thread puts there, another may get after a Sync. Staged is shared
 // memory of each warp's own, which is filled from device memory while the team goes on: what a
@@ -22,6 +22,8 @@ namespace thinwire::kernels {
 
 class HostTeam {
  public:
+  explicit HostTeam(unsigned threads = kThreads) : threads_(threads) {}
+
   template <typename T>
   class PerThread {
    public:
@@ -143,7 +145,7 @@ class HostTeam {
 
   template <typename Body>
   void ForEach(Body body) {
-    for (unsigned thread = 0; thread < kThreads; ++thread) body(thread);
+    for (unsigned thread = 0; thread < threads_; ++thread) body(thread);
   }
 
   void Sync() {
@@ -164,7 +166,7 @@ class HostTeam {
 
   // Lane 0 of each warp has the largest value of its warp.
   void WarpMax(PerThread<uint32_t>& value) {
-    for (unsigned first = 0; first < kThreads; first += kWarp) {
+    for (unsigned first = 0; first < threads_; first += kWarp) {
       for (unsigned lane = 1; lane < kWarp; ++lane) {
         value[first] = std::max(value[first], value[first + lane]);
       }
@@ -178,6 +180,7 @@ class HostTeam {
   }
 
  private:
+  const unsigned threads_;
   unsigned epoch_ = 1, warp_epoch_ = 1;
   unsigned committed_ = 0, awaited_ = 0, synced_ = 0;  // groups of fetches
 };

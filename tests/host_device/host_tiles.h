@@ -6,12 +6,12 @@
 
 namespace thinwire::kernels {
 
-// Calls tile(team, shared, t) for each tile, the last one first: no tile may rely on an order.
-// Registers and shared memory are unset, as those of a thread block are.
+// Calls tile(team, shared, t) for each tile, by a team of `threads`, the last one first: no tile
+// may rely on an order. Registers and shared memory are unset, as those of a thread block are.
 template <typename Shared, typename Tile>
-void ForEachTile(uint32_t tiles, Tile tile) {
+void ForEachTile(uint32_t tiles, unsigned threads, Tile tile) {
   for (uint32_t t = tiles; t > 0; --t) {
-    HostTeam team;
+    HostTeam team(threads);
     Shared shared;
     tile(team, shared, t - 1);
   }

@@ -9,17 +9,55 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "compress/backend.h"
 #include "kernels/device.h"
+#include "kernels/tile.h"
 #include "tests/host_device/host_device.h"
 
 namespace thinwire {
 
-// "host" or "cuda"; the latter may be Unimplemented, and says why.
+// The stand-in with whole tiles only, as launches of many elements have them.
+template <auto kEntry, typename Launch>
+int WithWholeTiles(int ordinal, const Launch* launch, void* stream) {
+  Launch whole = *launch;
+  const auto tiles_of = [](size_t numel) {
+    return static_cast<uint32_t>((numel + kernels::kTile - 1) / kernels::kTile);
+  };
+  if constexpr (std::is_same_v<Launch, kernels::ReduceLaunch>) {
+    whole.threads = kernels::kThreads;
+    whole.tiles = tiles_of(whole.numel);
+  } else {
+    whole.jobs.threads = kernels::kThreads;
+    whole.jobs.tiles = 0;
+    for (uint32_t i = 0; i < whole.jobs.count; ++i) {
+      whole.jobs.job[i].first_tile = whole.jobs.tiles;
+      whole.jobs.tiles += tiles_of(whole.jobs.job[i].numel);
+    }
+  }
+  return (kernels::HostDeviceApi().*kEntry)(ordinal, &whole, stream);
+}
+
+inline const kernels::DeviceApi& WholeTilesApi() {
+  using Api = kernels::DeviceApi;
+  static const Api api = [] {
+    Api whole = kernels::HostDeviceApi();
+    whole.encode = WithWholeTiles<&Api::encode, kernels::EncodeLaunch>;
+    whole.decode = WithWholeTiles<&Api::decode, kernels::DecodeLaunch>;
+    whole.accumulate = WithWholeTiles<&Api::accumulate, kernels::AccumulateLaunch>;
+    whole.end_momentum = WithWholeTiles<&Api::end_momentum, kernels::MomentumLaunch>;
+    whole.reduce = WithWholeTiles<&Api::reduce, kernels::ReduceLaunch>;
+    return whole;
+  }();
+  return api;
+}
+
+// "host", "whole" or "cuda"; the last may be Unimplemented, and says why.
 inline absl::StatusOr<std::shared_ptr<Device>> TestDevice(const std::string& name) {
+  if (name == "whole") return MakeDevice(WholeTilesApi(), 0, "host:0");
   if (name == "host") return MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
   return OpenDevice(name, "libthinwire_cuda.so");
 }

@@ -39,7 +39,17 @@ constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 class KernelTest : public KernelChecks {};
 
 std::string NameOf(const testing::TestParamInfo<std::string>& info) { return info.param; }
-INSTANTIATE_TEST_SUITE_P(On, KernelTest, testing::Values("host", "cuda"), NameOf);
+INSTANTIATE_TEST_SUITE_P(On, KernelTest, testing::Values("host", "whole", "cuda"), NameOf);
+
+TEST(Tiles, FewElementsHaveSmallTilesButNoneBelowABlock) {
+  using kernels::TeamThreads;
+  EXPECT_EQ(TeamThreads(131072, 256), 64) << "8 ranks' part of 4 MiB: 128 tiles in place of 32";
+  EXPECT_EQ(TeamThreads(1 << 20, 256), 128);
+  EXPECT_EQ(TeamThreads(1 << 24, 256), 256);
+  EXPECT_EQ(TeamThreads(1, 1024), 64);
+  EXPECT_EQ(TeamThreads(1, 2048), 128);
+  EXPECT_EQ(TeamThreads(1, kMaxBlock), 256);
+}
 
 TEST_P(KernelTest, EveryLengthFrom0To4097) {
   for (const std::string& text : CodeSpecs()) {
