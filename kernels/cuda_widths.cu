@@ -11,7 +11,7 @@ namespace {
 __global__ void __launch_bounds__(kThreads)
     PlanKernel(const __grid_constant__ PlanLaunch launch, WidthsPlan* plans) {
   __shared__ DeviceTeam::Scratch scratch;
-  __shared__ SumShared<DeviceTeam> shared;
+  __shared__ PlanShared<DeviceTeam> shared;
   DeviceTeam team(scratch);
   PlanShard(team, shared, launch, plans, blockIdx.x);
 }

@@ -1,4 +1,4 @@
-// The plan of a shard, by one team: FORMAT.md's threshold, by bisection over sums of whole numbers,
+// The plan of a shard, by one team: FORMAT.md's threshold, from how often heads have each value,
 // and which blocks take the one below.
 #ifndef THINWIRE_KERNELS_WIDTHS_PLAN_H_
 #define THINWIRE_KERNELS_WIDTHS_PLAN_H_
@@ -9,12 +9,23 @@
 
 namespace thinwire::kernels {
 
+// A head's exponent, which gives a width, and its fraction, which may take one from it.
+inline constexpr unsigned kFractionBits = 7, kFractions = 1u << kFractionBits;
+inline constexpr int kExponents = kFirstNonFiniteHead >> kFractionBits;
+static_assert(kExponents < int{kThreads} && kFractions <= kThreads, "a thread has a bin");
+
+template <typename Team>
+struct PlanShared {
+  SumShared<Team> sums;
+  typename Team::template Shared<uint32_t, kThreads> bins;
+};
+
 template <typename Team>
 class ShardPlanner {
   using Counts = typename Team::template PerThread<uint32_t>;
 
  public:
-  THINWIRE_HD ShardPlanner(Team& team, SumShared<Team>& shared, const Codec& codec,
+  THINWIRE_HD ShardPlanner(Team& team, PlanShared<Team>& shared, const Codec& codec,
                            const uint8_t* wire, uint32_t blocks)
       : team_(team),
         shared_(shared),
@@ -28,8 +39,12 @@ class ShardPlanner {
     const int threshold = Threshold();
     Counts planes, raises;
     team_.ForEach([&](unsigned thread) {
-      planes[thread] = PlanesAt(thread, threshold);
-      raises[thread] = PlanesAt(thread, threshold - 1) - planes[thread];
+      planes[thread] = raises[thread] = 0;
+      ForEachHead(thread, [&](uint16_t head, uint32_t) {
+        const int width = AdaptiveWidth(head, threshold, floor_);
+        planes[thread] += static_cast<uint32_t>(width);
+        raises[thread] += static_cast<uint32_t>(AdaptiveWidth(head, threshold - 1, floor_) - width);
+      });
     });
     Counts own = raises;
     const uint32_t all_planes = SumBefore(planes), all_raises = SumBefore(raises);
@@ -51,19 +66,97 @@ class ShardPlanner {
   THINWIRE_HD static uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
   // The smallest one that fits. The floor fits, so the highest does, whatever the heads are.
+  //
+  // A threshold is 128 t + f: a width is the head's exponent less t, less one where the head's
+  // fraction is below f, held between the floor and the most. So counts of exponents give the
+  // planes of every t, and those of fractions, of the blocks that f can narrow, the planes of
+  // every f.
   THINWIRE_HD int Threshold() {
-    int low = kLowestThreshold, high = kHighestThreshold;
-    while (low < high) {
-      const int middle = low + (high - low) / 2;
-      Counts planes;
-      team_.ForEach([&](unsigned thread) { planes[thread] = PlanesAt(thread, middle); });
-      if (SumBefore(planes) <= budget_) {
-        high = middle;
-      } else {
-        low = middle + 1;
+    CountHeads([&](uint16_t head) {
+      return HasCodes(head) ? static_cast<int>(head >> kFractionBits) : -1;
+    });
+    SumFromAbove();
+    constexpr int kFirst = -kMaxWidth;
+    Counts too_many;
+    team_.ForEach([&](unsigned thread) {
+      too_many[thread] = 0;
+      for (int t = kFirst + static_cast<int>(thread); t < kExponents; t += kThreads) {
+        too_many[thread] += PlanesFrom(thread, t) > budget_;
+      }
+    });
+    const uint32_t steps = SumBefore(too_many);
+    if (steps == 0) return kLowestThreshold;
+    const int t = kFirst + static_cast<int>(steps) - 1;  // the last one that does not fit
+    Counts planes, narrowed;
+    team_.ForEach([&](unsigned thread) { planes[thread] = PlanesFrom(thread, t); });
+    team_.Sync();
+    CountHeads([&](uint16_t head) {
+      const int width = static_cast<int>(head >> kFractionBits) - t;
+      const bool narrows = HasCodes(head) && width > floor_ && width <= kMaxWidth;
+      return narrows ? static_cast<int>(head % kFractions) : -1;
+    });
+    team_.ForEach([&](unsigned thread) { narrowed[thread] = CountOf(thread, thread); });
+    Counts own = narrowed;
+    SumBefore(narrowed);
+    team_.ForEach([&](unsigned thread) {
+      const uint32_t left = planes[thread] - narrowed[thread] - own[thread];  // of f = thread + 1
+      too_many[thread] = thread + 1 < kFractions && left > budget_;
+    });
+    return (t << kFractionBits) + static_cast<int>(SumBefore(too_many)) + 1;
+  }
+
+  // bins[bin_of(head)] = how many heads have that; a bin below 0 is none.
+  template <typename BinOf>
+  THINWIRE_HD void CountHeads(BinOf bin_of) {
+    team_.ForEach([&](unsigned thread) { shared_.bins.Put(team_, thread, thread, 0); });
+    team_.Sync();
+    team_.ForEach([&](unsigned thread) {
+      int last = -1;  // neighbours are alike: one addition for a run of them
+      uint32_t run = 0;
+      const auto add = [&] {
+        if (last >= 0) shared_.bins.Add(team_, thread, static_cast<unsigned>(last), run);
+      };
+      ForEachHead(thread, [&](uint16_t head, uint32_t) {
+        const int bin = bin_of(head);
+        if (bin != last) {
+          add();
+          last = bin;
+          run = 0;
+        }
+        ++run;
+      });
+      add();
+    });
+    team_.Sync();
+  }
+
+  THINWIRE_HD uint32_t CountOf(unsigned thread, unsigned bin) {
+    return shared_.bins.Get(team_, thread, bin);
+  }
+
+  // From counts of exponents to those of that exponent and all above.
+  THINWIRE_HD void SumFromAbove() {
+    Counts above;
+    team_.ForEach([&](unsigned thread) { above[thread] = CountOf(thread, kThreads - 1 - thread); });
+    Counts own = above;
+    SumBefore(above);
+    team_.ForEach([&](unsigned thread) {
+      shared_.bins.Put(team_, thread, kThreads - 1 - thread, above[thread] + own[thread]);
+    });
+    team_.Sync();
+  }
+
+  // Planes of all blocks with the threshold 128 t.
+  THINWIRE_HD uint32_t PlanesFrom(unsigned thread, int t) {
+    const uint32_t all = CountOf(thread, 0);
+    uint32_t planes = static_cast<uint32_t>(floor_) * all;
+    for (int width = floor_ + 1; width <= kMaxWidth; ++width) {
+      const int exponent = t + width;
+      if (exponent < int{kThreads}) {
+        planes += exponent <= 0 ? all : CountOf(thread, static_cast<unsigned>(exponent));
       }
     }
-    return low;
+    return planes;
   }
 
   // Calls visit(head, block) for the blocks of a thread, which are neighbours, until it says false.
@@ -83,14 +176,6 @@ class ShardPlanner {
     }
   }
 
-  THINWIRE_HD uint32_t PlanesAt(unsigned thread, int threshold) const {
-    uint32_t planes = 0;
-    ForEachHead(thread, [&](uint16_t head, uint32_t) {
-      planes += static_cast<uint32_t>(AdaptiveWidth(head, threshold, floor_));
-    });
-    return planes;
-  }
-
   // The block of a thread that has raise number `nth` of it: a threshold less by one raises a width
   // by one or not at all.
   THINWIRE_HD uint32_t BlockOfRaise(unsigned thread, int threshold, uint32_t nth) const {
@@ -107,19 +192,19 @@ class ShardPlanner {
   // Leaves in each thread the sum of the threads before it, and returns that of all.
   THINWIRE_HD uint32_t SumBefore(Counts& count) {
     Counts all;
-    ExclusiveSum(team_, shared_, count, all);
+    ExclusiveSum(team_, shared_.sums, count, all);
     return all[0];  // of any thread: it is the same in all
   }
 
   Team& team_;
-  SumShared<Team>& shared_;
+  PlanShared<Team>& shared_;
   const int floor_;
   const uint8_t* const wire_;
   const uint32_t blocks_, each_, budget_;
 };
 
 template <typename Team>
-THINWIRE_HD void PlanShard(Team& team, SumShared<Team>& shared, const PlanLaunch& launch,
+THINWIRE_HD void PlanShard(Team& team, PlanShared<Team>& shared, const PlanLaunch& launch,
                            WidthsPlan* plans, uint32_t shard) {
   const PlanJob& job = launch.job[shard];
   ShardPlanner<Team>(team, shared, launch.codec, job.wire, job.blocks).Run(plans + shard);

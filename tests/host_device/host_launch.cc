@@ -33,10 +33,10 @@ template <typename Launch>
 const WidthsPlan* MakePlans(const Launch& launch, Room& room) {
   auto* const plans = reinterpret_cast<WidthsPlan*>(room.data());
   const PlanLaunch shards = PlansOf(launch);
-  ForEachTile<SumShared<HostTeam>>(shards.count, kThreads,
-                                   [&](HostTeam& team, auto& shared, uint32_t shard) {
-                                     PlanShard(team, shared, shards, plans, shard);
-                                   });
+  ForEachTile<PlanShared<HostTeam>>(shards.count, kThreads,
+                                    [&](HostTeam& team, auto& shared, uint32_t shard) {
+                                      PlanShard(team, shared, shards, plans, shard);
+                                    });
   return plans;
 }
 
