@@ -1,4 +1,5 @@
 #include "kernels/cuda_launch.h"
+#include "kernels/cuda_start.cuh"
 #include "kernels/cuda_team.cuh"
 #include "kernels/cuda_widths.h"
 #include "kernels/dispatch.h"
@@ -38,26 +39,22 @@ cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
   return ForCodec(launch.codec, [&](auto traits) {
     using Traits = decltype(traits);
     if (launch.add) {
-      DecodeKernel<Traits, DType::kF32, true><<<tiles, threads, 0, stream>>>(launch);
-      return cudaGetLastError();
+      return Start(DecodeKernel<Traits, DType::kF32, true>, tiles, threads, stream, launch);
     }
     return ForDType(launch.dtype, [&](auto dtype) {
-      DecodeKernel<Traits, dtype(), false><<<tiles, threads, 0, stream>>>(launch);
-      return cudaGetLastError();
+      return Start(DecodeKernel<Traits, dtype(), false>, tiles, threads, stream, launch);
     });
   });
 }
 
 cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream) {
   return ForDType(launch.dtype, [&](auto dtype) {
-    AccumulateKernel<dtype()><<<launch.jobs.tiles, launch.jobs.threads, 0, stream>>>(launch);
-    return cudaGetLastError();
+    return Start(AccumulateKernel<dtype()>, launch.jobs.tiles, launch.jobs.threads, stream, launch);
   });
 }
 
 cudaError_t LaunchEndMomentum(const MomentumLaunch& launch, cudaStream_t stream) {
-  EndMomentumKernel<<<launch.jobs.tiles, launch.jobs.threads, 0, stream>>>(launch);
-  return cudaGetLastError();
+  return Start(EndMomentumKernel, launch.jobs.tiles, launch.jobs.threads, stream, launch);
 }
 
 }  // namespace thinwire::kernels

@@ -1,4 +1,5 @@
 #include "kernels/cuda_launch.h"
+#include "kernels/cuda_start.cuh"
 #include "kernels/cuda_team.cuh"
 #include "kernels/cuda_widths.h"
 #include "kernels/dispatch.h"
@@ -22,9 +23,8 @@ cudaError_t LaunchEncode(const EncodeLaunch& launch, cudaStream_t stream) {
   if (HasWidths(launch.codec)) return LaunchEncodeWidths(launch, stream);
   return ForCodec(launch.codec, [&](auto traits) {
     return ForDType(launch.dtype, [&](auto dtype) {
-      EncodeKernel<decltype(traits), dtype()>
-          <<<launch.jobs.tiles, launch.jobs.threads, 0, stream>>>(launch);
-      return cudaGetLastError();
+      return Start(EncodeKernel<decltype(traits), dtype()>, launch.jobs.tiles, launch.jobs.threads,
+                   stream, launch);
     });
   });
 }

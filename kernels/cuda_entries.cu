@@ -1,4 +1,5 @@
 #include "kernels/cuda_launch.h"
+#include "kernels/cuda_start.cuh"
 #include "kernels/cuda_team.cuh"
 #include "kernels/entry_adder.h"
 #include "kernels/entry_encoder.h"
@@ -59,19 +60,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }  // namespace
 
 cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t stream) {
-  EntriesBeginKernel<<<1, kThreads, 0, stream>>>(launch);
-  EntriesScanKernel<<<launch.tiles, kThreads, 0, stream>>>(launch);
+  cudaError_t error = cudaSuccess;
+  const auto start = [&](auto kernel, unsigned teams, auto... more) {
+    if (error == cudaSuccess) error = Start(kernel, teams, kThreads, stream, launch, more...);
+  };
+  start(EntriesBeginKernel, launch.tiles == 0 ? 0 : 1);
+  start(EntriesScanKernel, launch.tiles);
   for (unsigned digit = 0; digit < kDigits; ++digit) {
-    EntriesDigitKernel<<<launch.tiles, kThreads, 0, stream>>>(launch, digit);
+    start(EntriesDigitKernel, launch.tiles, digit);
   }
-  EntriesCountKernel<<<launch.tiles, kThreads, 0, stream>>>(launch);
-  EntriesSendKernel<<<launch.tiles, kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+  start(EntriesCountKernel, launch.tiles);
+  start(EntriesSendKernel, launch.tiles);
+  return error;
 }
 
 cudaError_t LaunchAddEntries(const AddEntriesLaunch& launch, cudaStream_t stream) {
-  EntriesAddKernel<<<launch.tiles, kThreads, 0, stream>>>(launch);
-  return cudaGetLastError();
+  return Start(EntriesAddKernel, launch.tiles, kThreads, stream, launch);
 }
 
 }  // namespace thinwire::kernels

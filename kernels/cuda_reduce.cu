@@ -1,4 +1,5 @@
 #include "kernels/cuda_launch.h"
+#include "kernels/cuda_start.cuh"
 #include "kernels/cuda_team.cuh"
 #include "kernels/dispatch.h"
 #include "kernels/reduce_parts.h"
@@ -21,9 +22,8 @@ __global__ void __launch_bounds__(kThreads, kReduceBlocksPerMultiprocessor)
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream) {
   if (IsInParts(launch)) return LaunchReduceInParts(launch, stream);
   return ForReduction(launch, [&](auto up, auto down, auto dtype) {
-    ReduceKernel<decltype(up), decltype(down), dtype()>
-        <<<launch.tiles, launch.threads, 0, stream>>>(launch);
-    return cudaGetLastError();
+    return Start(ReduceKernel<decltype(up), decltype(down), dtype()>, launch.tiles, launch.threads,
+                 stream, launch);
   });
 }
 

@@ -1,3 +1,4 @@
+#include "kernels/cuda_start.cuh"
 #include "kernels/cuda_stream_memory.h"
 #include "kernels/cuda_team.cuh"
 #include "kernels/cuda_widths.h"
@@ -47,16 +48,19 @@ class StreamPlans {
  public:
   template <typename Launch>
   StreamPlans(const Launch& launch, cudaStream_t stream)
-      : memory_(launch.room, RoomOf(launch), stream) {
-    if (error() != cudaSuccess) return;
-    PlanKernel<<<launch.jobs.count, kThreads, 0, stream>>>(PlansOf(launch), data());
+      : memory_(launch.room, RoomOf(launch), stream), error_(memory_.error()) {
+    const unsigned shards = launch.jobs.tiles == 0 ? 0 : launch.jobs.count;
+    if (error_ == cudaSuccess) {
+      error_ = Start(PlanKernel, shards, kThreads, stream, PlansOf(launch), data());
+    }
   }
 
-  cudaError_t error() const { return memory_.error(); }
+  cudaError_t error() const { return error_; }
   WidthsPlan* data() const { return reinterpret_cast<WidthsPlan*>(memory_.data()); }
 
  private:
   const StreamMemory memory_;
+  cudaError_t error_;
 };
 
 }  // namespace
@@ -64,11 +68,11 @@ class StreamPlans {
 cudaError_t LaunchEncodeWidths(const EncodeLaunch& launch, cudaStream_t stream) {
   return ForDType(launch.dtype, [&](auto dtype) {
     const unsigned tiles = launch.jobs.tiles;
-    EncodeHeadsKernel<dtype()><<<tiles, kThreads, 0, stream>>>(launch);
+    const cudaError_t heads = Start(EncodeHeadsKernel<dtype()>, tiles, kThreads, stream, launch);
+    if (heads != cudaSuccess) return heads;
     const StreamPlans plans(launch, stream);
     if (plans.error() != cudaSuccess) return plans.error();
-    EncodeCodesKernel<dtype()><<<tiles, kThreads, 0, stream>>>(launch, plans.data());
-    return cudaGetLastError();
+    return Start(EncodeCodesKernel<dtype()>, tiles, kThreads, stream, launch, plans.data());
   });
 }
 
@@ -77,12 +81,11 @@ cudaError_t LaunchDecodeWidths(const DecodeLaunch& launch, cudaStream_t stream) 
   const StreamPlans plans(launch, stream);
   if (plans.error() != cudaSuccess) return plans.error();
   if (launch.add) {
-    DecodeWidthsKernel<DType::kF32, true><<<tiles, kThreads, 0, stream>>>(launch, plans.data());
-    return cudaGetLastError();
+    return Start(DecodeWidthsKernel<DType::kF32, true>, tiles, kThreads, stream, launch,
+                 plans.data());
   }
   return ForDType(launch.dtype, [&](auto dtype) {
-    DecodeWidthsKernel<dtype(), false><<<tiles, kThreads, 0, stream>>>(launch, plans.data());
-    return cudaGetLastError();
+    return Start(DecodeWidthsKernel<dtype(), false>, tiles, kThreads, stream, launch, plans.data());
   });
 }
 

@@ -178,7 +178,9 @@ class DeviceImpl final : public Device {
     });
   }
 
-  std::unique_ptr<Rehearsal> Rehearse() const override { return kernels::NewRehearsal(); }
+  std::unique_ptr<Rehearsal> Rehearse() const override {
+    return kernels::NewRehearsal(api(), context_->ordinal);
+  }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override {
     void* handle = nullptr;

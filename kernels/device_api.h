@@ -53,7 +53,8 @@ struct DeviceApi {
   int (*make_event)(int ordinal, void** event);
   int (*destroy_event)(int ordinal, void* event);
 
-  // All of the rest is queued on a stream, and the host does not wait.
+  // All of the rest is queued on a stream, and the host does not wait. A launch of no tiles runs
+  // nothing, and loads its kernels' code.
   int (*record)(int ordinal, void* event, void* stream);
   int (*wait)(int ordinal, void* stream, void* event);  // the stream waits
   int (*query)(int ordinal, void* event);               // kBusy: not yet reached

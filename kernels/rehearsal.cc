@@ -8,47 +8,76 @@
 namespace thinwire::kernels {
 namespace {
 
-// The stream of such a table is a counter of bytes.
+// A rehearsal passes for a stream.
+struct Measured {
+  const DeviceApi& api;
+  const int ordinal;
+  size_t room = 0;  // the most of any launch
+};
+
 template <typename Launch>
-int Count(int, const Launch* launch, void* room) {
-  size_t& most = *static_cast<size_t*>(room);
-  most = std::max(most, RoomOf(*launch));
+concept HasRoom = requires(Launch& launch, uint8_t* memory) {
+  launch.room = memory;
+};
+
+template <typename Launch>
+Launch WithoutTiles(Launch launch) {
+  if constexpr (requires { launch.jobs; }) {
+    launch.jobs.tiles = launch.jobs.count = 0;
+  } else {
+    launch.tiles = 0;
+    launch.numel = 0;
+  }
+  if constexpr (HasRoom<Launch>) {
+    alignas(16) static uint8_t nothing_is_written[16];
+    launch.room = nothing_is_written;
+  }
+  return launch;
+}
+
+// An error of loading comes again with the launch.
+template <auto kEntry, typename Launch>
+int Measure(int, const Launch* launch, void* stream) {
+  Measured& measured = *static_cast<Measured*>(stream);
+  if constexpr (HasRoom<Launch>) {
+    measured.room = std::max(measured.room, RoomOf(*launch));
+  }
+  const Launch none = WithoutTiles(*launch);
+  (measured.api.*kEntry)(measured.ordinal, &none, nullptr);
   return 0;
 }
 
-template <typename Launch>
-int Ignore(int, const Launch*, void*) {
-  return 0;
-}
-
-const DeviceApi& CountingApi() {
+const DeviceApi& MeasuringApi() {
   static constexpr DeviceApi kApi = [] {
     DeviceApi api{};  // a DeviceBackend asks for nothing but launches and copies
     api.copy = [](int, void*, const void*, size_t, void*) { return 0; };
-    api.encode = Count<EncodeLaunch>;
-    api.decode = Count<DecodeLaunch>;
-    api.reduce = Count<ReduceLaunch>;
-    api.accumulate = Ignore<AccumulateLaunch>;
-    api.end_momentum = Ignore<MomentumLaunch>;
-    api.encode_entries = Ignore<EncodeEntriesLaunch>;
-    api.add_entries = Ignore<AddEntriesLaunch>;
+    api.encode = Measure<&DeviceApi::encode, EncodeLaunch>;
+    api.decode = Measure<&DeviceApi::decode, DecodeLaunch>;
+    api.reduce = Measure<&DeviceApi::reduce, ReduceLaunch>;
+    api.accumulate = Measure<&DeviceApi::accumulate, AccumulateLaunch>;
+    api.end_momentum = Measure<&DeviceApi::end_momentum, MomentumLaunch>;
+    api.encode_entries = Measure<&DeviceApi::encode_entries, EncodeEntriesLaunch>;
+    api.add_entries = Measure<&DeviceApi::add_entries, AddEntriesLaunch>;
     return api;
   }();
   return kApi;
 }
 
-class CountedLaunches final : public Rehearsal {
+class MeasuredLaunches final : public Rehearsal {
  public:
+  MeasuredLaunches(const DeviceApi& api, int ordinal) : measured_{api, ordinal} {}
   const Backend& backend() const override { return backend_; }
-  size_t room() const override { return room_; }
+  size_t room() const override { return measured_.room; }
 
  private:
-  size_t room_ = 0;
-  const DeviceBackend backend_{CountingApi(), 0, &room_, [](int) {}};
+  Measured measured_;
+  const DeviceBackend backend_{MeasuringApi(), 0, &measured_, [](int) {}};
 };
 
 }  // namespace
 
-std::unique_ptr<Rehearsal> NewRehearsal() { return std::make_unique<CountedLaunches>(); }
+std::unique_ptr<Rehearsal> NewRehearsal(const DeviceApi& api, int ordinal) {
+  return std::make_unique<MeasuredLaunches>(api, ordinal);
+}
 
 }  // namespace thinwire::kernels

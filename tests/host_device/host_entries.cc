@@ -7,6 +7,7 @@
 namespace thinwire::kernels {
 
 void RunOnHost(const EncodeEntriesLaunch& launch) {
+  if (launch.tiles == 0) return;
   // One kernel after the other: work(encoder, tile), for each tile.
   const auto run = [&](uint32_t tiles, auto work) {
     ForEachTile<EntryShared<HostTeam>>(tiles, kThreads,

@@ -3,9 +3,12 @@
 #define THINWIRE_TESTS_KERNELS_WATCHED_DEVICE_H_
 
 #include <atomic>
+#include <compare>
 #include <memory>
+#include <set>
 #include <string>
 
+#include "absl/synchronization/mutex.h"
 #include "kernels/device.h"
 #include "kernels/reduce_parts.h"
 #include "tests/host_device/host_device.h"
@@ -18,8 +21,30 @@ struct DeviceCounts {
   std::atomic<int> pooled = 0;                 // launches that need a room and have none
   std::atomic<int> queries = 0;
   std::atomic<int> copies_queued = 0, copies = 0;  // the latter are done
+  std::atomic<int> cold = 0;  // launches of kernels whose code was not loaded before
 };
 inline DeviceCounts device_counts;
+
+// What chooses the kernels of a launch.
+struct KernelKey {
+  int entry;
+  CodecId up{}, down{};
+  DType dtype{};
+  bool add = false;
+  friend auto operator<=>(const KernelKey&, const KernelKey&) = default;
+};
+
+// Of launches with tiles, counts those before which none of their kernels' code was loaded.
+inline void CountCold(const KernelKey& key, uint32_t tiles) {
+  static absl::Mutex mu;
+  static std::set<KernelKey> loaded;
+  const absl::MutexLock lock(&mu);
+  if (tiles == 0) {
+    loaded.insert(key);
+  } else if (!loaded.contains(key)) {
+    ++device_counts.cold;
+  }
+}
 
 template <typename Launch>
 void CountPooled(const Launch& launch) {
@@ -43,15 +68,34 @@ inline const kernels::DeviceApi& WatchedDeviceApi() {
     };
     api.encode = [](int ordinal, const kernels::EncodeLaunch* launch, void* stream) {
       CountPooled(*launch);
+      CountCold({0, launch->codec.id, {}, launch->dtype}, launch->jobs.tiles);
       return kernels::HostDeviceApi().encode(ordinal, launch, stream);
     };
     api.decode = [](int ordinal, const kernels::DecodeLaunch* launch, void* stream) {
       CountPooled(*launch);
+      CountCold({1, launch->codec.id, {}, launch->dtype, launch->add}, launch->jobs.tiles);
       return kernels::HostDeviceApi().decode(ordinal, launch, stream);
     };
     api.reduce = [](int ordinal, const kernels::ReduceLaunch* launch, void* stream) {
       CountPooled(*launch);
+      CountCold({2, launch->up.id, launch->down.id, launch->dtype}, launch->tiles);
       return kernels::HostDeviceApi().reduce(ordinal, launch, stream);
+    };
+    api.accumulate = [](int ordinal, const kernels::AccumulateLaunch* launch, void* stream) {
+      CountCold({.entry = 3, .dtype = launch->dtype}, launch->jobs.tiles);
+      return kernels::HostDeviceApi().accumulate(ordinal, launch, stream);
+    };
+    api.end_momentum = [](int ordinal, const kernels::MomentumLaunch* launch, void* stream) {
+      CountCold({.entry = 4}, launch->jobs.tiles);
+      return kernels::HostDeviceApi().end_momentum(ordinal, launch, stream);
+    };
+    api.encode_entries = [](int ordinal, const kernels::EncodeEntriesLaunch* launch, void* stream) {
+      CountCold({.entry = 5}, launch->tiles);
+      return kernels::HostDeviceApi().encode_entries(ordinal, launch, stream);
+    };
+    api.add_entries = [](int ordinal, const kernels::AddEntriesLaunch* launch, void* stream) {
+      CountCold({.entry = 6}, launch->tiles);
+      return kernels::HostDeviceApi().add_entries(ordinal, launch, stream);
     };
     api.copy = [](int ordinal, void* to, const void* from, size_t bytes, void* stream) {
       const int error = kernels::HostDeviceApi().copy(ordinal, to, from, bytes, stream);

@@ -1,4 +1,5 @@
-// A step on a device asks the driver for no memory: that takes long, and waits for all work.
+// A step on a device asks the driver for no memory, and loads no kernel: both take long, and may wait
+// for all work.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -71,6 +72,7 @@ TEST_P(DeviceMemoryTest, StepsAfterTheFirstAllocateNothing) {
   options.timeout = std::chrono::minutes(2);  // a busy machine takes long for so many chunks
   std::barrier all(kWorld);
   int counted = -1;
+  device_counts.cold = 0;
   RunRanks(
       MakeInProcessTransports(kWorld), options,
       [&](int rank, Engine& engine) {
@@ -88,6 +90,7 @@ TEST_P(DeviceMemoryTest, StepsAfterTheFirstAllocateNothing) {
       },
       {WatchedDevice(0), WatchedDevice(1)});
   EXPECT_EQ(counted, 0);
+  EXPECT_EQ(device_counts.cold, 0) << "code is loaded when a bucket is registered";
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceMemoryTest,
