@@ -415,8 +415,8 @@ typedef struct tw_kv tw_kv; /* one worker's store */
 TW_API void tw_kv_options_init_sized(tw_kv_options* options, size_t struct_size);
 #define tw_kv_options_init(options) tw_kv_options_init_sized((options), sizeof(tw_kv_options))
 
-/* Serves on the calling thread until every worker has left. The status is the store's failure, which
- * its workers have been told. */
+/* Serves on the calling thread until every worker has left. The status is the store's failure,
+ * which its workers have been told. */
 TW_API tw_status tw_kv_serve(const tw_kv_options* options);
 
 /* Returns when all servers are connected. A key is used by one thread at a time. tw_kv_set_codec,
@@ -452,8 +452,8 @@ TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
 
 /* "sum" (default, in sync only): a pull is the sum of a step's pushes; "add:lr=1", "sgd:lr=0.1,
  * momentum=0.9,nesterov=1,weight_decay=0", "adam:lr=1e-3,beta1=0.9,beta2=0.999,eps=1e-8", "adamw",
- * "adagrad:lr=0.01,lr_decay=0", each with rescale=1: what gradients are multiplied by. Other numbers
- * for the present name keep its state. */
+ * "adagrad:lr=0.01,lr_decay=0", each with rescale=1: what gradients are multiplied by. Other
+ * numbers for the present name keep its state. */
 TW_API tw_status tw_kv_set_optimizer(tw_kv* kv, const char* spec);
 TW_API tw_status tw_kv_barrier(tw_kv* kv);
 /* Worker 0 writes or reads a file of all values and the optimizer's state. */
