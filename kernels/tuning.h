@@ -18,8 +18,8 @@ inline constexpr unsigned kQuads = 4;
 // sm_120.
 inline constexpr unsigned kBlocksPerMultiprocessor = 3;
 inline constexpr unsigned kFewBlocksPerMultiprocessor = 2;
-// Of a reduction: as many, but where three spill. An sm_120 has less memory traffic for each
-// multiprocessor.
+// A reduction has as many, but two on sm_120, where three spill; each multiprocessor has less memory
+// traffic to hide there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 inline constexpr unsigned kReduceBlocksPerMultiprocessor = kFewBlocksPerMultiprocessor;
 #else
