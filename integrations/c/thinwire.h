@@ -78,8 +78,8 @@ typedef struct {
   const char* interface_name;  /* network interface to listen on */
   const char* rendezvous_host; /* listen where this host is reached; else loopback */
   int lanes;                   /* chunks in flight */
-  size_t chunk_bytes;          /* of fp32 input; unless set, 4 MiB, under p3 1 MiB, and larger in
-                                  large worlds */
+  size_t chunk_bytes;          /* of fp32 input; unless set, 4 MiB, over NCCL 32 MiB, under p3 1 MiB,
+                                  and larger in large worlds */
   size_t min_bytes;            /* smaller tensors go raw; SIZE_MAX: everything raw */
   int no_raw;                  /* non-zero: small tensors are compressed as well */
   int timeout_ms;              /* of connecting, and of one allreduce */
@@ -363,7 +363,7 @@ typedef struct {
 typedef struct {
   size_t struct_size;        /* sizeof(tw_simulation) */
   const tw_options* options; /* size, codec, policy, lanes, chunk_bytes, min_bytes, no_raw,
-                                topology, local_size */
+                                topology, local_size, transport */
   const tw_layer* layers;    /* in forward order */
   size_t num_layers;
   double between_s;                    /* after backward, before the first layer is needed again */

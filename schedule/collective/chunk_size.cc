@@ -1,5 +1,7 @@
 #include "schedule/collective/chunk_size.h"
 
+#include <algorithm>
+
 #include "schedule/collective/grid.h"
 
 namespace thinwire {
@@ -30,7 +32,10 @@ size_t LargestChunk(const Options& options, int world) {
 
 size_t ChunkBytesOf(const Options& options, int world) {
   size_t bytes = options.chunk_bytes;
-  if (world <= kSmallWorld || options.least_message_bytes == 0) return bytes;
+  if (options.least_message_bytes == 0) return bytes;  // the user's
+  const bool overtaken = options.policy == Policy::kP3;
+  if (options.transport == TransportKind::kNccl && !overtaken) bytes = std::max(bytes, kGpuChunk);
+  if (world <= kSmallWorld) return bytes;
   const double least = LeastMessage(options, world);
   const size_t largest = LargestChunk(options, world);
   for (const CodecPair& codec : options.codecs) {

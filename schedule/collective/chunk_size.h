@@ -15,14 +15,17 @@ namespace thinwire {
 // what a rank's messages hold on average, over all hops of the chunk's allreduce.
 double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const Options& options);
 
-// options.chunk_bytes, doubled until the messages of every dense codec hold
-// options.least_message_bytes, in a grid kGridFactor times as much, and no further than to
-// kLargestChunk; in a grid with kManyLoops or more, to kLargestOfManyLoops. Worlds of up to
-// kSmallWorld ranks keep options.chunk_bytes.
+// options.chunk_bytes, over NCCL kGpuChunk at least, doubled until the messages of every dense
+// codec hold options.least_message_bytes, in a grid kGridFactor times as much, and no further than
+// to kLargestChunk; in a grid with kManyLoops or more, to kLargestOfManyLoops. Worlds of up to
+// kSmallWorld ranks are not looked at for their messages. A size that the user sets stays.
 size_t ChunkBytesOf(const Options& options, int world);
 
 // Where chunks are to be overtaken, since one that is on its way is not: decision 2.
 inline constexpr size_t kOvertakenChunk = size_t{1} << 20;
+// A part of it for each of 8 ranks is 256 tiles of a kernel (kernels/tile.h), which fill a GPU, and
+// launches cost little beside it. It is not taken under p3, whose chunks are to be overtaken.
+inline constexpr size_t kGpuChunk = size_t{32} << 20;
 inline constexpr int kSmallWorld = 4;
 // A grid's messages are so few that larger ones, which cost less, still make no large chunks.
 inline constexpr int kGridFactor = 4;

@@ -253,17 +253,19 @@ std::string WordsOf(const Settled& options, const std::string& reason) {
 
 }  // namespace
 
-absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Nodes& nodes,
+absl::StatusOr<ChosenTopology> ChooseTopology(const Options& asked, const Nodes& nodes,
                                               const Board& board) {
   const int world = board.members.size;
+  const bool on_gpus = board.transport.data->traits().memory != Memory::kHost;
+  Options options = asked;
+  if (on_gpus) options.transport = TransportKind::kNccl;  // kAuto has found it
   const auto unmeasured = [&](const Options& chosen, const std::string& reason) {
     const Settled settled = Settle(chosen, world);
     return ChosenTopology{settled, WordsOf(settled, reason)};
   };
   if (!MayGoByNodes(options)) return unmeasured(options, "");
-  const bool between_devices = board.transport.data->traits().memory != Memory::kHost;
   if (!nodes.refusal.empty()) {
-    const bool pays_nothing = nodes.one && nodes.linked && between_devices;
+    const bool pays_nothing = nodes.one && nodes.linked && on_gpus;
     return unmeasured(options,
                       options.topology == Topology::kGrid ? ""
                       : pays_nothing
@@ -274,7 +276,7 @@ absl::StatusOr<ChosenTopology> ChooseTopology(const Options& options, const Node
   Options by_nodes = options;
   by_nodes.local_size = nodes.local_size;
   if (options.topology != Topology::kAuto) return unmeasured(by_nodes, "");
-  if (between_devices) {
+  if (on_gpus) {
     by_nodes.topology = nodes.direct ? Topology::kHierarchical : Topology::kGrid;
     return unmeasured(by_nodes, nodes.direct
                                     ? "as between GPUs of several nodes"

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "schedule/collective/chunk_size.h"
 #include "schedule/join/links.h"
 #include "tests/effort.h"
 #include "tests/schedule/device_runs.h"
@@ -243,7 +244,10 @@ TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
         const Board board{"links", {rank, kWorld}, transports[rank], 0, Clock::now() + seconds(60)};
         Nodes nodes = NodesOf(kWorld, 2);
         nodes.direct = direct;
-        auto choice = ChooseTopology(SmallChunks("int4"), nodes, board);
+        Options options;  // whose transport kAuto has found NCCL
+        options.codecs = {*CodecPair::Parse("int4")};
+        options.transport = TransportKind::kAuto;
+        auto choice = ChooseTopology(options, nodes, board);
         ASSERT_TRUE(choice.ok()) << choice.status();
         chosen[rank] = *std::move(choice);
       });
@@ -256,6 +260,7 @@ TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
       EXPECT_EQ(one.words, words);
       EXPECT_EQ(GoesByNodes(kWorld, *one.options), direct);
       EXPECT_EQ(GridFor(kWorld, *one.options).columns, 2);
+      EXPECT_EQ(one.options->chunk_bytes, kGpuChunk);
     }
   }
 }

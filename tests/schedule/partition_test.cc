@@ -94,6 +94,20 @@ TEST(ChunkSize, OfAGridIsThatOfItsFewMessages) {
   EXPECT_GT(ChunkBytesOf(options, 1024), grid) << "although its messages are smaller";
 }
 
+// A launch of kernels costs as much for little as for much, and little does not fill a GPU.
+TEST(ChunkSize, OverNcclIsThatOfAGpu) {
+  Options options = WithCodec("int4");
+  options.transport = TransportKind::kNccl;
+  EXPECT_EQ(ChunkBytesOf(options, 2), kGpuChunk);
+  EXPECT_EQ(ChunkBytesOf(options, 8), kGpuChunk);
+  EXPECT_GE(ChunkBytesOf(options, 4096), kGpuChunk);
+  options.chunk_bytes = 2 * kGpuChunk;
+  EXPECT_EQ(ChunkBytesOf(options, 2), 2 * kGpuChunk);
+  options.policy = Policy::kP3;
+  options.chunk_bytes = kOvertakenChunk;
+  EXPECT_EQ(ChunkBytesOf(options, 2), kOvertakenChunk) << "chunks are to be overtaken";
+}
+
 // One codec of several may need larger chunks; all have the same.
 TEST(ChunkSize, IsThatOfTheSmallestCodec) {
   Options options = WithCodec("fp32");
@@ -105,6 +119,8 @@ TEST(ChunkSize, ThatIsSetHolds) {
   Options options = WithCodec("int4");
   options.least_message_bytes = 0;
   EXPECT_EQ(ChunkBytesOf(options, 4096), options.chunk_bytes);
+  options.transport = TransportKind::kNccl;
+  EXPECT_EQ(ChunkBytesOf(options, 8), options.chunk_bytes);
 }
 
 TEST(Frames, ComeBackAsTheyWere) {

@@ -164,8 +164,9 @@ OPTIONS: tuple[Option, ...] = (
            "const char*", "rendezvous_host", _TEXT, False, ("MASTER_ADDR",), "loopback"),
     Option("chunks in flight, 64 at most", "lanes", "int", "lanes", _LANES, True,
            ("THINWIRE_LANES",), "4", COMPARED),
-    Option("bytes of fp32 in a chunk, at least 4096; unless set, 1048576 under policy p3, and more "
-           "in worlds of more than 8 ranks, so that messages stay large", "chunk_bytes", "size_t",
+    Option("bytes of fp32 in a chunk, at least 4096; unless set, 1048576 under policy p3, else "
+           "33554432 over NCCL, and more in worlds of more than 8 ranks, so that messages stay "
+           "large", "chunk_bytes", "size_t",
            "chunk_bytes", _CHUNK_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
     Option("tensors whose size times (ranks - 1) is at most this many bytes are sent uncompressed",
            "min_bytes", "size_t", "min_bytes", _BYTES, True, (), "65536", COMPARED),

@@ -83,13 +83,15 @@ def simulate(
     min_bytes: int | None = None,
     planned: bool = False,
     topology: str | None = None,
+    transport: str | None = None,
 ) -> Step:
     """The mean step under a policy: "p3", or "wfbp" and "fifo", which wait for everything before
     the next forward pass. lanes, chunk_bytes, min_bytes: as State takes them. planned: the
     order is predicted, as it is above a millisecond of latency. InvalidArgumentError for a codec
     or policy that there is none of, and for times below zero. Where the link has nodes, the
     allreduces go by them if that pays, as in a group that has measured the link; topology: as State
-    takes it, for a group that goes another way, as one between GPUs does."""
+    takes it, for a group that goes another way, as one between GPUs does. transport: as State takes
+    it; "nccl" has larger chunks."""
     library = _library.load()
     check_kind("profile", profile, Profile, "a Profile")
     check_kind("link", link, Link, "a Link")
@@ -97,7 +99,7 @@ def simulate(
     check_flag("planned", planned)
     settings = given(
         codec=codec, policy=policy, lanes=lanes, chunk_bytes=chunk_bytes, min_bytes=min_bytes,
-        local_size=link.local_size, topology=topology,
+        local_size=link.local_size, topology=topology, transport=transport,
     )  # fmt: skip
     options = _library.options_of(settings)
     options.size = link.ranks

@@ -39,6 +39,16 @@ def test_chunks_that_are_overtaken_are_small():
     assert step("wfbp") == step("wfbp", chunk_bytes=4 * mib)
 
 
+def test_chunks_over_nccl_are_large():
+    profile = Profile((Layer(1 << 24, 0.01, 0.02),) * 2, 0.005)
+
+    def step(policy="wfbp", **options):
+        return simulate(profile, Link(2, 1e9), "int4", policy, **options)
+
+    assert step(transport="nccl") == step(chunk_bytes=32 << 20) != step()
+    assert step("p3", transport="nccl") == step("p3")
+
+
 def test_a_slow_link_takes_its_bytes():
     bytes_ = 6 * (1 << 20) * 4  # of two ranks, both hops: each sends its bytes once in all
     step = simulate(PROFILE, Link(2, 1e7), "fp32", "fifo")
