@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
   EntryEncoder<DeviceTeam>(team, shared, launch).Scan(blockIdx.x);
 }
 
-__global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     EntriesDigitKernel(const __grid_constant__ EncodeEntriesLaunch launch, unsigned digit) {
   __shared__ DeviceTeam::Scratch scratch;
   __shared__ Shared shared;
@@ -67,7 +67,7 @@ cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t 
   start(EntriesBeginKernel, launch.tiles == 0 ? 0 : 1);
   start(EntriesScanKernel, launch.tiles);
   for (unsigned digit = 0; digit < kDigits; ++digit) {
-    start(EntriesDigitKernel, launch.tiles, digit);
+    start(EntriesDigitKernel, CounterTeams(launch.tiles), digit);
   }
   start(EntriesCountKernel, launch.tiles);
   start(EntriesSendKernel, launch.tiles);

@@ -94,27 +94,31 @@ class EntryEncoder {
 
   // (3) For each digit: how often it follows those that are known. The first is known after the
   // scan, unless there were too few candidates: then the other elements are counted as well.
-  THINWIRE_HD void CountDigits(uint32_t number, unsigned digit) {
+  // A team takes every CounterTeams-th tile, and adds its counts to those of the others once.
+  THINWIRE_HD void CountDigits(uint32_t first, unsigned digit) {
     if (digit == 0 && state().too_few == 0) return;
-    const EntrySource source(launch_, number);
     EntryDigits<Team> digits = DigitsOf(digit);
-    const uint32_t known = state().key, low = state().low;
+    const uint32_t known = state().key, low = state().low, teams = CounterTeams(launch_.tiles);
     digits.Clear();
     team_.Sync();
-    team_.ForEach([&](unsigned thread) {
-      EntryItems items;
-      Values u;
-      source.Find(thread, items, u);
-      THINWIRE_UNROLL
-      for (unsigned k = 0; k < kQuads * kQuad; ++k) {
-        const uint32_t key = SelectionKey(items.x.v[k]);
-        const bool counts = digit == 0 ? key < low : DigitOf(digit).Before(key) == known;
-        if ((items.there >> k & 1) != 0 && counts) digits.Count(thread, key);
-      }
-    });
+    THINWIRE_ROLL
+    for (uint32_t number = first; number < launch_.tiles; number += teams) {
+      const EntrySource source(launch_, number);
+      team_.ForEach([&](unsigned thread) {
+        EntryItems items;
+        Values u;
+        source.Find(thread, items, u);
+        THINWIRE_UNROLL
+        for (unsigned k = 0; k < kQuads * kQuad; ++k) {
+          const uint32_t key = SelectionKey(items.x.v[k]);
+          const bool counts = digit == 0 ? key < low : DigitOf(digit).Before(key) == known;
+          if ((items.there >> k & 1) != 0 && counts) digits.Count(thread, key);
+        }
+      });
+    }
     team_.Sync();
     digits.Flush();
-    if (IsLastTeam(team_, shared_.sums, &state().finished[digit], launch_.tiles)) digits.Pick();
+    if (IsLastTeam(team_, shared_.sums, &state().finished[digit], teams)) digits.Pick();
   }
 
   // (4) How many elements of each tile are sent; the last team knows of all how many come before.

@@ -74,6 +74,11 @@ struct AddEntriesLaunch {
 
 static_assert(sizeof(AddEntriesLaunch) <= kArgumentBytes);
 
+// Teams that count digits: as many as a GPU holds, since each clears and adds up all bins.
+THINWIRE_HD constexpr uint32_t CounterTeams(uint32_t tiles) {
+  return tiles < kTilesToFill ? tiles : kTilesToFill;
+}
+
 // A tile of many candidates is read as a whole, for which nothing need be listed.
 inline constexpr uint32_t kMaxListed = kTile / 4;
 

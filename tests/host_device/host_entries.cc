@@ -18,7 +18,8 @@ void RunOnHost(const EncodeEntriesLaunch& launch) {
   run(1, [](auto encoder, uint32_t) { encoder.Begin(); });
   run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Scan(tile); });
   for (unsigned digit = 0; digit < kDigits; ++digit) {
-    run(launch.tiles, [&](auto encoder, uint32_t tile) { encoder.CountDigits(tile, digit); });
+    run(CounterTeams(launch.tiles),
+        [&](auto encoder, uint32_t team) { encoder.CountDigits(team, digit); });
   }
   run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Count(tile); });
   run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Send(tile); });

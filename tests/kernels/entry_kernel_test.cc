@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "compress/codec_list.h"
+#include "kernels/tile.h"
 #include "tests/compress/values.h"
 #include "tests/effort.h"
 #include "tests/kernels/kernel_checks.h"
@@ -143,6 +144,16 @@ TEST_P(EntryKernelTest, EveryGuessAroundASubBlock) {
       CheckDecode(TopK(ppm), Values(numel, numel), DType::kF32, 1);
       CheckScaled(TopK(ppm), Values(numel, numel));
     }
+  }
+}
+
+// More tiles than there are teams that count digits.
+TEST_P(EntryKernelTest, MoreTilesThanAGpuHolds) {
+  const size_t numel = (kernels::kTilesToFill + 3) * size_t{kernels::kTile} + 5;
+  const std::vector<float> values = Normal(numel, 3);
+  for (const float threshold : {0.0f, 1.2f, 1e30f}) {
+    if (kSanitized && threshold != 1e30f) continue;
+    CheckEncode({.spec = TopK(10000), .threshold = threshold}, values);
   }
 }
 
