@@ -2,13 +2,16 @@
 
     python -m bench.accuracy.ratio --out build/ratio
 
-Gradients of the accuracy benchmark's models, of one worker, taken during fp32 training: early, half
-way and late. The error is |x - D(x)|^2 / |x|^2 of one encoding without feedback. Beside our codecs
-stand formats and rules of others (references.py). Writes OUT/ratio.json, ratio.md and ratio.png."""
+Gradients of the accuracy benchmark's models, of eight workers, taken during fp32 training: early,
+half way and late. The error is |x - D(x)|^2 / |x|^2 of one encoding of the first worker's, without
+feedback. Beside our codecs stand formats and rules of others (references.py). For allreduces of 4
+and 8 workers, it is that of the mean after both hops, over the exact mean: what DynamiQ (arXiv
+2602.08923) calls the vNMSE of its allreduce. Writes OUT/ratio.json, ratio.md and ratio.png."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 from pathlib import Path
@@ -19,8 +22,9 @@ from tqdm import tqdm
 
 from bench import harness
 from bench.accuracy.references import REFERENCES
-from bench.accuracy.tasks import TASKS, Task, loss_of
-from bench.accuracy.training import batches, make_optimizer
+from bench.accuracy.tasks import TASKS, Task
+from bench.accuracy.training import batches, gradients_of, make_optimizers
+from bench.accuracy.two_hop import TwoHop
 
 CODECS = (
     "bf16", "int8", "int8:rounding=stochastic", "int4", "int4:block=128", "int4:hadamard=1",
@@ -31,26 +35,32 @@ CODECS = (
 )  # fmt: skip
 SOURCES = ("mlp", "cnn", "charlm", "gpt AdamW")
 NOISE = "Gaussian noise"
+_WORKERS = 8
+ALLREDUCES = ("adaptive:bits=3", "int4", "adaptive:bits=4", "adaptive:bits=5", "int8")
 _POINTS = (0.05, 0.5, 0.95)  # of a run
 _STEPS_PART = 4  # a quarter of the benchmark's steps show the same
 
 
-def gradients(task: Task) -> list[torch.Tensor]:
-    """One worker's flat gradients at a few points of a run."""
+def gradients(task: Task) -> list[list[torch.Tensor]]:
+    """Every worker's flat gradients at a few points of a run."""
     torch.manual_seed(1)
     model = task.make_model()
-    optimizer = make_optimizer(task, list(model.parameters()), task.momentum)
+    parameters = dict(model.named_parameters())
+    sizes = [p.numel() for p in parameters.values()]
+    optimizers = make_optimizers(task, parameters, task.momentum)
     steps = task.steps // _STEPS_PART
     wanted = {int(part * steps) for part in _POINTS}
     taken = []
-    rows = batches(task, 1, seed=1)
+    rows = batches(task, _WORKERS, seed=1)
     for step in tqdm(range(steps), task.name, leave=False):
-        loss = loss_of(model, task.data.batch(next(rows)[0]))
-        optimizer.zero_grad()
-        loss.backward()
+        flat, _ = gradients_of(task, model, next(rows))
         if step in wanted:
-            taken.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
-        optimizer.step()
+            taken.append(flat)
+        mean = torch.stack(flat).mean(0)
+        for p, g in zip(parameters.values(), mean.split(sizes), strict=True):
+            p.grad = g.view_as(p)
+        for optimizer in optimizers:
+            optimizer.step()
     return taken
 
 
@@ -60,8 +70,21 @@ def measure(codec: str, x: torch.Tensor) -> tuple[float, float]:
         return REFERENCES[codec].bits, REFERENCES[codec].error(x.numpy())
     data = thinwire.encode(codec, x)
     decoded = torch.from_numpy(thinwire.decode(codec, data, x.numel()))
-    error = (x - decoded).double().square().sum() / x.double().square().sum()
-    return 8 * len(data) / x.numel(), error.item()
+    return 8 * len(data) / x.numel(), _error(decoded, x)
+
+
+def measure_allreduce(codec: str, workers: list[torch.Tensor]) -> tuple[float, float]:
+    """(bits an element and hop, relative squared error of the mean)."""
+    numel = workers[0].numel()
+    mean = torch.stack(workers).double().mean(0)
+    reduced = TwoHop(len(workers), numel, codec, feedback=False).all_reduce(workers)
+    info = thinwire.codec_info(codec)
+    bits = sum(thinwire.encoded_bytes(spec, numel) for spec in (info.up, info.down)) * 4 / numel
+    return bits, _error(reduced, mean)
+
+
+def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((exact.double() - got).square().sum() / exact.double().square().sum()).item()
 
 
 def table(rows: list[dict]) -> str:
@@ -78,6 +101,25 @@ def table(rows: list[dict]) -> str:
         name = codec if codec in REFERENCES else f"`{codec}`"
         cells = [name, f"{bits:.2f}", f"{32 / bits:.1f} x"]
         lines.append("| " + " | ".join(cells + [f"{errors[s]:.2g}" for s in sources]) + " |")
+    return "\n".join(lines)
+
+
+def _row(source: str, codec: str, measured: list[tuple[float, float]]) -> dict:
+    bits, errors = (statistics.mean(column) for column in zip(*measured, strict=True))
+    return {"source": source, "codec": codec, "bits": bits, "error": errors}
+
+
+def allreduce_table(rows: list[dict]) -> str:
+    """A line for each codec and number of workers."""
+    sources = list(dict.fromkeys(row["source"] for row in rows))
+    columns = " | ".join(f"error² of the mean, {source}" for source in sources)
+    lines = [f"| codec | workers | bits an element and hop | {columns} |",
+             "|" + "---|" * (3 + len(sources))]  # fmt: skip
+    for codec, workers in dict.fromkeys((row["codec"], row["workers"]) for row in rows):
+        mine = [row for row in rows if (row["codec"], row["workers"]) == (codec, workers)]
+        bits = statistics.mean(row["bits"] for row in mine)
+        cells = " | ".join(f"{row['error']:.2g}" for row in mine)
+        lines.append(f"| `{codec}` | {workers} | {bits:.2f} | {cells} |")
     return "\n".join(lines)
 
 
@@ -118,18 +160,22 @@ def main() -> int:
     torch.set_num_threads(1)
     samples = {name: gradients(TASKS[name]) for name in arguments.tasks.split(",")}
     torch.manual_seed(2)
-    samples[NOISE] = [torch.randn(1 << 20)]
-    rows = []
+    samples[NOISE] = [[torch.randn(1 << 20)]]
+    rows, allreduces = [], []
     for source, taken in samples.items():
         for codec in (*CODECS, *REFERENCES):
-            bits, errors = zip(*(measure(codec, x) for x in taken), strict=True)
-            rows.append({"source": source, "codec": codec, "bits": statistics.mean(bits),
-                         "error": statistics.mean(errors)})  # fmt: skip
-    text = table(rows)
+            rows.append(_row(source, codec, [measure(codec, flat[0]) for flat in taken]))
+        if source == NOISE:
+            continue
+        for workers, codec in itertools.product((4, 8), ALLREDUCES):
+            row = _row(source, codec, [measure_allreduce(codec, f[:workers]) for f in taken])
+            allreduces.append(row | {"workers": workers})
+    text = table(rows) + "\n\n## Allreduces\n\n" + allreduce_table(allreduces)
+    rows += allreduces
     result = harness.write(arguments.out / "ratio.json", rows)
     head = f"# Bytes and errors\n\n{harness.headline(result)}\n\n"
     (arguments.out / "ratio.md").write_text(f"{head}{text}\n")
-    plot(arguments.out / "ratio.png", rows)
+    plot(arguments.out / "ratio.png", [row for row in rows if "workers" not in row])
     print(text)
     return 0
 

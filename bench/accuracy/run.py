@@ -28,7 +28,7 @@ import torch
 from bench.accuracy import rates
 from bench.accuracy.report import write_report
 from bench.accuracy.tasks import TASKS, Task
-from bench.accuracy.training import METHODS, spec_of, train
+from bench.accuracy.training import METHODS, NAMED, spec_of, train
 
 _SHORT_STEPS = 8  # times fewer
 _SHORT_METHODS = ("fp32", "int4", "adaptive 2", "adaptive 1", "onebit", "topk 0.1 % DGC")
@@ -46,7 +46,7 @@ class Run:
     def recipe(self) -> dict[str, Any]:
         """Everything that the run's result depends on, as JSON."""
         task, chosen = self.task, METHODS[self.method]
-        special = {key: 1 for key in ("delay", "dealt") if getattr(chosen, key)}
+        special = {key: 1 for key in ("delay", "dealt", "bf16", "exact_1d") if getattr(chosen, key)}
         if task.warmup:
             special["warmup"] = task.warmup
         return special | {
@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("--choices", type=int, default=2, help="seeds that choose a rate; 0: none")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--methods", default=",".join(METHODS), help="fp32 is the baseline")
+    parser.add_argument("--methods", default=",".join(NAMED), help="fp32 is the baseline")
     parser.add_argument("--steps_part", type=int, default=1, help="so many times fewer steps")
     parser.add_argument("--batch_part", type=int, default=1, help="so many times smaller batches")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")

@@ -147,7 +147,7 @@ class Task:
     batch: int  # of one worker
     steps: int
     rate: float  # the highest learning rate; it falls to 0 along a cosine
-    optimizer: str = "sgd"  # or "adamw"
+    optimizer: str = "sgd"  # or "adamw", or "muon" with AdamW for what is no matrix inside
     momentum: float = 0.9  # of SGD
     warmup: float = 0.0  # the part of the steps over which the rate rises from 0
 
@@ -172,6 +172,7 @@ TASKS = {
         Task("charlm AdamW", CharLM, Jargon(), batch=16, steps=2400, rate=0.006,
              optimizer="adamw"),
         Task("gpt AdamW", GPT, Jargon(), batch=16, steps=2400, rate=0.004, optimizer="adamw"),
+        Task("gpt Muon", GPT, Jargon(), batch=16, steps=2400, rate=0.004, optimizer="muon"),
         Task("gpt", GPT, Jargon(), batch=16, steps=2400, rate=0.2),
     )
 }  # fmt: skip

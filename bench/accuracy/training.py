@@ -22,7 +22,8 @@ _POINTS = 40  # of a learning curve
 class Method:
     """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. delay:
     of one step, as DistributedOptimizer has it; after a tenth of the run. dealt: blocks go to
-    shards one by one (two_hop.Dealt)."""
+    shards one by one (two_hop.Dealt). bf16: gradients are rounded to it before, as mixed precision
+    does. exact_1d: norms and biases are exchanged in fp32."""
 
     name: str
     codec: str
@@ -30,6 +31,8 @@ class Method:
     owns_momentum: bool = False
     delay: bool = False
     dealt: bool = False
+    bf16: bool = False
+    exact_1d: bool = False
 
 
 METHODS = {
@@ -58,6 +61,23 @@ METHODS = {
         Method("topk 0.1 % DGC", "topk:density=0.001,warmup={warmup}", owns_momentum=True),
     )
 }
+# The drift of a long run, by what is exchanged and how (drift.py).
+DRIFTING = tuple(
+    Method(
+        name + (" bf16 gradients" if bf16 else "") + (" exact 1-d" if exact_1d else ""),
+        codec, feedback="without" not in name, bf16=bf16, exact_1d=exact_1d,
+    )
+    for bf16 in (False, True)
+    for name, codec in (
+        ("fp32", "fp32"), ("int8", "int8"), ("int8 without feedback", "int8"), ("int4", "int4"),
+        ("int4 without feedback", "int4"), ("adaptive 2", "adaptive"),
+        ("adaptive 2 without feedback", "adaptive"),
+    )
+    for exact_1d in (False, True)
+    if not (exact_1d and codec == "fp32")
+)  # fmt: skip
+NAMED = tuple(METHODS)  # those of the main table
+METHODS |= {method.name: method for method in DRIFTING}
 
 
 def spec_of(method: Method, task: Task) -> str:
@@ -92,6 +112,27 @@ def gradients_of(
     return flat, sum(losses) / len(losses)
 
 
+class ExactRest:
+    """An exchange that takes the elements of some places only; the others' mean is exact."""
+
+    def __init__(self, inner: Exchange, taken: torch.Tensor) -> None:
+        self._inner, self._taken = inner, taken
+
+    def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        mean = torch.stack(gradients).mean(0)
+        mean[self._taken] = self._inner.all_reduce([g[self._taken] for g in gradients])
+        return mean
+
+    def stats(self) -> dict[str, Any]:
+        return self._inner.stats()
+
+    def codec(self) -> str:
+        return self._inner.codec()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 class Displaced:
     """Workers' own weights under a delay: the common ones, less lr times their last gradient."""
 
@@ -124,18 +165,28 @@ def open_group(
     spec = spec_of(method, task)
     if thinwire.codec_info(spec).entries:
         return Workers(workers, parameters, spec, momentum, method.feedback)
+    if method.exact_1d:
+        taken = torch.cat([torch.full((p.numel(),), p.dim() > 1) for p in parameters.values()])
+        numel = int(taken.sum())
+        return ExactRest(TwoHop(workers, numel, spec, momentum, method.feedback), taken)
     numel = sum(p.numel() for p in parameters.values())
     exchange = TwoHop(workers, numel, spec, momentum, method.feedback)
     return Dealt(exchange, workers, numel) if method.dealt else exchange
 
 
-def make_optimizer(
-    task: Task, parameters: list[torch.Tensor], momentum: float
-) -> torch.optim.Optimizer:
-    """momentum: SGD's, which may live elsewhere."""
+def make_optimizers(
+    task: Task, parameters: dict[str, torch.Tensor], momentum: float
+) -> list[torch.optim.Optimizer]:
+    """momentum: SGD's, which may live elsewhere. Muon takes the matrices between embedding and
+    head, at AdamW's rate (Liu et al., arXiv 2502.16982, section 2.2), and AdamW the rest."""
+    if task.optimizer == "muon":
+        inside = [p for name, p in parameters.items() if p.dim() == 2 and "blocks." in name]
+        rest = [p for p in parameters.values() if all(p is not other for other in inside)]
+        muon = torch.optim.Muon(inside, lr=task.rate, adjust_lr_fn="match_rms_adamw")
+        return [muon, torch.optim.AdamW(rest, lr=task.rate)]
     if task.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=task.rate)
-    return torch.optim.SGD(parameters, lr=task.rate, momentum=momentum)
+        return [torch.optim.AdamW(parameters.values(), lr=task.rate)]
+    return [torch.optim.SGD(parameters.values(), lr=task.rate, momentum=momentum)]
 
 
 def train(task: Task, method: Method, seed: int, workers: int, split: str) -> dict[str, Any]:
@@ -145,27 +196,30 @@ def train(task: Task, method: Method, seed: int, workers: int, split: str) -> di
     parameters = dict(model.named_parameters())
     momentum = task.momentum if method.owns_momentum else 0.0
     group = open_group(method, task, parameters, workers, momentum)
-    optimizer = make_optimizer(task, list(parameters.values()), task.momentum - momentum)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, task.rate_factor)
+    optimizers = make_optimizers(task, parameters, task.momentum - momentum)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, task.rate_factor) for o in optimizers]
     sizes = [p.numel() for p in parameters.values()]
 
     def apply(mean: torch.Tensor) -> None:
         for p, g in zip(parameters.values(), mean.split(sizes), strict=True):
             p.grad = g.view_as(p)
-        optimizer.step()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
 
     displaced, late = Displaced(task, model), None
     curve, recent, start = [], [], time.monotonic()
     for step, rows in enumerate(batches(task, workers, seed), 1):
         flat, loss = displaced.gradients(rows)
+        if method.bf16:
+            flat = [gradient.bfloat16().float() for gradient in flat]
         own = [gradient.clone() for gradient in flat] if method.delay else []
         mean = group.all_reduce(flat)
         if late is not None:
             apply(late)
         if method.delay and step > task.steps // 10:
             late = mean.clone()
-            displaced.move(own, optimizer.param_groups[0]["lr"])
+            displaced.move(own, optimizers[0].param_groups[0]["lr"])
         else:
             apply(mean)
         recent.append(loss)
