@@ -109,9 +109,14 @@ def test_a_method_is_tested_at_the_rate_that_validation_chose(tmp_path):
 def test_ratio_measures_real_gradients(tmp_path):
     run_program("ratio", "--tasks", "mlp", "--out", str(tmp_path))
     rows = json.loads((tmp_path / "ratio.json").read_text())["rows"]
-    error = {(row["source"], row["codec"]): row["error"] for row in rows}
+    once = [row for row in rows if "workers" not in row]
+    error = {(row["source"], row["codec"]): row["error"] for row in once}
     assert error["Gaussian noise", "onebit"] == pytest.approx(0.363, abs=0.005)  # 1 - 2 / pi
     assert error["mlp", "adaptive:bits=2"] < error["mlp", "int4"]
     assert error["Gaussian noise", "NF4, blocks of 256"] == pytest.approx(0.0097, abs=0.0005)
     assert error["mlp", "int8"] < error["mlp", "int4:hadamard=1"] < error["mlp", "int4"]
     assert (tmp_path / "ratio.png").stat().st_size > 10000
+    mean = {(row["workers"], row["codec"]): row["error"] for row in rows if "workers" in row}
+    for workers in (4, 8):
+        assert mean[workers, "int8"] < mean[workers, "adaptive:bits=4"] < mean[workers, "int4"]
+        assert mean[workers, "int4"] < 0.1
