@@ -18,15 +18,15 @@ inline constexpr unsigned kQuads = 4;
 // sm_120.
 inline constexpr unsigned kBlocksPerMultiprocessor = 3;
 inline constexpr unsigned kFewBlocksPerMultiprocessor = 2;
-// A reduction has as many, but two on sm_120, where three spill; each multiprocessor has less memory
-// traffic to hide there.
+// A reduction has as many, but two on sm_120, where three spill; each multiprocessor has less
+// memory traffic to hide there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 inline constexpr unsigned kReduceBlocksPerMultiprocessor = kFewBlocksPerMultiprocessor;
 #else
 inline constexpr unsigned kReduceBlocksPerMultiprocessor = kBlocksPerMultiprocessor;
 #endif
-// Tiles below which a launch takes smaller ones: the thread blocks that an H100 or H200 holds, of 132
-// multiprocessors.
+// Tiles below which a launch takes smaller ones: the thread blocks that an H100 or H200 holds, of
+// 132 multiprocessors.
 inline constexpr unsigned kTilesToFill = 132 * kBlocksPerMultiprocessor;
 // Jobs of one launch; more take another launch. The table travels as a kernel argument, of which
 // there are 4 KiB.
