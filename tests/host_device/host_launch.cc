@@ -41,6 +41,7 @@ const WidthsPlan* MakePlans(const Launch& launch, Room& room) {
 }
 
 void EncodeWidths(const EncodeLaunch& launch) {
+  if (launch.jobs.tiles == 0) return;  // there is no code to load
   ForDType(launch.dtype, [&](auto dtype) {
     ForEachTile<HeadsShared<HostTeam>>(
         launch.jobs.tiles, kThreads, [&](HostTeam& team, auto& shared, uint32_t tile) {
@@ -55,6 +56,7 @@ void EncodeWidths(const EncodeLaunch& launch) {
 }
 
 void DecodeWidths(const DecodeLaunch& launch) {
+  if (launch.jobs.tiles == 0) return;
   Room room(launch);
   const WidthsPlan* const plans = MakePlans(launch, room);
   ForDType(launch.dtype, [&](auto dtype) {
