@@ -1,5 +1,7 @@
 """A parameter server with the method names of MXNet's KVStore, on torch tensors. Experimental.
 
+A worker::
+
     import thinwire.kvstore as kvs  # was: import mxnet as mx
 
     kv = kvs.create("dist_sync")  # a process that serves does not return from here
