@@ -1,4 +1,4 @@
-"""What a peer can reconstruct from an update between sites, by codec and number of local steps.
+"""The images that a peer can reconstruct from an update between sites, by codec and local steps.
 
     python -m bench.sites_leak [--images 4] [--out FILE.json]
 
@@ -76,7 +76,7 @@ def update_of(
 
 
 def sent(model: torch.nn.Module, spec: str, update: Tensors) -> Tensors:
-    """What the peers decode."""
+    """Return what the peers decode."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     codec = UpdateCodec({"*": spec}, sizes, tensors.structure_of(model))
     flat = {name: values.detach().reshape(-1).contiguous() for name, values in update.items()}

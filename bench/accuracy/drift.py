@@ -1,4 +1,4 @@
-"""Whether compression lets a long run drift: the mean training loss of the last fortieth of 3,000
+"""The drift of a long run by compression: the mean training loss of the last fortieth of 3,000
 steps, of every codec with and without error feedback, over that of fp32 with the same seed.
 
     python -m bench.accuracy.drift --out build/drift    # resumes where it was stopped

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench.accuracy.tasks import Task, evaluate, loss_of
-from bench.accuracy.two_hop import Dealt, Exchange, TwoHop
+from bench.accuracy.two_hop import Dealt, ExactRest, Exchange, TwoHop
 from bench.accuracy.workers import Workers
 
 _POINTS = 40  # of a learning curve
@@ -110,27 +110,6 @@ def gradients_of(
         flat.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
         losses.append(loss.item())
     return flat, sum(losses) / len(losses)
-
-
-class ExactRest:
-    """An exchange that takes the elements of some places only; the others' mean is exact."""
-
-    def __init__(self, inner: Exchange, taken: torch.Tensor) -> None:
-        self._inner, self._taken = inner, taken
-
-    def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        mean = torch.stack(gradients).mean(0)
-        mean[self._taken] = self._inner.all_reduce([g[self._taken] for g in gradients])
-        return mean
-
-    def stats(self) -> dict[str, Any]:
-        return self._inner.stats()
-
-    def codec(self) -> str:
-        return self._inner.codec()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class Displaced:

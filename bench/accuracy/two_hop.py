@@ -85,12 +85,42 @@ class TwoHop:
         pass
 
 
-class Dealt:
+class Around:
+    """An exchange that rearranges what another one exchanges."""
+
+    def __init__(self, inner: Exchange) -> None:
+        self._inner = inner
+
+    def stats(self) -> dict[str, Any]:
+        return self._inner.stats()
+
+    def codec(self) -> str:
+        return self._inner.codec()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class ExactRest(Around):
+    """An exchange that takes the elements of some places only; the others' mean is exact."""
+
+    def __init__(self, inner: Exchange, taken: torch.Tensor) -> None:
+        """taken: a flag for each element."""
+        super().__init__(inner)
+        self._taken = taken
+
+    def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        mean = torch.stack(gradients).mean(0)
+        mean[self._taken] = self._inner.all_reduce([g[self._taken] for g in gradients])
+        return mean
+
+
+class Dealt(Around):
     """An exchange whose blocks are dealt out over the shards like cards. Each shard has some of
     every layer then, and adaptive's budgets of shards come to one of the whole model."""
 
     def __init__(self, inner: Exchange, count: int, numel: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         full = numel // _BLOCK
         blocks = torch.arange(full * _BLOCK).view(full, _BLOCK)
         rest = torch.arange(full * _BLOCK, numel)
@@ -102,12 +132,3 @@ class Dealt:
         result = torch.empty_like(mean)
         result[self._order] = mean
         return result
-
-    def stats(self) -> dict[str, Any]:
-        return self._inner.stats()
-
-    def codec(self) -> str:
-        return self._inner.codec()
-
-    def close(self) -> None:
-        self._inner.close()

@@ -165,8 +165,8 @@ absl::StatusOr<std::vector<std::string>> TellAllAt(const Meeting& meeting,
                       static_cast<uint32_t>(members.size), static_cast<uint32_t>(wait.count()),
                       static_cast<uint32_t>(mine.size())};
   const std::string head(reinterpret_cast<const char*>(&header), sizeof(header));
-  // The host ends a round when it has waited for so long, and never later than this rank would; so
-  // either all ranks have its word, or it is gone.
+  // The host ends a round at the first deadline of those who have come, so either all of them have
+  // its word, or it is gone.
   const absl::StatusOr<std::string> answer =
       Ask(meeting, absl::StrCat(meeting.secret, head, mine), Clock::now() + wait + kPatience);
   const auto said =
@@ -182,7 +182,7 @@ absl::StatusOr<std::vector<std::string>> TellAllAt(const Meeting& meeting,
   for (size_t rank = 0; rank < said.size(); ++rank) {
     if (!said[rank].has_value()) {
       return absl::DeadlineExceededError(
-          absl::StrCat("not all ranks came within ", wait.count(), " ms, rank ", rank,
+          absl::StrCat("not all ranks came in time, rank ", rank,
                        " for one; set THINWIRE_NCCL_CODEC and LD_PRELOAD on all of them"));
     }
     all.push_back(*said[rank]);
@@ -319,9 +319,12 @@ bool MeetingHost::Hear(Guest& guest) {
   Round& round = rounds_[{secret, header.round}];
   if (round.said.empty()) {
     round.said.resize(header.size);
-    round.deadline = Clock::now() + std::chrono::milliseconds(header.wait_ms);
+    round.deadline = Deadline::max();
   }
   if (round.said.size() != header.size) return false;
+  // Nobody who has spoken leaves before the round ends.
+  round.deadline =
+      std::min(round.deadline, Clock::now() + std::chrono::milliseconds(header.wait_ms));
   guest.round = &round;
   if (!round.over && !round.said[header.rank].has_value()) {
     round.said[header.rank] = guest.in.substr(kHeadBytes);

@@ -45,9 +45,9 @@ struct Meeting {
 std::optional<Meeting> MeetingOf(const NcclUniqueId& id);
 
 // Tells all ranks of a communicator `mine`, of up to kMostSaid bytes (a longer one is cut), and
-// hears theirs, by rank, the same on all. A round is held once. DeadlineExceeded names the first
-// rank that has not come `wait` after the first came, in the same words on all ranks; Unavailable:
-// the host can't be reached, or is gone.
+// hears theirs, by rank, the same on all. A round is held once. It ends when one rank has waited
+// for its `wait`: then DeadlineExceeded names the first rank that has not come, in the same words
+// on all ranks. Unavailable: the host can't be reached, or is gone.
 absl::StatusOr<std::vector<std::string>> TellAllAt(const Meeting& meeting,
                                                    const Membership& members, uint32_t round,
                                                    std::string mine,

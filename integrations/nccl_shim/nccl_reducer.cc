@@ -4,14 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "schedule/collective/chunk_size.h"
 #include "schedule/engine/checks.h"
 
 namespace thinwire {
 namespace {
 
-// Chunks on one stream do not overlap, so they are only as small as memory for their wires asks,
-// which with int8 is about as much as this.
-constexpr size_t kChunkBytes = size_t{32} << 20;
 constexpr size_t kLargestBlock = 4096;           // that a codec may have
 constexpr std::chrono::microseconds kPause(50);  // between questions to a busy NCCL
 
@@ -23,7 +21,7 @@ Options OptionsFor(const CodecPair& codec, const Nodes& nodes) {
   options.topology = nodes.direct ? Topology::kHierarchical : Topology::kGrid;
   if (!nodes.refusal.empty()) options.topology = Topology::kFlat;
   options.local_size = nodes.local_size;
-  options.chunk_bytes = kChunkBytes;
+  options.chunk_bytes = kGpuChunk;  // of one stream they do not overlap
   return options;
 }
 
@@ -55,7 +53,7 @@ NcclReducer::NcclReducer(std::unique_ptr<NcclComm> comm, std::shared_ptr<Device>
 // shards, and the largest without, need all there is.
 absl::Status NcclReducer::ReserveMemory() {
   const Membership& members = comm_->members();
-  const size_t most = kChunkBytes / sizeof(float) / 4 * 5;  // elements of a last chunk
+  const size_t most = kGpuChunk / sizeof(float) / 4 * 5;  // elements of a last chunk
   const size_t equal = most / kLargestBlock / members.size * kLargestBlock * members.size;
   for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter}) {
     for (const size_t numel : {equal, most / members.size * members.size}) {

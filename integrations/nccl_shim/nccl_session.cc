@@ -37,8 +37,8 @@ absl::Status FirstRefusal(const std::vector<std::string>& said) {
   return absl::OkStatus();
 }
 
-// Its terms, its node, and whether its GPU meets others in host memory. Ranks of another version
-// may say something else.
+// The parts are the rank's terms, its node, and whether its GPU meets others in host memory. Ranks
+// of another version may say something else.
 std::vector<std::string> PartsOf(const std::string& said) {
   std::vector<std::string> parts = absl::StrSplit(said.substr(1), '\n');
   parts.resize(3);
@@ -89,8 +89,10 @@ absl::Status NcclSession::Agree() {
 }
 
 absl::StatusOr<Nodes> NcclSession::AgreeOnTerms() {
-  const std::string terms = absl::StrCat(settings_.codec.ToString(), " from ", settings_.min_bytes,
-                                         " bytes on (thinwire " THINWIRE_VERSION ")");
+  const std::string terms =
+      absl::StrCat(settings_.codec.ToString(), " from ", settings_.min_bytes, " bytes on for ",
+                   settings_.reduce_scatter ? "allreduces and reduce-scatters" : "allreduces",
+                   " (thinwire " THINWIRE_VERSION ")");
   absl::Status able = settings_.refusal;
   bool direct = true;
   if (able.ok()) {
@@ -111,9 +113,9 @@ absl::StatusOr<Nodes> NcclSession::AgreeOnTerms() {
   for (size_t rank = 0; rank < all->size(); ++rank) {
     const std::vector<std::string> parts = PartsOf((*all)[rank]);
     if (parts[0] != first) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("rank ", rank, " wants ", parts[0], ", expected rank 0's ", first,
-                       "; set THINWIRE_NCCL_CODEC and THINWIRE_NCCL_MIN_BYTES alike on all ranks"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", rank, " wants ", parts[0], ", expected rank 0's ", first,
+          "; set THINWIRE_NCCL_CODEC, _MIN_BYTES and _REDUCE_SCATTER alike on all ranks"));
     }
     identities.push_back(parts[1]);
     direct &= parts[2] != kMeetInHostMemory;

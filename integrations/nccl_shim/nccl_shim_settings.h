@@ -22,8 +22,8 @@ struct NcclShimSettings {
   int ranks = 0;                       // THINWIRE_NCCL_RANKS: of communicators; 0: any
   // THINWIRE_NCCL_REDUCE_SCATTER: the opt-in is for ncclReduceScatter, too.
   bool reduce_scatter = false;
-  // THINWIRE_NCCL_FEEDBACK_BYTES, of a communicator. A call names no tensor, so feedback goes by
-  // addresses, which is right only where a program keeps its gradients in place.
+  // THINWIRE_NCCL_FEEDBACK_BYTES, of a communicator. A call names no tensor, so residuals belong
+  // to addresses, which is right only where a program keeps its gradients in place.
   size_t feedback_bytes = 0;
   std::chrono::milliseconds timeout{30000};  // THINWIRE_TIMEOUT_S: of the ranks' agreement
   std::string cuda_library;                  // THINWIRE_CUDA_LIB

@@ -116,14 +116,19 @@ absl::Status StoreWorker::Close() {
 
 absl::Status StoreWorker::Connect() {
   const auto servers = static_cast<size_t>(options_.layout.servers);
-  return Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return connected_.size() == servers; },
-               [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-                 std::vector<int> missing;
-                 for (int server = 0; server < options_.layout.servers; ++server) {
-                   if (!connected_.contains(server)) missing.push_back(server);
-                 }
-                 return absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come");
-               });
+  return Await(
+      [&] {
+        mu_.AssertHeld();
+        return connected_.size() == servers;
+      },
+      [&] {
+        mu_.AssertHeld();
+        std::vector<int> missing;
+        for (int server = 0; server < options_.layout.servers; ++server) {
+          if (!connected_.contains(server)) missing.push_back(server);
+        }
+        return absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come");
+      });
 }
 
 template <typename Done, typename Late>
@@ -328,20 +333,33 @@ absl::Status StoreWorker::Wait(std::string_view name) {
   if (absl::Status bad = layout_.Find(name, &index); !bad.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", bad.message()));
   }
-  const absl::Status waited =
-      Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return keys_[index].pulls == 0; },
-            [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return AwaitedPulls(); });
+  const absl::Status waited = Await(
+      [&] {
+        mu_.AssertHeld();
+        return keys_[index].pulls == 0;
+      },
+      [&] {
+        mu_.AssertHeld();
+        return AwaitedPulls();
+      });
   const absl::MutexLock lock(&mu_);
   while (keys_[index].is_written) changed_.Wait(&mu_);
   return waited;
 }
 
 absl::Status StoreWorker::WaitAll() {
-  const absl::Status waited =
-      Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return pulled_.empty(); },
-            [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return AwaitedPulls(); });
+  const absl::Status waited = Await(
+      [&] {
+        mu_.AssertHeld();
+        return pulled_.empty();
+      },
+      [&] {
+        mu_.AssertHeld();
+        return AwaitedPulls();
+      });
   const absl::MutexLock lock(&mu_);
-  const auto written = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const auto written = [this] {
+    mu_.AssertHeld();
     return std::any_of(keys_.begin(), keys_.end(), [](const Key& key) { return key.is_written; });
   };
   while (written()) changed_.Wait(&mu_);
@@ -370,7 +388,8 @@ absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>&
     if (!sent.ok()) Fail(sent);  // keeps an earlier reason
   }
   const absl::Status waited = Await(
-      [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      [&] {
+        mu_.AssertHeld();
         return done_[{kind, number}].size() == bodies.size();
       },
       [&] { return std::string("a call that every worker makes was not completed"); });
@@ -428,9 +447,12 @@ absl::StatusOr<std::string> StoreWorker::StatesAsFile() {
     const absl::Status sent = SendTo(
         i, kLast, {.kind = Kind::kGet, .slice = static_cast<uint32_t>(i), .request = request}, {});
     if (!sent.ok()) return sent;
-    const absl::Status waited =
-        Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return states_.contains(request); },
-              [&] { return absl::StrCat("server ", slice.server, " did not send its state"); });
+    const absl::Status waited = Await(
+        [&] {
+          mu_.AssertHeld();
+          return states_.contains(request);
+        },
+        [&] { return absl::StrCat("server ", slice.server, " did not send its state"); });
     if (!waited.ok()) return waited;
     std::vector<uint8_t> state;
     {

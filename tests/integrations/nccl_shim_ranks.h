@@ -80,7 +80,7 @@ class ShimRank {
   std::vector<float> Sum(const std::vector<float>& values, const std::string& name = "buffer") {
     return Reduce(values, kNcclF32, kNcclSum, name);
   }
-  // Of a program that has `ranks` ranks; in place, the result lies in the input's own part.
+  // The program has `ranks` ranks; in place, the result lies in the input's own part.
   std::vector<float> Scatter(const std::vector<float>& values, int rank, int ranks,
                              bool in_place = false) {
     const size_t count = values.size() / ranks;

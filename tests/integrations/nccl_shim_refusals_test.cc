@@ -39,6 +39,12 @@ TEST_F(NcclShimTest, RanksThatDisagreeAllSaySo) {
   });
   ExpectRefusal(sizes, {"MismatchError", "rank 1 wants int8 from 2048 bytes", "1024 bytes"},
                 {0, 1});
+  Ranks collectives = RanksWith(2, [](int r) {
+    Environment environment = OptedIn();
+    if (r == 1) environment["THINWIRE_NCCL_REDUCE_SCATTER"] = "1";
+    return environment;
+  });
+  ExpectRefusal(collectives, {"MismatchError", "rank 1 wants", "reduce-scatters"}, {0, 1});
 }
 
 TEST_F(NcclShimTest, AWrongSettingOfOneRankIsHeardByAll) {
@@ -61,7 +67,7 @@ TEST_F(NcclShimTest, ARankWithoutTheShimIsADeadline) {
     environment["THINWIRE_TIMEOUT_S"] = "0.2";
     return environment;
   });
-  ExpectRefusal(ranks, {"TimeoutError", "not all ranks came within", "LD_PRELOAD"}, {0, 2});
+  ExpectRefusal(ranks, {"TimeoutError", "not all ranks came in time", "LD_PRELOAD"}, {0, 2});
   EXPECT_EQ(ranks[1]->said(), "");
 }
 
@@ -147,6 +153,24 @@ TEST(NcclMeetingTest, AllHearTheSameAndLateOnesToo) {
   EXPECT_EQ(
       TellAllAt(*MeetingOf(other), {1, 3}, 0, "late", std::chrono::milliseconds(100)).status(),
       heard[0].status());
+}
+
+// A rank that waits for less long than the others does not go on alone: the round ends for all.
+TEST(NcclMeetingTest, TheFirstDeadlineIsThatOfAll) {
+  MeetingHost host;
+  NcclUniqueId id = MadeByNccl();
+  ASSERT_TRUE(host.Invite(&id).ok());
+  const Meeting meeting = *MeetingOf(id);
+  absl::Status patient;
+  std::thread first([&] { patient = TellAllAt(meeting, {0, 3}, 0, "first", kLong).status(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto start = Clock::now();
+  const absl::Status brief =
+      TellAllAt(meeting, {1, 3}, 0, "second", std::chrono::milliseconds(100)).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(brief)) << brief;
+  first.join();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(patient)) << patient;
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10)) << "it has waited for its own time";
 }
 
 // Neither those who connect and say nothing, nor those who say something wrong, nor a guest that

@@ -45,7 +45,7 @@ class MessageBox {
   void Lose(int peer, absl::Status reason);
   void Add(Message message);  // of a peer that has joined
   // The peer has taken so much of what was sent since it joined. False if it was never sent. The
-  // next Collect has what the credit lets go then.
+  // next Collect returns what the credit then allows.
   bool Acknowledge(int peer, uint64_t taken);
   // How much of what came from this peer was taken since it joined.
   uint64_t TakenFrom(int peer) const;

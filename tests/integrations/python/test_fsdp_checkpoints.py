@@ -71,7 +71,7 @@ def test_a_checkpoint_goes_into_another_world(tmp_path):
 
 
 def computed(model: torch.nn.Module, rank: int) -> torch.Tensor:
-    """What the next forward pass has as the weight of the first layer."""
+    """Return what the next forward pass has as the weight of the first layer."""
     seen = []
     layer = model.layers[0]
     handle = layer.register_forward_pre_hook(lambda *_: seen.append(layer.weight.detach().clone()))

@@ -34,7 +34,7 @@ def watch(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def computed_with(rank: int, gather, reference, dtype: torch.dtype | None):
-    """What each of three passes computes with, what the shards say, and the statistics."""
+    """Return what each of three passes computes with, what the shards say, and the statistics."""
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     model, state = sharded("fp32", mp_policy=policy, gather=gather, reference=reference)
     seen, kept = watch(model), []

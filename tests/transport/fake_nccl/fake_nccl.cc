@@ -247,9 +247,12 @@ THINWIRE_FAKE NcclResult ncclAllGather(const void* send, void* recv, size_t coun
   });
 }
 
-// Everybody sends all of it to everybody, who adds it up.
-THINWIRE_FAKE NcclResult ncclAllReduce(const void* send, void* recv, size_t count, int type, int op,
-                                       NcclHandle handle, NcclStream stream) {
+namespace {
+
+// Everybody sends each rank what that one adds up: its own part of `send`, or all of it, which is
+// the same for all (`apart` is 0).
+NcclResult Reduce(const void* send, void* recv, size_t count, int type, int op, size_t apart,
+                  NcclHandle handle, NcclStream stream) {
   const size_t bytes = count * FakeSizeOf(type);
   if (FakeSizeOf(type) == 0 || op < kFakeSum || op > kFakeAvg) return kNcclInvalidArgument;
   const auto* from = static_cast<const uint8_t*>(send);
@@ -257,33 +260,25 @@ THINWIRE_FAKE NcclResult ncclAllReduce(const void* send, void* recv, size_t coun
     const auto inputs = std::make_shared<std::vector<uint8_t>>(comm.size * bytes);
     for (int peer = 0; peer < comm.size; ++peer) {
       if (peer == comm.rank) continue;
-      group.blocks.push_back({peer, from, inputs->data() + peer * bytes, bytes, FakeKind::kReduce});
+      group.blocks.push_back({peer, from + peer * apart * bytes, inputs->data() + peer * bytes,
+                              bytes, FakeKind::kReduce});
     }
     group.after.emplace_back([=, rank = comm.rank, size = comm.size] {
-      std::memcpy(inputs->data() + rank * bytes, from, bytes);
+      std::memcpy(inputs->data() + rank * bytes, from + rank * apart * bytes, bytes);
       FakeReduce(inputs->data(), size, count, type, op, static_cast<uint8_t*>(recv));
     });
   });
 }
 
-// Everybody sends to each rank what that one adds up.
+}  // namespace
+
+THINWIRE_FAKE NcclResult ncclAllReduce(const void* send, void* recv, size_t count, int type, int op,
+                                       NcclHandle handle, NcclStream stream) {
+  return Reduce(send, recv, count, type, op, 0, handle, stream);
+}
 THINWIRE_FAKE NcclResult ncclReduceScatter(const void* send, void* recv, size_t count, int type,
                                            int op, NcclHandle handle, NcclStream stream) {
-  const size_t bytes = count * FakeSizeOf(type);
-  if (FakeSizeOf(type) == 0 || op < kFakeSum || op > kFakeAvg) return kNcclInvalidArgument;
-  const auto* from = static_cast<const uint8_t*>(send);
-  return Add(handle, stream, [=](FakeCommunicator& comm, FakeGroup& group) {
-    const auto inputs = std::make_shared<std::vector<uint8_t>>(comm.size * bytes);
-    for (int peer = 0; peer < comm.size; ++peer) {
-      if (peer == comm.rank) continue;
-      group.blocks.push_back(
-          {peer, from + peer * bytes, inputs->data() + peer * bytes, bytes, FakeKind::kReduce});
-    }
-    group.after.emplace_back([=, rank = comm.rank, size = comm.size] {
-      std::memcpy(inputs->data() + rank * bytes, from + rank * bytes, bytes);
-      FakeReduce(inputs->data(), size, count, type, op, static_cast<uint8_t*>(recv));
-    });
-  });
+  return Reduce(send, recv, count, type, op, 1, handle, stream);
 }
 
 // As of 2.31: the configuration of a call, whose first field is its size.
