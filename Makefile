@@ -9,13 +9,15 @@ JOBS ?= $(shell nproc)
 TEST_JOBS ?= 3
 PYTEST_JOBS ?= 3
 # A worker that dies is a failure with its test's name; one that took its place would be awaited for good.
-PYTEST = $(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup --max-worker-restart 0
+PYTEST = $(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup --max-worker-restart 0 --durations 20
 
 # ccache, where it is installed, also serves the builds of other checkouts.
 ifneq ($(shell command -v ccache),)
 export CMAKE_C_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
+# Without it ccache takes nothing that uses a precompiled header.
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 endif
 
 .PHONY: help packages venv setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-neon test-python test-torch trainers test-trainers \

@@ -1,6 +1,7 @@
 // Workers and servers of the store on the in-process plane: what is pulled, bytes, faults, state.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <mutex>
@@ -56,7 +57,7 @@ TEST(StoreTest, HoldsMxnetsChecksOfDistSync) {
             ASSERT_TRUE(waited.ok()) << waited;
             const float expected =
                 static_cast<float>((workers + 1) * workers) * rate / 2 * (repeat + 1) + 1;
-            for (const float value : *key) ASSERT_EQ(value, expected);
+            ASSERT_TRUE(std::ranges::count(*key, expected) == std::ssize(*key)) << name;
           }
         }
       });
@@ -174,15 +175,15 @@ TEST(StoreTest, EveryCodecTrainsInEveryMode) {
       StoreRanks store{.workers = 3, .servers = 2, .mode = mode, .codec = codec};
       store.Run([&](std::unique_ptr<StoreWorker>& kv) {
         // The gradient of |w - target|^2 / 2, seen with noise.
-        const size_t n = 5000;
+        const size_t n = 5000, steps = 150;
+        const std::vector<float> noise = Normal(kv->rank(), n + steps);
         std::vector<float> w(n, 0.0f), target = Normal(77, n), g(n);
         ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
         ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.05").ok());
         ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
         ASSERT_TRUE(kv->WaitAll().ok());
-        for (uint64_t step = 0; step < 150; ++step) {
-          const std::vector<float> noise = Normal(step * 8 + kv->rank(), n);
-          for (size_t i = 0; i < n; ++i) g[i] = w[i] - target[i] + 0.1f * noise[i];
+        for (size_t step = 0; step < steps; ++step) {
+          for (size_t i = 0; i < n; ++i) g[i] = w[i] - target[i] + 0.1f * noise[i + step];
           ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
           const absl::Status waited = kv->WaitAll();
           ASSERT_TRUE(waited.ok()) << waited;
