@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 pack=build/gpu-pack
 programs=(tests/kernels/kernel_test tests/kernels/cuda_graph_test tests/schedule/device_test bench/kernel_bench
   bench/nccl_bench)
-tests=(conftest.py devices.py models.py ranks.py test_cuda.py test_cuda_nccl.py test_training_modes.py)
+tests=(conftest.py devices.py models.py test_cuda.py test_cuda_nccl.py test_training_modes.py)
 
 [[ -f build/integrations/c/libthinwire_cuda.so ]] || {
   echo "the build has no CUDA part, which needs nvcc" >&2
@@ -42,7 +42,7 @@ done
 for library in "$pack"/lib/*.so*; do patchelf --set-rpath '$ORIGIN' "$library"; done
 for library in "$package"/*.so; do patchelf --set-rpath '$ORIGIN/../../../lib' "$library"; done
 
-cp tests/conftest.py "$pack/tests/"
+cp tests/conftest.py tests/ranks.py "$pack/tests/"
 for name in "${tests[@]}"; do cp "tests/integrations/python/$name" "$pack/tests/integrations/python/"; done
 cp pyproject.toml "$pack/"
 # For a machine with torch and without pytest.

@@ -1,12 +1,17 @@
 """One thread a process, before torch is imported: ranks share the machine's cores with each other,
-and threads that spin for one another take those of the other tests. The network lab is
-importable from here and from the processes that tests start."""
+and threads that spin for one another take those of the other tests. The package of this checkout,
+unless one is installed, and the network lab are importable from here and from the processes that
+tests start."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = str(Path(__file__).resolve().parents[1])
-sys.path.append(ROOT)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), ROOT]))
+ROOT = Path(__file__).resolve().parents[1]
+added = [str(ROOT)]
+if importlib.util.find_spec("thinwire") is None:
+    added.append(str(ROOT / "integrations" / "python"))
+sys.path.extend(added)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *added]))

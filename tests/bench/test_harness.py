@@ -1,16 +1,13 @@
 """The harness tells subjects apart, stops when it knows enough, and names a result's source."""
 
 import json
-import pathlib
 import sys
 
 import pytest
+import ranks
 
 from bench import __main__ as bench
 from bench import harness
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "integrations" / "python"))
-import ranks
 
 
 class Steps:

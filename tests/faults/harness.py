@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -17,10 +17,8 @@ from nodes import inside, open_nodes
 from standstill import Standstill
 from strike import struck_at
 
-# A process has one fork server, and the list set last holds for all tests of it: this is the list
-# of tests/integrations/python/ranks.py, without which each of its ranks would import torch itself.
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "thinwire.torch"])
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # matrix.py and soak.py have no conftest
+from ranks import Rank, started
 
 HANG_S = 20.0  # beyond the timeout, and beyond all that is judged
 STANDSTILL_S = 0.25  # without a processor; the case says nothing then
@@ -39,9 +37,9 @@ class Ending:
     repeated: int = 0  # how often it was run before, while the machine stood still
 
 
-def _be(pipe, case: Case, rank: int, folder: Path, node: str | None) -> None:
+def _be(case: Case, rank: int, folder: Path, node: str | None) -> Report:
     with inside(node):
-        pipe.send(Actor(case, rank, folder).run())
+        return Actor(case, rank, folder).run()
 
 
 def run_awake(case: Case, own: int | None = None) -> Ending:
@@ -64,44 +62,39 @@ def run(case: Case, own: int | None = None) -> Ending:
     and no one of its own."""
     with tempfile.TemporaryDirectory() as name, open_nodes(case.nodes) as nodes:
         folder = Path(name)
-        processes, pipes = {}, {}
         node_of = {r: nodes[r // case.node_size] if nodes else None for r in range(case.world)}
-        for rank in (r for r in range(case.world) if r != own):
-            pipes[rank], theirs = context.Pipe(duplex=False)
-            processes[rank] = context.Process(
-                target=_be, args=(theirs, case, rank, folder, node_of[rank])
-            )
-            processes[rank].start()
-            theirs.close()
+        others = [rank for rank in range(case.world) if rank != own]
         ending = Ending(case)
-        try:
+        with started(_be, [(case, rank, folder, node_of[rank]) for rank in others]) as processes:
+            rank_of = dict(zip(others, processes, strict=True))
             if own is not None:
                 with inside(node_of[own]):
                     ending.reports[own] = Actor(case, own, folder).run()
             end = time.monotonic() + case.timeout_s + HANG_S
-            for rank in (r for r in processes if r != case.victim or case.blow == "abort"):
-                _collect(ending, rank, pipes[rank], processes[rank], end)
+            for rank in (r for r in others if r != case.victim or case.blow == "abort"):
+                _collect(ending, rank, rank_of[rank], end)
             ending.struck_at = struck_at(folder)
             if case.blow == "SIGSTOP":
+                victim = rank_of[case.victim]
                 with contextlib.suppress(ProcessLookupError):  # it ended before it was struck
-                    os.kill(processes[case.victim].pid, signal.SIGCONT)
-                end = time.monotonic() + case.timeout_s + HANG_S
-                _collect(ending, case.victim, pipes[case.victim], processes[case.victim], end)
-            return ending
-        finally:
-            for process in processes.values():
-                process.kill()
-                process.join()
+                    os.kill(victim.process.pid, signal.SIGCONT)
+                _collect(ending, case.victim, victim, time.monotonic() + case.timeout_s + HANG_S)
+        return ending
 
 
-def _collect(ending: Ending, rank: int, pipe, process, end: float) -> None:
-    if not pipe.poll(max(0.0, end - time.monotonic())):
-        ending.hung.append(rank)
+def _collect(ending: Ending, number: int, rank: Rank, end: float) -> None:
+    outcome = rank.outcome(end)
+    if outcome is None:
+        ending.hung.append(number)
         return
-    with contextlib.suppress(EOFError):  # it died
-        ending.reports[rank] = pipe.recv()
-    process.join(max(0.1, end - time.monotonic()))
-    if process.exitcode is None:
-        ending.hung.append(rank)
-    elif process.exitcode != 0:
-        ending.crashed[rank] = process.exitcode
+    if outcome.error:
+        print(f"rank {number} raised\n{outcome.trace}")
+        ending.crashed[number] = 1
+        return
+    if outcome.value is not None:
+        ending.reports[number] = outcome.value
+    exit_code = rank.exit_code(end)
+    if exit_code is None:
+        ending.hung.append(number)
+    elif exit_code != 0:
+        ending.crashed[number] = exit_code

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from actor import Actor
+from actor import Actor, Report
 from board import Board
 from cases import Case, draw
-from harness import context
 from proxy import Proxy
+from ranks import started, values_of
 
 TIMEOUT_S = 20.0
 ADDRESS = "mesh/0"  # the end of the key under which rank 0 says where it listens
@@ -32,9 +32,9 @@ class Detour(Board):
         return b" ".join((host, port, fingerprint))
 
 
-def be(pipe, case: Case, rank: int, folder: Path) -> None:
+def be(case: Case, rank: int, folder: Path) -> Report:
     board = (Detour if rank == 1 else Board)(folder, lambda operation, key: None)
-    pipe.send(Actor(case, rank, folder, board).run())
+    return Actor(case, rank, folder, board).run()
 
 
 def write_whole(path: Path, value: bytes) -> None:
@@ -66,25 +66,14 @@ def test_a_flipped_bit_is_data_loss_on_both_ranks(tmp_path, phase, hit):
         transport="gloo",
         loops=1,
     )  # whose bytes the proxy sees
-    pipes, processes = [], []
-    for rank in range(2):
-        ours, theirs = context.Pipe(duplex=False)
-        processes.append(context.Process(target=be, args=(theirs, case, rank, tmp_path)))
-        processes[-1].start()
-        pipes.append(ours)
-    try:
+    with started(be, [(case, rank, tmp_path) for rank in range(2)]) as ranks:
         proxy = Proxy(wait_for_address(tmp_path), hit)
         write_whole(tmp_path / "detour", str(proxy.port).encode())
-        for pipe in pipes:
-            assert pipe.poll(TIMEOUT_S), f"a rank hangs: {case}"
-            report = pipe.recv()
+        print(case)
+        for report in values_of(ranks, TIMEOUT_S):
             assert report.error == "DataLossError", f"{case}\n{report}"
             assert not report.wrong, f"{case}\n{report}"
             for words in ("what rank 0 sent to rank 1 came damaged", "tensor 'tensor"):
                 assert words in report.message, f"{case}\n{report}"
         assert proxy.damaged.is_set()
         proxy.close()
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()

@@ -2,7 +2,6 @@
 
 The two take turns in one run and are compared by a ratio, so that no time of the machine counts."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -10,12 +9,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import thinwire
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exits")]
 
 HERE = Path(__file__).resolve().parent
-PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 TURNS = 2
 RATIO = 2  # of a rank's fastest exit with thinwire to its slowest with plain DDP
 DEADLINE_S = 900
@@ -23,11 +20,9 @@ DEADLINE_S = 900
 
 @pytest.fixture(scope="module")
 def script():
-    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
     script = subprocess.Popen(
         [sys.executable, str(HERE / "exiting.py")],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     alarm = threading.Timer(DEADLINE_S, script.kill)
     alarm.start()

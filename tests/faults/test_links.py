@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from actor import Actor, Report, training_file
 from cases import Case, draw
-from harness import context
+from ranks import started, values_of
 
 from bench.lab import Lab, can_shape, open_lab
 
@@ -49,24 +49,16 @@ def cut(lab: Lab, directions: tuple[str, ...], peer: int | None = None) -> None:
         )  # fmt: skip
 
 
-def be(pipe, case: Case, rank: int, folder: Path, namespace: str) -> None:
+def be(case: Case, rank: int, folder: Path, namespace: str) -> Report:
     """A rank in its own namespace."""
     with open(f"/run/netns/{namespace}") as file:
         assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
-    pipe.send(Actor(case, rank, folder, interface="eth0").run())
+    return Actor(case, rank, folder, interface="eth0").run()
 
 
 def reports(lab: Lab, case: Case, folder: Path, when_training) -> list[Report]:
-    processes, pipes = [], []
-    for rank in range(WORLD):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=be, args=(theirs, case, rank, folder, lab.namespaces[rank])
-        )
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
-    try:
+    arguments = [(case, rank, folder, lab.namespaces[rank]) for rank in range(WORLD)]
+    with started(be, arguments) as ranks:
         end = time.monotonic() + 30
         while not all(training_file(folder, rank).exists() for rank in range(WORLD)):
             if when_training is None:
@@ -75,13 +67,7 @@ def reports(lab: Lab, case: Case, folder: Path, when_training) -> list[Report]:
             time.sleep(0.01)
         if when_training is not None:
             when_training()
-        for pipe in pipes:
-            assert pipe.poll(TIMEOUT_S + 20), "a rank hangs"
-        return [pipe.recv() for pipe in pipes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        return values_of(ranks, TIMEOUT_S + 20)
 
 
 def a_case(timeout_s: float) -> Case:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from board import Board
-from harness import context
+from ranks import started, values_of
 from thinwire import _library
 from thinwire.comm import Communicator
 from thinwire.config import Config
 
+from bench.folder_store import FolderStore
 from bench.lab import Lab, can_shape, open_lab
 
 WORLD = 2
@@ -123,39 +123,26 @@ def await_file(path: Path) -> None:
         time.sleep(0.01)
 
 
-def reduce(pipe, rank: int, folder: Path, namespace: str, interface: str) -> None:
+def reduce(rank: int, folder: Path, namespace: str, interface: str) -> bool:
     """One rank, in its namespace: values whose bytes are the pattern, uncompressed."""
     enter(namespace)
     _library.load()
     values = np.frombuffer(PATTERN * 50_000, np.float32).copy()
     expected = WORLD * values
     config = Config(codec="fp32", interface=interface, timeout_s=DEADLINE_S)
-    communicator = Communicator(rank, WORLD, Board(folder, lambda *_: None), "tunnel", config)
+    communicator = Communicator(rank, WORLD, FolderStore(folder), "tunnel", config)
     communicator.all_reduce(values.ctypes.data, len(values), "float32", "sum")
     communicator.close()
-    pipe.send(bool(np.array_equal(values, expected)))
+    return bool(np.array_equal(values, expected))
 
 
 def heard_on_the_link(lab: Lab, folder: Path, interfaces: list[str]) -> list[bytes]:
     """All packets of an allreduce between the ranks that listen on these interfaces."""
+    arguments = [(r, folder, lab.namespaces[r], interfaces[r]) for r in range(WORLD)]
     tap = listen_in(lab.namespaces[0])
-    pipes, processes = [], []
-    for rank in range(WORLD):
-        ours, theirs = context.Pipe(duplex=False)
-        arguments = (theirs, rank, folder, lab.namespaces[rank], interfaces[rank])
-        processes.append(context.Process(target=reduce, args=arguments))
-        processes[-1].start()
-        pipes.append(ours)
-    try:
-        for pipe in pipes:
-            assert pipe.poll(2 * DEADLINE_S), "a rank hangs"
-            assert pipe.recv(), "a wrong sum"
+    with contextlib.closing(tap), started(reduce, arguments) as ranks:
+        assert values_of(ranks, 2 * DEADLINE_S) == [True] * WORLD, "a wrong sum"
         return packets(tap)
-    finally:
-        tap.close()
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 def protocol_of(packet: bytes) -> int | None:

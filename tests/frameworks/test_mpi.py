@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import thinwire
 
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
-PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 # Debian's names; Intel MPI has MPICH's Hydra.
 MANAGERS = {
     "Open MPI": ("mpirun.openmpi", "--oversubscribe"),
@@ -25,9 +23,8 @@ def test_ranks_meet_under_mpirun(name):
     command, *options = MANAGERS[name]
     if shutil.which(command) is None:
         pytest.skip(f"{command} is not here: `make test-frameworks` installs it")
-    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {
-        "PYTHONPATH": path, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
     done = subprocess.run(
         [command, *options, "-n", "3", sys.executable, str(HERE / "meet.py")],

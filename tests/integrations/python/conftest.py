@@ -1,16 +1,8 @@
-"""Makes the package of this checkout importable when none is installed; and fixtures that several
-files share."""
+"""Fixtures that several files share."""
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-if importlib.util.find_spec("thinwire") is None:
-    sys.path.insert(0, str(HERE.parents[2] / "integrations" / "python"))
 
 
 @pytest.fixture(params=["store", "lighthouse"])

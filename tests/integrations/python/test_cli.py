@@ -13,10 +13,9 @@ PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False,
-        env=os.environ | {"PYTHONPATH": path} | environment,
+        env=os.environ | environment,
     )  # fmt: skip
 
 

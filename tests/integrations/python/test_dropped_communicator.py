@@ -3,28 +3,21 @@ and when the interpreter ends."""
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 import thinwire
 import torch
 import torch.distributed as dist
-from ranks import run
+from ranks import run, run_scripts
 from thinwire.comm import Communicator
 from thinwire.config import Config
 
 NUMEL = 300_000  # some chunks
 DEADLINE_S = 60.0
-PACKAGE = Path(thinwire.__file__).resolve().parents[1]
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
-}
 
 
 def pair(group: str) -> list[Communicator]:
@@ -128,17 +121,15 @@ def test_so_does_that_of_torch(tmp_path):
 
 
 SCRIPT = """
-import sys
-from pathlib import Path
+import os, sys
 import numpy as np
+from bench.folder_store import FolderStore
 from thinwire.comm import Communicator
 from thinwire.config import Config
-sys.path.insert(0, sys.argv[4])
-from board import Board
 
-end, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+end, folder, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
 config = Config(codec="int8", timeout_s=60)
-communicator = Communicator(rank, 2, Board(folder, lambda *_: None), "exit", config)
+communicator = Communicator(rank, 2, FolderStore(folder), "exit", config)
 tensor = np.ones(100_000, np.float32)
 for _ in range(1 + rank):  # rank 1 goes on alone
     communicator.all_reduce(tensor.ctypes.data, len(tensor), "float32", "sum")
@@ -147,32 +138,12 @@ if end == "exception":
 """
 
 
-def end_of_both(folder: Path, end: str) -> list[subprocess.CompletedProcess[str]]:
-    faults = Path(__file__).resolve().parents[2] / "faults"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, end, str(rank), str(folder), str(faults)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=ENVIRONMENT,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    done = []
-    for rank in ranks:
-        try:
-            out, error = rank.communicate(timeout=2 * DEADLINE_S)
-        finally:
-            rank.kill()
-        done.append(subprocess.CompletedProcess(rank.args, rank.returncode, out, error))
-    return done
-
-
 @pytest.mark.parametrize("end, code, reason", [
     ("return", 0, "rank 0 closed its communicator after 1 collective"),
     ("exception", 1, "rank 0 ended on ValueError: boom"),
 ])  # fmt: skip
 def test_the_end_of_a_script_is_told_its_peers(tmp_path, end, code, reason):
-    first, second = end_of_both(tmp_path, end)
+    first, second = run_scripts(SCRIPT, end, str(tmp_path), timeout_s=2 * DEADLINE_S)
     assert first.returncode == code, first.stderr
     assert first.stderr == "" or end == "exception"
     assert second.returncode == 1 and reason in second.stderr, second.stderr
@@ -192,7 +163,5 @@ if sys.argv[1] == "owned":
 
 @pytest.mark.parametrize("whose, said", [("nobody's", "ended by itself\n"), ("owned", "")])
 def test_an_owner_ends_it_after_what_is_in_flight(whose, said):
-    done = subprocess.run(
-        [sys.executable, "-c", OWNED, whose], capture_output=True, text=True, env=ENVIRONMENT
-    )
+    [done] = run_scripts(OWNED, whose, world=1)
     assert (done.stdout, done.stderr) == (said, "")

@@ -1,17 +1,12 @@
 """The end of a script with work in flight: a normal exit drains it, an exit on an exception aborts
 the group and says why."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import thinwire
+from ranks import run_scripts
 
 pytestmark = pytest.mark.slow  # each rank imports torch anew
-
-PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 
 # What uses memory after it was freed finds it overwritten, and does not go on by luck.
 OVERWRITE_FREED = {
@@ -19,11 +14,11 @@ OVERWRITE_FREED = {
 }  # fmt: skip
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 import torch, torch.distributed as dist
 from thinwire.torch import all_reduce, compress
 
-end, rank, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+end, store, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 all_reduce(torch.ones(1), name="x")
 torch.manual_seed(0)
@@ -57,24 +52,8 @@ main()
 """
 
 
-def run_script(tmp_path: Path, end: str) -> list[subprocess.CompletedProcess[str]]:
-    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, end, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | OVERWRITE_FREED,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    done = []
-    for rank in ranks:
-        try:
-            out, error = rank.communicate(timeout=100)
-        finally:
-            rank.kill()
-        done.append(subprocess.CompletedProcess(rank.args, rank.returncode, out, error))
-    return done
+def run_script(tmp_path: Path, end: str):
+    return run_scripts(SCRIPT, end, str(tmp_path / "store"), environment=OVERWRITE_FREED)
 
 
 def test_a_normal_exit_drains_what_is_in_flight(tmp_path):
