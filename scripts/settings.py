@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/settings.md from the list in integrations/python/thinwire/options.py.
+"""Writes what is made from the dataclasses in integrations/python/thinwire/options.py: the types of
+keyword arguments at the end of that file, and docs/reference/settings.md.
 
-Run it after a change of that list; a test compares the file with what this script would write."""
+Run it after a change; a test compares both with what this script would write."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from thinwire import options  # noqa: E402
 from thinwire.options import Option  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "settings.md"
+SOURCE = Path(options.__file__)
 
 _INTRODUCTION = """\
 # Settings
@@ -25,11 +28,6 @@ In Python an argument goes before the environment, and the environment before th
 arguments are those of `compress` and `State`; `all_reduce` takes `codec` and
 `strict`, and goes by the environment otherwise. An unknown `THINWIRE_*` name is a warning that
 names the nearest known one. `thinwire doctor` prints the variables that are set.
-
-`compress` has more options, each for some models: `feedback` ([residuals](../tutorial/fsdp2.md)),
-`gather`, `reference`, `replicas` and `inner` under FSDP2; `clip_value` and `clip_norm` under DDP;
-`delay` and `find_unused_parameters` for plain modules with `optimizer=`; `warm_up_steps` under DDP
-and with `optimizer=`.
 
 The C library reads no environment. A C program calls `tw_options_init` and sets the fields of
 `tw_options` that it needs; zero stands for the default. A program that was compiled against an
@@ -42,6 +40,25 @@ The ranks compare, before they connect, what must be equal: a difference is a `M
 (`TW_MISMATCH`) on every rank that names both values.
 
 """
+_OF_MODELS = """
+`compress` has more options, each for some models only. None of them comes from the environment, and
+all ranks use the same values, but for `replicas`, which is each rank's own group.
+
+"""
+_TYPES = '''
+
+class Settings(TypedDict, total=False):
+    """The settings that State, GradientExchange and Communicator take by keyword.
+
+    None means the THINWIRE_* variable of the setting, else its default: docs/reference/settings.md
+    lists them. All ranks use the same values, but for interface, trace and flight."""
+
+{settings}
+
+class Options(Settings, total=False):
+    """The settings that compress() takes by keyword: some are of one kind of model only."""
+
+{of_models}'''
 _COLUMNS = (
     "Setting", "C field", "Python argument", "Environment", "Default", "Equal on all ranks?",
     "Meaning",
@@ -53,9 +70,9 @@ def _code(*names: str) -> str:
     return ", ".join(f"`{name}`" for name in names) or _NONE
 
 
-def _row(option: Option) -> str:
+def _row(option: Option) -> tuple[str, ...]:
     name = option.setting or option.field or option.variables[0]
-    cells = (
+    return (
         name,
         _code(f"{option.c_type} {option.field}") if option.field else _NONE,
         _code(option.setting) if option.argument else _NONE,
@@ -64,19 +81,48 @@ def _row(option: Option) -> str:
         option.equal,
         option.meaning,
     )
-    return _line(cells)
 
 
 def _line(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "\n".join(map(_line, [columns, ("---",) * len(columns), *rows])) + "\n"
+
+
 def page() -> str:
     """The text of docs/reference/settings.md."""
-    lines = [_line(_COLUMNS), _line(("---",) * len(_COLUMNS)), *map(_row, options.OPTIONS)]
-    return _INTRODUCTION + "\n".join(lines) + "\n"
+    of_models = [
+        (f"`{field.name}`", ", ".join(field.metadata["models"]), field.metadata["meaning"])
+        for field in dataclasses.fields(options.ModelOptions)
+    ]
+    return (
+        _INTRODUCTION
+        + _table(_COLUMNS, [_row(option) for option in options.OPTIONS])
+        + _OF_MODELS
+        + _table(("Option", "Of", "Meaning"), of_models)
+    )
+
+
+def _hints(fields: list[dataclasses.Field]) -> str:
+    """Each argument may be None, whatever the setting's own type."""
+    types = {field.name: field.type.removesuffix(" | None").replace("'", '"') for field in fields}
+    return "".join(f"    {name}: {type_} | None\n" for name, type_ in types.items())
+
+
+def source() -> str:
+    """The text of options.py, whose end is made of what comes before."""
+    settings = [
+        field for field in dataclasses.fields(options.Config)
+        if field.name in options.ARGUMENTS and field.name != "codec"  # an argument of its own
+    ]  # fmt: skip
+    types = _TYPES.format(
+        settings=_hints(settings), of_models=_hints(dataclasses.fields(options.ModelOptions))
+    )
+    return SOURCE.read_text().partition(_TYPES[: _TYPES.index(":")])[0] + types
 
 
 if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
+    SOURCE.write_text(source())
     PAGE.write_text(page())

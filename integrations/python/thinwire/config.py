@@ -11,13 +11,12 @@ import importlib.util
 import logging
 import os
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thinwire import errors
 from thinwire.errors import warn
-from thinwire.options import ARGUMENTS, OPTIONS, Option
+from thinwire.options import ARGUMENTS, OPTIONS, Config, Option
 
 # Stages in stats() and in the trace, in the order of a chunk's life.
 STAGES = ("queue", "encode", "exchange", "reduce", "gather", "decode")
@@ -34,40 +33,6 @@ VARIABLES = {
 _LISTS = {"GLOO_SOCKET_IFNAME"}  # torch takes several names there; the first one counts
 
 _LEVELS = ("debug", "info", "warning", "error")
-
-
-@dataclass(frozen=True)
-class Config:
-    """The settings of options.py, by the same names. None: the library's default."""
-
-    local_group: str | None = None
-    device: str = "cpu"
-    cuda_library: str | None = None
-    codec: str = "int4"
-    momentum: float = 0.0
-    nesterov: bool = False
-    policy: str = "wfbp"
-    planned: bool | None = None
-    interface: str | None = None
-    rendezvous_host: str | None = None
-    lanes: int | None = None
-    chunk_bytes: int | None = None
-    min_bytes: int | None = None
-    timeout_s: float | None = None
-    trace: str | None = None
-    flight: str | None = None
-    strict: bool = False
-    key_file: str | None = None
-    checksum: bool = False
-    topology: str | None = None
-    recoverable: bool = False
-    transport: str = "gloo"
-    ucx_library: str | None = None
-    nccl_library: str | None = None
-    local_size: int | None = None
-    congestion: str | None = None
-    loops: int | None = None
-    scope: str = "backward"
 
 
 def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:

@@ -22,7 +22,7 @@ from thinwire.options import ARGUMENTS
 from thinwire.torch import Compression, compress
 
 _KEY = "thinwire"  # of the residuals in a checkpoint
-_OF_STATE = {*ARGUMENTS, "codec", "clip_value", "clip_norm"}
+_OF_STATE = {*ARGUMENTS, "clip_value", "clip_norm"}
 
 
 def _split(strategy: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,24 +1,30 @@
-"""Every setting of thinwire, in one list.
+"""Every setting of thinwire, in one place: the fields of Config and of ModelOptions.
 
-The ctypes mirror of tw_options (_library.py), the arguments and the environment (config.py) and
-docs/reference/settings.md (scripts/settings.py) are made from it. Tests prove that the struct in
-integrations/c/thinwire.h, config.Config, and Options are equal to it. Nothing here reads the
-environment."""
+All else is made from them: the ctypes mirror of tw_options (_library.py), the arguments and the
+environment (config.py), which model takes which option (torch/compress.py), and, by
+scripts/settings.py, the types that editors see (the end of this file) and
+docs/reference/settings.md. Tests prove that the struct in integrations/c/thinwire.h is equal to it.
+Nothing here reads the environment."""
+
+# ruff: noqa: RUF009 - the defaults are dataclasses.field()
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-POLICIES = ("p3", "wfbp", "fifo")
-TOPOLOGIES = ("auto", "flat", "grid", "hierarchical")
-TRANSPORTS = ("gloo", "ucx", "nccl", "auto")
-SCOPES = ("backward", "all")
+Policy = Literal["p3", "wfbp", "fifo"]
+Topology = Literal["auto", "flat", "grid", "hierarchical"]
+Transport = Literal["gloo", "ucx", "nccl", "auto"]
+Scope = Literal["backward", "all"]
+TOPOLOGIES: tuple[str, ...] = get_args(Topology)
+SCOPES: tuple[str, ...] = get_args(Scope)
 
 _INT_MAX = (1 << 31) - 1
 _SIZE_MAX = (1 << 64) - 1
@@ -81,10 +87,13 @@ _ONE_NAME = Kind(
     "the name of one network interface", str,
     lambda value: _is_text(value) and "," not in value, _TEXT.to_c,
 )  # fmt: skip
-_TOPOLOGY = Kind(f"one of {TOPOLOGIES}", str, lambda value: value in TOPOLOGIES, _TEXT.to_c)
-_POLICY = Kind(f"one of {POLICIES}", str, lambda value: value in POLICIES, _TEXT.to_c)
-_TRANSPORT = Kind(f"one of {TRANSPORTS}", str, lambda value: value in TRANSPORTS, _TEXT.to_c)
-_SCOPE = Kind(f"one of {SCOPES}", str, lambda value: value in SCOPES, _TEXT.to_c)
+
+
+def _one_of(words: Any) -> Kind:
+    values = get_args(words)
+    return Kind(f"one of {values}", str, lambda value: value in values, _TEXT.to_c)
+
+
 _SECONDS = Kind(
     "a number of seconds above 0", float,
     lambda value: _is_number(value) and math.isfinite(value) and value > 0, _milliseconds,
@@ -97,11 +106,7 @@ _BOOL_OR_NONE = Kind(
     "True, False or None", _parse_bool, lambda value: isinstance(value, bool),
     {None: 0, True: 1, False: -1}.__getitem__,
 )  # fmt: skip
-_LANES = _whole(1, 64)
-_CHUNK_BYTES = _whole(4096, 1 << 42)
-_LOOPS = _whole(1, 16)
 _BYTES = _whole(0, _SIZE_MAX)
-_LOCAL_SIZE = _whole(0, _INT_MAX)
 _IS_ZERO = Kind(_BYTES.expected, _BYTES.parse, _BYTES.right, lambda value: int(value == 0))
 
 
@@ -109,7 +114,7 @@ _IS_ZERO = Kind(_BYTES.expected, _BYTES.parse, _BYTES.right, lambda value: int(v
 class Option:
     """One field of tw_options, or a setting that the C library does not have.
 
-    field, c_type: as thinwire.h has them. setting: of config.Config; kind says how its value is
+    field, c_type: as thinwire.h has them. setting: the field of Config; kind says how its value is
     treated. argument: config.resolve and compress() take the setting under its name. variables: of
     the environment; the first that is set counts. default and equal (on all ranks) are words for
     the reader."""
@@ -125,110 +130,170 @@ class Option:
     equal: str = FREE
 
 
+def _setting(
+    value: Any,
+    kind: Kind,
+    c_type: str | None,
+    meaning: str,
+    *variables: str,
+    field: str = "",
+    argument: bool = True,
+    default: str = "",
+    equal: str = FREE,
+) -> Any:
+    """A field of Config. value: its default; None: the library's choice. c_type: of its field in
+    tw_options, if there is one, which has the same name unless `field` is another. default: the
+    words for it, unless these are the value. The rest is as in Option."""
+    option = Option(
+        meaning, field, c_type, None, kind, argument, variables, default or str(value), equal
+    )
+    return dataclasses.field(default=value, metadata={"option": option})
+
+
+# fmt: off
+@dataclass(frozen=True)
+class Config:
+    """The settings of a process group, in the order of tw_options' fields.
+
+    None: the library's default."""
+
+    local_group: str | None = _setting(None, _TEXT, "const char*",
+        "name under which ranks that are threads of this process meet",
+        argument=False, default="none", equal=NEEDED)
+    device: str = _setting("cpu", _TEXT, "const char*",
+        "where all tensors lie: `cpu`, `cuda` or `cuda:1`; Python takes the tensors' device",
+        argument=False)
+    cuda_library: str | None = _setting(None, _TEXT, "const char*",
+        "path of libthinwire_cuda.so", "THINWIRE_CUDA_LIB",
+        argument=False, default="beside libthinwire.so")
+    codec: str = _setting("int4", _TEXT, "const char*",
+        "codec of the gradients; in C several, separated by `;`, which segments choose from",
+        "THINWIRE_CODEC", equal=COMPARED)
+    momentum: float = _setting(0.0, _MOMENTUM, "float",
+        "momentum of SGD, which the library then owns and compresses; 0: none",
+        default="0", equal=COMPARED)
+    nesterov: bool = _setting(False, _FLAG, "int",
+        "results are Nesterov steps of that momentum",
+        default="off", equal=COMPARED)
+    policy: Policy = _setting("wfbp", _one_of(Policy), "const char*",
+        "order of chunks: `wfbp` (as they are ready), `fifo` (as they were submitted) or `p3` "
+        "(input layers first, the default of plain modules)",
+        equal=COMPARED)
+    planned: bool | None = _setting(None, _BOOL_OR_NONE, "int",
+        "whether a step's order is predicted from the step before; in C 1: always, -1: never",
+        default="above 1 ms of latency", equal=LEADER)
+    interface: str | None = _setting(None, _ONE_NAME, "const char*",
+        "network interface to listen on", "THINWIRE_IFACE", "GLOO_SOCKET_IFNAME",
+        field="interface_name", default="the one that leads to rendezvous_host")
+    rendezvous_host: str | None = _setting(None, _TEXT, "const char*",
+        "host whose interface is listened on when no interface is named", "MASTER_ADDR",
+        argument=False, default="loopback")
+    lanes: int | None = _setting(None, _whole(1, 64), "int",
+        "chunks in flight, 64 at most", "THINWIRE_LANES",
+        default="4", equal=COMPARED)
+    chunk_bytes: int | None = _setting(None, _whole(4096, 1 << 42), "size_t",
+        "bytes of fp32 in a chunk, at least 4096; unless set, 1048576 under policy p3, else "
+        "33554432 over NCCL, and more in worlds of more than 8 ranks, so that messages stay large",
+        "THINWIRE_CHUNK_BYTES", default="4194304", equal=COMPARED)
+    min_bytes: int | None = _setting(None, _BYTES, "size_t",
+        "tensors whose size times (ranks - 1) is at most this many bytes are sent uncompressed",
+        default="65536", equal=COMPARED)
+    timeout_s: float | None = _setting(None, _SECONDS, "int",
+        "seconds until connecting or an allreduce fails; in C milliseconds; Python takes those of "
+        "torch's process group", "THINWIRE_TIMEOUT_S",
+        field="timeout_ms", default="30")
+    trace: str | None = _setting(None, _TEXT, "const char*",
+        "file for a Chrome trace; each rank adds its number to the name", "THINWIRE_TRACE",
+        field="trace_path", default="none")
+    flight: str | None = _setting(None, _TEXT, "const char*",
+        "file for the engine's last events, written with its first failure; each rank adds its "
+        "number to the name", "THINWIRE_FLIGHT",
+        field="flight_path", default="none")
+    strict: bool = _setting(False, _FLAG, None,
+        "ranks compare the shapes of tensors as well, and not only their element counts",
+        "THINWIRE_STRICT", default="off", equal=TENSORS)
+    key_file: str | None = _setting(None, _TEXT, "const char*",
+        "file of mode 0600 with the group's secret of 16 to 4096 bytes, the same on every rank; "
+        "without it, who can read the store can take part", "THINWIRE_KEY_FILE",
+        argument=False, default="a random token in the store", equal=NEEDED)
+    checksum: bool = _setting(False, _FLAG, "size_t",
+        "a CRC32C goes with all that tensors send, and is checked before anything is decoded",
+        "THINWIRE_CHECKSUM", default="off", equal=COMPARED)
+    topology: Topology | None = _setting(None, _one_of(Topology), "const char*",
+        "the way of dense allreduces: from each rank to all others (`flat`), along the rows and "
+        "columns of a grid of ranks, whose rows are the nodes if there are several (`grid`), "
+        "uncompressed inside nodes and compressed between them (`hierarchical`), or `auto`: the "
+        "last where the links inside are measured to be so much faster that it pays, and over "
+        "NCCL wherever there are nodes, where GPUs that reach one another through host memory "
+        "only take the grid; else a grid from 64 ranks on, else flat",
+        "THINWIRE_TOPOLOGY", default="auto", equal=COMPARED)
+    recoverable: bool = _setting(False, _FLAG, "size_t",
+        "what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
+        "bytes a parameter, 8 with momentum", "THINWIRE_RECOVERABLE", default="off")
+    transport: Transport = _setting("gloo", _one_of(Transport), "const char*",
+        "what the data runs on: `gloo` (TCP), `ucx` (UCX over the shared memory of the host "
+        "that all ranks are on), `nccl` (between ranks that have GPUs of their own), or `auto` "
+        "(`nccl` where all ranks can, else `ucx`, else `gloo`)",
+        "THINWIRE_TRANSPORT", equal=COMPARED)
+    ucx_library: str | None = _setting(None, _TEXT, "const char*",
+        "path of libucp.so.0; Python looks into the wheel libucx-cu13 first", "THINWIRE_UCX_LIB",
+        argument=False, default="where the dynamic linker looks")
+    nccl_library: str | None = _setting(None, _TEXT, "const char*",
+        "path of libnccl.so.2; never a second copy is loaded", "THINWIRE_NCCL_LIB",
+        argument=False,
+        default="the copy that is loaded, such as torch's; else the wheel's beside the package; "
+        "else where the dynamic linker looks")
+    local_size: int | None = _setting(None, _whole(0, _INT_MAX), "size_t",
+        "ranks of a node, which are neighbours; 0: those on one running kernel and in one "
+        "network namespace", "THINWIRE_LOCAL_SIZE", default="0", equal=COMPARED)
+    congestion: str | None = _setting(None, _TEXT, "const char*",
+        "TCP's congestion control of the connections: the kernel's name of one that the process "
+        "may choose (`reno`, `cubic`), or `system`: the kernel's default", "THINWIRE_CONGESTION",
+        argument=False, default="system")
+    loops: int | None = _setting(None, _whole(1, 16), "size_t",
+        "threads that move a rank's bytes over TCP, each with connections of its own to all "
+        "ranks; one moves a gigabyte or two a second", "THINWIRE_LOOPS",
+        argument=False, default="1", equal=COMPARED)
+    scope: Scope = _setting("backward", _one_of(Scope), None,
+        "what a process group of the backend `thinwire` compresses: `backward` (gradients, while "
+        "`backward()` runs) or `all` (every sum and mean of floats)", "THINWIRE_SCOPE",
+        argument=False, equal=ALIKE)
+# fmt: on
+
+
 def _of_call(field: str, c_type: str, meaning: str, default: str, equal: str) -> Option:
     """A field that each communicator gets from its maker, and no setting."""
     return Option(meaning, field, c_type, default=default, equal=equal)
 
 
-# In the order of tw_options' fields; the settings without a field follow.
-OPTIONS: tuple[Option, ...] = (
-    _of_call("struct_size", "size_t", "size of the caller's struct; tw_options_init sets it",
-             "sizeof(tw_options)", FREE),
-    _of_call("rank", "int", "number of this rank, from 0", "0", "no, each has its own"),
-    _of_call("size", "int", "number of ranks", "1", COMPARED),
-    _of_call("store", "tw_store", "functions of the store where the ranks meet", "none", NEEDED),
-    Option("name under which ranks that are threads of this process meet",
-           "local_group", "const char*", "local_group", _TEXT, default="none", equal=NEEDED),
-    _of_call("store_path", "const char*", "shared folder where the ranks meet", "none", NEEDED),
-    _of_call("group", "const char*", "prefix of the keys, so that groups can share a store",
-             "none", NEEDED),
-    Option("where all tensors lie: `cpu`, `cuda` or `cuda:1`; Python takes the tensors' device",
-           "device", "const char*", "device", _TEXT, default="cpu"),
-    Option("path of libthinwire_cuda.so", "cuda_library", "const char*", "cuda_library", _TEXT,
-           variables=("THINWIRE_CUDA_LIB",), default="beside libthinwire.so"),
-    Option("codec of the gradients; in C several, separated by `;`, which segments choose from",
-           "codec", "const char*", "codec", _TEXT, True, ("THINWIRE_CODEC",), "int4", COMPARED),
-    Option("momentum of SGD, which the library then owns and compresses; 0: none",
-           "momentum", "float", "momentum", _MOMENTUM, True, (), "0", COMPARED),
-    Option("results are Nesterov steps of that momentum",
-           "nesterov", "int", "nesterov", _FLAG, True, (), "off", COMPARED),
-    Option("order of chunks: `wfbp` (as they are ready), `fifo` (as they were submitted) or `p3` "
-           "(input layers first, the default of plain modules)",
-           "policy", "const char*", "policy", _POLICY, True, (), "wfbp", COMPARED),
-    Option("whether a step's order is predicted from the step before; in C 1: always, -1: never",
-           "planned", "int", "planned", _BOOL_OR_NONE, True, (), "above 1 ms of latency", LEADER),
-    Option("network interface to listen on", "interface_name", "const char*",
-           "interface", _ONE_NAME, True, ("THINWIRE_IFACE", "GLOO_SOCKET_IFNAME"),
-           "the one that leads to rendezvous_host"),
-    Option("host whose interface is listened on when no interface is named", "rendezvous_host",
-           "const char*", "rendezvous_host", _TEXT, False, ("MASTER_ADDR",), "loopback"),
-    Option("chunks in flight, 64 at most", "lanes", "int", "lanes", _LANES, True,
-           ("THINWIRE_LANES",), "4", COMPARED),
-    Option("bytes of fp32 in a chunk, at least 4096; unless set, 1048576 under policy p3, else "
-           "33554432 over NCCL, and more in worlds of more than 8 ranks, so that messages stay "
-           "large", "chunk_bytes", "size_t",
-           "chunk_bytes", _CHUNK_BYTES, True, ("THINWIRE_CHUNK_BYTES",), "4194304", COMPARED),
-    Option("tensors whose size times (ranks - 1) is at most this many bytes are sent uncompressed",
-           "min_bytes", "size_t", "min_bytes", _BYTES, True, (), "65536", COMPARED),
-    Option("small tensors are compressed as well; in Python `min_bytes=0` says so",
-           "no_raw", "int", "min_bytes", _IS_ZERO, False, (), "off", COMPARED),
-    Option("seconds until connecting or an allreduce fails; in C milliseconds; Python takes "
-           "those of torch's process group",
-           "timeout_ms", "int", "timeout_s", _SECONDS, True, ("THINWIRE_TIMEOUT_S",), "30"),
-    Option("file for a Chrome trace; each rank adds its number to the name",
-           "trace_path", "const char*", "trace", _TEXT, True, ("THINWIRE_TRACE",), "none"),
-    Option("file for the engine's last events, written with its first failure; each rank adds its "
-           "number to the name",
-           "flight_path", "const char*", "flight", _TEXT, True, ("THINWIRE_FLIGHT",), "none"),
-    Option("ranks compare the shapes of tensors as well, and not only their element counts",
-           setting="strict", kind=_FLAG, argument=True, variables=("THINWIRE_STRICT",),
-           default="off", equal=TENSORS),
-    Option("file of mode 0600 with the group's secret of 16 to 4096 bytes, the same on every rank; "
-           "without it, who can read the store can take part",
-           "key_file", "const char*", "key_file", _TEXT, False, ("THINWIRE_KEY_FILE",),
-           "a random token in the store", NEEDED),
-    Option("a CRC32C goes with all that tensors send, and is checked before anything is decoded",
-           "checksum", "size_t", "checksum", _FLAG, True, ("THINWIRE_CHECKSUM",), "off", COMPARED),
-    Option("the way of dense allreduces: from each rank to all others (`flat`), along the rows and "
-           "columns of a grid of ranks, whose rows are the nodes if there are several (`grid`), "
-           "uncompressed inside nodes and compressed between them (`hierarchical`), or `auto`: the "
-           "last where the links inside are measured to be so much faster that it pays, and over "
-           "NCCL wherever there are nodes, where GPUs that reach one another through host memory "
-           "only take the grid; else a grid from 64 ranks on, else flat",
-           "topology", "const char*", "topology", _TOPOLOGY, True, ("THINWIRE_TOPOLOGY",), "auto",
-           COMPARED),
-    Option("what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
-           "bytes a parameter, 8 with momentum",
-           "recoverable", "size_t", "recoverable", _FLAG, True, ("THINWIRE_RECOVERABLE",), "off"),
-    _of_call("check_replicas", "size_t", "reserved: thinwire.torch.check_replicas() compares "
-             "parameters", "0", FREE),
-    Option("what the data runs on: `gloo` (TCP), `ucx` (UCX over the shared memory of the host "
-           "that all ranks are on), `nccl` (between ranks that have GPUs of their own), or `auto` "
-           "(`nccl` where all ranks can, else `ucx`, else `gloo`)",
-           "transport", "const char*", "transport", _TRANSPORT, True, ("THINWIRE_TRANSPORT",),
-           "gloo", COMPARED),
-    Option("path of libucp.so.0; Python looks into the wheel libucx-cu13 first",
-           "ucx_library", "const char*", "ucx_library", _TEXT, False, ("THINWIRE_UCX_LIB",),
-           "where the dynamic linker looks"),
-    Option("path of libnccl.so.2; never a second copy is loaded",
-           "nccl_library", "const char*", "nccl_library", _TEXT, False, ("THINWIRE_NCCL_LIB",),
-           "the copy that is loaded, such as torch's; else the wheel's beside the package; else "
-           "where the dynamic linker looks"),
-    Option("ranks of a node, which are neighbours; 0: those on one running kernel and in one "
-           "network namespace",
-           "local_size", "size_t", "local_size", _LOCAL_SIZE, True, ("THINWIRE_LOCAL_SIZE",), "0",
-           COMPARED),
-    Option("TCP's congestion control of the connections: the kernel's name of one that the process "
-           "may choose (`reno`, `cubic`), or `system`: the kernel's default",
-           "congestion", "const char*", "congestion", _TEXT, False, ("THINWIRE_CONGESTION",),
-           "system"),
-    Option("threads that move a rank's bytes over TCP, each with connections of its own to all "
-           "ranks; one moves a gigabyte or two a second", "loops", "size_t", "loops", _LOOPS,
-           False, ("THINWIRE_LOOPS",), "1", COMPARED),
-    Option("what a process group of the backend `thinwire` compresses: `backward` (gradients, "
-           "while `backward()` runs) or `all` (every sum and mean of floats)",
-           setting="scope", kind=_SCOPE, variables=("THINWIRE_SCOPE",), default="backward",
-           equal=ALIKE),
+# The fields of tw_options that are not one setting's, by the setting that they come behind.
+_BEHIND: dict[str, tuple[Option, ...]] = {
+    "": (
+        _of_call("struct_size", "size_t", "size of the caller's struct; tw_options_init sets it",
+                 "sizeof(tw_options)", FREE),
+        _of_call("rank", "int", "number of this rank, from 0", "0", "no, each has its own"),
+        _of_call("size", "int", "number of ranks", "1", COMPARED),
+        _of_call("store", "tw_store", "functions of the store where the ranks meet", "none",
+                 NEEDED),
+    ),
+    "local_group": (
+        _of_call("store_path", "const char*", "shared folder where the ranks meet", "none",
+                 NEEDED),
+        _of_call("group", "const char*", "prefix of the keys, so that groups can share a store",
+                 "none", NEEDED),
+    ),
+    "min_bytes": (
+        Option("small tensors are compressed as well; in Python `min_bytes=0` says so",
+               "no_raw", "int", "min_bytes", _IS_ZERO, default="off", equal=COMPARED),
+    ),
+    "recoverable": (
+        _of_call("check_replicas", "size_t", "reserved: thinwire.torch.check_replicas() compares "
+                 "parameters", "0", FREE),
+    ),
+}  # fmt: skip
+
+# Variables that are no settings of a process group.
+_VARIABLES = (
     Option("NCCL shim: the codec of an unchanged program's allreduces over NCCL; the opt-in",
            variables=("THINWIRE_NCCL_CODEC",), default="none: all passes", equal=SHIM),
     Option("NCCL shim: smaller allreduces pass", variables=("THINWIRE_NCCL_MIN_BYTES",),
@@ -247,10 +312,78 @@ OPTIONS: tuple[Option, ...] = (
            default="in the package, else the checkout's build"),
 )  # fmt: skip
 
+
+def _options() -> Iterator[Option]:
+    yield from _BEHIND[""]
+    for field in dataclasses.fields(Config):
+        option: Option = field.metadata["option"]
+        in_c = None if option.c_type is None else option.field or field.name
+        yield dataclasses.replace(option, setting=field.name, field=in_c)
+        yield from _BEHIND.get(field.name, ())
+    yield from _VARIABLES
+
+
+OPTIONS: tuple[Option, ...] = tuple(_options())
 # The fields of tw_options, in their order.
 FIELDS = tuple(option for option in OPTIONS if option.field is not None)
 # The settings that config.resolve takes as arguments.
 ARGUMENTS = tuple(option.setting for option in OPTIONS if option.argument)
+
+# Kinds of models.
+DDP, SHARDS = "a model under DDP", "a model under FSDP2"
+STEPPED = "a plain module with optimizer="
+
+
+def _of(models: tuple[str, ...], meaning: str) -> Any:
+    return dataclasses.field(default=None, metadata={"models": models, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options that compress() takes besides the settings, for some kinds of models only. None: the
+    default."""
+
+    clip_value: float | None = _of(
+        (DDP,), "clips each rank's gradients to [-clip_value, clip_value] before the exchange"
+    )
+    clip_norm: float | None = _of(
+        (DDP,), "limits the norm of each parameter's gradient to clip_norm / sqrt(ranks)"
+    )
+    warm_up_steps: int | None = _of(
+        (DDP, STEPPED),
+        "under DDP, with onebit and Adam: fp32 steps until its variance is frozen; with delay: "
+        "the first steps, which wait",
+    )
+    delay: Literal[0, 1] | None = _of(
+        (STEPPED,), "1: means come one step late (arXiv 2005.06728); default 0"
+    )
+    find_unused_parameters: bool | None = _of(
+        (STEPPED,), "a parameter that no rank has used keeps grad None"
+    )
+    replicas: ProcessGroup | None = _of(
+        (SHARDS,), "the ranks that have the same shard, in hybrid sharding"
+    )
+    inner: bool | None = _of(
+        (SHARDS,), "with replicas; False: the reduce-scatter over the shards is exact"
+    )
+    gather: str | None = _of(
+        (SHARDS,), "the codec, such as int4, of what has changed in parameters that are gathered"
+    )
+    reference: Literal["auto", "fp32", "bf16", False] | None = _of(
+        (SHARDS,),
+        "what the gathers' differences refer to; default auto: fp32 within 1/8 of free memory",
+    )
+    feedback: Literal["auto"] | bool | None = _of(
+        (SHARDS,), "whether residuals are kept; default auto: within 1/8 of free memory"
+    )
+
+
+# Option -> the kinds of models that take it.
+MODELS: dict[str, tuple[str, ...]] = {
+    field.name: field.metadata["models"] for field in dataclasses.fields(ModelOptions)
+}
+
+# scripts/settings.py writes the rest: type checkers cannot make a TypedDict of a dataclass.
 
 
 class Settings(TypedDict, total=False):
@@ -261,7 +394,7 @@ class Settings(TypedDict, total=False):
 
     momentum: float | None
     nesterov: bool | None
-    policy: Literal["p3", "wfbp", "fifo"] | None
+    policy: Policy | None
     planned: bool | None
     interface: str | None
     lanes: int | None
@@ -272,23 +405,22 @@ class Settings(TypedDict, total=False):
     flight: str | None
     strict: bool | None
     checksum: bool | None
-    topology: Literal["auto", "flat", "grid", "hierarchical"] | None
+    topology: Topology | None
     recoverable: bool | None
-    transport: Literal["gloo", "ucx", "nccl", "auto"] | None
+    transport: Transport | None
     local_size: int | None
 
 
 class Options(Settings, total=False):
     """The settings that compress() takes by keyword: some are of one kind of model only."""
 
-    clip_value: float | None  # DDP: clips each rank's gradients to [-clip_value, clip_value]
-    clip_norm: float | None  # DDP: limits each parameter's norm to clip_norm / sqrt(ranks)
-    warm_up_steps: int | None  # with Adam: fp32 steps until its variance is frozen; with delay
-    delay: Literal[0, 1] | None  # with optimizer=: means come one step late (arXiv 2005.06728)
-    find_unused_parameters: bool | None  # with optimizer=: one that no rank used keeps grad None
-    replicas: ProcessGroup | None  # FSDP2: ranks that have the same shard, in hybrid sharding
-    inner: bool | None  # FSDP2 with replicas; False: the reduce-scatter over the shards is exact
-    gather: str | None  # FSDP2: what changed in parameters is gathered with this codec ("int4")
-    # FSDP2: what the gathers' differences refer to; auto: within 1/8 of free memory
+    clip_value: float | None
+    clip_norm: float | None
+    warm_up_steps: int | None
+    delay: Literal[0, 1] | None
+    find_unused_parameters: bool | None
+    replicas: ProcessGroup | None
+    inner: bool | None
+    gather: str | None
     reference: Literal["auto", "fp32", "bf16", False] | None
-    feedback: Literal["auto"] | bool | None  # FSDP2: residuals; auto: within 1/8 of free memory
+    feedback: Literal["auto"] | bool | None

@@ -1,4 +1,4 @@
-"""One list of settings: C struct, mirror, arguments, environment and docs are equal to it."""
+"""One place of settings: C struct, mirror, arguments, environment, types, docs are equal to it."""
 
 import ctypes
 import dataclasses
@@ -184,8 +184,7 @@ def test_a_new_field_fills_eight_bytes():
 # Config and what C gets of it.
 
 
-def test_config_is_the_list():
-    assert [field.name for field in dataclasses.fields(config.Config)] == settings()
+def test_defaults():
     assert sorted(SAMPLES) == sorted(settings())
     plain = _library.options_of(config.Config())
     for option in FIELDS:
@@ -307,31 +306,17 @@ def types_of(hint: Any) -> set[type]:
     return set().union(*map(types_of, parts)) if parts else {hint}
 
 
-def literals_of(hint: Any) -> set[Any]:
-    parts = get_args(hint)
-    if get_origin(hint) is Literal:
-        return set(parts)
-    return set().union(*map(literals_of, parts))
-
-
-def test_settings_have_the_names_and_types_of_the_list():
+def test_settings_have_types_that_fit_their_values():
     hints, fields = get_type_hints(Settings), get_type_hints(config.Config)
     assert set(hints) == set(options.ARGUMENTS) - {"codec"}  # which is an argument of its own
-    for name, hint in hints.items():
-        assert types_of(hint) == types_of(fields[name]) | {type(None)}, name
-        kind = next(option.kind for option in OPTIONS if option.setting == name)
-        one_of = kind.expected.startswith("one of")
-        assert bool(literals_of(hint)) == one_of, name
-        for value in literals_of(hint):
-            assert kind.right(value) and repr(value) in kind.expected, name
-        assert not one_of or kind.expected.count("'") == 2 * len(literals_of(hint)), name
     for name, sample in SAMPLES.items():
         assert type(sample.value) in types_of(fields[name]), name
+        if name in hints:
+            assert types_of(hints[name]) == types_of(fields[name]) | {type(None)}, name
 
 
 def test_options_have_the_names_and_types_of_what_compress_hands_on():
     torch_part = pytest.importorskip("thinwire.torch")
-    from thinwire.torch.compress import _ONLY_SOME
     from thinwire.torch.fsdp import compress_shards
     from thinwire.torch.optimizer.module_compression import ModuleCompression, OptimizedCompression
     from torch.distributed import ProcessGroup
@@ -340,12 +325,10 @@ def test_options_have_the_names_and_types_of_what_compress_hands_on():
     own = get_type_hints(Options, localns=names)
     for name in get_type_hints(Settings):
         del own[name]
-    assert set(own) == set(_ONLY_SOME)
+    assert list(own) == list(options.MODELS)
     modules = (ModuleCompression.__init__, OptimizedCompression.__init__)
     takers = (compress_shards, torch_part.State.__init__, *modules)
-    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for name, hint in own.items():
-        assert f"`{name}`" in page, name
         found = [f for f in takers if name in inspect.signature(f).parameters]
         if name == "warm_up_steps":
             found.append(torch_part.State.take_momentum)
@@ -422,9 +405,10 @@ def test_the_default_deadline():
     assert float(default) - 5 < store.waited_s <= float(default)
 
 
-# The documentation.
+# What scripts/settings.py writes.
 
 
-def test_the_table_of_the_docs_is_the_list():
+def test_the_types_and_the_page_are_made_of_the_settings():
     script = runpy.run_path(str(ROOT / "scripts" / "settings.py"))
     assert script["PAGE"].read_text() == script["page"](), "run scripts/settings.py"
+    assert script["SOURCE"].read_text() == script["source"](), "run scripts/settings.py"

@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 from thinwire import _library, config
 from thinwire.arguments import check_kind
 from thinwire.errors import InvalidArgumentError, warn
+from thinwire.options import DDP, MODELS, SHARDS, STEPPED
 from thinwire.torch import private, tensors
 from thinwire.torch.ddp import State, hook
 from thinwire.torch.ddp.state import follow_joins, momentum_for
@@ -178,22 +179,6 @@ def _momentum_of(
     return {} if spec == "auto" else momentum_for(spec, optimizer)
 
 
-_DDP, _SHARDS = "a model under DDP", "a model under FSDP2"
-_STEPPED = "a plain module with optimizer="
-_ONLY_SOME = {
-    "clip_value": _DDP,
-    "clip_norm": _DDP,
-    "warm_up_steps": f"{_DDP} or with optimizer=",
-    "delay": _STEPPED,
-    "find_unused_parameters": _STEPPED,
-    "replicas": _SHARDS,
-    "inner": _SHARDS,
-    "gather": _SHARDS,
-    "reference": _SHARDS,
-    "feedback": _SHARDS,
-}
-
-
 def _check_options(
     model: torch.nn.Module,
     options: Mapping[str, Any],
@@ -201,14 +186,13 @@ def _check_options(
     sharded: bool,
     optimizer: Optimizer | None,
 ) -> None:
-    kind = _DDP if hooked else _SHARDS if sharded else _STEPPED if optimizer is not None else ""
+    kind = DDP if hooked else SHARDS if sharded else STEPPED if optimizer is not None else ""
     for name, value in options.items():
-        expected = _ONLY_SOME.get(name, kind)
-        fits = expected == kind or (name == "warm_up_steps" and kind in (_DDP, _STEPPED))
-        if value is not None and not fits:
+        expected = MODELS.get(name, (kind,))
+        if value is not None and kind not in expected:
             raise InvalidArgumentError(
                 f"compress got {name}={value!r} for a {type(model).__name__}, expected "
-                f"{expected}; leave it out"
+                f"{' or '.join(expected)}; leave it out"
             )
 
 
