@@ -26,6 +26,7 @@ KINDS = {
     "ddp": "a DDP step by each way of exchanging gradients, over plain DDP",
     "fsdp2": "an FSDP2 step, over FSDP2's own collectives",
     "frameworks": "a step of each framework with int4, over the framework's own exchange",
+    "one_word": "programs with the backend thinwire in place of gloo, over these with gloo",
     "priority": "steps under p3 and wfbp, over fifo, where exchanging takes as long as computing",
     "allreduce": "one allreduce by size and codec, over Gloo's fp32 allreduce",
     "latency": "small allreduces among 2, 4 and 8 ranks, over Gloo's",
@@ -35,6 +36,7 @@ LINKS = {
     "ddp": "1gbit,10gbit,loopback",
     "fsdp2": "1gbit",
     "frameworks": "1gbit",
+    "one_word": "1gbit",
     "priority": "200mbit",
     "allreduce": "1gbit,10gbit,loopback",
     "latency": lab.LOOPBACK,
@@ -44,6 +46,7 @@ WAYS = {
     "ddp": "plain,bf16 hook,int8,int4,adaptive,onebit,topk:density=0.01,alone",
     "fsdp2": "plain,int8,int4,adaptive",
     "frameworks": "plain,int4",
+    "one_word": "plain,int4",
     "priority": "fifo,wfbp,p3,p3 planned,alone",
     "allreduce": "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum",
     "latency": "fp32,int4",
@@ -81,18 +84,28 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
     if arguments.kind == "priority":
         subjects = {way: priority.order(way, arguments.codec) for way in ways}
         options = {"steps": priority.TURN}
-    elif arguments.kind == "frameworks":
+    elif arguments.kind in ("frameworks", "one_word"):
+        all_ = steps.FRAMEWORKS
+        if arguments.kind == "one_word":
+            several = int(os.environ["LOCAL_WORLD_SIZE"]) > 1
+            all_ = steps.ONE_WORD_ON_HOSTS if several else steps.ONE_WORD
         return [
             {"framework": name} | row
-            for name in arguments.frameworks.split(";") or steps.FRAMEWORKS
+            for name in names_of(arguments) or all_
+            if name in all_
             for row in harness.measure(
-                {way: steps.FRAMEWORKS[name](way) for way in ways}, seconds=arguments.seconds
+                {way: all_[name](way) for way in ways}, seconds=arguments.seconds
             )
         ]
     else:
         make: Callable[..., Any] = steps.ddp if arguments.kind == "ddp" else steps.fsdp2
         subjects = {way: make(way, arguments.width) for way in ways}
     return harness.measure(subjects, seconds=arguments.seconds, **options)
+
+
+def names_of(arguments: argparse.Namespace) -> list[str]:
+    """The frameworks that are asked for; none: all."""
+    return arguments.frameworks.split(";") if arguments.frameworks else []
 
 
 def allreduce_rows(place: lab.Lab, arguments: argparse.Namespace) -> list[Row]:
@@ -132,14 +145,17 @@ def network_row(row: Row, world: int) -> Row:
     }
 
 
-def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int]]:
-    """Links, delays in milliseconds and numbers of ranks to measure."""
+def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int, int]]:
+    """Links, delays in milliseconds, hosts, and ranks on each host to measure."""
     links = arguments.links.split(",")
     delays = [float(delay) for delay in arguments.delays_ms.split(",")]
     worlds = [int(world) for world in arguments.worlds.split(",")]
     for link, delay_ms, world in itertools.product(links, delays, worlds):
         if not (delay_ms and link == lab.LOOPBACK):
-            yield link, delay_ms, world
+            yield link, delay_ms, world, 1
+    if arguments.kind == "one_word" and "HSDP" in (names_of(arguments) or ["HSDP"]):
+        for link, delay_ms in itertools.product(links, delays):
+            yield link, delay_ms, 2, 2
 
 
 def measure_cell(arguments: argparse.Namespace, place: lab.Lab) -> list[Row]:
@@ -158,13 +174,15 @@ def measure_cell(arguments: argparse.Namespace, place: lab.Lab) -> list[Row]:
 
 def run(arguments: argparse.Namespace) -> list[Row]:
     refusal, rows = lab.can_shape(), []
-    for link, delay_ms, world in cells(arguments):
+    for link, delay_ms, hosts, ranks in cells(arguments):
         if link != lab.LOOPBACK and refusal:
             print(f"{link}: skipped, {refusal}", flush=True)
             continue
-        setting = {"link": link, "delay_ms": delay_ms, "world": world}
-        with lab.open_lab(world, link, delay_ms=delay_ms) as place:
+        setting = {"link": link, "delay_ms": delay_ms, "world": hosts * ranks, "hosts": hosts}
+        with lab.open_lab(hosts, link, delay_ms=delay_ms, ranks_per_host=ranks) as place:
             found = [setting | row for row in measure_cell(arguments, place)]
+        if not found:
+            continue
         columns = ALLREDUCE_COLUMNS if "bytes" in found[0] else COLUMNS
         if "framework" in found[0]:
             columns = {"framework": "{framework}"} | columns

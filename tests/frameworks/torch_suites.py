@@ -1,24 +1,36 @@
 #!/usr/bin/env python3
-"""Runs the test suites of other people that lie in wheels over the backend "thinwire", and compares
-the tests that pass with those over Gloo: torch_suites.py [--jobs N] [--only PATTERN] [SUITE...]
+"""Runs the test suites of other people over the backend "thinwire", and compares the tests that
+pass with those over Gloo: torch_suites.py [--jobs N] [--only PATTERN] [--sources FOLDER] [SUITE...]
 
+Suites that lie in wheels:
 distributed  torch.testing._internal.distributed.distributed_test, 3 ranks, codec fp32
 torchft      torchft.process_group_test, with thinwire.torchft in place of torchft's Gloo
+diloco       torchft.local_sgd_integ_test, likewise
 
-It needs expecttest, and torchft for its suite. A suite takes a quarter of an hour on two cores, so
+Suites whose files are in FOLDER:
+c10d         test_c10d_gloo.py and test_c10d_common.py of PyTorch's test/distributed, codec fp32
+horovod      test_torch.py of Horovod's test/parallel over thinwire.horovod, 2 ranks, codec fp32
+
+It needs expecttest, and torchft for its suites. A suite takes a quarter of an hour on two cores, so
 `make test-torch` calls it and CI does not. It fails if a test that Gloo passes fails over thinwire
-and is not in KNOWN, which gives the reason."""
+and is not in KNOWN, which gives the reason. Horovod's have no Gloo; all must pass that run."""
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 import time
+import types
 import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -28,6 +40,7 @@ fork = multiprocessing.get_context("fork")
 _BY_NAME = "torch allows monitored_barrier for the backend named gloo alone"
 KNOWN: dict[str, dict[str, str]] = {
     "distributed": {
+        "test_get_backend": "it wants the name gloo",
         "test_monitored_barrier_gloo": _BY_NAME,
         "test_monitored_barrier_gloo_subgroup": _BY_NAME,
     },
@@ -38,9 +51,12 @@ KNOWN: dict[str, dict[str, str]] = {
     },
 }
 LIMIT_S = 100  # of a test
+RANKS = 2  # of Horovod's suite
+
+Classes = list[type[unittest.TestCase]]
 
 
-def prepare_distributed(backend: str, folder: str) -> list[type[unittest.TestCase]]:
+def prepare_distributed(backend: str, folder: str) -> Classes:
     """The suite's class, whose tests choose what they do by BACKEND; so that stays Gloo's, and the
     default group alone has another backend."""
     os.environ |= {
@@ -59,39 +75,168 @@ def prepare_distributed(backend: str, folder: str) -> list[type[unittest.TestCas
 
         @classmethod
         def _run(cls, *arguments: object, **named: object) -> None:
-            init = dist.init_process_group
-            dist.init_process_group = lambda **given: init(**given | {"backend": backend})
+            take_in_place_of_gloo(backend, dist)
             super()._run(*arguments, **named)
 
     Suite.__name__ = Suite.__qualname__ = "TestDistBackendWithSpawn"  # torch's name of it
     return [Suite]
 
 
-def prepare_torchft(backend: str, _folder: str) -> list[type[unittest.TestCase]]:
-    """The suite's classes; over thinwire, our group stands where torchft's Gloo does."""
+def take_in_place_of_gloo(backend: str, dist: types.ModuleType) -> None:
+    """From here on the groups of this process that name Gloo have another backend."""
+    init = dist.init_process_group
+
+    def other(named: str | None = None, *arguments: object, **options: object) -> None:
+        named = options.pop("backend", named)
+        init(backend if named == "gloo" else named, *arguments, **options)
+
+    dist.init_process_group = other
+
+
+def prepare_c10d(backend: str, _folder: str) -> Classes:
+    """The suite's classes, all tests forked from this process."""
+    os.environ |= {"THINWIRE_CODEC": "fp32", "THINWIRE_SCOPE": "all"}
+    import thinwire.torch.backend  # noqa: F401
+    import torch.distributed as dist
+    from thinwire.torch.process_group import ProcessGroup
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    suite = importlib.import_module("test_c10d_gloo")
+    MultiProcessTestCase._spawn_processes = lambda case: case._start_processes(fork.Process)
+    if backend == "thinwire":
+        take_in_place_of_gloo(backend, dist)
+
+        def create(
+            _case: object, store: dist.Store, rank: int, size: int, _options: object
+        ) -> ProcessGroup:
+            group = ProcessGroup("fp32", scope="all")
+            group.connect(store, rank, size, timedelta(seconds=50))
+            dist.barrier(group=group)
+            return group
+
+        suite.ProcessGroupGlooTest._create_process_group_gloo = create
+    return [
+        each for each in vars(suite).values()
+        if isinstance(each, type) and issubclass(each, unittest.TestCase)
+        and each.__module__ == suite.__name__
+    ]  # fmt: skip
+
+
+def take_in_place_of_torchfts(*modules: types.ModuleType) -> None:
+    """Our group stands where these modules have torchft's over Gloo."""
+    from thinwire.torchft import ThinwireProcessGroup
+
+    class Ours(ThinwireProcessGroup):
+        def __init__(self, timeout: object = None) -> None:
+            seconds = timeout.total_seconds() if timeout is not None else None
+            super().__init__("fp32", timeout_s=seconds)
+
+    Ours.__name__ = "ProcessGroupGloo"
+    for module in modules:
+        module.ProcessGroupGloo = Ours
+
+
+def prepare_torchft(backend: str, _folder: str) -> Classes:
     os.environ |= {"THINWIRE_CODEC": "fp32"}
     from torchft import process_group, process_group_test
 
     if backend == "thinwire":
-        from thinwire.torchft import ThinwireProcessGroup
-
-        class Ours(ThinwireProcessGroup):
-            def __init__(self, timeout: object = None) -> None:
-                seconds = timeout.total_seconds() if timeout is not None else None
-                super().__init__("fp32", timeout_s=seconds)
-
-        Ours.__name__ = "ProcessGroupGloo"
-        process_group.ProcessGroupGloo = process_group_test.ProcessGroupGloo = Ours
+        take_in_place_of_torchfts(process_group, process_group_test)
     return [
         process_group_test.ProcessGroupTest, process_group_test.CreateStoreClientTest,
         process_group_test.NormalGlooMultiPgTest,
     ]  # fmt: skip
 
 
-SUITES = {"distributed": prepare_distributed, "torchft": prepare_torchft}
+def prepare_diloco(backend: str, _folder: str) -> Classes:
+    os.environ |= {"THINWIRE_CODEC": "fp32"}
+    from torchft import local_sgd_integ_test
+
+    if backend == "thinwire":
+        take_in_place_of_torchfts(local_sgd_integ_test)
+    return [local_sgd_integ_test.LocalSGDIntegTest]
 
 
-def tests_of(classes: list[type[unittest.TestCase]], pattern: str) -> dict[str, type]:
+def prepare_horovod(_backend: str, _folder: str) -> Classes:
+    """The suite's class, each of whose tests runs on all ranks, and ends as the worst of them."""
+    os.environ |= {"THINWIRE_CODEC": "fp32", "OMP_NUM_THREADS": "1"}
+    import thinwire.horovod
+
+    horovod = types.ModuleType("horovod")
+    horovod.torch = thinwire.horovod
+    sys.modules |= {"horovod": horovod, "horovod.torch": thinwire.horovod}
+    sys.modules["common"] = helpers = types.ModuleType("common")  # its own needs all of Horovod
+    helpers.mpi_env_rank_and_size = lambda: (0, 1)
+    helpers.skip_or_fail_gpu_test = lambda test, message: test.skipTest(message)
+    helpers.temppath = temporary_path
+    suite = importlib.import_module("test_torch")
+
+    class TorchTests(suite.TorchTests):
+        def run(self, result: unittest.TestResult) -> None:
+            name = f"TorchTests.{self._testMethodName}"
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            with processes() as start:
+                pipes = [
+                    start(run_on_rank, suite.TorchTests, name, rank, port) for rank in range(RANKS)
+                ]
+                ends = [pipe.recv() for pipe in pipes]
+            result.skipped += [(self, text) for end, text in ends if end == "skipped"]
+            result.failures += [(self, text) for end, text in ends if end == "failed"]
+
+    return [TorchTests]
+
+
+@contextmanager
+def temporary_path() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"{folder}/file"
+
+
+@contextmanager
+def processes() -> Iterator[Callable[..., Connection]]:
+    """A function that starts a process, forked from this one, and returns the pipe that its
+    function gets as its last argument. At the end all are killed."""
+    started = []
+
+    def start(function: Callable[..., None], *arguments: object) -> Connection:
+        ours, theirs = fork.Pipe(duplex=False)
+        process = fork.Process(target=function, args=(*arguments, theirs))
+        process.start()
+        theirs.close()
+        started.append(process)
+        return ours
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+
+
+def run_on_rank(
+    case: type[unittest.TestCase], name: str, rank: int, port: int, pipe: Connection
+) -> None:
+    """run_one(), as a rank that Horovod's launcher and torchrun started."""
+    os.environ |= {
+        "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(RANKS), "RANK": str(rank),
+        "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    run_one(case, name, pipe)
+
+
+SUITES = {
+    "distributed": prepare_distributed, "torchft": prepare_torchft, "diloco": prepare_diloco,
+    "c10d": prepare_c10d, "horovod": prepare_horovod,
+}  # fmt: skip
+IN_WHEELS = ("distributed", "torchft", "diloco")
+WITHOUT_GLOO = ("horovod",)
+
+
+def tests_of(classes: Classes, pattern: str) -> dict[str, type]:
     """The class of each test, by "class.test"."""
     found = {f"{each.__name__}.{name}": each for each in classes for name in dir(each)}
     return {
@@ -141,27 +286,34 @@ def run_suite(suite: str, backend: str, names: list[str], jobs: int) -> dict[str
 
 def compare(suite: str, pattern: str, jobs: int) -> bool:
     names = list(tests_of(SUITES[suite]("gloo", "/tmp"), pattern))
-    theirs = run_suite(suite, "gloo", names, jobs)
-    passed = [name for name in names if theirs[name][0] == "passed"]
-    ours = run_suite(suite, "thinwire", passed, jobs)
-    failed = {name: text for name, (end, text) in ours.items() if end != "passed"}
-    print(f"{suite}: gloo passes {len(passed)}, thinwire {len(passed) - len(failed)} of these")
+    if suite not in WITHOUT_GLOO:
+        theirs = run_suite(suite, "gloo", names, jobs)
+        names = [name for name in names if theirs[name][0] == "passed"]
+    ours = run_suite(suite, "thinwire", names, jobs)
+    if suite in WITHOUT_GLOO:
+        names = [name for name in names if ours[name][0] != "skipped"]
+    failed = {name: ours[name][1] for name in names if ours[name][0] != "passed"}
+    run = "run" if suite in WITHOUT_GLOO else "gloo passes"
+    print(f"{suite}: {run} {len(names)}, thinwire passes {len(names) - len(failed)} of these")
     for name, text in failed.items():
         print(f"- {name}: {reason_of(suite, name) or text}")
     return all(reason_of(suite, name) for name in failed)
 
 
 def reason_of(suite: str, name: str) -> str | None:
-    known = KNOWN[suite].items()
+    known = KNOWN.get(suite, {}).items()
     return next((why for each, why in known if fnmatch.fnmatch(name, f"*.{each}")), None)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("suites", nargs="*", default=list(SUITES))
+    parser.add_argument("suites", nargs="*", choices=SUITES, default=IN_WHEELS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="*")
+    parser.add_argument("--sources", help="a folder with the files of suites that no wheel has")
     arguments = parser.parse_args()
+    if arguments.sources:
+        sys.path.insert(0, arguments.sources)
     return 0 if all([compare(s, arguments.only, arguments.jobs) for s in arguments.suites]) else 1
 
 

@@ -258,6 +258,10 @@ class Config:
         "what a process group of the backend `thinwire` compresses: `backward` (gradients, while "
         "`backward()` runs) or `all` (every sum and mean of floats)", "THINWIRE_SCOPE",
         argument=False, equal=ALIKE)
+    gather: str | None = _setting(None, _TEXT, None,
+        "codec with which a process group of the backend `thinwire` gathers what has changed in "
+        "FSDP2's parameters, as `compress(gather=)`: `int4`, `adaptive`, `int8` or `bf16`",
+        "THINWIRE_GATHER", argument=False, default="none: exactly", equal=ALIKE)
 # fmt: on
 
 

@@ -304,6 +304,103 @@ def test_the_outer_dimension_of_a_mesh_alone(tmp_path):
     assert all(map(torch.equal, ours[0][0], ours[3][0]))
 
 
+# FSDP2's gathers of parameters, on request.
+
+
+GATHERING = {"THINWIRE_CODEC": "int4", "THINWIRE_GATHER": "int4"}
+
+
+def deep() -> nn.Module:
+    """The weight of the second layer is used in its backward pass."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)]
+    return nn.Sequential(*layers, nn.Tanh(), nn.Linear(WIDTH, 8, bias=False))
+
+
+def fsdp2_gathering(
+    rank: int, store: str, again: int | bool = True, name: str = "thinwire"
+) -> tuple[list[torch.Tensor], dict, bool]:
+    """Parameters, stats, and whether a gather of other things is exact. again: FSDP2's
+    reshard_after_forward."""
+    world = dist.get_world_size()
+    group, model = meet(rank, store, name, world), deep()
+    for layer in model:
+        fully_shard(layer, reshard_after_forward=again)
+    fully_shard(model)
+    parameters = train(rank, model)
+    stats = {} if name == "gloo" else group.stats()
+    found = torch.empty(world * NUMEL)
+    mine = torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
+    dist.all_gather_into_tensor(found, mine)
+    return parameters, stats, torch.equal(found[rank * NUMEL :][:NUMEL], mine)
+
+
+def test_gathers_of_parameters_are_compressed_on_request_and_others_are_not(tmp_path):
+    ours = run(fsdp2_gathering, str(tmp_path / "a"), environment=GATHERING)
+    theirs = run(fsdp2_gathering, str(tmp_path / "b"), True, "gloo")
+    started = [parameter.detach() for parameter in deep().parameters()]
+    for (mine, stats, exact), (their, *_) in zip(ours, theirs, strict=True):
+        # The first gathers of the first two layers, and all of the small one.
+        assert stats["gather"]["exact"] == 2 + 2 * 8 and stats["gather"]["repeated"] == 2 * 8
+        assert stats["gather"]["reference_bytes"] == 2 * 4 * WIDTH * WIDTH * 3 // 2
+        assert stats["gather"]["ratio"] > 3 and exact
+        for a, b, start in zip(mine, their, started, strict=True):
+            assert (a - b).norm() < 0.2 * (b - start).norm()
+    assert all(map(torch.equal, ours[0][0], ours[1][0]))
+
+
+def test_without_a_word_and_without_memory_gathers_are_exact(tmp_path):
+    asked_not, stats, _ = run(fsdp2_gathering, str(tmp_path / "a"))[0]
+    function, store = without_memory_for_references, str(tmp_path / "b")
+    no_memory, without, _ = run(function, store, environment=GATHERING)[0]
+    assert all(map(torch.equal, asked_not, no_memory))
+    assert "gather" not in stats
+    assert without["gather"]["exact"] == 3 * 2 * 8 and without["gather"]["reference_bytes"] == 0
+
+
+def without_memory_for_references(rank: int, store: str) -> tuple[list[torch.Tensor], dict, bool]:
+    budget = process_group.GroupGather.__init__
+
+    def with_none(gather, session, least, _budget) -> None:
+        budget(gather, session, least, lambda _on_gpu: 0)
+
+    process_group.GroupGather.__init__ = with_none
+    return fsdp2_gathering(rank, store)
+
+
+def test_backward_passes_that_gather_in_smaller_groups_get_the_weights_of_today(tmp_path):
+    """Each of these groups sees backward passes only, in which a reference would be old."""
+    parts = run(fsdp2_gathering, str(tmp_path / "a"), 2, world=4, environment=GATHERING)
+    whole = run(fsdp2_gathering, str(tmp_path / "b"), True, world=4, environment=GATHERING)
+    assert parts[0][1]["gather"]["repeated"] == 0 < whole[0][1]["gather"]["repeated"]
+    assert all(map(torch.equal, parts[0][0], whole[0][0]))
+
+
+def sharded_of_one_parameter(rank: int, store: str, ours: bool) -> list[torch.Tensor]:
+    if ours:
+        meet(rank, store, "thinwire", codec="int4", gather="int4")
+    torch.manual_seed(1)
+    model = nn.Linear(WIDTH, 8 * WIDTH, bias=False)
+    fully_shard(model)
+    compression = None if ours else tw.compress(model, codec="int4", gather="int4")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(100 + rank)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(32, WIDTH, generator=generator)).square().mean().backward()
+        optimizer.step()
+    if compression is not None:
+        compression.close()
+    return [parameter.full_tensor() for parameter in model.parameters()]
+
+
+def test_bits_of_gathers_are_those_of_compress_where_the_layouts_agree(tmp_path):
+    ours = run(sharded_of_one_parameter, str(tmp_path / "store"), True)
+    theirs = run(sharded_of_one_parameter, "", False)
+    assert torch.equal(ours[0][0], ours[1][0])
+    assert torch.equal(ours[0][0], theirs[0][0])
+
+
 def with_uneven_inputs(rank: int, store: str) -> torch.Tensor:
     """Rank 0 has 3 steps more."""
     meet(rank, store, "thinwire", codec="int8", timeout_s=20)
@@ -389,6 +486,8 @@ def test_wrong_options_say_what_is_expected():
         backend.Options(scope="some")
     with pytest.raises(thinwire.InvalidArgumentError, match="momentum"):
         backend.Options("onebit")
+    with pytest.raises(thinwire.InvalidArgumentError, match="gather"):
+        backend.Options(gather="topk")
     with pytest.raises(TypeError, match="lane"):
         backend.Options(lane=3)
 

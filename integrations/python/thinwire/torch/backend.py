@@ -8,7 +8,8 @@ of the group torch.distributed.backends; for an older torch import this module f
     init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"),
                      backend_override={"replicate": "thinwire"})
 
-THINWIRE_CODEC and THINWIRE_SCOPE set it, or Options where a program names a backend's options."""
+THINWIRE_CODEC, THINWIRE_SCOPE and THINWIRE_GATHER set it, or Options where a program names a
+backend's options."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Options(private.BackendOptions):
     ("thinwire", options).
 
     Args:
-        codec, scope, settings: as ProcessGroup takes them.
+        codec, scope, gather, settings: as ProcessGroup takes them.
         timeout: of the group, where nothing else names one.
     """
 
@@ -40,24 +41,24 @@ class Options(private.BackendOptions):
         codec: str | None = None,
         *,
         scope: str | None = None,
+        gather: str | None = None,
         timeout: datetime.timedelta = dist.constants.default_pg_timeout,
         **settings: Any,
     ) -> None:
         super().__init__("thinwire", timeout)
-        ProcessGroup(codec, scope=scope, **settings)  # a wrong argument is an error now
-        self.codec, self.scope, self.settings = codec, scope, settings
+        settings |= {"scope": scope, "gather": gather}
+        ProcessGroup(codec, **settings)  # a wrong argument is an error now
+        self.codec, self.settings = codec, settings
 
 
-def register(
-    codec: str | None = None, *, name: str = "thinwire", scope: str | None = None, **options: Any
-) -> None:
+def register(codec: str | None = None, *, name: str = "thinwire", **options: Any) -> None:
     """Make torch.distributed.init_process_group(name) and new_group(backend=name) give compressed
     groups in this process, by torch.distributed.Backend.register_backend. Importing this module
     has done so for "thinwire".
 
-    codec, scope, options: as ProcessGroup takes them; a group's own Options go before.
+    codec, options: as ProcessGroup takes them; a group's own Options go before.
     InvalidArgumentError if torch has a backend of that name."""
-    ProcessGroup(codec, scope=scope, **options)  # a wrong argument is an error now
+    ProcessGroup(codec, **options)  # a wrong argument is an error now
     if not isinstance(name, str) or not name.isidentifier():
         raise wrong("name", name, "a word")
     if hasattr(dist.Backend, name.upper()):
@@ -66,8 +67,8 @@ def register(
     def create(place: Any, own: object) -> ProcessGroup:
         if own is not None and not isinstance(own, Options):
             raise wrong("pg_options", own, "thinwire.torch.backend.Options, or None")
-        given = (codec, scope, options) if own is None else (own.codec, own.scope, own.settings)
-        group = ProcessGroup(given[0], scope=given[1], **given[2])
+        chosen, settings = (codec, options) if own is None else (own.codec, own.settings)
+        group = ProcessGroup(chosen, **settings)
         if getattr(place, "enable_reconfigure", False):  # torch 2.14
             group.wait_for_reconfigure(place.group_rank, place.group_size)
             return group

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import inspect
 import sys
 from collections.abc import Callable
 from types import MethodType
@@ -166,6 +167,23 @@ def divide_factor(module: torch.nn.Module) -> float | None:
     return getattr(_parameter_groups(module)[0], "gradient_divide_factor", None)
 
 
+def gathered_unit() -> object | None:
+    """Return what stands for the unit of FSDP2 whose parameters this thread gathers now, the same
+    object whenever it does; None elsewhere.
+
+    FSDP2 calls dist.all_gather_single there as anybody does, and only the frame of the function
+    that does it tells. Torch 2.6 to 2.14."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
+
+    gathering = inspect.unwrap(foreach_all_gather).__code__
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is gathering:
+            return frame.f_locals["fsdp_params"][0]
+        frame = frame.f_back
+    return None
+
+
 def shadowed_backward() -> object | None:
     """Return a stand-in for another rank's backward pass, in which this rank takes part with zeros,
     since its own inputs have ended: an object that is new in each; None elsewhere.
@@ -236,6 +254,7 @@ COLLECTIVES = tuple(
 )  # fmt: skip
 
 # Those of one tensor into one: (output, input, options).
+ALL_GATHERS = ("_allgather_base", "all_gather_single")
 REDUCE_SCATTERS = ("_reduce_scatter_base", "reduce_scatter_single")
 
 

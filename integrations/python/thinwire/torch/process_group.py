@@ -31,6 +31,7 @@ from thinwire.options import SCOPES
 from thinwire.torch import collectives, private, tensors
 from thinwire.torch.communicator import check_place, open_session
 from thinwire.torch.exchange.session import Session
+from thinwire.torch.fsdp.gather import GroupGather, check_gather, settings_of_gather
 from thinwire.torch.fsdp.residuals import SHARE, memory_of_gpu, memory_of_host
 from thinwire.torch.sequence import GradientSequence, Kind
 
@@ -184,6 +185,33 @@ class GlooWork(_Work):
             future.set_result([])
 
 
+class GatherWork(_Work):
+    """A compressed gather of parameters in flight, which ends in wait()."""
+
+    def __init__(self, finish: Callable[[], None], kept: _Kept) -> None:
+        self._finish: Callable[[], None] | None = finish
+        super().__init__(kept)
+
+    def wait(self, *_: Any) -> bool:
+        """Return when the parameters are there; raise the typed error of a failure."""
+        finish, self._finish = self._finish, None
+        self._release()
+        if finish is not None:
+            try:
+                finish()
+            except errors.Error as error:
+                raise _as_torchs(error) from None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._finish is None
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """It waits."""
+        self.wait()
+        return _Done(self._kept).get_future()
+
+
 class _Account:
     """Counts what a group exchanged, and says it in one line when the group ends."""
 
@@ -229,7 +257,8 @@ class ProcessGroup(dist.ProcessGroup):
     Compressed are allreduces and reduce-scatters by SUM or AVG of float32, bfloat16 and float16 of
     more than `min_bytes`. A residual is kept by an exchange's place since the last step of an
     optimizer (sequence.GradientSequence), in at most an eighth of the memory that was available;
-    what finds no place is sent in bf16.
+    what finds no place is sent in bf16. With `gather` FSDP2's gathers of parameters are compressed,
+    too (fsdp.gather.GroupGather).
 
     Call configure() before the first collective, and again after a failure; residuals start anew
     then.
@@ -240,6 +269,11 @@ class ProcessGroup(dist.ProcessGroup):
         scope: "backward"; or "all", which also compresses every other sum and mean of floats,
             without feedback, and by bf16 where no codec is named. None: THINWIRE_SCOPE, else
             "backward". Equal on all ranks.
+        gather: a codec such as "int4": FSDP2's forward passes gather what has changed in parameters
+            with it, and its backward passes gather nothing, as compress(gather=) has it. Each rank
+            keeps a copy of the unsharded parameters, in at most an eighth of the memory that was
+            available; what finds no place is gathered exactly. None: THINWIRE_GATHER, else all is.
+            Equal on all ranks.
         options: as Communicator takes them.
 
     Raises:
@@ -247,15 +281,21 @@ class ProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(
-        self, codec: str | None = None, *, scope: str | None = None, **options: Any
+        self,
+        codec: str | None = None,
+        *,
+        scope: str | None = None,
+        gather: str | None = None,
+        **options: Any,
     ) -> None:
-        self._settings = _settings_of(codec, scope, options)
+        self._settings = _settings_of(codec, scope, gather, options)
         super().__init__(0, 1)  # torch keeps these for good; the methods below tell the real ones
         self._name = self._description = ""
         self._place: tuple[int, int] | None = None  # while torch waits for reconfigure()
         self._gloo: dist.ProcessGroup | None = None
         self._session: Session | None = None
         self._sequence: GradientSequence | None = None
+        self._gather: GroupGather | None = None
         self._shadow: object | None = None
         self._failure: errors.Error | None = None  # of Gloo's collectives
         self._kept = _Kept()
@@ -303,6 +343,11 @@ class ProcessGroup(dist.ProcessGroup):
         self._session.close_with(self)
         self._place = None
         self._sequence = GradientSequence(self._session, self._residual_bytes)
+        if settings.gather:
+            gathering = settings_of_gather(dataclasses.replace(settings, codec=settings.gather))
+            gathers = open_session(store, rank, size, "process group gather", gathering)
+            gathers.close_with(self)
+            self._gather = GroupGather(gathers, self._least_bytes(), self._residual_bytes)
         self._gloo, self._failure = private.gloo_group(store, rank, size, timeout), None
         private.share_backend(self._gloo, self)
 
@@ -399,8 +444,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Whether an exchange of these tensors is one that is compressed. The answer is the same on
         all ranks of a right program."""
         session, _ = self._joined()
-        settings = session.config
-        least = _MIN_BYTES if settings.min_bytes is None else settings.min_bytes
+        settings, least = session.config, self._least_bytes()
         if collectives.find_op(op) is None or not given or not all(map(_is_float, given)):
             return False
         if len({each.dtype for each in given}) > 1:
@@ -413,6 +457,26 @@ class ProcessGroup(dist.ProcessGroup):
             if not fits or not alike or codec_info(settings.codec.split(";")[0]).entries:
                 return False
         return settings.scope == "all" or self._in_backward()
+
+    def _least_bytes(self) -> int:
+        """Tensors whose bytes times (ranks - 1) are at most so many are exchanged exactly."""
+        least = self._settings.min_bytes
+        return _MIN_BYTES if least is None else least
+
+    def _all_gather(
+        self, collective: str, output: torch.Tensor, source: torch.Tensor, *options: Any
+    ) -> dist.Work:
+        self._joined()
+        if self._gather is not None:
+            try:
+                finish = self._gather.start(output, source)
+            except errors.InvalidArgumentError:
+                raise
+            except errors.Error as error:
+                raise _as_torchs(self._gather.session.fail(error)) from None
+            if finish is not None:
+                return GatherWork(finish, self._kept)
+        return self._by_gloo(collective, output, source, *options)
 
     def _in_backward(self) -> bool:
         if private.reduces_gradients():
@@ -465,13 +529,19 @@ class ProcessGroup(dist.ProcessGroup):
 
     def errored(self) -> errors.Error | None:
         """The first failure, which configure() repairs; None if there was none."""
-        return self._failure or (None if self._session is None else self._session.error)
+        found = [self._failure, *(session.error for session in self._sessions())]
+        return next((error for error in found if error is not None), None)
+
+    def _sessions(self) -> list[Session]:
+        gathers = None if self._gather is None else self._gather.session
+        return [each for each in (self._session, gathers) if each is not None]
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the ranks met: those of State.stats() for what was compressed, and
         compressed, compressed_bytes, exact, exact_bytes (sums and means, as exchanges and bytes of
         tensors), residual_bytes, dropped_residuals (their exchanges changed), without_feedback
-        (exchanges of gradients in bf16, since no memory was left for their residuals)."""
+        (exchanges of gradients in bf16, since no memory was left for their residuals); gather:
+        where gathers are compressed, as ShardedCompression.stats() has it."""
         session, _ = self._joined()
         names = ("compressed", "compressed_bytes", "exact", "exact_bytes")
         more = ("residual_bytes", "dropped_residuals", "without_feedback")
@@ -479,28 +549,29 @@ class ProcessGroup(dist.ProcessGroup):
             **session.summary(),
             **{name: self._account.counts[name] for name in names},
             **{name: self._sequence.counts[name] for name in more},
+            **({} if self._gather is None else {"gather": self._gather.stats()}),
         }
 
     def abort(self) -> None:
         """Fail everything in flight, on every rank."""
-        session, gloo = self._leave()
+        sessions, gloo = self._leave()
         if gloo is not None:
             gloo.abort()
-        if session is not None:
+        for session in sessions:
             session.abort(errors.Error(f"rank {session.rank} left the process group"))
             session.close()
 
     def shutdown(self) -> None:
         """Wait for compressed exchanges in flight, and leave the group."""
-        session, gloo = self._leave()
-        if session is not None:
+        sessions, gloo = self._leave()
+        for session in sessions:
             session.close()
         if gloo is not None:
             gloo.shutdown()
 
-    def _leave(self) -> tuple[Session | None, dist.ProcessGroup | None]:
-        left = self._session, self._gloo
-        self._session = self._gloo = None
+    def _leave(self) -> tuple[list[Session], dist.ProcessGroup | None]:
+        left = self._sessions(), self._gloo
+        self._session = self._gloo = self._gather = None
         if self._sequence is not None:
             self._sequence.close()
         self._account.report()
@@ -537,7 +608,9 @@ class ProcessGroup(dist.ProcessGroup):
         return self._description
 
 
-def _settings_of(codec: str | None, scope: str | None, options: dict[str, Any]) -> Config:
+def _settings_of(
+    codec: str | None, scope: str | None, gather: str | None, options: dict[str, Any]
+) -> Config:
     """All settings; the codec is two, that of exchanges with residuals and that of the others."""
     named = config.codec_variable() if codec in (None, "") else codec
     settings = config.resolve(codec="int4" if named is None else named, **options)
@@ -549,9 +622,12 @@ def _settings_of(codec: str | None, scope: str | None, options: dict[str, Any]) 
         )  # fmt: skip
     if scope is not None and scope not in SCOPES:
         raise wrong("scope", scope, f"one of {SCOPES}")
-    scope = scope or settings.scope
+    scope, gather = scope or settings.scope, gather or settings.gather
+    if gather is not None:
+        check_gather(gather, None)
     without = settings.codec if scope == "all" and named else "bf16"
-    return dataclasses.replace(settings, codec=f"{settings.codec};{without}", scope=scope)
+    codecs = f"{settings.codec};{without}"
+    return dataclasses.replace(settings, codec=codecs, scope=scope, gather=gather)
 
 
 @functools.cache
@@ -602,17 +678,22 @@ def _forwarding(name: str) -> Callable[..., Any]:
     return collective
 
 
-def _scattering(name: str) -> Callable[..., Any]:
+def _of_one_tensor(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     def collective(self: ProcessGroup, *arguments: Any, **options: Any) -> Any:
-        return self._scatter(name, *arguments, *options.values())
+        return method(self, name, *arguments, *options.values())
 
     collective.__name__ = name
     return collective
 
 
 for _name in private.COLLECTIVES:
-    _make = _scattering if _name in private.REDUCE_SCATTERS else _forwarding
-    setattr(ProcessGroup, _name, _make(_name))
+    if _name in private.REDUCE_SCATTERS:
+        _made = _of_one_tensor(ProcessGroup._scatter, _name)
+    elif _name in private.ALL_GATHERS:
+        _made = _of_one_tensor(ProcessGroup._all_gather, _name)
+    else:
+        _made = _forwarding(_name)
+    setattr(ProcessGroup, _name, _made)
 
 
 def typed_error(rank: int, collective: str, error: Exception) -> errors.Error:

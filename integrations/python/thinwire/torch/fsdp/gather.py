@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ import torch.distributed as dist
 from thinwire import config
 from thinwire.arguments import check_kind, wrong
 from thinwire.codec import codec_info
+from thinwire.config import Config
 from thinwire.torch import private, tensors
 from thinwire.torch.exchange.bucket import Bucket, InFlight, Part
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.fsdp.collectives import Buffers, Pool
-from thinwire.torch.fsdp.units import Unit
+from thinwire.torch.fsdp.units import Piece, Unit
 from thinwire.torch.group import Membership
 
 # Parameters are gathered exactly where one has changed by more than this part of the largest in its
@@ -103,14 +105,14 @@ class ParameterGather:
     ) -> None:
         """codec, reference: from check_gather(); False: no references. Ranks meet at the first
         gather."""
-        settings = config.resolve(**{**options, "codec": codec})
-        settings = dataclasses.replace(settings, codec=f"{settings.codec};fp32;bf16")
+        settings = settings_of_gather(config.resolve(**{**options, "codec": codec}))
         self._session = Session(Membership(group, "fsdp gather"), settings)
         self._session.close_with(self)
         self.of_unit = {
             unit.name: UnitGather(
-                unit, dist.get_rank(group), self._session,
+                unit.gathered, unit.world, dist.get_rank(group), self._session,
                 reference_dtype(unit, reference) if reference else None, pool,
+                shared=not private.gathers_in_parts(unit.module),
             )
             for unit in units
         }  # fmt: skip
@@ -119,13 +121,7 @@ class ParameterGather:
         """As GradientExchange.stats(), without parameters, and reference_bytes: the memory of the
         references; exact: gathers that were not compressed; repeated: those of backward passes,
         which sent nothing."""
-        counts = sum((unit.counts for unit in self.of_unit.values()), Counter())
-        return {
-            **self._session.summary(steps),
-            "reference_bytes": sum(unit.reference_bytes for unit in self.of_unit.values()),
-            "exact": counts["exact"],
-            "repeated": counts["repeated"],
-        }
+        return _stats_of(self._session, self.of_unit.values(), steps)
 
     def describe(self) -> str:
         return self._session.describe()
@@ -145,21 +141,103 @@ class ParameterGather:
         self._session.close()
 
 
+class GroupGather:
+    """The compressed gathers of FSDP2 over a process group. The group sees the collectives only;
+    private.gathered_unit() tells whose they are.
+
+    References are in the dtype in which FSDP2 gathers, as ParameterGather has them."""
+
+    def __init__(self, session: Session, least: int, budget: Callable[[bool], int]) -> None:
+        """session: with settings_of_gather(). least: units whose bytes times (ranks - 1) are at
+        most so many are gathered exactly. budget: returns the bytes that references may take on the
+        GPU (True) or the host, equal on all ranks; asked once. What comes when they are used up is
+        gathered exactly."""
+        self.session, self._least, self._budget = session, least, budget
+        self._left: int | None = None
+        self._pool = Pool()
+        self._of_unit: weakref.WeakKeyDictionary[object, UnitGather] = weakref.WeakKeyDictionary()
+        self._exact = 0
+
+    def start(self, output: torch.Tensor, source: torch.Tensor) -> Callable[[], None] | None:
+        """Start a gather as UnitGather does, and return what ends it; None if it is none of FSDP2's
+        or is to be exact, which the caller sees to. A unit that is gathered in backward passes only
+        is so: its forward passes gather it in another group (reshard_after_forward=N)."""
+        unit = private.gathered_unit()
+        if unit is None:
+            return None
+        gather = self._of_unit.get(unit)
+        if gather is None and not private.in_backward():
+            gather = self._new(output, source)
+            if gather is not None:
+                self._of_unit[unit] = gather
+        if gather is None or not gather.is_of(output, source):
+            self._exact += 1
+            return None
+        return gather.start(output, source)
+
+    def _new(self, output: torch.Tensor, source: torch.Tensor) -> UnitGather | None:
+        """What gathers such a unit from here on; None: exactly."""
+        sizes = output.numel(), source.numel() * self.session.size
+        small = output.nbytes * (self.session.size - 1) <= self._least
+        if sizes[0] != sizes[1] or small or source.dtype not in tensors.DTYPES:
+            return None
+        if self._left is None:
+            self._left = self._budget(source.is_cuda)
+        if output.nbytes + source.nbytes > self._left:
+            return None
+        self._left -= output.nbytes + source.nbytes
+        whole = Piece("parameters", output.numel(), source.numel())
+        session = self.session
+        return UnitGather(
+            (whole,), session.size, session.rank, session, source.dtype, self._pool, shared=False
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """As ParameterGather.stats(); each gather is a step."""
+        found = _stats_of(self.session, self._of_unit.values(), None)
+        return {**found, "exact": found["exact"] + self._exact}
+
+
+def settings_of_gather(settings: Config) -> Config:
+    """Return the settings of a session that gathers with their codec, or exactly."""
+    return dataclasses.replace(settings, codec=f"{settings.codec};fp32;bf16")
+
+
+def _stats_of(session: Session, units: Iterable[UnitGather], steps: int | None) -> dict[str, Any]:
+    units = list(units)
+    counts = sum((unit.counts for unit in units), Counter())
+    return {
+        **session.summary(steps),
+        "reference_bytes": sum(unit.reference_bytes for unit in units),
+        "exact": counts["exact"],
+        "repeated": counts["repeated"],
+    }
+
+
 class UnitGather(Buffers):
     """torch.distributed.fsdp's interface of an all-gather, for one unit."""
 
     def __init__(
-        self, unit: Unit, rank: int, session: Session, dtype: torch.dtype | None, pool: Pool
+        self,
+        pieces: Sequence[Piece],
+        world: int,
+        rank: int,
+        session: Session,
+        dtype: torch.dtype | None,
+        pool: Pool,
+        *,
+        shared: bool,
     ) -> None:
-        """rank: among those that share the shards. dtype: of the reference; None: there is none."""
+        """pieces: what is gathered. rank: among the `world` that share the shards. dtype: of the
+        reference; None: there is none. shared: allocate() may give the reference away."""
         super().__init__(pool)
-        self._pieces, self._world, self._rank = unit.gathered, unit.world, rank
+        self._pieces, self._world, self._rank = pieces, world, rank
         self._chunk = sum(piece.chunk for piece in self._pieces)
         self._numel = self._world * self._chunk
         self._session, self._dtype = session, dtype
         self._reference: torch.Tensor | None = None  # flat: all chunks, as they are gathered
         self._own: torch.Tensor | None = None  # a copy of this rank's chunk of it
-        self._shared = not private.gathers_in_parts(unit.module)  # see allocate()
+        self._shared = shared
         self._loaded: torch.Tensor | None = None  # this rank's chunk of a reference to come
         self._changed: torch.Event | None = None  # on a GPU: the reference is written by then
         self._buckets: dict[tuple[str, int], Bucket] = {}
@@ -191,21 +269,33 @@ class UnitGather(Buffers):
         output. What is no whole unit in float32, bfloat16 or float16 goes exactly: parameters of
         several dtypes, which come as bytes, and the smaller groups of reshard_after_forward=N.
         Typed errors of a failed exchange, out of the pass that needs the parameters."""
-        sizes = input_tensor.numel(), output_tensor.numel()
-        whole = sizes == (self._chunk, self._numel)
-        if not whole or input_tensor.dtype not in tensors.DTYPES:
+        if not self.is_of(output_tensor, input_tensor):
             self.counts["exact"] += 1
             return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
-        with torch.inference_mode(False), torch.no_grad():  # what is kept is used in both modes
-            finish = self._start(output_tensor, input_tensor)
-        work = _GatherWork(finish)
+        work = _GatherWork(self.start(output_tensor, input_tensor))
         if async_op:
             return work
         work.wait()
         return None
 
+    def is_of(self, output: torch.Tensor, source: torch.Tensor) -> bool:
+        """Return whether these are of the whole unit, in a dtype that has codecs."""
+        sizes = source.numel(), output.numel()
+        return sizes == (self._chunk, self._numel) and source.dtype in tensors.DTYPES
+
+    def start(self, output: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        """Start a gather, as __call__ does, and return what ends it: it returns when the parameters
+        are there, on a GPU for later work of the current stream. Both raise typed errors."""
+        with torch.inference_mode(False), torch.no_grad():  # what is kept is used in both modes
+            finish = self._start(output, source)
+
+        def end() -> None:
+            with torch.inference_mode(False), torch.no_grad():
+                finish()
+
+        return end
+
     def _start(self, output: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
-        """Start a gather, and return what ends it."""
         if self._dtype is None:
             sent = self._submit(source.clone(), output, _DIFFERENCES)  # they must not overlap
             return lambda: self._session.complete(sent)
@@ -319,6 +409,5 @@ class _GatherWork(dist.Work):
         Raises the typed error of a failure."""
         finish, self._finish = self._finish, None
         if finish is not None:
-            with torch.inference_mode(False), torch.no_grad():
-                finish()
+            finish()
         return True
