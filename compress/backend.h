@@ -62,11 +62,12 @@ struct ReduceArgs {
   // The owner's gradient, which enters the sum unquantised. Where no wire is null only its dtype
   // and numel are read, and its data may be null: a reducer need not own a shard.
   TensorView own;
-  float scale = 1.0f;           // 1/n for the mean, 1 for the sum
-  float* residual = nullptr;    // numel floats of second-hop residual, updated; null = none
-  TensorView out;               // the decoded result; may be `own`
-  uint8_t* wire_out = nullptr;  // EncodedBytes(down, numel); null = not wanted (fp32 only)
-  Draws draws = {};             // of the encoding
+  float scale = 1.0f;             // 1/n for the mean, 1 for the sum
+  float* residual = nullptr;      // numel floats of second-hop residual, updated; null = none
+  TensorView out;                 // the decoded result; may be `own`
+  uint8_t* wire_out = nullptr;    // EncodedBytes(down, numel); null = not wanted (fp32 only)
+  Draws draws = {};               // of the encoding
+  std::span<float> scratch = {};  // Backend::ReduceScratchFloats floats to work in
 };
 
 // Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
@@ -146,6 +147,10 @@ class Backend {
   // y = scale * (sum over ranks in rank order) + residual; encodes y, keeps y - D(y), decodes D(y)
   // into `out`. The sum starts as the first rank's value, in fp32.
   virtual void Reduce(const ReduceArgs& args) const = 0;
+
+  // Floats of ReduceArgs::scratch, for so many wires of `numel` elements each: a sum over more
+  // wires than a launch on a device takes is kept there in between.
+  virtual size_t ReduceScratchFloats(size_t /*wires*/, size_t /*numel*/) const { return 0; }
 
   // On a device the two must not overlap, unless they are the same.
   virtual void Copy(void* to, const void* from, size_t bytes) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <vector>
 
 #include "compress/codecs/topk.h"
 #include "compress/hadamard.h"
@@ -181,7 +182,13 @@ void DeviceBackend::AddEntries(const CodecSpec& spec, const uint8_t* wire, float
 
 void DeviceBackend::SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires,
                                float factor, std::span<float> sum) const {
-  UseEntries(EntryUse::kSum, spec, wires, factor, {sum.data(), sum.size()});
+  EntryUse use = EntryUse::kSum;
+  while (!wires.empty()) {
+    const auto now = wires.first(std::min<size_t>(wires.size(), kernels::kMaxWires));
+    UseEntries(use, spec, now, factor, {sum.data(), sum.size()});
+    wires = wires.subspan(now.size());
+    use = EntryUse::kAdd;
+  }
 }
 
 void DeviceBackend::UseEntries(EntryUse use, const CodecSpec& spec,
@@ -244,8 +251,51 @@ void DeviceBackend::EndMomentum(const Momentum& momentum, std::span<float> m,
 }
 
 void DeviceBackend::Reduce(const ReduceArgs& args) const {
+  if (args.own.numel == 0) return;
+  if (args.wires.size() <= kernels::kMaxWires) {
+    Launch(args);
+  } else {
+    ReduceInGroups(args);
+  }
+}
+
+// Each launch adds some wires to the sum of those before, which is fp32 and takes the place of an
+// own shard: the bits are those of one sum in rank order. The last launch also does what follows
+// the sum.
+void DeviceBackend::ReduceInGroups(const ReduceArgs& args) const {
+  const CodecSpec fp32 = LosslessSpec(DType::kF32);
+  const TensorView sum{args.scratch.data(), args.own.numel};
+  std::vector<const uint8_t*> group;  // null: the sum
+  group.reserve(kernels::kMaxWires);
+  const auto add_group = [&] {
+    const bool adds = group.size() > 1 || group.front() != nullptr;
+    if (adds) Launch({.up = args.up, .down = fp32, .wires = group, .own = sum, .out = sum});
+    group.assign({nullptr});
+  };
+  for (const uint8_t* const wire : args.wires) {
+    if (group.size() == kernels::kMaxWires) add_group();
+    if (wire != nullptr) {
+      group.push_back(wire);
+    } else if (group.empty()) {  // the own shard is the first rank's
+      Encode(fp32, args.own, nullptr, static_cast<uint8_t*>(sum.data), {});
+      group.push_back(nullptr);
+    } else {
+      add_group();
+      Accumulate(args.own, 1.0f, args.scratch.first(sum.numel));
+    }
+  }
+  ReduceArgs last = args;
+  last.wires = group;
+  last.own = sum;
+  if (args.out.dtype != DType::kF32) last.out = sum;
+  Launch(last);
+  if (args.out.dtype != DType::kF32) {
+    Decode(fp32, static_cast<const uint8_t*>(sum.data), args.out);
+  }
+}
+
+void DeviceBackend::Launch(const ReduceArgs& args) const {
   const size_t numel = args.own.numel;
-  if (numel == 0) return;
   kernels::ReduceLaunch launch{};
   launch.up = CodecOf(args.up);
   launch.down = CodecOf(args.down);

@@ -9,9 +9,9 @@
 
 namespace thinwire {
 
-// Addresses are of the device: elements aligned to one element, wires to 16 bytes. The
-// engine refuses codecs without kernels, and more than kMaxWires ranks in a reduction. Launches
-// that need more than the room take memory from a pool of the device, in the stream's order.
+// Addresses are of the device: elements aligned to one element, wires to 16 bytes. The engine
+// refuses codecs without kernels. Launches that need more than the room take memory from a pool of
+// the device, in the stream's order.
 class DeviceBackend final : public Backend {
  public:
   // `report` takes the error number of each launch.
@@ -41,6 +41,10 @@ class DeviceBackend final : public Backend {
                    TensorView out) const override;
   bool AreZero(std::span<const std::span<const float>>, float*) const override { return false; }
   void Reduce(const ReduceArgs& args) const override;
+  size_t ReduceScratchFloats(size_t wires, size_t numel) const override {
+    const size_t floats = EncodedBytes(LosslessSpec(DType::kF32), numel) / sizeof(float);
+    return wires > kernels::kMaxWires ? floats : 0;
+  }
   void Copy(void* to, const void* from, size_t bytes) const override;
 
  private:
@@ -48,6 +52,8 @@ class DeviceBackend final : public Backend {
   void UseEntries(kernels::EntryUse use, const CodecSpec& spec,
                   std::span<const uint8_t* const> wires, float factor, TensorView out) const;
   void Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards, bool add) const;
+  void ReduceInGroups(const ReduceArgs& args) const;
+  void Launch(const ReduceArgs& args) const;
   uint8_t* RoomFor(size_t bytes) const { return bytes <= room_.size() ? room_.data() : nullptr; }
 
   const kernels::DeviceApi& api_;

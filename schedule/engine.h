@@ -27,8 +27,8 @@ class Engine {
   // options->lanes + 3 threads (4 where exchanges complete by events), one more with a device, one
   // or two less where they match by order, and none in a world of one; predicted chunks may add
   // options->predicted_lanes. With a device all
-  // tensors must be its own; submitting never waits for it. Unimplemented for a codec or a world
-  // that the device has no kernels for.
+  // tensors must be its own; submitting never waits for it. Unimplemented for a codec that the
+  // device has no kernels for.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const Settled& options, Transport transport,
                                                         std::shared_ptr<Device> device = nullptr);
   virtual ~Engine() = default;  // fails what is unfinished with Cancelled, joins its threads

@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<NcclReducer>> NcclReducer::Make(std::unique_ptr<N
                                                                const Nodes& nodes,
                                                                size_t feedback_bytes) {
   Options options = OptionsFor(codec, nodes);
-  const absl::Status able = CheckKernels(options, comm->members().size, *device);
+  const absl::Status able = CheckKernels(options, *device);
   if (!able.ok()) return able;
   std::unique_ptr<NcclReducer> reducer(
       new NcclReducer(std::move(comm), std::move(device), std::move(options), feedback_bytes));

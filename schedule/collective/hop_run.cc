@@ -51,4 +51,9 @@ std::span<const Bytes> HopRun::ToAll(Bytes block) {
   return send_;
 }
 
+std::span<float> HopRun::TakeReduceScratch(size_t wires, size_t numel) {
+  const size_t floats = bench_.backend.ReduceScratchFloats(wires, numel);
+  return floats == 0 ? std::span<float>() : bench_.scratch.TakeOf<float>(floats);
+}
+
 }  // namespace thinwire

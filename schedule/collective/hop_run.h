@@ -35,6 +35,9 @@ class HopRun : public ChunkRun {
   std::span<const Bytes> Each(std::span<const MutableBytes> blocks);
   std::span<const Bytes> ToAll(Bytes block);
 
+  // Scratch for ReduceArgs of so many wires, or fewer of them, or fewer elements.
+  std::span<float> TakeReduceScratch(size_t wires, size_t numel);
+
   // Hops count from 1.
   uint64_t Tag(int hop) const { return HashCombine(job_.tag, static_cast<uint64_t>(hop)); }
 

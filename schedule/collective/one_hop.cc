@@ -19,6 +19,7 @@ class OneHopRun final : public HopRun {
         codec_(values == Values::kRaw ? LosslessSpec(operands_.input().dtype) : job.codec.up) {
     const size_t bytes = EncodedBytes(codec_, operands_.input().numel);
     for (int r = 0; r < n_; ++r) wires_.push_back(bench.scratch.Take(bytes));
+    scratch_ = TakeReduceScratch(n_, operands_.input().numel);
   }
 
  private:
@@ -44,13 +45,15 @@ class OneHopRun final : public HopRun {
                            .scale = job_.scale,
                            .residual = nullptr,
                            .out = operands_.output(),
-                           .wire_out = nullptr});
+                           .wire_out = nullptr,
+                           .scratch = scratch_});
     operands_.Store();
   }
 
   Operands operands_;
   const CodecSpec codec_;
   std::vector<MutableBytes> wires_;  // by rank
+  std::span<float> scratch_;
 };
 
 class RawAlgorithm final : public AlgorithmOf<OneHopRun, Values::kRaw> {

@@ -94,7 +94,8 @@ class TwoHopRun final : public HopRun {
                            .residual = scatters ? nullptr : own.residual,
                            .out = own.output,
                            .wire_out = scatters || verbatim_ ? nullptr : results_[me_].data(),
-                           .draws = DrawsOf(job_, down, 0, own.first_draw)});
+                           .draws = DrawsOf(job_, down, 0, own.first_draw),
+                           .scratch = scratch_});
     if (scatters) return;
     Exchange(Stage::kReduce, Stage::kGather, ToAll(results_[me_]), results_);
   }
@@ -174,6 +175,7 @@ class TwoHopRun final : public HopRun {
                                       : Take(job_.codec.up, input.numel));
       incoming_.push_back(own ? MutableBytes() : Take(job_.codec.up, Numel(me_)));
     }
+    scratch_ = TakeReduceScratch(n_, Numel(me_));
   }
   void TakeResults() {
     const auto uneven = [this](const Shard& shard) { return shard.input.numel != Numel(0); };
@@ -198,6 +200,7 @@ class TwoHopRun final : public HopRun {
   std::vector<MutableBytes> results_;   // each encoded by its owner
   std::vector<MutableBytes> outgoing_;  // rank r's shard, encoded by this rank
   std::vector<MutableBytes> incoming_;  // this rank's shard, encoded by rank r
+  std::span<float> scratch_;            // of the reduction
 };
 
 class TwoHopAlgorithm final : public AlgorithmOf<TwoHopRun, Half::kBoth> {

@@ -20,6 +20,7 @@
 // (n - c)/n of two hops: c times less. The residuals of other columns' parts are zero then, unless
 // another layout has left some; (1) sends these along. (4) stays encoded, since that is less to
 // move, and everybody decodes the same bytes.
+#include <algorithm>
 #include <vector>
 
 #include "schedule/collective/grid.h"
@@ -48,7 +49,8 @@ class TwoLevelRun final : public HopRun {
         rows_(rows),
         operands_(job_, bench_),
         row_codec_(rows_ == Rows::kEncoded ? job.codec.up : LosslessSpec(operands_.input().dtype)),
-        sum_(SumRoom()) {
+        sum_(SumRoom()),
+        scratch_(TakeReduceScratch(std::max(grid_.rows, grid_.columns), sum_.size())) {
     for (Blocks& blocks : blocks_) {
       blocks.send.resize(bench.members.size);
       blocks.recv.resize(bench.members.size);
@@ -112,7 +114,8 @@ class TwoLevelRun final : public HopRun {
                            .down = fp32,
                            .wires = wires,
                            .own = own,
-                           .out = {sum_.data(), sum_.size()}});
+                           .out = {sum_.data(), sum_.size()},
+                           .scratch = scratch_});
     std::vector<EncodeArgs> shards;
     for (int r = 0; r < grid_.rows; ++r) {
       if (r == row_) continue;
@@ -131,16 +134,16 @@ class TwoLevelRun final : public HopRun {
       wires.push_back(WireFrom(blocks_[1], grid_.rank(r, column_)));
     }
     const CodecSpec& down = job_.codec.down;
-    bench_.backend.Reduce(
-        {.up = job_.codec.up,
-         .down = down,
-         .wires = wires,
-         .own = SumOf(shard),
-         .scale = job_.scale,
-         .residual = Residual(shard),
-         .out = SumOf(shard),
-         .wire_out = results_[grid_.shard(row_, column_)].data(),
-         .draws = DrawsOf(job_, down, 0, job_.chunk->codec_offset + shard.begin)});
+    bench_.backend.Reduce({.up = job_.codec.up,
+                           .down = down,
+                           .wires = wires,
+                           .own = SumOf(shard),
+                           .scale = job_.scale,
+                           .residual = Residual(shard),
+                           .out = SumOf(shard),
+                           .wire_out = results_[grid_.shard(row_, column_)].data(),
+                           .draws = DrawsOf(job_, down, 0, job_.chunk->codec_offset + shard.begin),
+                           .scratch = scratch_});
     Next(2, Stage::kReduce, Stage::kGather);
   }
 
@@ -279,6 +282,7 @@ class TwoLevelRun final : public HopRun {
   Operands operands_;
   const CodecSpec row_codec_;
   const std::span<float> sum_;                 // of the row, of this column's part
+  const std::span<float> scratch_;             // of both reductions
   std::vector<MutableBytes> outgoing_parts_;   // by column, encoded by this rank
   std::vector<MutableBytes> outgoing_shards_;  // by row, encoded by this rank
   std::vector<MutableBytes> results_;          // by number of the shard, encoded by its owner

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "compress/element_limit.h"
-#include "kernels/tuning.h"
 
 namespace thinwire {
 namespace {
@@ -100,7 +99,7 @@ size_t OutputNumel(Collective collective, size_t numel, int size) {
   return numel;
 }
 
-absl::Status CheckKernels(const Options& options, int size, const Device& device) {
+absl::Status CheckKernels(const Options& options, const Device& device) {
   for (const CodecPair& codec : options.codecs) {
     if (codec.has_kernels()) continue;
     return absl::UnimplementedError(absl::StrCat(
@@ -108,9 +107,7 @@ absl::Status CheckKernels(const Options& options, int size, const Device& device
         "; take rounding=nearest there, or another codec such as int4, or reduce such ",
         "tensors on the CPU, which also rounds stochastically"));
   }
-  if (size <= static_cast<int>(kernels::kMaxWires)) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat("a group on ", device.name(), " has at most ",
-                                               kernels::kMaxWires, " ranks, got ", size));
+  return absl::OkStatus();
 }
 
 absl::Status CheckBucket(const BucketRequest& request, const Membership& members,

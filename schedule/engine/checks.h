@@ -16,8 +16,8 @@ namespace thinwire {
 // The output's elements of a collective whose input has `numel`.
 size_t OutputNumel(Collective collective, size_t numel, int size);
 
-// Unimplemented if the device lacks kernels for these codecs, or for a world of that size.
-absl::Status CheckKernels(const Options& options, int size, const Device& device);
+// Unimplemented if the device lacks kernels for these codecs.
+absl::Status CheckKernels(const Options& options, const Device& device);
 
 absl::Status CheckBucket(const BucketRequest& request, const Membership& members,
                          const Options& options);

@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Settled& settled, T
     transport.data = std::make_unique<Checked>(std::move(transport.data));
   }
   if (device != nullptr && size > 1) {
-    if (absl::Status bad = CheckKernels(options, size, *device); !bad.ok()) return bad;
+    if (absl::Status bad = CheckKernels(options, *device); !bad.ok()) return bad;
   }
   auto group = std::make_unique<Group>(options, std::move(transport), std::move(device));
   if (absl::Status failed = group->StartThreads(); !failed.ok()) return failed;

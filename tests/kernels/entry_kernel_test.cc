@@ -233,6 +233,7 @@ TEST_P(EntryKernelTest, SumsInRankOrder) {
   for (const size_t numel : {1, 4097, 66000}) {
     for (const int ranks : {1, 3, 5}) CheckSum(TopK(40000), numel, ranks);
   }
+  CheckSum(TopK(40000), 4097, 2 * kernels::kMaxWires + 3);  // in several launches
 }
 
 // Little data and all code, for compute-sanitizer.

@@ -92,6 +92,8 @@ void KernelChecks::CheckReduce(const CodecSpec& up, const CodecSpec& down, size_
   std::vector<uint8_t> out(own.size()), wire(EncodedBytes(down, numel));
   OnDevice device_own = Put(own), device_residual = Put(BytesOf(residual));
   OnDevice device_wire(*device_, *stream_, wire.size());
+  const size_t floats = backend().ReduceScratchFloats(ranks, numel);
+  OnDevice scratch(*device_, *stream_, floats * sizeof(float));
 
   ReduceArgs args;
   args.up = up;
@@ -106,11 +108,13 @@ void KernelChecks::CheckReduce(const CodecSpec& up, const CodecSpec& down, size_
   args.wires = device_wires;
   args.own = args.out = {device_own.data(), numel, dtype};  // in place, as the engine does
   args.residual = device_residual.floats();
+  args.scratch = {scratch.floats(), floats};
   args.wire_out = device_wire.data();
   backend().Reduce(args);
   ASSERT_EQ(device_wire.Read(), wire);
   ASSERT_EQ(device_own.Read(), out) << "the result";
   ASSERT_EQ(device_residual.Read(), BytesOf(residual)) << "residuals";
+  scratch.Read();  // for its guards
 }
 
 }  // namespace thinwire

@@ -97,6 +97,21 @@ TEST_P(KernelTest, ReduceInRankOrder) {
   }
 }
 
+// More ranks than a launch takes, wherever the own shard is; the last owner is none of them.
+TEST_P(KernelTest, ReduceOfManyRanksInRankOrder) {
+  constexpr int kMost = kernels::kMaxWires;
+  const CodecSpec int8 = Spec("int8");
+  for (const int owner : {0, 1, kMost - 1, kMost}) {
+    CheckReduce(int8, int8, 300 + owner, kDTypes[owner % 3], kMost + 1, owner);
+  }
+  CheckReduce(int8, int8, 1000, DType::kF16, 2 * kMost + 90, kMost + 40);
+  CheckReduce(int8, int8, 4097, DType::kF32, 2 * kMost + 90, 2 * kMost + 90);
+  for (const char* const text : {"fp32", "adaptive"}) {
+    CheckReduce(Spec(text), Spec(text), 700, DType::kBF16, kMost + 44, 150);
+    CheckReduce(Spec("int4"), Spec(text), 700, DType::kF32, kMost + 44, kMost + 20);
+  }
+}
+
 // Little data and all code, for compute-sanitizer.
 TEST_P(KernelTest, EveryKernelOnce) {
   for (const std::string& text : AllSpecs()) {

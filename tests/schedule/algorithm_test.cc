@@ -7,7 +7,10 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/device.h"
+#include "kernels/tuning.h"
 #include "schedule/collective/grid.h"
+#include "tests/host_device/host_device.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {
@@ -17,6 +20,7 @@ constexpr size_t kNumel = 60000;
 
 struct Rank {
   std::vector<float> input, output, residual;
+  DeviceStream* stream = nullptr;  // of a device made of CPU threads; null: the host
   Scratch scratch;
   std::unique_ptr<ChunkRun> run;
   const Hop* hop = nullptr;
@@ -38,7 +42,8 @@ std::vector<double> Exchange(const Partition& partition, const CodecPair& codec,
                        .output = view(rank.output),
                        .residual = rank.residual.empty() ? nullptr : rank.residual.data(),
                        .scale = scale};
-    rank.run = chunk.algorithm->Begin(job, {CpuBackend(), rank.scratch, {r, world}});
+    const Backend& backend = rank.stream == nullptr ? CpuBackend() : rank.stream->backend();
+    rank.run = chunk.algorithm->Begin(job, {backend, rank.scratch, {r, world}});
   }
   std::vector<double> sent;
   for (;;) {
@@ -46,6 +51,8 @@ std::vector<double> Exchange(const Partition& partition, const CodecPair& codec,
       const absl::StatusOr<const Hop*> hop = rank.run->Advance();
       EXPECT_TRUE(hop.ok()) << hop.status();
       rank.hop = hop.value_or(nullptr);
+      if (rank.stream == nullptr) continue;
+      EXPECT_TRUE(rank.stream->Synchronize(Clock::now() + std::chrono::minutes(1)).ok());
     }
     if (ranks[0].hop == nullptr) return sent;
     sent.push_back(0);
@@ -122,6 +129,56 @@ TEST(Algorithm, SendsWhatItSays) {
       for (int r = 1; r < kWorld && alike; ++r) {
         ASSERT_EQ(ranks[r].output, ranks[0].output) << algorithm.name() << ", " << text;
       }
+    }
+  }
+}
+
+// A launch on a device takes 256 wires. Ranks whose codecs run on one have the bits of hosts,
+// wherever among the wires their own shard is.
+TEST(Algorithm, MoreRanksThanALaunchTakesHaveTheHostsBits) {
+  constexpr int kNodes = 260, kBlock = 128;
+  static_assert(kNodes > kernels::kMaxWires + 3);
+  const auto device = MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
+  const auto stream = *device->MakeStream();
+  const CodecPair int8 = *CodecPair::Parse("int8:block=128");
+  const CodecPair topk = *CodecPair::Parse("topk:density=0.01");
+  const auto all = [](size_t numel) {
+    return std::vector<Segment>{{.name = "g", .count = numel, .total = numel}};
+  };
+  Options by_nodes = By(int8, Topology::kHierarchical);
+  by_nodes.local_size = 2;
+  const struct {
+    Partition partition;
+    CodecPair codec;
+    int size;  // of a node
+  } cases[] = {
+      {MakePartition(all(kNodes * kBlock), kNodes, By(int8, Topology::kFlat)), int8, 1},
+      {MakePartition(all(kNodes * kBlock), kNodes * 2, by_nodes), int8, 2},
+      {MakeWhole(OneHop(), all(1000), kNodes), int8, 1},
+      {MakePartition(all(1000), kNodes, By(topk, Topology::kFlat)), topk, 1},
+  };
+  for (const auto& [partition, codec, size] : cases) {
+    const Chunk& chunk = partition.chunks[0];
+    SCOPED_TRACE(chunk.algorithm->name());
+    const std::vector<float> values = Gradient(chunk.numel() + chunk.world(), 1, 0, 0);
+    const auto run = [&](DeviceStream* of_some) {
+      std::vector<Rank> ranks(chunk.world());
+      for (int r = 0; r < chunk.world(); ++r) {
+        ranks[r].input.assign(values.begin() + r, values.begin() + r + chunk.numel());
+        ranks[r].output.resize(chunk.numel());
+        ranks[r].residual.resize(chunk.numel());
+      }
+      for (const int node : {1, 255, 257, kNodes - 1}) ranks[node * size].stream = of_some;
+      Exchange(partition, codec, 1, 1.0f / chunk.world(), ranks);
+      return ranks;
+    };
+    const std::vector<Rank> hosts = run(nullptr), ranks = run(stream.get());
+    for (int r = 0; r < chunk.world(); ++r) {
+      ASSERT_EQ(ranks[r].output, hosts[0].output) << "rank " << r;
+      ASSERT_EQ(ranks[r].residual, hosts[r].residual) << "rank " << r;
+      if (ranks[r].stream == nullptr || chunk.algorithm->hops() == 1) continue;
+      const Range own = chunk.algorithm->SecondHop(chunk, r);
+      ASSERT_LT(own.begin, own.end) << "rank " << r << " has nothing to reduce";
     }
   }
 }
