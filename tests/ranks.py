@@ -6,10 +6,12 @@ tenths of a second and not an import of torch for each rank."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
 import pickle
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
@@ -160,6 +163,37 @@ def _in_group(folder: str, rank: int, world: int, environment: dict[str, str], c
     # A rank that left torch's group at once would end the others' connecting.
     dist.barrier()
     return function(rank, *args)
+
+
+def run_program(
+    file: Path, folder: Path, timeout_s: float = 100.0, environment: dict[str, str] | None = None
+) -> str:
+    """What the program printed, run by two ranks in the folder with torchrun's variables, from its
+    first line to its exit handlers. Fails if a rank raises or takes longer."""
+    from bench.lab import free_port
+
+    with tempfile.TemporaryDirectory() as printed:
+        place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        place |= {"MASTER_PORT": str(free_port())} | (environment or {})
+        files = [Path(printed, str(rank)) for rank in range(2)]
+        arguments = [
+            (str(file), str(folder), str(files[rank]), place | dict.fromkeys(_RANK, str(rank)))
+            for rank in range(2)
+        ]
+        with started(_as_program, arguments) as ranks:
+            values_of(ranks, timeout_s)
+        return "".join(file.read_text() for file in files)
+
+
+_RANK = ("RANK", "LOCAL_RANK")
+
+
+def _as_program(file: str, folder: str, printed: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    os.chdir(folder)
+    with open(printed, "w") as out, contextlib.redirect_stdout(out):
+        runpy.run_path(file, run_name="__main__")
+        atexit._run_exitfuncs()  # which the processes of multiprocessing leave out
 
 
 # Ranks that are scripts, with an interpreter of their own.

@@ -9,12 +9,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from ranks import run
+from ranks import run, run_program
 from thinwire import cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -158,15 +157,10 @@ def test_a_python_block_runs_on_two_ranks(block, tmp_path):
 @pytest.mark.parametrize("block", [b for b in of("python") if is_program(b)], ids=str)
 def test_a_python_program_runs_on_two_ranks(block, tmp_path):
     (tmp_path / "train.py").write_text(block.text)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "train.py"], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    loss = re.search(r"loss ([\d.]+)", done.stdout)
+    printed = run_program(tmp_path / "train.py", tmp_path)
+    loss = re.search(r"loss ([\d.]+)", printed)
     assert loss is not None and float(loss[1]) < 0.1
-    ratio = re.search(r"([\d.]+) times fewer", done.stdout)
+    ratio = re.search(r"([\d.]+) times fewer", printed)
     assert (ratio is None) == ("thinwire" not in block.text)
     assert ratio is None or float(ratio[1]) > 7
 
