@@ -166,33 +166,37 @@ def _in_group(folder: str, rank: int, world: int, environment: dict[str, str], c
 
 
 def run_program(
-    file: Path, folder: Path, timeout_s: float = 100.0, environment: dict[str, str] | None = None
+    file: Path,
+    *arguments: str,
+    world: int = 2,
+    timeout_s: float = 100.0,
+    environment: dict[str, str] | None = None,
 ) -> str:
-    """What the program printed, run by two ranks in the folder with torchrun's variables, from its
-    first line to its exit handlers. Fails if a rank raises or takes longer."""
+    """What the program printed, run by every rank with torchrun's variables, in a folder of
+    its own and from its first line to its exit handlers. Fails if a rank raises or takes longer."""
     from bench.lab import free_port
 
-    with tempfile.TemporaryDirectory() as printed:
-        place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        place |= {"MASTER_PORT": str(free_port())} | (environment or {})
-        files = [Path(printed, str(rank)) for rank in range(2)]
-        arguments = [
-            (str(file), str(folder), str(files[rank]), place | dict.fromkeys(_RANK, str(rank)))
-            for rank in range(2)
+    here = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+    here |= {"MASTER_PORT": str(free_port())} | (environment or {})
+    with tempfile.TemporaryDirectory() as folder:
+        printed = [Path(folder, str(rank)) for rank in range(world)]
+        calls = [
+            (file, arguments, printed[rank], here | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(world)
         ]
-        with started(_as_program, arguments) as ranks:
+        with started(_as_program, calls) as ranks:
             values_of(ranks, timeout_s)
-        return "".join(file.read_text() for file in files)
+        return "".join(each.read_text() for each in printed)
 
 
-_RANK = ("RANK", "LOCAL_RANK")
-
-
-def _as_program(file: str, folder: str, printed: str, environment: dict[str, str]) -> None:
+def _as_program(
+    file: Path, arguments: tuple[str, ...], printed: Path, environment: dict[str, str]
+) -> None:
     os.environ.update(environment)
-    os.chdir(folder)
-    with open(printed, "w") as out, contextlib.redirect_stdout(out):
-        runpy.run_path(file, run_name="__main__")
+    os.chdir(printed.parent)
+    sys.argv = [str(file), *arguments]
+    with printed.open("w") as out, contextlib.redirect_stdout(out):
+        runpy.run_path(str(file), run_name="__main__")
         atexit._run_exitfuncs()  # which the processes of multiprocessing leave out
 
 

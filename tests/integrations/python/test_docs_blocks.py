@@ -157,7 +157,7 @@ def test_a_python_block_runs_on_two_ranks(block, tmp_path):
 @pytest.mark.parametrize("block", [b for b in of("python") if is_program(b)], ids=str)
 def test_a_python_program_runs_on_two_ranks(block, tmp_path):
     (tmp_path / "train.py").write_text(block.text)
-    printed = run_program(tmp_path / "train.py", tmp_path)
+    printed = run_program(tmp_path / "train.py")
     loss = re.search(r"loss ([\d.]+)", printed)
     assert loss is not None and float(loss[1]) < 0.1
     ratio = re.search(r"([\d.]+) times fewer", printed)

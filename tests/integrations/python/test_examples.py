@@ -75,7 +75,7 @@ def loss_of(example: Example, program: Path, folder: Path, environment: dict[str
     if importlib.util.find_spec(example.package) is None:
         pytest.skip(f"{example.package} is not here: `make test-frameworks` installs it")
     if example.package == "torch":
-        printed = run_program(program, folder, environment=environment)
+        printed = run_program(program, environment=environment)
         return float(re.search(r"loss ([\d.]+)", printed)[1])
     done = subprocess.run(
         [sys.executable, *example.launcher, str(program)], capture_output=True, text=True,

@@ -9,6 +9,7 @@ import time
 import pytest
 import thinwire
 import torch
+from ranks import run_program
 from test_wrong_types import WRONG
 from thinwire import kvstore, launch
 from thinwire.torch import ParameterServerOptimizer
@@ -52,7 +53,7 @@ kv.close()
 def checks(tmp_path):
     path = tmp_path / "checks.py"
     path.write_text(CHECKS)
-    return str(path)
+    return path
 
 
 def free_port() -> int:
@@ -70,17 +71,23 @@ def free_port() -> int:
         (2, 1, "dist_ssp:staleness=2", "int4"),
     ],
 )
-def test_mxnets_checks_hold_under_torchrun(checks, workers, servers, name, codec):
+def test_mxnets_checks_hold(checks, workers, servers, name, codec):
     """The last THINWIRE_SERVERS ranks serve, and end when the workers have left."""
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(workers + servers), checks, name, codec),
-    ]
-    environment = os.environ | {"THINWIRE_SERVERS": str(servers), "OMP_NUM_THREADS": "1"}
+    printed = run_program(
+        checks, name, codec, world=workers + servers,
+        environment={"THINWIRE_SERVERS": str(servers)},
+    )  # fmt: skip
+    for rank in range(workers):
+        assert f"worker {rank} of {workers}: {name}" in printed
+
+
+def test_torchruns_last_ranks_serve(checks):
+    command = [*(sys.executable, "-m", "torch.distributed.run", "--standalone")]
+    command += ["--nproc-per-node", "3", str(checks), "dist_sync", "int4"]
+    environment = os.environ | {"THINWIRE_SERVERS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    for rank in range(workers):
-        assert f"worker {rank} of {workers}: {name}" in done.stdout
+    assert done.stdout.count("worker") == 2
 
 
 def test_mxnets_variables_start_a_scheduler_servers_and_workers(checks):
@@ -519,15 +526,10 @@ served.close()
 )
 def test_models_train_in_every_mode(mode, lr, tmp_path):
     """int4 both ways. In sync all workers end with the same bits."""
-    (tmp_path / "trained.py").write_text(TRAINED)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"),
-        *(str(tmp_path / "trained.py"), mode, str(lr)),
-    ]
-    environment = os.environ | {"THINWIRE_SERVERS": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("worker")]
+    program = tmp_path / "trained.py"
+    program.write_text(TRAINED)
+    printed = run_program(program, mode, str(lr), world=3, environment={"THINWIRE_SERVERS": "1"})
+    lines = [line.split() for line in printed.splitlines() if line.startswith("worker")]
     assert len(lines) == 2
     assert all(float(line[3]) < 5 for line in lines), "the first loss is about 50"
     if mode == "sync":
