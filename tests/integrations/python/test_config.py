@@ -12,21 +12,9 @@ def clean_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("variable, text, setting, value, other", [
-    ("THINWIRE_CODEC", "int8", "codec", "int8", "bf16"),
-    ("THINWIRE_IFACE", "eth7", "interface", "eth7", "lo"),
-    ("GLOO_SOCKET_IFNAME", "eth8,eth9", "interface", "eth8", "lo"),
-    ("THINWIRE_TIMEOUT_S", "2.5", "timeout_s", 2.5, 7.0),
-    ("THINWIRE_LANES", "3", "lanes", 3, 5),
-    ("THINWIRE_CHUNK_BYTES", "65536", "chunk_bytes", 65536, 4096),
-    ("THINWIRE_TRACE", "t.json", "trace", "t.json", "u.json"),
-])  # fmt: skip
-def test_argument_then_environment_then_default(monkeypatch, variable, text, setting, value, other):
-    default = getattr(config.Config(), setting)
-    assert getattr(config.resolve(), setting) == default
-    monkeypatch.setenv(variable, text)
-    assert getattr(config.resolve(), setting) == value
-    assert getattr(config.resolve(**{setting: other}), setting) == other
+def test_the_first_of_gloos_interfaces_counts(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth8,eth9")
+    assert config.resolve().interface == "eth8"
 
 
 @pytest.mark.parametrize("variable, text, words", [
