@@ -5,17 +5,25 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "compress/backend.h"
 #include "kernels/device.h"
 #include "kernels/tile.h"
+#include "tests/effort.h"
 #include "tests/host_device/host_device.h"
 
 namespace thinwire {
@@ -74,7 +82,55 @@ inline std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype
   return bytes;
 }
 
-// Bytes on a device between two guards, whose content tells of a write out of bounds.
+// Memory of a device, or pinned memory of the host, that tests have done with: a GPU takes longer
+// to give some than to run most of their kernels, and they ask for it some 290,000 times. Pieces
+// have sizes of powers of two, so sanitizers find less with it: there all memory is a test's own.
+class SpareMemory {
+ public:
+  enum class Kind { kDevice, kPinned };
+
+  static DeviceMemory Take(Device& device, Kind kind, size_t bytes) {
+    const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
+    const bool for_sanitizer = test != nullptr && test->name() == kForSanitizers;
+    if (kSanitized || for_sanitizer) return Allocate(device, kind, bytes);
+    const Key key(device.name(), kind, std::bit_ceil(bytes));
+    DeviceMemory memory = All().Find(key);
+    if (memory == nullptr) memory = Allocate(device, kind, std::get<size_t>(key));
+    uint8_t* const begin = memory.get();
+    return {begin, [key, memory = std::move(memory)](uint8_t*) { All().Put(key, memory); }};
+  }
+
+ private:
+  using Key = std::tuple<std::string, Kind, size_t>;
+  static constexpr std::string_view kForSanitizers = "EveryKernelOnce";  // of GPUs
+
+  // Until the end of the process: a driver may be gone before the program's variables.
+  static SpareMemory& All() {
+    static SpareMemory* const all = new SpareMemory;
+    return *all;
+  }
+  static DeviceMemory Allocate(Device& device, Kind kind, size_t bytes) {
+    return kind == Kind::kDevice ? *device.Allocate(bytes) : *device.AllocatePinned(bytes);
+  }
+  DeviceMemory Find(const Key& key) {
+    const absl::MutexLock lock(&mu_);
+    std::vector<DeviceMemory>& pieces = pieces_[key];
+    if (pieces.empty()) return nullptr;
+    DeviceMemory memory = std::move(pieces.back());
+    pieces.pop_back();
+    return memory;
+  }
+  void Put(const Key& key, DeviceMemory memory) {
+    const absl::MutexLock lock(&mu_);
+    pieces_[key].push_back(std::move(memory));
+  }
+
+  absl::Mutex mu_;
+  std::map<Key, std::vector<DeviceMemory>> pieces_ ABSL_GUARDED_BY(mu_);
+};
+
+// Bytes on a device between two guards, whose content tells of a write out of bounds. A test
+// reads some of its last work's, which waits for all work, before any goes out of scope.
 class OnDevice {
  public:
   // `from`: bytes to begin with; null: whatever.
@@ -84,8 +140,8 @@ class OnDevice {
         bytes_(bytes),
         begin_(kGuard + skew),
         size_(begin_ + bytes + kGuard),
-        pinned_(*device.AllocatePinned(size_)),
-        memory_(*device.Allocate(size_)) {
+        pinned_(SpareMemory::Take(device, SpareMemory::Kind::kPinned, size_)),
+        memory_(SpareMemory::Take(device, SpareMemory::Kind::kDevice, size_)) {
     std::memset(pinned_.get(), kMark, size_);
     if (from != nullptr && bytes > 0) std::memcpy(pinned_.get() + begin_, from, bytes);
     stream_.Copy(memory_.get(), pinned_.get(), size_);

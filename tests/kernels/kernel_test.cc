@@ -51,6 +51,19 @@ TEST(Tiles, FewElementsHaveSmallTilesButNoneBelowABlock) {
   EXPECT_EQ(TeamThreads(1, kMaxBlock), 256);
 }
 
+TEST_P(KernelTest, MemoryOfATestIsTheNextOnes) {
+  if (kSanitized) GTEST_SKIP() << "with a sanitizer all memory is a test's own";
+  const auto place_of = [&](size_t bytes) {
+    OnDevice memory = Put(std::vector<uint8_t>(bytes));
+    memory.Read();
+    return memory.data();
+  };
+  EXPECT_EQ(place_of(1000), place_of(1100));
+  OnDevice first = Put(std::vector<uint8_t>(1000)), second = Put(std::vector<uint8_t>(1000));
+  EXPECT_NE(first.data(), second.data());
+  EXPECT_EQ(first.Read(), second.Read());
+}
+
 TEST_P(KernelTest, EveryLengthFrom0To4097) {
   for (const std::string& text : CodeSpecs()) {
     const CodecSpec spec = Spec(text);
