@@ -51,10 +51,6 @@ struct Arrays {
     std::normal_distribution<float> normal(0, 1e-3f);
     for (size_t i = 0; i < n + kShifts * kShift; ++i) g.get()[i] = normal(random);
     CpuBackend().Encode(spec, {g.get(), n}, nullptr, peer.get());
-    if (!spec.traits().entries()) return;
-    scratch.resize(TopKScratchWords(spec, n));
-    extras.scratch = scratch;
-    extras.threshold = &threshold;
   }
 
   // Another gradient each step, as training has: the same values, shifted.
@@ -63,9 +59,7 @@ struct Arrays {
   static constexpr size_t kShift = 256, kShifts = 61;
   std::unique_ptr<float, Free> g, r, out;
   std::unique_ptr<uint8_t, Free> wire, peer;
-  std::vector<uint32_t> scratch;
   float threshold = 0;
-  EncodeExtras extras;
   size_t step = 0;
 };
 
@@ -139,7 +133,10 @@ Operation MakeSelection(const CodecSpec& spec, size_t n, bool carried) {
   const Backend& codecs = CpuBackend();
   const auto ours = [=, &codecs](Arrays& a) {
     if (!carried) a.threshold = 0;
-    codecs.Encode(spec, {a.NextGradient(), n}, a.r.get(), a.wire.get(), a.extras);
+    codecs.EncodeEntries(spec, {.gradient = {a.NextGradient(), n},
+                                .residual = a.r.get(),
+                                .wire = a.wire.get(),
+                                .threshold = &a.threshold});
   };
   if (carried) {
     return {ours, [=](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r.get(), n); }};

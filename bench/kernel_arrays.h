@@ -55,10 +55,7 @@ struct Arrays {
         floats(device, stream, numel),
         out(device, stream, numel),
         threshold(device, stream, 1),
-        wire(device, stream, EncodedBytes(spec, numel)),
-        scratch_words(spec.traits().entries() ? stream.backend().EntryScratchWords(spec, numel)
-                                              : 0),
-        scratch(device, stream, scratch_words) {
+        wire(device, stream, EncodedBytes(spec, numel)) {
     *threshold.host() = 0.0f;
     threshold.Put();
     std::mt19937_64 random(numel + 1);
@@ -72,19 +69,8 @@ struct Arrays {
     floats.Put();
   }
 
-  // topk's, which starts from the threshold of the call before, or searches.
-  enum class Guess { kNone, kCarried };
-  EncodeExtras Extras(Guess guess) {
-    EncodeExtras extras;
-    extras.scratch = {scratch.data(), scratch_words};
-    if (guess == Guess::kCarried) extras.threshold = threshold.data();
-    return extras;
-  }
-
   Array<float> gradient, floats, out, threshold;
   Array<uint8_t> wire;
-  const size_t scratch_words;
-  Array<uint32_t> scratch;
 };
 
 // A reduction of wires that are copies of one, and of the own shard.

@@ -1,7 +1,12 @@
 // Backend: runs any codec on the host, or on one stream of a device, where calls return before the
-// work is done. It never allocates (but where EncodeExtras says so, and in the scalar reference,
-// which tests run, and processors that are too old), never fails and keeps no state; the caller has
-// checked sizes, types and entries (schedule/ and integrations/c do). Thread-safe.
+// work is done. It never fails and keeps no state; the caller has checked sizes, types and entries
+// (schedule/ and integrations/c do). Thread-safe.
+//
+// No call takes memory to work in. On a device that is the room that the backend was given
+// (DeviceStream::BackendIn), and without one, or where it is too small, memory of a pool in the
+// stream's order. On the host it is the stack; topk's candidates are in memory that their thread
+// keeps for its next call. The scalar reference, which tests run, and processors that are too old,
+// allocates.
 //
 // Bytes and residuals are the same for every backend and instruction set: compress/FORMAT.md.
 #ifndef THINWIRE_COMPRESS_BACKEND_H_
@@ -9,44 +14,25 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 
 #include "absl/status/status.h"
+#include "compress/arithmetic.h"
 #include "compress/codec_spec.h"
 #include "compress/philox.h"
 #include "compress/types.h"
 
 namespace thinwire {
 
-// Inputs that some codecs take besides; the others ignore them.
-struct EncodeExtras {
-  Draws draws;  // rounding=stochastic
-
-  // topk: the magnitude of the last step's k-th entry, a first guess for this one, at most 2^127; 0
-  // is none. Updated. It changes the time, never the result.
-  float* threshold = nullptr;
-  // topk: Backend::EntryScratchWords words to work in; empty: it allocates them, on the host.
-  std::span<uint32_t> scratch;
-  // topk with a residual: the local momentum u of DGC (Lin et al., arXiv 1712.01887, section 3.1,
-  // momentum correction; 3.2, factor masking): u = beta * u + g, x = u + residual, and u = 0
-  // where an entry is sent (unless spec.masking is off). With Nesterov x = g + beta * u + residual.
-  // Without a velocity x = g + residual.
-  Momentum momentum = {};
-};
-
-size_t TopKScratchWords(const CodecSpec& spec, size_t numel);  // of the host
-
 // One of several shards that are encoded, or decoded, together.
 struct EncodeArgs {
   TensorView gradient;
-  float* residual = nullptr;
-  uint8_t* wire = nullptr;
-  EncodeExtras extras = {};
-  // With a velocity, which is only read, the result of BeginMomentum is encoded in the gradient's
-  // place. Not for topk, whose momentum is its own: EncodeExtras::momentum.
+  float* residual = nullptr;  // a float for each element; null: none
+  uint8_t* wire = nullptr;    // EncodedBytes(spec, gradient.numel)
+  Draws draws = {};           // rounding=stochastic
+  // With a velocity, which is only read, beta * velocity + gradient is encoded in the gradient's
+  // place, rounded as by Accumulate. Not for topk, whose momentum is its own: EntryArgs.
   Momentum momentum = {};
-  float* room = nullptr;  // with a momentum: numel floats that a backend may work in
 };
 
 struct DecodeArgs {
@@ -70,91 +56,74 @@ struct ReduceArgs {
   std::span<float> scratch = {};  // Backend::ReduceScratchFloats floats to work in
 };
 
+// A whole shard of a codec of entries (topk).
+struct EntryArgs {
+  TensorView gradient;
+  float* residual = nullptr;
+  uint8_t* wire = nullptr;
+  // The magnitude of the last step's k-th entry, a first guess for this one, at most 2^127; 0 is
+  // none. Updated. It changes the time, never the result. Null: none is kept.
+  float* threshold = nullptr;
+  // With a residual: the local momentum u of DGC (Lin et al., arXiv 1712.01887, section 3.1,
+  // momentum correction; 3.2, factor masking): u = beta * u + g, x = u + residual, and u = 0
+  // where an entry is sent (unless spec.masking is off). With Nesterov x = g + beta * u + residual.
+  // Without a velocity x = g + residual.
+  Momentum momentum = {};
+};
+
 // Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
 // not add up or whose indices do not ascend. InvalidArgument says which. All other bytes decode.
 absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel);
 
-class Backend {
+class Backend : public Arithmetic {
  public:
-  virtual ~Backend() = default;
+  // Encodes each `gradient` into its `wire`. With a residual it encodes x = gradient + residual and
+  // leaves the loss x - D(x) there; a block that is not finite leaves its residual as it was. All
+  // tensors have one dtype: on a device that is a single launch, momentum included.
+  virtual void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const = 0;
 
-  // Encodes `gradient` into `wire` (EncodedBytes(spec, gradient.numel) bytes). With a residual
-  // (gradient.numel floats) it encodes x = gradient + residual and leaves the loss x - D(x) there;
-  // a block that is not finite leaves its residual as it was.
-  virtual void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
-                      const EncodeExtras& extras = {}) const = 0;
-
-  // Decodes `wire` into `out`, rounding half-even to out.dtype.
-  virtual void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const = 0;
-
-  // Several shards, whose tensors have one dtype: on a device a single launch, momentum included.
-  virtual void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const;
-  virtual void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const {
-    for (const DecodeArgs& shard : shards) Decode(spec, shard.wire, shard.out);
-  }
+  // Decodes each `wire` into its `out`, rounding half-even to out.dtype.
+  virtual void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const = 0;
 
   // sum[i] += D(wire)[i], in fp32.
   virtual void DecodeAdd(const CodecSpec& spec, const uint8_t* wire,
                          std::span<float> sum) const = 0;
-
-  // topk only: sum[i] += factor * value of every entry, product and sum rounded one after the
-  // other.
-  virtual void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
-                          std::span<float> sum) const = 0;
-
-  // topk only: sum = the entries of all wires times `factor`, added in order to zeros, as
-  // AddEntries adds them.
-  virtual void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires,
-                          float factor, std::span<float> sum) const {
-    std::memset(static_cast<void*>(sum.data()), 0, sum.size_bytes());
-    for (const uint8_t* wire : wires) AddEntries(spec, wire, factor, sum);
-  }
-
-  // topk only: words of EncodeExtras::scratch.
-  virtual size_t EntryScratchWords(const CodecSpec& spec, size_t numel) const {
-    return TopKScratchWords(spec, numel);
-  }
-
-  // CheckWire of a peer's shard, EncodedBytes(spec, numel) long, before it is decoded. A device
-  // does not let the host wait for that: there it is always OK, what is malformed decodes to NaN,
-  // and no access is out of bounds.
-  virtual absl::Status CheckShard(const CodecSpec& spec, const uint8_t* wire, size_t numel) const {
-    return CheckWire(spec, {wire, EncodedBytes(spec, numel)}, numel);
-  }
-
-  // sum = factor * sum + gradient, in fp32, product and sum rounded one after the other.
-  virtual void Accumulate(TensorView gradient, float factor, std::span<float> sum) const = 0;
-
-  // to[i] = from[i] where that is finite; elsewhere `to` stays as it was. They have one size and do
-  // not overlap.
-  virtual void CopyFinite(std::span<const float> from, std::span<float> to) const = 0;
-
-  // Momentum that the engine owns: own = beta * velocity + gradient, rounded as in Accumulate. On a
-  // device one pass, as the end is.
-  virtual void BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
-                             std::span<float> own) const;
-  // The end of a step, once an exchange has made the new `m`, which is used up: the velocity
-  // becomes m where that is finite, and `out` m; with Nesterov g + beta * m, where g = m - beta *
-  // the last velocity, and `spare` has as many floats as m, of any content.
-  virtual void EndMomentum(const Momentum& momentum, std::span<float> m, std::span<float> spare,
-                           TensorView out) const;
-
-  // True if all of them are zero. `*known` remembers that they are, which spares the reading: it is
-  // zero again whenever they may have changed. Null: nothing is known. False where looking would
-  // cost more than it may save: on a device.
-  virtual bool AreZero(std::span<const std::span<const float>> parts, float* known) const;
 
   // y = scale * (sum over ranks in rank order) + residual; encodes y, keeps y - D(y), decodes D(y)
   // into `out`. The sum starts as the first rank's value, in fp32.
   virtual void Reduce(const ReduceArgs& args) const = 0;
 
   // Floats of ReduceArgs::scratch, for so many wires of `numel` elements each: a sum over more
-  // wires than a launch on a device takes is kept there in between.
+  // wires than a launch on a device takes is kept there in between. No other call takes memory to
+  // work in from its caller.
   virtual size_t ReduceScratchFloats(size_t /*wires*/, size_t /*numel*/) const { return 0; }
 
-  // On a device the two must not overlap, unless they are the same.
-  virtual void Copy(void* to, const void* from, size_t bytes) const {
-    if (bytes > 0 && to != from) std::memmove(to, from, bytes);
+  // One shard.
+  void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
+              const Draws& draws = {}) const {
+    const EncodeArgs shard{gradient, residual, wire, draws};
+    EncodeAll(spec, {&shard, 1});
+  }
+  void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const {
+    const DecodeArgs shard{wire, out};
+    DecodeAll(spec, {&shard, 1});
+  }
+
+  // The rest is for codecs of entries only.
+
+  // As EncodeAll of one shard, with a threshold and a momentum.
+  virtual void EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const = 0;
+
+  // sum = the entries of all wires times `factor`, added in order to zeros, product and sum rounded
+  // one after the other.
+  virtual void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires,
+                          float factor, std::span<float> sum) const = 0;
+
+  // CheckWire of a peer's shard, EncodedBytes(spec, numel) long, before it is decoded. A device
+  // does not let the host wait for that: there it is always OK, what is malformed decodes to NaN,
+  // and no access is out of bounds.
+  virtual absl::Status CheckShard(const CodecSpec& spec, const uint8_t* wire, size_t numel) const {
+    return CheckWire(spec, {wire, EncodedBytes(spec, numel)}, numel);
   }
 };
 

@@ -16,7 +16,7 @@
 
 namespace thinwire {
 
-struct EncodeExtras;
+struct EntryArgs;
 struct Piece;
 struct Shard;
 struct Walk;
@@ -44,7 +44,8 @@ struct PieceReduction {
 // Operations of codecs of elements and of blocks, on pieces of fp32 that begin on a block border.
 // `g`, `r`, `out` and `sum` are the piece's own, at any alignment; `wire` is the whole shard's.
 struct DenseOperations {
-  // As Backend::Encode; writes the piece's scales and codes, and not the padding. `r` may be null.
+  // As Backend::EncodeAll of one shard; writes the piece's scales and codes, and not the padding.
+  // `r` may be null.
   void (*encode)(const Piece& piece, const float* g, float* r, uint8_t* wire) = nullptr;
   void (*decode)(const Piece& piece, const uint8_t* wire, float* out) = nullptr;
   void (*decode_add)(const Piece& piece, const uint8_t* wire, float* sum) = nullptr;
@@ -65,11 +66,10 @@ struct DenseOperations {
 
 // Operations of codecs of entries, on whole shards.
 struct EntryOperations {
-  // As Backend::Encode of at least one element; the padding is zero already.
-  void (*encode)(const CodecSpec& spec, const TensorView& gradient, float* residual, uint8_t* wire,
-                 const EncodeExtras& extras) = nullptr;
+  // As Backend::EncodeEntries of at least one element; the padding is zero already.
+  void (*encode)(const CodecSpec& spec, const EntryArgs& args) = nullptr;
   void (*decode)(const CodecSpec& spec, const uint8_t* wire, const TensorView& out) = nullptr;
-  // As Backend::AddEntries.
+  // sum[i] += factor * value of every entry, product and sum rounded one after the other.
   void (*add)(const CodecSpec& spec, const uint8_t* wire, float factor,
               std::span<float> sum) = nullptr;
 };

@@ -39,16 +39,67 @@ struct Input {
 
 class CpuBackendImpl final : public Backend {
  public:
-  void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
-              const EncodeExtras& extras) const override {
-    EncodeOne(spec, {gradient, residual, wire, extras});
-  }
-
   void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const override {
     for (const EncodeArgs& shard : shards) EncodeOne(spec, shard);
   }
 
-  void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override {
+  void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const override {
+    for (const DecodeArgs& shard : shards) DecodeOne(spec, shard.wire, shard.out);
+  }
+
+  void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
+    if (sum.empty()) return;
+    if (spec.traits().entries()) return OperationsOf(spec).entries.add(spec, wire, 1.0f, sum);
+    const Shard shard(spec, sum.size());
+    const DenseOperations& codec = OperationsOf(spec).dense;
+    Walk walk;
+    if (codec.begin != nullptr) codec.begin(shard, wire, &walk);
+    codec.decode_add({shard, 0, sum.size(), &walk}, wire, sum.data());
+  }
+
+  void EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const override {
+    if (args.gradient.numel == 0) return;
+    ZeroPadding(LayoutOf(spec, args.gradient.numel), args.wire);
+    OperationsOf(spec).entries.encode(spec, args);
+  }
+
+  void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires, float factor,
+                  std::span<float> sum) const override {
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    for (const uint8_t* wire : wires) OperationsOf(spec).entries.add(spec, wire, factor, sum);
+  }
+
+  void CopyFinite(std::span<const float> from, std::span<float> to) const override {
+    simd::CopyFinite(from.data(), to.data(), to.size());
+  }
+
+  void Accumulate(TensorView gradient, float factor, std::span<const float> base,
+                  std::span<float> sum) const override {
+    ForEachStage(gradient, [&](const float* g, size_t begin, size_t n) {
+      simd::ScaledSum(base.data() + begin, factor, g, sum.data() + begin, n);
+    });
+  }
+
+  // Stage by stage, so that memory is read and written once for all passes.
+  void EndMomentum(const Momentum& momentum, std::span<float> all, TensorView out) const override {
+    for (size_t begin = 0; begin < all.size(); begin += kStage) {
+      const size_t count = std::min(kStage, all.size() - begin);
+      float* const m = all.data() + begin;
+      float* const velocity = momentum.velocity + begin;
+      StageBuffer g;
+      if (momentum.nesterov) simd::ScaledSum(velocity, -momentum.beta, m, g.data(), count);
+      simd::CopyFinite(m, velocity, count);
+      if (momentum.nesterov) simd::ScaledSum(m, momentum.beta, g.data(), m, count);
+      FromFloats(m, out.Slice(begin, count));
+    }
+  }
+
+  void Reduce(const ReduceArgs& args) const override {
+    if (args.own.numel > 0) CpuReduction(args).Run();
+  }
+
+ private:
+  static void DecodeOne(const CodecSpec& spec, const uint8_t* wire, TensorView out) {
     const CodecOperations& codec = OperationsOf(spec);
     if (spec.traits().entries()) return codec.entries.decode(spec, wire, out);
     if (out.numel == 0) return;
@@ -65,62 +116,15 @@ class CpuBackendImpl final : public Backend {
     });
   }
 
-  void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
-    if (sum.empty()) return;
-    if (spec.traits().entries()) return AddEntries(spec, wire, 1.0f, sum);
-    const Shard shard(spec, sum.size());
-    const DenseOperations& codec = OperationsOf(spec).dense;
-    Walk walk;
-    if (codec.begin != nullptr) codec.begin(shard, wire, &walk);
-    codec.decode_add({shard, 0, sum.size(), &walk}, wire, sum.data());
-  }
-
-  void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
-                  std::span<float> sum) const override {
-    OperationsOf(spec).entries.add(spec, wire, factor, sum);
-  }
-
-  void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override {
-    BeginMomentum(gradient, factor, sum, sum);
-  }
-
-  void CopyFinite(std::span<const float> from, std::span<float> to) const override {
-    simd::CopyFinite(from.data(), to.data(), to.size());
-  }
-
-  void BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
-                     std::span<float> own) const override {
-    ForEachStage(gradient, [&](const float* g, size_t begin, size_t n) {
-      simd::ScaledSum(velocity.data() + begin, beta, g, own.data() + begin, n);
-    });
-  }
-
-  // Stage by stage, so that memory is read and written once for all passes.
-  void EndMomentum(const Momentum& momentum, std::span<float> m, std::span<float> spare,
-                   TensorView out) const override {
-    for (size_t begin = 0; begin < m.size(); begin += kStage) {
-      const size_t count = std::min(kStage, m.size() - begin);
-      Momentum stage = momentum;
-      stage.velocity += begin;
-      Backend::EndMomentum(stage, m.subspan(begin, count),
-                           momentum.nesterov ? spare.first(count) : spare, out.Slice(begin, count));
+  void EncodeOne(const CodecSpec& spec, const EncodeArgs& args) const {
+    if (spec.traits().entries()) {
+      return EncodeEntries(spec, {args.gradient, args.residual, args.wire});
     }
-  }
-
-  void Reduce(const ReduceArgs& args) const override {
-    if (args.own.numel > 0) CpuReduction(args).Run();
-  }
-
- private:
-  static void EncodeOne(const CodecSpec& spec, const EncodeArgs& args) {
     const size_t numel = args.gradient.numel;
     if (numel == 0) return;
-    const Shard shard(spec, numel, args.extras.draws);
+    const Shard shard(spec, numel, args.draws);
     ZeroPadding(shard.layout, args.wire);
     const CodecOperations& codec = OperationsOf(spec);
-    if (shard.traits.entries()) {
-      return codec.entries.encode(spec, args.gradient, args.residual, args.wire, args.extras);
-    }
     const Input input{args.gradient, args.momentum};
     const auto encode = [&](const Piece& piece, const float* x) {
       codec.dense.encode(piece, x, At(args.residual, piece), args.wire);

@@ -1,4 +1,5 @@
 // The backend of the codecs' scalar references, which are normative.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -24,36 +25,34 @@ std::vector<float> DecodeValues(const CodecSpec& spec, const uint8_t* wire, size
   return values;
 }
 
+// m_own of an EncodeArgs, or the gradient.
+std::vector<float> InputOf(const EncodeArgs& args) {
+  std::vector<float> values(args.gradient.numel);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = Load(args.gradient, i);
+    const Momentum& momentum = args.momentum;
+    if (momentum.velocity != nullptr) values[i] = momentum.beta * momentum.velocity[i] + values[i];
+  }
+  return values;
+}
+
 class ScalarBackendImpl final : public Backend {
  public:
-  void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
-              const EncodeExtras& extras) const override {
-    const size_t numel = gradient.numel;
-    if (numel == 0) return;
-    const Shard shard(spec, numel, extras.draws);
-    std::memset(wire, 0, shard.layout.bytes);
-    const CodecOperations& codec = InfoOf(spec.id).scalar;
-    if (spec.traits().entries()) {
-      return codec.entries.encode(spec, gradient, residual, wire, extras);
-    }
-    std::vector<float> values(numel);
-    for (size_t i = 0; i < numel; ++i) values[i] = Load(gradient, i);
-    Walk walk;
-    const Piece piece(shard, 0, numel, &walk);
-    if (codec.dense.heads != nullptr) {
-      codec.dense.heads(piece, values.data(), residual, wire);
-      codec.dense.begin(shard, wire, &walk);
-    }
-    codec.dense.encode(piece, values.data(), residual, wire);
+  void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const override {
+    for (const EncodeArgs& shard : shards) EncodeOne(spec, shard);
   }
 
-  void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override {
-    const std::vector<float> values = DecodeValues(spec, wire, out.numel);
-    for (size_t i = 0; i < out.numel; ++i) Store(out, i, values[i]);
+  void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const override {
+    for (const auto& [wire, out] : shards) {
+      const std::vector<float> values = DecodeValues(spec, wire, out.numel);
+      for (size_t i = 0; i < out.numel; ++i) Store(out, i, values[i]);
+    }
   }
 
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
-    if (spec.traits().entries()) return AddEntries(spec, wire, 1.0f, sum);
+    if (spec.traits().entries()) {
+      return InfoOf(spec.id).scalar.entries.add(spec, wire, 1.0f, sum);
+    }
     const Shard shard(spec, sum.size());
     const DenseOperations& codec = InfoOf(spec.id).scalar.dense;
     Walk walk;
@@ -61,13 +60,31 @@ class ScalarBackendImpl final : public Backend {
     codec.decode_add({shard, 0, sum.size(), &walk}, wire, sum.data());
   }
 
-  void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
-                  std::span<float> sum) const override {
-    InfoOf(spec.id).scalar.entries.add(spec, wire, factor, sum);
+  void EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const override {
+    if (args.gradient.numel == 0) return;
+    std::memset(args.wire, 0, EncodedBytes(spec, args.gradient.numel));
+    InfoOf(spec.id).scalar.entries.encode(spec, args);
   }
 
-  void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override {
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] = factor * sum[i] + Load(gradient, i);
+  void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires, float factor,
+                  std::span<float> sum) const override {
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    for (const uint8_t* wire : wires) {
+      InfoOf(spec.id).scalar.entries.add(spec, wire, factor, sum);
+    }
+  }
+
+  void Accumulate(TensorView gradient, float factor, std::span<const float> base,
+                  std::span<float> sum) const override {
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] = factor * base[i] + Load(gradient, i);
+  }
+
+  void EndMomentum(const Momentum& momentum, std::span<float> m, TensorView out) const override {
+    for (size_t i = 0; i < m.size(); ++i) {
+      const float g = -momentum.beta * momentum.velocity[i] + m[i];
+      if (IsFinite(m[i])) momentum.velocity[i] = m[i];
+      Store(out, i, momentum.nesterov ? momentum.beta * m[i] + g : m[i]);
+    }
   }
 
   void CopyFinite(std::span<const float> from, std::span<float> to) const override {
@@ -90,11 +107,29 @@ class ScalarBackendImpl final : public Backend {
     }
     for (float& value : mean) value *= args.scale;
     std::vector<uint8_t> wire(EncodedBytes(args.down, numel));
-    EncodeExtras extras;
-    extras.draws = args.draws;
-    Encode(args.down, {mean.data(), numel}, args.residual, wire.data(), extras);
+    Encode(args.down, {mean.data(), numel}, args.residual, wire.data(), args.draws);
     Decode(args.down, wire.data(), args.out);
     if (args.wire_out != nullptr) std::memcpy(args.wire_out, wire.data(), wire.size());
+  }
+
+ private:
+  void EncodeOne(const CodecSpec& spec, const EncodeArgs& args) const {
+    if (spec.traits().entries()) {
+      return EncodeEntries(spec, {args.gradient, args.residual, args.wire});
+    }
+    const size_t numel = args.gradient.numel;
+    if (numel == 0) return;
+    const Shard shard(spec, numel, args.draws);
+    std::memset(args.wire, 0, shard.layout.bytes);
+    const std::vector<float> values = InputOf(args);
+    const DenseOperations& codec = InfoOf(spec.id).scalar.dense;
+    Walk walk;
+    const Piece piece(shard, 0, numel, &walk);
+    if (codec.heads != nullptr) {
+      codec.heads(piece, values.data(), args.residual, args.wire);
+      codec.begin(shard, args.wire, &walk);
+    }
+    codec.encode(piece, values.data(), args.residual, args.wire);
   }
 };
 

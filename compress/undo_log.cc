@@ -30,13 +30,13 @@ void UndoLog::Begin() {
   for (std::vector<Range>& saved : arrays_saved_) saved.clear();
 }
 
-void UndoLog::Save(const Backend& backend, Range elements, const float* residual,
+void UndoLog::Save(const Arithmetic& arithmetic, Range elements, const float* residual,
                    std::span<const float* const> arrays) {
   const auto copy = [&](float* to, const float* from) {
     if (from == nullptr) return;
     const size_t count = elements.end - elements.begin;
     if (on_device_) {
-      backend.Copy(to + elements.begin, from + elements.begin, count * sizeof(float));
+      arithmetic.Copy(to + elements.begin, from + elements.begin, count * sizeof(float));
     } else {
       StreamCopy(to + elements.begin, from + elements.begin, count);
     }

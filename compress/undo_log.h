@@ -12,7 +12,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "compress/backend.h"
+#include "compress/arithmetic.h"
 #include "compress/device.h"
 #include "compress/float_memory.h"
 #include "compress/range.h"
@@ -35,12 +35,13 @@ class UndoLog {
   void Begin();
 
   // Before a chunk changes these elements of the bucket's residuals and arrays; null: it does not
-  // change them. On a device it is queued on the backend's stream.
-  void Save(const Backend& backend, Range elements, const float* residual,
+  // change them. On a device it is queued on the stream of `arithmetic`.
+  void Save(const Arithmetic& arithmetic, Range elements, const float* residual,
             std::span<const float* const> arrays);
   // The same where only the first array, the momentum, may change.
-  void Save(const Backend& backend, Range elements, const float* residual, const float* momentum) {
-    Save(backend, elements, residual, std::span<const float* const>(&momentum, 1));
+  void Save(const Arithmetic& arithmetic, Range elements, const float* residual,
+            const float* momentum) {
+    Save(arithmetic, elements, residual, std::span<const float* const>(&momentum, 1));
   }
 
   // Puts back what the last use has saved, after the fence, which may be null; once. `residual` and

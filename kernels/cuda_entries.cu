@@ -1,5 +1,6 @@
 #include "kernels/cuda_launch.h"
 #include "kernels/cuda_start.cuh"
+#include "kernels/cuda_stream_memory.h"
 #include "kernels/cuda_team.cuh"
 #include "kernels/entry_adder.h"
 #include "kernels/entry_encoder.h"
@@ -59,8 +60,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 
 }  // namespace
 
-cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t stream) {
-  cudaError_t error = cudaSuccess;
+cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& given, cudaStream_t stream) {
+  const StreamMemory memory(MemoryOf(given.room), RoomOf(given), stream);
+  cudaError_t error = memory.error();
+  EncodeEntriesLaunch launch = given;
+  PutRoom(launch, memory.data());
   const auto start = [&](auto kernel, unsigned teams, auto... more) {
     if (error == cudaSuccess) error = Start(kernel, teams, kThreads, stream, launch, more...);
   };

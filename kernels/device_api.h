@@ -17,7 +17,7 @@
 namespace thinwire::kernels {
 
 // Counts up whenever the table or a job changes: a library of another version is refused.
-inline constexpr uint32_t kDeviceApiVersion = 12;
+inline constexpr uint32_t kDeviceApiVersion = 13;
 
 // `query` answers this while the work before the event goes on.
 inline constexpr int kBusy = -1;

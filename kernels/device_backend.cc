@@ -68,15 +68,11 @@ void AddJob(Jobs* jobs, Job job) {
 
 }  // namespace
 
-void DeviceBackend::Encode(const CodecSpec& spec, TensorView gradient, float* residual,
-                           uint8_t* wire, const EncodeExtras& extras) const {
-  const EncodeArgs shard{gradient, residual, wire, extras};
-  EncodeAll(spec, {&shard, 1});
-}
-
 void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const {
   if (spec.traits().entries()) {
-    for (const EncodeArgs& shard : shards) EncodeEntries(spec, shard);
+    for (const EncodeArgs& shard : shards) {
+      EncodeEntries(spec, {shard.gradient, shard.residual, shard.wire});
+    }
     return;
   }
   while (!shards.empty()) {
@@ -104,31 +100,25 @@ void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs>
   }
 }
 
-void DeviceBackend::EncodeEntries(const CodecSpec& spec, const EncodeArgs& shard) const {
-  const TensorView& gradient = shard.gradient;
+void DeviceBackend::EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const {
+  const TensorView& gradient = args.gradient;
   if (gradient.numel == 0) return;
-  const EncodeExtras& extras = shard.extras;
-  const size_t entries = EntryCount(spec.density_ppm, gradient.numel);
-  const uint32_t tiles = TilesOf(gradient.numel);
-  const kernels::EncodeEntriesLaunch launch = {
+  kernels::EncodeEntriesLaunch launch = {
       .dtype = gradient.dtype,
       .gradient = ElementsOf(gradient),
-      .residual = FloatsAt(shard.residual),
-      .velocity = FloatsAt(extras.momentum.velocity),
-      .momentum = extras.momentum.beta,
-      .nesterov = extras.momentum.nesterov,
+      .residual = FloatsAt(args.residual),
+      .velocity = FloatsAt(args.momentum.velocity),
+      .momentum = args.momentum.beta,
+      .nesterov = args.momentum.nesterov,
       .masking = spec.masking,
-      .wire = WireOf(spec, shard.wire, gradient.numel),
+      .wire = WireOf(spec, args.wire, gradient.numel),
       .numel = gradient.numel,
-      .entries = static_cast<uint32_t>(entries),
-      .tiles = tiles,
-      .threshold = extras.threshold,
-      .room = kernels::EntryRoomAt(extras.scratch.data(), entries, tiles)};
+      .entries = static_cast<uint32_t>(EntryCount(spec.density_ppm, gradient.numel)),
+      .tiles = TilesOf(gradient.numel),
+      .threshold = args.threshold,
+      .room = {}};
+  PutRoom(launch, RoomFor(RoomOf(launch)));
   report_(api_.encode_entries(ordinal_, &launch, stream_));
-}
-
-size_t DeviceBackend::EntryScratchWords(const CodecSpec& spec, size_t numel) const {
-  return kernels::EntryRoomWords(EntryCount(spec.density_ppm, numel), TilesOf(numel));
 }
 
 void DeviceBackend::Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards,
@@ -160,11 +150,6 @@ void DeviceBackend::Launch(const CodecSpec& spec, std::span<const DecodeArgs> sh
   }
 }
 
-void DeviceBackend::Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const {
-  const DecodeArgs shard{wire, out};
-  Launch(spec, {&shard, 1}, false);
-}
-
 void DeviceBackend::DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const {
   Launch(spec, shards, false);
 }
@@ -173,11 +158,6 @@ void DeviceBackend::DecodeAdd(const CodecSpec& spec, const uint8_t* wire,
                               std::span<float> sum) const {
   const DecodeArgs shard{wire, {sum.data(), sum.size()}};
   Launch(spec, {&shard, 1}, true);
-}
-
-void DeviceBackend::AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
-                               std::span<float> sum) const {
-  UseEntries(EntryUse::kAdd, spec, {&wire, 1}, factor, {sum.data(), sum.size()});
 }
 
 void DeviceBackend::SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires,
@@ -210,32 +190,28 @@ void DeviceBackend::UseEntries(EntryUse use, const CodecSpec& spec,
   report_(api_.add_entries(ordinal_, &launch, stream_));
 }
 
-void DeviceBackend::Accumulate(TensorView gradient, float factor, std::span<float> sum) const {
-  BeginMomentum(gradient, factor, sum, sum);
-}
-
-void DeviceBackend::BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
-                                  std::span<float> own) const {
-  if (own.empty()) return;
+void DeviceBackend::Accumulate(TensorView gradient, float factor, std::span<const float> base,
+                               std::span<float> sum) const {
+  if (sum.empty()) return;
   kernels::AccumulateLaunch launch{};
   launch.dtype = gradient.dtype;
-  launch.jobs.threads = kernels::TeamThreads(own.size(), 1);
+  launch.jobs.threads = kernels::TeamThreads(sum.size(), 1);
   AddJob(&launch.jobs, kernels::AccumulateJob{.gradient = ElementsOf(gradient),
-                                              .base = FloatsAt(velocity.data()),
-                                              .sum = FloatsAt(own.data()),
-                                              .factor = beta,
-                                              .numel = own.size(),
+                                              .base = FloatsAt(base.data()),
+                                              .sum = FloatsAt(sum.data()),
+                                              .factor = factor,
+                                              .numel = sum.size(),
                                               .first_tile = 0});
   report_(api_.accumulate(ordinal_, &launch, stream_));
 }
 
 void DeviceBackend::CopyFinite(std::span<const float> from, std::span<float> to) const {
-  EndMomentum({.velocity = to.data()}, {const_cast<float*>(from.data()), from.size()}, {}, {});
+  EndMomentum({.velocity = to.data()}, {const_cast<float*>(from.data()), from.size()}, {});
 }
 
 // Without an output it leaves m alone.
 void DeviceBackend::EndMomentum(const Momentum& momentum, std::span<float> m,
-                                std::span<float> /*spare*/, TensorView out) const {
+                                TensorView out) const {
   if (m.empty()) return;
   kernels::MomentumLaunch launch{};
   launch.dtype = out.dtype;
@@ -281,7 +257,7 @@ void DeviceBackend::ReduceInGroups(const ReduceArgs& args) const {
       group.push_back(nullptr);
     } else {
       add_group();
-      Accumulate(args.own, 1.0f, args.scratch.first(sum.numel));
+      Accumulate(args.own, 1.0f, args.scratch.first(sum.numel), args.scratch.first(sum.numel));
     }
   }
   ReduceArgs last = args;

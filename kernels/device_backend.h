@@ -19,26 +19,19 @@ class DeviceBackend final : public Backend {
                 std::function<void(int)> report, MutableBytes room = {})
       : api_(api), ordinal_(ordinal), stream_(stream), report_(std::move(report)), room_(room) {}
 
-  void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
-              const EncodeExtras& extras) const override;
   void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const override;
-  void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const override;
   void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const override;
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override;
-  void AddEntries(const CodecSpec& spec, const uint8_t* wire, float factor,
-                  std::span<float> sum) const override;
+  void EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const override;
   void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires, float factor,
                   std::span<float> sum) const override;
-  size_t EntryScratchWords(const CodecSpec& spec, size_t numel) const override;
   absl::Status CheckShard(const CodecSpec&, const uint8_t*, size_t) const override {
     return absl::OkStatus();
   }
-  void Accumulate(TensorView gradient, float factor, std::span<float> sum) const override;
+  void Accumulate(TensorView gradient, float factor, std::span<const float> base,
+                  std::span<float> sum) const override;
   void CopyFinite(std::span<const float> from, std::span<float> to) const override;
-  void BeginMomentum(TensorView gradient, float beta, std::span<const float> velocity,
-                     std::span<float> own) const override;
-  void EndMomentum(const Momentum& momentum, std::span<float> m, std::span<float> spare,
-                   TensorView out) const override;
+  void EndMomentum(const Momentum& momentum, std::span<float> m, TensorView out) const override;
   bool AreZero(std::span<const std::span<const float>>, float*) const override { return false; }
   void Reduce(const ReduceArgs& args) const override;
   size_t ReduceScratchFloats(size_t wires, size_t numel) const override {
@@ -48,7 +41,6 @@ class DeviceBackend final : public Backend {
   void Copy(void* to, const void* from, size_t bytes) const override;
 
  private:
-  void EncodeEntries(const CodecSpec& spec, const EncodeArgs& shard) const;
   void UseEntries(kernels::EntryUse use, const CodecSpec& spec,
                   std::span<const uint8_t* const> wires, float factor, TensorView out) const;
   void Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards, bool add) const;

@@ -44,14 +44,14 @@ struct EncodeEntriesLaunch {
   DType dtype;  // of the gradient
   Elements gradient;
   Elements residual;  // of floats; data null: none
-  Elements velocity;  // likewise; EncodeExtras says what it is for
+  Elements velocity;  // likewise; EntryArgs says what it is for
   float momentum;
   bool nesterov, masking;
   Wire wire;
   size_t numel;
   uint32_t entries, tiles;
   float* threshold;  // null: none
-  EntryRoom room;
+  EntryRoom room;    // RoomOf(launch) bytes to work in; null: they come from a pool of the device
 };
 
 // The use of decoded entries.
@@ -87,19 +87,23 @@ inline uint32_t EntryCapacity(size_t entries, size_t tiles) {
   return static_cast<uint32_t>(most < likely ? most : likely);
 }
 
-inline size_t EntryRoomWords(size_t entries, size_t tiles) {
-  return (sizeof(EntryState) + tiles * sizeof(EntryTile)) / sizeof(uint32_t) +
-         2 * size_t{EntryCapacity(entries, tiles)};
+inline size_t RoomOf(const EncodeEntriesLaunch& launch) {
+  return sizeof(EntryState) + launch.tiles * sizeof(EntryTile) +
+         2 * sizeof(uint32_t) * EntryCapacity(launch.entries, launch.tiles);
 }
 
-// `words` are EntryRoomWords.
-inline EntryRoom EntryRoomAt(uint32_t* words, size_t entries, size_t tiles) {
-  auto* const state = reinterpret_cast<EntryState*>(words);
+// `memory` has RoomOf(launch) bytes, or is null.
+inline void PutRoom(EncodeEntriesLaunch& launch, uint8_t* memory) {
+  launch.room = {};
+  if (memory == nullptr) return;
+  auto* const state = reinterpret_cast<EntryState*>(memory);
   auto* const notes = reinterpret_cast<EntryTile*>(state + 1);
-  auto* const index = reinterpret_cast<uint32_t*>(notes + tiles);
-  const uint32_t capacity = EntryCapacity(entries, tiles);
-  return {state, notes, index, index + capacity, capacity};
+  auto* const index = reinterpret_cast<uint32_t*>(notes + launch.tiles);
+  const uint32_t capacity = EntryCapacity(launch.entries, launch.tiles);
+  launch.room = {state, notes, index, index + capacity, capacity};
 }
+
+inline uint8_t* MemoryOf(const EntryRoom& room) { return reinterpret_cast<uint8_t*>(room.state); }
 
 }  // namespace thinwire::kernels
 

@@ -16,9 +16,14 @@ struct Measured {
 };
 
 template <typename Launch>
-concept HasRoom = requires(Launch& launch, uint8_t* memory) {
-  launch.room = memory;
+concept HasRoom = requires(const Launch& launch) {
+  launch.room;
 };
+
+template <typename Launch>
+void PutRoom(Launch& launch, uint8_t* memory) {
+  launch.room = memory;
+}
 
 template <typename Launch>
 Launch WithoutTiles(Launch launch) {
@@ -30,7 +35,7 @@ Launch WithoutTiles(Launch launch) {
   }
   if constexpr (HasRoom<Launch>) {
     alignas(16) static uint8_t nothing_is_written[16];
-    launch.room = nothing_is_written;
+    PutRoom(launch, nothing_is_written);
   }
   return launch;
 }

@@ -127,10 +127,9 @@ void ForEachEntry(const CodecSpec& spec, const uint8_t* wire, size_t numel, Visi
 
 // The reference: it sorts everything and takes the first k.
 
-void EncodeReference(const CodecSpec& spec, const TensorView& gradient, float* residual,
-                     uint8_t* wire, const EncodeExtras& extras) {
+void EncodeReference(const CodecSpec& spec, const EntryArgs& args) {
+  const auto& [gradient, residual, wire, threshold, momentum] = args;
   const size_t numel = gradient.numel;
-  const auto& momentum = extras.momentum;
   std::vector<float> x(numel), u(numel);
   for (size_t i = 0; i < numel; ++i) {
     x[i] = Load(gradient, i);

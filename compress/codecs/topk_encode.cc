@@ -33,16 +33,14 @@ constexpr float kBorderGuess = 65.0f / 64;
 
 class Encoder {
  public:
-  Encoder(const CodecSpec& spec, TensorView gradient, float* residual, const EncodeExtras& extras)
-      : gradient_(gradient),
-        residual_(residual),
-        extras_(extras),
-        masks_(extras.momentum.velocity != nullptr && spec.masking),
-        k_(EntryCount(spec.density_ppm, gradient.numel)),
-        own_scratch_(extras.scratch.empty() ? TopKScratchWords(spec, gradient.numel) : 0),
-        candidates_(extras.scratch.empty() ? std::span(own_scratch_) : extras.scratch, k_,
-                    gradient.numel),
-        momentum_(extras.momentum) {}
+  Encoder(const CodecSpec& spec, const EntryArgs& args, std::span<uint32_t> words)
+      : gradient_(args.gradient),
+        residual_(args.residual),
+        threshold_(args.threshold),
+        masks_(args.momentum.velocity != nullptr && spec.masking),
+        k_(EntryCount(spec.density_ppm, gradient_.numel)),
+        candidates_(words, k_, gradient_.numel),
+        momentum_(args.momentum) {}
 
   // Puts right the residuals of candidates that are not sent after all.
   auto Restore() {
@@ -61,7 +59,7 @@ class Encoder {
       CollectBelow(low, highest);
     }
     const uint32_t last = candidates_.KeepLargest(border_guess_, sure_, Restore());
-    if (extras_.threshold != nullptr) *extras_.threshold = FloatOf(std::min(last, kHugeBits));
+    if (threshold_ != nullptr) *threshold_ = FloatOf(std::min(last, kHugeBits));
     Send(layout, wire);
   }
 
@@ -72,10 +70,10 @@ class Encoder {
   // residual is written as if they were, while it is in cache, and put right for the few that are
   // not.
   uint32_t FirstGuess() {
-    if (extras_.threshold != nullptr && *extras_.threshold != 0.0f) {
-      if (residual_ != nullptr && gradient_.numel > kNear) sure_ = BitsOf(*extras_.threshold);
-      border_guess_ = BitsOf(*extras_.threshold * kBorderGuess);
-      return CarriedKey(*extras_.threshold);
+    if (threshold_ != nullptr && *threshold_ != 0.0f) {
+      if (residual_ != nullptr && gradient_.numel > kNear) sure_ = BitsOf(*threshold_);
+      border_guess_ = BitsOf(*threshold_ * kBorderGuess);
+      return CarriedKey(*threshold_);
     }
     return gradient_.numel < kSampleFrom ? 0 : SampledThreshold();
   }
@@ -160,29 +158,28 @@ class Encoder {
 
   const TensorView gradient_;
   float* const residual_;
-  const EncodeExtras& extras_;
+  float* const threshold_;
   const bool masks_;
   const size_t k_;
-  std::vector<uint32_t> own_scratch_;
   Candidates candidates_;
   const Momentum momentum_;
   uint32_t border_guess_ = 0;
   uint32_t sure_ = kAllKeys + 1;  // keys from here on are written as sent
 };
 
+// More than chunks of the usual sizes need: 64 MiB.
+constexpr size_t kKeptWords = size_t{1} << 24;
+
 }  // namespace
 
-void EncodeTopK(const CodecSpec& spec, const TensorView& gradient, float* residual, uint8_t* wire,
-                const EncodeExtras& extras) {
-  Encoder(spec, gradient, residual, extras).Run(LayoutOf(spec, gradient.numel), wire);
+void EncodeTopK(const CodecSpec& spec, const EntryArgs& args) {
+  const size_t numel = args.gradient.numel;
+  const size_t words = Candidates::ScratchWords(EntryCount(spec.density_ppm, numel), numel);
+  thread_local std::vector<uint32_t> kept;
+  std::vector<uint32_t> large;
+  std::vector<uint32_t>& scratch = words > kKeptWords ? large : kept;
+  if (scratch.size() < words) scratch.resize(words);
+  Encoder(spec, args, std::span(scratch).first(words)).Run(LayoutOf(spec, numel), args.wire);
 }
 
 }  // namespace thinwire::codecs
-
-namespace thinwire {
-
-size_t TopKScratchWords(const CodecSpec& spec, size_t numel) {
-  return codecs::Candidates::ScratchWords(EntryCount(spec.density_ppm, numel), numel);
-}
-
-}  // namespace thinwire

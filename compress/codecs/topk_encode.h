@@ -6,9 +6,8 @@
 
 namespace thinwire::codecs {
 
-// Backend::Encode of a topk spec; gradient.numel > 0. Writes all of the wire but its padding.
-void EncodeTopK(const CodecSpec& spec, const TensorView& gradient, float* residual, uint8_t* wire,
-                const EncodeExtras& extras);
+// Backend::EncodeEntries of at least one element. Writes all of the wire but its padding.
+void EncodeTopK(const CodecSpec& spec, const EntryArgs& args);
 
 }  // namespace thinwire::codecs
 

@@ -53,9 +53,8 @@ tw_status tw_encode(const char* spec, const float* x, size_t n, float* residual,
   if (capacity < needed) return ToC(TooSmall("the output of tw_encode", needed, capacity));
   if (n > 0) {
     const CodecSpec parsed = *Parse(spec);
-    thinwire::EncodeExtras extras;
-    extras.draws.key = parsed.seed;
-    thinwire::CpuBackend().Encode(parsed, View(x, n), residual, static_cast<uint8_t*>(out), extras);
+    thinwire::CpuBackend().Encode(parsed, View(x, n), residual, static_cast<uint8_t*>(out),
+                                  {.key = parsed.seed});
   }
   if (bytes != nullptr) *bytes = needed;
   return TW_OK;

@@ -12,19 +12,19 @@ void Absence::Add(std::span<const Range> ranges, std::span<float> kept, Scratch&
 }
 
 // Every backend has sums: -1 * kept + aside is 0, and 1 * kept + aside is what it was.
-void Absence::SetAside(const Backend& backend) {
+void Absence::SetAside(const Arithmetic& arithmetic) {
   aside_ = true;
   for (const Held& held : held_) {
-    backend.Copy(held.aside.data(), held.kept.data(), held.kept.size_bytes());
-    backend.Accumulate({held.aside.data(), held.aside.size()}, -1.0f, held.kept);
+    arithmetic.Copy(held.aside.data(), held.kept.data(), held.kept.size_bytes());
+    arithmetic.Accumulate({held.aside.data(), held.aside.size()}, -1.0f, held.kept, held.kept);
   }
 }
 
-void Absence::Restore(const Backend& backend) {
+void Absence::Restore(const Arithmetic& arithmetic) {
   if (!aside_) return;
   aside_ = false;
   for (const Held& held : held_) {
-    backend.Accumulate({held.aside.data(), held.aside.size()}, 1.0f, held.kept);
+    arithmetic.Accumulate({held.aside.data(), held.aside.size()}, 1.0f, held.kept, held.kept);
   }
 }
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "compress/backend.h"
+#include "compress/arithmetic.h"
 #include "compress/error_feedback.h"
 #include "schedule/collective/scratch.h"
 
@@ -20,9 +20,9 @@ class Absence {
   // `ranges` of `kept` (a float an element) take no part.
   void Add(std::span<const Range> ranges, std::span<float> kept, Scratch& scratch);
 
-  void SetAside(const Backend& backend);  // before the encoding
+  void SetAside(const Arithmetic& arithmetic);  // before the encoding
   // Undoes SetAside; without one, or a second time, it does nothing.
-  void Restore(const Backend& backend);
+  void Restore(const Arithmetic& arithmetic);
 
  private:
   struct Held {

@@ -18,7 +18,6 @@ class EntriesRun final : public HopRun {
     for (int r = 0; r < n_; ++r) wires_.push_back(bench.scratch.Take(bytes));
     // The result is summed in its own place, if that is fp32.
     if (operands_.output().dtype != DType::kF32) copy_ = bench.scratch.TakeOf<float>(numel);
-    words_ = bench.scratch.TakeOf<uint32_t>(bench.backend.EntryScratchWords(job_.codec.up, numel));
   }
 
   Reception first() const override { return {Tag(1), wires_}; }
@@ -31,13 +30,13 @@ class EntriesRun final : public HopRun {
   }
 
   void Encode() {
-    EncodeExtras extras;
-    extras.threshold = job_.carried;
-    extras.scratch = words_;
-    extras.momentum = job_.momentum.From(job_.chunk->elements.begin);
     operands_.Load();
-    bench_.backend.Encode(job_.codec.up, operands_.input(), operands_.residual(),
-                          wires_[me_].data(), extras);
+    bench_.backend.EncodeEntries(job_.codec.up,
+                                 {.gradient = operands_.input(),
+                                  .residual = operands_.residual(),
+                                  .wire = wires_[me_].data(),
+                                  .threshold = job_.carried,
+                                  .momentum = job_.momentum.From(job_.chunk->elements.begin)});
     Exchange(Stage::kEncode, Stage::kGather, ToAll(wires_[me_]), wires_);
   }
 
@@ -68,7 +67,6 @@ class EntriesRun final : public HopRun {
   Operands operands_;
   std::vector<MutableBytes> wires_;  // by rank
   std::span<float> copy_;
-  std::span<uint32_t> words_;
 };
 
 }  // namespace

@@ -15,33 +15,27 @@ namespace thinwire {
 // gradient was not, the last one stays. All ranks decode the same m, so all decide alike.
 class MomentumStep {
  public:
-  // The momentum's velocity has `numel` floats. `scratch`: ScratchFloats(...) floats that stay
-  // untouched until After.
-  MomentumStep(const Momentum& momentum, size_t numel, std::span<float> scratch)
-      : momentum_(momentum), reduced_(scratch.first(numel)), spare_(scratch.subspan(numel)) {}
-
-  static size_t ScratchFloats(const Momentum& momentum, size_t numel) {
-    return momentum.nesterov ? 2 * numel : numel;
-  }
+  // The momentum's velocity and `reduced` have a float for each element; the latter stays untouched
+  // until After.
+  MomentumStep(const Momentum& momentum, std::span<float> reduced)
+      : momentum_(momentum), reduced_(reduced) {}
 
   // The allreduce takes m_own from here, after Before. It may leave the new m there.
   std::span<float> reduced() const { return reduced_; }
 
   // Elements [offset, offset + gradient.numel) of the tensor.
-  void Before(const Backend& backend, TensorView gradient, size_t offset);
+  void Before(const Arithmetic& arithmetic, TensorView gradient, size_t offset);
   // In place of Before, where the allreduce only encodes the elements from `offset` on: one pass
   // over them less, on a device.
   void InEncoding(size_t offset, EncodeArgs* encoding) const {
     encoding->momentum = momentum_.From(offset);
-    encoding->room = reduced_.data() + offset;
   }
   // `m`: the new m of elements [offset, offset + m.numel), which may lie in `output` already.
-  void After(const Backend& backend, TensorView m, TensorView output, size_t offset);
+  void After(const Arithmetic& arithmetic, TensorView m, TensorView output, size_t offset);
 
  private:
   const Momentum momentum_;
   const std::span<float> reduced_;
-  const std::span<float> spare_;  // with Nesterov
 };
 
 }  // namespace thinwire

@@ -31,7 +31,7 @@ class OneHopRun final : public HopRun {
   void Encode() {
     operands_.Load({});
     EncodeArgs all = operands_.Encoding({0, operands_.input().numel});
-    all.extras.draws = DrawsOf(job_, codec_, me_ + 1, job_.chunk->codec_offset);
+    all.draws = DrawsOf(job_, codec_, me_ + 1, job_.chunk->codec_offset);
     all.wire = wires_[me_].data();
     bench_.backend.EncodeAll(codec_, {&all, 1});
     Exchange(Stage::kEncode, Stage::kExchange, ToAll(wires_[me_]), wires_);

@@ -9,8 +9,7 @@ Operands::Operands(const ChunkJob& job, const Bench& bench)
       job.momentum.velocity != nullptr && !job.chunk->algorithm->owns_momentum();
   if (job.residual != nullptr) residual_ = job.residual + begin;
   if (own_momentum) {
-    const size_t floats = MomentumStep::ScratchFloats(job.momentum, numel_);
-    momentum_.emplace(job.momentum.From(begin), numel_, bench.scratch.TakeOf<float>(floats));
+    momentum_.emplace(job.momentum.From(begin), bench.scratch.TakeOf<float>(numel_));
     input_ = output_ = {momentum_->reduced().data(), numel_};
     // The new m is the result itself.
     if (is_whole() && job.output.dtype == DType::kF32 && !job.momentum.nesterov) {

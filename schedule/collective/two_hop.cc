@@ -70,7 +70,7 @@ class TwoHopRun final : public HopRun {
       const Shard& s = shards_[r];
       EncodeArgs shard =
           operands_ ? operands_->Encoding(Elements(r)) : EncodeArgs{s.input, s.residual};
-      shard.extras.draws = DrawsOf(job_, job_.codec.up, me_ + 1, s.first_draw);
+      shard.draws = DrawsOf(job_, job_.codec.up, me_ + 1, s.first_draw);
       shard.wire = outgoing_[r].data();
       foreign.push_back(shard);
     }
@@ -105,9 +105,8 @@ class TwoHopRun final : public HopRun {
     if (verbatim_) {
       bench_.backend.Copy(results_[me_].data(), own.input.data, own.input.bytes());
     } else {
-      EncodeExtras extras;
-      extras.draws = DrawsOf(job_, job_.codec.down, me_ + 1, own.first_draw);
-      bench_.backend.Encode(job_.codec.down, own.input, own.residual, results_[me_].data(), extras);
+      bench_.backend.Encode(job_.codec.down, own.input, own.residual, results_[me_].data(),
+                            DrawsOf(job_, job_.codec.down, me_ + 1, own.first_draw));
     }
     Exchange(Stage::kEncode, Stage::kGather, ToAll(results_[me_]), results_);
   }

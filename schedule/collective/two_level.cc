@@ -188,7 +188,7 @@ class TwoLevelRun final : public HopRun {
   // so the draws of both are told apart by the element.
   EncodeArgs Encoding(EncodeArgs values, const CodecSpec& spec, Range range,
                       MutableBytes wire) const {
-    values.extras.draws = DrawsOf(job_, spec, me_ + 1, job_.chunk->codec_offset + range.begin);
+    values.draws = DrawsOf(job_, spec, me_ + 1, job_.chunk->codec_offset + range.begin);
     values.wire = wire.data();
     return values;
   }

@@ -43,18 +43,17 @@ void DeltaStream::Publish(std::span<const float> x, bool whole, std::vector<floa
   if (IsLossless(codec_)) return;
   const CodecSpec spec = SpecOf(codec_, publication_);
   std::vector<uint8_t> wire(EncodedBytes(spec, x.size()));
-  EncodeExtras extras;
-  extras.draws = {.key = key_, .stream = publication_};
+  const Draws draws = {.key = key_, .stream = publication_};
   if (whole) {
     // From here on the reference holds the residual.
     if (!whole_) std::fill(reference_.begin(), reference_.end(), 0.0f);
     log_.clear();
     float* const residual = spec.traits().uses_feedback() ? reference_.data() : nullptr;
-    backend_.Encode(spec, ViewOf(x), residual, wire.data(), extras);
+    backend_.Encode(spec, ViewOf(x), residual, wire.data(), draws);
   } else {
     room.resize(x.size());
     for (size_t i = 0; i < x.size(); ++i) room[i] = x[i] - reference_[i];
-    backend_.Encode(spec, ViewOf(room), nullptr, wire.data(), extras);
+    backend_.Encode(spec, ViewOf(room), nullptr, wire.data(), draws);
     backend_.DecodeAdd(spec, wire.data(), reference_);
   }
   whole_ = whole;

@@ -318,10 +318,9 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
     std::vector<uint8_t> body;
     if (gradient != nullptr) {
       body.resize(EncodedBytes(spec, slice.count));
-      EncodeExtras extras;
-      extras.draws = {.key = draws_key, .stream = number, .first = slice.offset};
+      const Draws draws = {.key = draws_key, .stream = number, .first = slice.offset};
       backend_.Encode(spec, gradient->Slice(slice.offset, slice.count),
-                      residual == nullptr ? nullptr : residual + slice.offset, body.data(), extras);
+                      residual == nullptr ? nullptr : residual + slice.offset, body.data(), draws);
     }
     if (absl::Status bad = SendTo(i, priority, head, std::move(body)); !bad.ok()) return bad;
   }

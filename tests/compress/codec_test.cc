@@ -55,13 +55,12 @@ void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback
   const std::vector<float> residual = Residuals(numel, numel);
   Copy(residual, r1.data());
   Copy(residual, r2.data());
-  EncodeExtras extras;
-  extras.draws = {kSeed, numel, spec.block * (numel % 3)};
+  const Draws draws{kSeed, numel, spec.block * (numel % 3)};
   const size_t bytes = EncodedBytes(spec, numel);
   Skewed fast(bytes, skew), slow(bytes, skew);
   std::memset(fast.data(), 0xAA, bytes);  // padding must be written, too
-  CpuBackend().Encode(spec, view, feedback ? r1.floats() : nullptr, fast.data(), extras);
-  ScalarBackend().Encode(spec, view, feedback ? r2.floats() : nullptr, slow.data(), extras);
+  CpuBackend().Encode(spec, view, feedback ? r1.floats() : nullptr, fast.data(), draws);
+  ScalarBackend().Encode(spec, view, feedback ? r2.floats() : nullptr, slow.data(), draws);
   ASSERT_TRUE(CheckWire(spec, {slow.data(), bytes}, numel).ok()) << what;
   ASSERT_TRUE(SameBits(fast.data(), slow.data(), bytes)) << what;
   ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << what << ", residuals";
@@ -133,12 +132,11 @@ TEST_P(TargetTest, StochasticCodesOfTheLargestElementsStayInRange) {
       const float largest = static_cast<float>(spec.traits().qmax) * scale;
       std::vector<float> g(kNumel);
       for (size_t i = 0; i < kNumel; ++i) g[i] = i % 2 == 0 ? largest : -largest;
-      EncodeExtras extras;
-      extras.draws.stream = mantissa;
+      const Draws draws{.stream = mantissa};
       std::vector<uint8_t> wire(EncodedBytes(spec, kNumel)), want(wire.size());
       std::vector<float> r(kNumel), kept(kNumel);
-      CpuBackend().Encode(spec, {g.data(), kNumel}, r.data(), wire.data(), extras);
-      ScalarBackend().Encode(spec, {g.data(), kNumel}, kept.data(), want.data(), extras);
+      CpuBackend().Encode(spec, {g.data(), kNumel}, r.data(), wire.data(), draws);
+      ScalarBackend().Encode(spec, {g.data(), kNumel}, kept.data(), want.data(), draws);
       ASSERT_EQ(wire, want) << text << " " << mantissa;
       ASSERT_TRUE(SameBits(r.data(), kept.data(), kNumel * sizeof(float))) << text << mantissa;
     }

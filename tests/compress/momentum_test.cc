@@ -35,18 +35,16 @@ TEST_P(TargetTest, MomentumIsEncodedInTheGradientsPlace) {
       for (const size_t numel : kSizes) {
         std::vector<uint8_t> gradient = Stored(Values(numel, kSeed + numel), dtype);
         std::vector<float> velocity = Residuals(numel, 9);
-        std::vector<float> r1 = Residuals(numel, 5), r2 = r1, room1(numel), room2(numel);
+        std::vector<float> r1 = Residuals(numel, 5), r2 = r1;
         std::vector<uint8_t> w1(EncodedBytes(spec, numel)), w2 = w1;
         EncodeArgs args{.gradient = {gradient.data(), numel, dtype},
                         .residual = r1.data(),
                         .wire = w1.data(),
-                        .momentum = {kBeta, false, velocity.data()},
-                        .room = room1.data()};
-        args.extras.draws = {kSeed, 3, 256};
+                        .draws = {kSeed, 3, 256},
+                        .momentum = {kBeta, false, velocity.data()}};
         CpuBackend().EncodeAll(spec, {&args, 1});
         args.residual = r2.data();
         args.wire = w2.data();
-        args.room = room2.data();
         ScalarBackend().EncodeAll(spec, {&args, 1});
         if (spec.traits().uses_feedback()) {  // else NaN payloads differ
           ASSERT_EQ(w1, w2) << Named(text, dtype, numel);
@@ -63,10 +61,10 @@ TEST_P(TargetTest, MomentumBeginsInMemoryOfItsOwnOrTheVelocitys) {
       std::vector<uint8_t> gradient = Stored(Values(numel, kSeed + numel), dtype);
       const TensorView g{gradient.data(), numel, dtype};
       std::vector<float> velocity = Residuals(numel, 9), own(numel), expected(numel);
-      ScalarBackend().BeginMomentum(g, kBeta, velocity, expected);
-      CpuBackend().BeginMomentum(g, kBeta, velocity, own);
+      ScalarBackend().Accumulate(g, kBeta, velocity, expected);
+      CpuBackend().Accumulate(g, kBeta, velocity, own);
       ExpectSameFloats(own.data(), expected.data(), numel, Named("own", dtype, numel));
-      CpuBackend().Accumulate(g, kBeta, velocity);
+      CpuBackend().Accumulate(g, kBeta, velocity, velocity);
       ExpectSameFloats(velocity.data(), expected.data(), numel, Named("sum", dtype, numel));
     }
   }
@@ -77,12 +75,10 @@ TEST_P(TargetTest, MomentumEndsWithWhatTheOptimizerApplies) {
     for (const DType dtype : kDTypes) {
       for (const size_t numel : kSizes) {
         std::vector<float> m1 = Values(numel, kSeed + numel), m2 = m1;
-        std::vector<float> v1 = Residuals(numel, 9), v2 = v1, spare(nesterov ? numel : 0);
+        std::vector<float> v1 = Residuals(numel, 9), v2 = v1;
         std::vector<uint8_t> out1(numel * SizeOf(dtype)), out2 = out1;
-        CpuBackend().EndMomentum({kBeta, nesterov, v1.data()}, m1, spare,
-                                 {out1.data(), numel, dtype});
-        ScalarBackend().EndMomentum({kBeta, nesterov, v2.data()}, m2, spare,
-                                    {out2.data(), numel, dtype});
+        CpuBackend().EndMomentum({kBeta, nesterov, v1.data()}, m1, {out1.data(), numel, dtype});
+        ScalarBackend().EndMomentum({kBeta, nesterov, v2.data()}, m2, {out2.data(), numel, dtype});
         const std::string what = Named(nesterov ? "Nesterov" : "plain", dtype, numel);
         ASSERT_TRUE(SameBits(v1.data(), v2.data(), numel * 4)) << what;
         if (dtype == DType::kF32) {

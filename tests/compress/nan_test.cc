@@ -158,10 +158,11 @@ TEST_P(NanTest, TopKSendsThem) {
   const CodecSpec spec = Spec("topk:density=1");
   std::vector<float> residual = Residuals(kNumel, 4), velocity = Residuals(kNumel, 5);
   const std::vector<float> residual_before = residual, velocity_before = velocity;
-  EncodeExtras extras;
-  extras.momentum = {.beta = 0.9f, .velocity = velocity.data()};
   std::vector<uint8_t> fed(EncodedBytes(spec, kNumel));
-  backend_->Encode(spec, View(nans_), residual.data(), fed.data(), extras);
+  backend_->EncodeEntries(spec, {.gradient = View(nans_),
+                                 .residual = residual.data(),
+                                 .wire = fed.data(),
+                                 .momentum = {.beta = 0.9f, .velocity = velocity.data()}});
   for (const auto& wire : {Encode(*backend_, spec, View(nans_)), fed}) {
     std::vector<float> out(kNumel);
     std::vector<uint16_t> f16(kNumel);

@@ -15,9 +15,7 @@ CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
 
 std::vector<float> RoundTrip(const CodecSpec& spec, std::vector<float> x, const Draws& draws = {}) {
   std::vector<uint8_t> wire(EncodedBytes(spec, x.size()));
-  EncodeExtras extras;
-  extras.draws = draws;
-  CpuBackend().Encode(spec, {x.data(), x.size()}, nullptr, wire.data(), extras);
+  CpuBackend().Encode(spec, {x.data(), x.size()}, nullptr, wire.data(), draws);
   std::vector<float> decoded(x.size());
   CpuBackend().Decode(spec, wire.data(), {decoded.data(), x.size()});
   return decoded;

@@ -36,13 +36,12 @@ struct Result {
 Result Encode(const Backend& backend, const CodecSpec& spec, std::vector<float> g, Result state,
               float* threshold) {
   state.wire.assign(EncodedBytes(spec, g.size()), 0xAA);
-  EncodeExtras extras;
-  extras.threshold = threshold;
-  extras.momentum.beta = 0.9f;
-  extras.momentum.velocity = state.velocity.empty() ? nullptr : state.velocity.data();
-  backend.Encode(spec, {g.data(), g.size()},
-                 state.residual.empty() ? nullptr : state.residual.data(), state.wire.data(),
-                 extras);
+  backend.EncodeEntries(
+      spec, {.gradient = {g.data(), g.size()},
+             .residual = state.residual.empty() ? nullptr : state.residual.data(),
+             .wire = state.wire.data(),
+             .threshold = threshold,
+             .momentum = {0.9f, false, state.velocity.empty() ? nullptr : state.velocity.data()}});
   return state;
 }
 

@@ -76,8 +76,7 @@ void Decode(Input& input) {
 void Encode(Input& input) {
   const CodecSpec spec = AnySpec(input);
   const bool feedback = input.Below(2) == 1;
-  EncodeExtras extras;
-  extras.draws = {.key = input.Take<uint64_t>(), .stream = input.Take<uint8_t>(), .first = 0};
+  const Draws draws = {.key = input.Take<uint64_t>(), .stream = input.Take<uint8_t>(), .first = 0};
   std::vector<float> gradient = input.Floats(kMostElements);
   const size_t numel = gradient.size();
   std::vector<float> fast = input.Floats(numel);
@@ -85,8 +84,8 @@ void Encode(Input& input) {
   std::vector<float> slow = fast;
   std::vector<uint8_t> fast_wire(EncodedBytes(spec, numel)), slow_wire(fast_wire.size());
   const TensorView view{gradient.data(), numel};
-  CpuBackend().Encode(spec, view, feedback ? fast.data() : nullptr, fast_wire.data(), extras);
-  ScalarBackend().Encode(spec, view, feedback ? slow.data() : nullptr, slow_wire.data(), extras);
+  CpuBackend().Encode(spec, view, feedback ? fast.data() : nullptr, fast_wire.data(), draws);
+  ScalarBackend().Encode(spec, view, feedback ? slow.data() : nullptr, slow_wire.data(), draws);
   Require(SameWire(spec, fast_wire, slow_wire, numel), "both backends encode the same bytes");
   Require(Same(fast, slow), "both backends keep the same residuals");
   Require(CheckWire(spec, fast_wire, numel).ok(), "what was encoded decodes");

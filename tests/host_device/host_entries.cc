@@ -1,4 +1,6 @@
 // topk's launches on the host, kernel after kernel.
+#include <vector>
+
 #include "kernels/entry_adder.h"
 #include "kernels/entry_encoder.h"
 #include "tests/host_device/host_device.h"
@@ -6,8 +8,11 @@
 
 namespace thinwire::kernels {
 
-void RunOnHost(const EncodeEntriesLaunch& launch) {
-  if (launch.tiles == 0) return;
+void RunOnHost(const EncodeEntriesLaunch& given) {
+  if (given.tiles == 0) return;
+  EncodeEntriesLaunch launch = given;
+  std::vector<uint8_t> own(given.room.state == nullptr ? RoomOf(given) : 0);
+  if (!own.empty()) PutRoom(launch, own.data());
   // One kernel after the other: work(encoder, tile), for each tile.
   const auto run = [&](uint32_t tiles, auto work) {
     ForEachTile<EntryShared<HostTeam>>(tiles, kThreads,

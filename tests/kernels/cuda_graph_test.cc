@@ -82,18 +82,18 @@ TEST_F(CudaGraph, TopKReplays) {
   std::vector<float> gradient = Residuals(numel, 3), residual(numel), sum(numel);
   std::vector<uint8_t> wire(bytes);
   const float none = 0.0f;
-  const size_t words = codecs.EntryScratchWords(spec, numel);
   OnDevice g(*device_, *stream_, numel * 4, 0, gradient.data());
   OnDevice r(*device_, *stream_, numel * 4, 0, residual.data());
-  OnDevice threshold(*device_, *stream_, 4, 0, &none), scratch(*device_, *stream_, words * 4);
+  OnDevice threshold(*device_, *stream_, 4, 0, &none);
   OnDevice w(*device_, *stream_, bytes), out(*device_, *stream_, numel * 4);
 
-  EncodeExtras extras;
-  extras.threshold = threshold.floats();
-  extras.scratch = {reinterpret_cast<uint32_t*>(scratch.data()), words};
+  const EntryArgs args{.gradient = {g.data(), numel},
+                       .residual = r.floats(),
+                       .wire = w.data(),
+                       .threshold = threshold.floats()};
   const uint8_t* const wires[] = {w.data()};
   Capture([&] {
-    codecs.Encode(spec, {g.data(), numel}, r.floats(), w.data(), extras);
+    codecs.EncodeEntries(spec, args);
     codecs.SumEntries(spec, wires, 0.5f, {out.floats(), numel});
   });
   for (int step = 0; step < 4; ++step) {

@@ -35,7 +35,7 @@ class EntryKernelTest : public KernelChecks {
   // Returns the threshold that is left.
   float CheckEncode(const EntryEncoding& c, const std::vector<float>& values);
   // Entries that are added, times a factor.
-  void CheckScaled(const CodecSpec& spec, const std::vector<float>& values);
+  void CheckAdded(const CodecSpec& spec, const std::vector<float>& values);
   void CheckSum(const CodecSpec& spec, size_t numel, int ranks);
   // The adding kernel's result, from any bytes.
   std::vector<float> Decoded(const CodecSpec& spec, const std::vector<uint8_t>& bytes,
@@ -56,40 +56,35 @@ float EntryKernelTest::CheckEncode(const EntryEncoding& c, const std::vector<flo
   OnDevice r = Put(BytesOf(residual), c.skew * sizeof(float));
   OnDevice u = Put(BytesOf(velocity)), t = Put(threshold);
   OnDevice wire = Put(std::vector<uint8_t>(bytes, 0xAA));  // padding must be written, too
-  const size_t words = backend().EntryScratchWords(c.spec, numel);
-  OnDevice scratch = Put(std::vector<uint8_t>(words * sizeof(uint32_t), 0xAA));
-
-  EncodeExtras extras;
-  extras.momentum = {.beta = 0.9f, .nesterov = c.nesterov};
-  extras.threshold = t.floats();
-  extras.scratch = {reinterpret_cast<uint32_t*>(scratch.data()), words};
-  if (c.momentum) extras.momentum.velocity = u.floats();
-  backend().Encode(c.spec, {g.data(), numel, c.dtype}, c.feedback ? r.floats() : nullptr,
-                   wire.data(), extras);
-  extras.threshold = nullptr;
-  extras.scratch = {};
-  if (c.momentum) extras.momentum.velocity = velocity.data();
+  backend().EncodeEntries(c.spec,
+                          {.gradient = {g.data(), numel, c.dtype},
+                           .residual = c.feedback ? r.floats() : nullptr,
+                           .wire = wire.data(),
+                           .threshold = t.floats(),
+                           .momentum = {0.9f, c.nesterov, c.momentum ? u.floats() : nullptr}});
   std::vector<uint8_t> expected(bytes);
-  ScalarBackend().Encode(c.spec, {gradient.data(), numel, c.dtype},
-                         c.feedback ? residual.data() : nullptr, expected.data(), extras);
+  ScalarBackend().EncodeEntries(
+      c.spec, {.gradient = {gradient.data(), numel, c.dtype},
+               .residual = c.feedback ? residual.data() : nullptr,
+               .wire = expected.data(),
+               .momentum = {0.9f, c.nesterov, c.momentum ? velocity.data() : nullptr}});
   EXPECT_EQ(wire.Read(), expected);
   EXPECT_EQ(r.Read(), BytesOf(residual)) << "residuals";
   EXPECT_EQ(u.Read(), BytesOf(velocity)) << "momentum";
-  scratch.Read();
   float left = 0;
   std::memcpy(&left, t.Read().data(), sizeof(left));
   return left;
 }
 
-void EntryKernelTest::CheckScaled(const CodecSpec& spec, const std::vector<float>& values) {
+void EntryKernelTest::CheckAdded(const CodecSpec& spec, const std::vector<float>& values) {
   const size_t numel = values.size();
-  SCOPED_TRACE(spec.ToString() + " of " + std::to_string(numel) + ", scaled");
+  SCOPED_TRACE(spec.ToString() + " of " + std::to_string(numel) + ", added");
   std::vector<float> g = values, sum = Residuals(numel, numel);
   std::vector<uint8_t> bytes(EncodedBytes(spec, numel));
   ScalarBackend().Encode(spec, {g.data(), numel}, nullptr, bytes.data());
   OnDevice wire = Put(bytes), added = Put(BytesOf(sum));
-  backend().AddEntries(spec, wire.data(), 1.0f / 3, {added.floats(), numel});
-  ScalarBackend().AddEntries(spec, bytes.data(), 1.0f / 3, sum);
+  backend().DecodeAdd(spec, wire.data(), {added.floats(), numel});
+  ScalarBackend().DecodeAdd(spec, bytes.data(), sum);
   EXPECT_EQ(added.Read(), BytesOf(sum));
 }
 
@@ -125,7 +120,7 @@ TEST_P(EntryKernelTest, EveryLengthFrom0To4097) {
       CheckEncode(c, numel % 7 == 0 ? Values(numel, kSeed + numel) : Normal(numel, numel));
       CheckDecode(TopK(ppm), Values(numel, numel), numel % 2 == 0 ? DType::kF16 : DType::kF32,
                   numel % 3);
-      CheckScaled(TopK(ppm), Values(numel, numel));
+      CheckAdded(TopK(ppm), Values(numel, numel));
       if (HasFailure()) return;
     }
   }
@@ -142,7 +137,7 @@ TEST_P(EntryKernelTest, EveryGuessAroundASubBlock) {
         if (HasFailure()) return;
       }
       CheckDecode(TopK(ppm), Values(numel, numel), DType::kF32, 1);
-      CheckScaled(TopK(ppm), Values(numel, numel));
+      CheckAdded(TopK(ppm), Values(numel, numel));
     }
   }
 }
@@ -243,7 +238,7 @@ TEST_P(EntryKernelTest, EveryKernelOnce) {
     CheckEncode({.spec = TopK(10000), .momentum = true, .threshold = threshold}, Values(9000, 2));
   }
   CheckDecode(TopK(10000), Values(70000, 3), DType::kF16, 1);
-  CheckScaled(TopK(10000), Values(70000, 3));
+  CheckAdded(TopK(10000), Values(70000, 3));
   CheckSum(TopK(10000), 70000, 3);
 }
 

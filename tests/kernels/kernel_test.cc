@@ -221,8 +221,9 @@ TEST_P(KernelTest, AccumulateRoundsProductAndSum) {
       std::vector<uint8_t> gradient = Stored(Values(numel, numel), dtype);
       std::vector<float> sum = Residuals(numel, 9);
       OnDevice g = Put(gradient), s = Put(BytesOf(sum));
-      backend().Accumulate({g.data(), numel, dtype}, 0.9f, {s.floats(), numel});
-      ScalarBackend().Accumulate({gradient.data(), numel, dtype}, 0.9f, sum);
+      backend().Accumulate({g.data(), numel, dtype}, 0.9f, {s.floats(), numel},
+                           {s.floats(), numel});
+      ScalarBackend().Accumulate({gradient.data(), numel, dtype}, 0.9f, sum, sum);
       EXPECT_EQ(s.Read(), BytesOf(sum)) << numel << " " << Name(dtype);
     }
   }
@@ -249,16 +250,15 @@ TEST_P(KernelTest, MomentumAroundAnExchange) {
                      (nesterov ? ", Nesterov" : ""));
         std::vector<uint8_t> gradient = Stored(Values(numel, 3), dtype), out(gradient.size());
         std::vector<float> velocity = Residuals(numel, 8), own(numel), m = Values(numel, 5);
-        std::vector<float> spare(nesterov ? numel : 0);
         OnDevice g = Put(gradient), o = Put(out), v = Put(BytesOf(velocity));
         OnDevice x = Put(BytesOf(own)), n = Put(BytesOf(m));
-        backend().BeginMomentum({g.data(), numel, dtype}, 0.9f, {v.floats(), numel},
-                                {x.floats(), numel});
-        ScalarBackend().BeginMomentum({gradient.data(), numel, dtype}, 0.9f, velocity, own);
+        backend().Accumulate({g.data(), numel, dtype}, 0.9f, {v.floats(), numel},
+                             {x.floats(), numel});
+        ScalarBackend().Accumulate({gradient.data(), numel, dtype}, 0.9f, velocity, own);
         EXPECT_EQ(x.Read(), BytesOf(own));
-        backend().EndMomentum({0.9f, nesterov, v.floats()}, {n.floats(), numel}, {},
+        backend().EndMomentum({0.9f, nesterov, v.floats()}, {n.floats(), numel},
                               {o.data(), numel, dtype});
-        ScalarBackend().EndMomentum({0.9f, nesterov, velocity.data()}, m, spare,
+        ScalarBackend().EndMomentum({0.9f, nesterov, velocity.data()}, m,
                                     {out.data(), numel, dtype});
         EXPECT_EQ(o.Read(), out);
         EXPECT_EQ(v.Read(), BytesOf(velocity)) << "velocity";

@@ -46,9 +46,12 @@ inline void CountCold(const KernelKey& key, uint32_t tiles) {
   }
 }
 
+inline bool HasNoRoom(const uint8_t* room) { return room == nullptr; }
+inline bool HasNoRoom(const kernels::EntryRoom& room) { return room.state == nullptr; }
+
 template <typename Launch>
 void CountPooled(const Launch& launch) {
-  if (launch.room == nullptr && RoomOf(launch) > 0) ++device_counts.pooled;
+  if (HasNoRoom(launch.room) && RoomOf(launch) > 0) ++device_counts.pooled;
 }
 
 inline const kernels::DeviceApi& WatchedDeviceApi() {
@@ -90,6 +93,7 @@ inline const kernels::DeviceApi& WatchedDeviceApi() {
       return kernels::HostDeviceApi().end_momentum(ordinal, launch, stream);
     };
     api.encode_entries = [](int ordinal, const kernels::EncodeEntriesLaunch* launch, void* stream) {
+      CountPooled(*launch);
       CountCold({.entry = 5}, launch->tiles);
       return kernels::HostDeviceApi().encode_entries(ordinal, launch, stream);
     };

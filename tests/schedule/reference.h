@@ -82,13 +82,10 @@ class ReferenceAllReduce {
 
   const CodecPair& codec() const { return options_.codecs[0]; }
 
-  EncodeExtras Extras(const CodecSpec& spec, int hop, size_t first) const {
-    EncodeExtras extras;
-    extras.draws = {
-        .key = HashCombine(HashCombine(spec.seed, HashBytes("g")), static_cast<uint64_t>(hop)),
-        .stream = step_,
-        .first = first};
-    return extras;
+  Draws DrawsOf(const CodecSpec& spec, int hop, size_t first) const {
+    return {.key = HashCombine(HashCombine(spec.seed, HashBytes("g")), static_cast<uint64_t>(hop)),
+            .stream = step_,
+            .first = first};
   }
 
   void ReduceShard(std::vector<std::vector<float>>& gradients, const Chunk& chunk, int owner,
@@ -104,7 +101,7 @@ class ReferenceAllReduce {
       if (r == owner) {
         decoded.assign(gradients[r].begin() + shard.begin, gradients[r].begin() + shard.end);
       } else {
-        codecs.Encode(up, own, Residual(r, shard), wire.data(), Extras(up, r + 1, shard.begin));
+        codecs.Encode(up, own, Residual(r, shard), wire.data(), DrawsOf(up, r + 1, shard.begin));
         codecs.Decode(up, wire.data(), {decoded.data(), numel});
       }
       if (sum.empty()) {
@@ -115,7 +112,7 @@ class ReferenceAllReduce {
     }
     for (float& value : sum) value *= scale;
     codecs.Encode(down, {sum.data(), numel}, Residual(owner, shard), back.data(),
-                  Extras(down, 0, shard.begin));
+                  DrawsOf(down, 0, shard.begin));
     codecs.Decode(down, back.data(), {result.data() + shard.begin, numel});
   }
 
@@ -147,7 +144,7 @@ class ReferenceAllReduce {
     const CodecSpec& down = codec().down;
     std::vector<uint8_t> back(EncodedBytes(down, numel));
     ScalarBackend().Encode(down, {sum.data(), numel}, Residual(grid.rank(owner_row, column), shard),
-                           back.data(), Extras(down, 0, shard.begin));
+                           back.data(), DrawsOf(down, 0, shard.begin));
     ScalarBackend().Decode(down, back.data(), {result.data() + shard.begin, numel});
   }
 
@@ -155,7 +152,7 @@ class ReferenceAllReduce {
   std::vector<float> SentUp(const CodecSpec& up, int rank, Range range, std::vector<float> values) {
     std::vector<uint8_t> wire(EncodedBytes(up, values.size()));
     ScalarBackend().Encode(up, {values.data(), values.size()}, Residual(rank, range), wire.data(),
-                           Extras(up, rank + 1, range.begin));
+                           DrawsOf(up, rank + 1, range.begin));
     ScalarBackend().Decode(up, wire.data(), {values.data(), values.size()});
     return values;
   }
@@ -170,15 +167,19 @@ class ReferenceAllReduce {
                      std::vector<float>& result) {
     const size_t begin = chunk.elements.begin, numel = chunk.numel();
     const CodecSpec spec = codec().up.AtStep(step_);
-    std::vector<uint8_t> wire(EncodedBytes(spec, numel));
+    std::vector<std::vector<uint8_t>> shards(world_);
+    std::vector<const uint8_t*> wires;
     for (int r = 0; r < world_; ++r) {
-      EncodeExtras extras;
-      extras.momentum = options_.momentum;
-      if (extras.momentum.beta != 0.0f) extras.momentum.velocity = velocities_[r].data() + begin;
-      ScalarBackend().Encode(spec, {gradients[r].data() + begin, numel},
-                             residuals_[r].data() + begin, wire.data(), extras);
-      ScalarBackend().AddEntries(spec, wire.data(), scale, {result.data() + begin, numel});
+      shards[r].resize(EncodedBytes(spec, numel));
+      Momentum momentum = options_.momentum;
+      if (momentum.beta != 0.0f) momentum.velocity = velocities_[r].data() + begin;
+      ScalarBackend().EncodeEntries(spec, {.gradient = {gradients[r].data() + begin, numel},
+                                           .residual = residuals_[r].data() + begin,
+                                           .wire = shards[r].data(),
+                                           .momentum = momentum});
+      wires.push_back(shards[r].data());
     }
+    ScalarBackend().SumEntries(spec, wires, scale, {result.data() + begin, numel});
   }
 
   void ReduceInOneHop(std::vector<std::vector<float>>& gradients, const Chunk& chunk, float scale,
@@ -189,7 +190,7 @@ class ReferenceAllReduce {
     std::vector<uint8_t> wire(EncodedBytes(up, numel));
     for (int r = 0; r < world_; ++r) {
       ScalarBackend().Encode(up, {gradients[r].data() + begin, numel}, Residual(r, chunk.elements),
-                             wire.data(), Extras(up, r + 1, begin));
+                             wire.data(), DrawsOf(up, r + 1, begin));
       ScalarBackend().DecodeAdd(up, wire.data(), sum);
     }
     for (float& value : sum) value *= scale;
