@@ -9,11 +9,13 @@ author = "the thinwire authors"
 root_doc = "docs/README"
 # Decisions, raw results and what only contributors need stay in the repository.
 include_patterns = [
-    *("README.md", "SECURITY.md", "CHANGELOG.md", "compress/FORMAT.md"),
-    *("docs/README.md", "docs/glossary.md"),
+    *("README.md", "SECURITY.md", "compress/FORMAT.md", "docs/README.md"),
     *("docs/tutorial/*.md", "docs/how-to/*.md", "docs/reference/*.md", "docs/explanation/*.md"),
 ]
-exclude_patterns = [".*", "build*", "dist", "docs/_*"]
+exclude_patterns = [
+    *(".*", "build*", "dist", "docs/_*"),
+    *("docs/explanation/gpu-nodes.md", "docs/explanation/robustness.md"),
+]
 
 extensions = [
     *("myst_parser", "sphinxcontrib.mermaid", "breathe"),
@@ -70,12 +72,8 @@ CONTENTS = """
 /docs/explanation/how-it-works
 /docs/explanation/error-feedback
 /docs/explanation/scale
-/docs/explanation/gpu-nodes
 /docs/explanation/benchmarks
-/docs/explanation/robustness
 /SECURITY
-/docs/glossary
-/CHANGELOG
 /README
 ```
 """

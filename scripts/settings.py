@@ -24,17 +24,14 @@ _INTRODUCTION = """\
 
 <!-- scripts/settings.py writes this file from integrations/python/thinwire/options.py. -->
 
-In Python an argument goes before the environment, and the environment before the default. The
-arguments are those of `compress` and `State`; `all_reduce` takes `codec` and
-`strict`, and goes by the environment otherwise. An unknown `THINWIRE_*` name is a warning that
-names the nearest known one. `thinwire doctor` prints the variables that are set.
+In Python an argument goes before the environment, and the environment before the default.
+`compress`, `State` and `GradientExchange` take the arguments; collectives take `codec` and `strict`
+of them. An unknown `THINWIRE_*` name is a warning that names the nearest known one.
 
-The C library reads no environment. A C program calls `tw_options_init` and sets the fields of
-`tw_options` that it needs; zero stands for the default. A program that was compiled against an
-older, shorter `tw_options` keeps working with a newer library: the fields that it lacks have their
-defaults. A newer program works with an older library as long as it leaves the new fields zero.
-The [NCCL shim](../how-to/nccl-shim.md) has no other caller than the environment, and reads its own
-variables.
+A C program calls `tw_options_init` and sets the fields of `tw_options` that it needs; zero stands
+for the default, and the library reads no environment. Programs and libraries of different versions
+work together, if the fields that the library lacks are zero. The [C reference](c.md) has the fields
+that are no settings.
 
 The ranks compare, before they connect, what must be equal: a difference is a `MismatchError`
 (`TW_MISMATCH`) on every rank that names both values.
@@ -60,8 +57,7 @@ class Options(Settings, total=False):
 
 {of_models}'''
 _COLUMNS = (
-    "Setting", "C field", "Python argument", "Environment", "Default", "Equal on all ranks?",
-    "Meaning",
+    "Python argument", "C field", "Environment", "Default", "Equal on all ranks?", "Meaning",
 )  # fmt: skip
 _NONE = "-"
 
@@ -71,11 +67,9 @@ def _code(*names: str) -> str:
 
 
 def _row(option: Option) -> tuple[str, ...]:
-    name = option.setting or option.field or option.variables[0]
     return (
-        name,
-        _code(f"{option.c_type} {option.field}") if option.field else _NONE,
         _code(option.setting) if option.argument else _NONE,
+        _code(option.field) if option.field else _NONE,
         _code(*option.variables),
         option.default,
         option.equal,
@@ -99,7 +93,9 @@ def page() -> str:
     ]
     return (
         _INTRODUCTION
-        + _table(_COLUMNS, [_row(option) for option in options.OPTIONS])
+        + _table(
+            _COLUMNS, [_row(each) for each in options.OPTIONS if each.setting or each.variables]
+        )
         + _OF_MODELS
         + _table(("Option", "Of", "Meaning"), of_models)
     )

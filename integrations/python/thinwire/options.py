@@ -30,7 +30,7 @@ _INT_MAX = (1 << 31) - 1
 _SIZE_MAX = (1 << 64) - 1
 
 # The answers to "equal on all ranks?".
-COMPARED = "yes, compared at the start"
+COMPARED = "yes"
 NEEDED = "yes, else the ranks do not meet"
 LEADER = "no, rank 0's counts"
 TENSORS = "yes, compared with each tensor"
@@ -305,7 +305,9 @@ _VARIABLES = (
     Option("NCCL shim: only communicators of so many ranks opt in; 0: any",
            variables=("THINWIRE_NCCL_RANKS",), default="0", equal=ALIKE),
     Option("NCCL shim: bound of the residuals that a communicator keeps; 0: no error feedback",
-           variables=("THINWIRE_NCCL_FEEDBACK_BYTES",), default="4294967296"),
+           variables=("THINWIRE_NCCL_FEEDBACK_BYTES",), default="0"),
+    Option("NCCL shim: 1: reduce-scatters go compressed as well",
+           variables=("THINWIRE_NCCL_REDUCE_SCATTER",), default="none", equal=SHIM),
     Option("NCCL shim: 1: counts allreduces, and prints at exit what compression would gain",
            variables=("THINWIRE_NCCL_OBSERVE",), default="none"),
     Option("level of the `thinwire` logger: debug, info, warning or error",

@@ -267,6 +267,18 @@ def test_only_config_reads_the_environment():
             assert set(read) <= OF_LIBRARIES, path
 
 
+def test_the_shims_variables_are_known():
+    """Python would else warn of one that a user sets for the shim."""
+    text = (ROOT / "integrations" / "nccl_shim" / "nccl_shim_settings.cc").read_text()
+    read = set(re.findall(r'"(THINWIRE_\w+)"', text))
+    assert len(read) > 5 and read <= set(config.VARIABLES)
+    header = (ROOT / "integrations" / "nccl_shim" / "nccl_shim_settings.h").read_text()
+    defaults = {v: option.default for option in OPTIONS for v in option.variables}
+    for field in ("feedback_bytes", "ranks"):
+        [default] = re.findall(rf"{field} = (\d+);", header)
+        assert defaults[f"THINWIRE_NCCL_{field.upper()}"] == default
+
+
 def arguments_of(function: Any) -> tuple[set[str], bool]:
     """The names of its arguments, and whether it passes others on."""
     parameters = inspect.signature(function).parameters.values()

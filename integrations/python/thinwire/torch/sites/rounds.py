@@ -34,8 +34,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from thinwire import errors
 from thinwire.config import Config
 from thinwire.torch.sites.meeting import MOST_IN_ONE_HOP, Epoch, Meeting
-from thinwire.torch.sites.results import add_hidden, combine, reduce_owned
-from thinwire.torch.sites.round import NO_DIGEST, Members, Model, Report, Round
+from thinwire.torch.sites.round import (
+    NO_DIGEST,
+    Members,
+    Model,
+    Report,
+    Round,
+    add_hidden,
+    combine,
+    reduce_owned,
+)
 from thinwire.torch.sites.secure import FEWEST, MOST, SCALE, Masks, SumCodec
 from thinwire.torch.sites.state import pack, raw_bytes, unpack
 from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, mean
