@@ -44,11 +44,29 @@ KNOWN: dict[str, dict[str, str]] = {
         "test_monitored_barrier_gloo": _BY_NAME,
         "test_monitored_barrier_gloo_subgroup": _BY_NAME,
     },
+    "c10d": {"test_monitored_barrier": _BY_NAME},
     # Their numbers differ from run to run.
     "torchft": {
         "test_collective_with_resiliency_*": "errored() gives the first failure, where the test "
         "expects the text 'aborted'",
     },
+}
+_APART = "integers go over Gloo and floats do not, so ranks that differ meet at the deadline only"
+_IN_ORDER = (
+    "what is not a sum of floats goes in the order of calls, which differs between ranks here: a "
+    "MismatchError on all of them"
+)
+KNOWN["horovod"] = {
+    "test_broadcast_state_no_grad": "since torch 2.0 zero_grad() leaves None, which it broadcasts",
+    "test_horovod_allgather_duplicate_name_error": _IN_ORDER,
+    "test_horovod_broadcast_duplicate_name_error": _IN_ORDER,
+    "test_horovod_allreduce_type_error": _APART,
+    "test_horovod_reducescatter_type_error": _APART,
+    "test_optimizer_no_named_parameters": "it reads _parameter_names, a private name of Horovod's",
+    "test_sparse_embeddings": "sparse gradients of an optimizer need sparse_as_dense=True; the typed "
+    "error says so",
+    "test_synchronize_step_warning": "step() behind synchronize() reduces nothing again, so there is "
+    "nothing to warn of",
 }
 LIMIT_S = 100  # of a test
 RANKS = 2  # of Horovod's suite
@@ -161,7 +179,10 @@ def prepare_horovod(_backend: str, _folder: str) -> Classes:
     """The suite's class, each of whose tests runs on all ranks, and ends as the worst of them."""
     os.environ |= {"THINWIRE_CODEC": "fp32", "OMP_NUM_THREADS": "1"}
     import thinwire.horovod
+    import torch
 
+    # Tests make every optimizer of torch.optim for a model with biases, which this one refuses.
+    torch.optim.Muon.__module__ = "newer than Horovod"
     horovod = types.ModuleType("horovod")
     horovod.torch = thinwire.horovod
     sys.modules |= {"horovod": horovod, "horovod.torch": thinwire.horovod}

@@ -224,6 +224,29 @@ def test_scope_all_compresses_every_sum_and_by_bf16_if_no_codec_is_named(tmp_pat
     assert compressed == 1 and error > 0.1
 
 
+def many_at_once(rank: int, store: str) -> tuple[list[float], int, list[str]]:
+    """First elements of sums that a barrier alone waits for; how many were compressed; the words of
+    arguments that Gloo refuses."""
+    group = meet(rank, store, "thinwire", codec="fp32", scope="all")
+    tensors = [torch.full((NUMEL,), float(number)) for number in range(4)]
+    for tensor in tensors:
+        group.allreduce([tensor])
+    group.barrier().wait()
+    found = [tensor[-1].item() for tensor in tensors]
+    refused = []
+    for collective in (group.allreduce, group.allgather, group.broadcast):
+        with pytest.raises(RuntimeError) as caught:
+            collective(*[[]] * (1 + (collective == group.allgather)))
+        refused.append(str(caught.value))
+    return found, group.stats()["compressed"], refused
+
+
+def test_exchanges_of_one_kind_overlap_and_a_barrier_waits_for_them(tmp_path):
+    found, compressed, refused = run(many_at_once, str(tmp_path / "store"))[0]
+    assert found == [0.0, 2.0, 4.0, 6.0] and compressed == 4
+    assert all("requires" in text or "invalid root" in text for text in refused), refused
+
+
 def by_environment(rank: int, store: str) -> tuple[int, float]:
     group = meet(rank, store, "thinwire")
     value = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))

@@ -5,9 +5,13 @@ horovod_process_sets.py for three, that all ranks call."""
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import socket
+import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import horovod_collectives
@@ -20,6 +24,7 @@ import torch.distributed as dist
 from horovod_training import net, trained, wrapped
 from ranks import outcomes_of, run
 from thinwire.horovod.world import Seat, numbers_of
+from thinwire.torch import private
 
 pytestmark = pytest.mark.xdist_group("horovod")
 
@@ -128,6 +133,45 @@ def alone(_: int) -> None:
 
 def test_a_process_without_a_launcher_is_alone():
     run(alone, world=1)
+
+
+def anew_while_rank_0_is_late(rank: int) -> list[float]:
+    """The other rank initializes again while rank 0, whose store they met in, has not: that store
+    has rank 0's address of the first time."""
+    dist.destroy_process_group()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ports = Path(os.environ["PORT_FILE"])
+    if rank == 0:
+        ports.with_suffix(".new").write_text(str(port))
+        ports.with_suffix(".new").rename(ports)
+    while not ports.exists():
+        time.sleep(0.01)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": ports.read_text(), "LOCAL_RANK": str(rank)}
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    destroy = dist.destroy_process_group
+
+    kept = []
+
+    def late(*arguments: object) -> None:
+        kept.append(private.store_of(dist.group.WORLD))  # its server outlives the group
+        destroy(*arguments)
+        time.sleep(0.5 * (rank == 0))
+
+    dist.destroy_process_group = late
+    found = []
+    for _ in range(2):
+        hvd.init()
+        found.append(hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum).item())
+        hvd.shutdown()
+    return found
+
+
+def test_a_rank_may_initialize_again_before_the_others_have_shut_down(tmp_path):
+    environment = {"PORT_FILE": str(tmp_path / "port"), "THINWIRE_TIMEOUT_S": "15"}
+    assert run(anew_while_rank_0_is_late, environment=environment, timeout_s=30) == [[3.0, 3.0]] * 2
 
 
 def test_numbers_of_hosts():

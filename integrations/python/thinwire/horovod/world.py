@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from thinwire import launch
 from thinwire.arguments import check_kind, check_whole, wrong
@@ -178,13 +179,26 @@ class World:
 _set_numbers = itertools.count(1)  # never reused, so that a set of an ended World is not in use
 
 
+@functools.cache
+def _stores() -> dict[launch.Place, dist.Store]:
+    """The stores in which this process has met others. They stay: a rank that calls init() after
+    shutdown() before rank 0 has shut down would else meet in a store that ends."""
+    return {}
+
+
+_meetings = itertools.count(1)  # all ranks have as many
+
+
 def _init_torch(place: launch.Place | None) -> None:
     """torch's default group: where a launcher says, or alone."""
     if place is None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    else:
+        return
+    if place not in _stores():
         launch.setup()
-        dist.init_process_group("gloo")
+        _stores()[place], *_ = next(rendezvous("env://"))
+    store = dist.PrefixStore(f"horovod {next(_meetings)}", _stores()[place])
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size)
 
 
 @functools.cache

@@ -281,6 +281,11 @@ def gloo_group(
     return group
 
 
+def gloo_of(group: dist.ProcessGroup) -> dist.ProcessGroupGloo:
+    """The backend of a gloo_group(). Torch 2.6 to 2.14."""
+    return group._get_backend(torch.device("cpu"))
+
+
 def share_backend(source: dist.ProcessGroup, target: dist.ProcessGroup) -> None:
     """Makes the backend of a gloo_group() that of another group, too.
 

@@ -501,6 +501,8 @@ class ProcessGroup(dist.ProcessGroup):
                 kind = Kind(name, collectives.find_op(op), dtype, source.numel(), source.is_cuda)
                 bucket = find(kind)
                 works.append(collectives.exchange_on(session, bucket, source, result))
+                over = functools.partial(self._sequence.give_back, kind, bucket)
+                works[-1].get_future().add_done_callback(lambda _, over=over: over())
                 self._account.add("compressed", _bytes(source))
         except errors.InvalidArgumentError:
             raise
@@ -515,8 +517,13 @@ class ProcessGroup(dist.ProcessGroup):
             self._failure = self._failure or typed_error(session.rank, collective, error)
             return self._failure
 
+        if collective == "barrier":
+            session.wait_idle()  # as Gloo's waits for what was started before it
         try:
-            made = getattr(gloo, collective)(*arguments, **options)
+            try:
+                made = getattr(gloo, collective)(*arguments, **options)
+            except NotImplementedError:  # without a tensor torch finds no backend; Gloo says why
+                made = getattr(private.gloo_of(gloo), collective)(*arguments, **options)
         except RuntimeError as error:
             if type(typed_error(session.rank, collective, error)) is errors.Error:
                 raise  # Gloo refuses the arguments; the group goes on

@@ -53,7 +53,7 @@ class GradientSequence:
         self._left: int | None = None
         self._lock = threading.Lock()
         self._buckets: dict[Kind, list[Bucket]] = {}
-        self._plain: dict[Kind, Bucket] = {}
+        self._plain: dict[Kind, list[Bucket]] = {}  # those that are not in use
         self._used: Counter[Kind] = Counter()  # since the last step
         self._before: dict[Kind, int] = {}  # in the last step that had the kind
         self._last: Counter[Kind] = Counter()  # the last step
@@ -92,13 +92,20 @@ class GradientSequence:
                 buckets.append(_bucket(kind, name, name, FEEDBACK))
                 return buckets[place]
             self.counts["without_feedback"] += 1
-            return self.plain(kind)
+        return self.plain(kind)
 
     def plain(self, kind: Kind) -> Bucket:
-        """The bucket of an exchange without a residual, which ranks match by order."""
-        if kind not in self._plain:
-            self._plain[kind] = _bucket(kind, None, "-", PLAIN)
-        return self._plain[kind]
+        """A bucket of an exchange without a residual, which ranks match by order; give_back() it
+        when that is over."""
+        with self._lock:
+            free = self._plain.setdefault(kind, [])
+            return free.pop() if free else _bucket(kind, None, "-", PLAIN)
+
+    def give_back(self, kind: Kind, bucket: Bucket) -> None:
+        """The exchange of a bucket of plain() or next() is over; others of its kind may use it."""
+        if bucket.name is None:
+            with self._lock:
+                self._plain[kind].append(bucket)
 
     def end_step(self) -> None:
         """An optimizer has stepped. Nothing happens unless there were exchanges before it."""
