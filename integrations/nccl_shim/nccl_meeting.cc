@@ -70,9 +70,9 @@ void AppendNumber(std::string* text, uint32_t number) {
 
 }  // namespace
 
-std::optional<Meeting> MeetingOf(const NcclUniqueId& id) {
+std::optional<MeetingPlace> MeetingOf(const NcclUniqueId& id) {
   if (std::string_view(id.bytes + kMarkAt, kMark.size()) != kMark) return std::nullopt;
-  return Meeting{AddressIn(id, kPlaceAt), std::string(id.bytes + kSecretAt, kSecretBytes)};
+  return MeetingPlace{AddressIn(id, kPlaceAt), std::string(id.bytes + kSecretAt, kSecretBytes)};
 }
 
 // ---- A guest
@@ -106,7 +106,7 @@ absl::StatusOr<Descriptor> Connect(const Address& address, Deadline deadline) {
 }
 
 // Sends the message, and returns all that comes until the host hangs up.
-absl::StatusOr<std::string> Ask(const Meeting& meeting, std::string_view message,
+absl::StatusOr<std::string> Ask(const MeetingPlace& meeting, std::string_view message,
                                 Deadline deadline) {
   const absl::StatusOr<Descriptor> host = Connect(meeting.address, deadline);
   if (!host.ok()) return host.status();
@@ -156,7 +156,7 @@ std::vector<std::optional<std::string>> ParseAnswer(std::string_view answer, int
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> TellAllAt(const Meeting& meeting,
+absl::StatusOr<std::vector<std::string>> TellAllAt(const MeetingPlace& meeting,
                                                    const Membership& members, uint32_t round,
                                                    std::string mine,
                                                    std::chrono::milliseconds wait) {

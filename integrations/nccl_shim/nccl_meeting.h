@@ -36,19 +36,19 @@
 namespace thinwire {
 
 // The place where the ranks of one unique id meet.
-struct Meeting {
+struct MeetingPlace {
   Address address;
   std::string secret;  // 16 bytes that only holders of the id know
 };
 
 // The one that was written into the id, on whatever rank; nothing if there is none.
-std::optional<Meeting> MeetingOf(const NcclUniqueId& id);
+std::optional<MeetingPlace> MeetingOf(const NcclUniqueId& id);
 
 // Tells all ranks of a communicator `mine`, of up to kMostSaid bytes (a longer one is cut), and
 // hears theirs, by rank, the same on all. A round is held once. It ends when one rank has waited
 // for its `wait`: then DeadlineExceeded names the first rank that has not come, in the same words
 // on all ranks. Unavailable: the host can't be reached, or is gone.
-absl::StatusOr<std::vector<std::string>> TellAllAt(const Meeting& meeting,
+absl::StatusOr<std::vector<std::string>> TellAllAt(const MeetingPlace& meeting,
                                                    const Membership& members, uint32_t round,
                                                    std::string mine,
                                                    std::chrono::milliseconds wait);

@@ -31,7 +31,7 @@ class NcclSession {
  public:
   // The settings and means outlive it. Its ranks agree at the meeting.
   NcclSession(const NcclShimSettings& settings, const NcclShimMeans& means, Membership members,
-              NcclHandle handle, Meeting meeting)
+              NcclHandle handle, MeetingPlace meeting)
       : settings_(settings),
         means_(means),
         members_(members),
@@ -59,7 +59,7 @@ class NcclSession {
   const NcclShimMeans& means_;
   const Membership members_;
   const NcclHandle handle_;
-  const Meeting meeting_;
+  const MeetingPlace meeting_;
   absl::StatusOr<std::shared_ptr<Device>> device_{nullptr};  // null: not looked for yet
   bool asked_ = false, agreed_ = false;
   std::unique_ptr<NcclReducer> reducer_;  // kept for its memory's sake where ranks did not agree

@@ -68,7 +68,7 @@ NcclResult NcclShim::Made(NcclResult result, NcclHandle* comm, Membership member
   if (!made || !settings_.opted_in || open_groups > 0 || members.size == 1 || !wanted) {
     return result;
   }
-  std::optional<Meeting> meeting = MeetingOf(id);
+  std::optional<MeetingPlace> meeting = MeetingOf(id);
   if (!meeting.has_value()) {
     means_.say(absl::StrCat("rank ", members.rank, " of ", members.size,
                             ": this communicator goes uncompressed: whoever made its unique id has "

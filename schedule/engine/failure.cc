@@ -103,7 +103,7 @@ bool FailureProtocol::AwaitFailure(absl::Duration patience) const {
   return mu_.AwaitWithTimeout(absl::Condition(this, &FailureProtocol::HasFailed), patience);
 }
 
-void FailureProtocol::Spread() {
+void FailureProtocol::CarryThrough() {
   absl::Status reason;
   {
     const absl::MutexLock lock(&mu_);

@@ -56,7 +56,7 @@ class FailureProtocol {
   // True once the group has failed; false if it has not after `patience`.
   bool AwaitFailure(absl::Duration patience) const;
   // After a failure: waits for the echoes, aborts the transport, and lets callers hear of it.
-  void Spread();
+  void CarryThrough();
   // Before a failure is handed to a caller.
   void AwaitTold() const;
 

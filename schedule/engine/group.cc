@@ -207,7 +207,7 @@ void Group::KeepTime() {
 // The group has failed: all ranks hear of it, and what no thread is touching ends here. Lanes and
 // waiting callers end the rest as they come back.
 void Group::EndAll() {
-  failure_.Spread();
+  failure_.CarryThrough();
   executor_->Close();
   if (direct_path_ != nullptr) direct_path_->Close();
   for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Outcome::kFailed);
@@ -229,7 +229,7 @@ void Group::OnFrame(const ControlMessage& message) {
         absl::FailedPreconditionError("a peer sent a control frame of an unknown version"),
         Tell::kEveryone);
   }
-  const Message& content = parsed->message;
+  const OrderMessage& content = parsed->message;
   records_.Event(FlightEvent::kFrameIn, content.report.name, 0, message.from,
                  static_cast<uint64_t>(content.type));
   switch (content.type) {

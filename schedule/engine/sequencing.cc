@@ -59,7 +59,7 @@ void Sequencing::CarryOut(const Action& action) {
   }
 }
 
-void Sequencing::Send(int to, const Message& message) {
+void Sequencing::Send(int to, const OrderMessage& message) {
   records_.Event(FlightEvent::kFrameOut, message.report.name, 0, to,
                  static_cast<uint64_t>(message.type));
   ForEachFrame(message, [&](const ControlFrame& frame) {
@@ -86,7 +86,7 @@ void Sequencing::OnSubmit(const UsePtr& use) {
   Handle([&](Sequencer& s) { s.OnSubmit(use->report, Now(), use); });
 }
 
-void Sequencing::OnMessage(int from, const Message& message) {
+void Sequencing::OnMessage(int from, const OrderMessage& message) {
   Handle([&](Sequencer& s) { s.OnMessage(from, message, Now()); });
 }
 

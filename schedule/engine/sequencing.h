@@ -31,7 +31,7 @@ class Sequencing {
 
   // The use comes back with each of its chunks that starts.
   void OnSubmit(const UsePtr& use);
-  void OnMessage(int from, const Message& message);
+  void OnMessage(int from, const OrderMessage& message);
   void OnChunkDone(const StartChunk& chunk, bool last);
   void OnDirectDone(uint64_t id);
   void EndStep();
@@ -43,7 +43,7 @@ class Sequencing {
   template <typename Event>
   void Handle(Event event);
   void CarryOut(const Action& action);
-  void Send(int to, const Message& message);
+  void Send(int to, const OrderMessage& message);
 
   const Membership members_;
   ControlPlane& control_;

@@ -103,13 +103,13 @@ std::string_view ShapeOf(const Report& report) {
   return rest.substr(0, rest.find('\0'));
 }
 
-size_t EntriesPerFrame(const Message& message) {
+size_t EntriesPerFrame(const OrderMessage& message) {
   if (message.type == FrameType::kAnnounce) return kRoom / sizeof(Announcement);
   if (message.type == FrameType::kPredict) return kRoom / sizeof(PredictedChunk);
   return 1;
 }
 
-ControlFrame PackPart(const Message& message, size_t first) {
+ControlFrame PackPart(const OrderMessage& message, size_t first) {
   switch (message.type) {
     case FrameType::kReport:
     case FrameType::kGroupReport:
@@ -141,7 +141,7 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
   FrameHeader header;
   std::memcpy(&header, frame.data(), sizeof(header));
   ParsedFrame parsed;
-  Message& message = parsed.message;
+  OrderMessage& message = parsed.message;
   message.type = header.type;
   bool good = false;
   switch (header.type) {

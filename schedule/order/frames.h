@@ -83,7 +83,7 @@ void SetName(std::string_view name, std::string_view shape, Report* report);
 std::string_view ShapeOf(const Report& report);
 
 // A message of the sequencers. `type` says which of the members it carries.
-struct Message {
+struct OrderMessage {
   FrameType type = FrameType::kPing;
   Report report;                            // kReport, kOverdue, kGroupReport
   std::vector<Announcement> announcements;  // kAnnounce
@@ -98,7 +98,7 @@ ControlFrame PackSignal(FrameType type);  // kPing, kPong, kByeHeard
 
 // A frame taken apart. nullopt for a frame that no rank of this version sends.
 struct ParsedFrame {
-  Message message;
+  OrderMessage message;
   absl::Status failure;  // kFail
   int silent = 0;        // kFail
   uint64_t started = 0;  // kBye
@@ -107,12 +107,12 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame);
 
 // How many entries of the message's list go into one frame, and the frame that begins with entry
 // `first`.
-size_t EntriesPerFrame(const Message& message);
-ControlFrame PackPart(const Message& message, size_t first);
+size_t EntriesPerFrame(const OrderMessage& message);
+ControlFrame PackPart(const OrderMessage& message, size_t first);
 
 // Calls send(frame) for each frame that the message takes; a long list takes several.
 template <typename Send>
-void ForEachFrame(const Message& message, Send send) {
+void ForEachFrame(const OrderMessage& message, Send send) {
   const size_t entries = std::max(message.announcements.size(), message.predicted.size());
   size_t first = 0;
   do {

@@ -31,7 +31,7 @@ struct Action {
   enum class Kind { kStart, kSend, kFail } kind = Kind::kStart;
   StartChunk start;     // kStart
   int to = kEveryone;   // kSend
-  Message message;      // kSend
+  OrderMessage message;      // kSend
   absl::Status reason;  // kFail
   int silent = 0;       // kFail: ranks that do not answer, and so will not echo it
 };
@@ -41,7 +41,7 @@ class Outbox {
   void Start(StartChunk start) { Add(Action::Kind::kStart).start = std::move(start); }
 
   // The message, for its content to be filled in.
-  Message& Send(int to, FrameType type) {
+  OrderMessage& Send(int to, FrameType type) {
     Action& action = Add(Action::Kind::kSend);
     action.to = to;
     action.message.type = type;

@@ -92,7 +92,7 @@ void Sequencer::ReportAnew() {
   }
 }
 
-void Sequencer::OnMessage(int from, const Message& message, double now) {
+void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
   switch (message.type) {
     case FrameType::kReport:
       if (lead_ == nullptr) {
@@ -219,7 +219,7 @@ void Sequencer::EndStep(double now) {
   starts_.Start(now);
 }
 
-void Sequencer::OnOrder(int from, const Message& message) {
+void Sequencer::OnOrder(int from, const OrderMessage& message) {
   if (from != tree_.parent() || lead_ != nullptr) {
     return Fail(absl::FailedPreconditionError(
         absl::StrCat("rank ", from, " sent an order of chunks to rank ", members_.rank,

@@ -52,7 +52,7 @@ class Sequencer {
   // whatever the host wants back with each chunk that starts; it is kept until the tensor is done.
   void OnSubmit(const Report& report, double now, std::shared_ptr<void> host = nullptr);
   // A report, announcement, prediction, ping or pong has come.
-  void OnMessage(int from, const Message& message, double now);
+  void OnMessage(int from, const OrderMessage& message, double now);
   // A chunk is done here. `last`: so is its tensor.
   void OnChunkDone(const StartChunk& chunk, bool last, double now);
   // A direct tensor is done here.
@@ -95,7 +95,7 @@ class Sequencer {
   void CallRoll(double now);
   void FindOverdue(double now);
   void JudgeOverdue(double now);
-  void OnOrder(int from, const Message& message);
+  void OnOrder(int from, const OrderMessage& message);
   size_t WindowBytes(double seconds) const;
   void Fail(absl::Status reason, int silent = 0) { outbox_.Fail(std::move(reason), silent); }
 

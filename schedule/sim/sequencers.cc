@@ -98,7 +98,7 @@ void Sequencers::Start(const StartChunk& start) {
 }
 
 void Sequencers::Send(int from, const Action& action) {
-  const auto message = std::make_shared<const Message>(action.message);
+  const auto message = std::make_shared<const OrderMessage>(action.message);
   double frames = 0;
   ForEachFrame(*message, [&](const ControlFrame&) { ++frames; });
   if (action.to == kEveryone) frames *= setting_.ranks - 1;

@@ -25,7 +25,7 @@ ControlFrame FrameFrom(Input& input) {
 void Frames(Input& input) {
   const std::optional<ParsedFrame> parsed = ParseFrame(FrameFrom(input));
   if (!parsed.has_value()) return;
-  const Message& message = parsed->message;
+  const OrderMessage& message = parsed->message;
   Require(message.report.name[sizeof(message.report.name) - 1] == '\0', "a name has its end");
   const bool packed_elsewhere = message.type == FrameType::kFail || message.type == FrameType::kBye;
   if (packed_elsewhere) return;
@@ -49,8 +49,8 @@ Report ReportFrom(Input& input) {
 }
 
 // A frame of a peer: any bytes, or one whose numbers are near those that are in use.
-std::optional<Message> MessageFrom(Input& input) {
-  Message message;
+std::optional<OrderMessage> MessageFrom(Input& input) {
+  OrderMessage message;
   switch (input.Below(4)) {
     case 0:
       if (const std::optional<ParsedFrame> parsed = ParseFrame(FrameFrom(input))) {
@@ -111,7 +111,7 @@ void OneRank(Input& input, int rank) {
       sequencer.EndStep(now);
     } else if (what == 3) {
       sequencer.OnClock(now);
-    } else if (const std::optional<Message> message = MessageFrom(input)) {
+    } else if (const std::optional<OrderMessage> message = MessageFrom(input)) {
       const int from = (rank + 1 + static_cast<int>(input.Below(kWorld - 1))) % kWorld;
       sequencer.OnMessage(from, *message, now);
     }

@@ -14,7 +14,7 @@ using Tell = FailureProtocol::Tell;
 
 // Seconds that rank 0 of three takes to spread a failure that `fail` begins, with what peers say to
 // it. The least of a few tries, since others may hold the processors in any one.
-double SecondsToSpread(void (*fail)(FailureProtocol&, const absl::Status&)) {
+double SecondsToCarryThrough(void (*fail)(FailureProtocol&, const absl::Status&)) {
   const Options options;
   double least = 1e9;
   for (int attempt = 0; attempt < 5; ++attempt) {
@@ -24,7 +24,7 @@ double SecondsToSpread(void (*fail)(FailureProtocol&, const absl::Status&)) {
     FailureProtocol failure({0, 3}, options, transports[0], standstill, records);
     fail(failure, absl::DeadlineExceededError("rank 2 fell silent"));
     const Deadline start = Clock::now();
-    failure.Spread();
+    failure.CarryThrough();
     least = std::min(least, std::chrono::duration<double>(Clock::now() - start).count());
   }
   return least;
@@ -32,7 +32,7 @@ double SecondsToSpread(void (*fail)(FailureProtocol&, const absl::Status&)) {
 
 // Rank 2 echoes nothing, and what waits for it takes 250 ms.
 TEST(FailureProtocol, WaitsForAPeerThatMayAnswer) {
-  EXPECT_GT(SecondsToSpread([](FailureProtocol& failure, const absl::Status& reason) {
+  EXPECT_GT(SecondsToCarryThrough([](FailureProtocol& failure, const absl::Status& reason) {
               failure.Fail(reason, Tell::kEveryone);
               failure.OnPeerFailed(reason, 0);
             }),
@@ -40,7 +40,7 @@ TEST(FailureProtocol, WaitsForAPeerThatMayAnswer) {
 }
 
 TEST(FailureProtocol, WaitsForNoPeerThatIsKnownToBeSilent) {
-  EXPECT_LT(SecondsToSpread([](FailureProtocol& failure, const absl::Status& reason) {
+  EXPECT_LT(SecondsToCarryThrough([](FailureProtocol& failure, const absl::Status& reason) {
               failure.Fail(reason, Tell::kEveryone, 1);
               failure.OnPeerFailed(reason, 1);
             }),
@@ -48,7 +48,7 @@ TEST(FailureProtocol, WaitsForNoPeerThatIsKnownToBeSilent) {
 }
 
 TEST(FailureProtocol, BelievesAPeerThatCallsAnotherSilent) {
-  EXPECT_LT(SecondsToSpread([](FailureProtocol& failure, const absl::Status& reason) {
+  EXPECT_LT(SecondsToCarryThrough([](FailureProtocol& failure, const absl::Status& reason) {
               failure.OnPeerFailed(reason, 1);
             }),
             0.2);

@@ -124,7 +124,7 @@ TEST(ChunkSize, ThatIsSetHolds) {
 }
 
 TEST(Frames, ComeBackAsTheyWere) {
-  Message message;
+  OrderMessage message;
   message.type = FrameType::kOverdue;
   message.report.key = 3;
   SetName(std::string(500, 'x'), {}, &message.report);
@@ -146,18 +146,18 @@ TEST(Frames, ComeBackAsTheyWere) {
 }
 
 TEST(Frames, LongListsTakeSeveral) {
-  Message announce, predict, back;
+  OrderMessage announce, predict, back;
   announce.type = FrameType::kAnnounce;
   predict.type = FrameType::kPredict;
   for (uint32_t i = 0; i < 500; ++i) {
     announce.announcements.push_back({.id = i, .chunk = 2 * i, .drain = i % 2});
     predict.predicted.push_back({.id = i, .chunk = 3 * i, .window_kib = 7, .partition_hash = i});
   }
-  for (const Message* message : {&announce, &predict}) {
+  for (const OrderMessage* message : {&announce, &predict}) {
     ForEachFrame(*message, [&](const ControlFrame& frame) {
       const auto parsed = ParseFrame(frame);
       ASSERT_TRUE(parsed.has_value());
-      const Message& part = parsed->message;
+      const OrderMessage& part = parsed->message;
       back.announcements.insert(back.announcements.end(), part.announcements.begin(),
                                 part.announcements.end());
       back.predicted.insert(back.predicted.end(), part.predicted.begin(), part.predicted.end());

@@ -76,7 +76,7 @@ class Host {
     return pairs;
   }
   void Deliver(std::pair<int, int> pair) {
-    const Message message = wires_[pair].front();
+    const OrderMessage message = wires_[pair].front();
     wires_[pair].pop_front();
     ranks_[pair.second]->sequencer.OnMessage(pair.first, message, now_);
     CarryOut(pair.second);
@@ -179,7 +179,7 @@ class Host {
   bool cut_ = false;
   size_t predicted_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::map<std::pair<int, int>, std::deque<Message>> wires_;
+  std::map<std::pair<int, int>, std::deque<OrderMessage>> wires_;
 };
 
 // Runs one event that can happen; false if there is none. `more`: submissions that can happen.

@@ -294,7 +294,7 @@ class RawMember {
     }
     return "";
   }
-  static std::string PieceFrame(const Piece& piece, const std::string& part) {
+  static std::string PieceFrame(const MessagePiece& piece, const std::string& part) {
     std::string frame(kPieceHeader, '\0');
     WritePieceHeader(piece, reinterpret_cast<uint8_t*>(frame.data()));
     return frame + part;

@@ -8,8 +8,8 @@
 namespace thinwire {
 namespace {
 
-// What was just copied is still in the first-level cache; it is also well below the library's limit
-// of an int.
+// Bytes are copied and counted piece by piece: a piece is still in the first-level cache after its
+// copy, and well below the library's limit of an int.
 constexpr size_t kPiece = 16 << 10;
 
 // The library leaves the two inversions of the standard to its caller. It reads only, although its

@@ -10,7 +10,7 @@
 
 namespace thinwire {
 
-// Of the bytes that `crc` is of, followed by these; of no bytes it is 0.
+// Continues a CRC: the CRC32C of the bytes that gave `crc`, followed by `bytes`. It starts from 0.
 uint32_t Crc32c(uint32_t crc, Bytes bytes);
 
 // As Crc32c, and copies the bytes to `to` on the way.

@@ -32,8 +32,8 @@ struct GlooOptions {
   std::string key_file;
   std::string digest;      // text that is equal on all ranks that are set up alike
   std::string congestion;  // of the connections: see transport/mesh/congestion.h
-  // What those ranks that are connected hear when this one gives up because others are not: they
-  // would find no more than a closed connection, and take this rank for the one that failed.
+  // The frame that the connected ranks get when this one gives up because others are not connected:
+  // else they would find a closed connection, and take this rank for the one that failed.
   std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;
   // The failure of both planes, which says how a lost peer counts; null: one that any lost peer
   // fails.

@@ -79,7 +79,7 @@ void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
       // The connection is closed, which its peer is told and ends the block by.
     }
   }
-  // What found its receive and room in the socket has left by now.
+  // Messages that found their receive and room in the socket have left by now.
   for (const Block& block : blocks) {
     if (outgoing && block.buffer != nullptr) links_->peer(block.peer)->CollectMessages();
   }

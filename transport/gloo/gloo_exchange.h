@@ -37,7 +37,7 @@ class GlooExchange final : public Exchange, private BlockOwner {
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;  // null: a parcel
   };
 
-  // What the loop does once it is posted, on its thread.
+  // An action of the exchange, which the loop runs on its thread once it is posted.
   class Step final : public GlooLoop::Task {
    public:
     using Action = void (GlooExchange::*)();

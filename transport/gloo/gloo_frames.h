@@ -45,7 +45,7 @@ class GlooFrames {
 
   // Starts receives for all frames of the ring that are free. Throws if the connection is closed.
   void Refill();
-  // Whether so many receives have ended that it is time for Refill.
+  // True if so many receives have ended that it is time for Refill.
   bool low() const { return started_ - taken_ <= count_ / 2; }
 
   // Frames that were sent and have not left.

@@ -60,7 +60,7 @@ void CloseConnections(gloo::Context& context, GlooLoop& loop);
 size_t TakeReceived(gloo::transport::UnboundBuffer& buffer);
 size_t TakeSent(gloo::transport::UnboundBuffer& buffer);
 
-// Whether bytes that were sent to that rank are still on their way. They are lost if the connection
+// True if bytes that were sent to that rank are still on their way. They are lost if the connection
 // closes now, since Gloo resets it.
 bool IsOnItsWay(gloo::Context& context, int peer);
 

@@ -20,7 +20,7 @@ constexpr size_t kControlFrames = 16;
 struct FrameSize {
   size_t bytes, count;
 };
-// What is sent is always a whole frame: these hold a word, a block of 4 KiB, and the largest block.
+// Always a whole frame is sent: these hold a word, a block of 4 KiB, and the largest block.
 constexpr FrameSize kParcelFrames[] = {
     {512, 8}, {4096 + 512, 8}, {GlooPeer::kLargestParcel + 1024, 4}};
 

@@ -36,7 +36,7 @@ class GlooPeer final : private ConnectionObserver, private GlooLoop::Task {
   static constexpr size_t kLargestParcel = size_t{16} << 10;  // bytes of a block
   static constexpr int kMostRanks = 64;                       // frames take some 0.2 MiB a peer
 
-  // Whether blocks of so many bytes are parcels, at both ends. A message of Gloo takes two notices,
+  // True if blocks of so many bytes are parcels, at both ends. A message of Gloo takes two notices,
   // one of which its sender waits for; a parcel goes at once, and those that are ready together
   // share a frame.
   static constexpr bool TakesParcel(size_t bytes, int world) {
@@ -63,7 +63,7 @@ class GlooPeer final : private ConnectionObserver, private GlooLoop::Task {
   // Tells the owners of messages that have ended. May be called with the connection's lock held.
   void CollectMessages();
 
-  // Whether blocks can't come or leave any more.
+  // True if blocks can't come or leave any more.
   bool lost() const { return lost_; }
   // The peer is lost: ends the blocks that are under way, with that reason.
   void Lose(const absl::Status& reason);

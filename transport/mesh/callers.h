@@ -23,7 +23,7 @@ class Callers {
   // `addresses` by rank, and `self`, must outlive it.
   Callers(const Identity& self, const std::vector<Address>& addresses);
 
-  // What to wait for, and until when at the latest.
+  // Adds the descriptors to wait for. next_try: when to look again at the latest.
   void AddAwaited(std::vector<pollfd>& polled) const;
   Deadline next_try() const;
 

@@ -24,7 +24,7 @@
 
 namespace thinwire {
 
-// What one rank brings to all its challenges.
+// One rank's side of all its challenges.
 struct Identity {
   int rank = 0;
   int size = 1;

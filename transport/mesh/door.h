@@ -24,7 +24,7 @@ class Door {
   // `self` and `listener` must outlive it.
   Door(const Identity& self, Listener& listener) : self_(self), listener_(listener) {}
 
-  // What to wait for, and until when at the latest.
+  // Adds the descriptors to wait for. next_expiry: when to look again at the latest.
   void AddAwaited(std::vector<pollfd>& polled) const;
   Deadline next_expiry() const;
 

@@ -23,7 +23,7 @@ absl::Status Bad(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("the key file '", path, "' ", what));
 }
 
-// Of the open file, so that nobody can exchange it in between.
+// `file` is the open file's, so that nobody can exchange it in between.
 absl::Status CheckAccess(const std::string& path, const struct stat& file) {
   if (!S_ISREG(file.st_mode)) return Bad(path, "is no regular file");
   if (file.st_uid != geteuid() && file.st_uid != 0) {

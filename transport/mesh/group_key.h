@@ -28,7 +28,7 @@ class GroupKey {
   std::string Mac(std::string_view text) const;
 
   bool from_file() const { return from_file_; }
-  // What others may know: it tells keys apart, and does not give them away.
+  // A text that others may know: it tells keys apart, and does not give them away.
   std::string fingerprint() const;
 
  private:

@@ -64,7 +64,7 @@ absl::Status LateError(const MeshOptions& options, const std::vector<Descriptor>
                    absl::StrJoin(notes, "")));
 }
 
-// Whether all that this rank still waits for are dead. While one of them is merely silent, those
+// True if all that this rank still waits for are dead. While one of them is merely silent, those
 // that are gone may have given up for its sake, and the deadline will name it.
 bool WaitsForTheDeadOnly(const MeshOptions& options, const std::vector<Descriptor>& connected,
                          const Watch& watch) {

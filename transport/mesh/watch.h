@@ -24,7 +24,8 @@ class Watch {
   // `addresses` by rank; they must outlive it.
   Watch(int rank, const std::vector<Address>& addresses);
 
-  // What to wait for, and until when at the latest. `connected` by rank.
+  // Adds the descriptors to wait for; `connected` by rank. next_try: when to look again at the
+  // latest.
   void AddAwaited(const std::vector<Descriptor>& connected, std::vector<pollfd>& polled);
   Deadline next_try() const;
 

@@ -12,7 +12,7 @@ namespace thinwire {
 
 class MessageHub;
 
-// What the members share.
+// The hub that the members share.
 std::shared_ptr<MessageHub> MakeMessageHub(const MessageLimits& limits);
 
 // Member `rank`, which is connected at once with the members of `calls` that are there, and with

@@ -72,7 +72,7 @@ class MessageBox {
     }
   };
 
-  // Whether to call wake_ after the lock.
+  // True if the caller must call wake_ after the lock.
   bool NeedsWaking() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !std::exchange(woken_, true); }
   bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status NothingCame() const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -26,8 +26,8 @@ class Split::InFlight final : public Exchange {
     inside_->Send(send.subspan(split_.first_, split_.count_));
   }
 
-  // What goes between nodes moves by itself; what goes inside may move only while somebody waits,
-  // so that comes first. A half that fails ends the other one, whose blocks must be free as well.
+  // Blocks between nodes move by themselves; those inside may move only while somebody waits, so
+  // they come first. A half that fails ends the other one, whose blocks must be free as well.
   absl::Status Wait(Deadline deadline) override {
     const absl::Status inside = inside_->Wait(deadline);
     const absl::Status between = between_->Wait(deadline);

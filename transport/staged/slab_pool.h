@@ -33,7 +33,7 @@ class SlabPool {
  public:
   enum class Memory { kDevice, kPinned };
   SlabPool(Device& device, Memory memory);
-  // Of memory that anybody allocates. `allocate` is thread-safe.
+  // A pool of memory that `allocate` makes, which is thread-safe.
   using Allocator = std::function<absl::StatusOr<DeviceMemory>(size_t bytes)>;
   explicit SlabPool(Allocator allocate) : allocate_(std::move(allocate)) {}
 

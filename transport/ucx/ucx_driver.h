@@ -21,7 +21,7 @@ namespace thinwire {
 // A failure ends all waits, and nobody drives afterwards, so UCX touches no block any more.
 class UcxDriver {
  public:
-  // Whether something has ended; set by callbacks of UCX, under Progress.
+  // True once something has ended; set by callbacks of UCX, under Progress.
   using Flag = std::atomic<bool>;
 
   UcxDriver(UcxWorker& worker, std::shared_ptr<Failure> failure);

@@ -15,7 +15,7 @@
 
 namespace thinwire {
 
-// What the exchanges of one plane share. It outlives them.
+// The parts that the exchanges of one plane share. They outlive them.
 struct UcxPlaneParts {
   Membership members;
   int first;  // the group's rank of the members' rank 0, for messages

@@ -88,7 +88,7 @@ std::string TakenFrame(uint64_t taken) {
 }
 std::string PlainFrame(FrameKind kind) { return Frame(kind, 1); }
 
-void WritePieceHeader(const Piece& piece, uint8_t* to) {
+void WritePieceHeader(const MessagePiece& piece, uint8_t* to) {
   *to++ = static_cast<uint8_t>(FrameKind::kPiece);
   to = Put(piece.head_bytes, Put(piece.priority, Put(piece.number, to)));
   Put(piece.offset, Put(piece.body_bytes, to));
@@ -129,9 +129,9 @@ std::optional<uint64_t> ReadTaken(Bytes frame) {
   return taken;
 }
 
-std::optional<Piece> ReadPiece(Bytes frame, Bytes* part) {
+std::optional<MessagePiece> ReadPiece(Bytes frame, Bytes* part) {
   if (KindOf(frame) != FrameKind::kPiece || frame.size() < kPieceHeader) return std::nullopt;
-  Piece piece;
+  MessagePiece piece;
   const uint8_t* from = Get(frame.data() + 1, &piece.number);
   from = Get(Get(from, &piece.priority), &piece.head_bytes);
   Get(Get(from, &piece.body_bytes), &piece.offset);

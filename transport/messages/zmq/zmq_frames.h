@@ -24,14 +24,14 @@ enum class FrameKind : uint8_t {
   kHello = 1,    // a Greeting, of the caller
   kWelcome = 2,  // a Greeting, of the one that was called
   kRefused = 3,  // a text: why the caller is not a member, or no longer, and shall not call again
-  kPiece = 4,    // a Piece and the bytes of it
+  kPiece = 4,    // a MessagePiece and the bytes of it
   kTaken = 5,    // a uint64: the credit that was returned since the connection began
   kAlive = 6,    // nothing
   kGoodbye = 7,  // nothing: the sender has left the store
   kReset = 8,    // nothing: the receiver has lost this connection, or does not know it
 };
 
-// Who calls whom, and what the two must agree on.
+// A greeting says who calls whom, and what the two must agree on.
 struct Greeting {
   uint32_t protocol = kMessageProtocol;
   int32_t from = 0, to = 0;
@@ -43,7 +43,7 @@ struct Greeting {
 };
 
 // A part of a message's head and body, which lie one behind the other.
-struct Piece {
+struct MessagePiece {
   uint64_t number = 0;  // of the message, counted from 0 in each direction of a connection
   int32_t priority = 0;
   uint32_t head_bytes = 0;
@@ -53,7 +53,7 @@ struct Piece {
 
 inline constexpr size_t kPieceHeader = 1 + 8 + 4 + 4 + 8 + 8;
 inline constexpr size_t kMostPieceBytes = 128 * 1024;
-// What a frame has at most, CURVE's own bytes included.
+// Bytes that a frame has at most, CURVE's own included.
 inline constexpr size_t kMostFrameBytes = kPieceHeader + kMostPieceBytes + 256;
 
 std::string HelloFrame(const Greeting& greeting);
@@ -62,7 +62,7 @@ std::string RefusedFrame(std::string_view why);
 std::string TakenFrame(uint64_t taken);
 std::string PlainFrame(FrameKind kind);
 // Writes kPieceHeader bytes.
-void WritePieceHeader(const Piece& piece, uint8_t* to);
+void WritePieceHeader(const MessagePiece& piece, uint8_t* to);
 
 // Reading: nothing if the frame is of another kind, too short or too long.
 std::optional<FrameKind> KindOf(Bytes frame);
@@ -70,7 +70,7 @@ std::optional<Greeting> ReadGreeting(Bytes frame);
 std::string ReadRefusal(Bytes frame);
 std::optional<uint64_t> ReadTaken(Bytes frame);
 // `part` is what the frame carries of the message, and lies within its head and body.
-std::optional<Piece> ReadPiece(Bytes frame, Bytes* part);
+std::optional<MessagePiece> ReadPiece(Bytes frame, Bytes* part);
 
 }  // namespace thinwire
 

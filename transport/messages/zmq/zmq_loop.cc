@@ -31,7 +31,7 @@ constexpr milliseconds kGoodbye{250};
 // After somebody's connection ended: how long and how often members are asked whether it was
 // theirs. ZeroMQ's threads tell of the end some microseconds before sending fails.
 constexpr milliseconds kAsking{100}, kAskingInterval{2};
-// Of one kind, before the loop looks at others.
+// Frames of one kind that are read before the loop looks at others.
 constexpr int kFramesAtOnce = 256;
 constexpr int kBacklog = 1024;
 constexpr char kAdmissionEndpoint[] = "inproc://zeromq.zap.01";
@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<ZmqLoop>> ZmqLoop::Open(const ZmqOptions& options
 absl::Status ZmqLoop::Listen(const ZmqOptions& options) {
   const absl::StatusOr<Address> local = LocalAddress(options.interface, options.rendezvous_host);
   if (!local.ok()) return local.status();
-  // Who asks libzmq's threads for admission must be heard from the first connection on.
+  // Libzmq's threads ask for admission from the first connection on.
   absl::StatusOr<ZmqSocket> admission = ZmqSocket::Open(*context_, kZmqRep);
   if (!admission.ok()) return admission.status();
   if (absl::Status failed = admission->Bind(kAdmissionEndpoint); !failed.ok()) return failed;
@@ -191,7 +191,7 @@ void ZmqLoop::Run() {
       TryCallees(now);
     }
   }
-  // What is left to say to members that have not answered.
+  // Frames to members that have not answered get a moment to leave.
   const int linger = static_cast<int>(kGoodbye.count());
   if (router_.valid()) router_.Set(kZmqLinger, linger).IgnoreError();
 }
@@ -362,7 +362,7 @@ void ZmqLoop::OnHello(const std::string& routing_id, Bytes frame) {
   }
   if (connections_.contains(greeting->from)) {
     // If the old one lives, it is another process of the same rank, and shall not call again.
-    SendText(greeting->from, connections_[greeting->from],
+    SendText(greeting->from, connections_.at(greeting->from),
              RefusedFrame(absl::StrCat("another member has come as rank ", greeting->from)));
     Lose(greeting->from,
          absl::UnavailableError(absl::StrCat("rank ", greeting->from, " has connected anew")));
@@ -390,11 +390,17 @@ void ZmqLoop::FromCallee(int peer, Bytes frame) {
 }
 
 void ZmqLoop::FromMember(int peer, Bytes frame) {
-  Connection& connection = connections_[peer];
+  Connection& connection = connections_.at(peer);
   connection.last_heard = Clock::now();
   absl::Status broken;
   switch (KindOf(frame).value_or(FrameKind::kHello)) {
-    case FrameKind::kPiece: broken = OnPiece(peer, connection, frame); break;
+    case FrameKind::kPiece: {
+      absl::StatusOr<std::optional<Message>> message =
+          connection.incoming.Take(frame, limits_, box_->TakenFrom(peer));
+      broken = message.status();
+      if (broken.ok() && message->has_value()) box_->Add(**std::move(message));
+      break;
+    }
     case FrameKind::kTaken: {
       const std::optional<uint64_t> taken = ReadTaken(frame);
       if (!taken.has_value() || !box_->Acknowledge(peer, *taken)) {
@@ -421,50 +427,6 @@ void ZmqLoop::FromMember(int peer, Bytes frame) {
   if (!routing_id.empty()) SendByRouter(routing_id, PlainFrame(FrameKind::kReset));
 }
 
-absl::Status ZmqLoop::OnPiece(int peer, Connection& connection, Bytes frame) {
-  Bytes part;
-  const std::optional<Piece> piece = ReadPiece(frame, &part);
-  if (!piece.has_value()) return absl::DataLossError("a piece of a message can't be read");
-  std::optional<Message>& partial = connection.partial;
-  const size_t bytes = piece->head_bytes + piece->body_bytes;
-  const size_t have = partial.has_value() ? partial->head.size() + partial->body.size() : 0;
-  if (piece->number != connection.messages_received || piece->offset != have ||
-      (partial.has_value() && bytes != connection.partial_bytes)) {
-    return absl::DataLossError(
-        absl::StrCat("message ", connection.messages_received, " was expected from byte ", have,
-                     " on, and message ", piece->number, " came from byte ", piece->offset, " on"));
-  }
-  if (!partial.has_value()) {
-    if (bytes > limits_.max_message) {
-      return absl::DataLossError(
-          absl::StrCat("it sends ", bytes, " bytes, where ", limits_.max_message, " are allowed"));
-    }
-    const uint64_t waiting = connection.received - box_->TakenFrom(peer);
-    const size_t cost = bytes + kMessageCost;
-    if (waiting != 0 && waiting + cost > limits_.credit) {
-      return absl::DataLossError(absl::StrCat("it has sent ", waiting + cost,
-                                              " bytes that were not taken, where ", limits_.credit,
-                                              " are allowed"));
-    }
-    connection.received += cost;
-    connection.partial_bytes = bytes;
-    partial.emplace();
-    partial->peer = peer;
-    partial->priority = piece->priority;
-    // Nobody sends a long head; a stray size shall not take memory before its bytes are there.
-    partial->body.reserve(std::min<uint64_t>(piece->body_bytes, uint64_t{64} << 20));
-  }
-  const size_t to_head = std::min<size_t>(part.size(), piece->head_bytes - partial->head.size());
-  partial->head.append(part.begin(), part.begin() + static_cast<ptrdiff_t>(to_head));
-  part = part.subspan(to_head);
-  partial->body.insert(partial->body.end(), part.begin(), part.end());
-  if (partial->head.size() + partial->body.size() == bytes) {
-    ++connection.messages_received;
-    box_->Add(*std::exchange(partial, std::nullopt));
-  }
-  return absl::OkStatus();
-}
-
 void ZmqLoop::SendDepartures() {
   for (MessageBox::Departure& departure : box_->Collect()) {
     const auto found = connections_.find(departure.peer);
@@ -479,32 +441,16 @@ void ZmqLoop::SendDepartures() {
 }
 
 void ZmqLoop::SendMessage(int peer, Connection& connection, CreditQueue::Outgoing message) {
-  const size_t bytes = message.head.size() + message.body.size();
-  Piece piece{.number = connection.messages_sent++,
-              .priority = message.priority,
-              .head_bytes = static_cast<uint32_t>(message.head.size()),
-              .body_bytes = message.body.size(),
-              .offset = 0};
+  PieceCutter pieces(connection.messages_sent++, std::move(message));
   do {
-    const size_t count = std::min<size_t>(kMostPieceBytes, bytes - piece.offset);
-    ZmqFrame frame(*zmq_, kPieceHeader + count);
-    if (frame.bytes().size() != kPieceHeader + count) {
+    ZmqFrame frame(*zmq_, pieces.next_bytes());
+    if (frame.bytes().size() != pieces.next_bytes()) {
       gone_.insert(peer);  // no memory for it
       return;
     }
-    uint8_t* to = frame.bytes().data();
-    WritePieceHeader(piece, to);
-    to += kPieceHeader;
-    const size_t head_from = std::min<size_t>(piece.offset, message.head.size());
-    const size_t of_head = std::min(count, message.head.size() - head_from);
-    const size_t body_from = piece.offset + of_head - message.head.size();
-    if (of_head != 0) std::memcpy(to, message.head.data() + head_from, of_head);
-    if (count != of_head) {
-      std::memcpy(to + of_head, message.body.data() + body_from, count - of_head);
-    }
+    pieces.WriteNext(frame.bytes().data());
     SendTo(peer, connection, frame);
-    piece.offset += count;
-  } while (piece.offset < bytes);
+  } while (!pieces.done());
 }
 
 void ZmqLoop::SendSigns(Deadline now) {
@@ -545,8 +491,10 @@ bool ZmqLoop::SendByRouter(const std::string& routing_id, const std::string& tex
 void ZmqLoop::Join(int peer, std::string routing_id) {
   const Deadline now = Clock::now();
   if (!routing_id.empty()) by_routing_id_[routing_id] = peer;
-  connections_[peer] =
-      Connection{.routing_id = std::move(routing_id), .last_heard = now, .last_sent = now};
+  connections_.insert_or_assign(peer, Connection{.routing_id = std::move(routing_id),
+                                                 .last_heard = now,
+                                                 .last_sent = now,
+                                                 .incoming = PieceJoiner(peer)});
   if (const auto callee = callees_.find(peer); callee != callees_.end()) {
     callee->second.pause = milliseconds(0);
   }
@@ -586,7 +534,7 @@ void ZmqLoop::LoseSilent(Deadline now) {
   }
 }
 
-// What they sent before is read first.
+// Frames that they sent before are read first.
 void ZmqLoop::LoseGone() {
   if (gone_.empty()) return;
   ReadRouter();

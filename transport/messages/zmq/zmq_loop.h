@@ -31,6 +31,7 @@
 #include "transport/messages/message_box.h"
 #include "transport/messages/zmq/zmq_frames.h"
 #include "transport/messages/zmq/zmq_messages.h"
+#include "transport/messages/zmq/zmq_pieces.h"
 #include "transport/messages/zmq/zmq_socket.h"
 
 namespace thinwire {
@@ -59,11 +60,8 @@ class ZmqLoop {
   struct Connection {
     std::string routing_id;  // of the ROUTER's connections; empty: of the caller's DEALER
     Deadline last_heard, last_sent;
-    uint64_t messages_sent = 0;  // numbers of both directions
-    uint64_t messages_received = 0;
-    uint64_t received = 0;  // credit that the peer has used since the greeting
-    std::optional<Message> partial = {};
-    size_t partial_bytes = 0;  // of head and body together, when it is complete
+    PieceJoiner incoming;
+    uint64_t messages_sent = 0;
   };
   // A member to call.
   struct Callee {
@@ -82,7 +80,7 @@ class ZmqLoop {
   Deadline NextTimer(Deadline now) const;
   void WaitUntil(Deadline deadline);
 
-  // What comes.
+  // Receiving.
   void AdmitClients();
   void ReadRouter();
   void ReadDealers();
@@ -91,10 +89,8 @@ class ZmqLoop {
   void OnHello(const std::string& routing_id, Bytes frame);
   void FromCallee(int peer, Bytes frame);
   void FromMember(int peer, Bytes frame);
-  // OK, or why the connection can't go on.
-  absl::Status OnPiece(int peer, Connection& connection, Bytes frame);
 
-  // What goes.
+  // Sending.
   void SendDepartures();
   void SendMessage(int peer, Connection& connection, CreditQueue::Outgoing message);
   void SendSigns(Deadline now);
@@ -126,7 +122,7 @@ class ZmqLoop {
   const Descriptor wake_;
   std::string address_;
 
-  // Of the thread, once it runs.
+  // The thread's own, once it runs.
   std::unique_ptr<ZmqContext> context_;
   ZmqKeys keys_;
   ZmqSocket admission_, router_, router_monitor_;

@@ -12,7 +12,7 @@ namespace {
 constexpr int kHandshakeMs = 3000;
 // Libzmq reads no more frames than these ahead of the plane's thread.
 constexpr int kReceiveAhead = 4;
-// What the kernel has taken can't be overtaken.
+// Bytes that the kernel has taken can't be overtaken.
 constexpr int kSendBuffer = 256 * 1024;
 constexpr char kDomain[] = "thinwire";
 

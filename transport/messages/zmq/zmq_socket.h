@@ -98,7 +98,7 @@ class ZmqSocket {
     if (socket_ != nullptr) zmq_->close(std::exchange(socket_, nullptr));
   }
 
-  // What all sockets between members have in common. `max_frame` in bytes.
+  // Sets what all sockets between members have in common. `max_frame` in bytes.
   absl::Status SetUpForMembers(size_t max_frame);
   absl::Status SecureAsServer(const ZmqKeys& keys);
   absl::Status SecureAsClient(const ZmqKeys& keys);

@@ -1,4 +1,4 @@
-"""What Horovod was built with, answered for thinwire."""
+"""Answers for thinwire to the questions of what Horovod was built with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> bool:
-    """Whether a libnccl that thinwire can use is here (transport="nccl" takes it)."""
+    """True if a libnccl that thinwire can use is here (transport="nccl" takes it)."""
     try:
         return bool(_library.nccl_version(config.nccl_library()))
     except Error:
@@ -42,7 +42,7 @@ def mpi_threads_supported() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether torch can use a GPU."""
+    """True if torch can use a GPU."""
     return torch.cuda.is_available()
 
 

@@ -22,7 +22,7 @@ _OPS = REDUCE_OPS | {Op.AVERAGE: dist.ReduceOp.SUM}
 
 
 class Label(NamedTuple):
-    """What all ranks must agree on before a call's data goes; compared between them."""
+    """A call as all ranks must describe it before its data goes; compared between them."""
 
     call: str
     name: str | None
@@ -87,7 +87,7 @@ class ExactCollectives:
         self._worker.close()
 
     def all_reduce(self, label: Label, tensor: torch.Tensor, op: Op) -> Future[torch.Tensor]:
-        """Of the tensor's type and precision; integers' means are cut towards zero."""
+        """The reduction in the tensor's type and precision; integers' means are cut to zero."""
 
         part = (name_of(tensor.dtype), op.value) if op in (Op.AVERAGE, Op.SUM) else None
         return self.agreed(label, self._reducing(tensor, op), part=part)

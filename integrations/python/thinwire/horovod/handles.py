@@ -106,13 +106,13 @@ def start(members: Members, call: str, name: str | None, make: Callable[[], Hand
 
 
 def names_of(name: str | None, count: int) -> Iterable[str | None]:
-    """Of the tensors of a group."""
+    """The names of a group's tensors."""
     tensors.check_name(name)
     return [None if name is None else f"{name}.{number}" for number in range(count)]
 
 
 def poll(handle: Handle) -> bool:
-    """Whether synchronize(handle) would return at once."""
+    """True if synchronize(handle) would return at once."""
     check_kind("handle", handle, Handle, "what a call named ..._async has returned")
     return handle.done()
 

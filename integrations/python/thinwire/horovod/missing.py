@@ -1,4 +1,4 @@
-"""What Horovod has and thinwire has not: each call says what to use."""
+"""Calls that Horovod has and thinwire has not: each says what to use."""
 
 from __future__ import annotations
 

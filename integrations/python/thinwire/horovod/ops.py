@@ -1,4 +1,4 @@
-"""What the ranks' tensors are reduced by, and the arguments that Horovod's reductions share."""
+"""The operations of Horovod's reductions, and the arguments that these share."""
 
 from __future__ import annotations
 

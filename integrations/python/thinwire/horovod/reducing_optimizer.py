@@ -24,7 +24,7 @@ from thinwire.torch.optimizer.wrapped_optimizer import WrappedOptimizer, loss_of
 
 
 class ReducingOptimizer(WrappedOptimizer):
-    """What DistributedOptimizer() returns, which makes a subclass of this and of the class of the
+    """The base of what DistributedOptimizer() returns: a subclass of this and of the class of the
     optimizer that it was given."""
 
     def __init__(
@@ -59,7 +59,7 @@ class ReducingOptimizer(WrappedOptimizer):
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def __getattr__(self, name: str) -> Any:
-        """What a wrapped optimizer of the user's own has beside torch's names. Names with an
+        """Returns what a wrapped optimizer of the user's has beside torch's names. Names with an
         underscore are not passed on: they say how torch may drive an optimizer's step()."""
         if name.startswith("_"):
             raise AttributeError(name)

@@ -86,7 +86,7 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def by_engine(tensor: torch.Tensor, op: Op) -> bool:
-    """Whether thinwire's engine reduces it, and not torch.distributed."""
+    """True if thinwire's engine reduces it, and not torch.distributed."""
     return tensor.dtype in tensors.DTYPES and op in (Op.AVERAGE, Op.SUM)
 
 

@@ -33,7 +33,7 @@ class Numbers(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """What a rank tells the others; local_rank is None where no launcher says it."""
+    """A rank's words to the others; local_rank is None where no launcher says it."""
 
     host: str
     local_rank: int | None
@@ -306,7 +306,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init() was called, and shutdown() not since."""
+    """True if init() was called, and shutdown() not since."""
     return bool(_worlds())
 
 
@@ -341,5 +341,5 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have as many processes."""
+    """True if all hosts have as many processes."""
     return current().numbers.homogeneous
