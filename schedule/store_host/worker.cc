@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "schedule/digest.h"
 #include "schedule/hash.h"
 #include "schedule/store/optimizer.h"
 #include "schedule/store/server.h"
+#include "schedule/store/state_file.h"
 #include "schedule/store_host/serve.h"
 #include "transport/time_left.h"
 
@@ -27,7 +27,6 @@ constexpr int kLast = std::numeric_limits<int>::min();  // priority of what foll
 constexpr std::chrono::milliseconds kGrace{2000};
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kLook{2};
-constexpr std::string_view kMagic = "thinwire store 1\n";
 
 std::vector<uint8_t> AsFp32(const Backend& backend, const TensorView& values) {
   const CodecSpec fp32 = LosslessSpec(DType::kF32);
@@ -38,37 +37,6 @@ std::vector<uint8_t> AsFp32(const Backend& backend, const TensorView& values) {
 }
 
 std::vector<uint8_t> BytesOf(std::string_view text) { return {text.begin(), text.end()}; }
-
-template <typename Number>
-void Append(std::string* file, Number number) {
-  file->append(reinterpret_cast<const char*>(&number), sizeof(number));
-}
-
-// Numbers and bytes of a file, one after another; false behind its end.
-class FileReader {
- public:
-  explicit FileReader(std::string_view file) : rest_(file) {}
-  template <typename Number>
-  bool Take(Number* number) {
-    std::string_view bytes;
-    if (!Take(sizeof(*number), &bytes)) return false;
-    std::memcpy(number, bytes.data(), sizeof(*number));
-    return true;
-  }
-  bool Take(uint64_t size, std::string_view* bytes) {
-    if (size > rest_.size()) return false;
-    *bytes = rest_.substr(0, size);
-    rest_.remove_prefix(size);
-    return true;
-  }
-
- private:
-  std::string_view rest_;
-};
-
-uint64_t DigestOf(std::string_view file) {
-  return DigestBytes({reinterpret_cast<const uint8_t*>(file.data()), file.size()});
-}
 
 absl::Status CheckCodec(const CodecPair& codec) {
   if (codec.momentum() != MomentumNeed::kRequired) return absl::OkStatus();
@@ -434,8 +402,7 @@ absl::Status StoreWorker::Save(const std::string& path) {
 }
 
 absl::StatusOr<std::string> StoreWorker::StatesAsFile() {
-  std::string file(kMagic);
-  Append(&file, uint64_t{layout_.slices().size()});
+  StateFileWriter file(layout_.slices().size());
   for (size_t i = 0; i < layout_.slices().size(); ++i) {
     const StoreSlice& slice = layout_.slices()[i];
     uint64_t request = 0;
@@ -459,16 +426,9 @@ absl::StatusOr<std::string> StoreWorker::StatesAsFile() {
       state = std::move(states_[request]);
       states_.erase(request);
     }
-    const std::string& key = layout_.keys()[slice.key].name;
-    Append(&file, uint64_t{key.size()});
-    file += key;
-    Append(&file, uint64_t{slice.offset});
-    Append(&file, uint64_t{slice.count});
-    Append(&file, uint64_t{state.size()});
-    file.append(state.begin(), state.end());
+    file.Add(layout_.keys()[slice.key].name, slice.offset, slice.count, state);
   }
-  Append(&file, DigestOf(file));
-  return file;
+  return std::move(file).Finish();
 }
 
 absl::Status StoreWorker::Load(const std::string& path) {
@@ -486,40 +446,20 @@ absl::Status StoreWorker::Load(const std::string& path) {
 }
 
 absl::Status StoreWorker::PutStates(const std::string& file) {
-  const std::string_view text(file);
-  if (text.size() < kMagic.size() + 2 * sizeof(uint64_t) || !text.starts_with(kMagic)) {
-    return absl::InvalidArgumentError("it is no file of a store");
-  }
-  const std::string_view content = text.substr(0, text.size() - sizeof(uint64_t));
-  uint64_t digest = 0;
-  std::memcpy(&digest, text.data() + content.size(), sizeof(digest));
-  if (digest != DigestOf(content)) {
-    return absl::InvalidArgumentError("it is damaged: its digest differs; take another copy");
-  }
-  FileReader reader(content.substr(kMagic.size()));
-  std::map<std::pair<std::string, uint64_t>, std::pair<uint64_t, std::string_view>> states;
-  uint64_t count = 0;
-  bool good = reader.Take(&count);
-  for (uint64_t i = 0; good && i < count; ++i) {
-    uint64_t name_size = 0, offset = 0, elements = 0, size = 0;
-    std::string_view name, state;
-    good = reader.Take(&name_size) && reader.Take(name_size, &name) && reader.Take(&offset) &&
-           reader.Take(&elements) && reader.Take(&size) && reader.Take(size, &state);
-    states[{std::string(name), offset}] = {elements, state};
-  }
-  if (!good) return absl::InvalidArgumentError("it is shorter than it says");
+  const absl::StatusOr<SliceStates> states = ReadStateFile(file);
+  if (!states.ok()) return states.status();
   for (size_t i = 0; i < layout_.slices().size(); ++i) {
     const StoreSlice& slice = layout_.slices()[i];
     const std::string& key = layout_.keys()[slice.key].name;
-    const auto found = states.find({key, slice.offset});
-    if (found == states.end() || found->second.first != slice.count) {
+    const auto found = states->find({key, slice.offset});
+    if (found == states->end() || found->second.elements != slice.count) {
       return absl::InvalidArgumentError(absl::StrCat(
           "it has no elements ", slice.offset, " to ", slice.offset + slice.count, " of key '", key,
           "'; load it with the keys, sizes and slices that it was saved with"));
     }
     const absl::Status bad =
         SendTo(i, kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
-               BytesOf(found->second.second));
+               {found->second.state.begin(), found->second.state.end()});
     if (!bad.ok()) return bad;
   }
   return absl::OkStatus();

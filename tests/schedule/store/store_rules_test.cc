@@ -1,4 +1,5 @@
-// The store's rules without threads and sockets: layout, modes, ledger, optimizers, delta stream.
+// The store's rules without threads and sockets: layout, modes, ledger, optimizers, delta stream,
+// file.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "schedule/store/ledger.h"
 #include "schedule/store/mode.h"
 #include "schedule/store/optimizer.h"
+#include "schedule/store/state_file.h"
 
 namespace thinwire {
 namespace {
@@ -359,6 +361,37 @@ TEST(DeltaStreamTest, MalformedAnswersAreErrorsAndChangeNothing) {
   EXPECT_FALSE(reader.Take(Form::kDeltas, 1ull << 60, 1, body, view).ok());
   EXPECT_FALSE(reader.Take(Form::kDeltas, 3, 2, body, view).ok());
   EXPECT_EQ(out, x);
+}
+
+Bytes BytesOf(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+TEST(StateFileTest, GivesBackWhatWasWrittenAndRefusesEveryDamage) {
+  StateFileWriter writer(3);
+  writer.Add("w", 0, 2, BytesOf("state of w"));
+  writer.Add("w", 2, 1, BytesOf("more of w"));
+  writer.Add("", 0, 0, {});
+  const std::string file = std::move(writer).Finish();
+  const absl::StatusOr<SliceStates> states = ReadStateFile(file);
+  ASSERT_TRUE(states.ok()) << states.status();
+  ASSERT_EQ(states->size(), 3u);
+  const SliceState& more = states->at({"w", 2});
+  EXPECT_EQ(more.elements, 1u);
+  EXPECT_TRUE(std::ranges::equal(more.state, BytesOf("more of w")));
+  EXPECT_TRUE(states->at({"", 0}).state.empty());
+  for (size_t i = 0; i < file.size(); ++i) {
+    std::string damaged = file;
+    damaged[i] ^= 1;
+    EXPECT_FALSE(ReadStateFile(damaged).ok()) << "byte " << i;
+    EXPECT_FALSE(ReadStateFile(file.substr(0, i)).ok()) << i << " bytes";
+  }
+}
+
+// The digest holds, and the numbers are wrong.
+TEST(StateFileTest, RefusesAFileThatIsShorterThanItSays) {
+  const absl::Status bad = ReadStateFile(StateFileWriter(1).Finish()).status();
+  EXPECT_EQ(bad.message(), "it is shorter than it says");
 }
 
 }  // namespace
