@@ -123,7 +123,7 @@ NcclUniqueId MadeByNccl() {
 
 constexpr std::chrono::milliseconds kLong{20000};
 
-std::vector<absl::StatusOr<std::vector<std::string>>> Meet(const Meeting& meeting, int size,
+std::vector<absl::StatusOr<std::vector<std::string>>> Meet(const MeetingPlace& meeting, int size,
                                                            int absent,
                                                            std::chrono::milliseconds wait) {
   std::vector<absl::StatusOr<std::vector<std::string>>> heard(size);
@@ -160,7 +160,7 @@ TEST(NcclMeetingTest, TheFirstDeadlineIsThatOfAll) {
   MeetingHost host;
   NcclUniqueId id = MadeByNccl();
   ASSERT_TRUE(host.Invite(&id).ok());
-  const Meeting meeting = *MeetingOf(id);
+  const MeetingPlace meeting = *MeetingOf(id);
   absl::Status patient;
   std::thread first([&] { patient = TellAllAt(meeting, {0, 3}, 0, "first", kLong).status(); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -179,7 +179,7 @@ TEST(NcclMeetingTest, StrangersChangeNothing) {
   MeetingHost host;
   NcclUniqueId id = MadeByNccl();
   ASSERT_TRUE(host.Invite(&id).ok());
-  const Meeting meeting = *MeetingOf(id);
+  const MeetingPlace meeting = *MeetingOf(id);
   std::vector<Descriptor> strangers;
   for (int i = 0; i < 40; ++i) {
     strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -188,7 +188,7 @@ TEST(NcclMeetingTest, StrangersChangeNothing) {
     if (i % 3 != 0) send(strangers.back().fd(), garbage.data(), garbage.size(), MSG_NOSIGNAL);
     if (i % 3 == 1) strangers.pop_back();
   }
-  const Meeting wrong{meeting.address, std::string(16, 'x')};
+  const MeetingPlace wrong{meeting.address, std::string(16, 'x')};
   EXPECT_TRUE(absl::IsUnavailable(TellAllAt(wrong, {0, 2}, 0, "", kLong).status()));
   EXPECT_TRUE(absl::IsUnavailable(TellAllAt(meeting, {5, 2}, 0, "", kLong).status()));
   const std::vector<std::string> all = {"rank 0", "rank 1"};
@@ -199,7 +199,7 @@ TEST(NcclMeetingTest, AHostThatEndsSendsItsGuestsAway) {
   auto host = std::make_unique<MeetingHost>();
   NcclUniqueId id = MadeByNccl();
   ASSERT_TRUE(host->Invite(&id).ok());
-  const Meeting meeting = *MeetingOf(id);
+  const MeetingPlace meeting = *MeetingOf(id);
   std::thread guest([&] {
     EXPECT_TRUE(absl::IsUnavailable(TellAllAt(meeting, {0, 2}, 0, "", kLong).status()));
   });

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "compress/backend.h"
 #include "compress/codec_list.h"
 #include "schedule/digest.h"
 #include "tests/effort.h"
