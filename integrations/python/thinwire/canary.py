@@ -30,6 +30,21 @@ import torch.distributed as dist
 from thinwire import config, launch
 from thinwire.codec import codec_info, decode, encode
 from thinwire.config import Config
+from thinwire.error_limits import (
+    BLOCK,
+    CODECS,
+    SLACK,
+    STEPS,
+    Limits,
+    Route,
+    Size,
+    blocks,
+    limits,
+    loss,
+    size_of,
+    spread,
+    tiny,
+)
 from thinwire.errors import InvalidArgumentError
 from thinwire.options import TOPOLOGIES
 from thinwire.torch.agree import digest, from_rank_0, tensor_from_rank
@@ -39,20 +54,12 @@ from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
 from thinwire.torch.group import Membership
 
-CODECS = (
-    "fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int4:rounding=stochastic", "onebit",
-    "onebit:down=onebit", "topk", "adaptive",
-)  # fmt: skip
 RAW = "raw"  # in place of a codec: tensors that are too small to be compressed
-STEPS = 4
 
-_BLOCK = 256  # of the codecs' default, and of the norms below
 _CHUNK_BYTES = 65536
 _CHUNK = _CHUNK_BYTES // 4
 _EVERYTHING = 1 << 40  # min_bytes
 _TIMEOUT_S = 15.0
-_TINY = 2.0**-100  # of a block whose elements are all smaller nothing is sent
-_SLACK = 1.001  # fp32's rounding inside of an encoder, which moves what lies between two codes
 
 
 class Case(NamedTuple):
@@ -80,148 +87,6 @@ class Verdict(NamedTuple):
     faults: tuple[str, ...]
 
 
-class Size(NamedTuple):
-    """Limits of a tensor's magnitude: of each element, and of the L2 norm of each 256 of them."""
-
-    element: torch.Tensor
-    norm: torch.Tensor
-
-    def plus(self, other: Size, times: float = 1.0) -> Size:
-        return Size(self.element + times * other.element, self.norm + times * other.norm)
-
-    def times(self, factor: float) -> Size:
-        return Size(factor * self.element, factor * self.norm)
-
-
-def _blocks(x: torch.Tensor, block: int = _BLOCK) -> torch.Tensor:
-    """The last dimension as blocks, filled up with zeros."""
-    missing = -x.shape[-1] % block
-    return torch.nn.functional.pad(x, (0, missing)).unflatten(-1, (-1, block))
-
-
-def _spread(of_block: torch.Tensor, count: int, block: int = _BLOCK) -> torch.Tensor:
-    return of_block.repeat_interleave(block, -1)[..., :count]
-
-
-def _size(element: torch.Tensor | None, norm: torch.Tensor | None, count: int) -> Size:
-    """Each of the two limits the other one."""
-    if element is None:
-        return Size(_spread(norm, count), norm)
-    of_elements = _blocks(element).norm(dim=-1)
-    if norm is None:
-        return Size(element, of_elements)
-    return Size(torch.minimum(element, _spread(norm, count)), torch.minimum(norm, of_elements))
-
-
-def loss(spec: str, x: Size) -> Size:
-    """Limits of x - decode(encode(x)) for every x within these limits, by compress/FORMAT.md.
-
-    With m the largest magnitude of a block and s its scale:
-        fp32: 0.  bf16: half a unit of its 8 bits, |x| / 256.
-        int8, int4: s / 2, where s <= m / qmax * (1 + 2^-7), since scales round up to bf16.
-            rounding=stochastic: s. hadamard=1, in full blocks: the transform keeps L2 norms, and
-            its m is at most the L1 norm / 16. Of its 256 codes each loses s / 2, with s of
-            0.8 m, and those that are clamped, above 0.8 m, 0.2 m at most, which is a 16th of the
-            squared norm.
-        onebit: an element becomes ± the mean; ||x| - mean| is at most the larger of both, and the
-            L2 norm does not grow.
-        topk: an element that is not sent.
-        adaptive: the transform keeps L2 norms. A code is off by 26/32 of the block's root mean
-            square at most, or clamped, which loses less than its value: the squared norm is
-            1 + (26/32)^2 times that of x at most.
-    """
-    info = codec_info(spec)
-    parameters = {parameter.key: parameter.value for parameter in info.parameters}
-    block, count = int(parameters.get("block", _BLOCK)), x.element.numel()
-    norm = x.norm if block == _BLOCK else None
-    if info.name == "fp32":
-        return x.times(0.0)
-    if info.name == "bf16":
-        return x.times(2.0**-8 * _SLACK).plus(_tiny(x))
-    if info.name == "topk":
-        return x
-    if info.name == "adaptive":
-        return _size(None, x.norm * math.hypot(1.0, 26 / 32) * 1.01, count).plus(_tiny(x))
-    blocks = _blocks(x.element, block)
-    if info.name == "onebit":
-        lengths = _blocks(torch.ones_like(x.element), block).sum(-1)
-        mean = _spread(blocks.sum(-1) / lengths, count, block) * (1 + 2.0**-8) * _SLACK
-        return _size(torch.maximum(x.element, mean), norm, count).plus(_tiny(x))
-    if info.name not in ("int8", "int4"):
-        raise InvalidArgumentError(
-            f"codec is {spec!r}, expected one whose loss is known here: {', '.join(CODECS)}"
-        )
-    codes = 127 if info.name == "int8" else 7
-    of_a_step = 1.0 if parameters["rounding"] == "stochastic" else 0.5
-    of_m = of_a_step / codes * (1 + 2.0**-7) * _SLACK
-    plain = _size(_spread(blocks.amax(-1) * of_m, count, block), None, count)
-    if parameters.get("hadamard") == "1":
-        m = torch.minimum(x.norm, blocks.sum(-1) / 16)
-        rotated = torch.sqrt(_BLOCK * (0.8 * m * of_m) ** 2 + x.norm**2 / 16)
-        full = torch.arange(1, len(m) + 1) * _BLOCK <= count
-        norm = torch.where(full, rotated, plain.norm)
-        element = torch.where(_spread(full, count), _spread(norm, count), plain.element)
-        plain = Size(element, norm)
-    return plain.plus(_tiny(x))
-
-
-def _tiny(x: Size) -> Size:
-    return Size(torch.full_like(x.element, _TINY), torch.full_like(x.norm, 16 * _TINY))
-
-
-class Limits(NamedTuple):
-    """After one more step: of the sum of the results so far, of that the part that is rounding, and
-    of one step's."""
-
-    error: Size
-    rounding: torch.Tensor
-
-
-class Route(NamedTuple):
-    """The codecs that a tensor goes through: on its way to the owner, where a grid encodes a second
-    time, and from there; None: it is encoded once. feedback: each use adds to its input what the
-    use before has lost."""
-
-    up: str
-    down: str | None
-    two_level: bool
-    feedback: bool
-
-
-def limits(route: Route, x: Size, total: Size, ranks: int, scale: float) -> Iterable[Limits]:
-    """Limits of the error of the sum of t results, for t = 1, 2, ...
-
-    x: of any rank's input; total: of the exact sum. scale: 1, or 1 / ranks for a mean.
-
-    With e a rank's residual, x + e is encoded, e' = loss(x + e) is kept, and x + e - e' enters the
-    sum. So residuals add up to what t sums are short of. The owner's result y has a residual of its
-    own, f' = loss(y + f). Hence the error is at most scale * ranks * e + f, whatever t is. For
-    codecs that lose less than half of m it stays there; for the others the limit grows, and the
-    third comparison of this file is the sharper one. Limits of elements of a row's sum are those of
-    its ranks, added up, so the shape of the grid does not matter. Without feedback every step loses
-    as much, and e and f grow with t."""
-    kept = again = last = nothing = x.times(0.0)
-    for step in range(1, STEPS + 1):
-        kept = _next(route.up, x, kept, route.feedback)
-        if route.two_level:
-            again = _next(route.up, x.plus(kept, 2.0), again, route.feedback)
-        e = kept.plus(again)
-        if route.down is not None:
-            y = total.plus(e, 2.0 * ranks).times(scale)
-            last = _next(route.down, y, last, route.feedback)
-        # Decoded values are within the norm of their block, with what is kept of it.
-        largest = x.plus(e, 2.0).norm * (scale * ranks) + last.norm
-        rounding = _spread(largest * (step * (ranks + 8) * 2.0**-24), x.element.numel()) + _TINY
-        error = nothing.plus(e, scale * ranks).plus(last)
-        yield Limits(
-            Size(error.element + rounding, error.norm + _blocks(rounding).norm(dim=-1)), rounding
-        )
-
-
-def _next(spec: str, x: Size, kept: Size, feedback: bool) -> Size:
-    return loss(spec, x.plus(kept)) if feedback else kept.plus(loss(spec, x))
-
-
 def values(count: int, rank: int, parts: int = 1) -> torch.Tensor:
     """A rank's input, a row for each part: float32, without a random generator, whose values could
     be others in another version. Blocks differ by factors of two, and some are zeros."""
@@ -230,7 +95,7 @@ def values(count: int, rank: int, parts: int = 1) -> torch.Tensor:
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         mixed = (mixed ^ mixed >> shift) * factor & 0xFFFFFFFF
     mixed = mixed ^ mixed >> 15
-    block = place // _BLOCK
+    block = place // BLOCK
     scale = torch.where(block % 7 == 3, 0.0, torch.exp2((5 * block % 9 - 4).float()))
     return ((mixed & 0xFFFFFF) - (1 << 23)).float() / (1 << 23) * scale
 
@@ -251,15 +116,15 @@ def _known(collective: str, count: int, ranks: int) -> _Known:
     parts = ranks if collective == "reduce_scatter" else 1
     gathers = collective == "all_gather"
     rows = torch.zeros(ranks if gathers else parts, count, dtype=torch.float64)
-    element, norm = torch.zeros(count), torch.zeros(-(-count // _BLOCK))
+    element, norm = torch.zeros(count), torch.zeros(-(-count // BLOCK))
     for rank in range(ranks):
         x = values(count, rank, parts)
         element = torch.maximum(element, x.abs().amax(0))
-        norm = torch.maximum(norm, _blocks(x).norm(dim=-1).amax(0))
+        norm = torch.maximum(norm, blocks(x).norm(dim=-1).amax(0))
         rows[[rank] if gathers else slice(None)] += x
     largest = rows.abs().amax(0)
-    size = Size(element.double(), norm.double() * _SLACK)
-    return _Known(rows, size, _size(largest, None, count))
+    size = Size(element.double(), norm.double() * SLACK)
+    return _Known(rows, size, size_of(largest, None, count))
 
 
 class _Use:
@@ -318,7 +183,7 @@ class _Use:
                 fault = f"{self.count} elements, sum of {step} result(s): {words}"
         if kept is None:
             return errors, 0.0, fault
-        rounding = _size(limit.rounding, None, self.count)
+        rounding = size_of(limit.rounding, None, self.count)
         lost, words = _compare(got, STEPS * self.exact - kept.view_as(got), rounding)
         if words and not fault:
             fault = (
@@ -331,13 +196,13 @@ def _compare(got: torch.Tensor, expected: torch.Tensor, limit: Size) -> tuple[fl
     """Returns the largest difference over its limit, and words if it is above 1."""
     difference = got - expected
     of_element = (difference.abs() / limit.element).nan_to_num(nan=math.inf)
-    of_block = (_blocks(difference).norm(dim=-1) / limit.norm).nan_to_num(nan=math.inf)
+    of_block = (blocks(difference).norm(dim=-1) / limit.norm).nan_to_num(nan=math.inf)
     worst = max(of_element.max().item(), of_block.max().item())
     if worst <= 1:
         return worst, ""
     if of_element.max() <= 1:  # many elements are off, none of them by more than it may be
         block = of_block.argmax().item() % of_block.shape[-1]
-        within = _spread(torch.arange(of_block.shape[-1]) == block, got.shape[-1])
+        within = spread(torch.arange(of_block.shape[-1]) == block, got.shape[-1])
         of_element = torch.where(within, of_element, -1.0)
     at = of_element.argmax().item()
     allowed = limit.element[at % limit.element.numel()].item()
@@ -365,8 +230,8 @@ def _encoded(case: Case, rank: int) -> tuple[_Report, list[torch.Tensor]]:
         x = values(count, 0)[0]
         wire = encode(up, x)
         wires.append(torch.frombuffer(bytearray(wire), dtype=torch.uint8))
-        size = _size(x.abs().double(), None, count)
-        limit = loss(up, size).plus(_tiny(size))
+        size = size_of(x.abs().double(), None, count)
+        limit = loss(up, size).plus(tiny(size))
         decoded = torch.as_tensor(decode(up, wire, count)).double()
         of_this, words = _compare(decoded[None], x.double()[None], limit)
         error = max(error, of_this)
@@ -416,8 +281,8 @@ def _route(case: Case, session: Session) -> Route:
 def _sizes(chunk: int) -> list[int]:
     """Counts of elements at the borders of blocks and of chunks, without repetition."""
     wanted = (
-        1, _BLOCK - 1, _BLOCK + 1, 3 * _BLOCK, chunk - 1, chunk + 1, chunk + chunk // 4 + 1,
-        2 * chunk + _BLOCK + 3,
+        1, BLOCK - 1, BLOCK + 1, 3 * BLOCK, chunk - 1, chunk + 1, chunk + chunk // 4 + 1,
+        2 * chunk + BLOCK + 3,
     )  # fmt: skip
     return sorted({count for count in wanted if count > 0})
 
@@ -557,7 +422,7 @@ def _check(codecs: list[str], topologies: list[str], arguments: argparse.Namespa
         if spec != RAW:
             info = codec_info(spec)
             for hop in (info.up, info.down):
-                loss(hop, _size(torch.zeros(1), None, 1))  # it may not know the codec
+                loss(hop, size_of(torch.zeros(1), None, 1))  # it may not know the codec
     for topology in topologies:
         if topology not in TOPOLOGIES or topology == "auto":
             raise InvalidArgumentError(

@@ -7,10 +7,11 @@ import thinwire
 import torch
 from ranks import run
 from test_cli import command
-from thinwire import canary, config
+from thinwire import canary, config, error_limits
 from thinwire.codec import codec_info, decode, encode
+from thinwire.error_limits import CODECS
 
-ALL = (*canary.CODECS, canary.RAW)
+ALL = (*CODECS, canary.RAW)
 LONG = 600.0  # seconds: a slow machine leaves nothing out
 
 
@@ -19,7 +20,7 @@ def checked(_rank, codecs, topologies=("flat",), seconds=LONG, **settings):
 
 
 def test_every_codec_has_its_cases():
-    assert {codec_info(spec).name for spec in canary.CODECS} == set(thinwire.codecs())
+    assert {codec_info(spec).name for spec in CODECS} == set(thinwire.codecs())
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -27,7 +28,7 @@ def test_all_cases_of_a_sound_group_are_ok(world):
     verdicts, *others = run(checked, ALL, world=world, timeout_s=300)
     assert all(other == verdicts for other in others)
     collectives = {(v.case.codec, v.case.collective, v.case.op) for v in verdicts}
-    for spec in canary.CODECS:
+    for spec in CODECS:
         assert {(spec, "encode", ""), (spec, "all_reduce", "sum"), (spec, "all_reduce", "mean")} < (
             collectives
         )
@@ -176,7 +177,8 @@ def test_an_encoder_with_other_bytes_is_named():
 
 
 @pytest.mark.parametrize(
-    "spec", [*canary.CODECS, "int8:rounding=stochastic", "int4:block=1024", "onebit:block=128"]
+    "spec",
+    [*CODECS, "int8:rounding=stochastic", "int4:block=1024", "onebit:block=128"],
 )
 def test_no_encoding_loses_more_than_the_limit(spec):
     generator = torch.Generator().manual_seed(5)
@@ -186,16 +188,16 @@ def test_no_encoding_loses_more_than_the_limit(spec):
             x = torch.randn(count, generator=generator).double() ** power
             x = x.float()
             lost = x.double() - torch.as_tensor(decode(up, encode(up, x), count)).double()
-            limit = canary.loss(up, canary._size(x.abs().double(), None, count))
+            limit = error_limits.loss(up, error_limits.size_of(x.abs().double(), None, count))
             assert (lost.abs() <= limit.element).all()
-            assert (canary._blocks(lost).norm(dim=-1) <= limit.norm * (1 + 1e-12)).all()
+            assert (error_limits.blocks(lost).norm(dim=-1) <= limit.norm * (1 + 1e-12)).all()
 
 
 def test_limits_of_feedback_do_not_grow_and_without_it_they_do():
-    x = canary._size(torch.ones(1000).double(), None, 1000)
-    for feedback, least, most in ((True, 1.0, 1.1), (False, canary.STEPS, 5.0)):
-        route = canary.Route("int4", "int4", two_level=False, feedback=feedback)
-        first, *_, last = canary.limits(route, x, x.times(2.0), 2, 0.5)
+    x = error_limits.size_of(torch.ones(1000).double(), None, 1000)
+    for feedback, least, most in ((True, 1.0, 1.1), (False, error_limits.STEPS, 5.0)):
+        route = error_limits.Route("int4", "int4", two_level=False, feedback=feedback)
+        first, *_, last = error_limits.limits(route, x, x.times(2.0), 2, 0.5)
         ratio = (last.error.element / first.error.element).max().item()
         assert least < ratio < most
 
