@@ -1,17 +1,21 @@
-"""Bucket: the description of a flat buffer that is reduced in every step; and FlatBucket, which has
-a buffer of its own, into which tensors are copied, so that the tensors stay the caller's."""
+"""Bucket: the description of a flat buffer that is reduced in every step; FlatBucket, which has a
+buffer of its own, into which tensors are copied, so that the tensors stay the caller's; and
+Parameters, which remembers the bucket of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from thinwire import comm
-from thinwire.arguments import check_flag, check_whole
+from thinwire.arguments import check_flag, check_kind, check_whole, wrong
 from thinwire.comm import Communicator, Segment, Segments
+from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
+from thinwire.torch.exchange.checkpoint import Residuals
+from thinwire.torch.exchange.rules import Rules
 
 MERGE_BYTES = 1 << 20  # a bucket of at least this takes no more large tensors
 _SMALL = MERGE_BYTES // 8  # a tensor below this joins its neighbour in any case
@@ -174,3 +178,83 @@ def lay_out(
         bucket = make(group[0][0], parts, held[0].dtype, priority=number, shape=shape)
         flat.append(kind(bucket, held))
     return flat
+
+
+def parts_of(parts: Iterable[Any]) -> list[Part]:
+    expected = "(parameter name, elements) or Part, one after the other"
+    check_kind("parts", parts, Iterable, expected)
+    listed = []
+    for part in parts:
+        if not isinstance(part, tuple) or not 2 <= len(part) <= 4:
+            raise wrong("parts", parts, expected)
+        one = Part(*part)
+        tensors.check_name(one.name)
+        check_whole(f"the number of elements of part '{one.name}'", one.numel, 0)
+        check_whole(f"the offset of part '{one.name}'", one.offset, 0)
+        if one.total is not None:
+            check_whole(f"the total of part '{one.name}'", one.total, one.offset + one.numel)
+        listed.append(one)
+    return listed
+
+
+class Parameters:
+    """Sizes in elements, and the bucket that each parameter was last seen in."""
+
+    def __init__(self, sizes: Mapping[str, int] | None) -> None:
+        """sizes: of all parameters, by name; None: they become known with their buckets."""
+        self._all_known = sizes is not None
+        self._sizes: dict[str, int] = dict(sizes or {})
+        self._buckets: dict[str, Bucket] = {}
+
+    def add(self, bucket: Bucket) -> None:
+        for part in bucket.parts:
+            self._sizes[part.name] = part.total or part.numel
+            self._buckets[part.name] = bucket
+
+    def add_size(self, name: str, numel: int) -> None:
+        self._sizes[name] = numel
+
+    def check(self, residuals: Residuals) -> None:
+        """InvalidArgumentError if residuals belong to no parameter, or to one of another size."""
+        for name in residuals:
+            if name in self._sizes:
+                check_size(name, self._sizes[name], residuals)
+            elif self._all_known:
+                raise InvalidArgumentError(
+                    f"the state dict has a residual for '{name}', which is no parameter of this "
+                    "model; load it into the model that it was saved from"
+                )
+
+    def table(self, communicator: Communicator | None, rules: Rules) -> list[dict[str, Any]]:
+        """As stats()["parameters"]; empty while there is no communicator."""
+        if communicator is None:
+            return []
+        rows = []
+        for name, bucket in sorted(self._buckets.items()):
+            halves = bucket.collective != "all_reduce"  # which compress every size
+            raw = not halves and communicator.goes_raw(bucket.numel, bucket.dtype)
+            codec = "raw" if raw else communicator.codec(rules.index_of(name))
+            rule = rules.rule_of(name)
+            numel = self._sizes[name]
+            rows.append({"name": name, "numel": numel, "rule": rule, "codec": codec})
+        return rows
+
+
+def check_sizes(sizes: object) -> None:
+    """InvalidArgumentError unless it is a dict of element counts by name."""
+    right = isinstance(sizes, Mapping) and all(
+        isinstance(name, str) and isinstance(numel, int) for name, numel in sizes.items()
+    )
+    if not right:
+        raise InvalidArgumentError(
+            f"parameters is {sizes!r}, expected a dict of element counts by name"
+        )
+
+
+def check_size(name: str, numel: int, residuals: Residuals) -> None:
+    """InvalidArgumentError if there is a residual of `name` with another number of elements."""
+    if name in residuals and residuals[name].first.numel() != numel:
+        raise InvalidArgumentError(
+            f"the state dict's residual for '{name}' has {residuals[name].first.numel()} elements, "
+            f"expected {numel}; load it into the model that it was saved from"
+        )

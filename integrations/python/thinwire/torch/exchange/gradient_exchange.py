@@ -12,14 +12,22 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config, errors
-from thinwire.arguments import check_call, check_flag, check_kind, check_whole, wrong
+from thinwire.arguments import check_call, check_flag, check_kind, check_whole
 from thinwire.codec import codec_info
-from thinwire.comm import Communicator
-from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private, tensors
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.auto import AUTO, AutoCodec
-from thinwire.torch.exchange.bucket import Bucket, FlatBucket, InFlight, Part, lay_out
+from thinwire.torch.exchange.bucket import (
+    Bucket,
+    FlatBucket,
+    InFlight,
+    Parameters,
+    Part,
+    check_size,
+    check_sizes,
+    lay_out,
+    parts_of,
+)
 from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
@@ -89,10 +97,10 @@ class GradientExchange(Compression):
         self._rules.check_specs()
         self._rules.check_momentum(settings.momentum)
         if parameters is not None:
-            _check_sizes(parameters)
+            check_sizes(parameters)
             self._rules.check_names(parameters)
         self._process_group, self._purpose = process_group, purpose
-        self._parameters = _Parameters(parameters)
+        self._parameters = Parameters(parameters)
         self._session = Session(Membership(process_group, purpose), settings)
         self._session.close_with(self)
         self.momentum = OwnedMomentum(settings.momentum, settings.nesterov)
@@ -158,13 +166,13 @@ class GradientExchange(Compression):
             raise errors.InvalidArgumentError(
                 f"bucket '{name}': got dtype {dtype!r}, expected float32, bfloat16 or float16"
             )
-        listed = _parts_of(parts)
+        listed = parts_of(parts)
         check_whole("priority", priority, *_INT32)
         check_kind("shape", shape, (str, type(None)), "text, or None")
         for text in (name, *(part.name for part in listed)):
             tensors.check_name(text)
         for part in listed:
-            _check_size(part.name, part.total or part.numel, self._session.restored)
+            check_size(part.name, part.total or part.numel, self._session.restored)
         bucket = Bucket(
             name, sum(part.numel for part in listed), tensors.DTYPES[dtype], parts=listed,
             codecs=[self._rules.index_of(part.name) for part in listed], priority=priority,
@@ -462,84 +470,4 @@ class GradientExchange(Compression):
         raise errors.InvalidArgumentError(
             f"a {type(self).__name__} holds connections and can't be pickled; save its "
             "state_dict() instead"
-        )
-
-
-def _parts_of(parts: Iterable[Any]) -> list[Part]:
-    expected = "(parameter name, elements) or Part, one after the other"
-    check_kind("parts", parts, Iterable, expected)
-    listed = []
-    for part in parts:
-        if not isinstance(part, tuple) or not 2 <= len(part) <= 4:
-            raise wrong("parts", parts, expected)
-        one = Part(*part)
-        tensors.check_name(one.name)
-        check_whole(f"the number of elements of part '{one.name}'", one.numel, 0)
-        check_whole(f"the offset of part '{one.name}'", one.offset, 0)
-        if one.total is not None:
-            check_whole(f"the total of part '{one.name}'", one.total, one.offset + one.numel)
-        listed.append(one)
-    return listed
-
-
-class _Parameters:
-    """Sizes in elements, and the bucket that each parameter was last seen in."""
-
-    def __init__(self, sizes: Mapping[str, int] | None) -> None:
-        """sizes: of all parameters, by name; None: they become known with their buckets."""
-        self._all_known = sizes is not None
-        self._sizes: dict[str, int] = dict(sizes or {})
-        self._buckets: dict[str, Bucket] = {}
-
-    def add(self, bucket: Bucket) -> None:
-        for part in bucket.parts:
-            self._sizes[part.name] = part.total or part.numel
-            self._buckets[part.name] = bucket
-
-    def add_size(self, name: str, numel: int) -> None:
-        self._sizes[name] = numel
-
-    def check(self, residuals: Residuals) -> None:
-        """InvalidArgumentError if residuals belong to no parameter, or to one of another size."""
-        for name in residuals:
-            if name in self._sizes:
-                _check_size(name, self._sizes[name], residuals)
-            elif self._all_known:
-                raise InvalidArgumentError(
-                    f"the state dict has a residual for '{name}', which is no parameter of this "
-                    "model; load it into the model that it was saved from"
-                )
-
-    def table(self, communicator: Communicator | None, rules: Rules) -> list[dict[str, Any]]:
-        """As stats()["parameters"]; empty while there is no communicator."""
-        if communicator is None:
-            return []
-        rows = []
-        for name, bucket in sorted(self._buckets.items()):
-            halves = bucket.collective != "all_reduce"  # which compress every size
-            raw = not halves and communicator.goes_raw(bucket.numel, bucket.dtype)
-            codec = "raw" if raw else communicator.codec(rules.index_of(name))
-            rule = rules.rule_of(name)
-            numel = self._sizes[name]
-            rows.append({"name": name, "numel": numel, "rule": rule, "codec": codec})
-        return rows
-
-
-def _check_sizes(sizes: object) -> None:
-    """InvalidArgumentError unless it is a dict of element counts by name."""
-    right = isinstance(sizes, Mapping) and all(
-        isinstance(name, str) and isinstance(numel, int) for name, numel in sizes.items()
-    )
-    if not right:
-        raise InvalidArgumentError(
-            f"parameters is {sizes!r}, expected a dict of element counts by name"
-        )
-
-
-def _check_size(name: str, numel: int, residuals: Residuals) -> None:
-    """InvalidArgumentError if there is a residual of `name` with another number of elements."""
-    if name in residuals and residuals[name].first.numel() != numel:
-        raise InvalidArgumentError(
-            f"the state dict's residual for '{name}' has {residuals[name].first.numel()} elements, "
-            f"expected {numel}; load it into the model that it was saved from"
         )
