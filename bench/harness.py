@@ -122,8 +122,9 @@ def is_rank() -> bool:
     return _RANK_OUT in os.environ
 
 
-def be_rank(rows: Callable[[], list[Row]]) -> int:
-    """In a rank: joins torch's group, measures on one thread, hands rank 0's rows to the parent."""
+def be_rank(rows: Callable[[], Any]) -> int:
+    """In a rank: joins torch's group, measures on one thread, hands rank 0's rows (or anything else
+    that JSON holds) to the parent."""
     import torch
     import torch.distributed as dist
 
@@ -137,14 +138,14 @@ def be_rank(rows: Callable[[], list[Row]]) -> int:
     return 0
 
 
-def run_ranks(place: lab.Lab, argv: Sequence[str], timeout_s: float) -> list[Row]:
-    """Rank 0's rows of `python -m bench` with the arguments `argv`, run as every rank of a lab.
-    RuntimeError if a rank fails."""
+def run_ranks(place: lab.Lab, argv: Sequence[str], timeout_s: float, module: str = "bench") -> Any:
+    """Rank 0's rows of `python -m bench`, or of another module, with the arguments `argv`, run as
+    every rank of a lab. RuntimeError if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
         settings = [f"{_RANK_OUT}={out}", f"PYTHONPATH={paths}"]
-        place.run(["env", *settings, sys.executable, "-m", "bench", *argv], timeout_s)
+        place.run(["env", *settings, sys.executable, "-m", module, *argv], timeout_s)
         return json.loads(out.read_text())
 
 

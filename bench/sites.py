@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench import lab
+from bench import harness, lab
 
 CODECS = {
     "fp32": "fp32", "int4": "int4", "adaptive 2": "adaptive", "adaptive 0.5": "adaptive:bits=0.5",
@@ -122,11 +121,10 @@ def sent_bytes() -> int:
     )
 
 
-def be_rank(parameters: int, rounds: int, out: str) -> None:
+def measure(parameters: int, rounds: int) -> list[harness.Row]:
+    """In a rank."""
     from thinwire.codec import encoded_bytes
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     numel = sum(p.numel() for p in model_of(parameters).parameters())
     subjects = {name: ours(codec, parameters) for name, codec in CODECS.items()}
     if importlib.util.find_spec("torchft") is not None:
@@ -145,30 +143,27 @@ def be_rank(parameters: int, rounds: int, out: str) -> None:
             if number > 0:
                 seconds[name].append(took)
                 sent[name].append(sent_bytes() - before)
-    if dist.get_rank() == 0:
-        others = dist.get_world_size() - 1
-        rows = []
-        for name in subjects:
-            spec = CODECS.get(name)
-            # torchft's ring sends twice the part that others own.
-            formula = (
-                others * LAYERS * encoded_bytes(spec, numel // LAYERS)
-                if spec
-                else (2 * others / (others + 1) * 4 * numel)
-            )
-            row = {
-                "subject": name,
-                "seconds": statistics.median(seconds[name]),
-                "fastest": min(seconds[name]), "slowest": max(seconds[name]),
-                "sent_bytes": statistics.median(sent[name]),
-                "formula_bytes": formula,
-            }  # fmt: skip
-            rows.append(row)
-        Path(out).write_text(json.dumps(rows, indent=1))
     for subject in subjects.values():
         for _ in subject:
             pass
-    dist.destroy_process_group()
+    others = dist.get_world_size() - 1
+    rows = []
+    for name in subjects:
+        spec = CODECS.get(name)
+        # torchft's ring sends twice the part that others own.
+        formula = (
+            others * LAYERS * encoded_bytes(spec, numel // LAYERS)
+            if spec
+            else (2 * others / (others + 1) * 4 * numel)
+        )
+        rows.append({
+            "subject": name,
+            "seconds": statistics.median(seconds[name]),
+            "fastest": min(seconds[name]), "slowest": max(seconds[name]),
+            "sent_bytes": statistics.median(sent[name]),
+            "formula_bytes": formula,
+        })  # fmt: skip
+    return rows
 
 
 def main() -> int:
@@ -178,19 +173,16 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=2)
     parser.add_argument("--megaparameters", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", default="build/sites.json")
+    parser.add_argument("--out", type=Path, default=Path("build/sites.json"))
     given = parser.parse_args()
-    parameters = int(given.megaparameters * 1e6)
-    if "RANK" in os.environ:
-        be_rank(parameters, given.rounds, given.out)
-        return 0
+    if harness.is_rank():
+        return harness.be_rank(lambda: measure(int(given.megaparameters * 1e6), given.rounds))
     if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
         print(f"skipped: {refusal}", file=sys.stderr)
         return lab.SKIPPED
-    Path(given.out).parent.mkdir(parents=True, exist_ok=True)
     with lab.open_lab(given.members, given.link, delay_ms=given.delay_ms) as place:
-        place.run([sys.executable, "-m", "bench.sites", *sys.argv[1:]], timeout_s=540)
-    rows = json.loads(Path(given.out).read_text())
+        rows = harness.run_ranks(place, sys.argv[1:], 540, "bench.sites")
+    harness.write(given.out, rows, "torchft", link=given.link, delay_ms=given.delay_ms)
     base = next((row["seconds"] for row in rows if row["subject"] == "torchft fp32"), None)
     print(f"{'':14} {'seconds':>22} {'torchft / it':>12} {'sent MB':>8} {'of formula':>10}")
     for row in rows:

@@ -11,14 +11,12 @@ time. The loss is that of 2,000 test images, and the clock stands still while it
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -140,9 +138,8 @@ def time_to(points: list[Point], target: float) -> float | None:
     return None
 
 
-def be_rank(every: int, seconds: float, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def measure(every: int, seconds: float) -> dict[str, Any]:
+    """In a rank."""
     train, test = data.load("train"), data.load("t10k")
     shown = test.batch(torch.arange(SHOWN))
     rows, target = [], None
@@ -154,10 +151,7 @@ def be_rank(every: int, seconds: float, out: str) -> None:
             print(f"{name}: {points[-1].steps} steps in {points[-1].seconds:.1f} s", flush=True)
     for row in rows:
         row["seconds_to_target"] = time_to(row["points"], target)
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps({"target": target, "rows": rows}))
-    dist.barrier()
-    dist.destroy_process_group()
+    return {"target": target, "rows": rows}
 
 
 def plot(result: dict, path: Path) -> None:
@@ -193,20 +187,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/sites_loss.json"))
     parser.add_argument("--plot", type=Path, default=Path("build/sites_loss.png"))
     given = parser.parse_args()
-    if "RANK" in os.environ:
-        be_rank(given.sync_every, given.seconds, f"{given.out}.rows")
-        return 0
+    if harness.is_rank():
+        return harness.be_rank(lambda: measure(given.sync_every, given.seconds))
     if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
         print(f"skipped: {refusal}", file=sys.stderr)
         return lab.SKIPPED
-    given.out.parent.mkdir(parents=True, exist_ok=True)
+    timeout_s = (len(WAYS) + 1) * given.seconds + 120
     with lab.open_lab(2, given.link, delay_ms=given.delay_ms) as place:
-        place.run(
-            [sys.executable, "-m", "bench.sites_loss", *sys.argv[1:]],
-            timeout_s=(len(WAYS) + 1) * given.seconds + 120,
-        )
-    found = json.loads(Path(f"{given.out}.rows").read_text())
-    Path(f"{given.out}.rows").unlink()
+        found = harness.run_ranks(place, sys.argv[1:], timeout_s, "bench.sites_loss")
     result = harness.write(
         given.out, found["rows"], target=found["target"], link=given.link, delay_ms=given.delay_ms
     )
