@@ -47,6 +47,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "c10d": {"test_monitored_barrier": _BY_NAME},
     # Their numbers differ from run to run.
     "torchft": {
+        "test_gloo_timeout": "it compares the text of Gloo's timeout",
         "test_collective_with_resiliency_*": "errored() gives the first failure, where the test "
         "expects the text 'aborted'",
     },
@@ -63,10 +64,10 @@ KNOWN["horovod"] = {
     "test_horovod_allreduce_type_error": _APART,
     "test_horovod_reducescatter_type_error": _APART,
     "test_optimizer_no_named_parameters": "it reads _parameter_names, a private name of Horovod's",
-    "test_sparse_embeddings": "sparse gradients of an optimizer need sparse_as_dense=True; the typed "
-    "error says so",
-    "test_synchronize_step_warning": "step() behind synchronize() reduces nothing again, so there is "
-    "nothing to warn of",
+    "test_sparse_embeddings": "sparse gradients of an optimizer need sparse_as_dense=True; the "
+    "typed error says so",
+    "test_synchronize_step_warning": "step() behind synchronize() reduces nothing again, so there "
+    "is nothing to warn of",
 }
 LIMIT_S = 100  # of a test
 RANKS = 2  # of Horovod's suite

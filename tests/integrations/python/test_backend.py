@@ -269,6 +269,22 @@ def by_ddp(rank: int, store: str, name: str) -> list[torch.Tensor]:
     return train(rank, DistributedDataParallel(model_of()))
 
 
+def by_tutorial(rank: int, store: str, name: str) -> list[torch.Tensor]:
+    """As "Getting Started with Distributed Data Parallel" of pytorch.org has it."""
+    meet(rank, store, name)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8, bias=False))
+    ddp_model, loss_of = DistributedDataParallel(model), nn.MSELoss()
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.001)
+    torch.manual_seed(100 + rank)
+    for _ in range(8):
+        optimizer.zero_grad()
+        outputs = ddp_model(torch.randn(20, WIDTH))
+        loss_of(outputs, torch.randn(20, 8)).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in ddp_model.parameters()]
+
+
 def by_replicate(rank: int, store: str, name: str) -> list[torch.Tensor]:
     meet(rank, store, name)
     model = model_of()
@@ -284,7 +300,7 @@ def by_fsdp2(rank: int, store: str, name: str) -> list[torch.Tensor]:
     return train(rank, model)
 
 
-@pytest.mark.parametrize("program", [by_ddp, by_replicate, by_fsdp2])
+@pytest.mark.parametrize("program", [by_ddp, by_tutorial, by_replicate, by_fsdp2])
 def test_a_program_that_differs_by_one_word(tmp_path, program):
     ours = run(compressed, program, str(tmp_path / "a"))
     theirs = run(program, str(tmp_path / "b"), "gloo")
