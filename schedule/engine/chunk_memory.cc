@@ -1,6 +1,7 @@
 #include "schedule/engine/chunk_memory.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "transport/staged/staged.h"
 
@@ -73,6 +74,41 @@ absl::Status Workspaces::Reserve(uint64_t user, const ChunkMemory& size, bool ov
   absl::Status status = PoolFor(size).Reserve(user, size.on_device());
   if (!status.ok() || !over_pinned) return status;
   return pools_->pinned.Reserve(user, size.pinned);
+}
+
+absl::Status Workspaces::ReserveOnLanes(const ChunkMemory& size, bool over_pinned) {
+  const OnLanes reserved{size, over_pinned};
+  int lanes;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (std::find(on_lanes_.begin(), on_lanes_.end(), reserved) == on_lanes_.end()) {
+      on_lanes_.push_back(reserved);
+    }
+    lanes = lanes_;
+  }
+  return ReserveFrom(0, lanes, {&reserved, 1});
+}
+
+absl::Status Workspaces::SetLanes(int lanes) {
+  std::vector<OnLanes> reserved;
+  int before;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (lanes <= lanes_) return absl::OkStatus();
+    before = std::exchange(lanes_, lanes);
+    reserved = on_lanes_;
+  }
+  return ReserveFrom(before, lanes, reserved);
+}
+
+absl::Status Workspaces::ReserveFrom(int first, int lanes, std::span<const OnLanes> reserved) {
+  for (int lane = first; lane < lanes; ++lane) {
+    for (const OnLanes& each : reserved) {
+      absl::Status status = Reserve(lane, each.size, each.over_pinned);
+      if (!status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
 }
 
 Workspaces::Lent Workspaces::Take(const ChunkMemory& size, DeviceStream* stream) {

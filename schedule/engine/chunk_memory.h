@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -35,6 +36,7 @@ struct ChunkMemory {
   size_t on_device() const { return room + scratch; }
 
   static ChunkMemory Most(const ChunkMemory& a, const ChunkMemory& b);
+  friend bool operator==(const ChunkMemory&, const ChunkMemory&) = default;
 };
 
 // Rehearses the job. Neither its tensors nor its kept memory is touched, but algorithms branch on
@@ -71,6 +73,10 @@ class Workspaces {
   // exchanges blocks over pinned memory if so asked. As long as nobody takes what it has not
   // reserved, Take allocates nothing of the device. ResourceExhausted.
   absl::Status Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned);
+  // The same for each of the lanes, whose number is 0 at first and never falls: what is reserved
+  // on them is also reserved on those that come later.
+  absl::Status ReserveOnLanes(const ChunkMemory& size, bool over_pinned);
+  absl::Status SetLanes(int lanes);
 
   // One for work that is queued on the stream from here on; null: on the host.
   struct Lent {
@@ -91,12 +97,21 @@ class Workspaces {
     std::optional<SlabPool> of_plane;
   };
 
+  struct OnLanes {
+    ChunkMemory size;
+    bool over_pinned = false;
+    friend bool operator==(const OnLanes&, const OnLanes&) = default;
+  };
+
   SlabPool& PoolFor(const ChunkMemory& size);
+  absl::Status ReserveFrom(int first, int lanes, std::span<const OnLanes> reserved);
   Lent TakeOnDevice(const ChunkMemory& size, DeviceStream& stream);
 
   std::optional<Pools> pools_;
   absl::Mutex mu_;
   std::vector<std::unique_ptr<Workspace>> of_host_ ABSL_GUARDED_BY(mu_);
+  int lanes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<OnLanes> on_lanes_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace thinwire

@@ -46,7 +46,11 @@ absl::Status Group::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
   if (absl::Status status = MakeExecutor(); !status.ok()) return status;
   if (absl::Status status = MakeDirectPath(); !status.ok()) return status;
-  sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_, failure_, records_);
+  if (absl::Status status = chunk_lanes_.spaces().SetLanes(options_.lanes); !status.ok()) {
+    return status;
+  }
+  sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_,
+                                             chunk_lanes_.spaces(), failure_, records_);
   reader_ = std::thread([this] { ReadFrames(); });
   timekeeper_ = std::thread([this] { KeepTime(); });
   sequencing_->Begin();
@@ -98,18 +102,15 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Group::Register(const BucketReques
   return Refusal(*bucket, status);
 }
 
-// So that no step asks the device for memory. Announced chunks run on `lanes` lanes, and a tensor
-// that goes at once is in flight once.
+// So that no step asks the device for memory. Announced chunks run on `lanes` lanes, and those that
+// a prediction adds have memory reserved when it comes. A tensor that goes at once is in flight
+// once.
 absl::Status Group::Reserve(const Bucket& bucket) {
   const bool over_pinned = TraitsOf(transport_).memory == Memory::kHost;
   if (bucket.route() != Route::kOrdered) {
     return direct_lanes_.spaces().Reserve(bucket.report().key, bucket.chunk_memory(), over_pinned);
   }
-  for (int lane = 0; lane < options_.lanes; ++lane) {
-    absl::Status status = chunk_lanes_.spaces().Reserve(lane, bucket.chunk_memory(), over_pinned);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return chunk_lanes_.spaces().ReserveOnLanes(bucket.chunk_memory(), over_pinned);
 }
 
 absl::StatusOr<std::shared_ptr<Work>> Group::Submit(const std::shared_ptr<const Bucket>& bucket,

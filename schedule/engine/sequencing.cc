@@ -18,12 +18,14 @@ double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoc
 }  // namespace
 
 Sequencing::Sequencing(const Options& options, Transport& transport, Executor& executor,
-                       FailureProtocol& failure, Records& records)
+                       Workspaces& spaces, FailureProtocol& failure, Records& records)
     : members_(transport.members()),
       control_(*transport.control),
       executor_(executor),
+      spaces_(spaces),
       failure_(failure),
       records_(records),
+      lanes_(options.lanes),
       latency_patience_(std::min(kLatencyPatience, options.timeout / 4)),
       sequencer_(members_, options, transport.data->traits().matching) {}
 
@@ -53,6 +55,11 @@ void Sequencing::CarryOut(const Action& action) {
       executor_.Start(action.start);
       break;
     case Action::Kind::kSend: Send(action.to, action.message); break;
+    case Action::Kind::kPredicted:
+      if (absl::Status status = spaces_.SetLanes(lanes_ + action.at_once); !status.ok()) {
+        failure_.Fail(std::move(status), FailureProtocol::Tell::kEveryone);
+      }
+      break;
     case Action::Kind::kFail:
       failure_.Fail(action.reason, FailureProtocol::Tell::kEveryone, action.silent);
       break;

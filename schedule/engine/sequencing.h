@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "schedule/engine/chunk_memory.h"
 #include "schedule/engine/executor.h"
 #include "schedule/engine/failure.h"
 #include "schedule/engine/records.h"
@@ -21,9 +22,9 @@ namespace thinwire {
 // Thread-safe.
 class Sequencing {
  public:
-  // References outlive it; frames go to the transport's control plane, chunks to `executor`,
-  // failures to `failure`.
-  Sequencing(const Options& options, Transport& transport, Executor& executor,
+  // References outlive it; frames go to the transport's control plane, chunks to `executor`, whose
+  // lanes' memory comes from `spaces`, failures to `failure`.
+  Sequencing(const Options& options, Transport& transport, Executor& executor, Workspaces& spaces,
              FailureProtocol& failure, Records& records);
 
   // Rank 0 measures its peers' latency, and waits for their answers, a while.
@@ -48,8 +49,10 @@ class Sequencing {
   const Membership members_;
   ControlPlane& control_;
   Executor& executor_;
+  Workspaces& spaces_;
   FailureProtocol& failure_;
   Records& records_;
+  const int lanes_;  // of announced chunks
   const std::chrono::milliseconds latency_patience_;
   mutable absl::Mutex mu_;
   Sequencer sequencer_ ABSL_GUARDED_BY(mu_);

@@ -28,12 +28,13 @@ struct StartChunk {
 inline constexpr int kEveryone = -1;  // every other rank
 
 struct Action {
-  enum class Kind { kStart, kSend, kFail } kind = Kind::kStart;
+  enum class Kind { kStart, kSend, kFail, kPredicted } kind = Kind::kStart;
   StartChunk start;     // kStart
   int to = kEveryone;   // kSend
   OrderMessage message;      // kSend
   absl::Status reason;  // kFail
   int silent = 0;       // kFail: ranks that do not answer, and so will not echo it
+  int at_once = 0;      // kPredicted: predicted chunks that may soon be under way together
 };
 
 class Outbox {
@@ -55,6 +56,8 @@ class Outbox {
     action.reason = std::move(reason);
     action.silent = silent;
   }
+
+  void Predicted(int at_once) { Add(Action::Kind::kPredicted).at_once = at_once; }
 
   bool empty() const { return count_ == 0; }
   std::span<const Action> actions() const { return {slots_.data(), count_}; }

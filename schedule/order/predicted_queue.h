@@ -4,6 +4,7 @@
 #ifndef THINWIRE_SCHEDULE_ORDER_PREDICTED_QUEUE_H_
 #define THINWIRE_SCHEDULE_ORDER_PREDICTED_QUEUE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -38,6 +39,9 @@ class PredictedQueue {
   // The oldest chunk that is not finished; null if there is none.
   const PredictedChunk* oldest() const { return held_.empty() ? nullptr : &held_.front().chunk; }
   size_t size() const { return held_.size() + waiting_.size(); }
+  // Chunks of so many bytes that may be under way at once until the next prediction; of smaller
+  // ones more.
+  size_t AtOnce(size_t bytes) const { return std::min({lanes_, size(), window_.AtOnce(bytes)}); }
 
  private:
   enum class Phase { kPredicted, kReady, kStarted };

@@ -9,6 +9,7 @@
 #ifndef THINWIRE_SCHEDULE_ORDER_PREDICTED_WINDOW_H_
 #define THINWIRE_SCHEDULE_ORDER_PREDICTED_WINDOW_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -34,6 +35,8 @@ class PredictedWindow {
   void Finish(uint64_t position);
 
   size_t held() const { return held_.size(); }
+  // Chunks of so many bytes that may be under way at once.
+  size_t AtOnce(size_t bytes) const { return std::max<size_t>(1, limit_ / bytes) + 1; }
 
  private:
   size_t limit_ = 0;

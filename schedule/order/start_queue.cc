@@ -10,6 +10,7 @@ StartQueue::StartQueue(int rank, const Options& options, Matching matching, OwnT
                        Outbox& outbox)
     : rank_(rank),
       lanes_(options.lanes),
+      chunk_bytes_(options.chunk_bytes),
       matching_(matching),
       own_(own),
       outbox_(outbox),
@@ -31,6 +32,9 @@ void StartQueue::Append(const std::vector<PredictedChunk>& chunks) {
       ordered_.Push(
           {{.id = chunk.id, .chunk = chunk.chunk, .predicted = true}, chunk.partition_hash});
     }
+  }
+  if (matching_ == Matching::kByTag) {
+    outbox_.Predicted(static_cast<int>(predicted_.AtOnce(chunk_bytes_)));
   }
 }
 

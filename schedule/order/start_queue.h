@@ -47,6 +47,7 @@ class StartQueue {
   void Fail(absl::Status reason);
 
   const int rank_, lanes_;
+  const size_t chunk_bytes_;
   const Matching matching_;
   OwnTensors& own_;
   Outbox& outbox_;

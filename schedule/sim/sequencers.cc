@@ -79,6 +79,7 @@ void Sequencers::CarryOut(int rank) {
     switch (action.kind) {
       case Action::Kind::kStart: Start(action.start); break;
       case Action::Kind::kSend: Send(rank, action); break;
+      case Action::Kind::kPredicted: break;
       case Action::Kind::kFail:
         if (status_.ok()) status_ = action.reason;
         break;

@@ -1,8 +1,9 @@
-// A step on a device asks the driver for no memory, and loads no kernel: both take long, and may wait
-// for all work.
+// A step on a device asks the driver for no memory, and loads no kernel: both take long, and may
+// wait for all work.
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <initializer_list>
 
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/watched_device.h"
@@ -19,8 +20,10 @@ int Allocations() { return device_counts.allocated + device_counts.pinned + devi
 // What a rank reduces: tensors of many chunks, and several that go at once.
 class Model {
  public:
-  Model(Engine& engine, const std::shared_ptr<Device>& device) : engine_(engine) {
-    for (const size_t numel : {9000, 5000, 30001, 300, 301, 1500, 302, 40}) {
+  Model(Engine& engine, const std::shared_ptr<Device>& device,
+        std::initializer_list<size_t> sizes = {9000, 5000, 30001, 300, 301, 1500, 302, 40})
+      : engine_(engine) {
+    for (const size_t numel : sizes) {
       const std::string key = absl::StrCat("t", numel);
       const std::vector<Segment> halves = {
           {.name = key + ".a", .count = numel / 2, .total = numel / 2},
@@ -35,11 +38,13 @@ class Model {
   // Each tensor is over before the next one begins, so one lane may do all.
   void StepOneByOne() {
     for (size_t i = 0; i < views_.size(); ++i) Await(Submit(i, {}));
+    engine_.EndStep();
   }
   // All are in flight together.
   void Step(std::vector<uint32_t> absent) {
     std::vector<std::shared_ptr<Work>> works;
     for (size_t i = 0; i < views_.size(); ++i) works.push_back(Submit(i, absent));
+    engine_.EndStep();
     for (const auto& work : works) Await(work);
   }
 
@@ -91,6 +96,41 @@ TEST_P(DeviceMemoryTest, StepsAfterTheFirstAllocateNothing) {
       {WatchedDevice(0), WatchedDevice(1)});
   EXPECT_EQ(counted, 0);
   EXPECT_EQ(device_counts.cold, 0) << "code is loaded when a bucket is registered";
+}
+
+// Predicted chunks run beside those that are announced. Their memory comes with a prediction, and
+// not when several are first under way. Tensors of one chunk: one by one no two are.
+TEST_P(DeviceMemoryTest, PredictedChunksAllocateNothing) {
+  Options options = SmallChunks(GetParam());
+  options.chunk_bytes = 16384;  // room for several tensors in the window
+  options.one_hop_bytes = 0;
+  options.predict = Predict::kAlways;
+  options.lanes = 1;
+  options.predicted_lanes = 2;
+  options.timeout = std::chrono::minutes(2);
+  std::barrier all(kWorld);
+  int counted = -1;
+  uint64_t predicted = 0;
+  RunRanks(MakeInProcessTransports(kWorld), options,
+           [&](int rank, Engine& engine) {
+             Model model(engine, WatchedDevice(rank), {900, 901, 902, 903, 904, 905, 906, 907});
+             for (int step = 0; step < kCounted; ++step) {
+               model.StepOneByOne();
+               all.arrive_and_wait();
+             }
+             const int before = Allocations();
+             all.arrive_and_wait();
+             for (int step = 0; step < kCounted; ++step) {
+               model.Step({});
+               all.arrive_and_wait();
+             }
+             if (rank == 0) counted = Allocations() - before;
+             if (rank == 0) predicted = engine.stats().predicted_chunks;
+             all.arrive_and_wait();
+           },
+           {WatchedDevice(0), WatchedDevice(1)});
+  EXPECT_EQ(counted, 0);
+  EXPECT_GT(predicted, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceMemoryTest,
