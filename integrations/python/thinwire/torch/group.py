@@ -132,7 +132,7 @@ def count_alike(process_group: dist.ProcessGroup, counts: Iterable[Mapping[str, 
 
 
 def is_initialized() -> bool:
-    """Whether torch has a default process group."""
+    """True if torch has a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -235,7 +235,7 @@ class _Account:
 
 
 class _Done(_Work):
-    """What was done before it was asked for."""
+    """An exchange that was done before it was asked for."""
 
     def wait(self, *_: Any) -> bool:
         self._release()
@@ -441,7 +441,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _compresses(
         self, given: Sequence[object], op: Any, output: torch.Tensor | None = None
     ) -> bool:
-        """Whether an exchange of these tensors is one that is compressed. The answer is the same on
+        """True if an exchange of these tensors is one that is compressed. The answer is the same on
         all ranks of a right program."""
         session, _ = self._joined()
         settings, least = session.config, self._least_bytes()

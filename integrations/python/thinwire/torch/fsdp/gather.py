@@ -176,7 +176,7 @@ class GroupGather:
         return gather.start(output, source)
 
     def _new(self, output: torch.Tensor, source: torch.Tensor) -> UnitGather | None:
-        """What gathers such a unit from here on; None: exactly."""
+        """The gatherer of such a unit from here on; None: exactly."""
         sizes = output.numel(), source.numel() * self.session.size
         small = output.nbytes * (self.session.size - 1) <= self._least
         if sizes[0] != sizes[1] or small or source.dtype not in tensors.DTYPES:
