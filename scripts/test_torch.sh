@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_torch.sh VERSION...: the Python tests that are not slow, and torch's own tests of its collectives over the backend
+# test_torch.sh VERSION...: the Python tests that are not slow, and torch's and torchft's own tests of process groups over the backend
 # thinwire, on each of these versions of torch, in environments of their own, build/torch-VERSION. A version whose wheel brings CUDA takes several GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,6 +8,7 @@ for version in "$@"; do
   venv=build/torch-$version
   [[ -x $venv/bin/python ]] || python3 -m venv "$venv"
   grep -E '^(numpy|pytest|pytest-xdist|hypothesis|tqdm|safetensors|cryptography)==' requirements.txt >"$venv/wanted.txt"
+  grep '^torchft==' tests/frameworks/others.txt >>"$venv/wanted.txt"
   printf '%s\n' "torch==$version" expecttest==0.3.0 >>"$venv/wanted.txt"
   cmp -s "$venv/wanted.txt" "$venv/installed.txt" || {
     echo "installing torch $version into $venv"
@@ -17,5 +18,5 @@ for version in "$@"; do
   echo "torch $version"
   "$venv/bin/python" -m pytest -q -n "${PYTEST_JOBS:-3}" --dist loadgroup --max-worker-restart 0 -m "not slow" \
     tests/integrations/python
-  nice "$venv/bin/python" tests/frameworks/torch_suites.py distributed
+  nice "$venv/bin/python" tests/frameworks/torch_suites.py
 done
