@@ -149,7 +149,7 @@ void ExpectEnd(int world, const Options& options, absl::StatusCode code, const c
 
 TEST_F(NcclEngineTest, KernelsThatHangAreADeadlineOnEveryRank) {
   Options options = SmallChunks("int4");
-  options.timeout = milliseconds(700);
+  options.timeout = seconds(2);
   const int aborted = Fake().aborted;
   ExpectEnd(3, options, absl::StatusCode::kDeadlineExceeded, "'t'",
             [](int, Engine&) { Fake().hangs_from = 0; });
