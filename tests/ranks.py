@@ -104,6 +104,7 @@ def values_of(ranks: list[Rank], timeout_s: float) -> list[Any]:
         outcome = rank.outcome(end)
         assert outcome is not None, f"rank {number} hangs"
         assert not outcome.error, f"rank {number} raised\n{outcome.trace}"
+        assert rank.exit_code(end) == 0, f"rank {number} ended with {rank.process.exitcode}"
         values.append(outcome.value)
     return values
 

@@ -16,6 +16,7 @@
 #include "schedule/store_host/join_store.h"
 #include "schedule/store_host/serve.h"
 #include "schedule/store_host/worker.h"
+#include "transport/messages/zmq/zmq_library.h"
 
 using thinwire::StoreWorker;
 using thinwire::TextOf;
@@ -143,6 +144,13 @@ void tw_kv_options_init_sized(tw_kv_options* options, size_t struct_size) {
   if (struct_size < sizeof(tw_kv_options)) return;  // refused by what reads it
   options->struct_size = struct_size;
   options->workers = options->servers = 1;
+}
+
+tw_status tw_zmq_version(const char* library, char* text, size_t capacity) {
+  if (text == nullptr) return ToC(absl::InvalidArgumentError("the place for the version is null"));
+  const auto zmq = thinwire::LoadZmq(std::string(TextOf(library)));
+  if (!zmq.ok()) return ToC(zmq.status());
+  return ToC(thinwire::WriteText("the version", (*zmq)->version, text, capacity));
 }
 
 tw_status tw_kv_serve(const tw_kv_options* options) {

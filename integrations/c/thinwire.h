@@ -415,6 +415,10 @@ typedef struct tw_kv tw_kv; /* one worker's store */
 TW_API void tw_kv_options_init_sized(tw_kv_options* options, size_t struct_size);
 #define tw_kv_options_init(options) tw_kv_options_init_sized((options), sizeof(tw_kv_options))
 
+/* The version of ZeroMQ that a store would use; `library` as in tw_kv_options.zmq_library.
+ * TW_UNAVAILABLE says why there is none, or none that will do. */
+TW_API tw_status tw_zmq_version(const char* library, char* text, size_t capacity);
+
 /* Serves on the calling thread until every worker has left. The status is the store's failure,
  * which its workers have been told. */
 TW_API tw_status tw_kv_serve(const tw_kv_options* options);

@@ -121,7 +121,10 @@ TEST_F(NcclPaceTest, QueuedExchangesAreOneGroup) {
   ExpectEnd(exchanges);
   for (const auto& plane : planes)
     EXPECT_TRUE(plane->Flush()->Wait(Clock::now() + seconds(20)).ok());
-  EXPECT_EQ(Fake().groups - groups, 4 + kExchanges) << "of rank 0: 0, 1 and 2, 3, 4";
+  // Rank 0: 0, 1 and 2, 3, 4. Rank 1 groups what is queued while its driver sleeps: at most a group
+  // for each, and as few as 0 to 2, 3, 4.
+  EXPECT_LE(Fake().groups - groups, 4 + kExchanges);
+  EXPECT_GE(Fake().groups - groups, 4 + 3);
   EXPECT_EQ(Fake().gathers - gathers, 2);
   for (int rank = 0; rank < 2; ++rank) {
     for (int i = 0; i < kExchanges; ++i) {

@@ -254,6 +254,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_comm_topology": [c_void_p, c_char_p, c_size_t],
     "tw_comm_nodes": [c_void_p, POINTER(Nodes)],
     "tw_ucx_version": [c_char_p, c_char_p, c_size_t],
+    "tw_zmq_version": [c_char_p, c_char_p, c_size_t],
     "tw_nccl_version": [c_char_p, c_char_p, c_size_t],
     "tw_comm_goes_raw": [c_void_p, c_size_t, c_int, POINTER(c_int)],
     "tw_comm_set_step": [c_void_p, c_uint64],
@@ -350,6 +351,11 @@ def cuda_devices(cuda_library: str | None = None) -> int:
 def ucx_version(ucx_library: str | None = None) -> str:
     """The version of UCX that would be used. UnavailableError, and why, if there is none."""
     return _version(load().tw_ucx_version, ucx_library)
+
+
+def zmq_version(zmq_library: str | None = None) -> str:
+    """The version of ZeroMQ that a store would use. UnavailableError, and why, if there is none."""
+    return _version(load().tw_zmq_version, zmq_library)
 
 
 def nccl_version(nccl_library: str | None = None) -> str:

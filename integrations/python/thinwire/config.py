@@ -130,6 +130,11 @@ def nccl_library() -> str | None:
     return os.environ.get("THINWIRE_NCCL_LIB") or None
 
 
+def zmq_library() -> str | None:
+    """The libzmq.so.5 that the user named, if any."""
+    return os.environ.get("THINWIRE_ZMQ_LIB") or None
+
+
 def resolve(**arguments: Any) -> Config:
     """Settles every setting once. The arguments are those of options.ARGUMENTS; None stands for the
     environment's value, else the default. Raises InvalidArgumentError for a value that can't be,

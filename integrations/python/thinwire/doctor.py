@@ -98,6 +98,15 @@ def _ucx() -> Iterator[Finding]:
         yield Finding("ok", "UCX", detail)
 
 
+def _zmq() -> Iterator[Finding]:
+    try:
+        version = _library.zmq_version(config.zmq_library())
+    except errors.UnavailableError as error:
+        yield Finding("absent", "ZeroMQ", str(error))
+    else:
+        yield Finding("ok", "ZeroMQ", f"{version}; a thinwire.kvstore sends by it")
+
+
 def _nccl() -> Iterator[Finding]:
     try:
         version = _library.nccl_version(config.nccl_library())
@@ -165,5 +174,5 @@ def _check_congestion(name: str | None) -> None:
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _python, _c_library, _torch, _cuda, _ucx, _nccl, _nccl_shim, _settings,
+    _python, _c_library, _torch, _cuda, _ucx, _zmq, _nccl, _nccl_shim, _settings,
 )  # fmt: skip

@@ -372,6 +372,8 @@ def create(
     for field in ("key_file", "interface"):
         if (text := getattr(settings, field)) is not None:
             setattr(options, "interface_name" if field == "interface" else field, text.encode())
+    if (library := config.zmq_library()) is not None:
+        options.zmq_library = library.encode()
     meeting = _meet(role, timedelta(seconds=seconds))
     number = next(_numbers)
     options.rank = _rank_of(role, meeting)

@@ -11,7 +11,7 @@ import thinwire
 import torch
 from ranks import run_program
 from test_wrong_types import WRONG
-from thinwire import kvstore, launch
+from thinwire import _library, kvstore, launch
 from thinwire.torch import ParameterServerOptimizer
 
 CHECKS = '''
@@ -79,6 +79,15 @@ def test_mxnets_checks_hold(checks, workers, servers, name, codec):
     )  # fmt: skip
     for rank in range(workers):
         assert f"worker {rank} of {workers}: {name}" in printed
+
+
+def test_a_named_zeromq_that_is_not_there_is_an_error_with_the_fix(checks):
+    named = "/nowhere/libzmq.so.5"
+    with pytest.raises(thinwire.UnavailableError, match=f"{named}.*libzmq5.*THINWIRE_ZMQ_LIB"):
+        _library.zmq_version(named)
+    environment = {"THINWIRE_ZMQ_LIB": named, "THINWIRE_SERVERS": "1"}
+    with pytest.raises(AssertionError, match=f"{named}.*THINWIRE_ZMQ_LIB"):
+        run_program(checks, "dist_sync", "fp32", environment=environment)
 
 
 def test_torchruns_last_ranks_serve(checks):
