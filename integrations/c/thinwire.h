@@ -78,12 +78,12 @@ typedef struct {
   const char* interface_name;  /* network interface to listen on */
   const char* rendezvous_host; /* listen where this host is reached; else loopback */
   int lanes;                   /* chunks in flight */
-  size_t chunk_bytes;          /* of fp32 input; unless set, 4 MiB, over NCCL 32 MiB, under p3 1 MiB,
-                                  and larger in large worlds */
-  size_t min_bytes;            /* smaller tensors go raw; SIZE_MAX: everything raw */
-  int no_raw;                  /* non-zero: small tensors are compressed as well */
-  int timeout_ms;              /* of connecting, and of one allreduce */
-  const char* trace_path;      /* Chrome trace, written when the communicator is destroyed */
+  size_t chunk_bytes;     /* of fp32 input; unless set, 4 MiB, over NCCL 32 MiB, under p3 1 MiB,
+                             and larger in large worlds */
+  size_t min_bytes;       /* smaller tensors go raw; SIZE_MAX: everything raw */
+  int no_raw;             /* non-zero: small tensors are compressed as well */
+  int timeout_ms;         /* of connecting, and of one allreduce */
+  const char* trace_path; /* Chrome trace, written when the communicator is destroyed */
   /* The first release ended here. */
   const char* flight_path; /* the engine's last events are written here with its first failure */
   const char* key_file;    /* secret of the group, in a file of mode 0600 that every rank has; null

@@ -29,12 +29,12 @@ inline constexpr int kEveryone = -1;  // every other rank
 
 struct Action {
   enum class Kind { kStart, kSend, kFail, kPredicted } kind = Kind::kStart;
-  StartChunk start;     // kStart
-  int to = kEveryone;   // kSend
-  OrderMessage message;      // kSend
-  absl::Status reason;  // kFail
-  int silent = 0;       // kFail: ranks that do not answer, and so will not echo it
-  int at_once = 0;      // kPredicted: predicted chunks that may soon be under way together
+  StartChunk start;      // kStart
+  int to = kEveryone;    // kSend
+  OrderMessage message;  // kSend
+  absl::Status reason;   // kFail
+  int silent = 0;        // kFail: ranks that do not answer, and so will not echo it
+  int at_once = 0;       // kPredicted: predicted chunks that may soon be under way together
 };
 
 class Outbox {

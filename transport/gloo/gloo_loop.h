@@ -21,8 +21,8 @@ namespace thinwire {
 // Thread-safe.
 class GlooLoop final : private gloo::transport::tcp::Handler {
  public:
-  // Runs once on the loop's thread each time it is posted. It must neither block nor throw, and must
-  // live until it has run: see Sync.
+  // Runs once on the loop's thread each time it is posted. It must neither block nor throw, and
+  // must live until it has run: see Sync.
   class Task {
    public:
     virtual void Run() = 0;

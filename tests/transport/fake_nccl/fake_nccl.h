@@ -45,7 +45,7 @@ struct FakeNccl {
   std::atomic<int> made{0}, destroyed{0}, aborted{0};
   // Issued, of all ranks: groups, those with gathers, those with reductions.
   std::atomic<int> groups{0}, gathers{0}, reductions{0};
-  std::atomic<int> configured{0};  // calls with a configuration of their own
+  std::atomic<int> configured{0};                    // calls with a configuration of their own
   std::atomic<int> waiting_for_ctas{0}, running{0};  // kernels, now
   std::atomic<int> newest_ctas{0};                   // of the communicator that was made last
   // Of those groups, the ones that moved blocks of registered memory only.

@@ -12,8 +12,9 @@ namespace thinwire {
 namespace {
 
 constexpr char kFileName[] = "libzmq.so.5";
-constexpr char kFix[] = "install libzmq5 of Debian or the wheel pyzmq beside thinwire's, or name the "
-                        "file in THINWIRE_ZMQ_LIB";
+constexpr char kFix[] =
+    "install libzmq5 of Debian or the wheel pyzmq beside thinwire's, or name the "
+    "file in THINWIRE_ZMQ_LIB";
 
 absl::Status Unusable(const std::string& path, const std::string& why) {
   return absl::UnimplementedError(
