@@ -1,7 +1,7 @@
 """One thread a process, before torch is imported: ranks share the machine's cores with each other,
 and threads that spin for one another take those of the other tests. The package of this checkout,
-unless one is installed, and the network lab are importable from here and from the processes that
-tests start."""
+unless one is installed, the network lab and ranks.py are importable from here and from the
+processes that tests start."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parents[1]
-added = [str(ROOT)]
+added = [str(ROOT), str(ROOT / "tests")]
 if importlib.util.find_spec("thinwire") is None:
     added.append(str(ROOT / "integrations" / "python"))
 sys.path.extend(added)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def deadlines(rank: int):
     group = dist.new_group(timeout=datetime.timedelta(minutes=7))
+    dist.barrier()  # a rank that left at once would end the other's connecting
     return Membership(group, "test").group().timeout_s, Membership(None, "test").group().timeout_s
 
 
