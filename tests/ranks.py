@@ -49,7 +49,7 @@ class Rank:
         theirs.close()
 
     def outcome(self, end: float) -> Outcome | None:
-        """What its function came to, an empty outcome if it died; None if time.monotonic() reaches
+        """Return the end of its function, empty if it died; None if time.monotonic() reaches
         `end` before."""
         if not self._pipe.poll(max(0.0, end - time.monotonic())):
             return None
@@ -98,7 +98,7 @@ def started(
 
 
 def values_of(ranks: list[Rank], timeout_s: float) -> list[Any]:
-    """What the functions returned. Fails if one raises, dies or takes longer."""
+    """Return the functions' results. Fails if one raises, dies or takes longer."""
     end, values = time.monotonic() + timeout_s, []
     for number, rank in enumerate(ranks):
         outcome = rank.outcome(end)
@@ -173,8 +173,9 @@ def run_program(
     timeout_s: float = 100.0,
     environment: dict[str, str] | None = None,
 ) -> str:
-    """What the program printed, run by every rank with torchrun's variables, in a folder of
-    its own and from its first line to its exit handlers. Fails if a rank raises or takes longer."""
+    """Run the program on every rank with torchrun's variables, in a folder of its own and from its
+    first line to its exit handlers, and return all that they printed. Fails if a rank raises, dies
+    or takes longer."""
     from bench.lab import free_port
 
     here = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}

@@ -79,32 +79,29 @@ def _torch() -> Iterator[Finding]:
     yield Finding("ok" if gloo else "missing", "rendezvous", detail)
 
 
-def _cuda() -> Iterator[Finding]:
+def _optional(name: str, ask: Callable[[], object], use: str) -> Iterator[Finding]:
+    """A library that works where it is: `ask` returns its version, or how many it finds."""
     try:
-        count = _library.cuda_devices(config.cuda_library())
+        found = ask()
     except errors.UnavailableError as error:
-        yield Finding("absent", "GPU codecs", str(error))
+        yield Finding("absent", name, str(error))
     else:
-        yield Finding("ok", "GPU codecs", f"{count} CUDA device(s)")
+        yield Finding("ok", name, f"{found}{use}")
+
+
+def _cuda() -> Iterator[Finding]:
+    ask = functools.partial(_library.cuda_devices, config.cuda_library())
+    yield from _optional("GPU codecs", ask, " CUDA device(s)")
 
 
 def _ucx() -> Iterator[Finding]:
-    try:
-        version = _library.ucx_version(config.ucx_library())
-    except errors.UnavailableError as error:
-        yield Finding("absent", "UCX", str(error))
-    else:
-        detail = f"{version}; transport='auto' takes it for ranks on one host"
-        yield Finding("ok", "UCX", detail)
+    ask = functools.partial(_library.ucx_version, config.ucx_library())
+    yield from _optional("UCX", ask, "; transport='auto' takes it for ranks on one host")
 
 
 def _zmq() -> Iterator[Finding]:
-    try:
-        version = _library.zmq_version(config.zmq_library())
-    except errors.UnavailableError as error:
-        yield Finding("absent", "ZeroMQ", str(error))
-    else:
-        yield Finding("ok", "ZeroMQ", f"{version}; a thinwire.kvstore sends by it")
+    ask = functools.partial(_library.zmq_version, config.zmq_library())
+    yield from _optional("ZeroMQ", ask, "; a thinwire.kvstore sends by it")
 
 
 def _nccl() -> Iterator[Finding]:

@@ -417,7 +417,7 @@ def test_the_default_deadline():
     assert float(default) - 5 < store.waited_s <= float(default)
 
 
-# What scripts/settings.py writes.
+# The files that scripts/settings.py writes.
 
 
 def test_the_types_and_the_page_are_made_of_the_settings():

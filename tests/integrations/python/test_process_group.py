@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from ranks import outcomes_of, run
 from thinwire.torch import backend
-from thinwire.torch.process_group import ProcessGroup
+from thinwire.torch.process_group import GatherWork, ProcessGroup, _Kept
 from torch.distributed._functional_collectives import all_reduce as all_reduce_functional
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -360,3 +360,18 @@ def as_torchfts(_rank: int) -> tuple[bool, list[float]]:
 
 def test_torchfts_is_a_process_group_of_torchft():
     assert run(as_torchfts, world=1) == [(True, [0.0, 1.0, 2.0])]
+
+
+def test_a_gather_that_failed_stays_failed():
+    """Each wait raises the first one's error, and nothing reports a success."""
+
+    def lose() -> None:
+        raise thinwire.PeerLostError("rank 0, tensor 'w': rank 1 is lost")
+
+    work = GatherWork(lose, _Kept())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="rank 1 is lost"):
+            work.wait()
+    with pytest.raises(RuntimeError, match="rank 1 is lost"):
+        work.result()
+    assert work.is_completed() and not work.is_success()

@@ -190,6 +190,7 @@ class GatherWork(_Work):
 
     def __init__(self, finish: Callable[[], None], kept: _Kept) -> None:
         self._finish: Callable[[], None] | None = finish
+        self._error: Exception | None = None
         super().__init__(kept)
 
     def wait(self, *_: Any) -> bool:
@@ -200,11 +201,16 @@ class GatherWork(_Work):
             try:
                 finish()
             except errors.Error as error:
-                raise _as_torchs(error) from None
+                self._error = _as_torchs(error)
+        if self._error is not None:
+            raise self._error
         return True
 
     def is_completed(self) -> bool:
         return self._finish is None
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """It waits."""
