@@ -198,7 +198,9 @@ def _as_program(
     os.chdir(printed.parent)
     sys.argv = [str(file), *arguments]
     with printed.open("w") as out, contextlib.redirect_stdout(out):
-        runpy.run_path(str(file), run_name="__main__")
+        # Kept until the process ends: a DDP model that dies after destroy_process_group() waits,
+        # with Python's lock, for a thread of Gloo's that may wait for the lock (torch 2.13).
+        _as_program.left = runpy.run_path(str(file), run_name="__main__")
         atexit._run_exitfuncs()  # which the processes of multiprocessing leave out
 
 
