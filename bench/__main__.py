@@ -89,6 +89,7 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
         if arguments.kind == "one_word":
             several = int(os.environ["LOCAL_WORLD_SIZE"]) > 1
             all_ = steps.ONE_WORD_ON_HOSTS if several else steps.ONE_WORD
+            ways += [steps.ALONE] * several
         return [
             {"framework": name} | row
             for name in names_of(arguments) or all_

@@ -9,7 +9,7 @@ for version in "$@"; do
   [[ -x $venv/bin/python ]] || python3 -m venv "$venv"
   grep -E '^(numpy|pytest|pytest-xdist|hypothesis|tqdm|safetensors|cryptography)==' requirements.txt >"$venv/wanted.txt"
   grep '^torchft==' tests/frameworks/others.txt >>"$venv/wanted.txt"
-  printf '%s\n' "torch==$version" expecttest==0.3.0 >>"$venv/wanted.txt"
+  printf '%s\n' "torch==$version" expecttest==0.3.0 parameterized==0.9.0 >>"$venv/wanted.txt"
   cmp -s "$venv/wanted.txt" "$venv/installed.txt" || {
     echo "installing torch $version into $venv"
     "$venv/bin/python" -m pip install -q --disable-pip-version-check -r "$venv/wanted.txt"

@@ -316,17 +316,22 @@ def replicate() -> Iterator[Turn]:
     yield loop(model, sgd(model))
 
 
-@contextlib.contextmanager
-def hsdp(override: dict[str, Any] | None) -> Iterator[Turn]:
-    """Shards within a host, replicas on several. override: init_device_mesh's backend_override."""
+def mesh_of_hosts(override: dict[str, Any] | None) -> Any:
+    """HSDP's mesh: shards within a host, replicas on several. override: init_device_mesh's
+    backend_override."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    model = Net()
-    mesh = init_device_mesh(
+    return init_device_mesh(
         "cpu", (dist.get_world_size() // _INNER, _INNER), mesh_dim_names=("replicate", "shard"),
         backend_override=override,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def hsdp(override: dict[str, Any] | None) -> Iterator[Turn]:
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = Net(), mesh_of_hosts(override)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -368,9 +373,16 @@ def meet_again(way: str) -> None:
 
 
 def hsdp_by_mesh(way: str) -> contextlib.AbstractContextManager[Turn]:
+    """ALONE exchanges within hosts, and nothing between them."""
     from thinwire.torch import backend
 
-    return hsdp(None if way == OWN else {"replicate": ("thinwire", backend.Options(way))})
+    if way == OWN:
+        return hsdp(None)
+    if way == ALONE:
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401, it registers "fake"
+
+        return hsdp({"replicate": "fake"})
+    return hsdp({"replicate": ("thinwire", backend.Options(way))})
 
 
 ONE_WORD = {

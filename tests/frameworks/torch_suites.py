@@ -11,9 +11,10 @@ Suites whose files are in FOLDER:
 c10d         test_c10d_gloo.py and test_c10d_common.py of PyTorch's test/distributed, codec fp32
 horovod      test_torch.py of Horovod's test/parallel over thinwire.horovod, 2 ranks, codec fp32
 
-It needs expecttest, and torchft for its suites. A suite takes a quarter of an hour on two cores, so
-`make test-torch` calls it and CI does not. It fails if a test that Gloo passes fails over thinwire
-and is not in KNOWN, which gives the reason. Horovod's have no Gloo; all must pass that run."""
+It needs expecttest, and for torchft's suites torchft and parameterized. A suite takes a quarter of
+an hour on two cores, so `make test-torch` calls it and CI does not. It fails if a test that Gloo
+passes fails over thinwire and is not in KNOWN, which gives the reason. Horovod's have no Gloo; all
+must pass that run."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from ranks import outcomes_of, run
 from thinwire.torch import backend
-from thinwire.torch.process_group import GatherWork, ProcessGroup, _Kept
+from thinwire.torch.process_group import ProcessGroup
+from thinwire.torch.works import GatherWork, Kept
 from torch.distributed._functional_collectives import all_reduce as all_reduce_functional
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -368,7 +369,7 @@ def test_a_gather_that_failed_stays_failed():
     def lose() -> None:
         raise thinwire.PeerLostError("rank 0, tensor 'w': rank 1 is lost")
 
-    work = GatherWork(lose, _Kept())
+    work = GatherWork(lose, Kept())
     for _ in range(2):
         with pytest.raises(RuntimeError, match="rank 1 is lost"):
             work.wait()

@@ -14,7 +14,6 @@ import hashlib
 import logging
 import secrets
 import socket
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,188 +33,21 @@ from thinwire.torch.exchange.session import Session
 from thinwire.torch.fsdp.gather import GroupGather, check_gather, settings_of_gather
 from thinwire.torch.fsdp.residuals import SHARE, memory_of_gpu, memory_of_host
 from thinwire.torch.sequence import GradientSequence, Kind
+from thinwire.torch.works import (
+    CompressedWork,
+    DoneWork,
+    GatherWork,
+    GlooWork,
+    Kept,
+    as_torchs,
+    typed_error,
+)
 
 __all__ = ["ProcessGroup"]
 
 _log = logging.getLogger("thinwire")
 _MIN_BYTES = 65536  # tw_options' default
 _GLOO_TIMEOUT_S = 1800.0  # torch's own
-_KEPT_WORKS = 256  # that are done and were neither waited for nor asked for a future
-
-
-class _Kept:
-    """Works that C++ may still hold. It holds only the C++ half of a Python Work, and calls its
-    wait() and then its get_future() after the caller has dropped the Python half, as DDP.join does;
-    so a group keeps every work until it was waited for, or its future is done, and then until the
-    next one is."""
-
-    def __init__(self) -> None:
-        self._works: dict[_Work, None] = {}
-        self._last: _Work | None = None
-
-    def add(self, work: _Work) -> None:
-        if len(self._works) > _KEPT_WORKS:
-            for each in [each for each in list(self._works) if each.is_completed()]:
-                self._works.pop(each, None)
-        self._works[work] = None
-
-    def release(self, work: _Work) -> None:
-        if self._works.pop(work, self) is None:
-            self._last = work
-
-
-class _Work(dist.Work):
-    """A collective in flight."""
-
-    def __init__(self, kept: _Kept) -> None:
-        super().__init__()
-        self._kept = kept
-        kept.add(self)
-
-    def _release(self) -> None:
-        self._kept.release(self)
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def result(self) -> list[torch.Tensor]:
-        """Wait, and return the tensors with the results."""
-        self.wait()
-        return self.get_future().value()
-
-    def is_success(self) -> bool:
-        """True if the collective is done and has not failed."""
-        future = self.get_future()
-        if not future.done():
-            return False
-        try:
-            future.value()
-        except RuntimeError:
-            return False
-        return True
-
-
-class CompressedWork(_Work):
-    """Compressed exchanges in flight, one for each tensor."""
-
-    def __init__(
-        self,
-        works: Sequence[collectives.Work],
-        tensors: list[torch.Tensor],
-        kept: _Kept,
-    ) -> None:
-        futures = torch.futures.collect_all([work.get_future() for work in works])
-        self._works = works
-        self._future = futures.then(lambda done: _results(done, tensors))
-        super().__init__(kept)
-
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Block until the results are there and the future is done; raise the typed error of a
-        failure. `timeout` is ignored: the group's own counts."""
-        try:
-            for work in self._works:
-                work.wait()
-            self._future.wait()
-        except errors.Error as error:
-            raise _as_torchs(error) from None
-        finally:
-            self._release()
-        return True
-
-    def is_completed(self) -> bool:
-        return self._future.done()
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Its error is torch's RuntimeError with the typed one's text."""
-        self._future.add_done_callback(lambda _: self._release())
-        return self._future
-
-
-def _results(
-    done: torch.futures.Future[list[torch.futures.Future]], tensors: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    for future in done.value():
-        future.value()  # raises its error
-    return tensors
-
-
-class GlooWork(_Work):
-    """A collective of Gloo's in flight, which raises typed errors."""
-
-    def __init__(
-        self,
-        work: dist.Work,
-        typed: Callable[[Exception], errors.Error],
-        kept: _Kept,
-    ) -> None:
-        """typed: makes the typed error of Gloo's."""
-        self._work, self._typed = work, typed
-        super().__init__(kept)
-
-    def wait(self, *timeout: Any) -> bool:
-        try:
-            return self._work.wait(*timeout)
-        except RuntimeError as error:
-            raise _as_torchs(self._typed(error)) from None
-        finally:
-            self._release()
-
-    def is_completed(self) -> bool:
-        return self._work.is_completed()
-
-    def result(self) -> list[torch.Tensor]:
-        self.wait()
-        return self._work.result()
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        try:
-            future = self._work.get_future()
-        except RuntimeError:  # Gloo's sends and receives have none
-            future = torch.futures.Future()
-            threading.Thread(target=self._complete, args=(future,), daemon=True).start()
-        future.add_done_callback(lambda _: self._release())
-        return future
-
-    def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
-        try:
-            self.wait()
-        except RuntimeError as error:
-            future.set_exception(error)
-        else:
-            future.set_result([])
-
-
-class GatherWork(_Work):
-    """A compressed gather of parameters in flight, which ends in wait()."""
-
-    def __init__(self, finish: Callable[[], None], kept: _Kept) -> None:
-        self._finish: Callable[[], None] | None = finish
-        self._error: Exception | None = None
-        super().__init__(kept)
-
-    def wait(self, *_: Any) -> bool:
-        """Return when the parameters are there; raise the typed error of a failure."""
-        finish, self._finish = self._finish, None
-        self._release()
-        if finish is not None:
-            try:
-                finish()
-            except errors.Error as error:
-                self._error = _as_torchs(error)
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._finish is None
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """It waits."""
-        self.wait()
-        return _Done(self._kept).get_future()
 
 
 class _Account:
@@ -238,22 +70,6 @@ class _Account:
                 counts["compressed"], counts["compressed_bytes"] / 1e6, counts["exact"],
                 counts["exact_bytes"] / 1e6,
             )  # fmt: skip
-
-
-class _Done(_Work):
-    """An exchange that was done before it was asked for."""
-
-    def wait(self, *_: Any) -> bool:
-        self._release()
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        future = torch.futures.Future()
-        future.set_result([])
-        return future
 
 
 class ProcessGroup(dist.ProcessGroup):
@@ -304,7 +120,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._gather: GroupGather | None = None
         self._shadow: object | None = None
         self._failure: errors.Error | None = None  # of Gloo's collectives
-        self._kept = _Kept()
+        self._kept = Kept()
         self._meeting: tuple[str, dist.TCPStore] | None = None  # own handle and its store
         self._account = _Account("process group")
         weakref.finalize(self, self._account.report)
@@ -392,7 +208,7 @@ class ProcessGroup(dist.ProcessGroup):
         _, _, address = handles[0].partition("@")
         prefix = f"{address}/reconfigure {opts.uuid}"
         self.configure(prefix, handles.index(mine), len(handles), opts.timeout)
-        return _Done(self._kept)
+        return DoneWork(self._kept)
 
     def _joined(self) -> tuple[Session, dist.ProcessGroup]:
         if self._session is None or self._gloo is None:
@@ -479,7 +295,7 @@ class ProcessGroup(dist.ProcessGroup):
             except errors.InvalidArgumentError:
                 raise
             except errors.Error as error:
-                raise _as_torchs(self._gather.session.fail(error)) from None
+                raise as_torchs(self._gather.session.fail(error)) from None
             if finish is not None:
                 return GatherWork(finish, self._kept)
         return self._by_gloo(collective, output, source, *options)
@@ -513,7 +329,7 @@ class ProcessGroup(dist.ProcessGroup):
         except errors.InvalidArgumentError:
             raise
         except errors.Error as error:
-            raise _as_torchs(session.fail(error)) from None
+            raise as_torchs(session.fail(error)) from None
         return CompressedWork(works, list(results), self._kept)
 
     def _by_gloo(self, collective: str, *arguments: Any, **options: Any) -> Any:
@@ -533,7 +349,7 @@ class ProcessGroup(dist.ProcessGroup):
         except RuntimeError as error:
             if type(typed_error(session.rank, collective, error)) is errors.Error:
                 raise  # Gloo refuses the arguments; the group goes on
-            raise _as_torchs(typed(error)) from None  # a peer was lost before
+            raise as_torchs(typed(error)) from None  # a peer was lost before
         if collective.startswith(("allreduce", "reduce_scatter")):
             self._account.add("exact", _bytes_of(arguments[-2] if arguments[1:] else arguments[0]))
         # Only Gloo's own work of a receive from anybody tells from whom it was.
@@ -643,14 +459,6 @@ def _settings_of(
     return dataclasses.replace(settings, codec=codecs, scope=scope, gather=gather)
 
 
-@functools.cache
-def _class_of_both(kind: type[errors.Error]) -> type[errors.Error]:
-    network = issubclass(kind, errors.PeerLostError)
-    theirs = dist.DistNetworkError if network else dist.DistBackendError
-    again = {"__module__": kind.__module__, "__reduce__": lambda error: (kind, error.args)}
-    return type(kind.__name__, (kind, theirs), again)
-
-
 def own_address() -> str:
     """The address of this host on the way to MASTER_ADDR, else loopback."""
     host = config.resolve().rendezvous_host or "127.0.0.1"
@@ -658,11 +466,6 @@ def own_address() -> str:
     with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
         probe.connect(family[4])  # sends nothing
         return probe.getsockname()[0]
-
-
-def _as_torchs(error: errors.Error) -> errors.Error:
-    """The error for a raise, which is torch's DistBackendError or DistNetworkError as well."""
-    return _class_of_both(type(error))(*error.args)
 
 
 def _is_float(tensor: object) -> bool:
@@ -707,16 +510,6 @@ for _name in private.COLLECTIVES:
     else:
         _made = _forwarding(_name)
     setattr(ProcessGroup, _name, _made)
-
-
-def typed_error(rank: int, collective: str, error: Exception) -> errors.Error:
-    """The typed error of a collective of Gloo's, whose own error has a text only."""
-    text = f"rank {rank}, {collective}: {error}"
-    if "imed out" in str(error):
-        return errors.TimeoutError(f"{text}; look what the other ranks do instead")
-    if "onnection" in str(error) or "onnect timeout" in str(error):
-        return errors.PeerLostError(f"{text}; look why the peer's process ended")
-    return errors.Error(text)
 
 
 def _parse(address: object) -> tuple[str, int, str]:

@@ -39,7 +39,9 @@ class GradientSequence:
     An exchange is known by its kind and its place: it is the k-th of this kind since the last step
     of an optimizer of torch's, the same on all ranks. If a step has another number of exchanges of
     a kind than the last step that had any, the places may be those of other parameters, so all
-    residuals of the kind are dropped. Thread-safe.
+    residuals of the kind are dropped. A new order of parameters inside an exchange is not seen:
+    after its first step DDP has one, and those residuals reach other parameters, once. A kind that
+    is exchanged no more keeps its residuals. Thread-safe.
 
     Args:
         session: has two codecs, the second for exchanges that have no residual.
