@@ -31,8 +31,10 @@ struct StoreHead {
     kGet,       // slice, request: asks for a slice's state
     // From a server.
     kValues,  // slice, request, form, number: publication, have: that it follows; body
-    kDone,    // answers kTogether: slice, number; body: why nothing was done, or none
+    kDone,    // answers kTogether: slice, number; body: why nothing was done, or none; have: 1 if
+              // the server has a journal, so that it can come back
     kState,   // answers kGet: slice, request; body
+    kStored,  // answers kPush of a server with a journal: slice, number
     kError,   // number: absl::StatusCode; body: message. The store has failed.
   };
   // Body of kValues.

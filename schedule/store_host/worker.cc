@@ -61,6 +61,10 @@ StoreWorker::StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& opt
       options_(options),
       backend_(CpuBackend()),
       layout_(options.layout) {
+  for (int server = 0; server < options.layout.servers; ++server) {
+    resenders_.push_back(
+        std::make_unique<Resender>(*plane_, RankOfServer(options.workers, server)));
+  }
   receiver_ = std::thread([this] { Receive(); });
 }
 
@@ -69,6 +73,15 @@ StoreWorker::~StoreWorker() { Close().IgnoreError(); }
 absl::Status StoreWorker::Close() {
   if (is_closed_) return absl::OkStatus();
   is_closed_ = true;
+  // A server with a journal that is away gets the rest when it is back.
+  Await(
+      [&] {
+        mu_.AssertHeld();
+        return std::ranges::all_of(resenders_,
+                                   [](const auto& resender) { return resender->is_empty(); });
+      },
+      [] { return std::string("a server has not answered everything"); })
+      .IgnoreError();
   absl::Status failure;
   {
     const absl::MutexLock lock(&mu_);
@@ -83,11 +96,10 @@ absl::Status StoreWorker::Close() {
 }
 
 absl::Status StoreWorker::Connect() {
-  const auto servers = static_cast<size_t>(options_.layout.servers);
   return Await(
       [&] {
         mu_.AssertHeld();
-        return connected_.size() == servers;
+        return connected_.size() == resenders_.size();
       },
       [&] {
         mu_.AssertHeld();
@@ -159,8 +171,9 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
     readers_.push_back(std::make_unique<DeltaReader>(options_.codec.down, slice.count, backend_));
     if (rank_ != 0) continue;
     const TensorView part = values[slice.key - first_key].values.Slice(slice.offset, slice.count);
-    const absl::Status bad = SendTo(
-        i, kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)}, AsFp32(backend_, part));
+    const absl::Status bad =
+        SendTo(ServerOf(i), kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
+               AsFp32(backend_, part));
     if (!bad.ok()) return bad;
   }
   std::vector<std::string> bodies;
@@ -186,24 +199,21 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
   return CallAll(Together::kInit, bodies);
 }
 
-absl::Status StoreWorker::SendTo(size_t slice, int priority, const StoreHead& head,
+absl::Status StoreWorker::SendTo(size_t server, int priority, const StoreHead& head,
                                  std::vector<uint8_t> body) {
-  const int server = layout_.slices()[slice].server;
   {
     const absl::MutexLock lock(&mu_);
     queued_ += sizeof(head) + body.size();
   }
-  absl::Status sent = plane_->Send(RankOfServer(options_.workers, server), priority, head.ToBytes(),
-                                   std::move(body));
-  if (sent.ok()) return sent;
+  const absl::Status sent = resenders_[server]->Send(priority, head, std::move(body));
   // The receiver hears why a server is lost, and so knows more than Send.
   const absl::MutexLock lock(&mu_);
-  if (failure_.ok()) {
+  if (!sent.ok() && failure_.ok()) {
     failure_ = absl::Status(
         sent.code(), absl::StrCat("worker ", rank_, ", server ", server, ": ", sent.message()));
     changed_.SignalAll();
   }
-  return failure_;
+  return sent.ok() ? sent : failure_;
 }
 
 absl::Status StoreWorker::AwaitRoom() {
@@ -290,7 +300,8 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
       backend_.Encode(spec, gradient->Slice(slice.offset, slice.count),
                       residual == nullptr ? nullptr : residual + slice.offset, body.data(), draws);
     }
-    if (absl::Status bad = SendTo(i, priority, head, std::move(body)); !bad.ok()) return bad;
+    const absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body));
+    if (!bad.ok()) return bad;
   }
   return absl::OkStatus();
 }
@@ -350,9 +361,7 @@ absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>&
   const auto kind = static_cast<uint32_t>(what);
   for (size_t server = 0; server < bodies.size(); ++server) {
     const StoreHead head{.kind = Kind::kTogether, .slice = kind, .number = number};
-    const absl::Status sent = plane_->Send(RankOfServer(options_.workers, static_cast<int>(server)),
-                                           kLast, head.ToBytes(), BytesOf(bodies[server]));
-    if (!sent.ok()) Fail(sent);  // keeps an earlier reason
+    SendTo(server, kLast, head, BytesOf(bodies[server])).IgnoreError();  // Await returns it
   }
   const absl::Status waited = Await(
       [&] {
@@ -410,8 +419,9 @@ absl::StatusOr<std::string> StoreWorker::StatesAsFile() {
       const absl::MutexLock lock(&mu_);
       request = ++last_request_;
     }
-    const absl::Status sent = SendTo(
-        i, kLast, {.kind = Kind::kGet, .slice = static_cast<uint32_t>(i), .request = request}, {});
+    const absl::Status sent =
+        SendTo(ServerOf(i), kLast,
+               {.kind = Kind::kGet, .slice = static_cast<uint32_t>(i), .request = request}, {});
     if (!sent.ok()) return sent;
     const absl::Status waited = Await(
         [&] {
@@ -458,7 +468,7 @@ absl::Status StoreWorker::PutStates(const std::string& file) {
           "'; load it with the keys, sizes and slices that it was saved with"));
     }
     const absl::Status bad =
-        SendTo(i, kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
+        SendTo(ServerOf(i), kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
                {found->second.state.begin(), found->second.state.end()});
     if (!bad.ok()) return bad;
   }
@@ -480,29 +490,43 @@ std::string StoreWorker::Describe() const {
 void StoreWorker::Receive() {
   while (true) {
     absl::StatusOr<MessageEvent> event = plane_->Receive(Clock::now() + kTick);
+    CheckLost();
     if (!event.ok()) {
       if (absl::IsDeadlineExceeded(event.status())) continue;
       return;  // closed
     }
     if (const auto* message = std::get_if<Message>(&*event)) {
       OnMessage(*message);
-      continue;
+    } else {
+      OnPeer(std::get<PeerEvent>(*event));
     }
-    const auto& peer = std::get<PeerEvent>(*event);
-    const int server = peer.peer - options_.workers;
-    absl::Status reason;
-    {
-      const absl::MutexLock lock(&mu_);
-      if (is_closing_) continue;
-      if (peer.kind == PeerEvent::Kind::kJoined) {
-        connected_.insert(server);
-        changed_.SignalAll();
-        continue;
-      }
-      reason = peer.reason;
-    }
-    Fail(absl::UnavailableError(absl::StrCat("worker ", rank_, " lost server ", server,
-                                             " and the values that it holds: ", reason.message())));
+  }
+}
+
+void StoreWorker::OnPeer(const PeerEvent& event) {
+  const int server = event.peer - options_.workers;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (is_closing_) return;
+    if (event.kind == PeerEvent::Kind::kJoined) connected_.insert(server);
+    changed_.SignalAll();
+  }
+  Resender& resender = *resenders_[static_cast<size_t>(server)];
+  if (event.kind == PeerEvent::Kind::kJoined) return resender.OnJoined();
+  if (resender.OnLost(event.reason, Clock::now())) return;
+  Fail(absl::UnavailableError(
+      absl::StrCat("worker ", rank_, " lost server ", server,
+                   " and the values that it holds: ", event.reason.message())));
+}
+
+void StoreWorker::CheckLost() {
+  for (size_t server = 0; server < resenders_.size(); ++server) {
+    const absl::Status loss = resenders_[server]->LostBefore(Clock::now() - options_.timeout);
+    if (loss.ok()) continue;
+    Fail(absl::UnavailableError(
+        absl::StrCat("worker ", rank_, " lost server ", server, ", which did not come back within ",
+                     std::chrono::duration<double>(options_.timeout).count(),
+                     " s; start it again with its ", "rank and journal: ", loss.message())));
   }
 }
 
@@ -514,8 +538,13 @@ void StoreWorker::OnMessage(const Message& message) {
         head.status().code(),
         absl::StrCat("worker ", rank_, ", server ", server, ": ", head.status().message())));
   }
+  resenders_[static_cast<size_t>(server)]->OnAnswer(*head);
   switch (head->kind) {
     case Kind::kValues: return OnValues(server, *head, message.body);
+    case Kind::kStored: {
+      const absl::MutexLock lock(&mu_);
+      return changed_.SignalAll();
+    }
     case Kind::kDone: {
       const absl::MutexLock lock(&mu_);
       done_[{head->slice, head->number}].insert(server);

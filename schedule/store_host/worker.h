@@ -6,6 +6,11 @@
 //
 // The first failure is sticky, and the result of every call from then on: the reason that a server
 // gives, Unavailable for a server that is lost, DeadlineExceeded after the timeout.
+//
+// A server with a journal may come back. What a worker has sent to it is kept until it is answered,
+// and sent again, in its order, when the server is there again; so calls wait meanwhile, and
+// nothing is lost or applied twice. The store fails with Unavailable when the server stays away for
+// longer than the timeout.
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 
@@ -33,6 +38,7 @@
 #include "schedule/store/frames.h"
 #include "schedule/store/layout.h"
 #include "schedule/store/mode.h"
+#include "schedule/store_host/resender.h"
 #include "transport/messages/message_plane.h"
 
 namespace thinwire {
@@ -110,7 +116,14 @@ class StoreWorker {
   absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
   absl::Status CallAll(Together what);
   absl::Status AwaitRoom();
-  absl::Status SendTo(size_t slice, int priority, const StoreHead& head, std::vector<uint8_t> body);
+  absl::Status SendTo(size_t server, int priority, const StoreHead& head,
+                      std::vector<uint8_t> body);
+  void OnPeer(const PeerEvent& event);
+  // Fails the store when a server has been away for longer than the timeout.
+  void CheckLost();
+  size_t ServerOf(size_t slice) const {
+    return static_cast<size_t>(layout_.slices()[slice].server);
+  }
   absl::StatusOr<std::string> StatesAsFile();
   absl::Status PutStates(const std::string& file);
   // Waits under mu_ until `done`, a failure, or the timeout, which fails the store by what `late`
@@ -131,6 +144,7 @@ class StoreWorker {
   StoreLayout layout_;
   ErrorFeedback feedback_;
   std::vector<std::unique_ptr<DeltaReader>> readers_;  // by slice
+  std::vector<std::unique_ptr<Resender>> resenders_;   // by server
   std::map<Together, uint64_t> calls_made_;
   bool is_closed_ = false;
 
