@@ -468,7 +468,9 @@ TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
  * numbers for the present name keep its state. */
 TW_API tw_status tw_kv_set_optimizer(tw_kv* kv, const char* spec);
 TW_API tw_status tw_kv_barrier(tw_kv* kv);
-/* Worker 0 writes or reads a file of all values and the optimizer's state. */
+/* Worker 0 writes or reads a file of all values and the optimizer's state, and each worker its
+ * residuals at PATH.worker-RANK. TW_INVALID_ARGUMENT on all workers, and nothing is loaded, for a
+ * file that is missing, damaged or of another save. */
 TW_API tw_status tw_kv_save(tw_kv* kv, const char* path);
 TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 

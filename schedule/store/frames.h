@@ -17,8 +17,12 @@ enum class Together : uint32_t {
   kInit,       // body: configuration (StoreConfig) and table of slices; values come by kPut
   kOptimizer,  // body: OptimizerSpec as text
   kBarrier,    // no body
-  kLoad,       // body: why the worker has no states to load, or none; they come by kPut
+  kLoad,       // body: kComplaint and why the worker can't load; or the save that it has loaded
+               // from, the same on all; or none. States come by kPut
 };
+
+// Begins the body of a kLoad that can't be done.
+inline constexpr std::string_view kComplaint = "can't load: ";
 
 struct StoreHead {
   enum class Kind : uint8_t {

@@ -326,15 +326,26 @@ void StoreServer::AnswerCall(int worker, uint32_t what, uint64_t number,
   send_(worker, kLast, head, std::move(refusal));
 }
 
-// The first worker's that has a body: a load that it can't make. The store goes on without it.
+// The first complaint about a load, or what two workers differ in. The store goes on without it.
 std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) {
-  for (const auto& [worker, body] : call.bodies) {
-    if (body.empty()) continue;
-    const std::string text =
-        absl::StrCat("load failed on worker ", worker, ": ", std::string(TextOf(body)));
-    return {text.begin(), text.end()};
+  std::string text, first;
+  int other = 0;
+  for (const auto& [worker, bytes] : call.bodies) {
+    const std::string body(TextOf(bytes));
+    if (body.starts_with(kComplaint)) {
+      text = absl::StrCat("load failed on worker ", worker, ": ", body.substr(kComplaint.size()));
+      break;
+    }
+    if (first.empty()) {
+      first = body;
+      other = worker;
+    } else if (!body.empty() && body != first && text.empty()) {
+      text = absl::StrCat("load failed: worker ", worker, " has the residuals of ", body,
+                          ", expected ", first, " as worker ", other,
+                          " has; give each worker its file of the same save");
+    }
   }
-  return {};
+  return {text.begin(), text.end()};
 }
 
 absl::Status StoreServer::Complete(Together what, std::string_view body) {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -88,8 +89,10 @@ class StoreWorker {
   // All workers make these calls.
   absl::Status SetOptimizer(std::string_view spec);  // OptimizerSpec
   absl::Status Barrier();
-  // Worker 0 writes or reads a file of all values and the optimizer's slots. InvalidArgument for a
-  // file that can't be, which changes nothing.
+  // Worker 0 writes or reads a file of all values and the optimizer's slots, and each worker one of
+  // its residuals beside it, PATH.worker-RANK, which is read if the codec has any. A worker that
+  // there was none of at that time begins without.
+  // InvalidArgument for a file that can't be or is of another save, which changes nothing.
   absl::Status Save(const std::string& path);
   absl::Status Load(const std::string& path);
 
@@ -124,8 +127,19 @@ class StoreWorker {
   size_t ServerOf(size_t slice) const {
     return static_cast<size_t>(layout_.slices()[slice].server);
   }
+  // A worker's own part of what is saved.
+  struct Part {
+    std::optional<uint64_t> save;               // that it is of; none: it has no part
+    std::vector<std::vector<float>> residuals;  // by key; empty: none
+  };
+  absl::StatusOr<std::vector<uint8_t>> GetState(size_t slice);
   absl::StatusOr<std::string> StatesAsFile();
-  absl::Status PutStates(const std::string& file);
+  absl::StatusOr<uint64_t> SaveNumber();
+  std::string ResidualsAsFile(uint64_t save) const;
+  absl::Status WriteFile(const std::string& path, const std::string& file) const;
+  absl::StatusOr<Part> ReadPart(const std::string& path) const;
+  // Sends what the file holds. `part`: worker 0's, of the same save.
+  absl::Status PutStates(const std::string& file, Part* part);
   // Waits under mu_ until `done`, a failure, or the timeout, which fails the store by what `late`
   // says.
   template <typename Done, typename Late>

@@ -253,12 +253,14 @@ class KVStore:
         self._check(self._library.tw_kv_barrier(self._alive()))
 
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Worker 0 writes values and optimizer states to a file; all workers call it."""
+        """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
+        fname.worker-RANK; all workers call it."""
         self._check(self._library.tw_kv_save(self._alive(), _text("fname", fname)))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Worker 0 reads what save_optimizer_states() wrote, after the same init() calls and
-        set_optimizer(); any number of servers will do. All workers call it."""
+        """Read what save_optimizer_states() wrote, after the same init() calls and set_optimizer();
+        any number of servers will do. All workers call it. Raises InvalidArgumentError, and changes
+        nothing, if a file is missing, damaged or of another save."""
         self._check(self._library.tw_kv_load(self._alive(), _text("fname", fname)))
 
     def describe(self) -> str:

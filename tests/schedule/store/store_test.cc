@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/synchronization/barrier.h"
@@ -25,6 +27,11 @@ std::vector<float> Normal(uint64_t seed, size_t n) {
   std::vector<float> values(n);
   for (float& value : values) value = normal(random);
   return values;
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 uint64_t DigestOf(const std::vector<float>& values) {
@@ -477,6 +484,100 @@ TEST(StoreTest, ALoadedStoreGoesOnToTheBit) {
       EXPECT_EQ(DigestOf(w), digest) << optimizer;
     });
     std::remove(path.c_str());
+  }
+}
+
+// Three workers of int4 up, whose residuals are saved after five steps.
+struct SavedResiduals {
+  static constexpr size_t kElements = 10000;
+
+  explicit SavedResiduals(const std::string& name) : path(testing::TempDir() + "/" + name) {
+    StoreRanks store = Ranks(3, 2);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w = Begin(*kv, 5);
+      Train(*kv, w, 0);
+      ASSERT_TRUE(kv->Save(path).ok());
+      Train(*kv, w, 5);
+      if (kv->rank() == 0) digest = DigestOf(w);
+    });
+  }
+  static StoreRanks Ranks(int workers, int servers) {
+    return {.workers = workers, .servers = servers, .codec = "int4:down=fp32"};
+  }
+  static std::vector<float> Begin(StoreWorker& kv, uint64_t seed) {
+    std::vector<float> w = Normal(seed, kElements);
+    EXPECT_TRUE(kv.Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    EXPECT_TRUE(kv.SetOptimizer("sgd:lr=0.1,momentum=0.9").ok());
+    return w;
+  }
+  static void Train(StoreWorker& kv, std::vector<float>& w, uint64_t from) {
+    for (uint64_t step = from; step < from + 5; ++step) {
+      std::vector<float> g = Normal(step * 4 + static_cast<uint64_t>(kv.rank()), w.size());
+      ASSERT_TRUE(kv.PushPull("w", View(g), View(w), 0).ok());
+      ASSERT_TRUE(kv.WaitAll().ok());
+    }
+  }
+
+  const std::string path;
+  uint64_t digest = 0;
+};
+
+TEST(StoreTest, WorkersResidualsAreSavedAndLoaded) {
+  const SavedResiduals saved("residuals");
+  StoreRanks store = SavedResiduals::Ranks(3, 1);
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w = SavedResiduals::Begin(*kv, 6);
+    SavedResiduals::Train(*kv, w, 20);  // leaves residuals of its own
+    const absl::Status loaded = kv->Load(saved.path);
+    ASSERT_TRUE(loaded.ok()) << loaded;
+    SavedResiduals::Train(*kv, w, 5);
+    EXPECT_EQ(DigestOf(w), saved.digest);
+  });
+  // Workers that are new begin without.
+  StoreRanks more = SavedResiduals::Ranks(4, 1);
+  more.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    SavedResiduals::Begin(*kv, 6);
+    const absl::Status loaded = kv->Load(saved.path);
+    EXPECT_TRUE(loaded.ok()) << loaded;
+  });
+}
+
+TEST(StoreTest, ResidualsThatAreNotOfTheSaveAreRefusedOnAllWorkers) {
+  const SavedResiduals saved("mixed"), other("other");
+  const auto place = [&](int rank) { return absl::StrCat(saved.path, ".worker-", rank); };
+  const std::string good = ReadFile(place(1)), stale = [&] {
+    StoreRanks store = SavedResiduals::Ranks(3, 1);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      SavedResiduals::Begin(*kv, 6);
+      ASSERT_TRUE(kv->Save(other.path).ok());
+    });
+    return ReadFile(other.path + ".worker-1");
+  }();
+  std::string damaged = good;
+  damaged[damaged.size() / 2] ^= 1;
+  const std::tuple<int, std::string, const char*> cases[] = {{1, stale, "residuals of save"},
+                                                             {0, stale, "worker 0's residuals are"},
+                                                             {1, damaged, "damaged"},
+                                                             {1, "", "can't be read"}};
+  for (const auto& [rank, file, words] : cases) {
+    const std::string before = ReadFile(place(rank));
+    if (file.empty()) {
+      std::remove(place(rank).c_str());
+    } else {
+      std::ofstream(place(rank), std::ios::binary) << file;
+    }
+    StoreRanks store = SavedResiduals::Ranks(3, 2);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      const std::vector<float> w = SavedResiduals::Begin(*kv, 6);
+      const absl::Status loaded = kv->Load(saved.path);
+      EXPECT_TRUE(absl::IsInvalidArgument(loaded)) << loaded;
+      EXPECT_NE(loaded.message().find(words), std::string::npos) << loaded;
+      std::vector<float> out(w.size());
+      ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      EXPECT_EQ(out, w);  // nothing has changed
+    });
+    std::ofstream(place(rank), std::ios::binary) << before;
   }
 }
 

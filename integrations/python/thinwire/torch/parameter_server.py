@@ -96,7 +96,8 @@ class ParameterServerOptimizer:
         self.store.wait()
 
     def save(self, path: str) -> None:
-        """Worker 0 writes values and optimizer states to a file; all workers call it."""
+        """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
+        path.worker-RANK; all workers call it."""
         self.wait()
         self.store.save_optimizer_states(path)
 
