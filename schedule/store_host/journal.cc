@@ -252,7 +252,10 @@ absl::Status Journal::Rotate(const std::function<absl::Status(const Take&)>& sna
   const auto take = [&](const StoreRecord& record) { return Write(file.fd(), record); };
   if (status.ok()) status = snapshot(take);
   if (status.ok()) status = Sync(file.fd());
-  if (!status.ok()) return status;
+  if (!status.ok()) {
+    std::remove(draft.c_str());
+    return status;
+  }
   if (std::rename(draft.c_str(), path_.c_str()) != 0) return Failed("replaced");
   file_ = std::move(file);
   snapshot_bytes_ = written_ - before;
