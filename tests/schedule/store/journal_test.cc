@@ -3,8 +3,10 @@
 #include "schedule/store_host/journal.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -382,6 +384,34 @@ TEST(JournalTest, AJournalOfOtherMembersIsRefusedAndOneOfAnotherRunIsSetAside) {
     EXPECT_FALSE(std::filesystem::exists(path));
   }
   EXPECT_TRUE(absl::IsInvalidArgument(Journal::Open({.folder = "/proc/none"}, 0).status()));
+}
+
+// A limit of the file's size stands for a full disk: the last record is written in part.
+TEST(JournalTest, AFullDiskIsAnErrorThatNamesTheFileAndLeavesAJournal) {
+  const JournalSpec spec{.folder = FreshFolder("full")};
+  const std::string path = JournalOf(spec), good = ReadFile(path);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    Incarnation server(OpenJournal(spec));
+    ASSERT_TRUE(ApplyAll(*server.journal, server.server).ok());
+    rlimit limit = before;
+    limit.rlim_cur = good.size() + 60;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    const absl::Status appended = server.journal->Append({.head = "head", .body = BytesOf(good)});
+    EXPECT_TRUE(absl::IsUnavailable(appended)) << appended;
+    EXPECT_NE(appended.message().find(path), std::string::npos) << appended;
+    const absl::Status rotated = server.journal->Rotate(
+        [&](const Journal::Take& take) { return take({.head = "head", .body = BytesOf(good)}); });
+    EXPECT_TRUE(absl::IsUnavailable(rotated)) << rotated;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  }
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(ReadFile(path).size(), good.size() + 60);
+  EXPECT_FALSE(std::filesystem::exists(path + ".new"));
+  EXPECT_TRUE(Reopen(spec).ok());
+  EXPECT_EQ(ReadFile(path), good);
 }
 
 TEST(JournalTest, ItsSettingIsAFolderWithABoundAndDurability) {
