@@ -14,6 +14,7 @@
 #include "integrations/c/status.h"
 #include "integrations/c/text.h"
 #include "schedule/store_host/join_store.h"
+#include "schedule/store_host/journal.h"
 #include "schedule/store_host/serve.h"
 #include "schedule/store_host/worker.h"
 #include "transport/messages/zmq/zmq_library.h"
@@ -87,10 +88,10 @@ absl::StatusOr<std::unique_ptr<tw_kv>> MakeKv(const tw_kv_options& in) {
                                                    in.workers,
                                                    " workers is a server; call tw_kv_serve"));
   }
-  absl::StatusOr<std::unique_ptr<MessagePlane>> plane = JoinStore(*place);
-  if (!plane.ok()) return plane.status();
+  absl::StatusOr<StoreMembership> joined = JoinStore(*place);
+  if (!joined.ok()) return joined.status();
   absl::StatusOr<std::unique_ptr<StoreWorker>> worker =
-      StoreWorker::Create(*std::move(plane), *options);
+      StoreWorker::Create(std::move(joined->plane), *options);
   if (!worker.ok()) return worker.status();
   auto kv = std::make_unique<tw_kv>();
   kv->worker = *std::move(worker);
@@ -98,18 +99,39 @@ absl::StatusOr<std::unique_ptr<tw_kv>> MakeKv(const tw_kv_options& in) {
 }
 
 absl::Status ServeStore(const tw_kv_options& in) {
-  const absl::StatusOr<StorePlace> place = PlaceOf(in);
+  absl::StatusOr<StorePlace> place = PlaceOf(in);
   if (!place.ok()) return place.status();
   if (!place->is_server()) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", in.rank, " of a store with ",
                                                    in.workers, " workers is a worker; call ",
                                                    "tw_kv_create"));
   }
-  const absl::StatusOr<std::unique_ptr<MessagePlane>> plane = JoinStore(*place);
-  if (!plane.ok()) return plane.status();
-  return Serve(**plane, {.server = place->rank - place->workers,
-                         .workers = place->workers,
-                         .timeout = place->timeout});
+  const int server = place->rank - place->workers;
+  std::unique_ptr<Journal> journal;
+  if (const std::string_view text = TextOf(in.journal); !text.empty()) {
+    const absl::StatusOr<JournalSpec> spec = JournalSpec::Parse(text);
+    if (!spec.ok()) return spec.status();
+    absl::StatusOr<std::unique_ptr<Journal>> opened = Journal::Open(*spec, server);
+    if (!opened.ok()) return opened.status();
+    journal = *std::move(opened);
+    if (const auto& former = journal->former(); former.has_value()) {
+      place->former_run = former->id;
+      place->former_port = former->port;
+    }
+  }
+  const absl::StatusOr<StoreMembership> joined = JoinStore(*place);
+  if (!joined.ok()) return joined.status();
+  if (journal != nullptr) {
+    const absl::Status begun = journal->Begin({.id = joined->run,
+                                               .server = server,
+                                               .servers = place->servers,
+                                               .workers = place->workers,
+                                               .port = joined->port});
+    if (!begun.ok()) return begun;
+  }
+  return Serve(*joined->plane,
+               {.server = server, .workers = place->workers, .timeout = place->timeout},
+               journal.get());
 }
 
 absl::Status CheckKv(const char* function, const tw_kv* kv,

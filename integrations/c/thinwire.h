@@ -32,7 +32,8 @@ typedef enum {
   TW_UNAVAILABLE = 5,      /* this build or machine lacks a part */
   TW_ABORTED = 6,          /* tw_comm_abort, or the communicator was destroyed */
   TW_INTERNAL = 7,         /* our own fault */
-  TW_DATA_LOSS = 8,        /* bytes of a peer came damaged, as tw_options.checksum finds out */
+  TW_DATA_LOSS = 8,        /* bytes of a peer, which tw_options.checksum finds out, or of a store's
+                              journal came damaged */
   TW_OUT_OF_MEMORY = 9     /* a device, or pinned memory, is full */
 } tw_status;
 
@@ -408,6 +409,11 @@ typedef struct {
   const char* rendezvous_host; /* a server listens where this host is reached; else loopback */
   const char* zmq_library;     /* path of libzmq.so.5; null: where the dynamic linker looks, then
                                   pyzmq's */
+  const char* journal;         /* of a server: "FOLDER", in which it keeps the journal that it comes
+                                  back from when it was killed and is started again with its rank;
+                                  "FOLDER,bytes=1073741824,durable=fsync": inputs between two
+                                  snapshots; on the disk before they are answered. Null: none, and a
+                                  lost server is the end of the store */
 } tw_kv_options;
 
 typedef struct tw_kv tw_kv; /* one worker's store */
@@ -420,7 +426,9 @@ TW_API void tw_kv_options_init_sized(tw_kv_options* options, size_t struct_size)
 TW_API tw_status tw_zmq_version(const char* library, char* text, size_t capacity);
 
 /* Serves on the calling thread until every worker has left. The status is the store's failure,
- * which its workers have been told. */
+ * which its workers have been told; or of the journal, whose file it names: TW_INVALID_ARGUMENT
+ * (can't be written), TW_MISMATCH (of other numbers of members, or another process writes it) or
+ * TW_DATA_LOSS (damaged). */
 TW_API tw_status tw_kv_serve(const tw_kv_options* options);
 
 /* Returns when all servers are connected. A key is used by one thread at a time. tw_kv_set_codec,
@@ -460,7 +468,9 @@ TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
  * numbers for the present name keep its state. */
 TW_API tw_status tw_kv_set_optimizer(tw_kv* kv, const char* spec);
 TW_API tw_status tw_kv_barrier(tw_kv* kv);
-/* Worker 0 writes or reads a file of all values and the optimizer's state. */
+/* Worker 0 writes or reads a file of all values and the optimizer's state, and each worker its
+ * residuals at PATH.worker-RANK. TW_INVALID_ARGUMENT on all workers, and nothing is loaded, for a
+ * file that is missing, damaged or of another save. */
 TW_API tw_status tw_kv_save(tw_kv* kv, const char* path);
 TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 

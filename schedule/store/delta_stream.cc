@@ -82,6 +82,28 @@ Published DeltaStream::For(uint64_t have, std::span<const float> x) const {
   return {Form::kDeltas, publication_, have, std::move(body)};
 }
 
+void DeltaStream::Save(ByteWriter& to) const {
+  to.Number(publication_);
+  to.Number(whole_);
+  to.Array(reference_);
+  to.Number(log_.size());
+  for (const auto& entry : log_) to.Array(entry);
+}
+
+bool DeltaStream::Restore(ByteReader& from, size_t numel) {
+  publication_ = from.Number();
+  whole_ = from.Number() != 0;
+  reference_ = from.Floats();
+  const uint64_t count = from.Number();
+  log_.clear();
+  for (uint64_t i = 0; from.ok() && i < count; ++i) {
+    const Bytes entry = from.Array();
+    log_.emplace_back(entry.begin(), entry.end());
+  }
+  return from.ok() && reference_.size() == (IsLossless(codec_) ? 0 : numel) &&
+         (!whole_ || !log_.empty());
+}
+
 size_t DeltaStream::bytes() const {
   size_t bytes = reference_.size() * sizeof(float);
   for (const auto& entry : log_) bytes += entry.size();

@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "compress/backend.h"
 #include "compress/codec_spec.h"
+#include "schedule/store/bytes.h"
 #include "schedule/store/frames.h"
 
 namespace thinwire {
@@ -50,6 +51,11 @@ class DeltaStream {
   // Brings a reader that has publication `have` (0: nothing) to the last one. `x`: the values, read
   // by a lossless codec.
   Published For(uint64_t have, std::span<const float> x) const;
+
+  void Save(ByteWriter& to) const;
+  // Takes what Save of a stream of the same codec and key has written. False for bytes that are no
+  // stream's of `numel` elements.
+  bool Restore(ByteReader& from, size_t numel);
 
   uint64_t publication() const { return publication_; }
   size_t bytes() const;  // held beside x

@@ -17,8 +17,12 @@ enum class Together : uint32_t {
   kInit,       // body: configuration (StoreConfig) and table of slices; values come by kPut
   kOptimizer,  // body: OptimizerSpec as text
   kBarrier,    // no body
-  kLoad,       // body: why the worker has no states to load, or none; they come by kPut
+  kLoad,       // body: kComplaint and why the worker can't load; or the save that it has loaded
+               // from, the same on all; or none. States come by kPut
 };
+
+// Begins the body of a kLoad that can't be done.
+inline constexpr std::string_view kComplaint = "can't load: ";
 
 struct StoreHead {
   enum class Kind : uint8_t {
@@ -31,8 +35,10 @@ struct StoreHead {
     kGet,       // slice, request: asks for a slice's state
     // From a server.
     kValues,  // slice, request, form, number: publication, have: that it follows; body
-    kDone,    // answers kTogether: slice, number; body: why nothing was done, or none
+    kDone,    // answers kTogether: slice, number; body: why nothing was done, or none; have: 1 if
+              // the server has a journal, so that it can come back
     kState,   // answers kGet: slice, request; body
+    kStored,  // answers kPush of a server with a journal: slice, number
     kError,   // number: absl::StatusCode; body: message. The store has failed.
   };
   // Body of kValues.

@@ -69,6 +69,27 @@ void Ledger::Remove(int worker) {
   std::erase_if(pulls_, [&](const Pull& pull) { return pull.worker == worker; });
 }
 
+void Ledger::Save(ByteWriter& to) const {
+  to.Number(version_);
+  for (const Worker& worker : workers_) {
+    to.Number(worker.here);
+    to.Number(worker.applied);
+    to.Number(worker.running);
+    to.Number(worker.deadline);
+  }
+}
+
+bool Ledger::Restore(ByteReader& from) {
+  version_ = from.Number();
+  for (Worker& worker : workers_) {
+    worker.here = from.Number() != 0;
+    worker.arrived = worker.applied = from.Number();
+    worker.running = from.Number() != 0;
+    worker.deadline = from.Number();
+  }
+  return from.ok();
+}
+
 std::optional<Ledger::Step> Ledger::Next() {
   for (auto pull = pulls_.begin(); pull != pulls_.end(); ++pull) {
     Worker& from = workers_[static_cast<size_t>(pull->worker)];

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "schedule/store/bytes.h"
 #include "schedule/store/mode.h"
 
 namespace thinwire {
@@ -66,6 +67,18 @@ class Ledger {
   // The worker is gone: its running gradient, pushes that are not applied, and pulls are dropped.
   void Remove(int worker);
 
+  // Writes what Restore needs, when Next has nothing to do: all but pushes that are held, pulls
+  // that wait, and who is paused. Whoever restores makes those calls again: OnPush, OnPull, Pause.
+  void Save(ByteWriter& to) const;
+  // Takes it, in a new ledger of the same mode and workers. False for bytes that are no ledger's.
+  bool Restore(ByteReader& from);
+
+  struct Pull {
+    int worker;
+    uint64_t after, request;
+  };
+  const std::deque<Pull>& pulls() const { return pulls_; }  // that are not answered
+
   // The next thing to do, which the server has done when it calls again.
   std::optional<Step> Next();
 
@@ -81,10 +94,6 @@ class Ledger {
     bool paused = false;                // and waits for the others
     uint64_t deadline = 0;              // ssp, of what runs
   };
-  struct Pull {
-    int worker;
-    uint64_t after, request;
-  };
 
   bool IsHeld(const Worker& worker) const { return worker.here && worker.arrived > worker.applied; }
   std::optional<Step> NextUpdate();
@@ -99,7 +108,7 @@ class Ledger {
   uint64_t version_ = 0;
   std::vector<Worker> workers_;
   std::deque<Step::Push> arrivals_;  // async: that are not applied
-  std::deque<Pull> pulls_;           // that are not answered
+  std::deque<Pull> pulls_;
 };
 
 }  // namespace thinwire

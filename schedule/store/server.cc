@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "schedule/hash.h"
+#include "schedule/store/bytes.h"
 
 namespace thinwire {
 namespace {
@@ -142,8 +143,12 @@ absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head
     if (absl::Status bad = OnPush(worker, head, std::move(body), slice); !bad.ok()) return bad;
   }
   if (head.kind != Kind::kPush) {
-    requests_[{worker, head.request}] = {priority, head.have};
-    slice.ledger.OnPull(worker, head.number, head.request);
+    const Request request{priority, head.have};
+    const bool is_new = requests_.try_emplace({worker, head.request}, request).second;
+    if (is_new) slice.ledger.OnPull(worker, head.number, head.request);
+  } else if (options_.has_journal) {
+    send_(worker, priority, {.kind = Kind::kStored, .slice = head.slice, .number = head.number},
+          {});
   }
   Drain(head.slice, slice, now);
   return absl::OkStatus();
@@ -239,6 +244,16 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
     return absl::InvalidArgumentError(
         absl::StrCat("worker ", worker, " made a call of kind ", head.slice));
   }
+  if (head.number == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", worker, " made call 0; calls count from 1"));
+  }
+  if (const Completed& last = completed_[head.slice]; head.number <= last.number) {
+    // Its answer was lost. Values or states that came again with it were used.
+    if (worker == 0) puts_.clear();
+    AnswerCall(worker, head.slice, head.number, last.refusal);
+    return absl::OkStatus();
+  }
   const auto what = static_cast<Together>(head.slice);
   Call& call = calls_[{head.slice, head.number}];
   if (call.bodies.empty()) call.since = now;
@@ -296,22 +311,41 @@ absl::Status StoreServer::TryCalls() {
       puts_.clear();
     }
     for (auto& [slice_number, slice] : slices_) slice.ledger.Resume();
-    for (const auto& [worker, body] : call.bodies) {
-      send_(worker, kLast, {.kind = Kind::kDone, .slice = what, .number = number}, refusal);
-    }
+    completed_[what] = {number, refusal};
+    for (const auto& [worker, body] : call.bodies) AnswerCall(worker, what, number, refusal);
   }
   return absl::OkStatus();
 }
 
-// The first worker's that has a body: a load that it can't make. The store goes on without it.
+void StoreServer::AnswerCall(int worker, uint32_t what, uint64_t number,
+                             std::vector<uint8_t> refusal) {
+  const StoreHead head{.kind = Kind::kDone,
+                       .slice = what,
+                       .number = number,
+                       .have = options_.has_journal ? uint64_t{1} : uint64_t{0}};
+  send_(worker, kLast, head, std::move(refusal));
+}
+
+// The first complaint about a load, or what two workers differ in. The store goes on without it.
 std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) {
-  for (const auto& [worker, body] : call.bodies) {
-    if (body.empty()) continue;
-    const std::string text =
-        absl::StrCat("load failed on worker ", worker, ": ", std::string(TextOf(body)));
-    return {text.begin(), text.end()};
+  std::string text, first;
+  int other = 0;
+  for (const auto& [worker, bytes] : call.bodies) {
+    const std::string body(TextOf(bytes));
+    if (body.starts_with(kComplaint)) {
+      text = absl::StrCat("load failed on worker ", worker, ": ", body.substr(kComplaint.size()));
+      break;
+    }
+    if (first.empty()) {
+      first = body;
+      other = worker;
+    } else if (!body.empty() && body != first && text.empty()) {
+      text = absl::StrCat("load failed: worker ", worker, " has the residuals of ", body,
+                          ", expected ", first, " as worker ", other,
+                          " has; give each worker its file of the same save");
+    }
   }
-  return {};
+  return {text.begin(), text.end()};
 }
 
 absl::Status StoreServer::Complete(Together what, std::string_view body) {
@@ -349,10 +383,7 @@ absl::Status StoreServer::Init(std::string_view body) {
                                                      values.size(), " bytes for ", entry.count,
                                                      " elements of slice ", entry.slice));
     }
-    Slice& slice = slices_
-                       .try_emplace(entry.slice, mode_, options_.workers, codec_.down,
-                                    HashCombine(codec_.down.seed, entry.slice), backend_)
-                       .first->second;
+    Slice& slice = AddSlice(entry.slice);
     for (int worker = 0; worker < options_.workers; ++worker) {
       if (!lost_[static_cast<size_t>(worker)].ok()) slice.ledger.Remove(worker);
     }
@@ -367,11 +398,19 @@ absl::Status StoreServer::Init(std::string_view body) {
   return absl::OkStatus();
 }
 
+StoreServer::Slice& StoreServer::AddSlice(uint32_t number) {
+  return slices_
+      .try_emplace(number, mode_, options_.workers, codec_.down,
+                   HashCombine(codec_.down.seed, number), backend_)
+      .first->second;
+}
+
 absl::Status StoreServer::SetOptimizer(std::string_view body) {
   const absl::StatusOr<OptimizerSpec> spec = OptimizerSpec::Parse(body);
   if (!spec.ok()) return spec.status();
   const bool other = spec->kind != optimizer_.kind || spec->slots() != optimizer_.slots();
   optimizer_ = *spec;
+  optimizer_text_ = body;
   if (!other) return absl::OkStatus();  // new numbers, such as a learning rate
   for (auto& [number, slice] : slices_) {
     slice.steps = 0;
@@ -384,14 +423,12 @@ absl::Status StoreServer::SetOptimizer(std::string_view body) {
 
 std::vector<uint8_t> StoreServer::StateOf(const Slice& slice) const {
   const uint64_t head[2] = {slice.steps, slice.slots.size()};
-  std::vector<uint8_t> state(kStateHead);
+  const size_t array = slice.x.size() * sizeof(float);
+  std::vector<uint8_t> state(kStateHead + array * (1 + slice.slots.size()));
   std::memcpy(state.data(), head, kStateHead);
-  const auto append = [&](const std::vector<float>& values) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
-    state.insert(state.end(), bytes, bytes + values.size() * sizeof(float));
-  };
-  append(slice.x);
-  for (const std::vector<float>& slot : slice.slots) append(slot);
+  uint8_t* at = state.data() + kStateHead;
+  std::memcpy(at, slice.x.data(), array);
+  for (const std::vector<float>& slot : slice.slots) std::memcpy(at += array, slot.data(), array);
   return state;
 }
 
@@ -446,6 +483,166 @@ void StoreServer::OnLost(int worker, const absl::Status& reason, Deadline now) {
     Drain(number, slice, now);
   }
   if (absl::Status bad = TryCalls(); !bad.ok()) Fail(std::move(bad));
+}
+
+absl::Status StoreServer::Apply(StoreRecord record, Deadline now) {
+  bool is_read = true;
+  switch (record.kind) {
+    case StoreRecord::Kind::kMessage:
+      OnMessage(record.worker, record.detail, record.head, std::move(record.body), now);
+      break;
+    case StoreRecord::Kind::kLost:
+      OnLost(record.worker, absl::Status(static_cast<absl::StatusCode>(record.detail), record.head),
+             now);
+      break;
+    case StoreRecord::Kind::kServer: is_read = RestoreServer(record.head); break;
+    case StoreRecord::Kind::kSlice:
+      is_read = RestoreSlice(static_cast<uint32_t>(record.detail), record.body);
+      break;
+    default: is_read = false;
+  }
+  if (is_read) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("a record of kind ", static_cast<uint32_t>(record.kind),
+                                          " can't be read: another version wrote it"));
+}
+
+absl::Status StoreServer::Snapshot(
+    const std::function<absl::Status(const StoreRecord&)>& take) const {
+  if (absl::Status bad = take(ServerRecord()); !bad.ok()) return bad;
+  for (const auto& [number, slice] : slices_) {
+    ByteWriter out;
+    out.Text(slice.key);
+    out.Number(slice.offset);
+    out.Number(slice.published);
+    out.Number(slice.steps);
+    out.Array(slice.x);
+    out.Number(slice.slots.size());
+    for (const std::vector<float>& slot : slice.slots) out.Array(slot);
+    slice.ledger.Save(out);
+    slice.stream.Save(out);
+    const absl::Status bad = take({.kind = StoreRecord::Kind::kSlice,
+                                   .detail = static_cast<int>(number),
+                                   .head = {},
+                                   .body = std::move(out).Finish()});
+    if (!bad.ok()) return bad;
+  }
+  return SnapshotWaiting(take);
+}
+
+// Writes pushes, pulls and calls that wait as the messages that they came by, in an order that
+// applies none of them: pushes before the calls that their workers wait in (Ledger::Save).
+absl::Status StoreServer::SnapshotWaiting(
+    const std::function<absl::Status(const StoreRecord&)>& take) const {
+  absl::Status status;
+  const auto message = [&](int worker, int priority, const StoreHead& head,
+                           const std::vector<uint8_t>& body) {
+    if (!status.ok()) return;
+    status = take({.kind = StoreRecord::Kind::kMessage,
+                   .worker = worker,
+                   .detail = priority,
+                   .head = head.ToBytes(),
+                   .body = body});
+  };
+  for (const auto& [number, slice] : slices_) {
+    for (const Slice::Waiting& waiting : slice.pushes) {
+      message(waiting.push.worker, 0,
+              {.kind = Kind::kPush, .slice = number, .number = waiting.push.number}, waiting.wire);
+    }
+    for (const Ledger::Pull& pull : slice.ledger.pulls()) {
+      const Request& request = requests_.at({pull.worker, pull.request});
+      message(pull.worker, request.priority,
+              {.kind = Kind::kPull,
+               .slice = number,
+               .number = pull.after,
+               .have = request.have,
+               .request = pull.request},
+              {});
+    }
+  }
+  for (const auto& [number, values] : puts_) {
+    message(0, 0, {.kind = Kind::kPut, .slice = number}, values);
+  }
+  for (const auto& [key, call] : calls_) {
+    for (const auto& [worker, body] : call.bodies) {
+      message(worker, kLast, {.kind = Kind::kTogether, .slice = key.first, .number = key.second},
+              body);
+    }
+  }
+  return status;
+}
+
+StoreRecord StoreServer::ServerRecord() const {
+  ByteWriter out;
+  out.Number(is_set_up_);
+  out.Text(mode_.ToString());
+  out.Text(codec_.ToString());
+  out.Text(optimizer_text_);
+  out.Number(lost_.size());
+  for (const absl::Status& lost : lost_) {
+    out.Number(static_cast<uint64_t>(lost.code()));
+    out.Text(std::string(lost.message()));
+  }
+  out.Number(completed_.size());
+  for (const auto& [what, last] : completed_) {
+    out.Number(what);
+    out.Number(last.number);
+    out.Array(last.refusal);
+  }
+  const std::vector<uint8_t> bytes = std::move(out).Finish();
+  return {.kind = StoreRecord::Kind::kServer, .head = std::string(TextOf(bytes)), .body = {}};
+}
+
+bool StoreServer::RestoreServer(std::string_view bytes) {
+  ByteReader in({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+  is_set_up_ = in.Number() != 0;
+  const absl::StatusOr<StoreMode> mode = StoreMode::Parse(in.Text());
+  const absl::StatusOr<CodecPair> codec = CodecPair::Parse(in.Text());
+  optimizer_text_ = in.Text();
+  const absl::StatusOr<OptimizerSpec> optimizer = OptimizerSpec::Parse(optimizer_text_);
+  if (!mode.ok() || !codec.ok() || !optimizer.ok() || in.Number() != lost_.size()) return false;
+  mode_ = *mode;
+  codec_ = *codec;
+  optimizer_ = *optimizer;
+  workers_left_ = 0;
+  for (absl::Status& lost : lost_) {
+    const auto code = static_cast<absl::StatusCode>(in.Number());
+    lost = absl::Status(code, std::string(in.Text()));
+    if (lost.ok()) ++workers_left_;
+  }
+  const uint64_t calls = in.Number();
+  for (uint64_t i = 0; in.ok() && i < calls; ++i) {
+    const auto what = static_cast<uint32_t>(in.Number());
+    const uint64_t number = in.Number();
+    const Bytes refusal = in.Array();
+    completed_[what] = {number, {refusal.begin(), refusal.end()}};
+  }
+  return in.is_done();
+}
+
+bool StoreServer::RestoreSlice(uint32_t number, Bytes bytes) {
+  if (slices_.contains(number)) return false;
+  ByteReader in(bytes);
+  Slice& slice = AddSlice(number);
+  slice.key = in.Text();
+  slice.offset = in.Number();
+  slice.published = in.Number();
+  slice.steps = in.Number();
+  slice.x = in.Floats();
+  const uint64_t slots = in.Number();
+  if (slots != optimizer_.slots()) return false;
+  for (uint64_t i = 0; i < slots; ++i) {
+    slice.slots.push_back(in.Floats());
+    if (slice.slots.back().size() != slice.x.size()) return false;
+  }
+  return slice.ledger.Restore(in) && slice.stream.Restore(in, slice.x.size()) && in.is_done();
+}
+
+std::vector<int> StoreServer::AwaitedWorkers() const {
+  std::vector<int> awaited;
+  for (int worker = 0; worker < options_.workers; ++worker) {
+    if (lost_[static_cast<size_t>(worker)].ok()) awaited.push_back(worker);
+  }
+  return awaited;
 }
 
 void StoreServer::OnClock(Deadline now) {

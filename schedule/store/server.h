@@ -7,6 +7,11 @@
 // Failure. In sync a worker that is lost, and in every mode a disagreement of the workers or a
 // malformed message of one, fails the store: every worker is told the first reason, and nothing
 // else is answered from then on. In async and ssp the others go on without a lost worker.
+//
+// Coming back. The state is a function of the messages and losses in the order in which OnMessage
+// and OnLost got them; clocks only end a store. So a server whose host has recorded them is brought
+// back to the bit by the same calls in a new process (Apply), or by a snapshot and those after it.
+// Workers then send again what was not answered, and what is there already is not applied twice.
 #ifndef THINWIRE_SCHEDULE_STORE_SERVER_H_
 #define THINWIRE_SCHEDULE_STORE_SERVER_H_
 
@@ -52,6 +57,22 @@ struct StoreTable {
   static absl::StatusOr<StoreTable> Parse(std::string_view text);
 };
 
+// One input of a server, or a part of a snapshot of one.
+struct StoreRecord {
+  enum class Kind : uint32_t {
+    kMessage,  // worker, detail: priority; head, body: as OnMessage got them
+    kLost,     // worker, detail: absl::StatusCode; head: the reason
+    kServer,   // head: what all slices share
+    kSlice,    // detail: its number; body: its values, slots, numbers and stream
+    kRun,      // head: the run that a file of records is of. No server takes it.
+  };
+  Kind kind = Kind::kMessage;
+  int worker = 0;
+  int detail = 0;
+  std::string head;
+  std::vector<uint8_t> body;
+};
+
 class StoreServer {
  public:
   // Sends to a worker; never waits. A worker that is gone is no error.
@@ -62,6 +83,9 @@ class StoreServer {
     int workers = 1;
     // The time that a push, a pull or a call of all workers may wait for the missing ones.
     std::chrono::milliseconds timeout{60000};
+    // Inputs are recorded before they come here: a push without a pull is answered by kStored, and
+    // an init tells workers to send unanswered messages again when this server comes back.
+    bool has_journal = false;
   };
 
   StoreServer(const Options& options, const Backend& backend, Send send);
@@ -73,8 +97,19 @@ class StoreServer {
   // Fails the store when something waits longer than the timeout. To be called a few times a
   // second.
   void OnClock(Deadline now);
+  // The first failure stays.
+  void Fail(absl::Status reason);
+
+  // Takes an input by OnMessage or OnLost, or a part of a snapshot; parts come first, in their
+  // order. DataLoss for a part that can't be read.
+  absl::Status Apply(StoreRecord record, Deadline now);
+  // Records that bring a new server of the same options to this state, between two inputs. Stops at
+  // the first error of `take`, and returns it.
+  absl::Status Snapshot(const std::function<absl::Status(const StoreRecord&)>& take) const;
 
   const absl::Status& failure() const { return failure_; }
+  // The workers that have not left and were not lost.
+  std::vector<int> AwaitedWorkers() const;
   // Every worker has left or was lost.
   bool is_deserted() const { return workers_left_ == 0; }
 
@@ -108,12 +143,18 @@ class StoreServer {
     std::map<int, std::vector<uint8_t>> bodies;  // by worker
     Deadline since;
   };
+  // The last call of a kind that was completed.
+  struct Completed {
+    uint64_t number = 0;
+    std::vector<uint8_t> refusal;
+  };
 
   absl::Status Handle(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
                       Deadline now);
   absl::Status OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body, Slice& slice);
   absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
   absl::Status TryCalls();
+  void AnswerCall(int worker, uint32_t what, uint64_t number, std::vector<uint8_t> refusal);
   static std::vector<uint8_t> RefusalOf(const Call& call);
   absl::Status Complete(Together what, std::string_view body);
   absl::Status Init(std::string_view body);
@@ -127,7 +168,11 @@ class StoreServer {
   // Fails the store where something waits for a worker that is not here any more.
   void CheckWaits(const Slice& slice);
   std::vector<int> MissingOf(const Call& call) const;
-  void Fail(absl::Status reason);
+  StoreRecord ServerRecord() const;
+  absl::Status SnapshotWaiting(const std::function<absl::Status(const StoreRecord&)>& take) const;
+  bool RestoreServer(std::string_view bytes);
+  bool RestoreSlice(uint32_t number, Bytes bytes);
+  Slice& AddSlice(uint32_t number);
   void Tell(int worker, const absl::Status& error) const;
   std::string NamesOf(const std::vector<int>& workers) const;
 
@@ -142,10 +187,12 @@ class StoreServer {
   StoreMode mode_;
   CodecPair codec_;
   OptimizerSpec optimizer_;
+  std::string optimizer_text_ = "sum";  // of which it was parsed
   std::map<uint32_t, Slice> slices_;
   absl::flat_hash_map<std::pair<int, uint64_t>, Request> requests_;  // by worker and request
   std::map<uint32_t, std::vector<uint8_t>> puts_;
   std::map<std::pair<uint32_t, uint64_t>, Call> calls_;  // by Together and number
+  std::map<uint32_t, Completed> completed_;              // by Together
   std::vector<float> sum_;                               // of an update; and room for a publication
 };
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "schedule/digest.h"
+#include "schedule/store/bytes.h"
 
 namespace thinwire {
 namespace {
@@ -12,27 +13,6 @@ constexpr std::string_view kMagic = "thinwire store 1\n";
 Bytes BytesOf(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
-
-// Numbers and texts of a file, one after another; false behind its end.
-class Reader {
- public:
-  explicit Reader(std::string_view file) : rest_(file) {}
-  bool Take(uint64_t* number) {
-    std::string_view bytes;
-    if (!Take(sizeof(*number), &bytes)) return false;
-    std::memcpy(number, bytes.data(), sizeof(*number));
-    return true;
-  }
-  bool Take(uint64_t size, std::string_view* bytes) {
-    if (size > rest_.size()) return false;
-    *bytes = rest_.substr(0, size);
-    rest_.remove_prefix(size);
-    return true;
-  }
-
- private:
-  std::string_view rest_;
-};
 
 }  // namespace
 
@@ -66,18 +46,15 @@ absl::StatusOr<SliceStates> ReadStateFile(std::string_view file) {
   if (digest != DigestBytes(BytesOf(content))) {
     return absl::InvalidArgumentError("it is damaged: its digest differs; take another copy");
   }
-  Reader reader(content.substr(kMagic.size()));
+  ByteReader reader(BytesOf(content.substr(kMagic.size())));
   SliceStates states;
-  uint64_t count = 0;
-  bool good = reader.Take(&count);
-  for (uint64_t i = 0; good && i < count; ++i) {
-    uint64_t name_size = 0, offset = 0, elements = 0, size = 0;
-    std::string_view name, state;
-    good = reader.Take(&name_size) && reader.Take(name_size, &name) && reader.Take(&offset) &&
-           reader.Take(&elements) && reader.Take(&size) && reader.Take(size, &state);
-    states[{name, offset}] = {elements, BytesOf(state)};
+  const uint64_t count = reader.Number();
+  for (uint64_t i = 0; reader.ok() && i < count; ++i) {
+    const std::string_view name = reader.Text();
+    const uint64_t offset = reader.Number(), elements = reader.Number();
+    states[{name, offset}] = {elements, reader.Array()};
   }
-  if (!good) return absl::InvalidArgumentError("it is shorter than it says");
+  if (!reader.ok()) return absl::InvalidArgumentError("it is shorter than it says");
   return states;
 }
 

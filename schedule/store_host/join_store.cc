@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
@@ -48,7 +49,7 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MessagePlane>> JoinStore(const StorePlace& place) {
+absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
   if (place.workers < 1 || place.servers < 1 || place.rank < 0 ||
       place.rank >= place.workers + place.servers) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -60,8 +61,9 @@ absl::StatusOr<std::unique_ptr<MessagePlane>> JoinStore(const StorePlace& place)
     servers.push_back(RankOfServer(place.workers, server));
   }
   if (!place.local_group.empty()) {
-    return JoinMessageHub(HubOf(place.local_group), place.rank,
-                          place.is_server() ? std::vector<int>() : servers);
+    return StoreMembership{JoinMessageHub(HubOf(place.local_group), place.rank,
+                                          place.is_server() ? std::vector<int>() : servers),
+                           "local", 0};
   }
   if (place.store == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -75,6 +77,7 @@ absl::StatusOr<std::unique_ptr<MessagePlane>> JoinStore(const StorePlace& place)
   options.rank = place.rank;
   options.key = *key;
   options.listens = place.is_server();
+  if (place.former_run == key->fingerprint()) options.port = place.former_port;
   options.interface = place.interface;
   options.rendezvous_host = place.rendezvous_host;
   options.library = place.zmq_library;
@@ -86,7 +89,12 @@ absl::StatusOr<std::unique_ptr<MessagePlane>> JoinStore(const StorePlace& place)
                                         : absl::StrCat("- ", plane.status().message());
     if (absl::Status bad = place.store->Set(address_of(place.rank), text); !bad.ok()) return bad;
     if (!plane.ok()) return plane.status();
-    return std::unique_ptr<MessagePlane>(*std::move(plane));
+    const std::string& address = (*plane)->address();
+    int port = 0;
+    if (!absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port)) {
+      return absl::InternalError(absl::StrCat("the server's address is ", address));
+    }
+    return StoreMembership{*std::move(plane), key->fingerprint(), port};
   }
   for (const int server : servers) {
     const absl::StatusOr<std::string> text = place.store->Get(address_of(server), deadline);
@@ -110,7 +118,7 @@ absl::StatusOr<std::unique_ptr<MessagePlane>> JoinStore(const StorePlace& place)
   }
   absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane = StartZmqMessages(options);
   if (!plane.ok()) return plane.status();
-  return std::unique_ptr<MessagePlane>(*std::move(plane));
+  return StoreMembership{*std::move(plane), key->fingerprint(), 0};
 }
 
 }  // namespace thinwire

@@ -24,14 +24,24 @@ struct StorePlace {
   std::string interface, rendezvous_host;  // where a server listens
   std::string zmq_library;
   std::chrono::milliseconds timeout{60000};
+  // A server that has been there before gives its run and the port under which workers call it.
+  std::string former_run = {};
+  int former_port = 0;
 
   bool is_server() const { return rank >= workers; }
 };
 
+struct StoreMembership {
+  std::unique_ptr<MessagePlane> plane;
+  std::string run;  // another one in each run; "local" among threads
+  int port = 0;     // that a server listens on; 0 among threads
+};
+
 // Returns when the address of every server is known; the plane connects behind the caller's back.
 // InvalidArgument for a place that can't be; FailedPrecondition if the members' key files differ;
-// DeadlineExceeded names the member that did not come; Unimplemented without libzmq.
-absl::StatusOr<std::unique_ptr<MessagePlane>> JoinStore(const StorePlace& place);
+// DeadlineExceeded names the member that did not come; Unimplemented without libzmq; Unavailable
+// if a server can't listen on its former port.
+absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place);
 
 }  // namespace thinwire
 

@@ -1,9 +1,12 @@
 #include "schedule/store_host/serve.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -14,38 +17,95 @@ constexpr std::chrono::milliseconds kTick{100};
 // The last messages are taken by then.
 constexpr std::chrono::milliseconds kFarewell{2000};
 
+// Brings the server to where its journal ends; true if it has come back.
+absl::StatusOr<bool> ApplyAll(Journal& journal, StoreServer& server) {
+  for (bool any = false;; any = true) {
+    absl::StatusOr<std::optional<StoreRecord>> record = journal.Next();
+    if (!record.ok()) return record.status();
+    if (!record->has_value()) return any;
+    const absl::Status bad = server.Apply(**std::move(record), Clock::now());
+    if (!bad.ok()) {
+      return absl::Status(bad.code(),
+                          absl::StrCat("the journal ", journal.path(), ": ", bad.message()));
+    }
+  }
+}
+
+StoreRecord RecordOf(MessageEvent event) {
+  if (auto* message = std::get_if<Message>(&event)) {
+    return {.kind = StoreRecord::Kind::kMessage,
+            .worker = message->peer,
+            .detail = message->priority,
+            .head = std::move(message->head),
+            .body = std::move(message->body)};
+  }
+  const auto& lost = std::get<PeerEvent>(event);
+  return {.kind = StoreRecord::Kind::kLost,
+          .worker = lost.peer,
+          .detail = static_cast<int>(lost.reason.code()),
+          .head = std::string(lost.reason.message()),
+          .body = {}};
+}
+
 }  // namespace
 
-absl::Status Serve(MessagePlane& plane, const StoreServer::Options& options) {
+absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* journal) {
+  options.has_journal = journal != nullptr;
+  bool is_coming_back = journal != nullptr;  // what it answers was answered before
   StoreServer server(
       options, CpuBackend(),
-      [&plane](int worker, int priority, const StoreHead& head, std::vector<uint8_t> body) {
+      [&](int worker, int priority, const StoreHead& head, std::vector<uint8_t> body) {
         // A worker that is gone is told by an event.
-        plane.Send(worker, priority, head.ToBytes(), std::move(body)).IgnoreError();
+        if (!is_coming_back) {
+          plane.Send(worker, priority, head.ToBytes(), std::move(body)).IgnoreError();
+        }
       });
+  const Deadline start = Clock::now();
+  std::set<int> missing;  // workers of the former process, until they come again
+  if (journal != nullptr) {
+    const absl::StatusOr<bool> back = ApplyAll(*journal, server);
+    if (!back.ok()) return back.status();
+    const std::vector<int> awaited = server.AwaitedWorkers();
+    if (*back) missing.insert(awaited.begin(), awaited.end());
+    is_coming_back = false;
+  }
+  const auto apply = [&](StoreRecord input, Deadline now) {
+    if (journal != nullptr && server.failure().ok()) {
+      if (absl::Status bad = journal->Append(input); !bad.ok()) server.Fail(std::move(bad));
+    }
+    server.Apply(std::move(input), now).IgnoreError();  // inputs have no error
+    if (journal == nullptr || !server.failure().ok() || !journal->is_full()) return;
+    absl::Status bad =
+        journal->Rotate([&](const Journal::Take& take) { return server.Snapshot(take); });
+    if (!bad.ok()) server.Fail(std::move(bad));
+  };
   std::set<int> connected;
   Deadline alone_since = Clock::now();
-  Deadline next_tick = Clock::now() + kTick;
-  while (!server.is_deserted() && (server.failure().ok() || !connected.empty())) {
+  Deadline next_tick = alone_since + kTick;
+  while (!server.is_deserted() &&
+         (server.failure().ok() || !connected.empty() || !missing.empty())) {
     absl::StatusOr<MessageEvent> event = plane.Receive(next_tick);
     const Deadline now = Clock::now();
     if (!event.ok() && !absl::IsDeadlineExceeded(event.status())) return event.status();
     if (event.ok()) {
-      if (auto* message = std::get_if<Message>(&*event)) {
-        server.OnMessage(message->peer, message->priority, message->head, std::move(message->body),
-                         now);
+      const auto* const peer = std::get_if<PeerEvent>(&*event);
+      if (peer != nullptr && peer->kind == PeerEvent::Kind::kJoined) {
+        connected.insert(peer->peer);
+        missing.erase(peer->peer);
       } else {
-        const auto& peer = std::get<PeerEvent>(*event);
-        if (peer.kind == PeerEvent::Kind::kJoined) {
-          connected.insert(peer.peer);
-        } else {
-          connected.erase(peer.peer);
-          server.OnLost(peer.peer, peer.reason, now);
-        }
+        if (peer != nullptr) connected.erase(peer->peer);
+        apply(RecordOf(*std::move(event)), now);
       }
     }
     if (!connected.empty()) alone_since = now;
     if (now >= next_tick) {
+      // Before what waits for them is late.
+      if (now - start > options.timeout) {
+        for (const int worker : std::exchange(missing, {})) {
+          const absl::Status gone = absl::UnavailableError("it did not come to the server again");
+          apply(RecordOf(PeerEvent{PeerEvent::Kind::kLost, worker, gone}), now);
+        }
+      }
       server.OnClock(now);
       next_tick = now + kTick;
       if (now - alone_since > options.timeout) {
@@ -56,6 +116,7 @@ absl::Status Serve(MessagePlane& plane, const StoreServer::Options& options) {
       }
     }
   }
+  if (journal != nullptr) journal->Remove();
   plane.Close(Clock::now() + kFarewell).IgnoreError();
   return server.failure();
 }

@@ -10,7 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "schedule/digest.h"
 #include "schedule/hash.h"
+#include "schedule/store/bytes.h"
 #include "schedule/store/optimizer.h"
 #include "schedule/store/server.h"
 #include "schedule/store/state_file.h"
@@ -38,6 +40,21 @@ std::vector<uint8_t> AsFp32(const Backend& backend, const TensorView& values) {
 
 std::vector<uint8_t> BytesOf(std::string_view text) { return {text.begin(), text.end()}; }
 
+// Key of the entry of a file of residuals that tells its save and how many workers there were. Keys
+// of users have no line breaks.
+constexpr std::string_view kPartHead = "\nresiduals";
+
+std::string PartOf(const std::string& path, int rank) {
+  return absl::StrCat(path, ".worker-", rank);
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (!in) return absl::InvalidArgumentError("it can't be read");
+  return file;
+}
+
 absl::Status CheckCodec(const CodecPair& codec) {
   if (codec.momentum() != MomentumNeed::kRequired) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -61,6 +78,10 @@ StoreWorker::StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& opt
       options_(options),
       backend_(CpuBackend()),
       layout_(options.layout) {
+  for (int server = 0; server < options.layout.servers; ++server) {
+    resenders_.push_back(
+        std::make_unique<Resender>(*plane_, RankOfServer(options.workers, server)));
+  }
   receiver_ = std::thread([this] { Receive(); });
 }
 
@@ -69,6 +90,15 @@ StoreWorker::~StoreWorker() { Close().IgnoreError(); }
 absl::Status StoreWorker::Close() {
   if (is_closed_) return absl::OkStatus();
   is_closed_ = true;
+  // A server with a journal that is away gets the rest when it is back.
+  Await(
+      [&] {
+        mu_.AssertHeld();
+        return std::ranges::all_of(resenders_,
+                                   [](const auto& resender) { return resender->is_empty(); });
+      },
+      [] { return std::string("a server has not answered everything"); })
+      .IgnoreError();
   absl::Status failure;
   {
     const absl::MutexLock lock(&mu_);
@@ -83,11 +113,10 @@ absl::Status StoreWorker::Close() {
 }
 
 absl::Status StoreWorker::Connect() {
-  const auto servers = static_cast<size_t>(options_.layout.servers);
   return Await(
       [&] {
         mu_.AssertHeld();
-        return connected_.size() == servers;
+        return connected_.size() == resenders_.size();
       },
       [&] {
         mu_.AssertHeld();
@@ -159,8 +188,9 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
     readers_.push_back(std::make_unique<DeltaReader>(options_.codec.down, slice.count, backend_));
     if (rank_ != 0) continue;
     const TensorView part = values[slice.key - first_key].values.Slice(slice.offset, slice.count);
-    const absl::Status bad = SendTo(
-        i, kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)}, AsFp32(backend_, part));
+    const absl::Status bad =
+        SendTo(ServerOf(i), kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
+               AsFp32(backend_, part));
     if (!bad.ok()) return bad;
   }
   std::vector<std::string> bodies;
@@ -186,24 +216,21 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
   return CallAll(Together::kInit, bodies);
 }
 
-absl::Status StoreWorker::SendTo(size_t slice, int priority, const StoreHead& head,
+absl::Status StoreWorker::SendTo(size_t server, int priority, const StoreHead& head,
                                  std::vector<uint8_t> body) {
-  const int server = layout_.slices()[slice].server;
   {
     const absl::MutexLock lock(&mu_);
     queued_ += sizeof(head) + body.size();
   }
-  absl::Status sent = plane_->Send(RankOfServer(options_.workers, server), priority, head.ToBytes(),
-                                   std::move(body));
-  if (sent.ok()) return sent;
+  const absl::Status sent = resenders_[server]->Send(priority, head, std::move(body));
   // The receiver hears why a server is lost, and so knows more than Send.
   const absl::MutexLock lock(&mu_);
-  if (failure_.ok()) {
+  if (!sent.ok() && failure_.ok()) {
     failure_ = absl::Status(
         sent.code(), absl::StrCat("worker ", rank_, ", server ", server, ": ", sent.message()));
     changed_.SignalAll();
   }
-  return failure_;
+  return sent.ok() ? sent : failure_;
 }
 
 absl::Status StoreWorker::AwaitRoom() {
@@ -290,7 +317,8 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
       backend_.Encode(spec, gradient->Slice(slice.offset, slice.count),
                       residual == nullptr ? nullptr : residual + slice.offset, body.data(), draws);
     }
-    if (absl::Status bad = SendTo(i, priority, head, std::move(body)); !bad.ok()) return bad;
+    const absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body));
+    if (!bad.ok()) return bad;
   }
   return absl::OkStatus();
 }
@@ -350,9 +378,7 @@ absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>&
   const auto kind = static_cast<uint32_t>(what);
   for (size_t server = 0; server < bodies.size(); ++server) {
     const StoreHead head{.kind = Kind::kTogether, .slice = kind, .number = number};
-    const absl::Status sent = plane_->Send(RankOfServer(options_.workers, static_cast<int>(server)),
-                                           kLast, head.ToBytes(), BytesOf(bodies[server]));
-    if (!sent.ok()) Fail(sent);  // keeps an earlier reason
+    SendTo(server, kLast, head, BytesOf(bodies[server])).IgnoreError();  // Await returns it
   }
   const absl::Status waited = Await(
       [&] {
@@ -384,68 +410,152 @@ absl::Status StoreWorker::Save(const std::string& path) {
   if (absl::Status bad = Barrier(); !bad.ok()) return bad;
   absl::Status written;
   if (rank_ == 0) {
-    absl::StatusOr<std::string> file = StatesAsFile();
-    written = file.status();
-    if (file.ok()) {
-      const std::string temporary = path + ".tmp";
-      std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-      out.write(file->data(), static_cast<std::streamsize>(file->size()));
-      out.close();
-      if (!out || std::rename(temporary.c_str(), path.c_str()) != 0) {
-        written = absl::InvalidArgumentError(
-            absl::StrCat("worker 0 can't write ", path, ": ", std::strerror(errno)));
-      }
-    }
+    const absl::StatusOr<std::string> file = StatesAsFile();
+    written = file.ok() ? WriteFile(path, *file) : file.status();
+  }
+  if (written.ok()) {
+    const absl::StatusOr<uint64_t> save = SaveNumber();
+    written = save.ok() ? WriteFile(PartOf(path, rank_), ResidualsAsFile(*save)) : save.status();
   }
   const absl::Status all = Barrier();
   return written.ok() ? all : written;
+}
+
+absl::Status StoreWorker::WriteFile(const std::string& path, const std::string& file) const {
+  const std::string temporary = path + ".tmp";
+  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
+  out.write(file.data(), static_cast<std::streamsize>(file.size()));
+  out.close();
+  if (out && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("worker ", rank_, " can't write ", path, ": ", std::strerror(errno)));
+}
+
+absl::StatusOr<std::vector<uint8_t>> StoreWorker::GetState(size_t slice) {
+  uint64_t request = 0;
+  {
+    const absl::MutexLock lock(&mu_);
+    request = ++last_request_;
+  }
+  const StoreHead head{
+      .kind = Kind::kGet, .slice = static_cast<uint32_t>(slice), .request = request};
+  if (absl::Status bad = SendTo(ServerOf(slice), kLast, head, {}); !bad.ok()) return bad;
+  const absl::Status waited = Await(
+      [&] {
+        mu_.AssertHeld();
+        return states_.contains(request);
+      },
+      [&] { return absl::StrCat("server ", ServerOf(slice), " did not send its state"); });
+  if (!waited.ok()) return waited;
+  const absl::MutexLock lock(&mu_);
+  return std::move(states_.extract(request).mapped());
 }
 
 absl::StatusOr<std::string> StoreWorker::StatesAsFile() {
   StateFileWriter file(layout_.slices().size());
   for (size_t i = 0; i < layout_.slices().size(); ++i) {
     const StoreSlice& slice = layout_.slices()[i];
-    uint64_t request = 0;
-    {
-      const absl::MutexLock lock(&mu_);
-      request = ++last_request_;
-    }
-    const absl::Status sent = SendTo(
-        i, kLast, {.kind = Kind::kGet, .slice = static_cast<uint32_t>(i), .request = request}, {});
-    if (!sent.ok()) return sent;
-    const absl::Status waited = Await(
-        [&] {
-          mu_.AssertHeld();
-          return states_.contains(request);
-        },
-        [&] { return absl::StrCat("server ", slice.server, " did not send its state"); });
-    if (!waited.ok()) return waited;
-    std::vector<uint8_t> state;
-    {
-      const absl::MutexLock lock(&mu_);
-      state = std::move(states_[request]);
-      states_.erase(request);
-    }
-    file.Add(layout_.keys()[slice.key].name, slice.offset, slice.count, state);
+    const absl::StatusOr<std::vector<uint8_t>> state = GetState(i);
+    if (!state.ok()) return state.status();
+    file.Add(layout_.keys()[slice.key].name, slice.offset, slice.count, *state);
+  }
+  return std::move(file).Finish();
+}
+
+// The same on all workers, and another one when the values are.
+absl::StatusOr<uint64_t> StoreWorker::SaveNumber() {
+  if (layout_.slices().empty()) return 0;
+  const absl::StatusOr<std::vector<uint8_t>> state = GetState(0);
+  if (!state.ok()) return state.status();
+  return DigestBytes(*state);
+}
+
+std::string StoreWorker::ResidualsAsFile(uint64_t save) const {
+  const absl::MutexLock lock(&mu_);
+  StateFileWriter file(1 + keys_.size());
+  ByteWriter head;
+  head.Number(save);
+  file.Add(kPartHead, 0, static_cast<uint64_t>(options_.workers), std::move(head).Finish());
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    const size_t numel = keys_[i].residual == nullptr ? 0 : layout_.keys()[i].numel;
+    file.Add(layout_.keys()[i].name, 0, numel,
+             {reinterpret_cast<const uint8_t*>(keys_[i].residual.get()), numel * sizeof(float)});
   }
   return std::move(file).Finish();
 }
 
 absl::Status StoreWorker::Load(const std::string& path) {
-  absl::Status bad;
-  if (rank_ == 0) {
-    std::ifstream in(path, std::ios::binary);
-    const std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    bad = in ? PutStates(file) : absl::InvalidArgumentError("it can't be read");
+  absl::StatusOr<Part> part = ReadPart(path);
+  absl::Status bad = part.status();
+  if (rank_ == 0 && bad.ok()) {
+    const absl::StatusOr<std::string> file = ReadFile(path);
+    bad = file.ok() ? PutStates(*file, &*part) : file.status();
     if (!bad.ok()) bad = absl::Status(bad.code(), absl::StrCat("'", path, "': ", bad.message()));
   }
-  // A server passes a complaint on to all workers.
-  return CallAll(Together::kLoad,
-                 std::vector<std::string>(static_cast<size_t>(options_.layout.servers),
-                                          std::string(bad.message())));
+  // Servers compare what workers have, and pass a complaint on to all of them.
+  const std::string body =
+      !bad.ok() ? absl::StrCat(std::string(kComplaint), bad.message())
+                : (part->save.has_value() ? absl::StrCat("save ", *part->save) : std::string());
+  const absl::Status loaded =
+      CallAll(Together::kLoad, std::vector<std::string>(resenders_.size(), body));
+  if (!loaded.ok()) return loaded;
+  const absl::MutexLock lock(&mu_);
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    if (keys_[i].residual == nullptr) continue;
+    const std::vector<float>& saved = part->residuals[i];
+    std::fill_n(keys_[i].residual.get(), layout_.keys()[i].numel, 0.0f);
+    std::copy(saved.begin(), saved.end(), keys_[i].residual.get());
+  }
+  return absl::OkStatus();
 }
 
-absl::Status StoreWorker::PutStates(const std::string& file) {
+// A worker that there was none of when the file was saved has no part, and begins without
+// residuals.
+absl::StatusOr<StoreWorker::Part> StoreWorker::ReadPart(const std::string& path) const {
+  Part part{.save = {}, .residuals = std::vector<std::vector<float>>(layout_.keys().size())};
+  if (!options_.codec.up.traits().uses_feedback()) return part;
+  std::string name = PartOf(path, rank_);
+  absl::StatusOr<std::string> file = ReadFile(name);
+  const bool is_missing = !file.ok();
+  if (is_missing && rank_ > 0) {
+    name = PartOf(path, 0);
+    file = ReadFile(name);
+  }
+  const auto wrong = [&](std::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("'", name, "': ", std::string(why)));
+  };
+  const auto missing = [&] {
+    name = PartOf(path, rank_);
+    return wrong("this worker's residuals can't be read; each worker needs its own file there");
+  };
+  if (!file.ok()) return missing();
+  const absl::StatusOr<SliceStates> states = ReadStateFile(*file);
+  if (!states.ok()) return wrong(std::string(states.status().message()));
+  const auto head = states->find({kPartHead, 0});
+  if (head == states->end()) return wrong("it has no worker's residuals");
+  if (is_missing) {
+    if (static_cast<uint64_t>(rank_) < head->second.elements) return missing();
+    return part;
+  }
+  part.save = ByteReader(head->second.state).Number();
+  for (size_t i = 0; i < layout_.keys().size(); ++i) {
+    const StoreKey& key = layout_.keys()[i];
+    const auto found = states->find({key.name, 0});
+    const uint64_t elements = found == states->end() ? key.numel : found->second.elements;
+    if (found == states->end() || (elements != 0 && elements != key.numel) ||
+        found->second.state.size() != elements * sizeof(float)) {
+      return wrong(absl::StrCat("it has no residual of key '", key.name, "' with ", key.numel,
+                                " elements; load it with the keys and sizes it was saved with"));
+    }
+    part.residuals[i].resize(elements);
+    if (elements != 0) {
+      std::memcpy(part.residuals[i].data(), found->second.state.data(), elements * sizeof(float));
+    }
+  }
+  return part;
+}
+
+absl::Status StoreWorker::PutStates(const std::string& file, Part* part) {
   const absl::StatusOr<SliceStates> states = ReadStateFile(file);
   if (!states.ok()) return states.status();
   for (size_t i = 0; i < layout_.slices().size(); ++i) {
@@ -457,8 +567,16 @@ absl::Status StoreWorker::PutStates(const std::string& file) {
           "it has no elements ", slice.offset, " to ", slice.offset + slice.count, " of key '", key,
           "'; load it with the keys, sizes and slices that it was saved with"));
     }
+    if (i == 0) {
+      const uint64_t save = DigestBytes(found->second.state);
+      if (part->save.value_or(save) != save) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "it is of save ", save, ", but worker 0's residuals are of save ", *part->save));
+      }
+      part->save = save;
+    }
     const absl::Status bad =
-        SendTo(i, kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
+        SendTo(ServerOf(i), kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
                {found->second.state.begin(), found->second.state.end()});
     if (!bad.ok()) return bad;
   }
@@ -480,29 +598,43 @@ std::string StoreWorker::Describe() const {
 void StoreWorker::Receive() {
   while (true) {
     absl::StatusOr<MessageEvent> event = plane_->Receive(Clock::now() + kTick);
+    CheckLost();
     if (!event.ok()) {
       if (absl::IsDeadlineExceeded(event.status())) continue;
       return;  // closed
     }
     if (const auto* message = std::get_if<Message>(&*event)) {
       OnMessage(*message);
-      continue;
+    } else {
+      OnPeer(std::get<PeerEvent>(*event));
     }
-    const auto& peer = std::get<PeerEvent>(*event);
-    const int server = peer.peer - options_.workers;
-    absl::Status reason;
-    {
-      const absl::MutexLock lock(&mu_);
-      if (is_closing_) continue;
-      if (peer.kind == PeerEvent::Kind::kJoined) {
-        connected_.insert(server);
-        changed_.SignalAll();
-        continue;
-      }
-      reason = peer.reason;
-    }
-    Fail(absl::UnavailableError(absl::StrCat("worker ", rank_, " lost server ", server,
-                                             " and the values that it holds: ", reason.message())));
+  }
+}
+
+void StoreWorker::OnPeer(const PeerEvent& event) {
+  const int server = event.peer - options_.workers;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (is_closing_) return;
+    if (event.kind == PeerEvent::Kind::kJoined) connected_.insert(server);
+    changed_.SignalAll();
+  }
+  Resender& resender = *resenders_[static_cast<size_t>(server)];
+  if (event.kind == PeerEvent::Kind::kJoined) return resender.OnJoined();
+  if (resender.OnLost(event.reason, Clock::now())) return;
+  Fail(absl::UnavailableError(
+      absl::StrCat("worker ", rank_, " lost server ", server,
+                   " and the values that it holds: ", event.reason.message())));
+}
+
+void StoreWorker::CheckLost() {
+  for (size_t server = 0; server < resenders_.size(); ++server) {
+    const absl::Status loss = resenders_[server]->LostBefore(Clock::now() - options_.timeout);
+    if (loss.ok()) continue;
+    Fail(absl::UnavailableError(
+        absl::StrCat("worker ", rank_, " lost server ", server, ", which did not come back within ",
+                     std::chrono::duration<double>(options_.timeout).count(),
+                     " s; start it again with its ", "rank and journal: ", loss.message())));
   }
 }
 
@@ -514,8 +646,13 @@ void StoreWorker::OnMessage(const Message& message) {
         head.status().code(),
         absl::StrCat("worker ", rank_, ", server ", server, ": ", head.status().message())));
   }
+  resenders_[static_cast<size_t>(server)]->OnAnswer(*head);
   switch (head->kind) {
     case Kind::kValues: return OnValues(server, *head, message.body);
+    case Kind::kStored: {
+      const absl::MutexLock lock(&mu_);
+      return changed_.SignalAll();
+    }
     case Kind::kDone: {
       const absl::MutexLock lock(&mu_);
       done_[{head->slice, head->number}].insert(server);

@@ -6,6 +6,11 @@
 //
 // The first failure is sticky, and the result of every call from then on: the reason that a server
 // gives, Unavailable for a server that is lost, DeadlineExceeded after the timeout.
+//
+// A server with a journal may come back. What a worker has sent to it is kept until it is answered,
+// and sent again, in its order, when the server is there again; so calls wait meanwhile, and
+// nothing is lost or applied twice. The store fails with Unavailable when the server stays away for
+// longer than the timeout.
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 
@@ -14,6 +19,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -33,6 +39,7 @@
 #include "schedule/store/frames.h"
 #include "schedule/store/layout.h"
 #include "schedule/store/mode.h"
+#include "schedule/store_host/resender.h"
 #include "transport/messages/message_plane.h"
 
 namespace thinwire {
@@ -82,8 +89,10 @@ class StoreWorker {
   // All workers make these calls.
   absl::Status SetOptimizer(std::string_view spec);  // OptimizerSpec
   absl::Status Barrier();
-  // Worker 0 writes or reads a file of all values and the optimizer's slots. InvalidArgument for a
-  // file that can't be, which changes nothing.
+  // Worker 0 writes or reads a file of all values and the optimizer's slots, and each worker one of
+  // its residuals beside it, PATH.worker-RANK, which is read if the codec has any. A worker that
+  // there was none of at that time begins without.
+  // InvalidArgument for a file that can't be or is of another save, which changes nothing.
   absl::Status Save(const std::string& path);
   absl::Status Load(const std::string& path);
 
@@ -110,9 +119,27 @@ class StoreWorker {
   absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
   absl::Status CallAll(Together what);
   absl::Status AwaitRoom();
-  absl::Status SendTo(size_t slice, int priority, const StoreHead& head, std::vector<uint8_t> body);
+  absl::Status SendTo(size_t server, int priority, const StoreHead& head,
+                      std::vector<uint8_t> body);
+  void OnPeer(const PeerEvent& event);
+  // Fails the store when a server has been away for longer than the timeout.
+  void CheckLost();
+  size_t ServerOf(size_t slice) const {
+    return static_cast<size_t>(layout_.slices()[slice].server);
+  }
+  // A worker's own part of what is saved.
+  struct Part {
+    std::optional<uint64_t> save;               // that it is of; none: it has no part
+    std::vector<std::vector<float>> residuals;  // by key; empty: none
+  };
+  absl::StatusOr<std::vector<uint8_t>> GetState(size_t slice);
   absl::StatusOr<std::string> StatesAsFile();
-  absl::Status PutStates(const std::string& file);
+  absl::StatusOr<uint64_t> SaveNumber();
+  std::string ResidualsAsFile(uint64_t save) const;
+  absl::Status WriteFile(const std::string& path, const std::string& file) const;
+  absl::StatusOr<Part> ReadPart(const std::string& path) const;
+  // Sends what the file holds. `part`: worker 0's, of the same save.
+  absl::Status PutStates(const std::string& file, Part* part);
   // Waits under mu_ until `done`, a failure, or the timeout, which fails the store by what `late`
   // says.
   template <typename Done, typename Late>
@@ -131,6 +158,7 @@ class StoreWorker {
   StoreLayout layout_;
   ErrorFeedback feedback_;
   std::vector<std::unique_ptr<DeltaReader>> readers_;  // by slice
+  std::vector<std::unique_ptr<Resender>> resenders_;   // by server
   std::map<Together, uint64_t> calls_made_;
   bool is_closed_ = false;
 

@@ -1,5 +1,8 @@
 // The store as a C caller sees it: over threads and over ZeroMQ, beside an allreduce.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <functional>
@@ -134,6 +137,92 @@ TEST(CKv, HalfPrecisionTensorsGoAndCome) {
   });
 }
 
+// A server as a process of its own, which serves when its parent says so.
+class ServerProcess {
+ public:
+  explicit ServerProcess(const std::function<tw_status()>& serve) {
+    EXPECT_EQ(pipe(go_), 0);
+    process_ = fork();
+    if (process_ != 0) return;
+    close(go_[1]);
+    char byte = 0;
+    _exit(read(go_[0], &byte, 1) == 1 ? serve() : 1);
+  }
+  void Start() { EXPECT_EQ(write(go_[1], "", 1), 1); }
+  void Kill() { kill(process_, SIGKILL); }
+  int Wait() const {
+    int status = 0;
+    waitpid(process_, &status, 0);
+    return status;
+  }
+
+ private:
+  int go_[2] = {};
+  pid_t process_ = 0;
+};
+
+// SIGKILL over ZeroMQ: key b is trained as key a was, whose server was killed several times on the
+// way, and has the same bits.
+TEST(CKv, AKilledServerThatIsStartedAgainHasTheSameBits) {
+  const std::string folder = testing::TempDir() + "/kv_killed", journal = folder + "/journal";
+  ASSERT_EQ(std::system(("rm -rf " + folder + " && mkdir " + folder).c_str()), 0);
+  const std::string setting = journal + ",bytes=300000";
+  const auto set = [&](tw_kv_options* options) {
+    options->workers = 2;
+    options->timeout_ms = 20000;
+    options->store_path = folder.c_str();
+    options->group = "g";
+    options->codec = "int4";
+    options->journal = setting.c_str();
+  };
+  std::vector<ServerProcess> lives;  // forked before this process has threads
+  for (int life = 0; life < 4; ++life) {
+    lives.emplace_back([&] {
+      tw_kv_options options;
+      tw_kv_options_init(&options);
+      options.rank = 2;
+      set(&options);
+      return tw_kv_serve(&options);
+    });
+  }
+  lives[0].Start();
+  std::vector<float> found[2][2];
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      tw_kv_options options;
+      tw_kv_options_init(&options);
+      options.rank = rank;
+      set(&options);
+      tw_kv* kv = nullptr;
+      ASSERT_EQ(tw_kv_create(&options, &kv), TW_OK) << tw_last_error();
+      ASSERT_EQ(tw_kv_set_optimizer(kv, "adam:lr=0.01"), TW_OK) << tw_last_error();
+      for (const char* const key : {"a", "b"}) {
+        std::vector<float> w(100000);
+        const tw_kv_tensor tensor = {key, w.data(), w.size(), TW_F32};
+        ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
+        for (int step = 0; step < 40; ++step) {
+          const size_t life = static_cast<size_t>(step) / 10;
+          if (rank == 0 && *key == 'a' && step % 10 == 0 && life > 0) {
+            lives[life - 1].Kill();
+            EXPECT_EQ(lives[life - 1].Wait(), SIGKILL);
+            lives[life].Start();
+          }
+          const std::vector<float> g = Normal(static_cast<uint64_t>(step * 2 + rank), w.size());
+          ASSERT_EQ(tw_kv_push_pull(kv, key, g.data(), w.data(), w.size(), TW_F32, 0), TW_OK);
+          ASSERT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
+        }
+        found[rank][*key == 'b'] = std::move(w);
+      }
+      tw_kv_destroy(kv);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(lives[3].Wait(), 0);
+  EXPECT_TRUE(found[0][0] == found[0][1]);
+  EXPECT_TRUE(found[0][0] == found[1][0] && found[0][1] == found[1][1]);
+}
+
 TEST(CKv, WrongArgumentsAreRefused) {
   tw_kv* kv = nullptr;
   EXPECT_EQ(tw_kv_create(nullptr, &kv), TW_INVALID_ARGUMENT);
@@ -157,6 +246,12 @@ TEST(CKv, WrongArgumentsAreRefused) {
   EXPECT_EQ(create([&] { options.workers = 0; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.slice_elements = 1000; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.timeout_ms = -1; }), TW_INVALID_ARGUMENT);
+  tw_kv_options_init(&options);
+  options.rank = 1;
+  options.local_group = "wrong";
+  options.journal = "/nowhere,bytes=none";
+  EXPECT_EQ(tw_kv_serve(&options), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("durable=fsync"), std::string::npos);
   EXPECT_EQ(create([&] { options.local_group = nullptr; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(tw_kv_wait(nullptr, nullptr), TW_INVALID_ARGUMENT);
   tw_kv_destroy(nullptr);

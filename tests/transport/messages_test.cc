@@ -289,6 +289,20 @@ TEST_P(MessagesTest, AMemberThatDiesIsLostAtOnceAndWelcomeAgain) {
   }
 }
 
+// Or it would go ahead of what the owner has yet to learn is lost.
+TEST_P(MessagesTest, NothingIsSentToAPeerThatIsBackBeforeTheOwnerKnows) {
+  Pair pair = MakePair();
+  pair.worker.reset();
+  pair.worker = pair.members->Join(1, {kServer});
+  ExpectJoined(*pair.worker, kServer);
+  EXPECT_EQ(pair.server->Send(1, 0, "early", {}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ExpectLost(*pair.server, 1).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(pair.server->Send(1, 0, "early", {}).code(), absl::StatusCode::kUnavailable);
+  ExpectJoined(*pair.server, 1);
+  ASSERT_TRUE(pair.server->Send(1, 0, "in time", {}).ok());
+  EXPECT_EQ(NextMessage(*pair.worker).head, "in time");
+}
+
 TEST_P(MessagesTest, ANewMemberTakesThePlaceOfOneOfItsRank) {
   Pair pair = MakePair();
   const auto second = pair.members->Join(1, {kServer});

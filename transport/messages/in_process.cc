@@ -51,7 +51,7 @@ class MessageHub {
                        " bytes to rank ", peer, ": at most ", limits_.max_message, " may be sent"));
     }
     const auto link = member.links.find(peer);
-    if (link == member.links.end()) {
+    if (link == member.links.end() || member.inbox.HasEventOf(peer)) {
       return absl::UnavailableError(
           absl::StrCat("rank ", member.rank, " is not connected to rank ", peer));
     }

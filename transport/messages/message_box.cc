@@ -17,7 +17,7 @@ absl::Status MessageBox::Send(int peer, CreditQueue::Outgoing message) {
     const absl::MutexLock lock(&mu_);
     if (closing_) return Closed();
     const auto link = links_.find(peer);
-    if (link == links_.end()) {
+    if (link == links_.end() || inbox_.HasEventOf(peer)) {
       return absl::UnavailableError(
           absl::StrCat("rank ", rank_, " is not connected to rank ", peer));
     }

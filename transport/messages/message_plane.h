@@ -85,8 +85,9 @@ class MessagePlane {
   // Queues a message for a peer that has joined. Never waits and never drops: messages leave by
   // priority, the higher first, and those of one priority in the order in which they were sent,
   // as far as the credit goes. Unavailable if the peer has not joined or is lost (what is queued
-  // for it and was not taken is dropped then); InvalidArgument above max_message; Cancelled after
-  // Close.
+  // for it and was not taken is dropped then), until Receive has returned its last event: so
+  // nothing is sent on a new connection before its owner knows what the old one has dropped.
+  // InvalidArgument above max_message; Cancelled after Close.
   virtual absl::Status Send(int peer, int priority, std::string head,
                             std::vector<uint8_t> body) = 0;
 

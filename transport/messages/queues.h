@@ -3,6 +3,7 @@
 #ifndef THINWIRE_TRANSPORT_MESSAGES_QUEUES_H_
 #define THINWIRE_TRANSPORT_MESSAGES_QUEUES_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -114,6 +115,11 @@ class Inbox {
   }
 
   bool empty() const { return events_.empty() && messages_.empty(); }
+  // The owner has not been told yet that the peer came or went.
+  bool HasEventOf(int peer) const {
+    return std::any_of(events_.begin(), events_.end(),
+                       [&](const PeerEvent& event) { return event.peer == peer; });
+  }
   // Events first: kJoined comes before the messages of its connection, and kLost has dropped them.
   MessageEvent Take() {
     if (events_.empty()) return messages_.Pop();

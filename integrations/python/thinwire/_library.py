@@ -203,7 +203,7 @@ class KvOptions(ctypes.Structure):
         ("bigarray_bound", c_size_t),
         *(
             (name, c_char_p)
-            for name in ("key_file", "interface_name", "rendezvous_host", "zmq_library")
+            for name in ("key_file", "interface_name", "rendezvous_host", "zmq_library", "journal")
         ),
     )
 

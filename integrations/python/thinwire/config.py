@@ -135,6 +135,11 @@ def zmq_library() -> str | None:
     return os.environ.get("THINWIRE_ZMQ_LIB") or None
 
 
+def kv_journal() -> str | None:
+    """Where servers of a store keep their journals, as the environment says, if it does."""
+    return os.environ.get("THINWIRE_KV_JOURNAL") or None
+
+
 def resolve(**arguments: Any) -> Config:
     """Settles every setting once. The arguments are those of options.ARGUMENTS; None stands for the
     environment's value, else the default. Raises InvalidArgumentError for a value that can't be,

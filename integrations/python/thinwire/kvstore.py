@@ -253,12 +253,14 @@ class KVStore:
         self._check(self._library.tw_kv_barrier(self._alive()))
 
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Worker 0 writes values and optimizer states to a file; all workers call it."""
+        """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
+        fname.worker-RANK; all workers call it."""
         self._check(self._library.tw_kv_save(self._alive(), _text("fname", fname)))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Worker 0 reads what save_optimizer_states() wrote, after the same init() calls and
-        set_optimizer(); any number of servers will do. All workers call it."""
+        """Read what save_optimizer_states() wrote, after the same init() calls and set_optimizer();
+        any number of servers will do. All workers call it. Raises InvalidArgumentError, and changes
+        nothing, if a file is missing, damaged or of another save."""
         self._check(self._library.tw_kv_load(self._alive(), _text("fname", fname)))
 
     def describe(self) -> str:
@@ -332,6 +334,7 @@ def create(
     codec: str | None = None,
     slice_elements: int = 0,
     timeout_s: float | None = None,
+    journal: str | os.PathLike[str] | None = None,
 ) -> KVStore:
     """Make this process's store. A process that serves, or is MXNet's scheduler, does so here until
     all workers have left, and then exits.
@@ -345,8 +348,14 @@ def create(
         slice_elements: keys are cut into slices of so many elements, which have priorities and go
             to different servers; a multiple of 4096; 0: 262,144.
         timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
+        journal: a folder in which servers keep journals: one that was killed and is started again
+            on its host, with its rank, goes on with the same bits, and workers wait for it until
+            timeout_s. "FOLDER,bytes=N": a snapshot after N bytes of messages (2^30);
+            ",durable=fsync": on the disk before they are answered. None: THINWIRE_KV_JOURNAL, else
+            none. "local" has none.
 
-    Raises InvalidArgumentError if the name or a variable of the environment can't be,
+    Raises DataLossError for a damaged journal, MismatchError for one of other numbers of members,
+    InvalidArgumentError if the name or a variable of the environment can't be,
     UnavailableError without libzmq, TimeoutError if members do not come."""
     mode = _mode_of(name)
     settings = config.resolve(timeout_s=timeout_s)
@@ -357,6 +366,9 @@ def create(
     options.mode = mode.encode()
     options.codec = None if codec is None else _text("codec", codec)
     options.slice_elements = _number("slice_elements", slice_elements)
+    kept = (
+        _text("journal", journal) if journal is not None else (config.kv_journal() or "").encode()
+    )
     if name in _LOCAL:
         thread = _serve_here(options)
         try:
@@ -366,6 +378,12 @@ def create(
             raise
 
     role = launch.store_role()
+    if kept and role.rank is None:
+        raise InvalidArgumentError(
+            f"the store's journal is {kept.decode()!r}, but under DMLC_ROLE a server that is "
+            "started again gets another rank; start members with RANK and THINWIRE_SERVERS"
+        )
+    options.journal = kept or None
     options.workers, options.servers = role.workers, role.servers
     options.bigarray_bound = role.bigarray_bound
     options.rendezvous_host = role.address.encode()

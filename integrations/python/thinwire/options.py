@@ -314,6 +314,9 @@ _VARIABLES = (
            variables=("THINWIRE_LOG",), default="the root logger's"),
     Option("how many ranks serve a `thinwire.kvstore`: the last ones of the world",
            variables=("THINWIRE_SERVERS",), default="none: `dist_*` stores need it", equal=NEEDED),
+    Option("where servers of a `thinwire.kvstore` keep the journal that they come back from: "
+           "`FOLDER[,bytes=N][,durable=fsync]`", variables=("THINWIRE_KV_JOURNAL",),
+           default="none: a lost server ends the store"),
     Option("path of the libzmq.so.5 that a `thinwire.kvstore` sends by",
            variables=("THINWIRE_ZMQ_LIB",),
            default="where the dynamic linker looks, then the wheel pyzmq beside the package"),

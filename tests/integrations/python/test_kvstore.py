@@ -400,6 +400,98 @@ def test_others_go_on_without_a_killed_worker(name, tmp_path):
             assert server.wait(timeout=60) == 0
 
 
+KILLED = '''
+"""Trains key a, during which the server is killed, and then key b in the same way in peace: both
+end with the same bits."""
+import os, sys, time
+import thinwire.kvstore as kvs
+import torch
+
+kv = kvs.create("dist_sync", codec="int4", timeout_s=60)
+kv.set_optimizer("adam", learning_rate=0.01)
+worst, found = 0.0, []
+for key in ("a", "b"):
+    w = torch.zeros(100_000)
+    kv.init(key, w)
+    for step in range(60):
+        start = time.monotonic()
+        if key == "a" and step == 20:
+            print("now", flush=True)
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.01)
+        g = torch.randn(100_000, generator=torch.Generator().manual_seed(step * 8 + kv.rank))
+        kv.pushpull(key, g, out=w)
+        kv.wait()
+        worst = max(worst, time.monotonic() - start)
+    found.append(w.clone())
+assert torch.equal(*found), (found[0] - found[1]).abs().max()
+print(f"digest {found[0].double().sum().item()!r} waited {worst:.2f} s", flush=True)
+kv.close()
+'''
+
+
+def test_a_killed_server_that_is_started_again_has_the_same_bits(tmp_path):
+    """It keeps its rank and journal; workers wait for it, and no value is lost."""
+    program, journal, gone = tmp_path / "killed.py", tmp_path / "journal", tmp_path / "gone"
+    program.write_text(KILLED)
+    common = os.environ | {
+        **{"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+        **{"MASTER_PORT": str(free_port()), "THINWIRE_SERVERS": "1", "OMP_NUM_THREADS": "1"},
+        "THINWIRE_KV_JOURNAL": f"{journal},bytes=500000",
+    }
+
+    def start(rank):
+        return subprocess.Popen(
+            [sys.executable, str(program), str(gone)],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    worker, server = start(0), start(1)
+    members = [worker, server]
+    try:
+        assert worker.stdout.readline() == "now\n"
+        server.kill()
+        assert server.wait() < 0 and (journal / "server-0.journal").exists()
+        gone.write_text("")  # the worker goes on, without the server
+        members.append(start(1))
+        output = worker.communicate(timeout=90)[0]
+        assert worker.returncode == 0, output
+        assert float(output.split()[-2]) > 0.5, f"it has waited: {output}"
+        assert members[2].wait(timeout=60) == 0
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
+    assert not list(journal.iterdir()), "a run that is over needs none"
+
+
+def test_a_journal_that_can_not_be_is_a_typed_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_SERVERS", "1")
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(kvstore, "_meet", lambda *_: store)
+    damaged = tmp_path / "server-0.journal"
+    damaged.write_bytes(b"x" * 1000)
+    for wrong, kind, words in [
+        (f"{tmp_path},bytes=0", thinwire.InvalidArgumentError, "bytes=N"),
+        ("/proc/none", thinwire.InvalidArgumentError, "/proc/none/server-0.journal.*folder"),
+        (tmp_path, thinwire.DataLossError, f"{damaged} is damaged"),
+    ]:
+        with pytest.raises(kind, match=words):
+            kvstore.create("dist_sync", journal=wrong, timeout_s=5)
+    monkeypatch.setenv("DMLC_ROLE", "server")
+    for name in ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("DMLC_PS_ROOT_URI", "127.0.0.1")
+    with pytest.raises(thinwire.InvalidArgumentError, match="another rank"):
+        kvstore.create("dist_sync", journal=tmp_path)
+
+
 def methods(store):
     """Each method of a store with arguments that it takes."""
     w = torch.zeros(4)
@@ -433,7 +525,7 @@ def test_wrong_types_are_typed_errors(kv, tmp_path, monkeypatch):
                 except Exception as error:
                     found.append((method.__name__, name, wrong, error))
     kv.wait()
-    for name in ("name", "codec", "slice_elements", "timeout_s"):
+    for name in ("name", "codec", "slice_elements", "timeout_s", "journal"):
         for wrong in (5.5, b"x", [], {}, object(), [5], -1):
             try:
                 kvstore.create(**{name: wrong}).close()

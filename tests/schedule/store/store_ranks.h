@@ -43,15 +43,19 @@ struct StoreRanks {
     }
     return JoinMessageHub(hub, rank, calls);
   }
+  // A server's whole life.
+  std::function<absl::Status(int server)> serve = [this](int server) {
+    auto plane = JoinMessageHub(hub, RankOfServer(workers, server), {});
+    const absl::Status status =
+        Serve(*plane, {.server = server, .workers = workers, .timeout = timeout});
+    server_bytes[server] = plane->bytes_sent();
+    return status;
+  };
   // Runs `body` on every worker, which then closes its store unless the body has taken it.
   void Run(const std::function<void(std::unique_ptr<StoreWorker>&)>& body) {
     std::vector<std::thread> threads;
     for (int server = 0; server < servers; ++server) {
-      threads.emplace_back([this, server] {
-        auto plane = JoinMessageHub(hub, RankOfServer(workers, server), {});
-        served[server] = Serve(*plane, {.server = server, .workers = workers, .timeout = timeout});
-        server_bytes[server] = plane->bytes_sent();
-      });
+      threads.emplace_back([this, server] { served[server] = serve(server); });
     }
     for (int rank = 0; rank < workers; ++rank) {
       threads.emplace_back([this, rank, &body] {

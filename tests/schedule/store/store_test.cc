@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/synchronization/barrier.h"
@@ -25,6 +27,11 @@ std::vector<float> Normal(uint64_t seed, size_t n) {
   std::vector<float> values(n);
   for (float& value : values) value = normal(random);
   return values;
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 uint64_t DigestOf(const std::vector<float>& values) {
@@ -480,6 +487,100 @@ TEST(StoreTest, ALoadedStoreGoesOnToTheBit) {
   }
 }
 
+// Three workers of int4 up, whose residuals are saved after five steps.
+struct SavedResiduals {
+  static constexpr size_t kElements = 10000;
+
+  explicit SavedResiduals(const std::string& name) : path(testing::TempDir() + "/" + name) {
+    StoreRanks store = Ranks(3, 2);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w = Begin(*kv, 5);
+      Train(*kv, w, 0);
+      ASSERT_TRUE(kv->Save(path).ok());
+      Train(*kv, w, 5);
+      if (kv->rank() == 0) digest = DigestOf(w);
+    });
+  }
+  static StoreRanks Ranks(int workers, int servers) {
+    return {.workers = workers, .servers = servers, .codec = "int4:down=fp32"};
+  }
+  static std::vector<float> Begin(StoreWorker& kv, uint64_t seed) {
+    std::vector<float> w = Normal(seed, kElements);
+    EXPECT_TRUE(kv.Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    EXPECT_TRUE(kv.SetOptimizer("sgd:lr=0.1,momentum=0.9").ok());
+    return w;
+  }
+  static void Train(StoreWorker& kv, std::vector<float>& w, uint64_t from) {
+    for (uint64_t step = from; step < from + 5; ++step) {
+      std::vector<float> g = Normal(step * 4 + static_cast<uint64_t>(kv.rank()), w.size());
+      ASSERT_TRUE(kv.PushPull("w", View(g), View(w), 0).ok());
+      ASSERT_TRUE(kv.WaitAll().ok());
+    }
+  }
+
+  const std::string path;
+  uint64_t digest = 0;
+};
+
+TEST(StoreTest, WorkersResidualsAreSavedAndLoaded) {
+  const SavedResiduals saved("residuals");
+  StoreRanks store = SavedResiduals::Ranks(3, 1);
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w = SavedResiduals::Begin(*kv, 6);
+    SavedResiduals::Train(*kv, w, 20);  // leaves residuals of its own
+    const absl::Status loaded = kv->Load(saved.path);
+    ASSERT_TRUE(loaded.ok()) << loaded;
+    SavedResiduals::Train(*kv, w, 5);
+    EXPECT_EQ(DigestOf(w), saved.digest);
+  });
+  // Workers that are new begin without.
+  StoreRanks more = SavedResiduals::Ranks(4, 1);
+  more.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    SavedResiduals::Begin(*kv, 6);
+    const absl::Status loaded = kv->Load(saved.path);
+    EXPECT_TRUE(loaded.ok()) << loaded;
+  });
+}
+
+TEST(StoreTest, ResidualsThatAreNotOfTheSaveAreRefusedOnAllWorkers) {
+  const SavedResiduals saved("mixed"), other("other");
+  const auto place = [&](int rank) { return absl::StrCat(saved.path, ".worker-", rank); };
+  const std::string good = ReadFile(place(1)), stale = [&] {
+    StoreRanks store = SavedResiduals::Ranks(3, 1);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      SavedResiduals::Begin(*kv, 6);
+      ASSERT_TRUE(kv->Save(other.path).ok());
+    });
+    return ReadFile(other.path + ".worker-1");
+  }();
+  std::string damaged = good;
+  damaged[damaged.size() / 2] ^= 1;
+  const std::tuple<int, std::string, const char*> cases[] = {{1, stale, "residuals of save"},
+                                                             {0, stale, "worker 0's residuals are"},
+                                                             {1, damaged, "damaged"},
+                                                             {1, "", "can't be read"}};
+  for (const auto& [rank, file, words] : cases) {
+    const std::string before = ReadFile(place(rank));
+    if (file.empty()) {
+      std::remove(place(rank).c_str());
+    } else {
+      std::ofstream(place(rank), std::ios::binary) << file;
+    }
+    StoreRanks store = SavedResiduals::Ranks(3, 2);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      const std::vector<float> w = SavedResiduals::Begin(*kv, 6);
+      const absl::Status loaded = kv->Load(saved.path);
+      EXPECT_TRUE(absl::IsInvalidArgument(loaded)) << loaded;
+      EXPECT_NE(loaded.message().find(words), std::string::npos) << loaded;
+      std::vector<float> out(w.size());
+      ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      EXPECT_EQ(out, w);  // nothing has changed
+    });
+    std::ofstream(place(rank), std::ios::binary) << before;
+  }
+}
+
 TEST(StoreTest, ADamagedFileIsRefusedOnAllWorkers) {
   const std::string path = testing::TempDir() + "/damaged_state";
   for (const size_t flip : {size_t{3}, size_t{60}, size_t{1000}}) {
@@ -508,48 +609,101 @@ TEST(StoreTest, ADamagedFileIsRefusedOnAllWorkers) {
   std::remove(path.c_str());
 }
 
-// What a member sends is never a reason to abort: random bytes, and good messages with a few bytes
-// changed.
-TEST(StoreServerTest, FuzzedMessagesAreErrors) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
-    std::mt19937_64 random(seed);
-    size_t answers = 0;
-    StoreServer server({.server = 0, .workers = 2}, CpuBackend(),
-                       [&](int, int, const StoreHead&, std::vector<uint8_t>) { ++answers; });
-    StoreTable table{StoreMode::Parse(seed % 2 == 0 ? "sync" : "async").value(),
-                     CodecPair::Parse(seed % 3 == 0 ? "topk:density=0.1" : "int4").value(),
-                     1,
-                     {{0, 0, 500, "w"}}};
-    const std::string init = table.ToString();
-    const std::vector<uint8_t> values(500 * 4), text(init.begin(), init.end());
-    const std::string sgd = "sgd:lr=0.1";
-    const auto send = [&](int worker, StoreHead head, std::vector<uint8_t> body) {
-      std::string bytes = head.ToBytes();
-      if (random() % 20 == 0) bytes[random() % bytes.size()] ^= static_cast<char>(random());
-      if (random() % 20 == 0) bytes.resize(random() % 64);
-      if (random() % 20 == 0) body.resize(random() % 700);
-      if (random() % 20 == 0 && !body.empty()) body[random() % body.size()] ^= random();
-      server.OnMessage(worker, 0, bytes, std::move(body), Deadline());
-    };
-    using Kind = StoreHead::Kind;
-    send(0, {.kind = Kind::kPut, .slice = 0}, values);
-    for (const int worker : {0, 1}) {
-      send(worker, {.kind = Kind::kTogether, .slice = 0, .number = 1}, text);
-      send(worker, {.kind = Kind::kTogether, .slice = 1, .number = 1},
-           std::vector<uint8_t>(sgd.begin(), sgd.end()));
-    }
-    for (uint64_t step = 1; step < 20; ++step) {
+// One server under fuzzed messages: good ones of two workers, in which heads, bodies and texts are
+// changed, cut, repeated and made up.
+class FuzzedServer {
+ public:
+  explicit FuzzedServer(uint64_t seed)
+      : random_(seed),
+        server_({.workers = 2, .has_journal = seed % 2 == 0}, CpuBackend(),
+                [this](int, int, const StoreHead&, std::vector<uint8_t>) { ++answers; }) {}
+
+  // Until the server has failed, or a run is over.
+  void Run() {
+    const char* const modes[] = {"sync", "async", "ssp:staleness=1"};
+    const char* const codecs[] = {"int4", "topk:density=0.1", "fp32", "adaptive:bits=2"};
+    const CodecPair codec = CodecPair::Parse(codecs[random_() % 4]).value();
+    const StoreTable table{
+        StoreMode::Parse(modes[random_() % 3]).value(), codec, 1, {{0, 0, kElements, "w"}}};
+    Send(0, {.kind = Kind::kPut, .slice = 0}, std::vector<uint8_t>(kElements * 4));
+    for (const int worker : {0, 1}) Call(worker, Together::kInit, table.ToString());
+    for (const int worker : {0, 1}) Call(worker, Together::kOptimizer, "adam:lr=0.1");
+    std::vector<uint8_t> wire(EncodedBytes(codec.up, kElements));
+    std::vector<float> g = Normal(1, kElements);
+    CpuBackend().Encode(codec.up, {g.data(), g.size(), DType::kF32}, nullptr, wire.data());
+    for (uint64_t step = 1; step < 12 && server_.failure().ok(); ++step) {
       for (const int worker : {0, 1}) {
-        std::vector<uint8_t> wire(EncodedBytes(table.codec.up, 500));
-        const std::vector<float> g = Normal(step, 500);
-        CpuBackend().Encode(table.codec.up, {const_cast<float*>(g.data()), g.size(), DType::kF32},
-                            nullptr, wire.data());
-        send(worker, {.kind = Kind::kPushPull, .number = step, .request = step}, wire);
+        Send(worker, {.kind = Kind::kPushPull, .number = step, .request = step}, wire);
+        if (random_() % 4 == 0) Send(worker, {.kind = Kind::kGet, .request = 100 + step}, {});
       }
     }
-    server.OnClock(Deadline() + std::chrono::hours(1));
-    EXPECT_GT(answers, 0u) << seed;
+    for (const int worker : {0, 1}) Call(worker, Together::kLoad, "");
+    server_.OnLost(1, absl::UnavailableError("gone"), Deadline());
+    server_.OnClock(Deadline() + std::chrono::hours(1));
   }
+
+  size_t fuzzed = 0, answers = 0;  // fuzzed: those that a server which had not failed took
+
+ private:
+  using Kind = StoreHead::Kind;
+  static constexpr size_t kElements = 60;
+
+  void Call(int worker, Together what, const std::string& text) {
+    Send(worker, {.kind = Kind::kTogether, .slice = static_cast<uint32_t>(what), .number = 1},
+         std::vector<uint8_t>(text.begin(), text.end()));
+  }
+  // A changed copy may go ahead of a message, or in its place.
+  void Send(int worker, const StoreHead& head, const std::vector<uint8_t>& body) {
+    if (random_() % 4 == 0) {
+      SendFuzzed(worker, head, body);
+      if (random_() % 2 == 0) return;
+    }
+    server_.OnMessage(worker, 0, head.ToBytes(), body, Deadline());
+  }
+  void SendFuzzed(int worker, StoreHead head, std::vector<uint8_t> body) {
+    if (!server_.failure().ok()) return;
+    ++fuzzed;
+    std::string bytes;
+    switch (random_() % 9) {
+      case 0: head.slice = static_cast<uint32_t>(Number()); break;
+      case 1: head.number = Number(); break;
+      case 2: head.have = Number(); break;
+      case 3: head.request = Number(); break;
+      case 4: head.kind = static_cast<Kind>(random_() % 13); break;
+      case 5: body.resize(random_() % 700); break;
+      case 6:
+        for (int i = 0; i < 3 && !body.empty(); ++i) body[random_() % body.size()] ^= random_();
+        break;
+      case 7:
+        bytes = head.ToBytes();
+        bytes[random_() % bytes.size()] ^= static_cast<char>(random_());
+        break;
+      case 8: bytes = std::string(random_() % 64, static_cast<char>(random_())); break;
+    }
+    if (bytes.empty()) bytes = head.ToBytes();
+    server_.OnMessage(static_cast<int>(random_() % 4) - 1, 0, bytes, body, Deadline());
+    server_.OnMessage(worker, 0, bytes, std::move(body), Deadline());  // and again
+  }
+  uint64_t Number() {
+    const uint64_t numbers[] = {0, 1, 2, 3, 1 << 20, uint64_t{1} << 63, ~uint64_t{0}, random_()};
+    return numbers[random_() % std::size(numbers)];
+  }
+
+  std::mt19937_64 random_;
+  StoreServer server_;
+};
+
+// What a member sends is never a reason to abort.
+TEST(StoreServerTest, TenThousandFuzzedMessagesAreErrors) {
+  size_t fuzzed = 0, answers = 0, runs = 0;
+  for (uint64_t seed = 0; fuzzed < 10000; ++seed, ++runs) {
+    FuzzedServer server(seed);
+    server.Run();
+    fuzzed += server.fuzzed;
+    answers += server.answers;
+  }
+  EXPECT_GT(answers, runs);
+  EXPECT_LT(runs, 10000u);
 }
 
 }  // namespace

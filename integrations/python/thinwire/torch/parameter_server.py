@@ -35,6 +35,7 @@ class ParameterServerOptimizer:
             (docs/how-to/parameter-server.md).
         codec: of gradients up and values down, with error feedback; None: no compression.
         timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
+        journal: as thinwire.kvstore.create takes it.
 
     A process that serves does not return from the constructor, as in thinwire.kvstore.create.
     Raises the typed errors of thinwire.kvstore."""
@@ -47,6 +48,7 @@ class ParameterServerOptimizer:
         mode: str = "sync",
         codec: str | None = "int4",
         timeout_s: float | None = None,
+        journal: str | None = None,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise InvalidArgumentError(f"model is {model!r}, expected a torch.nn.Module")
@@ -54,7 +56,9 @@ class ParameterServerOptimizer:
         self._check_group(optimizer)
         self.optimizer = optimizer
         self._spec = kvstore.optimizer_spec(optimizer)
-        self.store = kvstore.create(_type_of(mode), codec=codec, timeout_s=timeout_s)
+        self.store = kvstore.create(
+            _type_of(mode), codec=codec, timeout_s=timeout_s, journal=journal
+        )
         self._sync = mode in ("sync", "local")
         names = list(self._parameters)
         values = [p.data for p in self._parameters.values()]
@@ -92,7 +96,8 @@ class ParameterServerOptimizer:
         self.store.wait()
 
     def save(self, path: str) -> None:
-        """Worker 0 writes values and optimizer states to a file; all workers call it."""
+        """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
+        path.worker-RANK; all workers call it."""
         self.wait()
         self.store.save_optimizer_states(path)
 

@@ -1,0 +1,91 @@
+// ByteWriter and ByteReader: numbers, texts and arrays as bytes, one after another, in the host's
+// byte order. What the store writes to files is made of them.
+#ifndef THINWIRE_SCHEDULE_STORE_BYTES_H_
+#define THINWIRE_SCHEDULE_STORE_BYTES_H_
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "compress/types.h"
+
+namespace thinwire {
+
+class ByteWriter {
+ public:
+  void Number(uint64_t number) { Raw(&number, sizeof(number)); }
+  // With its size before it.
+  void Text(std::string_view text) {
+    Number(text.size());
+    Raw(text.data(), text.size());
+  }
+  void Array(std::span<const uint8_t> bytes) {
+    Number(bytes.size());
+    Raw(bytes.data(), bytes.size());
+  }
+  void Array(std::span<const float> values) {
+    Number(values.size());
+    Raw(values.data(), values.size_bytes());
+  }
+  std::vector<uint8_t> Finish() && { return std::move(bytes_); }
+
+ private:
+  void Raw(const void* data, size_t size) {
+    if (size == 0) return;
+    bytes_.resize(bytes_.size() + size);
+    std::memcpy(bytes_.data() + bytes_.size() - size, data, size);
+  }
+
+  std::vector<uint8_t> bytes_;
+};
+
+// Behind the end it returns zeros and empty values, and ok() is false from then on.
+class ByteReader {
+ public:
+  explicit ByteReader(Bytes bytes) : rest_(bytes) {}
+
+  uint64_t Number() {
+    uint64_t number = 0;
+    const Bytes bytes = Raw(sizeof(number));
+    if (ok_) std::memcpy(&number, bytes.data(), sizeof(number));
+    return number;
+  }
+  // Views of the bytes.
+  std::string_view Text() {
+    const Bytes bytes = Raw(Number());
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  Bytes Array() { return Raw(Number()); }
+
+  std::vector<float> Floats() {
+    const uint64_t count = Number();
+    ok_ = ok_ && count <= rest_.size() / sizeof(float);
+    std::vector<float> values(ok_ ? count : 0);
+    const Bytes bytes = Raw(values.size() * sizeof(float));
+    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+
+  bool ok() const { return ok_; }
+  bool is_done() const { return ok_ && rest_.empty(); }
+
+ private:
+  Bytes Raw(uint64_t size) {
+    ok_ = ok_ && size <= rest_.size();
+    if (!ok_) return {};
+    const Bytes bytes = rest_.first(size);
+    rest_ = rest_.subspan(size);
+    return bytes;
+  }
+
+  Bytes rest_;
+  bool ok_ = true;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_STORE_BYTES_H_

@@ -1,0 +1,626 @@
+// A server that comes back from its journal: bit for bit as if it had never been away, from a cut
+// at any byte; damage and other runs are errors; workers wait for it and lose nothing.
+#include "schedule/store_host/journal.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "schedule/digest.h"
+#include "tests/schedule/store/store_ranks.h"
+
+namespace thinwire {
+namespace {
+
+using Kind = StoreHead::Kind;
+
+std::vector<float> Normal(uint64_t seed, size_t n) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+std::string FreshFolder(const std::string& name) {
+  const std::string folder = testing::TempDir() + "/journal_" + name;
+  std::filesystem::remove_all(folder);
+  return folder;
+}
+
+std::vector<uint8_t> BytesOf(std::string_view text) { return {text.begin(), text.end()}; }
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+void WriteFile(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+constexpr int kWorkers = 3;
+
+// One incarnation of a server, with what it has answered.
+struct Incarnation {
+  explicit Incarnation(std::unique_ptr<Journal> opened = nullptr) : journal(std::move(opened)) {}
+
+  // As Serve does.
+  void Take(const StoreRecord& input) {
+    if (journal != nullptr) {
+      const absl::Status appended = journal->Append(input);
+      ASSERT_TRUE(appended.ok()) << appended;
+    }
+    ASSERT_TRUE(server.Apply(input, Deadline()).ok());
+    ASSERT_TRUE(server.failure().ok()) << server.failure();
+    if (journal == nullptr || !journal->is_full()) return;
+    const absl::Status rotated =
+        journal->Rotate([&](const Journal::Take& take) { return server.Snapshot(take); });
+    ASSERT_TRUE(rotated.ok()) << rotated;
+    ++rotations;
+  }
+  // All that it is.
+  std::string State() const {
+    std::string all;
+    EXPECT_TRUE(server.failure().ok()) << server.failure();
+    const absl::Status status = server.Snapshot([&](const StoreRecord& record) {
+      absl::StrAppend(&all, static_cast<int>(record.kind), " ", record.worker, " ", record.detail,
+                      " ", record.head.size(), " ", record.body.size(), " ", record.head);
+      all.append(record.body.begin(), record.body.end());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return all;
+  }
+
+  std::unique_ptr<Journal> journal;
+  int rotations = 0;
+  std::map<std::pair<int, uint64_t>, std::vector<uint8_t>> values;  // by worker and request
+  StoreServer server{{.workers = kWorkers, .has_journal = true},
+                     CpuBackend(),
+                     [this](int worker, int, const StoreHead& head, std::vector<uint8_t> body) {
+                       if (head.kind == Kind::kValues) {
+                         values[{worker, head.request}] = std::move(body);
+                       }
+                     }};
+};
+
+std::string Difference(const std::string& a, const std::string& b) {
+  const auto at = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+  return absl::StrCat("they differ at byte ", at, " of ", a.size(), " and ", b.size());
+}
+
+std::unique_ptr<Journal> OpenJournal(const JournalSpec& spec) {
+  absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Open(spec, 0);
+  EXPECT_TRUE(journal.ok()) << journal.status();
+  const absl::Status begun =
+      (*journal)->Begin({.id = "run", .server = 0, .servers = 1, .workers = kWorkers});
+  EXPECT_TRUE(begun.ok()) << begun;
+  return *std::move(journal);
+}
+
+absl::Status ApplyAll(Journal& journal, StoreServer& server) {
+  while (true) {
+    absl::StatusOr<std::optional<StoreRecord>> record = journal.Next();
+    if (!record.ok()) return record.status();
+    if (!record->has_value()) return absl::OkStatus();
+    const absl::Status bad = server.Apply(**std::move(record), Deadline());
+    if (!bad.ok()) return bad;
+  }
+}
+
+// What three workers send in a run, in one of the orders in which it may arrive: two keys, calls of
+// all workers, pushes with and without a pull, and, where the others go on, a worker that is lost.
+class Traffic {
+ public:
+  Traffic(const std::string& mode, const std::string& codec, const std::string& optimizer,
+          uint64_t seed)
+      : mode_(mode), codec_(CodecPair::Parse(codec).value()), random_(seed) {
+    const StoreTable table{StoreMode::Parse(mode).value(),
+                           codec_,
+                           1,
+                           {{0, 0, kSizes[0], "a"}, {1, 0, kSizes[1], "b"}}};
+    for (uint32_t slice : {0u, 1u}) {
+      const std::vector<float> x = Normal(seed + slice, kSizes[slice]);
+      const auto* bytes = reinterpret_cast<const uint8_t*>(x.data());
+      Send(0, {.kind = Kind::kPut, .slice = slice}, {bytes, bytes + x.size() * 4});
+    }
+    CallAll(Together::kInit, table.ToString());
+    CallAll(Together::kOptimizer, optimizer);
+  }
+
+  std::vector<StoreRecord> Run() {
+    for (int round = 0; round < 3; ++round) {
+      for (int step = 0; step < 24; ++step) Step(static_cast<int>(random_() % kWorkers));
+      if (round == 1 && mode_ != "sync") {
+        lost_.insert(2);
+        Add({.kind = StoreRecord::Kind::kLost,
+             .worker = 2,
+             .detail = static_cast<int>(absl::StatusCode::kUnavailable),
+             .head = "it is gone",
+             .body = {}});
+      }
+      if (round < 2) {
+        Settle();
+        CallAll(Together::kBarrier, "");
+        for (int worker = 0; worker < kWorkers; ++worker) Pull(worker);  // as ssp has it
+      }
+    }
+    return std::move(inputs_);
+  }
+
+ private:
+  static constexpr size_t kSizes[] = {700, 90};
+
+  void Add(StoreRecord input) {
+    probe_.Take(input);
+    inputs_.push_back(std::move(input));
+  }
+  void Send(int worker, const StoreHead& head, std::vector<uint8_t> body) {
+    Add({.kind = StoreRecord::Kind::kMessage,
+         .worker = worker,
+         .detail = 0,
+         .head = head.ToBytes(),
+         .body = std::move(body)});
+  }
+  void CallAll(Together what, const std::string& body) {
+    ++calls_[what];
+    for (int worker = 0; worker < kWorkers; ++worker) {
+      if (lost_.contains(worker)) continue;
+      Send(worker,
+           {.kind = Kind::kTogether, .slice = static_cast<uint32_t>(what), .number = calls_[what]},
+           BytesOf(body));
+    }
+  }
+  bool Waits(int worker) const {
+    const uint64_t last = last_request_[static_cast<size_t>(worker)];
+    return last != 0 &&
+           !(probe_.values.contains({worker, last - 1}) && probe_.values.contains({worker, last}));
+  }
+  // A push of both keys by a worker that waits for nothing.
+  void Step(int worker) {
+    if (lost_.contains(worker) || Waits(worker)) return;
+    const uint64_t number = ++pushes_[static_cast<size_t>(worker)];
+    for (uint32_t slice : {0u, 1u}) {
+      const std::vector<float> g =
+          Normal(number * 10 + static_cast<uint64_t>(worker), kSizes[slice]);
+      const CodecSpec spec = codec_.up.AtStep(number - 1);
+      std::vector<uint8_t> wire(EncodedBytes(spec, g.size()));
+      CpuBackend().Encode(spec, {const_cast<float*>(g.data()), g.size(), DType::kF32}, nullptr,
+                          wire.data(), {.key = 1, .stream = number});
+      const bool apart = random_() % 3 == 0;
+      const uint64_t request = ++last_request_[static_cast<size_t>(worker)];
+      if (apart) {
+        Send(worker, {.kind = Kind::kPush, .slice = slice, .number = number}, wire);
+        Send(worker, {.kind = Kind::kPull, .slice = slice, .number = number, .request = request},
+             {});
+      } else {
+        Send(worker,
+             {.kind = Kind::kPushPull, .slice = slice, .number = number, .request = request}, wire);
+      }
+    }
+  }
+  void Pull(int worker) {
+    if (lost_.contains(worker) || Waits(worker)) return;
+    const auto index = static_cast<size_t>(worker);
+    for (uint32_t slice : {0u, 1u}) {
+      Send(worker,
+           {.kind = Kind::kPull,
+            .slice = slice,
+            .number = pushes_[index],
+            .request = ++last_request_[index]},
+           {});
+    }
+  }
+  // In sync the others push as often, so that nothing waits.
+  void Settle() {
+    if (mode_ != "sync") return;
+    const uint64_t most = *std::max_element(std::begin(pushes_), std::end(pushes_));
+    for (int tries = 0; tries < 100; ++tries) {
+      for (int worker = 0; worker < kWorkers; ++worker) {
+        if (pushes_[static_cast<size_t>(worker)] < most) Step(worker);
+      }
+    }
+  }
+
+  const std::string mode_;
+  const CodecPair codec_;
+  std::mt19937_64 random_;
+  Incarnation probe_;
+  std::vector<StoreRecord> inputs_;
+  std::map<Together, uint64_t> calls_;
+  std::set<int> lost_;
+  uint64_t pushes_[kWorkers] = {}, last_request_[kWorkers] = {};
+};
+
+// Killed in the middle of writing any record, also again and again: each time it comes back, and
+// in the end it is what it would have been, to the last bit, and has answered the same.
+TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
+  std::random_device device;
+  const uint64_t seed = device();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937_64 random(seed);
+  int rotations = 0, cuts = 0;
+  for (const char* const mode : {"sync", "async", "ssp:staleness=1"}) {
+    for (const char* const codec :
+         {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic",
+          "adaptive:bits=2", "topk:density=0.05", "int4:down=fp32", "int8:down=int4"}) {
+      const char* const optimizers[] = {"adam:lr=0.01", "sgd:lr=0.1,momentum=0.9,nesterov=1",
+                                        "adagrad:lr=0.1,lr_decay=0.1", "adamw:lr=0.01"};
+      const char* const optimizer = optimizers[random() % std::size(optimizers)];
+      SCOPED_TRACE(absl::StrCat(mode, " ", codec, " ", optimizer));
+      const std::vector<StoreRecord> inputs = Traffic(mode, codec, optimizer, random()).Run();
+      Incarnation whole;
+      for (const StoreRecord& input : inputs) whole.Take(input);
+
+      const JournalSpec spec{.folder = FreshFolder("cut"), .bytes = 4000 + random() % 20000};
+      auto now = std::make_unique<Incarnation>(OpenJournal(spec));
+      ASSERT_TRUE(ApplyAll(*now->journal, now->server).ok());
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const std::string path = now->journal->path();
+        const uint64_t before = std::filesystem::file_size(path);
+        const int rotated = now->rotations;
+        now->Take(inputs[i]);
+        if (random() % 10 != 0 || now->rotations != rotated) continue;
+        ++cuts;
+        rotations += now->rotations;
+        const uint64_t after = std::filesystem::file_size(path);
+        const uint64_t left = before + random() % (after - before + 1);
+        now.reset();
+        std::filesystem::resize_file(path, left);
+        now = std::make_unique<Incarnation>(OpenJournal(spec));
+        const absl::Status back = ApplyAll(*now->journal, now->server);
+        ASSERT_TRUE(back.ok()) << back;
+        // Its worker sends again what was not answered.
+        if (left < after) now->Take(inputs[i]);
+      }
+      rotations += now->rotations;
+      ASSERT_TRUE(now->State() == whole.State()) << Difference(now->State(), whole.State());
+      for (const auto& [request, body] : now->values) {
+        ASSERT_TRUE(body == whole.values.at(request)) << request.first << " " << request.second;
+      }
+      // What was taken comes again: nothing is applied twice. (A pull begins a new gradient.)
+      for (StoreRecord input : inputs) {
+        StoreHead head = StoreHead::Parse(input.head).value_or(StoreHead{.kind = Kind::kPull});
+        if (input.worker == 2 || head.kind == Kind::kPull) continue;
+        if (head.kind == Kind::kPushPull) head.kind = Kind::kPush;
+        input.head = head.ToBytes();
+        now->Take(input);
+      }
+      ASSERT_TRUE(now->State() == whole.State()) << Difference(now->State(), whole.State());
+    }
+  }
+  EXPECT_GT(cuts, 100);
+  EXPECT_GT(rotations, 100);
+}
+
+std::string JournalOf(const JournalSpec& spec) {
+  Incarnation server(OpenJournal(spec));
+  EXPECT_TRUE(ApplyAll(*server.journal, server.server).ok());
+  for (const StoreRecord& input : Traffic("sync", "int4", "adam:lr=0.1", 7).Run()) {
+    server.Take(input);
+  }
+  return server.journal->path();
+}
+
+// Reads all of it.
+absl::Status Reopen(const JournalSpec& spec) {
+  absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Open(spec, 0);
+  if (!journal.ok()) return journal.status();
+  const absl::Status begun = (*journal)->Begin({.id = "run", .workers = kWorkers});
+  if (!begun.ok()) return begun;
+  Incarnation server;
+  return ApplyAll(**journal, server.server);
+}
+
+TEST(JournalTest, ADamagedRecordIsDataLossThatNamesTheFile) {
+  const JournalSpec spec{.folder = FreshFolder("damaged"), .bytes = 20000};
+  const std::string path = JournalOf(spec), good = ReadFile(path);
+  ASSERT_TRUE(Reopen(spec).ok());
+  ASSERT_EQ(ReadFile(path), good);
+  std::mt19937_64 random(1);
+  int refused = 0;
+  for (int i = 0; i < 200; ++i) {
+    std::string bad = good;
+    bad[random() % bad.size()] ^= static_cast<char>(1 << random() % 8);
+    WriteFile(path, bad);
+    const absl::Status status = Reopen(spec);
+    // Only of the last record it can't be told from a cut.
+    if (status.ok()) {
+      EXPECT_LT(std::filesystem::file_size(path), good.size());
+      continue;
+    }
+    ++refused;
+    ASSERT_TRUE(absl::IsDataLoss(status)) << status;
+    ASSERT_NE(status.message().find(path), std::string::npos) << status;
+    ASSERT_NE(status.message().find("expected"), std::string::npos) << status;
+  }
+  EXPECT_GT(refused, 150);
+  WriteFile(path, "this is no journal, but a text that is longer than a header");
+  EXPECT_TRUE(absl::IsDataLoss(Reopen(spec)));
+}
+
+TEST(JournalTest, AJournalOfOtherMembersIsRefusedAndOneOfAnotherRunIsSetAside) {
+  const JournalSpec spec{.folder = FreshFolder("other")};
+  const std::string path = JournalOf(spec), good = ReadFile(path);
+  {
+    const auto journal = Journal::Open(spec, 0);
+    ASSERT_TRUE(journal.ok());
+    const absl::Status other = (*journal)->Begin({.id = "run", .servers = 2, .workers = 5});
+    EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
+    for (const char* const words :
+         {path.c_str(), "of 1 with 3 workers", "expected", "of 2 with 5"}) {
+      EXPECT_NE(other.message().find(words), std::string::npos) << other;
+    }
+    const absl::Status twice = Journal::Open(spec, 0).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(twice)) << twice;
+    EXPECT_NE(twice.message().find("another process"), std::string::npos) << twice;
+  }
+  EXPECT_EQ(ReadFile(path), good);
+  {
+    const auto journal = Journal::Open(spec, 0);
+    ASSERT_TRUE(journal.ok());
+    ASSERT_TRUE((*journal)->Begin({.id = "next", .workers = kWorkers}).ok());
+    const auto nothing = (*journal)->Next();
+    ASSERT_TRUE(nothing.ok());
+    EXPECT_FALSE(nothing->has_value());
+    EXPECT_EQ(ReadFile(path + ".old"), good);
+    (*journal)->Remove();
+    EXPECT_FALSE(std::filesystem::exists(path));
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(Journal::Open({.folder = "/proc/none"}, 0).status()));
+}
+
+// A limit of the file's size stands for a full disk: the last record is written in part.
+TEST(JournalTest, AFullDiskIsAnErrorThatNamesTheFileAndLeavesAJournal) {
+  const JournalSpec spec{.folder = FreshFolder("full")};
+  const std::string path = JournalOf(spec), good = ReadFile(path);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    Incarnation server(OpenJournal(spec));
+    ASSERT_TRUE(ApplyAll(*server.journal, server.server).ok());
+    rlimit limit = before;
+    limit.rlim_cur = good.size() + 60;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    const absl::Status appended = server.journal->Append({.head = "head", .body = BytesOf(good)});
+    EXPECT_TRUE(absl::IsUnavailable(appended)) << appended;
+    EXPECT_NE(appended.message().find(path), std::string::npos) << appended;
+    const absl::Status rotated = server.journal->Rotate(
+        [&](const Journal::Take& take) { return take({.head = "head", .body = BytesOf(good)}); });
+    EXPECT_TRUE(absl::IsUnavailable(rotated)) << rotated;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  }
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(ReadFile(path).size(), good.size() + 60);
+  EXPECT_FALSE(std::filesystem::exists(path + ".new"));
+  EXPECT_TRUE(Reopen(spec).ok());
+  EXPECT_EQ(ReadFile(path), good);
+}
+
+TEST(JournalTest, ItsSettingIsAFolderWithABoundAndDurability) {
+  const auto spec = JournalSpec::Parse("/a/b,bytes=5000,durable=fsync");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->folder, "/a/b");
+  EXPECT_EQ(spec->bytes, 5000u);
+  EXPECT_TRUE(spec->fsync);
+  EXPECT_FALSE(JournalSpec::Parse("/a")->fsync);
+  for (const char* const wrong :
+       {"", ",bytes=5", "/a,bytes=0", "/a,bytes=x", "/a,durable=no", "/a,"}) {
+    const absl::Status status = JournalSpec::Parse(wrong).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << wrong;
+    EXPECT_NE(status.message().find("durable=fsync"), std::string::npos) << status;
+  }
+}
+
+// A plane whose owner stops dead after so many events: nothing is closed, and nobody is told.
+class DyingPlane final : public MessagePlane {
+ public:
+  DyingPlane(std::unique_ptr<MessagePlane> plane, uint64_t events)
+      : plane_(std::move(plane)), events_(events) {}
+  int rank() const override { return plane_->rank(); }
+  absl::Status Send(int peer, int priority, std::string head, std::vector<uint8_t> body) override {
+    return plane_->Send(peer, priority, std::move(head), std::move(body));
+  }
+  absl::StatusOr<MessageEvent> Receive(Deadline deadline) override {
+    if (events_ == 0) return absl::AbortedError("killed");
+    absl::StatusOr<MessageEvent> event = plane_->Receive(deadline);
+    if (event.ok()) --events_;
+    return event;
+  }
+  uint64_t bytes_sent() const override { return plane_->bytes_sent(); }
+  absl::Status Close(Deadline deadline) override { return plane_->Close(deadline); }
+
+ private:
+  const std::unique_ptr<MessagePlane> plane_;
+  uint64_t events_;
+};
+
+// Serves, and comes back after each of `kills`, which are numbers of events. `away` is called while
+// the server is not there.
+absl::Status ServeAndDie(
+    StoreRanks& store, int server, const JournalSpec& spec, std::vector<uint64_t> kills,
+    const std::function<void()>& away = [] {}) {
+  for (size_t life = 0;; ++life) {
+    if (life > 0) away();
+    auto journal = Journal::Open(spec, server);
+    if (!journal.ok()) return journal.status();
+    const absl::Status begun = (*journal)->Begin(
+        {.id = "run", .server = server, .servers = store.servers, .workers = store.workers});
+    if (!begun.ok()) return begun;
+    DyingPlane plane(JoinMessageHub(store.hub, RankOfServer(store.workers, server), {}),
+                     life < kills.size() ? kills[life] : ~uint64_t{0});
+    const absl::Status served =
+        Serve(plane, {.server = server, .workers = store.workers, .timeout = store.timeout},
+              journal->get());
+    if (!absl::IsAborted(served)) return served;
+  }
+}
+
+// 60 steps of sync training with calls of all workers between; servers are killed on the way.
+uint64_t DigestOfRun(const std::string& codec, std::mt19937_64& random, bool kills) {
+  StoreRanks store{.workers = 3, .servers = 2, .codec = codec};
+  const std::string folder = FreshFolder("threads");
+  store.serve = [&, seed = random()](int server) {
+    std::mt19937_64 mine(seed + static_cast<uint64_t>(server));
+    std::vector<uint64_t> events;
+    for (int i = 0; kills && i < 5; ++i) events.push_back(25 + mine() % 150);
+    return ServeAndDie(store, server, {.folder = folder, .bytes = 100000}, events);
+  };
+  absl::Mutex mu;
+  std::set<uint64_t> digests;
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w = Normal(1, 20000), b = Normal(2, 300);
+    absl::Status status = kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}, {"b", View(b)}});
+    ASSERT_TRUE(status.ok()) << status;
+    status = kv->SetOptimizer("adam:lr=0.01");
+    ASSERT_TRUE(status.ok()) << status;
+    for (uint64_t step = 0; step < 60; ++step) {
+      std::vector<float> g = Normal(step * 16 + static_cast<uint64_t>(kv->rank()), w.size());
+      std::vector<float> h = Normal(step * 16 + 8 + static_cast<uint64_t>(kv->rank()), b.size());
+      status = kv->PushPull("w", View(g), View(w), 0);
+      if (status.ok()) status = kv->Push("b", View(h), 1);
+      if (status.ok() && step % 7 == 0) status = kv->Barrier();
+      if (status.ok()) status = kv->Pull("b", View(b), 1);
+      if (status.ok()) status = kv->WaitAll();
+      ASSERT_TRUE(status.ok()) << "step " << step << ": " << status;
+    }
+    w.insert(w.end(), b.begin(), b.end());
+    const absl::MutexLock lock(&mu);
+    digests.insert(DigestBytes({reinterpret_cast<const uint8_t*>(w.data()), w.size() * 4}));
+  });
+  for (int server = 0; server < 2; ++server) {
+    EXPECT_TRUE(store.served[static_cast<size_t>(server)].ok())
+        << store.served[static_cast<size_t>(server)];
+    EXPECT_FALSE(std::filesystem::exists(absl::StrCat(folder, "/server-", server, ".journal")));
+  }
+  EXPECT_EQ(digests.size(), 1u);
+  return digests.empty() ? 0 : *digests.begin();
+}
+
+TEST(JournalTest, WorkersWaitForKilledServersAndHaveTheSameBits) {
+  std::random_device device;
+  const uint64_t seed = device();
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937_64 random(seed);
+  for (const char* const codec : {"int4", "fp32"}) {
+    const uint64_t calm = DigestOfRun(codec, random, false);
+    EXPECT_EQ(DigestOfRun(codec, random, true), calm) << codec;
+  }
+}
+
+// Each push counts once, also of a worker that pushes and leaves while the server is away.
+TEST(JournalTest, NothingIsLostOrAppliedTwiceInAsync) {
+  for (const char* const mode : {"async", "ssp:staleness=2"}) {
+    StoreRanks store{.workers = 3, .mode = mode};
+    const std::string folder = FreshFolder("async");
+    store.serve = [&](int server) {
+      return ServeAndDie(store, server, {.folder = folder, .bytes = 2000}, {40, 60, 33, 50});
+    };
+    std::vector<float> last(10);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10), g(10, 1.0f);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+      for (int step = 0; step < 40; ++step) {
+        const absl::Status sent = kv->PushPull("w", View(g), View(w), 0);
+        ASSERT_TRUE(sent.ok()) << sent;
+        const absl::Status waited = kv->WaitAll();
+        ASSERT_TRUE(waited.ok()) << mode << ": " << waited;
+      }
+      ASSERT_TRUE(kv->Push("w", View(g), 0).ok());
+      if (kv->rank() != 0 && std::string(mode) == "async") return;  // closes at once
+      if (kv->rank() != 0) {  // in ssp a push may be held, and goes with its worker
+        ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+        ASSERT_TRUE(kv->WaitAll().ok());
+        return;
+      }
+      ASSERT_TRUE(kv->Barrier().ok());
+      ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      last = w;
+    });
+    EXPECT_EQ(last[0], 123.0f) << mode;
+  }
+}
+
+TEST(JournalTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {
+  StoreRanks store{.workers = 2};
+  store.timeout = std::chrono::milliseconds(1000);
+  const JournalSpec spec{.folder = FreshFolder("away")};
+  store.serve = [&](int) {
+    auto journal = Journal::Open(spec, 0);
+    EXPECT_TRUE(journal.ok() && (*journal)->Begin({.id = "run", .workers = 2}).ok());
+    DyingPlane plane(JoinMessageHub(store.hub, RankOfServer(2, 0), {}), 30);
+    return Serve(plane, {.workers = 2, .timeout = store.timeout}, journal->get());
+  };
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10), g(10);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    absl::Status status;
+    while (status.ok()) {
+      status = kv->PushPull("w", View(g), View(w), 0);
+      if (status.ok()) status = kv->WaitAll();
+    }
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_NE(status.message().find("did not come back"), std::string::npos) << status;
+  });
+}
+
+// The worker dies while the server is away, so that nobody tells the server of it.
+TEST(JournalTest, AWorkerThatDoesNotComeAgainIsLost) {
+  for (const char* const mode : {"sync", "async"}) {
+    StoreRanks store{.workers = 2, .mode = mode};
+    store.timeout = std::chrono::milliseconds(700);
+    const std::string folder = FreshFolder("gone");
+    absl::Notification is_ready, is_away, is_dead;
+    // Two that join, values, two inits, two optimizers, and a push.
+    store.serve = [&](int server) {
+      return ServeAndDie(store, server, {.folder = folder, .fsync = true}, {8}, [&] {
+        is_away.Notify();
+        is_dead.WaitForNotification();
+      });
+    };
+    absl::Status status;
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10), g(10, 1.0f);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+      if (kv->rank() == 1) {
+        is_ready.Notify();
+        is_away.WaitForNotification();
+        JoinMessageHub(store.hub, 1, {}).reset();  // takes its place, and dies
+        is_dead.Notify();
+        return;
+      }
+      is_ready.WaitForNotification();
+      status = kv->PushPull("w", View(g), View(w), 0);
+      if (status.ok()) status = kv->WaitAll();
+      if (status.ok()) status = kv->Barrier();
+    });
+    if (std::string(mode) == "async") {
+      EXPECT_TRUE(status.ok()) << status;
+    } else {
+      EXPECT_NE(status.message().find("worker 1"), std::string::npos) << status;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace thinwire
