@@ -108,7 +108,7 @@ std::vector<double> HopShares(int world, const Options& options) {
   std::vector<double> shares;
   double sum = 0.0;
   for (const PhaseCost& cost : chunk.algorithm->Costs(chunk, options.codecs[0])) {
-    // What stays inside nodes takes nothing of the link between them.
+    // Bytes that stay inside nodes take nothing of the link between them.
     if (cost.bytes == 0.0 || cost.to == PhaseCost::To::kNode) continue;
     shares.push_back(cost.bytes);
     sum += cost.bytes;

@@ -45,7 +45,7 @@ std::vector<uint32_t> ByReady(std::span<const ExpectedTensor> tensors) {
                   [&](uint32_t a, uint32_t b) { return tensors[a].ready_s < tensors[b].ready_s; });
 }
 
-// What is left to compute once a tensor's chunks are done, by tensor.
+// Returns the seconds of computing that follow a tensor's last chunk, by tensor.
 std::vector<double> Tails(std::span<const ExpectedTensor> tensors, Policy policy) {
   std::vector<double> tails(tensors.size());
   if (policy != Policy::kP3) return tails;
@@ -81,8 +81,8 @@ class LinkRun {
     return when;
   }
 
-  // What has arrived until now goes on to its next hop; calls done(chunk, length_s, when) for the
-  // chunks whose last hop it was.
+  // Arrivals until now go on to their next hop; calls done(chunk, length_s, when) for the chunks
+  // whose last hop has arrived.
   template <typename Done>
   void Advance(double now, Done done) {
     for (double when = next(); when <= now; when = next()) {
