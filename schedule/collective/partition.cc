@@ -101,6 +101,23 @@ Partition MakePartition(std::span<const Segment> segments, int world, const Opti
   return partition;
 }
 
+std::vector<double> HopShares(int world, const Options& options) {
+  const size_t numel = options.chunk_bytes / sizeof(float);
+  const Segment segment{.name = "chunk", .offset = 0, .count = numel, .total = numel};
+  const Chunk chunk = MakePartition({&segment, 1}, world, options).chunks.front();
+  std::vector<double> shares;
+  double sum = 0.0;
+  for (const PhaseCost& cost : chunk.algorithm->Costs(chunk, options.codecs[0])) {
+    // Bytes that stay inside nodes take nothing of the link between them.
+    if (cost.bytes == 0.0 || cost.to == PhaseCost::To::kNode) continue;
+    shares.push_back(cost.bytes);
+    sum += cost.bytes;
+  }
+  if (shares.empty()) return {1.0};
+  for (double& share : shares) share /= sum;
+  return shares;
+}
+
 Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segments, int world) {
   Partition partition;
   partition.segments.assign(segments.begin(), segments.end());

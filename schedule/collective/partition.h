@@ -50,6 +50,10 @@ struct Partition {
 // fewer than n blocks).
 Partition MakePartition(std::span<const Segment> segments, int world, const Options& options);
 
+// The parts of a dense chunk's bytes that the hops of its allreduce carry, in order, with
+// options.codecs[0]; at least one, and their sum is 1.
+std::vector<double> HopShares(int world, const Options& options);
+
 // One chunk of all elements in the bucket's order, for algorithms that cut nothing: Raw, Local.
 Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segments, int world);
 

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "schedule/collective/partition.h"
+
 namespace thinwire {
 namespace {
 
@@ -27,7 +29,8 @@ Sequencing::Sequencing(const Options& options, Transport& transport, Executor& e
       records_(records),
       lanes_(options.lanes),
       latency_patience_(std::min(kLatencyPatience, options.timeout / 4)),
-      sequencer_(members_, options, transport.data->traits().matching) {}
+      sequencer_(members_, options, transport.data->traits().matching,
+                 HopShares(members_.size, options)) {}
 
 template <typename Event>
 void Sequencing::Handle(Event event) {

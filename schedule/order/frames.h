@@ -110,15 +110,18 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame);
 size_t EntriesPerFrame(const OrderMessage& message);
 ControlFrame PackPart(const OrderMessage& message, size_t first);
 
-// Calls send(frame) for each frame that the message takes; a long list takes several.
+// How many frames the message takes; a long list takes several.
+inline size_t FramesOf(const OrderMessage& message) {
+  const size_t entries = std::max(message.announcements.size(), message.predicted.size());
+  const size_t each = EntriesPerFrame(message);
+  return std::max<size_t>(1, (entries + each - 1) / each);
+}
+
+// Calls send(frame) for each of them.
 template <typename Send>
 void ForEachFrame(const OrderMessage& message, Send send) {
-  const size_t entries = std::max(message.announcements.size(), message.predicted.size());
-  size_t first = 0;
-  do {
-    send(PackPart(message, first));
-    first += EntriesPerFrame(message);
-  } while (first < entries);
+  const size_t frames = FramesOf(message);
+  for (size_t i = 0; i < frames; ++i) send(PackPart(message, i * EntriesPerFrame(message)));
 }
 
 }  // namespace thinwire

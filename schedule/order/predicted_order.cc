@@ -1,12 +1,25 @@
 #include "schedule/order/predicted_order.h"
 
 #include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
 #include <numeric>
 #include <queue>
 #include <tuple>
 
+#include "schedule/order/predicted_queue.h"
+
 namespace thinwire {
 namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+// Sizes of windows that are tried, in times of a chunk, and backlogs, in chunks (bench/sched).
+constexpr double kChunkTimes[] = {1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0};
+constexpr double kBacklogs[] = {0.5, 2.0};
+// A larger window must end the step earlier by this part: it costs memory, and the model is a
+// guess.
+constexpr double kWorthIt = 1e-3;
 
 // Less goes first.
 std::tuple<double, double, uint32_t> RankOf(const ExpectedTensor& tensor, uint32_t index,
@@ -19,33 +32,199 @@ std::tuple<double, double, uint32_t> RankOf(const ExpectedTensor& tensor, uint32
   return {0.0, 0.0, index};
 }
 
+template <typename Less>
+std::vector<uint32_t> SortedBy(size_t count, Less less) {
+  std::vector<uint32_t> indices(count);
+  std::iota(indices.begin(), indices.end(), 0u);
+  std::stable_sort(indices.begin(), indices.end(), less);
+  return indices;
+}
+
+std::vector<uint32_t> ByReady(std::span<const ExpectedTensor> tensors) {
+  return SortedBy(tensors.size(),
+                  [&](uint32_t a, uint32_t b) { return tensors[a].ready_s < tensors[b].ready_s; });
+}
+
+// Returns the seconds of computing that follow a tensor's last chunk, by tensor.
+std::vector<double> Tails(std::span<const ExpectedTensor> tensors, Policy policy) {
+  std::vector<double> tails(tensors.size());
+  if (policy != Policy::kP3) return tails;
+  const std::vector<uint32_t> by_ready = ByReady(tensors);
+  for (size_t i = 1; i < by_ready.size(); ++i) {
+    tails[by_ready[i]] = (tensors[by_ready[i]].ready_s - tensors[by_ready[i - 1]].ready_s) / 2;
+  }
+  double tail = 0.0;
+  for (const uint32_t tensor : SortedBy(tensors.size(), [&](uint32_t a, uint32_t b) {
+         return tensors[a].priority > tensors[b].priority;
+       })) {
+    tail = tails[tensor] += tail;
+  }
+  return tails;
+}
+
+// The link, from a chunk's start to its last hop's arrival.
+class LinkRun {
+ public:
+  explicit LinkRun(const ExpectedLink& link) : link_(link), arriving_(link.hop_shares.size()) {}
+
+  // When the bytes that are queued will be sent.
+  double free_at() const { return free_at_; }
+
+  void Start(double now, uint32_t chunk, double length_s) { Queue(now, {0.0, chunk, length_s}, 0); }
+
+  // The next arrival of a hop; kNever if there is none.
+  double next() const {
+    double when = kNever;
+    for (const auto& queue : arriving_) {
+      if (!queue.empty()) when = std::min(when, queue.front().when);
+    }
+    return when;
+  }
+
+  // Arrivals until now go on to their next hop; calls done(chunk, length_s, when) for the chunks
+  // whose last hop has arrived.
+  template <typename Done>
+  void Advance(double now, Done done) {
+    for (double when = next(); when <= now; when = next()) {
+      for (size_t hop = 0; hop < arriving_.size(); ++hop) {
+        if (arriving_[hop].empty() || arriving_[hop].front().when > when) continue;
+        const Arrival arrival = arriving_[hop].front();
+        arriving_[hop].pop_front();
+        if (hop + 1 < arriving_.size()) {
+          Queue(when, arrival, hop + 1);
+        } else {
+          done(arrival.chunk, arrival.length_s, when);
+        }
+        break;
+      }
+    }
+  }
+
+ private:
+  struct Arrival {
+    double when;
+    uint32_t chunk;
+    double length_s;
+  };
+
+  void Queue(double now, Arrival arrival, size_t hop) {
+    free_at_ = std::max(free_at_, now) + arrival.length_s * link_.hop_shares[hop];
+    arrival.when = free_at_ + link_.hop_s;
+    arriving_[hop].push_back(arrival);
+  }
+
+  const ExpectedLink& link_;
+  double free_at_ = 0.0;
+  std::vector<std::deque<Arrival>> arriving_;  // by hop; in each the earliest comes first
+};
+
+double ChunkLength(const ExpectedTensor& tensor) { return tensor.length_s / tensor.chunks; }
+
 }  // namespace
 
-std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, Policy policy) {
-  std::vector<uint32_t> by_ready(tensors.size());
-  std::iota(by_ready.begin(), by_ready.end(), 0u);
-  std::stable_sort(by_ready.begin(), by_ready.end(),
-                   [&](uint32_t a, uint32_t b) { return tensors[a].ready_s < tensors[b].ready_s; });
+std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, Policy policy,
+                                      const ExpectedLink& link, double backlog_s) {
+  const std::vector<uint32_t> by_ready = ByReady(tensors);
   const auto later = [&](uint32_t a, uint32_t b) {
     return RankOf(tensors[a], a, policy) > RankOf(tensors[b], b, policy);
   };
   std::priority_queue<uint32_t, std::vector<uint32_t>, decltype(later)> ready(later);
   std::vector<uint32_t> sent(tensors.size());
   std::vector<ChunkOfStep> order;
+  LinkRun run(link);
   double now = 0.0;
   size_t next = 0;
   while (next < by_ready.size() || !ready.empty()) {
-    if (ready.empty()) now = std::max(now, tensors[by_ready[next]].ready_s);
     while (next < by_ready.size() && tensors[by_ready[next]].ready_s <= now) {
       ready.push(by_ready[next++]);
     }
-    const uint32_t first = ready.top();
-    const ExpectedTensor& tensor = tensors[first];
-    order.push_back({first, sent[first]++});
-    now += tensor.length_s / tensor.chunks;
-    if (sent[first] == tensor.chunks) ready.pop();
+    run.Advance(now, [](uint32_t, double, double) {});
+    if (!ready.empty() && run.free_at() <= now + backlog_s) {
+      const uint32_t first = ready.top();
+      run.Start(now, first, ChunkLength(tensors[first]));
+      order.push_back({first, sent[first]++});
+      if (sent[first] == tensors[first].chunks) ready.pop();
+      continue;
+    }
+    double then = run.next();
+    if (!ready.empty()) then = std::min(then, run.free_at() - backlog_s);
+    if (next < by_ready.size()) then = std::min(then, tensors[by_ready[next]].ready_s);
+    now = std::max(then, std::nextafter(now, kNever));  // whatever the rounding
   }
   return order;
+}
+
+double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const ChunkOfStep> order,
+                  Policy policy, const ExpectedLink& link, double window_s) {
+  const std::vector<double> tails = Tails(tensors, policy);
+  std::vector<uint32_t> left;  // chunks, by tensor
+  for (const ExpectedTensor& tensor : tensors) left.push_back(tensor.chunks);
+  std::vector<bool> started(order.size()), done(order.size());
+  size_t oldest = 0, first = 0;  // not done, and not started
+  LinkRun run(link);
+  double now = 0.0, under_way = 0.0, end = 0.0;
+  size_t running = 0;
+
+  // The first chunk that may start now, or when the next one will be ready.
+  struct Next {
+    size_t place;
+    double ready;
+  };
+  const auto find = [&]() -> Next {
+    double soonest = kNever;
+    size_t ahead = 0;
+    for (size_t place = first; place < order.size() && ahead < PredictedQueue::kAhead; ++place) {
+      if (started[place]) continue;
+      ++ahead;
+      const ExpectedTensor& tensor = tensors[order[place].tensor];
+      if (tensor.ready_s > now) {
+        soonest = std::min(soonest, tensor.ready_s);
+        continue;
+      }
+      const bool fits = running == 0 || under_way + ChunkLength(tensor) <= window_s;
+      return {place == oldest || fits ? place : order.size(), soonest};
+    }
+    return {order.size(), soonest};
+  };
+
+  while (oldest < order.size()) {
+    const Next next = find();
+    if (next.place < order.size()) {
+      const double length = ChunkLength(tensors[order[next.place].tensor]);
+      run.Start(now, static_cast<uint32_t>(next.place), length);
+      under_way += length;
+      ++running;
+      started[next.place] = true;
+      while (first < order.size() && started[first]) ++first;
+      continue;
+    }
+    now = std::max(now, std::min(next.ready, run.next()));
+    run.Advance(now, [&](uint32_t place, double length, double when) {
+      under_way = --running == 0 ? 0.0 : under_way - length;
+      done[place] = true;
+      while (oldest < order.size() && done[oldest]) ++oldest;
+      const uint32_t tensor = order[place].tensor;
+      if (--left[tensor] == 0) end = std::max(end, when + tails[tensor]);
+    });
+  }
+  return end;
+}
+
+PredictedStep PredictStep(std::span<const ExpectedTensor> tensors, Policy policy,
+                          const ExpectedLink& link, double chunk_s, double lanes_s, int lanes) {
+  PredictedStep best;
+  double best_end = kNever;
+  for (const double backlog : kBacklogs) {
+    std::vector<ChunkOfStep> order = PredictOrder(tensors, policy, link, backlog * lanes_s / lanes);
+    for (const double times : kChunkTimes) {
+      const double window_s = lanes_s + times * chunk_s;
+      const double end = PredictEnd(tensors, order, policy, link, window_s);
+      if (end >= (1.0 - kWorthIt) * best_end) continue;
+      best_end = end;
+      best = {order, window_s};
+    }
+  }
+  return best;
 }
 
 }  // namespace thinwire

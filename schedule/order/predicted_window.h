@@ -17,10 +17,6 @@
 
 namespace thinwire {
 
-// Times of a chunk, from its start to its end, whose worth of bytes the limit has beside a few
-// chunks. One keeps the link busy; the other is for an order that is a guess (bench/sched).
-inline constexpr int kChunkTimes = 2;
-
 class PredictedWindow {
  public:
   // Bytes of fp32 input that are under way at once, beside the oldest chunk; or one chunk.

@@ -4,14 +4,24 @@
 #include <unordered_map>
 #include <utility>
 
-#include "schedule/order/predicted_order.h"
-
 namespace thinwire {
 namespace {
 
-constexpr double kSlower = 1.125;  // in a step: what once was the least time may not come again
+// In a step: what once was the least time may not come again. Chunks that queue at the link hide
+// it, so a larger factor would take their waiting for a latency, and make the queue longer.
+constexpr double kSlower = 1.01;
+constexpr double kGrows = 1.2;  // in a step: a rate that had been held back
+// Times of a chunk that the window has then, whatever is predicted.
+constexpr double kGrowingTimes = 4.0;
+constexpr size_t kMaxDelivered = size_t{1} << 16;
 
 }  // namespace
+
+Prediction::Prediction(const Options& options, std::vector<double> hop_shares)
+    : policy_(options.policy),
+      lanes_(options.lanes),
+      lanes_bytes_(static_cast<double>(options.chunk_bytes) * options.lanes),
+      link_{0.0, std::move(hop_shares)} {}
 
 Prediction::Tensor* Prediction::Step::Find(uint64_t id) {
   const size_t* const at = index.Find(id);
@@ -30,69 +40,56 @@ Prediction::Tensor* Prediction::Find(uint64_t id) {
   return ended != nullptr ? ended : current_.Find(id);
 }
 
-void Prediction::Spend(double now) {
-  if (unfinished_ > 0) busy_ += now - counted_until_;
-  counted_until_ = now;
-}
-
 void Prediction::OnSubmitted(const Report& report, double now) {
-  Spend(now);
   if (report.direct != 0 || Find(report.id()) != nullptr) return;
-  if (current_.tensors.size() == kMaxTensors) {
-    unfinished_ = 0;
-    current_.Clear(now);
-  }
+  if (current_.tensors.size() == kMaxTensors) current_.Clear(now);
   current_.index.Insert(report.id()) = current_.tensors.size();
   current_.tensors.push_back({report});
 }
 
 void Prediction::OnReady(uint64_t id, double now) {
-  Spend(now);
   Tensor* const tensor = Find(id);
-  if (tensor == nullptr || tensor->ready >= 0.0) return;
-  tensor->ready = now;
-  if (++unfinished_ > 1) return;
-  filling_ += chunk_s_;
-  if (chunk_s_ > 0.0) first_ += static_cast<double>(tensor->report.numel) / tensor->report.chunks;
+  if (tensor != nullptr && tensor->ready < 0.0) tensor->ready = now;
 }
 
-void Prediction::OnDone(uint64_t id, double now) {
-  OnReady(id, now);  // the last rank's report may be slower than its bytes
-  Tensor* const tensor = Find(id);
-  if (tensor == nullptr || tensor->done) return;
-  tensor->done = true;
-  carried_ += static_cast<double>(tensor->report.numel);
-  unfinished_ = std::max(0, unfinished_ - 1);
-}
-
-void Prediction::OnChunkDone(double started, double now) {
+void Prediction::OnChunkDone(double started, double now, size_t bytes) {
   step_chunk_s_ = std::min(step_chunk_s_, now - started);
+  const double since = started - (now - started);
+  const auto later =
+      std::upper_bound(delivered_.begin(), delivered_.end(), since,
+                       [](double time, const Delivered& entry) { return time < entry.when; });
+  const double done = delivered_.back().bytes + static_cast<double>(bytes);
+  if (since >= ended_.begin && now > since && later != delivered_.begin()) {
+    rates_[0] = std::max(rates_[0], (done - std::prev(later)->bytes) / (now - since));
+  }
+  if (delivered_.size() == kMaxDelivered) {
+    delivered_.erase(delivered_.begin(), delivered_.begin() + kMaxDelivered / 2);
+  }
+  delivered_.push_back({now, done});
 }
 
-// Where the link was hardly busy for longer than it fills, the rest says nothing of its rate.
-double Prediction::bytes_per_s() const {
-  if (busy_ <= 0.0) return 0.0;
-  const bool known = busy_ - filling_ > busy_ / 4 && carried_ - first_ > carried_ / 4;
-  const double elements_per_s = known ? (carried_ - first_) / (busy_ - filling_) : carried_ / busy_;
-  return elements_per_s * sizeof(float);
+double Prediction::bytes_per_s() const { return *std::max_element(rates_, rates_ + 3); }
+
+// All but the last entry until then, which says what was done before.
+void Prediction::ForgetBefore(double time) {
+  const auto later =
+      std::upper_bound(delivered_.begin(), delivered_.end(), time,
+                       [](double at, const Delivered& entry) { return at < entry.when; });
+  if (later != delivered_.begin()) delivered_.erase(delivered_.begin(), std::prev(later));
 }
 
 void Prediction::EndStep(double now) {
-  Spend(now);
   if (step_chunk_s_ != kNever) {
     chunk_s_ = chunk_s_ == 0.0 ? step_chunk_s_ : std::min(step_chunk_s_, kSlower * chunk_s_);
   }
   step_chunk_s_ = kNever;
-  for (const Tensor& tensor : ended_.tensors) {
-    // Nobody asks for it any more.
-    if (tensor.ready >= 0.0 && !tensor.done) unfinished_ = std::max(0, unfinished_ - 1);
-  }
   std::swap(ended_, current_);
   current_.Clear(now);
-  carried_ /= 2;
-  busy_ /= 2;
-  first_ /= 2;
-  filling_ /= 2;
+  ForgetBefore(ended_.begin);
+  growing_ = rates_[0] > kGrows * std::max(rates_[1], rates_[2]);
+  rates_[2] = rates_[1];
+  rates_[1] = rates_[0];
+  rates_[0] = 0.0;
   waiting_ = !ended_.tensors.empty();
 }
 
@@ -117,9 +114,21 @@ Prediction::NextStep Prediction::Next() {
     ++next.call;
     step.tensors.push_back(next);
   }
-  for (const ChunkOfStep& chunk : PredictOrder(expected, policy_)) {
+  if (expected.empty()) return step;
+  double least_s = kNever;  // of a chunk on the link
+  for (const ExpectedTensor& tensor : expected) {
+    least_s = std::min(least_s, tensor.length_s / tensor.chunks);
+  }
+  link_.hop_s = std::max(0.0, chunk_s_ - least_s) / static_cast<double>(link_.hop_shares.size());
+  const double lanes_s = rate > 0.0 ? lanes_bytes_ / rate : 0.0;
+  const PredictedStep predicted = PredictStep(expected, policy_, link_, chunk_s_, lanes_s, lanes_);
+  double window = std::max(lanes_bytes_, predicted.window_s * rate);
+  if (growing_) window = std::max(window, lanes_bytes_ + kGrowingTimes * chunk_s_ * rate);
+  constexpr double kMost = std::numeric_limits<uint32_t>::max();
+  const auto window_kib = static_cast<uint32_t>(std::min(window / 1024, kMost));
+  for (const ChunkOfStep& chunk : predicted.order) {
     const Report& report = step.tensors[chunk.tensor];
-    step.chunks.push_back({report.id(), chunk.chunk, 0, report.partition_hash});
+    step.chunks.push_back({report.id(), chunk.chunk, window_kib, report.partition_hash});
   }
   return step;
 }

@@ -12,6 +12,7 @@
 
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
+#include "schedule/order/predicted_order.h"
 #include "schedule/recycled_map.h"
 
 namespace thinwire {
@@ -21,13 +22,13 @@ class Prediction {
   // More tensors than this between two ends of steps are no step, and are not remembered.
   static constexpr size_t kMaxTensors = size_t{1} << 16;
 
-  explicit Prediction(Policy policy) : policy_(policy) {}
+  // `hop_shares`: of a chunk's bytes, by hop, as ExpectedLink has them.
+  Prediction(const Options& options, std::vector<double> hop_shares);
 
   // Rank 0 has submitted the tensor: it belongs to the step. Times are seconds of any one clock.
   void OnSubmitted(const Report& report, double now);
   // All ranks have it. More than once changes nothing.
   void OnReady(uint64_t id, double now);
-  void OnDone(uint64_t id, double now);
   // Rank 0 has submitted all of the step. The next one will have the same tensors.
   void EndStep(double now);
 
@@ -39,10 +40,14 @@ class Prediction {
   };
   NextStep Next();
 
-  // A chunk is done on rank 0, which started it at `started`.
-  void OnChunkDone(double started, double now);
+  // A chunk of so many bytes of fp32 input is done on rank 0, which started it at `started`.
+  void OnChunkDone(double started, double now, size_t bytes);
 
-  // The rate at which the link carries fp32 input; 0 before anything was done.
+  // The rate at which the link carries fp32 input; 0 before anything was done. It is the highest of
+  // the last steps: of the bytes that were done in twice the time of a chunk which ended then. A
+  // link that has too little to do is slower than it could be, so lower rates say nothing of it;
+  // and in the time of one chunk hops may come in bursts. Cardwell et al., "BBR:
+  // Congestion-Based Congestion Control", ACM Queue 14 (2016), has rate and latency in this way.
   double bytes_per_s() const;
   // The least time of a chunk from its start to its end, over the last steps: all its hops'
   // latencies, and its work. 0 before a step has ended.
@@ -52,7 +57,6 @@ class Prediction {
   struct Tensor {
     Report report;
     double ready = -1.0;
-    bool done = false;
   };
   struct Step {
     double begin = 0.0;
@@ -64,23 +68,26 @@ class Prediction {
   };
 
   Tensor* Find(uint64_t id);
-  void Spend(double now);
+  void ForgetBefore(double time);
 
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
   const Policy policy_;
+  const int lanes_;
+  const double lanes_bytes_;  // of chunks on all lanes
+  ExpectedLink link_;
   Step ended_, current_;
   bool waiting_ = false;  // for ended_ to be ready everywhere
-  // Elements carried, and the seconds in which something was ready and not done. Older steps fade.
-  double carried_ = 0.0;
-  double busy_ = 0.0;
-  // A chunk's elements and its time, whenever the link was idle before: while it fills, the first
-  // chunk's latencies are no sign of the link's rate.
-  double first_ = 0.0;
-  double filling_ = 0.0;
+  // Bytes done until a time: of the step, and of the one before.
+  struct Delivered {
+    double when;
+    double bytes;
+  };
+  std::vector<Delivered> delivered_ = {{-kNever, 0.0}};
+  double rates_[3] = {};  // the highest of the step, and of the two before it
+  // The last step was much faster than those before: the window was what held the link back.
+  bool growing_ = false;
   double chunk_s_ = 0.0, step_chunk_s_ = kNever;
-  int unfinished_ = 0;
-  double counted_until_ = 0.0;
 };
 
 }  // namespace thinwire

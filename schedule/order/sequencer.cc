@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -20,17 +21,19 @@ double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count
 
 }  // namespace
 
-Sequencer::Lead::Lead(int world, const Options& options)
+Sequencer::Lead::Lead(int world, const Options& options, std::vector<double> hop_shares)
     : leader(world, options.policy, options.chunk_bytes * options.lanes),
-      prediction(options.policy),
+      prediction(options, std::move(hop_shares)),
       probe(world),
       predicts(options.predict == Predict::kAlways) {}
 
-Sequencer::Sequencer(const Membership& members, const Options& options, Matching matching)
+Sequencer::Sequencer(const Membership& members, const Options& options, Matching matching,
+                     std::vector<double> hop_shares)
     : members_(members),
       options_(options),
       matching_(matching),
-      lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options) : nullptr),
+      lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options, std::move(hop_shares))
+                              : nullptr),
       tree_(members, options.control_tree_from),
       group_(static_cast<int>(tree_.GroupOf(members.rank).size())),
       roll_(members.size, kPause * Seconds(options.timeout),
@@ -198,8 +201,6 @@ void Sequencer::Predict() {
   std::erase_if(step.chunks,
                 [this](const PredictedChunk& chunk) { return !lead_->leader.Expects(chunk.id); });
   if (step.chunks.empty()) return;
-  const size_t window = WindowBytes(kChunkTimes * lead_->prediction.chunk_s());
-  for (PredictedChunk& chunk : step.chunks) chunk.window_kib = static_cast<uint32_t>(window >> 10);
   starts_.Append(step.chunks);
   PassOn(step.chunks);
 }
@@ -236,11 +237,16 @@ void Sequencer::OnOrder(int from, const OrderMessage& message) {
 
 void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   starts_.OnDone(chunk);
+  if (lead_ != nullptr) {
+    const OwnTensor* const own = own_.Find(chunk.id);
+    const size_t bytes = own == nullptr ? 0 : ChunkBytes(own->report);
+    lead_->prediction.OnChunkDone(chunk.started_s, now, bytes);
+    // The last rank's report may be slower than its bytes.
+    if (last) lead_->prediction.OnReady(chunk.id, now);
+  }
   if (last) Forget(chunk.id);
   if (lead_ != nullptr) {
     lead_->leader.OnChunkDone(chunk.id);
-    lead_->prediction.OnChunkDone(chunk.started_s, now);
-    if (last) lead_->prediction.OnDone(chunk.id, now);
     Announce();
     Predict();
   }

@@ -42,7 +42,10 @@ class Sequencer {
  public:
   // With Matching::kByOrder all chunks, announced and predicted, start in one order, the same on
   // all ranks; with kByTag a predicted chunk may overtake one that its rank has not submitted.
-  Sequencer(const Membership& members, const Options& options, Matching matching);
+  // `hop_shares`: of a chunk's bytes, by hop (HopShares of schedule/collective/partition.h); rank 0
+  // predicts with them.
+  Sequencer(const Membership& members, const Options& options, Matching matching,
+            std::vector<double> hop_shares);
 
   // Rank 0 asks its peers for their latency. measured() is true once all have answered.
   void Begin(double now);
@@ -72,7 +75,7 @@ class Sequencer {
  private:
   // The parts that only rank 0 has.
   struct Lead {
-    Lead(int world, const Options& options);
+    Lead(int world, const Options& options, std::vector<double> hop_shares);
     Leader leader;
     Prediction prediction;
     LatencyProbe probe;

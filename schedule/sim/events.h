@@ -18,28 +18,43 @@ class Events {
   double now() const { return now_; }  // seconds
 
   void After(double seconds, Action action) { At(now_ + seconds, std::move(action)); }
-  void At(double when, Action action) { events_.push({when, ++asked_, std::move(action)}); }
+  void At(double when, Action action) {
+    uint32_t slot = static_cast<uint32_t>(actions_.size());
+    if (free_.empty()) {
+      actions_.push_back(std::move(action));
+    } else {
+      slot = free_.back();
+      free_.pop_back();
+      actions_[slot] = std::move(action);
+    }
+    due_.push({when, ++asked_, slot});
+  }
 
   // Lets the next event happen; false if there is none.
   bool Next() {
-    if (events_.empty()) return false;
-    const Action action = std::move(events_.top().action);
-    now_ = events_.top().when;
-    events_.pop();
+    if (due_.empty()) return false;
+    const Due next = due_.top();
+    due_.pop();
+    now_ = next.when;
+    const Action action = std::move(actions_[next.slot]);
+    free_.push_back(next.slot);
     action();
     return true;
   }
 
  private:
-  struct Event {
+  // A queue of plain values: it moves them many times, and each action once.
+  struct Due {
     double when;
     uint64_t number;
-    mutable Action action;  // moved out of the queue's constant top
-    bool operator>(const Event& other) const {
+    uint32_t slot;
+    bool operator>(const Due& other) const {
       return std::tie(when, number) > std::tie(other.when, other.number);
     }
   };
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
+  std::vector<Action> actions_;  // by slot
+  std::vector<uint32_t> free_;   // slots
   uint64_t asked_ = 0;
   double now_ = 0.0;
 };

@@ -17,9 +17,11 @@ Options OptionsOf(const Setting& setting) {
 
 Sequencers::Sequencers(const Setting& setting, const Wire& wire, Events& events, Lanes& lanes)
     : setting_(setting), wire_(wire), events_(events), lanes_(lanes), heads_(setting.ranks) {
+  const Options options = OptionsOf(setting);
+  const std::vector<double> hop_shares = HopShares(setting.ranks, options);
   for (int r = 0; r < setting.ranks; ++r) {
-    ranks_.push_back(std::make_unique<Sequencer>(Membership{r, setting.ranks}, OptionsOf(setting),
-                                                 Matching::kByTag));
+    ranks_.push_back(std::make_unique<Sequencer>(Membership{r, setting.ranks}, options,
+                                                 Matching::kByTag, hop_shares));
   }
 }
 
@@ -100,8 +102,7 @@ void Sequencers::Start(const StartChunk& start) {
 
 void Sequencers::Send(int from, const Action& action) {
   const auto message = std::make_shared<const OrderMessage>(action.message);
-  double frames = 0;
-  ForEachFrame(*message, [&](const ControlFrame&) { ++frames; });
+  auto frames = static_cast<double>(FramesOf(*message));
   if (action.to == kEveryone) frames *= setting_.ranks - 1;
   // Frames are many at rank 0, or at the head of a group, which is the lower number of the two.
   const int busy = action.to == kEveryone ? from : std::min(from, action.to);
@@ -110,12 +111,16 @@ void Sequencers::Send(int from, const Action& action) {
                              ? lanes_.HandleFrames(frames)
                              : heads_[busy].Take(events_.now(), frames * setting_.message_s / 2);
   events_.At(handled + setting_.latency_s, [this, from, to = action.to, message] {
+    if (to != kEveryone) return Deliver(from, to, *message);
     for (int r = 0; r < setting_.ranks; ++r) {
-      if (r == from || (to != kEveryone && to != r)) continue;
-      ranks_[r]->OnMessage(from, *message, events_.now());
-      CarryOut(r);
+      if (r != from) Deliver(from, r, *message);
     }
   });
+}
+
+void Sequencers::Deliver(int from, int to, const OrderMessage& message) {
+  ranks_[to]->OnMessage(from, message, events_.now());
+  CarryOut(to);
 }
 
 }  // namespace thinwire::sim

@@ -48,6 +48,7 @@ class Sequencers {
   void CarryOut(int rank);
   void Start(const StartChunk& start);
   void Send(int from, const Action& action);
+  void Deliver(int from, int to, const OrderMessage& message);
 
   const Setting& setting_;
   const Wire& wire_;

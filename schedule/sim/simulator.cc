@@ -66,6 +66,7 @@ class Simulation {
 
   // Then, unless codecs and sending took from it meanwhile.
   void Compute(double seconds, Events::Action then) {
+    if (s_.contention == 0.0) return events_.After(seconds, std::move(then));
     processor_.Computing(+1);
     Continue(seconds, std::move(then));
   }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <set>
 
 #include "schedule/collective/chunk_size.h"
@@ -42,6 +43,23 @@ TEST(Partition, TilesEveryBucketOnBlockBorders) {
       }
     }
   }
+}
+
+// 8 by 8 ranks exchange a chunk along a row and an eighth of it along a column, there and back.
+TEST(Partition, HopsShareAChunksBytes) {
+  Options options;
+  options.codecs = {*CodecPair::Parse("int4")};
+  EXPECT_EQ(HopShares(1, options), std::vector<double>{1.0});
+  EXPECT_EQ(HopShares(2, options), (std::vector<double>{0.5, 0.5}));
+  options.topology = Topology::kGrid;
+  const std::vector<double> shares = HopShares(64, options);
+  ASSERT_EQ(shares.size(), 4u);
+  EXPECT_NEAR(shares[0], 8.0 / 18, 0.01);
+  EXPECT_NEAR(shares[1], 1.0 / 18, 0.01);
+  EXPECT_NEAR(std::accumulate(shares.begin(), shares.end(), 0.0), 1.0, 1e-12);
+  options.topology = Topology::kAuto;
+  options.codecs = {*CodecPair::Parse("topk")};
+  EXPECT_EQ(HopShares(4, options), std::vector<double>{1.0});
 }
 
 TEST(Partition, HashTellsPartitionsApart) {

@@ -2,8 +2,10 @@
 // bits, or a typed error where the step was another one.
 #include "schedule/order/prediction.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <random>
 #include <thread>
 
 #include "tests/schedule/ranks.h"
@@ -21,8 +23,15 @@ Report Of(uint64_t key, int priority, uint64_t numel = 1024, uint32_t chunks = 1
   return report;
 }
 
+Options OptionsOf(Policy policy) {
+  Options options;
+  options.policy = policy;
+  options.chunk_bytes = 1024 * sizeof(float);
+  return options;
+}
+
 TEST(Prediction, OrdersTheNextStepByTheLastOnesTimes) {
-  Prediction prediction(Policy::kP3);
+  Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
   // Tensor 2 is ready first and long; tensor 1, which is needed first, while it is on its way.
   const Report late = Of(2, 9, 4096, 4), early = Of(1, 1);
   prediction.EndStep(10.0);
@@ -32,7 +41,9 @@ TEST(Prediction, OrdersTheNextStepByTheLastOnesTimes) {
   prediction.EndStep(10.5);
   EXPECT_TRUE(prediction.Next().chunks.empty());  // not all ranks have it
   prediction.OnReady(early.id(), 11.5);
-  prediction.OnDone(late.id(), 14.0);
+  for (int chunk = 1; chunk <= 4; ++chunk) {
+    prediction.OnChunkDone(9.0 + chunk, 10.0 + chunk, 1024 * sizeof(float));
+  }
   const Prediction::NextStep plan = prediction.Next();
   ASSERT_EQ(plan.chunks.size(), 5u);
   EXPECT_EQ(plan.tensors[0].call, 1u);
@@ -47,35 +58,117 @@ TEST(Prediction, OrdersTheNextStepByTheLastOnesTimes) {
   EXPECT_TRUE(prediction.Next().chunks.empty());  // once
 }
 
-// The first chunk after a pause takes all its latencies to arrive, and those after it only the
-// link's time.
-TEST(Prediction, TheRateIsTheLinksAndNotThatOfItsLatency) {
-  Prediction prediction(Policy::kP3);
-  // Each tensor is a chunk that takes a second on the link and three more on its way.
-  double now = 0.0;
-  for (uint64_t step = 0; step < 8; ++step) {
-    const double begin = now;
-    for (uint64_t key = 1; key <= 4; ++key) {
-      Report report = Of(key, 0);
-      report.call = step;
-      prediction.OnSubmitted(report, begin);
-      prediction.OnReady(report.id(), begin);
-    }
-    for (uint64_t key = 1; key <= 4; ++key) {
-      Report report = Of(key, 0);
-      report.call = step;
-      now = begin + 3.0 + static_cast<double>(key);
-      prediction.OnChunkDone(begin + static_cast<double>(key) - 1.0, now);
-      prediction.OnDone(report.id(), now);
-    }
-    prediction.EndStep(now += 1.0);
+// A step of `tensors` of a chunk each, all ready when it begins at `now`. A chunk is a second on
+// the link and three more on its way, and four are under way at once.
+double RunStep(Prediction& prediction, uint64_t step, uint64_t tensors, double now) {
+  const double begin = now;
+  for (uint64_t key = 1; key <= tensors; ++key) {
+    Report report = Of(key, 0);
+    report.call = step;
+    prediction.OnSubmitted(report, begin);
+    prediction.OnReady(report.id(), begin);
   }
+  for (uint64_t key = 1; key <= tensors; ++key) {
+    now = begin + 3.0 + static_cast<double>(key);
+    prediction.OnChunkDone(now - 4.0, now, 1024 * sizeof(float));
+  }
+  prediction.EndStep(++now);
+  return now;
+}
+
+// The first chunk after a pause takes all its latencies to arrive, and those after it only the
+// link's time; and a step that has little to send says nothing of the link.
+TEST(Prediction, TheRateIsTheLinksAndNotThatOfItsLatencyOrOfAShortStep) {
+  Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
+  constexpr double kRate = 1024 * sizeof(float);
+  EXPECT_EQ(prediction.bytes_per_s(), 0.0);
+  double now = 0.0;
+  for (uint64_t step = 0; step < 4; ++step) now = RunStep(prediction, step, 16, now);
   EXPECT_DOUBLE_EQ(prediction.chunk_s(), 4.0);
-  EXPECT_NEAR(prediction.bytes_per_s(), 1024 * sizeof(float), 0.02 * 1024 * sizeof(float));
+  EXPECT_NEAR(prediction.bytes_per_s(), kRate, 0.02 * kRate);
+  now = RunStep(prediction, 4, 2, now);
+  EXPECT_NEAR(prediction.bytes_per_s(), kRate, 0.02 * kRate);
+  for (uint64_t step = 5; step < 8; ++step) now = RunStep(prediction, step, 2, now);
+  EXPECT_LE(prediction.bytes_per_s(), 0.5 * kRate) << "a link that became slower is known in time";
+}
+
+// A rate that the window has held back says so by growing, and the window grows ahead of it.
+TEST(Prediction, TheWindowIsWideWhileTheRateGrows) {
+  Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
+  std::vector<uint32_t> windows;
+  double now = 0.0;
+  for (uint64_t step = 0; step < 3; ++step) {
+    now = RunStep(prediction, step, 16, now);
+    const Prediction::NextStep next = prediction.Next();
+    ASSERT_EQ(next.chunks.size(), 16u);
+    windows.push_back(next.chunks[0].window_kib);
+  }
+  // In KiB: four lanes of 4, and four times four seconds of 4 a second, or as predicted.
+  EXPECT_EQ(windows[0], 4u * 4 + 4 * 4 * 4);
+  EXPECT_LE(windows[2], windows[0] * 3 / 4);
+  EXPECT_GE(windows[2], 4u * 4 + 4 * 4) << "a chunk's time is on its way";
+}
+
+// While first hops are on their way the link has time for as many more.
+TEST(PredictOrder, KnowsThatAChunksHopsLeaveTheLinkBetween) {
+  const std::vector<ExpectedTensor> tensors = {{0.0, 8.0, 9, 8}, {4.0, 1.0, 0, 1}};
+  const auto place = [&](const ExpectedLink& link) {
+    const std::vector<ChunkOfStep> order = PredictOrder(tensors, Policy::kP3, link, 0.0);
+    return std::find(order.begin(), order.end(), ChunkOfStep{1, 0}) - order.begin();
+  };
+  EXPECT_EQ(place({0.0, {1.0}}), 4);
+  EXPECT_EQ(place({10.0, {0.5, 0.5}}), 8);
+}
+
+// A chunk is half a second on the link and a second on its way, twice: one after the other, or all
+// at once, when the second hops of the first two pass beside the last one's latency. The forward
+// pass takes half of the second by which the first tensor follows the other.
+TEST(PredictEnd, AddsUp) {
+  const ExpectedLink link{1.0, {0.5, 0.5}};
+  const std::vector<ExpectedTensor> one = {{2.0, 3.0, 0, 3}};
+  const std::vector<ChunkOfStep> order = PredictOrder(one, Policy::kP3, link, 0.0);
+  EXPECT_DOUBLE_EQ(PredictEnd(one, order, Policy::kP3, link, 1.0), 2.0 + 3 * 3.0);
+  EXPECT_DOUBLE_EQ(PredictEnd(one, order, Policy::kP3, link, 3.0), 2.0 + 4.0);
+  const std::vector<ExpectedTensor> two = {{0.0, 1.0, 1, 1}, {1.0, 1.0, 0, 1}};
+  const std::vector<ChunkOfStep> both = {{0, 0}, {1, 0}};
+  EXPECT_DOUBLE_EQ(PredictEnd(two, both, Policy::kP3, link, 9.0), 4.0 + 0.5);
+  EXPECT_DOUBLE_EQ(PredictEnd(two, both, Policy::kWfbp, link, 9.0), 4.0);
+}
+
+// Whatever the step, nothing is lost and no fixed window ends it earlier by much.
+TEST(PredictStep, TakesTheWindowThatEndsTheStepFirst) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<ExpectedTensor> tensors(1 + random() % 12);
+    size_t chunks = 0;
+    double ready = 0.0;
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      ready += static_cast<double>(random() % 100) / 100;
+      const auto count = static_cast<uint32_t>(1 + random() % 5);
+      tensors[t] = {ready, count * (1.0 + static_cast<double>(random() % 10)) / 10,
+                    static_cast<int>(tensors.size() - t), count};
+      chunks += count;
+    }
+    const ExpectedLink link{static_cast<double>(random() % 30) / 10,
+                            random() % 2 == 0 ? std::vector<double>{0.5, 0.5}
+                                              : std::vector<double>{0.4, 0.1, 0.1, 0.4}};
+    const auto policy = static_cast<Policy>(random() % 3);
+    const double chunk_s = 0.1 + link.hop_s * static_cast<double>(link.hop_shares.size());
+    const PredictedStep step = PredictStep(tensors, policy, link, chunk_s, 0.8, 4);
+    ASSERT_EQ(step.order.size(), chunks) << "round " << round;
+    const double end = PredictEnd(tensors, step.order, policy, link, step.window_s);
+    for (const double backlog : {0.5, 2.0}) {
+      const auto order = PredictOrder(tensors, policy, link, backlog * 0.2);
+      for (const double times : {1.0, 2.0, 4.0}) {
+        ASSERT_LE(end, 1.01 * PredictEnd(tensors, order, policy, link, 0.8 + times * chunk_s))
+            << "round " << round;
+      }
+    }
+  }
 }
 
 TEST(Prediction, LeavesOutWhatIsCalledTwice) {
-  Prediction prediction(Policy::kWfbp);
+  Prediction prediction(OptionsOf(Policy::kWfbp), {1.0});
   Report once = Of(1, 0), twice = Of(2, 0), again = twice;
   again.call = 1;
   for (const Report& report : {once, twice, again}) {

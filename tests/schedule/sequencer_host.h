@@ -122,7 +122,7 @@ class Host {
  private:
   struct Rank {
     Rank(Membership members, const Options& options, Matching matching)
-        : sequencer(members, options, matching) {}
+        : sequencer(members, options, matching, {0.5, 0.5}) {}
 
     bool Passes(ChunkId chunk, Matching matching) const {
       const auto found = at.find(chunk);
