@@ -139,6 +139,7 @@ class World:
         self.everyone = Members(group, Joining(group))
         # By process_set_id; None where this rank is not in the set.
         self.sets: dict[int | None, Members | None] = {0: self.everyone}
+        self.alone: dist.ProcessGroup | None = None  # of this rank, once there is a process set
 
     def add(self, process_set: ProcessSet) -> None:
         """All ranks of the job call it, with the same ranks."""
@@ -146,13 +147,19 @@ class World:
         if process_set.process_set_id in self.sets or not ranks or ranks[-1] >= size:
             raise wrong("process_set", process_set, f"a new one, of some of {size} ranks")
         label = Label("add_process_set", None, str(ranks))
-        group = self.everyone.exact.agreed(
-            label, lambda _: dist.new_group(ranks, backend="gloo")
-        ).result()
+        group = self.everyone.exact.agreed(label, lambda _: self._new_group(ranks)).result()
         self.sets[number := next(_set_numbers)] = (
             Members(group) if self.numbers.rank in ranks else None
         )
         process_set.process_set_id = number
+
+    def _new_group(self, ranks: list[int]) -> Any:
+        # Torch 2.14 names a group by the number of those that its process has made before, so all
+        # ranks must make as many: a rank outside the set must not make its own when it needs one.
+        if self.alone is None:
+            mine = [self.numbers.rank]
+            self.alone = dist.new_group(mine, backend="gloo", use_local_synchronization=True)
+        return dist.new_group(ranks, backend="gloo")
 
     def remove(self, process_set: ProcessSet) -> bool:
         """All ranks of the job call it, after the set's collectives are waited for."""
@@ -173,6 +180,8 @@ class World:
                 members.close()
         self.everyone.joining.close()
         self.everyone.exact.close()
+        if self.alone is not None and not self._made_default:
+            dist.destroy_process_group(self.alone)
         dist.destroy_process_group(None if self._made_default else self.everyone.group)
 
 
@@ -233,12 +242,11 @@ def members_of(process_set: Any) -> Members:
 
 
 def group_for(process_set: Any) -> dist.ProcessGroup:
-    """The group of a process set; on a rank outside it a new one, of this rank alone."""
-    if (
-        isinstance(process_set, ProcessSet)
-        and current().sets.get(process_set.process_set_id, 0) is None
-    ):
-        return dist.new_group([rank()], backend="gloo", use_local_synchronization=True)
+    """The group of a process set; on a rank outside it that of this rank alone."""
+    if isinstance(process_set, ProcessSet):
+        world = current()
+        if world.sets.get(process_set.process_set_id, 0) is None and world.alone is not None:
+            return world.alone
     return members_of(process_set).group
 
 

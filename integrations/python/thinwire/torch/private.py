@@ -265,7 +265,7 @@ def gloo_group(
 
     torch.distributed.new_group needs a default group, and gives every group a name and a number
     that all ranks of the default group count. ProcessGroupGloo is public, but only a ProcessGroup
-    that it is registered with has all collectives. Torch 2.6 to 2.13; UnavailableError before."""
+    that it is registered with has all collectives. Torch 2.6 to 2.14; UnavailableError before."""
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
     try:
         group = dist.ProcessGroup(store, rank, size)
@@ -275,7 +275,7 @@ def gloo_group(
             group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
     except (AttributeError, TypeError) as error:
         raise UnavailableError(
-            f"torch {torch.__version__} makes process groups otherwise than torch 2.6 to 2.13; "
+            f"torch {torch.__version__} makes process groups otherwise than torch 2.6 to 2.14; "
             "take one of these"
         ) from error
     return group
