@@ -101,8 +101,7 @@ void Sequencers::Start(const StartChunk& start) {
 }
 
 void Sequencers::Send(int from, const Action& action) {
-  const auto message = std::make_shared<const OrderMessage>(action.message);
-  auto frames = static_cast<double>(FramesOf(*message));
+  auto frames = static_cast<double>(FramesOf(action.message));
   if (action.to == kEveryone) frames *= setting_.ranks - 1;
   // Frames are many at rank 0, or at the head of a group, which is the lower number of the two.
   const int busy = action.to == kEveryone ? from : std::min(from, action.to);
@@ -110,16 +109,26 @@ void Sequencers::Send(int from, const Action& action) {
   const double handled = busy == 0 || setting_.cores > 0
                              ? lanes_.HandleFrames(frames)
                              : heads_[busy].Take(events_.now(), frames * setting_.message_s / 2);
-  events_.At(handled + setting_.latency_s, [this, from, to = action.to, message] {
-    if (to != kEveryone) return Deliver(from, to, *message);
-    for (int r = 0; r < setting_.ranks; ++r) {
-      if (r != from) Deliver(from, r, *message);
+  if (spare_sent_.empty()) {
+    sent_.push_back(std::make_unique<Sent>());
+    spare_sent_.push_back(sent_.back().get());
+  }
+  Sent* const sent = spare_sent_.back();
+  spare_sent_.pop_back();
+  sent->from = from;
+  sent->to = action.to;
+  sent->message = action.message;
+  events_.At(handled + setting_.latency_s, [this, sent] {
+    for (int r = 0; sent->to == kEveryone && r < setting_.ranks; ++r) {
+      if (r != sent->from) Deliver(*sent, r);
     }
+    if (sent->to != kEveryone) Deliver(*sent, sent->to);
+    spare_sent_.push_back(sent);
   });
 }
 
-void Sequencers::Deliver(int from, int to, const OrderMessage& message) {
-  ranks_[to]->OnMessage(from, message, events_.now());
+void Sequencers::Deliver(const Sent& sent, int to) {
+  ranks_[to]->OnMessage(sent.from, sent.message, events_.now());
   CarryOut(to);
 }
 

@@ -44,11 +44,17 @@ class Sequencers {
     std::vector<StartChunk> starts;
   };
 
+  // A message on its way.
+  struct Sent {
+    int from = 0, to = 0;
+    OrderMessage message;
+  };
+
   Report ReportOf(uint32_t unit, int step) const;
   void CarryOut(int rank);
   void Start(const StartChunk& start);
   void Send(int from, const Action& action);
-  void Deliver(int from, int to, const OrderMessage& message);
+  void Deliver(const Sent& sent, int to);
 
   const Setting& setting_;
   const Wire& wire_;
@@ -59,7 +65,10 @@ class Sequencers {
   std::vector<Server> heads_;  // of control frames, by rank; rank 0's lanes have its own
   double control_frames_ = 0;
   absl::Status status_;
-  Outbox spare_;  // its memory is used again
+  // Memory that is used again.
+  Outbox spare_;
+  std::vector<std::unique_ptr<Sent>> sent_;
+  std::vector<Sent*> spare_sent_;
 };
 
 }  // namespace thinwire::sim

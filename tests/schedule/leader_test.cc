@@ -3,7 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
 #include "schedule/order/policy.h"
+#include "schedule/recycled_map.h"
 
 namespace thinwire {
 namespace {
@@ -177,6 +183,39 @@ TEST(Policy, GoesByPriorityThenByWhoWasCompleteFirst) {
       }
     }
   }
+}
+
+// Beside a std::map: the same content after every step, values that stay where they are, and no
+// more of them than there once were at a time.
+TEST(RecycledMap, IsAMapThatUsesItsValuesAgain) {
+  std::mt19937_64 random(17);
+  RecycledMap<uint64_t> map;
+  std::map<uint64_t, std::pair<uint64_t, const uint64_t*>> expected;
+  std::set<const uint64_t*> places;
+  size_t most = 0;
+  EXPECT_EQ(map.Find(0), nullptr);
+  for (uint64_t step = 0; step < 20000; ++step) {
+    const uint64_t key = random() % (step < 10000 ? 24 : 200);
+    if (random() % 2 == 0) {
+      map.Erase(key);
+      expected.erase(key);
+    } else {
+      uint64_t& value = map.Insert(key);
+      EXPECT_EQ(expected.contains(key), expected.contains(key) && &value == expected[key].second);
+      value = step;
+      expected[key] = {step, &value};
+      places.insert(&value);
+      most = std::max(most, expected.size());
+    }
+    ASSERT_EQ(map.size(), expected.size());
+    const auto known = expected.find(key);
+    ASSERT_EQ(map.Find(key), known == expected.end() ? nullptr : known->second.second);
+    if (step % 100 != 0) continue;
+    std::map<uint64_t, std::pair<uint64_t, const uint64_t*>> content;
+    for (const auto& [id, value] : map) content[id] = {value, &value};
+    ASSERT_EQ(content, expected) << "step " << step;
+  }
+  EXPECT_EQ(places.size(), most);
 }
 
 }  // namespace
