@@ -1,5 +1,6 @@
 // The file of a store: the values and the optimizer's arrays of all slices, which Save writes and
-// Load reads; and of a worker: its residuals, in an entry for each key. Numbers have 64 bits, in the host's byte order:
+// Load reads; and of a worker: its residuals, in an entry for each key. Numbers have 64 bits, in
+// the host's byte order:
 //
 //   "thinwire store 1\n"
 //   number of slices

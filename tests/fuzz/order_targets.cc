@@ -85,7 +85,7 @@ void OneRank(Input& input, int rank) {
   Options options;
   options.predict = input.Below(2) == 0 ? Predict::kAlways : Predict::kNever;
   const Matching matching = input.Below(2) == 0 ? Matching::kByTag : Matching::kByOrder;
-  Sequencer sequencer({rank, kWorld}, options, matching);
+  Sequencer sequencer({rank, kWorld}, options, matching, {0.5, 0.5});
   double now = 0.0;
   uint64_t calls[4] = {};
   struct Own {
