@@ -154,7 +154,8 @@ def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int, int]
     for link, delay_ms, world in itertools.product(links, delays, worlds):
         if not (delay_ms and link == lab.LOOPBACK):
             yield link, delay_ms, world, 1
-    if arguments.kind == "one_word" and "HSDP" in (names_of(arguments) or ["HSDP"]):
+    names = names_of(arguments) or ["HSDP"]
+    if arguments.kind == "one_word" and any(name.startswith("HSDP") for name in names):
         for link, delay_ms in itertools.product(links, delays):
             yield link, delay_ms, 2, 2
 

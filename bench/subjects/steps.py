@@ -385,6 +385,18 @@ def hsdp_by_mesh(way: str) -> contextlib.AbstractContextManager[Turn]:
     return hsdp({"replicate": ("thinwire", backend.Options(way))})
 
 
+def hsdp_by_both(way: str) -> contextlib.AbstractContextManager[Turn]:
+    """The shards' reductions and gathers are compressed as well."""
+    from thinwire.torch import backend
+
+    if way in (OWN, ALONE):
+        return hsdp_by_mesh(way)
+    return hsdp({
+        "replicate": ("thinwire", backend.Options(way)),
+        "shard": ("thinwire", backend.Options(way, gather=way)),
+    })  # fmt: skip
+
+
 ONE_WORD = {
     "plain DDP loop": by_default_group(lambda: ddp(OWN)),
     "torch's DDP tutorial": by_default_group(loop_with_ddp),
@@ -394,4 +406,7 @@ ONE_WORD = {
     "Accelerate": by_default_group(lambda: accelerate(OWN)),
     "Hugging Face's Trainer": by_default_group(lambda: transformers(OWN)),
 }
-ONE_WORD_ON_HOSTS = {"HSDP": hsdp_by_mesh}  # with several ranks on each host
+ONE_WORD_ON_HOSTS = {  # with several ranks on each host
+    "HSDP": hsdp_by_mesh,
+    "HSDP, both dimensions": hsdp_by_both,
+}

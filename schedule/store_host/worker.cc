@@ -522,11 +522,12 @@ absl::StatusOr<StoreWorker::Part> StoreWorker::ReadPart(const std::string& path)
     file = ReadFile(name);
   }
   const auto wrong = [&](std::string_view why) {
-    return absl::InvalidArgumentError(absl::StrCat("'", name, "': ", std::string(why)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path, "': this worker's file '", name, "': ", std::string(why)));
   };
   const auto missing = [&] {
     name = PartOf(path, rank_);
-    return wrong("this worker's residuals can't be read; each worker needs its own file there");
+    return wrong("it can't be read; each worker needs its own file there");
   };
   if (!file.ok()) return missing();
   const absl::StatusOr<SliceStates> states = ReadStateFile(*file);
