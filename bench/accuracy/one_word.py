@@ -68,7 +68,7 @@ class Learner(nn.Module):
 
 @dataclass
 class Run:
-    """What a program trains, and by which way; the default group is that of the way."""
+    """A program's training, exchanged in one way; the default group is that of the way."""
 
     way: str
     task: Task

@@ -9,6 +9,7 @@
 
 #include "compress/backend.h"
 #include "compress/codec_list.h"
+#include "tests/compress/values.h"
 #include "tests/effort.h"
 
 namespace thinwire {
@@ -16,14 +17,6 @@ namespace {
 
 CodecSpec TopK(uint32_t density_ppm) {
   return {.id = codecs::TopK::kTraits.id, .density_ppm = density_ppm};
-}
-
-std::vector<float> Normal(size_t numel, uint64_t seed, float spread = 1.0f) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(0.0f, spread);
-  std::vector<float> values(numel);
-  for (float& value : values) value = normal(random);
-  return values;
 }
 
 struct Result {

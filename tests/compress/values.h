@@ -58,13 +58,17 @@ inline std::vector<float> Nans(size_t numel, uint64_t seed) {
   return values;
 }
 
-// Residuals are always finite, and never large.
-inline std::vector<float> Residuals(size_t numel, uint64_t seed) {
-  std::mt19937_64 random(seed ^ 77);
-  std::normal_distribution<float> normal(0.0f, 0.25f);
+inline std::vector<float> Normal(size_t numel, uint64_t seed, float spread = 1.0f) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0.0f, spread);
   std::vector<float> values(numel);
   for (float& value : values) value = normal(random);
   return values;
+}
+
+// Residuals are always finite, and never large.
+inline std::vector<float> Residuals(size_t numel, uint64_t seed) {
+  return Normal(numel, seed ^ 77, 0.25f);
 }
 
 }  // namespace thinwire

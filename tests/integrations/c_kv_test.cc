@@ -6,22 +6,16 @@
 
 #include <cstring>
 #include <functional>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "integrations/c/thinwire.h"
+#include "tests/compress/values.h"
 
 namespace {
 
-std::vector<float> Normal(uint64_t seed, size_t n) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(n);
-  for (float& value : values) value = normal(random);
-  return values;
-}
+using thinwire::Normal;
 
 // body(rank, kv) on a thread for each worker; the servers are threads too.
 void RunStore(int workers, int servers, const std::function<void(tw_kv_options*)>& set,
@@ -74,7 +68,7 @@ TEST(CKv, Fp32SyncHasTheBitsOfAnAllreduce) {
         const tw_kv_tensor tensor = {"g", zeros.data(), n, TW_F32};
         ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
         for (int step = 0; step < 3; ++step) {
-          const std::vector<float> g = Normal(step * 10 + rank, n);
+          const std::vector<float> g = Normal(n, step * 10 + rank);
           ASSERT_EQ(tw_kv_push_pull(kv, "g", g.data(), stored.data(), n, TW_F32, 0), TW_OK);
           ASSERT_EQ(tw_all_reduce(g.data(), reduced.data(), n, TW_F32, TW_SUM, comm, nullptr),
                     TW_OK);
@@ -103,7 +97,7 @@ TEST(CKv, TrainsOverZeroMqInEveryMode) {
         },
         [&](int rank, tw_kv* kv) {
           const size_t n = 20000;
-          std::vector<float> w(n), target = Normal(9, n), g(n);
+          std::vector<float> w(n), target = Normal(n, 9), g(n);
           const tw_kv_tensor tensor = {"w", w.data(), n, TW_F32};
           ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
           ASSERT_EQ(tw_kv_set_optimizer(kv, "sgd:lr=0.1"), TW_OK) << tw_last_error();
@@ -208,7 +202,7 @@ TEST(CKv, AKilledServerThatIsStartedAgainHasTheSameBits) {
             EXPECT_EQ(lives[life - 1].Wait(), SIGKILL);
             lives[life].Start();
           }
-          const std::vector<float> g = Normal(static_cast<uint64_t>(step * 2 + rank), w.size());
+          const std::vector<float> g = Normal(w.size(), static_cast<uint64_t>(step * 2 + rank));
           ASSERT_EQ(tw_kv_push_pull(kv, key, g.data(), w.data(), w.size(), TW_F32, 0), TW_OK);
           ASSERT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
         }

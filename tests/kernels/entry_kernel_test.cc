@@ -19,8 +19,6 @@ CodecSpec TopK(uint32_t density_ppm) {
 }
 
 // Finite ones of one spread, of which a threshold says something.
-std::vector<float> Normal(size_t numel, uint64_t seed) { return Residuals(numel, seed); }
-
 // How a tensor is encoded; the momentum is DGC's.
 struct EntryEncoding {
   CodecSpec spec;
@@ -117,7 +115,7 @@ TEST_P(EntryKernelTest, EveryLengthFrom0To4097) {
                             .momentum = numel % 3 == 0,
                             .skew = numel % 5,
                             .threshold = numel % 4 == 0 ? 0.6f : 0.0f};
-      CheckEncode(c, numel % 7 == 0 ? Values(numel, kSeed + numel) : Normal(numel, numel));
+      CheckEncode(c, numel % 7 == 0 ? Values(numel, kSeed + numel) : Residuals(numel, numel));
       CheckDecode(TopK(ppm), Values(numel, numel), numel % 2 == 0 ? DType::kF16 : DType::kF32,
                   numel % 3);
       CheckAdded(TopK(ppm), Values(numel, numel));
@@ -133,7 +131,7 @@ TEST_P(EntryKernelTest, EveryGuessAroundASubBlock) {
     if (kSanitized && numel != 65537) continue;
     for (const uint32_t ppm : {1u, 10000u, 1000000u}) {
       for (const float threshold : {0.0f, 1e-30f, 0.9f, 1.2f, 1e30f}) {
-        CheckEncode({.spec = TopK(ppm), .threshold = threshold}, Normal(numel, numel));
+        CheckEncode({.spec = TopK(ppm), .threshold = threshold}, Residuals(numel, numel));
         if (HasFailure()) return;
       }
       CheckDecode(TopK(ppm), Values(numel, numel), DType::kF32, 1);
@@ -145,7 +143,7 @@ TEST_P(EntryKernelTest, EveryGuessAroundASubBlock) {
 // More tiles than there are teams that count digits.
 TEST_P(EntryKernelTest, MoreTilesThanAGpuHolds) {
   const size_t numel = (kernels::kTilesToFill + 3) * size_t{kernels::kTile} + 5;
-  const std::vector<float> values = Normal(numel, 3);
+  const std::vector<float> values = Residuals(numel, 3);
   for (const float threshold : {0.0f, 1.2f, 1e30f}) {
     if (kSanitized && threshold != 1e30f) continue;
     CheckEncode({.spec = TopK(10000), .threshold = threshold}, values);
@@ -162,7 +160,7 @@ TEST_P(EntryKernelTest, EveryDTypeWithAndWithoutFeedbackAndMomentum) {
         c.momentum = kind > 1;
         c.nesterov = kind == 3;
         c.spec.masking = kind != 4;
-        CheckEncode(c, Normal(numel, numel));
+        CheckEncode(c, Residuals(numel, numel));
         CheckEncode(c, Values(numel, numel));
         if (HasFailure()) return;
       }
@@ -175,7 +173,7 @@ TEST_P(EntryKernelTest, ElementsThatAreNotFinite) {
   const std::vector<float> nans = Nans(20000, kSeed);
   CheckEncode({.spec = TopK(10000), .momentum = true}, nans);
   for (const size_t stride : {1, 2, 300, 5000, 19999}) {
-    std::vector<float> values = Normal(20000, 1);
+    std::vector<float> values = Residuals(20000, 1);
     for (size_t i = 0; i < values.size(); i += stride) {
       values[i] = i % 3 == 0 ? nans[i] : (i % 3 == 1 ? 1 : -1) * FloatOf(kInfBits);
     }
@@ -203,7 +201,7 @@ TEST_P(EntryKernelTest, TiesGoToTheLowestIndex) {
 
 // A run of large values in some tiles: their candidates find no room in the list.
 TEST_P(EntryKernelTest, CandidatesWithoutRoom) {
-  std::vector<float> values = Normal(100000, 5);
+  std::vector<float> values = Residuals(100000, 5);
   for (size_t i = 30000; i < 60000; ++i) values[i] += 10.0f;
   for (const uint32_t ppm : {1000u, 200000u}) {
     CheckEncode({.spec = TopK(ppm), .momentum = true, .threshold = 1.0f}, values);
@@ -213,11 +211,11 @@ TEST_P(EntryKernelTest, CandidatesWithoutRoom) {
 // The last team goes over the tiles in several rounds.
 TEST_P(EntryKernelTest, MoreTilesThanThreads) {
   if (kSanitized) return;
-  CheckEncode({.spec = TopK(10000), .threshold = 0.7f}, Normal(1100000, 6));
+  CheckEncode({.spec = TopK(10000), .threshold = 0.7f}, Residuals(1100000, 6));
 }
 
 TEST_P(EntryKernelTest, TheThresholdIsCarried) {
-  const std::vector<float> values = Normal(50000, 9);
+  const std::vector<float> values = Residuals(50000, 9);
   const float first = CheckEncode({.spec = TopK(10000)}, values);
   EXPECT_GT(first, 0.3f);
   EXPECT_EQ(CheckEncode({.spec = TopK(10000), .threshold = first}, values), first);
@@ -234,7 +232,8 @@ TEST_P(EntryKernelTest, SumsInRankOrder) {
 // Little data and all code, for compute-sanitizer.
 TEST_P(EntryKernelTest, EveryKernelOnce) {
   for (const float threshold : {0.0f, 0.9f, 1e30f}) {
-    CheckEncode({.spec = TopK(10000), .momentum = true, .threshold = threshold}, Normal(70000, 2));
+    CheckEncode({.spec = TopK(10000), .momentum = true, .threshold = threshold},
+                Residuals(70000, 2));
     CheckEncode({.spec = TopK(10000), .momentum = true, .threshold = threshold}, Values(9000, 2));
   }
   CheckDecode(TopK(10000), Values(70000, 3), DType::kF16, 1);
@@ -257,7 +256,7 @@ std::vector<float> EntryKernelTest::Decoded(const CodecSpec& spec,
 TEST_P(EntryKernelTest, MalformedBytesBecomeNan) {
   const size_t numel = 70000;
   const CodecSpec spec = TopK(10000);
-  std::vector<float> g = Normal(numel, 4);
+  std::vector<float> g = Residuals(numel, 4);
   std::vector<uint8_t> good(EncodedBytes(spec, numel));
   ScalarBackend().Encode(spec, {g.data(), numel}, nullptr, good.data());
   const auto nans = [&](size_t word, uint32_t value) {

@@ -29,14 +29,6 @@ namespace {
 
 using Kind = StoreHead::Kind;
 
-std::vector<float> Normal(uint64_t seed, size_t n) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(n);
-  for (float& value : values) value = normal(random);
-  return values;
-}
-
 std::string FreshFolder(const std::string& name) {
   const std::string folder = testing::TempDir() + "/journal_" + name;
   std::filesystem::remove_all(folder);
@@ -124,8 +116,9 @@ absl::Status ApplyAll(Journal& journal, StoreServer& server) {
   }
 }
 
-// What three workers send in a run, in one of the orders in which it may arrive: two keys, calls of
-// all workers, pushes with and without a pull, and, where the others go on, a worker that is lost.
+// These are the messages of three workers in a run, in one of the orders in which it may arrive:
+// two keys, calls of all workers, pushes with and without a pull, and, where the others go on, a
+// worker that is lost.
 class Traffic {
  public:
   Traffic(const std::string& mode, const std::string& codec, const std::string& optimizer,
@@ -136,7 +129,7 @@ class Traffic {
                            1,
                            {{0, 0, kSizes[0], "a"}, {1, 0, kSizes[1], "b"}}};
     for (uint32_t slice : {0u, 1u}) {
-      const std::vector<float> x = Normal(seed + slice, kSizes[slice]);
+      const std::vector<float> x = Normal(kSizes[slice], seed + slice);
       const auto* bytes = reinterpret_cast<const uint8_t*>(x.data());
       Send(0, {.kind = Kind::kPut, .slice = slice}, {bytes, bytes + x.size() * 4});
     }
@@ -198,7 +191,7 @@ class Traffic {
     const uint64_t number = ++pushes_[static_cast<size_t>(worker)];
     for (uint32_t slice : {0u, 1u}) {
       const std::vector<float> g =
-          Normal(number * 10 + static_cast<uint64_t>(worker), kSizes[slice]);
+          Normal(kSizes[slice], number * 10 + static_cast<uint64_t>(worker));
       const CodecSpec spec = codec_.up.AtStep(number - 1);
       std::vector<uint8_t> wire(EncodedBytes(spec, g.size()));
       CpuBackend().Encode(spec, {const_cast<float*>(g.data()), g.size(), DType::kF32}, nullptr,
@@ -294,7 +287,8 @@ TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
       for (const auto& [request, body] : now->values) {
         ASSERT_TRUE(body == whole.values.at(request)) << request.first << " " << request.second;
       }
-      // What was taken comes again: nothing is applied twice. (A pull begins a new gradient.)
+      // Messages that were taken come again, and none is applied twice. A pull begins a new
+      // gradient.
       for (StoreRecord input : inputs) {
         StoreHead head = StoreHead::Parse(input.head).value_or(StoreHead{.kind = Kind::kPull});
         if (input.worker == 2 || head.kind == Kind::kPull) continue;
@@ -486,14 +480,14 @@ uint64_t DigestOfRun(const std::string& codec, std::mt19937_64& random, bool kil
   absl::Mutex mu;
   std::set<uint64_t> digests;
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
-    std::vector<float> w = Normal(1, 20000), b = Normal(2, 300);
+    std::vector<float> w = Normal(20000, 1), b = Normal(300, 2);
     absl::Status status = kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}, {"b", View(b)}});
     ASSERT_TRUE(status.ok()) << status;
     status = kv->SetOptimizer("adam:lr=0.01");
     ASSERT_TRUE(status.ok()) << status;
     for (uint64_t step = 0; step < 60; ++step) {
-      std::vector<float> g = Normal(step * 16 + static_cast<uint64_t>(kv->rank()), w.size());
-      std::vector<float> h = Normal(step * 16 + 8 + static_cast<uint64_t>(kv->rank()), b.size());
+      std::vector<float> g = Normal(w.size(), step * 16 + static_cast<uint64_t>(kv->rank()));
+      std::vector<float> h = Normal(b.size(), step * 16 + 8 + static_cast<uint64_t>(kv->rank()));
       status = kv->PushPull("w", View(g), View(w), 0);
       if (status.ok()) status = kv->Push("b", View(h), 1);
       if (status.ok() && step % 7 == 0) status = kv->Barrier();
@@ -571,13 +565,9 @@ TEST(JournalTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {
     return Serve(plane, {.workers = 2, .timeout = store.timeout}, journal->get());
   };
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
-    std::vector<float> w(10), g(10);
+    std::vector<float> w(10);
     ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
-    absl::Status status;
-    while (status.ok()) {
-      status = kv->PushPull("w", View(g), View(w), 0);
-      if (status.ok()) status = kv->WaitAll();
-    }
+    const absl::Status status = PushUntilItFails(*kv, "w", w);
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     EXPECT_NE(status.message().find("did not come back"), std::string::npos) << status;
   });

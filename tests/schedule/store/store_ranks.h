@@ -8,11 +8,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "schedule/store_host/serve.h"
 #include "schedule/store_host/worker.h"
+#include "tests/compress/values.h"
 #include "transport/messages/in_process.h"
 
 namespace thinwire {
@@ -70,6 +72,17 @@ struct StoreRanks {
 
 inline TensorView View(std::vector<float>& values) {
   return {values.data(), values.size(), DType::kF32};
+}
+
+// Pushes zeros to the key, and pulls it into w, until the store fails; returns why.
+inline absl::Status PushUntilItFails(StoreWorker& kv, std::string_view key, std::vector<float>& w) {
+  std::vector<float> g(w.size());
+  absl::Status status;
+  while (status.ok()) {
+    status = kv.PushPull(key, View(g), View(w), 0);
+    if (status.ok()) status = kv.WaitAll();
+  }
+  return status;
 }
 
 }  // namespace thinwire
