@@ -123,6 +123,17 @@ inline absl::Status ExpectLost(MessagePlane& plane, int peer, Deadline deadline 
   return event.reason;
 }
 
+// Takes messages until the peer is lost, which may take a moment to be known.
+inline absl::Status TakeUntilLost(MessagePlane& plane, int peer, Deadline deadline = Soon()) {
+  for (;;) {
+    auto event = plane.Receive(deadline);
+    if (!event.ok()) return absl::InternalError(event.status().message());
+    if (auto* lost = std::get_if<PeerEvent>(&*event)) {
+      if (lost->peer == peer && lost->kind == PeerEvent::Kind::kLost) return lost->reason;
+    }
+  }
+}
+
 }  // namespace thinwire
 
 #endif  // THINWIRE_TESTS_TRANSPORT_MESSAGE_MEMBERS_H_

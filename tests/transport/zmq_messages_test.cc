@@ -36,17 +36,6 @@ constexpr int kServer = 0;
 
 GroupKey TestKey() { return GroupKey("", "a token of tests"); }
 
-// Takes messages until the peer is lost.
-absl::Status TakeUntilLost(MessagePlane& plane, int peer, Deadline deadline) {
-  for (;;) {
-    auto event = plane.Receive(deadline);
-    if (!event.ok()) return absl::InternalError(event.status().message());
-    if (auto* lost = std::get_if<PeerEvent>(&*event)) {
-      if (lost->peer == peer && lost->kind == PeerEvent::Kind::kLost) return lost->reason;
-    }
-  }
-}
-
 // A server, and a worker that has met it.
 class ZmqMessages : public testing::Test {
  protected:
