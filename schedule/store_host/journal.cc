@@ -6,10 +6,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -178,6 +180,7 @@ absl::StatusOr<std::optional<StoreRecord>> Journal::Read() {
   in_.read(reinterpret_cast<char*>(&header), sizeof(header));
   if (!in_) return Failed("read");
   if (header.magic != kMagic || header.check != header.Check()) {
+    if (OnlyZerosFollow()) return std::nullopt;
     return damaged(
         absl::StrCat("header's digest is ", header.check, ", expected ", header.Check()));
   }
@@ -192,7 +195,7 @@ absl::StatusOr<std::optional<StoreRecord>> Journal::Read() {
            static_cast<std::streamsize>(record.body.size()));
   if (!in_) return Failed("read");
   if (const uint64_t digest = DigestOf(record); digest != header.digest) {
-    if (at_ + header.bytes() == size_) return std::nullopt;
+    if (OnlyZerosFollow()) return std::nullopt;
     return damaged(absl::StrCat("digest is ", digest, ", expected ", header.digest));
   }
   at_ += header.bytes();
@@ -200,6 +203,11 @@ absl::StatusOr<std::optional<StoreRecord>> Journal::Read() {
       record.kind == StoreRecord::Kind::kServer || record.kind == StoreRecord::Kind::kSlice;
   (of_snapshot ? snapshot_bytes_ : appended_) += header.bytes();
   return record;
+}
+
+bool Journal::OnlyZerosFollow() {
+  using Iterator = std::istreambuf_iterator<char>;
+  return std::all_of(Iterator(in_), Iterator(), [](char byte) { return byte == 0; });
 }
 
 absl::Status Journal::Write(int fd, const StoreRecord& record) {

@@ -15,9 +15,10 @@
 // takes, a new file is written beside it, with a snapshot, and renamed over it.
 //
 // A record that the file's end cuts, or the last one when its digest differs, was being written
-// when the process or machine died; nobody was told that it was applied, and it is dropped. (An
-// fsync that lied is found out by the next push, whose number does not follow.) Any other record
-// whose digest differs is DataLoss.
+// when the process or machine died; nobody was told that it was applied, and it is dropped. A file
+// system may have recorded the file's length before its bytes: zeros at the end count as not
+// written. (An fsync that lied is found out by the next push, whose number does not follow.) Any
+// other record whose digest differs is DataLoss.
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_JOURNAL_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_JOURNAL_H_
 
@@ -86,6 +87,8 @@ class Journal {
   absl::Status OpenForReading();
   // The next record, or nothing at the end of what is whole.
   absl::StatusOr<std::optional<StoreRecord>> Read();
+  // After what was read, to the end of the file.
+  bool OnlyZerosFollow();
   absl::Status ReadRun();
   absl::Status Write(int fd, const StoreRecord& record);
   absl::Status Sync(int fd) const;
