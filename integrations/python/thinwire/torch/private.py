@@ -29,14 +29,14 @@ def store_of(group: dist.ProcessGroup) -> dist.Store:
     """The rendezvous store that a process group was made with.
 
     Ranks exchange their addresses through it. torch has no public way from a group to its store;
-    distributed_c10d._world.pg_map maps a group to (backend, store) in torch 2.1 to 2.13.
+    distributed_c10d._world.pg_map maps a group to (backend, store) in torch 2.13 and 2.14.
     UnavailableError where it does not."""
     try:
         return distributed_c10d._world.pg_map[group][1]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UnavailableError(
-            f"torch {torch.__version__} does not keep the store of a process group where torch 2.1 "
-            "to 2.13 keep it; take one of these, or a newer thinwire"
+            f"torch {torch.__version__} does not keep the store of a process group where torch "
+            "2.13 and 2.14 keep it; take one of these, or a newer thinwire"
         ) from error
 
 
@@ -55,7 +55,7 @@ def version_of(tensor: torch.Tensor) -> int:
     """Counts the changes in place that a tensor has seen.
 
     It tells whether a gradient was changed after it had been sent. autograd relies on
-    Tensor._version for the same purpose, and all of torch 2.1 to 2.13 have it."""
+    Tensor._version for the same purpose, and torch 2.13 and 2.14 have it."""
     return tensor._version
 
 
@@ -63,14 +63,14 @@ def plain_name(name: str) -> str:
     """A parameter's name without what torch.compile adds to it.
 
     torch.compile(module) keeps the module as its attribute _orig_mod, so that names of parameters
-    differ between a compiled model and the same one uncompiled. Torch 2.1 to 2.13."""
+    differ between a compiled model and the same one uncompiled. Torch 2.13 and 2.14."""
     return name.replace("_orig_mod.", "")
 
 
 def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.Tensor]:
     """The parameters of DDP's delay_all_reduce_named_params, which it reduces itself.
 
-    DDP has no public way to them, and no hook sees them. Torch 2.1 to 2.13 keep them in
+    DDP has no public way to them, and no hook sees them. Torch 2.13 and 2.14 keep them in
     _delay_all_reduce_params; empty where there is none."""
     return list(getattr(ddp, "_delay_all_reduce_params", ()))
 
@@ -291,7 +291,7 @@ def share_backend(source: dist.ProcessGroup, target: dist.ProcessGroup) -> None:
 
     torch's C++ asks a group for the backend of a device, past the Python methods, and keeps names
     and sequence numbers there. A group keeps its first backend for good, so one that is
-    configured again has that of its first ranks there. Torch 2.6 to 2.13."""
+    configured again has that of its first ranks there. Torch 2.13 and 2.14."""
     kind = dist.ProcessGroup.BackendType.GLOO
     target._set_default_backend(kind)
     for device in source._device_types:
@@ -303,7 +303,7 @@ class _Failure:
 
     DDP's reducer (reducer.cpp, parseHookResult) takes the value of a hook's future and, since this
     is no tensor, prints it; printing raises the typed error out of backward(). A future's own
-    set_exception would turn every error into a RuntimeError there. Torch 2.1 to 2.13."""
+    set_exception would turn every error into a RuntimeError there. Torch 2.13 and 2.14."""
 
     def __init__(self, error: Error) -> None:
         self.error = error
