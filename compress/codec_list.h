@@ -15,6 +15,7 @@
 #include "compress/codecs/int4.h"
 #include "compress/codecs/int8.h"
 #include "compress/codecs/onebit.h"
+#include "compress/codecs/ternary.h"
 #include "compress/codecs/topk.h"
 
 namespace thinwire {
@@ -32,7 +33,8 @@ using AllCodecs = CodecTypes<  //
     codecs::Int4,              //
     codecs::OneBit,            //
     codecs::TopK,              //
-    codecs::Adaptive>;
+    codecs::Adaptive,          //
+    codecs::Ternary>;
 
 inline constexpr const auto& kCodecs = AllCodecs::kTraits;
 

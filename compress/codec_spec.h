@@ -30,6 +30,7 @@ struct CodecSpec {
   bool masking = true;           // topk with momentum: it is zeroed where an entry is sent
   uint32_t sixteenths = 32;      // adaptive: bits of a code, the mean of a shard, times 16
   uint32_t floor = 0;            // adaptive: bits of a code, at least
+  float threshold = 0.5f;        // ternary: the magnitude of what is sent
 
   // Parses "name" or "name:key=value,key=value". An unknown name or key, or a value out of range,
   // is InvalidArgument and names the nearest valid one.
@@ -60,8 +61,8 @@ struct CodecPair {
   CodecSpec up;    // rank to owner
   CodecSpec down;  // owner to everybody; entries have no second hop, and down == up there
 
-  // As CodecSpec::Parse; "down=SPEC" comes last. Without it, onebit goes down as int4 and every
-  // other codec as itself.
+  // As CodecSpec::Parse; "down=SPEC" comes last. Without it, onebit and ternary go down as int4
+  // and every other codec as itself.
   static absl::StatusOr<CodecPair> Parse(std::string_view text);
   std::string ToString() const;
 

@@ -30,7 +30,7 @@ struct CodecTraits {
   // The scales of all blocks say what a block's codes are, and where.
   constexpr bool widths() const { return kind == CodecKind::kWidths; }
   // Encoding loses something that the next step makes up for.
-  constexpr bool uses_feedback() const { return kind != CodecKind::kElements; }
+  constexpr bool uses_feedback() const { return kind != CodecKind::kElements || qmax > 0; }
 };
 
 // Blocks are powers of two: a SIMD loop packs 128 codes at once, and blocks of two codecs nest.

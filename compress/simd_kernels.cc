@@ -153,6 +153,64 @@ void EncodeBf16T(const float* g, float* r, uint8_t* wire, size_t n) {
       });
 }
 
+// Bit i of 16 to bit 2i.
+HWY_INLINE uint32_t SpreadBits(uint32_t bits) {
+  bits = (bits | bits << 8) & 0x00ff00ffu;
+  bits = (bits | bits << 4) & 0x0f0f0f0fu;
+  bits = (bits | bits << 2) & 0x33333333u;
+  return (bits | bits << 1) & 0x55555555u;
+}
+
+template <bool kFeedback>
+void EncodeTernaryOf(const float* g, float* r, float threshold, uint8_t* codes, size_t n) {
+  const F d;
+  const V plus = hn::Set(d, threshold), minus = hn::Set(d, -threshold);
+  const auto infinity = hn::Set(I(), static_cast<int32_t>(kInfBits));
+  for (size_t i = 0; i < n; i += kTernaryGroup, codes += kTernaryGroup / 4) {
+    uint8_t low[kTernaryGroup / 8], high[kTernaryGroup / 8];
+#pragma GCC unroll 4
+    for (size_t t = 0; t < kTernaryGroup / kLanes; ++t) {
+      const size_t at = i + kLanes * t;
+      const V x = LoadX<kFeedback>(g, r, at);
+      const auto is_finite = hn::RebindMask(d, hn::Lt(Magnitude(x), infinity));
+      const auto is_plus = hn::And(is_finite, hn::Ge(x, plus));
+      const auto is_minus = hn::And(is_finite, hn::Le(x, minus));
+      StoreBits(hn::Or(is_plus, is_minus), low, t);
+      StoreBits(hn::Or(is_minus, hn::Not(is_finite)), high, t);
+      if constexpr (kFeedback) {
+        const V sent = hn::IfThenElse(is_plus, plus, hn::IfThenElseZero(is_minus, minus));
+        hn::StoreU(hn::IfThenElse(is_finite, hn::Sub(x, sent), hn::LoadU(d, r + at)), d, r + at);
+      }
+    }
+    const uint32_t word = SpreadBits(static_cast<uint32_t>(low[0] | low[1] << 8)) |
+                          SpreadBits(static_cast<uint32_t>(high[0] | high[1] << 8)) << 1;
+    memcpy(codes, &word, sizeof(word));
+  }
+}
+
+void EncodeTernaryT(const float* g, float* r, float threshold, uint8_t* codes, size_t n) {
+  r != nullptr ? EncodeTernaryOf<true>(g, r, threshold, codes, n)
+               : EncodeTernaryOf<false>(g, r, threshold, codes, n);
+}
+
+void DecodeTernaryT(const uint8_t* codes, float threshold, float* out, size_t n) {
+  const float values[4] = {0.0f, threshold, FloatOf(uint32_t{kNanScale} << 16), -threshold};
+  alignas(64) float by_code[kLanes];
+  alignas(64) uint32_t shift[kLanes];
+  for (size_t i = 0; i < kLanes; ++i) {
+    by_code[i] = values[i % 4];
+    shift[i] = static_cast<uint32_t>(2 * i);
+  }
+  const V table = hn::Load(F(), by_code);
+  const auto shifts = hn::Load(U(), shift);
+  for (size_t i = 0; i < n; i += kLanes, codes += kLanes / 4) {
+    uint32_t word = 0;
+    memcpy(&word, codes, kLanes / 4);
+    const auto code = hn::And(hn::Shr(hn::Set(U(), word), shifts), hn::Set(U(), 3));
+    hn::StoreU(hn::TableLookupLanes(table, hn::IndicesFromVec(F(), code)), F(), out + i);
+  }
+}
+
 void FromBf16T(const uint8_t* in, float* out, size_t n) {
   const F d;
   ForEach(
@@ -277,6 +335,8 @@ HWY_EXPORT(ReduceBlocksT);
 HWY_EXPORT(ReduceBf16T);
 HWY_EXPORT(ReduceFp32T);
 HWY_EXPORT(EncodeBf16T);
+HWY_EXPORT(EncodeTernaryT);
+HWY_EXPORT(DecodeTernaryT);
 HWY_EXPORT(FromBf16T);
 HWY_EXPORT(FromF16T);
 HWY_EXPORT(ToF16T);
@@ -313,6 +373,12 @@ size_t ReduceFp32(const Reduction& args, size_t n) {
 }
 void EncodeBf16(const float* g, float* r, uint8_t* wire, size_t n) {
   HWY_DYNAMIC_DISPATCH(EncodeBf16T)(g, r, wire, n);
+}
+void EncodeTernary(const float* g, float* r, float threshold, uint8_t* codes, size_t n) {
+  HWY_DYNAMIC_DISPATCH(EncodeTernaryT)(g, r, threshold, codes, n);
+}
+void DecodeTernary(const uint8_t* codes, float threshold, float* out, size_t n) {
+  HWY_DYNAMIC_DISPATCH(DecodeTernaryT)(codes, threshold, out, n);
 }
 void FromBf16(const uint8_t* in, float* out, size_t n) {
   HWY_DYNAMIC_DISPATCH(FromBf16T)(in, out, n);

@@ -306,7 +306,7 @@ def test_nobody_outside_compress_and_kernels_asks_which_codec_it_is(path):
     assert not found, f"{found} in {name(path)}"
 
 
-CODEC_NAMES = r"(?:fp32|bf16|int8|int4|onebit|topk|adaptive)"
+CODEC_NAMES = r"(?:fp32|bf16|int8|int4|onebit|topk|adaptive|ternary)"
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=name)

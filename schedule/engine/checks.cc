@@ -103,9 +103,8 @@ absl::Status CheckKernels(const Options& options, const Device& device) {
   for (const CodecPair& codec : options.codecs) {
     if (codec.has_kernels()) continue;
     return absl::UnimplementedError(absl::StrCat(
-        codec.ToString(), " has no kernels for ", device.name(),
-        "; take rounding=nearest there, or another codec such as int4, or reduce such ",
-        "tensors on the CPU, which also rounds stochastically"));
+        codec.ToString(), " has no kernels for ", device.name(), "; take another codec there, ",
+        "such as int4 with rounding=nearest, or reduce such tensors on the CPU"));
   }
   return absl::OkStatus();
 }

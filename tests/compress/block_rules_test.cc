@@ -54,6 +54,74 @@ TEST(ErrorFeedbackRule, DecodedPlusResidualIsTheInput) {
   }
 }
 
+// MXNet's rule of type 2bit, as its kernel states it: residual += gradient; where that is the
+// threshold or more, the threshold is sent and taken away; likewise below; else 0 is sent.
+TEST(TernaryRule, IsMxnetsOfTwoBits) {
+  constexpr size_t kNumel = 5003;
+  for (const char* text : {"ternary", "ternary:threshold=0.1", "ternary:threshold=3"}) {
+    const CodecSpec spec = Spec(text);
+    const float t = spec.threshold;
+    for (const Backend* backend : {&CpuBackend(), &ScalarBackend()}) {
+      std::mt19937_64 random(20240607);
+      std::normal_distribution<float> normal;
+      std::vector<float> residual(kNumel), r(kNumel), d(kNumel), g(kNumel);
+      size_t sent = 0;
+      for (int step = 0; step < 20; ++step) {
+        for (float& value : g) {
+          // Of three elements one is a multiple of a fifth of the threshold, so that sums meet it.
+          value =
+              random() % 3 == 0 ? t / 5 * static_cast<float>(random() % 11) - t : normal(random);
+        }
+        std::vector<uint8_t> wire(EncodedBytes(spec, kNumel));
+        backend->Encode(spec, {g.data(), kNumel}, r.data(), wire.data());
+        backend->Decode(spec, wire.data(), {d.data(), kNumel});
+        for (size_t i = 0; i < kNumel; ++i) {
+          residual[i] += g[i];
+          float expected = 0.0f;
+          if (residual[i] >= t) {
+            expected = t;
+            residual[i] -= t;
+          } else if (residual[i] <= -t) {
+            expected = -t;
+            residual[i] += t;
+          }
+          ASSERT_EQ(BitsOf(d[i]), BitsOf(expected)) << text << ", step " << step << ", " << i;
+          ASSERT_EQ(r[i], residual[i]) << text << ", step " << step << ", " << i;
+          sent += expected != 0.0f ? 1 : 0;
+        }
+      }
+      EXPECT_GT(sent, kNumel) << text;
+      EXPECT_LT(sent, 20 * kNumel) << text;
+    }
+  }
+}
+
+// What is not finite is NaN on every rank, alone, and the next step is as if it had not been.
+TEST(TernaryRule, AnElementThatIsNotFiniteIsNanAndKeepsItsResidual) {
+  const float inf = std::numeric_limits<float>::infinity(), most = 3.4028235e38f;
+  const CodecSpec spec = Spec("ternary");
+  for (const Backend* backend : {&CpuBackend(), &ScalarBackend()}) {
+    for (const float special : {inf, -inf, std::nanf(""), most, -most}) {
+      std::vector<float> g(103), r(103, 0.25f), d(103);
+      for (const size_t i : {3, 64, 101}) g[i] = special;
+      r[64] = special == most ? most : r[64];  // the sum alone is infinite
+      std::vector<uint8_t> wire(EncodedBytes(spec, 103));
+      const std::vector<float> before = r;
+      backend->Encode(spec, {g.data(), 103}, r.data(), wire.data());
+      backend->Decode(spec, wire.data(), {d.data(), 103});
+      for (size_t i = 0; i < 103; ++i) {
+        const float x = g[i] + before[i];
+        ASSERT_EQ(std::isnan(d[i]), !std::isfinite(x)) << special << " " << i;
+        if (std::isnan(d[i])) {
+          ASSERT_EQ(r[i], before[i]) << special << " " << i;
+        } else {
+          ASSERT_EQ(r[i], x - d[i]) << special << " " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
   for (const char* text : {"int8", "int4", "onebit", "int4:hadamard=1"}) {
     const CodecSpec spec = Spec(text);

@@ -16,14 +16,29 @@ TEST(CodecSpec, PrintsWhatItParses) {
   EXPECT_EQ(CodecSpec::Parse("int4:block=256")->ToString(), "int4");
   EXPECT_EQ(CodecSpec::Parse("topk:density=0.01,warmup=0")->ToString(), "topk");
   EXPECT_EQ(CodecSpec::Parse("adaptive:bits=2,floor=0,block=256")->ToString(), "adaptive");
-  for (const char* text :
-       {"onebit", "onebit:block=512", "topk", "topk:density=0.001,warmup=500",
-        "topk:warmup=5,masking=0", "topk:density=1e-06", "int8:rounding=stochastic",
-        "int4:block=512,rounding=stochastic,seed=18446744073709551615",
-        "int4:rounding=stochastic,hadamard=1,seed=3", "onebit:down=onebit", "int8:down=int4",
-        "int8:block=128,down=int4:block=512,hadamard=0", "fp32:down=bf16", "adaptive",
-        "adaptive:bits=0.5", "adaptive:bits=5.9375,floor=2,seed=3", "adaptive:bits=1,floor=1",
-        "adaptive:bits=1,down=adaptive", "onebit:down=adaptive:bits=0.5625"}) {
+  for (const char* text : {"onebit",
+                           "onebit:block=512",
+                           "topk",
+                           "topk:density=0.001,warmup=500",
+                           "topk:warmup=5,masking=0",
+                           "topk:density=1e-06",
+                           "int8:rounding=stochastic",
+                           "int4:block=512,rounding=stochastic,seed=18446744073709551615",
+                           "int4:rounding=stochastic,hadamard=1,seed=3",
+                           "onebit:down=onebit",
+                           "int8:down=int4",
+                           "int8:block=128,down=int4:block=512,hadamard=0",
+                           "fp32:down=bf16",
+                           "adaptive",
+                           "adaptive:bits=0.5",
+                           "adaptive:bits=5.9375,floor=2,seed=3",
+                           "adaptive:bits=1,floor=1",
+                           "adaptive:bits=1,down=adaptive",
+                           "onebit:down=adaptive:bits=0.5625",
+                           "ternary",
+                           "ternary:threshold=0.1",
+                           "ternary:threshold=1e-30,down=fp32",
+                           "ternary:threshold=0.33333334,down=ternary"}) {
     const auto pair = CodecPair::Parse(text);
     ASSERT_TRUE(pair.ok()) << pair.status();
     EXPECT_EQ(*CodecPair::Parse(pair->ToString()), *pair) << text;
@@ -38,9 +53,11 @@ TEST(CodecPair, TheSecondHopHasItsDefault) {
   EXPECT_EQ(CodecPair::Parse("onebit:block=512")->down.ToString(), "int4:block=512");
   EXPECT_EQ(CodecPair::Parse("int4:hadamard=1")->down.ToString(), "int4:hadamard=1");
   EXPECT_EQ(CodecPair::Parse("int8:down=onebit")->down.ToString(), "onebit");
+  EXPECT_EQ(CodecPair::Parse("ternary:threshold=2")->down.ToString(), "int4");
   EXPECT_EQ(CodecPair::Parse("adaptive:bits=1")->down.ToString(), "adaptive:bits=1");
   EXPECT_TRUE(CodecPair::Parse("bf16:down=int8")->uses_feedback());
   EXPECT_FALSE(CodecPair::Parse("bf16")->uses_feedback());
+  EXPECT_TRUE(CodecPair::Parse("ternary:down=fp32")->uses_feedback());
 }
 
 TEST(CodecPair, EntriesBecomeDenseWhereThatIsFewerBytes) {
@@ -55,7 +72,8 @@ TEST(CodecPair, SaysThatDevicesRunIt) {
   for (const char* codec : {"topk", "adaptive", "onebit:down=int8", "int8:down=adaptive"}) {
     EXPECT_TRUE(CodecPair::Parse(codec)->has_kernels()) << codec;
   }
-  for (const char* codec : {"int8:rounding=stochastic", "int4:down=int8:rounding=stochastic"}) {
+  for (const char* codec : {"int8:rounding=stochastic", "int4:down=int8:rounding=stochastic",
+                            "ternary", "int4:down=ternary"}) {
     EXPECT_FALSE(CodecPair::Parse(codec)->has_kernels()) << codec;
   }
 }
@@ -101,6 +119,12 @@ TEST(CodecSpec, ErrorsNameTheNearest) {
       {"adaptive:bits=1,floor=2", "bits=2"},
       {"adaptive:block=512", "block=512"},
       {"adaptive:hadamard=1", "no parameter"},
+      {"ternary:threshold=0", "threshold=1e-30"},
+      {"ternary:threshold=-0.5", "threshold=1e-30"},
+      {"ternary:threshold=inf", "threshold=1e+30"},
+      {"ternary:threshold=nan", "threshold=0.5"},
+      {"ternary:threshold=x", "1e-30 to 1e30"},
+      {"ternary:block=256", "'threshold'"},
       {"int8:seed=x", "2^64"},
       {"int8:seed=x", "seed=0"},
       {"int8:seed=-1", "seed=0"},
@@ -125,6 +149,8 @@ TEST(CodecSpec, NumbersMayBeWrittenInSeveralWays) {
       {"adaptive:bits= 3 ", "adaptive:bits=3"},
       {"topk:density=1e-2", "topk"},
       {"adaptive:bits=0x1p1", "adaptive"},
+      {"ternary:threshold=5e-1", "ternary"},
+      {"ternary:threshold=0.1000000001", "ternary:threshold=0.1"},
       {"int8:block=+512", "int8:block=512"},
       {"int8:block=128,block=512", "int8:block=512"},
       {"int8:block=512,block=256", "int8"}};
@@ -160,6 +186,9 @@ TEST(CodecSpec, SizesAreThoseOfTheFormat) {
   EXPECT_EQ(bytes("adaptive", 257), 16u + 128u);
   EXPECT_EQ(bytes("adaptive:bits=0.5", 3 * 256), 16u + 2 * 32u);
   EXPECT_EQ(bytes("adaptive:bits=2.0625", 16 * 256), 32u + 33 * 32u);
+  EXPECT_EQ(bytes("ternary", 0), 0u);
+  EXPECT_EQ(bytes("ternary", 64), 16u);
+  EXPECT_EQ(bytes("ternary", 65), 32u);
   EXPECT_EQ(bytes("topk", 1), 16u + 16u);
   EXPECT_EQ(bytes("topk", 100001), 16u + 4016u);
   EXPECT_EQ(bytes("topk:density=0.001", 5 * 65536), 32u + 1312u);

@@ -108,7 +108,8 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
                            "adaptive:bits=6",
                            "adaptive:bits=0.5",
                            "adaptive:bits=1.0625,floor=1",
-                           "adaptive:floor=2,seed=3"}) {
+                           "adaptive:floor=2,seed=3",
+                           "ternary:threshold=0.01"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const size_t numel :
            {1, 3, 127, 128, 129, 255, 256, 257, 1000, 4096, 4097, 10007, 65536}) {

@@ -88,8 +88,9 @@ std::string GoldenBytes(const CodecSpec& spec) {
 // tests/golden/NAME.bin: the encoded shard, then the residuals. THINWIRE_WRITE_GOLDEN=1 writes them
 // anew, which a change of the format (and of its version) alone may need.
 TEST(Format, GoldenFilesNeverChange) {
-  std::vector<std::string> specs = {"int4:block=128", "int4:hadamard=1", "int8:rounding=stochastic",
-                                    "adaptive:bits=3.5,floor=1", "adaptive:bits=0.5"};
+  std::vector<std::string> specs = {"int4:block=128",           "int4:hadamard=1",
+                                    "int8:rounding=stochastic", "adaptive:bits=3.5,floor=1",
+                                    "adaptive:bits=0.5",        "ternary:threshold=300"};
   for (const CodecTraits& codec : kCodecs) specs.emplace_back(codec.name);
   for (const std::string& text : specs) {
     std::string name = text;

@@ -64,7 +64,8 @@ TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
        {"fp32", "bf16", "int8", "int4", "int4:block=1024", "onebit", "onebit:down=onebit",
         "int8:down=int4", "int4:hadamard=1", "int8:rounding=stochastic",
         "onebit:block=512,down=int8", "adaptive", "adaptive:bits=1,down=adaptive:bits=4",
-        "int8:down=adaptive", "adaptive:down=int4"}) {
+        "int8:down=adaptive", "adaptive:down=int4", "ternary:threshold=0.1",
+        "ternary:down=ternary:threshold=0.01", "ternary:down=fp32", "int4:down=ternary"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const int world : {2, 3, 5}) {
         for (const size_t numel : {1, 255, 256, 300, 5000}) {
@@ -82,7 +83,7 @@ TEST_P(TargetTest, ReduceIsSumScaleEncodeDecode) {
 TEST_P(TargetTest, TwoWiresWithoutAShardOfTheReducersOwnAreBothAdded) {
   constexpr size_t kNumel = 5000;
   const std::vector<float> ones(kNumel, 1.0f), twos(kNumel, 2.0f);
-  for (const char* text : {"fp32", "bf16", "int8", "int4", "onebit", "adaptive"}) {
+  for (const char* text : {"fp32", "bf16", "int8", "int4", "onebit", "adaptive", "ternary"}) {
     const CodecSpec spec = Spec(text);
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       std::vector<uint8_t> first(EncodedBytes(spec, kNumel)), second = first;

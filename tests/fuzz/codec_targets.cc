@@ -24,7 +24,8 @@ constexpr const char* kSpecs[] = {"fp32",
                                   "onebit",
                                   "topk:density=0.1",
                                   "adaptive",
-                                  "adaptive:bits=3.5,floor=1"};
+                                  "adaptive:bits=3.5,floor=1",
+                                  "ternary:threshold=0.1"};
 
 CodecSpec SpecOf(const char* text) { return *CodecSpec::Parse(text); }
 

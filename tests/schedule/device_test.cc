@@ -190,8 +190,9 @@ TEST_P(DeviceTest, ManyTensorsAtOnce) {
            {device_, device_});
 }
 
-TEST_P(DeviceTest, StochasticRoundingIsRefusedWithWhatToTake) {
-  for (const char* codec : {"int8:rounding=stochastic", "int8:down=int4:rounding=stochastic"}) {
+TEST_P(DeviceTest, WhatHasNoKernelsIsRefusedWithWhatToTake) {
+  for (const char* codec :
+       {"int8:rounding=stochastic", "int8:down=int4:rounding=stochastic", "ternary"}) {
     std::vector<Transport> transports = MakeInProcessTransports(2);
     const absl::Status status =
         Engine::Create(Settle(SmallChunks(codec), 2), std::move(transports[0]), device_).status();

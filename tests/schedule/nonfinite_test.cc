@@ -50,7 +50,7 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const char* codec :
        {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic", "onebit",
-        "onebit:down=onebit", "topk:density=0.01", "topk:density=0.05,masking=0"}) {
+        "onebit:down=onebit", "topk:density=0.01", "topk:density=0.05,masking=0", "ternary"}) {
     for (const bool nesterov : {false, true}) {
       for (const int world : {1, 2, 3}) {
         for (const float bad : {nan, FloatOf(0xff800001u), inf, -inf}) {

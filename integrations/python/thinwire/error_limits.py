@@ -14,7 +14,7 @@ from thinwire.errors import InvalidArgumentError
 
 CODECS = (
     "fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int4:rounding=stochastic", "onebit",
-    "onebit:down=onebit", "topk", "adaptive",
+    "onebit:down=onebit", "topk", "adaptive", "ternary",
 )  # fmt: skip
 STEPS = 4
 
@@ -68,7 +68,8 @@ def loss(spec: str, x: Size) -> Size:
             squared norm.
         onebit: an element becomes ± the mean; ||x| - mean| is at most the larger of both, and the
             L2 norm does not grow.
-        topk: an element that is not sent.
+        topk: an element that is not sent. ternary: that, or what is left of one that is cut to the
+            threshold.
         adaptive: the transform keeps L2 norms. A code is off by 26/32 of the block's root mean
             square at most, or clamped, which loses less than its value: the squared norm is
             1 + (26/32)^2 times that of x at most.
@@ -81,7 +82,7 @@ def loss(spec: str, x: Size) -> Size:
         return x.times(0.0)
     if info.name == "bf16":
         return x.times(2.0**-8 * SLACK).plus(tiny(x))
-    if info.name == "topk":
+    if info.name in ("topk", "ternary"):
         return x
     if info.name == "adaptive":
         return size_of(None, x.norm * math.hypot(1.0, 26 / 32) * 1.01, count).plus(tiny(x))

@@ -142,6 +142,13 @@ def _adaptive(options: dict[str, str], data: bytes, n: int) -> Floats:
     return values.ravel()[:n]
 
 
+def _ternary(options: dict[str, str], data: bytes, n: int) -> Floats:
+    t = float(options.get("threshold", 0.5))
+    raw = np.frombuffer(data, np.uint8, -(-n // 4))
+    codes = (raw[:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).ravel()[:n]
+    return np.array([0, t, np.nan, -t], np.float32)[codes]
+
+
 def decode(spec: str, data: bytes, n: int) -> Floats:
     """The fp32 elements of a shard of n."""
     name, options = parse(spec)
@@ -153,4 +160,6 @@ def decode(spec: str, data: bytes, n: int) -> Floats:
         return _topk(options, data, n)
     if name == "adaptive":
         return _adaptive(options, data, n)
+    if name == "ternary":
+        return _ternary(options, data, n)
     return _blocks(name, options, data, n)
