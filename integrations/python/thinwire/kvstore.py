@@ -228,21 +228,11 @@ class KVStore:
 
     def set_gradient_compression(self, compression: str | dict[str, Any]) -> None:
         """Set the codec before the first init(), on all workers: "int4", "int8:down=fp32"
-        (gradients up with error feedback, values down), or {"type": "int4"}."""
-        codec = compression
-        if isinstance(compression, dict):
-            codec = compression.get("type")
-            if set(map(str, compression)) - {"type", "threshold"} or not isinstance(codec, str):
-                raise InvalidArgumentError(
-                    f"compression is {compression!r}, expected a codec such as 'int4'"
-                )
-        text = _text("compression", codec)
-        if codec in ("2bit", "1bit"):
-            raise InvalidArgumentError(
-                f"there is no MXNet codec {codec!r}; 'adaptive:bits=2' takes as few bytes, and "
-                "'int4' is the default of thinwire"
-            )
-        self._check(self._library.tw_kv_set_codec(self._alive(), text))
+        (gradients up with error feedback, values down), or {"type": "int4"}. MXNet's
+        {"type": "2bit", "threshold": 0.5} is "ternary:threshold=0.5,down=fp32": a worker sends the
+        same values, to the bit. Raises InvalidArgumentError for any other codec or key, and for
+        MXNet's "1bit"."""
+        self._check(self._library.tw_kv_set_codec(self._alive(), _codec(compression)))
 
     def is_capable(self, capability: str) -> bool:
         """Return whether servers can do it; MXNet asks for "optimizer"."""
@@ -331,7 +321,7 @@ class KVStore:
 def create(
     name: str = "local",
     *,
-    codec: str | None = None,
+    codec: str | dict[str, Any] | None = None,
     slice_elements: int = 0,
     timeout_s: float | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -364,7 +354,7 @@ def create(
     seconds = settings.timeout_s or _DEFAULT_TIMEOUT_S
     options.timeout_ms = round(seconds * 1000)
     options.mode = mode.encode()
-    options.codec = None if codec is None else _text("codec", codec)
+    options.codec = None if codec is None else _codec(codec)
     options.slice_elements = _number("slice_elements", slice_elements)
     kept = (
         _text("journal", journal) if journal is not None else (config.kv_journal() or "").encode()
@@ -475,6 +465,27 @@ def _rank_of(role: launch.StoreRole, meeting: dist.Store) -> int:
             "DMLC_NUM_WORKER and DMLC_NUM_SERVER say, each with one store"
         )
     return number if role.role == "worker" else role.workers + number
+
+
+def _codec(compression: str | dict[str, Any]) -> bytes:
+    """The spec of a codec, or of what MXNet calls it."""
+    words = compression if isinstance(compression, dict) else {"type": compression}
+    kind = words.get("type")
+    if kind == "1bit":
+        raise InvalidArgumentError(
+            "MXNet's '1bit' sends plus or minus 1, whatever the gradients are, and no codec does; "
+            "expected {'type': '2bit', 'threshold': 0.5}, or a codec such as 'int4'"
+        )
+    if set(words) <= {"type", "threshold"} and kind == "2bit":
+        threshold = words.get("threshold", 0.5)
+        if isinstance(threshold, (int, float)) and not isinstance(threshold, bool):
+            return f"ternary:threshold={float(threshold)!r},down=fp32".encode()
+    elif set(words) == {"type"}:
+        return _text("compression", kind)
+    raise InvalidArgumentError(
+        f"compression is {compression!r}, expected a codec such as 'int4', or "
+        "{'type': '2bit', 'threshold': 0.5}"
+    )
 
 
 def _names(key: Key | Sequence[Key]) -> list[str]:

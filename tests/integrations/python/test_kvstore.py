@@ -49,6 +49,67 @@ kv.close()
 '''
 
 
+COMPRESSION = '''
+"""MXNet's checks of compression in the same file, test_sync_2bit_compression, with its
+compute_expected_2bit_quantization."""
+import thinwire.kvstore as kvs
+import torch
+
+rate, threshold = 2, 0.5
+kv = kvs.create("dist_sync", timeout_s=30, slice_elements=4096)
+kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
+kv.set_optimizer("add", learning_rate=1.0, rescale_grad=rate)
+shapes = {"1000": (2, 3), "1200": (121, 121), "1300": (120, 120)}
+sent = rate * kv.num_workers * threshold
+
+
+def pulled(key):
+    out = torch.full(shapes[key[:2] + "00"], -7.0)
+    kv.pull(key, out=out)
+    return out
+
+
+def pushed(key, factor):
+    kv.push(key, torch.ones(shapes[key]) * factor)
+    return pulled(key)
+
+
+def is_all(values, expected):
+    assert (values == expected).all(), (kv.rank, values, expected)
+
+
+for key, shape in shapes.items():
+    kv.init(key, torch.zeros(shape))
+    kv.init(key[:2] + "01", torch.ones(shape))
+for key in shapes:
+    is_all(pulled(key), 0)
+    is_all(pulled(key[:2] + "01"), 1)  # an init is not compressed
+    is_all(pushed(key, 0), 0)
+    is_all(pushed(key, 0.4), 0)  # does not meet the threshold
+    is_all(pushed(key, threshold - 0.4), sent)  # meets it with the residual
+    is_all(pushed(key, 0.2), sent)
+    is_all(pushed(key, threshold - 0.2), 2 * sent)
+    is_all(pushed(key, threshold), 3 * sent)
+    is_all(pushed(key, -threshold), 2 * sent)
+
+torch.manual_seed(123)  # all workers push the same, so that each knows what is pulled
+for key, shape in shapes.items():
+    name = key[:2] + "02"
+    kv.init(name, torch.zeros(shape))
+    residual = torch.zeros(shape)
+    for _ in range(7):
+        before, gradient = pulled(name), torch.rand(shape)
+        kv.push(name, gradient)
+        residual += gradient
+        expected = (residual >= threshold) * threshold - (residual <= -threshold) * threshold
+        residual -= expected
+        is_all(pulled(name) - before, expected * kv.num_workers * rate)
+kv.barrier()
+print(f"worker {kv.rank} of {kv.num_workers}: compression holds", flush=True)
+kv.close()
+'''
+
+
 @pytest.fixture
 def checks(tmp_path):
     path = tmp_path / "checks.py"
@@ -79,6 +140,14 @@ def test_mxnets_checks_hold(checks, workers, servers, name, codec):
     )  # fmt: skip
     for rank in range(workers):
         assert f"worker {rank} of {workers}: {name}" in printed
+
+
+def test_mxnets_checks_of_compression_hold(tmp_path):
+    program = tmp_path / "compression.py"
+    program.write_text(COMPRESSION)
+    printed = run_program(program, world=6, environment={"THINWIRE_SERVERS": "2"})
+    for rank in range(4):
+        assert f"worker {rank} of 4: compression holds" in printed
 
 
 def test_a_named_zeromq_that_is_not_there_is_an_error_with_the_fix(checks):
@@ -259,8 +328,12 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.set_optimizer(torch.optim.RMSprop([torch.ones(1)])), "RMSprop"),
         (lambda: kv.set_optimizer(torch.optim.Adam([torch.ones(1)], amsgrad=True)), "amsgrad"),
         (lambda: kv.set_gradient_compression("int4"), "set it first"),
-        (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0.5}), "adaptive"),
         (lambda: kv.set_gradient_compression({"threshold": 0.5}), "int4"),
+        (lambda: kv.set_gradient_compression({"type": "1bit"}), "1bit.*2bit"),
+        (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": "1"}), "'1'.*0.5"),
+        (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0}), "1e-30 to 1e30"),
+        (lambda: kv.set_gradient_compression({"type": "2bit", "size": 1}), "size.*threshold"),
+        (lambda: kv.set_gradient_compression({"type": "int4", "threshold": 1}), "int4.*2bit"),
         (lambda: kv.load_optimizer_states("nowhere.states"), "nowhere.states"),
     ]:
         with pytest.raises(thinwire.Error, match=words):

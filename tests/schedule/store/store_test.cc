@@ -64,6 +64,63 @@ TEST(StoreTest, HoldsMxnetsChecksOfDistSync) {
   }
 }
 
+// The checks that MXNet publishes of its compression in the same file (test_sync_2bit_compression,
+// with compute_expected_2bit_quantization): values are sums of the thresholds that were sent.
+TEST(StoreTest, MxnetsChecksOfTwoBitCompressionHold) {
+  for (const int workers : {2, 4}) {
+    for (const int servers : {1, 2}) {
+      StoreRanks store{.workers = workers, .servers = servers};
+      store.codec = "ternary:threshold=0.5,down=fp32";
+      store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+        const float rate = 2, threshold = 0.5f;
+        const float sent = rate * threshold * static_cast<float>(workers);
+        ASSERT_TRUE(kv->SetOptimizer("add:lr=1,rescale=2").ok());
+        for (const size_t numel : {2 * 3, 121 * 121, 120 * 120}) {
+          const std::string name = std::to_string(numel), other = name + " at random";
+          std::vector<float> w(numel), ones(numel, 1.0f), g(numel);
+          ASSERT_TRUE(
+              kv->Init(std::vector<StoreWorker::Value>{{name, View(w)}, {other, View(ones)}}).ok());
+          const auto pull = [&](const std::string& key) {
+            std::vector<float> out(numel, -7.0f);
+            EXPECT_TRUE(kv->Pull(key, View(out), 0).ok());
+            EXPECT_TRUE(kv->Wait(key).ok());
+            return out;
+          };
+          const auto is_all = [&](const std::vector<float>& values, float expected) {
+            return std::ranges::count(values, expected) == std::ssize(values);
+          };
+          ASSERT_TRUE(is_all(pull(name), 0));
+          ASSERT_TRUE(is_all(pull(other), 1)) << "an init is not compressed";
+          // What is pushed, and how many thresholds of each worker the value then has.
+          const std::pair<float, int> pushes[] = {
+              {0, 0},   {0.4f, 0},      {threshold - 0.4f, 1}, {0.2f, 1}, {threshold - 0.2f, 2},
+              {0.5, 3}, {-threshold, 2}};
+          for (const auto& [value, times] : pushes) {
+            std::fill(g.begin(), g.end(), value);
+            ASSERT_TRUE(kv->Push(name, View(g), 0).ok());
+            ASSERT_TRUE(is_all(pull(name), sent * static_cast<float>(times))) << value;
+          }
+          // All workers push the same, so that each knows what is pulled.
+          std::vector<float> residual(numel), value = ones;
+          for (int step = 0; step < 7; ++step) {
+            g = Normal(numel, step, 0.5f);
+            ASSERT_TRUE(kv->Push(other, View(g), 0).ok());
+            for (size_t i = 0; i < numel; ++i) {
+              residual[i] += g[i];
+              const float of_one = residual[i] >= threshold    ? threshold
+                                   : residual[i] <= -threshold ? -threshold
+                                                               : 0.0f;
+              residual[i] -= of_one;
+              value[i] += of_one * static_cast<float>(workers) * rate;
+            }
+            ASSERT_EQ(pull(other), value) << "step " << step;
+          }
+        }
+      });
+    }
+  }
+}
+
 TEST(StoreTest, AnInitTakesWorkerZerosValuesExactly) {
   StoreRanks store{.workers = 3, .servers = 2, .codec = "int4"};
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
