@@ -153,38 +153,35 @@ void EncodeBf16T(const float* g, float* r, uint8_t* wire, size_t n) {
       });
 }
 
-// Bit i of 16 to bit 2i.
-HWY_INLINE uint32_t SpreadBits(uint32_t bits) {
-  bits = (bits | bits << 8) & 0x00ff00ffu;
-  bits = (bits | bits << 4) & 0x0f0f0f0fu;
-  bits = (bits | bits << 2) & 0x33333333u;
-  return (bits | bits << 1) & 0x55555555u;
-}
-
 template <bool kFeedback>
 void EncodeTernaryOf(const float* g, float* r, float threshold, uint8_t* codes, size_t n) {
   const F d;
   const V plus = hn::Set(d, threshold), minus = hn::Set(d, -threshold);
   const auto infinity = hn::Set(I(), static_cast<int32_t>(kInfBits));
-  for (size_t i = 0; i < n; i += kTernaryGroup, codes += kTernaryGroup / 4) {
-    uint8_t low[kTernaryGroup / 8], high[kTernaryGroup / 8];
+  const hn::Rebind<uint8_t, F> d8;
+  for (size_t i = 0; i < n; i += 4 * kLanes, codes += kLanes) {
+    hn::Vec<I> code[4];
 #pragma GCC unroll 4
-    for (size_t t = 0; t < kTernaryGroup / kLanes; ++t) {
+    for (size_t t = 0; t < 4; ++t) {
       const size_t at = i + kLanes * t;
       const V x = LoadX<kFeedback>(g, r, at);
       const auto is_finite = hn::RebindMask(d, hn::Lt(Magnitude(x), infinity));
       const auto is_plus = hn::And(is_finite, hn::Ge(x, plus));
       const auto is_minus = hn::And(is_finite, hn::Le(x, minus));
-      StoreBits(hn::Or(is_plus, is_minus), low, t);
-      StoreBits(hn::Or(is_minus, hn::Not(is_finite)), high, t);
+      const auto low = hn::RebindMask(I(), hn::Or(is_plus, is_minus));
+      const auto high = hn::RebindMask(I(), hn::Or(is_minus, hn::Not(is_finite)));
+      code[t] = hn::Or(hn::IfThenElseZero(low, hn::Set(I(), 1)),
+                       hn::IfThenElseZero(high, hn::Set(I(), 2)));
       if constexpr (kFeedback) {
         const V sent = hn::IfThenElse(is_plus, plus, hn::IfThenElseZero(is_minus, minus));
         hn::StoreU(hn::IfThenElse(is_finite, hn::Sub(x, sent), hn::LoadU(d, r + at)), d, r + at);
       }
     }
-    const uint32_t word = SpreadBits(static_cast<uint32_t>(low[0] | low[1] << 8)) |
-                          SpreadBits(static_cast<uint32_t>(high[0] | high[1] << 8)) << 1;
-    memcpy(codes, &word, sizeof(word));
+    // Of the codes in a word's four bytes to its lowest byte.
+    const auto bytes = ToBytes(code);
+    const auto pairs = hn::Or(bytes, hn::ShiftRight<6>(bytes));
+    const auto fours = hn::And(hn::Or(pairs, hn::ShiftRight<12>(pairs)), hn::Set(U(), 0xff));
+    hn::StoreU(hn::DemoteTo(d8, hn::BitCast(I(), fours)), d8, codes);
   }
 }
 

@@ -58,7 +58,7 @@ size_t ReduceFp32(const Reduction& args, size_t n);
 void EncodeBf16(const float* g, float* r, uint8_t* wire, size_t n);
 void FromBf16(const uint8_t* in, float* out, size_t n);
 // ternary's codes, of whole groups; `r` may be null.
-inline constexpr size_t kTernaryGroup = 16;
+inline constexpr size_t kTernaryGroup = 64;
 void EncodeTernary(const float* g, float* r, float threshold, uint8_t* codes, size_t n);
 void DecodeTernary(const uint8_t* codes, float threshold, float* out, size_t n);
 void FromF16(const uint8_t* in, float* out, size_t n);
