@@ -227,7 +227,8 @@ TEST(StoreTest, EveryCodecTrainsInEveryMode) {
   for (const char* const mode : {"sync", "async", "ssp:staleness=1"}) {
     for (const char* const codec :
          {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic",
-          "adaptive:bits=2", "topk:density=0.05", "int4:down=fp32", "int8:down=int4"}) {
+          "adaptive:bits=2", "topk:density=0.05", "int4:down=fp32", "int8:down=int4",
+          "ternary:threshold=1"}) {
       StoreRanks store{.workers = 3, .servers = 2, .mode = mode, .codec = codec};
       store.Run([&](std::unique_ptr<StoreWorker>& kv) {
         // The gradient of |w - target|^2 / 2, seen with noise.
