@@ -177,7 +177,7 @@ void EncodeTernaryOf(const float* g, float* r, float threshold, uint8_t* codes, 
         hn::StoreU(hn::IfThenElse(is_finite, hn::Sub(x, sent), hn::LoadU(d, r + at)), d, r + at);
       }
     }
-    // Of the codes in a word's four bytes to its lowest byte.
+    // A word's four bytes have a code each, and its lowest byte gets all of them.
     const auto bytes = ToBytes(code);
     const auto pairs = hn::Or(bytes, hn::ShiftRight<6>(bytes));
     const auto fours = hn::And(hn::Or(pairs, hn::ShiftRight<12>(pairs)), hn::Set(U(), 0xff));

@@ -479,7 +479,7 @@ def _codec(compression: str | dict[str, Any]) -> bytes:
     if set(words) <= {"type", "threshold"} and kind == "2bit":
         threshold = words.get("threshold", 0.5)
         if isinstance(threshold, (int, float)) and not isinstance(threshold, bool):
-            return f"ternary:threshold={float(threshold)!r},down=fp32".encode()
+            return f"ternary:threshold={threshold},down=fp32".encode()
     elif set(words) == {"type"}:
         return _text("compression", kind)
     raise InvalidArgumentError(

@@ -332,6 +332,7 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.set_gradient_compression({"type": "1bit"}), "1bit.*2bit"),
         (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": "1"}), "'1'.*0.5"),
         (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0}), "1e-30 to 1e30"),
+        (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 10**400}), "1e30"),
         (lambda: kv.set_gradient_compression({"type": "2bit", "size": 1}), "size.*threshold"),
         (lambda: kv.set_gradient_compression({"type": "int4", "threshold": 1}), "int4.*2bit"),
         (lambda: kv.load_optimizer_states("nowhere.states"), "nowhere.states"),
