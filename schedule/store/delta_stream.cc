@@ -149,6 +149,8 @@ absl::Status DeltaReader::Take(Form form, uint64_t publication, uint64_t follows
             "the server says that publication ", publication, " is here, but ", have_, " is"));
       }
       break;
+    case Form::kRows:
+      return absl::InvalidArgumentError("rows came for a value that is not row-sparse");
   }
   have_ = publication;
   if (!IsLossless(codec_)) values = reinterpret_cast<const uint8_t*>(values_.data());

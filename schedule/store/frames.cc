@@ -21,11 +21,11 @@ absl::StatusOr<StoreHead> StoreHead::Parse(std::string_view bytes) {
   }
   StoreHead head;
   std::memcpy(static_cast<void*>(&head), bytes.data(), sizeof(head));
-  if (head.kind > Kind::kError || head.form > Form::kUnchanged || head.reserved != 0) {
+  if (head.kind > Kind::kError || head.form > Form::kRows || head.reserved != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a message has kind ", static_cast<int>(head.kind), ", form ", static_cast<int>(head.form),
         ", expected kinds to ", static_cast<int>(Kind::kError), " and forms to ",
-        static_cast<int>(Form::kUnchanged)));
+        static_cast<int>(Form::kRows)));
   }
   return head;
 }

@@ -27,9 +27,9 @@ inline constexpr std::string_view kComplaint = "can't load: ";
 struct StoreHead {
   enum class Kind : uint8_t {
     // From a worker.
-    kPush,      // slice, number; body: the encoded gradient
-    kPull,      // slice, number: last push; have, request
-    kPushPull,  // both in one message
+    kPush,      // slice, number; body: the encoded gradient, or rows (rows.h)
+    kPull,      // slice, number: last push; have, request; body: none, or rows
+    kPushPull,  // both in one message; not of a row-sparse value
     kTogether,  // slice: Together; number: of the worker's calls of this kind, from 1; body
     kPut,       // slice; body: its values (init) or its state (load), used by the next kTogether
     kGet,       // slice, request: asks for a slice's state
@@ -47,6 +47,7 @@ struct StoreHead {
     kDeltas,     // encoded differences of publications have + 1 to number, to be added in order
     kWhole,      // the encoded values of publication `number`
     kUnchanged,  // nothing: the reader has publication `number`
+    kRows,       // the encoded values of the rows that were asked for
   };
 
   Kind kind = Kind::kPush;

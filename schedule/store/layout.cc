@@ -22,6 +22,10 @@ absl::Status StoreLayout::Add(std::span<const StoreKey> keys) {
       return absl::InvalidArgumentError(
           absl::StrCat("key '", key.name, "' has no elements, expected 1 or more"));
     }
+    if (key.width != 0 && key.numel % key.width != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "key '", key.name, "' has ", key.numel, " elements, expected whole rows of ", key.width));
+    }
     if (index_.contains(key.name) || !seen.insert(key.name).second) {
       return absl::InvalidArgumentError(absl::StrCat(
           "key '", key.name, "' is initialised already; init it once, and push to it afterwards"));
@@ -30,7 +34,11 @@ absl::Status StoreLayout::Add(std::span<const StoreKey> keys) {
   const size_t first = slices_.size();
   for (const StoreKey& key : keys) {
     const bool whole = key.numel < options_.bigarray_bound;
-    const size_t step = whole ? key.numel : options_.slice_elements;
+    const size_t rows =
+        key.width == 0 ? 0 : std::max<size_t>(1, kRowSlice * options_.slice_elements / key.width);
+    const size_t step = whole           ? key.numel
+                        : key.width > 0 ? rows * key.width
+                                        : options_.slice_elements;
     const size_t begin = slices_.size();
     for (size_t at = 0; at < key.numel; at += step) {
       slices_.push_back({keys_.size(), at, std::min(step, key.numel - at), 0});
@@ -38,7 +46,7 @@ absl::Status StoreLayout::Add(std::span<const StoreKey> keys) {
     index_.emplace(key.name, keys_.size());
     keys_.push_back(key);
     ranges_.push_back({begin, slices_.size()});
-    hash_ = HashCombine(HashCombine(hash_, HashBytes(key.name)), key.numel);
+    hash_ = HashCombine(HashCombine(HashCombine(hash_, HashBytes(key.name)), key.numel), key.width);
   }
   std::vector<size_t> order(slices_.size() - first);
   std::iota(order.begin(), order.end(), first);

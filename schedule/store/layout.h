@@ -20,6 +20,7 @@ namespace thinwire {
 struct StoreKey {
   std::string name;
   size_t numel = 0;
+  size_t width = 0;  // of a row-sparse value: elements of a row; 0: it is dense
 };
 
 // Elements [offset, offset + count) of a key.
@@ -32,6 +33,9 @@ struct StoreSlice {
 
 class StoreLayout {
  public:
+  // A push of rows is a message to each slice of its key, with few of the slice's elements.
+  static constexpr size_t kRowSlice = 16;
+
   struct Options {
     int servers = 1;
     size_t slice_elements = size_t{256} << 10;  // of a slice, at most; a multiple of 4096
@@ -43,7 +47,9 @@ class StoreLayout {
 
   // Cuts these keys and gives their slices to the servers, the largest first, each to the server
   // that holds the fewest elements so far (Graham, "Bounds on Multiprocessing Timing Anomalies",
-  // 1969). InvalidArgument, and nothing added, for a key without elements or one that is there.
+  // 1969). Slices of a row-sparse key have whole rows, and may have kRowSlice times as many
+  // elements. InvalidArgument, and nothing added, for a key without elements or whole rows, or one
+  // that is there.
   absl::Status Add(std::span<const StoreKey> keys);
 
   const std::vector<StoreKey>& keys() const { return keys_; }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "schedule/hash.h"
 #include "schedule/store/bytes.h"
+#include "schedule/store/rows.h"
 
 namespace thinwire {
 namespace {
@@ -53,7 +54,8 @@ bool ParseSize(const std::string& text, size_t* value) {
 std::string StoreTable::ToString() const {
   std::string text = absl::StrCat(mode.ToString(), "\n", codec.ToString(), "\n", layout_hash);
   for (const Entry& entry : slices) {
-    absl::StrAppend(&text, "\n", entry.slice, " ", entry.offset, " ", entry.count, " ", entry.key);
+    absl::StrAppend(&text, "\n", entry.slice, " ", entry.offset, " ", entry.count, " ", entry.width,
+                    " ", entry.key);
   }
   return text;
 }
@@ -72,13 +74,14 @@ absl::StatusOr<StoreTable> StoreTable::Parse(std::string_view text) {
   table.codec = *codec;
   if (!absl::SimpleAtoi(lines[2], &table.layout_hash)) return bad;
   for (size_t i = 3; i < lines.size(); ++i) {
-    const std::vector<std::string> words = absl::StrSplit(lines[i], absl::MaxSplits(' ', 3));
+    const std::vector<std::string> words = absl::StrSplit(lines[i], absl::MaxSplits(' ', 4));
     Entry entry;
-    if (words.size() != 4 || !absl::SimpleAtoi(words[0], &entry.slice) ||
-        !ParseSize(words[1], &entry.offset) || !ParseSize(words[2], &entry.count)) {
+    if (words.size() != 5 || !absl::SimpleAtoi(words[0], &entry.slice) ||
+        !ParseSize(words[1], &entry.offset) || !ParseSize(words[2], &entry.count) ||
+        !ParseSize(words[3], &entry.width)) {
       return bad;
     }
-    entry.key = words[3];
+    entry.key = words[4];
     table.slices.push_back(std::move(entry));
   }
   return table;
@@ -134,18 +137,25 @@ absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head
                                                    " does not have"));
   }
   Slice& slice = found->second;
+  if (head.kind == Kind::kPushPull && slice.width > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", worker, " pushed and pulled key '",
+                                                   slice.key,
+                                                   "', which is row-sparse, by one message"));
+  }
   if (head.kind == Kind::kGet) {
     StoreHead state{.kind = Kind::kState, .slice = head.slice, .request = head.request};
     send_(worker, priority, state, StateOf(slice));
     return absl::OkStatus();
   }
-  if (head.kind != Kind::kPull) {
-    if (absl::Status bad = OnPush(worker, head, std::move(body), slice); !bad.ok()) return bad;
+  std::vector<uint8_t> rows;  // that a pull asks for
+  if (head.kind == Kind::kPull) {
+    if (slice.width > 0) rows = std::move(body);
+  } else if (absl::Status bad = OnPush(worker, head, std::move(body), slice); !bad.ok()) {
+    return bad;
   }
   if (head.kind != Kind::kPush) {
-    const Request request{priority, head.have};
-    const bool is_new = requests_.try_emplace({worker, head.request}, request).second;
-    if (is_new) slice.ledger.OnPull(worker, head.number, head.request);
+    const absl::Status bad = OnPull(worker, priority, head, std::move(rows), slice);
+    if (!bad.ok()) return bad;
   } else if (options_.has_journal) {
     send_(worker, priority, {.kind = Kind::kStored, .slice = head.slice, .number = head.number},
           {});
@@ -165,12 +175,31 @@ absl::Status StoreServer::OnPush(int worker, const StoreHead& head, std::vector<
         absl::StrCat("mode ", mode_.ToString(), " has no steps to sum; call set_optimizer first")));
   }
   if (head.number == 0) return with_key(absl::InvalidArgumentError("pushes count from 1"));
-  const CodecSpec spec = codec_.up.AtStep(head.number - 1);
-  if (absl::Status bad = CheckWire(spec, body, slice.x.size()); !bad.ok()) return with_key(bad);
+  absl::Status bad = slice.width == 0
+                         ? CheckWire(codec_.up.AtStep(head.number - 1), body, slice.x.size())
+                         : CheckRowPush(RowCodec(codec_.up), body, slice.x.size(), slice.width);
+  if (!bad.ok()) return with_key(bad);
   const absl::Status counted = slice.ledger.OnPush(worker, head.number);
   if (absl::IsAlreadyExists(counted)) return absl::OkStatus();  // applied once
   if (!counted.ok()) return with_key(counted);
   slice.pushes.push_back({{worker, head.number}, std::move(body)});
+  return absl::OkStatus();
+}
+
+absl::Status StoreServer::OnPull(int worker, int priority, const StoreHead& head,
+                                 std::vector<uint8_t> rows, Slice& slice) {
+  if (slice.width > 0) {
+    const absl::StatusOr<SliceRows> parsed = ParseRows(rows, slice.x.size() / slice.width);
+    if (!parsed.ok()) {
+      return absl::Status(parsed.status().code(),
+                          absl::StrCat("key '", slice.key, "', pull of worker ", worker, ": ",
+                                       parsed.status().message()));
+    }
+  }
+  const bool is_new =
+      requests_.try_emplace({worker, head.request}, Request{priority, head.have, std::move(rows)})
+          .second;
+  if (is_new) slice.ledger.OnPull(worker, head.number, head.request);
   return absl::OkStatus();
 }
 
@@ -189,22 +218,33 @@ void StoreServer::Drain(uint32_t number, Slice& slice, Deadline now) {
 }
 
 void StoreServer::Update(Slice& slice, const std::vector<Ledger::Step::Push>& pushes) {
-  sum_.resize(slice.x.size());
+  std::vector<std::vector<uint8_t>> wires;  // in rank order
   for (const Ledger::Step::Push& push : pushes) {
     const auto waiting =
         std::find_if(slice.pushes.begin(), slice.pushes.end(),
                      [&](const Slice::Waiting& other) { return other.push == push; });
-    const CodecSpec spec = codec_.up.AtStep(push.number - 1);
-    if (&push == &pushes.front()) {
-      backend_.Decode(spec, waiting->wire.data(), {sum_.data(), sum_.size(), DType::kF32});
-    } else {
-      backend_.DecodeAdd(spec, waiting->wire.data(), sum_);
-    }
+    wires.push_back(std::move(waiting->wire));
     slice.pushes.erase(waiting);
   }
   std::vector<float*> slots;
   for (std::vector<float>& slot : slice.slots) slots.push_back(slot.data());
-  optimizer_.Apply(++slice.steps, sum_, slice.x, slots);
+  ++slice.steps;
+  if (slice.width > 0) {
+    const std::vector<Bytes> bodies(wires.begin(), wires.end());
+    RowSum sum(bodies, RowCodec(codec_.up), slice.x.size(), slice.width, backend_);
+    ApplyRows(optimizer_, slice.steps, sum, slice.width, slice.x, slots);
+  } else {
+    sum_.resize(slice.x.size());
+    for (size_t i = 0; i < wires.size(); ++i) {
+      const CodecSpec spec = codec_.up.AtStep(pushes[i].number - 1);
+      if (i == 0) {
+        backend_.Decode(spec, wires[i].data(), {sum_.data(), sum_.size(), DType::kF32});
+      } else {
+        backend_.DecodeAdd(spec, wires[i].data(), sum_);
+      }
+    }
+    optimizer_.Apply(slice.steps, sum_, slice.x, slots);
+  }
   // One publication a step in sync; one for each worker's push on average otherwise, so that a
   // reader takes one difference a round.
   const auto every =
@@ -217,7 +257,17 @@ void StoreServer::Update(Slice& slice, const std::vector<Ledger::Step::Push>& pu
 
 void StoreServer::Answer(uint32_t number, Slice& slice, const Ledger::Step& step) {
   const auto request = requests_.find(std::make_pair(step.worker, step.request));
-  Published values = slice.stream.For(request->second.have, slice.x);
+  Published values;
+  if (slice.width == 0) {
+    values = slice.stream.For(request->second.have, slice.x);
+  } else if (const auto rows = ParseRows(request->second.rows, slice.x.size() / slice.width);
+             rows.ok()) {  // as OnPull has seen
+    const Draws draws = {.key = HashCombine(codec_.down.seed, number),
+                         .stream = slice.ledger.version()};
+    values.form = StoreHead::Form::kRows;
+    values.body =
+        EncodeRows(RowCodec(codec_.down), slice.x, slice.width, rows->ids, draws, backend_);
+  }
   const StoreHead head{.kind = Kind::kValues,
                        .form = values.form,
                        .slice = number,
@@ -378,12 +428,13 @@ absl::Status StoreServer::Init(std::string_view body) {
   for (const StoreTable::Entry& entry : table->slices) {
     const std::vector<uint8_t> values = std::move(puts_[entry.slice]);
     if (entry.count == 0 || values.size() / sizeof(float) != entry.count ||
-        values.size() % sizeof(float) != 0 || slices_.contains(entry.slice)) {
-      return absl::InvalidArgumentError(absl::StrCat("key '", entry.key, "': worker 0 sent ",
-                                                     values.size(), " bytes for ", entry.count,
-                                                     " elements of slice ", entry.slice));
+        values.size() % sizeof(float) != 0 || slices_.contains(entry.slice) ||
+        (entry.width != 0 && entry.count % entry.width != 0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "key '", entry.key, "': worker 0 sent ", values.size(), " bytes for ", entry.count,
+          " elements of slice ", entry.slice, ", in rows of ", entry.width));
     }
-    Slice& slice = AddSlice(entry.slice);
+    Slice& slice = AddSlice(entry.slice, entry.width);
     for (int worker = 0; worker < options_.workers; ++worker) {
       if (!lost_[static_cast<size_t>(worker)].ok()) slice.ledger.Remove(worker);
     }
@@ -398,11 +449,15 @@ absl::Status StoreServer::Init(std::string_view body) {
   return absl::OkStatus();
 }
 
-StoreServer::Slice& StoreServer::AddSlice(uint32_t number) {
-  return slices_
-      .try_emplace(number, mode_, options_.workers, codec_.down,
-                   HashCombine(codec_.down.seed, number), backend_)
-      .first->second;
+// The stream of a row-sparse value only counts: a lossless one keeps nothing.
+StoreServer::Slice& StoreServer::AddSlice(uint32_t number, size_t width) {
+  Slice& slice = slices_
+                     .try_emplace(number, mode_, options_.workers,
+                                  width == 0 ? codec_.down : LosslessSpec(DType::kF32),
+                                  HashCombine(codec_.down.seed, number), backend_)
+                     .first->second;
+  slice.width = width;
+  return slice;
 }
 
 absl::Status StoreServer::SetOptimizer(std::string_view body) {
@@ -511,6 +566,7 @@ absl::Status StoreServer::Snapshot(
   if (absl::Status bad = take(ServerRecord()); !bad.ok()) return bad;
   for (const auto& [number, slice] : slices_) {
     ByteWriter out;
+    out.Number(slice.width);
     out.Text(slice.key);
     out.Number(slice.offset);
     out.Number(slice.published);
@@ -556,7 +612,7 @@ absl::Status StoreServer::SnapshotWaiting(
                .number = pull.after,
                .have = request.have,
                .request = pull.request},
-              {});
+              request.rows);
     }
   }
   for (const auto& [number, values] : puts_) {
@@ -622,14 +678,16 @@ bool StoreServer::RestoreServer(std::string_view bytes) {
 bool StoreServer::RestoreSlice(uint32_t number, Bytes bytes) {
   if (slices_.contains(number)) return false;
   ByteReader in(bytes);
-  Slice& slice = AddSlice(number);
+  Slice& slice = AddSlice(number, in.Number());
   slice.key = in.Text();
   slice.offset = in.Number();
   slice.published = in.Number();
   slice.steps = in.Number();
   slice.x = in.Floats();
   const uint64_t slots = in.Number();
-  if (slots != optimizer_.slots()) return false;
+  if (slots != optimizer_.slots() || (slice.width > 0 && slice.x.size() % slice.width != 0)) {
+    return false;
+  }
   for (uint64_t i = 0; i < slots; ++i) {
     slice.slots.push_back(in.Floats());
     if (slice.slots.back().size() != slice.x.size()) return false;

@@ -3,6 +3,7 @@
 //
 // For each slice it keeps the values, the optimizer's slots, a Ledger and a DeltaStream. A push is
 // kept encoded until the ledger says that it is applied; then the update is decoded in rank order.
+// Of a row-sparse value a push brings some rows, and a pull asks for some (rows.h).
 //
 // Failure. In sync a worker that is lost, and in every mode a disagreement of the workers or a
 // malformed message of one, fails the store: every worker is told the first reason, and nothing
@@ -41,11 +42,12 @@
 namespace thinwire {
 
 // Body of kInit, which is text, one item a line: the mode, the codec, the layout's hash, and then
-// the server's slices as "number offset count key". All workers send the same.
+// the server's slices as "number offset count width key". All workers send the same.
 struct StoreTable {
   struct Entry {
     uint32_t slice = 0;
     size_t offset = 0, count = 0;
+    size_t width = 0;  // as StoreKey's
     std::string key;
   };
   StoreMode mode;
@@ -117,6 +119,7 @@ class StoreServer {
   struct Slice {
     std::string key;
     size_t offset = 0;
+    size_t width = 0;  // as StoreKey's
     std::vector<float> x;
     std::vector<std::vector<float>> slots;
     uint64_t steps = 0;      // of the optimizer
@@ -137,6 +140,7 @@ class StoreServer {
   struct Request {
     int priority = 0;
     uint64_t have = 0;
+    std::vector<uint8_t> rows;  // of a row-sparse value
   };
   // A call that some workers have made and others have not.
   struct Call {
@@ -152,6 +156,8 @@ class StoreServer {
   absl::Status Handle(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
                       Deadline now);
   absl::Status OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body, Slice& slice);
+  absl::Status OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
+                      Slice& slice);
   absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
   absl::Status TryCalls();
   void AnswerCall(int worker, uint32_t what, uint64_t number, std::vector<uint8_t> refusal);
@@ -172,7 +178,7 @@ class StoreServer {
   absl::Status SnapshotWaiting(const std::function<absl::Status(const StoreRecord&)>& take) const;
   bool RestoreServer(std::string_view bytes);
   bool RestoreSlice(uint32_t number, Bytes bytes);
-  Slice& AddSlice(uint32_t number);
+  Slice& AddSlice(uint32_t number, size_t width);
   void Tell(int worker, const absl::Status& error) const;
   std::string NamesOf(const std::vector<int>& workers) const;
 

@@ -172,7 +172,7 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
     if (value.key.find('\n') != std::string::npos) {
       return absl::InvalidArgumentError(absl::StrCat("key '", value.key, "' has a line break"));
     }
-    keys.push_back({value.key, value.values.numel});
+    keys.push_back({value.key, value.values.numel, value.width});
   }
   const size_t first_slice = layout_.slices().size(), first_key = layout_.keys().size();
   if (absl::Status bad = layout_.Add(keys); !bad.ok()) return bad;
@@ -183,8 +183,9 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
   }
   for (size_t i = first_slice; i < layout_.slices().size(); ++i) {
     const StoreSlice& slice = layout_.slices()[i];
+    const StoreKey& key = layout_.keys()[slice.key];
     tables[static_cast<size_t>(slice.server)].slices.push_back(
-        {static_cast<uint32_t>(i), slice.offset, slice.count, layout_.keys()[slice.key].name});
+        {static_cast<uint32_t>(i), slice.offset, slice.count, key.width, key.name});
     readers_.push_back(std::make_unique<DeltaReader>(options_.codec.down, slice.count, backend_));
     if (rank_ != 0) continue;
     const TensorView part = values[slice.key - first_key].values.Slice(slice.offset, slice.count);
@@ -199,7 +200,7 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
   std::vector<std::shared_ptr<float[]>> residuals;
   for (const StoreKey& key : keys) {
     residuals.emplace_back();
-    if (!options_.codec.up.traits().uses_feedback()) continue;
+    if (key.width > 0 || !options_.codec.up.traits().uses_feedback()) continue;
     BucketLayout whole;
     whole.segments.push_back({key.name, 0, key.numel, key.numel});
     absl::StatusOr<BucketMemory> memory = feedback_.Bind(key.name, whole);
@@ -264,11 +265,20 @@ absl::Status StoreWorker::PushPull(std::string_view key, TensorView gradient, Te
   return Start(key, &gradient, &out, priority);
 }
 
+absl::Status StoreWorker::FindKey(std::string_view name, size_t* index) const {
+  const absl::Status found = layout_.Find(name, index);
+  if (found.ok()) return found;
+  return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", found.message()));
+}
+
 absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, TensorView* out,
                                 int priority) {
   size_t index = 0;
-  if (absl::Status bad = layout_.Find(name, &index); !bad.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", bad.message()));
+  if (absl::Status bad = FindKey(name, &index); !bad.ok()) return bad;
+  if (layout_.keys()[index].width > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": key '", std::string(name),
+                                                   "' is row-sparse; push rows of it, and pull ",
+                                                   "the rows that are needed"));
   }
   for (const TensorView* const tensor : {gradient, out}) {
     if (tensor == nullptr || tensor->numel == layout_.keys()[index].numel) continue;
@@ -325,9 +335,7 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
 
 absl::Status StoreWorker::Wait(std::string_view name) {
   size_t index = 0;
-  if (absl::Status bad = layout_.Find(name, &index); !bad.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", bad.message()));
-  }
+  if (absl::Status bad = FindKey(name, &index); !bad.ok()) return bad;
   const absl::Status waited = Await(
       [&] {
         mu_.AssertHeld();
@@ -689,7 +697,9 @@ void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
     keys_[pulled.key].is_written = true;
   }
   absl::Status taken =
-      readers_[pulled.slice]->Take(head.form, head.number, head.have, body, pulled.out);
+      pulled.rows != nullptr
+          ? TakeRows(pulled, head.form, body)
+          : readers_[pulled.slice]->Take(head.form, head.number, head.have, body, pulled.out);
   {
     const absl::MutexLock lock(&mu_);
     keys_[pulled.key].is_written = false;

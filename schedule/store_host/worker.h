@@ -35,10 +35,12 @@
 #include "compress/backend.h"
 #include "compress/codec_spec.h"
 #include "compress/error_feedback.h"
+#include "compress/range.h"
 #include "schedule/store/delta_stream.h"
 #include "schedule/store/frames.h"
 #include "schedule/store/layout.h"
 #include "schedule/store/mode.h"
+#include "schedule/store/rows.h"
 #include "schedule/store_host/resender.h"
 #include "transport/messages/message_plane.h"
 
@@ -61,6 +63,7 @@ class StoreWorker {
   struct Value {
     std::string key;
     TensorView values;
+    size_t width = 0;  // of a row-sparse value: elements of a row; 0: it is dense
   };
 
   // The plane's rank is the worker's. Waits until all servers are connected; DeadlineExceeded names
@@ -82,6 +85,13 @@ class StoreWorker {
   absl::Status Push(std::string_view key, TensorView gradient, int priority);
   absl::Status Pull(std::string_view key, TensorView out, int priority);
   absl::Status PushPull(std::string_view key, TensorView gradient, TensorView out, int priority);
+  // The same for rows of a row-sparse key, in any order: of values and out, row i is row rows[i] of
+  // the key. A row that is pushed twice is summed; one that is pulled twice is there twice. Pushes
+  // of no rows count as pushes.
+  absl::Status PushRows(std::string_view key, std::span<const int64_t> rows, TensorView values,
+                        int priority);
+  absl::Status PullRows(std::string_view key, std::span<const int64_t> rows, TensorView out,
+                        int priority);
   // Until the pulls of a key, or all, have written their values.
   absl::Status Wait(std::string_view key);
   absl::Status WaitAll();
@@ -111,11 +121,20 @@ class StoreWorker {
   struct Pulled {
     size_t key = 0, slice = 0;
     TensorView out;
+    // Of rows; null: `out` is for the slice. Else it is for all rows, of which the slice has a
+    // part.
+    std::shared_ptr<const RowOrder> rows = nullptr;
+    Range part = {};  // of rows->ids
+    size_t width = 0;
   };
 
   StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& options);
   absl::Status Connect();
   absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority);
+  // For calls of a key. InvalidArgument names it.
+  absl::Status FindKey(std::string_view key, size_t* index) const;
+  absl::Status FindRows(std::string_view key, std::span<const int64_t> rows,
+                        const TensorView& values, size_t* index) const;
   absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
   absl::Status CallAll(Together what);
   absl::Status AwaitRoom();
@@ -148,6 +167,7 @@ class StoreWorker {
   void Receive();
   void OnMessage(const Message& message);
   void OnValues(int server, const StoreHead& head, Bytes body);
+  absl::Status TakeRows(const Pulled& pulled, StoreHead::Form form, Bytes body) const;
   void Fail(absl::Status reason);
   std::string AwaitedPulls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -12,6 +12,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -22,6 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "schedule/digest.h"
+#include "schedule/store/rows.h"
 #include "tests/schedule/store/store_ranks.h"
 
 namespace thinwire {
@@ -117,18 +119,19 @@ absl::Status ApplyAll(Journal& journal, StoreServer& server) {
 }
 
 // These are the messages of three workers in a run, in one of the orders in which it may arrive:
-// two keys, calls of all workers, pushes with and without a pull, and, where the others go on, a
-// worker that is lost.
+// two keys and a row-sparse one, calls of all workers, pushes with and without a pull, and, where
+// the others go on, a worker that is lost.
 class Traffic {
  public:
   Traffic(const std::string& mode, const std::string& codec, const std::string& optimizer,
           uint64_t seed)
       : mode_(mode), codec_(CodecPair::Parse(codec).value()), random_(seed) {
-    const StoreTable table{StoreMode::Parse(mode).value(),
-                           codec_,
-                           1,
-                           {{0, 0, kSizes[0], "a"}, {1, 0, kSizes[1], "b"}}};
-    for (uint32_t slice : {0u, 1u}) {
+    const StoreTable table{
+        StoreMode::Parse(mode).value(),
+        codec_,
+        1,
+        {{0, 0, kSizes[0], 0, "a"}, {1, 0, kSizes[1], 0, "b"}, {2, 0, kSizes[2], kWidth, "rows"}}};
+    for (uint32_t slice : {0u, 1u, 2u}) {
       const std::vector<float> x = Normal(kSizes[slice], seed + slice);
       const auto* bytes = reinterpret_cast<const uint8_t*>(x.data());
       Send(0, {.kind = Kind::kPut, .slice = slice}, {bytes, bytes + x.size() * 4});
@@ -158,7 +161,8 @@ class Traffic {
   }
 
  private:
-  static constexpr size_t kSizes[] = {700, 90};
+  static constexpr size_t kSizes[] = {700, 90, 480};
+  static constexpr size_t kWidth = 24;  // of the last, which is row-sparse
 
   void Add(StoreRecord input) {
     probe_.Take(input);
@@ -182,10 +186,39 @@ class Traffic {
   }
   bool Waits(int worker) const {
     const uint64_t last = last_request_[static_cast<size_t>(worker)];
-    return last != 0 &&
-           !(probe_.values.contains({worker, last - 1}) && probe_.values.contains({worker, last}));
+    for (uint64_t request = last < 2 ? 1 : last - 2; request <= last; ++request) {
+      if (!probe_.values.contains({worker, request})) return true;
+    }
+    return false;
   }
-  // A push of both keys by a worker that waits for nothing.
+  // Some of the rows, perhaps none.
+  std::vector<uint32_t> Rows() {
+    std::vector<uint32_t> ids;
+    for (uint32_t id = 0; id < kSizes[2] / kWidth; ++id) {
+      if (random_() % 4 == 0) ids.push_back(id);
+    }
+    return ids;
+  }
+  void PushRows(int worker, uint64_t number) {
+    const std::vector<uint32_t> ids = Rows();
+    const std::vector<float> g = Normal(ids.size() * kWidth, random_());
+    const CodecSpec spec = RowCodec(codec_.up);
+    const size_t bytes = EncodedBytes(spec, g.size());
+    std::vector<uint8_t> body = RowsBody(ids, bytes);
+    CpuBackend().Encode(spec, {const_cast<float*>(g.data()), g.size(), DType::kF32}, nullptr,
+                        body.data() + body.size() - bytes, {.key = 1, .stream = number});
+    Send(worker, {.kind = Kind::kPush, .slice = 2, .number = number}, std::move(body));
+  }
+  void PullRows(int worker) {
+    const auto index = static_cast<size_t>(worker);
+    Send(worker,
+         {.kind = Kind::kPull,
+          .slice = 2,
+          .number = pushes_[index],
+          .request = ++last_request_[index]},
+         RowsBody(Rows(), 0));
+  }
+  // A push of all keys by a worker that waits for nothing.
   void Step(int worker) {
     if (lost_.contains(worker) || Waits(worker)) return;
     const uint64_t number = ++pushes_[static_cast<size_t>(worker)];
@@ -207,6 +240,8 @@ class Traffic {
              {.kind = Kind::kPushPull, .slice = slice, .number = number, .request = request}, wire);
       }
     }
+    PushRows(worker, number);
+    PullRows(worker);
   }
   void Pull(int worker) {
     if (lost_.contains(worker) || Waits(worker)) return;
@@ -219,6 +254,7 @@ class Traffic {
             .request = ++last_request_[index]},
            {});
     }
+    PullRows(worker);
   }
   // In sync the others push as often, so that nothing waits.
   void Settle() {
@@ -483,7 +519,9 @@ uint64_t DigestOfRun(const std::string& codec, std::mt19937_64& random, bool kil
   std::set<uint64_t> digests;
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w = Normal(20000, 1), b = Normal(300, 2);
-    absl::Status status = kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}, {"b", View(b)}});
+    std::vector<float> rows(64 * 16);
+    absl::Status status = kv->Init(
+        std::vector<StoreWorker::Value>{{"w", View(w)}, {"b", View(b)}, {"rows", View(rows), 16}});
     ASSERT_TRUE(status.ok()) << status;
     status = kv->SetOptimizer("adam:lr=0.01");
     ASSERT_TRUE(status.ok()) << status;
@@ -492,12 +530,21 @@ uint64_t DigestOfRun(const std::string& codec, std::mt19937_64& random, bool kil
       std::vector<float> h = Normal(b.size(), step * 16 + 8 + static_cast<uint64_t>(kv->rank()));
       status = kv->PushPull("w", View(g), View(w), 0);
       if (status.ok()) status = kv->Push("b", View(h), 1);
+      const std::vector<int64_t> ids = {static_cast<int64_t>(step), kv->rank(), 63};
+      std::vector<float> r = Normal(ids.size() * 16, step * 16 + static_cast<uint64_t>(kv->rank()));
+      if (status.ok()) status = kv->PushRows("rows", ids, View(r), 2);
       if (status.ok() && step % 7 == 0) status = kv->Barrier();
       if (status.ok()) status = kv->Pull("b", View(b), 1);
+      if (status.ok()) status = kv->PullRows("rows", ids, View(r), 1);
       if (status.ok()) status = kv->WaitAll();
       ASSERT_TRUE(status.ok()) << "step " << step << ": " << status;
     }
+    std::vector<int64_t> all(64);
+    std::iota(all.begin(), all.end(), 0);
+    ASSERT_TRUE(kv->PullRows("rows", all, View(rows), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
     w.insert(w.end(), b.begin(), b.end());
+    w.insert(w.end(), rows.begin(), rows.end());
     const absl::MutexLock lock(&mu);
     digests.insert(DigestBytes({reinterpret_cast<const uint8_t*>(w.data()), w.size() * 4}));
   });

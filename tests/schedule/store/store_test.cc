@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "schedule/digest.h"
+#include "schedule/store/rows.h"
 #include "tests/schedule/store/store_ranks.h"
 
 namespace thinwire {
@@ -667,19 +669,30 @@ class FuzzedServer {
   // Until the server has failed, or a run is over.
   void Run() {
     const char* const modes[] = {"sync", "async", "ssp:staleness=1"};
-    const char* const codecs[] = {"int4", "topk:density=0.1", "fp32", "adaptive:bits=2"};
-    const CodecPair codec = CodecPair::Parse(codecs[random_() % 4]).value();
-    const StoreTable table{
-        StoreMode::Parse(modes[random_() % 3]).value(), codec, 1, {{0, 0, kElements, "w"}}};
-    Send(0, {.kind = Kind::kPut, .slice = 0}, std::vector<uint8_t>(kElements * 4));
+    const char* const codecs[] = {"int4", "topk:density=0.1", "fp32", "adaptive:bits=2", "int8"};
+    const CodecPair codec = CodecPair::Parse(codecs[random_() % 5]).value();
+    const StoreTable table{StoreMode::Parse(modes[random_() % 3]).value(),
+                           codec,
+                           1,
+                           {{0, 0, kElements, 0, "w"}, {1, 0, kElements, kWidth, "table"}}};
+    for (const uint32_t slice : {0u, 1u}) {
+      Send(0, {.kind = Kind::kPut, .slice = slice}, std::vector<uint8_t>(kElements * 4));
+    }
     for (const int worker : {0, 1}) Call(worker, Together::kInit, table.ToString());
     for (const int worker : {0, 1}) Call(worker, Together::kOptimizer, "adam:lr=0.1");
     std::vector<uint8_t> wire(EncodedBytes(codec.up, kElements));
     std::vector<float> g = Normal(kElements, 1);
     CpuBackend().Encode(codec.up, {g.data(), g.size(), DType::kF32}, nullptr, wire.data());
+    const std::vector<uint32_t> ids = {0, 3, 4};
+    const std::vector<uint8_t> asked = RowsBody(ids, 0);
+    std::vector<uint8_t> rows =
+        RowsBody(ids, EncodedBytes(RowCodec(codec.up), ids.size() * kWidth));
     for (uint64_t step = 1; step < 12 && server_.failure().ok(); ++step) {
       for (const int worker : {0, 1}) {
         Send(worker, {.kind = Kind::kPushPull, .number = step, .request = step}, wire);
+        Send(worker, {.kind = Kind::kPush, .slice = 1, .number = step}, rows);
+        Send(worker, {.kind = Kind::kPull, .slice = 1, .number = step, .request = 200 + step},
+             asked);
         if (random_() % 4 == 0) Send(worker, {.kind = Kind::kGet, .request = 100 + step}, {});
       }
     }
@@ -692,7 +705,7 @@ class FuzzedServer {
 
  private:
   using Kind = StoreHead::Kind;
-  static constexpr size_t kElements = 60;
+  static constexpr size_t kElements = 60, kWidth = 12;
 
   void Call(int worker, Together what, const std::string& text) {
     Send(worker, {.kind = Kind::kTogether, .slice = static_cast<uint32_t>(what), .number = 1},
@@ -710,7 +723,7 @@ class FuzzedServer {
     if (!server_.failure().ok()) return;
     ++fuzzed;
     std::string bytes;
-    switch (random_() % 9) {
+    switch (random_() % 10) {
       case 0: head.slice = static_cast<uint32_t>(Number()); break;
       case 1: head.number = Number(); break;
       case 2: head.have = Number(); break;
@@ -725,6 +738,14 @@ class FuzzedServer {
         bytes[random_() % bytes.size()] ^= static_cast<char>(random_());
         break;
       case 8: bytes = std::string(random_() % 64, static_cast<char>(random_())); break;
+      case 9: {  // a count of rows, or one of them
+        const uint64_t number = Number();
+        const size_t at = random_() % 3 * sizeof(number);
+        if (body.size() >= at + sizeof(number)) {
+          std::memcpy(body.data() + at, &number, sizeof(number));
+        }
+        break;
+      }
     }
     if (bytes.empty()) bytes = head.ToBytes();
     server_.OnMessage(static_cast<int>(random_() % 4) - 1, 0, bytes, body, Deadline());

@@ -1,0 +1,180 @@
+// What a worker does with rows of row-sparse values: schedule/store/rows.h.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "schedule/hash.h"
+#include "schedule/store/rows.h"
+#include "schedule/store_host/worker.h"
+
+namespace thinwire {
+namespace {
+
+using Kind = StoreHead::Kind;
+
+// Which of the rows a slice holds: a range of order.ids.
+Range PartOf(const RowOrder& order, const StoreSlice& slice, size_t width) {
+  const auto at = [&](size_t row) {
+    return static_cast<size_t>(std::lower_bound(order.ids.begin(), order.ids.end(), uint64_t{row}) -
+                               order.ids.begin());
+  };
+  return {at(slice.offset / width), at((slice.offset + slice.count) / width)};
+}
+
+// As the slice numbers them.
+std::vector<uint32_t> IdsOf(const RowOrder& order, const Range& part, const StoreSlice& slice,
+                            size_t width) {
+  std::vector<uint32_t> ids;
+  for (size_t i = part.begin; i < part.end; ++i) {
+    ids.push_back(static_cast<uint32_t>(order.ids[i] - slice.offset / width));
+  }
+  return ids;
+}
+
+// The values of those rows, each the sum of the places that name it.
+std::vector<float> Gather(const RowOrder& order, const Range& part,
+                          const std::vector<float>& values, size_t width) {
+  std::vector<float> rows((part.end - part.begin) * width);
+  float* row = rows.data();
+  for (size_t i = part.begin; i < part.end; ++i, row += width) {
+    const size_t begin = order.begins[i];
+    std::copy_n(values.data() + order.places[begin] * width, width, row);
+    for (size_t place = begin + 1; place < order.begins[i + 1]; ++place) {
+      const float* const more = values.data() + order.places[place] * width;
+      for (size_t j = 0; j < width; ++j) row[j] += more[j];
+    }
+  }
+  return rows;
+}
+
+TensorView ViewOf(std::vector<float>& values) {
+  return {values.data(), values.size(), DType::kF32};
+}
+
+}  // namespace
+
+absl::Status StoreWorker::FindRows(std::string_view name, std::span<const int64_t> rows,
+                                   const TensorView& values, size_t* index) const {
+  if (absl::Status bad = FindKey(name, index); !bad.ok()) return bad;
+  const StoreKey& key = layout_.keys()[*index];
+  const auto wrong = [&](const std::string& what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", rank_, ": key '", key.name, "' ", what));
+  };
+  if (key.width == 0) {
+    return wrong("is dense; initialise it as row-sparse to push and pull rows of it");
+  }
+  if (values.numel / key.width != rows.size() || values.numel % key.width != 0) {
+    return wrong(absl::StrCat("has rows of ", key.width, " elements, so ", rows.size(),
+                              " of them have ", rows.size() * key.width, ", got a tensor of ",
+                              values.numel));
+  }
+  const size_t count = key.numel / key.width;
+  for (const int64_t row : rows) {
+    if (row >= 0 && static_cast<uint64_t>(row) < count) continue;
+    return wrong(absl::StrCat("has rows 0 to ", count - 1, ", got row ", row));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_t> rows,
+                                   TensorView values, int priority) {
+  size_t index = 0;
+  if (absl::Status bad = FindRows(name, rows, values, &index); !bad.ok()) return bad;
+  if (absl::Status bad = Wait(name); !bad.ok()) return bad;
+  if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
+
+  uint64_t number = 0;
+  {
+    const absl::MutexLock lock(&mu_);
+    number = ++keys_[index].pushes;
+  }
+  const size_t width = layout_.keys()[index].width;
+  const RowOrder order(rows);
+  // The bytes of fp32 are the values.
+  const CodecSpec fp32 = LosslessSpec(DType::kF32), spec = RowCodec(options_.codec.up);
+  std::vector<float> all(EncodedBytes(fp32, values.numel) / sizeof(float));
+  backend_.Encode(fp32, values, nullptr, reinterpret_cast<uint8_t*>(all.data()));
+  const uint64_t draws_key =
+      HashCombine(HashCombine(spec.seed, HashBytes(name)), static_cast<uint64_t>(rank_));
+  const Range slices = layout_.SlicesOf(index);
+  for (size_t i = slices.begin; i < slices.end; ++i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    const Range part = PartOf(order, slice, width);
+    std::vector<float> sums = Gather(order, part, all, width);
+    const size_t bytes = EncodedBytes(spec, sums.size());
+    std::vector<uint8_t> body = RowsBody(IdsOf(order, part, slice, width), bytes);
+    backend_.Encode(spec, ViewOf(sums), nullptr, body.data() + body.size() - bytes,
+                    {.key = HashCombine(draws_key, i), .stream = number});
+    const StoreHead head{.kind = Kind::kPush, .slice = static_cast<uint32_t>(i), .number = number};
+    if (absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body)); !bad.ok()) {
+      return bad;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreWorker::PullRows(std::string_view name, std::span<const int64_t> rows,
+                                   TensorView out, int priority) {
+  size_t index = 0;
+  if (absl::Status bad = FindRows(name, rows, out, &index); !bad.ok()) return bad;
+  if (absl::Status bad = Wait(name); !bad.ok()) return bad;
+  if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
+
+  const size_t width = layout_.keys()[index].width;
+  const auto order = std::make_shared<const RowOrder>(rows);
+  const Range slices = layout_.SlicesOf(index);
+  uint64_t number = 0, request = 0;
+  {
+    const absl::MutexLock lock(&mu_);
+    Key& key = keys_[index];
+    number = key.pushes;
+    request = last_request_ + 1;
+    key.pulls = slices.end - slices.begin;
+    for (size_t i = slices.begin; i < slices.end; ++i) {
+      const Range part = PartOf(*order, layout_.slices()[i], width);
+      pulled_[++last_request_] = {index, i, out, order, part, width};
+    }
+  }
+  for (size_t i = slices.begin; i < slices.end; ++i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    const Range part = PartOf(*order, slice, width);
+    const StoreHead head{.kind = Kind::kPull,
+                         .slice = static_cast<uint32_t>(i),
+                         .number = number,
+                         .request = request + (i - slices.begin)};
+    const absl::Status bad =
+        SendTo(ServerOf(i), priority, head, RowsBody(IdsOf(*order, part, slice, width), 0));
+    if (!bad.ok()) return bad;
+  }
+  return absl::OkStatus();
+}
+
+// On the receiver's thread.
+absl::Status StoreWorker::TakeRows(const Pulled& pulled, StoreHead::Form form, Bytes body) const {
+  if (form != StoreHead::Form::kRows) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("values of form ", static_cast<int>(form), " came, expected rows"));
+  }
+  const RowOrder& order = *pulled.rows;
+  const Range& part = pulled.part;
+  const CodecSpec spec = RowCodec(options_.codec.down);
+  const size_t numel = (part.end - part.begin) * pulled.width;
+  if (absl::Status bad = CheckWire(spec, body, numel); !bad.ok()) return bad;
+  const size_t row_bytes = pulled.width * SizeOf(pulled.out.dtype);
+  std::vector<uint8_t> rows(numel * SizeOf(pulled.out.dtype));
+  backend_.Decode(spec, body.data(), {rows.data(), numel, pulled.out.dtype});
+  const uint8_t* row = rows.data();
+  for (size_t i = part.begin; i < part.end; ++i, row += row_bytes) {
+    for (size_t at = order.begins[i]; at < order.begins[i + 1]; ++at) {
+      std::memcpy(static_cast<uint8_t*>(pulled.out.data) + order.places[at] * row_bytes, row,
+                  row_bytes);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace thinwire
