@@ -151,10 +151,20 @@ absl::Status CheckTensor(const char* function, const tw_kv* kv, const char* key,
                                                  ", expected TW_F32, TW_BF16 or TW_F16"));
 }
 
+// No rows need no memory.
+absl::Status CheckRows(const char* function, const tw_kv* kv, const char* key, const int64_t* rows,
+                       size_t row_count, const void* data, tw_dtype dtype) {
+  const char none = 0;
+  if (row_count == 0) return CheckTensor(function, kv, key, &none, dtype);
+  if (absl::Status bad = CheckKv(function, kv, {rows}); !bad.ok()) return bad;
+  return CheckTensor(function, kv, key, data, dtype);
+}
+
 }  // namespace
 }  // namespace thinwire
 
 using thinwire::CheckKv;
+using thinwire::CheckRows;
 using thinwire::CheckTensor;
 using thinwire::ViewOf;
 
@@ -208,7 +218,7 @@ tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count) {
     const tw_kv_tensor& tensor = tensors[i];
     const absl::Status bad = CheckTensor("tw_kv_init", kv, tensor.key, tensor.values, tensor.dtype);
     if (!bad.ok()) return ToC(bad);
-    values.push_back({tensor.key, ViewOf(tensor.values, tensor.count, tensor.dtype)});
+    values.push_back({tensor.key, ViewOf(tensor.values, tensor.count, tensor.dtype), tensor.width});
   }
   return ToC(kv->worker->Init(values));
 }
@@ -236,6 +246,20 @@ tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* re
   if (!bad.ok()) return ToC(bad);
   return ToC(
       kv->worker->PushPull(key, ViewOf(send, count, dtype), ViewOf(recv, count, dtype), priority));
+}
+
+tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
+                          const void* send, size_t count, tw_dtype dtype, int priority) {
+  const absl::Status bad = CheckRows("tw_kv_push_rows", kv, key, rows, row_count, send, dtype);
+  if (!bad.ok()) return ToC(bad);
+  return ToC(kv->worker->PushRows(key, {rows, row_count}, ViewOf(send, count, dtype), priority));
+}
+
+tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
+                          void* recv, size_t count, tw_dtype dtype, int priority) {
+  const absl::Status bad = CheckRows("tw_kv_pull_rows", kv, key, rows, row_count, recv, dtype);
+  if (!bad.ok()) return ToC(bad);
+  return ToC(kv->worker->PullRows(key, {rows, row_count}, ViewOf(recv, count, dtype), priority));
 }
 
 tw_status tw_kv_wait(tw_kv* kv, const char* key) {

@@ -447,6 +447,7 @@ typedef struct {
   const void* values;
   size_t count;
   tw_dtype dtype;
+  size_t width; /* 0: dense; else the value is row-sparse, and this is the elements of a row */
 } tw_kv_tensor;
 /* Adds keys, which get worker 0's values, exact. */
 TW_API tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count);
@@ -460,6 +461,18 @@ TW_API tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count
                             int priority);
 TW_API tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* recv,
                                  size_t count, tw_dtype dtype, int priority);
+
+/* The same for a row-sparse key, such as the table of an embedding, of which a step needs a few
+ * rows: of send and recv, row i of `width` elements is row rows[i] of the key, and count is the
+ * elements of all row_count of them. Rows come in any order. One that is pushed twice is summed.
+ * Servers apply an optimizer to the rows that were pushed, and leave the others and their state as
+ * they are; each worker's push counts as one, also one of no rows. Rows are exact, but with the
+ * codecs bf16, and int8, which rounds them at random. TW_INVALID_ARGUMENT for a row that there is
+ * none of, or a count that is not row_count * width. */
+TW_API tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
+                                 const void* send, size_t count, tw_dtype dtype, int priority);
+TW_API tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
+                                 void* recv, size_t count, tw_dtype dtype, int priority);
 TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
 
 /* "sum" (default, in sync only): a pull is the sum of a step's pushes; "add:lr=1", "sgd:lr=0.1,

@@ -21,8 +21,8 @@ size_t HeadBytes(size_t rows) {
 
 CodecSpec RowCodec(const CodecSpec& codec) {
   const CodecTraits& traits = codec.traits();
-  if (traits.kind == CodecKind::kElements) return codec;
-  if (traits.kind != CodecKind::kBlocks || traits.code_bits != kByte) {
+  if (!traits.uses_feedback()) return codec;
+  if (traits.entries() || traits.widths() || traits.code_bits != kByte) {
     return LosslessSpec(DType::kF32);
   }
   CodecSpec spec = codec;

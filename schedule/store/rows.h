@@ -28,7 +28,7 @@
 
 namespace thinwire {
 
-// What rows are encoded by where other values are by `codec`: itself for codecs of single elements
+// Returns what encodes rows where `codec` encodes other values: itself if it needs no residual
 // (fp32, bf16); blocks of 8-bit codes (int8) with stochastic rounding, which has no bias that a
 // residual would have to make up for; fp32 in place of all others.
 CodecSpec RowCodec(const CodecSpec& codec);

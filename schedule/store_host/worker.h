@@ -121,8 +121,8 @@ class StoreWorker {
   struct Pulled {
     size_t key = 0, slice = 0;
     TensorView out;
-    // Of rows; null: `out` is for the slice. Else it is for all rows, of which the slice has a
-    // part.
+    // A pull of rows has them here, and `out` is for all of them; the slice has a part. Null: `out`
+    // is for the slice.
     std::shared_ptr<const RowOrder> rows = nullptr;
     Range part = {};  // of rows->ids
     size_t width = 0;

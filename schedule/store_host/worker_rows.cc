@@ -1,4 +1,4 @@
-// What a worker does with rows of row-sparse values: schedule/store/rows.h.
+// StoreWorker's calls for rows of row-sparse values, whose messages are in schedule/store/rows.h.
 #include <algorithm>
 #include <cstring>
 #include <memory>

@@ -65,7 +65,7 @@ TEST(CKv, Fp32SyncHasTheBitsOfAnAllreduce) {
         ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
         const size_t n = 300001;
         std::vector<float> zeros(n), stored(n), reduced(n);
-        const tw_kv_tensor tensor = {"g", zeros.data(), n, TW_F32};
+        const tw_kv_tensor tensor = {"g", zeros.data(), n, TW_F32, 0};
         ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
         for (int step = 0; step < 3; ++step) {
           const std::vector<float> g = Normal(n, step * 10 + rank);
@@ -98,7 +98,7 @@ TEST(CKv, TrainsOverZeroMqInEveryMode) {
         [&](int rank, tw_kv* kv) {
           const size_t n = 20000;
           std::vector<float> w(n), target = Normal(n, 9), g(n);
-          const tw_kv_tensor tensor = {"w", w.data(), n, TW_F32};
+          const tw_kv_tensor tensor = {"w", w.data(), n, TW_F32, 0};
           ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
           ASSERT_EQ(tw_kv_set_optimizer(kv, "sgd:lr=0.1"), TW_OK) << tw_last_error();
           for (int step = 0; step < 60; ++step) {
@@ -122,12 +122,39 @@ TEST(CKv, TrainsOverZeroMqInEveryMode) {
 TEST(CKv, HalfPrecisionTensorsGoAndCome) {
   RunStore(2, 1, Local("half"), [](int rank, tw_kv* kv) {
     std::vector<uint16_t> w(10, 0x3f80), g(10, 0x4000);  // bf16: 1 and 2
-    const tw_kv_tensor tensor = {"w", w.data(), 10, TW_BF16};
+    const tw_kv_tensor tensor = {"w", w.data(), 10, TW_BF16, 0};
     ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
     ASSERT_EQ(tw_kv_set_optimizer(kv, "add:lr=1"), TW_OK);
     ASSERT_EQ(tw_kv_push_pull(kv, "w", g.data(), w.data(), 10, TW_BF16, 0), TW_OK);
     ASSERT_EQ(tw_kv_wait(kv, "w"), TW_OK) << tw_last_error();
     EXPECT_EQ(w, std::vector<uint16_t>(10, 0x40a0)) << rank;  // 5
+  });
+}
+
+TEST(CKv, RowsGoAndCome) {
+  RunStore(2, 2, Local("rows"), [](int rank, tw_kv* kv) {
+    std::vector<float> w(5 * 3, 1.0f), send = {1, 1, 1, 2, 2, 2, 3, 3, 3}, recv(6);
+    const tw_kv_tensor tensor = {"table", w.data(), w.size(), TW_F32, 3};
+    ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
+    ASSERT_EQ(tw_kv_set_optimizer(kv, "add:lr=1"), TW_OK);
+    const int64_t rows[] = {4, rank, 4}, want[] = {4, 1}, wrong[] = {0, 5};
+    ASSERT_EQ(tw_kv_push_rows(kv, "table", rows, 3, send.data(), 9, TW_F32, 0), TW_OK)
+        << tw_last_error();
+    ASSERT_EQ(tw_kv_push_rows(kv, "table", nullptr, 0, nullptr, 0, TW_F32, 0), TW_OK);
+    ASSERT_EQ(tw_kv_pull_rows(kv, "table", want, 2, recv.data(), 6, TW_F32, 0), TW_OK)
+        << tw_last_error();
+    ASSERT_EQ(tw_kv_wait(kv, "table"), TW_OK) << tw_last_error();
+    EXPECT_EQ(recv, (std::vector<float>{9, 9, 9, 3, 3, 3}));
+    EXPECT_EQ(tw_kv_pull_rows(kv, "table", wrong, 2, recv.data(), 6, TW_F32, 0),
+              TW_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(tw_last_error()).find("got row 5"), std::string::npos);
+    EXPECT_EQ(tw_kv_push_rows(kv, "table", want, 2, recv.data(), 4, TW_F32, 0),
+              TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_kv_push_rows(kv, "table", nullptr, 2, recv.data(), 6, TW_F32, 0),
+              TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_kv_push_rows(kv, "table", want, 2, recv.data(), 6, static_cast<tw_dtype>(9), 0),
+              TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_kv_pull(kv, "table", w.data(), w.size(), TW_F32, 0), TW_INVALID_ARGUMENT);
   });
 }
 
@@ -193,7 +220,7 @@ TEST(CKv, AKilledServerThatIsStartedAgainHasTheSameBits) {
       ASSERT_EQ(tw_kv_set_optimizer(kv, "adam:lr=0.01"), TW_OK) << tw_last_error();
       for (const char* const key : {"a", "b"}) {
         std::vector<float> w(100000);
-        const tw_kv_tensor tensor = {key, w.data(), w.size(), TW_F32};
+        const tw_kv_tensor tensor = {key, w.data(), w.size(), TW_F32, 0};
         ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
         for (int step = 0; step < 40; ++step) {
           const size_t life = static_cast<size_t>(step) / 10;
@@ -254,11 +281,11 @@ TEST(CKv, WrongArgumentsAreRefused) {
 TEST(CKv, CallsOnAStoreAreChecked) {
   RunStore(1, 1, Local("checked"), [](int, tw_kv* kv) {
     std::vector<float> w(4);
-    const tw_kv_tensor wrong = {"w", w.data(), 4, static_cast<tw_dtype>(7)};
+    const tw_kv_tensor wrong = {"w", w.data(), 4, static_cast<tw_dtype>(7), 0};
     EXPECT_EQ(tw_kv_init(kv, &wrong, 1), TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_push(kv, "w", w.data(), 4, TW_F32, 0), TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_set_codec(kv, "int8"), TW_OK) << tw_last_error();
-    const tw_kv_tensor tensor = {"w", w.data(), 4, TW_F32};
+    const tw_kv_tensor tensor = {"w", w.data(), 4, TW_F32, 0};
     ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
     EXPECT_EQ(tw_kv_set_codec(kv, "int4"), TW_MISMATCH);
     EXPECT_EQ(tw_kv_push(kv, "w", nullptr, 4, TW_F32, 0), TW_INVALID_ARGUMENT);

@@ -211,10 +211,14 @@ class KvOptions(ctypes.Structure):
 class KvTensor(ctypes.Structure):
     """tw_kv_tensor."""
 
-    _fields_ = (("key", c_char_p), ("values", c_void_p), ("count", c_size_t), ("dtype", c_int))
+    _fields_ = (
+        *(("key", c_char_p), ("values", c_void_p), ("count", c_size_t), ("dtype", c_int)),
+        ("width", c_size_t),
+    )
 
 
 _KV_TENSOR = [c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int]
+_KV_ROWS = [c_void_p, c_char_p, c_void_p, c_size_t, *_KV_TENSOR[2:]]
 
 _ARGUMENTS: dict[str, list[object]] = {
     "tw_version": [],
@@ -277,6 +281,8 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_kv_push": _KV_TENSOR,
     "tw_kv_pull": _KV_TENSOR,
     "tw_kv_push_pull": [c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int],
+    "tw_kv_push_rows": _KV_ROWS,
+    "tw_kv_pull_rows": _KV_ROWS,
     "tw_kv_wait": [c_void_p, c_char_p],
     "tw_kv_set_optimizer": [c_void_p, c_char_p],
     "tw_kv_barrier": [c_void_p],

@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import _library, config, errors, launch
+from thinwire import row_sparse as rows
 from thinwire.comm import StoreCallbacks
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
@@ -75,6 +76,7 @@ _FIXED = {"dampening": 0, "amsgrad": False, "maximize": False, "initial_accumula
 _TORCH_OPTIMIZERS = {
     torch.optim.SGD: "sgd",
     torch.optim.Adam: "adam",
+    torch.optim.SparseAdam: "adam",
     torch.optim.AdamW: "adamw",
     torch.optim.Adagrad: "adagrad",
 }
@@ -89,6 +91,7 @@ class _Landing:
 
     buffer: torch.Tensor
     outs: list[torch.Tensor]
+    rows: torch.Tensor | None = None  # numbers of rows that were pulled; None: the whole value
 
 
 class KVStore:
@@ -97,6 +100,10 @@ class KVStore:
     Keys are whole numbers or text, the same on all workers. A value is a float32, bfloat16 or
     float16 tensor of any shape on any device; a list of tensors in its place is summed by push, and
     all of them are written by pull. With a list of keys there is one value for each.
+
+    A row-sparse value is a table of shape (rows, width), such as the weight of an embedding. A push
+    of it is a sparse tensor (Embedding(sparse=True) makes them), and only the rows that it has are
+    sent and updated; row_sparse_pull() gets the rows that are needed.
 
     Every method raises the typed errors of thinwire; after a PeerLostError, MismatchError or
     TimeoutError the store has failed, and each later call raises the same.
@@ -117,28 +124,49 @@ class KVStore:
         self._handle = handle
         self._keep = keep
         self._landings: dict[str, _Landing] = {}
+        self._tables: dict[str, torch.Size] = {}  # shapes of row-sparse values
         # Also at the interpreter's end, so that others hear that this worker has left.
         self._destroy = weakref.finalize(self, self._library.tw_kv_destroy, handle)
 
-    def init(self, key: Key | Sequence[Key], value: Values) -> None:
-        """Add keys with worker 0's values, exact. All workers call it, in the same order."""
-        array = []
+    def init(self, key: Key | Sequence[Key], value: Values, *, row_sparse: bool = False) -> None:
+        """Add keys with worker 0's values, exact. All workers call it, in the same order.
+
+        Args:
+            key: one or a list of keys.
+            value: a tensor for each.
+            row_sparse: the values are row-sparse. A value that is a sparse tensor, with one sparse
+                dimension, is so anyway."""
+        if not isinstance(row_sparse, bool):
+            raise InvalidArgumentError(f"row_sparse is {row_sparse!r}, expected True or False")
+        array, tables = [], {}
         for name, parts in _pairs(key, value, "value"):
-            tensor = self._on_host(name, parts[0])
-            array.append((name.encode(), tensor))
+            if row_sparse or rows.is_sparse(parts[0]):
+                tensor = rows.table(parts[0], self.rank, name)
+                tables[name] = tensor.shape
+            else:
+                tensor = self._on_host(name, parts[0])
+            array.append((name, tensor))
         tensors = (_library.KvTensor * len(array))(
             *(
-                _library.KvTensor(name, t.data_ptr(), t.numel(), _DTYPES[t.dtype])
-                for name, t in array
+                _library.KvTensor(
+                    *(name.encode(), *_memory(tensor)), tables[name][1] if name in tables else 0
+                )
+                for name, tensor in array
             )
         )
         self._check(self._library.tw_kv_init(self._alive(), tensors, len(array)))
+        self._tables |= tables
 
     def push(self, key: Key | Sequence[Key], value: Values, priority: int = 0) -> None:
-        """Send gradients, which may be reused at once. A higher priority goes first."""
+        """Send gradients, which may be reused at once. A higher priority goes first. Of a
+        row-sparse key the rows of a sparse tensor are sent, of which some may come twice; or those
+        of a dense one that are not zero."""
         _number("priority", priority)
         for name, parts in _pairs(key, value, "value"):
             self._land(name)
+            if name in self._tables:
+                self._push_rows(name, parts, priority)
+                continue
             tensor = self._sum(name, parts)
             self._check(
                 self._library.tw_kv_push(self._alive(), name.encode(), *_memory(tensor), priority)
@@ -152,10 +180,12 @@ class KVStore:
         *,
         wait: bool = True,
     ) -> None:
-        """Write values to `out`. wait=False: they are there after wait()."""
+        """Write values to `out`. wait=False: they are there after wait(). Raises
+        InvalidArgumentError for a row-sparse key: row_sparse_pull() gets its rows."""
         _number("priority", priority)
         pairs = _pairs(key, out, "out")
         for name, outs in pairs:
+            self._check_dense(name)
             self._land(name)
             landing = self._landing(name, outs)
             self._check(
@@ -181,6 +211,7 @@ class KVStore:
         names = _pairs(key, value, "value")
         targets = names if out is None else _pairs(key, out, "out")
         for (name, parts), (_, outs) in zip(names, targets, strict=True):
+            self._check_dense(name)
             self._land(name)
             tensor = self._sum(name, parts)
             landing = self._landing(name, outs)
@@ -196,6 +227,48 @@ class KVStore:
                 )
             )
             self._landings[name] = landing
+
+    def row_sparse_pull(
+        self,
+        key: Key | Sequence[Key],
+        out: Values | None = None,
+        priority: int = 0,
+        row_ids: torch.Tensor | Sequence[int] | Sequence[torch.Tensor] | None = None,
+    ) -> torch.Tensor | list[torch.Tensor] | None:
+        """Get rows of row-sparse keys; returns when they are there.
+
+        Args:
+            key: one or a list of keys.
+            out: a tensor of the key's shape, or a list of them: in a dense one the rows that are
+                asked for are written and the others stay, a sparse one has these rows alone
+                afterwards. None: the rows are returned.
+            priority: a higher one goes first.
+            row_ids: the numbers of rows, of any shape, in any order, also more than once; with a
+                list of keys one for each.
+
+        Returns the rows without `out`: a float32 tensor of shape (*row_ids.shape, width), as
+        torch.nn.functional.embedding would give them, or a list of them. Raises
+        InvalidArgumentError for a row that there is none of, and for a key that is not
+        row-sparse."""
+        _number("priority", priority)
+        names = _names(key)
+        is_list = isinstance(key, (list, tuple, range))
+        targets = [[] for _ in names] if out is None else [o for _, o in _pairs(key, out, "out")]
+        wanted = _list(f"keys {names}", "row_ids", row_ids) if is_list else [row_ids]
+        if len(wanted) != len(names):
+            raise InvalidArgumentError(
+                f"row_ids: expected {len(names)}, one for each key, got {len(wanted)}"
+            )
+        landings = [
+            self._start_rows(name, outs, rows.row_ids(ids, name), priority)
+            for name, outs, ids in zip(names, targets, wanted, strict=True)
+        ]
+        for name in names:
+            self._land(name)
+        if out is not None:
+            return None
+        found = [landing.buffer for landing in landings]
+        return found if is_list else found[0]
 
     def broadcast(
         self, key: Key | Sequence[Key], value: Values, out: Values, priority: int = 0
@@ -235,8 +308,8 @@ class KVStore:
         self._check(self._library.tw_kv_set_codec(self._alive(), _codec(compression)))
 
     def is_capable(self, capability: str) -> bool:
-        """Return whether servers can do it; MXNet asks for "optimizer"."""
-        return _text("capability", capability).lower() == b"optimizer"
+        """Return whether servers can do it: "optimizer", which MXNet asks for, "row_sparse"."""
+        return _text("capability", capability).lower() in (b"optimizer", b"row_sparse")
 
     def barrier(self) -> None:
         """Block until all workers are here. Pulls after it see all pushes before it."""
@@ -286,7 +359,49 @@ class KVStore:
     def _check(self, status: int) -> None:
         _library.check(status)
 
+    def _check_dense(self, name: str) -> None:
+        if name in self._tables:
+            raise InvalidArgumentError(
+                f"key '{name}' is row-sparse; use push() and row_sparse_pull(key, row_ids=...)"
+            )
+
+    def _push_rows(self, name: str, parts: list[torch.Tensor], priority: int) -> None:
+        ids, values = rows.rows_of(parts, self._tables[name], self.rank, name)
+        self._check(
+            self._library.tw_kv_push_rows(
+                *(self._alive(), name.encode(), ids.data_ptr(), len(ids)),
+                *(*_memory(values), priority),
+            )
+        )
+
+    def _start_rows(
+        self, name: str, outs: list[torch.Tensor], ids: torch.Tensor, priority: int
+    ) -> _Landing:
+        if name not in self._tables:
+            raise InvalidArgumentError(
+                f"key '{name}' is not row-sparse on this worker; call init(key, value, "
+                "row_sparse=True), or pull() it"
+            )
+        shape = self._tables[name]
+        dtypes = {rows.check_out(out, shape, self.rank, name) for out in outs}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        landing = _Landing(torch.empty(*ids.shape, shape[1], dtype=dtype), outs, ids)
+        self._land(name)
+        self._check(
+            self._library.tw_kv_pull_rows(
+                *(self._alive(), name.encode(), ids.data_ptr(), ids.numel()),
+                *(*_memory(landing.buffer), priority),
+            )
+        )
+        self._landings[name] = landing
+        return landing
+
     def _on_host(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if rows.is_sparse(tensor):
+            raise InvalidArgumentError(
+                f"rank {self.rank}, key '{name}' is dense: got a sparse tensor; call init(key, "
+                "value, row_sparse=True), or pass tensor.to_dense()"
+            )
         tensors.check(tensor, self.rank, lambda: f"key '{name}'")
         return tensor.detach().to("cpu").contiguous()
 
@@ -315,7 +430,10 @@ class KVStore:
         del self._landings[name]
         with torch.no_grad():
             for out in landing.outs:
-                out.copy_(landing.buffer)
+                if landing.rows is None:
+                    out.copy_(landing.buffer)
+                else:
+                    rows.write(out, landing.rows, landing.buffer)
 
 
 def create(
@@ -567,7 +685,8 @@ def _of_torch(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
     if name is None or len(optimizer.param_groups) != 1:
         raise InvalidArgumentError(
             f"{type(optimizer).__name__} with {len(optimizer.param_groups)} groups is no optimizer "
-            "that servers apply, expected SGD, Adam, AdamW or Adagrad of torch.optim with one group"
+            "that servers apply, expected SGD, Adam, AdamW, Adagrad or SparseAdam of torch.optim "
+            "with one group"
         )
     numbers: dict[str, float] = {}
     for number, value in optimizer.param_groups[0].items():

@@ -209,7 +209,7 @@ def kv():
 
 def test_values_and_lists_of_them(kv):
     assert (kv.type, kv.rank, kv.num_workers) == ("local", 0, 1)
-    assert kv.is_capable("optimizer") and not kv.is_capable("row_sparse")
+    assert kv.is_capable("optimizer") and not kv.is_capable("pickled updaters")
     kv.init(["a", 1], [torch.ones(2, 3), torch.zeros(4, dtype=torch.bfloat16)])
     kv.set_optimizer("add", lr=1.0)
     kv.push("a", [torch.ones(2, 3), torch.full((2, 3), 2.0)])  # two devices' gradients
@@ -573,6 +573,7 @@ def methods(store):
         store.push: {"key": "w", "value": w, "priority": 0},
         store.pull: {"key": "w", "out": w, "priority": 0},
         store.pushpull: {"key": "w", "value": w, "out": w, "priority": 0},
+        store.row_sparse_pull: {"key": "table", "out": w.reshape(2, 2), "row_ids": [0]},
         store.wait: {"key": "w"},
         store.set_optimizer: {"optimizer": "add", "lr": 1.0},
         store.set_gradient_compression: {"compression": "int4"},
@@ -585,6 +586,7 @@ def test_wrong_types_are_typed_errors(kv, tmp_path, monkeypatch):
     """Or they are taken; anything but a failure of Python's or a store that has failed."""
     monkeypatch.chdir(tmp_path)
     kv.init("w", torch.zeros(4))
+    kv.init("table", torch.zeros(2, 2), row_sparse=True)
     found = []
     for method, arguments in methods(kv).items():
         for name in arguments:

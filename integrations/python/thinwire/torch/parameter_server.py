@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from thinwire.errors import InvalidArgumentError
 
 _MODES = {"local": "local", "sync": "dist_sync", "async": "dist_async"}
 _SSP = "ssp:"
+_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class ParameterServerOptimizer:
@@ -21,14 +23,19 @@ class ParameterServerOptimizer:
     still travels while the first layers compute. Whoever reads parameters in another way calls
     wait() before.
 
+    The weight of an Embedding or EmbeddingBag with sparse=True is row-sparse: step() pushes the
+    rows that its gradient has, and its forward pulls the rows that it looks up, and waits for them.
+    Its other rows are as old as their last use here, until wait() pulls the whole table.
+
     All workers construct it with the same model and numbers, and start from worker 0's values. In
     mode "sync" the gradient is the mean of all workers'. Numbers that change between steps, such as
     the learning rate of optimizer.param_groups[0], reach the servers by a call that all workers
     wait in, so in the other modes a schedule is one by epoch and not by step.
 
     Args:
-        optimizer: SGD, Adam, AdamW or Adagrad of torch.optim with one group, of model's parameters.
-            Its own state stays empty.
+        optimizer: SGD, Adam, AdamW, Adagrad or SparseAdam (which is Adam here) of torch.optim with
+            one group, of model's parameters. Its own state stays empty. Momentum, moments and
+            weight decay of row-sparse weights change only with their rows' gradients.
         model: whose parameters are float32, bfloat16 or float16, on any device. Buffers are each
             worker's own.
         mode: "sync", "async", "ssp:staleness=k", or "local": this process alone
@@ -60,14 +67,19 @@ class ParameterServerOptimizer:
             _type_of(mode), codec=codec, timeout_s=timeout_s, journal=journal
         )
         self._sync = mode in ("sync", "local")
-        names = list(self._parameters)
-        values = [p.data for p in self._parameters.values()]
-        self.store.init(names, values)
-        self._set_numbers()
-        self.store.pull(names, values)
         self._names = {id(p): name for name, p in self._parameters.items()}
+        embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS) and m.sparse]
+        weights = {id(m.weight) for m in embeddings}
+        self._tables = [name for name, p in self._parameters.items() if id(p) in weights]
+        self._whole = False  # since the last step, all rows of tables were pulled
+        self._dense = [name for name in self._parameters if name not in self._tables]
+        for names, is_table in ((self._dense, False), (self._tables, True)):
+            if names:
+                self.store.init(names, self._values(names), row_sparse=is_table)
+        self._set_numbers()
+        self._pull_all()
         self._hooks = [
-            module.register_forward_pre_hook(self._before_forward)
+            module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
             for module in model.modules()
             if any(p.requires_grad for p in module.parameters(recurse=False))
         ]
@@ -80,10 +92,16 @@ class ParameterServerOptimizer:
         """Push all gradients and pull the values that they lead to. A parameter without a gradient
         counts as one of zeros in mode "sync", and is only pulled in the others."""
         if kvstore.optimizer_spec(self.optimizer) != self._spec:
-            self.wait()
+            self.store.wait()
             self._set_numbers()
+        self._whole = False
         for number, (name, parameter) in enumerate(self._parameters.items()):
             gradient = parameter.grad
+            if name in self._tables:
+                self._push_rows(name, parameter, -number)
+                continue
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.to_dense()  # of another function than an embedding module
             if gradient is None and not self._sync:
                 self.store.pull(name, parameter.data, priority=-number, wait=False)
                 continue
@@ -92,20 +110,22 @@ class ParameterServerOptimizer:
             self.store.pushpull(name, gradient, out=parameter.data, priority=-number)
 
     def wait(self) -> None:
-        """Block until all parameters have the values that the last step() pulls."""
+        """Block until all parameters have the values that the last step() leads to, row-sparse
+        ones in all their rows."""
         self.store.wait()
+        self._pull_tables()
 
     def save(self, path: str) -> None:
         """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
         path.worker-RANK; all workers call it."""
-        self.wait()
+        self.store.wait()
         self.store.save_optimizer_states(path)
 
     def load(self, path: str) -> None:
         """Read what save() wrote, of the same model and optimizer; all workers call it."""
-        self.wait()
+        self.store.wait()
         self.store.load_optimizer_states(path)
-        self.store.pull(list(self._parameters), [p.data for p in self._parameters.values()])
+        self._pull_all()
 
     def close(self) -> None:
         """Wait, leave the store, and take the hooks off the model. A second call does nothing."""
@@ -134,10 +154,51 @@ class ParameterServerOptimizer:
         self.store.set_optimizer(self.optimizer, rescale_grad=rescale)
         self._spec = kvstore.optimizer_spec(self.optimizer)
 
-    def _before_forward(self, module: torch.nn.Module, _args: object) -> None:
+    def _values(self, names: Iterable[str]) -> list[torch.Tensor]:
+        return [self._parameters[name].data for name in names]
+
+    def _pull_all(self) -> None:
+        self.store.pull(self._dense, self._values(self._dense))
+        self._whole = False
+        self._pull_tables()
+
+    def _pull_tables(self) -> None:
+        if self._whole:
+            return
+        for name in self._tables:
+            table = self._parameters[name].data
+            self.store.row_sparse_pull(name, table, row_ids=torch.arange(len(table)))
+        self._whole = True
+
+    def _push_rows(self, name: str, parameter: torch.nn.Parameter, priority: int) -> None:
+        gradient = parameter.grad
+        if gradient is None and self._sync:
+            none = parameter.data.new_empty(1, 0, dtype=torch.int64), parameter.data[:0]
+            gradient = torch.sparse_coo_tensor(*none, parameter.shape, check_invariants=False)
+        if gradient is None:
+            # Not of a forward that another worker would wait for.
+            self.store.row_sparse_pull(name, priority=priority, row_ids=[])
+            return
+        self.store.push(name, gradient, priority)
+
+    def _before_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         for parameter in module.parameters(recurse=False):
-            if (name := self._names.get(id(parameter))) is not None:
+            name = self._names.get(id(parameter))
+            if name in self._tables:
+                self._pull_rows(name, module, args[0] if args else kwargs.get("input"))
+            elif name is not None:
                 self.store.wait(name)
+
+    def _pull_rows(self, name: str, module: torch.nn.Module, looked_up: object) -> None:
+        """Pull what the forward of a module that has a table reads of it."""
+        table = self._parameters[name].data
+        if self._whole:
+            return
+        if not isinstance(module, _EMBEDDINGS) or not isinstance(looked_up, torch.Tensor):
+            looked_up = torch.arange(len(table))  # such as a tied output layer
+        self.store.row_sparse_pull(name, table, row_ids=looked_up)
 
 
 def _type_of(mode: str) -> str:

@@ -1,0 +1,118 @@
+"""Row-sparse values of a store: a table of shape (rows, width), of which pushes bring some rows as
+a sparse tensor of torch, as torch.nn.Embedding(sparse=True) makes them, and pulls ask for some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch import tensors
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def is_sparse(value: object) -> bool:
+    """Return whether it is a tensor with a sparse layout of torch."""
+    return isinstance(value, torch.Tensor) and value.layout != torch.strided
+
+
+def table(value: torch.Tensor, rank: int, name: str) -> torch.Tensor:
+    """The value that a row-sparse key begins with, dense and on the host: of shape (rows, width),
+    given as a dense or a sparse tensor."""
+    if is_sparse(value):
+        _check_layout(value, rank, name)
+        value = value.detach().to_dense()
+    tensors.check(value, rank, lambda: f"key '{name}'")
+    if value.ndim != 2 or value.numel() == 0:
+        raise InvalidArgumentError(
+            f"rank {rank}, key '{name}': a row-sparse value has shape (rows, width), got "
+            f"{tuple(value.shape)}; give it two dimensions, or initialise it as a dense one"
+        )
+    return value.detach().to("cpu").contiguous()
+
+
+def rows_of(
+    parts: Sequence[torch.Tensor], shape: torch.Size, rank: int, name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of tensors of `shape`, which are to be summed: their numbers (int64, some perhaps more
+    than once) and their values, of shape (number of rows, width), both on the host. Of a dense
+    tensor they are the rows that have an element that is not zero."""
+    numbers, values = [], []
+    for part in parts:
+        if is_sparse(part):
+            _check_layout(part, rank, name)
+        tensors.check(
+            part.detach()._values() if is_sparse(part) else part, rank, lambda: f"key '{name}'"
+        )
+        if part.shape != shape:
+            raise InvalidArgumentError(
+                f"rank {rank}, key '{name}' has shape {tuple(shape)}, got a tensor of shape "
+                f"{tuple(part.shape)}; push one of the key's shape"
+            )
+        part = part.detach()
+        if is_sparse(part):
+            ids, found = part._indices()[0], part._values()
+        else:
+            ids = (part != 0).any(1).nonzero()[:, 0]  # Tensor.to_sparse(1) takes seconds for this
+            found = part[ids]
+        numbers.append(ids.to("cpu"))
+        values.append(found.to("cpu"))
+    return torch.cat(numbers).contiguous(), torch.cat(values).contiguous()
+
+
+def row_ids(ids: object, name: str) -> torch.Tensor:
+    """The numbers of rows that a pull asks for, as an int64 tensor on the host, of any shape."""
+    if isinstance(ids, Sequence) and not isinstance(ids, (str, bytes)):
+        whole = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
+        if whole and all(-(1 << 63) <= i < 1 << 63 for i in ids):
+            return torch.tensor(list(ids), dtype=torch.int64)
+    if isinstance(ids, torch.Tensor) and not is_sparse(ids) and ids.dtype in _INTEGERS:
+        return ids.detach().to("cpu", torch.int64).contiguous()
+    got = f"a tensor of {ids.dtype}" if isinstance(ids, torch.Tensor) else repr(ids)
+    raise InvalidArgumentError(
+        f"key '{name}': row_ids is {got}, expected numbers of rows as a tensor of whole numbers or "
+        "a list of them"
+    )
+
+
+def check_out(out: object, shape: torch.Size, rank: int, name: str) -> torch.dtype:
+    """The dtype. InvalidArgumentError unless rows can be written to it."""
+    if is_sparse(out):
+        _check_layout(out, rank, name)
+        tensors.check(out.detach()._values(), rank, lambda: f"key '{name}'")
+    else:
+        tensors.check(out, rank, lambda: f"key '{name}'")
+        tensors.check_writable(out, rank, f"key '{name}'")
+    if out.shape != shape:
+        raise InvalidArgumentError(
+            f"rank {rank}, key '{name}' has shape {tuple(shape)}, got an out of shape "
+            f"{tuple(out.shape)}; pass one of the key's shape, or none to get the rows alone"
+        )
+    return out.dtype
+
+
+def write(out: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write pulled rows: a dense tensor keeps its other rows, a sparse one has no others."""
+    ids, rows = ids.flatten(), rows.reshape(-1, out.shape[1])
+    if not is_sparse(out):
+        out.index_copy_(0, ids.to(out.device), rows.to(out.device, out.dtype))
+        return
+    unique, places = torch.unique(ids, return_inverse=True)
+    once = rows.new_empty(len(unique), rows.shape[1])
+    once[places] = rows  # a row that was asked for twice came twice
+    pulled = torch.sparse_coo_tensor(unique[None], once, out.shape, check_invariants=False)
+    out.copy_(pulled.coalesce().to(out.device, out.dtype))
+
+
+def _check_layout(value: torch.Tensor, rank: int, name: str) -> None:
+    if value.layout == torch.sparse_coo and value.sparse_dim() == 1 and value.dense_dim() == 1:
+        return
+    got = f"layout {value.layout}"
+    if value.layout == torch.sparse_coo:
+        got = f"one with {value.sparse_dim()} sparse and {value.dense_dim()} dense dimensions"
+    raise InvalidArgumentError(
+        f"rank {rank}, key '{name}': got {got}, expected a sparse COO tensor of whole rows, with "
+        "one sparse and one dense dimension, or a dense tensor; pass tensor.to_dense()"
+    )
