@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -323,7 +325,7 @@ TEST(StoreRowsTest, StepsInAnyOrderHaveOneDigest) {
             kv->Init(std::vector<StoreWorker::Value>{{"table", View(start), width}, {"w", View(w)}})
                 .ok());
         ASSERT_TRUE(kv->SetOptimizer("adam:lr=0.01").ok());
-        for (uint64_t step = 0; step < 40; ++step) {
+        for (uint64_t step = 0; step < 20; ++step) {
           std::mt19937_64 random(step * 8 + static_cast<uint64_t>(kv->rank()));
           Ids ids = RandomRows(random, rows);
           ids.resize(random() % 300);
@@ -459,6 +461,45 @@ TEST(StoreRowsTest, WrongCallsAreRefusedBeforeAnythingIsSent) {
     EXPECT_TRUE(kv->PullRows("table", Ids{0, 1}, View(two), 0).ok());
     EXPECT_TRUE(kv->WaitAll().ok());
   });
+}
+
+// A server whose answers are wrong: too short, too long, or not of rows.
+TEST(StoreRowsTest, MalformedAnswersAreErrors) {
+  using Change = std::function<void(StoreHead&, std::vector<uint8_t>&)>;
+  const Change changes[] = {[](StoreHead&, auto& body) { body.resize(body.size() - 16); },
+                            [](StoreHead&, auto& body) { body.clear(); },
+                            [](StoreHead&, auto& body) { body.resize(body.size() + 16); },
+                            [](StoreHead& head, auto&) { head.form = StoreHead::Form::kRaw; },
+                            [](StoreHead& head, auto&) { head.form = StoreHead::Form::kWhole; }};
+  for (const Change& change : changes) {
+    StoreRanks store{.workers = 1};
+    store.serve = [&](int) {
+      auto plane = JoinMessageHub(store.hub, RankOfServer(1, 0), {});
+      StoreServer server({.workers = 1}, CpuBackend(),
+                         [&](int to, int priority, StoreHead head, std::vector<uint8_t> body) {
+                           if (head.kind == StoreHead::Kind::kValues) change(head, body);
+                           plane->Send(to, priority, head.ToBytes(), std::move(body)).IgnoreError();
+                         });
+      while (!server.is_deserted()) {
+        auto event = plane->Receive(Clock::now() + std::chrono::seconds(20));
+        if (!event.ok()) return event.status();
+        if (auto* message = std::get_if<Message>(&*event)) {
+          server.OnMessage(message->peer, message->priority, message->head,
+                           std::move(message->body), Clock::now());
+        } else if (std::get<PeerEvent>(*event).kind == PeerEvent::Kind::kLost) {
+          server.OnLost(0, std::get<PeerEvent>(*event).reason, Clock::now());
+        }
+      }
+      return absl::OkStatus();
+    };
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      Table table(*kv, "table", 8, 4, false);
+      ASSERT_TRUE(table.Init(1.0f).ok());
+      const absl::Status status = table.Pull({5, 1, 7, 2}).status();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_NE(status.message().find("server 0, key 'table'"), std::string::npos) << status;
+    });
+  }
 }
 
 TEST(StoreRowsTest, WorkersThatDisagreeAboutRowsAreToldBothSides) {
