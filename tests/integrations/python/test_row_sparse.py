@@ -235,6 +235,8 @@ for step in range(80):
     loss = (model(ids) - target[ids]).square().sum() / 64
     loss.backward()
     served.step()
+    if step == 10:
+        served.step()  # the same gradients again, without a forward between
 served.wait()
 served.store.barrier()
 served.close()

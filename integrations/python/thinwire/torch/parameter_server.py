@@ -72,6 +72,7 @@ class ParameterServerOptimizer:
         weights = {id(m.weight) for m in embeddings}
         self._tables = [name for name, p in self._parameters.items() if id(p) in weights]
         self._whole = False  # since the last step, all rows of tables were pulled
+        self._read: set[str] = set()  # tables of which rows were pulled since their last push
         self._dense = [name for name in self._parameters if name not in self._tables]
         for names, is_table in ((self._dense, False), (self._tables, True)):
             if names:
@@ -168,6 +169,7 @@ class ParameterServerOptimizer:
         for name in self._tables:
             table = self._parameters[name].data
             self.store.row_sparse_pull(name, table, row_ids=torch.arange(len(table)))
+        self._read.update(self._tables)
         self._whole = True
 
     def _push_rows(self, name: str, parameter: torch.nn.Parameter, priority: int) -> None:
@@ -175,11 +177,12 @@ class ParameterServerOptimizer:
         if gradient is None and self._sync:
             none = parameter.data.new_empty(1, 0, dtype=torch.int64), parameter.data[:0]
             gradient = torch.sparse_coo_tensor(*none, parameter.shape, check_invariants=False)
-        if gradient is None:
-            # Not of a forward that another worker would wait for.
+        if not self._sync and (gradient is None or name not in self._read):
+            # Bounded staleness counts a gradient's age from its pull, and needs one for each.
             self.store.row_sparse_pull(name, priority=priority, row_ids=[])
-            return
-        self.store.push(name, gradient, priority)
+        if gradient is not None:
+            self.store.push(name, gradient, priority)
+            self._read.discard(name)
 
     def _before_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -199,6 +202,7 @@ class ParameterServerOptimizer:
         if not isinstance(module, _EMBEDDINGS) or not isinstance(looked_up, torch.Tensor):
             looked_up = torch.arange(len(table))  # such as a tied output layer
         self.store.row_sparse_pull(name, table, row_ids=looked_up)
+        self._read.add(name)
 
 
 def _type_of(mode: str) -> str:
