@@ -438,7 +438,7 @@ TW_API tw_status tw_kv_serve(const tw_kv_options* options);
 TW_API tw_status tw_kv_create(const tw_kv_options* options, tw_kv** kv);
 TW_API void tw_kv_destroy(tw_kv* kv); /* when the servers have taken what was pushed */
 
-/* Replaces tw_kv_options.codec, before the first tw_kv_init. */
+/* Replaces tw_kv_options.codec for the keys of later calls of tw_kv_init. */
 TW_API tw_status tw_kv_set_codec(tw_kv* kv, const char* codec);
 
 /* This struct does not know its size, so it never grows. */

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "compress/codec_spec.h"
 #include "compress/range.h"
 
 namespace thinwire {
@@ -20,7 +21,11 @@ namespace thinwire {
 struct StoreKey {
   std::string name;
   size_t numel = 0;
-  size_t width = 0;  // of a row-sparse value: elements of a row; 0: it is dense
+  size_t width = 0;      // of a row-sparse value: elements of a row; 0: it is dense
+  CodecPair codec = {};  // its gradients go up, and its values down
+
+  // A worker keeps what encoding loses.
+  bool has_residual() const { return width == 0 && codec.up.traits().uses_feedback(); }
 };
 
 // Elements [offset, offset + count) of a key.

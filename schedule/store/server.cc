@@ -175,9 +175,9 @@ absl::Status StoreServer::OnPush(int worker, const StoreHead& head, std::vector<
         absl::StrCat("mode ", mode_.ToString(), " has no steps to sum; call set_optimizer first")));
   }
   if (head.number == 0) return with_key(absl::InvalidArgumentError("pushes count from 1"));
-  absl::Status bad = slice.width == 0
-                         ? CheckWire(codec_.up.AtStep(head.number - 1), body, slice.x.size())
-                         : CheckRowPush(RowCodec(codec_.up), body, slice.x.size(), slice.width);
+  absl::Status bad =
+      slice.width == 0 ? CheckWire(slice.codec.up.AtStep(head.number - 1), body, slice.x.size())
+                       : CheckRowPush(RowCodec(slice.codec.up), body, slice.x.size(), slice.width);
   if (!bad.ok()) return with_key(bad);
   const absl::Status counted = slice.ledger.OnPush(worker, head.number);
   if (absl::IsAlreadyExists(counted)) return absl::OkStatus();  // applied once
@@ -231,12 +231,12 @@ void StoreServer::Update(Slice& slice, const std::vector<Ledger::Step::Push>& pu
   ++slice.steps;
   if (slice.width > 0) {
     const std::vector<Bytes> bodies(wires.begin(), wires.end());
-    RowSum sum(bodies, RowCodec(codec_.up), slice.x.size(), slice.width, backend_);
+    RowSum sum(bodies, RowCodec(slice.codec.up), slice.x.size(), slice.width, backend_);
     ApplyRows(optimizer_, slice.steps, sum, slice.width, slice.x, slots);
   } else {
     sum_.resize(slice.x.size());
     for (size_t i = 0; i < wires.size(); ++i) {
-      const CodecSpec spec = codec_.up.AtStep(pushes[i].number - 1);
+      const CodecSpec spec = slice.codec.up.AtStep(pushes[i].number - 1);
       if (i == 0) {
         backend_.Decode(spec, wires[i].data(), {sum_.data(), sum_.size(), DType::kF32});
       } else {
@@ -262,11 +262,11 @@ void StoreServer::Answer(uint32_t number, Slice& slice, const Ledger::Step& step
     values = slice.stream.For(request->second.have, slice.x);
   } else if (const auto rows = ParseRows(request->second.rows, slice.x.size() / slice.width);
              rows.ok()) {  // as OnPull has seen
-    const Draws draws = {.key = HashCombine(codec_.down.seed, number),
+    const Draws draws = {.key = HashCombine(slice.codec.down.seed, number),
                          .stream = slice.ledger.version()};
     values.form = StoreHead::Form::kRows;
     values.body =
-        EncodeRows(RowCodec(codec_.down), slice.x, slice.width, rows->ids, draws, backend_);
+        EncodeRows(RowCodec(slice.codec.down), slice.x, slice.width, rows->ids, draws, backend_);
   }
   const StoreHead head{.kind = Kind::kValues,
                        .form = values.form,
@@ -417,14 +417,13 @@ absl::Status StoreServer::Complete(Together what, std::string_view body) {
 absl::Status StoreServer::Init(std::string_view body) {
   absl::StatusOr<StoreTable> table = StoreTable::Parse(body);
   if (!table.ok()) return table.status();
-  if (is_set_up_ && (table->mode != mode_ || table->codec != codec_)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "init has mode ", table->mode.ToString(), " and codec ", table->codec.ToString(),
-        ", expected ", mode_.ToString(), " and ", codec_.ToString(), " as in the first init"));
+  if (is_set_up_ && table->mode != mode_) {
+    return absl::FailedPreconditionError(absl::StrCat("init has mode ", table->mode.ToString(),
+                                                      ", expected ", mode_.ToString(),
+                                                      " as in the first init"));
   }
   is_set_up_ = true;
   mode_ = table->mode;
-  codec_ = table->codec;
   for (const StoreTable::Entry& entry : table->slices) {
     const std::vector<uint8_t> values = std::move(puts_[entry.slice]);
     if (entry.count == 0 || values.size() / sizeof(float) != entry.count ||
@@ -434,7 +433,7 @@ absl::Status StoreServer::Init(std::string_view body) {
           "key '", entry.key, "': worker 0 sent ", values.size(), " bytes for ", entry.count,
           " elements of slice ", entry.slice, ", in rows of ", entry.width));
     }
-    Slice& slice = AddSlice(entry.slice, entry.width);
+    Slice& slice = AddSlice(entry.slice, entry.width, table->codec);
     for (int worker = 0; worker < options_.workers; ++worker) {
       if (!lost_[static_cast<size_t>(worker)].ok()) slice.ledger.Remove(worker);
     }
@@ -450,13 +449,14 @@ absl::Status StoreServer::Init(std::string_view body) {
 }
 
 // The stream of a row-sparse value only counts: a lossless one keeps nothing.
-StoreServer::Slice& StoreServer::AddSlice(uint32_t number, size_t width) {
+StoreServer::Slice& StoreServer::AddSlice(uint32_t number, size_t width, const CodecPair& codec) {
   Slice& slice = slices_
                      .try_emplace(number, mode_, options_.workers,
-                                  width == 0 ? codec_.down : LosslessSpec(DType::kF32),
-                                  HashCombine(codec_.down.seed, number), backend_)
+                                  width == 0 ? codec.down : LosslessSpec(DType::kF32),
+                                  HashCombine(codec.down.seed, number), backend_)
                      .first->second;
   slice.width = width;
+  slice.codec = codec;
   return slice;
 }
 
@@ -567,6 +567,7 @@ absl::Status StoreServer::Snapshot(
   for (const auto& [number, slice] : slices_) {
     ByteWriter out;
     out.Number(slice.width);
+    out.Text(slice.codec.ToString());
     out.Text(slice.key);
     out.Number(slice.offset);
     out.Number(slice.published);
@@ -631,7 +632,6 @@ StoreRecord StoreServer::ServerRecord() const {
   ByteWriter out;
   out.Number(is_set_up_);
   out.Text(mode_.ToString());
-  out.Text(codec_.ToString());
   out.Text(optimizer_text_);
   out.Number(lost_.size());
   for (const absl::Status& lost : lost_) {
@@ -652,12 +652,10 @@ bool StoreServer::RestoreServer(std::string_view bytes) {
   ByteReader in({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
   is_set_up_ = in.Number() != 0;
   const absl::StatusOr<StoreMode> mode = StoreMode::Parse(in.Text());
-  const absl::StatusOr<CodecPair> codec = CodecPair::Parse(in.Text());
   optimizer_text_ = in.Text();
   const absl::StatusOr<OptimizerSpec> optimizer = OptimizerSpec::Parse(optimizer_text_);
-  if (!mode.ok() || !codec.ok() || !optimizer.ok() || in.Number() != lost_.size()) return false;
+  if (!mode.ok() || !optimizer.ok() || in.Number() != lost_.size()) return false;
   mode_ = *mode;
-  codec_ = *codec;
   optimizer_ = *optimizer;
   workers_left_ = 0;
   for (absl::Status& lost : lost_) {
@@ -678,7 +676,10 @@ bool StoreServer::RestoreServer(std::string_view bytes) {
 bool StoreServer::RestoreSlice(uint32_t number, Bytes bytes) {
   if (slices_.contains(number)) return false;
   ByteReader in(bytes);
-  Slice& slice = AddSlice(number, in.Number());
+  const size_t width = in.Number();
+  const absl::StatusOr<CodecPair> codec = CodecPair::Parse(in.Text());
+  if (!codec.ok()) return false;
+  Slice& slice = AddSlice(number, width, *codec);
   slice.key = in.Text();
   slice.offset = in.Number();
   slice.published = in.Number();

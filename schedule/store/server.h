@@ -120,6 +120,7 @@ class StoreServer {
     std::string key;
     size_t offset = 0;
     size_t width = 0;  // as StoreKey's
+    CodecPair codec;
     std::vector<float> x;
     std::vector<std::vector<float>> slots;
     uint64_t steps = 0;      // of the optimizer
@@ -178,7 +179,7 @@ class StoreServer {
   absl::Status SnapshotWaiting(const std::function<absl::Status(const StoreRecord&)>& take) const;
   bool RestoreServer(std::string_view bytes);
   bool RestoreSlice(uint32_t number, Bytes bytes);
-  Slice& AddSlice(uint32_t number, size_t width);
+  Slice& AddSlice(uint32_t number, size_t width, const CodecPair& codec);
   void Tell(int worker, const absl::Status& error) const;
   std::string NamesOf(const std::vector<int>& workers) const;
 
@@ -191,7 +192,6 @@ class StoreServer {
 
   bool is_set_up_ = false;  // the first init is done
   StoreMode mode_;
-  CodecPair codec_;
   OptimizerSpec optimizer_;
   std::string optimizer_text_ = "sum";  // of which it was parsed
   std::map<uint32_t, Slice> slices_;

@@ -157,11 +157,6 @@ void StoreWorker::Fail(absl::Status reason) {
 
 absl::Status StoreWorker::SetCodec(const CodecPair& codec) {
   if (absl::Status bad = CheckCodec(codec); !bad.ok()) return bad;
-  if (!layout_.keys().empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("worker ", rank_, ": compression is set after key '", layout_.keys()[0].name,
-                     "' was initialised; set it first"));
-  }
   options_.codec = codec;
   return absl::OkStatus();
 }
@@ -172,10 +167,18 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
     if (value.key.find('\n') != std::string::npos) {
       return absl::InvalidArgumentError(absl::StrCat("key '", value.key, "' has a line break"));
     }
-    keys.push_back({value.key, value.values.numel, value.width});
+    keys.push_back({value.key, value.values.numel, value.width, options_.codec});
   }
   const size_t first_slice = layout_.slices().size(), first_key = layout_.keys().size();
-  if (absl::Status bad = layout_.Add(keys); !bad.ok()) return bad;
+  {
+    const absl::MutexLock lock(&mu_);  // the receiver has pulls of other keys under way
+    if (absl::Status bad = layout_.Add(keys); !bad.ok()) return bad;
+    for (size_t i = first_slice; i < layout_.slices().size(); ++i) {
+      const StoreSlice& slice = layout_.slices()[i];
+      const CodecSpec& down = layout_.keys()[slice.key].codec.down;
+      readers_.push_back(std::make_unique<DeltaReader>(down, slice.count, backend_));
+    }
+  }
 
   std::vector<StoreTable> tables(static_cast<size_t>(options_.layout.servers));
   for (StoreTable& table : tables) {
@@ -186,7 +189,6 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
     const StoreKey& key = layout_.keys()[slice.key];
     tables[static_cast<size_t>(slice.server)].slices.push_back(
         {static_cast<uint32_t>(i), slice.offset, slice.count, key.width, key.name});
-    readers_.push_back(std::make_unique<DeltaReader>(options_.codec.down, slice.count, backend_));
     if (rank_ != 0) continue;
     const TensorView part = values[slice.key - first_key].values.Slice(slice.offset, slice.count);
     const absl::Status bad =
@@ -200,7 +202,7 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
   std::vector<std::shared_ptr<float[]>> residuals;
   for (const StoreKey& key : keys) {
     residuals.emplace_back();
-    if (key.width > 0 || !options_.codec.up.traits().uses_feedback()) continue;
+    if (!key.has_residual()) continue;
     BucketLayout whole;
     whole.segments.push_back({key.name, 0, key.numel, key.numel});
     absl::StatusOr<BucketMemory> memory = feedback_.Bind(key.name, whole);
@@ -306,7 +308,7 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
       }
     }
   }
-  const CodecSpec spec = options_.codec.up.AtStep(number == 0 ? 0 : number - 1);
+  const CodecSpec spec = layout_.keys()[index].codec.up.AtStep(number == 0 ? 0 : number - 1);
   const uint64_t draws_key =
       HashCombine(HashCombine(spec.seed, HashBytes(name)), static_cast<uint64_t>(rank_));
   for (size_t i = slices.begin; i < slices.end; ++i) {
@@ -521,7 +523,8 @@ absl::Status StoreWorker::Load(const std::string& path) {
 // residuals.
 absl::StatusOr<StoreWorker::Part> StoreWorker::ReadPart(const std::string& path) const {
   Part part{.save = {}, .residuals = std::vector<std::vector<float>>(layout_.keys().size())};
-  if (!options_.codec.up.traits().uses_feedback()) return part;
+  const auto has_residual = [](const StoreKey& key) { return key.has_residual(); };
+  if (std::ranges::none_of(layout_.keys(), has_residual)) return part;
   std::string name = PartOf(path, rank_);
   absl::StatusOr<std::string> file = ReadFile(name);
   const bool is_missing = !file.ok();
@@ -688,6 +691,9 @@ void StoreWorker::OnMessage(const Message& message) {
 
 void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
   Pulled pulled;
+  std::string name;
+  CodecSpec down;
+  DeltaReader* reader = nullptr;
   {
     const absl::MutexLock lock(&mu_);
     const auto found = pulled_.find(head.request);
@@ -695,11 +701,13 @@ void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
     if (!failure_.ok() || found == pulled_.end() || found->second.slice != head.slice) return;
     pulled = found->second;
     keys_[pulled.key].is_written = true;
+    name = layout_.keys()[pulled.key].name;
+    down = layout_.keys()[pulled.key].codec.down;
+    reader = readers_[pulled.slice].get();
   }
-  absl::Status taken =
-      pulled.rows != nullptr
-          ? TakeRows(pulled, head.form, body)
-          : readers_[pulled.slice]->Take(head.form, head.number, head.have, body, pulled.out);
+  absl::Status taken = pulled.rows != nullptr
+                           ? TakeRows(pulled, down, head.form, body)
+                           : reader->Take(head.form, head.number, head.have, body, pulled.out);
   {
     const absl::MutexLock lock(&mu_);
     keys_[pulled.key].is_written = false;
@@ -710,9 +718,8 @@ void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
     changed_.SignalAll();
   }
   if (taken.ok()) return;
-  Fail(absl::Status(taken.code(),
-                    absl::StrCat("worker ", rank_, ", server ", server, ", key '",
-                                 layout_.keys()[pulled.key].name, "': ", taken.message())));
+  Fail(absl::Status(taken.code(), absl::StrCat("worker ", rank_, ", server ", server, ", key '",
+                                               name, "': ", taken.message())));
 }
 
 }  // namespace thinwire

@@ -53,7 +53,7 @@ class StoreWorker {
   struct Options {
     int workers = 1;
     StoreMode mode;
-    CodecPair codec;  // gradients go up, and values down
+    CodecPair codec;  // of the keys, until SetCodec
     StoreLayout::Options layout;
     std::chrono::milliseconds timeout{60000};
     // A push waits while more bytes than this have not left yet, so that a worker that pushes
@@ -75,7 +75,7 @@ class StoreWorker {
   int rank() const { return rank_; }
   const Options& options() const { return options_; }
 
-  // Before the first Init, and the same on all workers.
+  // Of the keys that are added from then on; the same on all workers.
   absl::Status SetCodec(const CodecPair& codec);
   // Adds keys, which get worker 0's values, exact. All workers call it with the same keys and sizes
   // in the same order; it returns when all have.
@@ -167,7 +167,8 @@ class StoreWorker {
   void Receive();
   void OnMessage(const Message& message);
   void OnValues(int server, const StoreHead& head, Bytes body);
-  absl::Status TakeRows(const Pulled& pulled, StoreHead::Form form, Bytes body) const;
+  absl::Status TakeRows(const Pulled& pulled, const CodecSpec& down, StoreHead::Form form,
+                        Bytes body) const;
   void Fail(absl::Status reason);
   std::string AwaitedPulls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

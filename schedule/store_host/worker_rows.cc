@@ -95,7 +95,7 @@ absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_
   const size_t width = layout_.keys()[index].width;
   const RowOrder order(rows);
   // The bytes of fp32 are the values.
-  const CodecSpec fp32 = LosslessSpec(DType::kF32), spec = RowCodec(options_.codec.up);
+  const CodecSpec fp32 = LosslessSpec(DType::kF32), spec = RowCodec(layout_.keys()[index].codec.up);
   std::vector<float> all(EncodedBytes(fp32, values.numel) / sizeof(float));
   backend_.Encode(fp32, values, nullptr, reinterpret_cast<uint8_t*>(all.data()));
   const uint64_t draws_key =
@@ -154,14 +154,15 @@ absl::Status StoreWorker::PullRows(std::string_view name, std::span<const int64_
 }
 
 // On the receiver's thread.
-absl::Status StoreWorker::TakeRows(const Pulled& pulled, StoreHead::Form form, Bytes body) const {
+absl::Status StoreWorker::TakeRows(const Pulled& pulled, const CodecSpec& down,
+                                   StoreHead::Form form, Bytes body) const {
   if (form != StoreHead::Form::kRows) {
     return absl::InvalidArgumentError(
         absl::StrCat("values of form ", static_cast<int>(form), " came, expected rows"));
   }
   const RowOrder& order = *pulled.rows;
   const Range& part = pulled.part;
-  const CodecSpec spec = RowCodec(options_.codec.down);
+  const CodecSpec spec = RowCodec(down);
   const size_t numel = (part.end - part.begin) * pulled.width;
   if (absl::Status bad = CheckWire(spec, body, numel); !bad.ok()) return bad;
   const size_t row_bytes = pulled.width * SizeOf(pulled.out.dtype);

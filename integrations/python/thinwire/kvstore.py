@@ -300,8 +300,8 @@ class KVStore:
         self._check(self._library.tw_kv_set_optimizer(self._alive(), spec.encode()))
 
     def set_gradient_compression(self, compression: str | dict[str, Any]) -> None:
-        """Set the codec before the first init(), on all workers: "int4", "int8:down=fp32"
-        (gradients up with error feedback, values down), or {"type": "int4"}. MXNet's
+        """Set the codec of keys that are initialised from then on, on all workers: "int4",
+        "int8:down=fp32" (gradients up with error feedback, values down), or {"type": "int4"}. MXNet's
         {"type": "2bit", "threshold": 0.5} is "ternary:threshold=0.5,down=fp32": a worker sends the
         same values, to the bit. Raises InvalidArgumentError for any other codec or key, and for
         MXNet's "1bit"."""
@@ -342,8 +342,8 @@ class KVStore:
 
     def close(self) -> None:
         """Leave the store when all that was pushed has been taken. A second call does nothing."""
+        self._destroy()  # no pull writes to a landing any more
         self._landings.clear()
-        self._destroy()
         for each in self._keep:
             if isinstance(each, threading.Thread):
                 each.join()

@@ -57,6 +57,7 @@ import torch
 
 rate, threshold = 2, 0.5
 kv = kvs.create("dist_sync", timeout_s=30, slice_elements=4096)
+kv.init("3", torch.zeros(2, 3))  # as MXNet's file has keys before that are not compressed
 kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
 kv.set_optimizer("add", learning_rate=1.0, rescale_grad=rate)
 shapes = {"1000": (2, 3), "1200": (121, 121), "1300": (120, 120)}
@@ -327,7 +328,6 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.set_optimizer("sgd", lr=1, alpha=2), "alpha"),
         (lambda: kv.set_optimizer(torch.optim.RMSprop([torch.ones(1)])), "RMSprop"),
         (lambda: kv.set_optimizer(torch.optim.Adam([torch.ones(1)], amsgrad=True)), "amsgrad"),
-        (lambda: kv.set_gradient_compression("int4"), "set it first"),
         (lambda: kv.set_gradient_compression({"threshold": 0.5}), "int4"),
         (lambda: kv.set_gradient_compression({"type": "1bit"}), "1bit.*2bit"),
         (lambda: kv.set_gradient_compression({"type": "2bit", "threshold": "1"}), "'1'.*0.5"),
@@ -595,9 +595,6 @@ def test_wrong_types_are_typed_errors(kv, tmp_path, monkeypatch):
                     method(**arguments | {name: wrong})
                 except thinwire.InvalidArgumentError:
                     continue
-                except thinwire.Error as error:
-                    if "compression is set after" not in str(error):
-                        found.append((method.__name__, name, wrong, error))
                 except Exception as error:
                     found.append((method.__name__, name, wrong, error))
     kv.wait()

@@ -60,7 +60,8 @@ TEST(RowsTest, OnlyCodecsThatNeedNoResidualEncodeRows) {
                                           {"int4", "fp32"},
                                           {"topk:density=0.01", "fp32"},
                                           {"adaptive:bits=2", "fp32"},
-                                          {"onebit", "fp32"}}) {
+                                          {"onebit", "fp32"},
+                                          {"ternary", "fp32"}}) {
     EXPECT_EQ(RowCodec(Codec(codec)), Codec(rows)) << codec;
   }
 }
