@@ -75,7 +75,7 @@ class StoreWorker {
   int rank() const { return rank_; }
   const Options& options() const { return options_; }
 
-  // Of the keys that are added from then on; the same on all workers.
+  // Keys that are added from then on have it; the same on all workers.
   absl::Status SetCodec(const CodecPair& codec);
   // Adds keys, which get worker 0's values, exact. All workers call it with the same keys and sizes
   // in the same order; it returns when all have.
