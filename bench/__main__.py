@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import harness, lab
+from bench import harness, lab, store
 from bench.harness import Row
 
 KINDS = {
@@ -31,6 +31,7 @@ KINDS = {
     "allreduce": "one allreduce by size and codec, over Gloo's fp32 allreduce",
     "latency": "small allreduces among 2, 4 and 8 ranks, over Gloo's",
     "map": "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
+    "store": "the parameter server: over an allreduce, its orders, with stragglers, under kills",
 }
 LINKS = {
     "ddp": "1gbit,10gbit,loopback",
@@ -209,17 +210,21 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="at most, of a subject")
     parser.add_argument("--sizes", help="of allreduces: smallest and largest, bytes")
     parser.add_argument("--repetitions", type=int, default=15, help="of an allreduce")
+    parser.add_argument("--parts", default=",".join(store.ALL), help="of the kind store")
+    parser.add_argument("--kills", type=int, default=30, help="of the kind store, a mode")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if harness.is_rank() and arguments.kind == "store":
+        return store.rank(arguments)
     if harness.is_rank():
         return harness.be_rank(lambda: step_rows(arguments))
     small = arguments.kind == "latency"
-    arguments.links = arguments.links or LINKS[arguments.kind]
-    arguments.ways = arguments.ways or WAYS[arguments.kind]
+    arguments.links = arguments.links or LINKS.get(arguments.kind)
+    arguments.ways = arguments.ways or WAYS.get(arguments.kind)
     arguments.worlds = arguments.worlds or ("2,4,8" if small else "2")
     arguments.sizes = arguments.sizes or ("64,4096" if small else "64,67108864")
     os.environ["HF_HUB_OFFLINE"] = "1"
-    rows = run(arguments)
+    rows = store.run(arguments) if arguments.kind == "store" else run(arguments)
     out = arguments.out or harness.ROOT / f"build/bench/{arguments.kind}.json"
     harness.write(out, rows, "lightning", "accelerate", "transformers")
     return 0

@@ -1,0 +1,672 @@
+"""The parameter server: against an allreduce, its orders, with unequal workers, and under kills.
+
+    python -m bench store [--parts formula,order,stragglers,kills] [--seconds 20] [--out FILE]
+
+formula     one exchange of 4 Mi elements by the store, over one by thinwire's own allreduce with
+            the same codec, beside what their bytes allow: with n workers and s servers whose links
+            are b times a worker's, an allreduce moves 2 (n - 1) / n of a worker's wire bytes over
+            each link in each direction, and the store max(1, n / (s b)).
+order       steps under P3, under fifo, and as MXNet has it (whole keys, push, then pull, in the
+            order of the backward pass), where the exchange with int4 takes as long as computing.
+stragglers  updates a second of all workers, with one of four at half speed, and with one step in
+            ten that takes four times as long.
+kills       members that are killed (SIGKILL): the time to the others' errors, the others' rate, and
+            a server that is started again with its journal.
+
+Workers and servers are processes that call thinwire.kvstore.create as programs do. A step sleeps
+where a program would compute, as if on a GPU, so that the members of one machine share its cores
+for what the store costs alone. The first two parts run in the network lab, and require root."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import functools
+import hashlib
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from typing import Any
+
+from bench import harness, lab
+from bench.harness import Row, Turn
+
+TIMEOUT_S = 60.0  # of meeting and of each wait
+CODECS = ("fp32", "int4")
+
+# Sizes and links of the part "formula".
+ELEMENTS, KEYS = 4 << 20, 4
+FAST_SERVER = "1gbit"
+LINK = "200mbit"
+PLACES = (  # workers, servers, links of the servers
+    (2, 1, LINK), (2, 2, LINK), (4, 1, LINK), (4, 2, LINK), (4, 1, FAST_SERVER),
+)  # fmt: skip
+
+# The part "order": the VGG-like model of subjects/priority.py. Parameters of each layer, and
+# millions of multiplications of its forward pass; a backward pass takes twice as long.
+LAYERS = {
+    "conv1": (896, 0.9), "conv2": (9248, 9.4), "conv3": (18496, 4.7), "conv4": (36928, 9.4),
+    "conv5": (73856, 4.7), "conv6": (147584, 9.4), "fc1": (2048 * 2049, 4.2),
+    "fc2": (2048 * 2049, 4.2), "fc3": (10 * 2049, 0.02),
+}  # fmt: skip
+WHOLE = 1 << 26  # elements of a slice: no key is cut
+ORDER_PLACE = (2, 2)  # workers, servers
+ORDERS = ("fifo", "mxnet", "p3")
+ORDER_TURN = 8  # steps, of whose last exchange the turn waits for the end
+
+# The part "stragglers".
+MODES = {"sync": "dist_sync", "ssp": "dist_ssp:staleness=2", "async": "dist_async"}
+STEP_S = 0.04
+SMALL = 100_000  # elements of the model there, and under kills
+STRAGGLER_WORKERS, STRAGGLER_TURN = 4, 40
+HALF, SPIKES = "one of four at half speed", "one step in ten takes 4 times as long"
+
+# The part "kills".
+KILL_WORKERS = 3
+KILL_STEP_S = 0.02
+WINDOW_S = 1.5  # of steps that are counted before a kill, and after it
+JOURNAL_STEPS = 25  # from one kill to the next
+JOURNAL_BYTES = 2_000_000  # from one snapshot to the next, less than two kills are apart
+
+FORMULA_COLUMNS = {
+    "workers": "{workers}",
+    "servers": "{servers}",
+    "link, Mb/s": "{link}",
+    "servers' link": "{server_link}",
+    "codec": "{codec}",
+    "allreduce, ms": "{baseline_ms:.0f}",
+    "store, ms": "{ms:.0f}",
+    "measured": "**{ratio:.2f}**",
+    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
+    "by the bytes": "{formula:.2f}",
+    "measured / by the bytes": "{of_formula:.2f}",
+}
+ORDER_COLUMNS = {
+    "subject": "{subject}",
+    "ms a step": "{ms:.0f}",
+    "middle half": "{low_ms:.0f} to {high_ms:.0f}",
+    "over fifo int4": "**{ratio:.2f}**",
+    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
+    "P3 int4 over it": "{of_p3:.2f}",
+}
+STRAGGLER_COLUMNS = {
+    "workers": "{what}",
+    "mode": "{subject}",
+    "ms an update": "{ms:.1f}",
+    "over sync": "**{ratio:.2f}**",
+    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
+}
+KILL_COLUMNS = {
+    "mode": "{mode}",
+    "killed": "{victim}",
+    "kills": "{kills}",
+    "errors": "{errors}",
+    "median": "{median:.3f} {unit}",
+    "p99": "{p99:.3f} {unit}",
+    "lowest, highest": "{low:.3f}, {high:.3f}",
+    "same digest": "{same_digest}",
+}
+
+
+def bytes_bound(workers: int, servers: int, faster: float) -> float:
+    """The store's speed over an allreduce's by the bytes that each link carries. faster: a server's
+    link over a worker's."""
+    return 2 * (workers - 1) / workers / max(1.0, workers / (servers * faster))
+
+
+# Members of a lab: its first ranks are workers, and join torch's group by themselves; the others
+# serve. Each store is one of its own, and has processes of its own on the servers' hosts.
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A store that all members make. codec: "fp32" is no compression."""
+
+    mode: str = "dist_sync"
+    codec: str = "fp32"
+    slice_elements: int = 0
+
+    def create(self) -> Any:
+        from thinwire import kvstore
+
+        return kvstore.create(
+            self.mode, codec=None if self.codec == "fp32" else self.codec,
+            slice_elements=self.slice_elements, timeout_s=TIMEOUT_S,
+        )  # fmt: skip
+
+
+def be_member(specs: Sequence[Spec], rows: Callable[[list[Any]], Any]) -> int:
+    """In a rank of a lab. rows: what a worker measures with the stores, in the order of specs."""
+    from thinwire import launch
+
+    role, world = launch.store_role(), os.environ["WORLD_SIZE"]
+    if role.role == "server":
+        return _serve(specs)
+
+    def with_stores() -> Any:
+        os.environ["WORLD_SIZE"] = world
+        with contextlib.ExitStack() as stack:
+            stores = [stack.enter_context(contextlib.closing(spec.create())) for spec in specs]
+            return rows(stores)
+
+    os.environ["WORLD_SIZE"] = str(role.workers)  # of torch's group
+    return harness.be_rank(with_stores)
+
+
+def _serve(specs: Sequence[Spec]) -> int:
+    """A process for each store, forked off one that has imported torch."""
+    import thinwire.kvstore  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=_serve_one, args=(spec, place)) for place, spec in enumerate(specs)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return max(abs(process.exitcode) for process in processes)
+
+
+def _serve_one(spec: Spec, place: int) -> None:
+    from thinwire import kvstore
+
+    ctypes.CDLL(None).prctl(lab.PR_SET_PDEATHSIG, signal.SIGKILL)
+    for _ in range(place):  # stores meet by their number in the process
+        kvstore.create("local").close()
+    spec.create()
+
+
+# What workers measure.
+
+
+@contextlib.contextmanager
+def exchange_by_store(store: Any) -> Iterator[Turn]:
+    """Every step pushes gradients and pulls values, and waits for them."""
+    import torch
+
+    generator = torch.Generator().manual_seed(store.rank)
+    gradients = [torch.randn(ELEMENTS // KEYS, generator=generator) for _ in range(KEYS)]
+    values = [torch.zeros(ELEMENTS // KEYS) for _ in range(KEYS)]
+    store.init(range(KEYS), values)
+    store.set_optimizer("sgd", learning_rate=0.01, rescale_grad=1 / store.num_workers)
+
+    def step() -> None:
+        for key in range(KEYS):
+            store.pushpull(key, gradients[key], out=values[key], priority=-key)
+        store.wait()
+
+    yield functools.partial(_timed, step)
+
+
+@contextlib.contextmanager
+def exchange_by_allreduce(codec: str) -> Iterator[Turn]:
+    """As many elements, by thinwire's own allreduce."""
+    import torch
+    import torch.distributed as dist
+    from thinwire import torch as tw
+
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    tensors = [torch.randn(ELEMENTS // KEYS, generator=generator) for _ in range(KEYS)]
+    sums = [torch.empty_like(tensor) for tensor in tensors]
+
+    def step() -> None:
+        works = []
+        for key, (tensor, total) in enumerate(zip(tensors, sums, strict=True)):
+            total.copy_(tensor)
+            works.append(
+                tw.all_reduce(
+                    total, dist.ReduceOp.AVG, async_op=True, codec=codec, name=f"{codec} {key}"
+                )
+            )
+        for work in works:
+            work.wait()
+
+    yield functools.partial(_timed, step)
+
+
+def _timed(step: Callable[[], None], steps: int) -> list[float]:
+    found = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def formula_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row]:
+    found = []
+    for codec, store in zip(CODECS, stores, strict=True):
+        subjects = {"allreduce": exchange_by_allreduce(codec), "store": exchange_by_store(store)}
+        base, row = harness.measure(subjects, steps=2, seconds=arguments.seconds)
+        found.append({"codec": codec, "baseline_ms": base["ms"]} | row)
+    return found
+
+
+def computing_s() -> float:
+    """Seconds of a step's two passes: those of the wire bytes of int4 on LINK."""
+    from thinwire.codec import encoded_bytes
+
+    elements = sum(numel for numel, _ in LAYERS.values())
+    workers, servers = ORDER_PLACE
+    wire = encoded_bytes("int4", elements) * max(1.0, workers / servers)
+    return 8 * wire / lab.bits_per_second(LINK)
+
+
+@contextlib.contextmanager
+def order(name: str, stores: Mapping[bool, Any] | None) -> Iterator[Turn]:
+    """Steps of a loop that pushes each layer's gradient when the backward pass has it, and whose
+    forward pass waits for each layer's values. stores: by whether their keys are whole; None: no
+    exchange at all. The keys of one store serve all its orders."""
+    import torch
+
+    all_ = sum(share for _, share in LAYERS.values())
+    seconds = {layer: computing_s() * share / all_ for layer, (_, share) in LAYERS.items()}
+    store = None if stores is None else stores[name == "mxnet"]
+    values = {layer: torch.zeros(numel) for layer, (numel, _) in LAYERS.items()}
+    gradients = {layer: torch.randn(numel) for layer, (numel, _) in LAYERS.items()}
+
+    def exchange(number: int, layer: str) -> None:
+        if name == "mxnet":
+            store.push(layer, gradients[layer])
+            store.pull(layer, values[layer], wait=False)
+        else:
+            priority = -number if name == "p3" else 0
+            store.pushpull(layer, gradients[layer], out=values[layer], priority=priority)
+
+    def turn(steps: int) -> list[float]:
+        start = time.perf_counter()
+        for _ in range(steps):
+            for layer in LAYERS:
+                if store is not None:
+                    store.wait(layer)
+                time.sleep(seconds[layer] / 3)
+            for number, layer in reversed(list(enumerate(LAYERS))):
+                time.sleep(seconds[layer] * 2 / 3)
+                if store is not None:
+                    exchange(number, layer)
+        if store is not None:
+            store.wait()
+        return [(time.perf_counter() - start) / steps]
+
+    yield turn
+
+
+def order_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row]:
+    import torch
+
+    by_codec = {
+        codec: {whole: stores[2 * place + whole] for whole in (False, True)}
+        for place, codec in enumerate(CODECS)
+    }
+    for store in stores:
+        store.init(list(LAYERS), [torch.zeros(numel) for numel, _ in LAYERS.values()])
+        store.set_optimizer("sgd", learning_rate=0.01, rescale_grad=1 / store.num_workers)
+    subjects = {
+        f"{name} {codec}": order(name, by_codec[codec])
+        for codec in reversed(CODECS) for name in ORDERS
+    }  # fmt: skip
+    subjects["alone"] = order("alone", None)
+    rows = harness.measure(subjects, steps=ORDER_TURN, seconds=arguments.seconds)
+    p3 = next(row["ratio"] for row in rows if row["subject"] == "p3 int4")
+    return [row | {"of_p3": p3 / row["ratio"]} for row in rows]
+
+
+@contextlib.contextmanager
+def straggle(mode: str, store: Any, what: str) -> Iterator[Turn]:
+    """A turn's steps have the mean time from one update to the next of all workers together. In
+    sync every worker makes the turn's steps; in the other modes each makes as many as it can in the
+    time that these take the slowest worker."""
+    import torch
+    import torch.distributed as dist
+
+    key, value = what, torch.zeros(SMALL)
+    gradient = torch.randn(SMALL, generator=torch.Generator().manual_seed(store.rank))
+    store.init(key, value)
+    turns = 0
+
+    def seconds_of(chance: random.Random) -> float:
+        if what == HALF:
+            return STEP_S * (2 if store.rank == STRAGGLER_WORKERS - 1 else 1)
+        return STEP_S * (4 if chance.random() < 0.1 else 1)
+
+    def turn(steps: int) -> list[float]:
+        nonlocal turns
+        turns += 1
+        chance = random.Random(f"{turns} {store.rank}")  # the same in each mode
+        done, start = 0, time.monotonic()
+        while done < steps if mode == "sync" else time.monotonic() - start < 2 * steps * STEP_S:
+            time.sleep(seconds_of(chance))
+            store.pushpull(key, gradient, out=value)
+            store.wait()
+            done += 1
+        store.barrier()  # of a worker that has stopped the others would wait in ssp
+        took = time.monotonic() - start
+        total = torch.tensor(float(done))
+        dist.all_reduce(total)
+        return [took / total.item()]
+
+    yield turn
+
+
+def straggler_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row]:
+    for store in stores:
+        store.set_optimizer("sgd", learning_rate=1e-4)
+    found = []
+    for what in (HALF, SPIKES):
+        subjects = {
+            mode: straggle(mode, store, what) for mode, store in zip(MODES, stores, strict=True)
+        }
+        rows = harness.measure(subjects, steps=STRAGGLER_TURN, seconds=arguments.seconds)
+        found += [{"what": what} | row for row in rows]
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the members of one lab do."""
+
+    specs: Sequence[Spec]
+    rows: Callable[[argparse.Namespace, list[Any]], list[Row]]
+
+
+PARTS = {
+    "formula": Part([Spec(codec=codec) for codec in CODECS], formula_rows),
+    "order": Part(
+        [Spec("dist_sync", codec, whole) for codec in CODECS for whole in (0, WHOLE)], order_rows
+    ),
+    "stragglers": Part([Spec(mode, "int4") for mode in MODES.values()], straggler_rows),
+}
+ALL = (*PARTS, "kills")
+
+
+def rank(arguments: argparse.Namespace) -> int:
+    """In a rank of a lab, which measures arguments.parts, one part."""
+    part = PARTS[arguments.parts]
+    return be_member(part.specs, functools.partial(part.rows, arguments))
+
+
+def in_lab(
+    arguments: argparse.Namespace, part: str, workers: int, servers: int, links: Sequence[str]
+) -> list[Row]:
+    os.environ["THINWIRE_SERVERS"] = str(servers)
+    argv = ["store", f"--parts={part}", f"--seconds={arguments.seconds}"]
+    with lab.open_lab(workers + servers, links) as place:
+        return harness.run_ranks(place, argv, 3600.0)
+
+
+def formula(arguments: argparse.Namespace) -> Iterator[Row]:
+    for workers, servers, link in PLACES:
+        bound = bytes_bound(workers, servers, lab.bits_per_second(link) / lab.bits_per_second(LINK))
+        links = [LINK] * workers + [link] * servers
+        for row in in_lab(arguments, "formula", workers, servers, links):
+            yield row | {
+                "workers": workers, "servers": servers, "link": LINK, "server_link": link,
+                "formula": bound, "of_formula": row["ratio"] / bound,
+            }  # fmt: skip
+
+
+# Kills. Members are processes on loopback, forked off one that has imported torch; each reports its
+# steps to the one that kills.
+
+_forks = multiprocessing.get_context("forkserver")
+
+SERVER = """
+import sys, time
+import thinwire.kvstore
+print(time.monotonic(), flush=True)
+thinwire.kvstore.create(sys.argv[1], timeout_s=float(sys.argv[2]), journal=sys.argv[3])
+"""
+
+
+def environment_of(rank_: int, port: int) -> dict[str, str]:
+    paths = [str(harness.ROOT), str(harness.ROOT / "integrations/python")]
+    world = KILL_WORKERS + 1
+    return {
+        "RANK": str(rank_), "LOCAL_RANK": str(rank_), "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "THINWIRE_SERVERS": "1", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }  # fmt: skip
+
+
+def _member(environment: dict[str, str], mode: str, steps: int, pipe: Any, stop: Any) -> None:
+    """A worker or a server. A worker sends the time of each step's end; at its own end the name of
+    its error and its time, or the digest of its values."""
+    import thinwire
+    import torch
+
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    store = Spec(mode, "int4").create()
+    value = torch.zeros(SMALL)
+    store.init("w", value)
+    store.set_optimizer("adam", learning_rate=1e-3)
+    try:
+        for step in range(steps):
+            if stop.is_set():
+                break
+            seed = torch.Generator().manual_seed(1000 * step + store.rank)
+            gradient = torch.randn(SMALL, generator=seed)
+            time.sleep(KILL_STEP_S)
+            store.pushpull("w", gradient, out=value)
+            store.wait()
+            pipe.send(("step", time.monotonic()))
+    except thinwire.Error as error:
+        pipe.send((type(error).__name__, time.monotonic()))
+        return
+    pipe.send((hashlib.sha256(value.numpy().tobytes()).hexdigest(), time.monotonic()))
+    store.close()
+
+
+@dataclass
+class Member:
+    process: Any
+    pipe: Any
+    steps: list[float] = field(default_factory=list)  # ends
+    end: tuple[str, float] | None = None
+
+
+class Members:
+    """KILL_WORKERS workers and one server, which are gone at the end."""
+
+    def __init__(self, mode: str, steps: int = 1 << 30, server: bool = True) -> None:
+        self.port, self.mode = lab.free_port(), mode
+        self._stop = _forks.Event()
+        self.all = [self._start(rank_, steps) for rank_ in range(KILL_WORKERS + server)]
+        self.workers = self.all[:KILL_WORKERS]
+
+    def _start(self, rank_: int, steps: int) -> Member:
+        pipe, theirs = _forks.Pipe(duplex=False)
+        arguments = (environment_of(rank_, self.port), self.mode, steps, theirs, self._stop)
+        process = _forks.Process(target=_member, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        return Member(process, pipe)
+
+    def __enter__(self) -> Members:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.all:
+            member.process.kill()
+            member.process.join()
+
+    def watch(self, done: Callable[[], bool], seconds: float = TIMEOUT_S) -> None:
+        """Until `done`. RuntimeError after `seconds` without it."""
+        end = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > end:
+                raise RuntimeError(f"{self.mode}: nothing more in {seconds} s")
+            pipes = {member.pipe: member for member in self.workers if not member.pipe.closed}
+            for pipe in connection.wait(list(pipes), 0.05):
+                try:
+                    word, when = pipe.recv()
+                except EOFError:
+                    pipe.close()
+                    continue
+                if word == "step":
+                    pipes[pipe].steps.append(when)
+                else:
+                    pipes[pipe].end = (word, when)
+
+    def watch_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self.watch(lambda: time.monotonic() > end)
+
+    def watch_ends(self, workers: Sequence[Member], seconds: float = TIMEOUT_S) -> None:
+        self.watch(lambda: all(worker.end for worker in workers), seconds)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def kill(self, number: int) -> float:
+        """The time of it."""
+        os.kill(self.all[number].process.pid, signal.SIGKILL)
+        return time.monotonic()
+
+
+def summary(mode: str, victim: str, kills: int, found: Sequence[float], unit: str) -> Row:
+    ordered = sorted(found)
+    return {
+        "mode": mode, "victim": victim, "kills": kills, "unit": unit, "errors": "",
+        "median": statistics.median(ordered), "low": ordered[0], "high": ordered[-1],
+        "p99": ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))], "same_digest": "",
+        "found": [round(each, 4) for each in found],
+    }  # fmt: skip
+
+
+def errors_after_kills(kills: int) -> Iterator[Row]:
+    """Sync: milliseconds from the kill to each survivor's error."""
+    for victim, number in (("worker", KILL_WORKERS - 1), ("server", KILL_WORKERS)):
+        found, kinds = [], set()
+        for kill in range((kills + 1) // 2):
+            with Members(MODES["sync"]) as members:
+                members.watch(lambda: all(len(worker.steps) > 10 for worker in members.workers))
+                members.watch_for(random.Random(kill).uniform(0, 2 * KILL_STEP_S))
+                at = members.kill(number)
+                left = [worker for place, worker in enumerate(members.workers) if place != number]
+                members.watch_ends(left)
+                found += [1e3 * (worker.end[1] - at) for worker in left]
+                kinds |= {worker.end[0] for worker in left}
+        yield summary("sync", victim, (kills + 1) // 2, found, "ms") | {
+            "errors": f"{len(found)} {', '.join(sorted(kinds))}"
+        }
+
+
+def rates_after_kills(mode: str, kills: int) -> Row:
+    """Steps of the others in the time after a worker's kill, over those before it."""
+    found, errors = [], 0
+    for _ in range(kills):
+        with Members(MODES[mode]) as members:
+            members.watch(lambda: all(len(worker.steps) > 10 for worker in members.workers))
+            members.watch_for(WINDOW_S)
+            at = members.kill(KILL_WORKERS - 1)
+            members.watch_for(WINDOW_S)
+            left = members.workers[:-1]
+            times = [when for worker in left for when in worker.steps]
+            before = sum(at - WINDOW_S < when <= at for when in times)
+            found.append(sum(at < when <= at + WINDOW_S for when in times) / before)
+            members.stop()
+            members.watch_ends(left)
+            errors += sum(worker.end[0].endswith("Error") for worker in left)
+    return summary(mode, "worker", kills, found, "of the rate") | {"errors": str(errors)}
+
+
+def server_comes_back(kills: int) -> Iterator[Row]:
+    """Seconds from a server's kill to the next step of the worker that waits for it the longest,
+    and of these until the new process has imported what it needs."""
+    steps = JOURNAL_STEPS * (kills + 1)
+    back, starts, digests = [], [], []
+    for killed in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            journal = f"{folder},bytes={JOURNAL_BYTES}"
+            with Members(MODES["sync"], steps, server=False) as members:
+                digests.append(_journalled(members, journal, kills * killed, back, starts))
+    same = digests[0] == digests[1] and all(len(set(each)) == 1 for each in digests)
+    digest = {"same_digest": "yes" if same else "no"}
+    yield summary("sync, journal", "server", kills, back, "s") | digest
+    yield summary("of these, Python's start", "", kills, starts, "s")
+
+
+def _journalled(
+    members: Members, journal: str, kills: int, back: list[float], starts: list[float]
+) -> list[str]:
+    """The workers' digests, after a run whose server is killed and started again."""
+    environment = os.environ | environment_of(KILL_WORKERS, members.port)
+    command = [sys.executable, "-c", SERVER, members.mode, str(TIMEOUT_S), journal]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    server = start()
+    try:
+        for kill in range(kills):
+            ahead = JOURNAL_STEPS * (kill + 1)
+            members.watch(lambda least=ahead: all(len(w.steps) >= least for w in members.workers))
+            server.kill()
+            at = time.monotonic()
+            server.wait()
+            server = start()
+            counts = [len(worker.steps) for worker in members.workers]
+            # A step whose values were on their way counts with those before it.
+            members.watch(
+                lambda counts=counts: all(
+                    len(w.steps) > n + 1 for w, n in zip(members.workers, counts, strict=True)
+                )
+            )
+            starts.append(float(server.stdout.readline()) - at)
+            gaps = [
+                max(b - a for a, b in zip(w.steps[n - 1 :], w.steps[n:], strict=False))
+                for w, n in zip(members.workers, counts, strict=True)
+            ]
+            back.append(max(gaps))
+        members.watch_ends(members.workers, 10 * TIMEOUT_S)
+        return [worker.end[0] for worker in members.workers]
+    finally:
+        if kills and server.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(10)
+        server.kill()
+        server.wait()
+
+
+def kills(count: int) -> Iterator[Row]:
+    _forks.set_forkserver_preload(["thinwire.kvstore"])
+    yield from errors_after_kills(count)
+    yield rates_after_kills("async", count)
+    yield rates_after_kills("ssp", count)
+    yield from server_comes_back(count)
+
+
+def run(arguments: argparse.Namespace) -> list[Row]:
+    refusal, found = lab.can_shape(), []
+    for part in arguments.parts.split(","):
+        if part in ("formula", "order") and refusal:
+            print(f"{part}: skipped, {refusal}", flush=True)
+            continue
+        if part == "formula":
+            rows, columns = list(formula(arguments)), FORMULA_COLUMNS
+        elif part == "order":
+            members = sum(ORDER_PLACE)
+            rows = in_lab(arguments, part, *ORDER_PLACE, [LINK] * members)
+            columns = ORDER_COLUMNS
+        elif part == "stragglers":
+            links = [lab.LOOPBACK] * (STRAGGLER_WORKERS + 1)
+            rows = in_lab(arguments, part, STRAGGLER_WORKERS, 1, links)
+            columns = STRAGGLER_COLUMNS
+        else:
+            rows, columns = list(kills(arguments.kills)), KILL_COLUMNS
+        print(harness.table(rows, columns) + "\n", flush=True)
+        found += [{"part": part} | row for row in rows]
+    return found

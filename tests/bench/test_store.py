@@ -1,0 +1,53 @@
+"""The store's benchmark: what the bytes allow, the orders of a step's calls, what a row says."""
+
+import pytest
+
+from bench import store
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [((2, 1, 1), 0.5), ((2, 2, 1), 1.0), ((4, 1, 1), 0.375), ((4, 2, 1), 0.75), ((4, 1, 5), 1.5)],
+)
+def test_the_bytes_allow_what_the_busiest_link_carries(place, expected):
+    assert store.bytes_bound(*place) == pytest.approx(expected)
+
+
+class Calls:
+    """A store that writes down what it is asked for."""
+
+    def __init__(self):
+        self.made = []
+
+    def __getattr__(self, name):
+        def call(key=None, *_, **options):
+            self.made.append((name, key, options.get("priority")))
+
+        return call
+
+
+@pytest.mark.parametrize("name", store.ORDERS)
+def test_a_step_pushes_as_its_order_says(name, monkeypatch):
+    monkeypatch.setattr(store.time, "sleep", lambda _: None)
+    monkeypatch.setattr(store, "LAYERS", {"first": (8, 1.0), "last": (8, 3.0)})
+    cut, whole = Calls(), Calls()
+    with store.order(name, {False: cut, True: whole}) as turn:
+        assert len(turn(1)) == 1
+    used, other = (whole, cut) if name == "mxnet" else (cut, whole)
+    exchanges = {
+        "fifo": [("pushpull", "last", 0), ("pushpull", "first", 0)],
+        "p3": [("pushpull", "last", -1), ("pushpull", "first", 0)],
+        "mxnet": [
+            *(("push", "last", None), ("pull", "last", None)),
+            *(("push", "first", None), ("pull", "first", None)),
+        ],
+    }
+    waits = [("wait", "first", None), ("wait", "last", None)]
+    assert used.made == [*waits, *exchanges[name], ("wait", None, None)]
+    assert not other.made
+
+
+def test_a_row_of_kills_has_the_slowest_of_a_hundred():
+    row = store.summary("sync", "worker", 50, range(100, 0, -1), "ms")
+    assert (row["low"], row["median"], row["p99"], row["high"]) == (1, 50.5, 100, 100)
+    assert "| sync | worker | 50 |" in store.harness.table([row], store.KILL_COLUMNS)
