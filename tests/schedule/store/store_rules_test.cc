@@ -15,6 +15,7 @@
 #include "schedule/store/mode.h"
 #include "schedule/store/optimizer.h"
 #include "schedule/store/state_file.h"
+#include "transport/messages/message_plane.h"
 
 namespace thinwire {
 namespace {
@@ -62,6 +63,12 @@ TEST(StoreLayoutTest, CoversEveryKeyOnceAndBalancesServers) {
     // Largest first leaves the loads within one slice of each other.
     EXPECT_LE(*std::max_element(loads.begin(), loads.end()), total / servers + 4096);
   }
+}
+
+// Credit comes back by whole messages: with two slices in it, links idled.
+TEST(StoreLayoutTest, EightSlicesInFp32AreAConnectionsCredit) {
+  const size_t message = StoreLayout::Options{}.slice_elements * sizeof(float);
+  EXPECT_LE(8 * message, MessageLimits{}.credit);
 }
 
 TEST(StoreLayoutTest, KeysBelowTheBigarrayBoundStayWhole) {
