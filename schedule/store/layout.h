@@ -43,9 +43,9 @@ class StoreLayout {
 
   struct Options {
     int servers = 1;
-    // Of a slice, at most; a multiple of 4096. Credit comes back by whole slices, and the server's
-    // answers overlap with what follows by whole slices, so that 64 Ki in fp32 (an eighth of a
-    // connection's credit) are up to 1.6 times as fast as 256 Ki.
+    // A slice has at most so many elements, a multiple of 4096. Credit comes back by whole slices,
+    // and answers overlap with what follows by whole slices: 64 Ki in fp32, an eighth of a
+    // connection's credit, are up to 1.6 times as fast as 256 Ki.
     size_t slice_elements = size_t{64} << 10;
     size_t bigarray_bound =
         0;  // keys with fewer elements stay whole; MXNet's variable of that name
