@@ -81,7 +81,7 @@ JOURNAL_BYTES = 2_000_000  # from one snapshot to the next, less than two kills 
 FORMULA_COLUMNS = {
     "workers": "{workers}",
     "servers": "{servers}",
-    "link, Mb/s": "{link}",
+    "link": "{link}",
     "servers' link": "{server_link}",
     "codec": "{codec}",
     "allreduce, ms": "{baseline_ms:.0f}",
@@ -448,11 +448,11 @@ def _member(environment: dict[str, str], mode: str, steps: int, pipe: Any, stop:
 
     os.environ.update(environment)
     torch.set_num_threads(1)
-    store = Spec(mode, "int4").create()
     value = torch.zeros(SMALL)
-    store.init("w", value)
-    store.set_optimizer("adam", learning_rate=1e-3)
     try:
+        store = Spec(mode, "int4").create()
+        store.init("w", value)
+        store.set_optimizer("adam", learning_rate=1e-3)
         for step in range(steps):
             if stop.is_set():
                 break
@@ -462,7 +462,7 @@ def _member(environment: dict[str, str], mode: str, steps: int, pipe: Any, stop:
             store.pushpull("w", gradient, out=value)
             store.wait()
             pipe.send(("step", time.monotonic()))
-    except thinwire.Error as error:
+    except thinwire.Error as error:  # a server's is the workers' too
         pipe.send((type(error).__name__, time.monotonic()))
         return
     pipe.send((hashlib.sha256(value.numpy().tobytes()).hexdigest(), time.monotonic()))
@@ -583,9 +583,15 @@ def rates_after_kills(mode: str, kills: int) -> Row:
     return summary(mode, "worker", kills, found, "of the rate") | {"errors": str(errors)}
 
 
+def parts_of(back: Sequence[float], starts: Sequence[float]) -> Iterator[Row]:
+    rest = [whole - start for whole, start in zip(back, starts, strict=True)]
+    yield summary("of these, until torch is imported", "", len(back), starts, "s")
+    yield summary("of these, the store's", "", len(back), rest, "s")
+
+
 def server_comes_back(kills: int) -> Iterator[Row]:
-    """Seconds from a server's kill to the next step of the worker that waits for it the longest,
-    and of these until the new process has imported what it needs."""
+    """Seconds from a server's kill to the next step of the worker that waits for it the longest;
+    until the new process has imported torch, which it does as any program; and from then on."""
     steps = JOURNAL_STEPS * (kills + 1)
     back, starts, digests = [], [], []
     for killed in (False, True):
@@ -596,7 +602,7 @@ def server_comes_back(kills: int) -> Iterator[Row]:
     same = digests[0] == digests[1] and all(len(set(each)) == 1 for each in digests)
     digest = {"same_digest": "yes" if same else "no"}
     yield summary("sync, journal", "server", kills, back, "s") | digest
-    yield summary("of these, Python's start", "", kills, starts, "s")
+    yield from parts_of(back, starts)
 
 
 def _journalled(
