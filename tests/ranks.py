@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import pickle
 import runpy
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,11 @@ from typing import Any
 _context = multiprocessing.get_context("forkserver")
 # DDP imports torch._dynamo when the first model is wrapped, which costs a second.
 _context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "thinwire.torch"])
+
+# A rank that takes longer hangs: far more than any takes on a busy machine, where an import of
+# torch alone may take half a minute.
+HANG_S = 240.0
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -62,6 +70,11 @@ class Rank:
         self.process.join(max(0.1, end - time.monotonic()))
         return self.process.exitcode
 
+    def kill(self) -> None:
+        """Ends the process, unless it has ended."""
+        self.process.kill()
+        self.process.join()
+
 
 def _be(pipe, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     import torch.distributed as dist
@@ -86,18 +99,15 @@ def started(
 ) -> Iterator[list[Rank]]:
     """A process for each tuple of arguments, which runs the function with them. None outlives the
     context."""
-    ranks: list[Rank] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        ranks = []
         for each in arguments:
             ranks.append(Rank(function, each))
+            stack.callback(ranks[-1].kill)
         yield ranks
-    finally:
-        for rank in ranks:
-            rank.process.kill()
-            rank.process.join()
 
 
-def values_of(ranks: list[Rank], timeout_s: float) -> list[Any]:
+def values_of(ranks: Sequence[Rank], timeout_s: float = HANG_S) -> list[Any]:
     """Return the functions' results. Fails if one raises, dies or takes longer."""
     end, values = time.monotonic() + timeout_s, []
     for number, rank in enumerate(ranks):
@@ -116,7 +126,7 @@ def run(
     function: Callable[..., Any],
     *args: Any,
     world: int = 2,
-    timeout_s: float = 60.0,
+    timeout_s: float = HANG_S,
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """function(rank, *args) on every rank; their results. Fails if a rank raises."""
@@ -133,7 +143,7 @@ def outcomes_of(
     function: Callable[..., Any],
     *args: Any,
     world: int = 2,
-    timeout_s: float = 60.0,
+    timeout_s: float = HANG_S,
     environment: dict[str, str] | None = None,
 ) -> list[Outcome]:
     """Like run, but a rank may raise or die. Fails if one outlives timeout_s; none does after."""
@@ -166,42 +176,140 @@ def _in_group(folder: str, rank: int, world: int, environment: dict[str, str], c
     return function(rank, *args)
 
 
+# Ranks that are programs.
+
+
+class Program(Rank):
+    """A process that runs a Python program, a file or a module by its name, from its first line to
+    its exit handlers. What it prints goes to the file `printed`, in whose folder it runs."""
+
+    def __init__(
+        self,
+        program: Path | str,
+        arguments: tuple[str, ...],
+        printed: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.printed = printed
+        super().__init__(_as_program, (program, arguments, printed, dict(environment)))
+
+    def await_lines(self, count: int, timeout_s: float = HANG_S) -> list[str]:
+        """Wait until it has printed that many lines, and return all. Fails if it ends before."""
+        end = time.monotonic() + timeout_s
+        while True:
+            ended = not self.process.is_alive()
+            text = self.printed.read_text() if self.printed.exists() else ""
+            if text.count("\n") >= count:
+                return text.splitlines()
+            assert not ended, f"ended with {self.process.exitcode} after\n{text}"
+            assert time.monotonic() < end, f"hangs after\n{text}"
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def started_programs(
+    program: Path | str, *arguments: str, environments: Iterable[Mapping[str, str]]
+) -> Iterator[list[Program]]:
+    """A process for each environment, in one folder of theirs. None outlives the context."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        programs: list[Program] = []
+        for number, environment in enumerate(environments):
+            programs.append(Program(program, arguments, folder / str(number), environment))
+            stack.callback(programs[-1].kill)
+        yield programs
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port of loopback on which a server that sets SO_REUSEADDR, as torch's stores do, may
+    listen. The system gives it to nobody else meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def variables(rank: int, world: int, port: int) -> dict[str, str]:
+    """Those that torchrun sets for a rank on one node."""
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
 def run_program(
-    file: Path,
+    program: Path | str,
     *arguments: str,
     world: int = 2,
-    timeout_s: float = 100.0,
-    environment: dict[str, str] | None = None,
+    timeout_s: float = HANG_S,
+    environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run the program on every rank with torchrun's variables, in a folder of its own and from its
-    first line to its exit handlers, and return all that they printed. Fails if a rank raises, dies
-    or takes longer."""
-    from bench.lab import free_port
+    """Run the program on every rank with torchrun's variables, and return all that they printed.
+    Fails if a rank raises, dies or takes longer."""
+    with reserved_port() as port:
+        each = [variables(rank, world, port) | dict(environment or {}) for rank in range(world)]
+        with started_programs(program, *arguments, environments=each) as programs:
+            values_of(programs, timeout_s)
+            return "".join(program.printed.read_text() for program in programs)
 
-    here = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
-    here |= {"MASTER_PORT": str(free_port())} | (environment or {})
+
+def torchrun(
+    program: Path | str,
+    *arguments: str,
+    world: int = 2,
+    timeout_s: float = HANG_S,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """As run_program, but torchrun's agent starts the ranks: with its store and all its
+    variables."""
     with tempfile.TemporaryDirectory() as folder:
-        printed = [Path(folder, str(rank)) for rank in range(world)]
-        calls = [
-            (file, arguments, printed[rank], here | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(world)
-        ]
-        with started(_as_program, calls) as ranks:
-            values_of(ranks, timeout_s)
-        return "".join(each.read_text() for each in printed)
+        call = (program, arguments, Path(folder), world, dict(environment or {}))
+        with started(_as_torchrun, [call]) as agents:
+            values_of(agents, timeout_s)
+        return "".join(Path(folder, str(rank)).read_text() for rank in range(world))
+
+
+def _as_torchrun(
+    program: Path | str,
+    arguments: tuple[str, ...],
+    folder: Path,
+    world: int,
+    environment: dict[str, str],
+) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ.update(environment)
+    config = LaunchConfig(
+        1, 1, world, run_id="test", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        max_restarts=0, monitor_interval=0.1, start_method="fork",
+    )  # fmt: skip
+    elastic_launch(config, _as_rank_of_torchrun)(program, arguments, folder)
+
+
+def _as_rank_of_torchrun(program: Path | str, arguments: tuple[str, ...], folder: Path) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with its agent
+    _as_program(program, arguments, folder / os.environ["RANK"], {})
 
 
 def _as_program(
-    file: Path, arguments: tuple[str, ...], printed: Path, environment: dict[str, str]
+    program: Path | str, arguments: tuple[str, ...], printed: Path, environment: dict[str, str]
 ) -> None:
+    multiprocessing.set_start_method(None, force=True)  # the default, as programs have it
     os.environ.update(environment)
     os.chdir(printed.parent)
-    sys.argv = [str(file), *arguments]
+    sys.argv = [str(program), *arguments]
     with printed.open("w") as out, contextlib.redirect_stdout(out):
         # Kept until the process ends: a DDP model that dies after destroy_process_group() waits,
         # with Python's lock, for a thread of Gloo's that may wait for the lock (torch 2.13).
-        _as_program.left = runpy.run_path(str(file), run_name="__main__")
-        atexit._run_exitfuncs()  # which the processes of multiprocessing leave out
+        try:
+            if isinstance(program, str):
+                _as_program.left = runpy.run_module(program, run_name="__main__")
+            else:
+                sys.path.insert(0, str(program.parent))
+                _as_program.left = runpy.run_path(str(program), run_name="__main__")
+        finally:
+            atexit._run_exitfuncs()  # which the processes of multiprocessing leave out
 
 
 # Ranks that are scripts, with an interpreter of their own.
@@ -211,24 +319,25 @@ def run_scripts(
     text: str,
     *arguments: str,
     world: int = 2,
-    timeout_s: float = 100.0,
+    timeout_s: float = HANG_S,
     environment: Mapping[str, str] | None = None,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Runs the text as the program of every rank, which has torchrun's variables. Fails if one
     outlives timeout_s."""
     from bench import lab
 
-    place, port = lab.Lab(world, lab.LOOPBACK), lab.free_port()
+    place = lab.Lab(world, lab.LOOPBACK)
     command = [sys.executable, "-c", text, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [place.start(rank, command, port, environment, **pipes) for rank in range(world)]
     end, done = time.monotonic() + timeout_s, []
-    try:
-        for rank in ranks:
-            out, error = rank.communicate(timeout=max(0.1, end - time.monotonic()))
-            done.append(subprocess.CompletedProcess(rank.args, rank.returncode, out, error))
-        return done
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    with reserved_port() as port:
+        ranks = [place.start(rank, command, port, environment, **pipes) for rank in range(world)]
+        try:
+            for rank in ranks:
+                out, error = rank.communicate(timeout=max(0.1, end - time.monotonic()))
+                done.append(subprocess.CompletedProcess(rank.args, rank.returncode, out, error))
+            return done
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()

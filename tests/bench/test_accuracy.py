@@ -3,12 +3,10 @@ the full run (make accuracy); here only what no method may miss is checked."""
 
 import json
 import math
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from ranks import run_program
 
 from bench.accuracy import report as accuracy_report
 from bench.accuracy import run as accuracy
@@ -17,20 +15,25 @@ from bench.accuracy import run as accuracy
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("accuracy")]
 
 
-def run_program(program: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", f"bench.accuracy.{program}", *arguments],
-        capture_output=True, text=True, timeout=400, cwd=pathlib.Path(__file__).parents[2],
-        env=dict(os.environ),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+# The methods that are looked at, and as many steps as tell them apart.
+FEWER = """
+from bench.accuracy import run
+
+run._SHORT_STEPS = 12
+run._SHORT_METHODS = ("fp32", "int4", "onebit", "topk 0.1 % DGC")
+raise SystemExit(run.main())
+"""
+
+
+def run_short(folder: pathlib.Path) -> None:
+    (folder / "fewer.py").write_text(FEWER)
+    run_program(folder / "fewer.py", "--short", "--out", str(folder), world=1)
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("accuracy")
-    run_program("run", "--short", "--out", str(folder))
+    run_short(folder)
     return folder
 
 
@@ -49,7 +52,7 @@ def test_finished_runs_are_not_repeated(short):
     spoilt = next(iter(files))
     whole = spoilt.read_text()
     spoilt.write_text(json.dumps(json.loads(whole) | {"recipe": {}}))
-    run_program("run", "--short", "--out", str(short))
+    run_short(short)
     for path, before in files.items():
         assert (path.stat().st_mtime_ns == before) == (path != spoilt)
     row, again = (json.loads(text)["row"] for text in (whole, spoilt.read_text()))
@@ -107,7 +110,7 @@ def test_a_method_is_tested_at_the_rate_that_validation_chose(tmp_path):
 
 
 def test_ratio_measures_real_gradients(tmp_path):
-    run_program("ratio", "--tasks", "mlp", "--out", str(tmp_path))
+    run_program("bench.accuracy.ratio", "--tasks", "mlp", "--out", str(tmp_path), world=1)
     rows = json.loads((tmp_path / "ratio.json").read_text())["rows"]
     once = [row for row in rows if "workers" not in row]
     error = {(row["source"], row["codec"]): row["error"] for row in once}

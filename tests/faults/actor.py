@@ -72,8 +72,12 @@ class Actor:
             self._report.failed_at = time.monotonic()
             self._report.error, self._report.message = type(error).__name__, str(error)
             if communicator is not None:
-                communicator.close()
+                self._give_up(communicator)
         return self._report
+
+    def _give_up(self, communicator: Communicator) -> None:
+        """After an error."""
+        communicator.close()
 
     def _await_all(self) -> None:
         """Starting processes takes its time on a busy machine, and must be no part of a timeout."""

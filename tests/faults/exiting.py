@@ -7,19 +7,21 @@ rank says when its last line ran, and its parent when it was gone, both by time.
 forked so that torch is imported once; each of them ends as a script does, with the interpreter's
 own way out."""
 
+import gc
 import os
 import sys
 import threading
 import time
 
 import torch
+import torch._dynamo  # which the first DDP of each rank would import
 import torch.distributed as dist
 import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
 from thinwire.torch import compress
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 3
-APART_S = 1.5
+APART_S = 3.5
 
 
 def train(how: str, store: str, rank: int) -> DistributedDataParallel:
@@ -46,6 +48,7 @@ def announce(pid: int, rank: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # else each rank's last collection copies its parent's memory
     for line in sys.stdin:
         how, end, store, rank = line.split()
         pid = os.fork()

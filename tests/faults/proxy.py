@@ -38,22 +38,43 @@ class Proxy:
             while True:
                 caller, _ = self._listener.accept()
                 rank = socket.create_connection(self._upstream)
-                for way in ((caller, rank, False), (rank, caller, True)):
-                    threading.Thread(target=self._relay, args=way, daemon=True).start()
+                threading.Thread(target=self._connect, args=(caller, rank), daemon=True).start()
+
+    def _connect(self, caller: socket.socket, rank: socket.socket) -> None:
+        """Both ways of a connection, which is closed when both have come to their ends."""
+        with caller, rank:
+            ways = [
+                threading.Thread(target=self._relay, args=way, daemon=True)
+                for way in ((caller, rank, False), (rank, caller, True))
+            ]
+            for way in ways:
+                way.start()
+            for way in ways:
+                way.join()
 
     def _relay(self, source: socket.socket, target: socket.socket, damages: bool) -> None:
-        with contextlib.suppress(OSError, EOFError), source, target:
-            for count in CHALLENGE_BYTES:
-                target.sendall(_exactly(source, count))
-            while True:
-                preamble = _exactly(source, PREAMBLE.size)
-                payload = bytearray(_exactly(source, PREAMBLE.unpack(preamble)[0] - PREAMBLE.size))
-                if damages and len(payload) not in (0, CONTROL_BYTES):
-                    if self._left == 0:
-                        payload[_middle(payload)] ^= 0x10
-                        self.damaged.set()
-                    self._left -= 1
-                target.sendall(preamble + payload)
+        """One way. If its target is gone, what comes is read all the same: a connection that is
+        closed with bytes unread is reset, and a reset overtakes the other way's last message."""
+        with contextlib.suppress(OSError, EOFError):
+            self._pass_on(source, target, damages)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            while source.recv(1 << 16):
+                pass
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, damages: bool) -> None:
+        for count in CHALLENGE_BYTES:
+            target.sendall(_exactly(source, count))
+        while True:
+            preamble = _exactly(source, PREAMBLE.size)
+            payload = bytearray(_exactly(source, PREAMBLE.unpack(preamble)[0] - PREAMBLE.size))
+            if damages and len(payload) not in (0, CONTROL_BYTES):
+                if self._left == 0:
+                    payload[_middle(payload)] ^= 0x10
+                    self.damaged.set()
+                self._left -= 1
+            target.sendall(preamble + payload)
 
 
 def _middle(payload: bytearray) -> int:

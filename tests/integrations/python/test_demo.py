@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from ranks import run_program
 
 from bench import lab
-from demo import data, train
+from demo import data, run, train
 
 ROWS = [
     {"codec": "plain", "accuracy": 88.14, "loss": 0.3, "step_ms": 80.0, "wire_bytes": 4e6,
@@ -27,20 +28,35 @@ def test_accuracy_is_a_difference_to_the_first_line():
     assert head[:3] == ["codec", "test", "accuracy"]
 
 
-@pytest.mark.slow
+FEW_IMAGES = """
+from demo import data, train
+
+whole = data.load
+data.load = lambda *which: data.Images(whole(*which).pixels[:8000], whole(*which).labels[:8000])
+train.main()
+"""
+
+
 @pytest.mark.skipif(not data.FOLDER.is_dir(), reason="needs dataset-fashion-mnist")
-def test_a_short_demo(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "demo.run", "--link", "loopback", "--epochs", "1", "--batch",
-         "2000", "--ways", "plain int4", "--out", str(tmp_path)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_a_short_demo(tmp_path, monkeypatch, capsys):
+    """All but its network and most of the images."""
+    program, printed = tmp_path / "few.py", []
+    program.write_text(FEW_IMAGES)
+
+    def start(place, command, _timeout_s):
+        assert command[:3] == [sys.executable, "-m", "demo.train"]
+        printed.append(run_program(program, *command[3:], world=place.world))
+
+    monkeypatch.setattr(lab.Lab, "run", start)
+    wanted = ("--link loopback --epochs 1 --batch 500 --ways", "plain int4", "--out", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["demo.run", *wanted[0].split(), *wanted[1:]])
+    assert run.main() == 0
     written = json.loads((tmp_path / "report.json").read_text())
     assert [row["codec"] for row in written["rows"]] == ["plain", "int4"]
     assert written["rows"][1]["ratio"] > 7
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("plain ", "int4 "))]
+    lines = [line for line in printed[0].splitlines() if line.startswith(("plain ", "int4 "))]
     assert lines == [train.table_line(row, written["rows"][0]) for row in written["rows"]]
+    assert "2 times 1 epoch(s)" in capsys.readouterr().out
 
 
 def test_idx_files(tmp_path):

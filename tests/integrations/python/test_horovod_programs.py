@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from test_cli import command
+from ranks import torchrun
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "integrations" / "examples"
 PROGRAMS = {
@@ -33,10 +33,7 @@ def test_the_examples_run_with_one_line_changed(tmp_path):
         )
     programs.append([*programs[-1][:2], "--epochs", "3", "--compression", "int4"])
     (tmp_path / "driver.py").write_text(DRIVER.format(programs=programs))
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = command(*torchrun, str(tmp_path / "driver.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    out = done.stdout
+    out = torchrun(tmp_path / "driver.py")
     accuracy = re.findall(r"accuracy (\d+) %", out)
     assert int(accuracy[-1]) > 60, out
     assert re.search(r"on 2 ranks [\d.]+", out), out

@@ -1,15 +1,20 @@
 """thinwire.kvstore: MXNet's method names, optimizers on the server, processes of both launchers."""
 
-import os
-import socket
-import subprocess
-import sys
+import contextlib
 import time
 
 import pytest
 import thinwire
 import torch
-from ranks import run_program
+from ranks import (
+    HANG_S,
+    reserved_port,
+    run_program,
+    started_programs,
+    torchrun,
+    values_of,
+    variables,
+)
 from test_wrong_types import WRONG
 from thinwire import _library, kvstore, launch
 from thinwire.torch import ParameterServerOptimizer
@@ -118,12 +123,6 @@ def checks(tmp_path):
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.mark.parametrize(
     ("workers", "servers", "name", "codec"),
     [
@@ -161,40 +160,29 @@ def test_a_named_zeromq_that_is_not_there_is_an_error_with_the_fix(checks):
 
 
 def test_torchruns_last_ranks_serve(checks):
-    command = [*(sys.executable, "-m", "torch.distributed.run", "--standalone")]
-    command += ["--nproc-per-node", "3", str(checks), "dist_sync", "int4"]
-    environment = os.environ | {"THINWIRE_SERVERS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("worker") == 2
+    environment = {"THINWIRE_SERVERS": "1"}
+    printed = torchrun(checks, "dist_sync", "int4", world=3, environment=environment)
+    assert printed.count("worker") == 2
+
+
+def mxnets(port, roles):
+    """MXNet's variables for members of these roles."""
+    common = {
+        "DMLC_NUM_WORKER": str(roles.count("worker")),
+        "DMLC_NUM_SERVER": str(roles.count("server")),
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+    }
+    return [common | {"DMLC_ROLE": role} for role in roles]
 
 
 def test_mxnets_variables_start_a_scheduler_servers_and_workers(checks):
-    common = os.environ | {
-        "DMLC_NUM_WORKER": "2",
-        "DMLC_NUM_SERVER": "2",
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
-        "MXNET_KVSTORE_BIGARRAY_BOUND": "1000",
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, checks, "dist_sync", "fp32"],
-            env=common | {"DMLC_ROLE": role},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for role in ("worker", "server", "worker", "server", "scheduler")
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    roles = ("worker", "server", "worker", "server", "scheduler")
+    with reserved_port() as port:
+        each = [own | {"MXNET_KVSTORE_BIGARRAY_BOUND": "1000"} for own in mxnets(port, roles)]
+        with started_programs(checks, "dist_sync", "fp32", environments=each) as started:
+            values_of(started)
+            outputs = [member.printed.read_text() for member in started]
     assert {output.split(":")[0] for output in outputs if output} == {
         "worker 0 of 2",
         "worker 1 of 2",
@@ -373,105 +361,65 @@ def test_roles_come_from_the_environment():
 
 ENDLESS = '''
 """Pushes and pulls until it fails; says how far it came, and the time and type of its error."""
-import os, sys, time
+import itertools, os, sys, time
 import thinwire
 import thinwire.kvstore as kvs
 import torch
 
-kv = kvs.create(sys.argv[1], codec="int4", timeout_s=20)
+kv = kvs.create(sys.argv[1], codec="int4", timeout_s=60)
 w = torch.zeros(100_000)
 kv.init("w", w)
 kv.set_optimizer("add", lr=1.0)
 try:
-    for step in range(100_000):
+    for step in itertools.count():
         kv.pushpull("w", torch.ones(100_000), out=w)
         kv.wait()
         if step % 5 == 0:
-            print(f"step {step} pid {os.getpid()}", flush=True)
+            print(f"step {step}", flush=True)
         if step > 10 and os.path.exists(sys.argv[2]):
             break
 except thinwire.Error as error:
-    print(f"failed {type(error).__name__} {time.time()} {error}", flush=True)
+    print(f"failed {type(error).__name__} {time.monotonic()} {error}", flush=True)
     sys.exit(3)
 kv.close()
 '''
 
 
-class Members:
-    """Two servers, three workers and a scheduler that run ENDLESS under MXNet's variables."""
-
-    ROLES = ("scheduler", "server", "server", "worker", "worker", "worker")
-
-    def __init__(self, name, folder):
-        self.end = folder / "end"
-        program = folder / "endless.py"
-        program.write_text(ENDLESS)
-        common = os.environ | {
-            "DMLC_NUM_WORKER": "3",
-            "DMLC_NUM_SERVER": "2",
-            "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(free_port()),
-            "OMP_NUM_THREADS": "1",
-        }
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(program), name, str(self.end)],
-                env=common | {"DMLC_ROLE": role},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT if role == "worker" else subprocess.DEVNULL,
-                text=True,
-            )
-            for role in self.ROLES
-        ]
-        self.servers, self.workers = self.processes[1:3], self.processes[3:]
-        for worker in self.workers:
-            assert worker.stdout.readline().startswith("step 0 ")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    def failures(self, workers):
-        """The type, the time and the message of each worker's error."""
-        found = []
-        for worker in workers:
-            output = worker.communicate(timeout=60)[0]
-            last = output.strip().splitlines()[-1].split(" ", 3)
-            assert last[0] == "failed" and worker.returncode == 3, output
-            found.append((last[1], float(last[2]), last[3]))
-        return found
+@contextlib.contextmanager
+def members(name, folder):
+    """A scheduler, two servers and three workers that run ENDLESS under MXNet's variables, and the
+    file that ends it. The workers have begun."""
+    program, end = folder / "endless.py", folder / "end"
+    program.write_text(ENDLESS)
+    with reserved_port() as port:
+        each = mxnets(port, ("scheduler", *("server",) * 2, *("worker",) * 3))
+        with started_programs(program, name, str(end), environments=each) as started:
+            for worker in started[3:]:
+                assert worker.await_lines(1)[0] == "step 0"
+            yield started[1:3], started[3:], end
 
 
 @pytest.mark.parametrize("victim", ["worker", "server"])
 def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, tmp_path):
-    with Members("dist_sync", tmp_path) as members:
-        killed = members.workers[2] if victim == "worker" else members.servers[1]
+    with members("dist_sync", tmp_path) as (servers, workers, _):
+        killed = workers.pop() if victim == "worker" else servers[1]
         killed.kill()
-        at = time.time()
-        left = members.workers[:2] if victim == "worker" else members.workers
-        for kind, when, message in members.failures(left):
-            assert kind == "PeerLostError" and victim in message, message
-            assert when - at < 20, "within the deadline"
+        at, end = time.monotonic(), time.monotonic() + HANG_S
+        for worker in workers:
+            assert worker.exit_code(end) == 3, worker.printed.read_text()
+            last = worker.printed.read_text().splitlines()[-1].split(" ", 3)
+            assert last[:2] == ["failed", "PeerLostError"] and victim in last[3], last
+            assert float(last[2]) - at < 60, "within the deadline"
 
 
 @pytest.mark.parametrize("name", ["dist_async", "dist_ssp:staleness=2"])
 def test_others_go_on_without_a_killed_worker(name, tmp_path):
-    with Members(name, tmp_path) as members:
-        members.workers[1].kill()
-        left = [members.workers[0], members.workers[2]]
-        for worker in left:  # many steps more
-            for _ in range(20):
-                assert worker.stdout.readline().startswith("step ")
-        members.end.write_text("")
-        for worker in left:
-            output = worker.communicate(timeout=60)[0]
-            assert worker.returncode == 0, output
-        for server in members.servers:
-            assert server.wait(timeout=60) == 0
+    with members(name, tmp_path) as (servers, workers, end):
+        workers.pop(1).kill()
+        for worker in workers:  # a hundred steps more
+            worker.await_lines(20 + len(worker.await_lines(1)))
+        end.write_text("")
+        values_of([*workers, *servers])
 
 
 KILLED = '''
@@ -499,46 +447,36 @@ for key in ("a", "b"):
         worst = max(worst, time.monotonic() - start)
     found.append(w.clone())
 assert torch.equal(*found), (found[0] - found[1]).abs().max()
-print(f"digest {found[0].double().sum().item()!r} waited {worst:.2f} s", flush=True)
+print(f"digest {found[0].double().sum().item()!r} waited {worst:.6f} s", flush=True)
 kv.close()
 '''
+
+
+AWAY_S = 0.3  # the least for which there is no server
 
 
 def test_a_killed_server_that_is_started_again_has_the_same_bits(tmp_path):
     """It keeps its rank and journal; workers wait for it, and no value is lost."""
     program, journal, gone = tmp_path / "killed.py", tmp_path / "journal", tmp_path / "gone"
     program.write_text(KILLED)
-    common = os.environ | {
-        **{"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
-        **{"MASTER_PORT": str(free_port()), "THINWIRE_SERVERS": "1", "OMP_NUM_THREADS": "1"},
-        "THINWIRE_KV_JOURNAL": f"{journal},bytes=500000",
-    }
+    own = {"THINWIRE_SERVERS": "1", "THINWIRE_KV_JOURNAL": f"{journal},bytes=500000"}
+    with reserved_port() as port, contextlib.ExitStack() as stack:
 
-    def start(rank):
-        return subprocess.Popen(
-            [sys.executable, str(program), str(gone)],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        def start(*ranks):
+            each = [variables(rank, 2, port) | own for rank in ranks]
+            programs = started_programs(program, str(gone), environments=each)
+            return stack.enter_context(programs)
 
-    worker, server = start(0), start(1)
-    members = [worker, server]
-    try:
-        assert worker.stdout.readline() == "now\n"
+        worker, server = start(0, 1)
+        assert worker.await_lines(1) == ["now"]
         server.kill()
-        assert server.wait() < 0 and (journal / "server-0.journal").exists()
+        assert (journal / "server-0.journal").exists()
         gone.write_text("")  # the worker goes on, without the server
-        members.append(start(1))
-        output = worker.communicate(timeout=90)[0]
-        assert worker.returncode == 0, output
-        assert float(output.split()[-2]) > 0.5, f"it has waited: {output}"
-        assert members[2].wait(timeout=60) == 0
-    finally:
-        for member in members:
-            member.kill()
-            member.wait()
+        time.sleep(AWAY_S)
+        anew = start(1)
+        values_of([worker, *anew])
+        output = worker.printed.read_text()
+    assert float(output.split()[-2]) >= AWAY_S, f"it has waited: {output}"
     assert not list(journal.iterdir()), "a run that is over needs none"
 
 
