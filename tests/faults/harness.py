@@ -18,9 +18,8 @@ from standstill import Standstill
 from strike import struck_at
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # matrix.py and soak.py have no conftest
-from ranks import Rank, started
+from ranks import HANG_S, Rank, started
 
-HANG_S = 20.0  # beyond the timeout, and beyond all that is judged
 STANDSTILL_S = 0.25  # without a processor; the case says nothing then
 ATTEMPTS = 3
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from actor import Actor, Report, training_file
 from cases import Case, draw
-from ranks import started, values_of
+from ranks import HANG_S, started, values_of
 
 from bench.lab import Lab, can_shape, open_lab
 
 TIMEOUT_S = 2.0
-NOISE_S = 2.0  # of a shared machine, above the bound of 1.1 T
+NOISE_S = 15.0  # of a busy machine; what is not told ends after minutes, as TCP gives up
 CLONE_NEWNET = 0x40000000
 WORLD, VICTIM = 3, 1
 
@@ -59,7 +59,7 @@ def be(case: Case, rank: int, folder: Path, namespace: str) -> Report:
 def reports(lab: Lab, case: Case, folder: Path, when_training) -> list[Report]:
     arguments = [(case, rank, folder, lab.namespaces[rank]) for rank in range(WORLD)]
     with started(be, arguments) as ranks:
-        end = time.monotonic() + 30
+        end = time.monotonic() + HANG_S
         while not all(training_file(folder, rank).exists() for rank in range(WORLD)):
             if when_training is None:
                 break
@@ -67,7 +67,7 @@ def reports(lab: Lab, case: Case, folder: Path, when_training) -> list[Report]:
             time.sleep(0.01)
         if when_training is not None:
             when_training()
-        return values_of(ranks, TIMEOUT_S + 20)
+        return values_of(ranks)
 
 
 def a_case(timeout_s: float) -> Case:

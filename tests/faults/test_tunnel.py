@@ -30,7 +30,7 @@ PATTERN = b"thinwire"  # two floats
 CLONE_NEWNET = 0x40000000
 SO_RCVBUFFORCE = 33
 ETH_P_ALL, ETH_P_IP, IGMP, UDP = 3, 0x0800, 2, 17
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 
 pytestmark = pytest.mark.slow
@@ -141,7 +141,7 @@ def heard_on_the_link(lab: Lab, folder: Path, interfaces: list[str]) -> list[byt
     arguments = [(r, folder, lab.namespaces[r], interfaces[r]) for r in range(WORLD)]
     tap = listen_in(lab.namespaces[0])
     with contextlib.closing(tap), started(reduce, arguments) as ranks:
-        assert values_of(ranks, 2 * DEADLINE_S) == [True] * WORLD, "a wrong sum"
+        assert values_of(ranks) == [True] * WORLD, "a wrong sum"
         return packets(tap)
 
 

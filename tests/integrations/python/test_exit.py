@@ -24,7 +24,7 @@ all_reduce(torch.ones(1), name="x")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 600))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-compression = compress(model, "int4", optimizer=optimizer, policy="p3", timeout_s=20)
+compression = compress(model, "int4", optimizer=optimizer, policy="p3", timeout_s=100)
 
 def step():
     optimizer.zero_grad()

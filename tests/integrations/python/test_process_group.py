@@ -4,7 +4,6 @@ meets its ranks anew after a loss."""
 import datetime
 import gc
 import os
-import socket
 import sys
 import types
 
@@ -12,7 +11,7 @@ import pytest
 import thinwire
 import torch
 import torch.distributed as dist
-from ranks import outcomes_of, run
+from ranks import outcomes_of, reserved_port, run
 from thinwire.torch import backend
 from thinwire.torch.process_group import ProcessGroup
 from thinwire.torch.works import GatherWork, Kept
@@ -75,7 +74,7 @@ def test_floats_are_compressed_and_all_else_is_exact():
 
 def go_on_alone(rank: int) -> list[float]:
     store, port = serve(rank)
-    group = ProcessGroup("int8", scope="all", timeout_s=5)
+    group = ProcessGroup("int8", scope="all", timeout_s=100)
     group.configure(f"127.0.0.1:{port}/all", rank, 3)
     group.allreduce([torch.ones(NUMEL)]).wait()
     if rank == 2:
@@ -117,7 +116,7 @@ def test_survivors_go_on_in_the_same_object():
 
 def register_and_train(rank: int, store: str) -> tuple[torch.Tensor, float, str]:
     dist.destroy_process_group()
-    backend.register("int8", name="wired", timeout_s=5)
+    backend.register("int8", name="wired", timeout_s=100)
     with pytest.raises(thinwire.InvalidArgumentError, match="wired"):
         backend.register("int8", name="wired")
     dist.init_process_group("wired", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -135,12 +134,6 @@ def register_and_train(rank: int, store: str) -> tuple[torch.Tensor, float, str]
             ddp(torch.randn(4, 300)).square().sum().backward()
     assert isinstance(dist.group.WORLD.errored(), thinwire.PeerLostError)
     return gradient, ratio
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_ddp_over_the_registered_backend(tmp_path):
@@ -161,8 +154,9 @@ def test_configure_says_what_is_wrong():
     group = ProcessGroup("int8", timeout_s=0.3)
     with pytest.raises(thinwire.InvalidArgumentError, match="configure"):
         group.allreduce([torch.ones(3)])
-    with pytest.raises(thinwire.UnavailableError, match=r"no store.*127.0.0.1"):
-        group.configure(f"127.0.0.1:{free_port()}/x", 0, 2)
+    refused = pytest.raises(thinwire.UnavailableError, match=r"no store.*127.0.0.1")
+    with reserved_port() as port, refused:
+        group.configure(f"127.0.0.1:{port}/x", 0, 2)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(thinwire.TimeoutError, match="rank 0 of 2"):
         group.configure(f"127.0.0.1:{store.port}/x", 0, 2)
@@ -175,7 +169,7 @@ def rejoin(
     rank: int, store: str, world: int = 2, codec: str = "fp32", **options: object
 ) -> dist.ProcessGroup:
     dist.destroy_process_group()
-    backend.register(codec, name="wired", timeout_s=20, **options)
+    backend.register(codec, name="wired", timeout_s=100, **options)
     dist.init_process_group("wired", init_method=f"file://{store}", rank=rank, world_size=world)
     return dist.group.WORLD
 
@@ -247,7 +241,7 @@ def wait_in_a_callback(rank: int, store: str) -> float:
 
 
 def test_a_callback_may_wait_for_another_future(tmp_path):
-    assert run(wait_in_a_callback, str(tmp_path / "store"), timeout_s=30) == [4.0, 4.0]
+    assert run(wait_in_a_callback, str(tmp_path / "store")) == [4.0, 4.0]
 
 
 def coalesced(rank: int, store: str) -> dict[str, list[float]]:
