@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import thinwire
+from ranks import HANG_S, started_programs, torchrun
 from thinwire import _library
 
 PACKAGE = Path(thinwire.__file__).resolve().parents[1]
@@ -14,9 +16,15 @@ PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False,
         env=os.environ | environment,
     )  # fmt: skip
+
+
+def doctor(**environment: str) -> tuple[int | None, str]:
+    """The exit status of `thinwire doctor`, and what it prints."""
+    with started_programs("thinwire", "doctor", environments=[environment]) as [program]:
+        return program.exit_code(time.monotonic() + HANG_S), program.printed.read_text()
 
 
 def test_doctor_of_a_good_installation():
@@ -32,17 +40,17 @@ def test_doctor_starts_no_command(tmp_path):
         (tmp_path / tool).write_text(f"#!/bin/sh\necho {tool} $@ >> {tmp_path}/called\n")
         (tmp_path / tool).chmod(0o755)
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    done = command("-m", "thinwire", "doctor", PATH=path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, printed = doctor(PATH=path)
+    assert code == 0, printed
     assert not (tmp_path / "called").exists(), (tmp_path / "called").read_text()
 
 
 def test_doctor_says_what_is_missing_and_what_to_do():
-    done = command("-m", "thinwire", "doctor", THINWIRE_LIBRARY="/nowhere.so", THINWIRE_LANE="3")
-    assert done.returncode == 1
-    assert "/nowhere.so" in done.stdout and "make build" in done.stdout
-    assert "THINWIRE_LANES" in done.stdout
-    assert "not ready" in done.stdout
+    code, printed = doctor(THINWIRE_LIBRARY="/nowhere.so", THINWIRE_LANE="3")
+    assert code == 1
+    assert "/nowhere.so" in printed and "make build" in printed
+    assert "THINWIRE_LANES" in printed
+    assert "not ready" in printed
 
 
 @pytest.mark.parametrize("name, value, words", [
@@ -51,9 +59,9 @@ def test_doctor_says_what_is_missing_and_what_to_do():
     ("THINWIRE_CONGESTION", "nope", "congestion is 'nope'"),
 ])  # fmt: skip
 def test_doctor_finds_a_setting_that_can_not_be(name, value, words):
-    done = command("-m", "thinwire", "doctor", **{name: value})
-    assert done.returncode == 1, done.stdout
-    assert words in done.stdout and "not ready" in done.stdout
+    code, printed = doctor(**{name: value})
+    assert code == 1, printed
+    assert words in printed and "not ready" in printed
 
 
 def test_doctor_of_a_torch_that_does_not_import(tmp_path):
@@ -99,12 +107,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
 def test_torchrun(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TORCHRUN)
-    done = command(
-        "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("wire bytes") == 2
+    assert torchrun(script).count("wire bytes") == 2

@@ -1,12 +1,12 @@
 """The end of a script with work in flight: a normal exit drains it, an exit on an exception aborts
 the group and says why."""
 
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from ranks import run_scripts
 
-pytestmark = pytest.mark.slow  # each rank imports torch anew
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("scripts' exits")]
 
 # What uses memory after it was freed finds it overwritten, and does not go on by luck.
 OVERWRITE_FREED = {
@@ -16,15 +16,27 @@ OVERWRITE_FREED = {
 SCRIPT = """
 import os, sys, time
 import torch, torch.distributed as dist
+import torch._dynamo  # by the optimizers
 from thinwire.torch import all_reduce, compress
 
-end, store, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-all_reduce(torch.ones(1), name="x")
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 600))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-compression = compress(model, "int4", optimizer=optimizer, policy="p3", timeout_s=100)
+folder, ends = sys.argv[1], sys.argv[2:]
+
+def fork():
+    # Forks the ranks of each end, and returns in each; the parent waits for all and leaves.
+    pids = {}
+    for end in ends:
+        for rank in range(2):
+            pid = os.fork()
+            if pid == 0:
+                for descriptor, name in enumerate(("out", "err"), 1):
+                    file = f"{folder}/{end}.{rank}.{name}"
+                    os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
+                return end, rank
+            pids[pid] = end, rank
+    for _ in pids:
+        pid, status = os.wait()
+        print(*pids[pid], os.waitstatus_to_exitcode(status), flush=True)
+    os._exit(0)
 
 def step():
     optimizer.zero_grad()
@@ -48,16 +60,41 @@ def main():
     all_reduce(result, name="x")
     print("all there", round(result.mean().item()))
 
+end, rank = fork()
+dist.init_process_group("gloo", init_method=f"file://{folder}/{end}", rank=rank, world_size=2)
+all_reduce(torch.ones(1), name="x")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 600))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compression = compress(model, "int4", optimizer=optimizer, policy="p3", timeout_s=100)
 main()
 """
+ENDS = ("normal", "exception", "half-way")
 
 
-def run_script(tmp_path: Path, end: str):
-    return run_scripts(SCRIPT, end, str(tmp_path / "store"), environment=OVERWRITE_FREED)
+class Exited(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_a_normal_exit_drains_what_is_in_flight(tmp_path):
-    first, second = run_script(tmp_path, "normal")
+@pytest.fixture(scope="module")
+def exits(tmp_path_factory) -> dict[tuple[str, int], Exited]:
+    """By end and rank. All are of one interpreter, which has imported torch when it forks them, and
+    end as scripts do."""
+    folder = tmp_path_factory.mktemp("exits")
+    [parent] = run_scripts(SCRIPT, str(folder), *ENDS, world=1, environment=OVERWRITE_FREED)
+    assert parent.returncode == 0, parent.stderr
+    return {
+        (end, int(rank)): Exited(
+            int(code), *((folder / f"{end}.{rank}.{name}").read_text() for name in ("out", "err"))
+        )
+        for end, rank, code in map(str.split, parent.stdout.splitlines())
+    }
+
+
+def test_a_normal_exit_drains_what_is_in_flight(exits):
+    first, second = (exits["normal", rank] for rank in range(2))
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert second.stdout == "all there 2\n"  # a sum of ones
     assert not first.stderr.strip(), first.stderr
@@ -67,8 +104,8 @@ def test_a_normal_exit_drains_what_is_in_flight(tmp_path):
     ("exception", "rank 0 ended on ValueError: boom"),
     ("half-way", "rank 0 left in the middle of a step"),
 ])  # fmt: skip
-def test_an_abnormal_exit_tells_its_peers_why(tmp_path, end, reason):
-    first, second = run_script(tmp_path, end)
+def test_an_abnormal_exit_tells_its_peers_why(exits, end, reason):
+    first, second = (exits[end, rank] for rank in range(2))
     assert first.returncode == (1 if end == "exception" else 0), first.stderr
     assert second.returncode == 1 and "thinwire.errors.Error" in second.stderr
     assert reason in second.stderr, second.stderr

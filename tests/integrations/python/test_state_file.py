@@ -3,15 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 import thinwire
 import torch
 from models import digest, make_mlp, train, wrap
-from ranks import run
+from ranks import HANG_S, run, started_programs
 from thinwire.torch.exchange import state_file
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -103,7 +102,6 @@ def test_a_missing_file_and_a_missing_folder(tmp_path):
 
 _CRASH = """
 import io, os, signal, sys
-sys.path.insert(0, {tests!r})
 from test_state_file import make_state
 from thinwire.torch.exchange import state_file
 
@@ -117,12 +115,12 @@ def open_and_die_in_mid_write(*args):
             die()
     return Dying(args[0], args[1].replace("b", ""))
 
-where = {where!r}
+where, path = sys.argv[1:]
 if where == "write":
     state_file.open = open_and_die_in_mid_write
 else:
     setattr(os, where, die)
-state_file.save(make_state(2.0, 100_000), {path!r})
+state_file.save(make_state(2.0, 100_000), path)
 """
 
 
@@ -130,9 +128,10 @@ state_file.save(make_state(2.0, 100_000), {path!r})
 def test_a_crash_in_mid_save_leaves_the_old_file_whole(where, tmp_path):
     path = tmp_path / "s"
     state_file.save(make_state(1.0, 100_000), path)
-    code = _CRASH.format(tests=str(Path(__file__).parent), where=where, path=str(path))
-    done = subprocess.run([sys.executable, "-c", code], timeout=60)
-    assert done.returncode == -signal.SIGKILL
+    program = tmp_path / "crash.py"
+    program.write_text(_CRASH)
+    with started_programs(program, where, str(path), environments=[{}]) as [crashing]:
+        assert crashing.exit_code(time.monotonic() + HANG_S) == -signal.SIGKILL
     assert equal(state_file.load(path), make_state(1.0, 100_000))
     state_file.save(make_state(3.0), path)  # what the crash left is not in the way
     assert equal(state_file.load(path), make_state(3.0))
