@@ -367,7 +367,7 @@ class Search:
         done = subprocess.run(
             [sys.executable, ROOT / "scripts/gpu_nccl.py", written],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables,
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=240,
         )  # fmt: skip
         assert "Traceback" not in done.stderr, done.stderr
         text = written.read_text() if written.exists() else None

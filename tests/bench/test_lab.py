@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from ranks import HANG_S
 
 from bench import lab
 
@@ -50,7 +51,7 @@ class Echo:
         self._server = place.start(host, [sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
         assert self._server.stdout.readline() == b"ready\n"
 
-    def seconds(self, source: int, size: int = 0, timeout_s: float = 20.0) -> float:
+    def seconds(self, source: int, size: int = 0, timeout_s: float = HANG_S) -> float:
         """Seconds until `size` bytes have arrived (0: of one round trip); infinity when they never
         do."""
         command = [
@@ -62,8 +63,17 @@ class Echo:
             str(timeout_s),
         ]
         client = self._lab.start(source, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        out, _ = client.communicate(timeout=60)
+        out, _ = client.communicate(timeout=HANG_S)
         return float(out) if client.returncode == 0 else float("inf")
+
+    def quickest(self, source: int, size: int = 0, *, below: float) -> float:
+        """The least of measurements until one is below that: a busy machine only adds to them."""
+        least = float("inf")
+        for _ in range(50):
+            least = min(least, self.seconds(source, size))
+            if least < below:
+                break
+        return least
 
     def close(self) -> None:
         self._server.kill()
@@ -113,8 +123,8 @@ def test_a_failed_rank_ends_the_others():
     with lab.open_lab(2, lab.LOOPBACK) as place:
         start = time.monotonic()
         with pytest.raises(RuntimeError, match="rank 1 ended with 3"):
-            place.run(["sh", "-c", '[ "$RANK" = 0 ] && exec sleep 100; exit 3'], 50)
-        assert time.monotonic() - start < 50  # rank 0 did not sleep to its end
+            place.run(["sh", "-c", '[ "$RANK" = 0 ] && exec sleep 1000; exit 3'], 500)
+        assert time.monotonic() - start < 500  # rank 0 did not sleep to its end
 
 
 @shaped
@@ -127,8 +137,8 @@ def test_each_pair_and_direction_has_a_rate_of_its_own(echo):
         # through early.
         assert one.seconds(0, size) > (size - 2 * lab.BURST_BYTES) * 8 / 80e6
         assert two.seconds(0, size) > (size - 2 * lab.BURST_BYTES) * 8 / 160e6
-        back = min(zero.seconds(1, size) for _ in range(5))
-        assert back < size * 8 / 80e6, "the way back has no such limit"
+        limit = size * 8 / 80e6
+        assert zero.quickest(1, size, below=limit) < limit, "the way back has no such limit"
 
 
 @shaped
@@ -136,8 +146,8 @@ def test_each_pair_and_direction_has_a_delay_of_its_own(echo):
     pairs = {(0, 1): lab.Wire(delay_ms=30), (1, 0): lab.Wire(delay_ms=50)}
     with lab.open_lab(3, "100mbit", delay_ms=5, pairs=pairs) as place:
         far, near = echo(place, 1), echo(place, 2)
-        assert 0.080 <= min(far.seconds(0) for _ in range(3)) < 0.2
-        assert 0.010 <= min(near.seconds(0) for _ in range(3)) < 0.08
+        assert 0.080 <= far.quickest(0, below=0.2) < 0.2
+        assert 0.010 <= near.quickest(0, below=0.08) < 0.08
 
 
 @shaped
@@ -158,19 +168,22 @@ def test_links_can_be_cut_and_healed_while_ranks_run(echo):
 def test_frames_are_lost_at_the_asked_rate():
     with lab.open_lab(2, "none", loss=0.2) as place:
         code = (
-            "import socket, time\nport = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-            "port.bind(('', 4001))\nprint('ready', flush=True)\nport.settimeout(3)\ncount = 0\n"
-            "try:\n    while port.recv(100): count += 1\nexcept TimeoutError: print(count)"
+            "import socket\nport = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "port.setsockopt(socket.SOL_SOCKET, 33, 16 << 20)  # SO_RCVBUFFORCE: it loses none\n"
+            "port.bind(('', 4001))\nprint('ready', flush=True)\ncount = 0\n"
+            "while port.recv(100) == b'x': count += 1\nprint(count)"
         )
         receiver = place.start(1, [sys.executable, "-c", code], stdout=subprocess.PIPE)
         assert receiver.stdout.readline() == b"ready\n"
         send = (
             "import socket, time\nport = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
             "for _ in range(1000):\n"
-            f"    port.sendto(b'x', ('{place.address(1)}', 4001)); time.sleep(.001)"
+            f"    port.sendto(b'x', ('{place.address(1)}', 4001)); time.sleep(.001)\n"
+            "for _ in range(100):  # of which one will arrive\n"
+            f"    port.sendto(b'end', ('{place.address(1)}', 4001))"
         )
-        assert place.start(0, [sys.executable, "-c", send]).wait(60) == 0
-        received = int(receiver.communicate(timeout=60)[0])
+        assert place.start(0, [sys.executable, "-c", send]).wait(HANG_S) == 0
+        received = int(receiver.communicate(timeout=HANG_S)[0])
         assert 700 < received < 900  # of 1,000: 8 standard deviations around 800
 
 

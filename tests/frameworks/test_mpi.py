@@ -28,7 +28,7 @@ def test_ranks_meet_under_mpirun(name):
     }  # fmt: skip
     done = subprocess.run(
         [command, *options, "-n", "3", sys.executable, str(HERE / "meet.py")],
-        capture_output=True, text=True, timeout=120, env=environment, check=False,
+        capture_output=True, text=True, timeout=240, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(3):

@@ -143,7 +143,7 @@ if end == "exception":
     ("exception", 1, "rank 0 ended on ValueError: boom"),
 ])  # fmt: skip
 def test_the_end_of_a_script_is_told_its_peers(tmp_path, end, code, reason):
-    first, second = run_scripts(SCRIPT, end, str(tmp_path), timeout_s=2 * DEADLINE_S)
+    first, second = run_scripts(SCRIPT, end, str(tmp_path))
     assert first.returncode == code, first.stderr
     assert first.stderr == "" or end == "exception"
     assert second.returncode == 1 and reason in second.stderr, second.stderr

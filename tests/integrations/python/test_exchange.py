@@ -268,4 +268,4 @@ def failing(rank: int):
 
 
 def test_a_failure_on_one_rank_ends_the_step_on_all():
-    assert run(failing, timeout_s=100) == [True, True]  # sooner than by the exchange's timeout
+    assert run(failing) == [True, True]  # sooner than by the exchange's timeout

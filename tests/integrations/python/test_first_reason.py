@@ -31,7 +31,7 @@ def one_backward(rank: int, guilty: tuple[int, ...], kind: str):
         dtype = torch.float64
     # Ranks may have other dtypes here, so DDP must not broadcast the parameters.
     ddp = DistributedDataParallel(Tail(kind == "sparse", dtype), init_sync=False)
-    ddp.register_comm_hook(State("int4", min_bytes=0, timeout_s=10), hook)
+    ddp.register_comm_hook(State("int4", min_bytes=0, timeout_s=100), hook)
     errors = []
     for _ in range(2):
         with pytest.raises(thinwire.Error) as caught:
@@ -97,7 +97,7 @@ def late_sparse(rank: int):
     """The last bucket of a backward is refused on one rank after another one has been sent."""
     model = Tables()
     optimizer = Wrapped(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, codec="int4", min_bytes=0, timeout_s=10
+        torch.optim.SGD(model.parameters(), lr=0.1), model, codec="int4", min_bytes=0, timeout_s=100
     )
     for step in range(2):
         model.sparse = rank == 1 and step == 1

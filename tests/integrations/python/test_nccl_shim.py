@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from ranks import HANG_S
 
 ROOT = pathlib.Path(__file__).parents[3]
 LIBRARY = os.environ.get("THINWIRE_LIBRARY", ROOT / "build/integrations/c/libthinwire.so")
@@ -37,7 +38,7 @@ def run(preload=True, command=(), **variables):
         environment["LD_PRELOAD"] = str(SHIM)
     done = subprocess.run(
         command or [PROGRAM],
-        env=environment, capture_output=True, text=True, timeout=60,
+        env=environment, capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     errors = dict(re.findall(r"(.+): error ([\d.]+), alike\n", done.stdout))
@@ -135,5 +136,5 @@ def test_torch_on_gpus_is_compressed(tmp_path):
         for rank in range(2)
     ]  # fmt: skip
     for rank in ranks:
-        _, said = rank.communicate(timeout=120)
+        _, said = rank.communicate(timeout=HANG_S)
         assert rank.returncode == 0 and "go as int8" in said, said
