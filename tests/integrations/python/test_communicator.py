@@ -45,7 +45,7 @@ def test_ranks_meet_in_a_store_and_again_by_another_key(kind, tmp_path):
 
 
 def leave(rank: int, folder: str) -> tuple[str, str] | None:
-    communicator = Communicator(dist.FileStore(f"{folder}/s"), rank, 3, "k", timeout_s=5)
+    communicator = Communicator(dist.FileStore(f"{folder}/s"), rank, 3, "k", timeout_s=100)
     communicator.all_reduce(torch.ones(NUMEL))
     dist.barrier()
     if rank == 2:

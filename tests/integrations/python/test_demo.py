@@ -37,6 +37,7 @@ train.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not data.FOLDER.is_dir(), reason="needs dataset-fashion-mnist")
 def test_a_short_demo(tmp_path, monkeypatch, capsys):
     """All but its network and most of the images."""

@@ -16,7 +16,7 @@ from ranks import run
 from thinwire.torch import all_reduce
 from torch.utils.data import DataLoader, TensorDataset
 
-CHILD_S = 20  # after which a child that hangs is killed
+CHILD_S = 100  # after which a child that hangs is killed
 
 
 def in_child(body) -> int:

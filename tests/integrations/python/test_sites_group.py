@@ -183,7 +183,7 @@ def joined(rank: int, groups: Groups, address: str, **options):
     least = options.pop("min_members", 2)
     members = join(address, f"site {groups.number}", min_members=least, timeout_s=60)
     return make(
-        members, {"site_group": groups.site, "timeout_s": 10, "sync_every": 2, **options}, seed=rank
+        members, {"site_group": groups.site, "timeout_s": 60, "sync_every": 2, **options}, seed=rank
     )
 
 
