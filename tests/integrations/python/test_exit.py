@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 from ranks import run_scripts
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("scripts' exits")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("script_exits")]
 
 # What uses memory after it was freed finds it overwritten, and does not go on by luck.
 OVERWRITE_FREED = {
