@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "transport/mesh/descriptor.h"
 #include "transport/messages/in_process.h"
@@ -41,28 +43,36 @@ class InProcessMembers final : public MessageMembers {
   const std::shared_ptr<MessageHub> hub_;
 };
 
-// A port on which nobody listens, yet.
-inline int FreePort() {
-  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{
-      .sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
-  socklen_t length = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (bind(socket.fd(), generic, length) != 0 || getsockname(socket.fd(), generic, &length) != 0) {
-    ADD_FAILURE() << "no free port";
+// A port of loopback on which nobody listens yet. The system gives it to nobody while this socket
+// is bound to it, but whoever names it may listen there, since both reuse the address.
+class ReservedPort {
+ public:
+  ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    sockaddr_in address{
+        .sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+    socklen_t length = sizeof(address);
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    if (setsockopt(socket_.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+        bind(socket_.fd(), generic, length) != 0 ||
+        getsockname(socket_.fd(), generic, &length) != 0) {
+      ADD_FAILURE() << "no free port";
+    }
+    number_ = ntohs(address.sin_port);
   }
-  return ntohs(address.sin_port);
-}
+  int number() const { return number_; }
+
+ private:
+  const Descriptor socket_;
+  int number_ = 0;
+};
 
 // Loopback. Members that call nobody listen, on a port that their rank keeps.
 class ZmqMembers final : public MessageMembers {
  public:
   explicit ZmqMembers(const MessageLimits& limits) : limits_(limits) {}
 
-  int PortOf(int rank) {
-    const auto known = ports_.find(rank);
-    return known != ports_.end() ? known->second : ports_[rank] = FreePort();
-  }
+  int PortOf(int rank) { return ports_[rank].number(); }
   ZmqOptions Options(int rank, const std::vector<int>& calls) {
     ZmqOptions options;
     options.rank = rank;
@@ -81,7 +91,7 @@ class ZmqMembers final : public MessageMembers {
 
  private:
   const MessageLimits limits_;
-  std::map<int, int> ports_;
+  std::map<int, ReservedPort> ports_;
 };
 
 // The next message, where no event may come before it.
@@ -110,8 +120,8 @@ inline PeerEvent NextEvent(MessagePlane& plane, Deadline deadline = Soon()) {
   return {.kind = PeerEvent::Kind::kLost, .peer = -1, .reason = {}};
 }
 
-inline void ExpectJoined(MessagePlane& plane, int peer) {
-  const PeerEvent event = NextEvent(plane);
+inline void ExpectJoined(MessagePlane& plane, int peer, Deadline deadline = Soon()) {
+  const PeerEvent event = NextEvent(plane, deadline);
   EXPECT_EQ(event.kind, PeerEvent::Kind::kJoined) << event.reason;
   EXPECT_EQ(event.peer, peer);
 }
@@ -121,6 +131,21 @@ inline absl::Status ExpectLost(MessagePlane& plane, int peer, Deadline deadline 
   EXPECT_EQ(event.kind, PeerEvent::Kind::kLost);
   EXPECT_EQ(event.peer, peer);
   return event.reason;
+}
+
+// Nothing comes, and the plane says so with these words in time: an attempt to connect takes a
+// moment to begin, and another one to fail.
+inline void ExpectNothingCame(MessagePlane& plane, const std::vector<std::string>& words) {
+  const Deadline deadline = Soon();
+  for (;;) {
+    const auto nothing = plane.Receive(In(std::chrono::milliseconds(20)));
+    ASSERT_EQ(nothing.status().code(), absl::StatusCode::kDeadlineExceeded) << nothing.status();
+    const bool said = std::all_of(words.begin(), words.end(), [&](const std::string& word) {
+      return absl::StrContains(nothing.status().message(), word);
+    });
+    if (said) return;
+    ASSERT_LT(Clock::now(), deadline) << nothing.status();
+  }
 }
 
 // Takes messages until the peer is lost, which may take a moment to be known.

@@ -48,12 +48,11 @@ class ZmqMessages : public testing::Test {
     ExpectJoined(*worker_, kServer);
   }
   // There and back, and nothing else comes on either side.
-  void ExpectUnmoved(milliseconds within = seconds(10)) {
-    const Deadline deadline = In(within);
+  void ExpectUnmoved() {
     ASSERT_TRUE(worker_->Send(kServer, 0, "question", std::vector<uint8_t>(1000, 1)).ok());
-    EXPECT_EQ(NextMessage(*server_, deadline).head, "question");
+    EXPECT_EQ(NextMessage(*server_).head, "question");
     ASSERT_TRUE(server_->Send(1, 0, "answer", std::vector<uint8_t>(1000, 2)).ok());
-    EXPECT_EQ(NextMessage(*worker_, deadline).head, "answer");
+    EXPECT_EQ(NextMessage(*worker_).head, "answer");
   }
   void ExpectNewMembersAdmitted() {
     const auto another = members_->Join(2, {kServer});
@@ -179,11 +178,7 @@ TEST_F(ZmqMessages, AMemberWithAnotherKeyHearsWhyNobodyAnswers) {
   ZmqOptions options = members_->Options(2, {kServer});
   options.key = GroupKey("", "another token");
   const auto plane = *StartZmqMessages(options);
-  const auto nothing = plane->Receive(In(milliseconds(500)));
-  EXPECT_EQ(nothing.status().code(), absl::StatusCode::kDeadlineExceeded);
-  for (const char* part : {"rank 0 is not connected", "127.0.0.1:", "another key"}) {
-    EXPECT_NE(nothing.status().message().find(part), absl::string_view::npos) << nothing.status();
-  }
+  ExpectNothingCame(*plane, {"rank 0 is not connected", "127.0.0.1:", "another key"});
   ExpectUnmoved();
 }
 
@@ -412,53 +407,49 @@ void TakeSome(MessagePlane& plane) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(NextMessage(plane).body.size(), 100000u);
 }
 
+// For peers that are lost by the end of their connections, which nothing then waits for.
+constexpr seconds kLong{60};
+
 // Forks before this process has threads.
-TEST(ZmqProcesses, AKilledPeerIsLostWithin250Milliseconds) {
-  ZmqMembers members({});
-  std::vector<milliseconds> times;
+TEST(ZmqProcesses, AKilledPeerIsLostWithoutItsTimeout) {
+  ZmqMembers members({.timeout = kLong});
   for (int round = 0; round < 5; ++round) {
     const Process worker(members.Options(1, {kServer}));
     const auto server = members.Join(kServer, {});
     ExpectJoined(*server, 1);
     TakeSome(*server);
     worker.Signal(SIGKILL);
-    const auto begin = Clock::now();
-    const absl::Status lost = TakeUntilLost(*server, 1, Soon());
-    const auto took = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
+    const absl::Status lost = TakeUntilLost(*server, 1);
     EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable) << lost;
-    EXPECT_LT(took, milliseconds(250));
   }
 }
 
 TEST(ZmqProcesses, AStoppedPeerIsLostAtItsDeadlineAndJoinsAgainWhenItGoesOn) {
-  constexpr milliseconds kTimeout{400};
+  // Long enough for a machine that stands still, and much shorter than the usual one of 10 s.
+  constexpr milliseconds kTimeout{2000};
   ZmqMembers members({.timeout = kTimeout});
   const Process worker(members.Options(1, {kServer}));
   const auto server = members.Join(kServer, {});
   ExpectJoined(*server, 1);
+  const auto begin = Clock::now();
   TakeSome(*server);
   worker.Signal(SIGSTOP);
-  const auto begin = Clock::now();
-  const absl::Status lost = TakeUntilLost(*server, 1, Soon());
-  const auto took = Clock::now() - begin;
+  const absl::Status lost = TakeUntilLost(*server, 1, In(seconds(9)));
   EXPECT_EQ(lost.code(), absl::StatusCode::kDeadlineExceeded) << lost;
-  EXPECT_GT(took, kTimeout / 2);
-  EXPECT_LT(took, kTimeout + milliseconds(250));
+  EXPECT_GE(Clock::now() - begin, kTimeout) << "it was heard after that";
   worker.Signal(SIGCONT);
   ExpectJoined(*server, 1);
   TakeSome(*server);
 }
 
 TEST(ZmqProcesses, AKilledServerIsFoundAgainAtItsPort) {
-  ZmqMembers members({});
+  ZmqMembers members({.timeout = kLong});
   // Rank 0 only listens; it is a worker to nobody.
   auto first = std::make_unique<Process>(members.Options(kServer, {}));
   const auto worker = members.Join(1, {kServer});
   ExpectJoined(*worker, kServer);
   first->Signal(SIGKILL);
-  const auto begin = Clock::now();
   EXPECT_EQ(ExpectLost(*worker, kServer).code(), absl::StatusCode::kUnavailable);
-  EXPECT_LT(Clock::now() - begin, milliseconds(250));
   first.reset();
   const auto second = members.Join(kServer, {});
   ExpectJoined(*worker, kServer);
@@ -467,33 +458,40 @@ TEST(ZmqProcesses, AKilledServerIsFoundAgainAtItsPort) {
 
 // As when a virtual machine moves: all members stop for longer than the timeout, and go on.
 TEST(ZmqProcesses, AMachineThatPausesLosesNobody) {
+  constexpr milliseconds kTimeout{2000};
   int pipes[2];
   ASSERT_EQ(pipe(pipes), 0);
   const pid_t child = fork();
   if (child == 0) {
-    ZmqMembers members({.timeout = milliseconds(400)});
+    ZmqMembers members({.timeout = kTimeout});
     const auto server = members.Join(kServer, {});
     const auto worker = members.Join(1, {kServer});
     ExpectJoined(*server, 1);
     ExpectJoined(*worker, kServer);
-    bool quiet = write(pipes[1], "r", 1) == 1;
-    for (const Deadline end = In(milliseconds(2500)); quiet && Clock::now() < end;) {
+    bool quiet = write(pipes[1], "r", 1) == 1, paused = false;
+    // Until the pause, and then for a while after it.
+    for (Deadline end = Soon(); quiet && Clock::now() < end;) {
+      const Deadline begin = Clock::now();
       for (MessagePlane* plane : {server.get(), worker.get()}) {
         quiet = quiet && !plane->Receive(In(milliseconds(20))).ok();
       }
+      if (!paused && Clock::now() - begin > kTimeout) {
+        paused = true;
+        end = In(milliseconds(500));
+      }
     }
-    _exit(quiet && !testing::Test::HasFailure() ? 0 : 1);
+    _exit(quiet && paused && !testing::Test::HasFailure() ? 0 : 1);
   }
+  close(pipes[1]);
   char ready;
-  ASSERT_EQ(read(pipes[0], &ready, 1), 1);
+  EXPECT_EQ(read(pipes[0], &ready, 1), 1);
   kill(child, SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(1200));
+  std::this_thread::sleep_for(kTimeout + milliseconds(300));
   kill(child, SIGCONT);
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   close(pipes[0]);
-  close(pipes[1]);
 }
 
 // Idle strangers take every descriptor until their handshakes time out.
@@ -510,15 +508,15 @@ TEST(ZmqProcesses, AServerWithoutDescriptorsKeepsItsMembersAndAdmitsNewOnesLater
   for (int i = 0; i < 300; ++i) held.push_back(Visit(members.PortOf(kServer)));
   for (int i = 0; i < 10; ++i) expect_answers();
   const auto another = members.Join(2, {kServer});
-  ExpectJoined(*another, kServer);
+  ExpectJoined(*another, kServer, In(kLong));
   expect_answers();
   EXPECT_TRUE(server.lives());
 }
 
 // The peer's pause is longer than it may be, but nobody is silent: the plane's thread answers.
 TEST_F(ZmqMessages, AnOwnerThatTakesNothingForLongIsNotLost) {
-  Start({.timeout = milliseconds(100)});
-  EXPECT_EQ(server_->Receive(In(milliseconds(500))).status().code(),
+  Start({.timeout = milliseconds(2000)});
+  EXPECT_EQ(server_->Receive(In(milliseconds(2500))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   ExpectUnmoved();
 }
