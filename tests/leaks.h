@@ -16,11 +16,11 @@ struct Held {
 
   static Held Now() { return {Entries("/proc/self/fd"), Entries("/proc/self/task")}; }
 
-  // The count as soon as it is no more than `before`, or after 5 s: the kernel lists a thread for a
-  // moment after its join has returned.
+  // The count as soon as it is no more than `before`, or after 20 s: the kernel lists a thread for
+  // a moment after its join has returned.
   static Held Settled(const Held& before) {
     Held held = Now();
-    for (int wait = 0; wait < 500 && !(held <= before); ++wait) {
+    for (int wait = 0; wait < 2000 && !(held <= before); ++wait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
       held = Now();
     }

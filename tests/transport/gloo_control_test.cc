@@ -19,7 +19,7 @@ ControlFrame Numbered(int number) {
 TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
   constexpr int kRounds = 20, kFrames = 10;
   for (int round = 0; round < kRounds; ++round) {
-    GlooRanks ranks(2);
+    GlooRanks ranks(2, std::chrono::seconds(20));
     ControlPlane& control = *ranks.controls[0];
     std::unique_ptr<ControlPlane>& peer = ranks.controls[1];
     // The receives are known at the other end once a frame has come.
@@ -89,8 +89,9 @@ TEST(GlooControl, TakesNoThreadForAPeer) {
         EXPECT_EQ(message->frame, Numbered(message->from));
       }
     }
-    const size_t expected = before.threads + world;
-    EXPECT_EQ(Held::Settled({Held::Now().descriptors, expected}).threads, expected) << world;
+    // Threads that have ended may still have been counted before.
+    const size_t most = before.threads + world;
+    EXPECT_LE(Held::Settled({Held::Now().descriptors, most}).threads, most) << world;
   }
 }
 

@@ -36,10 +36,12 @@ struct GlooRanks {
   std::vector<std::shared_ptr<GlooLinks>> links;
   std::vector<std::unique_ptr<ControlPlane>> controls;
 
-  explicit GlooRanks(int world, Failure::LostPeer lost_peer = Failure::LostPeer::kFailsAll)
-      : links(ConnectGlooLinks(world, lost_peer)) {
+  // last_words: how long a control plane that ends waits for its frames to leave.
+  explicit GlooRanks(int world,
+                     std::chrono::milliseconds last_words = std::chrono::milliseconds(200))
+      : links(ConnectGlooLinks(world)) {
     for (const std::shared_ptr<GlooLinks>& own : links) {
-      controls.push_back(std::move(GlooPlanes(own, std::chrono::milliseconds(200)).control));
+      controls.push_back(std::move(GlooPlanes(own, last_words).control));
     }
   }
 };

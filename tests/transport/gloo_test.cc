@@ -25,11 +25,11 @@ using std::chrono::seconds;
 class GlooProcesses : public RankProcesses {};
 
 TEST_F(GlooProcesses, AKilledPeerIsLostAtOnce) {
-  ExpectFailureAfter(SIGKILL, seconds(20), absl::StatusCode::kUnavailable);
+  ExpectFailureAfter(SIGKILL, seconds(60), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(GlooProcesses, AStoppedPeerIsATimeoutThatNamesIt) {
-  ExpectFailureAfter(SIGSTOP, milliseconds(700), absl::StatusCode::kDeadlineExceeded);
+  ExpectFailureAfter(SIGSTOP, kShort, absl::StatusCode::kDeadlineExceeded);
 }
 
 // More reports than the control channel has on its way at once: none of them may wait for rank 0.
@@ -37,7 +37,7 @@ TEST_F(GlooProcesses, AStoppedLeaderIsATimeoutThatNamesIt) {
   constexpr int kTensors = 300;
   min_bytes_ = 0;  // all of them are reported
   const pid_t leader = StartPeer(0);
-  const auto engine = Connect(1, 2, milliseconds(700));
+  const auto engine = Connect(1, 2, kShort);
   ASSERT_NE(engine, nullptr);
   ASSERT_TRUE(Reduce(*engine).ok());
   kill(leader, SIGSTOP);
@@ -53,7 +53,7 @@ TEST_F(GlooProcesses, AStoppedLeaderIsATimeoutThatNamesIt) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_NE(status.message().find("rank 0"), absl::string_view::npos) << status;
   }
-  EXPECT_LT(Clock::now() - begin, seconds(5));
+  EXPECT_LT(Clock::now() - begin, seconds(30));
 }
 
 TEST_F(GlooProcesses, ARankThatNeverComesIsNamed) {
@@ -62,11 +62,11 @@ TEST_F(GlooProcesses, ARankThatNeverComesIsNamed) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(transport.status())) << transport.status();
   EXPECT_NE(transport.status().message().find("rank 1 did not come"), absl::string_view::npos)
       << transport.status();
-  EXPECT_LT(Clock::now() - begin, seconds(5));
+  EXPECT_LT(Clock::now() - begin, seconds(30));
 }
 
 TEST_F(GlooProcesses, AnUnknownInterfaceIsRefusedWithTheKnownOnes) {
-  GlooOptions options = Rank(0, 2, Clock::now() + seconds(1));
+  GlooOptions options = Rank(0, 2, Clock::now() + seconds(20));
   options.interface = "nope0";
   const auto transport = ConnectGloo(options);
   EXPECT_TRUE(absl::IsInvalidArgument(transport.status())) << transport.status();
@@ -93,13 +93,16 @@ TEST_F(GlooProcesses, ConnectByInterfaceByNameAndByIpv6) {
   }
 }
 
-// The other rank never comes, so this one listens until its deadline.
+// The other rank comes when this one has been seen to listen.
 TEST_F(GlooProcesses, ListensOnLoopbackOnly) {
   std::vector<ListeningSocket> seen;
-  const Deadline deadline = Clock::now() + milliseconds(700);
-  std::thread connecting([&] { ConnectGloo(Rank(0, 2, deadline)).status().IgnoreError(); });
+  const Deadline deadline = Clock::now() + seconds(20);
+  absl::StatusOr<Transport> transports[2];
+  std::thread connecting([&] { transports[0] = ConnectGloo(Rank(0, 2, deadline)); });
   while (seen.empty() && Clock::now() < deadline) seen = ListeningSockets();
+  transports[1] = ConnectGloo(Rank(1, 2, deadline));
   connecting.join();
+  for (const auto& made : transports) EXPECT_TRUE(made.ok()) << made.status();
   ASSERT_FALSE(seen.empty());
   for (const ListeningSocket& socket : seen) EXPECT_EQ(socket.address, "0100007F");
   EXPECT_TRUE(ListeningSockets().empty());

