@@ -2,22 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "integrations/c/thinwire.h"
+#include "tests/own_folder.h"
 
 namespace {
-
-std::string NewFolder(const char* name) {
-  const auto folder = std::filesystem::temp_directory_path() / (std::string("thinwire_") + name);
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
-  return folder.string();
-}
 
 tw_options OptionsFor(int rank, int size, const std::string& folder) {
   tw_options options;
@@ -25,7 +18,7 @@ tw_options OptionsFor(int rank, int size, const std::string& folder) {
   options.rank = rank;
   options.size = size;
   options.store_path = folder.c_str();
-  options.timeout_ms = 10000;
+  options.timeout_ms = 60000;
   return options;
 }
 
@@ -186,9 +179,9 @@ TEST(CApi, AWorldOfOneCopies) {
 }
 
 TEST(CApi, ResidualsComeOutAndGoBackIn) {
-  const std::string folder = NewFolder("residuals");
+  const thinwire::OwnFolder folder;
   OnThreads(2, [&](int rank) {
-    const tw_options options = OptionsFor(rank, 2, folder);
+    const tw_options options = OptionsFor(rank, 2, folder.path());
     tw_comm* comm = nullptr;
     ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
     std::vector<float> g(40000), first(40000), second(40000);
@@ -238,9 +231,9 @@ TEST(CApi, ResidualsComeOutAndGoBackIn) {
 }
 
 TEST(CApi, AnotherCodecOnOneRankIsAMismatchOnBoth) {
-  const std::string folder = NewFolder("mismatch");
+  const thinwire::OwnFolder folder;
   OnThreads(2, [&](int rank) {
-    tw_options options = OptionsFor(rank, 2, folder);
+    tw_options options = OptionsFor(rank, 2, folder.path());
     options.codec = rank == 0 ? "int4" : "int8";
     tw_comm* comm = nullptr;
     EXPECT_EQ(tw_comm_create(&options, &comm), TW_MISMATCH);

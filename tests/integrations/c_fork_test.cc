@@ -91,7 +91,7 @@ class Fork : public testing::Test {
   static int CodeOfChild(const std::function<int()>& body) {
     const pid_t child = fork();
     if (child == 0) {
-      alarm(10);
+      alarm(60);
       _exit(body());
     }
     int status = 0;

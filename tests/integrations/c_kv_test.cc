@@ -12,6 +12,7 @@
 
 #include "integrations/c/thinwire.h"
 #include "tests/compress/values.h"
+#include "tests/own_folder.h"
 
 namespace {
 
@@ -84,12 +85,11 @@ TEST(CKv, Fp32SyncHasTheBitsOfAnAllreduce) {
 
 TEST(CKv, TrainsOverZeroMqInEveryMode) {
   for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {
-    const std::string folder = testing::TempDir() + "/kv_" + std::string(mode, 4);
-    ASSERT_EQ(std::system(("rm -rf " + folder + " && mkdir " + folder).c_str()), 0);
+    const thinwire::OwnFolder folder;
     RunStore(
         2, 2,
         [&](tw_kv_options* options) {
-          options->store_path = folder.c_str();
+          options->store_path = folder.path().c_str();
           options->group = "g";
           options->mode = mode;
           options->codec = "int4";
@@ -185,13 +185,12 @@ class ServerProcess {
 // SIGKILL over ZeroMQ: key b is trained as key a was, whose server was killed several times on the
 // way, and has the same bits.
 TEST(CKv, AKilledServerThatIsStartedAgainHasTheSameBits) {
-  const std::string folder = testing::TempDir() + "/kv_killed", journal = folder + "/journal";
-  ASSERT_EQ(std::system(("rm -rf " + folder + " && mkdir " + folder).c_str()), 0);
-  const std::string setting = journal + ",bytes=300000";
+  const thinwire::OwnFolder folder;
+  const std::string setting = folder.File("journal") + ",bytes=300000";
   const auto set = [&](tw_kv_options* options) {
     options->workers = 2;
     options->timeout_ms = 20000;
-    options->store_path = folder.c_str();
+    options->store_path = folder.path().c_str();
     options->group = "g";
     options->codec = "int4";
     options->journal = setting.c_str();

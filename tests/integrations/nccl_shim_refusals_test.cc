@@ -121,7 +121,7 @@ NcclUniqueId MadeByNccl() {
   return id;
 }
 
-constexpr std::chrono::milliseconds kLong{20000};
+constexpr std::chrono::milliseconds kLong{60000};
 
 std::vector<absl::StatusOr<std::vector<std::string>>> Meet(const MeetingPlace& meeting, int size,
                                                            int absent,
@@ -146,7 +146,7 @@ TEST(NcclMeetingTest, AllHearTheSameAndLateOnesToo) {
   const std::vector<std::string> all = {"rank 0", "rank 1", "rank 2"};
   for (const auto& heard : Meet(*MeetingOf(id), 3, -1, kLong)) EXPECT_EQ(*heard, all);
 
-  const auto heard = Meet(*MeetingOf(other), 3, 1, std::chrono::milliseconds(100));
+  const auto heard = Meet(*MeetingOf(other), 3, 1, std::chrono::seconds(2));
   EXPECT_TRUE(absl::IsDeadlineExceeded(heard[0].status())) << heard[0].status();
   EXPECT_TRUE(absl::StrContains(heard[0].status().message(), "rank 1 for one"));
   EXPECT_EQ(heard[2].status(), heard[0].status());
@@ -170,7 +170,7 @@ TEST(NcclMeetingTest, TheFirstDeadlineIsThatOfAll) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(brief)) << brief;
   first.join();
   EXPECT_TRUE(absl::IsDeadlineExceeded(patient)) << patient;
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10)) << "it has waited for its own time";
+  EXPECT_LT(Clock::now() - start, kLong / 2) << "it has waited for its own time";
 }
 
 // Neither those who connect and say nothing, nor those who say something wrong, nor a guest that

@@ -12,6 +12,7 @@
 
 #include "integrations/c/thinwire.h"
 #include "tests/integrations/old_caller.h"
+#include "tests/own_folder.h"
 
 namespace old {
 #include "tests/integrations/old_options.h"
@@ -102,11 +103,8 @@ TEST(Options, StructsWithoutASizeNeverGrow) {
 // The other rank is compiled against today's header. The handshake compares most of the options,
 // so both ranks read the same fields; the trace shows that the last one is read as well.
 TEST(Options, ACallerOfTheFirstReleaseWorksWithOneOfToday) {
-  const std::string trace =
-      (std::filesystem::temp_directory_path() / "thinwire_old_caller.json").string();
-  const std::string trace_of_rank_0 =
-      (std::filesystem::temp_directory_path() / "thinwire_old_caller.rank0.json").string();
-  std::filesystem::remove(trace_of_rank_0);
+  const thinwire::OwnFolder folder;
+  const std::string trace = folder.File("trace.json");
   std::vector<float> first(5000, 1.0f), second(5000, 3.0f);
   int status = -1;
   std::thread rank_0([&] {
@@ -139,7 +137,7 @@ TEST(Options, ACallerOfTheFirstReleaseWorksWithOneOfToday) {
   EXPECT_EQ(status, TW_OK);
   EXPECT_NEAR(first[0], 2.0f, 0.05f);
   EXPECT_EQ(first, second);
-  EXPECT_TRUE(std::filesystem::exists(trace_of_rank_0));
+  EXPECT_TRUE(std::filesystem::exists(folder.File("trace.rank0.json")));
 }
 
 TEST(Options, ACallerOfTheFirstReleaseSimulates) {

@@ -6,6 +6,7 @@
 #include <regex>
 #include <sstream>
 
+#include "tests/own_folder.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {
@@ -13,18 +14,16 @@ namespace {
 
 // One event for each stage of each chunk, on every rank.
 TEST(Trace, HasEveryStageOfEveryChunk) {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / "thinwire_trace_test";
-  std::filesystem::create_directories(folder);
+  const OwnFolder folder;
   Options options = SmallChunks("int4");
-  options.trace_path = (folder / "trace.json").string();
+  options.trace_path = folder.File("trace.json");
   RunRanks(Wire::kInProcess, 2, options, [](int rank, Engine& engine) {
     std::vector<float> values = Gradient(10 * 1024, 1, rank, 0);  // 10 chunks of 4096 bytes
     ASSERT_TRUE(AllReduce(engine, values, "a \"quoted\" name").ok());
   });
   for (const char* name : {"trace.rank0.json", "trace.rank1.json"}) {
     std::stringstream text;
-    text << std::ifstream(folder / name).rdbuf();
+    text << std::ifstream(folder.File(name)).rdbuf();
     for (const char* stage : kStageNames) {
       size_t count = 0;
       // A chunk that waits has a begin and an end of its own, since rows may not overlap.
@@ -38,7 +37,6 @@ TEST(Trace, HasEveryStageOfEveryChunk) {
     }
     EXPECT_NE(text.str().find("a \\\"quoted\\\" name"), std::string::npos);
   }
-  std::filesystem::remove_all(folder);
 }
 
 struct Slice {
@@ -67,11 +65,9 @@ std::map<std::string, std::vector<Slice>> SlicesOf(const std::filesystem::path& 
 // viewers nest, do not overlap.
 TEST(Trace, HasTheStagesOfSmallTensors) {
   constexpr int kTensors = 8;
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / "thinwire_trace_of_small";
-  std::filesystem::create_directories(folder);
+  const OwnFolder folder;
   Options options;
-  options.trace_path = (folder / "trace.json").string();
+  options.trace_path = folder.File("trace.json");
   RunRanks(Wire::kInProcess, 2, options, [](int rank, Engine& engine) {
     std::vector<std::vector<float>> values;
     std::vector<std::shared_ptr<Work>> works;
@@ -90,7 +86,7 @@ TEST(Trace, HasTheStagesOfSmallTensors) {
   });
   for (const char* file : {"trace.rank0.json", "trace.rank1.json"}) {
     std::map<int, std::vector<Slice>> rows;
-    for (const auto& [stage, slices] : SlicesOf(folder / file, "small")) {
+    for (const auto& [stage, slices] : SlicesOf(folder.File(file), "small")) {
       EXPECT_EQ(slices.size(), static_cast<size_t>(kTensors)) << stage;
       for (const Slice& slice : slices) rows[slice.row].push_back(slice);
     }
@@ -103,7 +99,6 @@ TEST(Trace, HasTheStagesOfSmallTensors) {
       }
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "absl/synchronization/notification.h"
 #include "schedule/digest.h"
 #include "schedule/store/rows.h"
+#include "tests/own_folder.h"
 #include "tests/schedule/store/store_ranks.h"
 
 namespace thinwire {
@@ -32,7 +33,8 @@ namespace {
 using Kind = StoreHead::Kind;
 
 std::string FreshFolder(const std::string& name) {
-  const std::string folder = testing::TempDir() + "/journal_" + name;
+  static const OwnFolder own;  // gone when the process ends
+  const std::string folder = own.File(name);
   std::filesystem::remove_all(folder);
   return folder;
 }
@@ -605,7 +607,7 @@ TEST(JournalTest, NothingIsLostOrAppliedTwiceInAsync) {
 
 TEST(JournalTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {
   StoreRanks store{.workers = 2};
-  store.timeout = std::chrono::milliseconds(1000);
+  store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
   const JournalSpec spec{.folder = FreshFolder("away")};
   store.serve = [&](int) {
     auto journal = Journal::Open(spec, 0);
@@ -626,7 +628,7 @@ TEST(JournalTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {
 TEST(JournalTest, AWorkerThatDoesNotComeAgainIsLost) {
   for (const char* const mode : {"sync", "async"}) {
     StoreRanks store{.workers = 2, .mode = mode};
-    store.timeout = std::chrono::milliseconds(700);
+    store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
     const std::string folder = FreshFolder("gone");
     absl::Notification is_ready, is_away, is_dead;
     // Two that join, values, two inits, two optimizers, and a push.

@@ -18,6 +18,7 @@
 #include "absl/synchronization/notification.h"
 #include "schedule/digest.h"
 #include "schedule/store/rows.h"
+#include "tests/own_folder.h"
 #include "tests/schedule/store/store_ranks.h"
 
 namespace thinwire {
@@ -286,7 +287,7 @@ TEST(StoreTest, ASlowWorkerStopsNobodyInAsyncAndTheBoundHoldsInSsp) {
           const absl::MutexLock lock(&mu);
           const int bound = std::string(mode) == "async" ? 40 : std::min(40, 4 * (step + 1));
           const auto done = [&] { return ahead >= bound; };
-          ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&done), absl::Seconds(20)))
+          ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&done), absl::Seconds(60)))
               << mode << ": the fast worker came to step " << ahead << " at " << step;
           slow = step;
         }
@@ -309,7 +310,6 @@ TEST(StoreTest, ASlowWorkerStopsNobodyInAsyncAndTheBoundHoldsInSsp) {
 // that does not come.
 TEST(StoreTest, ABarrierWithPullsUnderWayStopsNobodyInSsp) {
   StoreRanks store{.workers = 2, .mode = "ssp:staleness=1"};
-  store.timeout = std::chrono::milliseconds(3000);
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w(10), g(10, 1.0f);
     ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
@@ -331,6 +331,7 @@ TEST(StoreTest, ABarrierWithPullsUnderWayStopsNobodyInSsp) {
 
 TEST(StoreTest, ALostWorkerIsAnErrorOnAllInSync) {
   StoreRanks store{.workers = 3, .servers = 2};
+  store.timeout = std::chrono::seconds(60);  // which nothing here waits for
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w(10000), g(10000);
     // Also on a worker that is slow to hear of it, and for whom a failure is on its way by then.
@@ -341,7 +342,7 @@ TEST(StoreTest, ALostWorkerIsAnErrorOnAllInSync) {
     const absl::Status waited = pushed.ok() ? kv->WaitAll() : pushed;
     EXPECT_TRUE(absl::IsUnavailable(waited)) << waited;
     EXPECT_NE(waited.message().find("worker 1"), std::string::npos) << waited;
-    EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+    EXPECT_LT(Clock::now() - start, store.timeout);
     EXPECT_TRUE(absl::IsUnavailable(kv->Barrier()));  // sticky
   });
   EXPECT_TRUE(absl::IsUnavailable(store.served[0])) << store.served[0];
@@ -402,7 +403,7 @@ TEST(StoreTest, ALostServerIsAnErrorOnAllWorkers) {
 
 TEST(StoreTest, AWorkerThatDoesNotPushIsNamedAtTheDeadline) {
   StoreRanks store{.workers = 2};
-  store.timeout = std::chrono::milliseconds(500);
+  store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
   absl::Barrier* const met = new absl::Barrier(2);
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w(10), g(10);
@@ -440,7 +441,7 @@ TEST(StoreTest, PushesThatDoNotLeaveAreBounded) {
   });
   StoreWorker::Options options = store.WorkerOptions();
   options.max_queued = 1 << 20;
-  options.timeout = std::chrono::milliseconds(300);
+  options.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
   auto kv = StoreWorker::Create(store.WorkerPlane(0), options);
   ASSERT_TRUE(kv.ok()) << kv.status();
   std::vector<float> w(100000);
@@ -512,7 +513,8 @@ TEST(StoreTest, AsyncNeedsAnOptimizer) {
 TEST(StoreTest, ALoadedStoreGoesOnToTheBit) {
   for (const char* const optimizer :
        {"sgd:lr=0.1,momentum=0.9,nesterov=1", "adam:lr=0.01", "adagrad:lr=0.1,lr_decay=0.1"}) {
-    const std::string path = testing::TempDir() + "/store_state";
+    const OwnFolder folder;
+    const std::string path = folder.File("store_state");
     uint64_t digest = 0;
     const auto train = [&](StoreWorker& kv, std::vector<float>& w, uint64_t from) {
       for (uint64_t step = from; step < from + 5; ++step) {
@@ -541,7 +543,6 @@ TEST(StoreTest, ALoadedStoreGoesOnToTheBit) {
       train(*kv, w, 5);
       EXPECT_EQ(DigestOf(w), digest) << optimizer;
     });
-    std::remove(path.c_str());
   }
 }
 
@@ -549,7 +550,7 @@ TEST(StoreTest, ALoadedStoreGoesOnToTheBit) {
 struct SavedResiduals {
   static constexpr size_t kElements = 10000;
 
-  explicit SavedResiduals(const std::string& name) : path(testing::TempDir() + "/" + name) {
+  SavedResiduals() {
     StoreRanks store = Ranks(3, 2);
     store.Run([&](std::unique_ptr<StoreWorker>& kv) {
       std::vector<float> w = Begin(*kv, 5);
@@ -576,12 +577,13 @@ struct SavedResiduals {
     }
   }
 
-  const std::string path;
+  const OwnFolder folder;
+  const std::string path = folder.File("residuals");
   uint64_t digest = 0;
 };
 
 TEST(StoreTest, WorkersResidualsAreSavedAndLoaded) {
-  const SavedResiduals saved("residuals");
+  const SavedResiduals saved;
   StoreRanks store = SavedResiduals::Ranks(3, 1);
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w = SavedResiduals::Begin(*kv, 6);
@@ -601,7 +603,7 @@ TEST(StoreTest, WorkersResidualsAreSavedAndLoaded) {
 }
 
 TEST(StoreTest, ResidualsThatAreNotOfTheSaveAreRefusedOnAllWorkers) {
-  const SavedResiduals saved("mixed"), other("other");
+  const SavedResiduals saved, other;
   const auto place = [&](int rank) { return absl::StrCat(saved.path, ".worker-", rank); };
   const std::string good = ReadFile(place(1)), stale = [&] {
     StoreRanks store = SavedResiduals::Ranks(3, 1);
@@ -640,7 +642,8 @@ TEST(StoreTest, ResidualsThatAreNotOfTheSaveAreRefusedOnAllWorkers) {
 }
 
 TEST(StoreTest, ADamagedFileIsRefusedOnAllWorkers) {
-  const std::string path = testing::TempDir() + "/damaged_state";
+  const OwnFolder folder;
+  const std::string path = folder.File("damaged_state");
   for (const size_t flip : {size_t{3}, size_t{60}, size_t{1000}}) {
     StoreRanks store{.workers = 2};
     store.Run([&](std::unique_ptr<StoreWorker>& kv) {
@@ -664,7 +667,6 @@ TEST(StoreTest, ADamagedFileIsRefusedOnAllWorkers) {
       EXPECT_EQ(out, w);
     });
   }
-  std::remove(path.c_str());
 }
 
 // One server under fuzzed messages: good ones of two workers, in which heads, bodies and texts are
