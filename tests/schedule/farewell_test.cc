@@ -74,6 +74,8 @@ class Leaver {
   }
   Farewell& farewell() { return farewell_; }
   FrameType NextFrame() { return NextFrameFor(transports_[1]); }
+  // NextFrame returns kFail from here on.
+  void EndTheFrames() { transports_[1].control->Abort(absl::AbortedError("the test is over")); }
 
  private:
   static Options With(std::chrono::milliseconds timeout) {
@@ -90,31 +92,48 @@ class Leaver {
   Farewell farewell_{{0, 2}, options_.timeout, transports_[0].control.get(), failure_};
 };
 
-// A 20th of the timeout, of which there is plenty. The least of a few tries.
+// A 20th of the timeout, of which there is plenty. The least of a few tries, since others may hold
+// the processors in any one.
 TEST(Farewell, APeerThatAnswersNothingIsNotWaitedForLong) {
   double least = 1e9;
-  for (int attempt = 0; attempt < 3; ++attempt) {
+  for (int attempt = 0; attempt < 20 && least >= 1.0; ++attempt) {
     least = std::min(least, Leaver(std::chrono::seconds(5)).Say());
   }
   EXPECT_LT(least, 1.0);
 }
 
 // On a slow link it may be at its last collective for longer than it takes to be silent (1 s here).
+// An attempt in which the peer's own thread stood still for half of that shows nothing.
 TEST(Farewell, APeerThatAnswersIsWaitedFor) {
-  Leaver leaver(std::chrono::seconds(20));
-  std::atomic<bool> done = false;
-  std::thread peer([&] {
-    ASSERT_EQ(leaver.NextFrame(), FrameType::kBye);
-    for (int question = 0; question < 15; ++question) {
-      ASSERT_EQ(leaver.NextFrame(), FrameType::kPing);
-      leaver.farewell().OnPong(1);
+  bool answered_in_time = false;
+  for (int attempt = 0; attempt < 20 && !answered_in_time; ++attempt) {
+    Leaver leaver(std::chrono::seconds(20));
+    std::atomic<bool> done = false;
+    double longest = 0.0;  // before the peer's first answer, or between two of them, in seconds
+    Deadline last = Clock::now();
+    std::thread peer([&] {
+      if (leaver.NextFrame() != FrameType::kBye) return;
+      for (int question = 0; question < 15; ++question) {
+        const bool asked = leaver.NextFrame() == FrameType::kPing;
+        if (asked) leaver.farewell().OnPong(1);
+        const Deadline now = Clock::now();
+        longest = std::max(longest, std::chrono::duration<double>(now - last).count());
+        last = now;
+        if (!asked) return;
+      }
+      done = true;
+      leaver.farewell().OnByeHeard(1);
+    });
+    leaver.Say();
+    const bool waited = done;
+    leaver.EndTheFrames();
+    peer.join();
+    answered_in_time = longest < 0.5;
+    if (answered_in_time) {
+      EXPECT_TRUE(waited);
     }
-    done = true;
-    leaver.farewell().OnByeHeard(1);
-  });
-  leaver.Say();
-  EXPECT_TRUE(done);
-  peer.join();
+  }
+  EXPECT_TRUE(answered_in_time) << "this machine stood still in each attempt";
 }
 
 // They stay for as long as they like: nobody but rank 0 says goodbye before it is gone. The least
@@ -123,7 +142,7 @@ TEST(Farewell, APeerThatAnswersIsWaitedFor) {
 TEST(Farewell, ARankLeavesWhileItsPeersStay) {
   for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
     double least = 1e9;
-    for (int attempt = 0; attempt < 3; ++attempt) {
+    for (int attempt = 0; attempt < 20 && least >= 1.0; ++attempt) {
       std::atomic<bool> gone = false;
       std::vector<Transport> transports = Connect(wire, 3);
       std::vector<std::thread> threads;
