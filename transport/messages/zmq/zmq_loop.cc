@@ -275,26 +275,27 @@ void ZmqLoop::ReadRouter() {
 void ZmqLoop::ReadDealers() {
   std::vector<int> peers;
   for (const auto& [peer, callee] : callees_) peers.push_back(peer);
-  for (const int peer : peers) {
-    Callee& callee = callees_[peer];
-    // It may hang up in between.
-    for (int i = 0; callee.dealer.valid() && i < kFramesAtOnce; ++i) {
-      ZmqFrame frame(*zmq_);
-      if (!callee.dealer.Receive(frame)) break;
-      if (callee.dealer.MoreFollows()) {
-        while (callee.dealer.MoreFollows() && callee.dealer.Receive(frame)) continue;
-        continue;  // not of our making
-      }
-      if (connections_.contains(peer)) {
-        FromMember(peer, frame.bytes());
-      } else {
-        FromCallee(peer, frame.bytes());
-      }
+  for (const int peer : peers) ReadDealer(peer);
+}
+
+void ZmqLoop::ReadDealer(int peer) {
+  Callee& callee = callees_[peer];
+  // It may hang up in between.
+  for (int i = 0; callee.dealer.valid() && i < kFramesAtOnce; ++i) {
+    ZmqFrame frame(*zmq_);
+    if (!callee.dealer.Receive(frame)) break;
+    if (callee.dealer.MoreFollows()) {
+      while (callee.dealer.MoreFollows() && callee.dealer.Receive(frame)) continue;
+      continue;  // not of our making
+    }
+    if (connections_.contains(peer)) {
+      FromMember(peer, frame.bytes());
+    } else {
+      FromCallee(peer, frame.bytes());
     }
   }
 }
 
-// Whatever came before a connection ended was read by now: its bytes were there before the event.
 void ZmqLoop::ReadMonitors() {
   const auto next_event = [this](ZmqSocket& monitor, uint16_t* event) {
     ZmqFrame frame(*zmq_);
@@ -323,6 +324,8 @@ void ZmqLoop::ReadMonitors() {
       }
     }
     if (why.empty()) continue;
+    ReadDealer(peer);  // what came before the end, such as a goodbye
+    if (!callee.dealer.valid()) continue;
     if (connections_.contains(peer)) {
       Lose(peer, absl::UnavailableError(absl::StrCat(NameOf(peer), " is gone: ", why)));
     } else {

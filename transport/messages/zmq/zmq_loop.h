@@ -84,6 +84,7 @@ class ZmqLoop {
   void AdmitClients();
   void ReadRouter();
   void ReadDealers();
+  void ReadDealer(int peer);
   void ReadMonitors();
   void FromStranger(const std::string& routing_id, Bytes frame);
   void OnHello(const std::string& routing_id, Bytes frame);
