@@ -27,7 +27,7 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 # DDP imports torch._dynamo when the first model is wrapped, which costs a second.
-_context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "thinwire.torch"])
+_context.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo", "thinwire.torch"])
 
 # A rank that takes longer hangs: far more than any takes on a busy machine, where an import of
 # torch alone may take half a minute.

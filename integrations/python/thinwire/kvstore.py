@@ -301,10 +301,10 @@ class KVStore:
 
     def set_gradient_compression(self, compression: str | dict[str, Any]) -> None:
         """Set the codec of keys that are initialised from then on, on all workers: "int4",
-        "int8:down=fp32" (gradients up with error feedback, values down), or {"type": "int4"}. MXNet's
-        {"type": "2bit", "threshold": 0.5} is "ternary:threshold=0.5,down=fp32": a worker sends the
-        same values, to the bit. Raises InvalidArgumentError for any other codec or key, and for
-        MXNet's "1bit"."""
+        "int8:down=fp32" (gradients up with error feedback, values down), or {"type": "int4"}.
+        MXNet's {"type": "2bit", "threshold": 0.5} is "ternary:threshold=0.5,down=fp32": a worker
+        sends the same values, to the bit. Raises InvalidArgumentError for any other codec or key,
+        and for MXNet's "1bit"."""
         self._check(self._library.tw_kv_set_codec(self._alive(), _codec(compression)))
 
     def is_capable(self, capability: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch import tensors
+from thinwire.torch import private, tensors
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -43,18 +43,19 @@ def rows_of(
     for part in parts:
         if is_sparse(part):
             _check_layout(part, rank, name)
-        tensors.check(
-            part.detach()._values() if is_sparse(part) else part, rank, lambda: f"key '{name}'"
-        )
+            ids, found = private.parts_of(part.detach())
+            tensors.check(found, rank, lambda: f"key '{name}'")
+        else:
+            tensors.check(part, rank, lambda: f"key '{name}'")
         if part.shape != shape:
             raise InvalidArgumentError(
                 f"rank {rank}, key '{name}' has shape {tuple(shape)}, got a tensor of shape "
                 f"{tuple(part.shape)}; push one of the key's shape"
             )
-        part = part.detach()
         if is_sparse(part):
-            ids, found = part._indices()[0], part._values()
+            ids = ids[0]
         else:
+            part = part.detach()
             ids = (part != 0).any(1).nonzero()[:, 0]  # Tensor.to_sparse(1) takes seconds for this
             found = part[ids]
         numbers.append(ids.to("cpu"))
@@ -81,7 +82,7 @@ def check_out(out: object, shape: torch.Size, rank: int, name: str) -> torch.dty
     """The dtype. InvalidArgumentError unless rows can be written to it."""
     if is_sparse(out):
         _check_layout(out, rank, name)
-        tensors.check(out.detach()._values(), rank, lambda: f"key '{name}'")
+        tensors.check(private.parts_of(out.detach())[1], rank, lambda: f"key '{name}'")
     else:
         tensors.check(out, rank, lambda: f"key '{name}'")
         tensors.check_writable(out, rank, f"key '{name}'")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import thinwire
 import thinwire.torch as tw
 import torch
 from models import data, digest, loss_of, make_mlp
-from ranks import run
+from ranks import HANG_S, run
 from torch.distributed._composable import replicate
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -236,3 +239,9 @@ def test_the_public_names_fit_one_page():
     from thinwire.torch import advanced
 
     assert len(thinwire.__all__) + len(tw.__all__) + len(advanced.__all__) <= 45
+
+
+def test_importing_leaves_fsdp_out():
+    """It takes a second of every process, also of those that do not use it."""
+    code = "import sys, thinwire.torch; sys.exit('torch.distributed.fsdp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
@@ -20,7 +20,6 @@ from thinwire.torch.ddp import State, hook
 from thinwire.torch.ddp.state import follow_joins, momentum_for
 from thinwire.torch.exchange.compression import COMPRESSED, Compression
 from thinwire.torch.exchange.rules import DEFAULT, Codec
-from thinwire.torch.fsdp.compression import compress_shards
 from thinwire.torch.group import rank_or_0
 from thinwire.torch.optimizer.module_compression import (
     ModuleCompression,
@@ -90,7 +89,7 @@ def compress(
     if optimizer is not None:
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim, or None")
     ddp = isinstance(model, DistributedDataParallel)
-    sharded = not ddp and any(isinstance(module, FSDPModule) for module in model.modules())
+    sharded = not ddp and _is_sharded(model)
     hooked = ddp or (not sharded and private.is_replicated(model))
     _check_options(model, options, hooked, sharded, optimizer)
     _check_first(model)
@@ -108,6 +107,8 @@ def compress(
                 "compress got a process_group for a model under FSDP2, expected none: "
                 "fully_shard() has set it"
             )
+        from thinwire.torch.fsdp.compression import compress_shards
+
         return compress_shards(model, codec, **settings)
     if codec is None and not config.is_set("codec"):
         codec = DEFAULT
@@ -123,6 +124,13 @@ def compress(
         )
     setattr(model, COMPRESSED, f"compress(model, codec={codec!r})")
     return made
+
+
+def _is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether FSDP2 has sharded a part of the model. Importing FSDP2 takes a second, so only
+    those do who use it: a model under it has imported it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in model.modules())
 
 
 def _hook_on(

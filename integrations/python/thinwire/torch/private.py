@@ -51,6 +51,14 @@ def timeout_of(group: dist.ProcessGroup) -> float | None:
     return None
 
 
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices and values of a sparse tensor as they are, perhaps some more than once.
+
+    indices() and values() want a coalesced tensor, and coalesce() sums 16-bit floats in 16 bits,
+    where a store sums them in fp32. Torch 2.13 and 2.14 have _indices() and _values()."""
+    return tensor._indices(), tensor._values()
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """Counts the changes in place that a tensor has seen.
 

@@ -1,0 +1,109 @@
+"""Draws the map of `python -m bench map`, and counts its cells.
+
+python -m bench.map RESULT.json [RESULT.json ...] [--plot FILE.png]
+
+A cell is a kind of step, a width, a link, a delay and a number of ranks. It has two figures: the
+speed of codec="auto" over the uncompressed step, and over the fastest of the ways that are fixed,
+of which the uncompressed one is one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench import harness
+
+Row = dict[str, Any]
+
+FIELDS = ("link", "delay_ms", "world", "kind", "width")
+NEVER_SLOWER, NEAR_BEST = 0.98, 0.95  # what a cell's two figures must be
+COLUMNS = {
+    "step": "{kind}, {width}",
+    "ranks": "{world}",
+    "link": "{link}",
+    "delay, ms": "{delay_ms:g}",
+    "auto over plain": "**{ratio:.2f}**",
+    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
+    "best": "{best}",
+    "auto over the best": "{over_best:.2f}",
+}
+
+
+def cells(rows: Iterable[Row]) -> list[Row]:
+    """A row for each cell: auto's, with `best`, the fastest fixed way, and `over_best`."""
+    ways: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        ways.setdefault(tuple(row[field] for field in FIELDS), {})[row["subject"]] = row
+    found = []
+    for way in ways.values():
+        fixed = [row for name, row in way.items() if name != "auto"]
+        best = min(fixed, key=lambda row: row["ms"])
+        auto = way["auto"]
+        found.append(auto | {"best": best["subject"], "over_best": best["ms"] / auto["ms"]})
+    return found
+
+
+def summary(found: list[Row]) -> str:
+    kept = sum(cell["ratio"] >= NEVER_SLOWER for cell in found)
+    proven = sum(cell["ratio_high"] < NEVER_SLOWER for cell in found)
+    near = sum(cell["over_best"] >= NEAR_BEST for cell in found)
+    ratios = [cell["ratio"] for cell in found]
+    return (
+        f"{len(found)} cells. Over the uncompressed step: median {statistics.median(ratios):.2f}, "
+        f"least {min(ratios):.2f}; {kept} are at {NEVER_SLOWER} or above, and {proven} are below "
+        f"it with all of their interval. Within {1 - NEAR_BEST:.0%} of the best fixed way: {near}."
+    )
+
+
+def plot(found: list[Row], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = list(dict.fromkeys((cell["link"], cell["delay_ms"]) for cell in found))
+    columns = list(dict.fromkeys((cell["kind"], cell["world"], cell["width"]) for cell in found))
+    grid = [[math.nan] * len(columns) for _ in lines]
+    figure, axis = plt.subplots(figsize=(2 + 0.62 * len(columns), 1.9 + 0.36 * len(lines)))
+    for cell in found:
+        line = lines.index((cell["link"], cell["delay_ms"]))
+        column = columns.index((cell["kind"], cell["world"], cell["width"]))
+        grid[line][column] = math.log2(cell["ratio"])
+        weight = "bold" if cell["ratio_high"] < NEVER_SLOWER else "normal"
+        text = f"{cell['ratio']:.2f}"
+        axis.text(column, line, text, ha="center", va="center", fontsize=8, weight=weight)
+    # White is as fast as uncompressed, blue is faster, red is slower.
+    axis.imshow(grid, cmap="RdBu", vmin=-3, vmax=3, aspect="auto", alpha=0.7)
+    axis.set_xticks(
+        range(len(columns)),
+        [f"{kind}\n{width}\n{world} ranks" for kind, world, width in columns],
+        fontsize=7,
+    )
+    names = [f"{link}, {delay:g} ms" if delay else link for link, delay in lines]
+    axis.set_yticks(range(len(lines)), names, fontsize=8)
+    axis.set_title('speed of codec="auto" over the uncompressed step', fontsize=10)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m bench.map", description=__doc__.split("\n\n")[0])
+    parser.add_argument("results", type=Path, nargs="+", help="files of python -m bench map")
+    parser.add_argument("--plot", type=Path, help="the picture")
+    given = parser.parse_args()
+    found = cells(row for path in given.results for row in json.loads(path.read_text())["rows"])
+    print(harness.table(found, COLUMNS))
+    print("\n" + summary(found))
+    if given.plot:
+        plot(found, given.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

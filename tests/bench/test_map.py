@@ -1,0 +1,42 @@
+"""The map's figures of a cell, and its picture."""
+
+import json
+
+from bench import map as never_slower
+
+
+def rows_of(link: str, milliseconds: dict[str, float]) -> list[dict]:
+    plain = milliseconds["plain"]
+    return [
+        {"link": link, "delay_ms": 0.0, "world": 2, "kind": "ddp", "width": 256, "subject": way,
+         "ms": ms, "ratio": plain / ms, "ratio_low": 0.9 * plain / ms,
+         "ratio_high": 1.1 * plain / ms}
+        for way, ms in milliseconds.items()
+    ]  # fmt: skip
+
+
+SLOW = rows_of("100mbit", {"plain": 100, "auto": 26, "int8": 40, "int4": 25})
+FAST = rows_of("none", {"plain": 10, "auto": 10.1, "int8": 12, "int4": 13})
+SLOWER = rows_of("10gbit", {"plain": 10, "auto": 20, "int8": 12, "int4": 13})
+
+
+def test_a_cell_has_autos_figures_and_the_best_fixed_way():
+    far, near, bad = never_slower.cells(SLOW + FAST + SLOWER)
+    assert (far["best"], near["best"]) == ("int4", "plain")
+    assert far["over_best"] == 25 / 26 and near["over_best"] == 10 / 10.1
+    assert bad["over_best"] == 0.5
+    assert never_slower.summary([far, near, bad]) == (
+        "3 cells. Over the uncompressed step: median 0.99, least 0.50; 2 are at 0.98 or above, "
+        "and 1 are below it with all of their interval. Within 5% of the best fixed way: 2."
+    )
+
+
+def test_the_picture_is_drawn_from_files(tmp_path, capsys, monkeypatch):
+    for name, rows in (("a", SLOW + FAST), ("b", SLOWER)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    picture = tmp_path / "map.png"
+    monkeypatch.setattr("sys.argv", ["map", *files, "--plot", str(picture)])
+    assert never_slower.main() == 0
+    assert "| ddp, 256 | 2 | 10gbit | 0 | **0.50** |" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
