@@ -246,7 +246,7 @@ class KVStore:
             row_ids: the numbers of rows, of any shape, in any order, also more than once; with a
                 list of keys one for each.
 
-        Returns the rows without `out`: a float32 tensor of shape (*row_ids.shape, width), as
+        Returns the rows without `out`: a float32 tensor of shape row_ids.shape + (width,), as
         torch.nn.functional.embedding would give them, or a list of them. Raises
         InvalidArgumentError for a row that there is none of, and for a key that is not
         row-sparse."""
