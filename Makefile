@@ -20,7 +20,7 @@ export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 endif
 
-.PHONY: help packages venv setup build check demo test test-cpp test-asan test-tsan tsan-gloo test-neon test-python test-torch trainers test-trainers \
+.PHONY: help packages venv setup build check demo demo-packages library test test-cpp test-asan test-tsan tsan-gloo test-neon test-python test-torch trainers test-trainers \
   test-frameworks thread-safety docs \
   gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks bench-one-word bench-sites accuracy ratio wheel wheel-aarch64 \
   wheel-check wheel-check-aarch64 lint format clean
@@ -73,12 +73,18 @@ replicas: build
 
 # The library alone, in the folder where `make build` goes on. A folder that has tests keeps them.
 demo:
-	@echo "make demo: about five minutes on two cores of a fresh machine: packages 1, the library 2, training 2."
+	@echo "make demo: less than five minutes on two cores of a fresh machine: packages 1, the library 2, training 1.5."
 	@scripts/setup.sh library
+	@$(MAKE) --no-print-directory -j2 demo-packages library
+	@$(PYTHON) -m demo.run --out build/demo
+
+# pip waits for downloads while the library is built.
+demo-packages:
 	@[ -f .venv/requirements.sha256 ] || scripts/venv.sh demo/requirements.txt demo
+
+library:
 	@[ -f build/CMakeCache.txt ] || cmake --preset library > build/configure.log || { cat build/configure.log; exit 1; }
 	@cmake --build --preset library -j $(JOBS)
-	@$(PYTHON) -m demo.run --out build/demo
 
 # pip mostly waits for downloads, and uses one core, while clang needs no Python.
 test: packages

@@ -22,7 +22,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--world", type=int, default=2, help="ranks")
     parser.add_argument("--link", default="1gbit", help="rate of each rank's link, or loopback")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=64, help="images a step and rank")
+    parser.add_argument("--batch", type=int, default=96, help="images a step and rank")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate at the start")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ways", default=" ".join(WAYS), help="the first is the baseline")
