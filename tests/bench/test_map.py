@@ -2,6 +2,8 @@
 
 import json
 
+from thinwire.torch import forecast
+
 from bench import map as never_slower
 
 
@@ -15,7 +17,7 @@ def rows_of(link: str, milliseconds: dict[str, float]) -> list[dict]:
     ]  # fmt: skip
 
 
-SLOW = rows_of("100mbit", {"plain": 100, "auto": 26, "int8": 40, "int4": 25})
+SLOW = rows_of("100mbit", {"plain": 100, "auto": 26, "int8": 40, "int4": 25, "adaptive": 20})
 FAST = rows_of("none", {"plain": 10, "auto": 10.1, "int8": 12, "int4": 13})
 SLOWER = rows_of("10gbit", {"plain": 10, "auto": 20, "int8": 12, "int4": 13})
 
@@ -24,11 +26,17 @@ def test_a_cell_has_autos_figures_and_the_best_fixed_way():
     far, near, bad = never_slower.cells(SLOW + FAST + SLOWER)
     assert (far["best"], near["best"]) == ("int4", "plain")
     assert far["over_best"] == 25 / 26 and near["over_best"] == 10 / 10.1
+    assert far["best_of_all"] == "adaptive" and far["over_all"] == 20 / 26
     assert bad["over_best"] == 0.5
     assert never_slower.summary([far, near, bad]) == (
         "3 cells. Over the uncompressed step: median 0.99, least 0.50; 2 are at 0.98 or above, "
-        "and 1 are below it with all of their interval. Within 5% of the best fixed way: 2."
+        "and 1 are below it with all of their interval. Within 5% of the best fixed way "
+        "that auto may take: 2, of the best of all: 1."
     )
+
+
+def test_auto_may_take_what_the_adviser_recommends():
+    assert never_slower.TAKEN[1:] == forecast.ACCURATE[1:]
 
 
 def test_the_picture_is_drawn_from_files(tmp_path, capsys, monkeypatch):
