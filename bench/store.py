@@ -187,7 +187,7 @@ def _serve_one(spec: Spec, place: int) -> None:
     spec.create()
 
 
-# What workers measure.
+# Workers measure these with their stores.
 
 
 @contextlib.contextmanager
@@ -374,7 +374,7 @@ def straggler_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row
 
 @dataclass(frozen=True)
 class Part:
-    """What the members of one lab do."""
+    """A lab's stores, which all members make, and what its workers measure with them."""
 
     specs: Sequence[Spec]
     rows: Callable[[argparse.Namespace, list[Any]], list[Row]]

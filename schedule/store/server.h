@@ -3,7 +3,7 @@
 //
 // For each slice it keeps the values, the optimizer's slots, a Ledger and a DeltaStream. A push is
 // kept encoded until the ledger says that it is applied; then the update is decoded in rank order.
-// Of a row-sparse value a push brings some rows, and a pull asks for some (rows.h).
+// A push of a row-sparse value brings some rows, and a pull asks for some (rows.h).
 //
 // Failure. In sync a worker that is lost, and in every mode a disagreement of the workers or a
 // malformed message of one, fails the store: every worker is told the first reason, and nothing
@@ -157,7 +157,7 @@ class StoreServer {
   absl::Status Handle(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
                       Deadline now);
   absl::Status OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body, Slice& slice);
-  absl::Status OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
+  absl::Status OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> rows,
                       Slice& slice);
   absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
   absl::Status TryCalls();

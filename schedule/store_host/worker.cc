@@ -599,8 +599,8 @@ std::string StoreWorker::Describe() const {
   const absl::MutexLock lock(&mu_);
   std::string text = absl::StrCat(
       "store: worker ", rank_, " of ", options_.workers, ", ", options_.layout.servers,
-      " servers, mode ", options_.mode.ToString(), ", codec ", options_.codec.ToString(), "\n",
-      layout_.keys().size(), " keys in ", layout_.slices().size(),
+      " servers, mode ", options_.mode.ToString(), "; new keys have codec ",
+      options_.codec.ToString(), "\n", layout_.keys().size(), " keys in ", layout_.slices().size(),
       " slices; elements by server: ", absl::StrJoin(layout_.loads(), " "), "\n",
       plane_->bytes_sent(), " bytes sent; ", AwaitedPulls(), "\n");
   if (!failure_.ok()) absl::StrAppend(&text, "failed: ", failure_.message(), "\n");
@@ -691,7 +691,6 @@ void StoreWorker::OnMessage(const Message& message) {
 
 void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
   Pulled pulled;
-  std::string name;
   CodecSpec down;
   DeltaReader* reader = nullptr;
   {
@@ -701,25 +700,27 @@ void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
     if (!failure_.ok() || found == pulled_.end() || found->second.slice != head.slice) return;
     pulled = found->second;
     keys_[pulled.key].is_written = true;
-    name = layout_.keys()[pulled.key].name;
     down = layout_.keys()[pulled.key].codec.down;
     reader = readers_[pulled.slice].get();
   }
   absl::Status taken = pulled.rows != nullptr
                            ? TakeRows(pulled, down, head.form, body)
                            : reader->Take(head.form, head.number, head.have, body, pulled.out);
+  std::string key;
   {
     const absl::MutexLock lock(&mu_);
     keys_[pulled.key].is_written = false;
     if (taken.ok()) {
       pulled_.erase(head.request);
       --keys_[pulled.key].pulls;
+    } else {
+      key = layout_.keys()[pulled.key].name;
     }
     changed_.SignalAll();
   }
   if (taken.ok()) return;
   Fail(absl::Status(taken.code(), absl::StrCat("worker ", rank_, ", server ", server, ", key '",
-                                               name, "': ", taken.message())));
+                                               key, "': ", taken.message())));
 }
 
 }  // namespace thinwire

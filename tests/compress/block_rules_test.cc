@@ -68,7 +68,7 @@ TEST(TernaryRule, IsMxnetsOfTwoBits) {
       size_t sent = 0;
       for (int step = 0; step < 20; ++step) {
         for (float& value : g) {
-          // Of three elements one is a multiple of a fifth of the threshold, so that sums meet it.
+          // Every third or so is a multiple of a fifth of the threshold, so that sums meet it.
           value =
               random() % 3 == 0 ? t / 5 * static_cast<float>(random() % 11) - t : normal(random);
         }
@@ -96,7 +96,7 @@ TEST(TernaryRule, IsMxnetsOfTwoBits) {
   }
 }
 
-// What is not finite is NaN on every rank, alone, and the next step is as if it had not been.
+// An element that is not finite is NaN on every rank, alone, and leaves nothing to the next step.
 TEST(TernaryRule, AnElementThatIsNotFiniteIsNanAndKeepsItsResidual) {
   const float inf = std::numeric_limits<float>::infinity(), most = 3.4028235e38f;
   const CodecSpec spec = Spec("ternary");

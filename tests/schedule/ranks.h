@@ -35,8 +35,8 @@ inline TensorView View(std::vector<float>& values) { return {values.data(), valu
 
 CodecSpec Spec(const std::string& text);
 
-// Everything goes by chunks, several of them even for small tensors, in the leader's order. What
-// must succeed has a minute.
+// Everything goes by chunks, several of them even for small tensors, in the leader's order. A
+// call that must succeed has a minute.
 Options SmallChunks(const std::string& codec);
 
 // Deterministic in (seed, rank, step); about the spread of real gradients.

@@ -7,7 +7,7 @@ from ranks import run_program, torchrun
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "guides" / "add-a-framework.md"
-# What a test has in place of the example's processes that import torch, and of its times.
+# A test replaces the example's processes that import torch, and its times, by these.
 WITHOUT_TIMES = {
     'get_context("spawn")': 'get_context("fork")',
     "time.sleep(SETTLE_S)": 'store.wait([f"alive {generation} {rank}" for rank in (0, 2)])',
