@@ -20,7 +20,7 @@ export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 endif
 
-.PHONY: help packages venv setup build check demo demo-packages library test test-cpp test-asan test-tsan tsan-gloo test-neon test-python test-torch trainers test-trainers \
+.PHONY: help packages venv setup build check demo demo-packages library test test-cpp build-asan test-asan build-tsan test-tsan tsan-gloo test-neon test-python test-torch trainers test-trainers \
   test-frameworks thread-safety docs \
   gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks bench-one-word bench-sites accuracy ratio wheel wheel-aarch64 \
   wheel-check wheel-check-aarch64 lint format clean
@@ -86,10 +86,15 @@ library:
 	@[ -f build/CMakeCache.txt ] || cmake --preset library > build/configure.log || { cat build/configure.log; exit 1; }
 	@cmake --build --preset library -j $(JOBS)
 
-# pip mostly waits for downloads, and uses one core, while clang needs no Python.
+# pip mostly waits for downloads, and uses one core, while clang needs no Python; and tests mostly wait for one another,
+# so the next stage is built beside them, with what they leave of the processors.
 test: packages
 	@$(MAKE) --no-print-directory -j2 trainers thread-safety
-	@$(MAKE) --no-print-directory test-cpp test-asan test-tsan test-neon test-python test-trainers
+	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory -j2 test-cpp build-asan
+	@$(MAKE) --no-print-directory -j2 test-asan build-tsan
+	@$(MAKE) --no-print-directory -j2 test-tsan test-neon
+	@$(MAKE) --no-print-directory test-python test-trainers
 
 thread-safety: packages
 	@cmake --preset thread-safety > build/configure-thread-safety.log || { cat build/configure-thread-safety.log; exit 1; }
@@ -98,22 +103,20 @@ thread-safety: packages
 test-cpp: build
 	@ctest --preset release --output-on-failure -j $(TEST_JOBS)
 
-test-asan: setup
-	@cmake --preset asan > build/configure-asan.log
-	@cmake --build --preset asan -j $(JOBS)
+test-asan: build-asan
 	@ctest --preset asan --output-on-failure -j $(TEST_JOBS)
+
+build-asan build-tsan: build-%: setup
+	@cmake --preset $* > build/configure-$*.log || { cat build/configure-$*.log; exit 1; }
+	@nice -n 19 cmake --build --preset $* -j $(JOBS)
 
 # The thread sanitizer needs the address-space layout that setarch -R gives. Gloo is not built with
 # it, so the tests of schedule and in_process run, and those over Gloo do in `make tsan-gloo`.
-test-tsan: setup
-	@cmake --preset tsan > build/configure-tsan.log
-	@cmake --build --preset tsan -j $(JOBS)
+test-tsan: build-tsan
 	@setarch $$(uname -m) -R ctest --preset tsan --output-on-failure -j $(TEST_JOBS)
 
 # Gloo's sources come from its repository, or from GLOO_REPOSITORY.
-tsan-gloo: setup
-	@cmake --preset tsan > build/configure-tsan.log
-	@cmake --build --preset tsan -j $(JOBS)
+tsan-gloo: build-tsan
 	@JOBS=$(JOBS) scripts/tsan_gloo.sh
 
 test-python: build
@@ -167,7 +170,7 @@ neon: packages
 	@JOBS=$(JOBS) scripts/neon.sh
 
 test-neon: packages
-	@if scripts/aarch64_root.sh > build/aarch64-root.log 2>&1; then JOBS=$(JOBS) scripts/neon.sh; else \
+	@if scripts/aarch64_root.sh > build/aarch64-root.log 2>&1; then JOBS=$(JOBS) nice -n 19 scripts/neon.sh; else \
 	  echo "skipped the codecs on 64-bit ARM, whose packages are not to be had: build/aarch64-root.log"; fi
 
 # make test runs the same targets over their corpora and over mutations of these.
