@@ -105,7 +105,7 @@ struct Own {
 // Constants, the same on all ranks, which no user can set; tests do.
 struct Tuning {
   // Predicted chunks under way at most, beside those that wait for their rank. The window of bytes
-  // (schedule/order/predicted_window.h) says how many there are; a far link takes as many as are on
+  // (schedule/order/predicted_queue.h) says how many there are; a far link takes as many as are on
   // their way in its latency: 176 at 25 Gb/s and 15 ms.
   int predicted_lanes = 256;
   // Settle makes chunk_bytes larger in a large world, so that messages hold this on average; see

@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "schedule/engine/failure.h"
-#include "schedule/order/roll_call.h"
+#include "schedule/order/peers.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
 

@@ -7,6 +7,9 @@
 
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "schedule/order/agreement.h"
+#include "schedule/recycled_map.h"
 #include "transport/membership.h"
 
 namespace thinwire {
@@ -31,6 +34,37 @@ class ControlTree {
   const Membership members_;
   const int group_;
   std::vector<int> children_;
+};
+
+// The book of a head: which ranks of its group have reported what. Pure logic, not thread-safe.
+class GroupReports {
+ public:
+  explicit GroupReports(int ranks) : ranks_(ranks) {}
+
+  // Each rank reports a tensor once. True if all of the group have reported it now, after which
+  // nothing is known of it; FailedPrecondition as CheckAgreement.
+  absl::StatusOr<bool> Add(int rank, const Report& report) {
+    Tensor* tensor = tensors_.Find(report.id());
+    if (tensor == nullptr) {
+      tensor = &tensors_.Insert(report.id());
+      *tensor = {report, rank, 0};
+    }
+    absl::Status differs = CheckAgreement(tensor->first_rank, tensor->first, rank, report);
+    if (!differs.ok()) return differs;
+    const bool all = ++tensor->reports == ranks_;
+    if (all) tensors_.Erase(report.id());
+    return all;
+  }
+
+ private:
+  struct Tensor {
+    Report first;  // as the first rank reported it
+    int first_rank = 0;
+    int reports = 0;
+  };
+
+  const int ranks_;
+  RecycledMap<Tensor> tensors_;  // by id
 };
 
 }  // namespace thinwire

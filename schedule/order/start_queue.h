@@ -7,18 +7,32 @@
 #define THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
 #include "schedule/order/outbox.h"
-#include "schedule/order/own_tensors.h"
 #include "schedule/order/predicted_queue.h"
+#include "schedule/recycled_map.h"
 #include "schedule/ring_queue.h"
 #include "transport/planes.h"
 
 namespace thinwire {
+
+// A tensor that this rank has submitted and not finished.
+struct OwnTensor {
+  Report report;
+  double submitted = 0.0;  // seconds of the sequencer's clock
+  double overdue_since = 0.0;
+  uint32_t started = 0;  // chunks
+  bool reported = false;
+  bool overdue = false;
+  std::shared_ptr<void> host;  // for StartChunk::host
+};
+
+using OwnTensors = RecycledMap<OwnTensor>;  // by id
 
 class StartQueue {
  public:

@@ -1,5 +1,5 @@
 // Which predicted chunks may start, and that what peers wait for always does in the end.
-#include "schedule/order/predicted_window.h"
+#include "schedule/order/predicted_queue.h"
 
 #include <gtest/gtest.h>
 

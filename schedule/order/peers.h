@@ -1,0 +1,105 @@
+// A rank asks its peers how far they are, and whether they answer. Pure logic, not thread-safe.
+// Times are seconds of any one clock.
+#ifndef THINWIRE_SCHEDULE_ORDER_PEERS_H_
+#define THINWIRE_SCHEDULE_ORDER_PEERS_H_
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace thinwire {
+
+// Rank 0 measures how far its peers are, by a few pings to each before anything else: on a busy
+// link an answer waits behind chunks.
+class LatencyProbe {
+ public:
+  static constexpr int kPings = 5;  // of a peer; the least time counts
+
+  explicit LatencyProbe(int world) : peers_(world) {}
+
+  // A ping to `peer` leaves.
+  void OnPing(int peer, double now) { peers_[peer].sent = now; }
+
+  // True if the peer is to be asked again.
+  bool OnPong(int peer, double now) {
+    Peer& p = peers_[peer];
+    p.round_trip = std::min(p.round_trip, now - p.sent);
+    if (++p.answers < kPings) return true;
+    if (p.answers == kPings) ++measured_;
+    return false;
+  }
+
+  bool complete() const { return measured_ + 1 == static_cast<int>(peers_.size()); }
+
+  // One way, to the farthest peer that was measured, in seconds.
+  double latency_s() const {
+    double farthest = 0.0;
+    for (const Peer& p : peers_) {
+      if (p.answers > 0) farthest = std::max(farthest, p.round_trip / 2);
+    }
+    return farthest;
+  }
+
+ private:
+  struct Peer {
+    double sent = 0.0;
+    double round_trip = std::numeric_limits<double>::max();
+    int answers = 0;
+  };
+  std::vector<Peer> peers_;  // by rank
+  int measured_ = 0;         // peers with all their answers
+};
+
+// How long a peer may owe an answer before it is silent, by the group's timeout, in seconds: on a
+// busy link the answer waits behind chunks, and on a busy machine for a processor.
+inline double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
+
+// A roll call finds which peers answer. The rank that waits for a tensor asks ahead of its deadline,
+// so that it knows at the deadline who is silent.
+class RollCall {
+ public:
+  // A peer that owes no answer is asked again after `pause`; it is silent once it has owed one for
+  // `patience`.
+  RollCall(int world, double pause, double patience)
+      : pause_(pause), patience_(patience), peers_(world) {}
+
+  // True if the peer is to be asked now, and has been asked then.
+  bool Ask(int peer, double now) {
+    Peer& p = peers_[peer];
+    if (p.owes || now < p.asked + pause_) return false;
+    p.owes = true;
+    p.asked = now;
+    return true;
+  }
+  void OnAnswer(int peer) { peers_[peer].owes = false; }
+
+  bool IsSilent(int peer, double now) const {
+    return peers_[peer].owes && now >= peers_[peer].asked + patience_;
+  }
+  // True if every peer has answered or is silent.
+  bool IsSettled(double now) const {
+    for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
+      if (peers_[peer].owes && !IsSilent(peer, now)) return false;
+    }
+    return true;
+  }
+  std::vector<int> Silent(double now) const {
+    std::vector<int> silent;
+    for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
+      if (IsSilent(peer, now)) silent.push_back(peer);
+    }
+    return silent;
+  }
+
+ private:
+  struct Peer {
+    double asked = -std::numeric_limits<double>::infinity();
+    bool owes = false;
+  };
+  const double pause_, patience_;
+  std::vector<Peer> peers_;  // by rank
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ORDER_PEERS_H_
