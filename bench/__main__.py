@@ -30,7 +30,7 @@ KINDS = {
     "priority": "steps under p3 and wfbp, over fifo, where exchanging takes as long as computing",
     "allreduce": "one allreduce by size and codec, over Gloo's fp32 allreduce",
     "latency": "small allreduces among 2, 4 and 8 ranks, over Gloo's",
-    "map": "DDP with codec='auto' on a grid of links, over the uncompressed step",
+    "map": "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
     "store": "the parameter server: over an allreduce, its orders, with stragglers, under kills",
 }
 LINKS = {
@@ -73,6 +73,7 @@ ALLREDUCE_COLUMNS = {  # as nccl-tests prints them; GB are 10^9 bytes
     "#wrong": "{wrong}",
     "over Gloo's fp32": "**{ratio:.2f}**",
 }
+MAP_WIDTHS = (256, 1024, 2048)
 TIMEOUT_S = 3600.0
 POWER_SGD_LINKS = ("100mbit", lab.LOOPBACK)  # torch's PowerSGD hangs on Gloo over faster ones
 
@@ -165,11 +166,10 @@ def measure_cell(arguments: argparse.Namespace, place: lab.Lab) -> list[Row]:
     if arguments.kind in ("allreduce", "latency"):
         return allreduce_rows(place, arguments)
     options = [f"--{key}={value}" for key, value in vars(arguments).items() if key != "kind"]
-    # FSDP2 refuses codec="auto".
-    kind = "ddp" if arguments.kind == "map" else arguments.kind
-    widths = (256, 1024, 2048) if arguments.kind == "map" else (arguments.width,)
+    on_map = arguments.kind == "map"
+    kinds = names_of(arguments) or ["ddp", "fsdp2"] if on_map else [arguments.kind]
     found = []
-    for width in widths:
+    for kind, width in itertools.product(kinds, MAP_WIDTHS if on_map else (arguments.width,)):
         rows = harness.run_ranks(place, [kind, *options, f"--width={width}"], TIMEOUT_S)
         found += [{"kind": kind, "width": width} | row for row in rows]
     return found
@@ -206,7 +206,9 @@ def main() -> int:
     parser.add_argument("--ways", help="subjects; the first is the baseline")
     parser.add_argument("--width", type=int, default=1024, help="of the four layers of a step")
     parser.add_argument("--codec", default="int4", help="of the kind priority")
-    parser.add_argument("--frameworks", default="", help="names, with ; between them")
+    parser.add_argument(
+        "--frameworks", default="", help="names, with ; between them; of the kind map: ddp, fsdp2"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="at most, of a subject")
     parser.add_argument("--sizes", help="of allreduces: smallest and largest, bytes")
     parser.add_argument("--repetitions", type=int, default=15, help="of an allreduce")

@@ -195,3 +195,24 @@ def test_nothing_is_left_behind():
     with lab.open_lab(2, "1gbit", delay_ms=1) as place:
         assert all(name in left() for name in (*place.namespaces, place.switch))
     assert not [name for name in (*place.namespaces, place.switch) if name in left()]
+
+
+PROBE = """
+import sys
+import torch
+import torch.distributed as dist
+from thinwire.torch.forecast import probe
+dist.init_process_group("gloo")
+print(probe((), torch.device("cpu")).link.latency_s)
+dist.destroy_process_group()
+"""
+
+
+@shaped
+def test_the_probe_sees_the_latency_of_a_far_link():
+    with lab.open_lab(2, "1gbit", delay_ms=20) as place:
+        command = [sys.executable, "-c", PROBE]
+        ranks = [place.start(rank, command, stdout=subprocess.PIPE) for rank in range(2)]
+        for rank in ranks:
+            printed, _ = rank.communicate(timeout=HANG_S)
+            assert 0.019 < float(printed) < 0.04  # more where the machine is busy

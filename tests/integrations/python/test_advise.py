@@ -378,3 +378,9 @@ def seconds_to_encode(rank: int) -> list[float]:
 def test_codecs_of_few_bytes_take_time():
     for seconds in run(seconds_to_encode):
         assert min(seconds) > 0
+
+
+def test_two_exchanges_in_a_row_take_two_latencies():
+    """Of ranks that alternate, each finds the other's bytes there every second time."""
+    assert forecast._in_pairs([0.0, 10.0, 0.0, 10.0]) == [5.0, 5.0, 5.0]
+    assert forecast._in_pairs([3.0]) == [3.0]

@@ -91,7 +91,7 @@ class _Probe:
             elapsed.append(time.perf_counter() - start)
             processor.append(time.process_time() - before)
         packets_s = (_packets_s() - packets_s) / (repeats + 1) / self._neighbours
-        elapsed, processor = elapsed[1:], processor[1:]
+        elapsed, processor = _in_pairs(elapsed[1:]), processor[1:]
         found = [
             statistics.median(elapsed),
             min(elapsed),
@@ -110,6 +110,13 @@ class _Probe:
             (after[f"{stage}_s"] - before[f"{stage}_s"]) / elements
             for stage in ("encode", "reduce", "decode")
         ))  # fmt: skip
+
+
+def _in_pairs(elapsed: Sequence[float]) -> list[float]:
+    """Means of exchanges that followed one another. On a far link two ranks alternate: who starts
+    later by the latency finds the other's bytes there and waits for nothing, and the other waits
+    for twice the latency. In two exchanges each waits for two latencies."""
+    return [statistics.mean(pair) for pair in itertools.pairwise(elapsed)] or [*elapsed]
 
 
 def _packets_s() -> float:
@@ -148,7 +155,7 @@ def _contention(ranks_to_a_core: float) -> float:
 
 def _link(on: _Probe, ranks: int) -> Link:
     """Rate and latency of the link, and the processor's time for it."""
-    latency = on.time(_TINY, repeats=20).best / 2  # one exchange, there and here
+    latency = on.time(_TINY, repeats=20).best  # one exchange, which all ranks send at once
     idle = on.time(_SMALL, repeats=3, pause_s=_IDLE_S)
     small = on.time(_SMALL)
     numel, large = _SMALL, small
