@@ -27,6 +27,7 @@ KINDS = {
     "fsdp2": "an FSDP2 step, over FSDP2's own collectives",
     "frameworks": "a step of each framework with int4, over the framework's own exchange",
     "one_word": "programs with the backend thinwire in place of gloo, over these with gloo",
+    "buckets": "a DDP step by bucket_cap_mb, over that with the one that advise takes",
     "priority": "steps under p3 and wfbp, over fifo, where exchanging takes as long as computing",
     "allreduce": "one allreduce by size and codec, over Gloo's fp32 allreduce",
     "latency": "small allreduces among 2, 4 and 8 ranks, over Gloo's",
@@ -38,6 +39,7 @@ LINKS = {
     "fsdp2": "1gbit",
     "frameworks": "1gbit",
     "one_word": "1gbit",
+    "buckets": "1gbit",
     "priority": "200mbit",
     "allreduce": "1gbit,10gbit,loopback",
     "latency": lab.LOOPBACK,
@@ -48,6 +50,7 @@ WAYS = {
     "fsdp2": "plain,int8,int4,adaptive",
     "frameworks": "plain,int4",
     "one_word": "plain,int4",
+    "buckets": "int4",
     "priority": "fifo,wfbp,p3,p3 planned,alone",
     "allreduce": "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum",
     "latency": "fp32,int4",
@@ -82,6 +85,8 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
     """In the ranks of one lab."""
     from bench.subjects import priority, steps
 
+    if arguments.kind == "buckets":
+        return bucket_rows(arguments)
     ways, options = arguments.ways.split(","), {}
     if arguments.kind == "priority":
         subjects = {way: priority.order(way, arguments.codec) for way in ways}
@@ -104,6 +109,24 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
         make: Callable[..., Any] = steps.ddp if arguments.kind == "ddp" else steps.fsdp2
         subjects = {way: make(way, arguments.width) for way in ways}
     return harness.measure(subjects, seconds=arguments.seconds, **options)
+
+
+def bucket_rows(arguments: argparse.Namespace) -> list[Row]:
+    """A row for each model and bucket_cap_mb; the first of a model is the one that is advised."""
+    from bench.subjects import buckets
+
+    found = []
+    for codec, name in itertools.product(arguments.ways.split(","), buckets.CASES):
+        predicted = buckets.advised(name, codec)
+        subjects = {str(cap): buckets.capped(name, cap, codec) for cap in predicted}
+        for row in harness.measure(subjects, seconds=arguments.seconds):
+            cap = int(row.pop("subject"))
+            found.append(
+                {"model": name, "codec": codec, "subject": f"{name} {codec}, {cap} MB", "cap": cap,
+                 "predicted_ms": 1e3 * predicted[cap], "advised": cap == next(iter(predicted))}
+                | row
+            )  # fmt: skip
+    return found
 
 
 def names_of(arguments: argparse.Namespace) -> list[str]:

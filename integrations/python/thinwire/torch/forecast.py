@@ -395,6 +395,47 @@ def predict(
     return tuple(rows)
 
 
+_MB = 1 << 20
+DDP_CAP_MB = 25  # DDP's own, whose first bucket is closed at a megabyte
+CAPS_MB = (DDP_CAP_MB, 1, 2, 4, 8, 16, 50, 100)  # of bucket_cap_mb, that are predicted
+_NO_GAIN = 1.01  # DDP's own stays where no other one gains more
+
+
+def bucketed(profile: Profile, cap_mb: int) -> Profile:
+    """The profile's layers in the buckets that DDP makes of them with bucket_cap_mb: neighbours in
+    backward order, until a bucket has at least so many bytes of fp32. Larger layers stay whole."""
+    limit = _MB if cap_mb == DDP_CAP_MB else cap_mb * _MB
+    buckets: list[list[Layer]] = [[]]
+    size = 0
+    for layer in reversed(profile.layers):
+        if size >= limit:
+            buckets.append([])
+            size, limit = 0, cap_mb * _MB
+        buckets[-1].append(layer)
+        size += 4 * layer.numel
+    layers = (Layer(*map(sum, zip(*bucket, strict=True))) for bucket in reversed(buckets))
+    return replace(profile, layers=tuple(layers))
+
+
+def predict_caps(
+    profile: Profile, link: Link, codec: str, cost: CodecCost, **options: Any
+) -> dict[int, float]:
+    """Seconds of a step under DDP with a codec, by bucket_cap_mb. profile: under "wfbp"."""
+    planned = link.latency_s > PLAN_ABOVE_S
+    return {
+        cap: simulate(
+            bucketed(profile, cap), link, codec, PLAIN[1], cost, planned=planned, **options
+        ).step_s
+        for cap in CAPS_MB
+    }
+
+
+def choose_cap(seconds: dict[int, float]) -> int:
+    """The fastest bucket_cap_mb of predict_caps(), or DDP's own if that is hardly slower."""
+    best = min(seconds, key=lambda cap: seconds[cap])
+    return DDP_CAP_MB if seconds[DDP_CAP_MB] <= _NO_GAIN * seconds[best] else best
+
+
 def choose(rows: Sequence[Prediction], allowed: Sequence[str]) -> Prediction:
     """The most accurate codec whose best policy is as good as the fastest, with that policy: DDP's,
     unless another one gains more than TIE and WORTH_S."""
