@@ -28,7 +28,8 @@ KINDS = {
     "frameworks": "a step of each framework with int4, over the framework's own exchange",
     "one_word": "programs with the backend thinwire in place of gloo, over these with gloo",
     "buckets": "a DDP step by bucket_cap_mb, over that with the one that advise takes",
-    "priority": "steps under p3 and wfbp, over fifo, where exchanging takes as long as computing",
+    "priority": "steps under p3 and wfbp, and of FSDP2 with as many bytes, over fifo, where "
+    "exchanging takes as long as computing",
     "allreduce": "one allreduce by size and codec, over Gloo's fp32 allreduce",
     "latency": "small allreduces among 2, 4 and 8 ranks, over Gloo's",
     "map": "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
@@ -51,7 +52,7 @@ WAYS = {
     "frameworks": "plain,int4",
     "one_word": "plain,int4",
     "buckets": "int4",
-    "priority": "fifo,wfbp,p3,p3 planned,alone",
+    "priority": "fifo,wfbp,p3,p3 planned,fsdp2,alone",
     "allreduce": "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum",
     "latency": "fp32,int4",
     "map": "plain,auto,int8,int4,adaptive",

@@ -196,10 +196,10 @@ def test_the_size_of_buckets_is_chosen_by_the_link():
     def cap(link: Link) -> int:
         return forecast.choose_cap(forecast.predict_caps(profile, link, "int4", CodecCost()))
 
-    assert cap(Link(2, 2e8)) < 8
+    assert cap(Link(2, 2e7)) < 8
     assert cap(Link(2, 1e12)) == forecast.DDP_CAP_MB
-    assert forecast.choose_cap({25: 1.005, 4: 1.0}) == 25
-    assert forecast.choose_cap({25: 1.02, 4: 1.0}) == 4
+    assert forecast.choose_cap({25: 1.02, 4: 1.0, 50: 1.01}) == 25
+    assert forecast.choose_cap({25: 1.04, 4: 1.01, 1: 1.0}) == 4
 
 
 def profile_of_notes(rank: int):

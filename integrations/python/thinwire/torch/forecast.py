@@ -398,7 +398,6 @@ def predict(
 _MB = 1 << 20
 DDP_CAP_MB = 25  # DDP's own, whose first bucket is closed at a megabyte
 CAPS_MB = (DDP_CAP_MB, 1, 2, 4, 8, 16, 50, 100)  # of bucket_cap_mb, that are predicted
-_NO_GAIN = 1.01  # DDP's own stays where no other one gains more
 
 
 def bucketed(profile: Profile, cap_mb: int) -> Profile:
@@ -431,9 +430,11 @@ def predict_caps(
 
 
 def choose_cap(seconds: dict[int, float]) -> int:
-    """The fastest bucket_cap_mb of predict_caps(), or DDP's own if that is hardly slower."""
-    best = min(seconds, key=lambda cap: seconds[cap])
-    return DDP_CAP_MB if seconds[DDP_CAP_MB] <= _NO_GAIN * seconds[best] else best
+    """Of the bucket_cap_mb of predict_caps() that are as good as the fastest, DDP's own, else the
+    largest: each bucket costs a call of DDP's hook, which the simulator does not know."""
+    limit = TIE * min(seconds.values())
+    near = [cap for cap, step_s in seconds.items() if step_s <= limit]
+    return DDP_CAP_MB if DDP_CAP_MB in near else max(near)
 
 
 def choose(rows: Sequence[Prediction], allowed: Sequence[str]) -> Prediction:
