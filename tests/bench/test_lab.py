@@ -1,11 +1,13 @@
 """The network lab's links have the rates, delays, losses and cuts that they are asked for."""
 
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
 from ranks import HANG_S
+from torch.distributed import TCPStore
 
 from bench import lab
 
@@ -185,6 +187,17 @@ def test_frames_are_lost_at_the_asked_rate():
         assert place.start(0, [sys.executable, "-c", send]).wait(HANG_S) == 0
         received = int(receiver.communicate(timeout=HANG_S)[0])
         assert 700 < received < 900  # of 1,000: 8 standard deviations around 800
+
+
+def test_a_port_is_held_for_the_server_that_asked_for_it():
+    port = lab.free_port()
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+        pass
+    store = TCPStore("127.0.0.1", lab.free_port(), is_master=True, wait_for_workers=False)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
 
 
 @shaped
