@@ -430,8 +430,9 @@ def predict_caps(
 
 
 def choose_cap(seconds: dict[int, float]) -> int:
-    """Of the bucket_cap_mb of predict_caps() that are as good as the fastest, DDP's own, else the
-    largest: each bucket costs a call of DDP's hook, which the simulator does not know."""
+    """Return the bucket_cap_mb of predict_caps() to take: among those as good as the fastest DDP's
+    own, else the largest. Each bucket costs a call of DDP's hook, which the simulator does not
+    know."""
     limit = TIE * min(seconds.values())
     near = [cap for cap, step_s in seconds.items() if step_s <= limit]
     return DDP_CAP_MB if DDP_CAP_MB in near else max(near)
