@@ -27,10 +27,12 @@ KINDS = {
     "fsdp2": "an FSDP2 step, over FSDP2's own collectives",
     "frameworks": "a step of each framework with int4, over the framework's own exchange",
     "one_word": "programs with the backend thinwire in place of gloo, over these with gloo",
-    "priority": "steps under p3 and wfbp, over fifo, where exchanging takes as long as computing",
+    "buckets": "a DDP step by bucket_cap_mb, over that with the one that advise takes",
+    "priority": "steps under p3 and wfbp, and of FSDP2 with as many bytes, over fifo, where "
+    "exchanging takes as long as computing",
     "allreduce": "one allreduce by size and codec, over Gloo's fp32 allreduce",
     "latency": "small allreduces among 2, 4 and 8 ranks, over Gloo's",
-    "map": "DDP with codec='auto' on a grid of links, over the uncompressed step",
+    "map": "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
     "store": "the parameter server: over an allreduce, its orders, with stragglers, under kills",
 }
 LINKS = {
@@ -38,6 +40,7 @@ LINKS = {
     "fsdp2": "1gbit",
     "frameworks": "1gbit",
     "one_word": "1gbit",
+    "buckets": "1gbit",
     "priority": "200mbit",
     "allreduce": "1gbit,10gbit,loopback",
     "latency": lab.LOOPBACK,
@@ -48,7 +51,8 @@ WAYS = {
     "fsdp2": "plain,int8,int4,adaptive",
     "frameworks": "plain,int4",
     "one_word": "plain,int4",
-    "priority": "fifo,wfbp,p3,p3 planned,alone",
+    "buckets": "int4",
+    "priority": "fifo,wfbp,p3,p3 planned,fsdp2,alone",
     "allreduce": "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum",
     "latency": "fp32,int4",
     "map": "plain,auto,int8,int4,adaptive",
@@ -73,6 +77,7 @@ ALLREDUCE_COLUMNS = {  # as nccl-tests prints them; GB are 10^9 bytes
     "#wrong": "{wrong}",
     "over Gloo's fp32": "**{ratio:.2f}**",
 }
+MAP_WIDTHS = (256, 1024, 2048)
 TIMEOUT_S = 3600.0
 POWER_SGD_LINKS = ("100mbit", lab.LOOPBACK)  # torch's PowerSGD hangs on Gloo over faster ones
 
@@ -81,6 +86,8 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
     """In the ranks of one lab."""
     from bench.subjects import priority, steps
 
+    if arguments.kind == "buckets":
+        return bucket_rows(arguments)
     ways, options = arguments.ways.split(","), {}
     if arguments.kind == "priority":
         subjects = {way: priority.order(way, arguments.codec) for way in ways}
@@ -103,6 +110,24 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
         make: Callable[..., Any] = steps.ddp if arguments.kind == "ddp" else steps.fsdp2
         subjects = {way: make(way, arguments.width) for way in ways}
     return harness.measure(subjects, seconds=arguments.seconds, **options)
+
+
+def bucket_rows(arguments: argparse.Namespace) -> list[Row]:
+    """A row for each model and bucket_cap_mb; the first of a model is the one that is advised."""
+    from bench.subjects import buckets
+
+    found = []
+    for codec, name in itertools.product(arguments.ways.split(","), buckets.CASES):
+        predicted = buckets.advised(name, codec)
+        subjects = {str(cap): buckets.capped(name, cap, codec) for cap in predicted}
+        for row in harness.measure(subjects, seconds=arguments.seconds):
+            cap = int(row.pop("subject"))
+            found.append(
+                {"model": name, "codec": codec, "subject": f"{name} {codec}, {cap} MB", "cap": cap,
+                 "predicted_ms": 1e3 * predicted[cap], "advised": cap == next(iter(predicted))}
+                | row
+            )  # fmt: skip
+    return found
 
 
 def names_of(arguments: argparse.Namespace) -> list[str]:
@@ -165,11 +190,10 @@ def measure_cell(arguments: argparse.Namespace, place: lab.Lab) -> list[Row]:
     if arguments.kind in ("allreduce", "latency"):
         return allreduce_rows(place, arguments)
     options = [f"--{key}={value}" for key, value in vars(arguments).items() if key != "kind"]
-    # FSDP2 refuses codec="auto".
-    kind = "ddp" if arguments.kind == "map" else arguments.kind
-    widths = (256, 1024, 2048) if arguments.kind == "map" else (arguments.width,)
+    on_map = arguments.kind == "map"
+    kinds = names_of(arguments) or ["ddp", "fsdp2"] if on_map else [arguments.kind]
     found = []
-    for width in widths:
+    for kind, width in itertools.product(kinds, MAP_WIDTHS if on_map else (arguments.width,)):
         rows = harness.run_ranks(place, [kind, *options, f"--width={width}"], TIMEOUT_S)
         found += [{"kind": kind, "width": width} | row for row in rows]
     return found
@@ -206,7 +230,9 @@ def main() -> int:
     parser.add_argument("--ways", help="subjects; the first is the baseline")
     parser.add_argument("--width", type=int, default=1024, help="of the four layers of a step")
     parser.add_argument("--codec", default="int4", help="of the kind priority")
-    parser.add_argument("--frameworks", default="", help="names, with ; between them")
+    parser.add_argument(
+        "--frameworks", default="", help="names, with ; between them; of the kind map: ddp, fsdp2"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="at most, of a subject")
     parser.add_argument("--sizes", help="of allreduces: smallest and largest, bytes")
     parser.add_argument("--repetitions", type=int, default=15, help="of an allreduce")

@@ -275,11 +275,17 @@ def open_lab(
                 subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+_held_ports: list[socket.socket] = []  # bound and not listening, until this process ends
+
+
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of loopback that the system gives to nobody else while this process lives. A
+    server that sets SO_REUSEADDR, as torch's store does, can listen on it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _held_ports.append(held)
+    return held.getsockname()[1]
 
 
 def _plug(switch: str, name: str, host: int, rate: str) -> None:

@@ -35,7 +35,8 @@ def drift_of(results: Results, cell: Cell, baseline: Cell) -> dict[str, Any] | N
     if len(percent) < 2:
         return None
     return {
-        "task": cell.task.name, "method": cell.method, "seeds": len(percent),
+        "task": cell.task.name, "batch": cell.task.batch, "workers": cell.workers,
+        "method": cell.method, "seeds": len(percent),
         "drift_percent": statistics.mean(percent),
         "standard_error": statistics.stdev(percent) / len(percent) ** 0.5,
     }  # fmt: skip
@@ -49,11 +50,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=_STEPS)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--batch_part", type=int, default=1, help="so many times smaller batches")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     arguments = parser.parse_args()
     results, rows = Results(arguments.out), []
     for name in arguments.tasks.split(","):
-        task = dataclasses.replace(TASKS[name], steps=arguments.steps)
+        task = TASKS[name]
+        task = dataclasses.replace(
+            task, steps=arguments.steps, batch=task.batch // arguments.batch_part
+        )
         cells = {
             method: Cell(task, method, arguments.seeds, 0, arguments.workers)
             for method in dict.fromkeys(["fp32", *arguments.methods.split(",")])
@@ -63,7 +68,8 @@ def main() -> int:
         rows += [row for row in found if row and row["method"] != "fp32"]
     result = harness.write(arguments.out / "drift.json", rows)
     columns = {
-        "task": "{task}", "method": "{method}", "seeds": "{seeds}",
+        "task": "{task}", "batch": "{batch}", "workers": "{workers}", "method": "{method}",
+        "seeds": "{seeds}",
         "tail loss over fp32's, %": "{drift_percent:+.3f} ± {standard_error:.3f}",
     }  # fmt: skip
     text = harness.table(rows, columns)

@@ -46,7 +46,9 @@ class Run:
     def recipe(self) -> dict[str, Any]:
         """Everything that the run's result depends on, as JSON."""
         task, chosen = self.task, METHODS[self.method]
-        special = {key: 1 for key in ("delay", "dealt", "bf16", "exact_1d") if getattr(chosen, key)}
+        special = {key: 1 for key in ("dealt", "bf16", "exact_1d") if getattr(chosen, key)}
+        if chosen.delay:
+            special["delay"] = chosen.delay
         if task.warmup:
             special["warmup"] = task.warmup
         return special | {

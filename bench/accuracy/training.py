@@ -21,7 +21,9 @@ _POINTS = 40  # of a learning curve
 @dataclass(frozen=True)
 class Method:
     """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. delay:
-    of one step, as DistributedOptimizer has it; after a tenth of the run. dealt: blocks go to
+    of one step, after a tenth of the run, in which workers move their weights by "step", the
+    optimizer's with their own gradient, as compress(..., delay=1) does, or by "gradient", lr times
+    it, as the paper does (arXiv 2005.06728); "": none. dealt: blocks go to
     shards one by one (two_hop.Dealt). bf16: gradients are rounded to it before, as mixed precision
     does. exact_1d: norms and biases are exchanged in fp32."""
 
@@ -29,7 +31,7 @@ class Method:
     codec: str
     feedback: bool = True
     owns_momentum: bool = False
-    delay: bool = False
+    delay: str = ""
     dealt: bool = False
     bf16: bool = False
     exact_1d: bool = False
@@ -55,8 +57,9 @@ METHODS = {
         Method("adaptive 1 floor 1", "adaptive:bits=1,floor=1"),
         Method("onebit", "onebit", owns_momentum=True),
         Method("onebit both ways", "onebit:down=onebit", owns_momentum=True),
-        Method("fp32 delay 1", "fp32", delay=True),
-        Method("int4 delay 1", "int4", delay=True),
+        Method("fp32 delay 1", "fp32", delay="step"),
+        Method("int4 delay 1", "int4", delay="step"),
+        Method("fp32 delay 1 by gradient", "fp32", delay="gradient"),
         Method("topk 1 %", "topk:density=0.01,warmup={warmup},masking=0", owns_momentum=True),
         Method("topk 0.1 % DGC", "topk:density=0.001,warmup={warmup}", owns_momentum=True),
     )
@@ -113,7 +116,7 @@ def gradients_of(
 
 
 class Displaced:
-    """Workers' own weights under a delay: the common ones, less lr times their last gradient."""
+    """Workers' own weights under a delay: the common ones, moved by their last gradient."""
 
     def __init__(self, task: Task, model: torch.nn.Module) -> None:
         self._task, self._model = task, model
@@ -133,8 +136,15 @@ class Displaced:
         vector_to_parameters(common, parameters)
         return flat, sum(losses) / len(losses)
 
-    def move(self, gradients: list[torch.Tensor], rate: float) -> None:
-        self._steps = [-rate * gradient for gradient in gradients]
+    def move(self, gradients: list[torch.Tensor], sgd: torch.optim.SGD, momentum: bool) -> None:
+        """momentum: the optimizer's counts."""
+        group = sgd.param_groups[0]
+        steps = gradients
+        buffers = [sgd.state[p].get("momentum_buffer") for p in self._model.parameters()]
+        if momentum and buffers[0] is not None:
+            velocity = torch.cat([buffer.flatten() for buffer in buffers])
+            steps = [gradient.add(velocity, alpha=group["momentum"]) for gradient in gradients]
+        self._steps = [-group["lr"] * step for step in steps]
 
 
 def open_group(
@@ -198,7 +208,7 @@ def train(task: Task, method: Method, seed: int, workers: int, split: str) -> di
             apply(late)
         if method.delay and step > task.steps // 10:
             late = mean.clone()
-            displaced.move(own, optimizers[0].param_groups[0]["lr"])
+            displaced.move(own, optimizers[0], method.delay == "step")
         else:
             apply(mean)
         recent.append(loss)

@@ -1,6 +1,8 @@
 """Steps of a plain training loop under each order of chunks: fifo and wfbp with a barrier in
 step(), and p3, under which the next forward pass overlaps with what is still on its way, with every
-chunk announced ("p3") and with the order predicted ("p3 planned").
+chunk announced ("p3") and with the order predicted ("p3 planned"). Beside them FSDP2, which keeps
+parameters after the forward pass and sends as many bytes: gradients by reduce-scatters, and the
+changes of parameters by gathers.
 
 The model is VGG-like: convolutions that take most of the time and have few parameters, then fully
 connected layers with most of them. Batch and link are to be chosen so that communication takes
@@ -20,6 +22,7 @@ from torch import nn
 from bench.harness import Turn
 
 ALONE = "alone"  # in place of an order: no exchange at all
+FSDP2 = "fsdp2"  # likewise: reshard_after_forward=False, both halves compressed
 ORDERS = {  # policy, and whether the order is predicted
     "fifo": ("fifo", False),
     "wfbp": ("wfbp", False),
@@ -89,12 +92,14 @@ def batch_of(name: str, size: int, step: int) -> tuple[torch.Tensor, torch.Tenso
 
 @contextlib.contextmanager
 def order(name: str, codec: str = "int4", model: str = "vgg", batch: int = BATCH) -> Iterator[Turn]:
-    """One of ORDERS, or ALONE. A turn's steps have its mean, with the last exchange waited for."""
+    """One of ORDERS, ALONE or FSDP2. A turn's steps have its mean, with the last exchange waited
+    for."""
     from thinwire.torch import compress
 
     net, compression, step = make_model(model), None, 0
+    sharded = _shard(net, codec) if name == FSDP2 else None
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    if name != ALONE:
+    if name in ORDERS:
         policy, planned = ORDERS[name]
         settings: Any = OPTIONS | {"policy": policy, "planned": planned}
         compression = compress(net, codec, optimizer=optimizer, **settings)
@@ -114,5 +119,20 @@ def order(name: str, codec: str = "int4", model: str = "vgg", batch: int = BATCH
 
     turn(WARM_UP)
     yield turn
-    if compression is not None:
-        compression.close()
+    for each in (compression, sharded):
+        if each is not None:
+            each.close()
+
+
+def _shard(net: nn.Module, codec: str) -> Any:
+    """Gives a model to FSDP2, a layer a unit, and compresses its reduce-scatters and gathers."""
+    from thinwire.torch import compress
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net.children():
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(net, mesh=mesh, reshard_after_forward=False)
+    return compress(net, codec, gather=codec)

@@ -27,7 +27,7 @@ WIDTH = 1024  # 16.8 MB of gradients; 256 and 2048 make 1 and 67 MB
 OWN, BF16, ALONE, POWER_SGD = "plain", "bf16 hook", "alone", "powersgd"
 NOT_OURS = (OWN, BF16, ALONE, POWER_SGD)
 WARM_UP = 3  # steps that are not counted: DDP lays its buckets out anew in the second
-MEASURING = 24  # more of them for codec="auto", which measures the first steps
+MEASURING = 60  # more of them for codec="auto", which measures the first steps
 
 
 class Net(nn.Module):
@@ -149,7 +149,7 @@ def fsdp2(way: str, width: int = WIDTH, **options: Any) -> Iterator[Turn]:
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
     compression = compress(model, codec=way, gather=gather) if way != OWN else None
-    yield loop(model, sgd(model), width)
+    yield loop(model, sgd(model), width, warm_up=WARM_UP + MEASURING * (way == "auto"))
     if compression is not None:
         compression.close()
 

@@ -1,6 +1,8 @@
 """The harness tells subjects apart, stops when it knows enough, and names a result's source."""
 
+import contextlib
 import json
+import random
 import sys
 
 import pytest
@@ -43,6 +45,30 @@ def test_subjects_take_turns_until_the_interval_is_narrow_or_time_is_over():
     assert base["ms"] == pytest.approx(400) and base["ratio"] == 1.0
     assert half["ratio"] == pytest.approx(2.0)
     assert noisy["ratio_low"] < noisy["ratio"] < noisy["ratio_high"] or noisy["turns"] == 5
+
+
+def orders(rank: int) -> list[str]:
+    """Who had a turn after whom."""
+    turns: list[str] = []
+
+    @contextlib.contextmanager
+    def subject(name: str):
+        def turn(steps: int) -> list[float]:
+            turns.append(name)
+            return [random.random()] * steps
+
+        yield turn
+
+    harness.measure({name: subject(name) for name in "abc"}, seconds=0.0)
+    return turns
+
+
+def test_nobody_always_follows_the_baseline():
+    first, second = ranks.run(orders)
+    assert first == second, "the ranks' collectives match"
+    rounds = ["".join(first[at : at + 3]) for at in range(0, len(first), 3)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert len({each[each.index("a") :][1:2] for each in rounds}) > 1, rounds
 
 
 def test_the_interval_of_a_median_holds_it():

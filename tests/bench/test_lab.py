@@ -1,11 +1,13 @@
 """The network lab's links have the rates, delays, losses and cuts that they are asked for."""
 
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
 from ranks import HANG_S
+from torch.distributed import TCPStore
 
 from bench import lab
 
@@ -187,6 +189,17 @@ def test_frames_are_lost_at_the_asked_rate():
         assert 700 < received < 900  # of 1,000: 8 standard deviations around 800
 
 
+def test_a_port_is_held_for_the_server_that_asked_for_it():
+    port = lab.free_port()
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+        pass
+    store = TCPStore("127.0.0.1", lab.free_port(), is_master=True, wait_for_workers=False)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+
+
 @shaped
 def test_nothing_is_left_behind():
     def left() -> str:
@@ -195,3 +208,24 @@ def test_nothing_is_left_behind():
     with lab.open_lab(2, "1gbit", delay_ms=1) as place:
         assert all(name in left() for name in (*place.namespaces, place.switch))
     assert not [name for name in (*place.namespaces, place.switch) if name in left()]
+
+
+PROBE = """
+import sys
+import torch
+import torch.distributed as dist
+from thinwire.torch.forecast import probe
+dist.init_process_group("gloo")
+print(probe((), torch.device("cpu")).link.latency_s)
+dist.destroy_process_group()
+"""
+
+
+@shaped
+def test_the_probe_sees_the_latency_of_a_far_link():
+    with lab.open_lab(2, "1gbit", delay_ms=20) as place:
+        command = [sys.executable, "-c", PROBE]
+        ranks = [place.start(rank, command, stdout=subprocess.PIPE) for rank in range(2)]
+        for rank in ranks:
+            printed, _ = rank.communicate(timeout=HANG_S)
+            assert 0.019 < float(printed) < 0.04  # more where the machine is busy

@@ -132,7 +132,74 @@ def test_nobody_is_sent_away_from_ddp_for_little(wfbp_s, p3_s, policy):
 
 def test_plain_ddp_is_named_where_it_is_the_answer():
     plain = Prediction("fp32", "wfbp", 1.0)
-    assert "stay with plain DDP" in Advice((plain,), plain, 1.0, Link(2, 1e9)).table()
+    advice = Advice((plain,), plain, 1.0, Link(2, 1e9), {25: 1.0, 1: 1.1})
+    assert "stay with plain DDP" in advice.table()
+    assert "bucket_cap_mb=25" in advice.table()
+
+
+def ddp_buckets(rank: int, cap: int | None):
+    """The elements of DDP's buckets in their order, after it has laid them out anew."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(512, width, bias=False) for width in WIDTHS]
+    model = torch.nn.ModuleList(layers)
+    ddp = torch.nn.parallel.DistributedDataParallel(
+        Sum(model), **({} if cap is None else {"bucket_cap_mb": cap})
+    )
+    seen: list[int] = []
+
+    def hook(_state: None, bucket: torch.distributed.GradBucket):
+        seen.append(bucket.buffer().numel())
+        return done(bucket.buffer())
+
+    hook.__annotations__ = {}
+    ddp.register_comm_hook(None, hook)
+    for _ in range(3):
+        seen.clear()
+        ddp(torch.randn(2, 512)).backward()
+    return seen
+
+
+WIDTHS = (2048, 512, 512, 1024, 512, 3000, 512)
+
+
+class Sum(torch.nn.Module):
+    """Layers one after another, each of whose gradients is ready before that of the one before."""
+
+    def __init__(self, layers: torch.nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)[:, :512]
+        return x.square().mean()
+
+
+def done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+@pytest.mark.parametrize("cap", [1, 2, 4, None])
+def test_buckets_are_those_of_ddp(cap):
+    profile = Profile(tuple(Layer(512 * width, 1.0, 2.0) for width in WIDTHS), 0.5)
+    found = forecast.bucketed(profile, forecast.DDP_CAP_MB if cap is None else cap)
+    assert [layer.numel for layer in reversed(found.layers)] == run(ddp_buckets, cap)[0]
+    assert found.compute_s == profile.compute_s
+
+
+def test_the_size_of_buckets_is_chosen_by_the_link():
+    """Early buckets hide behind the backward pass; each costs its latency."""
+    profile = Profile(tuple(Layer(1 << 18, 0.001, 0.004) for _ in range(32)), 0.001)
+
+    def cap(link: Link) -> int:
+        return forecast.choose_cap(forecast.predict_caps(profile, link, "int4", CodecCost()))
+
+    assert cap(Link(2, 2e7)) < 8
+    assert cap(Link(2, 1e12)) == forecast.DDP_CAP_MB
+    assert forecast.choose_cap({25: 1.02, 4: 1.0, 50: 1.01}) == 25
+    assert forecast.choose_cap({25: 1.04, 4: 1.01, 1: 1.0}) == 4
 
 
 def profile_of_notes(rank: int):
@@ -189,7 +256,8 @@ def test_every_rank_gets_the_whole_table():
     (first, table), (second, _) = run(advised, None)
     assert first == second
     assert len(first.rows) == 21 and all(row.step_s > 0 for row in first.rows)
-    for word in ("fp32", "adaptive", "topk", "wfbp", "computing alone"):
+    assert first.bucket_cap_mb in forecast.CAPS_MB
+    for word in ("fp32", "adaptive", "topk", "wfbp", "computing alone", "bucket_cap_mb="):
         assert word in table
 
 
@@ -378,3 +446,9 @@ def seconds_to_encode(rank: int) -> list[float]:
 def test_codecs_of_few_bytes_take_time():
     for seconds in run(seconds_to_encode):
         assert min(seconds) > 0
+
+
+def test_two_exchanges_in_a_row_take_two_latencies():
+    """Of ranks that alternate, each finds the other's bytes there every second time."""
+    assert forecast._in_pairs([0.0, 10.0, 0.0, 10.0]) == [5.0, 5.0, 5.0]
+    assert forecast._in_pairs([3.0]) == [3.0]

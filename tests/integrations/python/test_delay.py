@@ -1,4 +1,4 @@
-"""compress(..., delay=1) against OD-SGD written down plainly."""
+"""compress(..., delay=1) against OD-SGD written down plainly, with the optimizer's local steps."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ def gradients(model: torch.nn.Module, step: int, rank: int) -> list[torch.Tensor
 
 
 def od_sgd(steps: int, warm_up: int, rate) -> torch.nn.Module:
-    """The paper's algorithm with all ranks in one process. rate: of a step."""
+    """The algorithm with all ranks in one process. rate: of a step."""
     model = make_mlp(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
 
@@ -36,8 +36,12 @@ def od_sgd(steps: int, warm_up: int, rate) -> torch.nn.Module:
         for rank in range(WORLD):
             worker = copy.deepcopy(model)
             if late is not None:
+                mine = torch.optim.SGD(worker.parameters(), **SGD)
+                mine.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                mine.param_groups[0]["lr"] = rate(step - 1)
                 for p, g in zip(worker.parameters(), local[rank], strict=True):
-                    p.data.add_(g + SGD["weight_decay"] * p.data, alpha=-rate(step - 1))
+                    p.grad = g
+                mine.step()
             own.append(gradients(worker, step, rank))
         means = [torch.stack(parts).mean(0) for parts in zip(*own, strict=True)]
         if late is not None:
@@ -87,6 +91,35 @@ def test_replicas_differ_on_the_way_and_not_in_the_end(codec):
     assert first == second
     assert apart[:2] == also[:2]
     assert all(a != b for a, b in zip(apart[3:], also[3:], strict=True))
+
+
+def alike(rank: int, options: dict, delay: int):
+    """The weights after steps in which all ranks have the same batches."""
+    model = make_mlp(seed=0)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, **options)
+    optimizer = Wrapped(inner, model, codec="fp32", min_bytes=0, delay=delay)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, data(step, 0)).backward()
+        optimizer.step()
+    optimizer.close()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-2},
+        {"momentum": 0.9, "dampening": 0.5, "weight_decay": 1e-2},
+        {"momentum": 0.9, "maximize": True, "weight_decay": 1e-2},
+    ],
+)
+def test_ranks_with_equal_gradients_train_as_without_a_delay(options):
+    (late, _), (plain, _) = run(alike, options, 1), run(alike, options, 0)
+    for got, wanted in zip(late, plain, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_finishing_every_step_is_no_delay_at_all():

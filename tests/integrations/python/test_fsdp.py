@@ -180,7 +180,6 @@ def refused(rank: int):
 
     refuses("model is None", None)
     model, _ = sharded(None)
-    refuses("a reduce-scatter leaves no rank the whole mean", model, "auto")
     refuses("a reduce-scatter leaves no rank", model, "onebit", momentum=0.9)
     refuses("matches no parameter", model, {"layer.*": "int8", "*": "int4"})
     for gather in ("topk", "onebit", "int8:rounding=stochastic", 8):

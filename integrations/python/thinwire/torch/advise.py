@@ -1,4 +1,5 @@
-"""advise: how far to compress, and in which order to send, on this link with this model.
+"""advise: how far to compress, in which order to send, and in buckets of which size, on this link
+with this model.
 
 Two rehearsals (steps that exchange nothing) measure how long the model computes, and a probe
 measures the link and the codecs; the simulator of schedule/sim then predicts a step of every codec
@@ -24,14 +25,17 @@ from thinwire.torch.exchange.bucket import Bucket, InFlight
 from thinwire.torch.forecast import (
     ACCURATE,
     CODECS,
+    DDP_CAP_MB,
     PLAIN,
     POLICIES,
     TIE,
     Notes,
     Prediction,
     choose,
+    choose_cap,
     codecs_on,
     predict,
+    predict_caps,
     probe,
 )
 from thinwire.torch.optimizer.module_compression import OptimizedCompression
@@ -50,6 +54,12 @@ class Advice:
     best: Prediction
     compute_s: float  # of a step without any exchange
     link: Link
+    caps: dict[int, float]  # seconds of a step under DDP with best.codec, by bucket_cap_mb
+
+    @property
+    def bucket_cap_mb(self) -> int:
+        """The argument of DistributedDataParallel to take with best.codec."""
+        return choose_cap(self.caps)
 
     @property
     def compress(self) -> bool:
@@ -90,6 +100,12 @@ class Advice:
                 f"recommended: codec='{self.best.codec}', policy='{self.best.policy}', "
                 f"{gain:.2f} x plain fp32"
             )
+        cap = self.bucket_cap_mb
+        lines.append(
+            f"under DDP with {self.best.codec}: bucket_cap_mb={cap}, "
+            f"{1000 * self.caps[cap]:.1f} ms; DDP's default is {DDP_CAP_MB}, "
+            f"{1000 * self.caps[DDP_CAP_MB]:.1f} ms"
+        )
         return "\n".join(lines)
 
 
@@ -140,7 +156,9 @@ def advise(
     measured = probe(codecs_on(device, codecs), device, process_group)
     options = {"lanes": lanes, "chunk_bytes": chunk_bytes, "min_bytes": min_bytes}
     rows = predict(profiles, measured.link, measured.costs, policies, **options)
-    return Advice(rows, choose(rows, allowed), profiles["wfbp"].compute_s, measured.link)
+    best, profile = choose(rows, allowed), profiles["wfbp"]
+    caps = predict_caps(profile, measured.link, best.codec, measured.costs[best.codec], **options)
+    return Advice(rows, best, profile.compute_s, measured.link, caps)
 
 
 class _Rehearsal(OptimizedCompression):

@@ -52,8 +52,8 @@ def compress(
       if that is at most 1/8 of each rank's available memory. Else a warning says so, and the
       default codec is bf16; feedback=True always keeps them, feedback=False never does.
       On HSDP's mesh the all-reduce over the replicas is compressed too, or alone (inner=False).
-      All parameters of a unit need one codec; "auto", topk, onebit and momentum need the whole mean
-      on every rank, so they are refused. gather="int4" compresses the gathers of parameters too,
+      All parameters of a unit need one codec; topk, onebit and momentum need the whole mean on
+      every rank, so they are refused. gather="int4" compresses the gathers of parameters too,
       with a copy of the whole model on every rank, 4 bytes for every element, by the same rule.
     - Any other module: hooks on its parameters. They become those of rank 0 now, and .grad holds
       the means of all ranks when backward() returns. With `optimizer`, step() returns at once, and
@@ -67,7 +67,8 @@ def compress(
             (biases, norms), "embedding" the weights of embeddings. None: THINWIRE_CODEC, else
             {"1d": "fp32", "*": "int4"}, and for FSDP2 int4, or bf16 without residuals. Or
             "auto": steps are measured with fp32 first, then the codec that is predicted to be the
-            fastest is taken, unless it turns out slower.
+            fastest is taken, unless it turns out slower. Under FSDP2 (without replicas) each of
+            fp32, bf16, int8 and int4 is timed instead.
         optimizer: the model's. onebit needs its momentum, and sparse topk is more accurate with it:
             then momentum and weight decay of torch.optim.SGD move into the exchange, and .grad
             after backward() is momentum. onebit with Adam or AdamW is 1-bit Adam

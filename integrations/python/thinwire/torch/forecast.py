@@ -91,7 +91,7 @@ class _Probe:
             elapsed.append(time.perf_counter() - start)
             processor.append(time.process_time() - before)
         packets_s = (_packets_s() - packets_s) / (repeats + 1) / self._neighbours
-        elapsed, processor = elapsed[1:], processor[1:]
+        elapsed, processor = _in_pairs(elapsed[1:]), processor[1:]
         found = [
             statistics.median(elapsed),
             min(elapsed),
@@ -110,6 +110,13 @@ class _Probe:
             (after[f"{stage}_s"] - before[f"{stage}_s"]) / elements
             for stage in ("encode", "reduce", "decode")
         ))  # fmt: skip
+
+
+def _in_pairs(elapsed: Sequence[float]) -> list[float]:
+    """Means of exchanges that followed one another. On a far link two ranks alternate: who starts
+    later by the latency finds the other's bytes there and waits for nothing, and the other waits
+    for twice the latency. In two exchanges each waits for two latencies."""
+    return [statistics.mean(pair) for pair in itertools.pairwise(elapsed)] or [*elapsed]
 
 
 def _packets_s() -> float:
@@ -148,7 +155,7 @@ def _contention(ranks_to_a_core: float) -> float:
 
 def _link(on: _Probe, ranks: int) -> Link:
     """Rate and latency of the link, and the processor's time for it."""
-    latency = on.time(_TINY, repeats=20).best / 2  # one exchange, there and here
+    latency = on.time(_TINY, repeats=20).best  # one exchange, which all ranks send at once
     idle = on.time(_SMALL, repeats=3, pause_s=_IDLE_S)
     small = on.time(_SMALL)
     numel, large = _SMALL, small
@@ -386,6 +393,49 @@ def predict(
             step = simulate(profile, link, codec, policy, cost, planned=planned, **options)
             rows.append(Prediction(codec, policy, step.step_s))
     return tuple(rows)
+
+
+_MB = 1 << 20
+DDP_CAP_MB = 25  # DDP's own, whose first bucket is closed at a megabyte
+CAPS_MB = (DDP_CAP_MB, 1, 2, 4, 8, 16, 50, 100)  # of bucket_cap_mb, that are predicted
+
+
+def bucketed(profile: Profile, cap_mb: int) -> Profile:
+    """The profile's layers in the buckets that DDP makes of them with bucket_cap_mb: neighbours in
+    backward order, until a bucket has at least so many bytes of fp32. Larger layers stay whole."""
+    limit = _MB if cap_mb == DDP_CAP_MB else cap_mb * _MB
+    buckets: list[list[Layer]] = [[]]
+    size = 0
+    for layer in reversed(profile.layers):
+        if size >= limit:
+            buckets.append([])
+            size, limit = 0, cap_mb * _MB
+        buckets[-1].append(layer)
+        size += 4 * layer.numel
+    layers = (Layer(*map(sum, zip(*bucket, strict=True))) for bucket in reversed(buckets))
+    return replace(profile, layers=tuple(layers))
+
+
+def predict_caps(
+    profile: Profile, link: Link, codec: str, cost: CodecCost, **options: Any
+) -> dict[int, float]:
+    """Seconds of a step under DDP with a codec, by bucket_cap_mb. profile: under "wfbp"."""
+    planned = link.latency_s > PLAN_ABOVE_S
+    return {
+        cap: simulate(
+            bucketed(profile, cap), link, codec, PLAIN[1], cost, planned=planned, **options
+        ).step_s
+        for cap in CAPS_MB
+    }
+
+
+def choose_cap(seconds: dict[int, float]) -> int:
+    """Return the bucket_cap_mb of predict_caps() to take: among those as good as the fastest DDP's
+    own, else the largest. Each bucket costs a call of DDP's hook, which the simulator does not
+    know."""
+    limit = TIE * min(seconds.values())
+    near = [cap for cap, step_s in seconds.items() if step_s <= limit]
+    return DDP_CAP_MB if DDP_CAP_MB in near else max(near)
 
 
 def choose(rows: Sequence[Prediction], allowed: Sequence[str]) -> Prediction:

@@ -2,14 +2,17 @@
 recommend is tried, and kept unless it turns out slower.
 
 A prediction may be wrong, and compression must not cost time. So steps before and after the choice
-are timed, and where it made them more than 3 % slower, fp32 comes back."""
+are timed, and where it made them more than 3 % slower, fp32 comes back.
+
+Where the simulator does not know the steps (FSDP2's, which wait for each reduce-scatter), the
+codecs are timed one after another, and the most accurate of those near the fastest stays."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,13 +20,21 @@ import torch.distributed as dist
 from thinwire.config import Config
 from thinwire.errors import Error, PeerLostError
 from thinwire.torch.agree import from_rank_0, worst_of_ranks
-from thinwire.torch.forecast import ACCURATE, StepObserver, choose, codecs_on, predict, probe
+from thinwire.torch.forecast import (
+    ACCURATE,
+    Prediction,
+    StepObserver,
+    choose,
+    codecs_on,
+    predict,
+    probe,
+)
 
 AUTO = "auto"
 START = ACCURATE[0]
 _WARM_UP = 3  # steps that are not measured: connecting, the optimizer's state, DDP's new buckets
 _NOTED = 12  # steps whose computing is measured
-_TIMED = 12  # steps that are timed with fp32, and as many with the predicted codec
+_TIMED = 12  # steps that are timed with each codec that is compared
 _LOSS = 1.03  # a step that takes up to this many times fp32's is no reason to go back
 
 
@@ -41,6 +52,14 @@ class AutoCodec:
         self._codec = self._advised = START
         # How the codec is decided on at the end of the steps under way; None: it is decided.
         self._stage: Callable[[torch.device], str] | None = self._choose
+        self._tried: tuple[str, ...] = ()  # codecs that are timed in place of a prediction
+        self._rows: list[Prediction] = []  # their measured steps
+
+    def try_each(self, codecs: Sequence[str]) -> None:
+        """Before the first step: time these codecs one after another, in place of a prediction.
+        codecs: from the most accurate to the least; fp32 goes first."""
+        self._tried = (START, *(codec for codec in codecs if codec != START))
+        self._stage, self.observer = self._compare, None
 
     def after_step(self, device: torch.device, finish: Callable[[], None]) -> str | None:
         """The codec to go on with, if it changes now. Called between steps on all ranks, which get
@@ -106,6 +125,15 @@ class AutoCodec:
     def _judge(self, _device: torch.device) -> str:
         self._stage = None
         return START if self._agreed_step() > _LOSS * self._start_s else self._advised
+
+    def _compare(self, device: torch.device) -> str:
+        """After the timed steps of a codec: the next one, or at last the one that stays."""
+        codecs = codecs_on(device, self._tried)
+        self._rows.append(Prediction(self._codec, self.config.policy, self._agreed_step()))
+        if len(self._rows) < len(codecs):
+            return codecs[len(self._rows)]
+        self._stage = None
+        return choose(self._rows, codecs).codec
 
     def _agreed_step(self) -> float:
         """Seconds: the median of the timed steps, of the slowest rank."""

@@ -111,7 +111,7 @@ class GradientExchange(Compression):
 
     @property
     def codec(self) -> str | dict[str, str]:
-        """The codec or the rules in use; with "auto" it changes at most twice."""
+        """The codec or the rules in use; with "auto" it changes in the first steps."""
         rules = self._rules.by_pattern
         return rules if self._rules.needs_names else next(iter(rules.values()))
 
@@ -247,6 +247,13 @@ class GradientExchange(Compression):
         codec = self._auto.after_step(device, finish or self._session.wait_idle)
         if codec is not None:
             self._change_codec(codec)
+
+    def try_codecs(self, codecs: Sequence[str]) -> None:
+        """Before the first step, where codec="auto" can't predict one: time steps with each of
+        these codecs, from the most accurate to the least, in place of a prediction. Does nothing
+        for another codec."""
+        if self._auto is not None:
+            self._auto.try_each(codecs)
 
     def _change_codec(self, codec: Codec, momentum: float | None = None) -> None:
         """Goes on with another codec, and where it is given with another momentum; residuals and

@@ -63,26 +63,34 @@ class Buffers:
 
 
 class Steps:
-    """Says where a step ends: when all units have been reduced, or one comes again."""
+    """Says where a step ends: when all units have been reduced, or one comes again. codec="auto"
+    may change the codec there."""
 
     def __init__(self, units: Sequence[str], exchange: GradientExchange) -> None:
         self._units, self._exchange = frozenset(units), exchange
         self._seen: set[str] = set()
 
-    def begin(self, unit: str) -> None:
+    def begin(self, unit: str, device: torch.device) -> None:
         """Before a unit is reduced."""
         if unit in self._seen:
-            self._end()
+            self._end(device)
         self._seen.add(unit)
 
-    def end(self) -> None:
+    def end(self, device: torch.device) -> None:
         """After a unit was reduced."""
         if self._seen == self._units:
-            self._end()
+            self._end(device)
 
-    def _end(self) -> None:
+    def _end(self, device: torch.device) -> None:
         self._seen.clear()
         self._exchange.end_step(repeats=False)  # FSDP2 waits for each result: nothing to predict
+        self._exchange.between_steps(device, lambda: _synchronize(device))
+
+
+def _synchronize(device: torch.device) -> None:
+    """Each reduction has been waited for, on a GPU by its streams only."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class _Buckets:
@@ -138,7 +146,7 @@ class ReduceScatter(Buffers):
         """output_tensor: this rank's part, of n elements. input_tensor: as many for each rank, with
         padding. op: AVG, SUM or PREMUL_SUM. It is done when this returns, on a GPU for later work
         of the current stream. Typed errors of a failed exchange."""
-        self._steps.begin(self._unit.name)
+        self._steps.begin(self._unit.name, input_tensor.device)
         kind, factor = _operation(op)
         if input_tensor.numel() != self._unit.numel:
             self._reduce_exactly(output_tensor, input_tensor, group, kind, factor)
@@ -148,7 +156,7 @@ class ReduceScatter(Buffers):
             if factor != 1:
                 output_tensor.mul_(factor)
             self.pool.give(input_tensor)
-        self._steps.end()
+        self._steps.end(output_tensor.device)
 
     def _reduce_exactly(
         self,
@@ -208,7 +216,7 @@ class AllReduceHook:
             self._waiting = None
         divided = self._unit.hybrid and private.divide_factor(self._unit.module) is not None
         op = "sum" if divided else "mean"
-        self._steps.begin(self._unit.name)
+        self._steps.begin(self._unit.name, shard.device)
         if shard.numel() != self._numel:  # as in ReduceScatter, which has warned
             dist.all_reduce(shard, group=self._group)
             if op == "mean":
@@ -216,7 +224,7 @@ class AllReduceHook:
         else:
             bucket = self._buckets.get(shard.dtype, op)
             self._exchange.wait(self._exchange.submit(bucket, shard))
-        self._steps.end()
+        self._steps.end(shard.device)
 
 
 def _operation(op: dist.ReduceOp) -> tuple[str, float]:

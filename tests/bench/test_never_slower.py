@@ -4,7 +4,7 @@ import json
 
 from thinwire.torch import forecast
 
-from bench import map as never_slower
+from bench import never_slower
 
 
 def rows_of(link: str, milliseconds: dict[str, float]) -> list[dict]:
@@ -44,7 +44,7 @@ def test_the_picture_is_drawn_from_files(tmp_path, capsys, monkeypatch):
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
     files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
     picture = tmp_path / "map.png"
-    monkeypatch.setattr("sys.argv", ["map", *files, "--plot", str(picture)])
+    monkeypatch.setattr("sys.argv", ["never_slower", *files, "--plot", str(picture)])
     assert never_slower.main() == 0
     assert "| ddp, 256 | 2 | 10gbit | 0 | **0.50** |" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,6 +1,6 @@
 """Draws the map of `python -m bench map`, and counts its cells.
 
-python -m bench.map RESULT.json [RESULT.json ...] [--plot FILE.png]
+python -m bench.never_slower RESULT.json [RESULT.json ...] [--plot FILE.png]
 
 A cell is a kind of step, a width, a link, a delay and a number of ranks. Its figures are the speed
 of codec="auto" over the uncompressed step, over the fastest fixed way of those that auto may take,
@@ -102,7 +102,9 @@ def plot(found: list[Row], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m bench.map", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m bench.never_slower", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("results", type=Path, nargs="+", help="files of python -m bench map")
     parser.add_argument("--plot", type=Path, help="the picture")
     given = parser.parse_args()
