@@ -283,6 +283,40 @@ def test_one_that_was_not_seen_yet_is_not_lost():
         list(threads.map(lambda one: one.close(), members.values()))
 
 
+def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
+    """Members a and b meet again while c, which has not beaten for half of dead_s, still counts as
+    alive, as it would without a lost connection."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members = [
+        sites.join(
+            dist.TCPStore("127.0.0.1", server.port, is_master=False),
+            name,
+            beat_s=0.05,
+            dead_s=8,
+            timeout_s=30,
+        )
+        for name in "abc"
+    ]
+    with ThreadPoolExecutor() as threads:
+        # One after another, so that their order is known.
+        count = dist.PrefixStore("thinwire/sites", server)
+        starts = []
+        for number, one in enumerate(members):
+            starts.append(threads.submit(one.meet, None))
+            while count.add("members", 0) <= number:
+                time.sleep(0.001)
+        while any(start.result().size < 3 for start in starts):
+            starts = [threads.submit(one.meet, errors.Error("again")) for one in members]
+        a, b, c = members
+        c._joined.close()  # no more beats, and no word of leaving
+        lost = errors.PeerLostError("rank 2 is gone")
+        for meeting in [threads.submit(one.meet, lost) for one in (a, b)]:
+            assert meeting.result().names == ("a", "b")
+        assert c._joined.number in a._joined.alive()
+        a.close()
+        b.close()
+
+
 def alone(rank: int, address: str):
     members = sites.join(
         dist.TCPStore(*_place(address), is_master=False), "a", min_members=2, timeout_s=1
