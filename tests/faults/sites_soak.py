@@ -31,6 +31,7 @@ STEP_S = 0.04
 STEPS = 4  # of a round
 STOPS_S = (0.3, 1.0, 5.0)
 RECOVERY_S = 3.0  # from a kill to the next commit, beside the round itself
+LONGEST_S = 15.0  # of a round, with a stop and another fault in it
 GROWTH_MB = 8.0  # of a survivor's memory over the second half of the run
 
 
@@ -205,6 +206,8 @@ class Soak:
         slow = [took for took in found["kill_to_commit_s"] if took > RECOVERY_S + found["round_s"]]
         if slow:
             wrong.append(f"from a kill to the next commit {slow} s, expected {RECOVERY_S} at most")
+        if found["longest_s"] > LONGEST_S:
+            wrong.append(f"a round took {found['longest_s']:.1f} s, expected {LONGEST_S} at most")
         if found["growth_mb"] > GROWTH_MB:
             wrong.append(f"m0's memory grew by {found['growth_mb']:.1f} MB")
         return wrong

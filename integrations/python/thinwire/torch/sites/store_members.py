@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.torch.group import Group, TorchStore, count_user
-from thinwire.torch.sites.meeting import Epoch
+from thinwire.torch.group import Group, count_user
+from thinwire.torch.sites.meeting import Epoch, EpochStore
 
 _PREFIX = "thinwire/sites"
 _LOOK_S = 0.02  # between two looks for the next epoch
@@ -152,20 +152,6 @@ def _gone(error: Exception) -> errors.UnavailableError:
         f"the store of the members does not answer: {error}; start it where all members reach it, "
         "and join again"
     )
-
-
-class _EpochStore(TorchStore):
-    """The store through which the members of an epoch connect. A wait ends when one of them is
-    lost, whose word would never come."""
-
-    def __init__(self, store: dist.Store, key: str, watch: _Watch, members: list[int]) -> None:
-        super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
-        self._watch, self._members = watch, members
-
-    def has(self, key: str) -> bool:
-        if lost := self._watch.lost(self._members):
-            raise errors.PeerLostError(f"member {lost[0]} of the store is lost while all connect")
-        return super().has(key)
 
 
 class StoreMembers:
@@ -310,13 +296,17 @@ class StoreMembers:
         self._members = [one[0] for one in listed]
         rank = self._members.index(self._joined.number)
         key = f"sites{number}"
-        store = _EpochStore(self._store, key, self._joined, self._members)
+        store = EpochStore(self._store, key, lambda members=self._members: self._lost(members))
         group = Group(
             rank, len(listed), key, count_user(), store,
             timeout_s=self._timeout_s, host=self._host,
         )  # fmt: skip
         self._epoch = Epoch(number, group, tuple(one[1] for one in listed))
         return self._epoch
+
+    def _lost(self, members: list[int]) -> str | None:
+        lost = self._joined.lost(members)
+        return f"member {lost[0]} of the store" if lost else None
 
     def wants_change(self) -> bool:
         """A live member is not in the epoch."""
