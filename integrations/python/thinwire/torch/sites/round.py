@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from thinwire import errors
 from thinwire.torch.sites.meeting import Epoch, Gather, Meeting
 from thinwire.torch.sites.secure import CODES, FEWEST, Masks, SumCodec, sum_of
-from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, norm
+from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, dot, norm
 
 NO_DIGEST = bytes(16)
 
@@ -130,8 +130,12 @@ def combine(
     if updates:
         one.result = rule(updates, [weights[rank] for rank in speakers], before)
     norms, cosines = [0.0] * len(rows), [0.0] * len(rows)
+    length = norm(one.result)
     for rank, update in zip(speakers, updates, strict=True):
-        norms[rank], cosines[rank] = norm(update), _cosine(update, one.result)
+        norms[rank] = norm(update)
+        if 0 < norms[rank] * length < math.inf:
+            product = math.fsum(dot(update[name], one.result[name]) for name in update)
+            cosines[rank] = round(product / (norms[rank] * length), 3)
     return norms, cosines
 
 
@@ -189,9 +193,3 @@ def add_hidden(
     total = sum_of(sent, codec.wide_bytes)
     one.result = codec.mean(total, scales, speakers, math.fsum(weights))
     return weights
-
-
-def _cosine(update: Values, result: Values) -> float:
-    dot = sum(float((update[name].double() * result[name].double()).sum()) for name in update)
-    length = norm(update) * norm(result)
-    return round(dot / length, 3) if 0 < length < math.inf else 0.0
