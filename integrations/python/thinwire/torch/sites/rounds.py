@@ -3,8 +3,8 @@
 A round, of one fragment of the model:
 
 1. Each member encodes its update once, with its residual, and hands the bytes to everybody, behind
-   a header with its weight. All decode the same bytes, and apply the same rule. With more than
-   eight members each hands every owner its part of the bytes, and owners hand all the result.
+   a header with its weight and in chunks, so that each is decoded while the next one is under way.
+   All decode the same bytes, and apply the same rule. With more than eight members each hands every owner its part of the bytes, and owners hand all the result.
    What an owner's result loses joins the owner's own residual, so that its next update says it,
    whoever owns the part then.
 2. All tell one another digests of what they received from each. A member commits when it has those
@@ -29,6 +29,7 @@ import math
 import struct
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from thinwire import errors
@@ -174,7 +175,7 @@ class Rounds:
         one.result, one.digest, one.report = {}, NO_DIGEST, None
         one.changes = one.agreed = False
         one.owed, one.in_two_hops = {}, self._takes_two_hops(one, self._meeting)
-        one.gather = one.attempt = None
+        one.gathers, one.attempt = [], None
         header = _HEADER.pack(
             one.number, one.fragment, self._members.wants_change(), one.weight,
             *self._model.measured(), _short(repr(one.codec.specs).encode()),
@@ -187,11 +188,15 @@ class Rounds:
         try:
             if one.in_two_hops:
                 slices = one.codec.slices(pieces, meeting.epoch.size)
-                one.gather = meeting.scatter(
-                    f"slices {one.fragment}", [header + each for each in slices]
-                )
+                one.gathers = [
+                    meeting.scatter(f"owned {one.fragment}", [header + each for each in slices])
+                ]
             else:
-                one.gather = meeting.start(f"round {one.fragment}", [header, *pieces])
+                chunks = pieces if self._masks is not None else one.codec.cut(pieces)
+                for number, each in enumerate(chunks):
+                    front = [header] if number == 0 else []
+                    name = f"round {one.fragment} {number}"
+                    one.gathers.append(meeting.start(name, [*front, each]))
         except errors.InvalidArgumentError:
             raise
         except errors.Error as error:
@@ -213,23 +218,31 @@ class Rounds:
         """All of a round up to the moment before its commit."""
         if one.after is not None and (not one.after.agreed or one.after.changes):
             raise errors.Error("the round before this one is to be made first")
-        rows = one.gather.rows()
+        rows = one.gathers[0].rows()
         heads = [_HEADER.unpack(row[: _HEADER.size]) for row in rows]
         _check_heads(heads, meeting.epoch)
         weights = [head[3] for head in heads]
         norms, cosines = [], []
-        heads_only = slice(_HEADER.size if one.in_two_hops else None)
-        seen = [hashlib.sha256(row[heads_only]) for row in rows]
+        seen = [hashlib.sha256(row[: _HEADER.size]) for row in rows]
+        result = hashlib.sha256()
         sent = [row[_HEADER.size :] for row in rows]
         if one.in_two_hops:
             reduce_owned(meeting, one, sent, weights, self._rule, seen)
+            _add(result, one.result)
         elif self._masks is None:
             before = self.before.get(one.fragment, {})
-            norms, cosines = combine(one, sent, weights, self._rule, before)
+            norms, cosines = combine(
+                one, _chunks(one, sent, seen), weights, self._rule, before,
+                lambda values: result.update(raw_bytes(values)),
+            )  # fmt: skip
         else:
+            for each, row in zip(seen, sent, strict=True):
+                each.update(row)
             weights = add_hidden(meeting, one, sent, weights, self._masks, seen)
+            _add(result, one.result)
         one.seen = b"".join(each.digest()[:_DIGEST] for each in seen)
-        digest = _digest_of(one.seen, one.result)
+        result.update(one.seen)
+        digest = result.digest()[:_DIGEST]
         one.changes = any(head[2] for head in heads)
         one.report = Report(
             one.number, one.fragment, meeting.epoch.names, tuple(weights), tuple(norms),
@@ -313,12 +326,12 @@ class Rounds:
         """Returns when nothing of the meeting is under way."""
         if self._meeting is None:
             return
-        if why is not None or any(one.gather is not None for one in self._open):
+        if why is not None or any(one.gathers for one in self._open):
             self._meeting.fail(why or errors.Error("a member has left"))
         for one in self._open:
             if one.attempt is not None and not one.attempt.cancel():
                 one.attempt.exception()  # waits
-            one.gather = None
+            one.gathers = []
         with contextlib.suppress(errors.Error):
             self._sent_before += self._meeting.wire_bytes()
         self._meeting.close()
@@ -469,10 +482,26 @@ class Rounds:
         return b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
 
 
-def _digest_of(seen: bytes, result: Values) -> bytes:
-    digest = hashlib.sha256(seen)
+def _chunks(
+    one: Round, first: list[memoryview], seen: list[hashlib._Hash]
+) -> Iterator[list[memoryview]]:
+    """What each member sent, chunk by chunk, which `seen` goes over."""
+    for number, gather in enumerate(one.gathers):
+        rows = first if number == 0 else gather.rows()
+        for each, row in zip(seen, rows, strict=True):
+            each.update(row)
+        yield rows
+
+
+def _add(digest: hashlib._Hash, result: Values) -> None:
     for values in result.values():
         digest.update(raw_bytes(values))
+
+
+def _digest_of(seen: bytes, result: Values) -> bytes:
+    digest = hashlib.sha256()
+    _add(digest, result)
+    digest.update(seen)
     return digest.digest()[:_DIGEST]
 
 
