@@ -134,8 +134,9 @@ class DiLoCo:
         if key_file is not None:
             settings = dataclasses.replace(settings, key_file=key_file)
         self._rounds = Rounds(
-            members, settings, None if secure else rule, self, fragment_sync_delay > 0
-        )
+            members, settings, None if secure else rule, self, fragment_sync_delay > 0,
+            len(fragments),
+        )  # fmt: skip
         self._site: Site | None = None
         members_of_site = check_group(site_group)
         if members_of_site is not None:

@@ -4,9 +4,9 @@ A round, of one fragment of the model:
 
 1. Each member encodes its update once, with its residual, and hands the bytes to everybody, behind
    a header with its weight and in chunks, so that each is decoded while the next one is under way.
-   All decode the same bytes, and apply the same rule. With more than eight members each hands every owner its part of the bytes, and owners hand all the result.
-   What an owner's result loses joins the owner's own residual, so that its next update says it,
-   whoever owns the part then.
+   All decode the same bytes, and apply the same rule. With more than eight members each hands
+   every owner its part of the bytes, and owners hand all the result. What an owner's result loses
+   joins the owner's own residual, so that its next update says it, whoever owns the part then.
 2. All tell one another digests of what they received from each. A member commits when it has those
    of all, and they agree. So if one member has committed, every other one has the result.
 3. After a failure the members that are left meet again and tell how far they are. If one has
@@ -74,10 +74,13 @@ class Rounds:
         rule: Rule | None,
         model: Model,
         background: bool,
+        fragments: int,
     ) -> None:
-        """rule: None for secure sums, whose rounds begin with a SumCodec. background: rounds end on
-        a thread of their own, while the caller trains."""
+        """rule: None for secure sums, whose rounds begin with a SumCodec. fragments: the first one
+        follows the last one. background: rounds end on a thread of their own, while the caller
+        trains."""
         self._members, self._settings, self._rule, self._model = members, settings, rule, model
+        self._fragments = fragments
         self._masks: Masks | None = None  # of this meeting
         self._worker = ThreadPoolExecutor(1, "thinwire sites") if background else None
         self._meeting: Meeting | None = None
@@ -197,6 +200,9 @@ class Rounds:
                     front = [header] if number == 0 else []
                     name = f"round {one.fragment} {number}"
                     one.gathers.append(meeting.start(name, [*front, each]))
+                # Masks and results of owners have exchanges at other moments, which do not repeat.
+                if self._masks is None and one.fragment == self._fragments - 1:
+                    meeting.end_turn()
         except errors.InvalidArgumentError:
             raise
         except errors.Error as error:
@@ -467,16 +473,16 @@ class Rounds:
         and nothing on holders."""
         me = meeting.epoch.rank
         part = -(-length // len(holders))
+        size = min(_SLICE, -(-part // 2)) or 1  # two or more: an exchange that does not repeat
         begin = holders.index(me) * part if me in holders else 0
         mine = state[begin : begin + part] if me in holders else b""
         pieces: list[list[bytes]] = [[] for _ in range(meeting.epoch.size)]
-        for at in range(0, part, _SLICE):
-            size = min(_SLICE, part - at)
-            padded = -(-size // 4) * 4
+        padded = -(-size // 4) * 4
+        for at in range(0, max(part, 2 * size), size):
             rows = meeting.start("state", [mine[at : at + size].ljust(padded, b"\0")])
             if me not in holders:
                 for rank, row in enumerate(rows.rows()):
-                    pieces[rank].append(bytes(row[:size]))
+                    pieces[rank].append(bytes(row[: max(0, min(size, part - at))]))
             else:
                 rows.rows()
         return b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
@@ -485,7 +491,7 @@ class Rounds:
 def _chunks(
     one: Round, first: list[memoryview], seen: list[hashlib._Hash]
 ) -> Iterator[list[memoryview]]:
-    """What each member sent, chunk by chunk, which `seen` goes over."""
+    """Yields what each member sent, chunk by chunk, and adds it to `seen`."""
     for number, gather in enumerate(one.gathers):
         rows = first if number == 0 else gather.rows()
         for each, row in zip(seen, rows, strict=True):
