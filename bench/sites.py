@@ -34,7 +34,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -243,16 +243,20 @@ class Sampler:
             self._looks.append((time.monotonic(), sent_bytes()))
 
     def peak(self) -> int:
-        """Ends the thread. Return the most bytes between two looks that are PEAK_S apart at most,
-        and two looks more."""
+        """Ends the thread. Return the most bytes that were sent within PEAK_S."""
         self._over.set()
         self._thread.join()
-        most, first = 0, 0
-        for moment, sent in self._looks:
-            while moment - self._looks[first][0] > PEAK_S:
-                first += 1
-            most = max(most, sent - self._looks[first][1])
-        return most
+        return peak_of(self._looks, PEAK_S)
+
+
+def peak_of(looks: Sequence[tuple[float, int]], within_s: float) -> int:
+    """The most bytes between two looks (when, bytes so far) that are at most so far apart."""
+    most, first = 0, 0
+    for moment, sent in looks:
+        while moment - looks[first][0] > within_s:
+            first += 1
+        most = max(most, sent - looks[first][1])
+    return most
 
 
 def train(codec: str | None, delay: int, step_s: float, cycles: int, parameters: int) -> dict:
@@ -325,18 +329,20 @@ def measure_slow(rounds: int) -> list[harness.Row]:
     if dist.get_rank() != 0:
         return []
 
-    def looks(row: harness.Row) -> list[tuple[float, float]]:
-        losses = [loss for _, loss in row["points"]]
-        return [
-            (row["points"][end - 1][0], statistics.mean(losses[max(0, end - LOOKS) : end]))
-            for end in range(1, len(losses) + 1)
-        ]
-
-    target = max(min(loss for _, loss in looks(row)) for row in rows)
+    target = max(min(loss for _, loss in smoothed(row["points"])) for row in rows)
     for row in rows:
         row["target"] = target
-        row["seconds_to_target"] = next(t for t, loss in looks(row) if loss <= target)
+        row["seconds_to_target"] = next(t for t, loss in smoothed(row["points"]) if loss <= target)
     return rows
+
+
+def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Each (when, loss) with the mean of the last LOOKS losses."""
+    losses = [loss for _, loss in points]
+    return [
+        (points[end - 1][0], statistics.mean(losses[max(0, end - LOOKS) : end]))
+        for end in range(1, len(losses) + 1)
+    ]
 
 
 def show_slow(rows: list[harness.Row]) -> None:
