@@ -45,7 +45,7 @@ def test_owners_make_the_result_of_all(spec, members):
     ]
     slices, decoded = [], []
     for update in updates:
-        pieces = codec.encode(update, {n: torch.zeros_like(v) for n, v in update.items()})
+        pieces = [*codec.encode(update, {n: torch.zeros_like(v) for n, v in update.items()})]
         slices.append(codec.slices(pieces, members))
         decoded.append(codec.decode(memoryview(b"".join(pieces))))
     expected = mean(decoded, [1.0, 2.0, 3.0], {})

@@ -29,7 +29,7 @@ import math
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from thinwire import errors
@@ -116,14 +116,15 @@ class Rounds:
         self._known = True
 
     def begin(
-        self, fragment: int, codec: UpdateCodec | SumCodec, pieces: list[bytes],
+        self, fragment: int, codec: UpdateCodec | SumCodec, pieces: Iterable[bytes],
         residuals: Values, weight: float,
     ) -> Round:  # fmt: skip
-        """Begins a round with this member's encoded update; meet() comes before."""
-        one = Round(self.begun, fragment, codec, pieces, residuals, weight, time.monotonic())
+        """Begins a round with this member's encoded update; meet() comes before. pieces: asked for
+        while those before are on their way; `residuals` are valid when it returns."""
+        one = Round(self.begun, fragment, codec, [], residuals, weight, time.monotonic())
         self.begun += 1
         self._open.append(one)
-        self._launch(one)
+        self._launch(one, pieces)
         return one
 
     def check(self) -> None:
@@ -171,8 +172,9 @@ class Rounds:
 
     # One attempt.
 
-    def _launch(self, one: Round) -> None:
-        """Sends a round's bytes in the meeting of now. A failure shows in the attempt."""
+    def _launch(self, one: Round, fresh: Iterable[bytes] = ()) -> None:
+        """Sends a round's bytes in the meeting of now. A failure shows in the attempt. fresh: the
+        pieces of a round that begins."""
         earlier = [other for other in self._open if other.number < one.number]
         one.after = earlier[-1] if earlier else None
         one.result, one.digest, one.report = {}, NO_DIGEST, None
@@ -183,7 +185,10 @@ class Rounds:
             one.number, one.fragment, self._members.wants_change(), one.weight,
             *self._model.measured(), _short(repr(one.codec.specs).encode()),
         )  # fmt: skip
-        meeting, pieces = self._meeting, one.pieces
+        meeting = self._meeting
+        if self._masks is not None or one.in_two_hops:
+            one.pieces.extend(fresh)
+        pieces: Iterable[bytes] = list(one.pieces) or _kept(fresh, one.pieces)
         if self._masks is not None:
             one.residuals, one.keys = {}, self._masks.digest
             places = one.codec.places(one.codec.values(pieces), one.weight)
@@ -208,8 +213,9 @@ class Rounds:
         except errors.Error as error:
             one.attempt = Future()
             one.attempt.set_exception(error)
-            return
-        if self._worker is not None:
+        for _ in pieces:  # those that were not sent
+            pass
+        if one.attempt is None and self._worker is not None:
             one.attempt = self._worker.submit(self._attempt, meeting, one)
 
     def _takes_two_hops(self, one: Round, meeting: Meeting) -> bool:
@@ -486,6 +492,12 @@ class Rounds:
             else:
                 rows.rows()
         return b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
+
+
+def _kept(pieces: Iterable[bytes], kept: list[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        kept.append(piece)
+        yield piece
 
 
 def _chunks(

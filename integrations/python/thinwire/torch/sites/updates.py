@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,14 +74,12 @@ class UpdateCodec:
         self.size = -(-self._at[-1] // 4) * 4
         self.chunks = self._cut(max(_CHUNK_BYTES, self.size // _MOST_CHUNKS))
 
-    def encode(self, update: Values, residuals: Values) -> list[bytes]:
-        """Return the pieces of `size` bytes. residuals: added to the update, and replaced by what
-        the encoding lost."""
-        pieces = [
-            encode(up, update[name][begin:end], residuals[name][begin:end])
-            for name, begin, end, up, _ in self.parts
-        ]
-        return [*pieces, bytes(self.size - self._at[-1])]
+    def encode(self, update: Values, residuals: Values) -> Iterator[bytes]:
+        """Yields the pieces of `size` bytes, each as soon as it is asked for. residuals: added to
+        the update, and replaced by what the encoding lost, with the last piece."""
+        for name, begin, end, up, _ in self.parts:
+            yield encode(up, update[name][begin:end], residuals[name][begin:end])
+        yield bytes(self.size - self._at[-1])
 
     def nothing(self) -> list[bytes]:
         """Return as many bytes of a member that has nothing to say."""
@@ -100,11 +98,17 @@ class UpdateCodec:
             chunks.append(range(first, len(self.parts)))
         return chunks
 
-    def cut(self, pieces: Sequence[bytes]) -> list[bytes]:
-        """Return the bytes of each chunk, a multiple of 4, of what encode() returned."""
-        whole = b"".join(pieces)
-        cut = [whole[slice(*self._bounds(parts))] for parts in self.chunks]
-        return [each + bytes(-len(each) % 4) for each in cut]
+    def cut(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yields the bytes of each chunk, a multiple of 4, of what encode() yields."""
+        source, held = iter(pieces), b""
+        for begin, end in map(self._bounds, self.chunks):
+            taken, length = [held], len(held)
+            while length < end - begin:
+                taken.append(next(source))
+                length += len(taken[-1])
+            whole = b"".join(taken)
+            chunk, held = whole[: end - begin], whole[end - begin :]
+            yield chunk + bytes(-len(chunk) % 4)
 
     def empty(self) -> Values:
         """Return memory for an update."""
