@@ -42,7 +42,7 @@ help:
 	@echo "make soak    faults: ranks that are killed or stopped in every phase, and half an hour of kills"
 	@echo "make bench   codec, allreduce and training benchmarks against their targets"
 	@echo "make accuracy, make ratio   what compression costs in accuracy (hours), and in precision"
-	@echo "make bench-sites         a round between sites on a far link, beside torchft's DiLoCo"
+	@echo "make bench-sites         a round between sites on a far link, beside torchft's DiLoCo, hivemind and Flower"
 	@echo "make bench-frameworks   steps under DDP, FSDP2, Lightning, Accelerate, transformers and Horovod's API"
 	@echo "make bench-one-word   programs that differ from their exact twins by the name of a backend"
 	@echo "make wheel, make wheel-aarch64   a wheel that needs no compiler; make lint, make format, make clean"
@@ -152,6 +152,8 @@ soak: build
 	@$(PYTHON) tests/faults/matrix.py
 	@$(PYTHON) tests/faults/soak.py --minutes $(SOAK_MINUTES)
 	@$(PYTHON) tests/faults/sites_soak.py
+	@scripts/frameworks_setup.sh trainers others
+	@build/frameworks/bin/python tests/faults/sites_soak.py --over lighthouse
 
 # A folder, and a tar of it, for a machine with an NVIDIA driver and nothing else.
 gpu-pack: build
@@ -194,6 +196,8 @@ bench-one-word: build
 # A round of 5 M parameters on 100 Mb/s with 20 ms, in two minutes; not in CI.
 bench-sites: build
 	@scripts/frameworks_setup.sh trainers others
+	@VENV=peers/hivemind scripts/frameworks_setup.sh hivemind
+	@VENV=peers/flwr scripts/frameworks_setup.sh flwr
 	@build/frameworks/bin/python -m bench.sites $(ARGS)
 
 # Resumes where it was stopped; make accuracy ARGS=--short takes a minute, and

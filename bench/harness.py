@@ -143,14 +143,20 @@ def be_rank(rows: Callable[[], Any]) -> int:
     return 0
 
 
-def run_ranks(place: lab.Lab, argv: Sequence[str], timeout_s: float, module: str = "bench") -> Any:
+def run_ranks(
+    place: lab.Lab,
+    argv: Sequence[str],
+    timeout_s: float,
+    module: str = "bench",
+    python: str = sys.executable,
+) -> Any:
     """Rank 0's rows of `python -m bench`, or of another module, with the arguments `argv`, run as
     every rank of a lab. RuntimeError if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
         settings = [f"{_RANK_OUT}={out}", f"PYTHONPATH={paths}"]
-        place.run(["env", *settings, sys.executable, "-m", module, *argv], timeout_s)
+        place.run(["env", *settings, python, "-m", module, *argv], timeout_s)
         return json.loads(out.read_text())
 
 

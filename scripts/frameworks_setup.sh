@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# frameworks_setup.sh NAME...: build/frameworks, an environment with what tests/frameworks/NAME.txt pin. It sees
-# the project's packages by a .pth file, and what it needs besides stays out of .venv.
+# frameworks_setup.sh NAME...: build/frameworks, or build/$VENV, an environment with what tests/frameworks/NAME.txt
+# pin. It sees the project's packages by a .pth file, and what it needs besides stays out of .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=build/frameworks
+venv=build/${VENV:-frameworks}
 python=$venv/bin/python
 missing=()
 for name in "$@"; do

@@ -13,7 +13,8 @@ from bench import harness
 Row = dict[str, Any]
 
 BASELINE = "fp32"
-# Points of accuracy that a method may lose, on the mean of a task's paired differences.
+# Points of accuracy that a method may lose, on the mean of a task's paired differences. With unlike
+# labels a poisoner may cost 3.
 MUST = {
     "int8": 0.1,
     "int4": 0.1,
@@ -24,6 +25,18 @@ MUST = {
     "onebit both ways": 0.5,
     "topk 1 %": 0.4,
     "topk 0.1 % DGC": 0.7,
+    "DiLoCo fp32": 0.3,
+    "DiLoCo int4": 0.1,
+    "DiLoCo adaptive 2": 0.1,
+    "DiLoCo adaptive 0.5": 0.3,
+    "SparseLoCo": 0.3,
+    "FedAvg int4": 0.3,
+    "FedAvg adaptive 2": 0.3,
+    "FedAvg adaptive 0.5": 0.3,
+    "centered_clip clean": 1.0,
+    "centered_clip sign": 1.0,
+    "centered_clip noise": 1.0,
+    "centered_clip little": 1.0,
 }
 
 
@@ -46,11 +59,13 @@ def summarise(rows: list[Row]) -> list[Row]:
     summary = []
     for task, method in dict.fromkeys((row["task"], row["method"]) for row in rows):
         runs = [row for row in rows if (row["task"], row["method"]) == (task, method)]
-        pairs = [(run, by_key.get((task, BASELINE, run["seed"]))) for run in runs]
+        against = runs[0].get("against", BASELINE)
+        pairs = [(run, by_key.get((task, against, run["seed"]))) for run in runs]
         summary.append(
             {
                 "task": task,
                 "method": method,
+                "against": against,
                 "rate": runs[0]["rate"],
                 "accuracy": [run["accuracy"] for run in runs],
                 "difference": [run["accuracy"] - base["accuracy"] for run, base in pairs if base],
@@ -67,18 +82,23 @@ def _verdict(row: Row) -> str:
         return ""
     lost = -statistics.mean(row["difference"])
     must = MUST[row["method"]]
+    if "Dirichlet" in row["task"] and must == 1.0:
+        must = 3.0
     return f"≤ {must}: {'yes' if lost <= must else 'NO'}"
 
 
 def table(rows: list[Row]) -> str:
     """Markdown."""
     lines = [
-        "| task | method | rate | fewer bytes | seeds | test accuracy, % | minus fp32, paired "
-        "| within | test loss | training loss |",
+        "| task | method | rate | fewer bytes | seeds | test accuracy, % | minus fp32 (or another "
+        "method), paired | within | test loss | training loss |",
         "|" + "---|" * 10,
     ]
     for row in summarise(rows):
-        difference = _form(row["difference"]) if row["method"] != BASELINE else ""
+        against = row["against"]
+        difference = _form(row["difference"]) if row["method"] != against else ""
+        if difference and against != BASELINE:
+            difference += f" ({against})"
         cells = [
             row["task"], row["method"], f"{row['rate']:g}", f"{row['ratio']:.1f} x",
             str(len(row["accuracy"])), _form(row["accuracy"]), difference, _verdict(row),
@@ -163,7 +183,7 @@ def pooled(rows: list[Row]) -> str:
     """A line a method: its paired differences on all tasks together."""
     differences: dict[str, list[float]] = {}
     for row in summarise(rows):
-        if row["method"] != BASELINE:
+        if row["method"] != row["against"]:
             differences.setdefault(row["method"], []).extend(row["difference"])
     lines = ["| method | minus fp32, all tasks | pairs |", "|---|---|---|"]
     for method, points in differences.items():
@@ -177,6 +197,7 @@ def choices_table(choices: list[Row]) -> str:
     lines = ["| task | method | accuracy by rate, % |", "|---|---|---|"]
     for choice in choices:
         tried = sorted(choice["validation"].items(), key=lambda pair: float(pair[0]))
+        tried += choice.get("outers", {}).items()
         cells = ", ".join(f"{rate}: {accuracy:.2f}" for rate, accuracy in tried)
         lines.append(f"| {choice['task']} | {choice['method']} | {cells} |")
     return "\n".join(lines)

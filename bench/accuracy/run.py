@@ -25,10 +25,12 @@ from typing import Any
 
 import torch
 
-from bench.accuracy import rates
+from bench.accuracy import rates, rounds
 from bench.accuracy.report import write_report
 from bench.accuracy.tasks import TASKS, Task
 from bench.accuracy.training import METHODS, NAMED, spec_of, train
+
+_ONE_WAY = (None,)  # of outer optimizers, where there is none
 
 _SHORT_STEPS = 8  # times fewer
 _SHORT_METHODS = ("fp32", "int4", "adaptive 2", "adaptive 1", "onebit", "topk 0.1 % DGC")
@@ -42,32 +44,45 @@ class Run:
     seed: int
     split: str  # "validation" to choose a rate, "test" for the result
     workers: int
+    outer: rounds.Outer | None = None  # where members train between rounds
 
     def recipe(self) -> dict[str, Any]:
         """Everything that the run's result depends on, as JSON."""
-        task, chosen = self.task, METHODS[self.method]
+        task = self.task
+        common = {
+            "task": task.name, "batch": task.batch, "steps": task.steps, "rate": task.rate,
+            "optimizer": task.optimizer, "momentum": task.momentum,
+            "parameters": sum(p.numel() for p in task.make_model().parameters()),
+            "method": self.method, "seed": self.seed, "workers": self.workers, "split": self.split,
+        }  # fmt: skip
+        if self.outer is not None:
+            special = {"outer": list(self.outer), "dirichlet": task.dirichlet}
+            return common | special | rounds.METHODS[self.method].recipe()
+        chosen = METHODS[self.method]
         special = {key: 1 for key in ("dealt", "bf16", "exact_1d") if getattr(chosen, key)}
         if chosen.delay:
             special["delay"] = chosen.delay
         if task.warmup:
             special["warmup"] = task.warmup
-        return special | {
-            "task": task.name, "batch": task.batch, "steps": task.steps, "rate": task.rate,
-            "optimizer": task.optimizer, "momentum": task.momentum,
-            "parameters": sum(p.numel() for p in task.make_model().parameters()),
-            "method": self.method, "codec": spec_of(chosen, task), "feedback": chosen.feedback,
-            "owns_momentum": chosen.owns_momentum, "seed": self.seed, "workers": self.workers,
-            "split": self.split,
+        return special | common | {
+            "codec": spec_of(chosen, task), "feedback": chosen.feedback,
+            "owns_momentum": chosen.owns_momentum,
         }  # fmt: skip
 
     def file(self, folder: Path) -> Path:
-        parts = (self.task.name, self.method, f"{self.task.rate:g}", self.seed)
+        outer = () if self.outer is None else self.outer
+        parts = (self.task.name, self.method, f"{self.task.rate:g}", *outer, self.seed)
         return folder / "runs" / (re.sub(r"[^\w.-]+", "_", "-".join(map(str, parts))) + ".json")
 
     def __call__(self, path: Path) -> str:
         """Trains, and writes the run's file. Made whole by renaming: a stop leaves no half."""
         torch.set_num_threads(1)
-        row = train(self.task, METHODS[self.method], self.seed, self.workers, self.split)
+        task, seed = self.task, self.seed
+        if self.outer is None:
+            row = train(task, METHODS[self.method], seed, self.workers, self.split)
+        else:
+            method = rounds.METHODS[self.method]
+            row = rounds.train(task, method, self.outer, seed, self.workers, self.split)
         part = path.with_suffix(".part")
         part.write_text(json.dumps({"recipe": self.recipe(), "row": row}) + "\n")
         part.rename(path)
@@ -105,37 +120,58 @@ class Cell:
     choices: int
     workers: int
 
-    def _run(self, factor: float, seed: int, split: str) -> Run:
-        task = dataclasses.replace(self.task, rate=self.task.rate * factor)
-        return Run(task, self.method, seed, split, self.workers)
+    def _outers(self) -> tuple[rounds.Outer | None, ...]:
+        one = rounds.METHODS.get(self.method)
+        return _ONE_WAY if one is None else one.outers
 
-    def _trials(self, factor: float) -> list[Run]:
+    def _run(self, factor: float, outer: rounds.Outer | None, seed: int, split: str) -> Run:
+        task = dataclasses.replace(self.task, rate=self.task.rate * factor)
+        return Run(task, self.method, seed, split, self.workers, outer)
+
+    def _trials(self, factor: float, outer: rounds.Outer | None) -> list[Run]:
         seeds = range(_CHOICE_SEED, _CHOICE_SEED + self.choices)
-        return [self._run(factor, seed, "validation") for seed in seeds]
+        return [self._run(factor, outer, seed, "validation") for seed in seeds]
+
+    def _score(self, results: Results, factor: float, outer: rounds.Outer | None) -> float | None:
+        rows = [results.row(run) for run in self._trials(factor, outer)]
+        return statistics.mean(row["accuracy"] for row in rows) if rows and all(rows) else None
 
     def scores(self, results: Results) -> dict[float, float]:
-        """Mean accuracy on the validation split, by the factor of the task's rate."""
-        scores = {}
-        for factor in rates.GRID if self.choices else ():
-            rows = [results.row(run) for run in self._trials(factor)]
-            if all(rows):
-                scores[factor] = statistics.mean(row["accuracy"] for row in rows)
-        return scores
+        """Mean accuracy on the validation split, by the factor of the task's rate, with the first
+        of the outer optimizers."""
+        found = {f: self._score(results, f, self._outers()[0]) for f in rates.GRID}
+        return {factor: score for factor, score in found.items() if score is not None}
+
+    def outer_scores(self, results: Results) -> dict[rounds.Outer | None, float]:
+        """The same by outer optimizer, at the best rate so far."""
+        best = rates.best(self.scores(results))
+        found = {outer: self._score(results, best, outer) for outer in self._outers()}
+        return {outer: score for outer, score in found.items() if score is not None}
 
     def missing(self, results: Results) -> list[Run]:
-        """What can be run next: the tests only when the rate is known."""
-        factors = rates.missing(self.scores(results)) if self.choices else []
-        wanted = [run for factor in factors for run in self._trials(factor)]
+        """What can be run next: the tests only when rate and outer optimizer are known."""
+        scores, outers = self.scores(results), self._outers()
+        wanted = []
+        if self.choices:
+            factors = rates.missing(scores)
+            wanted = [run for factor in factors for run in self._trials(factor, outers[0])]
+            if not wanted:
+                best = rates.best(scores)
+                wanted = [run for outer in outers for run in self._trials(best, outer)]
+                wanted = [run for run in wanted if results.row(run) is None]
         wanted = wanted or self.tests(results)
         return [run for run in wanted if results.row(run) is None]
 
     def tests(self, results: Results) -> list[Run]:
-        """At the rate that is the best so far; none before there is one."""
+        """At the rate and outer optimizer that are the best so far; none before there is one."""
         scores = self.scores(results)
         if self.choices and not scores:
             return []
-        factor = rates.best(scores) if self.choices else 1.0
-        return [self._run(factor, seed, "test") for seed in range(1, self.seeds + 1)]
+        factor, outer = 1.0, self._outers()[0]
+        if self.choices:
+            factor, tried = rates.best(scores), self.outer_scores(results)
+            outer = max(tried, key=tried.__getitem__)
+        return [self._run(factor, outer, seed, "test") for seed in range(1, self.seeds + 1)]
 
 
 def carry_out(cells: list[Cell], results: Results, jobs: int) -> None:
@@ -160,12 +196,19 @@ def choices_of(cell: Cell, results: Results) -> dict[str, Any]:
     """A cell's scores by rate, as JSON."""
     scores = cell.scores(results)
     tried = {f"{cell.task.rate * factor:g}": round(scores[factor], 3) for factor in scores}
-    return {"task": cell.task.name, "method": cell.method, "validation": tried}
+    outers = {
+        "outer {:g}, {:g}".format(*outer): round(score, 3)
+        for outer, score in cell.outer_scores(results).items()
+        if outer is not None
+    }
+    return {"task": cell.task.name, "method": cell.method, "validation": tried, "outers": outers}
 
 
 def runs_together(task: Task, method: str) -> bool:
-    """A momentum that the exchange owns is SGD's."""
-    return task.optimizer == "sgd" or not METHODS[method].owns_momentum
+    """A momentum that the exchange owns is SGD's; splits by labels are those of rounds."""
+    if method in rounds.METHODS:
+        return task.optimizer != "muon"
+    return task.dirichlet is None and (task.optimizer == "sgd" or not METHODS[method].owns_momentum)
 
 
 def main() -> int:

@@ -150,6 +150,7 @@ class Task:
     optimizer: str = "sgd"  # or "adamw", or "muon" with AdamW for what is no matrix inside
     momentum: float = 0.9  # of SGD
     warmup: float = 0.0  # the part of the steps over which the rate rises from 0
+    dirichlet: float | None = None  # how unlike members' labels are (rounds.split_of)
 
     def rate_factor(self, step: int) -> float:
         """The rate of a step, which counts from 0, over the highest one. Warm-up: Goyal et al.,
@@ -174,6 +175,12 @@ TASKS = {
         Task("gpt AdamW", GPT, Jargon(), batch=16, steps=2400, rate=0.004, optimizer="adamw"),
         Task("gpt Muon", GPT, Jargon(), batch=16, steps=2400, rate=0.004, optimizer="muon"),
         Task("gpt", GPT, Jargon(), batch=16, steps=2400, rate=0.2),
+        # Members have different labels.
+        *(
+            Task(f"mlp Dirichlet {alpha}", _mlp, FashionMNIST(), batch=64, steps=2340, rate=0.1,
+                 dirichlet=alpha)
+            for alpha in (0.1, 0.5)
+        ),
     )
 }  # fmt: skip
 

@@ -1,15 +1,19 @@
 """The accuracy and ratio benchmarks run, resume, and tell methods apart. Their figures come from
 the full run (make accuracy); here only what no method may miss is checked."""
 
+import dataclasses
 import json
 import math
 import pathlib
 
 import pytest
+import torch
 from ranks import run_program
 
 from bench.accuracy import report as accuracy_report
+from bench.accuracy import rounds
 from bench.accuracy import run as accuracy
+from bench.accuracy.tasks import TASKS
 
 # One worker runs them all, since they share the benchmark's run.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("accuracy")]
@@ -123,3 +127,45 @@ def test_ratio_measures_real_gradients(tmp_path):
     for workers in (4, 8):
         assert mean[workers, "int8"] < mean[workers, "adaptive:bits=4"] < mean[workers, "int4"]
         assert mean[workers, "int4"] < 0.1
+
+
+def test_a_poisoner_spoils_the_mean_and_not_centered_clipping():
+    task = dataclasses.replace(TASKS["mlp Dirichlet 0.5"], steps=96)
+    found = {
+        name: rounds.train(task, rounds.METHODS[name], (1.0, 0.0), 1, 5, "validation")["accuracy"]
+        for name in ("mean clean", "mean sign", "centered_clip sign")
+    }
+    assert found["mean sign"] < 30 < 55 < found["centered_clip sign"], found
+    assert found["mean clean"] > 55, found
+
+
+def test_members_have_all_rows_and_unlike_labels():
+    parts = rounds.split_of(TASKS["mlp Dirichlet 0.1"], 8, 3)
+    rows = torch.cat(parts)
+    task = TASKS["mlp"].data
+    assert len(rows.unique()) == len(rows) == task.train_size
+    shares = [task.batch(part)[1].bincount(minlength=10).max() / len(part) for part in parts]
+    assert max(shares) > 0.4, shares  # of its most frequent label
+    even = [task.batch(part)[1].bincount(minlength=10).max() / len(part)
+            for part in rounds.split_of(TASKS["mlp"], 8, 3)]  # fmt: skip
+    assert max(even) < 0.12, even
+
+
+def test_rates_and_outer_optimizers_are_chosen_before_the_tests(tmp_path):
+    """The outer optimizers are tried at the best rate only, and the best pair is judged."""
+    results = accuracy.Results(tmp_path)
+    cell = accuracy.Cell(TASKS["mlp"], "DiLoCo int4", seeds=2, choices=1, workers=4)
+    asked = []
+    while wanted := cell.missing(results):
+        for run in wanted:
+            asked.append((run.task.rate, run.outer, run.split))
+            score = 80 - abs(run.task.rate - 0.05) * 100 + 3 * (run.outer == (0.7, 0.5))
+            row = {"accuracy": score}
+            results.path(run).write_text(json.dumps({"recipe": run.recipe(), "row": row}))
+    outers = rounds.METHODS["DiLoCo int4"].outers
+    assert [a for a in asked if a[2] == "test"] == [(0.05, (0.7, 0.5), "test")] * 2
+    tried = [a[:2] for a in asked if a[2] == "validation"]
+    assert sorted(tried) == sorted(
+        [(rate, outers[0]) for rate in (0.025, 0.05, 0.1, 0.2)]
+        + [(0.05, outer) for outer in outers[1:]]
+    )

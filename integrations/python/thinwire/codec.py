@@ -200,18 +200,31 @@ def encode(spec: str, x: Any, residual: Any = None) -> bytes:
     return out.raw[:size]
 
 
-def decode(spec: str, data: Any, n: int) -> Any:
+def decode(spec: str, data: Any, n: int, out: Any = None) -> Any:
     """Decodes a shard of `n` elements from bytes or a buffer.
 
-    Returns a one-dimensional float32 numpy array; without numpy, an array.array of type 'f'.
-    Raises InvalidArgumentError if `data` has another size than encoded_bytes(spec, n)."""
+    Args:
+        spec: the codec.
+        data: encoded_bytes(spec, n) bytes.
+        n: elements.
+        out: where the values go: `n` float32 on the host, writable and contiguous. None: into a new
+            one-dimensional numpy array; without numpy, an array.array of type 'f'.
+
+    Returns:
+        `out`, or the new array.
+
+    Raises:
+        InvalidArgumentError: a size or type is wrong.
+    """
     encoded_bytes(spec, n)  # the spec and n are good
     try:
         raw = bytes(memoryview(data))
     except TypeError as error:
         raise _wrong("data", "bytes or a buffer", type(data).__name__) from error
-    out = _new_floats(n)
-    target = _floats(out, "the output", in_place=True)
+    out = _new_floats(n) if out is None else out
+    target = _floats(out, "out", in_place=True)
+    if target.numel != n:
+        raise _wrong("out", f"{n} elements", target.numel)
     status = _library.load().tw_decode(_text_of(spec), raw, len(raw), target.address, n)
     _library.check(status)
     return out

@@ -145,3 +145,20 @@ def test_a_block_with_nan_decodes_to_nan_and_keeps_its_residual():
     decoded = thinwire.decode("int4", thinwire.encode("int4", x, residual), 512)
     assert numpy.isnan(decoded[:256]).all() and numpy.isfinite(decoded[256:]).all()
     numpy.testing.assert_array_equal(residual[:256], before[:256])
+
+
+def test_values_go_where_the_caller_says():
+    x = numpy.random.default_rng(1).standard_normal(3000).astype(numpy.float32)
+    data = thinwire.encode("int4", x)
+    whole = numpy.full(5000, 7.0, numpy.float32)
+    part = whole[1000:4000]
+    assert thinwire.decode("int4", data, 3000, out=part) is part
+    assert numpy.array_equal(part, thinwire.decode("int4", data, 3000))
+    assert (whole[:1000] == 7).all() and (whole[4000:] == 7).all()
+    for wrong in (
+        numpy.zeros(2999, numpy.float32),
+        numpy.zeros(3000),
+        numpy.zeros(6000, numpy.float32)[::2],
+    ):
+        with pytest.raises(thinwire.InvalidArgumentError, match="out"):
+            thinwire.decode("int4", data, 3000, out=wrong)

@@ -499,3 +499,30 @@ def test_fragments_have_no_parameter_in_common():
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     with pytest.raises(InvalidArgumentError, match=r"'0\.weight' in common"):
         sites.DiLoCo(sites.static(), [model, model[:1]], inner, inner, 4)
+
+
+def predicted(rank: int, delay: int):
+    """Rounds whose order is predicted, as on a far link, and rounds that are announced."""
+    results = []
+    for planned in (True, False):
+        model = make_mlp(seed=rank, width=WIDTH)  # so that the first meeting hands a state over
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        with sites.DiLoCo(
+            sites.static(), [model[0], model[2:]], inner, outer, 4, codec="int4",
+            fragment_sync_delay=delay, planned=planned,
+        ) as diloco:  # fmt: skip
+            for number in range(24):
+                step(model, inner, number, rank)
+            diloco.sync()  # a turn that is not whole
+            counted = diloco._rounds._meeting._session.summary()["planned_chunks"]
+        results.append((counted, [p.detach().clone() for p in model.parameters()]))
+    return results
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_the_order_of_rounds_is_predicted_on_far_links(delay):
+    for (planned, a), (announced, b) in run(predicted, delay, world=3, timeout_s=120):
+        assert planned > 10
+        assert announced == 0
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -15,6 +15,7 @@ from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
 from thinwire.codec import codec_info, encoded_bytes
 from thinwire.torch import sites, tensors
+from thinwire.torch.sites import updates as wire
 from thinwire.torch.sites.meeting import Meeting
 from thinwire.torch.sites.updates import UpdateCodec, mean
 
@@ -44,7 +45,7 @@ def test_owners_make_the_result_of_all(spec, members):
     ]
     slices, decoded = [], []
     for update in updates:
-        pieces = codec.encode(update, {n: torch.zeros_like(v) for n, v in update.items()})
+        pieces = [*codec.encode(update, {n: torch.zeros_like(v) for n, v in update.items()})]
         slices.append(codec.slices(pieces, members))
         decoded.append(codec.decode(memoryview(b"".join(pieces))))
     expected = mean(decoded, [1.0, 2.0, 3.0], {})
@@ -218,3 +219,41 @@ def test_a_ninth_member_owns_a_part_at_once(tmp_path):
     assert all(found[-len(last) :] == last for _, found in results)
     silent = [weights[names.index("site 8")] == 0 for _, names, weights, _ in last]
     assert silent[0] and not silent[-1]
+
+
+def in_chunks(rank: int, aggregate: str):
+    """Rounds of a model that travels in several chunks, and in one."""
+    results = []
+    for least in (1 << 12, 1 << 30):
+        wire._CHUNK_BYTES = least
+        model = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.Linear(400, 250))
+        torch.manual_seed(5)
+        for p in model.parameters():
+            torch.nn.init.normal_(p)
+        inner = torch.optim.SGD(model.parameters(), lr=0.0)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        with sites.DiLoCo(
+            sites.static(), [model], inner, outer, 1 << 20, codec="int4", aggregate=aggregate
+        ) as diloco:
+            for number in range(3):
+                torch.manual_seed(10 * number + rank)
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.add_(torch.randn(p.shape), alpha=0.01)
+                inner.step()
+                diloco.sync()
+            chunks = len(diloco._fragments[0].codec.chunks)
+            reports = [(r.digest, r.norms, r.cosines) for r in diloco.reports]
+        results.append((chunks, [p.detach().clone() for p in model.parameters()], reports))
+    return results
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "centered_clip"])
+def test_chunks_change_no_bit(aggregate):
+    for (many, a, reports), (one, b, others) in run(in_chunks, aggregate, world=3, timeout_s=120):
+        assert many > 4 > one == 1
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+        # Bytes between chunks differ by their padding, and digests with them.
+        for mine, other in zip(reports, others, strict=True):
+            assert mine[1] == pytest.approx(other[1], rel=1e-4)
+            assert mine[2] == pytest.approx(other[2], abs=1.1e-3)

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
-from thinwire import errors
+from thinwire import config, errors
 from thinwire.torch import sites
 from thinwire.torch.sites.meeting import Meeting
 
@@ -281,6 +284,112 @@ def test_one_that_was_not_seen_yet_is_not_lost():
         for epoch in epochs:
             assert (epoch.result().number, epoch.result().names) == (1, ("a", "b", "c"))
         list(threads.map(lambda one: one.close(), members.values()))
+
+
+def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
+    """Members a and b meet again while c, which has not beaten for half of dead_s, still counts as
+    alive, as it would without a lost connection."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members = [
+        sites.join(
+            dist.TCPStore("127.0.0.1", server.port, is_master=False),
+            name,
+            beat_s=0.05,
+            dead_s=8,
+            timeout_s=30,
+        )
+        for name in "abc"
+    ]
+    with ThreadPoolExecutor() as threads:
+        # One after another, so that their order is known.
+        count = dist.PrefixStore("thinwire/sites", server)
+        starts = []
+        for number, one in enumerate(members):
+            starts.append(threads.submit(one.meet, None))
+            while count.add("members", 0) <= number:
+                time.sleep(0.001)
+        while any(start.result().size < 3 for start in starts):
+            starts = [threads.submit(one.meet, errors.Error("again")) for one in members]
+        a, b, c = members
+        c._joined.close()  # no more beats, and no word of leaving
+        lost = errors.PeerLostError("rank 2 is gone")
+        for meeting in [threads.submit(one.meet, lost) for one in (a, b)]:
+            assert meeting.result().names == ("a", "b")
+        assert c._joined.number in a._joined.alive()
+        a.close()
+        b.close()
+
+
+class FakeLighthouse:
+    """Stands for torchft.coordination: quorums of those who ask, and of members that have died
+    and are not missed yet."""
+
+    def __init__(self, dead: list, misses: int) -> None:
+        """misses: quorums that still list the dead ones."""
+        self.dead, self.misses = dead, misses
+        self._meet = threading.Barrier(2, action=self._make)
+        self._asking: list = []
+        self._number = 0
+
+    def _make(self) -> None:
+        self._number += 1
+        listed = [*self._asking, *(self.dead if self._number <= self.misses else [])]
+        self.quorum = SimpleNamespace(quorum_id=self._number, participants=listed)
+        self._asking = []
+
+    def LighthouseClient(self, _address, _timeout):
+        def quorum(**one):
+            self._asking.append(SimpleNamespace(**one))
+            self._meet.wait(60)
+            return self.quorum
+
+        return SimpleNamespace(quorum=quorum, heartbeat=lambda _id: None)
+
+
+def lighthouse_meeting(monkeypatch, dead_name: str, misses: int, talk) -> list:
+    """Members b and c, and one that has died since it asked: what talk(members, epoch) made."""
+    gone = socket.create_server(("127.0.0.1", 0))
+    port = gone.getsockname()[1]
+    dead = SimpleNamespace(
+        replica_id=f"{dead_name}:1", store_address=f"127.0.0.1:{port}", data={"attempt": 0}
+    )
+    fake = FakeLighthouse([dead], misses)
+    monkeypatch.setitem(sys.modules, "torchft", ModuleType("torchft"))
+    monkeypatch.setitem(sys.modules, "torchft.coordination", fake)
+    members = [sites.join("http://127.0.0.1:9", name, timeout_s=20) for name in "bc"]
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda one: talk(one, gone), members, timeout=50))
+        list(threads.map(lambda one: one.close(), members))
+    gone.close()
+    return found
+
+
+@pytest.mark.parametrize("dead_name", ["a", "d"])  # the first one's store is where all connect
+def test_a_member_that_the_lighthouse_does_not_miss_yet_is_not_waited_for(monkeypatch, dead_name):
+    def talk(one, gone):
+        gone.close()  # before anybody connects
+        return one.meet(None).names
+
+    assert lighthouse_meeting(monkeypatch, dead_name, 1, talk) == [("b", "c")] * 2
+
+
+def test_a_member_that_dies_while_all_connect_is_lost(monkeypatch):
+    here = threading.Barrier(2)
+
+    def talk(one, gone):
+        epoch = one.meet(None)
+        assert epoch.names == ("b", "c", "d")
+        if here.wait(30) == 0:
+            while True:
+                gone.setblocking(False)
+                try:
+                    gone.accept()[0].close()
+                except BlockingIOError:
+                    break
+        with pytest.raises(errors.Error):
+            Meeting(epoch, config.resolve(codec="fp32", timeout_s=100)).tell("status", b"1234")
+
+    lighthouse_meeting(monkeypatch, "d", 1, talk)
 
 
 def alone(rank: int, address: str):

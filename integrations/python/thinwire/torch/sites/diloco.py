@@ -134,8 +134,9 @@ class DiLoCo:
         if key_file is not None:
             settings = dataclasses.replace(settings, key_file=key_file)
         self._rounds = Rounds(
-            members, settings, None if secure else rule, self, fragment_sync_delay > 0
-        )
+            members, settings, None if secure else rule, self, fragment_sync_delay > 0,
+            len(fragments),
+        )  # fmt: skip
         self._site: Site | None = None
         members_of_site = check_group(site_group)
         if members_of_site is not None:
@@ -283,20 +284,24 @@ class DiLoCo:
         """The commit of a round."""
         fragment = self._fragments[one.fragment]
         self._left.popleft()
-        begun = self._at_begin.pop(one.number, fragment.anchor)  # a newcomer began at the anchor
+        begun = self._at_begin.pop(one.number, None)
         fragment.residuals.update(one.residuals)
         for name, lost in one.owed.items():
             fragment.residuals[name] = fragment.residuals[name] + lost
         if one.result:
             self._changed.add(one.fragment)
+            local: dict[str, torch.Tensor] = {}
             with torch.no_grad():
-                local = {name: p.detach().clone() for name, p in fragment.parameters.items()}
+                for name, p in fragment.parameters.items() if self._alpha else ():
+                    local[name] = p.detach().clone()
+                    if self._alpha == "rebase":  # a newcomer began at the anchor
+                        local[name] -= (begun or fragment.anchor)[name].to(p.device)
                 fragment.step(one.result)
-                for name, p in fragment.parameters.items():
+                for name, learned in local.items():
                     if self._alpha == "rebase":
-                        p.add_(local[name] - begun[name].to(p.device))
-                    elif self._alpha:
-                        p.lerp_(local[name], self._alpha)
+                        fragment.parameters[name].add_(learned)
+                    else:
+                        fragment.parameters[name].lerp_(learned, self._alpha)
         elif self._weight is None:
             fragment.mark -= one.weight  # nobody had it; the next round delivers it
         self.reports.append(one.report)

@@ -59,7 +59,8 @@ class Fragment:
                 p.copy_(self.anchor[name])
                 p.grad = update[name].reshape(p.shape).to(p.device, p.dtype)
             self.outer.step()
-        self.anchor = self.copy()
+            for name, p in self.parameters.items():
+                self.anchor[name].copy_(p)
 
 
 @contextlib.contextmanager

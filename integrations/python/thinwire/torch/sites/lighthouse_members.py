@@ -13,16 +13,54 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.torch.group import Group, count_user
-from thinwire.torch.sites.meeting import Epoch
+from thinwire.torch.sites.meeting import Epoch, EpochStore
 
 _CONNECT = datetime.timedelta(seconds=10)
+_LINE_S = 2.0  # to reach another member's store
+
+
+class _Lines:
+    """A connection to the store of each member, on which nothing is sent: it closes when the
+    member's process ends."""
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self._lines: dict[str, socket.socket | None] = {}
+        for member, address in addresses.items():
+            host, _, port = address.rpartition(":")
+            try:
+                line = socket.create_connection((host, int(port)), _LINE_S)
+                line.setblocking(False)
+            except OSError:
+                line = None
+            self._lines[member] = line
+
+    def lost(self) -> str | None:
+        """Return a member that is lost, in words."""
+        for member, line in self._lines.items():
+            if line is None or _has_closed(line):
+                return f"member '{member.rpartition(':')[0]}' of the Lighthouse"
+        return None
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            if line is not None:
+                line.close()
+
+
+def _has_closed(line: socket.socket) -> bool:
+    try:
+        return line.recv(1) == b""
+    except BlockingIOError:  # it is open, and nothing has come
+        return False
+    except OSError:
+        return True
 
 
 class LighthouseMembers:
@@ -55,6 +93,7 @@ class LighthouseMembers:
         except RuntimeError as error:
             raise errors.UnavailableError(f"no Lighthouse at {address}: {error}") from None
         self._epoch: Epoch | None = None
+        self._lines = _Lines({})
         self._quorum = 0
         self._attempt = 0
         self._asked = 0.0
@@ -78,11 +117,50 @@ class LighthouseMembers:
         """The Lighthouse's next quorum. Blocks until it has one, TimeoutError after timeout_s."""
         if self._thread is None:
             self._take_part()
+        end = time.monotonic() + self._timeout_s
         self._attempt += why is not None
+        while True:
+            listed, number = self._ask(end)
+            self._asked = time.monotonic()
+            attempt = max((one.data or {}).get("attempt", 0) for one in listed)
+            if why is None and self._epoch is not None and (number, attempt) == (
+                self._quorum, self._attempt
+            ):  # fmt: skip
+                return self._epoch
+            self._quorum, self._attempt = number, attempt
+            self._lines.close()
+            self._lines = _Lines({one.replica_id: one.store_address for one in listed})
+            lost = self._lines.lost()
+            if lost is None:
+                break
+            # The Lighthouse lists a dead member until its heartbeat is missing.
+            why = errors.PeerLostError(f"{lost} does not answer")
+            self._attempt += 1
+            time.sleep(self._beat_s)
+        first = listed[0].store_address
+        rank = [one.replica_id for one in listed].index(self._id)
+        host, _, port = first.rpartition(":")
+        try:
+            store = self._store if rank == 0 else dist.TCPStore(
+                host, int(port), is_master=False, timeout=_CONNECT
+            )  # fmt: skip
+        except dist.DistError:  # it has just died; the meeting fails by that, and the next one is
+            store = self._store
+        key = f"sites{number}.{attempt}"
+        group = Group(
+            rank, len(listed), key, count_user(), EpochStore(store, key, self._lines.lost),
+            timeout_s=self._timeout_s, host=host,
+        )  # fmt: skip
+        names = tuple(one.replica_id.rpartition(":")[0] for one in listed)
+        self._epoch = Epoch(number, group, names)
+        return self._epoch
+
+    def _ask(self, end: float) -> tuple[list[Any], int]:
+        """Return the members of the Lighthouse's next quorum, by rank, and its number."""
         try:
             quorum = self._client.quorum(
                 replica_id=self._id,
-                timeout=datetime.timedelta(seconds=self._timeout_s),
+                timeout=datetime.timedelta(seconds=max(0.1, end - time.monotonic())),
                 address=self._host,
                 store_address=f"{self._host}:{self._store.port}",
                 step=0,
@@ -95,27 +173,8 @@ class LighthouseMembers:
                 f"member '{self.name}': the Lighthouse has no quorum within {self._timeout_s:g} s "
                 f"({error}); look whether it runs, and at its --min_replicas"
             ) from None
-        self._asked = time.monotonic()
         listed = sorted(quorum.participants, key=lambda one: one.replica_id)
-        attempt = max((one.data or {}).get("attempt", 0) for one in listed)
-        number = int(quorum.quorum_id)
-        if why is None and self._epoch is not None and (number, attempt) == (
-            self._quorum, self._attempt
-        ):  # fmt: skip
-            return self._epoch
-        self._quorum, self._attempt = number, attempt
-        rank = [one.replica_id for one in listed].index(self._id)
-        host, _, port = listed[0].store_address.rpartition(":")
-        store = self._store if rank == 0 else dist.TCPStore(
-            host, int(port), is_master=False, timeout=_CONNECT
-        )  # fmt: skip
-        group = Group(
-            rank, len(listed), f"sites{number}.{attempt}", count_user(), store,
-            timeout_s=self._timeout_s, host=host,
-        )  # fmt: skip
-        names = tuple(one.replica_id.rpartition(":")[0] for one in listed)
-        self._epoch = Epoch(number, group, names)
-        return self._epoch
+        return listed, int(quorum.quorum_id)
 
     def wants_change(self) -> bool:
         """The Lighthouse tells of a newcomer only when all ask for a quorum, so they do so after a
@@ -128,6 +187,7 @@ class LighthouseMembers:
     def close(self) -> None:
         """Leave; the Lighthouse notices by the missing heartbeat. May be called twice."""
         self._closing.set()
+        self._lines.close()
         if self._thread is not None:
             self._thread.join()
 

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.config import Config
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
-from thinwire.torch.group import Group
+from thinwire.torch.group import Group, TorchStore
 
 MOST_IN_ONE_HOP = 8  # members
 
@@ -36,6 +37,26 @@ class Epoch(NamedTuple):
     @property
     def size(self) -> int:
         return self.group.size
+
+
+class EpochStore(TorchStore):
+    """The store through which the members of an epoch connect. A wait ends when one of them is
+    lost, whose word would never come."""
+
+    def __init__(self, store: dist.Store, key: str, lost: Callable[[], str | None]) -> None:
+        """lost: says which member is lost, or None."""
+        super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
+        self._lost = lost
+
+    def has(self, key: str) -> bool:
+        if who := self._lost():
+            raise errors.PeerLostError(f"{who} is lost while all connect")
+        try:
+            return super().has(key)
+        except dist.DistError as error:
+            raise errors.PeerLostError(
+                f"the store through which the members connect has gone: {error}"
+            ) from None
 
 
 class _Place:
@@ -86,6 +107,13 @@ class Meeting:
         on all members, and a multiple of 4."""
         flat = torch.frombuffer(bytearray().join(mine), dtype=torch.float32)
         return self._start(name, flat, self.epoch.size * flat.numel(), "all_gather")
+
+    def end_turn(self) -> None:
+        """What was started since the last call will be started again, in turn after turn. On links
+        with latency its order is predicted then, and nothing waits for an announcement. What is
+        started twice in a turn under one name is left out."""
+        if self._session is not None:
+            self._session.end_step(repeats=True)
 
     def scatter(self, name: str, mine: Sequence[bytes]) -> Gather:
         """Starts to hand each member its own piece. mine: a piece for each member, by rank, all of

@@ -76,8 +76,8 @@ def join(
         timeout_s: how long to wait for others. Members that train come to the meeting with their
             next round, so it is to be longer than the time between rounds.
         beat_s: seconds between two signs of life.
-        dead_s: seconds without one after which a member is taken for dead; a Lighthouse has its own
-            --heartbeat_timeout_ms.
+        dead_s: seconds without one after which a member is taken for dead, and half as many after a
+            connection has closed; a Lighthouse has its own --heartbeat_timeout_ms.
 
     Raises:
         InvalidArgumentError: an argument cannot be.

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import torch
+
 from thinwire import errors
 from thinwire.torch.sites.meeting import Epoch, Gather, Meeting
 from thinwire.torch.sites.secure import CODES, FEWEST, Masks, SumCodec, sum_of
-from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, norm
+from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, dot, length_of, mean, mean_into
 
 NO_DIGEST = bytes(16)
 
@@ -102,7 +104,7 @@ class Round:
     weight: float
     begun: float
     # Fields of the last attempt.
-    gather: Gather | None = None
+    gathers: list[Gather] = field(default_factory=list)  # of chunks, in their order
     after: Round | None = None  # the open round before this one
     attempt: Future[None] | None = None
     result: Values = field(default_factory=dict)
@@ -121,18 +123,74 @@ class Round:
 # theirs, by rank.
 
 
+class Sums:
+    """Inner products of the updates and the result, as they come, in float64."""
+
+    def __init__(self, speakers: Sequence[int], members: int) -> None:
+        self._speakers, self._members = speakers, members
+        self._own = [0.0] * len(speakers)
+        self._with_result = [0.0] * len(speakers)
+        self._result = 0.0
+
+    def add(self, updates: Sequence[Values], result: Values) -> None:
+        for name, values in result.items():
+            self._result += dot(values, values)
+            for at, update in enumerate(updates):
+                self._own[at] += dot(update[name], update[name])
+                self._with_result[at] += dot(update[name], values)
+
+    def by_rank(self) -> tuple[list[float], list[float]]:
+        """Return norms and cosines; 0 of members that had nothing to say."""
+        norms, cosines = [0.0] * self._members, [0.0] * self._members
+        length = length_of(self._result)
+        for rank, own, product in zip(self._speakers, self._own, self._with_result, strict=True):
+            norms[rank] = length_of(own)
+            if 0 < norms[rank] * length < math.inf:
+                cosines[rank] = round(product / (norms[rank] * length), 3)
+        return norms, cosines
+
+
 def combine(
-    one: Round, rows: Sequence[memoryview], weights: Sequence[float], rule: Rule, before: Values
+    one: Round,
+    rows: Iterable[Sequence[memoryview]],
+    weights: Sequence[float],
+    rule: Rule,
+    before: Values,
+    made: Callable[[torch.Tensor], None],
 ) -> tuple[list[float], list[float]]:
-    """Makes the round's result of everybody's update. Return norms and cosines by rank."""
+    """Makes the round's result of everybody's update. Return norms and cosines by rank.
+
+    Args:
+        rows: for each chunk in turn, what each member sent; may block for each.
+        before: the last result.
+        made: gets the result's values in order, as soon as they are there.
+    """
+    codec = one.codec
     speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
-    updates = [one.codec.decode(rows[rank]) for rank in speakers]
-    if updates:
-        one.result = rule(updates, [weights[rank] for rank in speakers], before)
-    norms, cosines = [0.0] * len(rows), [0.0] * len(rows)
-    for rank, update in zip(speakers, updates, strict=True):
-        norms[rank], cosines[rank] = norm(update), _cosine(update, one.result)
-    return norms, cosines
+    said = [weights[rank] for rank in speakers]
+    updates = [codec.empty() for _ in speakers]
+    result = codec.empty() if speakers else {}
+    sums = Sums(speakers, len(weights))
+    for parts, sent in zip(codec.chunks, rows, strict=True):
+        for rank, update in zip(speakers, updates, strict=True):
+            codec.decode_chunk(sent[rank], parts, update)
+        if rule is mean and speakers:
+            runs = codec.runs(parts)
+            *heard, found = [
+                {run: values[run[0]][run[1] : run[2]] for run in runs}
+                for values in (*updates, result)
+            ]
+            mean_into(found, heard, said)
+            sums.add(heard, found)
+            for values in found.values():
+                made(values)
+    if rule is not mean and speakers:
+        result = rule(updates, said, before)
+        sums.add(updates, result)
+        for values in result.values():
+            made(values)
+    one.result = result
+    return sums.by_rank()
 
 
 def reduce_owned(
@@ -189,9 +247,3 @@ def add_hidden(
     total = sum_of(sent, codec.wide_bytes)
     one.result = codec.mean(total, scales, speakers, math.fsum(weights))
     return weights
-
-
-def _cosine(update: Values, result: Values) -> float:
-    dot = sum(float((update[name].double() * result[name].double()).sum()) for name in update)
-    length = norm(update) * norm(result)
-    return round(dot / length, 3) if 0 < length < math.inf else 0.0

@@ -3,10 +3,10 @@
 A round, of one fragment of the model:
 
 1. Each member encodes its update once, with its residual, and hands the bytes to everybody, behind
-   a header with its weight. All decode the same bytes, and apply the same rule. With more than
-   eight members each hands every owner its part of the bytes, and owners hand all the result.
-   What an owner's result loses joins the owner's own residual, so that its next update says it,
-   whoever owns the part then.
+   a header with its weight and in chunks, so that each is decoded while the next one is under way.
+   All decode the same bytes, and apply the same rule. With more than eight members each hands
+   every owner its part of the bytes, and owners hand all the result. What an owner's result loses
+   joins the owner's own residual, so that its next update says it, whoever owns the part then.
 2. All tell one another digests of what they received from each. A member commits when it has those
    of all, and they agree. So if one member has committed, every other one has the result.
 3. After a failure the members that are left meet again and tell how far they are. If one has
@@ -29,6 +29,7 @@ import math
 import struct
 import time
 from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from thinwire import errors
@@ -73,10 +74,13 @@ class Rounds:
         rule: Rule | None,
         model: Model,
         background: bool,
+        fragments: int,
     ) -> None:
-        """rule: None for secure sums, whose rounds begin with a SumCodec. background: rounds end on
-        a thread of their own, while the caller trains."""
+        """rule: None for secure sums, whose rounds begin with a SumCodec. fragments: the first one
+        follows the last one. background: rounds end on a thread of their own, while the caller
+        trains."""
         self._members, self._settings, self._rule, self._model = members, settings, rule, model
+        self._fragments = fragments
         self._masks: Masks | None = None  # of this meeting
         self._worker = ThreadPoolExecutor(1, "thinwire sites") if background else None
         self._meeting: Meeting | None = None
@@ -112,14 +116,15 @@ class Rounds:
         self._known = True
 
     def begin(
-        self, fragment: int, codec: UpdateCodec | SumCodec, pieces: list[bytes],
+        self, fragment: int, codec: UpdateCodec | SumCodec, pieces: Iterable[bytes],
         residuals: Values, weight: float,
     ) -> Round:  # fmt: skip
-        """Begins a round with this member's encoded update; meet() comes before."""
-        one = Round(self.begun, fragment, codec, pieces, residuals, weight, time.monotonic())
+        """Begins a round with this member's encoded update; meet() comes before. pieces: asked for
+        while those before are on their way; `residuals` are valid when it returns."""
+        one = Round(self.begun, fragment, codec, [], residuals, weight, time.monotonic())
         self.begun += 1
         self._open.append(one)
-        self._launch(one)
+        self._launch(one, pieces)
         return one
 
     def check(self) -> None:
@@ -167,19 +172,23 @@ class Rounds:
 
     # One attempt.
 
-    def _launch(self, one: Round) -> None:
-        """Sends a round's bytes in the meeting of now. A failure shows in the attempt."""
+    def _launch(self, one: Round, fresh: Iterable[bytes] = ()) -> None:
+        """Sends a round's bytes in the meeting of now. A failure shows in the attempt. fresh: the
+        pieces of a round that begins."""
         earlier = [other for other in self._open if other.number < one.number]
         one.after = earlier[-1] if earlier else None
         one.result, one.digest, one.report = {}, NO_DIGEST, None
         one.changes = one.agreed = False
         one.owed, one.in_two_hops = {}, self._takes_two_hops(one, self._meeting)
-        one.gather = one.attempt = None
+        one.gathers, one.attempt = [], None
         header = _HEADER.pack(
             one.number, one.fragment, self._members.wants_change(), one.weight,
             *self._model.measured(), _short(repr(one.codec.specs).encode()),
         )  # fmt: skip
-        meeting, pieces = self._meeting, one.pieces
+        meeting = self._meeting
+        if self._masks is not None or one.in_two_hops:
+            one.pieces.extend(fresh)
+        pieces: Iterable[bytes] = list(one.pieces) or _kept(fresh, one.pieces)
         if self._masks is not None:
             one.residuals, one.keys = {}, self._masks.digest
             places = one.codec.places(one.codec.values(pieces), one.weight)
@@ -187,18 +196,26 @@ class Rounds:
         try:
             if one.in_two_hops:
                 slices = one.codec.slices(pieces, meeting.epoch.size)
-                one.gather = meeting.scatter(
-                    f"slices {one.fragment}", [header + each for each in slices]
-                )
+                one.gathers = [
+                    meeting.scatter(f"owned {one.fragment}", [header + each for each in slices])
+                ]
             else:
-                one.gather = meeting.start(f"round {one.fragment}", [header, *pieces])
+                chunks = pieces if self._masks is not None else one.codec.cut(pieces)
+                for number, each in enumerate(chunks):
+                    front = [header] if number == 0 else []
+                    name = f"round {one.fragment} {number}"
+                    one.gathers.append(meeting.start(name, [*front, each]))
+                # Masks and results of owners have exchanges at other moments, which do not repeat.
+                if self._masks is None and one.fragment == self._fragments - 1:
+                    meeting.end_turn()
         except errors.InvalidArgumentError:
             raise
         except errors.Error as error:
             one.attempt = Future()
             one.attempt.set_exception(error)
-            return
-        if self._worker is not None:
+        for _ in pieces:  # those that were not sent
+            pass
+        if one.attempt is None and self._worker is not None:
             one.attempt = self._worker.submit(self._attempt, meeting, one)
 
     def _takes_two_hops(self, one: Round, meeting: Meeting) -> bool:
@@ -213,23 +230,31 @@ class Rounds:
         """All of a round up to the moment before its commit."""
         if one.after is not None and (not one.after.agreed or one.after.changes):
             raise errors.Error("the round before this one is to be made first")
-        rows = one.gather.rows()
+        rows = one.gathers[0].rows()
         heads = [_HEADER.unpack(row[: _HEADER.size]) for row in rows]
         _check_heads(heads, meeting.epoch)
         weights = [head[3] for head in heads]
         norms, cosines = [], []
-        heads_only = slice(_HEADER.size if one.in_two_hops else None)
-        seen = [hashlib.sha256(row[heads_only]) for row in rows]
+        seen = [hashlib.sha256(row[: _HEADER.size]) for row in rows]
+        result = hashlib.sha256()
         sent = [row[_HEADER.size :] for row in rows]
         if one.in_two_hops:
             reduce_owned(meeting, one, sent, weights, self._rule, seen)
+            _add(result, one.result)
         elif self._masks is None:
             before = self.before.get(one.fragment, {})
-            norms, cosines = combine(one, sent, weights, self._rule, before)
+            norms, cosines = combine(
+                one, _chunks(one, sent, seen), weights, self._rule, before,
+                lambda values: result.update(raw_bytes(values)),
+            )  # fmt: skip
         else:
+            for each, row in zip(seen, sent, strict=True):
+                each.update(row)
             weights = add_hidden(meeting, one, sent, weights, self._masks, seen)
+            _add(result, one.result)
         one.seen = b"".join(each.digest()[:_DIGEST] for each in seen)
-        digest = _digest_of(one.seen, one.result)
+        result.update(one.seen)
+        digest = result.digest()[:_DIGEST]
         one.changes = any(head[2] for head in heads)
         one.report = Report(
             one.number, one.fragment, meeting.epoch.names, tuple(weights), tuple(norms),
@@ -313,12 +338,12 @@ class Rounds:
         """Returns when nothing of the meeting is under way."""
         if self._meeting is None:
             return
-        if why is not None or any(one.gather is not None for one in self._open):
+        if why is not None or any(one.gathers for one in self._open):
             self._meeting.fail(why or errors.Error("a member has left"))
         for one in self._open:
             if one.attempt is not None and not one.attempt.cancel():
                 one.attempt.exception()  # waits
-            one.gather = None
+            one.gathers = []
         with contextlib.suppress(errors.Error):
             self._sent_before += self._meeting.wire_bytes()
         self._meeting.close()
@@ -454,25 +479,47 @@ class Rounds:
         and nothing on holders."""
         me = meeting.epoch.rank
         part = -(-length // len(holders))
+        size = min(_SLICE, -(-part // 2)) or 1  # two or more: an exchange that does not repeat
         begin = holders.index(me) * part if me in holders else 0
         mine = state[begin : begin + part] if me in holders else b""
         pieces: list[list[bytes]] = [[] for _ in range(meeting.epoch.size)]
-        for at in range(0, part, _SLICE):
-            size = min(_SLICE, part - at)
-            padded = -(-size // 4) * 4
+        padded = -(-size // 4) * 4
+        for at in range(0, max(part, 2 * size), size):
             rows = meeting.start("state", [mine[at : at + size].ljust(padded, b"\0")])
             if me not in holders:
                 for rank, row in enumerate(rows.rows()):
-                    pieces[rank].append(bytes(row[:size]))
+                    pieces[rank].append(bytes(row[: max(0, min(size, part - at))]))
             else:
                 rows.rows()
         return b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
 
 
-def _digest_of(seen: bytes, result: Values) -> bytes:
-    digest = hashlib.sha256(seen)
+def _kept(pieces: Iterable[bytes], kept: list[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        kept.append(piece)
+        yield piece
+
+
+def _chunks(
+    one: Round, first: list[memoryview], seen: list[hashlib._Hash]
+) -> Iterator[list[memoryview]]:
+    """Yields what each member sent, chunk by chunk, and adds it to `seen`."""
+    for number, gather in enumerate(one.gathers):
+        rows = first if number == 0 else gather.rows()
+        for each, row in zip(seen, rows, strict=True):
+            each.update(row)
+        yield rows
+
+
+def _add(digest: hashlib._Hash, result: Values) -> None:
     for values in result.values():
         digest.update(raw_bytes(values))
+
+
+def _digest_of(seen: bytes, result: Values) -> bytes:
+    digest = hashlib.sha256()
+    _add(digest, result)
+    digest.update(seen)
     return digest.digest()[:_DIGEST]
 
 

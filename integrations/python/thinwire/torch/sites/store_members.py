@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.torch.group import Group, TorchStore, count_user
-from thinwire.torch.sites.meeting import Epoch
+from thinwire.torch.group import Group, count_user
+from thinwire.torch.sites.meeting import Epoch, EpochStore
 
 _PREFIX = "thinwire/sites"
 _LOOK_S = 0.02  # between two looks for the next epoch
@@ -52,6 +52,7 @@ class _Watch:
         self._latest = 0  # the highest number that was seen
         self._lock = threading.Lock()
         self._alive: dict[int, str] = {}  # empty until a look counts
+        self._silent: set[int] = set()  # of them, those without a sign for half of dead_s
         self._known = 0  # the highest number when it did
         self._newest = 0
         self._failed: Exception | None = None
@@ -106,8 +107,10 @@ class _Watch:
             for number, one in self._seen.items()
             if number == self.number or now - one.changed < self._dead_s
         }
+        silent = {n for n in alive if now - self._seen[n].changed >= self._dead_s / 2}
         with self._lock:
-            self._alive, self._known, self._newest = alive, latest, newest
+            self._alive, self._silent = alive, silent - {self.number}
+            self._known, self._newest = latest, newest
 
     def _get(self, keys: list[str]) -> list[bytes]:
         if self._store.has_extended_api():
@@ -120,6 +123,11 @@ class _Watch:
             if self._failed is not None:
                 raise _gone(self._failed)
             return dict(self._alive)
+
+    def silent(self) -> set[int]:
+        """Live members that have given no sign for half of the time after which they are dead."""
+        with self._lock:
+            return set(self._silent)
 
     def lost(self, members: list[int]) -> list[int]:
         """Those of the members that were seen, and have died or left. One that this member has not
@@ -146,20 +154,6 @@ def _gone(error: Exception) -> errors.UnavailableError:
     )
 
 
-class _EpochStore(TorchStore):
-    """The store through which the members of an epoch connect. A wait ends when one of them is
-    lost, whose word would never come."""
-
-    def __init__(self, store: dist.Store, key: str, watch: _Watch, members: list[int]) -> None:
-        super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
-        self._watch, self._members = watch, members
-
-    def has(self, key: str) -> bool:
-        if lost := self._watch.lost(self._members):
-            raise errors.PeerLostError(f"member {lost[0]} of the store is lost while all connect")
-        return super().has(key)
-
-
 class StoreMembers:
     """Returned by join()."""
 
@@ -184,6 +178,7 @@ class StoreMembers:
         self._joined: _Watch | None = None  # from the first meeting on
         self._epoch: Epoch | None = None
         self._members: list[int] = []  # of the epoch
+        self._lost_one = False  # a connection closed, which led to this meeting
         self._left = False  # close() was called
         self._gone = False  # and the others were told
 
@@ -192,6 +187,7 @@ class StoreMembers:
         TimeoutError after timeout_s. UnavailableError if the store has gone."""
         with self._lock:
             self._guarded = None
+        self._lost_one = isinstance(why, errors.PeerLostError)
         end = time.monotonic() + self._timeout_s
         try:
             if self._joined is None:
@@ -281,8 +277,13 @@ class StoreMembers:
         return self._store.check([f"want/{number}/{member}"])
 
     def _propose(self, number: int) -> None:
-        """Writes the epoch, if this member is the one to do so, and all live members want it."""
+        """Writes the epoch, if this member is the one to do so, and all live members want it. Where
+        a connection has closed, one that is silent and does not want it is taken for dead."""
         alive = self._joined.alive()
+        if self._lost_one:
+            for member in self._joined.silent():
+                if member in alive and not self._wants(number, member):
+                    del alive[member]
         if len(alive) < self.min_members or min(alive, default=0) != self._joined.number:
             return
         if all(self._wants(number, member) for member in alive):
@@ -295,13 +296,17 @@ class StoreMembers:
         self._members = [one[0] for one in listed]
         rank = self._members.index(self._joined.number)
         key = f"sites{number}"
-        store = _EpochStore(self._store, key, self._joined, self._members)
+        store = EpochStore(self._store, key, lambda members=self._members: self._lost(members))
         group = Group(
             rank, len(listed), key, count_user(), store,
             timeout_s=self._timeout_s, host=self._host,
         )  # fmt: skip
         self._epoch = Epoch(number, group, tuple(one[1] for one in listed))
         return self._epoch
+
+    def _lost(self, members: list[int]) -> str | None:
+        lost = self._joined.lost(members)
+        return f"member {lost[0]} of the store" if lost else None
 
     def wants_change(self) -> bool:
         """A live member is not in the epoch."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,9 @@ from thinwire.torch.exchange.rules import Codec, Rules, Structure
 
 _EXACT_BELOW = 1024  # elements of a tensor that goes in fp32, whose bytes do not count
 _CUT = 32768  # elements of a part; shorter ones cost adaptive codecs accuracy
+_CHUNK_BYTES = 256 << 10
+_MOST_CHUNKS = 16
+_CACHED = 65536  # elements that are worked on at once, so that they stay in a core's cache
 _CLIP_ROUNDS = 3
 _TRIM = 0.2  # of the members, at each end
 
@@ -69,23 +72,72 @@ class UpdateCodec:
         lengths = [encoded_bytes(part.up, part.end - part.begin) for part in self.parts]
         self._at = list(itertools.accumulate(lengths, initial=0))  # where each part begins
         self.size = -(-self._at[-1] // 4) * 4
+        self.chunks = self._cut(max(_CHUNK_BYTES, self.size // _MOST_CHUNKS))
 
-    def encode(self, update: Values, residuals: Values) -> list[bytes]:
-        """Return the pieces of `size` bytes. residuals: added to the update, and replaced by what
-        the encoding lost."""
-        pieces = [
-            encode(up, update[name][begin:end], residuals[name][begin:end])
-            for name, begin, end, up, _ in self.parts
-        ]
-        return [*pieces, bytes(self.size - self._at[-1])]
+    def encode(self, update: Values, residuals: Values) -> Iterator[bytes]:
+        """Yields the pieces of `size` bytes, each as soon as it is asked for. residuals: added to
+        the update, and replaced by what the encoding lost, with the last piece."""
+        for name, begin, end, up, _ in self.parts:
+            yield encode(up, update[name][begin:end], residuals[name][begin:end])
+        yield bytes(self.size - self._at[-1])
 
     def nothing(self) -> list[bytes]:
         """Return as many bytes of a member that has nothing to say."""
         return [bytes(self.size)]
 
+    # Chunks: runs of parts that travel one after another, so that each is worked on while the
+    # next ones are on their way.
+
+    def _cut(self, least: int) -> list[range]:
+        chunks, first = [], 0
+        for at in range(len(self.parts)):
+            if self._at[at + 1] - self._at[first] >= least:
+                chunks.append(range(first, at + 1))
+                first = at + 1
+        if first < len(self.parts) or not chunks:
+            chunks.append(range(first, len(self.parts)))
+        return chunks
+
+    def cut(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yields the bytes of each chunk, a multiple of 4, of what encode() yields."""
+        source, held = iter(pieces), b""
+        for begin, end in map(self._bounds, self.chunks):
+            taken, length = [held], len(held)
+            while length < end - begin:
+                taken.append(next(source))
+                length += len(taken[-1])
+            whole = b"".join(taken)
+            chunk, held = whole[: end - begin], whole[end - begin :]
+            yield chunk + bytes(-len(chunk) % 4)
+
+    def empty(self) -> Values:
+        """Return memory for an update."""
+        return {name: torch.empty(numel) for name, numel in self.sizes.items()}
+
+    def runs(self, parts: range) -> list[tuple[str, int, int]]:
+        """Return what a chunk has of each parameter: its name, first element and end."""
+        found: list[tuple[str, int, int]] = []
+        for at in parts:
+            name, begin, end, _, _ = self.parts[at]
+            if found and found[-1][0] == name:
+                begin = found.pop()[1]
+            found.append((name, begin, end))
+        return found
+
     def decode(self, data: memoryview) -> Values:
-        found = self._decoded(data, range(len(self.parts)), [part.up for part in self.parts])
-        return self._joined(found)
+        """Return an update, of the bytes that encode() returned."""
+        values = self.empty()
+        self.decode_chunk(data, range(len(self.parts)), values)
+        return values
+
+    def decode_chunk(self, data: memoryview, parts: range, out: Values) -> None:
+        """Decodes a chunk into its place."""
+        begin = 0
+        for at in parts:
+            name, first, last, up, _ = self.parts[at]
+            end = begin + encoded_bytes(up, last - first)
+            decode(up, data[begin:end], last - first, out[name][first:last])
+            begin = end
 
     # Two hops: each member owns some parts, of which it gets all updates and makes the result.
 
@@ -180,13 +232,20 @@ def rule_of(aggregate: str) -> Rule:
 
 def mean(updates: Sequence[Values], weights: Sequence[float], _before: Values) -> Values:
     """The mean by weight: FedAvg's (arXiv 1602.05629), where weights are samples."""
-    total = math.fsum(weights)
-    result: Values = {}
-    for update, weight in zip(updates, weights, strict=True):
-        for name, values in update.items():
-            scaled = values * (weight / total)
-            result[name] = scaled if name not in result else result[name].add_(scaled)
+    result = {name: torch.empty_like(values) for name, values in updates[0].items()}
+    mean_into(result, updates, weights)
     return result
+
+
+def mean_into(result: Values, updates: Sequence[Values], weights: Sequence[float]) -> None:
+    """The mean by weight, into memory of the same names and sizes."""
+    total = math.fsum(weights)
+    for name, whole in result.items():
+        for at in range(0, whole.numel(), _CACHED):
+            piece = slice(at, at + _CACHED)
+            torch.mul(updates[0][name][piece], weights[0] / total, out=whole[piece])
+            for update, weight in zip(updates[1:], weights[1:], strict=True):
+                whole[piece].add_(update[name][piece] * (weight / total))
 
 
 def median(updates: Sequence[Values], _weights: Sequence[float], _before: Values) -> Values:
@@ -238,8 +297,18 @@ _RULES: dict[str, Rule] = {
 
 def norm(update: Values) -> float:
     """The Euclidean norm over all parameters, in 16 bits; infinite if an element is not finite."""
-    total = math.fsum(float(values.double().square().sum()) for values in update.values())
-    return _rounded(math.sqrt(total)) if math.isfinite(total) else math.inf
+    return length_of(math.fsum(dot(values, values) for values in update.values()))
+
+
+def length_of(squares: float) -> float:
+    """The root of a sum of squares, in 16 bits; infinite if an element is not finite."""
+    return _rounded(math.sqrt(squares)) if math.isfinite(squares) else math.inf
+
+
+def dot(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The sum of products in float64."""
+    pieces = zip(a.split(_CACHED), b.split(_CACHED), strict=True)
+    return math.fsum(float(x.double() @ y.double()) for x, y in pieces)
 
 
 def _rounded(value: float) -> float:

@@ -1,0 +1,222 @@
+"""Training between sites in one process: members with models and optimizers of their own, local
+steps in turn, and rounds of thinwire.torch.sites among them over loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from thinwire.torch import sites
+from thinwire.torch.group import Group, count_user
+from thinwire.torch.sites.meeting import Epoch
+
+from bench.accuracy.tasks import Task, evaluate, loss_of
+
+Outer = tuple[float, float]  # rate and Nesterov momentum of the outer SGD
+AVERAGE: tuple[Outer, ...] = ((1.0, 0.0),)
+DILOCO: tuple[Outer, ...] = ((1.0, 0.0), (0.7, 0.5), (0.7, 0.9))
+
+_POINTS = 40  # of a learning curve
+_LEAST_ROWS = 64  # of a member, in a split by labels
+_NEVER = 1 << 30  # steps until a round of its own accord
+_STRENGTH = 10.0  # of attacks, in norms of an honest update
+_LITTLE = 1.5  # standard deviations
+_serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class RoundMethod:
+    """A way of training between sites. outers: the first one is tried at all rates, and the others
+    at the best of them. against: the method whose paired runs it is compared with. attack: what the
+    last member sends in place of its update."""
+
+    name: str
+    codec: str
+    against: str
+    outers: tuple[Outer, ...] = AVERAGE
+    local_steps: int = 32
+    decay: float = 1.0
+    aggregate: str = "mean"
+    attack: str | None = None
+
+    def recipe(self) -> dict[str, Any]:
+        return {
+            "codec": self.codec, "local_steps": self.local_steps, "decay": self.decay,
+            "aggregate": self.aggregate, "attack": self.attack,
+        }  # fmt: skip
+
+
+_CODECS = {"fp32": "fp32", "int4": "int4", "adaptive 2": "adaptive",
+           "adaptive 0.5": "adaptive:bits=0.5"}  # fmt: skip
+
+METHODS = {
+    method.name: method
+    for method in (
+        *(
+            RoundMethod(f"DiLoCo {name}", codec, "fp32" if codec == "fp32" else "DiLoCo fp32",
+                        DILOCO)
+            for name, codec in _CODECS.items()
+        ),
+        # arXiv 2508.15706: feedback with decay in place of an outer momentum.
+        RoundMethod("SparseLoCo", "topk:density=0.0156", "DiLoCo fp32",
+                    ((1.0, 0.0), (0.7, 0.0)), decay=0.95),
+        *(RoundMethod(f"FedAvg {name}", codec, "FedAvg fp32") for name, codec in _CODECS.items()),
+        *(
+            RoundMethod(f"{rule} {attack or 'clean'}", "int4", "mean clean", aggregate=rule,
+                        attack=attack)
+            for rule in ("mean", "centered_clip", "trimmed", "median")
+            for attack in (None, "sign", "noise", "little")
+        ),
+    )
+}  # fmt: skip
+
+
+class _Members:
+    """Members that stay, in one process: what DiLoCo takes as `members`."""
+
+    key_file = None
+
+    def __init__(self, rank: int, size: int, key: str, store: dist.Store) -> None:
+        group = Group(rank, size, key, count_user(), store, timeout_s=120)
+        self._epoch = Epoch(0, group, tuple(f"member {r}" for r in range(size)))
+
+    def meet(self, why: Exception | None) -> Epoch:
+        if why is not None:
+            raise why
+        return self._epoch
+
+    def wants_change(self) -> bool:
+        return False
+
+    def guard(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def split_of(task: Task, members: int, seed: int) -> list[torch.Tensor]:
+    """Rows for each member. With task.dirichlet each label's rows go to members by shares that are
+    drawn from a Dirichlet distribution (Hsu et al., arXiv 1909.06335), anew until nobody has too
+    few."""
+    generator = torch.Generator().manual_seed(7000 + seed)
+    order = torch.randperm(task.data.train_size, generator=generator)
+    if task.dirichlet is None:
+        return list(order.chunk(members))
+    labels = task.data.batch(order)[1]
+    with torch.random.fork_rng():
+        torch.manual_seed(7000 + seed)  # torch's Dirichlet takes no generator
+        shares_of = torch.distributions.Dirichlet(torch.full((members,), task.dirichlet))
+        while True:
+            parts: list[list[torch.Tensor]] = [[] for _ in range(members)]
+            for label in labels.unique():
+                rows = order[labels == label]
+                ends = (shares_of.sample().cumsum(0)[:-1] * len(rows)).long()
+                for part, mine in zip(parts, rows.tensor_split(ends), strict=True):
+                    part.append(mine)
+            found = [torch.cat(part) for part in parts]
+            if min(map(len, found)) >= _LEAST_ROWS:
+                return found
+
+
+def _batches(rows: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:
+    """Without end, epoch after epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        mine = rows[torch.randperm(len(rows), generator=generator)]
+        yield from mine.split(batch)[: max(1, len(rows) // batch)]
+
+
+class _Member:
+    def __init__(self, task: Task, method: RoundMethod, outer: Outer, rows: torch.Tensor, seed: int,
+                 rank: int, members: _Members) -> None:  # fmt: skip
+        torch.manual_seed(seed)
+        self.task, self.model = task, task.make_model()
+        self.parameters = list(self.model.parameters())
+        if task.optimizer == "adamw":
+            self.inner: torch.optim.Optimizer = torch.optim.AdamW(self.parameters, lr=task.rate)
+        else:
+            self.inner = torch.optim.SGD(self.parameters, lr=task.rate, momentum=task.momentum)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.inner, task.rate_factor)
+        rate, momentum = outer
+        self.diloco = sites.DiLoCo(
+            members, [self.model], self.inner,
+            torch.optim.SGD(self.parameters, lr=rate, momentum=momentum, nesterov=momentum > 0),
+            _NEVER, codec=method.codec, decay=method.decay, aggregate=method.aggregate,
+            weight=float(len(rows)),
+        )  # fmt: skip
+        self.batches = _batches(rows, task.batch, 1000 * seed + rank)
+
+    def step(self) -> float:
+        self.inner.zero_grad()
+        loss = loss_of(self.model, self.task.data.batch(next(self.batches)))
+        loss.backward()
+        self.inner.step()
+        self.schedule.step()
+        return loss.item()
+
+    def values(self) -> torch.Tensor:
+        return torch.nn.utils.parameters_to_vector(self.parameters).detach().clone()
+
+
+def _poison(attack: str, members: list[_Member], anchor: torch.Tensor, seed: int) -> None:
+    """Gives the last member parameters that make its update the attack's. `sign`: its own, turned
+    round and ten times as long; `noise`: as long; `little`: the honest members' mean less 1.5 of
+    their standard deviations in each element ("A Little Is Enough", arXiv 1902.06156)."""
+    bad = members[-1]
+    learned = bad.values() - anchor
+    if attack == "sign":
+        learned *= -_STRENGTH
+    elif attack == "noise":
+        noise = torch.randn(learned.shape, generator=torch.Generator().manual_seed(seed))
+        learned = noise * (_STRENGTH * learned.norm() / noise.norm())
+    else:
+        honest = torch.stack([one.values() - anchor for one in members[:-1]])
+        learned = honest.mean(0) - _LITTLE * honest.std(0)
+    torch.nn.utils.vector_to_parameters(anchor + learned, bad.parameters)
+
+
+def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int,
+          split: str) -> dict[str, Any]:  # fmt: skip
+    """Trains from the seed; the run's row, as training.train() has it."""
+    start, store, key = time.monotonic(), dist.HashStore(), f"sites{next(_serial)}"
+    parts = split_of(task, workers, seed)
+    members = [
+        _Member(task, method, outer, part, seed, rank, _Members(rank, workers, key, store))
+        for rank, part in enumerate(parts)
+    ]
+    curve, recent = [], []
+    with ThreadPoolExecutor(workers) as pool, contextlib.ExitStack() as stack:
+        list(pool.map(lambda one: one.diloco.__enter__(), members))
+        stack.callback(lambda: list(pool.map(lambda one: one.diloco.close(), members)))
+        anchor = members[0].values()
+        for step in range(1, task.steps + 1):
+            recent.append(statistics.mean(one.step() for one in members))
+            if step % method.local_steps == 0 or step == task.steps:
+                if method.attack is not None:
+                    _poison(method.attack, members, anchor, 100_000 * seed + step)
+                list(pool.map(lambda one: one.diloco.sync(), members))
+                anchor = members[0].values()
+            if step * _POINTS // task.steps != (step - 1) * _POINTS // task.steps:
+                curve.append((step, round(statistics.mean(recent), 4)))
+                recent = []
+        digests = {one.diloco.reports[-1].digest for one in members}
+        bits = [one.values().view(torch.int32) for one in members]  # NaN is no equal of NaN
+        if len(digests) > 1 or not all(torch.equal(bits[0], other) for other in bits):
+            raise RuntimeError("members differ after the last round")
+        sent = members[0].diloco.stats()["sent_bytes"]
+    accuracy, loss = evaluate(members[0].model, getattr(task.data, split)())
+    plain = task.steps * 2 * (workers - 1) / workers * 4 * anchor.numel()
+    return {
+        "task": task.name, "method": method.name, "against": method.against,
+        "codec": method.codec, "rate": task.rate, "outer": outer, "seed": seed, "split": split,
+        "workers": workers, "steps": task.steps, "accuracy": accuracy, "loss": loss,
+        "train_loss": curve[-1][1], "ratio": plain / sent, "curve": curve,
+        "seconds": time.monotonic() - start,
+    }  # fmt: skip
