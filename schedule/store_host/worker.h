@@ -14,6 +14,7 @@
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -66,13 +67,19 @@ class StoreWorker {
     size_t width = 0;  // of a row-sparse value: elements of a row; 0: it is dense
   };
 
-  // The plane's rank is the worker's. Waits until all servers are connected; DeadlineExceeded names
-  // one that is not. InvalidArgument for a codec that is not for a store.
+  // The plane's rank tells the worker's number (serve.h). Waits until all servers are connected;
+  // DeadlineExceeded names one that is not. InvalidArgument for a codec that is not for a store.
+  //
+  // In async and ssp a worker may join a store that others have set up. Until its first push, the
+  // calls of all workers that the others have made before do not wait for them: Init takes the
+  // store's values, SetOptimizer leaves the store's numbers, Barrier and Load do nothing.
+  // FailedPrecondition in sync, or, from these calls, for a store that is set up differently.
   static absl::StatusOr<std::unique_ptr<StoreWorker>> Create(std::unique_ptr<MessagePlane> plane,
                                                              const Options& options);
   ~StoreWorker();
 
-  int rank() const { return rank_; }
+  int rank() const { return rank_; }               // the worker's number
+  bool has_joined() const { return has_joined_; }  // a store that was set up before
   const Options& options() const { return options_; }
 
   // Keys that are added from then on have it; the same on all workers.
@@ -130,6 +137,9 @@ class StoreWorker {
 
   StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& options);
   absl::Status Connect();
+  absl::Status Enter();
+  // This worker joins, and the others have made the next call of this kind before.
+  bool CatchesUp(Together what);
   absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority);
   // For calls of a key. InvalidArgument names it.
   absl::Status FindKey(std::string_view key, size_t* index) const;
@@ -181,10 +191,14 @@ class StoreWorker {
   std::vector<std::unique_ptr<DeltaReader>> readers_;  // by slice
   std::vector<std::unique_ptr<Resender>> resenders_;   // by server
   std::map<Together, uint64_t> calls_made_;
+  bool has_joined_ = false;
+  std::array<uint64_t, kTogetherKinds> calls_before_{};  // that go without it, by Together
   bool is_closed_ = false;
 
   mutable absl::Mutex mu_;
   absl::CondVar changed_;
+  std::map<int, Message> welcomes_ ABSL_GUARDED_BY(mu_);  // by server
+  bool has_pushed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Key> keys_ ABSL_GUARDED_BY(mu_);

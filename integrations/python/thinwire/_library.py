@@ -290,6 +290,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_kv_load": [c_void_p, c_char_p],
     "tw_kv_describe": [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)],
     "tw_kv_bytes_sent": [c_void_p, POINTER(c_uint64)],
+    "tw_kv_has_joined": [c_void_p, POINTER(c_int)],
 }  # fmt: skip
 
 

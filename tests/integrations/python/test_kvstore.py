@@ -342,6 +342,8 @@ def test_roles_come_from_the_environment():
         "worker", 2, 3, 1, "a", 5
     )
     assert launch.store_role(ranks | {"THINWIRE_SERVERS": "2"}).role == "server"
+    later = launch.store_role(ranks | {"THINWIRE_SERVERS": "1", "RANK": "5"})
+    assert later == launch.StoreRole("worker", 5, 3, 1, "a", 5) and later.joins_later
     mxnet = {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "3", "DMLC_NUM_SERVER": "2",
              "DMLC_PS_ROOT_URI": "b", "DMLC_PS_ROOT_PORT": "6",
              "MXNET_KVSTORE_BIGARRAY_BOUND": "7"}  # fmt: skip
@@ -420,6 +422,93 @@ def test_others_go_on_without_a_killed_worker(name, tmp_path):
             worker.await_lines(20 + len(worker.await_lines(1)))
         end.write_text("")
         values_of([*workers, *servers])
+
+
+JOINING = '''
+"""Trains a linear model until the file is there; says every five steps how far it came."""
+import itertools, os, sys
+import thinwire
+import torch
+from thinwire.torch import ParameterServerOptimizer
+
+net = torch.nn.Linear(64, 8)
+try:
+    served = ParameterServerOptimizer(torch.optim.SGD(net.parameters(), lr=0.01), net,
+                                      mode=sys.argv[1], codec="int4", timeout_s=30)
+    target = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    print(f"worker {served.store.rank} joined {served.store.has_joined}", flush=True)
+    for step in itertools.count():
+        x = torch.randn(16, 64)
+        served.zero_grad()
+        loss = (net(x) - x @ target).square().mean()
+        loss.backward()
+        served.step()
+        if step % 5 == 0:
+            print(f"step {step} {loss.item():.4f}", flush=True)
+        if step > 10 and os.path.exists(sys.argv[2]):
+            break
+    served.close()
+except thinwire.Error as error:
+    print(f"failed {type(error).__name__} {error}", flush=True)
+    sys.exit(3)
+'''
+
+
+@pytest.fixture
+def joining(tmp_path):
+    """Starts a rank of JOINING, among two workers and a server that meet at a store of this
+    process; and the file that ends it."""
+    program, end = tmp_path / "joining.py", tmp_path / "end"
+    program.write_text(JOINING)
+    with contextlib.ExitStack() as stack:
+        meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        own = {"THINWIRE_SERVERS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+        def start(mode, rank):
+            each = [variables(rank, 3, meeting.port) | own]
+            programs = started_programs(program, mode, str(end), environments=each)
+            return stack.enter_context(programs)[0]
+
+        yield start, end
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp:staleness=2"])
+def test_killed_workers_come_back_and_new_ones_join(mode, joining):
+    start, end = joining
+    workers, server = [start(mode, 0), start(mode, 1)], start(mode, 2)
+    for worker in workers:
+        worker.await_lines(3)
+    for rank in (1, 0):  # worker 0's values and key began the run
+        other = workers[1 - rank]
+        workers[rank].kill()
+        other.await_lines(3 + len(other.await_lines(1)))  # steps meanwhile
+        workers[rank] = start(mode, rank)
+        assert workers[rank].await_lines(1)[0] == f"worker {rank} joined True"
+        other.await_lines(3 + len(other.await_lines(1)))
+        first, again = (
+            float(worker.await_lines(2)[1].split()[-1]) for worker in (other, workers[rank])
+        )
+        assert again < first, "it goes on from what was learned"
+    workers.append(start(mode, 3))  # WORLD_SIZE and more: a new number
+    assert workers[2].await_lines(4)[0] == "worker 2 joined True"
+    workers[2].kill()
+    workers[0].await_lines(5 + len(workers[0].await_lines(1)))
+    end.write_text("")
+    values_of([*workers[:2], server])
+
+
+def test_a_worker_that_comes_late_in_sync_is_told_what_to_do(joining):
+    start, _ = joining
+    workers = [start("sync", 0), start("sync", 1)]
+    start("sync", 2)
+    for worker in workers:
+        worker.await_lines(3)
+    late = start("sync", 3)
+    assert late.exit_code(time.monotonic() + HANG_S) == 3
+    words = late.printed.read_text()
+    assert "failed MismatchError" in words and "take mode async or ssp" in words, words
+    for worker in workers:  # the others go on
+        worker.await_lines(3 + len(worker.await_lines(1)))
 
 
 KILLED = '''
