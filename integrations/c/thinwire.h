@@ -494,6 +494,19 @@ TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 
 /* As tw_comm_describe. */
 TW_API tw_status tw_kv_describe(tw_kv* kv, char* text, size_t capacity, size_t* bytes);
+/* Hands out the samples of some epochs to whichever worker asks, in ranges of `batch`; not in sync
+ * with more than one worker. */
+typedef struct {
+  uint64_t epoch, first, count; /* samples first to first + count; count 0: all are done */
+  int waited;                   /* 1: pull before the next push */
+} tw_kv_work;
+/* `share` counts from 1; each is of one plan (samples, batch, epochs), the same on all workers. The
+ * pushes of the first `applied` ranges that this worker took of the share are applied: the others go
+ * to other workers if this one is gone. So each sample is handed out once, and once more if its
+ * worker was lost. Waits while others hold all that is left. */
+TW_API tw_status tw_kv_take(tw_kv* kv, uint32_t share, uint64_t samples, uint64_t batch,
+                            uint64_t epochs, uint64_t applied, tw_kv_work* work);
+
 /* 1 if the others had set the store up when this worker came, in the modes async and ssp; else 0. */
 TW_API tw_status tw_kv_has_joined(tw_kv* kv, int* joined);
 /* What this worker has sent so far. */

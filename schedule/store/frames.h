@@ -22,12 +22,17 @@ enum class Together : uint32_t {
                // from, the same on all; or none. States come by kPut
 };
 
+// Body of a kWork: others have what is left, and another answer follows when they give it back or
+// are done.
+inline constexpr std::string_view kWaitForWork = "wait";
+
 inline constexpr size_t kTogetherKinds = 4;
 
 // Begins the body of a kLoad that can't be done.
 inline constexpr std::string_view kComplaint = "can't load: ";
 
 struct StoreHead {
+  static constexpr uint32_t kNoSlice = 0xFFFFFFFF;
   enum class Kind : uint8_t {
     // From a worker.
     kPush,      // slice, number; body: the encoded gradient, or rows (rows.h)
@@ -38,15 +43,22 @@ struct StoreHead {
     kPut,       // slice; body: its values (init) or its state (load), used by the next kTogether
     kGet,       // slice, request: asks for a slice's state
     kEnter,     // the first message of a worker's process
+    kIdle,      // the worker computes no gradient until its next pull; slice: kNoSlice; number: of
+                // these messages
+    kTake,  // to server 0; slice: which share of the worker's, from 1; number: of the range that
+            // it asks for, from 1; have: its ranges up to this one are applied; request; body:
+            // WorkPlan. It comes again, with the same request, after a kWork that says "wait"
     // From a server.
     kValues,   // slice, request, form, number: publication, have: that it follows; body
     kDone,     // answers kTogether: slice, number; body: why nothing was done, or none; have: 1 if
                // the server has a journal, so that it can come back
     kState,    // answers kGet: slice, request; body
-    kStored,   // answers kPush of a server with a journal: slice, number
+    kStored,   // answers kPush and kIdle of a server with a journal: slice, number
     kWelcome,  // answers kEnter: have: as kDone's; number: 1 if the store was set up before, and
                // the worker joins it; body: the number of the last call of each kind, that goes
                // without it (ByteWriter)
+    kWork,     // answers kTake: request, number: epoch, have: first sample, slice: how many; 0 of
+               // them: body: none when all is done, kWaitForWork, or what is wrong with the plan
     kError,    // number: absl::StatusCode; body: message. The store has failed.
   };
   // Body of kValues.

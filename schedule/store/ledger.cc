@@ -49,6 +49,11 @@ void Ledger::OnPull(int worker, uint64_t after, uint64_t request) {
 
 void Ledger::Pause(int worker) { workers_[static_cast<size_t>(worker)].paused = true; }
 
+void Ledger::Idle(int worker) {
+  Worker& from = workers_[static_cast<size_t>(worker)];
+  from.running = from.running && IsHeld(from);
+}
+
 void Ledger::Resume() {
   std::vector<Worker*> paused;
   std::vector<uint64_t> deadlines;  // of what runs, or is held, and of what runs again

@@ -69,6 +69,8 @@ class Ledger {
   // Such a call returns. Paused gradients run again, but for those that could not be applied in
   // time any more, beside those that run: their workers pull before they push.
   void Resume();
+  // The worker computes nothing until its next pull: it has no running gradient.
+  void Idle(int worker);
   // A worker that is not here comes, under a new number or that of one that has gone. Its pushes
   // count from 1. Not in sync, where a step is of the same workers always.
   void Add(int worker);

@@ -207,6 +207,17 @@ absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head
       return TryCalls();
     }
     case Kind::kPut: puts_[head.slice] = std::move(body); return absl::OkStatus();
+    case Kind::kTake: OnTake(worker, priority, head, TextOf(body)); return absl::OkStatus();
+    case Kind::kIdle:
+      for (auto& [number, slice] : slices_) {
+        slice.ledger.Idle(worker);
+        Drain(number, slice, now);
+      }
+      if (options_.has_journal) {
+        send_(worker, priority, {.kind = Kind::kStored, .slice = head.slice, .number = head.number},
+              {});
+      }
+      return absl::OkStatus();
     case Kind::kPush:
     case Kind::kPull:
     case Kind::kPushPull:
@@ -287,6 +298,52 @@ absl::Status StoreServer::OnPull(int worker, int priority, const StoreHead& head
           .second;
   if (is_new) slice.ledger.OnPull(worker, head.number, head.request);
   return absl::OkStatus();
+}
+
+void StoreServer::OnTake(int worker, int priority, const StoreHead& head, std::string_view body) {
+  const absl::StatusOr<WorkPlan> plan = WorkPlan::Parse(body);
+  if (!plan.ok()) {
+    return SendWork(worker, priority, head.request, {}, std::string(plan.status().message()));
+  }
+  Share& share = shares_.try_emplace(head.slice, WorkQueue(*plan)).first->second;
+  if (share.queue.plan() != *plan) {
+    return SendWork(worker, priority, head.request, {},
+                    absl::StrCat("share ", head.slice, " of worker ", worker,
+                                 " has (samples, samples of a batch, epochs) ", plan->ToString(),
+                                 ", that of the others ", share.queue.plan().ToString(),
+                                 "; call it with the same on every worker"));
+  }
+  const auto before = share.asks.find(worker);
+  const bool is_told = before != share.asks.end() && before->second.request == head.request;
+  share.asks[worker] = {priority, head.number, head.have, head.request};
+  HandOut();
+  if (!is_told && share.asks.contains(worker)) {
+    SendWork(worker, priority, head.request, {}, kWaitForWork);
+  }
+}
+
+void StoreServer::HandOut() {
+  for (auto& [number, share] : shares_) {
+    // The last applied range may end everybody's waiting.
+    for (const auto& [worker, ask] : share.asks) share.queue.Apply(worker, ask.applied);
+    std::erase_if(share.asks, [&, &share = share](const auto& entry) {
+      const auto& [worker, ask] = entry;
+      const std::optional<WorkRange> range = share.queue.Take(worker, ask.number);
+      if (range.has_value()) SendWork(worker, ask.priority, ask.request, *range, "");
+      return range.has_value();
+    });
+  }
+}
+
+void StoreServer::SendWork(int worker, int priority, uint64_t request, const WorkRange& range,
+                           std::string_view text) const {
+  send_(worker, priority,
+        {.kind = Kind::kWork,
+         .slice = static_cast<uint32_t>(range.count),
+         .number = range.epoch,
+         .have = range.first,
+         .request = request},
+        {text.begin(), text.end()});
 }
 
 void StoreServer::Drain(uint32_t number, Slice& slice, Deadline now) {
@@ -631,6 +688,10 @@ void StoreServer::OnLost(int worker, const absl::Status& reason, Deadline now) {
   --workers_left_;
   last_has_closed_ = absl::IsCancelled(reason);
   absl::erase_if(requests_, [&](const auto& entry) { return entry.first.first == worker; });
+  for (auto& [number, share] : shares_) {
+    share.asks.erase(worker);
+    share.queue.GiveBack(worker);
+  }
   if (!failure_.ok()) return;
   const bool closed = absl::IsCancelled(reason);
   if (!closed && !(is_set_up_ && mode_.goes_on_without())) {
@@ -647,6 +708,7 @@ void StoreServer::OnLost(int worker, const absl::Status& reason, Deadline now) {
     }
     Drain(number, slice, now);
   }
+  HandOut();
   if (absl::Status bad = TryCalls(); !bad.ok()) Fail(std::move(bad));
 }
 
@@ -735,6 +797,18 @@ absl::Status StoreServer::SnapshotWaiting(
               body);
     }
   }
+  for (const auto& [number, share] : shares_) {
+    const std::string plan = share.queue.plan().ToString();
+    for (const auto& [worker, ask] : share.asks) {
+      message(worker, ask.priority,
+              {.kind = Kind::kTake,
+               .slice = number,
+               .number = ask.number,
+               .have = ask.applied,
+               .request = ask.request},
+              {plan.begin(), plan.end()});
+    }
+  }
   for (int worker = 0; worker < std::ssize(members_); ++worker) {
     if (!status.ok() || is_here(worker) || !HasWaiting(worker)) continue;
     const absl::Status& lost = members_[static_cast<size_t>(worker)].lost;
@@ -773,6 +847,12 @@ StoreRecord StoreServer::ServerRecord() const {
   }
   out.Number(inits_.size());
   for (const std::string& init : inits_) out.Text(init);
+  out.Number(shares_.size());
+  for (const auto& [number, share] : shares_) {
+    out.Number(number);
+    out.Text(share.queue.plan().ToString());
+    share.queue.Save(out);
+  }
   out.Number(completed_.size());
   for (const auto& [what, last] : completed_) {
     out.Number(what);
@@ -807,6 +887,14 @@ bool StoreServer::RestoreServer(std::string_view bytes) {
   }
   const uint64_t inits = in.Number();
   for (uint64_t i = 0; in.ok() && i < inits; ++i) inits_.emplace_back(in.Text());
+  const uint64_t shares = in.Number();
+  for (uint64_t i = 0; in.ok() && i < shares; ++i) {
+    const auto number = static_cast<uint32_t>(in.Number());
+    const absl::StatusOr<WorkPlan> plan = WorkPlan::Parse(in.Text());
+    if (!plan.ok()) return false;
+    const auto share = shares_.try_emplace(number, WorkQueue(*plan)).first;
+    if (!share->second.queue.Restore(in)) return false;
+  }
   const uint64_t calls = in.Number();
   for (uint64_t i = 0; in.ok() && i < calls; ++i) {
     const auto what = static_cast<uint32_t>(in.Number());

@@ -44,6 +44,7 @@
 #include "schedule/store/ledger.h"
 #include "schedule/store/mode.h"
 #include "schedule/store/optimizer.h"
+#include "schedule/store/work_queue.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -163,6 +164,15 @@ class StoreServer {
     std::map<int, std::vector<uint8_t>> bodies;  // by worker
     Deadline since;
   };
+  // Work that is handed out, and the workers that wait for some.
+  struct Share {
+    struct Ask {
+      int priority = 0;
+      uint64_t number = 0, applied = 0, request = 0;
+    };
+    WorkQueue queue;
+    std::map<int, Ask> asks;  // by worker
+  };
   // The last call of a kind that was completed.
   struct Completed {
     uint64_t number = 0;
@@ -183,6 +193,11 @@ class StoreServer {
   absl::Status OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body, Slice& slice);
   absl::Status OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> rows,
                       Slice& slice);
+  void OnTake(int worker, int priority, const StoreHead& head, std::string_view body);
+  // Hands out to those that wait.
+  void HandOut();
+  void SendWork(int worker, int priority, uint64_t request, const WorkRange& range,
+                std::string_view text) const;
   absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
   absl::Status TryCalls();
   void AnswerCall(int worker, uint32_t what, uint64_t number, std::vector<uint8_t> refusal);
@@ -226,7 +241,8 @@ class StoreServer {
   std::map<uint32_t, std::vector<uint8_t>> puts_;
   std::map<std::pair<uint32_t, uint64_t>, Call> calls_;  // by Together and number
   std::map<uint32_t, Completed> completed_;              // by Together
-  std::vector<float> sum_;                               // of an update; and room for a publication
+  std::map<uint32_t, Share> shares_;
+  std::vector<float> sum_;  // of an update; and room for a publication
 };
 
 }  // namespace thinwire

@@ -11,11 +11,13 @@ using Kind = StoreHead::Kind;
 bool Answers(const StoreHead& answer, const StoreHead& sent) {
   switch (answer.kind) {
     case Kind::kStored:
-      return sent.kind == Kind::kPush && sent.slice == answer.slice && sent.number == answer.number;
+      return (sent.kind == Kind::kPush || sent.kind == Kind::kIdle) && sent.slice == answer.slice &&
+             sent.number == answer.number;
     case Kind::kValues:
       return (sent.kind == Kind::kPull || sent.kind == Kind::kPushPull) &&
              sent.request == answer.request;
     case Kind::kWelcome: return sent.kind == Kind::kEnter;
+    case Kind::kWork: return sent.kind == Kind::kTake && sent.request == answer.request;
     case Kind::kState: return sent.kind == Kind::kGet && sent.request == answer.request;
     case Kind::kDone:
       // Values and states go with the call that follows them.

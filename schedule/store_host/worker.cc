@@ -455,6 +455,55 @@ absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>&
   return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", refusal));
 }
 
+absl::StatusOr<StoreWorker::Work> StoreWorker::Take(uint32_t share, const WorkPlan& plan,
+                                                    uint64_t applied) {
+  if (!options_.mode.goes_on_without() && options_.workers > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker ", rank_, ": work is not shared in mode ", options_.mode.ToString(),
+        ", in which all workers take as many steps; cut the data into equal parts, or take mode ",
+        "async or ssp"));
+  }
+  StoreHead head{.kind = Kind::kTake, .slice = share, .number = taken_[share] + 1, .have = applied};
+  {
+    const absl::MutexLock lock(&mu_);
+    head.request = work_request_ = ++last_request_;
+    work_.reset();
+  }
+  constexpr int kFirst = std::numeric_limits<int>::max();
+  const auto ask = [&]() -> absl::StatusOr<std::pair<StoreHead, std::string>> {
+    const absl::Status sent = SendTo(0, kFirst, head, BytesOf(plan.ToString()));
+    if (!sent.ok()) return sent;
+    const absl::Status waited = Await(
+        [&] {
+          mu_.AssertHeld();
+          return work_.has_value();
+        },
+        [] { return std::string("other workers have not finished what they took of the work"); });
+    if (!waited.ok()) return waited;
+    const absl::MutexLock lock(&mu_);
+    return *std::exchange(work_, std::nullopt);
+  };
+  auto answer = ask();
+  if (!answer.ok()) return answer.status();
+  const bool waits = answer->second == kWaitForWork;
+  if (waits) {
+    if (absl::Status bad = WaitAll(); !bad.ok()) return bad;
+    const StoreHead idle{.kind = Kind::kIdle, .slice = StoreHead::kNoSlice, .number = head.request};
+    for (size_t server = 0; server < resenders_.size(); ++server) {
+      if (absl::Status bad = SendTo(server, kFirst, idle, {}); !bad.ok()) return bad;
+    }
+    head.have = taken_[share];  // all of them
+    answer = ask();
+    if (!answer.ok()) return answer.status();
+  }
+  const auto& [work, text] = *answer;
+  if (!text.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", text));
+  }
+  if (work.slice > 0) ++taken_[share];
+  return Work{{.epoch = work.number, .first = work.have, .count = work.slice}, waits};
+}
+
 absl::Status StoreWorker::SetOptimizer(std::string_view text) {
   const absl::StatusOr<OptimizerSpec> spec = OptimizerSpec::Parse(text);
   if (!spec.ok()) return spec.status();
@@ -727,6 +776,13 @@ void StoreWorker::OnMessage(const Message& message) {
     case Kind::kWelcome: {
       const absl::MutexLock lock(&mu_);
       welcomes_[server] = message;
+      return changed_.SignalAll();
+    }
+    case Kind::kWork: {
+      const absl::MutexLock lock(&mu_);
+      if (head->request == work_request_) {
+        work_ = {*head, std::string(message.body.begin(), message.body.end())};
+      }
       return changed_.SignalAll();
     }
     case Kind::kState: {

@@ -42,6 +42,7 @@
 #include "schedule/store/layout.h"
 #include "schedule/store/mode.h"
 #include "schedule/store/rows.h"
+#include "schedule/store/work_queue.h"
 #include "schedule/store_host/resender.h"
 #include "transport/messages/message_plane.h"
 
@@ -102,6 +103,17 @@ class StoreWorker {
   // Until the pulls of a key, or all, have written their values.
   absl::Status Wait(std::string_view key);
   absl::Status WaitAll();
+
+  // The next range of work for this worker (WorkQueue), in async and ssp: a batch of one of
+  // `epochs` times `plan.samples`. `share` counts from 1; each is one plan, the same on all
+  // workers. The pushes of the first `applied` ranges that it took of this share have been applied.
+  // Waits while others hold all that is left, which they may not finish; then `waited` is set,
+  // nobody has waited for this worker, and it pulls before it pushes. One thread at a time.
+  struct Work {
+    WorkRange range;
+    bool waited = false;
+  };
+  absl::StatusOr<Work> Take(uint32_t share, const WorkPlan& plan, uint64_t applied);
 
   // All workers make these calls.
   absl::Status SetOptimizer(std::string_view spec);  // OptimizerSpec
@@ -191,6 +203,7 @@ class StoreWorker {
   std::vector<std::unique_ptr<DeltaReader>> readers_;  // by slice
   std::vector<std::unique_ptr<Resender>> resenders_;   // by server
   std::map<Together, uint64_t> calls_made_;
+  std::map<uint32_t, uint64_t> taken_;  // ranges, by share
   bool has_joined_ = false;
   std::array<uint64_t, kTogetherKinds> calls_before_{};  // that go without it, by Together
   bool is_closed_ = false;
@@ -205,8 +218,10 @@ class StoreWorker {
   uint64_t last_request_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Pulled> pulled_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::vector<uint8_t>> states_ ABSL_GUARDED_BY(mu_);
-  std::set<int> connected_ ABSL_GUARDED_BY(mu_);  // servers
-  uint64_t queued_ ABSL_GUARDED_BY(mu_) = 0;      // bytes that Send has got, from the start
+  uint64_t work_request_ ABSL_GUARDED_BY(mu_) = 0;                              // of Take
+  std::optional<std::pair<StoreHead, std::string>> work_ ABSL_GUARDED_BY(mu_);  // its answer
+  std::set<int> connected_ ABSL_GUARDED_BY(mu_);                                // servers
+  uint64_t queued_ ABSL_GUARDED_BY(mu_) = 0;  // bytes that Send has got, from the start
   std::map<std::pair<uint32_t, uint64_t>, std::set<int>> done_ ABSL_GUARDED_BY(mu_);
   std::string refusal_ ABSL_GUARDED_BY(mu_);  // of the call that is being made
   std::thread receiver_;

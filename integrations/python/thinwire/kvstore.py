@@ -316,6 +316,15 @@ class KVStore:
         and for MXNet's "1bit"."""
         self._check(self._library.tw_kv_set_codec(self._alive(), _codec(compression)))
 
+    def _take(
+        self, share: int, samples: int, batch: int, epochs: int, applied: int
+    ) -> _library.KvWork:
+        """The next range of samples for this worker, as tw_kv_take says."""
+        work = _library.KvWork()
+        plan = (samples, batch, epochs, applied)
+        self._check(self._library.tw_kv_take(self._alive(), share, *plan, byref(work)))
+        return work
+
     def is_capable(self, capability: str) -> bool:
         """Return whether servers can do it: "optimizer", which MXNet asks for, "row_sparse"."""
         return _text("capability", capability).lower() in (b"optimizer", b"row_sparse")

@@ -511,6 +511,67 @@ def test_a_worker_that_comes_late_in_sync_is_told_what_to_do(joining):
         worker.await_lines(3 + len(worker.await_lines(1)))
 
 
+SHARING = '''
+"""Trains on what share() hands out, at a speed of its own; says which samples a step had."""
+import sys, time
+import torch
+from thinwire.torch import ParameterServerOptimizer
+
+net = torch.nn.Linear(1, 1)
+served = ParameterServerOptimizer(torch.optim.SGD(net.parameters(), lr=1e-6), net,
+                                  mode=sys.argv[1], codec=None, timeout_s=30)
+data = [(torch.tensor([float(i)]), i) for i in range(100)]
+for x, numbers in served.share(data, batch_size=5, epochs=2):
+    served.zero_grad()
+    net(x).square().mean().backward()
+    if served.store.rank == 1:
+        time.sleep(0.1)
+    if served.store.rank == 2:
+        print("took", flush=True)
+        time.sleep(60)  # until it is killed
+    served.step()
+    print(*numbers.tolist(), flush=True)
+print("done", flush=True)
+served.close()
+'''
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp:staleness=2"])
+@pytest.mark.parametrize("kills", [False, True])
+def test_shared_batches_go_to_whoever_asks(mode, kills, tmp_path):
+    program, workers = tmp_path / "sharing.py", 3 if kills else 2
+    program.write_text(SHARING)
+    with reserved_port() as port:
+        own = {"THINWIRE_SERVERS": "1"}
+        each = [variables(rank, workers + 1, port) | own for rank in range(workers + 1)]
+        with started_programs(program, mode, environments=each) as started:
+            if kills:
+                started[2].await_lines(1)
+                started[2].kill()
+            values_of([*started[:2], started[-1]])
+            lines = [started[rank].printed.read_text().splitlines() for rank in (0, 1)]
+    assert all(printed.pop() == "done" for printed in lines)
+    assert len(lines[0]) > len(lines[1]), "the fast one does more"
+    samples = [int(word) for printed in lines for line in printed for word in line.split()]
+    assert sorted(samples) == sorted([*range(100), *range(100)])
+
+
+def test_a_share_in_one_process_has_the_datasets_batches(tmp_path):
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    served = ParameterServerOptimizer(optimizer, net, mode="local", codec=None, timeout_s=20)
+    data = torch.utils.data.TensorDataset(torch.arange(10.0))
+    batches = [x.tolist() for (x,) in served.share(data, 4, 2, shuffle=False)]
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
+    first, second = ([x.tolist() for (x,) in served.share(data, 4, 2)] for _ in range(2))
+    assert first == second and first[:3] != first[3:]
+    assert sorted(sample for batch in first[:3] for sample in batch) == list(range(10))
+    for wrong, words in [((data, 0), "batch_size"), ((7, 1), "len"), ((data, 1, 0), "epochs")]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            served.share(*wrong)
+    served.close()
+
+
 KILLED = '''
 """Trains key a, during which the server is killed, and then key b in the same way in peace: both
 end with the same bits."""

@@ -145,7 +145,9 @@ class Traffic {
   std::vector<StoreRecord> Run() {
     for (int round = 0; round < 4; ++round) {
       for (int step = 0; step < 24; ++step) {
-        Step(static_cast<int>(random_() % static_cast<uint64_t>(workers_)));
+        const auto worker = static_cast<int>(random_() % static_cast<uint64_t>(workers_));
+        Step(worker);
+        if (mode_ != "sync") Take(worker);
       }
       if (round == 1 && mode_ != "sync") Lose(2, absl::StatusCode::kUnavailable);
       if (round == 2 && mode_ != "sync") {
@@ -175,7 +177,21 @@ class Traffic {
          .head = "it is gone",
          .body = {}});
   }
+  // Of 50 samples; those who have none left wait, and say that they do nothing.
+  void Take(int worker) {
+    if (lost_.contains(worker)) return;
+    const auto index = static_cast<size_t>(worker);
+    ++taken_[index];
+    Send(worker,
+         {.kind = Kind::kTake,
+          .slice = 1,
+          .number = taken_[index],
+          .have = taken_[index] - 1,
+          .request = 1000 + taken_[index]},
+         BytesOf("10 3 5"));
+  }
   void Enter(int worker) {
+    taken_[static_cast<size_t>(worker)] = 0;
     workers_ = std::max(workers_, worker + 1);
     lost_.erase(worker);
     pushes_[static_cast<size_t>(worker)] = 0;
@@ -297,6 +313,7 @@ class Traffic {
   std::set<int> lost_;
   int workers_ = kWorkers;
   uint64_t pushes_[kWorkers + 1] = {}, last_request_[kWorkers + 1] = {};
+  uint64_t taken_[kWorkers + 1] = {};
 };
 
 // Killed in the middle of writing any record, also again and again: each time it comes back, and

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "schedule/store/mode.h"
 #include "schedule/store/optimizer.h"
 #include "schedule/store/state_file.h"
+#include "schedule/store/work_queue.h"
 #include "transport/messages/message_plane.h"
 
 namespace thinwire {
@@ -341,6 +343,68 @@ TEST(LedgerTest, NobodyWaitsForAWorkerWhosePullIsAnsweredInABarrier) {
     ledger.OnPull(0, number, number);
     EXPECT_EQ(DrainAll(ledger).size(), 2u) << number;
   }
+}
+
+TEST(WorkQueueTest, ParsesWhatItPrintsAndRefusesTheRest) {
+  const WorkPlan plan{.samples = 10, .batch = 4, .epochs = 3};
+  EXPECT_EQ(WorkPlan::Parse(plan.ToString()).value(), plan);
+  for (const char* const wrong : {"", "1 2", "1 0 1", "1 4294967296 1", "-1 1 1", "1 1 1 1"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(WorkPlan::Parse(wrong).status())) << wrong;
+  }
+}
+
+// Workers ask, apply and are lost in any order; the queue may be saved and restored. Each sample is
+// applied at least once, and exactly once where nobody was lost.
+TEST(WorkQueueTest, EachSampleIsAppliedAndOnceWithoutLosses) {
+  int repeated = 0;
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    std::mt19937_64 random(seed);
+    const bool losses = seed % 2 == 1;
+    const WorkPlan plan{
+        .samples = random() % 60, .batch = 1 + random() % 9, .epochs = 1 + random() % 3};
+    auto queue = std::make_unique<WorkQueue>(plan);
+    struct Worker {
+      uint64_t taken = 0, applied = 0;
+      std::vector<WorkRange> ranges;
+    };
+    std::vector<Worker> workers(4);
+    std::map<std::pair<uint64_t, uint64_t>, int> applied;  // by epoch and sample
+    for (bool over = false; !over;) {
+      const auto index = random() % workers.size();
+      Worker& worker = workers[index];
+      if (losses && random() % 40 == 0) {
+        queue->GiveBack(static_cast<int>(index));
+        worker = {};
+        continue;
+      }
+      if (random() % 20 == 0) {
+        ByteWriter out;
+        queue->Save(out);
+        const std::vector<uint8_t> bytes = std::move(out).Finish();
+        ByteReader in(bytes);
+        queue = std::make_unique<WorkQueue>(plan);
+        ASSERT_TRUE(queue->Restore(in) && in.is_done());
+      }
+      while (worker.applied < worker.taken && random() % 2 == 0) {
+        const WorkRange& range = worker.ranges[worker.applied++];
+        for (uint64_t i = 0; i < range.count; ++i) ++applied[{range.epoch, range.first + i}];
+      }
+      queue->Apply(static_cast<int>(index), worker.applied);
+      const auto range = queue->Take(static_cast<int>(index), worker.taken + 1);
+      if (!range.has_value()) continue;
+      over = range->count == 0;
+      if (over) break;
+      EXPECT_EQ(queue->Take(static_cast<int>(index), worker.taken + 1), range);  // asks again
+      ++worker.taken;
+      worker.ranges.push_back(*range);
+    }
+    ASSERT_EQ(applied.size(), plan.samples * plan.epochs) << "seed " << seed;
+    for (const auto& [sample, times] : applied) {
+      repeated += times > 1 ? 1 : 0;
+      ASSERT_TRUE(losses || times == 1) << "seed " << seed;
+    }
+  }
+  EXPECT_EQ(repeated, 0);  // all say what they have applied before they are lost
 }
 
 TEST(OptimizerTest, RefusesWhatItDoesNotKnow) {

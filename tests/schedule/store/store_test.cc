@@ -545,6 +545,84 @@ TEST(StoreTest, AServerWaitsForWorkersThatWereKilledAndEndsWithThoseThatClose) {
   EXPECT_TRUE(store.served[0].ok()) << store.served[0];
 }
 
+// The fast worker takes what the slow ones do not, and what one that is lost has not applied.
+TEST(StoreTest, WorkGoesToWhoeverAsksAndBackFromTheLost) {
+  for (const char* const mode : {"async", "ssp:staleness=1"}) {
+    StoreRanks store{.workers = 3, .servers = 2, .mode = mode};
+    constexpr WorkPlan kPlan{.samples = 100, .batch = 8, .epochs = 2};
+    absl::Mutex mu;
+    std::map<std::pair<uint64_t, uint64_t>, int> times;  // by epoch and sample
+    int by_worker[3] = {};
+    absl::Barrier* const met = new absl::Barrier(3);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10000), g(10000, 1.0f);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+      const auto step = [&] {
+        absl::Status status = kv->PushPull("w", View(g), View(w), 0);
+        if (status.ok()) status = kv->WaitAll();
+        ASSERT_TRUE(status.ok()) << status;
+      };
+      if (met->Block()) delete met;
+      for (uint64_t taken = 0;; ++taken) {
+        const auto work = kv->Take(1, kPlan, taken);
+        ASSERT_TRUE(work.ok()) << mode << work.status();
+        if (work->waited) {
+          ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+          ASSERT_TRUE(kv->WaitAll().ok());
+        }
+        if (work->range.count == 0) break;
+        if (kv->rank() == 2) {  // dies with its first range
+          JoinMessageHub(store.hub, RankOfWorker(3, 2, 2), {}).reset();
+          return;
+        }
+        if (kv->rank() == 1) absl::SleepFor(absl::Milliseconds(20));
+        step();
+        const absl::MutexLock lock(&mu);
+        ++by_worker[kv->rank()];
+        for (uint64_t i = 0; i < work->range.count; ++i) {
+          ++times[{work->range.epoch, work->range.first + i}];
+        }
+      }
+      ASSERT_TRUE(kv->Barrier().ok());
+    });
+    EXPECT_EQ(times.size(), 200u) << mode;
+    for (const auto& [sample, count] : times) EXPECT_EQ(count, 1) << sample.second;
+    EXPECT_EQ(by_worker[0] + by_worker[1], 26) << mode;
+    EXPECT_GT(by_worker[0], by_worker[1]) << mode;
+  }
+}
+
+TEST(StoreTest, WorkThatDiffersOrIsSharedInSyncIsAnErrorOfThatWorker) {
+  for (const char* const mode : {"async", "sync"}) {
+    StoreRanks store{.workers = 2, .mode = mode};
+    absl::Barrier* const met = new absl::Barrier(2);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      if (std::string(mode) == "sync") {
+        const absl::Status status = kv->Take(1, {10, 1, 1}, 0).status();
+        EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+        if (met->Block()) delete met;
+        return;
+      }
+      if (kv->rank() == 0) {
+        EXPECT_TRUE(kv->Take(1, {10, 1, 1}, 0).ok());
+      }
+      ASSERT_TRUE(kv->Barrier().ok());
+      if (kv->rank() == 1) {
+        const absl::Status status = kv->Take(1, {10, 2, 1}, 0).status();
+        EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+        EXPECT_NE(status.message().find("10 2 1"), std::string::npos) << status;
+        EXPECT_NE(status.message().find("10 1 1"), std::string::npos) << status;
+        EXPECT_TRUE(kv->Take(1, {10, 1, 1}, 0).ok());
+      }
+      ASSERT_TRUE(kv->Barrier().ok());
+      if (met->Block()) delete met;
+    });
+  }
+}
+
 TEST(StoreTest, ALostServerIsAnErrorOnAllWorkers) {
   for (const char* const mode : {"sync", "async"}) {
     StoreRanks store{.workers = 2, .servers = 1, .mode = mode};
