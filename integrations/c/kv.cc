@@ -130,7 +130,10 @@ absl::Status ServeStore(const tw_kv_options& in) {
     if (!begun.ok()) return begun;
   }
   return Serve(*joined->plane,
-               {.server = server, .workers = place->workers, .timeout = place->timeout},
+               {.server = server,
+                .workers = place->workers,
+                .servers = place->servers,
+                .timeout = place->timeout},
                journal.get());
 }
 
@@ -293,6 +296,22 @@ tw_status tw_kv_describe(tw_kv* kv, char* text, size_t capacity, size_t* bytes) 
   const std::string all = kv->worker->Describe();
   *bytes = all.size() + 1;
   if (capacity > 0) text[all.copy(text, capacity - 1)] = '\0';
+  return TW_OK;
+}
+
+tw_status tw_kv_take(tw_kv* kv, uint32_t share, uint64_t samples, uint64_t batch, uint64_t epochs,
+                     uint64_t applied, tw_kv_work* work) {
+  if (absl::Status bad = CheckKv("tw_kv_take", kv, {work}); !bad.ok()) return ToC(bad);
+  const absl::StatusOr<StoreWorker::Work> taken =
+      kv->worker->Take(share, {.samples = samples, .batch = batch, .epochs = epochs}, applied);
+  if (!taken.ok()) return ToC(taken.status());
+  *work = {taken->range.epoch, taken->range.first, taken->range.count, taken->waited ? 1 : 0};
+  return TW_OK;
+}
+
+tw_status tw_kv_has_joined(tw_kv* kv, int* joined) {
+  if (absl::Status bad = CheckKv("tw_kv_has_joined", kv, {joined}); !bad.ok()) return ToC(bad);
+  *joined = kv->worker->has_joined() ? 1 : 0;
   return TW_OK;
 }
 

@@ -389,7 +389,8 @@ TW_API tw_status tw_simulate(const tw_simulation* simulation, double* step_s, do
  * Experimental: docs/how-to/parameter-server.md. It grows as tw_options does. */
 typedef struct {
   size_t struct_size; /* sizeof(tw_kv_options) */
-  int rank;           /* workers are numbered from 0, servers from `workers` */
+  int rank;           /* workers are numbered from 0, servers from `workers`, and workers that join a
+                         run from workers + servers */
   int workers, servers;
   int timeout_ms;              /* of meeting, and of every wait; 0: 60,000 */
   tw_store store;              /* used if store.set is not null, else store_path */
@@ -434,7 +435,11 @@ TW_API tw_status tw_kv_serve(const tw_kv_options* options);
 /* Returns when all servers are connected. A key is used by one thread at a time. tw_kv_set_codec,
  * tw_kv_init, tw_kv_set_optimizer, tw_kv_barrier, tw_kv_save and tw_kv_load are called by every
  * worker, in the same order, beside no other call of this store. The first failure is the status of
- * every later call. */
+ * every later call.
+ *
+ * In async and ssp a worker may join when the others have set the store up, with the rank of one
+ * that is gone or with workers + servers or more. Until its first push, these calls do not wait for
+ * the others, and leave the store as it is. TW_MISMATCH in sync, or if it is set up differently. */
 TW_API tw_status tw_kv_create(const tw_kv_options* options, tw_kv** kv);
 TW_API void tw_kv_destroy(tw_kv* kv); /* when the servers have taken what was pushed */
 
@@ -489,6 +494,21 @@ TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 
 /* As tw_comm_describe. */
 TW_API tw_status tw_kv_describe(tw_kv* kv, char* text, size_t capacity, size_t* bytes);
+/* Hands out the samples of some epochs to whichever worker asks, in ranges of `batch`; not in sync
+ * with more than one worker. */
+typedef struct {
+  uint64_t epoch, first, count; /* samples first to first + count; count 0: all are done */
+  int waited;                   /* 1: pull before the next push */
+} tw_kv_work;
+/* `share` counts from 1; each is of one plan (samples, batch, epochs), the same on all workers. The
+ * pushes of the first `applied` ranges that this worker took of the share are applied: the others go
+ * to other workers if this one is gone. So each sample is handed out once, and once more if its
+ * worker was lost. Waits while others hold all that is left. */
+TW_API tw_status tw_kv_take(tw_kv* kv, uint32_t share, uint64_t samples, uint64_t batch,
+                            uint64_t epochs, uint64_t applied, tw_kv_work* work);
+
+/* 1 if the others had set the store up when this worker came, in the modes async and ssp; else 0. */
+TW_API tw_status tw_kv_has_joined(tw_kv* kv, int* joined);
 /* What this worker has sent so far. */
 TW_API tw_status tw_kv_bytes_sent(tw_kv* kv, uint64_t* bytes);
 

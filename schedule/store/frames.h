@@ -3,6 +3,7 @@
 #ifndef THINWIRE_SCHEDULE_STORE_FRAMES_H_
 #define THINWIRE_SCHEDULE_STORE_FRAMES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,32 +15,51 @@ namespace thinwire {
 
 // A worker's calls that complete when all workers that are left have made the same one.
 enum class Together : uint32_t {
-  kInit,       // body: configuration (StoreConfig) and table of slices; values come by kPut
+  kInit,       // body: StoreTable; values come by kPut
   kOptimizer,  // body: OptimizerSpec as text
   kBarrier,    // no body
   kLoad,       // body: kComplaint and why the worker can't load; or the save that it has loaded
                // from, the same on all; or none. States come by kPut
 };
 
+// Body of a kWork: others have what is left, and another answer follows when they give it back or
+// are done.
+inline constexpr std::string_view kWaitForWork = "wait";
+
+inline constexpr size_t kTogetherKinds = 4;
+
 // Begins the body of a kLoad that can't be done.
 inline constexpr std::string_view kComplaint = "can't load: ";
 
 struct StoreHead {
+  static constexpr uint32_t kNoSlice = 0xFFFFFFFF;
   enum class Kind : uint8_t {
     // From a worker.
     kPush,      // slice, number; body: the encoded gradient, or rows (rows.h)
     kPull,      // slice, number: last push; have, request; body: none, or rows
     kPushPull,  // both in one message; not of a row-sparse value
-    kTogether,  // slice: Together; number: of the worker's calls of this kind, from 1; body
+    kTogether,  // slice: Together; number: of the worker's calls of this kind, from 1; body; have:
+                // 1 if the worker only says that the calls to this number go without it
     kPut,       // slice; body: its values (init) or its state (load), used by the next kTogether
     kGet,       // slice, request: asks for a slice's state
+    kEnter,     // the first message of a worker's process
+    kIdle,      // the worker computes no gradient until its next pull; slice: kNoSlice; number: of
+                // these messages
+    kTake,  // to server 0; slice: which share of the worker's, from 1; number: of the range that
+            // it asks for, from 1; have: its ranges up to this one are applied; request; body:
+            // WorkPlan. It comes again, with the same request, after a kWork that says "wait"
     // From a server.
-    kValues,  // slice, request, form, number: publication, have: that it follows; body
-    kDone,    // answers kTogether: slice, number; body: why nothing was done, or none; have: 1 if
-              // the server has a journal, so that it can come back
-    kState,   // answers kGet: slice, request; body
-    kStored,  // answers kPush of a server with a journal: slice, number
-    kError,   // number: absl::StatusCode; body: message. The store has failed.
+    kValues,   // slice, request, form, number: publication, have: that it follows; body
+    kDone,     // answers kTogether: slice, number; body: why nothing was done, or none; have: 1 if
+               // the server has a journal, so that it can come back
+    kState,    // answers kGet: slice, request; body
+    kStored,   // answers kPush and kIdle of a server with a journal: slice, number
+    kWelcome,  // answers kEnter: have: as kDone's; number: 1 if the store was set up before, and
+               // the worker joins it; body: the number of the last call of each kind, that goes
+               // without it (ByteWriter)
+    kWork,     // answers kTake: request, number: epoch, have: first sample, slice: how many; 0 of
+               // them: body: none when all is done, kWaitForWork, or what is wrong with the plan
+    kError,    // number: absl::StatusCode; body: message. The store has failed.
   };
   // Body of kValues.
   enum class Form : uint8_t {

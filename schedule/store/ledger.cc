@@ -1,6 +1,7 @@
 #include "schedule/store/ledger.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -32,9 +33,10 @@ absl::Status Ledger::OnPush(int worker, uint64_t number) {
   if (mode_.kind == Kind::kSsp && (!from.running || IsHeld(from))) {
     return absl::FailedPreconditionError(
         absl::StrCat("worker ", worker,
-                     " pushed twice without a pull between, so that the age of the second "
-                     "gradient is not known, in mode ",
-                     mode_.ToString(), "; pull before each push"));
+                     from.arrived == 0 ? " pushed before its first pull"
+                                       : " pushed twice without a pull between",
+                     ", so that the gradient's age is not known, in mode ", mode_.ToString(),
+                     "; pull before each push"));
   }
   from.arrived = number;
   if (mode_.kind == Kind::kAsync) arrivals_.push_back({worker, number});
@@ -47,20 +49,44 @@ void Ledger::OnPull(int worker, uint64_t after, uint64_t request) {
 
 void Ledger::Pause(int worker) { workers_[static_cast<size_t>(worker)].paused = true; }
 
+void Ledger::Idle(int worker) {
+  Worker& from = workers_[static_cast<size_t>(worker)];
+  from.running = from.running && IsHeld(from);
+}
+
 void Ledger::Resume() {
   std::vector<Worker*> paused;
+  std::vector<uint64_t> deadlines;  // of what runs, or is held, and of what runs again
   for (Worker& worker : workers_) {
-    if (worker.paused && worker.running) paused.push_back(&worker);
-    worker.paused = false;
+    const bool was_paused = std::exchange(worker.paused, false);
+    if (!IsAwaited(worker)) continue;
+    if (was_paused && !IsHeld(worker)) {
+      paused.push_back(&worker);
+    } else {
+      deadlines.push_back(worker.deadline);
+    }
   }
-  // All workers were in the call: nothing else runs, and nothing is held.
   std::stable_sort(paused.begin(), paused.end(),
                    [](const Worker* a, const Worker* b) { return a->deadline < b->deadline; });
-  uint64_t place = version_;
   for (Worker* const worker : paused) {
-    worker->running = place <= worker->deadline;
-    if (worker->running) ++place;
+    deadlines.push_back(worker->deadline);
+    worker->running = AreFeasible(version_, deadlines);
+    if (!worker->running) deadlines.pop_back();
   }
+}
+
+void Ledger::Add(int worker) {
+  const auto index = static_cast<size_t>(worker);
+  while (workers_.size() <= index) workers_.push_back({.here = false});
+  workers_[index] = {.running = false};
+}
+
+void Ledger::Leave(int worker) {
+  Worker& from = workers_[static_cast<size_t>(worker)];
+  std::erase_if(pulls_, [&](const Pull& pull) { return pull.worker == worker; });
+  from.running = from.running && IsHeld(from);
+  from.leaves = true;
+  from.here = IsHeld(from);
 }
 
 void Ledger::Remove(int worker) {
@@ -71,6 +97,7 @@ void Ledger::Remove(int worker) {
 
 void Ledger::Save(ByteWriter& to) const {
   to.Number(version_);
+  to.Number(workers_.size());
   for (const Worker& worker : workers_) {
     to.Number(worker.here);
     to.Number(worker.applied);
@@ -81,6 +108,9 @@ void Ledger::Save(ByteWriter& to) const {
 
 bool Ledger::Restore(ByteReader& from) {
   version_ = from.Number();
+  const uint64_t count = from.Number();
+  if (count < workers_.size() || count > kMaxStoreWorkers) return false;
+  workers_.resize(count);
   for (Worker& worker : workers_) {
     worker.here = from.Number() != 0;
     worker.arrived = worker.applied = from.Number();
@@ -115,6 +145,7 @@ std::optional<Ledger::Step> Ledger::NextUpdate() {
       Step step;
       for (size_t i = 0; i < workers_.size(); ++i) {
         step.pushes.push_back({static_cast<int>(i), ++workers_[i].applied});
+        workers_[i].here = IsHeld(workers_[i]) || !workers_[i].leaves;
       }
       ++version_;
       return step;
@@ -149,9 +180,13 @@ bool Ledger::MayApply(size_t worker) const {
     const Worker& other = workers_[i];
     if (i != worker && IsAwaited(other)) deadlines.push_back(other.deadline);
   }
+  return AreFeasible(version_ + 1, std::move(deadlines));
+}
+
+bool Ledger::AreFeasible(uint64_t version, std::vector<uint64_t> deadlines) {
   std::sort(deadlines.begin(), deadlines.end());
   for (size_t place = 0; place < deadlines.size(); ++place) {
-    if (version_ + 1 + place > deadlines[place]) return false;
+    if (version + place > deadlines[place]) return false;
   }
   return true;
 }
@@ -162,6 +197,7 @@ Ledger::Step Ledger::Apply(size_t worker) {
   ++version_;
   Step step;
   step.pushes.push_back({static_cast<int>(worker), ++from.applied});
+  from.here = IsHeld(from) || !from.leaves;
   return step;
 }
 

@@ -17,6 +17,11 @@
 //          deadline. The running gradient with the earliest deadline is never held, so every held
 //          push waits for workers that are computing, and never for one another.
 //
+// Workers come and go. One that is added runs nothing until its first pull is answered, so nobody
+// waits for it, and n is one more for the deadlines from then on; those that are given stay. One
+// that leaves takes back its running gradient and its pulls, but what it has pushed counts: until
+// that is applied, it counts as one of the n. One that is removed takes its pushes back as well.
+//
 // In async and ssp a pull that follows push t is answered when that push is applied. Bounded
 // staleness by versions, and not by clocks as in Ho et al., "More Effective Distributed ML via a
 // Stale Synchronous Parallel Parameter Server", NIPS 2013: there all end up at the speed of a
@@ -62,15 +67,24 @@ class Ledger {
   // nobody waits for its running gradient meanwhile, nor for one of a pull that is answered then.
   void Pause(int worker);
   // Such a call returns. Paused gradients run again, but for those that could not be applied in
-  // time any more: their workers pull before they push.
+  // time any more, beside those that run: their workers pull before they push.
   void Resume();
+  // The worker computes nothing until its next pull: it has no running gradient.
+  void Idle(int worker);
+  // A worker that is not here comes, under a new number or that of one that has gone. Its pushes
+  // count from 1. Not in sync, where a step is of the same workers always.
+  void Add(int worker);
+  bool knows(int worker) const { return worker < std::ssize(workers_); }
+  // The worker pushes and pulls nothing any more.
+  void Leave(int worker);
   // The worker is gone: its running gradient, pushes that are not applied, and pulls are dropped.
   void Remove(int worker);
 
   // Writes what Restore needs, when Next has nothing to do: all but pushes that are held, pulls
-  // that wait, and who is paused. Whoever restores makes those calls again: OnPush, OnPull, Pause.
+  // that wait, and who is paused or leaves. Whoever restores makes those calls again: OnPush,
+  // OnPull, Pause, Leave.
   void Save(ByteWriter& to) const;
-  // Takes it, in a new ledger of the same mode and workers. False for bytes that are no ledger's.
+  // Takes it, in a new ledger of the same mode. False for bytes that are no ledger's.
   bool Restore(ByteReader& from);
 
   struct Pull {
@@ -92,9 +106,12 @@ class Ledger {
     uint64_t arrived = 0, applied = 0;  // last push
     bool running = true;                // ssp: has pulled since its last push was applied
     bool paused = false;                // and waits for the others
+    bool leaves = false;                // goes when what it has pushed is applied
     uint64_t deadline = 0;              // ssp, of what runs
   };
 
+  // The deadlines, in any order, can all be met from `version` on.
+  static bool AreFeasible(uint64_t version, std::vector<uint64_t> deadlines);
   bool IsHeld(const Worker& worker) const { return worker.here && worker.arrived > worker.applied; }
   std::optional<Step> NextUpdate();
   bool MayApply(size_t worker) const;

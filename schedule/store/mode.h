@@ -10,6 +10,9 @@
 
 namespace thinwire {
 
+// Numbers of workers are below it, those of workers that come later as well.
+inline constexpr int kMaxStoreWorkers = 4096;
+
 struct StoreMode {
   enum class Kind {
     kSync,   // a step is applied when every worker has pushed it

@@ -91,26 +91,112 @@ StoreServer::StoreServer(const Options& options, const Backend& backend, Send se
     : options_(options),
       backend_(backend),
       send_(std::move(send)),
-      lost_(static_cast<size_t>(options.workers)),
+      members_(static_cast<size_t>(options.workers)),
       workers_left_(options.workers) {}
 
 void StoreServer::OnMessage(int worker, int priority, std::string_view bytes,
                             std::vector<uint8_t> body, Deadline now) {
-  if (worker < 0 || worker >= options_.workers) return;
+  if (worker < 0 || worker >= kMaxStoreWorkers) return;
   const absl::StatusOr<StoreHead> head = StoreHead::Parse(bytes);
+  if (head.ok() && head->kind == Kind::kEnter && failure_.ok()) return OnEnter(worker);
+  if (worker >= std::ssize(members_)) return failure_.ok() ? void() : Tell(worker, failure_);
   if (!head.ok()) {
     return Fail(absl::Status(head.status().code(),
                              absl::StrCat("worker ", worker, ": ", head.status().message())));
   }
-  const absl::Status& lost = lost_[static_cast<size_t>(worker)];
+  const absl::Status& lost = members_[static_cast<size_t>(worker)].lost;
   if (!lost.ok()) {
-    return Tell(worker, absl::UnavailableError(absl::StrCat(
-                            "worker ", worker, " was lost and can't come back in this run: ",
-                            lost.message(), "; start the run again")));
+    return Tell(
+        worker,
+        absl::UnavailableError(absl::StrCat(
+            "worker ", worker, " was lost and can't come back: ", lost.message(), "; start ",
+            may_be_joined() && failure_.ok() ? "its process again"
+                                             : "all workers again, from what was saved")));
   }
   if (!failure_.ok()) return head->kind == Kind::kPush ? void() : Tell(worker, failure_);
   absl::Status bad = Handle(worker, priority, *head, std::move(body), now);
   if (!bad.ok()) Fail(std::move(bad));
+}
+
+void StoreServer::OnEnter(int worker) {
+  const bool is_known = worker < std::ssize(members_);
+  if (!is_known || !is_here(worker)) {
+    if (!may_be_joined()) {
+      std::string why;
+      if (!is_set_up_) {
+        why = "the store is not set up yet";
+      } else {
+        why = absl::StrCat("in mode ", mode_.ToString(), " the workers are those of the start");
+      }
+      return Tell(worker, absl::FailedPreconditionError(absl::StrCat(
+                              "worker ", worker, " can't join the run: ", why,
+                              is_known ? "" : absl::StrCat(", 0 to ", options_.workers - 1),
+                              "; start all workers again, from what was saved last, or take mode ",
+                              "async or ssp, in which workers come and go")));
+    }
+    Join(worker);
+  }
+  const Member& member = members_[static_cast<size_t>(worker)];
+  ByteWriter calls;
+  for (uint32_t what = 0; what < kTogetherKinds; ++what) calls.Number(member.excused[what]);
+  send_(worker, kLast,
+        {.kind = Kind::kWelcome,
+         .number = member.joined ? uint64_t{1} : uint64_t{0},
+         .have = options_.has_journal ? uint64_t{1} : uint64_t{0}},
+        std::move(calls).Finish());
+}
+
+void StoreServer::Join(int worker) {
+  const auto index = static_cast<size_t>(worker);
+  while (members_.size() <= index) {
+    members_.push_back({.lost = absl::UnavailableError("it has not come")});
+  }
+  Member& member = members_[index] = {.joined = true};
+  for (uint32_t what = 0; what < kTogetherKinds; ++what) member.excused[what] = LastCall(what);
+  ++workers_left_;
+  for (auto& [key, call] : calls_) call.bodies.erase(worker);
+  std::erase_if(calls_, [](const auto& entry) { return entry.second.bodies.empty(); });
+  for (auto& [number, slice] : slices_) {
+    // A push of the former worker of this number is held no longer.
+    std::erase_if(slice.pushes,
+                  [&](const Slice::Waiting& waiting) { return waiting.push.worker == worker; });
+    if (slice.ledger.knows(worker)) slice.ledger.Remove(worker);
+    slice.ledger.Add(worker);
+  }
+}
+
+void StoreServer::Refuse(int worker, const absl::Status& reason, Deadline now) {
+  Tell(worker, reason);
+  OnLost(worker, reason, now);
+}
+
+// That is done, or that somebody has made.
+uint64_t StoreServer::LastCall(uint32_t what) const {
+  const auto done = completed_.find(what);
+  uint64_t last = done == completed_.end() ? 0 : done->second.number;
+  for (const auto& [key, call] : calls_) {
+    if (key.first == what) last = std::max(last, key.second);
+  }
+  return last;
+}
+
+absl::Status StoreServer::CheckJoiner(Together what, uint64_t number, std::string_view body) const {
+  if (what == Together::kInit && number <= inits_.size() && inits_[number - 1] != body) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("its init ", number, " has '", FirstLines(body), "', the store has '",
+                     FirstLines(inits_[number - 1]),
+                     "'; call it with the mode, codec, keys and sizes of the others"));
+  }
+  if (what == Together::kOptimizer) {
+    const absl::StatusOr<OptimizerSpec> spec = OptimizerSpec::Parse(body);
+    if (!spec.ok()) return spec.status();
+    if (spec->kind != optimizer_.kind || spec->slots() != optimizer_.slots()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("it sets the optimizer '", std::string(body), "', the store has '",
+                       optimizer_text_, "'; set that of the others"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head,
@@ -121,6 +207,17 @@ absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head
       return TryCalls();
     }
     case Kind::kPut: puts_[head.slice] = std::move(body); return absl::OkStatus();
+    case Kind::kTake: OnTake(worker, priority, head, TextOf(body)); return absl::OkStatus();
+    case Kind::kIdle:
+      for (auto& [number, slice] : slices_) {
+        slice.ledger.Idle(worker);
+        Drain(number, slice, now);
+      }
+      if (options_.has_journal) {
+        send_(worker, priority, {.kind = Kind::kStored, .slice = head.slice, .number = head.number},
+              {});
+      }
+      return absl::OkStatus();
     case Kind::kPush:
     case Kind::kPull:
     case Kind::kPushPull:
@@ -203,6 +300,52 @@ absl::Status StoreServer::OnPull(int worker, int priority, const StoreHead& head
   return absl::OkStatus();
 }
 
+void StoreServer::OnTake(int worker, int priority, const StoreHead& head, std::string_view body) {
+  const absl::StatusOr<WorkPlan> plan = WorkPlan::Parse(body);
+  if (!plan.ok()) {
+    return SendWork(worker, priority, head.request, {}, std::string(plan.status().message()));
+  }
+  Share& share = shares_.try_emplace(head.slice, WorkQueue(*plan)).first->second;
+  if (share.queue.plan() != *plan) {
+    return SendWork(worker, priority, head.request, {},
+                    absl::StrCat("share ", head.slice, " of worker ", worker,
+                                 " has (samples, samples of a batch, epochs) ", plan->ToString(),
+                                 ", that of the others ", share.queue.plan().ToString(),
+                                 "; call it with the same on every worker"));
+  }
+  const auto before = share.asks.find(worker);
+  const bool is_told = before != share.asks.end() && before->second.request == head.request;
+  share.asks[worker] = {priority, head.number, head.have, head.request};
+  HandOut();
+  if (!is_told && share.asks.contains(worker)) {
+    SendWork(worker, priority, head.request, {}, kWaitForWork);
+  }
+}
+
+void StoreServer::HandOut() {
+  for (auto& [number, share] : shares_) {
+    // The last applied range may end everybody's waiting.
+    for (const auto& [worker, ask] : share.asks) share.queue.Apply(worker, ask.applied);
+    std::erase_if(share.asks, [&, &share = share](const auto& entry) {
+      const auto& [worker, ask] = entry;
+      const std::optional<WorkRange> range = share.queue.Take(worker, ask.number);
+      if (range.has_value()) SendWork(worker, ask.priority, ask.request, *range, "");
+      return range.has_value();
+    });
+  }
+}
+
+void StoreServer::SendWork(int worker, int priority, uint64_t request, const WorkRange& range,
+                           std::string_view text) const {
+  send_(worker, priority,
+        {.kind = Kind::kWork,
+         .slice = static_cast<uint32_t>(range.count),
+         .number = range.epoch,
+         .have = range.first,
+         .request = request},
+        {text.begin(), text.end()});
+}
+
 void StoreServer::Drain(uint32_t number, Slice& slice, Deadline now) {
   bool moved = false;
   while (std::optional<Ledger::Step> step = slice.ledger.Next()) {
@@ -281,7 +424,7 @@ void StoreServer::Answer(uint32_t number, Slice& slice, const Ledger::Step& step
 void StoreServer::CheckWaits(const Slice& slice) {
   if (mode_.goes_on_without() || workers_left_ == options_.workers) return;
   for (const int worker : slice.ledger.WaitsFor()) {
-    const absl::Status& lost = lost_[static_cast<size_t>(worker)];
+    const absl::Status& lost = members_[static_cast<size_t>(worker)].lost;
     if (lost.ok()) continue;
     return Fail(absl::UnavailableError(absl::StrCat("key '", slice.key, "' waits for worker ",
                                                     worker, ", which is gone: ", lost.message())));
@@ -298,7 +441,24 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
     return absl::InvalidArgumentError(
         absl::StrCat("worker ", worker, " made call 0; calls count from 1"));
   }
+  Member& member = members_[static_cast<size_t>(worker)];
+  if (head.have != 0) {
+    uint64_t& excused = member.excused[head.slice];
+    excused = std::max(excused, head.number);
+    return absl::OkStatus();
+  }
   if (const Completed& last = completed_[head.slice]; head.number <= last.number) {
+    if (member.joined) {
+      const absl::Status bad =
+          CheckJoiner(static_cast<Together>(head.slice), head.number, TextOf(body));
+      if (!bad.ok()) {
+        Refuse(worker,
+               absl::Status(bad.code(),
+                            absl::StrCat("worker ", worker, " can't join: ", bad.message())),
+               now);
+        return absl::OkStatus();
+      }
+    }
     // Its answer was lost. Values or states that came again with it were used.
     if (worker == 0) puts_.clear();
     AnswerCall(worker, head.slice, head.number, last.refusal);
@@ -324,11 +484,11 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
   return absl::OkStatus();
 }
 
-std::vector<int> StoreServer::MissingOf(const Call& call) const {
+std::vector<int> StoreServer::MissingOf(uint32_t what, uint64_t number, const Call& call) const {
   std::vector<int> missing;
-  for (int worker = 0; worker < options_.workers; ++worker) {
-    const bool awaited =
-        lost_[static_cast<size_t>(worker)].ok() || !(is_set_up_ && mode_.goes_on_without());
+  for (int worker = 0; worker < std::ssize(members_); ++worker) {
+    const Member& member = members_[static_cast<size_t>(worker)];
+    const bool awaited = (member.lost.ok() || !may_be_joined()) && number > member.excused[what];
     if (awaited && !call.bodies.contains(worker)) missing.push_back(worker);
   }
   return missing;
@@ -336,9 +496,9 @@ std::vector<int> StoreServer::MissingOf(const Call& call) const {
 
 absl::Status StoreServer::TryCalls() {
   for (auto it = calls_.begin(); it != calls_.end();) {
-    const std::vector<int> missing = MissingOf(it->second);
+    const std::vector<int> missing = MissingOf(it->first.first, it->first.second, it->second);
     for (const int worker : missing) {
-      const absl::Status& lost = lost_[static_cast<size_t>(worker)];
+      const absl::Status& lost = members_[static_cast<size_t>(worker)].lost;
       if (lost.ok()) continue;
       return absl::UnavailableError(absl::StrCat(Name(static_cast<Together>(it->first.first)),
                                                  " waits for worker ", worker,
@@ -354,8 +514,7 @@ absl::Status StoreServer::TryCalls() {
     std::vector<uint8_t> refusal;
     if (static_cast<Together>(what) == Together::kLoad) refusal = RefusalOf(call);
     if (refusal.empty()) {
-      const absl::Status bad =
-          Complete(static_cast<Together>(what), TextOf(call.bodies.begin()->second));
+      const absl::Status bad = Complete(static_cast<Together>(what), call);
       if (!bad.ok()) return bad;
     } else {
       puts_.clear();
@@ -398,10 +557,10 @@ std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) {
   return {text.begin(), text.end()};
 }
 
-absl::Status StoreServer::Complete(Together what, std::string_view body) {
+absl::Status StoreServer::Complete(Together what, const Call& call) {
   switch (what) {
-    case Together::kInit: return Init(body);
-    case Together::kOptimizer: return SetOptimizer(body);
+    case Together::kInit: return Init(call);
+    case Together::kOptimizer: return SetOptimizer(TextOf(call.bodies.begin()->second));
     case Together::kLoad: return Load();
     case Together::kBarrier: break;
   }
@@ -414,7 +573,8 @@ absl::Status StoreServer::Complete(Together what, std::string_view body) {
   return absl::OkStatus();
 }
 
-absl::Status StoreServer::Init(std::string_view body) {
+absl::Status StoreServer::Init(const Call& call) {
+  const std::string_view body = TextOf(call.bodies.begin()->second);
   absl::StatusOr<StoreTable> table = StoreTable::Parse(body);
   if (!table.ok()) return table.status();
   if (is_set_up_ && table->mode != mode_) {
@@ -434,8 +594,10 @@ absl::Status StoreServer::Init(std::string_view body) {
           " elements of slice ", entry.slice, ", in rows of ", entry.width));
     }
     Slice& slice = AddSlice(entry.slice, entry.width, table->codec);
-    for (int worker = 0; worker < options_.workers; ++worker) {
-      if (!lost_[static_cast<size_t>(worker)].ok()) slice.ledger.Remove(worker);
+    for (int worker = 0; worker < std::ssize(members_); ++worker) {
+      if (call.bodies.contains(worker)) continue;
+      slice.ledger.Remove(worker);
+      if (is_here(worker)) slice.ledger.Add(worker);  // it pulls the key before it pushes
     }
     slice.key = std::move(entry.key);
     slice.offset = entry.offset;
@@ -445,13 +607,14 @@ absl::Status StoreServer::Init(std::string_view body) {
     slice.stream.Reset(slice.x);
   }
   puts_.clear();
+  inits_.emplace_back(body);
   return absl::OkStatus();
 }
 
 // The stream of a row-sparse value only counts: a lossless one keeps nothing.
 StoreServer::Slice& StoreServer::AddSlice(uint32_t number, size_t width, const CodecPair& codec) {
   Slice& slice = slices_
-                     .try_emplace(number, mode_, options_.workers,
+                     .try_emplace(number, mode_, static_cast<int>(members_.size()),
                                   width == 0 ? codec.down : LosslessSpec(DType::kF32),
                                   HashCombine(codec.down.seed, number), backend_)
                      .first->second;
@@ -519,12 +682,16 @@ absl::Status StoreServer::Load() {
 }
 
 void StoreServer::OnLost(int worker, const absl::Status& reason, Deadline now) {
-  if (worker < 0 || worker >= options_.workers) return;
-  absl::Status& lost = lost_[static_cast<size_t>(worker)];
-  if (!lost.ok()) return;
+  if (worker < 0 || worker >= std::ssize(members_) || !is_here(worker)) return;
+  absl::Status& lost = members_[static_cast<size_t>(worker)].lost;
   lost = reason.ok() ? absl::UnavailableError("it left") : reason;
   --workers_left_;
+  last_has_closed_ = absl::IsCancelled(reason);
   absl::erase_if(requests_, [&](const auto& entry) { return entry.first.first == worker; });
+  for (auto& [number, share] : shares_) {
+    share.asks.erase(worker);
+    share.queue.GiveBack(worker);
+  }
   if (!failure_.ok()) return;
   const bool closed = absl::IsCancelled(reason);
   if (!closed && !(is_set_up_ && mode_.goes_on_without())) {
@@ -532,11 +699,16 @@ void StoreServer::OnLost(int worker, const absl::Status& reason, Deadline now) {
         absl::UnavailableError(absl::StrCat("worker ", worker, " was lost: ", lost.message())));
   }
   for (auto& [number, slice] : slices_) {
-    slice.ledger.Remove(worker);
-    std::erase_if(slice.pushes,
-                  [&](const Slice::Waiting& waiting) { return waiting.push.worker == worker; });
+    if (closed) {
+      slice.ledger.Leave(worker);
+    } else {
+      slice.ledger.Remove(worker);
+      std::erase_if(slice.pushes,
+                    [&](const Slice::Waiting& waiting) { return waiting.push.worker == worker; });
+    }
     Drain(number, slice, now);
   }
+  HandOut();
   if (absl::Status bad = TryCalls(); !bad.ok()) Fail(std::move(bad));
 }
 
@@ -625,7 +797,36 @@ absl::Status StoreServer::SnapshotWaiting(
               body);
     }
   }
+  for (const auto& [number, share] : shares_) {
+    const std::string plan = share.queue.plan().ToString();
+    for (const auto& [worker, ask] : share.asks) {
+      message(worker, ask.priority,
+              {.kind = Kind::kTake,
+               .slice = number,
+               .number = ask.number,
+               .have = ask.applied,
+               .request = ask.request},
+              {plan.begin(), plan.end()});
+    }
+  }
+  for (int worker = 0; worker < std::ssize(members_); ++worker) {
+    if (!status.ok() || is_here(worker) || !HasWaiting(worker)) continue;
+    const absl::Status& lost = members_[static_cast<size_t>(worker)].lost;
+    status = take({.kind = StoreRecord::Kind::kLost,
+                   .worker = worker,
+                   .detail = static_cast<int>(lost.code()),
+                   .head = std::string(lost.message()),
+                   .body = {}});
+  }
   return status;
+}
+
+bool StoreServer::HasWaiting(int worker) const {
+  return std::any_of(slices_.begin(), slices_.end(), [&](const auto& entry) {
+    return std::ranges::any_of(entry.second.pushes, [&](const Slice::Waiting& waiting) {
+      return waiting.push.worker == worker;
+    });
+  });
 }
 
 StoreRecord StoreServer::ServerRecord() const {
@@ -633,10 +834,24 @@ StoreRecord StoreServer::ServerRecord() const {
   out.Number(is_set_up_);
   out.Text(mode_.ToString());
   out.Text(optimizer_text_);
-  out.Number(lost_.size());
-  for (const absl::Status& lost : lost_) {
+  out.Number(last_has_closed_);
+  out.Number(members_.size());
+  for (size_t worker = 0; worker < members_.size(); ++worker) {
+    // One whose pushes are held leaves behind them (SnapshotWaiting).
+    const Member& member = members_[worker];
+    const absl::Status lost = HasWaiting(static_cast<int>(worker)) ? absl::OkStatus() : member.lost;
     out.Number(static_cast<uint64_t>(lost.code()));
     out.Text(std::string(lost.message()));
+    out.Number(member.joined);
+    for (const uint64_t number : member.excused) out.Number(number);
+  }
+  out.Number(inits_.size());
+  for (const std::string& init : inits_) out.Text(init);
+  out.Number(shares_.size());
+  for (const auto& [number, share] : shares_) {
+    out.Number(number);
+    out.Text(share.queue.plan().ToString());
+    share.queue.Save(out);
   }
   out.Number(completed_.size());
   for (const auto& [what, last] : completed_) {
@@ -654,14 +869,31 @@ bool StoreServer::RestoreServer(std::string_view bytes) {
   const absl::StatusOr<StoreMode> mode = StoreMode::Parse(in.Text());
   optimizer_text_ = in.Text();
   const absl::StatusOr<OptimizerSpec> optimizer = OptimizerSpec::Parse(optimizer_text_);
-  if (!mode.ok() || !optimizer.ok() || in.Number() != lost_.size()) return false;
+  last_has_closed_ = in.Number() != 0;
+  const uint64_t members = in.Number();
+  if (!mode.ok() || !optimizer.ok() || members < members_.size() || members > kMaxStoreWorkers) {
+    return false;
+  }
   mode_ = *mode;
   optimizer_ = *optimizer;
   workers_left_ = 0;
-  for (absl::Status& lost : lost_) {
+  members_.resize(members);
+  for (Member& member : members_) {
     const auto code = static_cast<absl::StatusCode>(in.Number());
-    lost = absl::Status(code, std::string(in.Text()));
-    if (lost.ok()) ++workers_left_;
+    member.lost = absl::Status(code, std::string(in.Text()));
+    if (member.lost.ok()) ++workers_left_;
+    member.joined = in.Number() != 0;
+    for (uint64_t& number : member.excused) number = in.Number();
+  }
+  const uint64_t inits = in.Number();
+  for (uint64_t i = 0; in.ok() && i < inits; ++i) inits_.emplace_back(in.Text());
+  const uint64_t shares = in.Number();
+  for (uint64_t i = 0; in.ok() && i < shares; ++i) {
+    const auto number = static_cast<uint32_t>(in.Number());
+    const absl::StatusOr<WorkPlan> plan = WorkPlan::Parse(in.Text());
+    if (!plan.ok()) return false;
+    const auto share = shares_.try_emplace(number, WorkQueue(*plan)).first;
+    if (!share->second.queue.Restore(in)) return false;
   }
   const uint64_t calls = in.Number();
   for (uint64_t i = 0; in.ok() && i < calls; ++i) {
@@ -698,8 +930,8 @@ bool StoreServer::RestoreSlice(uint32_t number, Bytes bytes) {
 
 std::vector<int> StoreServer::AwaitedWorkers() const {
   std::vector<int> awaited;
-  for (int worker = 0; worker < options_.workers; ++worker) {
-    if (lost_[static_cast<size_t>(worker)].ok()) awaited.push_back(worker);
+  for (int worker = 0; worker < std::ssize(members_); ++worker) {
+    if (is_here(worker)) awaited.push_back(worker);
   }
   return awaited;
 }
@@ -715,9 +947,9 @@ void StoreServer::OnClock(Deadline now) {
   }
   for (const auto& [key, call] : calls_) {
     if (now - call.since < options_.timeout) continue;
-    return Fail(absl::DeadlineExceededError(
-        absl::StrCat(Name(static_cast<Together>(key.first)), " has waited ", seconds, " for ",
-                     NamesOf(MissingOf(call)), "; every worker makes this call")));
+    return Fail(absl::DeadlineExceededError(absl::StrCat(
+        Name(static_cast<Together>(key.first)), " has waited ", seconds, " for ",
+        NamesOf(MissingOf(key.first, key.second, call)), "; every worker makes this call")));
   }
 }
 
@@ -725,9 +957,7 @@ void StoreServer::Fail(absl::Status reason) {
   if (!failure_.ok()) return;
   failure_ =
       absl::Status(reason.code(), absl::StrCat("server ", options_.server, ": ", reason.message()));
-  for (int worker = 0; worker < options_.workers; ++worker) {
-    if (lost_[static_cast<size_t>(worker)].ok()) Tell(worker, failure_);
-  }
+  for (const int worker : AwaitedWorkers()) Tell(worker, failure_);
 }
 
 void StoreServer::Tell(int worker, const absl::Status& error) const {

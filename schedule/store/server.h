@@ -9,6 +9,12 @@
 // malformed message of one, fails the store: every worker is told the first reason, and nothing
 // else is answered from then on. In async and ssp the others go on without a lost worker.
 //
+// Joining. In async and ssp a worker may come at any time, under the number of one that has gone or
+// under a new one (kEnter). Its calls of all workers that the others have made before are answered
+// at once, so it sets up as a worker does at the start; those that are being made go without it.
+// Its first pull gets the anchor (delta_stream.h). If it is set up differently, it alone is
+// refused. In sync a worker that comes late is told that it can't.
+//
 // Coming back. The state is a function of the messages and losses in the order in which OnMessage
 // and OnLost got them; clocks only end a store. So a server whose host has recorded them is brought
 // back to the bit by the same calls in a new process (Apply), or by a snapshot and those after it.
@@ -16,6 +22,7 @@
 #ifndef THINWIRE_SCHEDULE_STORE_SERVER_H_
 #define THINWIRE_SCHEDULE_STORE_SERVER_H_
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +44,7 @@
 #include "schedule/store/ledger.h"
 #include "schedule/store/mode.h"
 #include "schedule/store/optimizer.h"
+#include "schedule/store/work_queue.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -82,7 +90,7 @@ class StoreServer {
                                   std::vector<uint8_t> body)>;
   struct Options {
     int server = 0;  // its number, for messages
-    int workers = 1;
+    int workers = 1, servers = 1;
     // The time that a push, a pull or a call of all workers may wait for the missing ones.
     std::chrono::milliseconds timeout{60000};
     // Inputs are recorded before they come here: a push without a pull is answered by kStored, and
@@ -112,10 +120,18 @@ class StoreServer {
   const absl::Status& failure() const { return failure_; }
   // The workers that have not left and were not lost.
   std::vector<int> AwaitedWorkers() const;
-  // Every worker has left or was lost.
-  bool is_deserted() const { return workers_left_ == 0; }
+  // No worker is left, and none may come back: the last one has closed its store, or the mode lets
+  // nobody join.
+  bool is_deserted() const {
+    return workers_left_ == 0 && (last_has_closed_ || !may_be_joined() || !failure_.ok());
+  }
 
  private:
+  struct Member {
+    absl::Status lost;                               // OK: it is here, or has not come yet
+    bool joined = false;                             // when the store was set up
+    std::array<uint64_t, kTogetherKinds> excused{};  // by Together: calls to it go without this one
+  };
   struct Slice {
     std::string key;
     size_t offset = 0;
@@ -148,23 +164,46 @@ class StoreServer {
     std::map<int, std::vector<uint8_t>> bodies;  // by worker
     Deadline since;
   };
+  // Work that is handed out, and the workers that wait for some.
+  struct Share {
+    struct Ask {
+      int priority = 0;
+      uint64_t number = 0, applied = 0, request = 0;
+    };
+    WorkQueue queue;
+    std::map<int, Ask> asks;  // by worker
+  };
   // The last call of a kind that was completed.
   struct Completed {
     uint64_t number = 0;
     std::vector<uint8_t> refusal;
   };
 
+  bool may_be_joined() const { return is_set_up_ && mode_.goes_on_without(); }
+  bool is_here(int worker) const { return members_[static_cast<size_t>(worker)].lost.ok(); }
+  void OnEnter(int worker);
+  void Join(int worker);
+  // Only this worker is told, and lost.
+  void Refuse(int worker, const absl::Status& reason, Deadline now);
+  uint64_t LastCall(uint32_t what) const;
+  // Why a worker that has joined can't make a call that the others have made; or OK.
+  absl::Status CheckJoiner(Together what, uint64_t number, std::string_view body) const;
   absl::Status Handle(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
                       Deadline now);
   absl::Status OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body, Slice& slice);
   absl::Status OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> rows,
                       Slice& slice);
+  void OnTake(int worker, int priority, const StoreHead& head, std::string_view body);
+  // Hands out to those that wait.
+  void HandOut();
+  void SendWork(int worker, int priority, uint64_t request, const WorkRange& range,
+                std::string_view text) const;
   absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
   absl::Status TryCalls();
   void AnswerCall(int worker, uint32_t what, uint64_t number, std::vector<uint8_t> refusal);
   static std::vector<uint8_t> RefusalOf(const Call& call);
-  absl::Status Complete(Together what, std::string_view body);
-  absl::Status Init(std::string_view body);
+  absl::Status Complete(Together what, const Call& call);
+  absl::Status Init(const Call& call);
   absl::Status SetOptimizer(std::string_view body);
   absl::Status Load();
   std::vector<uint8_t> StateOf(const Slice& slice) const;
@@ -174,7 +213,8 @@ class StoreServer {
   void Answer(uint32_t number, Slice& slice, const Ledger::Step& step);
   // Fails the store where something waits for a worker that is not here any more.
   void CheckWaits(const Slice& slice);
-  std::vector<int> MissingOf(const Call& call) const;
+  std::vector<int> MissingOf(uint32_t what, uint64_t number, const Call& call) const;
+  bool HasWaiting(int worker) const;  // a push of it is held
   StoreRecord ServerRecord() const;
   absl::Status SnapshotWaiting(const std::function<absl::Status(const StoreRecord&)>& take) const;
   bool RestoreServer(std::string_view bytes);
@@ -187,10 +227,12 @@ class StoreServer {
   const Backend& backend_;
   const Send send_;
   absl::Status failure_;
-  std::vector<absl::Status> lost_;  // by worker; OK: it is here, or has not come yet
+  std::vector<Member> members_;  // by number
   int workers_left_;
+  bool last_has_closed_ = false;
 
-  bool is_set_up_ = false;  // the first init is done
+  bool is_set_up_ = false;          // the first init is done
+  std::vector<std::string> inits_;  // bodies of those that are done
   StoreMode mode_;
   OptimizerSpec optimizer_;
   std::string optimizer_text_ = "sum";  // of which it was parsed
@@ -199,7 +241,8 @@ class StoreServer {
   std::map<uint32_t, std::vector<uint8_t>> puts_;
   std::map<std::pair<uint32_t, uint64_t>, Call> calls_;  // by Together and number
   std::map<uint32_t, Completed> completed_;              // by Together
-  std::vector<float> sum_;                               // of an update; and room for a publication
+  std::map<uint32_t, Share> shares_;
+  std::vector<float> sum_;  // of an update; and room for a publication
 };
 
 }  // namespace thinwire

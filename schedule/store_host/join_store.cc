@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
+#include "schedule/store/mode.h"
 #include "schedule/store_host/serve.h"
 #include "transport/mesh/group_key.h"
 #include "transport/messages/in_process.h"
@@ -26,6 +27,9 @@ std::shared_ptr<MessageHub> HubOf(const std::string& name) {
   return hub;
 }
 
+// Worker 0's token of the run, which it has set itself if it is started again.
+constexpr std::chrono::milliseconds kLook{50};
+
 // A file's secret or none, and worker 0's token, which everybody reads.
 absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) {
   std::string secret;
@@ -35,7 +39,7 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
     secret = *std::move(read);
   }
   const std::string at = absl::StrCat(place.group, "/kv/token");
-  if (place.rank == 0) {
+  if (place.rank == 0 && !place.store->Get(at, Clock::now() + kLook).ok()) {
     if (absl::Status bad = place.store->Set(at, MakeToken()); !bad.ok()) return bad;
   }
   const absl::StatusOr<std::string> token = place.store->Get(at, deadline);
@@ -51,10 +55,11 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
 
 absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
   if (place.workers < 1 || place.servers < 1 || place.rank < 0 ||
-      place.rank >= place.workers + place.servers) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", place.rank, " of a store with ", place.workers, " workers and ", place.servers,
-        " servers: expected 1 or more of each, and a rank below their sum"));
+      place.rank - place.servers >= kMaxStoreWorkers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", place.rank, " of a store with ", place.workers, " workers and ",
+                     place.servers, " servers: expected 1 or more of each, and a rank from 0 on, ",
+                     "of at most ", kMaxStoreWorkers, " workers"));
   }
   std::vector<int> servers;
   for (int server = 0; server < place.servers; ++server) {

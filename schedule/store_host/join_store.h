@@ -13,7 +13,7 @@
 namespace thinwire {
 
 struct StorePlace {
-  int rank = 0;  // workers come first, then servers
+  int rank = 0;  // the workers of the start come first, then servers, then workers that come later
   int workers = 1, servers = 1;
   // One of the two: a board on which members find each other, for ZeroMQ over TCP; or a name under
   // which members that are threads of this process meet.
@@ -28,7 +28,7 @@ struct StorePlace {
   std::string former_run = {};
   int former_port = 0;
 
-  bool is_server() const { return rank >= workers; }
+  bool is_server() const { return rank >= workers && rank < workers + servers; }
 };
 
 struct StoreMembership {

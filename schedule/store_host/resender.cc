@@ -11,10 +11,13 @@ using Kind = StoreHead::Kind;
 bool Answers(const StoreHead& answer, const StoreHead& sent) {
   switch (answer.kind) {
     case Kind::kStored:
-      return sent.kind == Kind::kPush && sent.slice == answer.slice && sent.number == answer.number;
+      return (sent.kind == Kind::kPush || sent.kind == Kind::kIdle) && sent.slice == answer.slice &&
+             sent.number == answer.number;
     case Kind::kValues:
       return (sent.kind == Kind::kPull || sent.kind == Kind::kPushPull) &&
              sent.request == answer.request;
+    case Kind::kWelcome: return sent.kind == Kind::kEnter;
+    case Kind::kWork: return sent.kind == Kind::kTake && sent.request == answer.request;
     case Kind::kState: return sent.kind == Kind::kGet && sent.request == answer.request;
     case Kind::kDone:
       // Values and states go with the call that follows them.
@@ -39,6 +42,7 @@ absl::Status Resender::Send(int priority, const StoreHead& head, std::vector<uin
 
 void Resender::OnAnswer(const StoreHead& answer) {
   const absl::MutexLock lock(&mu_);
+  if (answer.kind == Kind::kWelcome) has_journal_ = answer.have != 0;
   const auto is_answered = [&](const Sent& sent) { return Answers(answer, sent.head); };
   if (answer.kind == Kind::kDone) {
     has_journal_ = answer.have != 0;

@@ -31,17 +31,17 @@ absl::StatusOr<bool> ApplyAll(Journal& journal, StoreServer& server) {
   }
 }
 
-StoreRecord RecordOf(MessageEvent event) {
+StoreRecord RecordOf(MessageEvent event, int worker) {
   if (auto* message = std::get_if<Message>(&event)) {
     return {.kind = StoreRecord::Kind::kMessage,
-            .worker = message->peer,
+            .worker = worker,
             .detail = message->priority,
             .head = std::move(message->head),
             .body = std::move(message->body)};
   }
   const auto& lost = std::get<PeerEvent>(event);
   return {.kind = StoreRecord::Kind::kLost,
-          .worker = lost.peer,
+          .worker = worker,
           .detail = static_cast<int>(lost.reason.code()),
           .head = std::string(lost.reason.message()),
           .body = {}};
@@ -57,7 +57,10 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* j
       [&](int worker, int priority, const StoreHead& head, std::vector<uint8_t> body) {
         // A worker that is gone is told by an event.
         if (!is_coming_back) {
-          plane.Send(worker, priority, head.ToBytes(), std::move(body)).IgnoreError();
+          plane
+              .Send(RankOfWorker(options.workers, options.servers, worker), priority,
+                    head.ToBytes(), std::move(body))
+              .IgnoreError();
         }
       });
   const Deadline start = Clock::now();
@@ -89,12 +92,15 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* j
     if (!event.ok() && !absl::IsDeadlineExceeded(event.status())) return event.status();
     if (event.ok()) {
       const auto* const peer = std::get_if<PeerEvent>(&*event);
+      const int worker =
+          WorkerOfRank(options.workers, options.servers,
+                       peer != nullptr ? peer->peer : std::get<Message>(*event).peer);
       if (peer != nullptr && peer->kind == PeerEvent::Kind::kJoined) {
-        connected.insert(peer->peer);
-        missing.erase(peer->peer);
+        connected.insert(worker);
+        missing.erase(worker);
       } else {
-        if (peer != nullptr) connected.erase(peer->peer);
-        apply(RecordOf(*std::move(event)), now);
+        if (peer != nullptr) connected.erase(worker);
+        apply(RecordOf(*std::move(event), worker), now);
       }
     }
     if (!connected.empty()) alone_since = now;
@@ -103,7 +109,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* j
       if (now - start > options.timeout) {
         for (const int worker : std::exchange(missing, {})) {
           const absl::Status gone = absl::UnavailableError("it did not come to the server again");
-          apply(RecordOf(PeerEvent{PeerEvent::Kind::kLost, worker, gone}), now);
+          apply(RecordOf(PeerEvent{PeerEvent::Kind::kLost, worker, gone}, worker), now);
         }
       }
       server.OnClock(now);

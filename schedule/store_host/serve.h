@@ -9,12 +9,22 @@
 
 namespace thinwire {
 
-// The rank of server `server` in the roster of a store with `workers` workers: workers come first.
+// Ranks in the roster of a store: the workers of the start, the servers, and then workers that come
+// later under numbers of their own.
 inline int RankOfServer(int workers, int server) { return workers + server; }
+inline int RankOfWorker(int workers, int servers, int worker) {
+  return worker < workers ? worker : worker + servers;
+}
+// -1 for a server's.
+inline int WorkerOfRank(int workers, int servers, int rank) {
+  if (rank < workers) return rank;
+  return rank < workers + servers ? -1 : rank - servers;
+}
 
 // Serves on the calling thread until every worker has closed its store or was lost, and closes the
-// plane. Returns the store's failure, which its workers have been told, or OK. DeadlineExceeded
-// after the options' timeout without any worker.
+// plane. In async and ssp a lost worker may be started again, so after the last one was lost it
+// waits for one. Returns the store's failure, which its workers have been told, or OK.
+// DeadlineExceeded after the options' timeout without any worker.
 //
 // With a journal, which has begun: what it holds is replayed first, every input is appended before
 // it is applied, and the file is removed at the end, also of a failed store, whose workers have all

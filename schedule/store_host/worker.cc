@@ -69,12 +69,13 @@ absl::StatusOr<std::unique_ptr<StoreWorker>> StoreWorker::Create(
   if (absl::Status bad = CheckCodec(options.codec); !bad.ok()) return bad;
   std::unique_ptr<StoreWorker> worker(new StoreWorker(std::move(plane), options));
   if (absl::Status bad = worker->Connect(); !bad.ok()) return bad;
+  if (absl::Status bad = worker->Enter(); !bad.ok()) return bad;
   return worker;
 }
 
 StoreWorker::StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& options)
     : plane_(std::move(plane)),
-      rank_(plane_->rank()),
+      rank_(WorkerOfRank(options.workers, options.layout.servers, plane_->rank())),
       options_(options),
       backend_(CpuBackend()),
       layout_(options.layout) {
@@ -126,6 +127,49 @@ absl::Status StoreWorker::Connect() {
         }
         return absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come");
       });
+}
+
+absl::Status StoreWorker::Enter() {
+  for (size_t server = 0; server < resenders_.size(); ++server) {
+    SendTo(server, kLast, {.kind = Kind::kEnter}, {}).IgnoreError();  // Await returns it
+  }
+  const absl::Status waited = Await(
+      [&] {
+        mu_.AssertHeld();
+        return welcomes_.size() == resenders_.size();
+      },
+      [] { return std::string("a server has not answered the first message"); });
+  if (!waited.ok()) return waited;
+  std::vector<std::array<uint64_t, kTogetherKinds>> before;  // by server
+  {
+    const absl::MutexLock lock(&mu_);
+    for (const auto& [server, welcome] : welcomes_) {
+      ByteReader in(welcome.body);
+      for (uint64_t& number : before.emplace_back()) number = in.Number();
+      has_joined_ = has_joined_ || StoreHead::Parse(welcome.head)->number != 0;
+    }
+  }
+  for (size_t what = 0; what < kTogetherKinds; ++what) {
+    for (const auto& calls : before)
+      calls_before_[what] = std::max(calls_before_[what], calls[what]);
+    // It came to some servers before a call of the others, and to some after it.
+    for (size_t server = 0; server < before.size(); ++server) {
+      if (before[server][what] == calls_before_[what]) continue;
+      const absl::Status bad = SendTo(server, kLast,
+                                      {.kind = Kind::kTogether,
+                                       .slice = static_cast<uint32_t>(what),
+                                       .number = calls_before_[what],
+                                       .have = 1},
+                                      {});
+      if (!bad.ok()) return bad;
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool StoreWorker::CatchesUp(Together what) {
+  const absl::MutexLock lock(&mu_);
+  return !has_pushed_ && calls_made_[what] < calls_before_[static_cast<size_t>(what)];
 }
 
 template <typename Done, typename Late>
@@ -189,7 +233,7 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
     const StoreKey& key = layout_.keys()[slice.key];
     tables[static_cast<size_t>(slice.server)].slices.push_back(
         {static_cast<uint32_t>(i), slice.offset, slice.count, key.width, key.name});
-    if (rank_ != 0) continue;
+    if (rank_ != 0 || CatchesUp(Together::kInit)) continue;
     const TensorView part = values[slice.key - first_key].values.Slice(slice.offset, slice.count);
     const absl::Status bad =
         SendTo(ServerOf(i), kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
@@ -297,6 +341,7 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
   {
     const absl::MutexLock lock(&mu_);
     Key& key = keys_[index];
+    has_pushed_ = has_pushed_ || gradient != nullptr;
     residual = key.residual.get();
     number = gradient != nullptr ? ++key.pushes : key.pushes;
     if (out != nullptr) {
@@ -384,7 +429,11 @@ absl::Status StoreWorker::CallAll(Together what) {
 }
 
 absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>& bodies) {
-  const uint64_t number = ++calls_made_[what];
+  const bool catches_up = CatchesUp(what);
+  uint64_t& made = calls_made_[what];
+  if (!catches_up) made = std::max(made, calls_before_[static_cast<size_t>(what)]);
+  const uint64_t number = ++made;
+  if (catches_up && what == Together::kBarrier) return absl::OkStatus();
   const auto kind = static_cast<uint32_t>(what);
   for (size_t server = 0; server < bodies.size(); ++server) {
     const StoreHead head{.kind = Kind::kTogether, .slice = kind, .number = number};
@@ -404,6 +453,55 @@ absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>&
   const std::string refusal = std::exchange(refusal_, "");
   if (refusal.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", refusal));
+}
+
+absl::StatusOr<StoreWorker::Work> StoreWorker::Take(uint32_t share, const WorkPlan& plan,
+                                                    uint64_t applied) {
+  if (!options_.mode.goes_on_without() && options_.workers > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker ", rank_, ": work is not shared in mode ", options_.mode.ToString(),
+        ", in which all workers take as many steps; cut the data into equal parts, or take mode ",
+        "async or ssp"));
+  }
+  StoreHead head{.kind = Kind::kTake, .slice = share, .number = taken_[share] + 1, .have = applied};
+  {
+    const absl::MutexLock lock(&mu_);
+    head.request = work_request_ = ++last_request_;
+    work_.reset();
+  }
+  constexpr int kFirst = std::numeric_limits<int>::max();
+  const auto ask = [&]() -> absl::StatusOr<std::pair<StoreHead, std::string>> {
+    const absl::Status sent = SendTo(0, kFirst, head, BytesOf(plan.ToString()));
+    if (!sent.ok()) return sent;
+    const absl::Status waited = Await(
+        [&] {
+          mu_.AssertHeld();
+          return work_.has_value();
+        },
+        [] { return std::string("other workers have not finished what they took of the work"); });
+    if (!waited.ok()) return waited;
+    const absl::MutexLock lock(&mu_);
+    return *std::exchange(work_, std::nullopt);
+  };
+  auto answer = ask();
+  if (!answer.ok()) return answer.status();
+  const bool waits = answer->second == kWaitForWork;
+  if (waits) {
+    if (absl::Status bad = WaitAll(); !bad.ok()) return bad;
+    const StoreHead idle{.kind = Kind::kIdle, .slice = StoreHead::kNoSlice, .number = head.request};
+    for (size_t server = 0; server < resenders_.size(); ++server) {
+      if (absl::Status bad = SendTo(server, kFirst, idle, {}); !bad.ok()) return bad;
+    }
+    head.have = taken_[share];  // all of them
+    answer = ask();
+    if (!answer.ok()) return answer.status();
+  }
+  const auto& [work, text] = *answer;
+  if (!text.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", text));
+  }
+  if (work.slice > 0) ++taken_[share];
+  return Work{{.epoch = work.number, .first = work.have, .count = work.slice}, waits};
 }
 
 absl::Status StoreWorker::SetOptimizer(std::string_view text) {
@@ -495,6 +593,10 @@ std::string StoreWorker::ResidualsAsFile(uint64_t save) const {
 }
 
 absl::Status StoreWorker::Load(const std::string& path) {
+  if (CatchesUp(Together::kLoad)) {  // the store has gone on since
+    ++calls_made_[Together::kLoad];
+    return absl::OkStatus();
+  }
   absl::StatusOr<Part> part = ReadPart(path);
   absl::Status bad = part.status();
   if (rank_ == 0 && bad.ok()) {
@@ -669,6 +771,18 @@ void StoreWorker::OnMessage(const Message& message) {
       const absl::MutexLock lock(&mu_);
       done_[{head->slice, head->number}].insert(server);
       if (!message.body.empty()) refusal_.assign(message.body.begin(), message.body.end());
+      return changed_.SignalAll();
+    }
+    case Kind::kWelcome: {
+      const absl::MutexLock lock(&mu_);
+      welcomes_[server] = message;
+      return changed_.SignalAll();
+    }
+    case Kind::kWork: {
+      const absl::MutexLock lock(&mu_);
+      if (head->request == work_request_) {
+        work_ = {*head, std::string(message.body.begin(), message.body.end())};
+      }
       return changed_.SignalAll();
     }
     case Kind::kState: {

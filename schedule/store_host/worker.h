@@ -14,6 +14,7 @@
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,7 @@
 #include "schedule/store/layout.h"
 #include "schedule/store/mode.h"
 #include "schedule/store/rows.h"
+#include "schedule/store/work_queue.h"
 #include "schedule/store_host/resender.h"
 #include "transport/messages/message_plane.h"
 
@@ -66,13 +68,19 @@ class StoreWorker {
     size_t width = 0;  // of a row-sparse value: elements of a row; 0: it is dense
   };
 
-  // The plane's rank is the worker's. Waits until all servers are connected; DeadlineExceeded names
-  // one that is not. InvalidArgument for a codec that is not for a store.
+  // The plane's rank tells the worker's number (serve.h). Waits until all servers are connected;
+  // DeadlineExceeded names one that is not. InvalidArgument for a codec that is not for a store.
+  //
+  // In async and ssp a worker may join a store that others have set up. Until its first push, the
+  // calls of all workers that the others have made before do not wait for them: Init takes the
+  // store's values, SetOptimizer leaves the store's numbers, Barrier and Load do nothing.
+  // FailedPrecondition in sync, or, from these calls, for a store that is set up differently.
   static absl::StatusOr<std::unique_ptr<StoreWorker>> Create(std::unique_ptr<MessagePlane> plane,
                                                              const Options& options);
   ~StoreWorker();
 
-  int rank() const { return rank_; }
+  int rank() const { return rank_; }               // the worker's number
+  bool has_joined() const { return has_joined_; }  // a store that was set up before
   const Options& options() const { return options_; }
 
   // Keys that are added from then on have it; the same on all workers.
@@ -95,6 +103,17 @@ class StoreWorker {
   // Until the pulls of a key, or all, have written their values.
   absl::Status Wait(std::string_view key);
   absl::Status WaitAll();
+
+  // The next range of work for this worker (WorkQueue), in async and ssp: a batch of one of
+  // `epochs` times `plan.samples`. `share` counts from 1; each is one plan, the same on all
+  // workers. The pushes of the first `applied` ranges that it took of this share have been applied.
+  // Waits while others hold all that is left, which they may not finish; then `waited` is set,
+  // nobody has waited for this worker, and it pulls before it pushes. One thread at a time.
+  struct Work {
+    WorkRange range;
+    bool waited = false;
+  };
+  absl::StatusOr<Work> Take(uint32_t share, const WorkPlan& plan, uint64_t applied);
 
   // All workers make these calls.
   absl::Status SetOptimizer(std::string_view spec);  // OptimizerSpec
@@ -130,6 +149,9 @@ class StoreWorker {
 
   StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& options);
   absl::Status Connect();
+  absl::Status Enter();
+  // This worker joins, and the others have made the next call of this kind before.
+  bool CatchesUp(Together what);
   absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority);
   // For calls of a key. InvalidArgument names it.
   absl::Status FindKey(std::string_view key, size_t* index) const;
@@ -181,18 +203,25 @@ class StoreWorker {
   std::vector<std::unique_ptr<DeltaReader>> readers_;  // by slice
   std::vector<std::unique_ptr<Resender>> resenders_;   // by server
   std::map<Together, uint64_t> calls_made_;
+  std::map<uint32_t, uint64_t> taken_;  // ranges, by share
+  bool has_joined_ = false;
+  std::array<uint64_t, kTogetherKinds> calls_before_{};  // that go without it, by Together
   bool is_closed_ = false;
 
   mutable absl::Mutex mu_;
   absl::CondVar changed_;
+  std::map<int, Message> welcomes_ ABSL_GUARDED_BY(mu_);  // by server
+  bool has_pushed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Key> keys_ ABSL_GUARDED_BY(mu_);
   uint64_t last_request_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Pulled> pulled_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::vector<uint8_t>> states_ ABSL_GUARDED_BY(mu_);
-  std::set<int> connected_ ABSL_GUARDED_BY(mu_);  // servers
-  uint64_t queued_ ABSL_GUARDED_BY(mu_) = 0;      // bytes that Send has got, from the start
+  uint64_t work_request_ ABSL_GUARDED_BY(mu_) = 0;                              // of Take
+  std::optional<std::pair<StoreHead, std::string>> work_ ABSL_GUARDED_BY(mu_);  // its answer
+  std::set<int> connected_ ABSL_GUARDED_BY(mu_);                                // servers
+  uint64_t queued_ ABSL_GUARDED_BY(mu_) = 0;  // bytes that Send has got, from the start
   std::map<std::pair<uint32_t, uint64_t>, std::set<int>> done_ ABSL_GUARDED_BY(mu_);
   std::string refusal_ ABSL_GUARDED_BY(mu_);  // of the call that is being made
   std::thread receiver_;

@@ -90,6 +90,7 @@ absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_
   uint64_t number = 0;
   {
     const absl::MutexLock lock(&mu_);
+    has_pushed_ = true;
     number = ++keys_[index].pushes;
   }
   const size_t width = layout_.keys()[index].width;

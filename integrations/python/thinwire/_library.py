@@ -217,6 +217,12 @@ class KvTensor(ctypes.Structure):
     )
 
 
+class KvWork(ctypes.Structure):
+    """tw_kv_work."""
+
+    _fields_ = (*((name, c_uint64) for name in ("epoch", "first", "count")), ("waited", c_int))
+
+
 _KV_TENSOR = [c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int]
 _KV_ROWS = [c_void_p, c_char_p, c_void_p, c_size_t, *_KV_TENSOR[2:]]
 
@@ -290,6 +296,8 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_kv_load": [c_void_p, c_char_p],
     "tw_kv_describe": [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)],
     "tw_kv_bytes_sent": [c_void_p, POINTER(c_uint64)],
+    "tw_kv_has_joined": [c_void_p, POINTER(c_int)],
+    "tw_kv_take": [c_void_p, c_uint32, *[c_uint64] * 4, POINTER(KvWork)],
 }  # fmt: skip
 
 

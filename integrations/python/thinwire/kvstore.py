@@ -105,23 +105,32 @@ class KVStore:
     of it is a sparse tensor (Embedding(sparse=True) makes them), and only the rows that it has are
     sent and updated; row_sparse_pull() gets the rows that are needed.
 
+    With dist_async and dist_ssp a worker may join a run, or come back after it was killed: until
+    its first push, init(), set_optimizer(), barrier() and load_optimizer_states() return at once,
+    and its values are the store's, which it pulls before it computes a gradient.
+
     Every method raises the typed errors of thinwire; after a PeerLostError, MismatchError or
     TimeoutError the store has failed, and each later call raises the same.
 
     Attributes:
         type: as create() got it.
         rank: number of this worker, from 0.
-        num_workers: how many workers there are.
+        num_workers: how many workers there were at the start.
+        has_joined: this worker came when the others had set the store up.
     """
 
     def __init__(self, name: str, options: _library.KvOptions, keep: Sequence[object]) -> None:
         self.type = name
-        self.rank: int = options.rank
+        joins_later = options.rank >= options.workers + options.servers
+        self.rank: int = options.rank - (options.servers if joins_later else 0)
         self.num_workers: int = options.workers
         self._library = _library.load()
         handle = c_void_p()
         _library.check(self._library.tw_kv_create(byref(options), byref(handle)))
         self._handle = handle
+        joined = ctypes.c_int()
+        _library.check(self._library.tw_kv_has_joined(handle, byref(joined)))
+        self.has_joined = bool(joined.value)
         self._keep = keep
         self._landings: dict[str, _Landing] = {}
         self._tables: dict[str, torch.Size] = {}  # shapes of row-sparse values
@@ -307,6 +316,15 @@ class KVStore:
         and for MXNet's "1bit"."""
         self._check(self._library.tw_kv_set_codec(self._alive(), _codec(compression)))
 
+    def _take(
+        self, share: int, samples: int, batch: int, epochs: int, applied: int
+    ) -> _library.KvWork:
+        """The next range of samples for this worker, as tw_kv_take says."""
+        work = _library.KvWork()
+        plan = (samples, batch, epochs, applied)
+        self._check(self._library.tw_kv_take(self._alive(), share, *plan, byref(work)))
+        return work
+
     def is_capable(self, capability: str) -> bool:
         """Return whether servers can do it: "optimizer", which MXNet asks for, "row_sparse"."""
         return _text("capability", capability).lower() in (b"optimizer", b"row_sparse")
@@ -463,6 +481,7 @@ def create(
             none. "local" has none.
 
     Raises DataLossError for a damaged journal, MismatchError for one of other numbers of members,
+    and for a worker that joins a run of dist_sync or has other keys than the run,
     InvalidArgumentError if the name or a variable of the environment can't be,
     UnavailableError without libzmq, TimeoutError if members do not come."""
     mode = _mode_of(name)
@@ -556,7 +575,8 @@ def _release(options: _library.KvOptions, thread: threading.Thread) -> None:
 def _meet(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
     """The board on which members find each other. MXNet's scheduler stays here, and exits."""
     if role.rank is not None:
-        launch.setup()
+        if not role.joins_later:
+            launch.setup()
         store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
         return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     is_scheduler = role.role == "scheduler"

@@ -266,9 +266,9 @@ class StoreRole:
     Attributes:
         role: "worker", "server" or "scheduler"; the last one is where the others meet, and only
             MXNet's launchers start it.
-        rank: workers are numbered from 0, servers from `workers`. None: by the order in which they
-            come to the scheduler.
-        workers: how many there are.
+        rank: workers are numbered from 0, servers from `workers`, and workers that join later from
+            `workers` + `servers`. None: by the order in which they come to the scheduler.
+        workers: how many there are at the start.
         servers: how many there are.
         address: of the host where members meet.
         port: of that host.
@@ -283,13 +283,18 @@ class StoreRole:
     port: int
     bigarray_bound: int = 0
 
+    @property
+    def joins_later(self) -> bool:
+        return self.rank is not None and self.rank >= self.workers + self.servers
+
 
 _STORE_ROLES = ("worker", "server", "scheduler")
 
 
 def store_role(environment: Mapping[str, str] | None = None) -> StoreRole:
     """The part that MXNet's variables (DMLC_ROLE and its likes) give this process, else that of
-    find() with THINWIRE_SERVERS=s: the last s ranks serve. environment: os.environ.
+    find() with THINWIRE_SERVERS=s: the last s ranks serve. A RANK of WORLD_SIZE or more is a worker
+    that joins later. environment: os.environ.
 
     Raises InvalidArgumentError, which names the variable, if one is missing or can't be."""
     environment = os.environ if environment is None else environment
@@ -306,6 +311,11 @@ def store_role(environment: Mapping[str, str] | None = None) -> StoreRole:
                               .format(*members))  # fmt: skip
         meeting = mxnet.text("DMLC_PS_ROOT_URI"), mxnet.number("DMLC_PS_ROOT_PORT")
         return StoreRole(role, None, *members, *meeting, bigarray_bound)
+    rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    joins_later = rank.isdecimal() and size.isdecimal() and int(rank) >= int(size)
+    if joins_later:  # no launcher has such a rank; it meets the others where rank 0 does
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        environment = {**environment, **alone}
     place = find(environment)
     torch = _Variables(environment, place.source, "set THINWIRE_SERVERS=s on all ranks: the last s "
                        "of them serve, and the others train")  # fmt: skip
@@ -314,9 +324,10 @@ def store_role(environment: Mapping[str, str] | None = None) -> StoreRole:
         raise torch.error(f"THINWIRE_SERVERS is {servers}, expected 1 to {place.size - 1}, so that "
                           f"of {place.size} ranks one or more train")  # fmt: skip
     workers = place.size - servers
-    role = "worker" if place.rank < workers else "server"
+    number = int(rank) if joins_later else place.rank
+    role = "server" if workers <= number < place.size else "worker"
     meeting = place.address, place.port
-    return StoreRole(role, place.rank, workers, servers, *meeting, bigarray_bound)
+    return StoreRole(role, number, workers, servers, *meeting, bigarray_bound)
 
 
 @contextlib.contextmanager

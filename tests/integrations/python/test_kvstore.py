@@ -342,6 +342,8 @@ def test_roles_come_from_the_environment():
         "worker", 2, 3, 1, "a", 5
     )
     assert launch.store_role(ranks | {"THINWIRE_SERVERS": "2"}).role == "server"
+    later = launch.store_role(ranks | {"THINWIRE_SERVERS": "1", "RANK": "5"})
+    assert later == launch.StoreRole("worker", 5, 3, 1, "a", 5) and later.joins_later
     mxnet = {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "3", "DMLC_NUM_SERVER": "2",
              "DMLC_PS_ROOT_URI": "b", "DMLC_PS_ROOT_PORT": "6",
              "MXNET_KVSTORE_BIGARRAY_BOUND": "7"}  # fmt: skip
@@ -420,6 +422,154 @@ def test_others_go_on_without_a_killed_worker(name, tmp_path):
             worker.await_lines(20 + len(worker.await_lines(1)))
         end.write_text("")
         values_of([*workers, *servers])
+
+
+JOINING = '''
+"""Trains a linear model until the file is there; says every five steps how far it came."""
+import itertools, os, sys
+import thinwire
+import torch
+from thinwire.torch import ParameterServerOptimizer
+
+net = torch.nn.Linear(64, 8)
+try:
+    served = ParameterServerOptimizer(torch.optim.SGD(net.parameters(), lr=0.01), net,
+                                      mode=sys.argv[1], codec="int4", timeout_s=30)
+    target = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    print(f"worker {served.store.rank} joined {served.store.has_joined}", flush=True)
+    for step in itertools.count():
+        x = torch.randn(16, 64)
+        served.zero_grad()
+        loss = (net(x) - x @ target).square().mean()
+        loss.backward()
+        served.step()
+        if step % 5 == 0:
+            print(f"step {step} {loss.item():.4f}", flush=True)
+        if step > 10 and os.path.exists(sys.argv[2]):
+            break
+    served.close()
+except thinwire.Error as error:
+    print(f"failed {type(error).__name__} {error}", flush=True)
+    sys.exit(3)
+'''
+
+
+@pytest.fixture
+def joining(tmp_path):
+    """Starts a rank of JOINING, among two workers and a server that meet at a store of this
+    process; and the file that ends it."""
+    program, end = tmp_path / "joining.py", tmp_path / "end"
+    program.write_text(JOINING)
+    with contextlib.ExitStack() as stack:
+        meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        own = {"THINWIRE_SERVERS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+        def start(mode, rank):
+            each = [variables(rank, 3, meeting.port) | own]
+            programs = started_programs(program, mode, str(end), environments=each)
+            return stack.enter_context(programs)[0]
+
+        yield start, end
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp:staleness=2"])
+def test_killed_workers_come_back_and_new_ones_join(mode, joining):
+    start, end = joining
+    workers, server = [start(mode, 0), start(mode, 1)], start(mode, 2)
+    for worker in workers:
+        worker.await_lines(3)
+    for rank in (1, 0):  # worker 0's values and key began the run
+        other = workers[1 - rank]
+        workers[rank].kill()
+        other.await_lines(3 + len(other.await_lines(1)))  # steps meanwhile
+        workers[rank] = start(mode, rank)
+        assert workers[rank].await_lines(1)[0] == f"worker {rank} joined True"
+        other.await_lines(3 + len(other.await_lines(1)))
+        first, again = (
+            float(worker.await_lines(2)[1].split()[-1]) for worker in (other, workers[rank])
+        )
+        assert again < first, "it goes on from what was learned"
+    workers.append(start(mode, 3))  # WORLD_SIZE and more: a new number
+    assert workers[2].await_lines(4)[0] == "worker 2 joined True"
+    workers[2].kill()
+    workers[0].await_lines(5 + len(workers[0].await_lines(1)))
+    end.write_text("")
+    values_of([*workers[:2], server])
+
+
+def test_a_worker_that_comes_late_in_sync_is_told_what_to_do(joining):
+    start, _ = joining
+    workers = [start("sync", 0), start("sync", 1)]
+    start("sync", 2)
+    for worker in workers:
+        worker.await_lines(3)
+    late = start("sync", 3)
+    assert late.exit_code(time.monotonic() + HANG_S) == 3
+    words = late.printed.read_text()
+    assert "failed MismatchError" in words and "take mode async or ssp" in words, words
+    for worker in workers:  # the others go on
+        worker.await_lines(3 + len(worker.await_lines(1)))
+
+
+SHARING = '''
+"""Trains on what share() hands out, at a speed of its own; says which samples a step had."""
+import sys, time
+import torch
+from thinwire.torch import ParameterServerOptimizer
+
+net = torch.nn.Linear(1, 1)
+served = ParameterServerOptimizer(torch.optim.SGD(net.parameters(), lr=1e-6), net,
+                                  mode=sys.argv[1], codec=None, timeout_s=30)
+data = [(torch.tensor([float(i)]), i) for i in range(100)]
+for x, numbers in served.share(data, batch_size=5, epochs=2):
+    served.zero_grad()
+    net(x).square().mean().backward()
+    if served.store.rank == 1:
+        time.sleep(0.1)
+    if served.store.rank == 2:
+        print("took", flush=True)
+        time.sleep(60)  # until it is killed
+    served.step()
+    print(*numbers.tolist(), flush=True)
+print("done", flush=True)
+served.close()
+'''
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp:staleness=2"])
+@pytest.mark.parametrize("kills", [False, True])
+def test_shared_batches_go_to_whoever_asks(mode, kills, tmp_path):
+    program, workers = tmp_path / "sharing.py", 3 if kills else 2
+    program.write_text(SHARING)
+    with reserved_port() as port:
+        own = {"THINWIRE_SERVERS": "1"}
+        each = [variables(rank, workers + 1, port) | own for rank in range(workers + 1)]
+        with started_programs(program, mode, environments=each) as started:
+            if kills:
+                started[2].await_lines(1)
+                started[2].kill()
+            values_of([*started[:2], started[-1]])
+            lines = [started[rank].printed.read_text().splitlines() for rank in (0, 1)]
+    assert all(printed.pop() == "done" for printed in lines)
+    assert len(lines[0]) > len(lines[1]), "the fast one does more"
+    samples = [int(word) for printed in lines for line in printed for word in line.split()]
+    assert sorted(samples) == sorted([*range(100), *range(100)])
+
+
+def test_a_share_in_one_process_has_the_datasets_batches(tmp_path):
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    served = ParameterServerOptimizer(optimizer, net, mode="local", codec=None, timeout_s=20)
+    data = torch.utils.data.TensorDataset(torch.arange(10.0))
+    batches = [x.tolist() for (x,) in served.share(data, 4, 2, shuffle=False)]
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
+    first, second = ([x.tolist() for (x,) in served.share(data, 4, 2)] for _ in range(2))
+    assert first == second and first[:3] != first[3:]
+    assert sorted(sample for batch in first[:3] for sample in batch) == list(range(10))
+    for wrong, words in [((data, 0), "batch_size"), ((7, 1), "len"), ((data, 1, 0), "epochs")]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            served.share(*wrong)
+    served.close()
 
 
 KILLED = '''

@@ -38,18 +38,18 @@ struct StoreRanks {
                        .bigarray_bound = bigarray_bound},
             .timeout = timeout};
   }
-  std::unique_ptr<MessagePlane> WorkerPlane(int rank) {
+  std::unique_ptr<MessagePlane> WorkerPlane(int worker) {
     std::vector<int> calls;
     for (int server = 0; server < servers; ++server) {
       calls.push_back(RankOfServer(workers, server));
     }
-    return JoinMessageHub(hub, rank, calls);
+    return JoinMessageHub(hub, RankOfWorker(workers, servers, worker), calls);
   }
   // A server's whole life.
   std::function<absl::Status(int server)> serve = [this](int server) {
     auto plane = JoinMessageHub(hub, RankOfServer(workers, server), {});
-    const absl::Status status =
-        Serve(*plane, {.server = server, .workers = workers, .timeout = timeout});
+    const absl::Status status = Serve(
+        *plane, {.server = server, .workers = workers, .servers = servers, .timeout = timeout});
     server_bytes[server] = plane->bytes_sent();
     return status;
   };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "schedule/store/mode.h"
 #include "schedule/store/optimizer.h"
 #include "schedule/store/state_file.h"
+#include "schedule/store/work_queue.h"
 #include "transport/messages/message_plane.h"
 
 namespace thinwire {
@@ -164,53 +166,140 @@ TEST(LedgerTest, SspRefusesASecondPushWithoutAPull) {
 }
 
 // A worker computes, pushes, pulls when its push is applied, and so on, at a speed of its own; some
-// leave. Whatever the schedule: no gradient is older than staleness * workers updates when it is
-// applied, all pushes of those who stay are applied, and nothing waits for ever.
+// are killed or leave, and some come, under a new number or one that was there before. Whatever the
+// schedule: no gradient is older than staleness * workers updates when it is applied, all pushes of
+// those who are not killed are applied, and nothing waits for ever.
 TEST(LedgerTest, NoSspScheduleMakesAGradientTooOldOrStandsStill) {
+  struct Worker {
+    enum { kAway, kComes, kComputes, kWaits, kLeaves } state = kComputes;
+    uint64_t pushed = 0, applied = 0, base = 0, speed = 1, oldest = 0;
+    bool counts() const { return state != kAway; }
+  };
+  int joins = 0, left_with_a_push = 0, held = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     std::mt19937_64 random(seed);
     const int n = 1 + static_cast<int>(random() % 7), k = 1 + static_cast<int>(random() % 3);
     Ledger ledger(Mode("ssp:staleness=" + std::to_string(k)), n);
-    std::vector<uint64_t> pushed(n), applied(n), base(n), speed(n), latest(n, uint64_t(k) * n);
-    std::vector<bool> computing(n, true), here(n, true);
-    for (int i = 0; i < n; ++i) speed[i] = 1 + random() % 20;
+    std::vector<Worker> workers(n);
+    for (Worker& worker : workers) {
+      worker.oldest = uint64_t(k) * n;
+      worker.speed = 1 + random() % 20;
+    }
     uint64_t version = 0;
-    int left = n;
     for (int turn = 0; turn < 400; ++turn) {
       std::vector<int> able;
-      for (int i = 0; i < n; ++i) {
-        if (here[i] && computing[i]) able.insert(able.end(), speed[i], i);
+      for (size_t i = 0; i < workers.size(); ++i) {
+        const bool can =
+            workers[i].state == Worker::kComputes || workers[i].state == Worker::kComes;
+        if (can) able.insert(able.end(), workers[i].speed, static_cast<int>(i));
       }
       // Held pushes wait for somebody who computes.
       ASSERT_FALSE(able.empty()) << "seed " << seed << " turn " << turn << ": stands still";
-      const int worker = able[random() % able.size()];
-      if (left > 1 && random() % 100 == 0) {
-        ledger.Remove(worker);
-        here[worker] = false;
-        --left;
+      const int index = able[random() % able.size()];
+      Worker& worker = workers[index];
+      const auto others = std::ranges::count_if(workers, [](const Worker& other) {
+        return other.state == Worker::kComputes || other.state == Worker::kComes;
+      });
+      const auto what = random() % 200;
+      if (what == 0 && others > 1) {
+        ledger.Remove(index);
+        worker.state = Worker::kAway;
+      } else if (what == 1 && others > 1) {
+        ledger.Leave(index);
+        worker.state = Worker::kAway;
+      } else if (what == 2) {  // whoever waits for its push closes its store
+        for (size_t i = 0; i < workers.size(); ++i) {
+          if (workers[i].state != Worker::kWaits) continue;
+          ledger.Leave(static_cast<int>(i));
+          workers[i].state = Worker::kLeaves;
+          ++left_with_a_push;
+          break;
+        }
+      } else if (what < 6 && workers.size() < 12) {
+        size_t place = 0;
+        while (place < workers.size() && workers[place].state != Worker::kAway) ++place;
+        if (place == workers.size()) workers.emplace_back();
+        workers[place] = {.state = Worker::kComes, .speed = 1 + random() % 20};
+        ledger.Add(static_cast<int>(place));
+        ++joins;
+      } else if (worker.state == Worker::kComes) {
+        ASSERT_TRUE(absl::IsFailedPrecondition(ledger.OnPush(index, 1)));
+        worker.state = Worker::kWaits;
+        ledger.OnPull(index, 0, 1);
       } else {
-        computing[worker] = false;
-        ASSERT_TRUE(ledger.OnPush(worker, ++pushed[worker]).ok());
-        ledger.OnPull(worker, pushed[worker], pushed[worker]);
+        worker.state = Worker::kWaits;
+        ASSERT_TRUE(ledger.OnPush(index, ++worker.pushed).ok());
+        ledger.OnPull(index, worker.pushed, worker.pushed);
       }
       while (auto step = ledger.Next()) {
         if (step->pushes.empty()) {
-          ASSERT_EQ(applied[step->worker], pushed[step->worker]);
-          base[step->worker] = version;
-          latest[step->worker] = uint64_t(k) * left;
-          computing[step->worker] = true;
+          Worker& to = workers[step->worker];
+          ASSERT_EQ(to.state, Worker::kWaits);
+          ASSERT_EQ(to.applied, to.pushed);
+          to.base = version;
+          to.oldest = uint64_t(k) * std::ranges::count_if(workers, &Worker::counts);
+          to.state = Worker::kComputes;
           continue;
         }
         ASSERT_EQ(step->pushes.size(), 1u);
-        const int from = step->pushes[0].worker;
-        ASSERT_TRUE(here[from]);
-        ASSERT_LE(version - base[from], latest[from]) << "seed " << seed << " turn " << turn;
-        ++applied[from];
+        Worker& from = workers[step->pushes[0].worker];
+        ASSERT_TRUE(from.state == Worker::kWaits || from.state == Worker::kLeaves);
+        ASSERT_LE(version - from.base, from.oldest) << "seed " << seed << " turn " << turn;
+        ASSERT_EQ(step->pushes[0].number, ++from.applied);
+        if (from.state == Worker::kLeaves) from.state = Worker::kAway;
         ++version;
       }
       ASSERT_EQ(ledger.version(), version);
+      held += static_cast<int>(std::ranges::count_if(workers, [](const Worker& other) {
+        return other.state == Worker::kWaits || other.state == Worker::kLeaves;
+      }));
     }
   }
+  EXPECT_GT(joins, 1000);
+  EXPECT_GT(left_with_a_push, 1000);
+  EXPECT_GT(held, 1000);
+}
+
+TEST(LedgerTest, APushOfAWorkerThatLeavesCounts) {
+  for (const char* const mode : {"sync", "ssp:staleness=1"}) {
+    Ledger ledger(Mode(mode), 2);
+    uint64_t number = 0;
+    for (; number < 2; ++number) {  // in ssp the second one is held, in sync all are
+      ASSERT_TRUE(ledger.OnPush(0, number + 1).ok());
+      ledger.OnPull(0, number + 1, number + 1);
+      DrainAll(ledger);
+    }
+    if (std::string(mode) == "ssp:staleness=1") {
+      ASSERT_TRUE(ledger.OnPush(0, 3).ok());
+      ASSERT_TRUE(DrainAll(ledger).empty());
+    }
+    ledger.Leave(0);
+    EXPECT_TRUE(DrainAll(ledger).empty()) << mode;
+    EXPECT_EQ(ledger.WaitsFor(), std::vector<int>{1}) << mode;
+    ASSERT_TRUE(ledger.OnPush(1, 1).ok());
+    const auto steps = DrainAll(ledger);
+    ASSERT_FALSE(steps.empty()) << mode;
+    EXPECT_EQ(ledger.version(), mode[1] == 's' ? 4u : 1u) << mode;
+  }
+}
+
+// Others go on while two are in a call that one of them makes late; nobody's deadline is missed.
+TEST(LedgerTest, AWorkerThatDidNotTakePartInACallRunsOn) {
+  Ledger ledger(Mode("ssp:staleness=1"), 2);
+  ledger.Add(2);
+  ledger.OnPull(2, 0, 1);
+  ASSERT_EQ(DrainAll(ledger).size(), 1u);  // may be 3 updates old
+  ledger.Pause(0);
+  ledger.Pause(1);
+  for (uint64_t number = 1; number <= 2; ++number) {
+    ASSERT_TRUE(ledger.OnPush(2, number).ok());
+    ledger.OnPull(2, number, number);
+    ASSERT_EQ(DrainAll(ledger).size(), 2u);
+  }
+  ledger.Resume();  // at version 2: of two that may be applied at 2 at the latest, one can be
+  ASSERT_TRUE(ledger.OnPush(0, 1).ok());
+  EXPECT_EQ(DrainAll(ledger).size(), 1u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger.OnPush(1, 1)));
 }
 
 TEST(LedgerTest, SspLetsAFastWorkerRunAheadToTheBoundAndNotFurther) {
@@ -254,6 +343,68 @@ TEST(LedgerTest, NobodyWaitsForAWorkerWhosePullIsAnsweredInABarrier) {
     ledger.OnPull(0, number, number);
     EXPECT_EQ(DrainAll(ledger).size(), 2u) << number;
   }
+}
+
+TEST(WorkQueueTest, ParsesWhatItPrintsAndRefusesTheRest) {
+  const WorkPlan plan{.samples = 10, .batch = 4, .epochs = 3};
+  EXPECT_EQ(WorkPlan::Parse(plan.ToString()).value(), plan);
+  for (const char* const wrong : {"", "1 2", "1 0 1", "1 4294967296 1", "-1 1 1", "1 1 1 1"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(WorkPlan::Parse(wrong).status())) << wrong;
+  }
+}
+
+// Workers ask, apply and are lost in any order; the queue may be saved and restored. Each sample is
+// applied at least once, and exactly once where nobody was lost.
+TEST(WorkQueueTest, EachSampleIsAppliedAndOnceWithoutLosses) {
+  int repeated = 0;
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    std::mt19937_64 random(seed);
+    const bool losses = seed % 2 == 1;
+    const WorkPlan plan{
+        .samples = random() % 60, .batch = 1 + random() % 9, .epochs = 1 + random() % 3};
+    auto queue = std::make_unique<WorkQueue>(plan);
+    struct Worker {
+      uint64_t taken = 0, applied = 0;
+      std::vector<WorkRange> ranges;
+    };
+    std::vector<Worker> workers(4);
+    std::map<std::pair<uint64_t, uint64_t>, int> applied;  // by epoch and sample
+    for (bool over = false; !over;) {
+      const auto index = random() % workers.size();
+      Worker& worker = workers[index];
+      if (losses && random() % 40 == 0) {
+        queue->GiveBack(static_cast<int>(index));
+        worker = {};
+        continue;
+      }
+      if (random() % 20 == 0) {
+        ByteWriter out;
+        queue->Save(out);
+        const std::vector<uint8_t> bytes = std::move(out).Finish();
+        ByteReader in(bytes);
+        queue = std::make_unique<WorkQueue>(plan);
+        ASSERT_TRUE(queue->Restore(in) && in.is_done());
+      }
+      while (worker.applied < worker.taken && random() % 2 == 0) {
+        const WorkRange& range = worker.ranges[worker.applied++];
+        for (uint64_t i = 0; i < range.count; ++i) ++applied[{range.epoch, range.first + i}];
+      }
+      queue->Apply(static_cast<int>(index), worker.applied);
+      const auto range = queue->Take(static_cast<int>(index), worker.taken + 1);
+      if (!range.has_value()) continue;
+      over = range->count == 0;
+      if (over) break;
+      EXPECT_EQ(queue->Take(static_cast<int>(index), worker.taken + 1), range);  // asks again
+      ++worker.taken;
+      worker.ranges.push_back(*range);
+    }
+    ASSERT_EQ(applied.size(), plan.samples * plan.epochs) << "seed " << seed;
+    for (const auto& [sample, times] : applied) {
+      repeated += times > 1 ? 1 : 0;
+      ASSERT_TRUE(losses || times == 1) << "seed " << seed;
+    }
+  }
+  EXPECT_EQ(repeated, 0);  // all say what they have applied before they are lost
 }
 
 TEST(OptimizerTest, RefusesWhatItDoesNotKnow) {

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -380,6 +382,245 @@ TEST(StoreTest, AKilledWorkerEndsSyncAndIsLeftBehindInAsync) {
       ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
       ASSERT_TRUE(kv->WaitAll().ok());
       EXPECT_EQ(w[0], 40.0f) << mode;
+    });
+  }
+}
+
+// Workers whose process was killed and started again, and ones that come under new numbers, while
+// the others push without a pause. They set up as at the start, and get the values of now.
+TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
+  for (const char* const mode : {"async", "ssp:staleness=1"}) {
+    for (const char* const codec : {"fp32", "int8"}) {
+      SCOPED_TRACE(absl::StrCat(mode, " ", codec));
+      StoreRanks store{.workers = 2, .servers = 2, .mode = mode, .codec = codec};
+      constexpr int kLives = 3;  // of worker 1, and workers 2, 3, ...
+      std::atomic<int> pushed = 0, begun = 0;
+      absl::Notification is_over;
+      const auto begin = [](StoreWorker& kv, std::vector<float>& w, std::vector<float>& rows) {
+        const absl::Status set_up = kv.Init(std::vector<StoreWorker::Value>{{"w", View(w)}});
+        ASSERT_TRUE(set_up.ok()) << set_up;
+        ASSERT_TRUE(kv.Init(std::vector<StoreWorker::Value>{{"rows", View(rows), 16}}).ok());
+        ASSERT_TRUE(kv.SetOptimizer("add:lr=1").ok());
+        ASSERT_TRUE(kv.Barrier().ok());
+        ASSERT_TRUE(kv.Pull("w", View(w), 0).ok());
+        ASSERT_TRUE(kv.WaitAll().ok());
+      };
+      const auto step = [&](StoreWorker& kv, std::vector<float>& w) {
+        std::vector<float> g(w.size(), 1.0f);
+        ++begun;
+        absl::Status status = kv.PushPull("w", View(g), View(w), 0);
+        if (status.ok()) status = kv.WaitAll();
+        ASSERT_TRUE(status.ok()) << status;
+        ++pushed;
+      };
+      store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+        std::vector<float> w(10000, 5.0f), rows(64 * 16);
+        EXPECT_FALSE(kv->has_joined());
+        begin(*kv, w, rows);
+        if (kv->rank() == 0) {
+          while (!is_over.HasBeenNotified()) step(*kv, w);
+          ASSERT_TRUE(kv->SetOptimizer("add:lr=0.5").ok());  // with all that have joined
+          ASSERT_TRUE(kv->Barrier().ok());
+          ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+          ASSERT_TRUE(kv->WaitAll().ok());
+          // Every push counts once; that of a killed worker perhaps.
+          const float rounded = std::round(w[0]);
+          EXPECT_GE(rounded, 5.0f + static_cast<float>(pushed));
+          EXPECT_LE(rounded, 5.0f + static_cast<float>(begun));
+          return;
+        }
+        for (int i = 0; i < 5; ++i) step(*kv, w);
+        std::vector<std::unique_ptr<StoreWorker>> late;
+        for (int life = 0; life < 2 * kLives; ++life) {
+          const int number = life < kLives ? 1 : 2 + life - kLives;
+          if (life < kLives) {  // dies with a push under way
+            std::vector<float> g(w.size(), 1.0f);
+            ++begun;
+            ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+            JoinMessageHub(store.hub, 1, {}).reset();
+            kv.reset();
+          }
+          auto joined = StoreWorker::Create(store.WorkerPlane(number), store.WorkerOptions());
+          ASSERT_TRUE(joined.ok()) << joined.status();
+          EXPECT_TRUE((*joined)->has_joined());
+          EXPECT_EQ((*joined)->rank(), number);
+          const int before = pushed;
+          std::fill(w.begin(), w.end(), -1.0f);
+          begin(**joined, w, rows);
+          EXPECT_GE(w[0], 5.0f + static_cast<float>(before) - 4);  // pushes that are not published
+          for (int i = 0; i < 5; ++i) step(**joined, w);
+          if (life >= kLives - 1) {  // nobody waits for those that compute nothing
+            std::vector<float> g(w.size());
+            ASSERT_TRUE((*joined)->Push("w", View(g), 0).ok());
+          }
+          (life < kLives ? kv : late.emplace_back()) = *std::move(joined);
+        }
+        is_over.Notify();
+        std::vector<std::thread> threads;
+        late.push_back(std::move(kv));
+        for (auto& worker : late) {
+          threads.emplace_back([&] {
+            EXPECT_TRUE(worker->SetOptimizer("add:lr=0.5").ok());
+            EXPECT_TRUE(worker->Barrier().ok());
+            worker.reset();
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+      });
+      for (int server = 0; server < 2; ++server) {
+        EXPECT_TRUE(store.served[server].ok()) << store.served[server];
+      }
+    }
+  }
+}
+
+// The store of others stays as it is.
+TEST(StoreTest, AWorkerThatJoinsWithOtherKeysIsRefusedAlone) {
+  StoreRanks store{.workers = 2, .mode = "async"};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(100), g(100, 1.0f);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+    if (kv->rank() == 1) {
+      const auto join = [&](const std::string& key, const std::string& optimizer) {
+        auto joined = StoreWorker::Create(store.WorkerPlane(2), store.WorkerOptions());
+        EXPECT_TRUE(joined.ok()) << joined.status();
+        absl::Status status = (*joined)->Init(std::vector<StoreWorker::Value>{{key, View(w)}});
+        return status.ok() ? (*joined)->SetOptimizer(optimizer) : status;
+      };
+      for (const auto& [key, optimizer] :
+           {std::pair("v", "add:lr=1"), std::pair("w", "adam:lr=0.1")}) {
+        const absl::Status refused = join(key, optimizer);
+        EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+        EXPECT_NE(refused.message().find("worker 2 can't join"), std::string::npos) << refused;
+      }
+      EXPECT_TRUE(join("w", "add:lr=0.01").ok());  // the store's rate stays
+    }
+    ASSERT_TRUE(kv->Barrier().ok());
+    ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    ASSERT_TRUE(kv->Barrier().ok());
+    ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    EXPECT_EQ(w[0], 2.0f);
+  });
+}
+
+TEST(StoreTest, NobodyJoinsInSyncAndTheOthersGoOn) {
+  StoreRanks store{.workers = 2};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(100), g(100, 1.0f);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    if (kv->rank() == 1) {
+      const absl::Status refused =
+          StoreWorker::Create(store.WorkerPlane(2), store.WorkerOptions()).status();
+      EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+      for (const char* const word : {"worker 2", "mode sync", "take mode async or ssp"}) {
+        EXPECT_NE(refused.message().find(word), std::string::npos) << refused;
+      }
+    }
+    ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    EXPECT_EQ(w[0], 2.0f);
+  });
+}
+
+// Those who were all killed at once, as on a machine that failed.
+TEST(StoreTest, AServerWaitsForWorkersThatWereKilledAndEndsWithThoseThatClose) {
+  StoreRanks store{.workers = 1, .mode = "async"};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(100), g(100, 1.0f);
+    for (float pushes = 0; pushes < 3; ++pushes) {
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+      ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      EXPECT_EQ(w[0], pushes);
+      ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      JoinMessageHub(store.hub, 0, {}).reset();
+      auto again = StoreWorker::Create(store.WorkerPlane(0), store.WorkerOptions());
+      ASSERT_TRUE(again.ok()) << again.status();
+      kv = *std::move(again);
+    }
+  });
+  EXPECT_TRUE(store.served[0].ok()) << store.served[0];
+}
+
+// The fast worker takes what the slow ones do not, and what one that is lost has not applied.
+TEST(StoreTest, WorkGoesToWhoeverAsksAndBackFromTheLost) {
+  for (const char* const mode : {"async", "ssp:staleness=1"}) {
+    StoreRanks store{.workers = 3, .servers = 2, .mode = mode};
+    constexpr WorkPlan kPlan{.samples = 100, .batch = 8, .epochs = 2};
+    absl::Mutex mu;
+    std::map<std::pair<uint64_t, uint64_t>, int> times;  // by epoch and sample
+    int by_worker[3] = {};
+    absl::Barrier* const met = new absl::Barrier(3);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10000), g(10000, 1.0f);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+      const auto step = [&] {
+        absl::Status status = kv->PushPull("w", View(g), View(w), 0);
+        if (status.ok()) status = kv->WaitAll();
+        ASSERT_TRUE(status.ok()) << status;
+      };
+      if (met->Block()) delete met;
+      for (uint64_t taken = 0;; ++taken) {
+        const auto work = kv->Take(1, kPlan, taken);
+        ASSERT_TRUE(work.ok()) << mode << work.status();
+        if (work->waited) {
+          ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+          ASSERT_TRUE(kv->WaitAll().ok());
+        }
+        if (work->range.count == 0) break;
+        if (kv->rank() == 2) {  // dies with its first range
+          JoinMessageHub(store.hub, RankOfWorker(3, 2, 2), {}).reset();
+          return;
+        }
+        if (kv->rank() == 1) absl::SleepFor(absl::Milliseconds(20));
+        step();
+        const absl::MutexLock lock(&mu);
+        ++by_worker[kv->rank()];
+        for (uint64_t i = 0; i < work->range.count; ++i) {
+          ++times[{work->range.epoch, work->range.first + i}];
+        }
+      }
+      ASSERT_TRUE(kv->Barrier().ok());
+    });
+    EXPECT_EQ(times.size(), 200u) << mode;
+    for (const auto& [sample, count] : times) EXPECT_EQ(count, 1) << sample.second;
+    EXPECT_EQ(by_worker[0] + by_worker[1], 26) << mode;
+    EXPECT_GT(by_worker[0], by_worker[1]) << mode;
+  }
+}
+
+TEST(StoreTest, WorkThatDiffersOrIsSharedInSyncIsAnErrorOfThatWorker) {
+  for (const char* const mode : {"async", "sync"}) {
+    StoreRanks store{.workers = 2, .mode = mode};
+    absl::Barrier* const met = new absl::Barrier(2);
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10);
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      if (std::string(mode) == "sync") {
+        const absl::Status status = kv->Take(1, {10, 1, 1}, 0).status();
+        EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+        if (met->Block()) delete met;
+        return;
+      }
+      if (kv->rank() == 0) {
+        EXPECT_TRUE(kv->Take(1, {10, 1, 1}, 0).ok());
+      }
+      ASSERT_TRUE(kv->Barrier().ok());
+      if (kv->rank() == 1) {
+        const absl::Status status = kv->Take(1, {10, 2, 1}, 0).status();
+        EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+        EXPECT_NE(status.message().find("10 2 1"), std::string::npos) << status;
+        EXPECT_NE(status.message().find("10 1 1"), std::string::npos) << status;
+        EXPECT_TRUE(kv->Take(1, {10, 1, 1}, 0).ok());
+      }
+      ASSERT_TRUE(kv->Barrier().ok());
+      if (met->Block()) delete met;
     });
   }
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import torch
+import torch.utils.data
 
 from thinwire import kvstore
 from thinwire.errors import InvalidArgumentError
@@ -67,6 +69,8 @@ class ParameterServerOptimizer:
             _type_of(mode), codec=codec, timeout_s=timeout_s, journal=journal
         )
         self._sync = mode in ("sync", "local")
+        self._mode = mode
+        self._shares = 0
         self._names = {id(p): name for name, p in self._parameters.items()}
         embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS) and m.sparse]
         weights = {id(m.weight) for m in embeddings}
@@ -109,6 +113,79 @@ class ParameterServerOptimizer:
             if gradient is None:
                 gradient = torch.zeros_like(parameter)
             self.store.pushpull(name, gradient, out=parameter.data, priority=-number)
+
+    def share(
+        self,
+        dataset: Sized,
+        batch_size: int = 1,
+        epochs: int = 1,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        collate_fn: Callable[[list], Any] = torch.utils.data.default_collate,
+    ) -> Iterator[Any]:
+        """Iterate over the batches of `dataset` that this worker trains on: a batch goes to
+        whichever worker asks for the next one, so a fast machine takes more than a slow one.
+
+        All workers call it with the same arguments; batches are the same, whoever takes them. A
+        batch whose worker is lost before its step was applied is handed out once more, so each
+        sample of an epoch is in one batch that was trained on, and in more than one only if workers
+        were lost. The end waits for the batches that others have. A worker that joins begins with
+        the batches that are left. Close the optimizer when you leave the loop before its end.
+
+        Args:
+            dataset: with len() and [index], or __getitems__(indices), as torch's Dataset.
+            batch_size: samples of a batch; the last one of an epoch has the rest.
+            epochs: times that each sample is handed out.
+            shuffle: in an order of the epoch's own, by `seed`; False: in that of the dataset.
+            seed: the same on all workers.
+            collate_fn: makes a batch of a list of samples, as DataLoader's.
+
+        Raises InvalidArgumentError in mode "sync", in which all workers take as many steps, and if
+        the arguments differ from those of other workers."""
+        if self._mode == "sync":
+            raise InvalidArgumentError(
+                "share() in mode 'sync': there all workers take as many steps; give each an equal "
+                "part by a DistributedSampler, or take mode 'async' or 'ssp:staleness=2'"
+            )
+        for what, value in (("batch_size", batch_size), ("epochs", epochs), ("seed", seed)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < (what != "seed"):
+                raise InvalidArgumentError(f"{what} is {value!r}, expected a whole number above 0")
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise InvalidArgumentError(
+                f"dataset is {type(dataset).__name__}, expected one with len() and [index]"
+            )
+        self._shares += 1
+        return self._batches(
+            self._shares, dataset, batch_size, epochs, seed if shuffle else None, collate_fn
+        )
+
+    def _batches(
+        self,
+        share: int,
+        dataset: Any,
+        batch_size: int,
+        epochs: int,
+        seed: int | None,
+        collate_fn: Callable[[list], Any],
+    ) -> Iterator[Any]:
+        size, order, order_epoch = len(dataset), torch.arange(len(dataset)), -1
+        for taken in itertools.count():
+            # The forward of a batch waits for the values of the step before it.
+            work = self.store._take(share, size, batch_size, epochs, max(taken - 1, 0))
+            if work.waited:
+                self._read.clear()
+                self._pull_all()
+            if work.count == 0:
+                return
+            if seed is not None and order_epoch != work.epoch:
+                draws = torch.Generator().manual_seed(seed + work.epoch)
+                order, order_epoch = torch.randperm(size, generator=draws), work.epoch
+            indices = order[work.first : work.first + work.count].tolist()
+            if hasattr(dataset, "__getitems__"):
+                yield collate_fn(dataset.__getitems__(indices))
+            else:
+                yield collate_fn([dataset[index] for index in indices])
 
     def wait(self) -> None:
         """Block until all parameters have the values that the last step() leads to, row-sparse
