@@ -454,7 +454,8 @@ def create(
             spellings with "device" are the same.
         codec: as set_gradient_compression() takes it; None: no compression.
         slice_elements: keys are cut into slices of so many elements, which have priorities and go
-            to different servers; a multiple of 4096; 0: 65,536.
+            to different servers; a multiple of 4096; 0: 65,536, or fewer, so that a slice has 80 KiB
+            at most on the wire: 16,384 in fp32.
         timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
         journal: a folder in which servers keep journals: one that was killed and is started again
             on its host, with its rank, goes on with the same bits, and workers wait for it until
