@@ -423,10 +423,10 @@ _forks = multiprocessing.get_context("forkserver")
 
 SERVER = """
 import sys, time
-import thinwire.kvstore
+from thinwire import kvserver
 print(time.monotonic(), flush=True)
-thinwire.kvstore.create(sys.argv[1], timeout_s=float(sys.argv[2]), journal=sys.argv[3])
-"""
+kvserver.serve_here(float(sys.argv[1]), sys.argv[2])
+"""  # `thinwire serve`
 
 
 def environment_of(rank_: int, port: int) -> dict[str, str]:
@@ -585,13 +585,13 @@ def rates_after_kills(mode: str, kills: int) -> Row:
 
 def parts_of(back: Sequence[float], starts: Sequence[float]) -> Iterator[Row]:
     rest = [whole - start for whole, start in zip(back, starts, strict=True)]
-    yield summary("of these, until torch is imported", "", len(back), starts, "s")
+    yield summary("of these, until Python has started", "", len(back), starts, "s")
     yield summary("of these, the store's", "", len(back), rest, "s")
 
 
 def server_comes_back(kills: int) -> Iterator[Row]:
     """Seconds from a server's kill to the next step of the worker that waits for it the longest;
-    until the new process has imported torch, which it does as any program; and from then on."""
+    until the new process has imported what it serves with; and from then on."""
     steps = JOURNAL_STEPS * (kills + 1)
     back, starts, digests = [], [], []
     for killed in (False, True):
@@ -610,7 +610,7 @@ def _journalled(
 ) -> list[str]:
     """The workers' digests, after a run whose server is killed and started again."""
     environment = os.environ | environment_of(KILL_WORKERS, members.port)
-    command = [sys.executable, "-c", SERVER, members.mode, str(TIMEOUT_S), journal]
+    command = [sys.executable, "-c", SERVER, str(TIMEOUT_S), journal]
 
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

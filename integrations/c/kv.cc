@@ -70,7 +70,7 @@ absl::StatusOr<StoreWorker::Options> WorkerOptionsOf(const tw_kv_options& in,
   out.timeout = place.timeout;
   out.layout.servers = place.servers;
   out.layout.bigarray_bound = in.bigarray_bound;
-  if (in.slice_elements != 0) out.layout.slice_elements = in.slice_elements;
+  out.layout.slice_elements = in.slice_elements;
   if (in.slice_elements % kSliceStep != 0) {
     return absl::InvalidArgumentError(absl::StrCat("slice_elements is ", in.slice_elements,
                                                    ", expected a multiple of ", kSliceStep));

@@ -403,7 +403,8 @@ typedef struct {
                                   updates for each worker */
   const char* codec;           /* of a worker: "fp32" (default); "int4:down=int8": gradients up,
                                   values down */
-  size_t slice_elements;       /* that a key is cut into; a multiple of 4096; 0: 65,536 */
+  size_t slice_elements;       /* that a key is cut into; a multiple of 4096; 0: 65,536,
+                                  or fewer, so that one has 80 KiB at most: 16,384 in fp32 */
   size_t bigarray_bound;       /* keys with fewer elements stay whole */
   const char* key_file;        /* as in tw_options */
   const char* interface_name;  /* network interface that a server listens on */

@@ -15,6 +15,18 @@ StoreLayout::StoreLayout(const Options& options)
                       options.bigarray_bound);
 }
 
+size_t StoreLayout::StepOf(const StoreKey& key) const {
+  if (key.numel < options_.bigarray_bound) return key.numel;
+  size_t step = options_.slice_elements != 0 ? options_.slice_elements : kSliceElements;
+  if (key.width > 0) return std::max<size_t>(1, kRowSlice * step / key.width) * key.width;
+  if (options_.slice_elements != 0) return step;
+  while (std::max(EncodedBytes(key.codec.up, step), EncodedBytes(key.codec.down, step)) >
+         kSliceBytes) {
+    step /= 2;
+  }
+  return step;
+}
+
 absl::Status StoreLayout::Add(std::span<const StoreKey> keys) {
   std::set<std::string_view> seen;
   for (const StoreKey& key : keys) {
@@ -33,12 +45,7 @@ absl::Status StoreLayout::Add(std::span<const StoreKey> keys) {
   }
   const size_t first = slices_.size();
   for (const StoreKey& key : keys) {
-    const bool whole = key.numel < options_.bigarray_bound;
-    const size_t rows =
-        key.width == 0 ? 0 : std::max<size_t>(1, kRowSlice * options_.slice_elements / key.width);
-    const size_t step = whole           ? key.numel
-                        : key.width > 0 ? rows * key.width
-                                        : options_.slice_elements;
+    const size_t step = StepOf(key);
     const size_t begin = slices_.size();
     for (size_t at = 0; at < key.numel; at += step) {
       slices_.push_back({keys_.size(), at, std::min(step, key.numel - at), 0});
@@ -46,7 +53,9 @@ absl::Status StoreLayout::Add(std::span<const StoreKey> keys) {
     index_.emplace(key.name, keys_.size());
     keys_.push_back(key);
     ranges_.push_back({begin, slices_.size()});
-    hash_ = HashCombine(HashCombine(HashCombine(hash_, HashBytes(key.name)), key.numel), key.width);
+    for (const uint64_t part : {HashBytes(key.name), key.numel, key.width, step}) {
+      hash_ = HashCombine(hash_, part);
+    }
   }
   std::vector<size_t> order(slices_.size() - first);
   std::iota(order.begin(), order.end(), first);

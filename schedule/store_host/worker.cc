@@ -679,7 +679,7 @@ absl::Status StoreWorker::PutStates(const std::string& file, Part* part) {
     if (found == states->end() || found->second.elements != slice.count) {
       return absl::InvalidArgumentError(absl::StrCat(
           "it has no elements ", slice.offset, " to ", slice.offset + slice.count, " of key '", key,
-          "'; load it with the keys, sizes and slices that it was saved with"));
+          "'; load it with the keys, sizes, codec and slices that it was saved with"));
     }
     if (i == 0) {
       const uint64_t save = DigestBytes(found->second.state);

@@ -74,7 +74,7 @@ class MessageHub {
       link.taken += CostOf(message->head, message->body);
       Member& sender = members_[link.peer_id];
       Link& back = sender.links.at(member.rank);
-      back.queue.Acknowledge(link.taken);
+      back.queue.Acknowledge(link.taken, Clock::now());
       Move(sender, back);
       sender.changed.SignalAll();  // Close may wait for it
     }
@@ -140,7 +140,7 @@ class MessageHub {
   // As far as the credit goes.
   void Move(Member& from, Link& link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Member& peer = members_[link.peer_id];
-    while (std::optional<CreditQueue::Outgoing> message = link.queue.Pop()) {
+    while (std::optional<CreditQueue::Outgoing> message = link.queue.Pop(Clock::now())) {
       from.bytes_sent += message->head.size() + message->body.size();
       peer.inbox.Add({.peer = from.rank,
                       .priority = message->priority,

@@ -95,7 +95,7 @@ bool MessageBox::Acknowledge(int peer, uint64_t taken) {
   const auto link = links_.find(peer);
   if (link == links_.end()) return true;
   if (closing_) changed_.SignalAll();
-  return link->second.queue.Acknowledge(taken);
+  return link->second.queue.Acknowledge(taken, Clock::now());
 }
 
 uint64_t MessageBox::TakenFrom(int peer) const {
@@ -111,12 +111,13 @@ void MessageBox::SetMissing(int peer, std::string why) {
 
 std::vector<MessageBox::Departure> MessageBox::Collect() {
   std::vector<Departure> departures;
+  const Deadline now = Clock::now();
   const absl::MutexLock lock(&mu_);
   woken_ = false;
   for (auto& [peer, link] : links_) {
     Departure departure{.peer = peer, .taken = {}, .messages = {}};
     if (link.TellsTaken(limits_.credit)) departure.taken = link.told = link.taken;
-    while (std::optional<CreditQueue::Outgoing> message = link.queue.Pop()) {
+    while (std::optional<CreditQueue::Outgoing> message = link.queue.Pop(now)) {
       bytes_sent_ += message->head.size() + message->body.size();
       departure.messages.push_back(*std::move(message));
     }

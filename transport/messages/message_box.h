@@ -4,6 +4,7 @@
 #ifndef THINWIRE_TRANSPORT_MESSAGES_MESSAGE_BOX_H_
 #define THINWIRE_TRANSPORT_MESSAGES_MESSAGE_BOX_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -66,9 +67,10 @@ class MessageBox {
     uint64_t taken = 0, told = 0;  // of what came, and of that the peer has heard
     size_t waiting = 0;            // messages in the inbox
     // Not of each message: small ones would cost an acknowledgement each. But of the last one here,
-    // so that nobody waits for credit that is free.
+    // so that nobody waits for credit that is free, and of as much as a slice in the peer's window.
     bool TellsTaken(size_t credit) const {
-      return taken != told && (waiting == 0 || taken - told >= credit / 8);
+      return taken != told &&
+             (waiting == 0 || taken - told >= std::min(credit / 8, SendWindow::kLeastSlice));
     }
   };
 

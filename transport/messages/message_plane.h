@@ -8,11 +8,11 @@
 // tests/transport/messages_test.cc states it.
 //
 // Flow control. Every connection has a credit of bytes in each direction. The plane hands at most
-// `credit` bytes to the transport that the peer has not taken by Receive; all other messages wait
-// in the sender's queue, where a message of higher priority overtakes them (P3, Jayarajan et al.,
-// MLSys 2019, section 4.2). So a member with n peers holds at most n * credit bytes that its owner
-// has not taken, however fast they send. A message that is larger than the credit goes alone: when
-// everything before it was taken.
+// `credit` bytes to the transport that the peer has not taken by Receive, and no more than the link
+// needs (send_window.h); all other messages wait in the sender's queue, where a message of higher
+// priority overtakes them (P3, Jayarajan et al., MLSys 2019, section 4.2). So a member with n peers
+// holds at most n * credit bytes that its owner has not taken, however fast they send. A message
+// that is larger than the credit goes alone: when everything before it was taken.
 //
 // What is not taken may be lost. A message arrives once and whole, or its peer becomes kLost. Who
 // loses a peer does not know which of the messages after the last answer were taken: callers

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "transport/messages/message_plane.h"
+#include "transport/messages/send_window.h"
 
 namespace thinwire {
 
@@ -57,6 +58,10 @@ class PriorityOrder {
 
 // One direction of one connection, at its sender. `sent` and `taken` are sums since the connection
 // began, so an acknowledgement that is repeated or overtaken by a later one does no harm.
+//
+// At most a SendWindow of bytes is under way, which is at most the credit: the window keeps
+// messages where a later one can overtake them, and the credit bounds what a peer holds that is
+// slow.
 class CreditQueue {
  public:
   struct Outgoing {
@@ -65,28 +70,31 @@ class CreditQueue {
     std::vector<uint8_t> body;
   };
 
-  explicit CreditQueue(size_t credit) : credit_(credit) {}
+  explicit CreditQueue(size_t credit) : window_(credit) {}
 
   void Push(Outgoing message) {
     const int priority = message.priority;
     waiting_.Push(priority, std::move(message));
   }
 
-  // The message that the credit lets go now. One that is larger than the credit goes once all
-  // before it was taken.
-  std::optional<Outgoing> Pop() {
+  // The message that the window lets go now. One that is larger goes once all before it was taken.
+  std::optional<Outgoing> Pop(Deadline now) {
     if (waiting_.empty()) return std::nullopt;
     const size_t cost = CostOf(waiting_.front().head, waiting_.front().body);
-    if (sent_ != taken_ && sent_ - taken_ + cost > credit_) return std::nullopt;
+    if (sent_ != taken_ && sent_ - taken_ + cost > window_.bytes(cost, now)) return std::nullopt;
     sent_ += cost;
+    window_.OnSent(cost, sent_, taken_, now);
     return waiting_.Pop();
   }
 
   // The peer has taken so many bytes since the connection began. False if that is more than was
   // sent.
-  bool Acknowledge(uint64_t taken) {
+  bool Acknowledge(uint64_t taken, Deadline now) {
     if (taken > sent_) return false;
-    if (taken > taken_) taken_ = taken;
+    if (taken > taken_) {
+      taken_ = taken;
+      window_.OnTaken(taken, !waiting_.empty(), now);
+    }
     return true;
   }
 
@@ -94,7 +102,7 @@ class CreditQueue {
   bool idle() const { return waiting_.empty() && sent_ == taken_; }
 
  private:
-  const size_t credit_;
+  SendWindow window_;
   uint64_t sent_ = 0, taken_ = 0;
   PriorityOrder<Outgoing> waiting_;
 };

@@ -1,4 +1,4 @@
-"""The command line: `thinwire doctor`, `bench`, `advise` and `trace`."""
+"""The command line: `thinwire doctor`, `bench`, `advise`, `trace` and `serve`."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from thinwire import doctor
 
     return doctor.main()
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from thinwire import kvserver
+
+    kvserver.serve_here(arguments.timeout, arguments.journal)
+    return 0
 
 
 def _sizes(text: str) -> list[int]:
@@ -96,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("files", nargs="+", type=Path, help="the name that was traced to, or files")
     trace.add_argument("--out", type=Path, default=Path("trace.json"))
     trace.set_defaults(run=_trace)
+    serve = commands.add_parser(
+        "serve", help="serve a store of thinwire.kvstore, without torch; start it as a server rank"
+    )
+    serve.add_argument("--journal", help="as create(journal=); THINWIRE_KV_JOURNAL, else none")
+    serve.add_argument("--timeout", type=float, help="in seconds; THINWIRE_TIMEOUT_S, else 60")
+    serve.set_defaults(run=_serve)
     return parser
 
 

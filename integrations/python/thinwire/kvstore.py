@@ -35,7 +35,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire import _library, config, errors, launch
+from thinwire import _library, config, errors, kvserver, launch
 from thinwire import row_sparse as rows
 from thinwire.comm import StoreCallbacks
 from thinwire.errors import InvalidArgumentError
@@ -59,7 +59,6 @@ _MODES = {
 }
 _LOCAL = ("local", "device", "local_allreduce_cpu", "local_allreduce_device")
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_DEFAULT_TIMEOUT_S = 60.0
 _SCHEDULER_POLL_S = 0.1
 _SCHEDULER_LINGER_S = 1.0  # what it has answered last is read by then
 
@@ -472,7 +471,8 @@ def create(
             spellings with "device" are the same.
         codec: as set_gradient_compression() takes it; None: no compression.
         slice_elements: keys are cut into slices of so many elements, which have priorities and go
-            to different servers; a multiple of 4096; 0: 65,536.
+            to different servers; a multiple of 4096; 0: 65,536, or fewer, so that a slice has
+            80 KiB at most on the wire: 16,384 in fp32.
         timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
         journal: a folder in which servers keep journals: one that was killed and is started again
             on its host, with its rank, goes on with the same bits, and workers wait for it until
@@ -486,17 +486,14 @@ def create(
     UnavailableError without libzmq, TimeoutError if members do not come."""
     mode = _mode_of(name)
     settings = config.resolve(timeout_s=timeout_s)
-    options = _library.KvOptions()
-    _library.load().tw_kv_options_init_sized(byref(options), ctypes.sizeof(options))
-    seconds = settings.timeout_s or _DEFAULT_TIMEOUT_S
-    options.timeout_ms = round(seconds * 1000)
+    if journal is not None:
+        journal = _text("journal", journal).decode()
+    options = kvserver.store_options(settings, journal)
     options.mode = mode.encode()
     options.codec = None if codec is None else _codec(codec)
     options.slice_elements = _number("slice_elements", slice_elements)
-    kept = (
-        _text("journal", journal) if journal is not None else (config.kv_journal() or "").encode()
-    )
     if name in _LOCAL:
+        options.journal = None
         thread = _serve_here(options)
         try:
             return KVStore(name, options, [thread])
@@ -505,30 +502,16 @@ def create(
             raise
 
     role = launch.store_role()
-    if kept and role.rank is None:
-        raise InvalidArgumentError(
-            f"the store's journal is {kept.decode()!r}, but under DMLC_ROLE a server that is "
-            "started again gets another rank; start members with RANK and THINWIRE_SERVERS"
-        )
-    options.journal = kept or None
-    options.workers, options.servers = role.workers, role.servers
-    options.bigarray_bound = role.bigarray_bound
-    options.rendezvous_host = role.address.encode()
-    for field in ("key_file", "interface"):
-        if (text := getattr(settings, field)) is not None:
-            setattr(options, "interface_name" if field == "interface" else field, text.encode())
-    if (library := config.zmq_library()) is not None:
-        options.zmq_library = library.encode()
-    meeting = _meet(role, timedelta(seconds=seconds))
+    kvserver.place(options, role, settings)
+    meeting = _meet(role, timedelta(milliseconds=options.timeout_ms))
     number = next(_numbers)
-    options.rank = _rank_of(role, meeting)
-    options.group = f"thinwire.kvstore/{number}".encode()
+    options.rank = kvserver.rank_of(role, meeting)
+    if role.role == "server":
+        kvserver.serve(options, TorchStore(meeting), number)
+        sys.exit(0)
+    options.group = kvserver.group_of(number)
     callbacks = StoreCallbacks(TorchStore(meeting))
     options.store = callbacks.struct
-    if role.role == "server":
-        _log.info("server %d of %d", options.rank - role.workers, role.servers)
-        _library.check(_library.load().tw_kv_serve(byref(options)))
-        sys.exit(0)
     store = KVStore(name, options, [callbacks, meeting])
     if role.rank is None:
         meeting.add("connected", 1)
@@ -578,7 +561,7 @@ def _meet(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
         if not role.joins_later:
             launch.setup()
         store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-        return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        return dist.PrefixStore(os.environ.get(kvserver.ATTEMPT, "0"), store)
     is_scheduler = role.role == "scheduler"
     store = dist.TCPStore(
         role.address, role.port, is_master=is_scheduler, timeout=timeout, wait_for_workers=False
@@ -590,19 +573,6 @@ def _meet(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
         time.sleep(_SCHEDULER_POLL_S)
     time.sleep(_SCHEDULER_LINGER_S)
     sys.exit(0)
-
-
-def _rank_of(role: launch.StoreRole, meeting: dist.Store) -> int:
-    if role.rank is not None:
-        return role.rank
-    number = meeting.add(f"{role.role}s", 1) - 1
-    limit = role.workers if role.role == "worker" else role.servers
-    if number >= limit:
-        raise InvalidArgumentError(
-            f"this is {role.role} {number + 1}, expected {limit}; start as many as "
-            "DMLC_NUM_WORKER and DMLC_NUM_SERVER say, each with one store"
-        )
-    return number if role.role == "worker" else role.workers + number
 
 
 def _codec(compression: str | dict[str, Any]) -> bytes:

@@ -602,29 +602,44 @@ kv.close()
 '''
 
 
+SERVES = """
+import os, sys
+program = '''
+import sys
+from thinwire import cli
+code = cli.main(["serve", "--timeout=60"])
+sys.exit(code or 10 * ("torch" in sys.modules))
+'''
+os.execv(sys.executable, [sys.executable, "-c", program])  # this process has imported torch
+"""
 AWAY_S = 0.3  # the least for which there is no server
 
 
-def test_a_killed_server_that_is_started_again_has_the_same_bits(tmp_path):
-    """It keeps its rank and journal; workers wait for it, and no value is lost."""
-    program, journal, gone = tmp_path / "killed.py", tmp_path / "journal", tmp_path / "gone"
-    program.write_text(KILLED)
+@pytest.mark.parametrize("serving", [KILLED, SERVES], ids=["create", "serve"])
+def test_a_killed_server_that_is_started_again_has_the_same_bits(serving, tmp_path):
+    """It keeps its rank and journal; workers wait for it, and no value is lost. A process that only
+    serves has not imported torch."""
+    journal, gone = tmp_path / "journal", tmp_path / "gone"
+    texts = (KILLED, serving)
+    program_of = [tmp_path / f"{rank}.py" for rank in range(2)]
+    for program, text in zip(program_of, texts, strict=True):
+        program.write_text(text)
     own = {"THINWIRE_SERVERS": "1", "THINWIRE_KV_JOURNAL": f"{journal},bytes=500000"}
     with reserved_port() as port, contextlib.ExitStack() as stack:
 
-        def start(*ranks):
-            each = [variables(rank, 2, port) | own for rank in ranks]
-            programs = started_programs(program, str(gone), environments=each)
-            return stack.enter_context(programs)
+        def start(rank):
+            each = [variables(rank, 2, port) | own]
+            programs = started_programs(program_of[rank], str(gone), environments=each)
+            return stack.enter_context(programs)[0]
 
-        worker, server = start(0, 1)
+        worker, server = start(0), start(1)
         assert worker.await_lines(1) == ["now"]
         server.kill()
         assert (journal / "server-0.journal").exists()
         gone.write_text("")  # the worker goes on, without the server
         time.sleep(AWAY_S)
         anew = start(1)
-        values_of([worker, *anew])
+        values_of([worker, anew])
         output = worker.printed.read_text()
     assert float(output.split()[-2]) >= AWAY_S, f"it has waited: {output}"
     assert not list(journal.iterdir()), "a run that is over needs none"

@@ -67,10 +67,21 @@ TEST(StoreLayoutTest, CoversEveryKeyOnceAndBalancesServers) {
   }
 }
 
-// Credit comes back by whole messages: with two slices in it, links idled.
-TEST(StoreLayoutTest, EightSlicesInFp32AreAConnectionsCredit) {
-  const size_t message = StoreLayout::Options{}.slice_elements * sizeof(float);
-  EXPECT_LE(8 * message, MessageLimits{}.credit);
+// Credit comes back by whole messages: with few slices in it, links idled.
+TEST(StoreLayoutTest, SlicesAreAsLargeAsTheirMessages) {
+  const auto slice_of = [](const char* codec) {
+    StoreLayout layout({});
+    const StoreKey key{"a", 1 << 20, 0, *CodecPair::Parse(codec)};
+    EXPECT_TRUE(layout.Add(std::vector<StoreKey>{key}).ok());
+    return layout.slices()[0].count;
+  };
+  EXPECT_EQ(slice_of("fp32"), 16u << 10);
+  EXPECT_EQ(slice_of("bf16"), 32u << 10);
+  EXPECT_EQ(slice_of("int8"), 64u << 10);
+  EXPECT_EQ(slice_of("int4"), 64u << 10);
+  EXPECT_EQ(slice_of("int4:down=fp32"), 16u << 10);
+  EXPECT_EQ(slice_of("topk:density=0.01"), 64u << 10);
+  EXPECT_LE(16 * StoreLayout::kSliceBytes, MessageLimits{}.credit);
 }
 
 TEST(StoreLayoutTest, KeysBelowTheBigarrayBoundStayWhole) {
@@ -81,14 +92,16 @@ TEST(StoreLayoutTest, KeysBelowTheBigarrayBoundStayWhole) {
 }
 
 TEST(StoreLayoutTest, HashTellsOrderSizesAndOptionsApart) {
-  const auto hash = [](const std::vector<StoreKey>& keys, int servers) {
+  const auto hash = [](std::vector<StoreKey> keys, int servers, const char* codec = "int4") {
+    for (StoreKey& key : keys) key.codec = *CodecPair::Parse(codec);
     StoreLayout layout({.servers = servers});
     EXPECT_TRUE(layout.Add(keys).ok());
     return layout.hash();
   };
   const std::set<uint64_t> hashes = {hash({{"a", 5}, {"b", 5}}, 2), hash({{"b", 5}, {"a", 5}}, 2),
-                                     hash({{"a", 5}, {"b", 6}}, 2), hash({{"a", 5}, {"b", 5}}, 3)};
-  EXPECT_EQ(hashes.size(), 4u);
+                                     hash({{"a", 5}, {"b", 6}}, 2), hash({{"a", 5}, {"b", 5}}, 3),
+                                     hash({{"a", 5}, {"b", 5}}, 2, "fp32")};
+  EXPECT_EQ(hashes.size(), 5u);
   EXPECT_EQ(hash({{"a", 5}, {"b", 5}}, 2), hash({{"a", 5}, {"b", 5}}, 2));
 }
 

@@ -32,7 +32,6 @@ inline constexpr int kZmqIoThreads = 1;  // of a context
 enum ZmqSocketType : int { kZmqPair = 0, kZmqRep = 4, kZmqDealer = 5, kZmqRouter = 6 };
 
 enum ZmqOption : int {
-  kZmqSendBuffer = 11,
   kZmqReceiveMore = 13,
   kZmqLinger = 17,
   kZmqReconnectInterval = 18,

@@ -12,8 +12,6 @@ namespace {
 constexpr int kHandshakeMs = 3000;
 // Libzmq reads no more frames than these ahead of the plane's thread.
 constexpr int kReceiveAhead = 4;
-// Bytes that the kernel has taken can't be overtaken.
-constexpr int kSendBuffer = 256 * 1024;
 constexpr char kDomain[] = "thinwire";
 
 Bytes BytesOf(std::string_view text) {
@@ -74,7 +72,6 @@ absl::Status ZmqSocket::SetUpForMembers(size_t max_frame) {
   const int64_t bytes = static_cast<int64_t>(max_frame);
   absl::Status status = Set(kZmqMaxMessage, Bytes(reinterpret_cast<const uint8_t*>(&bytes), 8));
   status.Update(Set(kZmqReceiveHighWater, kReceiveAhead));
-  status.Update(Set(kZmqSendBuffer, kSendBuffer));
   status.Update(Set(kZmqHandshakeInterval, kHandshakeMs));
   return status;
 }

@@ -1,0 +1,100 @@
+"""A process that serves a store of thinwire.kvstore: `thinwire serve`. It imports no torch, so that
+a server which was killed is back at once."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from ctypes import byref
+
+from thinwire import _library, config, launch
+from thinwire.comm import Store, StoreCallbacks
+from thinwire.errors import InvalidArgumentError
+from thinwire.options import Config
+from thinwire.tcp_store import TcpStore
+
+_log = logging.getLogger("thinwire")
+
+DEFAULT_TIMEOUT_S = 60.0
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"  # members of one attempt meet under its number
+
+
+def serve_here(timeout_s: float | None = None, journal: str | None = None) -> None:
+    """Serve the first store of the workers, until they have left. Arguments as kvstore.create() has
+    them.
+
+    Raises what it does, and InvalidArgumentError unless the launcher's variables make this process
+    a server."""
+    settings = config.resolve(timeout_s=timeout_s)
+    role = launch.store_role()
+    if role.role != "server":
+        raise InvalidArgumentError(
+            f"this process is a {role.role} by its variables, expected a server: the last "
+            "THINWIRE_SERVERS ranks, or DMLC_ROLE=server"
+        )
+    options = store_options(settings, journal)
+    place(options, role, settings)
+    seconds = options.timeout_ms / 1000
+    if role.rank is None:
+        store = TcpStore(role.address, role.port, "", seconds)
+    else:
+        store = TcpStore(role.address, role.port, os.environ.get(ATTEMPT, "0"), seconds)
+        store.come()
+    options.rank = rank_of(role, store)
+    serve(options, store, 0)
+
+
+def store_options(settings: Config, journal: str | os.PathLike[str] | None) -> _library.KvOptions:
+    """Return the options that all members set alike: timeout and journal."""
+    options = _library.KvOptions()
+    _library.load().tw_kv_options_init_sized(byref(options), ctypes.sizeof(options))
+    options.timeout_ms = round((settings.timeout_s or DEFAULT_TIMEOUT_S) * 1000)
+    kept = os.fspath(journal) if journal is not None else config.kv_journal()
+    options.journal = kept.encode() if kept else None
+    return options
+
+
+def place(options: _library.KvOptions, role: launch.StoreRole, settings: Config) -> None:
+    """Tell them of the members, and how they meet."""
+    if options.journal and role.rank is None:
+        raise InvalidArgumentError(
+            f"the store's journal is {options.journal.decode()!r}, but under DMLC_ROLE a server "
+            "that is started again gets another rank; start members with RANK and THINWIRE_SERVERS"
+        )
+    options.workers, options.servers = role.workers, role.servers
+    options.bigarray_bound = role.bigarray_bound
+    options.rendezvous_host = role.address.encode()
+    for field in ("key_file", "interface"):
+        if (text := getattr(settings, field)) is not None:
+            setattr(options, "interface_name" if field == "interface" else field, text.encode())
+    if (library := config.zmq_library()) is not None:
+        options.zmq_library = library.encode()
+
+
+def rank_of(role: launch.StoreRole, meeting) -> int:
+    """Its rank, or the next one. meeting: has the add() of torch's store."""
+    if role.rank is not None:
+        return role.rank
+    number = meeting.add(f"{role.role}s", 1) - 1
+    limit = role.workers if role.role == "worker" else role.servers
+    if number >= limit:
+        raise InvalidArgumentError(
+            f"this is {role.role} {number + 1}, expected {limit}; start as many as "
+            "DMLC_NUM_WORKER and DMLC_NUM_SERVER say, each with one store"
+        )
+    return number if role.role == "worker" else role.workers + number
+
+
+def group_of(number: int) -> bytes:
+    """The key prefix of the process's store with that number, from 0."""
+    return f"thinwire.kvstore/{number}".encode()
+
+
+def serve(options: _library.KvOptions, store: Store, number: int) -> None:
+    """Serve until all workers have left."""
+    options.group = group_of(number)
+    callbacks = StoreCallbacks(store)
+    options.store = callbacks.struct
+    _log.info("server %d of %d", options.rank - options.workers, options.servers)
+    _library.check(_library.load().tw_kv_serve(byref(options)))

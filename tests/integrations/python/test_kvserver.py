@@ -1,0 +1,86 @@
+"""thinwire.tcp_store against torch's own store, and the errors of `thinwire serve`."""
+
+import datetime
+import subprocess
+import sys
+
+import pytest
+import thinwire
+import torch.distributed as dist
+from ranks import reserved_port, variables
+from thinwire import cli, kvserver, launch
+from thinwire.tcp_store import TcpStore
+
+
+@pytest.fixture
+def theirs():
+    """A store that waits for one member beside its owner."""
+    store = dist.TCPStore(
+        "127.0.0.1", 0, 2, is_master=True, timeout=datetime.timedelta(seconds=20),
+        wait_for_workers=False,
+    )  # fmt: skip
+    yield store
+
+
+def test_both_read_what_the_other_has_set(theirs):
+    ours, prefixed = TcpStore("127.0.0.1", theirs.port, "0", 10), dist.PrefixStore("0", theirs)
+    large = bytes(range(256)) * 5000
+    prefixed.set("theirs", b"\0\xff text")
+    prefixed.set("large", large)
+    assert ours.get("theirs", 1) == b"\0\xff text"
+    assert ours.get("large", 1) == large
+    ours.set("ours", large)
+    ours.set("empty", b"")
+    assert prefixed.get("ours") == large
+    assert prefixed.get("empty") == ours.get("empty", 1) == b""
+    assert [ours.add("sum", 3), prefixed.add("sum", 4), ours.add("sum", -2)] == [3, 7, 5]
+    assert ours.has("ours") and not ours.has("nothing")
+    bare = TcpStore("127.0.0.1", theirs.port, "", 10)
+    assert bare.get("0/ours", 1) == large
+    with pytest.raises(TimeoutError, match="nothing"):
+        ours.get("nothing", 0.05)
+
+
+def test_the_owner_waits_until_it_has_come():
+    with reserved_port() as port:
+        owner = (
+            "import datetime, torch.distributed as dist\n"
+            f"store = dist.TCPStore('127.0.0.1', {port}, 2, is_master=True, "
+            "timeout=datetime.timedelta(seconds=60))\n"
+            "store.set('all', 'here'); input()"
+        )
+        with subprocess.Popen([sys.executable, "-c", owner], stdin=subprocess.PIPE) as process:
+            try:
+                ours = TcpStore("127.0.0.1", port, "", 60)
+                assert not ours.has("all")
+                ours.come()
+                assert ours.get("all", 30) == b"here"
+                process.kill()
+                process.wait()
+                with pytest.raises(thinwire.UnavailableError, match=f"127.0.0.1:{port}"):
+                    ours.get("all", 1)
+            finally:
+                process.kill()
+
+
+def test_a_store_that_is_not_there_is_a_typed_error():
+    with (
+        reserved_port() as port,
+        pytest.raises(thinwire.UnavailableError, match=f"127.0.0.1:{port}, which rank 0"),
+    ):
+        TcpStore("127.0.0.1", port, "", 0.2)
+
+
+def test_serve_tells_a_worker_that_it_is_none(monkeypatch, capsys):
+    for name, value in (variables(0, 2, 29999) | {"THINWIRE_SERVERS": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["serve"]) == 1
+    assert "this process is a worker by its variables, expected a server" in capsys.readouterr().err
+
+
+def test_ranks_by_the_order_of_coming_end_with_the_last_server(theirs):
+    role = launch.StoreRole("server", None, 3, 2, "127.0.0.1", theirs.port)
+    store = TcpStore("127.0.0.1", theirs.port, "", 10)
+    assert [kvserver.rank_of(role, store) for _ in range(2)] == [3, 4]
+    with pytest.raises(thinwire.InvalidArgumentError, match="server 3, expected 2"):
+        kvserver.rank_of(role, store)
