@@ -5,9 +5,9 @@ all have the same digest after each round, and no member that lives loses a step
                                       [--members 4] [--seed 1] [--out FILE.json]
 
 Members meet over a TCPStore, or over torchft's Lighthouse. Processes are forked from one that has
-imported everything, so that a newcomer is there at once. Member m0 is never struck: its memory
-tells whether the survivors' grows. It prints one line a fault and a summary, and exits with 1 where
-a property does not hold."""
+imported everything, so that a newcomer is there at once. One member is never struck: its memory
+tells whether the survivors' grows. It is not the first one, which leads while it lives. It prints
+one line a fault and a summary, and exits with 1 where a property does not hold."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ STEPS = 4  # of a round
 STOPS_S = (0.3, 1.0, 5.0)
 RECOVERY_S = 3.0  # from a kill to the next commit, beside the round itself
 LONGEST_S = 15.0  # of a round, with a stop and another fault in it
+WITNESS = "m3"  # is never struck
 GROWTH_MB = 8.0  # of a survivor's memory over the second half of the run
 
 
@@ -139,7 +140,7 @@ class Soak:
         """One fault, or None where it would have to wait for a newcomer. Two members at least live
         on, untouched."""
         trained = [name for name in self.alive if self.rows(name)]
-        struck = [name for name in trained if name != "m0"]
+        struck = [name for name in trained if name != WITNESS]
         kinds = ["kill", "stop"] if len(trained) > 2 and len(struck) > 1 else []
         if len(self.alive) <= self.wanted:
             kinds.append("join")
@@ -209,14 +210,14 @@ class Soak:
         if found["longest_s"] > LONGEST_S:
             wrong.append(f"a round took {found['longest_s']:.1f} s, expected {LONGEST_S} at most")
         if found["growth_mb"] > GROWTH_MB:
-            wrong.append(f"m0's memory grew by {found['growth_mb']:.1f} MB")
+            wrong.append(f"{WITNESS}'s memory grew by {found['growth_mb']:.1f} MB")
         return wrong
 
     def figures(self) -> dict:
-        """As m0 saw them, in seconds: rounds; from a kill to the next commit without the killed
-        one, beside those kills that fall into the time of a stop; and how much longer than others
-        rounds took in which members came and none went."""
-        rows = self.rows("m0")
+        """Return what one member saw, in seconds: rounds; from a kill to the next commit without
+        the killed one, beside those kills that fall into the time of a stop; and how much longer
+        than others rounds took in which members came and none went."""
+        rows = self.rows(WITNESS)
         times = [row["time"] for row in rows]
         pairs = list(itertools.pairwise(rows))
         gaps = [b["time"] - a["time"] for a, b in pairs]
@@ -261,7 +262,7 @@ def main() -> int:
         soak = Soak(Place(given.over), given.members, given.rounds, given.seed, folder)
         try:
             wrong = soak.run(given.faults, given.limit_s)
-            found = soak.figures() if len(soak.rows("m0")) > 2 else None
+            found = soak.figures() if len(soak.rows(WITNESS)) > 2 else None
         finally:
             for process in soak.alive.values():
                 process.kill()
@@ -277,7 +278,7 @@ def main() -> int:
             f"{found['longest_s']:.2f} s at most; from a kill to the next commit "
             f"{statistics.median(kills):.2f} s, {kills[-1]:.2f} s at most, with a stop meanwhile "
             f"{both[-1]:.2f} s; a newcomer's entry "
-            f"{statistics.median(entries):.2f} s, {entries[-1]:.2f} s at most; m0 has "
+            f"{statistics.median(entries):.2f} s, {entries[-1]:.2f} s at most; {WITNESS} has "
             f"{found['mb']:.0f} MB, {found['growth_mb']:+.1f} in the second half"
         )
         if given.out is not None:

@@ -169,6 +169,7 @@ def exchange_methods() -> dict[str, Callable[[], Call]]:
         "between_steps": lambda: (
             GradientExchange().between_steps, {"device": torch.device("cpu"), "finish": None},
         ),
+        "try_codecs": lambda: (GradientExchange().try_codecs, {"codecs": ("fp32", "int8")}),
         "fail": lambda: (GradientExchange().fail, {"error": thinwire.Error("enough")}),
         "recover": lambda: (GradientExchange().recover, {"process_group": None, "made": None}),
         "reduce": lambda: (GradientExchange().reduce, {"named": {"a": torch.ones(8)}}),

@@ -751,6 +751,52 @@ def test_a_loop_with_the_optimizer_on_the_server_is_torchs(make, tmp_path):
     ours(torch.randn(1, 20))  # the hooks are gone
 
 
+@pytest.mark.parametrize("codec", [None, "int4"])
+def test_gradients_are_pushed_in_backward_with_the_same_bits(codec):
+    def train(overlap):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 1))
+        net.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        served = ParameterServerOptimizer(
+            optimizer, net, mode="local", codec=codec, overlap=overlap, timeout_s=20
+        )
+        sent, pushpull = [], served.store.pushpull
+        served.store.pushpull = lambda name, *rest, **more: (
+            sent.append(name),
+            pushpull(name, *rest, **more),
+        )
+        for step in range(6):
+            optimizer.param_groups[0]["lr"] = 0.01 if step < 3 else 0.003
+            served.zero_grad()
+            net(torch.randn(16, 20)).square().mean().backward()
+            in_backward = list(sent)
+            served.step()
+            assert len(sent) == 5, "each once"
+            assert len(in_backward) == (4 if overlap else 0), in_backward
+            sent.clear()
+        served.wait()
+        served.close()
+        return [p.detach().clone() for p in net.parameters()]
+
+    for a, b in zip(train(True), train(False), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_gradients_that_backward_has_pushed_do_not_change():
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    served = ParameterServerOptimizer(optimizer, net, mode="local", timeout_s=20)
+    net(torch.randn(8, 4)).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    with pytest.raises(thinwire.InvalidArgumentError, match="overlap=False"):
+        served.step()
+    net(torch.randn(8, 4)).square().mean().backward()
+    with pytest.raises(thinwire.InvalidArgumentError, match="overlap=False"):
+        net(torch.randn(8, 4)).square().mean().backward()
+    served.close()
+
+
 def test_an_optimizer_that_can_not_be_served_is_refused():
     model = torch.nn.Linear(2, 2)
     for wrong, words in [

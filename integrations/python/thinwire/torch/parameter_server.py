@@ -20,19 +20,22 @@ _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 class ParameterServerOptimizer:
     """Train `model` with `optimizer`'s rule, applied by servers. Experimental.
 
-    step() pushes gradients and pulls values, the first layers' first (P3, Jayarajan et al., MLSys
-    2019), and returns at once: each module's forward waits for its own parameters, so that the rest
-    still travels while the first layers compute. Whoever reads parameters in another way calls
-    wait() before.
+    Each gradient is pushed when backward() has it, so that it travels while the rest is computed,
+    and its values are pulled by the same message, the first layers' first (P3, Jayarajan et al.,
+    MLSys 2019). step() returns at once: each module's forward waits for its own parameters, so that
+    the rest still travels while the first layers compute. So parameters may change from backward()
+    on, and whoever reads them in another way calls wait() after step(). A loop that changes
+    gradients before step(), such as one that clips them, or has several backward() for a step,
+    takes overlap=False: step() pushes all then, with the same values in the end.
 
     The weight of an Embedding or EmbeddingBag with sparse=True is row-sparse: step() pushes the
     rows that its gradient has, and its forward pulls the rows that it looks up, and waits for them.
     Its other rows are as old as their last use here, until wait() pulls the whole table.
 
     All workers construct it with the same model and numbers, and start from worker 0's values. In
-    mode "sync" the gradient is the mean of all workers'. Numbers that change between steps, such as
-    the learning rate of optimizer.param_groups[0], reach the servers by a call that all workers
-    wait in, so in the other modes a schedule is one by epoch and not by step.
+    mode "sync" the gradient is the mean of all workers'. Numbers that change between a step and the
+    next backward(), such as the learning rate of optimizer.param_groups[0], reach the servers by a
+    call that all workers wait in, so in the other modes a schedule is one by epoch and not by step.
 
     Args:
         optimizer: SGD, Adam, AdamW, Adagrad or SparseAdam (which is Adam here) of torch.optim with
@@ -42,6 +45,7 @@ class ParameterServerOptimizer:
             worker's own.
         mode: "sync", "async", "ssp:staleness=k", or "local": this process alone
             (docs/how-to/parameter-server.md).
+        overlap: push in backward(), and not in step().
         codec: of gradients up and values down, with error feedback; None: no compression.
         timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
         journal: as thinwire.kvstore.create takes it.
@@ -56,6 +60,7 @@ class ParameterServerOptimizer:
         *,
         mode: str = "sync",
         codec: str | None = "int4",
+        overlap: bool = True,
         timeout_s: float | None = None,
         journal: str | None = None,
     ) -> None:
@@ -71,6 +76,7 @@ class ParameterServerOptimizer:
         self._sync = mode in ("sync", "local")
         self._mode = mode
         self._shares = 0
+        self._priorities = {name: -number for number, name in enumerate(self._parameters)}
         self._names = {id(p): name for name, p in self._parameters.items()}
         embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS) and m.sparse]
         weights = {id(m.weight) for m in embeddings}
@@ -88,31 +94,37 @@ class ParameterServerOptimizer:
             for module in model.modules()
             if any(p.requires_grad for p in module.parameters(recurse=False))
         ]
+        # Gradients that backward has pushed, with their versions; until the next step.
+        self._pushed: dict[str, tuple[torch.Tensor, int]] = {}
+        if overlap:
+            for name in self._dense:
+                hook = self._parameters[name].register_post_accumulate_grad_hook(self._on_gradient)
+                self._hooks.append(hook)
 
     def zero_grad(self) -> None:
         """As torch.optim.Optimizer.zero_grad."""
         self.optimizer.zero_grad()
 
     def step(self) -> None:
-        """Push all gradients and pull the values that they lead to. A parameter without a gradient
-        counts as one of zeros in mode "sync", and is only pulled in the others."""
-        if kvstore.optimizer_spec(self.optimizer) != self._spec:
-            self.store.wait()
-            self._set_numbers()
+        """Push the gradients that backward() has not pushed, and pull the values that they lead to.
+        A parameter without a gradient counts as one of zeros in mode "sync", and is only pulled in
+        the others. Raises InvalidArgumentError for a gradient that has changed since backward()
+        pushed it."""
+        pushed, self._pushed = self._pushed, {}
+        for name, (gradient, version) in pushed.items():
+            if self._parameters[name].grad is not gradient or gradient._version != version:
+                raise InvalidArgumentError(
+                    f"the gradient of '{name}' has changed since backward() pushed it; make the "
+                    "optimizer with overlap=False, so that step() pushes"
+                )
+        if not pushed:
+            self._renew_numbers()
         self._whole = False
-        for number, (name, parameter) in enumerate(self._parameters.items()):
-            gradient = parameter.grad
+        for name, parameter in self._parameters.items():
             if name in self._tables:
-                self._push_rows(name, parameter, -number)
-                continue
-            if gradient is not None and gradient.is_sparse:
-                gradient = gradient.to_dense()  # of another function than an embedding module
-            if gradient is None and not self._sync:
-                self.store.pull(name, parameter.data, priority=-number, wait=False)
-                continue
-            if gradient is None:
-                gradient = torch.zeros_like(parameter)
-            self.store.pushpull(name, gradient, out=parameter.data, priority=-number)
+                self._push_rows(name, parameter, self._priorities[name])
+            elif name not in pushed:
+                self._push(name, parameter)
 
     def share(
         self,
@@ -226,6 +238,36 @@ class ParameterServerOptimizer:
                 f"the optimizer has {len(theirs)} parameters, expected the {len(self._parameters)} "
                 "of model that require a gradient; make it of model.parameters()"
             )
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        name = self._names[id(parameter)]
+        if name in self._pushed:
+            raise InvalidArgumentError(
+                f"backward() has pushed the gradient of '{name}' before in this step; call step() "
+                "after each backward(), or make the optimizer with overlap=False"
+            )
+        if not self._pushed:
+            self._renew_numbers()
+        self._push(name, parameter)
+        gradient = parameter.grad
+        assert gradient is not None
+        self._pushed[name] = gradient, gradient._version
+
+    def _push(self, name: str, parameter: torch.Tensor) -> None:
+        gradient, priority = parameter.grad, self._priorities[name]
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.to_dense()  # of another function than an embedding module
+        if gradient is None and not self._sync:
+            self.store.pull(name, parameter.data, priority=priority, wait=False)
+            return
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        self.store.pushpull(name, gradient, out=parameter.data, priority=priority)
+
+    def _renew_numbers(self) -> None:
+        if kvstore.optimizer_spec(self.optimizer) != self._spec:
+            self.store.wait()
+            self._set_numbers()
 
     def _set_numbers(self) -> None:
         rescale = 1 / self.store.num_workers if self._sync else 1.0

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config, errors
-from thinwire.arguments import check_call, check_flag, check_kind, check_whole
+from thinwire.arguments import check_call, check_flag, check_kind, check_whole, wrong
 from thinwire.codec import codec_info
 from thinwire.torch import private, tensors
 from thinwire.torch.exchange import checkpoint
@@ -251,7 +251,11 @@ class GradientExchange(Compression):
     def try_codecs(self, codecs: Sequence[str]) -> None:
         """Before the first step, where codec="auto" can't predict one: time steps with each of
         these codecs, from the most accurate to the least, in place of a prediction. Does nothing
-        for another codec."""
+        for another codec. InvalidArgumentError for a codec that the library does not know."""
+        if isinstance(codecs, str) or not isinstance(codecs, Sequence):
+            raise wrong("codecs", codecs, "several codecs, such as ('fp32', 'int8')")
+        for codec in codecs:
+            codec_info(codec)
         if self._auto is not None:
             self._auto.try_each(codecs)
 
