@@ -109,7 +109,7 @@ def test_a_method_is_tested_at_the_rate_that_validation_chose(tmp_path):
     tests = cell.missing(results)
     assert [(run.task.rate, run.seed) for run in tests] == [(0.5 * task.rate, s) for s in (1, 2)]
     assert {run.split for run in tests} == {"test"}
-    choosing = {run.seed for factor in heights for run in cell._trials(factor)}
+    choosing = {run.seed for factor in heights for run in cell._trials(factor, None)}
     assert choosing.isdisjoint({1, 2}), "no choice has seen the seeds of the results"
 
 

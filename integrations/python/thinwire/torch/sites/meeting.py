@@ -109,7 +109,7 @@ class Meeting:
         return self._start(name, flat, self.epoch.size * flat.numel(), "all_gather")
 
     def end_turn(self) -> None:
-        """What was started since the last call will be started again, in turn after turn. On links
+        """Promises that all calls since the last one come again, in turn after turn. On links
         with latency its order is predicted then, and nothing waits for an announcement. What is
         started twice in a turn under one name is left out."""
         if self._session is not None:
