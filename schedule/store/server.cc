@@ -361,33 +361,33 @@ void StoreServer::Drain(uint32_t number, Slice& slice, Deadline now) {
 }
 
 void StoreServer::Update(Slice& slice, const std::vector<Ledger::Step::Push>& pushes) {
-  std::vector<std::vector<uint8_t>> wires;  // in rank order
   for (const Ledger::Step::Push& push : pushes) {
     const auto waiting =
         std::find_if(slice.pushes.begin(), slice.pushes.end(),
                      [&](const Slice::Waiting& other) { return other.push == push; });
-    wires.push_back(std::move(waiting->wire));
+    wires_.push_back(std::move(waiting->wire));
     slice.pushes.erase(waiting);
   }
-  std::vector<float*> slots;
-  for (std::vector<float>& slot : slice.slots) slots.push_back(slot.data());
+  for (std::vector<float>& slot : slice.slots) slots_.push_back(slot.data());
   ++slice.steps;
   if (slice.width > 0) {
-    const std::vector<Bytes> bodies(wires.begin(), wires.end());
+    const std::vector<Bytes> bodies(wires_.begin(), wires_.end());
     RowSum sum(bodies, RowCodec(slice.codec.up), slice.x.size(), slice.width, backend_);
-    ApplyRows(optimizer_, slice.steps, sum, slice.width, slice.x, slots);
+    ApplyRows(optimizer_, slice.steps, sum, slice.width, slice.x, slots_);
   } else {
     sum_.resize(slice.x.size());
-    for (size_t i = 0; i < wires.size(); ++i) {
+    for (size_t i = 0; i < wires_.size(); ++i) {
       const CodecSpec spec = slice.codec.up.AtStep(pushes[i].number - 1);
       if (i == 0) {
-        backend_.Decode(spec, wires[i].data(), {sum_.data(), sum_.size(), DType::kF32});
+        backend_.Decode(spec, wires_[i].data(), {sum_.data(), sum_.size(), DType::kF32});
       } else {
-        backend_.DecodeAdd(spec, wires[i].data(), sum_);
+        backend_.DecodeAdd(spec, wires_[i].data(), sum_);
       }
     }
-    optimizer_.Apply(slice.steps, sum_, slice.x, slots);
+    optimizer_.Apply(slice.steps, sum_, slice.x, slots_);
   }
+  wires_.clear();
+  slots_.clear();
   // One publication a step in sync; one for each worker's push on average otherwise, so that a
   // reader takes one difference a round.
   const auto every =

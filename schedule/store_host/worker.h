@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,6 +33,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/backend.h"
 #include "compress/codec_spec.h"
@@ -45,6 +47,7 @@
 #include "schedule/store/work_queue.h"
 #include "schedule/store_host/resender.h"
 #include "transport/messages/message_plane.h"
+#include "transport/time_left.h"
 
 namespace thinwire {
 
@@ -194,6 +197,10 @@ class StoreWorker {
   void Fail(absl::Status reason);
   std::string AwaitedPulls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  static constexpr int kLast = std::numeric_limits<int>::min();  // priority behind all pushes
+  // A server gives up first, since it knows who is missing.
+  static constexpr std::chrono::milliseconds kGrace{2000};
+
   const std::unique_ptr<MessagePlane> plane_;
   const int rank_;
   Options options_;
@@ -226,6 +233,27 @@ class StoreWorker {
   std::string refusal_ ABSL_GUARDED_BY(mu_);  // of the call that is being made
   std::thread receiver_;
 };
+
+template <typename Done, typename Late>
+absl::Status StoreWorker::Await(Done done, Late late) {
+  const Deadline deadline = Clock::now() + options_.timeout + kGrace;
+  absl::Status reason;
+  {
+    const absl::MutexLock lock(&mu_);
+    while (failure_.ok() && !done()) {
+      changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+      if (failure_.ok() && !done() && Clock::now() >= deadline) {
+        reason = absl::DeadlineExceededError(
+            absl::StrCat("worker ", rank_, ": ", late(), " within ",
+                         std::chrono::duration<double>(options_.timeout + kGrace).count(), " s"));
+        break;
+      }
+    }
+    if (reason.ok()) return failure_;
+  }
+  Fail(reason);
+  return reason;
+}
 
 }  // namespace thinwire
 

@@ -34,7 +34,7 @@ class SendWindow {
   // Messages beside what the path holds, and the bytes that one counts at least: small ones are
   // acknowledged together.
   static constexpr double kPath = 1.25;
-  static constexpr size_t kSlices = 4, kLeastSlice = size_t{16} << 10;
+  static constexpr size_t kSlices = 3, kLeastSlice = size_t{16} << 10;
   // A rate is measured over a round trip, and over this at least. So a link that carries a credit
   // of bytes in less is never measured, and has the whole credit.
   static constexpr std::chrono::milliseconds kLeastRound{5};

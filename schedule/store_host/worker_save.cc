@@ -1,0 +1,222 @@
+// StoreWorker's Save and Load: worker 0's file of what servers hold, by
+// schedule/store/state_file.h, and each worker's file of its residuals.
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "schedule/digest.h"
+#include "schedule/store/bytes.h"
+#include "schedule/store/server.h"
+#include "schedule/store/state_file.h"
+#include "schedule/store_host/worker.h"
+
+namespace thinwire {
+namespace {
+
+using Kind = StoreHead::Kind;
+
+// Key of the entry of a file of residuals that tells its save and how many workers there were. Keys
+// of users have no line breaks.
+constexpr std::string_view kPartHead = "\nresiduals";
+
+std::string PartOf(const std::string& path, int rank) {
+  return absl::StrCat(path, ".worker-", rank);
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (!in) return absl::InvalidArgumentError("it can't be read");
+  return file;
+}
+
+}  // namespace
+
+absl::Status StoreWorker::Save(const std::string& path) {
+  if (absl::Status bad = Barrier(); !bad.ok()) return bad;
+  absl::Status written;
+  if (rank_ == 0) {
+    const absl::StatusOr<std::string> file = StatesAsFile();
+    written = file.ok() ? WriteFile(path, *file) : file.status();
+  }
+  if (written.ok()) {
+    const absl::StatusOr<uint64_t> save = SaveNumber();
+    written = save.ok() ? WriteFile(PartOf(path, rank_), ResidualsAsFile(*save)) : save.status();
+  }
+  const absl::Status all = Barrier();
+  return written.ok() ? all : written;
+}
+
+absl::Status StoreWorker::WriteFile(const std::string& path, const std::string& file) const {
+  const std::string temporary = path + ".tmp";
+  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
+  out.write(file.data(), static_cast<std::streamsize>(file.size()));
+  out.close();
+  if (out && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("worker ", rank_, " can't write ", path, ": ", std::strerror(errno)));
+}
+
+absl::StatusOr<std::vector<uint8_t>> StoreWorker::GetState(size_t slice) {
+  uint64_t request = 0;
+  {
+    const absl::MutexLock lock(&mu_);
+    request = ++last_request_;
+  }
+  const StoreHead head{
+      .kind = Kind::kGet, .slice = static_cast<uint32_t>(slice), .request = request};
+  if (absl::Status bad = SendTo(ServerOf(slice), kLast, head, {}); !bad.ok()) return bad;
+  const absl::Status waited = Await(
+      [&] {
+        mu_.AssertHeld();
+        return states_.contains(request);
+      },
+      [&] { return absl::StrCat("server ", ServerOf(slice), " did not send its state"); });
+  if (!waited.ok()) return waited;
+  const absl::MutexLock lock(&mu_);
+  return std::move(states_.extract(request).mapped());
+}
+
+absl::StatusOr<std::string> StoreWorker::StatesAsFile() {
+  StateFileWriter file(layout_.slices().size());
+  for (size_t i = 0; i < layout_.slices().size(); ++i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    const absl::StatusOr<std::vector<uint8_t>> state = GetState(i);
+    if (!state.ok()) return state.status();
+    file.Add(layout_.keys()[slice.key].name, slice.offset, slice.count, *state);
+  }
+  return std::move(file).Finish();
+}
+
+// The same on all workers, and another one when the values are.
+absl::StatusOr<uint64_t> StoreWorker::SaveNumber() {
+  if (layout_.slices().empty()) return 0;
+  const absl::StatusOr<std::vector<uint8_t>> state = GetState(0);
+  if (!state.ok()) return state.status();
+  return DigestBytes(*state);
+}
+
+std::string StoreWorker::ResidualsAsFile(uint64_t save) const {
+  const absl::MutexLock lock(&mu_);
+  StateFileWriter file(1 + keys_.size());
+  ByteWriter head;
+  head.Number(save);
+  file.Add(kPartHead, 0, static_cast<uint64_t>(options_.workers), std::move(head).Finish());
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    const size_t numel = keys_[i].residual == nullptr ? 0 : layout_.keys()[i].numel;
+    file.Add(layout_.keys()[i].name, 0, numel,
+             {reinterpret_cast<const uint8_t*>(keys_[i].residual.get()), numel * sizeof(float)});
+  }
+  return std::move(file).Finish();
+}
+
+absl::Status StoreWorker::Load(const std::string& path) {
+  if (CatchesUp(Together::kLoad)) {  // the store has gone on since
+    ++calls_made_[Together::kLoad];
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Part> part = ReadPart(path);
+  absl::Status bad = part.status();
+  if (rank_ == 0 && bad.ok()) {
+    const absl::StatusOr<std::string> file = ReadFile(path);
+    bad = file.ok() ? PutStates(*file, &*part) : file.status();
+    if (!bad.ok()) bad = absl::Status(bad.code(), absl::StrCat("'", path, "': ", bad.message()));
+  }
+  // Servers compare what workers have, and pass a complaint on to all of them.
+  const std::string body =
+      !bad.ok() ? absl::StrCat(std::string(kComplaint), bad.message())
+                : (part->save.has_value() ? absl::StrCat("save ", *part->save) : std::string());
+  const absl::Status loaded =
+      CallAll(Together::kLoad, std::vector<std::string>(resenders_.size(), body));
+  if (!loaded.ok()) return loaded;
+  const absl::MutexLock lock(&mu_);
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    if (keys_[i].residual == nullptr) continue;
+    const std::vector<float>& saved = part->residuals[i];
+    std::fill_n(keys_[i].residual.get(), layout_.keys()[i].numel, 0.0f);
+    std::copy(saved.begin(), saved.end(), keys_[i].residual.get());
+  }
+  return absl::OkStatus();
+}
+
+// A worker that there was none of when the file was saved has no part, and begins without
+// residuals.
+absl::StatusOr<StoreWorker::Part> StoreWorker::ReadPart(const std::string& path) const {
+  Part part{.save = {}, .residuals = std::vector<std::vector<float>>(layout_.keys().size())};
+  const auto has_residual = [](const StoreKey& key) { return key.has_residual(); };
+  if (std::ranges::none_of(layout_.keys(), has_residual)) return part;
+  std::string name = PartOf(path, rank_);
+  absl::StatusOr<std::string> file = ReadFile(name);
+  const bool is_missing = !file.ok();
+  if (is_missing && rank_ > 0) {
+    name = PartOf(path, 0);
+    file = ReadFile(name);
+  }
+  const auto wrong = [&](std::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path, "': this worker's file '", name, "': ", std::string(why)));
+  };
+  const auto missing = [&] {
+    name = PartOf(path, rank_);
+    return wrong("it can't be read; each worker needs its own file there");
+  };
+  if (!file.ok()) return missing();
+  const absl::StatusOr<SliceStates> states = ReadStateFile(*file);
+  if (!states.ok()) return wrong(std::string(states.status().message()));
+  const auto head = states->find({kPartHead, 0});
+  if (head == states->end()) return wrong("it has no worker's residuals");
+  if (is_missing) {
+    if (static_cast<uint64_t>(rank_) < head->second.elements) return missing();
+    return part;
+  }
+  part.save = ByteReader(head->second.state).Number();
+  for (size_t i = 0; i < layout_.keys().size(); ++i) {
+    const StoreKey& key = layout_.keys()[i];
+    const auto found = states->find({key.name, 0});
+    const uint64_t elements = found == states->end() ? key.numel : found->second.elements;
+    if (found == states->end() || (elements != 0 && elements != key.numel) ||
+        found->second.state.size() != elements * sizeof(float)) {
+      return wrong(absl::StrCat("it has no residual of key '", key.name, "' with ", key.numel,
+                                " elements; load it with the keys and sizes it was saved with"));
+    }
+    part.residuals[i].resize(elements);
+    if (elements != 0) {
+      std::memcpy(part.residuals[i].data(), found->second.state.data(), elements * sizeof(float));
+    }
+  }
+  return part;
+}
+
+absl::Status StoreWorker::PutStates(const std::string& file, Part* part) {
+  const absl::StatusOr<SliceStates> states = ReadStateFile(file);
+  if (!states.ok()) return states.status();
+  for (size_t i = 0; i < layout_.slices().size(); ++i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    const std::string& key = layout_.keys()[slice.key].name;
+    const auto found = states->find({key, slice.offset});
+    if (found == states->end() || found->second.elements != slice.count) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "it has no elements ", slice.offset, " to ", slice.offset + slice.count, " of key '", key,
+          "'; load it with the keys, sizes, codec and slices that it was saved with"));
+    }
+    if (i == 0) {
+      const uint64_t save = DigestBytes(found->second.state);
+      if (part->save.value_or(save) != save) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "it is of save ", save, ", but worker 0's residuals are of save ", *part->save));
+      }
+      part->save = save;
+    }
+    const absl::Status bad =
+        SendTo(ServerOf(i), kLast, {.kind = Kind::kPut, .slice = static_cast<uint32_t>(i)},
+               {found->second.state.begin(), found->second.state.end()});
+    if (!bad.ok()) return bad;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace thinwire
