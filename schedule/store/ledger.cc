@@ -14,10 +14,13 @@ Ledger::Ledger(StoreMode mode, int workers) : mode_(mode), workers_(static_cast<
   for (Worker& worker : workers_) worker.deadline = Deadline();
 }
 
+uint64_t Ledger::workers() const {
+  return static_cast<uint64_t>(std::count_if(workers_.begin(), workers_.end(),
+                                             [](const Worker& worker) { return worker.here; }));
+}
+
 uint64_t Ledger::Deadline() const {
-  const auto here = std::count_if(workers_.begin(), workers_.end(),
-                                  [](const Worker& worker) { return worker.here; });
-  return version_ + static_cast<uint64_t>(mode_.staleness) * static_cast<uint64_t>(here);
+  return version_ + static_cast<uint64_t>(mode_.staleness) * workers();
 }
 
 absl::Status Ledger::OnPush(int worker, uint64_t number) {

@@ -97,6 +97,8 @@ class Ledger {
   std::optional<Step> Next();
 
   uint64_t version() const { return version_; }
+  // Workers that are here, or of which a push is to be applied: n of the deadlines.
+  uint64_t workers() const;
   // The workers without whose pushes nothing that waits can go on; empty if nothing waits.
   std::vector<int> WaitsFor() const;
 

@@ -350,7 +350,7 @@ void StoreServer::Drain(uint32_t number, Slice& slice, Deadline now) {
   bool moved = false;
   while (std::optional<Ledger::Step> step = slice.ledger.Next()) {
     moved = true;
-    step->pushes.empty() ? Answer(number, slice, *step) : Update(slice, step->pushes);
+    step->pushes.empty() ? Answer(number, slice, *step) : Update(number, slice, step->pushes);
   }
   if (slice.ledger.WaitsFor().empty()) {
     slice.waits_since.reset();
@@ -360,7 +360,13 @@ void StoreServer::Drain(uint32_t number, Slice& slice, Deadline now) {
   CheckWaits(slice);
 }
 
-void StoreServer::Update(Slice& slice, const std::vector<Ledger::Step::Push>& pushes) {
+void StoreServer::Update(uint32_t number, Slice& slice,
+                         const std::vector<Ledger::Step::Push>& pushes) {
+  for (const Ledger::Step::Push& push : pushes) {
+    if (options_.trace == nullptr) break;
+    options_.trace({StoreTrace::Kind::kApplied, number, push.worker, slice.ledger.version() - 1,
+                    slice.ledger.workers()});
+  }
   for (const Ledger::Step::Push& push : pushes) {
     const auto waiting =
         std::find_if(slice.pushes.begin(), slice.pushes.end(),
@@ -419,6 +425,10 @@ void StoreServer::Answer(uint32_t number, Slice& slice, const Ledger::Step& step
                        .request = step.request};
   send_(step.worker, request->second.priority, head, std::move(values.body));
   requests_.erase(request);
+  if (options_.trace != nullptr) {
+    options_.trace({StoreTrace::Kind::kPulled, number, step.worker, slice.ledger.version(),
+                    slice.ledger.workers()});
+  }
 }
 
 void StoreServer::CheckWaits(const Slice& slice) {

@@ -67,6 +67,19 @@ struct StoreTable {
   static absl::StatusOr<StoreTable> Parse(std::string_view text);
 };
 
+// Something that a server has done to a slice, for whoever checks the age of gradients.
+struct StoreTrace {
+  enum class Kind {
+    kPulled,   // the values of `version` are sent to the worker
+    kApplied,  // a push of the worker is applied, in an update of `version` that makes the next one
+  };
+  Kind kind = Kind::kPulled;
+  uint32_t slice = 0;
+  int worker = 0;
+  uint64_t version = 0;
+  uint64_t workers = 0;  // Ledger::workers
+};
+
 // One input of a server, or a part of a snapshot of one.
 struct StoreRecord {
   enum class Kind : uint32_t {
@@ -96,6 +109,8 @@ class StoreServer {
     // Inputs are recorded before they come here: a push without a pull is answered by kStored, and
     // an init tells workers to send unanswered messages again when this server comes back.
     bool has_journal = false;
+    // Is told what happens to slices, where it is not null.
+    std::function<void(const StoreTrace&)> trace = nullptr;
   };
 
   StoreServer(const Options& options, const Backend& backend, Send send);
@@ -209,7 +224,7 @@ class StoreServer {
   std::vector<uint8_t> StateOf(const Slice& slice) const;
   absl::Status SetState(Slice& slice, const std::vector<uint8_t>& state);
   void Drain(uint32_t number, Slice& slice, Deadline now);
-  void Update(Slice& slice, const std::vector<Ledger::Step::Push>& pushes);
+  void Update(uint32_t number, Slice& slice, const std::vector<Ledger::Step::Push>& pushes);
   void Answer(uint32_t number, Slice& slice, const Ledger::Step& step);
   // Fails the store where something waits for a worker that is not here any more.
   void CheckWaits(const Slice& slice);

@@ -262,7 +262,8 @@ TEST(CKv, WrongArgumentsAreRefused) {
   EXPECT_EQ(create([&] { options.codec = "onebit"; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.rank = 1; }), TW_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tw_last_error()).find("tw_kv_serve"), std::string::npos);
-  EXPECT_EQ(create([&] { options.rank = 2; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.rank = -1; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.rank = 5000; }), TW_INVALID_ARGUMENT);  // of too many workers
   EXPECT_EQ(create([&] { options.workers = 0; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.slice_elements = 1000; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.timeout_ms = -1; }), TW_INVALID_ARGUMENT);
@@ -298,6 +299,17 @@ TEST(CKv, CallsOnAStoreAreChecked) {
     uint64_t sent = 0;
     EXPECT_EQ(tw_kv_bytes_sent(kv, &sent), TW_OK);
     EXPECT_GT(sent, 0u);
+    int joined = 7;
+    EXPECT_EQ(tw_kv_has_joined(kv, &joined), TW_OK);
+    EXPECT_EQ(joined, 0);
+    EXPECT_EQ(tw_kv_has_joined(kv, nullptr), TW_INVALID_ARGUMENT);
+    tw_kv_work work;
+    EXPECT_EQ(tw_kv_take(kv, 1, 10, 0, 1, 0, &work), TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_kv_take(kv, 1, 10, 8, 1, 0, nullptr), TW_INVALID_ARGUMENT);
+    for (const uint64_t count : {8, 2, 0}) {
+      ASSERT_EQ(tw_kv_take(kv, 1, 10, 8, 1, 0, &work), TW_OK) << tw_last_error();
+      EXPECT_EQ(work.count, count);
+    }
     EXPECT_EQ(tw_kv_pull(kv, "w", w.data(), 4, TW_F32, 0), TW_OK);
     EXPECT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
   });

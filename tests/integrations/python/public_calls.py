@@ -128,10 +128,19 @@ def constructors() -> dict[str, Callable[[], Call]]:
         model = linear()
         return ParameterServerOptimizer, {
             "optimizer": sgd(model), "model": model, "mode": "local", "codec": None,
-            "timeout_s": 20,
+            "overlap": True, "timeout_s": 20,
+        }  # fmt: skip
+
+    def shared() -> Call:
+        model = linear()
+        alone = ParameterServerOptimizer(sgd(model), model, mode="local", timeout_s=20)
+        data = torch.utils.data.TensorDataset(torch.ones(8, 4))
+        return alone.share, {
+            "dataset": data, "batch_size": 4, "epochs": 1, "shuffle": True, "seed": 0,
         }  # fmt: skip
 
     return {
+        "ParameterServerOptimizer.share": shared,
         "Communicator": communicator, "ParameterServerOptimizer": served,
         "compress with an optimizer": optimizer, "GradientExchange": exchange,
         "State": state, "NamedResiduals": lambda: (NamedResiduals, {"group": None}),

@@ -25,6 +25,8 @@ struct StoreRanks {
   size_t slice_elements = 4096, bigarray_bound = 0;
   std::chrono::milliseconds timeout{20000};
 
+  std::function<void(const StoreTrace&)> trace = nullptr;  // of all servers
+
   std::shared_ptr<MessageHub> hub = MakeMessageHub({});
   std::vector<absl::Status> served = std::vector<absl::Status>(8);  // what Serve returned
   std::vector<uint64_t> server_bytes = std::vector<uint64_t>(8);
@@ -48,8 +50,11 @@ struct StoreRanks {
   // A server's whole life.
   std::function<absl::Status(int server)> serve = [this](int server) {
     auto plane = JoinMessageHub(hub, RankOfServer(workers, server), {});
-    const absl::Status status = Serve(
-        *plane, {.server = server, .workers = workers, .servers = servers, .timeout = timeout});
+    const absl::Status status = Serve(*plane, {.server = server,
+                                               .workers = workers,
+                                               .servers = servers,
+                                               .timeout = timeout,
+                                               .trace = trace});
     server_bytes[server] = plane->bytes_sent();
     return status;
   };

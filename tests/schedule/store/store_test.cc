@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/barrier.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -472,6 +473,86 @@ TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
       }
     }
   }
+}
+
+// Of a store's servers: no gradient is applied that is older than staleness * workers updates, from
+// the pull that it was computed of on.
+struct AgeChecker {
+  struct Pulled {
+    uint64_t version = 0, workers = 0;
+  };
+  AgeChecker(uint64_t staleness, uint64_t workers) : staleness(staleness), workers(workers) {}
+
+  const uint64_t staleness, workers;  // of the start
+  absl::Mutex mu;
+  std::map<std::pair<uint32_t, int>, Pulled> last;  // by slice and worker
+  uint64_t applied = 0, oldest = 0, too_old = 0;
+
+  void Take(const StoreTrace& event) {
+    const absl::MutexLock lock(&mu);
+    Pulled& pulled =
+        last.try_emplace({event.slice, event.worker}, Pulled{.workers = workers}).first->second;
+    if (event.kind == StoreTrace::Kind::kPulled) {
+      pulled = {event.version, event.workers};
+      return;
+    }
+    const uint64_t age = event.version - pulled.version;
+    ++applied;
+    oldest = std::max(oldest, age);
+    if (age > staleness * pulled.workers) ++too_old;
+  }
+};
+
+// Workers of unequal speeds, of which one comes back again and again after it was killed, and one
+// joins.
+void RunUnequalWorkers(const std::string& mode, AgeChecker& checker) {
+  StoreRanks store{.workers = 4, .servers = 2, .mode = mode};
+  store.trace = [&](const StoreTrace& event) { checker.Take(event); };
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::mt19937_64 random(static_cast<uint64_t>(kv->rank()));
+    const auto life = [&](StoreWorker& worker, int steps) {
+      std::vector<float> w(20000), g(20000, 1.0f);
+      ASSERT_TRUE(worker.Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      ASSERT_TRUE(worker.SetOptimizer("add:lr=1").ok());
+      ASSERT_TRUE(worker.Pull("w", View(w), 0).ok());
+      for (int step = 0; step < steps; ++step) {
+        ASSERT_TRUE(worker.WaitAll().ok());
+        if (worker.rank() == 0) absl::SleepFor(absl::Milliseconds(10));
+        if (worker.rank() == 1 && random() % 10 == 0) absl::SleepFor(absl::Milliseconds(20));
+        const absl::Status pushed = worker.PushPull("w", View(g), View(w), 0);
+        ASSERT_TRUE(pushed.ok()) << pushed;
+      }
+      ASSERT_TRUE(worker.WaitAll().ok());
+    };
+    if (kv->rank() == 3) {
+      for (int lives = 0; lives < 4; ++lives) {
+        life(*kv, 15);
+        JoinMessageHub(store.hub, 3, {}).reset();
+        kv.reset();
+        auto again = StoreWorker::Create(store.WorkerPlane(3), store.WorkerOptions());
+        ASSERT_TRUE(again.ok()) << again.status();
+        kv = *std::move(again);
+      }
+      auto later = StoreWorker::Create(store.WorkerPlane(4), store.WorkerOptions());
+      ASSERT_TRUE(later.ok()) << later.status();
+      life(**later, 15);
+      return;
+    }
+    life(*kv, kv->rank() == 0 ? 40 : 200);
+  });
+}
+
+TEST(StoreTest, NoGradientIsOlderThanTheBoundInSsp) {
+  for (const uint64_t staleness : {1, 2}) {
+    AgeChecker checker(staleness, 4);
+    RunUnequalWorkers(absl::StrCat("ssp:staleness=", staleness), checker);
+    EXPECT_EQ(checker.too_old, 0u) << "the oldest was " << checker.oldest << " updates old";
+    EXPECT_GT(checker.applied, 5 * 400u);
+    EXPECT_GT(checker.oldest, staleness * 2) << "nothing came near the bound";
+  }
+  AgeChecker checker(1, 4);
+  RunUnequalWorkers("async", checker);
+  EXPECT_GT(checker.too_old, 0u) << "without the bound the checker sees what breaks it";
 }
 
 // The store of others stays as it is.

@@ -66,6 +66,8 @@ class ParameterServerOptimizer:
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise InvalidArgumentError(f"model is {model!r}, expected a torch.nn.Module")
+        if not isinstance(overlap, bool):
+            raise InvalidArgumentError(f"overlap is {overlap!r}, expected True or False")
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._check_group(optimizer)
         self.optimizer = optimizer
@@ -160,6 +162,8 @@ class ParameterServerOptimizer:
                 "share() in mode 'sync': there all workers take as many steps; give each an equal "
                 "part by a DistributedSampler, or take mode 'async' or 'ssp:staleness=2'"
             )
+        if not isinstance(shuffle, bool):
+            raise InvalidArgumentError(f"shuffle is {shuffle!r}, expected True or False")
         for what, value in (("batch_size", batch_size), ("epochs", epochs), ("seed", seed)):
             if not isinstance(value, int) or isinstance(value, bool) or value < (what != "seed"):
                 raise InvalidArgumentError(f"{what} is {value!r}, expected a whole number above 0")
