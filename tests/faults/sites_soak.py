@@ -29,6 +29,7 @@ _context.set_forkserver_preload(["thinwire.torch.sites", "torch._dynamo"])
 
 STEP_S = 0.04
 STEPS = 4  # of a round
+LEAST = 3  # members of a group: more than half of the five at most, so that there is one group
 STOPS_S = (0.3, 1.0, 5.0)
 RECOVERY_S = 3.0  # from a kill to the next commit, beside the round itself
 LONGEST_S = 15.0  # of a round, with a stop and another fault in it
@@ -53,7 +54,7 @@ def be_member(name: str, address: str, folder: str, rounds: int) -> None:
     if not address.startswith("http"):
         host, _, port = address.partition(":")
         where = dist.TCPStore(host, int(port), is_master=False)
-    members = sites.join(where, name, min_members=2, timeout_s=120)
+    members = sites.join(where, name, min_members=LEAST, timeout_s=120)
     steps, written = 0, 0
     with (
         sites.DiLoCo(members, [model], inner, outer, STEPS, codec="int4") as diloco,
@@ -91,7 +92,7 @@ class Place:
         from torchft.coordination import LighthouseServer
 
         self._server = LighthouseServer(
-            "127.0.0.1:0", min_replicas=2, join_timeout_ms=2_000, quorum_tick_ms=20,
+            "127.0.0.1:0", min_replicas=LEAST, join_timeout_ms=2_000, quorum_tick_ms=20,
             heartbeat_timeout_ms=2_000,
         )  # fmt: skip
         self.address = f"http://127.0.0.1:{self._server.address().rpartition(':')[2]}"

@@ -316,6 +316,7 @@ def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
         for meeting in [threads.submit(one.meet, lost) for one in (a, b)]:
             assert meeting.result().names == ("a", "b")
         assert c._joined.number in a._joined.alive()
+        assert not a.wants_change()  # which would wait for c until it is dead
         a.close()
         b.close()
 

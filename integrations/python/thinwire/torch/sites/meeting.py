@@ -109,9 +109,9 @@ class Meeting:
         return self._start(name, flat, self.epoch.size * flat.numel(), "all_gather")
 
     def end_turn(self) -> None:
-        """Promises that all calls since the last one come again, in turn after turn. On links
-        with latency its order is predicted then, and nothing waits for an announcement. What is
-        started twice in a turn under one name is left out."""
+        """Says that what was started since the last call will be started again, in turn after turn.
+        On links with latency its order is predicted then, and nothing waits for an announcement.
+        Names that are started twice in a turn are left out."""
         if self._session is not None:
             self._session.end_step(repeats=True)
 

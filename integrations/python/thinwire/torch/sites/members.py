@@ -69,7 +69,9 @@ def join(
             TCPStore(host, port, is_master=False), whose server outlives the members; or
             "http://host:29510" of torchft's Lighthouse.
         name: of this member, for messages and the reports of rounds.
-        min_members: fewer do not train. A Lighthouse has its own --min_replicas.
+        min_members: fewer do not train. With half of all members or less, those that lose sight of
+            one another, such as several that were stopped, may form two groups that go on apart.
+            A Lighthouse has its own --min_replicas.
         key_file: a file with the group's secret, the same on all members; without the key nobody
             takes part. None: THINWIRE_KEY_FILE, else a token in the store.
         host: the own address that others reach, for a Lighthouse. None: the one towards it.

@@ -309,8 +309,9 @@ class StoreMembers:
         return f"member {lost[0]} of the store" if lost else None
 
     def wants_change(self) -> bool:
-        """A live member is not in the epoch."""
-        return bool(set(self._joined.alive()) - set(self._members))
+        """A live member is not in the epoch, and has given a sign of life lately: one that has just
+        been left out as dead is not asked for."""
+        return bool(set(self._joined.alive()) - set(self._members) - self._joined.silent())
 
     def close(self) -> None:
         """Leave, so that nobody waits for this member. May be called twice, and by another thread
