@@ -149,7 +149,7 @@ class StoreWorker {
   // Begins a use when the key's last pull is over and there is room to send. pulled: what is
   // awaited of each slice; null: nothing.
   absl::StatusOr<Use> Begin(size_t key, bool pushes, const PulledOf* pulled);
-  // Of what a push draws, for codecs with stochastic rounding.
+  // The key of the random numbers that a push draws, for codecs with stochastic rounding.
   uint64_t DrawsKey(const CodecSpec& spec, std::string_view key) const;
   absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
   absl::Status CallAll(Together what);
