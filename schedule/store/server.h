@@ -257,7 +257,7 @@ class StoreServer {
   std::map<std::pair<uint32_t, uint64_t>, Call> calls_;  // by Together and number
   std::map<uint32_t, Completed> completed_;              // by Together
   std::map<uint32_t, Share> shares_;
-  // Of an update: its pushes in rank order, and the slice's arrays of the optimizer.
+  // An update uses these: its pushes in rank order, and the slice's arrays of the optimizer.
   std::vector<std::vector<uint8_t>> wires_;
   std::vector<float*> slots_;
   std::vector<float> sum_;  // of an update; and room for a publication

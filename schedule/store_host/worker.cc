@@ -270,6 +270,27 @@ absl::Status StoreWorker::FindKey(std::string_view name, size_t* index) const {
   return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": ", found.message()));
 }
 
+absl::StatusOr<StoreWorker::Use> StoreWorker::Begin(size_t index, bool pushes,
+                                                    const PulledOf* pulled) {
+  if (absl::Status bad = Wait(layout_.keys()[index].name); !bad.ok()) return bad;
+  if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
+  const Range slices = layout_.SlicesOf(index);
+  const absl::MutexLock lock(&mu_);
+  Key& key = keys_[index];
+  has_pushed_ = has_pushed_ || pushes;
+  if (pushes) ++key.pushes;
+  const Use use = {key.pushes, last_request_ + 1, key.residual.get()};
+  if (pulled != nullptr) {
+    key.pulls = slices.end - slices.begin;
+    for (size_t i = slices.begin; i < slices.end; ++i) pulled_[++last_request_] = (*pulled)(i);
+  }
+  return use;
+}
+
+uint64_t StoreWorker::DrawsKey(const CodecSpec& spec, std::string_view key) const {
+  return HashCombine(HashCombine(spec.seed, HashBytes(key)), static_cast<uint64_t>(rank_));
+}
+
 absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, TensorView* out,
                                 int priority) {
   size_t index = 0;
@@ -285,30 +306,18 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
                                                    "' has ", layout_.keys()[index].numel,
                                                    " elements, got a tensor of ", tensor->numel));
   }
-  if (absl::Status bad = Wait(name); !bad.ok()) return bad;
-  if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
-
+  const auto part_of_out = [&](size_t i) {
+    const StoreSlice& slice = layout_.slices()[i];
+    return Pulled{index, i, out->Slice(slice.offset, slice.count)};
+  };
+  const PulledOf pulled = part_of_out;
+  const absl::StatusOr<Use> use =
+      Begin(index, gradient != nullptr, out == nullptr ? nullptr : &pulled);
+  if (!use.ok()) return use.status();
   const Range slices = layout_.SlicesOf(index);
-  uint64_t request = 0, number = 0;
-  float* residual = nullptr;
-  {
-    const absl::MutexLock lock(&mu_);
-    Key& key = keys_[index];
-    has_pushed_ = has_pushed_ || gradient != nullptr;
-    residual = key.residual.get();
-    number = gradient != nullptr ? ++key.pushes : key.pushes;
-    if (out != nullptr) {
-      request = last_request_ + 1;
-      key.pulls = slices.end - slices.begin;
-      for (size_t i = slices.begin; i < slices.end; ++i) {
-        const StoreSlice& slice = layout_.slices()[i];
-        pulled_[++last_request_] = {index, i, out->Slice(slice.offset, slice.count)};
-      }
-    }
-  }
+  const uint64_t number = use->number;
   const CodecSpec spec = layout_.keys()[index].codec.up.AtStep(number == 0 ? 0 : number - 1);
-  const uint64_t draws_key =
-      HashCombine(HashCombine(spec.seed, HashBytes(name)), static_cast<uint64_t>(rank_));
+  const uint64_t draws_key = DrawsKey(spec, name);
   for (size_t i = slices.begin; i < slices.end; ++i) {
     const StoreSlice& slice = layout_.slices()[i];
     StoreHead head{.kind = gradient == nullptr ? Kind::kPull
@@ -318,14 +327,15 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
                    .number = number};
     if (out != nullptr) {
       head.have = readers_[i]->have();
-      head.request = request + (i - slices.begin);
+      head.request = use->request + (i - slices.begin);
     }
     std::vector<uint8_t> body;
     if (gradient != nullptr) {
       body.resize(EncodedBytes(spec, slice.count));
       const Draws draws = {.key = draws_key, .stream = number, .first = slice.offset};
       backend_.Encode(spec, gradient->Slice(slice.offset, slice.count),
-                      residual == nullptr ? nullptr : residual + slice.offset, body.data(), draws);
+                      use->residual == nullptr ? nullptr : use->residual + slice.offset,
+                      body.data(), draws);
     }
     const absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body));
     if (!bad.ok()) return bad;

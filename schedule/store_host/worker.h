@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -160,6 +161,18 @@ class StoreWorker {
   absl::Status FindKey(std::string_view key, size_t* index) const;
   absl::Status FindRows(std::string_view key, std::span<const int64_t> rows,
                         const TensorView& values, size_t* index) const;
+  // A push, a pull or both of a key.
+  struct Use {
+    uint64_t number = 0;   // of the push, or of the last one before the pull
+    uint64_t request = 0;  // of the pull's first slice; the others follow
+    float* residual = nullptr;
+  };
+  using PulledOf = absl::FunctionRef<Pulled(size_t)>;  // by slice
+  // Begins a use when the key's last pull is over and there is room to send. pulled: what is
+  // awaited of each slice; null: nothing.
+  absl::StatusOr<Use> Begin(size_t key, bool pushes, const PulledOf* pulled);
+  // The key of the random numbers that a push draws, for codecs with stochastic rounding.
+  uint64_t DrawsKey(const CodecSpec& spec, std::string_view key) const;
   absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
   absl::Status CallAll(Together what);
   absl::Status AwaitRoom();

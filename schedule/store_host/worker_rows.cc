@@ -84,23 +84,16 @@ absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_
                                    TensorView values, int priority) {
   size_t index = 0;
   if (absl::Status bad = FindRows(name, rows, values, &index); !bad.ok()) return bad;
-  if (absl::Status bad = Wait(name); !bad.ok()) return bad;
-  if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
+  const absl::StatusOr<Use> use = Begin(index, true, nullptr);
+  if (!use.ok()) return use.status();
 
-  uint64_t number = 0;
-  {
-    const absl::MutexLock lock(&mu_);
-    has_pushed_ = true;
-    number = ++keys_[index].pushes;
-  }
   const size_t width = layout_.keys()[index].width;
   const RowOrder order(rows);
   // The bytes of fp32 are the values.
   const CodecSpec fp32 = LosslessSpec(DType::kF32), spec = RowCodec(layout_.keys()[index].codec.up);
   std::vector<float> all(EncodedBytes(fp32, values.numel) / sizeof(float));
   backend_.Encode(fp32, values, nullptr, reinterpret_cast<uint8_t*>(all.data()));
-  const uint64_t draws_key =
-      HashCombine(HashCombine(spec.seed, HashBytes(name)), static_cast<uint64_t>(rank_));
+  const uint64_t draws_key = DrawsKey(spec, name);
   const Range slices = layout_.SlicesOf(index);
   for (size_t i = slices.begin; i < slices.end; ++i) {
     const StoreSlice& slice = layout_.slices()[i];
@@ -109,8 +102,9 @@ absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_
     const size_t bytes = EncodedBytes(spec, sums.size());
     std::vector<uint8_t> body = RowsBody(IdsOf(order, part, slice, width), bytes);
     backend_.Encode(spec, ViewOf(sums), nullptr, body.data() + body.size() - bytes,
-                    {.key = HashCombine(draws_key, i), .stream = number});
-    const StoreHead head{.kind = Kind::kPush, .slice = static_cast<uint32_t>(i), .number = number};
+                    {.key = HashCombine(draws_key, i), .stream = use->number});
+    const StoreHead head{
+        .kind = Kind::kPush, .slice = static_cast<uint32_t>(i), .number = use->number};
     if (absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body)); !bad.ok()) {
       return bad;
     }
@@ -122,31 +116,22 @@ absl::Status StoreWorker::PullRows(std::string_view name, std::span<const int64_
                                    TensorView out, int priority) {
   size_t index = 0;
   if (absl::Status bad = FindRows(name, rows, out, &index); !bad.ok()) return bad;
-  if (absl::Status bad = Wait(name); !bad.ok()) return bad;
-  if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
-
   const size_t width = layout_.keys()[index].width;
   const auto order = std::make_shared<const RowOrder>(rows);
+  const auto part_of_out = [&](size_t i) {
+    return Pulled{index, i, out, order, PartOf(*order, layout_.slices()[i], width), width};
+  };
+  const PulledOf pulled = part_of_out;
+  const absl::StatusOr<Use> use = Begin(index, false, &pulled);
+  if (!use.ok()) return use.status();
   const Range slices = layout_.SlicesOf(index);
-  uint64_t number = 0, request = 0;
-  {
-    const absl::MutexLock lock(&mu_);
-    Key& key = keys_[index];
-    number = key.pushes;
-    request = last_request_ + 1;
-    key.pulls = slices.end - slices.begin;
-    for (size_t i = slices.begin; i < slices.end; ++i) {
-      const Range part = PartOf(*order, layout_.slices()[i], width);
-      pulled_[++last_request_] = {index, i, out, order, part, width};
-    }
-  }
   for (size_t i = slices.begin; i < slices.end; ++i) {
     const StoreSlice& slice = layout_.slices()[i];
     const Range part = PartOf(*order, slice, width);
     const StoreHead head{.kind = Kind::kPull,
                          .slice = static_cast<uint32_t>(i),
-                         .number = number,
-                         .request = request + (i - slices.begin)};
+                         .number = use->number,
+                         .request = use->request + (i - slices.begin)};
     const absl::Status bad =
         SendTo(ServerOf(i), priority, head, RowsBody(IdsOf(*order, part, slice, width), 0));
     if (!bad.ok()) return bad;
