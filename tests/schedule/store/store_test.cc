@@ -334,6 +334,33 @@ TEST(StoreTest, ABarrierWithPullsUnderWayStopsNobodyInSsp) {
   });
 }
 
+TEST(StoreTest, AHeldPushCountsWhenItsWorkerCloses) {
+  StoreRanks store{.workers = 2, .mode = "ssp:staleness=1"};
+  absl::Notification has_closed;
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10), g(10, 1.0f);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+    if (kv->rank() == 0) {
+      for (int step = 0; step < 2; ++step) {
+        ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+        ASSERT_TRUE(kv->WaitAll().ok());
+      }
+      ASSERT_TRUE(kv->Push("w", View(g), 0).ok());  // held for the other's gradient
+      kv.reset();
+      has_closed.Notify();
+      return;
+    }
+    ASSERT_TRUE(has_closed.WaitForNotificationWithTimeout(absl::Seconds(60)));
+    ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    ASSERT_TRUE(kv->Barrier().ok());
+    ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    EXPECT_EQ(w[0], 4.0f);
+  });
+}
+
 TEST(StoreTest, ALostWorkerIsAnErrorOnAllInSync) {
   StoreRanks store{.workers = 3, .servers = 2};
   store.timeout = std::chrono::seconds(60);  // which nothing here waits for
