@@ -511,6 +511,39 @@ def test_a_worker_that_comes_late_in_sync_is_told_what_to_do(joining):
         worker.await_lines(3 + len(worker.await_lines(1)))
 
 
+RATES = '''
+"""Two epochs with rates of their own, of which worker 1 has a long one first."""
+import sys
+import torch
+from thinwire.torch import ParameterServerOptimizer
+
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+served = ParameterServerOptimizer(optimizer, net, mode=sys.argv[1], timeout_s=30,
+                                  overlap=sys.argv[2] == "overlap")
+for epoch, steps in enumerate((2, 6) if served.store.rank == 0 else (40, 6)):
+    optimizer.param_groups[0]["lr"] = 1e-3 / (epoch + 1)
+    for _ in range(steps):
+        served.zero_grad()
+        net(torch.randn(4, 8)).square().mean().backward()
+        served.step()
+    served.wait()
+print("done", flush=True)
+served.close()
+'''
+
+
+@pytest.mark.parametrize("overlap", ["overlap", "step"])
+def test_a_rate_by_epoch_in_ssp_waits_for_no_gradient(overlap, tmp_path):
+    """Worker 0 waits for the new rate, while the other makes more updates than the bound allows."""
+    program = tmp_path / "rates.py"
+    program.write_text(RATES)
+    printed = run_program(
+        program, "ssp:staleness=1", overlap, world=3, environment={"THINWIRE_SERVERS": "1"}
+    )
+    assert printed.count("done") == 2, printed
+
+
 SHARING = '''
 """Trains on what share() hands out, at a speed of its own; says which samples a step had."""
 import sys, time

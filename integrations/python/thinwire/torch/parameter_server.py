@@ -36,6 +36,8 @@ class ParameterServerOptimizer:
     mode "sync" the gradient is the mean of all workers'. Numbers that change between a step and the
     next backward(), such as the learning rate of optimizer.param_groups[0], reach the servers by a
     call that all workers wait in, so in the other modes a schedule is one by epoch and not by step.
+    In mode ssp that call is made by the next forward of a module that trains: a worker that has
+    waited for the others reads the values anew, since its gradient would be of values too old.
 
     Args:
         optimizer: SGD, Adam, AdamW, Adagrad or SparseAdam (which is Adam here) of torch.optim with
@@ -77,6 +79,8 @@ class ParameterServerOptimizer:
         )
         self._sync = mode in ("sync", "local")
         self._mode = mode
+        self._in_forward = mode.startswith(_SSP)  # numbers that have changed go before a forward
+        self._begun = False  # a forward of this step
         self._shares = 0
         self._priorities = {name: -number for number, name in enumerate(self._parameters)}
         self._names = {id(p): name for name, p in self._parameters.items()}
@@ -121,7 +125,7 @@ class ParameterServerOptimizer:
                 )
         if not pushed:
             self._renew_numbers()
-        self._whole = False
+        self._whole = self._begun = False
         for name, parameter in self._parameters.items():
             if name in self._tables:
                 self._push_rows(name, parameter, self._priorities[name])
@@ -269,9 +273,19 @@ class ParameterServerOptimizer:
         self.store.pushpull(name, gradient, out=parameter.data, priority=priority)
 
     def _renew_numbers(self) -> None:
-        if kvstore.optimizer_spec(self.optimizer) != self._spec:
+        if not self._in_forward and kvstore.optimizer_spec(self.optimizer) != self._spec:
             self.store.wait()
             self._set_numbers()
+
+    def _begin_forward(self) -> None:
+        """Bounded staleness counts a gradient's age from the pull of its values, and waits for
+        nobody in a call that all workers make; so the values are pulled after the call."""
+        self._begun = True
+        if kvstore.optimizer_spec(self.optimizer) != self._spec:
+            self.wait()
+            self._set_numbers()
+            self._read.clear()
+            self._pull_all()
 
     def _set_numbers(self) -> None:
         rescale = 1 / self.store.num_workers if self._sync else 1.0
@@ -310,6 +324,8 @@ class ParameterServerOptimizer:
     def _before_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if self._in_forward and not self._begun and module.training and torch.is_grad_enabled():
+            self._begin_forward()
         for parameter in module.parameters(recurse=False):
             name = self._names.get(id(parameter))
             if name in self._tables:
