@@ -262,7 +262,8 @@ absl::Status StoreWorker::Await(Done done, Late late) {
         break;
       }
     }
-    if (reason.ok()) return failure_;
+    // An answer counts, also if the store has failed since; the next call says so.
+    if (reason.ok()) return done() ? absl::OkStatus() : failure_;
   }
   Fail(reason);
   return reason;

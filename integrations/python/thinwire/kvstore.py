@@ -315,15 +315,6 @@ class KVStore:
         and for MXNet's "1bit"."""
         self._check(self._library.tw_kv_set_codec(self._alive(), _codec(compression)))
 
-    def _take(
-        self, share: int, samples: int, batch: int, epochs: int, applied: int
-    ) -> _library.KvWork:
-        """The next range of samples for this worker, as tw_kv_take says."""
-        work = _library.KvWork()
-        plan = (samples, batch, epochs, applied)
-        self._check(self._library.tw_kv_take(self._alive(), share, *plan, byref(work)))
-        return work
-
     def is_capable(self, capability: str) -> bool:
         """Return whether servers can do it: "optimizer", which MXNet asks for, "row_sparse"."""
         return _text("capability", capability).lower() in (b"optimizer", b"row_sparse")
@@ -645,6 +636,16 @@ def _pairs(key: Key | Sequence[Key], values: Any, what: str) -> list[tuple[str, 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.data_ptr(), tensor.numel(), _DTYPES[tensor.dtype]
+
+
+def take_work(
+    store: KVStore, share: int, samples: int, batch: int, epochs: int, applied: int
+) -> _library.KvWork:
+    """The next range of samples for a worker, as tw_kv_take says."""
+    work = _library.KvWork()
+    plan = (samples, batch, epochs, applied)
+    store._check(store._library.tw_kv_take(store._alive(), share, *plan, byref(work)))
+    return work
 
 
 def optimizer_spec(optimizer: str | torch.optim.Optimizer, **numbers: float) -> str:

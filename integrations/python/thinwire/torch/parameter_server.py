@@ -11,6 +11,7 @@ import torch.utils.data
 
 from thinwire import kvstore
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch import private
 
 _MODES = {"local": "local", "sync": "dist_sync", "async": "dist_async"}
 _SSP = "ssp:"
@@ -118,7 +119,7 @@ class ParameterServerOptimizer:
         pushed it."""
         pushed, self._pushed = self._pushed, {}
         for name, (gradient, version) in pushed.items():
-            if self._parameters[name].grad is not gradient or gradient._version != version:
+            if self._parameters[name].grad is not gradient or private.version(gradient) != version:
                 raise InvalidArgumentError(
                     f"the gradient of '{name}' has changed since backward() pushed it; make the "
                     "optimizer with overlap=False, so that step() pushes"
@@ -192,7 +193,7 @@ class ParameterServerOptimizer:
         size, order, order_epoch = len(dataset), torch.arange(len(dataset)), -1
         for taken in itertools.count():
             # The forward of a batch waits for the values of the step before it.
-            work = self.store._take(share, size, batch_size, epochs, max(taken - 1, 0))
+            work = kvstore.take_work(self.store, share, size, batch_size, epochs, max(taken - 1, 0))
             if work.waited:
                 self._read.clear()
                 self._pull_all()
@@ -259,7 +260,7 @@ class ParameterServerOptimizer:
         self._push(name, parameter)
         gradient = parameter.grad
         assert gradient is not None
-        self._pushed[name] = gradient, gradient._version
+        self._pushed[name] = gradient, private.version(gradient)
 
     def _push(self, name: str, parameter: torch.Tensor) -> None:
         gradient, priority = parameter.grad, self._priorities[name]

@@ -335,3 +335,9 @@ def fail_future(future: torch.futures.Future, error: Error) -> None:
     torch's own RPC raises typed errors out of wait(); torch 2.1 to 2.13 have it."""
     future._set_unwrap_func(_Failure.throw)
     future.set_result(_Failure(error))
+
+
+def version(tensor: torch.Tensor) -> int:
+    """A number that grows with each change in place of the tensor's values, which autograd keeps to
+    find such changes. Torch 2.13 and 2.14."""
+    return tensor._version

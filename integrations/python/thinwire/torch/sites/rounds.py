@@ -29,7 +29,7 @@ import math
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from thinwire import errors
@@ -240,7 +240,7 @@ class Rounds:
         sent = [row[_HEADER.size :] for row in rows]
         if one.in_two_hops:
             reduce_owned(meeting, one, sent, weights, self._rule, seen)
-            _add(result, one.result)
+            _add(result.update, one.result)
         elif self._masks is None:
             before = self.before.get(one.fragment, {})
             norms, cosines = combine(
@@ -251,7 +251,7 @@ class Rounds:
             for each, row in zip(seen, sent, strict=True):
                 each.update(row)
             weights = add_hidden(meeting, one, sent, weights, self._masks, seen)
-            _add(result, one.result)
+            _add(result.update, one.result)
         one.seen = b"".join(each.digest()[:_DIGEST] for each in seen)
         result.update(one.seen)
         digest = result.digest()[:_DIGEST]
@@ -500,9 +500,7 @@ def _kept(pieces: Iterable[bytes], kept: list[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _chunks(
-    one: Round, first: list[memoryview], seen: list[hashlib._Hash]
-) -> Iterator[list[memoryview]]:
+def _chunks(one: Round, first: list[memoryview], seen: list) -> Iterator[list[memoryview]]:
     """Yields what each member sent, chunk by chunk, and adds it to `seen`."""
     for number, gather in enumerate(one.gathers):
         rows = first if number == 0 else gather.rows()
@@ -511,14 +509,14 @@ def _chunks(
         yield rows
 
 
-def _add(digest: hashlib._Hash, result: Values) -> None:
+def _add(update: Callable[[bytes], object], result: Values) -> None:
     for values in result.values():
-        digest.update(raw_bytes(values))
+        update(raw_bytes(values))
 
 
 def _digest_of(seen: bytes, result: Values) -> bytes:
     digest = hashlib.sha256()
-    _add(digest, result)
+    _add(digest.update, result)
     digest.update(seen)
     return digest.digest()[:_DIGEST]
 
