@@ -305,7 +305,7 @@ void StoreServer::OnTake(int worker, int priority, const StoreHead& head, std::s
   if (!plan.ok()) {
     return SendWork(worker, priority, head.request, {}, std::string(plan.status().message()));
   }
-  Share& share = shares_.try_emplace(head.slice, WorkQueue(*plan)).first->second;
+  Share& share = shares_.try_emplace(head.slice, *plan).first->second;
   if (share.queue.plan() != *plan) {
     return SendWork(worker, priority, head.request, {},
                     absl::StrCat("share ", head.slice, " of worker ", worker,
@@ -902,7 +902,7 @@ bool StoreServer::RestoreServer(std::string_view bytes) {
     const auto number = static_cast<uint32_t>(in.Number());
     const absl::StatusOr<WorkPlan> plan = WorkPlan::Parse(in.Text());
     if (!plan.ok()) return false;
-    const auto share = shares_.try_emplace(number, WorkQueue(*plan)).first;
+    const auto share = shares_.try_emplace(number, *plan).first;
     if (!share->second.queue.Restore(in)) return false;
   }
   const uint64_t calls = in.Number();

@@ -185,6 +185,8 @@ class StoreServer {
       int priority = 0;
       uint64_t number = 0, applied = 0, request = 0;
     };
+    explicit Share(const WorkPlan& plan) : queue(plan) {}
+
     WorkQueue queue;
     std::map<int, Ask> asks;  // by worker
   };
