@@ -25,12 +25,15 @@ from typing import Any
 
 import torch
 
-from bench.accuracy import rates, rounds
+from bench.accuracy import rates, rounds, stores
 from bench.accuracy.report import write_report
 from bench.accuracy.tasks import TASKS, Task
 from bench.accuracy.training import METHODS, NAMED, spec_of, train
 
-_ONE_WAY = (None,)  # of outer optimizers, where there is none
+Outer = tuple[float, ...]  # an outer optimizer's rate and momentum, or a server's momentum
+# Methods of which that is chosen as well as the rate.
+TWICE_CHOSEN: dict[str, Any] = {**rounds.METHODS, **stores.METHODS}
+_ONE_WAY = (None,)  # of all others
 
 _SHORT_STEPS = 8  # times fewer
 _SHORT_METHODS = ("fp32", "int4", "adaptive 2", "adaptive 1", "onebit", "topk 0.1 % DGC")
@@ -44,7 +47,7 @@ class Run:
     seed: int
     split: str  # "validation" to choose a rate, "test" for the result
     workers: int
-    outer: rounds.Outer | None = None  # where members train between rounds
+    outer: Outer | None = None
 
     def recipe(self) -> dict[str, Any]:
         """Everything that the run's result depends on, as JSON."""
@@ -57,7 +60,7 @@ class Run:
         }  # fmt: skip
         if self.outer is not None:
             special = {"outer": list(self.outer), "dirichlet": task.dirichlet}
-            return common | special | rounds.METHODS[self.method].recipe()
+            return common | special | TWICE_CHOSEN[self.method].recipe()
         chosen = METHODS[self.method]
         special = {key: 1 for key in ("dealt", "bf16", "exact_1d") if getattr(chosen, key)}
         if chosen.delay:
@@ -81,8 +84,9 @@ class Run:
         if self.outer is None:
             row = train(task, METHODS[self.method], seed, self.workers, self.split)
         else:
-            method = rounds.METHODS[self.method]
-            row = rounds.train(task, method, self.outer, seed, self.workers, self.split)
+            method = TWICE_CHOSEN[self.method]
+            train_by = rounds.train if isinstance(method, rounds.RoundMethod) else stores.train
+            row = train_by(task, method, self.outer, seed, self.workers, self.split)
         part = path.with_suffix(".part")
         part.write_text(json.dumps({"recipe": self.recipe(), "row": row}) + "\n")
         part.rename(path)
@@ -120,19 +124,19 @@ class Cell:
     choices: int
     workers: int
 
-    def _outers(self) -> tuple[rounds.Outer | None, ...]:
-        one = rounds.METHODS.get(self.method)
+    def _outers(self) -> tuple[Outer | None, ...]:
+        one = TWICE_CHOSEN.get(self.method)
         return _ONE_WAY if one is None else one.outers
 
-    def _run(self, factor: float, outer: rounds.Outer | None, seed: int, split: str) -> Run:
+    def _run(self, factor: float, outer: Outer | None, seed: int, split: str) -> Run:
         task = dataclasses.replace(self.task, rate=self.task.rate * factor)
         return Run(task, self.method, seed, split, self.workers, outer)
 
-    def _trials(self, factor: float, outer: rounds.Outer | None) -> list[Run]:
+    def _trials(self, factor: float, outer: Outer | None) -> list[Run]:
         seeds = range(_CHOICE_SEED, _CHOICE_SEED + self.choices)
         return [self._run(factor, outer, seed, "validation") for seed in seeds]
 
-    def _score(self, results: Results, factor: float, outer: rounds.Outer | None) -> float | None:
+    def _score(self, results: Results, factor: float, outer: Outer | None) -> float | None:
         rows = [results.row(run) for run in self._trials(factor, outer)]
         return statistics.mean(row["accuracy"] for row in rows) if rows and all(rows) else None
 
@@ -142,7 +146,7 @@ class Cell:
         found = {f: self._score(results, f, self._outers()[0]) for f in rates.GRID}
         return {factor: score for factor, score in found.items() if score is not None}
 
-    def outer_scores(self, results: Results) -> dict[rounds.Outer | None, float]:
+    def outer_scores(self, results: Results) -> dict[Outer | None, float]:
         """The same by outer optimizer, at the best rate so far."""
         best = rates.best(self.scores(results))
         found = {outer: self._score(results, best, outer) for outer in self._outers()}
@@ -197,7 +201,7 @@ def choices_of(cell: Cell, results: Results) -> dict[str, Any]:
     scores = cell.scores(results)
     tried = {f"{cell.task.rate * factor:g}": round(scores[factor], 3) for factor in scores}
     outers = {
-        "outer {:g}, {:g}".format(*outer): round(score, 3)
+        "outer " + ", ".join(f"{number:g}" for number in outer): round(score, 3)
         for outer, score in cell.outer_scores(results).items()
         if outer is not None
     }
@@ -208,6 +212,8 @@ def runs_together(task: Task, method: str) -> bool:
     """A momentum that the exchange owns is SGD's; splits by labels are those of rounds."""
     if method in rounds.METHODS:
         return task.optimizer != "muon"
+    if method in stores.METHODS:
+        return task.optimizer == "sgd" and task.dirichlet is None
     return task.dirichlet is None and (task.optimizer == "sgd" or not METHODS[method].owns_momentum)
 
 

@@ -11,7 +11,7 @@ import torch
 from ranks import run_program
 
 from bench.accuracy import report as accuracy_report
-from bench.accuracy import rounds
+from bench.accuracy import rounds, stores
 from bench.accuracy import run as accuracy
 from bench.accuracy.tasks import TASKS
 
@@ -137,6 +137,12 @@ def test_a_poisoner_spoils_the_mean_and_not_centered_clipping():
     }
     assert found["mean sign"] < 30 < 55 < found["centered_clip sign"], found
     assert found["mean clean"] > 55, found
+
+
+def test_workers_of_a_server_learn_in_ssp():
+    task = dataclasses.replace(TASKS["mlp"], steps=60)
+    row = stores.train(task, stores.METHODS["store ssp int4"], (0.6,), 1, 2, "validation")
+    assert row["accuracy"] > 65 and 7 < row["ratio"] < 8, row
 
 
 def test_members_have_all_rows_and_unlike_labels():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import store
+from bench import store, store_kills
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_a_step_pushes_as_its_order_says(name, monkeypatch):
 
 
 def test_a_row_of_kills_has_the_slowest_of_a_hundred():
-    row = store.summary("sync", "worker", 50, range(100, 0, -1), "ms")
+    row = store_kills.summary("sync", "worker", 50, range(100, 0, -1), "ms")
     assert (row["low"], row["median"], row["p99"], row["high"]) == (1, 50.5, 100, 100)
-    assert "| sync | worker | 50 |" in store.harness.table([row], store.KILL_COLUMNS)
+    assert "| sync | worker | 50 |" in store_kills.harness.table([row], store_kills.COLUMNS)

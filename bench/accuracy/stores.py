@@ -1,0 +1,153 @@
+"""Training with a parameter server: workers and a server are processes, as programs start them, and
+share this machine's processors as these let them, so the order of updates in async and ssp is that
+of the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench import lab
+from bench.accuracy.tasks import TASKS, Task, evaluate, loss_of
+from bench.store_kills import environment_of
+
+_POINTS = 40  # of a learning curve
+_PHASES = 20  # of the rate: all workers wait for one another where it changes
+_TIMEOUT_S = 120.0  # of each wait
+
+
+@dataclass(frozen=True)
+class StoreMethod:
+    """mode, codec: ParameterServerOptimizer's. momenta: of SGD on the server, which are tried like
+    outer optimizers, since asynchrony has a momentum of its own (Mitliagkas et al., arXiv
+    1605.09774)."""
+
+    name: str
+    mode: str
+    codec: str
+    against: str
+    momenta: tuple[float, ...] = (0.9,)
+
+    @property
+    def outers(self) -> tuple[tuple[float], ...]:
+        """The momenta, in the form of outer optimizers."""
+        return tuple((momentum,) for momentum in self.momenta)
+
+    def recipe(self) -> dict[str, Any]:
+        return {"mode": self.mode, "codec": self.codec, "phases": _PHASES}
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        StoreMethod("store sync", "sync", "fp32", "store sync"),
+        StoreMethod("store sync int4", "sync", "int4", "store sync"),
+        *(
+            StoreMethod(f"store {name}{'' if codec == 'fp32' else ' ' + codec}", mode, codec,
+                        "store sync", (0.5, 0.0, 0.9))
+            for name, mode in (("ssp", "ssp:staleness=2"), ("async", "async"))
+            for codec in ("fp32", "int4")
+        ),
+    )
+}  # fmt: skip
+
+
+def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: str) -> None:
+    """A worker, or the server, which does not return from the optimizer's constructor. Worker 0
+    prints the row."""
+    import torch
+    from thinwire.torch import ParameterServerOptimizer
+
+    from bench.accuracy.training import batches
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    model = task.make_model()
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(parameters.values(), lr=task.rate, momentum=momentum)
+    served = ParameterServerOptimizer(
+        optimizer,
+        model,
+        mode=method.mode,
+        codec=None if method.codec == "fp32" else method.codec,
+        timeout_s=_TIMEOUT_S,
+    )
+    store = served.store
+    curve, recent = [], []
+    phase = max(1, task.steps // _PHASES)
+    for step, rows in enumerate(batches(task, store.num_workers, seed)):
+        if step % phase == 0:
+            optimizer.param_groups[0]["lr"] = task.rate * task.rate_factor(step + phase // 2)
+        served.zero_grad()
+        loss = loss_of(model, task.data.batch(rows[store.rank]))
+        loss.backward()
+        served.step()
+        recent.append(loss.item())
+        if (step + 1) * _POINTS // task.steps != step * _POINTS // task.steps:
+            curve.append((step + 1, round(statistics.mean(recent), 4)))
+            recent = []
+    served.wait()
+    store.barrier()
+    store.pull(list(parameters), [p.data for p in parameters.values()])
+    if store.rank == 0:
+        accuracy, loss = evaluate(model, getattr(task.data, split)())
+        print(json.dumps({"accuracy": accuracy, "loss": loss, "curve": curve}), flush=True)
+    served.close()
+
+
+def train(task: Task, method: StoreMethod, outer: tuple[float], seed: int, workers: int,
+          split: str) -> dict[str, Any]:  # fmt: skip
+    """Trains from the seed; the run's row, as training.train() has it. RuntimeError if a process
+    fails."""
+    start, momentum = time.monotonic(), outer[0]
+    arguments = [task.name, task.steps, task.batch, task.rate, method.name, momentum, seed, split]
+    command = [sys.executable, "-m", "bench.accuracy.stores", json.dumps(arguments)]
+    size, port = workers + 1, lab.free_port()
+    started = []
+    try:
+        for rank in range(size):
+            own = environment_of(rank, port, size)
+            started.append(
+                subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, text=True)
+            )
+        printed = [process.communicate()[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"{method.name}: exits {[process.returncode for process in started]}")
+    found = json.loads(printed[0].splitlines()[-1])
+    return found | {
+        "task": task.name, "method": method.name, "against": method.against,
+        "codec": method.codec, "rate": task.rate, "momentum": momentum, "seed": seed,
+        "split": split, "workers": workers, "steps": task.steps,
+        "train_loss": found["curve"][-1][1],
+        "ratio": _ratio(task, method.codec), "seconds": time.monotonic() - start,
+    }  # fmt: skip
+
+
+def _ratio(task: Task, codec: str) -> float:
+    """Bytes of fp32 over those of the codec, for the largest of the parameters."""
+    from thinwire import encoded_bytes
+
+    numel = max(p.numel() for p in task.make_model().parameters())
+    return 4 * numel / encoded_bytes(codec, numel)
+
+
+def main() -> int:
+    name, steps, batch, rate, method, momentum, seed, split = json.loads(sys.argv[1])
+    task = dataclasses.replace(TASKS[name], steps=steps, batch=batch, rate=rate)
+    _work(task, METHODS[method], momentum, seed, split)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
