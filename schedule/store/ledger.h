@@ -7,15 +7,14 @@
 // pull, and its age when it is applied is V - b.
 //
 //   sync   Step t is one update: the sum of the t-th push of every worker. It is applied when all
-//   of
-//          them are there. A pull that follows push t is answered when V >= t.
+//          are there. A pull that follows push t is answered when V >= t.
 //   async  A push is an update, applied when it arrives.
-//   ssp    A push is an update. With n workers a running gradient has the deadline b + staleness *
-//   n:
-//          it is applied while V is at most that. The earliest deadline goes first; a push is held
-//          while its application would make another running gradient, pushed or not, miss its
-//          deadline. The running gradient with the earliest deadline is never held, so every held
-//          push waits for workers that are computing, and never for one another.
+//   ssp    A push is an update. With n workers a running gradient has the deadline
+//          b + staleness * n: it is applied while V is at most that. The earliest deadline goes
+//          first; a push is held while its application would make another running gradient,
+//          pushed or not, miss its deadline. The running gradient with the earliest deadline is
+//          never held, so every held push waits for workers that are computing, and never for one
+//          another.
 //
 // Workers come and go. One that is added runs nothing until its first pull is answered, so nobody
 // waits for it, and n is one more for the deadlines from then on; those that are given stay. One

@@ -27,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -239,6 +240,8 @@ class StoreServer {
   Slice& AddSlice(uint32_t number, size_t width, const CodecPair& codec);
   void Tell(int worker, const absl::Status& error) const;
   std::string NamesOf(const std::vector<int>& workers) const;
+
+  static constexpr int kLast = std::numeric_limits<int>::min();  // priority of what follows all
 
   const Options options_;
   const Backend& backend_;
