@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/effort.h"
 #include "transport/messages/queues.h"
 
 namespace thinwire {
@@ -189,6 +190,7 @@ std::vector<Place> Places() {
     for (const double round_trip : {0.0001, 0.002, 0.02, 0.1}) {
       for (const size_t slice : {kSmall, kInt4, kFp32}) {
         if (megabits * round_trip > 100 && slice == kSmall) continue;  // it takes long
+        if (kSanitized && (megabits > 1000 || slice == kSmall)) continue;
         places.push_back({megabits, round_trip, slice});
       }
     }
