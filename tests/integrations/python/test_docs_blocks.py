@@ -203,7 +203,8 @@ STARTERS = {"torchrun", "srun", "mpirun", "mpiexec"}
 def commands(text: str) -> list[list[str]]:
     joined = text.replace("\\\n", " ")
     lines = [line for line in joined.splitlines() if line.strip()]
-    words = [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
+    parts = [part for line in lines for part in re.split(r"&&|\|\|", line)]
+    words = [shlex.split(part, comments=True) for part in parts]
     return [[w for w in each if not re.match(r"[A-Z_]+=", w)] for each in words if each]
 
 
