@@ -53,7 +53,7 @@ kvserver.serve_here(float(sys.argv[1]), sys.argv[2])
 
 
 def environment_of(rank: int, port: int, world: int = KILL_WORKERS + 1) -> dict[str, str]:
-    """What a launcher gives a rank of `world` on this machine, the last of which serves."""
+    """Return what a launcher gives a rank of `world` on this machine, the last of which serves."""
     paths = [str(harness.ROOT), str(harness.ROOT / "integrations/python")]
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),

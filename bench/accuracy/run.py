@@ -153,7 +153,7 @@ class Cell:
         return {outer: score for outer, score in found.items() if score is not None}
 
     def missing(self, results: Results) -> list[Run]:
-        """What can be run next: the tests only when rate and outer optimizer are known."""
+        """Return the runs that can go next; tests only when rate and outer optimizer are known."""
         scores, outers = self.scores(results), self._outers()
         wanted = []
         if self.choices:

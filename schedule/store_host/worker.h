@@ -262,8 +262,7 @@ absl::Status StoreWorker::Await(Done done, Late late) {
         break;
       }
     }
-    // An answer counts, also if the store has failed since; the next call says so.
-    if (reason.ok()) return done() ? absl::OkStatus() : failure_;
+    if (reason.ok()) return failure_;
   }
   Fail(reason);
   return reason;

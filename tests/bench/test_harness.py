@@ -48,7 +48,7 @@ def test_subjects_take_turns_until_the_interval_is_narrow_or_time_is_over():
 
 
 def orders(rank: int) -> list[str]:
-    """Who had a turn after whom."""
+    """Return the pairs of subjects whose turns followed one another."""
     turns: list[str] = []
 
     @contextlib.contextmanager

@@ -7,8 +7,9 @@ import ctypes
 import logging
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 from typing import NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from thinwire import _library, errors
 from thinwire.config import Config
 
 _log = logging.getLogger("thinwire")
+_POLL_S = (0.001, 0.02)  # first and longest pause between two looks
 
 
 def is_ending() -> bool:
@@ -42,6 +44,17 @@ class Store(Protocol):
     def get(self, key: str, timeout_s: float) -> bytes:
         """Waits until somebody has set the key; raises when the time is over."""
         ...
+
+
+def poll(has: Callable[[str], bool], key: str, timeout_s: float) -> None:
+    """Wait until a store has a key, without holding the store meanwhile. Raises TimeoutError after
+    timeout_s seconds."""
+    end, pause = time.monotonic() + timeout_s, _POLL_S[0]
+    while not has(key):
+        if time.monotonic() > end:
+            raise TimeoutError(f"nobody set {key!r} within {timeout_s:.1f} s")
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_S[1])
 
 
 class StoreCallbacks:

@@ -10,12 +10,12 @@ import socket
 import struct
 import time
 
+from thinwire.comm import poll
 from thinwire.errors import UnavailableError
 
 _VALIDATE, _SET, _GET, _ADD, _CHECK = 0, 1, 3, 4, 5
 _MAGIC = 0x3C85F7CE
 _READY = 0
-_POLL_S = (0.001, 0.02)  # first and longest pause between two looks
 _PAUSE_S = 0.05  # between attempts to connect
 
 
@@ -59,12 +59,7 @@ class TcpStore:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Return a key's value, once it is set. Raises TimeoutError after timeout_s seconds."""
-        end, pause = time.monotonic() + timeout_s, _POLL_S[0]
-        while not self.has(key):
-            if time.monotonic() > end:
-                raise TimeoutError(f"nobody set {key!r} within {timeout_s:.1f} s")
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_S[1])
+        poll(self.has, key, timeout_s)
         self._send(struct.pack("=B", _GET) + self._key(key))
         return self._receive(struct.unpack("=Q", self._receive(8))[0])
 

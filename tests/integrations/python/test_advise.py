@@ -449,6 +449,6 @@ def test_codecs_of_few_bytes_take_time():
 
 
 def test_two_exchanges_in_a_row_take_two_latencies():
-    """Of ranks that alternate, each finds the other's bytes there every second time."""
+    """Ranks that alternate find the other's bytes there every second time."""
     assert forecast._in_pairs([0.0, 10.0, 0.0, 10.0]) == [5.0, 5.0, 5.0]
     assert forecast._in_pairs([3.0]) == [3.0]

@@ -177,7 +177,7 @@ class Traffic {
          .head = "it is gone",
          .body = {}});
   }
-  // Of 50 samples; those who have none left wait, and say that they do nothing.
+  // A worker takes of 50 samples; one that finds none left waits, and says that it does nothing.
   void Take(int worker) {
     if (lost_.contains(worker)) return;
     const auto index = static_cast<size_t>(worker);

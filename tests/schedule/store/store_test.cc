@@ -506,8 +506,8 @@ TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
   }
 }
 
-// Of a store's servers: no gradient is applied that is older than staleness * workers updates, from
-// the pull that it was computed of on.
+// Looks at what servers did: no gradient is applied that is older than staleness * workers updates,
+// counted from the pull that it was computed of.
 struct AgeChecker {
   struct Pulled {
     uint64_t version = 0, workers = 0;
@@ -754,6 +754,7 @@ TEST(StoreTest, ALostServerIsAnErrorOnAllWorkers) {
       const absl::Status status = PushUntilItFails(*kv, "w", w);
       EXPECT_TRUE(absl::IsUnavailable(status)) << status;
       EXPECT_NE(status.message().find("server 0"), std::string::npos) << status;
+      EXPECT_TRUE(absl::IsUnavailable(kv->WaitAll())) << "though no pull is under way";
     });
   }
 }

@@ -6,7 +6,6 @@ import collections
 import datetime
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from thinwire.comm import Communicator, Store
+from thinwire.comm import Communicator, Store, poll
 from thinwire.config import Config
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
 
-_POLL_S = (0.001, 0.02)  # first and longest pause between two looks
 _SLICE = datetime.timedelta(milliseconds=20)  # one look of a store that can only wait
 
 
@@ -57,12 +55,7 @@ class TorchStore:
         self._store.set(key, value)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        end, pause = time.monotonic() + timeout_s, _POLL_S[0]
-        while not self.has(key):
-            if time.monotonic() > end:
-                raise TimeoutError(f"nobody set {key!r} within {timeout_s:.1f} s")
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_S[1])
+        poll(self.has, key, timeout_s)
         return self._store.get(key)
 
     def has(self, key: str) -> bool:
