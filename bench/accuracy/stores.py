@@ -27,7 +27,8 @@ _TIMEOUT_S = 120.0  # of each wait
 class StoreMethod:
     """mode, codec: ParameterServerOptimizer's. momenta: of SGD on the server, which are tried like
     outer optimizers, since asynchrony has a momentum of its own (Mitliagkas et al., arXiv
-    1605.09774)."""
+    1605.09774). The rate is chosen with the first one; others take it by (1 - momentum), so that
+    an update moves the values as far in the long run."""
 
     name: str
     mode: str
@@ -40,8 +41,12 @@ class StoreMethod:
         """The momenta, in the form of outer optimizers."""
         return tuple((momentum,) for momentum in self.momenta)
 
+    def rate(self, task: Task, momentum: float) -> float:
+        return task.rate * (1 - momentum) / (1 - self.momenta[0])
+
     def recipe(self) -> dict[str, Any]:
-        return {"mode": self.mode, "codec": self.codec, "phases": _PHASES}
+        recipe = {"mode": self.mode, "codec": self.codec, "phases": _PHASES}
+        return recipe | {"rate by momentum": self.momenta[0]}
 
 
 METHODS = {
@@ -51,7 +56,7 @@ METHODS = {
         StoreMethod("store sync int4", "sync", "int4", "store sync"),
         *(
             StoreMethod(f"store {name}{'' if codec == 'fp32' else ' ' + codec}", mode, codec,
-                        "store sync", (0.5, 0.0, 0.9))
+                        "store sync", (0.0, 0.5, 0.9))
             for name, mode in (("ssp", "ssp:staleness=2"), ("async", "async"))
             for codec in ("fp32", "int4")
         ),
@@ -107,7 +112,8 @@ def train(task: Task, method: StoreMethod, outer: tuple[float], seed: int, worke
     """Trains from the seed; the run's row, as training.train() has it. RuntimeError if a process
     fails."""
     start, momentum = time.monotonic(), outer[0]
-    arguments = [task.name, task.steps, task.batch, task.rate, method.name, momentum, seed, split]
+    rate = method.rate(task, momentum)
+    arguments = [task.name, task.steps, task.batch, rate, method.name, momentum, seed, split]
     command = [sys.executable, "-m", "bench.accuracy.stores", json.dumps(arguments)]
     size, port = workers + 1, lab.free_port()
     started = []
@@ -127,7 +133,7 @@ def train(task: Task, method: StoreMethod, outer: tuple[float], seed: int, worke
     found = json.loads(printed[0].splitlines()[-1])
     return found | {
         "task": task.name, "method": method.name, "against": method.against,
-        "codec": method.codec, "rate": task.rate, "momentum": momentum, "seed": seed,
+        "codec": method.codec, "rate": rate, "momentum": momentum, "seed": seed,
         "split": split, "workers": workers, "steps": task.steps,
         "train_loss": found["curve"][-1][1],
         "ratio": _ratio(task, method.codec), "seconds": time.monotonic() - start,
