@@ -57,11 +57,13 @@ void Ledger::Idle(int worker) {
   from.running = from.running && IsHeld(from);
 }
 
-void Ledger::Resume() {
+void Ledger::Resume(std::span<const int> workers) {
   std::vector<Worker*> paused;
   std::vector<uint64_t> deadlines;  // of what runs, or is held, and of what runs again
-  for (Worker& worker : workers_) {
-    const bool was_paused = std::exchange(worker.paused, false);
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    Worker& worker = workers_[i];
+    const bool returns = std::ranges::find(workers, static_cast<int>(i)) != workers.end();
+    const bool was_paused = returns && std::exchange(worker.paused, false);
     if (!IsAwaited(worker)) continue;
     if (was_paused && !IsHeld(worker)) {
       paused.push_back(&worker);

@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -65,9 +66,9 @@ class Ledger {
   // The worker waits in a call that all workers make, and pushes nothing before that has returned:
   // nobody waits for its running gradient meanwhile, nor for one of a pull that is answered then.
   void Pause(int worker);
-  // Such a call returns. Paused gradients run again, but for those that could not be applied in
-  // time any more, beside those that run: their workers pull before they push.
-  void Resume();
+  // Such a call returns to these workers. Their gradients run again, but for those that could not
+  // be applied in time any more, beside those that run: their workers pull before they push.
+  void Resume(std::span<const int> workers);
   // The worker computes nothing until its next pull: it has no running gradient.
   void Idle(int worker);
   // A worker that is not here comes, under a new number or that of one that has gone. Its pushes

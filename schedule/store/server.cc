@@ -526,7 +526,10 @@ absl::Status StoreServer::TryCalls() {
     } else {
       puts_.clear();
     }
-    for (auto& [slice_number, slice] : slices_) slice.ledger.Resume();
+    // One that has joined may wait in a later call already.
+    std::vector<int> callers;
+    for (const auto& [worker, body] : call.bodies) callers.push_back(worker);
+    for (auto& [slice_number, slice] : slices_) slice.ledger.Resume(callers);
     completed_[what] = {number, refusal};
     for (const auto& [worker, body] : call.bodies) AnswerCall(worker, what, number, refusal);
   }

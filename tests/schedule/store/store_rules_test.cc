@@ -309,7 +309,8 @@ TEST(LedgerTest, AWorkerThatDidNotTakePartInACallRunsOn) {
     ledger.OnPull(2, number, number);
     ASSERT_EQ(DrainAll(ledger).size(), 2u);
   }
-  ledger.Resume();  // at version 2: of two that may be applied at 2 at the latest, one can be
+  ledger.Resume(std::vector<int>{
+      0, 1});  // at version 2: of two that may be applied at 2 at the latest, one can be
   ASSERT_TRUE(ledger.OnPush(0, 1).ok());
   EXPECT_EQ(DrainAll(ledger).size(), 1u);
   EXPECT_TRUE(absl::IsFailedPrecondition(ledger.OnPush(1, 1)));
@@ -339,7 +340,7 @@ TEST(LedgerTest, NobodyWaitsForAWorkerInABarrier) {
     EXPECT_EQ(DrainAll(ledger).size(), 2u);
   }
   ledger.Pause(0);
-  ledger.Resume();
+  ledger.Resume(std::vector<int>{0, 1});
   EXPECT_TRUE(absl::IsFailedPrecondition(ledger.OnPush(1, 1)));  // 5 updates old
   ASSERT_TRUE(ledger.OnPush(0, 6).ok());
   EXPECT_EQ(DrainAll(ledger).size(), 1u);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <random>
 #include <set>
@@ -1129,6 +1130,54 @@ class FuzzedServer {
   std::mt19937_64 random_;
   StoreServer server_;
 };
+
+// Worker 2 joins while the others make a call, which goes without it, and makes the next one before
+// that returns. The end of the first call is none of its own: it pushes nothing, and would be
+// waited for by those whom it waits for.
+TEST(StoreServerTest, NobodyWaitsForAJoinerInALaterCallWhenTheFirstOneReturns) {
+  using Kind = StoreHead::Kind;
+  std::map<std::pair<int, uint64_t>, int> values;  // by worker and request
+  std::map<int, uint64_t> barriers;                // that have returned, by worker
+  StoreServer server({.workers = 2}, CpuBackend(),
+                     [&](int worker, int, const StoreHead& head, std::vector<uint8_t>) {
+                       if (head.kind == Kind::kValues) ++values[{worker, head.request}];
+                       const auto barrier = static_cast<uint32_t>(Together::kBarrier);
+                       if (head.kind == Kind::kDone && head.slice == barrier) {
+                         barriers[worker] = head.number;
+                       }
+                     });
+  const auto send = [&](int worker, const StoreHead& head, std::string_view body) {
+    server.OnMessage(worker, 0, head.ToBytes(), {body.begin(), body.end()}, Deadline());
+    ASSERT_TRUE(server.failure().ok()) << server.failure();
+  };
+  const auto call = [&](int worker, Together what, uint64_t number, const std::string& body) {
+    send(worker, {.kind = Kind::kTogether, .slice = static_cast<uint32_t>(what), .number = number},
+         body);
+  };
+  const StoreTable table{StoreMode::Parse("ssp:staleness=1").value(),
+                         CodecPair::Parse("fp32").value(),
+                         1,
+                         {{0, 0, 16, 0, "w"}}};
+  const std::string gradient(EncodedBytes(table.codec.up, 16), '\0');
+  send(0, {.kind = Kind::kPut}, std::string(64, '\0'));
+  for (const int worker : {0, 1}) call(worker, Together::kInit, 1, table.ToString());
+  for (const int worker : {0, 1}) call(worker, Together::kOptimizer, 1, "add:lr=1");
+  call(0, Together::kBarrier, 1, "");
+  send(2, {.kind = Kind::kEnter}, "");
+  send(2, {.kind = Kind::kPull, .request = 1}, "");
+  send(2, {.kind = Kind::kPushPull, .number = 1, .request = 2}, gradient);
+  ASSERT_TRUE((values.contains({2, 2})));
+  call(2, Together::kBarrier, 2, "");
+  call(1, Together::kBarrier, 1, "");
+  EXPECT_EQ(barriers, (std::map<int, uint64_t>{{0, 1}, {1, 1}}));
+  server.OnLost(1, absl::CancelledError("it has closed its store"), Deadline());
+  for (uint64_t number = 1; number <= 9; ++number) {
+    send(0, {.kind = Kind::kPushPull, .number = number, .request = number}, gradient);
+    ASSERT_TRUE((values.contains({0, number}))) << "push " << number << " waits for worker 2";
+  }
+  call(0, Together::kBarrier, 2, "");
+  EXPECT_EQ(barriers, (std::map<int, uint64_t>{{0, 2}, {1, 1}, {2, 2}}));
+}
 
 // No message of a member makes a server abort.
 TEST(StoreServerTest, TenThousandFuzzedMessagesAreErrors) {

@@ -1,5 +1,6 @@
-"""The orders of chunks and their lanes, model-checked with spin: every interleaving of order.pml
-(announced chunks) and of predicted.pml (predicted ones, beside announced ones)."""
+"""Rules that are pure logic, model-checked with spin: every interleaving of order.pml (the order of
+announced chunks and their lanes), of predicted.pml (predicted chunks, beside announced ones), and
+of ledger.pml (the store's ledger)."""
 
 import pathlib
 import re
@@ -8,7 +9,7 @@ import subprocess
 
 import pytest
 
-ANNOUNCED, PREDICTED = "order.pml", "predicted.pml"
+ANNOUNCED, PREDICTED, LEDGER = "order.pml", "predicted.pml", "ledger.pml"
 NOBODY = 9
 DEFAULTS = {
     ANNOUNCED: {"LANES": 1, "NEVER": 0, "DIES": NOBODY, "LOCAL_ORDER": 0},
@@ -16,8 +17,10 @@ DEFAULTS = {
         **{"P": 4, "A": 0, "LANES": 1, "FAULT": 0},
         **{"NO_OLDEST": 0, "LOCAL_ORDER": 0, "SHARED_LANES": 0},
     },
+    LEDGER: {"STALENESS": 1, "MISTAKE": 0},
 }
 NEVER, DIES = 1, 2  # FAULT of predicted.pml
+BLIND, ALONE, LATE, ANY_CALL, ANY_PUSH = range(1, 6)  # MISTAKE of ledger.pml
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,20 +28,30 @@ pytestmark = [
 ]
 
 
-def errors(folder: pathlib.Path, model: str = ANNOUNCED, **settings: int) -> tuple[int, int, str]:
-    """(errors, states, the verifier's words) of an exhaustive search."""
+def errors(
+    folder: pathlib.Path,
+    model: str = ANNOUNCED,
+    *,
+    ltl: bool = False,
+    search: tuple[str, ...] = (),
+    **settings: int,
+) -> tuple[int, int, str]:
+    """(errors, states, the verifier's words) of an exhaustive search. ltl: of the model's formula,
+    with workers that each act again and again (weak fairness). search: options of the verifier."""
     chosen = DEFAULTS[model] | settings
     assert chosen.keys() == DEFAULTS[model].keys()
     defines = [f"-D{name}={value}" for name, value in chosen.items()]
+    if ltl:
+        defines.append("-DLTL")
     source = pathlib.Path(__file__).parent / model
     subprocess.run(["spin", "-a", *defines, source], cwd=folder, check=True, capture_output=True)
     # These state spaces are small: compiling with optimisation takes longer than it saves.
-    compiler = ["gcc", "-O0", "-DSAFETY", "-o", "pan", "pan.c"]
+    compiler = ["gcc", "-O0", *([] if ltl else ["-DSAFETY"]), "-o", "pan", "pan.c"]
     subprocess.run(compiler, cwd=folder, check=True, capture_output=True)
-    search = subprocess.run(
-        ["./pan", "-m100000"], cwd=folder, check=False, capture_output=True, text=True, timeout=300
-    )
-    words = search.stdout
+    verifier = ["./pan", "-m1000000", *(["-a", "-f"] if ltl else []), *search]
+    words = subprocess.run(
+        verifier, cwd=folder, check=False, capture_output=True, text=True, timeout=300
+    ).stdout
     assert "max search depth too small" not in words
     found = int(re.search(r"errors: (\d+)", words).group(1))
     return found, int(re.search(r"(\d+) states, stored", words).group(1)), words
@@ -98,3 +111,41 @@ def test_the_model_finds_the_deadlock_of_a_mistaken_predicted_order(tmp_path, mi
     found, _, words = errors(tmp_path, PREDICTED, **mistake)
     assert found > 0
     assert "assertion violated (dead||" in words  # a deadline passed, and nobody was at fault
+
+
+# The search for the formula looks at the assertions as well.
+@pytest.mark.parametrize(("staleness", "ltl"), [(1, True), (2, False)])
+def test_no_gradient_is_too_old_and_every_held_push_is_applied(tmp_path, staleness, ltl):
+    found, states, words = errors(tmp_path, LEDGER, ltl=ltl, STALENESS=staleness)
+    assert found == 0, words
+    assert states > 30_000
+
+
+def test_an_update_of_sync_is_one_push_of_each_and_no_pull_is_left_waiting(tmp_path):
+    found, states, words = errors(tmp_path, LEDGER, STALENESS=0)
+    assert found == 0, words
+    assert states > 5_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "violated"),
+    [
+        ({"MISTAKE": BLIND}, ".left>0"),  # a gradient is too old
+        ({"MISTAKE": ALONE}, ".held"),  # held pushes wait for one another
+        ({"MISTAKE": LATE}, ".held"),
+        ({"MISTAKE": ANY_CALL}, ".held"),
+        ({"MISTAKE": ANY_PUSH, "STALENESS": 0}, "given"),  # two pushes of one worker
+    ],
+    ids=str,
+)
+def test_the_model_finds_a_mistaken_ledger(tmp_path, settings, violated):
+    found, _, words = errors(tmp_path, LEDGER, **settings)
+    assert found > 0
+    assert violated in re.search(r"assertion violated (.*)", words).group(1), words
+
+
+def test_the_formula_finds_pushes_that_are_never_applied(tmp_path):
+    # Without assertions, which would end the search before.
+    found, _, words = errors(tmp_path, LEDGER, ltl=True, search=("-A",), MISTAKE=ALONE)
+    assert found > 0
+    assert "acceptance cycle" in words
