@@ -1,6 +1,7 @@
 """The parameter server: against an allreduce, its orders, with unequal workers, and under kills.
 
-    python -m bench store [--parts formula,order,stragglers,kills] [--seconds 20] [--out FILE]
+    python -m bench store [--parts formula,order,stragglers,kills,simulated] [--seconds 20]
+                          [--out FILE]
 
 formula     one exchange of 4 Mi elements by the store, over one by thinwire's own allreduce with
             the same codec, beside what their bytes allow: with n workers and s servers whose links
@@ -12,10 +13,14 @@ stragglers  updates a second of all workers, with one of four at half speed, and
             ten that takes four times as long.
 kills       members that are killed (SIGKILL): the time to the others' errors, the others' rate, and
             a server that is started again with its journal.
+simulated   the steps of `order` and the updates of `stragglers`, by schedule/sim/store.h, which
+            runs the store's own rules on a virtual clock: links have their bytes and a latency, and
+            nothing else takes time. With the least that any order of the same bytes could take.
 
 Workers and servers are processes that call thinwire.kvstore.create as programs do. A step sleeps
 where a program would compute, as if on a GPU, so that the members of one machine share its cores
-for what the store costs alone. The first two parts run in the network lab, and require root."""
+for what the store costs alone. The first two parts run in the network lab, and require root; the
+last one requires neither, and gives the same figures on every machine."""
 
 from __future__ import annotations
 
@@ -23,10 +28,13 @@ import argparse
 import contextlib
 import ctypes
 import functools
+import json
 import multiprocessing
 import os
 import random
 import signal
+import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +71,12 @@ STEP_S = 0.04
 STRAGGLER_WORKERS, STRAGGLER_TURN = 4, 40
 HALF, SPIKES = "one of four at half speed", "one step in ten takes 4 times as long"
 
+# The part "simulated": a link's latencies, one way. Steps are means over them, since windows that
+# measure a clock without noise lock into patterns, by the latency.
+LATENCIES_S = tuple(tenths * 1e-5 for tenths in range(2, 42, 4))
+ORDER_STEPS, STRAGGLER_STEPS = 30, 10_000
+WARMUP = 10
+
 FORMULA_COLUMNS = {
     "workers": "{workers}",
     "servers": "{servers}",
@@ -90,6 +104,14 @@ STRAGGLER_COLUMNS = {
     "ms an update": "{ms:.1f}",
     "over sync": "**{ratio:.2f}**",
     "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
+}
+SIMULATED_COLUMNS = {
+    "what": "{what}",
+    "subject": "{subject}",
+    "ms": "{ms:.1f}",
+    "by the latency": "{low_ms:.1f} to {high_ms:.1f}",
+    "over the first": "**{ratio:.2f}**",
+    "at most": "{bound:.2f}",
 }
 
 
@@ -347,6 +369,59 @@ def straggler_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row
     return found
 
 
+def simulate(lines: Sequence[str]) -> list[Row]:
+    """bench/sched/store_sim.cc says what a line has; one row for each."""
+    program = harness.ROOT / "build/bench/store_sim"
+    done = subprocess.run(
+        [program], input="\n".join(lines), stdout=subprocess.PIPE, check=True, text=True
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def simulated_orders() -> Iterator[Row]:
+    """For each codec its orders. bound: the most that an order can have over the simulated fifo."""
+    workers, servers = ORDER_PLACE
+    all_ = sum(share for _, share in LAYERS.values())
+    layers = " ".join(
+        f"{numel} {computing_s() * share / all_ / 3} {computing_s() * share / all_ * 2 / 3}"
+        for numel, share in LAYERS.values()
+    )
+    rate = lab.bits_per_second(LINK) / 8
+    for codec in reversed(CODECS):
+        fifo = 0.0
+        for name in ORDERS:
+            steps = simulate([
+                f"{workers} {servers} {rate} {rate} {latency} {codec} sync {name} 1 0 1 "
+                f"{WARMUP} {ORDER_STEPS} 0 {layers}"
+                for latency in LATENCIES_S
+            ])  # fmt: skip
+            ms = sorted(1e3 * step["step_s"] for step in steps)
+            fifo = fifo or statistics.mean(ms)
+            row = {"ms": statistics.mean(ms), "low_ms": ms[0], "high_ms": ms[-1]}
+            yield row | {
+                "what": "a step of " + codec, "subject": f"{name} {codec}",
+                "ratio": fifo / row["ms"],
+            } | ({} if name == "mxnet" else {
+                "bound": fifo / statistics.mean(1e3 * step["bound_s"] for step in steps)
+            })  # fmt: skip
+
+
+def simulated_stragglers() -> Iterator[Row]:
+    """An exchange takes no time: only the ledger makes workers wait."""
+    modes = {mode: name.removeprefix("dist_") for mode, name in MODES.items()}
+    for what, straggling in ((HALF, "2 0 1"), (SPIKES, "1 0.1 4")):
+        rows = simulate([
+            f"{STRAGGLER_WORKERS} 1 1e15 1e15 0 int4 {mode} fifo {straggling} "
+            f"{WARMUP} {STRAGGLER_STEPS} 0 {SMALL} 0 {STEP_S}"
+            for mode in modes.values()
+        ])  # fmt: skip
+        for mode, row in zip(modes, rows, strict=True):
+            yield {
+                "what": what, "subject": mode, "ms": 1e3 * row["step_s"] / STRAGGLER_WORKERS,
+                "ratio": rows[0]["step_s"] / row["step_s"],
+            }  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Part:
     """A lab's stores, which all members make, and what its workers measure with them."""
@@ -362,7 +437,7 @@ PARTS = {
     ),
     "stragglers": Part([Spec(mode, "int4") for mode in MODES.values()], straggler_rows),
 }
-ALL = (*PARTS, "kills")
+ALL = (*PARTS, "kills", "simulated")
 
 
 def rank(arguments: argparse.Namespace) -> int:
@@ -407,6 +482,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             links = [lab.LOOPBACK] * (STRAGGLER_WORKERS + 1)
             rows = in_lab(arguments, part, STRAGGLER_WORKERS, 1, links)
             columns = STRAGGLER_COLUMNS
+        elif part == "simulated":
+            rows, columns = [*simulated_orders(), *simulated_stragglers()], SIMULATED_COLUMNS
         else:
             rows, columns = list(store_kills.rows(arguments.kills)), store_kills.COLUMNS
         print(harness.table(rows, columns) + "\n", flush=True)

@@ -47,6 +47,25 @@ def test_a_step_pushes_as_its_order_says(name, monkeypatch):
     assert not other.made
 
 
+@pytest.mark.skipif(
+    not (store.harness.ROOT / "build/bench/store_sim").exists(), reason="store_sim is not built"
+)
+def test_simulated_rows_keep_their_bounds_and_the_known_ratios():
+    orders = {row["subject"]: row for row in store.simulated_orders()}
+    for codec in store.CODECS:
+        fifo, p3 = orders[f"fifo {codec}"], orders[f"p3 {codec}"]
+        assert fifo["ratio"] == 1 and p3["ratio"] <= p3["bound"] == fifo["bound"]
+        # A direction is idle while a whole key goes the other way.
+        assert orders[f"mxnet {codec}"]["ratio"] < 0.7
+    assert orders["p3 int4"]["ratio"] > 1.15
+    rows = store.simulated_stragglers()
+    over_sync = {(row["what"], row["subject"]): row["ratio"] for row in rows}
+    assert over_sync[store.HALF, "ssp"] == pytest.approx(7 / 4, abs=0.01)
+    spikes = 4 - 3 * 0.9**4  # the mean of the slowest of four, of which one takes 1.3 in the mean
+    assert over_sync[store.SPIKES, "async"] == pytest.approx(spikes / 1.3, abs=0.02)
+    assert 1.45 < over_sync[store.SPIKES, "ssp"] < over_sync[store.SPIKES, "async"]
+
+
 def test_a_row_of_kills_has_the_slowest_of_a_hundred():
     row = store_kills.summary("sync", "worker", 50, range(100, 0, -1), "ms")
     assert (row["low"], row["median"], row["p99"], row["high"]) == (1, 50.5, 100, 100)

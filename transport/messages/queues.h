@@ -27,6 +27,14 @@ inline size_t CostOf(const std::string& head, const std::vector<uint8_t>& body) 
   return head.size() + body.size() + kMessageCost;
 }
 
+// A message that waits for credit.
+struct OutgoingMessage {
+  int priority = 0;
+  std::string head;
+  std::vector<uint8_t> body;
+};
+inline size_t CostOf(const OutgoingMessage& message) { return CostOf(message.head, message.body); }
+
 // The result of a Close whose deadline found these peers with messages that they had not taken.
 inline absl::Status LeftBehind(int rank, const std::vector<int>& peers) {
   if (peers.empty()) return absl::OkStatus();
@@ -62,15 +70,14 @@ class PriorityOrder {
 // At most a SendWindow of bytes is under way, which is at most the credit: the window keeps
 // messages where a later one can overtake them, and the credit bounds what a peer holds that is
 // slow.
-class CreditQueue {
+//
+// `Message` has a `priority` and a CostOf; a simulation's messages have no bytes.
+template <typename Message>
+class CreditQueueOf {
  public:
-  struct Outgoing {
-    int priority = 0;
-    std::string head;
-    std::vector<uint8_t> body;
-  };
+  using Outgoing = Message;
 
-  explicit CreditQueue(size_t credit) : window_(credit) {}
+  explicit CreditQueueOf(size_t credit) : window_(credit) {}
 
   void Push(Outgoing message) {
     const int priority = message.priority;
@@ -80,7 +87,7 @@ class CreditQueue {
   // The message that the window lets go now. One that is larger goes once all before it was taken.
   std::optional<Outgoing> Pop(Deadline now) {
     if (waiting_.empty()) return std::nullopt;
-    const size_t cost = CostOf(waiting_.front().head, waiting_.front().body);
+    const size_t cost = CostOf(waiting_.front());
     if (sent_ != taken_ && sent_ - taken_ + cost > window_.bytes(cost, now)) return std::nullopt;
     sent_ += cost;
     window_.OnSent(cost, sent_, taken_, now);
@@ -106,6 +113,7 @@ class CreditQueue {
   uint64_t sent_ = 0, taken_ = 0;
   PriorityOrder<Outgoing> waiting_;
 };
+using CreditQueue = CreditQueueOf<OutgoingMessage>;
 
 // The messages and events that came to one member.
 class Inbox {
