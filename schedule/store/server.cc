@@ -284,8 +284,8 @@ absl::Status StoreServer::OnPush(int worker, const StoreHead& head, std::vector<
   return absl::OkStatus();
 }
 
-void StoreServer::OnPull(int worker, int priority, const StoreHead& head,
-                         std::vector<uint8_t> rows, Slice& slice) {
+void StoreServer::OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> rows,
+                         Slice& slice) {
   const bool is_new =
       requests_.try_emplace({worker, head.request}, Request{priority, head.have, std::move(rows)})
           .second;
