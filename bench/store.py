@@ -7,8 +7,9 @@ formula     one exchange of 4 Mi elements by the store, over one by thinwire's o
             the same codec, beside what their bytes allow: with n workers and s servers whose links
             are b times a worker's, an allreduce moves 2 (n - 1) / n of a worker's wire bytes over
             each link in each direction, and the store max(1, n / (s b)).
-order       steps under P3, under fifo, and as MXNet has it (whole keys, push, then pull, in the
-            order of the backward pass), where the exchange with int4 takes as long as computing.
+order       steps of int4 under P3, under fifo, and as MXNet has it (whole keys, push, then pull, in
+            the order of the backward pass), where the exchange takes as long as computing; and of
+            fp32 under fifo.
 stragglers  updates a second of all workers, with one of four at half speed, and with one step in
             ten that takes four times as long.
 kills       members that are killed (SIGKILL): the time to the others' errors, the others' rate, and
@@ -64,6 +65,8 @@ LAYERS = {
 WHOLE = 1 << 26  # elements of a slice: no key is cut
 ORDER_PLACE = (2, 2)  # workers, servers
 ORDERS = ("fifo", "mxnet", "p3")
+# Steps of the other orders in fp32 take seconds, and are simulated only.
+ORDER_SUBJECTS = (("fifo", "int4"), ("mxnet", "int4"), ("p3", "int4"), ("fifo", "fp32"))
 ORDER_TURN = 8  # steps, of whose last exchange the turn waits for the end
 
 # The part "stragglers".
@@ -302,17 +305,13 @@ def order(name: str, stores: Mapping[bool, Any] | None) -> Iterator[Turn]:
 def order_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row]:
     import torch
 
-    by_codec = {
-        codec: {whole: stores[2 * place + whole] for whole in (False, True)}
-        for place, codec in enumerate(CODECS)
-    }
+    by_codec: dict[str, dict[bool, Any]] = {codec: {} for codec in CODECS}
+    for spec, store in zip(PARTS["order"].specs, stores, strict=True):
+        by_codec[spec.codec][spec.slice_elements == WHOLE] = store
     for store in stores:
         store.init(list(LAYERS), [torch.zeros(numel) for numel, _ in LAYERS.values()])
         store.set_optimizer("sgd", learning_rate=0.01, rescale_grad=1 / store.num_workers)
-    subjects = {
-        f"{name} {codec}": order(name, by_codec[codec])
-        for codec in reversed(CODECS) for name in ORDERS
-    }  # fmt: skip
+    subjects = {f"{name} {codec}": order(name, by_codec[codec]) for name, codec in ORDER_SUBJECTS}
     subjects["alone"] = order("alone", None)
     rows = harness.measure(subjects, steps=ORDER_TURN, seconds=arguments.seconds)
     p3 = next(row["ratio"] for row in rows if row["subject"] == "p3 int4")
@@ -433,7 +432,8 @@ class Part:
 PARTS = {
     "formula": Part([Spec(codec=codec) for codec in CODECS], formula_rows),
     "order": Part(
-        [Spec("dist_sync", codec, whole) for codec in CODECS for whole in (0, WHOLE)], order_rows
+        [Spec(codec="int4"), Spec(codec="int4", slice_elements=WHOLE), Spec(codec="fp32")],
+        order_rows,
     ),
     "stragglers": Part([Spec(mode, "int4") for mode in MODES.values()], straggler_rows),
 }

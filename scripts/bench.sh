@@ -18,3 +18,4 @@ for kind in allreduce latency ddp fsdp2 priority; do
   bench "$kind"
 done
 build/bench/sched_bench --out build/bench/sched.json
+bench store --parts simulated --out build/bench/store-simulated.json

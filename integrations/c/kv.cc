@@ -265,6 +265,19 @@ tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_
   return ToC(kv->worker->PullRows(key, {rows, row_count}, ViewOf(recv, count, dtype), priority));
 }
 
+tw_status tw_kv_push_pull_rows(tw_kv* kv, const char* key, const int64_t* push_rows,
+                               size_t push_row_count, const void* send, size_t send_count,
+                               const int64_t* pull_rows, size_t pull_row_count, void* recv,
+                               size_t recv_count, tw_dtype dtype, int priority) {
+  const char* const name = "tw_kv_push_pull_rows";
+  absl::Status bad = CheckRows(name, kv, key, push_rows, push_row_count, send, dtype);
+  if (bad.ok()) bad = CheckRows(name, kv, key, pull_rows, pull_row_count, recv, dtype);
+  if (!bad.ok()) return ToC(bad);
+  return ToC(kv->worker->PushPullRows(
+      key, {{push_rows, push_row_count}, ViewOf(send, send_count, dtype)},
+      {{pull_rows, pull_row_count}, ViewOf(recv, recv_count, dtype)}, priority));
+}
+
 tw_status tw_kv_wait(tw_kv* kv, const char* key) {
   if (absl::Status bad = CheckKv("tw_kv_wait", kv); !bad.ok()) return ToC(bad);
   return ToC(key == nullptr ? kv->worker->WaitAll() : kv->worker->Wait(key));

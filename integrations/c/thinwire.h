@@ -479,6 +479,11 @@ TW_API tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows
                                  const void* send, size_t count, tw_dtype dtype, int priority);
 TW_API tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
                                  void* recv, size_t count, tw_dtype dtype, int priority);
+/* Both by one message. The rows that are pulled need not be those that are pushed. */
+TW_API tw_status tw_kv_push_pull_rows(tw_kv* kv, const char* key, const int64_t* push_rows,
+                                      size_t push_row_count, const void* send, size_t send_count,
+                                      const int64_t* pull_rows, size_t pull_row_count, void* recv,
+                                      size_t recv_count, tw_dtype dtype, int priority);
 TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
 
 /* "sum" (default, in sync only): a pull is the sum of a step's pushes; "add:lr=1", "sgd:lr=0.1,

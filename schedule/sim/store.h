@@ -51,7 +51,7 @@ struct StoreSetting {
 };
 
 struct StoreOutcome {
-  bool finished = false;  // false: the workers wait for one another for ever
+  bool finished = false;  // false: workers wait for one another for ever, or a rule was broken
   // Seconds in which the workers make a step each, in the mean: in sync, of a step; in the other
   // modes, of as many updates as there are workers.
   double step_s = 0;

@@ -37,7 +37,7 @@ struct StoreHead {
     // From a worker.
     kPush,      // slice, number; body: the encoded gradient, or rows (rows.h)
     kPull,      // slice, number: last push; have, request; body: none, or rows
-    kPushPull,  // both in one message; not of a row-sparse value
+    kPushPull,  // both in one message; body: as kPush, or rows
     kTogether,  // slice: Together; number: of the worker's calls of this kind, from 1; body; have:
                 // 1 if the worker only says that the calls to this number go without it
     kPut,       // slice; body: its values (init) or its state (load), used by the next kTogether

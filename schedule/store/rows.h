@@ -9,10 +9,11 @@
 // Bodies of their messages, little-endian; rows are numbered within their slice, ascending, each
 // once:
 //
-//   kPush    number of rows (8 bytes), the rows (4 bytes each), zeros to a multiple of 16, and
-//            their values, encoded as one shard
-//   kPull    the same without values
-//   kValues  the values of the rows that were asked for, encoded as one shard
+//   kPush      number of rows (8 bytes), the rows (4 bytes each), zeros to a multiple of 16, and
+//              their values, encoded as one shard
+//   kPull      the same without values
+//   kPushPull  the body of the pull, and then that of the push; they need not have the same rows
+//   kValues    the values of the rows that were asked for, encoded as one shard
 #ifndef THINWIRE_SCHEDULE_STORE_ROWS_H_
 #define THINWIRE_SCHEDULE_STORE_ROWS_H_
 

@@ -231,25 +231,29 @@ absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head
                                                    " does not have"));
   }
   Slice& slice = found->second;
-  if (head.kind == Kind::kPushPull && slice.width > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("worker ", worker, " pushed and pulled key '",
-                                                   slice.key,
-                                                   "', which is row-sparse, by one message"));
-  }
   if (head.kind == Kind::kGet) {
     StoreHead state{.kind = Kind::kState, .slice = head.slice, .request = head.request};
     send_(worker, priority, state, StateOf(slice));
     return absl::OkStatus();
   }
   std::vector<uint8_t> rows;  // that a pull asks for
-  if (head.kind == Kind::kPull) {
-    if (slice.width > 0) rows = std::move(body);
-  } else if (absl::Status bad = OnPush(worker, head, std::move(body), slice); !bad.ok()) {
-    return bad;
+  if (head.kind != Kind::kPush && slice.width > 0) {
+    const absl::StatusOr<SliceRows> asked = ParseRows(body, slice.x.size() / slice.width);
+    if (!asked.ok()) {
+      return absl::Status(asked.status().code(),
+                          absl::StrCat("key '", slice.key, "', pull of worker ", worker, ": ",
+                                       asked.status().message()));
+    }
+    // The push follows, if there is one.
+    const auto end = body.end() - static_cast<ptrdiff_t>(asked->values.size());
+    rows.assign(body.begin(), end);
+    body.erase(body.begin(), end);
+  }
+  if (head.kind != Kind::kPull) {
+    if (absl::Status bad = OnPush(worker, head, std::move(body), slice); !bad.ok()) return bad;
   }
   if (head.kind != Kind::kPush) {
-    const absl::Status bad = OnPull(worker, priority, head, std::move(rows), slice);
-    if (!bad.ok()) return bad;
+    OnPull(worker, priority, head, std::move(rows), slice);
   } else if (options_.has_journal) {
     send_(worker, priority, {.kind = Kind::kStored, .slice = head.slice, .number = head.number},
           {});
@@ -280,21 +284,12 @@ absl::Status StoreServer::OnPush(int worker, const StoreHead& head, std::vector<
   return absl::OkStatus();
 }
 
-absl::Status StoreServer::OnPull(int worker, int priority, const StoreHead& head,
-                                 std::vector<uint8_t> rows, Slice& slice) {
-  if (slice.width > 0) {
-    const absl::StatusOr<SliceRows> parsed = ParseRows(rows, slice.x.size() / slice.width);
-    if (!parsed.ok()) {
-      return absl::Status(parsed.status().code(),
-                          absl::StrCat("key '", slice.key, "', pull of worker ", worker, ": ",
-                                       parsed.status().message()));
-    }
-  }
+void StoreServer::OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> rows,
+                         Slice& slice) {
   const bool is_new =
       requests_.try_emplace({worker, head.request}, Request{priority, head.have, std::move(rows)})
           .second;
   if (is_new) slice.ledger.OnPull(worker, head.number, head.request);
-  return absl::OkStatus();
 }
 
 void StoreServer::OnTake(int worker, int priority, const StoreHead& head, std::string_view body) {
@@ -407,7 +402,7 @@ void StoreServer::Answer(uint32_t number, Slice& slice, const Ledger::Step& step
   if (slice.width == 0) {
     values = slice.stream.For(request->second.have, slice.x);
   } else if (const auto rows = ParseRows(request->second.rows, slice.x.size() / slice.width);
-             rows.ok()) {  // as OnPull has seen
+             rows.ok()) {  // as Handle has seen
     const Draws draws = {.key = HashCombine(slice.codec.down.seed, number),
                          .stream = slice.ledger.version()};
     values.form = StoreHead::Form::kRows;

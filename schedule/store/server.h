@@ -209,8 +209,8 @@ class StoreServer {
   absl::Status Handle(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
                       Deadline now);
   absl::Status OnPush(int worker, const StoreHead& head, std::vector<uint8_t> body, Slice& slice);
-  absl::Status OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> rows,
-                      Slice& slice);
+  void OnPull(int worker, int priority, const StoreHead& head, std::vector<uint8_t> rows,
+              Slice& slice);
   void OnTake(int worker, int priority, const StoreHead& head, std::string_view body);
   // Hands out to those that wait.
   void HandOut();

@@ -104,6 +104,12 @@ class StoreWorker {
                         int priority);
   absl::Status PullRows(std::string_view key, std::span<const int64_t> rows, TensorView out,
                         int priority);
+  struct Rows {
+    std::span<const int64_t> ids;
+    TensorView values;  // of `out` with a pull
+  };
+  // Both by one message to each slice; the rows need not be the same.
+  absl::Status PushPullRows(std::string_view key, const Rows& push, const Rows& pull, int priority);
   // Until the pulls of a key, or all, have written their values.
   absl::Status Wait(std::string_view key);
   absl::Status WaitAll();
@@ -159,8 +165,8 @@ class StoreWorker {
   absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority);
   // For calls of a key. InvalidArgument names it.
   absl::Status FindKey(std::string_view key, size_t* index) const;
-  absl::Status FindRows(std::string_view key, std::span<const int64_t> rows,
-                        const TensorView& values, size_t* index) const;
+  absl::Status FindRows(std::string_view key, const Rows& rows, size_t* index) const;
+  absl::Status StartRows(std::string_view key, const Rows* push, const Rows* pull, int priority);
   // A push, a pull or both of a key.
   struct Use {
     uint64_t number = 0;   // of the push, or of the last one before the pull

@@ -56,8 +56,7 @@ TensorView ViewOf(std::vector<float>& values) {
 
 }  // namespace
 
-absl::Status StoreWorker::FindRows(std::string_view name, std::span<const int64_t> rows,
-                                   const TensorView& values, size_t* index) const {
+absl::Status StoreWorker::FindRows(std::string_view name, const Rows& rows, size_t* index) const {
   if (absl::Status bad = FindKey(name, index); !bad.ok()) return bad;
   const StoreKey& key = layout_.keys()[*index];
   const auto wrong = [&](const std::string& what) {
@@ -67,13 +66,14 @@ absl::Status StoreWorker::FindRows(std::string_view name, std::span<const int64_
   if (key.width == 0) {
     return wrong("is dense; initialise it as row-sparse to push and pull rows of it");
   }
-  if (values.numel / key.width != rows.size() || values.numel % key.width != 0) {
-    return wrong(absl::StrCat("has rows of ", key.width, " elements, so ", rows.size(),
-                              " of them have ", rows.size() * key.width, ", got a tensor of ",
-                              values.numel));
+  const size_t numel = rows.values.numel;
+  if (numel / key.width != rows.ids.size() || numel % key.width != 0) {
+    return wrong(absl::StrCat("has rows of ", key.width, " elements, so ", rows.ids.size(),
+                              " of them have ", rows.ids.size() * key.width, ", got a tensor of ",
+                              numel));
   }
   const size_t count = key.numel / key.width;
-  for (const int64_t row : rows) {
+  for (const int64_t row : rows.ids) {
     if (row >= 0 && static_cast<uint64_t>(row) < count) continue;
     return wrong(absl::StrCat("has rows 0 to ", count - 1, ", got row ", row));
   }
@@ -82,59 +82,75 @@ absl::Status StoreWorker::FindRows(std::string_view name, std::span<const int64_
 
 absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_t> rows,
                                    TensorView values, int priority) {
-  size_t index = 0;
-  if (absl::Status bad = FindRows(name, rows, values, &index); !bad.ok()) return bad;
-  const absl::StatusOr<Use> use = Begin(index, true, nullptr);
-  if (!use.ok()) return use.status();
-
-  const size_t width = layout_.keys()[index].width;
-  const RowOrder order(rows);
-  // The bytes of fp32 are the values.
-  const CodecSpec fp32 = LosslessSpec(DType::kF32), spec = RowCodec(layout_.keys()[index].codec.up);
-  std::vector<float> all(EncodedBytes(fp32, values.numel) / sizeof(float));
-  backend_.Encode(fp32, values, nullptr, reinterpret_cast<uint8_t*>(all.data()));
-  const uint64_t draws_key = DrawsKey(spec, name);
-  const Range slices = layout_.SlicesOf(index);
-  for (size_t i = slices.begin; i < slices.end; ++i) {
-    const StoreSlice& slice = layout_.slices()[i];
-    const Range part = PartOf(order, slice, width);
-    std::vector<float> sums = Gather(order, part, all, width);
-    const size_t bytes = EncodedBytes(spec, sums.size());
-    std::vector<uint8_t> body = RowsBody(IdsOf(order, part, slice, width), bytes);
-    backend_.Encode(spec, ViewOf(sums), nullptr, body.data() + body.size() - bytes,
-                    {.key = HashCombine(draws_key, i), .stream = use->number});
-    const StoreHead head{
-        .kind = Kind::kPush, .slice = static_cast<uint32_t>(i), .number = use->number};
-    if (absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body)); !bad.ok()) {
-      return bad;
-    }
-  }
-  return absl::OkStatus();
+  const Rows push{rows, values};
+  return StartRows(name, &push, nullptr, priority);
 }
 
 absl::Status StoreWorker::PullRows(std::string_view name, std::span<const int64_t> rows,
                                    TensorView out, int priority) {
+  const Rows pull{rows, out};
+  return StartRows(name, nullptr, &pull, priority);
+}
+
+absl::Status StoreWorker::PushPullRows(std::string_view name, const Rows& push, const Rows& pull,
+                                       int priority) {
+  return StartRows(name, &push, &pull, priority);
+}
+
+absl::Status StoreWorker::StartRows(std::string_view name, const Rows* push, const Rows* pull,
+                                    int priority) {
   size_t index = 0;
-  if (absl::Status bad = FindRows(name, rows, out, &index); !bad.ok()) return bad;
-  const size_t width = layout_.keys()[index].width;
-  const auto order = std::make_shared<const RowOrder>(rows);
+  for (const Rows* const rows : {push, pull}) {
+    if (rows == nullptr) continue;
+    if (absl::Status bad = FindRows(name, *rows, &index); !bad.ok()) return bad;
+  }
+  const StoreKey& key = layout_.keys()[index];
+  const size_t width = key.width;
+  std::shared_ptr<const RowOrder> pulls;
+  if (pull != nullptr) pulls = std::make_shared<const RowOrder>(pull->ids);
   const auto part_of_out = [&](size_t i) {
-    return Pulled{index, i, out, order, PartOf(*order, layout_.slices()[i], width), width};
+    const Range part = PartOf(*pulls, layout_.slices()[i], width);
+    return Pulled{index, i, pull->values, pulls, part, width};
   };
   const PulledOf pulled = part_of_out;
-  const absl::StatusOr<Use> use = Begin(index, false, &pulled);
+  const absl::StatusOr<Use> use =
+      Begin(index, push != nullptr, pull == nullptr ? nullptr : &pulled);
   if (!use.ok()) return use.status();
+
+  const RowOrder pushes(push == nullptr ? std::span<const int64_t>() : push->ids);
+  std::vector<float> pushed;  // the bytes of fp32 are the values
+  if (push != nullptr) {
+    const CodecSpec fp32 = LosslessSpec(DType::kF32);
+    pushed.resize(EncodedBytes(fp32, push->values.numel) / sizeof(float));
+    backend_.Encode(fp32, push->values, nullptr, reinterpret_cast<uint8_t*>(pushed.data()));
+  }
+  const CodecSpec spec = RowCodec(key.codec.up);
+  const uint64_t draws_key = DrawsKey(spec, name);
   const Range slices = layout_.SlicesOf(index);
   for (size_t i = slices.begin; i < slices.end; ++i) {
     const StoreSlice& slice = layout_.slices()[i];
-    const Range part = PartOf(*order, slice, width);
-    const StoreHead head{.kind = Kind::kPull,
-                         .slice = static_cast<uint32_t>(i),
-                         .number = use->number,
-                         .request = use->request + (i - slices.begin)};
-    const absl::Status bad =
-        SendTo(ServerOf(i), priority, head, RowsBody(IdsOf(*order, part, slice, width), 0));
-    if (!bad.ok()) return bad;
+    StoreHead head{.kind = push == nullptr   ? Kind::kPull
+                           : pull == nullptr ? Kind::kPush
+                                             : Kind::kPushPull,
+                   .slice = static_cast<uint32_t>(i),
+                   .number = use->number};
+    std::vector<uint8_t> body;
+    if (pull != nullptr) {
+      head.request = use->request + (i - slices.begin);
+      body = RowsBody(IdsOf(*pulls, PartOf(*pulls, slice, width), slice, width), 0);
+    }
+    if (push != nullptr) {
+      const Range part = PartOf(pushes, slice, width);
+      std::vector<float> sums = Gather(pushes, part, pushed, width);
+      const size_t bytes = EncodedBytes(spec, sums.size());
+      const std::vector<uint8_t> rows = RowsBody(IdsOf(pushes, part, slice, width), bytes);
+      body.insert(body.end(), rows.begin(), rows.end());
+      backend_.Encode(spec, ViewOf(sums), nullptr, body.data() + body.size() - bytes,
+                      {.key = HashCombine(draws_key, i), .stream = use->number});
+    }
+    if (absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body)); !bad.ok()) {
+      return bad;
+    }
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,7 @@
 """The store's benchmark: what the bytes allow, the orders of a step's calls, what a row says."""
 
+import argparse
+
 import pytest
 
 from bench import store, store_kills
@@ -45,6 +47,37 @@ def test_a_step_pushes_as_its_order_says(name, monkeypatch):
     waits = [("wait", "first", None), ("wait", "last", None)]
     assert used.made == [*waits, *exchanges[name], ("wait", None, None)]
     assert not other.made
+
+
+def test_orders_take_turns_in_one_run(monkeypatch):
+    """Each by a store of its codec, whose keys are whole in MXNet's order."""
+    used, measured = [], {}
+    monkeypatch.setattr(store, "LAYERS", {"only": (8, 1.0)})
+    monkeypatch.setattr(store, "order", lambda name, stores: used.append((name, stores)))
+
+    def measure(subjects, **_):
+        measured.update(subjects)
+        ratios = zip(subjects, (1, 2, 4, 8, 1), strict=True)
+        return [{"subject": name, "ratio": ratio} for name, ratio in ratios]
+
+    monkeypatch.setattr(store.harness, "measure", measure)
+    specs = store.PARTS["order"].specs
+
+    class Store(Calls):
+        num_workers = 2
+
+        def __init__(self, spec):
+            super().__init__()
+            self.spec = spec
+
+    rows = store.order_rows(argparse.Namespace(seconds=1), [Store(spec) for spec in specs])
+    assert list(measured) == ["fifo int4", "mxnet int4", "p3 int4", "fifo fp32", "alone"]
+    assert [row["of_p3"] for row in rows] == [4, 2, 1, 0.5, 4]
+    assert used[-1] == ("alone", None)
+    for (name, stores), subject in zip(used[:-1], list(measured)[:-1], strict=True):
+        spec = stores[name == "mxnet"].spec
+        assert subject == f"{name} {spec.codec}"
+        assert (spec.slice_elements == store.WHOLE) == (name == "mxnet")
 
 
 @pytest.mark.skipif(

@@ -145,6 +145,25 @@ TEST(CKv, RowsGoAndCome) {
         << tw_last_error();
     ASSERT_EQ(tw_kv_wait(kv, "table"), TW_OK) << tw_last_error();
     EXPECT_EQ(recv, (std::vector<float>{9, 9, 9, 3, 3, 3}));
+    const int64_t one[] = {2};
+    ASSERT_EQ(tw_kv_push_pull_rows(kv, "table", one, 1, send.data(), 3, want, 2, recv.data(), 6,
+                                   TW_F32, 0),
+              TW_OK)
+        << tw_last_error();
+    ASSERT_EQ(tw_kv_wait(kv, "table"), TW_OK) << tw_last_error();
+    EXPECT_EQ(recv, (std::vector<float>{9, 9, 9, 3, 3, 3}));
+    ASSERT_EQ(tw_kv_push_pull_rows(kv, "table", nullptr, 0, nullptr, 0, one, 1, recv.data(), 3,
+                                   TW_F32, 0),
+              TW_OK)
+        << tw_last_error();
+    ASSERT_EQ(tw_kv_wait(kv, "table"), TW_OK) << tw_last_error();
+    EXPECT_EQ(recv[0], 3.0f);
+    EXPECT_EQ(tw_kv_push_pull_rows(kv, "table", one, 1, send.data(), 3, wrong, 2, recv.data(), 6,
+                                   TW_F32, 0),
+              TW_INVALID_ARGUMENT);
+    EXPECT_EQ(
+        tw_kv_push_pull_rows(kv, "table", one, 1, send.data(), 3, want, 2, nullptr, 6, TW_F32, 0),
+        TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_pull_rows(kv, "table", wrong, 2, recv.data(), 6, TW_F32, 0),
               TW_INVALID_ARGUMENT);
     EXPECT_NE(std::string(tw_last_error()).find("got row 5"), std::string::npos);

@@ -289,6 +289,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_kv_push_pull": [c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int],
     "tw_kv_push_rows": _KV_ROWS,
     "tw_kv_pull_rows": _KV_ROWS,
+    "tw_kv_push_pull_rows": [*_KV_ROWS[:6], *_KV_ROWS[2:]],
     "tw_kv_wait": [c_void_p, c_char_p],
     "tw_kv_set_optimizer": [c_void_p, c_char_p],
     "tw_kv_barrier": [c_void_p],

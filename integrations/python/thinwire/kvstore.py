@@ -212,23 +212,35 @@ class KVStore:
         value: Values,
         out: Values | None = None,
         priority: int = 0,
+        row_ids: torch.Tensor | Sequence[int] | Sequence[torch.Tensor] | None = None,
     ) -> None:
         """Push `value` and pull to `out` (None: to `value`) by one message. It returns at once:
-        `out` is read after wait(), so that the exchanges of many keys overlap."""
+        `out` is read after wait(), so that the exchanges of many keys overlap.
+
+        row_ids: the rows that are pulled of a row-sparse key, whose `out` is as that of
+        row_sparse_pull(); they need not be those of `value`. With a list of keys one for each, None
+        for a dense one. Raises InvalidArgumentError for a row-sparse key without `out` and
+        row_ids, and for a dense one with row_ids."""
         _number("priority", priority)
         names = _pairs(key, value, "value")
         targets = names if out is None else _pairs(key, out, "out")
-        for (name, parts), (_, outs) in zip(names, targets, strict=True):
-            self._check_dense(name)
+        wanted = [None] * len(names) if row_ids is None else _row_ids(key, row_ids)
+        for (name, parts), (_, outs), ids in zip(names, targets, wanted, strict=True):
+            if name in self._tables:
+                if out is None or ids is None:
+                    raise InvalidArgumentError(
+                        f"key '{name}' is row-sparse: pushpull() takes out and row_ids for it; or "
+                        "use push() and row_sparse_pull(key, row_ids=...)"
+                    )
+                self._start_rows(name, outs, rows.row_ids(ids, name), priority, parts)
+                continue
+            if ids is not None:
+                raise InvalidArgumentError(f"key '{name}' is dense, so it takes no row_ids")
             self._land(name)
             tensor = self._sum(name, parts)
             landing = self._landing(name, outs)
             send, recv = _memory(tensor), _memory(landing.buffer)
-            if tensor.dtype != landing.buffer.dtype:
-                raise InvalidArgumentError(
-                    f"key '{name}': value is {tensor.dtype}, out is {landing.buffer.dtype}; "
-                    "pass tensors of one dtype"
-                )
+            _check_same_dtype(name, tensor, landing)
             self._check(
                 self._library.tw_kv_push_pull(
                     self._alive(), name.encode(), send[0], *recv, priority
@@ -260,13 +272,8 @@ class KVStore:
         row-sparse."""
         _number("priority", priority)
         names = _names(key)
-        is_list = isinstance(key, (list, tuple, range))
         targets = [[] for _ in names] if out is None else [o for _, o in _pairs(key, out, "out")]
-        wanted = _list(f"keys {names}", "row_ids", row_ids) if is_list else [row_ids]
-        if len(wanted) != len(names):
-            raise InvalidArgumentError(
-                f"row_ids: expected {len(names)}, one for each key, got {len(wanted)}"
-            )
+        wanted = _row_ids(key, row_ids)
         landings = [
             self._start_rows(name, outs, rows.row_ids(ids, name), priority)
             for name, outs, ids in zip(names, targets, wanted, strict=True)
@@ -276,7 +283,7 @@ class KVStore:
         if out is not None:
             return None
         found = [landing.buffer for landing in landings]
-        return found if is_list else found[0]
+        return found if isinstance(key, (list, tuple, range)) else found[0]
 
     def broadcast(
         self, key: Key | Sequence[Key], value: Values, out: Values, priority: int = 0
@@ -383,8 +390,14 @@ class KVStore:
         )
 
     def _start_rows(
-        self, name: str, outs: list[torch.Tensor], ids: torch.Tensor, priority: int
+        self,
+        name: str,
+        outs: list[torch.Tensor],
+        ids: torch.Tensor,
+        priority: int,
+        parts: list[torch.Tensor] | None = None,
     ) -> _Landing:
+        """Pull rows, and push those of `parts` by the same message."""
         if name not in self._tables:
             raise InvalidArgumentError(
                 f"key '{name}' is not row-sparse on this worker; call init(key, value, "
@@ -395,12 +408,15 @@ class KVStore:
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
         landing = _Landing(torch.empty(*ids.shape, shape[1], dtype=dtype), outs, ids)
         self._land(name)
-        self._check(
-            self._library.tw_kv_pull_rows(
-                *(self._alive(), name.encode(), ids.data_ptr(), ids.numel()),
-                *(*_memory(landing.buffer), priority),
-            )
-        )
+        head, pull = (self._alive(), name.encode()), (ids.data_ptr(), ids.numel())
+        tail = (*_memory(landing.buffer), priority)
+        if parts is None:
+            self._check(self._library.tw_kv_pull_rows(*head, *pull, *tail))
+        else:
+            pushed, values = rows.rows_of(parts, shape, self.rank, name)
+            _check_same_dtype(name, values, landing)
+            push = (pushed.data_ptr(), len(pushed), *_memory(values)[:2])
+            self._check(self._library.tw_kv_push_pull_rows(*head, *push, *pull, *tail))
         self._landings[name] = landing
         return landing
 
@@ -599,6 +615,26 @@ def _list(name: str, what: str, values: Any) -> list:
     if isinstance(values, torch.Tensor) or not isinstance(values, (list, tuple)):
         raise InvalidArgumentError(f"{name}: {what} is {values!r}, expected a list of tensors")
     return list(values)
+
+
+def _row_ids(key: Any, row_ids: Any) -> list:
+    """Those of each key."""
+    names = _names(key)
+    is_list = isinstance(key, (list, tuple, range))
+    wanted = _list(f"keys {names}", "row_ids", row_ids) if is_list else [row_ids]
+    if len(wanted) != len(names):
+        raise InvalidArgumentError(
+            f"row_ids: expected {len(names)}, one for each key, got {len(wanted)}"
+        )
+    return wanted
+
+
+def _check_same_dtype(name: str, value: torch.Tensor, landing: _Landing) -> None:
+    if value.dtype != landing.buffer.dtype:
+        raise InvalidArgumentError(
+            f"key '{name}': value is {value.dtype}, out is {landing.buffer.dtype}; pass tensors of "
+            "one dtype"
+        )
 
 
 def _number(what: str, value: object) -> int:

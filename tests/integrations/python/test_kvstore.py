@@ -708,7 +708,7 @@ def methods(store):
     return {
         store.push: {"key": "w", "value": w, "priority": 0},
         store.pull: {"key": "w", "out": w, "priority": 0},
-        store.pushpull: {"key": "w", "value": w, "out": w, "priority": 0},
+        store.pushpull: {"key": "w", "value": w, "out": w, "priority": 0, "row_ids": None},
         store.row_sparse_pull: {"key": "table", "out": w.reshape(2, 2), "row_ids": [0]},
         store.wait: {"key": "w"},
         store.set_optimizer: {"optimizer": "add", "lr": 1.0},

@@ -110,6 +110,34 @@ def test_rows_are_pushed_and_pulled(kv):
     assert kv.is_capable("row_sparse")
 
 
+def test_rows_are_pushed_and_pulled_by_one_message(kv):
+    """Those that are pulled need not be those that are pushed; dense keys go along."""
+    table = torch.arange(8.0).reshape(4, 2)
+    kv.init("t", table, row_sparse=True)
+    kv.init("w", torch.ones(3))
+    kv.set_optimizer("add", lr=1.0)
+    gradient = sparse([3, 0, 3], [[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]], (4, 2))
+    out, other, w = torch.full((4, 2), 9.0), torch.zeros(4, 2).to_sparse(1), torch.zeros(3)
+    before = kv.bytes_sent()
+    kv.pushpull("t", gradient, out=[out, other], row_ids=torch.tensor([[3, 1], [3, 3]]))
+    kv.wait()
+    together = kv.bytes_sent() - before
+    table += torch.tensor([[10.0, 20.0], [0, 0], [0, 0], [101.0, 202.0]])
+    assert torch.equal(out, torch.stack([*torch.full((1, 2), 9.0), table[1], out[2], table[3]]))
+    assert torch.equal(other.to_dense()[[1, 3]], table[[1, 3]])
+    assert other.to_dense()[[0, 2]].count_nonzero() == 0
+    before = kv.bytes_sent()
+    kv.push("t", gradient)
+    kv.row_sparse_pull("t", out=out, row_ids=torch.tensor([[3, 1], [3, 3]]))
+    assert kv.bytes_sent() - before == together + 32  # a head more
+    kv.pushpull(["t", "w"], [gradient, torch.ones(3)], out=[out, w], row_ids=[[0], None])
+    kv.wait()
+    assert torch.equal(out[0], table[0] + torch.tensor([20.0, 40.0]))
+    assert torch.equal(w, torch.full((3,), 2.0))
+    kv.pushpull("t", torch.zeros(4, 2).to_sparse(1), out=out, row_ids=[])
+    kv.wait()
+
+
 def test_only_rows_are_sent(kv):
     kv.init("t", torch.zeros(10000, 64), row_sparse=True)
     kv.set_optimizer("add", lr=1.0)
@@ -135,7 +163,14 @@ def test_wrong_rows_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.push("t", rows.double()), "float32"),
         (lambda: kv.push("w", rows), "row_sparse=True"),
         (lambda: kv.pull("t", torch.ones(4, 2)), "row_sparse_pull"),
-        (lambda: kv.pushpull("t", rows), "row_sparse_pull"),
+        (lambda: kv.pushpull("t", rows), "out and row_ids"),
+        (lambda: kv.pushpull("t", rows, out=torch.ones(4, 2)), "out and row_ids"),
+        (lambda: kv.pushpull("t", rows, row_ids=[0]), "out and row_ids"),
+        (lambda: kv.pushpull("t", rows, torch.ones(4, 2), row_ids=[4]), "row 4"),
+        (lambda: kv.pushpull("t", rows, torch.ones(4, 3), row_ids=[0]), "an out of shape"),
+        (lambda: kv.pushpull("t", rows, torch.ones(4, 2).half(), row_ids=[0]), "one dtype"),
+        (lambda: kv.pushpull("w", torch.ones(4, 2), row_ids=[0]), "'w' is dense"),
+        (lambda: kv.pushpull(["t"], [rows], [torch.ones(4, 2)], row_ids=[0, 1]), "one for each"),
         (lambda: kv.row_sparse_pull("w", row_ids=[0]), "row_sparse=True"),
         (lambda: kv.row_sparse_pull("none", row_ids=[0]), "init"),
         (lambda: kv.row_sparse_pull("t"), "row_ids is None"),

@@ -125,6 +125,9 @@ absl::Status ApplyAll(Journal& journal, StoreServer& server) {
 // the others go on, a worker that is lost and comes again, one more, and one that leaves.
 class Traffic {
  public:
+  static constexpr size_t kSizes[] = {700, 90, 480};
+  static constexpr size_t kWidth = 24;  // of the last, which is row-sparse
+
   Traffic(const std::string& mode, const std::string& codec, const std::string& optimizer,
           uint64_t seed)
       : mode_(mode), codec_(CodecPair::Parse(codec).value()), random_(seed) {
@@ -198,8 +201,6 @@ class Traffic {
     Send(worker, {.kind = Kind::kEnter}, {});
     Pull(worker);
   }
-  static constexpr size_t kSizes[] = {700, 90, 480};
-  static constexpr size_t kWidth = 24;  // of the last, which is row-sparse
 
   void Add(StoreRecord input) {
     probe_.Take(input);
@@ -236,7 +237,7 @@ class Traffic {
     }
     return ids;
   }
-  void PushRows(int worker, uint64_t number) {
+  std::vector<uint8_t> PushOfRows(uint64_t number) {
     const std::vector<uint32_t> ids = Rows();
     const std::vector<float> g = Normal(ids.size() * kWidth, random_());
     const CodecSpec spec = RowCodec(codec_.up);
@@ -244,7 +245,19 @@ class Traffic {
     std::vector<uint8_t> body = RowsBody(ids, bytes);
     CpuBackend().Encode(spec, {const_cast<float*>(g.data()), g.size(), DType::kF32}, nullptr,
                         body.data() + body.size() - bytes, {.key = 1, .stream = number});
-    Send(worker, {.kind = Kind::kPush, .slice = 2, .number = number}, std::move(body));
+    return body;
+  }
+  void PushPullRows(int worker, uint64_t number) {
+    if (random_() % 2 == 0) {
+      Send(worker, {.kind = Kind::kPush, .slice = 2, .number = number}, PushOfRows(number));
+      return PullRows(worker);
+    }
+    std::vector<uint8_t> body = RowsBody(Rows(), 0);
+    const std::vector<uint8_t> push = PushOfRows(number);
+    body.insert(body.end(), push.begin(), push.end());
+    const uint64_t request = ++last_request_[static_cast<size_t>(worker)];
+    Send(worker, {.kind = Kind::kPushPull, .slice = 2, .number = number, .request = request},
+         std::move(body));
   }
   void PullRows(int worker) {
     const auto index = static_cast<size_t>(worker);
@@ -277,8 +290,7 @@ class Traffic {
              {.kind = Kind::kPushPull, .slice = slice, .number = number, .request = request}, wire);
       }
     }
-    PushRows(worker, number);
-    PullRows(worker);
+    PushPullRows(worker, number);
   }
   void Pull(int worker) {
     if (lost_.contains(worker) || Waits(worker)) return;
@@ -371,7 +383,14 @@ TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
       for (StoreRecord input : inputs) {
         StoreHead head = StoreHead::Parse(input.head).value_or(StoreHead{.kind = Kind::kPull});
         if (input.worker == 2 || head.kind == Kind::kPull) continue;
-        if (head.kind == Kind::kPushPull) head.kind = Kind::kPush;
+        if (head.kind == Kind::kPushPull) {
+          head.kind = Kind::kPush;
+          if (head.slice == 2) {  // the rows that it asks for come first
+            const auto asked = ParseRows(input.body, Traffic::kSizes[2] / Traffic::kWidth);
+            ASSERT_TRUE(asked.ok()) << asked.status();
+            input.body.assign(asked->values.begin(), asked->values.end());
+          }
+        }
         input.head = head.ToBytes();
         now->Take(input);
       }
@@ -576,10 +595,15 @@ uint64_t DigestOfRun(const std::string& codec, std::mt19937_64& random, bool kil
       if (status.ok()) status = kv->Push("b", View(h), 1);
       const std::vector<int64_t> ids = {static_cast<int64_t>(step), kv->rank(), 63};
       std::vector<float> r = Normal(ids.size() * 16, step * 16 + static_cast<uint64_t>(kv->rank()));
-      if (status.ok()) status = kv->PushRows("rows", ids, View(r), 2);
+      std::vector<float> pulled(r.size());
+      const bool apart = step % 2 == 0;
+      if (status.ok() && apart) status = kv->PushRows("rows", ids, View(r), 2);
       if (status.ok() && step % 7 == 0) status = kv->Barrier();
       if (status.ok()) status = kv->Pull("b", View(b), 1);
-      if (status.ok()) status = kv->PullRows("rows", ids, View(r), 1);
+      if (status.ok() && apart) status = kv->PullRows("rows", ids, View(pulled), 1);
+      if (status.ok() && !apart) {
+        status = kv->PushPullRows("rows", {ids, View(r)}, {ids, View(pulled)}, 1);
+      }
       if (status.ok()) status = kv->WaitAll();
       ASSERT_TRUE(status.ok()) << "step " << step << ": " << status;
     }

@@ -385,6 +385,60 @@ TEST(StoreRowsTest, RowsAreAppliedOnceInAsyncAndSsp) {
   }
 }
 
+// The rows that are pulled need not be those that are pushed. What comes is what a push and then a
+// pull bring, for a head less in each slice.
+TEST(StoreRowsTest, APushAndAPullAreOneMessage) {
+  const size_t rows = 3000, width = 40;
+  for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {
+    for (const char* const codec : {"fp32", "bf16", "int8:down=fp32"}) {
+      StoreRanks store{.workers = 1, .servers = 2, .mode = mode, .codec = codec};
+      store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+        std::vector<float> start = Normal(rows * width, 1);
+        ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"table", View(start), width}}).ok());
+        ASSERT_TRUE(kv->SetOptimizer("adagrad:lr=0.1").ok());
+        const size_t slices = (rows * width - 1) / (StoreLayout::kRowSlice * 4096) + 1;
+        std::map<int64_t, std::vector<float>> expected;
+        for (uint64_t step = 0; step < 6; ++step) {
+          std::mt19937_64 random(step);
+          Ids ids = RandomRows(random, rows), wanted = RandomRows(random, rows);
+          ids.resize(step == 2 ? 0 : 50), wanted.resize(step == 3 ? 0 : 80);
+          std::vector<float> g = Normal(ids.size() * width, random());
+          std::vector<float> both(wanted.size() * width), again(both.size());
+          uint64_t before = kv->bytes_sent();
+          const absl::Status status =
+              kv->PushPullRows("table", {ids, View(g)}, {wanted, View(both)}, 0);
+          ASSERT_TRUE(status.ok()) << status;
+          ASSERT_TRUE(kv->WaitAll().ok());
+          const uint64_t one = kv->bytes_sent() - before;
+          ASSERT_TRUE(kv->PullRows("table", wanted, View(again), 0).ok());
+          ASSERT_TRUE(kv->WaitAll().ok());
+          ASSERT_EQ(both, again) << mode << " " << codec << " " << step;
+          before = kv->bytes_sent();
+          ASSERT_TRUE(kv->PushRows("table", ids, View(g), 0).ok());
+          ASSERT_TRUE(kv->PullRows("table", wanted, View(again), 0).ok());
+          ASSERT_TRUE(kv->WaitAll().ok());
+          ASSERT_EQ(kv->bytes_sent() - before - one, StoreHead().ToBytes().size() * slices);
+        }
+      });
+    }
+  }
+}
+
+TEST(StoreRowsTest, APulledRowHasTheStepOfAllWorkers) {
+  StoreRanks store{.workers = 3, .servers = 2};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> zeros(100 * 4), g(4, static_cast<float>(kv->rank() + 1)), out(8);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"table", View(zeros), 4}}).ok());
+    ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+    for (int step = 1; step <= 20; ++step) {
+      ASSERT_TRUE(kv->PushPullRows("table", {Ids{7}, View(g)}, {Ids{8, 7}, View(out)}, 0).ok());
+      ASSERT_TRUE(kv->Wait("table").ok());
+      ASSERT_EQ(out[0], 0.0f);
+      ASSERT_EQ(out[4], 6.0f * static_cast<float>(step));
+    }
+  });
+}
+
 // Up and down, bytes are those of the rows and not of the value.
 TEST(StoreRowsTest, OnlyRowsTravel) {
   const size_t rows = 20000, width = 64, touched = 500;
@@ -456,6 +510,12 @@ TEST(StoreRowsTest, WrongCallsAreRefusedBeforeAnythingIsSent) {
     }
     refused(kv->PushRows("table", Ids{0}, View(two), 0), "have 4, got a tensor of 8");
     refused(kv->PullRows("table", Ids{0, 1, 2}, View(two), 0), "have 12, got a tensor of 8");
+    refused(kv->PushPullRows("table", {Ids{0, 3}, View(two)}, {Ids{0, 1}, View(two)}, 0),
+            "got row 3");
+    refused(kv->PushPullRows("table", {Ids{0, 1}, View(two)}, {Ids{-1, 1}, View(two)}, 0),
+            "got row -1");
+    refused(kv->PushPullRows("dense", {Ids{0, 1}, View(two)}, {Ids{0, 1}, View(two)}, 0),
+            "'dense' is dense");
     refused(kv->Pull("table", View(values), 0), "'table' is row-sparse");
     refused(kv->Push("table", View(values), 0), "'table' is row-sparse");
     refused(kv->PushPull("table", View(values), View(values), 0), "'table' is row-sparse");

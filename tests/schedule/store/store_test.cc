@@ -1058,12 +1058,19 @@ class FuzzedServer {
     const std::vector<uint8_t> asked = RowsBody(ids, 0);
     std::vector<uint8_t> rows =
         RowsBody(ids, EncodedBytes(RowCodec(codec.up), ids.size() * kWidth));
+    std::vector<uint8_t> both = asked;
+    both.insert(both.end(), rows.begin(), rows.end());
     for (uint64_t step = 1; step < 12 && server_.failure().ok(); ++step) {
       for (const int worker : {0, 1}) {
         Send(worker, {.kind = Kind::kPushPull, .number = step, .request = step}, wire);
-        Send(worker, {.kind = Kind::kPush, .slice = 1, .number = step}, rows);
-        Send(worker, {.kind = Kind::kPull, .slice = 1, .number = step, .request = 200 + step},
-             asked);
+        if (step % 2 == 0) {
+          Send(worker, {.kind = Kind::kPush, .slice = 1, .number = step}, rows);
+          Send(worker, {.kind = Kind::kPull, .slice = 1, .number = step, .request = 200 + step},
+               asked);
+        } else {
+          Send(worker, {.kind = Kind::kPushPull, .slice = 1, .number = step, .request = 200 + step},
+               both);
+        }
         if (random_() % 4 == 0) Send(worker, {.kind = Kind::kGet, .request = 100 + step}, {});
       }
     }
