@@ -114,6 +114,7 @@ absl::Status ServeStore(const tw_kv_options& in) {
     absl::StatusOr<std::unique_ptr<Journal>> opened = Journal::Open(*spec, server);
     if (!opened.ok()) return opened.status();
     journal = *std::move(opened);
+    place->has_journal = true;
     if (const auto& former = journal->former(); former.has_value()) {
       place->former_run = former->id;
       place->former_port = former->port;

@@ -27,7 +27,7 @@ std::shared_ptr<MessageHub> HubOf(const std::string& name) {
   return hub;
 }
 
-// Worker 0's token of the run, which it has set itself if it is started again.
+// A look for what a member has set itself, if it is started again.
 constexpr std::chrono::milliseconds kLook{50};
 
 // A file's secret or none, and worker 0's token, which everybody reads.
@@ -88,7 +88,14 @@ absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
   options.library = place.zmq_library;
   const auto address_of = [&](int rank) { return absl::StrCat(place.group, "/kv/address/", rank); };
   if (place.is_server()) {
-    absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane = StartZmqMessages(options);
+    absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane =
+        absl::DataLossError(absl::StrCat(
+            "server ", place.rank - place.workers, " has served this run before, and its journal ",
+            "is not here, so its values are gone; start a server again on its host, or give it a ",
+            "journal on a disk that all hosts share"));
+    const bool is_lost = place.has_journal && place.former_run != key->fingerprint() &&
+                         place.store->Get(address_of(place.rank), Clock::now() + kLook).ok();
+    if (!is_lost) plane = StartZmqMessages(options);
     // Workers are told why there is no server.
     const std::string text = plane.ok() ? absl::StrCat((*plane)->address(), " ", key->fingerprint())
                                         : absl::StrCat("- ", plane.status().message());

@@ -24,7 +24,9 @@ struct StorePlace {
   std::string interface, rendezvous_host;  // where a server listens
   std::string zmq_library;
   std::chrono::milliseconds timeout{60000};
-  // A server that has been there before gives its run and the port under which workers call it.
+  // A server with a journal. One that has been there before gives its run and the port under which
+  // workers call it.
+  bool has_journal = false;
   std::string former_run = {};
   int former_port = 0;
 
@@ -40,7 +42,8 @@ struct StoreMembership {
 // Returns when the address of every server is known; the plane connects behind the caller's back.
 // InvalidArgument for a place that can't be; FailedPrecondition if the members' key files differ;
 // DeadlineExceeded names the member that did not come; Unimplemented without libzmq; Unavailable
-// if a server can't listen on its former port.
+// if a server can't listen on its former port; DataLoss if it has served this run before and its
+// journal is not here.
 absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place);
 
 }  // namespace thinwire

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 from ctypes import byref
 
@@ -17,12 +18,15 @@ from thinwire.tcp_store import TcpStore
 _log = logging.getLogger("thinwire")
 
 DEFAULT_TIMEOUT_S = 60.0
+_TOKEN = "/kv/token"  # the key that worker 0 sets first (schedule/store_host/join_store.cc)
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"  # members of one attempt meet under its number
 
 
-def serve_here(timeout_s: float | None = None, journal: str | None = None) -> None:
+def serve_here(
+    timeout_s: float | None = None, journal: str | None = None, *, awaits_workers: bool = False
+) -> None:
     """Serve the first store of the workers, until they have left. Arguments as kvstore.create() has
-    them.
+    them. awaits_workers: timeout_s begins when worker 0 makes its store, however late that is.
 
     Raises what it does, and InvalidArgumentError unless the launcher's variables make this process
     a server."""
@@ -42,6 +46,8 @@ def serve_here(timeout_s: float | None = None, journal: str | None = None) -> No
         store = TcpStore(role.address, role.port, os.environ.get(ATTEMPT, "0"), seconds)
         store.come()
     options.rank = rank_of(role, store)
+    if awaits_workers:
+        store.get(group_of(0).decode() + _TOKEN, math.inf)
     serve(options, store, 0)
 
 

@@ -5,32 +5,94 @@ executor.start()
 losses = executor.run(train, args=[config])   # train() calls torch.distributed and thinwire
 executor.shutdown()
 
+With servers, train() makes a store of thinwire.kvstore or a ParameterServerOptimizer:
+
+executor = Executor(num_workers=4, num_servers=2, journal="/scratch/run7")
+
 For Ray Train's TorchTrainer nothing of this is needed: call thinwire.torch.compress in its train
 function."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from thinwire.arguments import check_call, check_kind, check_whole, wrong
+from thinwire import config, kvserver
+from thinwire.arguments import check_call, check_flag, check_kind, check_whole, wrong
 from thinwire.errors import Error, PeerLostError, TimeoutError
 from thinwire.launch import Place
+from thinwire.tcp_store import TcpStore
 
 _GOODBYE_S = 5.0  # for workers to leave their process group
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
+_JOURNAL = "THINWIRE_KV_JOURNAL"
+_FOREVER = -1  # Ray's word for any number of restarts
+_OVER = "thinwire.ray/over"  # a key that servers set when all workers have left the store
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """The orders that members get once all are placed, and again when Ray has restarted them."""
+
+    places: Sequence[Place]  # of the workers, then of the servers
+    variables: Mapping[str, str]  # of the environment, beside those of a place
+    group_timeout_s: float | None  # of the workers' process group; None: they have none
+    executable: tuple[type, Sequence[Any], Mapping[str, Any]] | None
+
+    def enter(self, rank: int) -> None:
+        os.environ.update(self.places[rank].variables() | dict(self.variables))
+
+    def board(self, rank: int) -> TcpStore:
+        """The rendezvous store of a job with servers."""
+        place, attempt = self.places[rank], os.environ.get(kvserver.ATTEMPT, "0")
+        return TcpStore(place.address, place.port, attempt, kvserver.DEFAULT_TIMEOUT_S)
+
+
+class _Meeting:
+    """The rendezvous store of a job with servers, in a process of its own: any member may be
+    restarted, and the driver may be outside the cluster (Ray Client). Nothing restarts this one,
+    since the store would come back empty; when it dies, members that run go on, and nobody comes
+    back. It shares the first server's bundle, whose host holds that server's journal anyway."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self._address = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
+
+    def host(self) -> tuple[str, int]:
+        """Where it listens."""
+        return self._address, self._store.port
+
+
+class _Server:
+    """A server of the workers' first store. It imports no torch, so that it is back soon."""
+
+    def host(self) -> str:
+        return ray.util.get_node_ip_address()
+
+    def serve(self, setup: _Setup, rank: int) -> None:
+        """Returns when all workers have left. Ray calls it again in a restarted process."""
+        setup.enter(rank)
+        kvserver.serve_here(awaits_workers=True)
+        setup.board(rank).set(_OVER, b"")
+
+
 class _Worker:
     """One rank, in a process of its own."""
 
-    def __init__(self) -> None:
-        self.executable: Any = None
+    def __init__(self, rank: int) -> None:
+        self._rank, self._is_set_up = rank, False
+        self._executable: Any = None
 
     def host(self) -> tuple[str, int]:
         """This worker's address, and a free port on it."""
@@ -39,66 +101,125 @@ class _Worker:
             probe.bind((address, 0))
             return address, probe.getsockname()[1]
 
-    def begin(self, place: Place, timeout_s: float) -> None:
-        """Joins the process group. Every worker does so at the same time."""
-        import datetime
-        import os
+    def set_up(self, setup: _Setup) -> None:
+        """Joins the process group, and makes the executable. Every worker does so at the same
+        time, and alone after a restart."""
+        if self._is_set_up:
+            return
+        setup.enter(self._rank)
+        if setup.group_timeout_s is None:
+            self._check_not_over(setup)
+        else:
+            import datetime
 
-        import torch.distributed as dist
+            import torch.distributed as dist
 
-        os.environ.update(place.variables())
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
+            timeout = datetime.timedelta(seconds=setup.group_timeout_s)
+            dist.init_process_group("gloo", timeout=timeout)
+        if setup.executable is not None:
+            kind, arguments, options = setup.executable
+            self._executable = kind(*arguments, **options)
+        self._is_set_up = True
 
-    def make(self, kind: type, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-        self.executable = kind(*arguments, **options)
-
-    def call(self, fn: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]):
+    def call(
+        self,
+        setup: _Setup,
+        fn: Callable[..., Any],
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+    ) -> Any:
+        self.set_up(setup)
         return fn(*arguments, **options)
 
-    def call_with_executable(self, fn: Callable[[Any], Any]) -> Any:
-        return fn(self.executable)
+    def call_with_executable(self, setup: _Setup, fn: Callable[[Any], Any]) -> Any:
+        self.set_up(setup)
+        return fn(self._executable)
 
     def end(self) -> None:
         import torch.distributed as dist
 
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _check_not_over(self, setup: _Setup) -> None:
+        """It can't be before this worker has come for the first time."""
+        if setup.board(self._rank).has(_OVER):
+            raise PeerLostError(
+                f"the worker of rank {self._rank} died, and the other workers had left the store "
+                "when it was back; the store's values are theirs, which run_remote() returns one "
+                "by one"
+            )
 
 
 class Executor:
     """Runs functions on `num_workers` ranks that Ray starts; they have one process group over Gloo,
     and torchrun's variables.
 
-    cpus_per_worker, gpus_per_worker: what Ray reserves for each, all together or not at all.
+    With num_servers they have no process group, and `num_servers` processes serve the first store
+    that they make (thinwire.kvstore.create, ParameterServerOptimizer), until all workers have left
+    it; shutdown() and start() come before another store. With a journal Ray restarts a server that
+    dies, and it goes on with the same bits while workers wait for it, until the store's timeout_s.
+
+    num_servers: 0 without a parameter server.
+    cpus_per_worker, gpus_per_worker, cpus_per_server: what Ray reserves for each, all together or
+        not at all.
+    journal: as thinwire.kvstore.create takes it; a server that is restarted on another host finds
+        it on a disk that all hosts share, and raises DataLossError otherwise. None: a server that
+        dies is a PeerLostError on all workers.
+    restart_workers: Ray restarts a worker that dies, under its rank, and calls its function again
+        from the beginning, and the class of start() before that. In modes async and ssp it joins
+        the run; in sync, death stays an error on all workers.
     placement: "PACK" (few machines), "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
-    env_vars: of every worker, such as {"THINWIRE_CODEC": "int4"}.
-    timeout_s: until Ray has reserved and started everything, and of torch's collectives.
+    env_vars: of every worker and server, such as {"THINWIRE_CODEC": "int4"}.
+    timeout_s: until Ray has reserved and started everything, and of torch's collectives. A store
+        has its own: THINWIRE_TIMEOUT_S in env_vars.
 
     ray.init() comes first. Raises InvalidArgumentError."""
 
     def __init__(
         self,
         num_workers: int,
+        num_servers: int = 0,
         *,
         cpus_per_worker: int = 1,
         gpus_per_worker: int = 0,
+        cpus_per_server: int = 1,
+        journal: str | os.PathLike[str] | None = None,
+        restart_workers: bool = False,
         placement: str = "PACK",
         env_vars: Mapping[str, str] | None = None,
         timeout_s: float = 300.0,
     ) -> None:
         check_whole("num_workers", num_workers, 1)
+        check_whole("num_servers", num_servers, 0)
         check_whole("cpus_per_worker", cpus_per_worker, 0)
         check_whole("gpus_per_worker", gpus_per_worker, 0)
+        check_whole("cpus_per_server", cpus_per_server, 1)
+        check_kind("journal", journal, (str, os.PathLike, type(None)), "a folder, or None")
+        check_flag("restart_workers", restart_workers)
         check_kind("env_vars", env_vars, (Mapping, type(None)), "a dict of text, or None")
         if placement not in STRATEGIES:
             raise wrong("placement", placement, f"one of {STRATEGIES}")
         if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or timeout_s <= 0:
             raise wrong("timeout_s", timeout_s, "a number of seconds above 0")
-        self.num_workers = num_workers
-        self._bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
-        self._placement, self._timeout_s = placement, timeout_s
+        for name, got in (("journal", journal), ("restart_workers", restart_workers)):
+            if got and not num_servers:
+                raise wrong(name, got, "none without servers; set num_servers")
         self._env_vars = dict(env_vars or {})
+        kept = os.fspath(journal) if journal is not None else self._env_vars.get(_JOURNAL)
+        self._journal = (kept or config.kv_journal()) if num_servers else None
+        if self._journal:
+            self._env_vars[_JOURNAL] = self._journal
+        self.num_workers, self.num_servers = num_workers, num_servers
+        self._bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
+        self._cpus_per_server, self._restart_workers = cpus_per_server, restart_workers
+        self._placement, self._timeout_s = placement, timeout_s
         self._group: Any = None
         self._workers: list[Any] = []
+        self._servers: list[Any] = []
+        self._meeting: Any = None
+        self._setup: Any = None  # Ray's reference to a _Setup
+        self._serving: list[Any] = []  # Ray's references, by server, which end with the store
 
     def start(
         self,
@@ -106,54 +227,93 @@ class Executor:
         executable_args: Sequence[Any] = (),
         executable_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Starts the workers and their process group. executable_cls: makes an object on every
-        worker, which execute() hands to its function.
+        """Starts the servers, the workers and their process group. executable_cls: makes an object
+        on every worker, which execute() hands to its function.
 
         Raises TimeoutError where Ray lacks the resources, and whatever the class raises."""
         check_call("executable_cls", executable_cls)
         if self._workers:
             raise wrong("start()", "called again", "one call before shutdown()")
-        bundles = [{k: v for k, v in self._bundle.items() if v} for _ in range(self.num_workers)]
-        self._group = placement_group(bundles, strategy=self._placement)
+        bundle = {k: v for k, v in self._bundle.items() if v}
+        server_bundles = [{"CPU": self._cpus_per_server}] * self.num_servers
+        self._group = placement_group(
+            [bundle] * self.num_workers + server_bundles, strategy=self._placement
+        )
+        executable = None
+        if executable_cls is not None:
+            executable = executable_cls, executable_args, executable_kwargs or {}
         try:
-            self._begin(executable_cls, executable_args, executable_kwargs or {})
+            self._begin(executable)
         except BaseException:
             self.shutdown()
             raise
 
-    def _begin(self, kind: type | None, arguments: Sequence[Any], options: Mapping[str, Any]):
+    def _begin(self, executable: tuple[type, Sequence[Any], Mapping[str, Any]] | None) -> None:
         if not self._group.wait(self._timeout_s):
+            servers = f" and {self._cpus_per_server} CPU for each of {self.num_servers} servers"
             raise TimeoutError(
-                f"Ray has not reserved {self._bundle} for each of {self.num_workers} workers "
-                f"within {self._timeout_s:.0f} s; ask for less, or add machines to the cluster"
+                f"Ray has not reserved {self._bundle} for each of {self.num_workers} workers"
+                f"{servers if self.num_servers else ''} within {self._timeout_s:.0f} s; ask for "
+                "less, or add machines to the cluster"
             )
-        actor = ray.remote(_Worker)
+        first_server = self.num_workers
+        if self.num_servers:
+            self._meeting = self._actor(_Meeting, first_server, restarts=False, num_cpus=0)
         self._workers = [
-            actor.options(
-                num_cpus=self._bundle["CPU"],
-                num_gpus=self._bundle["GPU"],
+            self._actor(
+                _Worker, rank, rank, restarts=self._restart_workers,
+                num_cpus=self._bundle["CPU"], num_gpus=self._bundle["GPU"],
+            )
+            for rank in range(self.num_workers)
+        ]  # fmt: skip
+        self._servers = [
+            self._actor(
+                _Server, first_server + number,
+                restarts=bool(self._journal), num_cpus=self._cpus_per_server,
+            )
+            for number in range(self.num_servers)
+        ]  # fmt: skip
+        hosts = self._results([worker.host.remote() for worker in self._workers])
+        addresses = [host for host, _ in hosts]
+        variables = {}
+        address, port = hosts[0]
+        if self.num_servers:
+            addresses += self._results([s.host.remote() for s in self._servers], "server")
+            address, port = self._results([self._meeting.host.remote()], "meeting")[0]
+            variables = {
+                "THINWIRE_SERVERS": str(self.num_servers), "TORCHELASTIC_USE_AGENT_STORE": "True",
+            }  # fmt: skip
+        size = len(addresses)
+        places = [
+            Place(
+                rank, size, addresses[:rank].count(host), addresses.count(host), address, port,
+                "thinwire.ray",
+            )
+            for rank, host in enumerate(addresses)
+        ]  # fmt: skip
+        group_timeout_s = None if self.num_servers else self._timeout_s
+        self._setup = ray.put(_Setup(places, variables, group_timeout_s, executable))
+        self._serving = [
+            server.serve.remote(self._setup, first_server + number)
+            for number, server in enumerate(self._servers)
+        ]
+        self._results([worker.set_up.remote(self._setup) for worker in self._workers])
+
+    def _actor(self, kind: type, bundle: int, *arguments: Any, restarts: bool, **resources: int):
+        again = _FOREVER if restarts else 0
+        return (
+            ray.remote(kind)
+            .options(
+                max_restarts=again,
+                max_task_retries=again,
                 runtime_env={"env_vars": self._env_vars},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=index
+                    self._group, placement_group_bundle_index=bundle
                 ),
-            ).remote()
-            for index in range(self.num_workers)
-        ]
-        hosts = self._results([worker.host.remote() for worker in self._workers])
-        address, port = hosts[0]
-        addresses = [host for host, _ in hosts]
-        self._results([
-            worker.begin.remote(
-                Place(
-                    rank, self.num_workers, addresses[:rank].count(addresses[rank]),
-                    addresses.count(addresses[rank]), address, port, "thinwire.ray",
-                ),
-                self._timeout_s,
+                **resources,
             )
-            for rank, worker in enumerate(self._workers)
-        ])  # fmt: skip
-        if kind is not None:
-            self._results([w.make.remote(kind, arguments, options) for w in self._workers])
+            .remote(*arguments)
+        )
 
     def run(
         self,
@@ -162,7 +322,8 @@ class Executor:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """fn(*args, **kwargs) on every rank; the results by rank. Raises the error of a rank: where
-        one died, a PeerLostError that names it; else the first rank's own."""
+        one died, a PeerLostError that names it; else the first rank's own, whose cause is the error
+        of a server, if one has ended by one."""
         return self._results(self.run_remote(fn, args, kwargs))
 
     def run_remote(
@@ -173,26 +334,29 @@ class Executor:
     ) -> list[Any]:
         """As run(), but returns Ray's references at once, whose ray.get() raises Ray's errors."""
         self._check_call("fn", fn)
-        return [worker.call.remote(fn, args, kwargs or {}) for worker in self._workers]
+        return [worker.call.remote(self._setup, fn, args, kwargs or {}) for worker in self._workers]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """fn(executable) on every rank, with the object that start() made there; None without."""
         self._check_call("fn", fn)
-        return self._results([worker.call_with_executable.remote(fn) for worker in self._workers])
+        return self._results([
+            worker.call_with_executable.remote(self._setup, fn) for worker in self._workers
+        ])  # fmt: skip
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """As execute(), on rank 0 alone."""
         self._check_call("fn", fn)
-        return self._results([self._workers[0].call_with_executable.remote(fn)])[0]
+        return self._results([self._workers[0].call_with_executable.remote(self._setup, fn)])[0]
 
     def shutdown(self) -> None:
-        """Ends all workers and gives their resources back; may be called twice."""
+        """Ends all members and gives their resources back; may be called twice."""
         if self._workers:
             ends = [worker.end.remote() for worker in self._workers]
             ray.wait(ends, num_returns=len(ends), timeout=_GOODBYE_S)
-        for worker in self._workers:
-            ray.kill(worker)
-        self._workers = []
+        for actor in [*self._workers, *self._servers, self._meeting]:
+            if actor is not None:
+                ray.kill(actor)
+        self._workers, self._servers, self._serving, self._meeting = [], [], [], None
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
@@ -203,22 +367,40 @@ class Executor:
         if not self._workers:
             raise Error("there are no workers; call start() first")
 
-    def _results(self, references: Sequence[Any]) -> list[Any]:
+    def _results(self, references: Sequence[Any], of: str = "worker of rank") -> list[Any]:
         """Waits for all, so that no rank is still at it when an error is raised. Peers of a dead
         worker end by the errors of their collectives."""
         ray.wait(list(references), num_returns=len(references))
         results: list[Any] = []
         found: list[Exception] = []
-        for rank, reference in enumerate(references):
+        for number, reference in enumerate(references):
             try:
                 results.append(ray.get(reference))
             except ray.exceptions.RayActorError as error:
-                raise PeerLostError(
-                    f"the worker of rank {rank} died ({error}); look into Ray's log of it, then "
-                    "shutdown() and start() again, from a checkpoint"
-                ) from error
+                raise _lost(f"{of} {number}", error) from error
             except ray.exceptions.RayTaskError as error:
                 found.append(error)
         if found:
+            if (cause := self._error_of_servers()) is not None:
+                raise found[0] from cause
             raise found[0]  # an instance of the rank's own error as well
         return results
+
+    def _error_of_servers(self) -> Exception | None:
+        for number, reference in enumerate(self._serving):
+            try:
+                ray.get(reference, timeout=0)
+            except ray.exceptions.GetTimeoutError:
+                continue  # it serves
+            except ray.exceptions.RayActorError as error:
+                return _lost(f"server {number}", error)
+            except ray.exceptions.RayTaskError as error:
+                return error
+        return None
+
+
+def _lost(who: str, error: Exception) -> PeerLostError:
+    return PeerLostError(
+        f"the {who} died ({error}); look into Ray's log of it, then shutdown() and start() again, "
+        "from a checkpoint"
+    )

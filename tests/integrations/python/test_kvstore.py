@@ -16,7 +16,7 @@ from ranks import (
     variables,
 )
 from test_wrong_types import WRONG
-from thinwire import _library, kvstore, launch
+from thinwire import _library, kvserver, kvstore, launch
 from thinwire.torch import ParameterServerOptimizer
 
 CHECKS = '''
@@ -676,6 +676,50 @@ def test_a_killed_server_that_is_started_again_has_the_same_bits(serving, tmp_pa
         output = worker.printed.read_text()
     assert float(output.split()[-2]) >= AWAY_S, f"it has waited: {output}"
     assert not list(journal.iterdir()), "a run that is over needs none"
+
+
+LOST = '''
+"""Pushes until the server does not come back."""
+import sys
+import thinwire
+import thinwire.kvstore as kvs
+import torch
+
+kv = kvs.create("dist_sync", timeout_s=4)
+w = torch.zeros(1000)
+kv.init("w", w)
+print("now", flush=True)
+try:
+    while True:
+        kv.pushpull("w", torch.ones(1000), out=w)
+        kv.wait()
+except thinwire.Error as error:
+    print(type(error).__name__, error, flush=True)
+'''
+
+
+def test_a_server_that_comes_back_without_its_journal_says_so(tmp_path, monkeypatch):
+    """It was started on another host, say; its workers have their error after the timeout."""
+    journal = tmp_path / "journal"
+    program_of = [tmp_path / f"{rank}.py" for rank in range(2)]
+    for program, text in zip(program_of, (LOST, SERVES), strict=True):
+        program.write_text(text)
+    own = {"THINWIRE_SERVERS": "1", "THINWIRE_KV_JOURNAL": str(journal)}
+    with reserved_port() as port, contextlib.ExitStack() as stack:
+        worker, server = (
+            stack.enter_context(
+                started_programs(program_of[rank], environments=[variables(rank, 2, port) | own])
+            )[0]
+            for rank in range(2)
+        )
+        worker.await_lines(1)
+        server.kill()
+        (journal / "server-0.journal").unlink()
+        for name, value in (variables(1, 2, port) | own).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(thinwire.DataLossError, match="server 0 has served this run before"):
+            kvserver.serve_here(timeout_s=10)
+        assert worker.await_lines(2)[1].startswith(("PeerLostError", "TimeoutError"))
 
 
 def test_a_journal_that_can_not_be_is_a_typed_error(tmp_path, monkeypatch):
