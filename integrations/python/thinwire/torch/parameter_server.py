@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from thinwire import kvstore
+from thinwire import kvspecs, kvstore, kvworker
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
 
@@ -74,7 +74,7 @@ class ParameterServerOptimizer:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._check_group(optimizer)
         self.optimizer = optimizer
-        self._spec = kvstore.optimizer_spec(optimizer)
+        self._spec = kvspecs.optimizer_spec(optimizer)
         self.store = kvstore.create(
             _type_of(mode), codec=codec, timeout_s=timeout_s, journal=journal
         )
@@ -193,7 +193,9 @@ class ParameterServerOptimizer:
         size, order, order_epoch = len(dataset), torch.arange(len(dataset)), -1
         for taken in itertools.count():
             # The forward of a batch waits for the values of the step before it.
-            work = kvstore.take_work(self.store, share, size, batch_size, epochs, max(taken - 1, 0))
+            work = kvworker.take_work(
+                self.store, share, size, batch_size, epochs, max(taken - 1, 0)
+            )
             if work.waited:
                 self._read.clear()
                 self._pull_all()
@@ -274,7 +276,7 @@ class ParameterServerOptimizer:
         self.store.pushpull(name, gradient, out=parameter.data, priority=priority)
 
     def _renew_numbers(self) -> None:
-        if not self._in_forward and kvstore.optimizer_spec(self.optimizer) != self._spec:
+        if not self._in_forward and kvspecs.optimizer_spec(self.optimizer) != self._spec:
             self.store.wait()
             self._set_numbers()
 
@@ -282,7 +284,7 @@ class ParameterServerOptimizer:
         """Bounded staleness counts a gradient's age from the pull of its values, and waits for
         nobody in a call that all workers make; so the values are pulled after the call."""
         self._begun = True
-        if kvstore.optimizer_spec(self.optimizer) != self._spec:
+        if kvspecs.optimizer_spec(self.optimizer) != self._spec:
             self.wait()
             self._set_numbers()
             self._read.clear()
@@ -291,7 +293,7 @@ class ParameterServerOptimizer:
     def _set_numbers(self) -> None:
         rescale = 1 / self.store.num_workers if self._sync else 1.0
         self.store.set_optimizer(self.optimizer, rescale_grad=rescale)
-        self._spec = kvstore.optimizer_spec(self.optimizer)
+        self._spec = kvspecs.optimizer_spec(self.optimizer)
 
     def _values(self, names: Iterable[str]) -> list[torch.Tensor]:
         return [self._parameters[name].data for name in names]

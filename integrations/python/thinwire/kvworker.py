@@ -1,0 +1,477 @@
+"""KVStore: a worker's side of a store. It checks keys and tensors, and brings pulled values to
+where they belong."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from ctypes import byref, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thinwire import _library, kvspecs
+from thinwire import row_sparse as rows
+from thinwire.errors import InvalidArgumentError
+from thinwire.torch import tensors
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+Key = int | str
+Values = torch.Tensor | Sequence[torch.Tensor]
+
+
+@dataclass
+class _Landing:
+    """Where a pulled value lies on the host, and the tensors that it is copied to by wait()."""
+
+    buffer: torch.Tensor
+    outs: list[torch.Tensor]
+    rows: torch.Tensor | None = None  # numbers of rows that were pulled; None: the whole value
+
+
+class KVStore:
+    """One worker's store; create() makes it. One thread uses it.
+
+    Keys are whole numbers or text, the same on all workers. A value is a float32, bfloat16 or
+    float16 tensor of any shape on any device; a list of tensors in its place is summed by push, and
+    all of them are written by pull. With a list of keys there is one value for each.
+
+    A row-sparse value is a table of shape (rows, width), such as the weight of an embedding. A push
+    of it is a sparse tensor (Embedding(sparse=True) makes them), and only the rows that it has are
+    sent and updated; row_sparse_pull() gets the rows that are needed.
+
+    With dist_async and dist_ssp a worker may join a run, or come back after it was killed: until
+    its first push, init(), set_optimizer(), barrier() and load_optimizer_states() return at once,
+    and its values are the store's, which it pulls before it computes a gradient.
+
+    Every method raises the typed errors of thinwire; after a PeerLostError, MismatchError or
+    TimeoutError the store has failed, and each later call raises the same.
+
+    Attributes:
+        type: as create() got it.
+        rank: number of this worker, from 0.
+        num_workers: how many workers there were at the start.
+        has_joined: this worker came when the others had set the store up.
+    """
+
+    def __init__(self, name: str, options: _library.KvOptions, keep: Sequence[object]) -> None:
+        self.type = name
+        joins_later = options.rank >= options.workers + options.servers
+        self.rank: int = options.rank - (options.servers if joins_later else 0)
+        self.num_workers: int = options.workers
+        self._library = _library.load()
+        handle = c_void_p()
+        _library.check(self._library.tw_kv_create(byref(options), byref(handle)))
+        self._handle = handle
+        joined = ctypes.c_int()
+        _library.check(self._library.tw_kv_has_joined(handle, byref(joined)))
+        self.has_joined = bool(joined.value)
+        self._keep = keep
+        self._landings: dict[str, _Landing] = {}
+        self._tables: dict[str, torch.Size] = {}  # shapes of row-sparse values
+        # Also at the interpreter's end, so that others hear that this worker has left.
+        self._destroy = weakref.finalize(self, self._library.tw_kv_destroy, handle)
+
+    def init(self, key: Key | Sequence[Key], value: Values, *, row_sparse: bool = False) -> None:
+        """Add keys with worker 0's values, exact. All workers call it, in the same order.
+
+        Args:
+            key: one or a list of keys.
+            value: a tensor for each.
+            row_sparse: the values are row-sparse. A value that is a sparse tensor, with one sparse
+                dimension, is so anyway."""
+        if not isinstance(row_sparse, bool):
+            raise InvalidArgumentError(f"row_sparse is {row_sparse!r}, expected True or False")
+        array, tables = [], {}
+        for name, parts in _pairs(key, value, "value"):
+            if row_sparse or rows.is_sparse(parts[0]):
+                tensor = rows.table(parts[0], self.rank, name)
+                tables[name] = tensor.shape
+            else:
+                tensor = self._on_host(name, parts[0])
+            array.append((name, tensor))
+        tensors = (_library.KvTensor * len(array))(
+            *(
+                _library.KvTensor(
+                    *(name.encode(), *_memory(tensor)), tables[name][1] if name in tables else 0
+                )
+                for name, tensor in array
+            )
+        )
+        self._check(self._library.tw_kv_init(self._alive(), tensors, len(array)))
+        self._tables |= tables
+
+    def push(self, key: Key | Sequence[Key], value: Values, priority: int = 0) -> None:
+        """Send gradients, which may be reused at once. A higher priority goes first. Of a
+        row-sparse key the rows of a sparse tensor are sent, of which some may come twice; or those
+        of a dense one that are not zero."""
+        whole_number("priority", priority)
+        for name, parts in _pairs(key, value, "value"):
+            self._land(name)
+            if name in self._tables:
+                self._push_rows(name, parts, priority)
+                continue
+            tensor = self._sum(name, parts)
+            self._check(
+                self._library.tw_kv_push(self._alive(), name.encode(), *_memory(tensor), priority)
+            )
+
+    def pull(
+        self,
+        key: Key | Sequence[Key],
+        out: Values,
+        priority: int = 0,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Write values to `out`. wait=False: they are there after wait(). Raises
+        InvalidArgumentError for a row-sparse key: row_sparse_pull() gets its rows."""
+        whole_number("priority", priority)
+        pairs = _pairs(key, out, "out")
+        for name, outs in pairs:
+            self._check_dense(name)
+            self._land(name)
+            landing = self._landing(name, outs)
+            self._check(
+                self._library.tw_kv_pull(
+                    self._alive(), name.encode(), *_memory(landing.buffer), priority
+                )
+            )
+            self._landings[name] = landing
+        if wait:
+            for name, _ in pairs:
+                self._land(name)
+
+    def pushpull(
+        self,
+        key: Key | Sequence[Key],
+        value: Values,
+        out: Values | None = None,
+        priority: int = 0,
+        row_ids: torch.Tensor | Sequence[int] | Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Push `value` and pull to `out` (None: to `value`) by one message. It returns at once:
+        `out` is read after wait(), so that the exchanges of many keys overlap.
+
+        row_ids: the rows that are pulled of a row-sparse key, whose `out` is as that of
+        row_sparse_pull(); they need not be those of `value`. With a list of keys one for each, None
+        for a dense one. Raises InvalidArgumentError for a row-sparse key without `out` and
+        row_ids, and for a dense one with row_ids."""
+        whole_number("priority", priority)
+        names = _pairs(key, value, "value")
+        targets = names if out is None else _pairs(key, out, "out")
+        wanted = [None] * len(names) if row_ids is None else _row_ids(key, row_ids)
+        for (name, parts), (_, outs), ids in zip(names, targets, wanted, strict=True):
+            if name in self._tables:
+                if out is None or ids is None:
+                    raise InvalidArgumentError(
+                        f"key '{name}' is row-sparse: pushpull() takes out and row_ids for it; or "
+                        "use push() and row_sparse_pull(key, row_ids=...)"
+                    )
+                self._start_rows(name, outs, rows.row_ids(ids, name), priority, parts)
+                continue
+            if ids is not None:
+                raise InvalidArgumentError(f"key '{name}' is dense, so it takes no row_ids")
+            self._land(name)
+            tensor = self._sum(name, parts)
+            landing = self._landing(name, outs)
+            send, recv = _memory(tensor), _memory(landing.buffer)
+            _check_same_dtype(name, tensor, landing)
+            self._check(
+                self._library.tw_kv_push_pull(
+                    self._alive(), name.encode(), send[0], *recv, priority
+                )
+            )
+            self._landings[name] = landing
+
+    def row_sparse_pull(
+        self,
+        key: Key | Sequence[Key],
+        out: Values | None = None,
+        priority: int = 0,
+        row_ids: torch.Tensor | Sequence[int] | Sequence[torch.Tensor] | None = None,
+    ) -> torch.Tensor | list[torch.Tensor] | None:
+        """Get rows of row-sparse keys; returns when they are there.
+
+        Args:
+            key: one or a list of keys.
+            out: a tensor of the key's shape, or a list of them: in a dense one the rows that are
+                asked for are written and the others stay, a sparse one has these rows alone
+                afterwards. None: the rows are returned.
+            priority: a higher one goes first.
+            row_ids: the numbers of rows, of any shape, in any order, also more than once; with a
+                list of keys one for each.
+
+        Returns the rows without `out`: a float32 tensor of shape row_ids.shape + (width,), as
+        torch.nn.functional.embedding would give them, or a list of them. Raises
+        InvalidArgumentError for a row that there is none of, and for a key that is not
+        row-sparse."""
+        whole_number("priority", priority)
+        names = _names(key)
+        targets = [[] for _ in names] if out is None else [o for _, o in _pairs(key, out, "out")]
+        wanted = _row_ids(key, row_ids)
+        landings = [
+            self._start_rows(name, outs, rows.row_ids(ids, name), priority)
+            for name, outs, ids in zip(names, targets, wanted, strict=True)
+        ]
+        for name in names:
+            self._land(name)
+        if out is not None:
+            return None
+        found = [landing.buffer for landing in landings]
+        return found if isinstance(key, (list, tuple, range)) else found[0]
+
+    def broadcast(
+        self, key: Key | Sequence[Key], value: Values, out: Values, priority: int = 0
+    ) -> None:
+        """init(), then pull()."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def wait(self, key: Key | Sequence[Key] | None = None) -> None:
+        """Block until the pulls of these keys, or all, have written their values."""
+        names = list(self._landings) if key is None else _names(key)
+        for name in names:
+            self._land(name)
+
+    def set_optimizer(self, optimizer: str | torch.optim.Optimizer, **numbers: float) -> None:
+        """Say how servers apply gradients; all workers call it. Until then a pull returns the sum
+        of a step's pushes, and dist_async has no rule at all.
+
+        Args:
+            optimizer: "sgd", "nag", "adam", "adamw", "adagrad"; "add": value += lr * gradient;
+                "sum"; or an optimizer of torch.optim with one group, whose numbers are taken.
+            numbers: those of the optimizer by MXNet's or torch's names: learning_rate, momentum,
+                wd, beta1, beta2, epsilon, nesterov, lr_decay, and rescale_grad: gradients are
+                multiplied by it. With dist_sync a gradient is the sum of all workers', so a mean
+                takes rescale_grad=1/num_workers.
+
+        Other numbers for the present optimizer, such as a new learning rate, keep its state."""
+        spec = kvspecs.optimizer_spec(optimizer, **numbers)
+        self._check(self._library.tw_kv_set_optimizer(self._alive(), spec.encode()))
+
+    def set_gradient_compression(self, compression: str | dict[str, Any]) -> None:
+        """Set the codec of keys that are initialised from then on, on all workers: "int4",
+        "int8:down=fp32" (gradients up with error feedback, values down), or {"type": "int4"}.
+        MXNet's {"type": "2bit", "threshold": 0.5} is "ternary:threshold=0.5,down=fp32": a worker
+        sends the same values, to the bit. Raises InvalidArgumentError for any other codec or key,
+        and for MXNet's "1bit"."""
+        self._check(self._library.tw_kv_set_codec(self._alive(), kvspecs.codec_spec(compression)))
+
+    def is_capable(self, capability: str) -> bool:
+        """Return whether servers can do it: "optimizer", which MXNet asks for, "row_sparse"."""
+        return kvspecs.checked_text("capability", capability).lower() in (
+            b"optimizer",
+            b"row_sparse",
+        )
+
+    def barrier(self) -> None:
+        """Block until all workers are here. Pulls after it see all pushes before it."""
+        self._check(self._library.tw_kv_barrier(self._alive()))
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
+        fname.worker-RANK; all workers call it."""
+        self._check(self._library.tw_kv_save(self._alive(), kvspecs.checked_text("fname", fname)))
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read what save_optimizer_states() wrote, after the same init() calls and set_optimizer();
+        any number of servers will do. All workers call it. Raises InvalidArgumentError, and changes
+        nothing, if a file is missing, damaged or of another save."""
+        self._check(self._library.tw_kv_load(self._alive(), kvspecs.checked_text("fname", fname)))
+
+    def describe(self) -> str:
+        """Return text about keys, servers, bytes sent and pulls that wait."""
+        handle, size = self._alive(), c_size_t()
+        self._check(self._library.tw_kv_describe(handle, None, 0, byref(size)))
+        text = ctypes.create_string_buffer(size.value + 256)
+        self._check(self._library.tw_kv_describe(handle, text, len(text), byref(size)))
+        return text.value.decode()
+
+    def bytes_sent(self) -> int:
+        """Return the bytes of all messages that this worker has sent."""
+        sent = c_uint64()
+        self._check(self._library.tw_kv_bytes_sent(self._alive(), byref(sent)))
+        return sent.value
+
+    def close(self) -> None:
+        """Leave the store when all that was pushed has been taken. A second call does nothing."""
+        self._destroy()  # no pull writes to a landing any more
+        self._landings.clear()
+        for each in self._keep:
+            if isinstance(each, threading.Thread):
+                each.join()
+        self._keep = ()
+
+    _barrier = barrier  # MXNet's name
+
+    def _alive(self) -> c_void_p:
+        if not self._destroy.alive:
+            raise InvalidArgumentError("this store is closed; make another one with create()")
+        return self._handle
+
+    def _check(self, status: int) -> None:
+        _library.check(status)
+
+    def _check_dense(self, name: str) -> None:
+        if name in self._tables:
+            raise InvalidArgumentError(
+                f"key '{name}' is row-sparse; use push() and row_sparse_pull(key, row_ids=...)"
+            )
+
+    def _push_rows(self, name: str, parts: list[torch.Tensor], priority: int) -> None:
+        ids, values = rows.rows_of(parts, self._tables[name], self.rank, name)
+        self._check(
+            self._library.tw_kv_push_rows(
+                *(self._alive(), name.encode(), ids.data_ptr(), len(ids)),
+                *(*_memory(values), priority),
+            )
+        )
+
+    def _start_rows(
+        self,
+        name: str,
+        outs: list[torch.Tensor],
+        ids: torch.Tensor,
+        priority: int,
+        parts: list[torch.Tensor] | None = None,
+    ) -> _Landing:
+        """Pull rows, and push those of `parts` by the same message."""
+        if name not in self._tables:
+            raise InvalidArgumentError(
+                f"key '{name}' is not row-sparse on this worker; call init(key, value, "
+                "row_sparse=True), or pull() it"
+            )
+        shape = self._tables[name]
+        dtypes = {rows.check_out(out, shape, self.rank, name) for out in outs}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        landing = _Landing(torch.empty(*ids.shape, shape[1], dtype=dtype), outs, ids)
+        self._land(name)
+        head, pull = (self._alive(), name.encode()), (ids.data_ptr(), ids.numel())
+        tail = (*_memory(landing.buffer), priority)
+        if parts is None:
+            self._check(self._library.tw_kv_pull_rows(*head, *pull, *tail))
+        else:
+            pushed, values = rows.rows_of(parts, shape, self.rank, name)
+            _check_same_dtype(name, values, landing)
+            push = (pushed.data_ptr(), len(pushed), *_memory(values)[:2])
+            self._check(self._library.tw_kv_push_pull_rows(*head, *push, *pull, *tail))
+        self._landings[name] = landing
+        return landing
+
+    def _on_host(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if rows.is_sparse(tensor):
+            raise InvalidArgumentError(
+                f"rank {self.rank}, key '{name}' is dense: got a sparse tensor; call init(key, "
+                "value, row_sparse=True), or pass tensor.to_dense()"
+            )
+        tensors.check(tensor, self.rank, lambda: f"key '{name}'")
+        return tensor.detach().to("cpu").contiguous()
+
+    def _sum(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        total = self._on_host(name, parts[0])
+        if len(parts) > 1:
+            total = total.clone()
+            for part in parts[1:]:
+                total += self._on_host(name, part)
+        return total
+
+    def _landing(self, name: str, outs: list[torch.Tensor]) -> _Landing:
+        for out in outs:
+            tensors.check(out, self.rank, lambda: f"key '{name}'")
+            tensors.check_writable(out, self.rank, f"key '{name}'")
+        first = outs[0].detach()
+        if first.device.type == "cpu" and first.is_contiguous():
+            return _Landing(first, outs[1:])
+        return _Landing(torch.empty(first.shape, dtype=first.dtype), outs)
+
+    def _land(self, name: str) -> None:
+        landing = self._landings.get(name)
+        if landing is None:
+            return
+        self._check(self._library.tw_kv_wait(self._alive(), name.encode()))
+        del self._landings[name]
+        with torch.no_grad():
+            for out in landing.outs:
+                if landing.rows is None:
+                    out.copy_(landing.buffer)
+                else:
+                    rows.write(out, landing.rows, landing.buffer)
+
+
+def take_work(
+    store: KVStore, share: int, samples: int, batch: int, epochs: int, applied: int
+) -> _library.KvWork:
+    """The next range of samples for a worker, as tw_kv_take says."""
+    work = _library.KvWork()
+    plan = (samples, batch, epochs, applied)
+    store._check(store._library.tw_kv_take(store._alive(), share, *plan, byref(work)))
+    return work
+
+
+def _names(key: Key | Sequence[Key]) -> list[str]:
+    keys = list(key) if isinstance(key, (list, tuple, range)) else [key]
+    for each in keys:
+        if not isinstance(each, (int, str)) or isinstance(each, bool) or each == "":
+            raise InvalidArgumentError(f"key {each!r} is no whole number or text")
+    return [str(each) for each in keys]
+
+
+def _list(name: str, what: str, values: Any) -> list:
+    if isinstance(values, torch.Tensor) or not isinstance(values, (list, tuple)):
+        raise InvalidArgumentError(f"{name}: {what} is {values!r}, expected a list of tensors")
+    return list(values)
+
+
+def _row_ids(key: Any, row_ids: Any) -> list:
+    """Those of each key."""
+    names = _names(key)
+    is_list = isinstance(key, (list, tuple, range))
+    wanted = _list(f"keys {names}", "row_ids", row_ids) if is_list else [row_ids]
+    if len(wanted) != len(names):
+        raise InvalidArgumentError(
+            f"row_ids: expected {len(names)}, one for each key, got {len(wanted)}"
+        )
+    return wanted
+
+
+def _check_same_dtype(name: str, value: torch.Tensor, landing: _Landing) -> None:
+    if value.dtype != landing.buffer.dtype:
+        raise InvalidArgumentError(
+            f"key '{name}': value is {value.dtype}, out is {landing.buffer.dtype}; pass tensors of "
+            "one dtype"
+        )
+
+
+def whole_number(what: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 31) < value < 1 << 31:
+        raise InvalidArgumentError(f"{what} is {value!r}, expected a whole number below 2^31")
+    return value
+
+
+def _pairs(key: Key | Sequence[Key], values: Any, what: str) -> list[tuple[str, list]]:
+    """Each key with its tensors."""
+    names = _names(key)
+    is_list = isinstance(key, (list, tuple, range))
+    groups = _list(f"keys {names}", what, values) if is_list else [values]
+    if len(groups) != len(names):
+        raise InvalidArgumentError(
+            f"{what}: expected {len(names)}, one for each key, got {len(groups)}"
+        )
+    pairs = []
+    for name, group in zip(names, groups, strict=True):
+        is_tensor = isinstance(group, torch.Tensor)
+        parts = [group] if is_tensor else _list(f"key '{name}'", what, group)
+        if not parts:
+            raise InvalidArgumentError(f"key '{name}': {what} is {group!r}, expected a tensor")
+        pairs.append((name, parts))
+    return pairs
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
+    return tensor.data_ptr(), tensor.numel(), _DTYPES[tensor.dtype]
