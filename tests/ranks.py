@@ -238,6 +238,17 @@ def variables(rank: int, world: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
+def mxnet_variables(port: int, roles: Sequence[str]) -> list[dict[str, str]]:
+    """MXNet's variables for members of these roles."""
+    common = {
+        "DMLC_NUM_WORKER": str(roles.count("worker")),
+        "DMLC_NUM_SERVER": str(roles.count("server")),
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+    }
+    return [common | {"DMLC_ROLE": role} for role in roles]
+
+
 def run_program(
     program: Path | str,
     *arguments: str,
