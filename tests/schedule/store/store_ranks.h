@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,12 +13,17 @@
 #include <thread>
 #include <vector>
 
+#include "schedule/digest.h"
 #include "schedule/store_host/serve.h"
 #include "schedule/store_host/worker.h"
 #include "tests/compress/values.h"
 #include "transport/messages/in_process.h"
 
 namespace thinwire {
+
+inline uint64_t DigestOf(const std::vector<float>& values) {
+  return DigestBytes({reinterpret_cast<const uint8_t*>(values.data()), values.size() * 4});
+}
 
 struct StoreRanks {
   int workers = 2, servers = 1;
