@@ -227,11 +227,11 @@ tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count) {
 }
 
 tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count, tw_dtype dtype,
-                     int priority) {
+                     int priority, double weight) {
   if (absl::Status bad = CheckTensor("tw_kv_push", kv, key, send, dtype); !bad.ok()) {
     return ToC(bad);
   }
-  return ToC(kv->worker->Push(key, ViewOf(send, count, dtype), priority));
+  return ToC(kv->worker->Push(key, ViewOf(send, count, dtype), priority, weight));
 }
 
 tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dtype dtype,
@@ -243,19 +243,21 @@ tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dt
 }
 
 tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* recv, size_t count,
-                          tw_dtype dtype, int priority) {
+                          tw_dtype dtype, int priority, double weight) {
   absl::Status bad = CheckTensor("tw_kv_push_pull", kv, key, send, dtype);
   if (bad.ok()) bad = CheckTensor("tw_kv_push_pull", kv, key, recv, dtype);
   if (!bad.ok()) return ToC(bad);
-  return ToC(
-      kv->worker->PushPull(key, ViewOf(send, count, dtype), ViewOf(recv, count, dtype), priority));
+  return ToC(kv->worker->PushPull(key, ViewOf(send, count, dtype), ViewOf(recv, count, dtype),
+                                  priority, weight));
 }
 
 tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
-                          const void* send, size_t count, tw_dtype dtype, int priority) {
+                          const void* send, size_t count, tw_dtype dtype, int priority,
+                          double weight) {
   const absl::Status bad = CheckRows("tw_kv_push_rows", kv, key, rows, row_count, send, dtype);
   if (!bad.ok()) return ToC(bad);
-  return ToC(kv->worker->PushRows(key, {rows, row_count}, ViewOf(send, count, dtype), priority));
+  return ToC(
+      kv->worker->PushRows(key, {rows, row_count}, ViewOf(send, count, dtype), priority, weight));
 }
 
 tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,

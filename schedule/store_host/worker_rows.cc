@@ -81,9 +81,10 @@ absl::Status StoreWorker::FindRows(std::string_view name, std::span<const int64_
 }
 
 absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_t> rows,
-                                   TensorView values, int priority) {
+                                   TensorView values, int priority, double weight) {
   size_t index = 0;
   if (absl::Status bad = FindRows(name, rows, values, &index); !bad.ok()) return bad;
+  if (absl::Status bad = CheckWeightOf(name, weight); !bad.ok()) return bad;
   const absl::StatusOr<Use> use = Begin(index, true, nullptr);
   if (!use.ok()) return use.status();
 
@@ -103,6 +104,7 @@ absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_
     std::vector<uint8_t> body = RowsBody(IdsOf(order, part, slice, width), bytes);
     backend_.Encode(spec, ViewOf(sums), nullptr, body.data() + body.size() - bytes,
                     {.key = HashCombine(draws_key, i), .stream = use->number});
+    if (options_.mode.kind == StoreMode::Kind::kQuorum) AppendWeight(weight, &body);
     const StoreHead head{
         .kind = Kind::kPush, .slice = static_cast<uint32_t>(i), .number = use->number};
     if (absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body)); !bad.ok()) {

@@ -46,7 +46,7 @@ __all__ = ["KVStore", "create"]
 
 _log = logging.getLogger("thinwire")
 
-_SSP = "dist_ssp:"
+_WITH_NUMBERS = ("dist_ssp:", "dist_sync:")
 # MXNet's types; it looks for "async" and "dist" in them, in any order.
 _MODES = {
     "dist": "sync",
@@ -104,7 +104,7 @@ class KVStore:
     of it is a sparse tensor (Embedding(sparse=True) makes them), and only the rows that it has are
     sent and updated; row_sparse_pull() gets the rows that are needed.
 
-    With dist_async and dist_ssp a worker may join a run, or come back after it was killed: until
+    With all types but dist_sync a worker may join a run, or come back after it was killed: until
     its first push, init(), set_optimizer(), barrier() and load_optimizer_states() return at once,
     and its values are the store's, which it pulls before it computes a gradient.
 
@@ -165,19 +165,31 @@ class KVStore:
         self._check(self._library.tw_kv_init(self._alive(), tensors, len(array)))
         self._tables |= tables
 
-    def push(self, key: Key | Sequence[Key], value: Values, priority: int = 0) -> None:
+    def push(
+        self,
+        key: Key | Sequence[Key],
+        value: Values,
+        priority: int = 0,
+        *,
+        weight: float = 1.0,
+    ) -> None:
         """Send gradients, which may be reused at once. A higher priority goes first. Of a
         row-sparse key the rows of a sparse tensor are sent, of which some may come twice; or those
-        of a dense one that are not zero."""
+        of a dense one that are not zero. weight: with dist_sync:quorum=k,grace=s a positive number,
+        such as the samples or tokens of the gradient: an update is the mean of its pushes by
+        weight. Raises InvalidArgumentError for another one, and in other modes for one but 1."""
         _number("priority", priority)
+        _weight(weight)
         for name, parts in _pairs(key, value, "value"):
             self._land(name)
             if name in self._tables:
-                self._push_rows(name, parts, priority)
+                self._push_rows(name, parts, priority, weight)
                 continue
             tensor = self._sum(name, parts)
             self._check(
-                self._library.tw_kv_push(self._alive(), name.encode(), *_memory(tensor), priority)
+                self._library.tw_kv_push(
+                    self._alive(), name.encode(), *_memory(tensor), priority, weight
+                )
             )
 
     def pull(
@@ -212,10 +224,14 @@ class KVStore:
         value: Values,
         out: Values | None = None,
         priority: int = 0,
+        *,
+        weight: float = 1.0,
     ) -> None:
         """Push `value` and pull to `out` (None: to `value`) by one message. It returns at once:
-        `out` is read after wait(), so that the exchanges of many keys overlap."""
+        `out` is read after wait(), so that the exchanges of many keys overlap. weight: as push()
+        takes it."""
         _number("priority", priority)
+        _weight(weight)
         names = _pairs(key, value, "value")
         targets = names if out is None else _pairs(key, out, "out")
         for (name, parts), (_, outs) in zip(names, targets, strict=True):
@@ -231,7 +247,7 @@ class KVStore:
                 )
             self._check(
                 self._library.tw_kv_push_pull(
-                    self._alive(), name.encode(), send[0], *recv, priority
+                    self._alive(), name.encode(), send[0], *recv, priority, weight
                 )
             )
             self._landings[name] = landing
@@ -373,12 +389,14 @@ class KVStore:
                 f"key '{name}' is row-sparse; use push() and row_sparse_pull(key, row_ids=...)"
             )
 
-    def _push_rows(self, name: str, parts: list[torch.Tensor], priority: int) -> None:
+    def _push_rows(
+        self, name: str, parts: list[torch.Tensor], priority: int, weight: float
+    ) -> None:
         ids, values = rows.rows_of(parts, self._tables[name], self.rank, name)
         self._check(
             self._library.tw_kv_push_rows(
                 *(self._alive(), name.encode(), ids.data_ptr(), len(ids)),
-                *(*_memory(values), priority),
+                *(*_memory(values), priority, weight),
             )
         )
 
@@ -458,8 +476,10 @@ def create(
     Args:
         name: "dist_sync": a step is applied when all workers have pushed it. "dist_async": a push
             is applied when it arrives. "dist_ssp:staleness=k": as async, but no gradient is applied
-            that is older than k updates for each worker. "local": this process alone. MXNet's other
-            spellings with "device" are the same.
+            that is older than k updates for each worker. "dist_sync:quorum=k,grace=s": a step is
+            applied when all workers have pushed it, or when k have and then s seconds have passed,
+            as the mean of its pushes by weight; a late push counts in the next step. "local": this
+            process alone. MXNet's other spellings with "device" are the same.
         codec: as set_gradient_compression() takes it; None: no compression.
         slice_elements: keys are cut into slices of so many elements, which have priorities and go
             to different servers; a multiple of 4096; 0: 65,536, or fewer, so that a slice has
@@ -514,11 +534,11 @@ def _mode_of(name: str) -> str:
         return "sync"
     if isinstance(name, str) and name in _MODES:
         return _MODES[name]
-    if isinstance(name, str) and name.startswith(_SSP):
+    if isinstance(name, str) and name.startswith(_WITH_NUMBERS):
         return name.removeprefix("dist_")  # the library says what is wrong with it
     raise InvalidArgumentError(
-        f"the store's type is {name!r}, expected local, dist_sync, dist_async or "
-        "dist_ssp:staleness=2"
+        f"the store's type is {name!r}, expected local, dist_sync, dist_async, "
+        "dist_ssp:staleness=2 or dist_sync:quorum=2,grace=0.5"
     )
 
 
@@ -605,6 +625,12 @@ def _number(what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 31) < value < 1 << 31:
         raise InvalidArgumentError(f"{what} is {value!r}, expected a whole number below 2^31")
     return value
+
+
+def _weight(value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, int) and value.bit_length() > 1000):
+        raise InvalidArgumentError(f"weight is {value!r}, expected a number above 0")
 
 
 def _text(what: str, value: object) -> bytes:

@@ -311,6 +311,10 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.push("w", []), "expected a tensor"),
         (lambda: kv.pull("w", torch.ones(1).expand(4)), "expanded"),
         (lambda: kv.pushpull("w", torch.ones(4), torch.ones(4).half()), "one dtype"),
+        (lambda: kv.push("w", torch.ones(4), weight=2), "key 'w'.* 2, expected 1 .*sync:quorum"),
+        (lambda: kv.pushpull("w", torch.ones(4), weight=float("nan")), "worker 0: key 'w'.*nan"),
+        (lambda: kv.push("w", torch.ones(4), weight="1"), "weight is '1'"),
+        (lambda: kv.push("w", torch.ones(4), weight=10**400), "weight is 1000"),
         (lambda: kv.set_optimizer("lamb", lr=1), "adagrad"),
         (lambda: kv.set_optimizer("sgd"), "learning rate"),
         (lambda: kv.set_optimizer("sgd", lr=1, alpha=2), "alpha"),
@@ -401,9 +405,16 @@ def members(name, folder):
             yield started[1:3], started[3:], end
 
 
-@pytest.mark.parametrize("victim", ["worker", "server"])
-def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, tmp_path):
-    with members("dist_sync", tmp_path) as (servers, workers, _):
+@pytest.mark.parametrize(
+    ("victim", "name"),
+    [
+        ("worker", "dist_sync"),
+        ("server", "dist_sync"),
+        ("worker", "dist_sync:quorum=3,grace=1"),
+    ],
+)
+def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, name, tmp_path):
+    with members(name, tmp_path) as (servers, workers, _):
         killed = workers.pop() if victim == "worker" else servers[1]
         killed.kill()
         at, end = time.monotonic(), time.monotonic() + HANG_S
@@ -414,7 +425,9 @@ def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, tmp_path):
             assert float(last[2]) - at < 60, "within the deadline"
 
 
-@pytest.mark.parametrize("name", ["dist_async", "dist_ssp:staleness=2"])
+@pytest.mark.parametrize(
+    "name", ["dist_async", "dist_ssp:staleness=2", "dist_sync:quorum=2,grace=0.05"]
+)
 def test_others_go_on_without_a_killed_worker(name, tmp_path):
     with members(name, tmp_path) as (servers, workers, end):
         workers.pop(1).kill()
@@ -878,7 +891,8 @@ served.close()
 
 
 @pytest.mark.parametrize(
-    ("mode", "lr"), [("sync", 0.1), ("async", 0.03), ("ssp:staleness=2", 0.03)]
+    ("mode", "lr"),
+    [("sync", 0.1), ("async", 0.03), ("ssp:staleness=2", 0.03), ("sync:quorum=1,grace=0.1", 0.05)],
 )
 def test_models_train_in_every_mode(mode, lr, tmp_path):
     """int4 both ways. In sync all workers end with the same bits."""
