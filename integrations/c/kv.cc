@@ -228,11 +228,11 @@ tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count) {
 }
 
 tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count, tw_dtype dtype,
-                     int priority) {
+                     int priority, double weight) {
   if (absl::Status bad = CheckTensor("tw_kv_push", kv, key, send, dtype); !bad.ok()) {
     return ToC(bad);
   }
-  return ToC(kv->worker->Push(key, ViewOf(send, count, dtype), priority));
+  return ToC(kv->worker->Push(key, ViewOf(send, count, dtype), priority, weight));
 }
 
 tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dtype dtype,
@@ -244,19 +244,21 @@ tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dt
 }
 
 tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* recv, size_t count,
-                          tw_dtype dtype, int priority) {
+                          tw_dtype dtype, int priority, double weight) {
   absl::Status bad = CheckTensor("tw_kv_push_pull", kv, key, send, dtype);
   if (bad.ok()) bad = CheckTensor("tw_kv_push_pull", kv, key, recv, dtype);
   if (!bad.ok()) return ToC(bad);
-  return ToC(
-      kv->worker->PushPull(key, ViewOf(send, count, dtype), ViewOf(recv, count, dtype), priority));
+  return ToC(kv->worker->PushPull(key, ViewOf(send, count, dtype), ViewOf(recv, count, dtype),
+                                  priority, weight));
 }
 
 tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
-                          const void* send, size_t count, tw_dtype dtype, int priority) {
+                          const void* send, size_t count, tw_dtype dtype, int priority,
+                          double weight) {
   const absl::Status bad = CheckRows("tw_kv_push_rows", kv, key, rows, row_count, send, dtype);
   if (!bad.ok()) return ToC(bad);
-  return ToC(kv->worker->PushRows(key, {rows, row_count}, ViewOf(send, count, dtype), priority));
+  return ToC(
+      kv->worker->PushRows(key, {rows, row_count}, ViewOf(send, count, dtype), priority, weight));
 }
 
 tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
@@ -269,14 +271,14 @@ tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_
 tw_status tw_kv_push_pull_rows(tw_kv* kv, const char* key, const int64_t* push_rows,
                                size_t push_row_count, const void* send, size_t send_count,
                                const int64_t* pull_rows, size_t pull_row_count, void* recv,
-                               size_t recv_count, tw_dtype dtype, int priority) {
+                               size_t recv_count, tw_dtype dtype, int priority, double weight) {
   const char* const name = "tw_kv_push_pull_rows";
   absl::Status bad = CheckRows(name, kv, key, push_rows, push_row_count, send, dtype);
   if (bad.ok()) bad = CheckRows(name, kv, key, pull_rows, pull_row_count, recv, dtype);
   if (!bad.ok()) return ToC(bad);
   return ToC(kv->worker->PushPullRows(
       key, {{push_rows, push_row_count}, ViewOf(send, send_count, dtype)},
-      {{pull_rows, pull_row_count}, ViewOf(recv, recv_count, dtype)}, priority));
+      {{pull_rows, pull_row_count}, ViewOf(recv, recv_count, dtype)}, priority, weight));
 }
 
 tw_status tw_kv_wait(tw_kv* kv, const char* key) {

@@ -389,8 +389,8 @@ TW_API tw_status tw_simulate(const tw_simulation* simulation, double* step_s, do
  * Experimental: docs/how-to/parameter-server.md. It grows as tw_options does. */
 typedef struct {
   size_t struct_size; /* sizeof(tw_kv_options) */
-  int rank;           /* workers are numbered from 0, servers from `workers`, and workers that join a
-                         run from workers + servers */
+  int rank; /* workers are numbered from 0, servers from `workers`, and workers that join a
+               run from workers + servers */
   int workers, servers;
   int timeout_ms;              /* of meeting, and of every wait; 0: 60,000 */
   tw_store store;              /* used if store.set is not null, else store_path */
@@ -400,7 +400,9 @@ typedef struct {
   const char* mode;            /* of a worker: "sync" (default): a step is applied when all workers
                                   have pushed it; "async": a push is applied when it arrives;
                                   "ssp:staleness=k": no gradient is applied that is older than k
-                                  updates for each worker */
+                                  updates for each worker; "sync:quorum=k,grace=s": a step is
+                                  applied when all workers have pushed it, or when k have and then
+                                  s seconds have passed; a late push counts in the next one */
   const char* codec;           /* of a worker: "fp32" (default); "int4:down=int8": gradients up,
                                   values down */
   size_t slice_elements;       /* that a key is cut into; a multiple of 4096; 0: 65,536,
@@ -438,9 +440,11 @@ TW_API tw_status tw_kv_serve(const tw_kv_options* options);
  * worker, in the same order, beside no other call of this store. The first failure is the status of
  * every later call.
  *
- * In async and ssp a worker may join when the others have set the store up, with the rank of one
- * that is gone or with workers + servers or more. Until its first push, these calls do not wait for
- * the others, and leave the store as it is. TW_MISMATCH in sync, or if it is set up differently. */
+ * In all modes but sync a worker may join when the others have set the store up, with the rank of
+ * one that is gone or with workers + servers or more. Until its first push, these calls do not wait
+ * for the others, and leave the store as it is. TW_MISMATCH in sync, or if it is set up
+ * differently.
+ */
 TW_API tw_status tw_kv_create(const tw_kv_options* options, tw_kv** kv);
 TW_API void tw_kv_destroy(tw_kv* kv); /* when the servers have taken what was pushed */
 
@@ -460,13 +464,15 @@ TW_API tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count
 
 /* Tensors are on the host and have as many elements as their key. A pushed one may be reused when
  * the call returns; a pulled one is written until tw_kv_wait has returned. A higher priority goes
- * first. tw_kv_push_pull takes one message where the two take two. */
+ * first. tw_kv_push_pull takes one message where the two take two. weight: 1; in mode
+ * sync:quorum=k,grace=s any positive number, such as the samples or tokens of a gradient: an update
+ * is the mean of its pushes by weight. TW_INVALID_ARGUMENT for another one. */
 TW_API tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count,
-                            tw_dtype dtype, int priority);
+                            tw_dtype dtype, int priority, double weight);
 TW_API tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dtype dtype,
                             int priority);
 TW_API tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* recv,
-                                 size_t count, tw_dtype dtype, int priority);
+                                 size_t count, tw_dtype dtype, int priority, double weight);
 
 /* The same for a row-sparse key, such as the table of an embedding, of which a step needs a few
  * rows: of send and recv, row i of `width` elements is row rows[i] of the key, and count is the
@@ -476,14 +482,16 @@ TW_API tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, v
  * codecs bf16, and int8, which rounds them at random. TW_INVALID_ARGUMENT for a row that there is
  * none of, or a count that is not row_count * width. */
 TW_API tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
-                                 const void* send, size_t count, tw_dtype dtype, int priority);
+                                 const void* send, size_t count, tw_dtype dtype, int priority,
+                                 double weight);
 TW_API tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
                                  void* recv, size_t count, tw_dtype dtype, int priority);
 /* Both by one message. The rows that are pulled need not be those that are pushed. */
 TW_API tw_status tw_kv_push_pull_rows(tw_kv* kv, const char* key, const int64_t* push_rows,
                                       size_t push_row_count, const void* send, size_t send_count,
                                       const int64_t* pull_rows, size_t pull_row_count, void* recv,
-                                      size_t recv_count, tw_dtype dtype, int priority);
+                                      size_t recv_count, tw_dtype dtype, int priority,
+                                      double weight);
 TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
 
 /* "sum" (default, in sync only): a pull is the sum of a step's pushes; "add:lr=1", "sgd:lr=0.1,
@@ -500,20 +508,20 @@ TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 
 /* As tw_comm_describe. */
 TW_API tw_status tw_kv_describe(tw_kv* kv, char* text, size_t capacity, size_t* bytes);
-/* Hands out the samples of some epochs to whichever worker asks, in ranges of `batch`; not in sync
- * with more than one worker. */
+/* Hands out the samples of some epochs to whichever worker asks, in ranges of `batch`; not in sync,
+ * nor with a quorum, with more than one worker. */
 typedef struct {
   uint64_t epoch, first, count; /* samples first to first + count; count 0: all are done */
   int waited;                   /* 1: pull before the next push */
 } tw_kv_work;
 /* `share` counts from 1; each is of one plan (samples, batch, epochs), the same on all workers. The
- * pushes of the first `applied` ranges that this worker took of the share are applied: the others go
- * to other workers if this one is gone. So each sample is handed out once, and once more if its
+ * pushes of the first `applied` ranges that this worker took of the share are applied: the others
+ * go to other workers if this one is gone. So each sample is handed out once, and once more if its
  * worker was lost. Waits while others hold all that is left. */
 TW_API tw_status tw_kv_take(tw_kv* kv, uint32_t share, uint64_t samples, uint64_t batch,
                             uint64_t epochs, uint64_t applied, tw_kv_work* work);
 
-/* 1 if the others had set the store up when this worker came, in the modes async and ssp; else 0. */
+/* 1 if the others had set the store up when this worker came, which they can't have in sync. */
 TW_API tw_status tw_kv_has_joined(tw_kv* kv, int* joined);
 /* What this worker has sent so far. */
 TW_API tw_status tw_kv_bytes_sent(tw_kv* kv, uint64_t* bytes);

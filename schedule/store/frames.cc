@@ -1,6 +1,7 @@
 #include "schedule/store/frames.h"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +29,30 @@ absl::StatusOr<StoreHead> StoreHead::Parse(std::string_view bytes) {
         static_cast<int>(Form::kRows)));
   }
   return head;
+}
+
+absl::Status CheckWeight(double weight) {
+  if (std::isfinite(weight) && weight > 0.0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "its weight is ", weight, ", expected a finite number above 0; give the samples or tokens ",
+      "that the gradient is of, and push nothing where there are none"));
+}
+
+void AppendWeight(double weight, std::vector<uint8_t>* body) {
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(&weight);
+  body->insert(body->end(), bytes, bytes + sizeof(weight));
+}
+
+absl::StatusOr<double> TakeWeight(Bytes* body) {
+  double weight = 0.0;
+  if (body->size() < sizeof(weight)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has ", body->size(), " bytes, expected ", sizeof(weight), " of a weight"));
+  }
+  std::memcpy(&weight, body->data() + body->size() - sizeof(weight), sizeof(weight));
+  if (absl::Status bad = CheckWeight(weight); !bad.ok()) return bad;
+  *body = body->first(body->size() - sizeof(weight));
+  return weight;
 }
 
 }  // namespace thinwire

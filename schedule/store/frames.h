@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compress/types.h"
 
 namespace thinwire {
 
@@ -35,7 +37,8 @@ struct StoreHead {
   static constexpr uint32_t kNoSlice = 0xFFFFFFFF;
   enum class Kind : uint8_t {
     // From a worker.
-    kPush,      // slice, number; body: the encoded gradient, or rows (rows.h)
+    kPush,      // slice, number; body: the encoded gradient, or rows (rows.h); with a quorum
+                // (mode.h), its weight behind it: fp64
     kPull,      // slice, number: last push; have, request; body: none, or rows
     kPushPull,  // both in one message; body: as kPush, or rows
     kTogether,  // slice: Together; number: of the worker's calls of this kind, from 1; body; have:
@@ -82,6 +85,13 @@ struct StoreHead {
   // InvalidArgument for another length, or a kind or form that there is none of.
   static absl::StatusOr<StoreHead> Parse(std::string_view bytes);
 };
+
+// The weight of a push (kPush), such as its samples or tokens: a positive number. InvalidArgument
+// says what it is and was expected to be.
+absl::Status CheckWeight(double weight);
+void AppendWeight(double weight, std::vector<uint8_t>* body);
+// Takes it off the body's end.
+absl::StatusOr<double> TakeWeight(Bytes* body);
 
 }  // namespace thinwire
 

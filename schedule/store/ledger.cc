@@ -33,7 +33,10 @@ absl::Status Ledger::OnPush(int worker, uint64_t number) {
     return absl::InternalError(
         absl::StrCat("push ", number, " of worker ", worker, " came, expected ", from.arrived + 1));
   }
-  if (mode_.kind == Kind::kSsp && (!from.running || IsHeld(from))) {
+  // A push that was late before comes again when a server is restored.
+  const bool is_counted = mode_.kind == Kind::kQuorum && number > from.late;
+  if ((mode_.kind == Kind::kSsp && (!from.running || IsHeld(from))) ||
+      (is_counted && (!from.running || from.pulled != from.arrived))) {
     return absl::FailedPreconditionError(
         absl::StrCat("worker ", worker,
                      from.arrived == 0 ? " pushed before its first pull"
@@ -41,6 +44,7 @@ absl::Status Ledger::OnPush(int worker, uint64_t number) {
                      ", so that the gradient's age is not known, in mode ", mode_.ToString(),
                      "; pull before each push"));
   }
+  if (is_counted && from.deadline < version_) from.late = number;
   from.arrived = number;
   if (mode_.kind == Kind::kAsync) arrivals_.push_back({worker, number});
   return absl::OkStatus();
@@ -54,7 +58,7 @@ void Ledger::Pause(int worker) { workers_[static_cast<size_t>(worker)].paused = 
 
 void Ledger::Idle(int worker) {
   Worker& from = workers_[static_cast<size_t>(worker)];
-  from.running = from.running && IsHeld(from);
+  from.running = from.running && IsHeld(from) && mode_.kind != Kind::kQuorum;
 }
 
 void Ledger::Resume(std::span<const int> workers) {
@@ -64,7 +68,7 @@ void Ledger::Resume(std::span<const int> workers) {
     Worker& worker = workers_[i];
     const bool returns = std::ranges::find(workers, static_cast<int>(i)) != workers.end();
     const bool was_paused = returns && std::exchange(worker.paused, false);
-    if (!IsAwaited(worker)) continue;
+    if (mode_.kind != Kind::kSsp || !IsAwaited(worker)) continue;
     if (was_paused && !IsHeld(worker)) {
       paused.push_back(&worker);
     } else {
@@ -108,6 +112,8 @@ void Ledger::Save(ByteWriter& to) const {
     to.Number(worker.applied);
     to.Number(worker.running);
     to.Number(worker.deadline);
+    to.Number(worker.pulled);
+    to.Number(worker.late);
   }
 }
 
@@ -121,6 +127,8 @@ bool Ledger::Restore(ByteReader& from) {
     worker.arrived = worker.applied = from.Number();
     worker.running = from.Number() != 0;
     worker.deadline = from.Number();
+    worker.pulled = from.Number();
+    worker.late = from.Number();
   }
   return from.ok();
 }
@@ -128,16 +136,50 @@ bool Ledger::Restore(ByteReader& from) {
 std::optional<Ledger::Step> Ledger::Next() {
   for (auto pull = pulls_.begin(); pull != pulls_.end(); ++pull) {
     Worker& from = workers_[static_cast<size_t>(pull->worker)];
-    if (from.applied < pull->after) continue;
+    if (!MayAnswer(*pull)) continue;
     const Step answer{.pushes = {}, .worker = pull->worker, .request = pull->request};
-    pulls_.erase(pull);
-    if (!IsHeld(from)) {  // a push that overtook the pull is of the former base
+    // A push that overtook the pull is of the former base.
+    if (mode_.kind == Kind::kQuorum ? pull->after == from.arrived : !IsHeld(from)) {
       from.running = true;
       from.deadline = Deadline();
+      from.pulled = pull->after;
     }
+    pulls_.erase(pull);
     return answer;
   }
   return NextUpdate();
+}
+
+bool Ledger::MayAnswer(const Pull& pull) const {
+  const Worker& from = workers_[static_cast<size_t>(pull.worker)];
+  const bool was_late = from.arrived >= pull.after && from.late >= pull.after;
+  return from.applied >= pull.after || was_late;
+}
+
+bool Ledger::HasQuorum() const {
+  return mode_.kind == Kind::kQuorum &&
+         std::ranges::count_if(workers_, [this](const Worker& worker) { return IsIn(worker); }) >=
+             mode_.quorum;
+}
+
+void Ledger::EndGrace() { is_grace_over_ = HasQuorum(); }
+
+std::optional<Ledger::Step> Ledger::NextRound() {
+  const auto is_held = [this](const Worker& worker) { return IsHeld(worker); };
+  const auto computes = [this](const Worker& worker) { return Computes(worker); };
+  if (std::ranges::none_of(workers_, is_held) ||
+      (std::ranges::any_of(workers_, computes) && !(is_grace_over_ && HasQuorum()))) {
+    return std::nullopt;
+  }
+  is_grace_over_ = false;
+  ++version_;
+  Step step;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    Worker& worker = workers_[i];
+    while (IsHeld(worker)) step.pushes.push_back({static_cast<int>(i), ++worker.applied});
+    worker.here = worker.here && !worker.leaves;
+  }
+  return step;
 }
 
 std::optional<Ledger::Step> Ledger::NextUpdate() {
@@ -174,6 +216,7 @@ std::optional<Ledger::Step> Ledger::NextUpdate() {
       }
       return std::nullopt;
     }
+    case Kind::kQuorum: return NextRound();
   }
   return std::nullopt;
 }
@@ -213,8 +256,11 @@ std::vector<int> Ledger::WaitsFor() const {
   if (held) {
     for (size_t i = 0; i < workers_.size(); ++i) {
       const Worker& worker = workers_[i];
-      const bool awaited = mode_.kind == Kind::kSync || IsAwaited(worker);
-      if (awaited && !IsHeld(worker)) missing.push_back(static_cast<int>(i));
+      const bool awaited =
+          mode_.kind == Kind::kQuorum
+              ? !HasQuorum() && Computes(worker)
+              : (mode_.kind == Kind::kSync || IsAwaited(worker)) && !IsHeld(worker);
+      if (awaited) missing.push_back(static_cast<int>(i));
     }
   }
   for (const Pull& pull : pulls_) {

@@ -15,6 +15,13 @@
 //          pushed or not, miss its deadline. The running gradient with the earliest deadline is
 //          never held, so every held push waits for workers that are computing, and never for one
 //          another.
+//   sync:quorum=K  A gradient belongs to round V + 1 if it was computed of version V, the present
+//          one. The round is applied as one update when every worker that computes has pushed to
+//          it, or when K have and the grace is over, which whoever has a clock says. A push that is
+//          late, since its round was applied without it, goes with the next round, of whose K it
+//          does not count; the pull that follows it is answered at once, with the values of the
+//          rounds that it has missed, so its worker is in time again with its next push. After
+//          minimum quorum and grace window of "Decoupled DiLoCo", arXiv 2604.21428.
 //
 // Workers come and go. One that is added runs nothing until its first pull is answered, so nobody
 // waits for it, and n is one more for the deadlines from then on; those that are given stay. One
@@ -59,7 +66,8 @@ class Ledger {
   Ledger(StoreMode mode, int workers);
 
   // AlreadyExists for a push that was there before: it is not counted again. Internal for one whose
-  // predecessor is missing. FailedPrecondition, in ssp, for a second push without a pull between.
+  // predecessor is missing. FailedPrecondition, in ssp and with a quorum, for a second push without
+  // a pull between.
   absl::Status OnPush(int worker, uint64_t number);
   // A pull that follows the worker's push number `after` (0: none).
   void OnPull(int worker, uint64_t after, uint64_t request);
@@ -79,6 +87,11 @@ class Ledger {
   void Leave(int worker);
   // The worker is gone: its running gradient, pushes that are not applied, and pulls are dropped.
   void Remove(int worker);
+
+  // With a quorum: the round waits for workers only until the grace since then is over.
+  bool HasQuorum() const;
+  // It is. Nothing to do without a quorum, which may have been lost meanwhile.
+  void EndGrace();
 
   // Writes what Restore needs, when Next has nothing to do: all but pushes that are held, pulls
   // that wait, and who is paused or leaves. Whoever restores makes those calls again: OnPush,
@@ -106,15 +119,25 @@ class Ledger {
   struct Worker {
     bool here = true;
     uint64_t arrived = 0, applied = 0;  // last push
-    bool running = true;                // ssp: has pulled since its last push was applied
+    bool running = true;                // ssp: has pulled since its last push was applied;
+                                        // quorum: takes part in rounds
     bool paused = false;                // and waits for the others
     bool leaves = false;                // goes when what it has pushed is applied
-    uint64_t deadline = 0;              // ssp, of what runs
+    uint64_t deadline = 0;              // ssp, of what runs; quorum: the version that was pulled
+    uint64_t pulled = 0;                // quorum: the last push before its last pull
+    uint64_t late = 0;                  // quorum: its last push that was late
   };
 
   // The deadlines, in any order, can all be met from `version` on.
   static bool AreFeasible(uint64_t version, std::vector<uint64_t> deadlines);
   bool IsHeld(const Worker& worker) const { return worker.here && worker.arrived > worker.applied; }
+  // Quorum: its last push is of the present round; it computes, so the round may get one of it.
+  bool IsIn(const Worker& worker) const { return IsHeld(worker) && worker.arrived > worker.late; }
+  bool Computes(const Worker& worker) const {
+    return worker.here && worker.running && !worker.paused && !worker.leaves && !IsIn(worker);
+  }
+  bool MayAnswer(const Pull& pull) const;
+  std::optional<Step> NextRound();
   std::optional<Step> NextUpdate();
   bool MayApply(size_t worker) const;
   bool IsAwaited(const Worker& worker) const {
@@ -125,6 +148,7 @@ class Ledger {
 
   const StoreMode mode_;
   uint64_t version_ = 0;
+  bool is_grace_over_ = false;
   std::vector<Worker> workers_;
   std::deque<Step::Push> arrivals_;  // async: that are not applied
   std::deque<Pull> pulls_;

@@ -81,11 +81,11 @@ absl::Status CheckRowPush(const CodecSpec& spec, Bytes body, size_t numel, size_
 }
 
 RowSum::RowSum(std::span<const Bytes> pushes, const CodecSpec& spec, size_t numel, size_t width,
-               const Backend& backend) {
+               const Backend& backend, std::span<const float> factors) {
   std::vector<SliceRows> parts;
   for (const Bytes body : pushes) {
     absl::StatusOr<SliceRows> rows = ParseRows(body, numel / width);
-    if (!rows.ok()) continue;  // CheckRowPush has taken it
+    if (!rows.ok()) rows = SliceRows{};  // not so: CheckRowPush has taken it
     ids.insert(ids.end(), rows->ids.begin(), rows->ids.end());
     parts.push_back(*std::move(rows));
   }
@@ -94,16 +94,21 @@ RowSum::RowSum(std::span<const Bytes> pushes, const CodecSpec& spec, size_t nume
   values.resize(ids.size() * width);
   std::vector<bool> has_begun(ids.size());
   std::vector<float> decoded;
-  for (const SliceRows& part : parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const SliceRows& part = parts[i];
+    if (part.ids.empty()) continue;
     decoded.resize(part.ids.size() * width);
     backend.Decode(spec, part.values.data(), {decoded.data(), decoded.size(), DType::kF32});
+    if (!factors.empty()) {
+      for (float& value : decoded) value *= factors[i];
+    }
     const float* row = decoded.data();
     size_t place = 0;
     for (const uint32_t id : part.ids) {
       while (ids[place] != id) ++place;
       float* const sum = values.data() + place * width;
       if (has_begun[place]) {
-        for (size_t i = 0; i < width; ++i) sum[i] += row[i];
+        for (size_t j = 0; j < width; ++j) sum[j] += row[j];
       } else {
         std::copy_n(row, width, sum);
         has_begun[place] = true;

@@ -57,10 +57,10 @@ absl::StatusOr<SliceRows> ParseRows(Bytes body, size_t rows);
 absl::Status CheckRowPush(const CodecSpec& spec, Bytes body, size_t numel, size_t width);
 
 // The sum of pushes of one slice, which CheckRowPush has taken, in their order: the first that has
-// a row begins the row's sum.
+// a row begins the row's sum. factors: what each push's values are multiplied by; empty: by 1.
 struct RowSum {
   RowSum(std::span<const Bytes> pushes, const CodecSpec& spec, size_t numel, size_t width,
-         const Backend& backend);
+         const Backend& backend, std::span<const float> factors = {});
 
   std::vector<uint32_t> ids;  // that any of them has
   std::vector<float> values;

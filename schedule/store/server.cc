@@ -39,6 +39,10 @@ std::string FirstLines(std::string_view text) {
                        " ");
 }
 
+void Scale(std::span<float> values, float factor) {
+  for (float& value : values) value *= factor;
+}
+
 bool ParseSize(const std::string& text, size_t* value) {
   uint64_t number = 0;
   if (!absl::SimpleAtoi(text, &number)) return false;
@@ -273,9 +277,14 @@ absl::Status StoreServer::OnPush(int worker, const StoreHead& head, std::vector<
         absl::StrCat("mode ", mode_.ToString(), " has no steps to sum; call set_optimizer first")));
   }
   if (head.number == 0) return with_key(absl::InvalidArgumentError("pushes count from 1"));
+  Bytes wire = body;
+  if (mode_.kind == StoreMode::Kind::kQuorum) {
+    const absl::StatusOr<double> weight = TakeWeight(&wire);
+    if (!weight.ok()) return with_key(weight.status());
+  }
   absl::Status bad =
-      slice.width == 0 ? CheckWire(slice.codec.up.AtStep(head.number - 1), body, slice.x.size())
-                       : CheckRowPush(RowCodec(slice.codec.up), body, slice.x.size(), slice.width);
+      slice.width == 0 ? CheckWire(slice.codec.up.AtStep(head.number - 1), wire, slice.x.size())
+                       : CheckRowPush(RowCodec(slice.codec.up), wire, slice.x.size(), slice.width);
   if (!bad.ok()) return with_key(bad);
   const absl::Status counted = slice.ledger.OnPush(worker, head.number);
   if (absl::IsAlreadyExists(counted)) return absl::OkStatus();  // applied once
@@ -349,7 +358,77 @@ void StoreServer::Drain(uint32_t number, Slice& slice, Deadline now) {
   } else if (moved || !slice.waits_since.has_value()) {
     slice.waits_since = now;
   }
+  if (slice.ledger.HasQuorum() && slice.grace_of != slice.ledger.version()) {
+    slice.grace_of = slice.ledger.version();
+    graces_.push_back({now + mode_.grace, number, slice.ledger.version()});
+  }
+  while (!graces_.empty() &&
+         slices_.at(graces_.front().slice).ledger.version() != graces_.front().version) {
+    graces_.pop_front();
+  }
   CheckWaits(slice);
+}
+
+std::vector<StoreRecord> StoreServer::EndedGraces(Deadline now) {
+  std::vector<StoreRecord> ended;
+  for (; !graces_.empty() && graces_.front().end <= now; graces_.pop_front()) {
+    const Grace& grace = graces_.front();
+    Slice& slice = slices_.at(grace.slice);
+    if (slice.ledger.version() != grace.version) continue;  // the round was applied before
+    slice.grace_of.reset();
+    if (!slice.ledger.HasQuorum() || !failure_.ok()) continue;
+    ended.push_back({.kind = StoreRecord::Kind::kGrace,
+                     .detail = static_cast<int>(grace.slice),
+                     .head = {},
+                     .body = {}});
+  }
+  return ended;
+}
+
+void StoreServer::EndGrace(uint32_t number, Deadline now) {
+  const auto found = slices_.find(number);
+  if (found == slices_.end() || !failure_.ok()) return;
+  found->second.ledger.EndGrace();
+  Drain(number, found->second, now);
+}
+
+// With a quorum an update is the mean of its pushes by weight. Each is multiplied by its weight as
+// a part of the largest one, and the sum by what is returned: so where all weights are the same,
+// the sum has the bits of sync. Takes the weights off wires_.
+float StoreServer::TakeFactors() {
+  factors_.clear();
+  if (mode_.kind != StoreMode::Kind::kQuorum) return 1.0f;
+  std::vector<double> weights;
+  for (std::vector<uint8_t>& wire : wires_) {
+    Bytes rest = wire;
+    weights.push_back(TakeWeight(&rest).value_or(1.0));  // OnPush has seen it
+    wire.resize(rest.size());
+  }
+  const double most = *std::max_element(weights.begin(), weights.end());
+  double all = 0.0;
+  for (const double weight : weights) {
+    factors_.push_back(static_cast<float>(weight / most));
+    all += weight / most;
+  }
+  return static_cast<float>(1.0 / all);
+}
+
+void StoreServer::SumOf(const Slice& slice, const std::vector<Ledger::Step::Push>& pushes) {
+  sum_.resize(slice.x.size());
+  for (size_t i = 0; i < wires_.size(); ++i) {
+    const CodecSpec spec = slice.codec.up.AtStep(pushes[i].number - 1);
+    const bool is_scaled = !factors_.empty() && factors_[i] != 1.0f;
+    if (i == 0) {
+      backend_.Decode(spec, wires_[i].data(), {sum_.data(), sum_.size(), DType::kF32});
+      if (is_scaled) Scale(sum_, factors_[i]);
+    } else if (!is_scaled) {
+      backend_.DecodeAdd(spec, wires_[i].data(), sum_);
+    } else {
+      decoded_.resize(sum_.size());
+      backend_.Decode(spec, wires_[i].data(), {decoded_.data(), decoded_.size(), DType::kF32});
+      for (size_t j = 0; j < sum_.size(); ++j) sum_[j] += factors_[i] * decoded_[j];
+    }
+  }
 }
 
 void StoreServer::Update(uint32_t number, Slice& slice,
@@ -368,28 +447,22 @@ void StoreServer::Update(uint32_t number, Slice& slice,
   }
   for (std::vector<float>& slot : slice.slots) slots_.push_back(slot.data());
   ++slice.steps;
+  const float scale = TakeFactors();
   if (slice.width > 0) {
     const std::vector<Bytes> bodies(wires_.begin(), wires_.end());
-    RowSum sum(bodies, RowCodec(slice.codec.up), slice.x.size(), slice.width, backend_);
+    RowSum sum(bodies, RowCodec(slice.codec.up), slice.x.size(), slice.width, backend_, factors_);
+    if (!factors_.empty()) Scale(sum.values, scale);
     ApplyRows(optimizer_, slice.steps, sum, slice.width, slice.x, slots_);
   } else {
-    sum_.resize(slice.x.size());
-    for (size_t i = 0; i < wires_.size(); ++i) {
-      const CodecSpec spec = slice.codec.up.AtStep(pushes[i].number - 1);
-      if (i == 0) {
-        backend_.Decode(spec, wires_[i].data(), {sum_.data(), sum_.size(), DType::kF32});
-      } else {
-        backend_.DecodeAdd(spec, wires_[i].data(), sum_);
-      }
-    }
+    SumOf(slice, pushes);
+    if (!factors_.empty()) Scale(sum_, scale);
     optimizer_.Apply(slice.steps, sum_, slice.x, slots_);
   }
   wires_.clear();
   slots_.clear();
-  // One publication a step in sync; one for each worker's push on average otherwise, so that a
-  // reader takes one difference a round.
-  const auto every =
-      mode_.kind == StoreMode::Kind::kSync ? 1u : static_cast<uint64_t>(workers_left_);
+  // One publication a step in sync, and a round with a quorum; one for each worker's push on
+  // average otherwise, so that a reader takes one difference a round.
+  const auto every = mode_.has_steps() ? 1u : static_cast<uint64_t>(workers_left_);
   if (slice.ledger.version() - slice.published >= every) {
     slice.stream.Publish(slice.x, optimizer_.kind == OptimizerSpec::Kind::kSum, sum_);
     slice.published = slice.ledger.version();
@@ -702,6 +775,11 @@ void StoreServer::OnLost(int worker, const absl::Status& reason, Deadline now) {
   if (!closed && !(is_set_up_ && mode_.goes_on_without())) {
     return Fail(
         absl::UnavailableError(absl::StrCat("worker ", worker, " was lost: ", lost.message())));
+  }
+  if (mode_.kind == StoreMode::Kind::kQuorum && !closed && workers_left_ < mode_.quorum) {
+    return Fail(absl::UnavailableError(absl::StrCat(
+        "worker ", worker, " was lost, and ", workers_left_, " are left, expected at least ",
+        mode_.quorum, " in mode ", mode_.ToString(), ": ", lost.message())));
   }
   for (auto& [number, slice] : slices_) {
     if (closed) {

@@ -5,20 +5,25 @@
 // kept encoded until the ledger says that it is applied; then the update is decoded in rank order.
 // A push of a row-sparse value brings some rows, and a pull asks for some (rows.h).
 //
+// Rounds. With a quorum (ledger.h) the grace of a slice's round begins when its quorum is there.
+// Its end is an input as messages are: EndedGraces says when to give it.
+//
 // Failure. In sync a worker that is lost, and in every mode a disagreement of the workers or a
 // malformed message of one, fails the store: every worker is told the first reason, and nothing
-// else is answered from then on. In async and ssp the others go on without a lost worker.
+// else is answered from then on. In the other modes the others go on without a lost worker; with a
+// quorum, as long as so many are left.
 //
-// Joining. In async and ssp a worker may come at any time, under the number of one that has gone or
-// under a new one (kEnter). Its calls of all workers that the others have made before are answered
-// at once, so it sets up as a worker does at the start; those that are being made go without it.
-// Its first pull gets the anchor (delta_stream.h). If it is set up differently, it alone is
-// refused. In sync a worker that comes late is told that it can't.
+// Joining. In all modes but sync a worker may come at any time, under the number of one that has
+// gone or under a new one (kEnter). Its calls of all workers that the others have made before are
+// answered at once, so it sets up as a worker does at the start; those that are being made go
+// without it. Its first pull gets the anchor (delta_stream.h). If it is set up differently, it
+// alone is refused. In sync a worker that comes late is told that it can't.
 //
-// Coming back. The state is a function of the messages and losses in the order in which OnMessage
-// and OnLost got them; clocks only end a store. So a server whose host has recorded them is brought
-// back to the bit by the same calls in a new process (Apply), or by a snapshot and those after it.
-// Workers then send again what was not answered, and what is there already is not applied twice.
+// Coming back. The state is a function of the messages, losses and ends of graces in the order in
+// which OnMessage, OnLost and Apply got them; clocks only end a store. So a server whose host has
+// recorded them is brought back to the bit by the same calls in a new process (Apply), or by a
+// snapshot and those after it. Workers then send again what was not answered, and what is there
+// already is not applied twice.
 #ifndef THINWIRE_SCHEDULE_STORE_SERVER_H_
 #define THINWIRE_SCHEDULE_STORE_SERVER_H_
 
@@ -26,6 +31,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <map>
@@ -89,6 +95,7 @@ struct StoreRecord {
     kServer,   // head: what all slices share
     kSlice,    // detail: its number; body: its values, slots, numbers and stream
     kRun,      // head: the run that a file of records is of. No server takes it.
+    kGrace,    // detail: a slice's number; the grace of its round is over
   };
   Kind kind = Kind::kMessage;
   int worker = 0;
@@ -123,11 +130,16 @@ class StoreServer {
   // Fails the store when something waits longer than the timeout. To be called a few times a
   // second.
   void OnClock(Deadline now);
+  // The rounds whose grace is over, as inputs to be recorded and given to Apply at once; each is
+  // returned once.
+  std::vector<StoreRecord> EndedGraces(Deadline now);
+  // When one is over next.
+  Deadline next_grace() const { return graces_.empty() ? Deadline::max() : graces_.front().end; }
   // The first failure stays.
   void Fail(absl::Status reason);
 
-  // Takes an input by OnMessage or OnLost, or a part of a snapshot; parts come first, in their
-  // order. DataLoss for a part that can't be read.
+  // Takes an input, that of OnMessage or OnLost too, or a part of a snapshot; parts come first, in
+  // their order. DataLoss for a part that can't be read.
   absl::Status Apply(StoreRecord record, Deadline now);
   // Records that bring a new server of the same options to this state, between two inputs. Stops at
   // the first error of `take`, and returns it.
@@ -165,6 +177,7 @@ class StoreServer {
     };
     std::vector<Waiting> pushes;  // that are not applied
     std::optional<Deadline> waits_since;
+    std::optional<uint64_t> grace_of;  // the version whose next update has a grace that runs
 
     Slice(StoreMode mode, int workers, const CodecSpec& down, uint64_t draws,
           const Backend& backend)
@@ -174,6 +187,11 @@ class StoreServer {
     int priority = 0;
     uint64_t have = 0;
     std::vector<uint8_t> rows;  // of a row-sparse value
+  };
+  struct Grace {
+    Deadline end;
+    uint32_t slice = 0;
+    uint64_t version = 0;
   };
   // A call that some workers have made and others have not.
   struct Call {
@@ -227,7 +245,13 @@ class StoreServer {
   std::vector<uint8_t> StateOf(const Slice& slice) const;
   absl::Status SetState(Slice& slice, const std::vector<uint8_t>& state);
   void Drain(uint32_t number, Slice& slice, Deadline now);
+  void EndGrace(uint32_t number, Deadline now);
   void Update(uint32_t number, Slice& slice, const std::vector<Ledger::Step::Push>& pushes);
+  // Takes the weights off an update's pushes, which are in wires_, and sets factors_. Returns what
+  // their sum is multiplied by.
+  float TakeFactors();
+  // Sets sum_, of the pushes times their factors.
+  void SumOf(const Slice& slice, const std::vector<Ledger::Step::Push>& pushes);
   void Answer(uint32_t number, Slice& slice, const Ledger::Step& step);
   // Fails the store where something waits for a worker that is not here any more.
   void CheckWaits(const Slice& slice);
@@ -262,10 +286,13 @@ class StoreServer {
   std::map<std::pair<uint32_t, uint64_t>, Call> calls_;  // by Together and number
   std::map<uint32_t, Completed> completed_;              // by Together
   std::map<uint32_t, Share> shares_;
+  std::deque<Grace> graces_;  // that run, in the order of their ends
   // An update uses these: its pushes in rank order, and the slice's arrays of the optimizer.
   std::vector<std::vector<uint8_t>> wires_;
   std::vector<float*> slots_;
-  std::vector<float> sum_;  // of an update; and room for a publication
+  std::vector<float> sum_;      // of an update; and room for a publication
+  std::vector<float> factors_;  // of its pushes, with a quorum
+  std::vector<float> decoded_;
 };
 
 }  // namespace thinwire

@@ -21,6 +21,7 @@ absl::Status StoreServer::Apply(StoreRecord record, Deadline now) {
     case StoreRecord::Kind::kSlice:
       is_read = RestoreSlice(static_cast<uint32_t>(record.detail), record.body);
       break;
+    case StoreRecord::Kind::kGrace: EndGrace(static_cast<uint32_t>(record.detail), now); break;
     default: is_read = false;
   }
   if (is_read) return absl::OkStatus();

@@ -88,11 +88,10 @@ absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
   options.library = place.zmq_library;
   const auto address_of = [&](int rank) { return absl::StrCat(place.group, "/kv/address/", rank); };
   if (place.is_server()) {
-    absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane =
-        absl::DataLossError(absl::StrCat(
-            "server ", place.rank - place.workers, " has served this run before, and its journal ",
-            "is not here, so its values are gone; start a server again on its host, or give it a ",
-            "journal on a disk that all hosts share"));
+    absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane = absl::DataLossError(absl::StrCat(
+        "server ", place.rank - place.workers, " has served this run before, and its journal ",
+        "is not here, so its values are gone; start a server again on its host, or give it a ",
+        "journal on a disk that all hosts share"));
     const bool is_lost = place.has_journal && place.former_run != key->fingerprint() &&
                          place.store->Get(address_of(place.rank), Clock::now() + kLook).ok();
     if (!is_lost) plane = StartZmqMessages(options);

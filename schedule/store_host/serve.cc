@@ -87,7 +87,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* j
   Deadline next_tick = alone_since + kTick;
   while (!server.is_deserted() &&
          (server.failure().ok() || !connected.empty() || !missing.empty())) {
-    absl::StatusOr<MessageEvent> event = plane.Receive(next_tick);
+    absl::StatusOr<MessageEvent> event = plane.Receive(std::min(next_tick, server.next_grace()));
     const Deadline now = Clock::now();
     if (!event.ok() && !absl::IsDeadlineExceeded(event.status())) return event.status();
     if (event.ok()) {
@@ -103,6 +103,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* j
         apply(RecordOf(*std::move(event), worker), now);
       }
     }
+    for (StoreRecord& ended : server.EndedGraces(now)) apply(std::move(ended), now);
     if (!connected.empty()) alone_since = now;
     if (now >= next_tick) {
       // Before what waits for them is late.

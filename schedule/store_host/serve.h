@@ -22,8 +22,8 @@ inline int WorkerOfRank(int workers, int servers, int rank) {
 }
 
 // Serves on the calling thread until every worker has closed its store or was lost, and closes the
-// plane. In async and ssp a lost worker may be started again, so after the last one was lost it
-// waits for one. Returns the store's failure, which its workers have been told, or OK.
+// plane. In all modes but sync a lost worker may be started again, so after the last one was lost
+// it waits for one. Returns the store's failure, which its workers have been told, or OK.
 // DeadlineExceeded after the options' timeout without any worker.
 //
 // With a journal, which has begun: what it holds is replayed first, every input is appended before

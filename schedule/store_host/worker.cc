@@ -36,11 +36,28 @@ absl::Status CheckCodec(const CodecPair& codec) {
       "not keep; take int4, int8, adaptive or topk"));
 }
 
+absl::Status CheckMode(const StoreWorker::Options& options) {
+  const StoreMode& mode = options.mode;
+  if (mode.kind != StoreMode::Kind::kQuorum) return absl::OkStatus();
+  if (mode.quorum > options.workers) {
+    return absl::InvalidArgumentError(absl::StrCat("mode ", mode.ToString(), " has ",
+                                                   options.workers, " workers, expected at least ",
+                                                   mode.quorum, "; take a smaller quorum"));
+  }
+  if (mode.grace >= options.timeout) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "mode ", mode.ToString(), " has a grace that is not below the timeout of ",
+        std::chrono::duration<double>(options.timeout).count(), " s; take a longer timeout"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StoreWorker>> StoreWorker::Create(
     std::unique_ptr<MessagePlane> plane, const Options& options) {
   if (absl::Status bad = CheckCodec(options.codec); !bad.ok()) return bad;
+  if (absl::Status bad = CheckMode(options); !bad.ok()) return bad;
   std::unique_ptr<StoreWorker> worker(new StoreWorker(std::move(plane), options));
   if (absl::Status bad = worker->Connect(); !bad.ok()) return bad;
   if (absl::Status bad = worker->Enter(); !bad.ok()) return bad;
@@ -251,8 +268,9 @@ absl::Status StoreWorker::AwaitRoom() {
   }
 }
 
-absl::Status StoreWorker::Push(std::string_view key, TensorView gradient, int priority) {
-  return Start(key, &gradient, nullptr, priority);
+absl::Status StoreWorker::Push(std::string_view key, TensorView gradient, int priority,
+                               double weight) {
+  return Start(key, &gradient, nullptr, priority, weight);
 }
 
 absl::Status StoreWorker::Pull(std::string_view key, TensorView out, int priority) {
@@ -260,8 +278,8 @@ absl::Status StoreWorker::Pull(std::string_view key, TensorView out, int priorit
 }
 
 absl::Status StoreWorker::PushPull(std::string_view key, TensorView gradient, TensorView out,
-                                   int priority) {
-  return Start(key, &gradient, &out, priority);
+                                   int priority, double weight) {
+  return Start(key, &gradient, &out, priority, weight);
 }
 
 absl::Status StoreWorker::FindKey(std::string_view name, size_t* index) const {
@@ -291,10 +309,23 @@ uint64_t StoreWorker::DrawsKey(const CodecSpec& spec, std::string_view key) cons
   return HashCombine(HashCombine(spec.seed, HashBytes(key)), static_cast<uint64_t>(rank_));
 }
 
+absl::Status StoreWorker::CheckWeightOf(std::string_view key, double weight) const {
+  absl::Status bad = CheckWeight(weight);
+  if (bad.ok() && weight != 1.0 && options_.mode.kind != StoreMode::Kind::kQuorum) {
+    bad = absl::InvalidArgumentError(absl::StrCat("its weight is ", weight, ", expected 1 in mode ",
+                                                  options_.mode.ToString(),
+                                                  "; weights are for mode sync:quorum=k,grace=s"));
+  }
+  if (bad.ok()) return bad;
+  return absl::InvalidArgumentError(
+      absl::StrCat("worker ", rank_, ": key '", std::string(key), "', a push: ", bad.message()));
+}
+
 absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, TensorView* out,
-                                int priority) {
+                                int priority, double weight) {
   size_t index = 0;
   if (absl::Status bad = FindKey(name, &index); !bad.ok()) return bad;
+  if (absl::Status bad = CheckWeightOf(name, weight); !bad.ok()) return bad;
   if (layout_.keys()[index].width > 0) {
     return absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": key '", std::string(name),
                                                    "' is row-sparse; push rows of it, and pull ",
@@ -336,6 +367,7 @@ absl::Status StoreWorker::Start(std::string_view name, TensorView* gradient, Ten
       backend_.Encode(spec, gradient->Slice(slice.offset, slice.count),
                       use->residual == nullptr ? nullptr : use->residual + slice.offset,
                       body.data(), draws);
+      if (options_.mode.kind == StoreMode::Kind::kQuorum) AppendWeight(weight, &body);
     }
     const absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body));
     if (!bad.ok()) return bad;
@@ -420,7 +452,8 @@ absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>&
 
 absl::StatusOr<StoreWorker::Work> StoreWorker::Take(uint32_t share, const WorkPlan& plan,
                                                     uint64_t applied) {
-  if (!options_.mode.goes_on_without() && options_.workers > 1) {
+  // With a quorum, a pull may also be answered before the push that it follows is applied.
+  if (options_.mode.has_steps() && options_.workers > 1) {
     return absl::FailedPreconditionError(absl::StrCat(
         "worker ", rank_, ": work is not shared in mode ", options_.mode.ToString(),
         ", in which all workers take as many steps; cut the data into equal parts, or take mode ",

@@ -73,10 +73,11 @@ class StoreWorker {
   };
 
   // The plane's rank tells the worker's number (serve.h). Waits until all servers are connected;
-  // DeadlineExceeded names one that is not. InvalidArgument for a codec that is not for a store.
+  // DeadlineExceeded names one that is not. InvalidArgument for a codec that is not for a store,
+  // for a quorum of more workers than there are, and for a grace that is not below the timeout.
   //
-  // In async and ssp a worker may join a store that others have set up. Until its first push, the
-  // calls of all workers that the others have made before do not wait for them: Init takes the
+  // In all modes but sync a worker may join a store that others have set up. Until its first push,
+  // the calls of all workers that the others have made before do not wait for them: Init takes the
   // store's values, SetOptimizer leaves the store's numbers, Barrier and Load do nothing.
   // FailedPrecondition in sync, or, from these calls, for a store that is set up differently.
   static absl::StatusOr<std::unique_ptr<StoreWorker>> Create(std::unique_ptr<MessagePlane> plane,
@@ -93,15 +94,18 @@ class StoreWorker {
   // in the same order; it returns when all have.
   absl::Status Init(std::span<const Value> values);
 
-  // A higher priority goes first. A push that follows a pull of its key waits for the pull.
-  absl::Status Push(std::string_view key, TensorView gradient, int priority);
+  // A higher priority goes first. A push that follows a pull of its key waits for the pull. With a
+  // quorum (mode.h) an update is the mean of its pushes by `weight`, a positive number such as the
+  // samples of a gradient; InvalidArgument for one that is not 1 in another mode.
+  absl::Status Push(std::string_view key, TensorView gradient, int priority, double weight = 1.0);
   absl::Status Pull(std::string_view key, TensorView out, int priority);
-  absl::Status PushPull(std::string_view key, TensorView gradient, TensorView out, int priority);
+  absl::Status PushPull(std::string_view key, TensorView gradient, TensorView out, int priority,
+                        double weight = 1.0);
   // The same for rows of a row-sparse key, in any order: of values and out, row i is row rows[i] of
   // the key. A row that is pushed twice is summed; one that is pulled twice is there twice. Pushes
   // of no rows count as pushes.
   absl::Status PushRows(std::string_view key, std::span<const int64_t> rows, TensorView values,
-                        int priority);
+                        int priority, double weight = 1.0);
   absl::Status PullRows(std::string_view key, std::span<const int64_t> rows, TensorView out,
                         int priority);
   struct Rows {
@@ -109,7 +113,8 @@ class StoreWorker {
     TensorView values;  // of `out` with a pull
   };
   // Both by one message to each slice; the rows need not be the same.
-  absl::Status PushPullRows(std::string_view key, const Rows& push, const Rows& pull, int priority);
+  absl::Status PushPullRows(std::string_view key, const Rows& push, const Rows& pull, int priority,
+                            double weight = 1.0);
   // Until the pulls of a key, or all, have written their values.
   absl::Status Wait(std::string_view key);
   absl::Status WaitAll();
@@ -162,11 +167,14 @@ class StoreWorker {
   absl::Status Enter();
   // This worker joins, and the others have made the next call of this kind before.
   bool CatchesUp(Together what);
-  absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority);
+  absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority,
+                     double weight = 1.0);
+  absl::Status CheckWeightOf(std::string_view key, double weight) const;
   // For calls of a key. InvalidArgument names it.
   absl::Status FindKey(std::string_view key, size_t* index) const;
   absl::Status FindRows(std::string_view key, const Rows& rows, size_t* index) const;
-  absl::Status StartRows(std::string_view key, const Rows* push, const Rows* pull, int priority);
+  absl::Status StartRows(std::string_view key, const Rows* push, const Rows* pull, int priority,
+                         double weight);
   // A push, a pull or both of a key.
   struct Use {
     uint64_t number = 0;   // of the push, or of the last one before the pull

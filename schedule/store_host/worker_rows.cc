@@ -81,29 +81,30 @@ absl::Status StoreWorker::FindRows(std::string_view name, const Rows& rows, size
 }
 
 absl::Status StoreWorker::PushRows(std::string_view name, std::span<const int64_t> rows,
-                                   TensorView values, int priority) {
+                                   TensorView values, int priority, double weight) {
   const Rows push{rows, values};
-  return StartRows(name, &push, nullptr, priority);
+  return StartRows(name, &push, nullptr, priority, weight);
 }
 
 absl::Status StoreWorker::PullRows(std::string_view name, std::span<const int64_t> rows,
                                    TensorView out, int priority) {
   const Rows pull{rows, out};
-  return StartRows(name, nullptr, &pull, priority);
+  return StartRows(name, nullptr, &pull, priority, 1.0);
 }
 
 absl::Status StoreWorker::PushPullRows(std::string_view name, const Rows& push, const Rows& pull,
-                                       int priority) {
-  return StartRows(name, &push, &pull, priority);
+                                       int priority, double weight) {
+  return StartRows(name, &push, &pull, priority, weight);
 }
 
 absl::Status StoreWorker::StartRows(std::string_view name, const Rows* push, const Rows* pull,
-                                    int priority) {
+                                    int priority, double weight) {
   size_t index = 0;
   for (const Rows* const rows : {push, pull}) {
     if (rows == nullptr) continue;
     if (absl::Status bad = FindRows(name, *rows, &index); !bad.ok()) return bad;
   }
+  if (absl::Status bad = CheckWeightOf(name, weight); !bad.ok()) return bad;
   const StoreKey& key = layout_.keys()[index];
   const size_t width = key.width;
   std::shared_ptr<const RowOrder> pulls;
@@ -147,6 +148,7 @@ absl::Status StoreWorker::StartRows(std::string_view name, const Rows* push, con
       body.insert(body.end(), rows.begin(), rows.end());
       backend_.Encode(spec, ViewOf(sums), nullptr, body.data() + body.size() - bytes,
                       {.key = HashCombine(draws_key, i), .stream = use->number});
+      if (options_.mode.kind == StoreMode::Kind::kQuorum) AppendWeight(weight, &body);
     }
     if (absl::Status bad = SendTo(ServerOf(i), priority, head, std::move(body)); !bad.ok()) {
       return bad;

@@ -70,7 +70,7 @@ TEST(CKv, Fp32SyncHasTheBitsOfAnAllreduce) {
         ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
         for (int step = 0; step < 3; ++step) {
           const std::vector<float> g = Normal(n, step * 10 + rank);
-          ASSERT_EQ(tw_kv_push_pull(kv, "g", g.data(), stored.data(), n, TW_F32, 0), TW_OK);
+          ASSERT_EQ(tw_kv_push_pull(kv, "g", g.data(), stored.data(), n, TW_F32, 0, 1), TW_OK);
           ASSERT_EQ(tw_all_reduce(g.data(), reduced.data(), n, TW_F32, TW_SUM, comm, nullptr),
                     TW_OK);
           ASSERT_EQ(tw_kv_wait(kv, "g"), TW_OK) << tw_last_error();
@@ -84,7 +84,7 @@ TEST(CKv, Fp32SyncHasTheBitsOfAnAllreduce) {
 }
 
 TEST(CKv, TrainsOverZeroMqInEveryMode) {
-  for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {
+  for (const char* const mode : {"sync", "async", "ssp:staleness=2", "sync:quorum=2,grace=0.05"}) {
     const thinwire::OwnFolder folder;
     RunStore(
         2, 2,
@@ -103,7 +103,9 @@ TEST(CKv, TrainsOverZeroMqInEveryMode) {
           ASSERT_EQ(tw_kv_set_optimizer(kv, "sgd:lr=0.1"), TW_OK) << tw_last_error();
           for (int step = 0; step < 60; ++step) {
             for (size_t i = 0; i < n; ++i) g[i] = w[i] - target[i];
-            ASSERT_EQ(tw_kv_push_pull(kv, "w", g.data(), w.data(), n, TW_F32, -rank), TW_OK);
+            const double weight = std::string(mode) == "sync:quorum=2,grace=0.05" ? 1 + rank : 1;
+            ASSERT_EQ(tw_kv_push_pull(kv, "w", g.data(), w.data(), n, TW_F32, -rank, weight),
+                      TW_OK);
             ASSERT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
           }
           ASSERT_EQ(tw_kv_barrier(kv), TW_OK) << tw_last_error();
@@ -125,7 +127,7 @@ TEST(CKv, HalfPrecisionTensorsGoAndCome) {
     const tw_kv_tensor tensor = {"w", w.data(), 10, TW_BF16, 0};
     ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
     ASSERT_EQ(tw_kv_set_optimizer(kv, "add:lr=1"), TW_OK);
-    ASSERT_EQ(tw_kv_push_pull(kv, "w", g.data(), w.data(), 10, TW_BF16, 0), TW_OK);
+    ASSERT_EQ(tw_kv_push_pull(kv, "w", g.data(), w.data(), 10, TW_BF16, 0, 1), TW_OK);
     ASSERT_EQ(tw_kv_wait(kv, "w"), TW_OK) << tw_last_error();
     EXPECT_EQ(w, std::vector<uint16_t>(10, 0x40a0)) << rank;  // 5
   });
@@ -138,40 +140,40 @@ TEST(CKv, RowsGoAndCome) {
     ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
     ASSERT_EQ(tw_kv_set_optimizer(kv, "add:lr=1"), TW_OK);
     const int64_t rows[] = {4, rank, 4}, want[] = {4, 1}, wrong[] = {0, 5};
-    ASSERT_EQ(tw_kv_push_rows(kv, "table", rows, 3, send.data(), 9, TW_F32, 0), TW_OK)
+    ASSERT_EQ(tw_kv_push_rows(kv, "table", rows, 3, send.data(), 9, TW_F32, 0, 1), TW_OK)
         << tw_last_error();
-    ASSERT_EQ(tw_kv_push_rows(kv, "table", nullptr, 0, nullptr, 0, TW_F32, 0), TW_OK);
+    ASSERT_EQ(tw_kv_push_rows(kv, "table", nullptr, 0, nullptr, 0, TW_F32, 0, 1), TW_OK);
     ASSERT_EQ(tw_kv_pull_rows(kv, "table", want, 2, recv.data(), 6, TW_F32, 0), TW_OK)
         << tw_last_error();
     ASSERT_EQ(tw_kv_wait(kv, "table"), TW_OK) << tw_last_error();
     EXPECT_EQ(recv, (std::vector<float>{9, 9, 9, 3, 3, 3}));
     const int64_t one[] = {2};
     ASSERT_EQ(tw_kv_push_pull_rows(kv, "table", one, 1, send.data(), 3, want, 2, recv.data(), 6,
-                                   TW_F32, 0),
+                                   TW_F32, 0, 1.0),
               TW_OK)
         << tw_last_error();
     ASSERT_EQ(tw_kv_wait(kv, "table"), TW_OK) << tw_last_error();
     EXPECT_EQ(recv, (std::vector<float>{9, 9, 9, 3, 3, 3}));
     ASSERT_EQ(tw_kv_push_pull_rows(kv, "table", nullptr, 0, nullptr, 0, one, 1, recv.data(), 3,
-                                   TW_F32, 0),
+                                   TW_F32, 0, 1.0),
               TW_OK)
         << tw_last_error();
     ASSERT_EQ(tw_kv_wait(kv, "table"), TW_OK) << tw_last_error();
     EXPECT_EQ(recv[0], 3.0f);
     EXPECT_EQ(tw_kv_push_pull_rows(kv, "table", one, 1, send.data(), 3, wrong, 2, recv.data(), 6,
-                                   TW_F32, 0),
+                                   TW_F32, 0, 1.0),
               TW_INVALID_ARGUMENT);
-    EXPECT_EQ(
-        tw_kv_push_pull_rows(kv, "table", one, 1, send.data(), 3, want, 2, nullptr, 6, TW_F32, 0),
-        TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_kv_push_pull_rows(kv, "table", one, 1, send.data(), 3, want, 2, nullptr, 6, TW_F32,
+                                   0, 1.0),
+              TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_pull_rows(kv, "table", wrong, 2, recv.data(), 6, TW_F32, 0),
               TW_INVALID_ARGUMENT);
     EXPECT_NE(std::string(tw_last_error()).find("got row 5"), std::string::npos);
-    EXPECT_EQ(tw_kv_push_rows(kv, "table", want, 2, recv.data(), 4, TW_F32, 0),
+    EXPECT_EQ(tw_kv_push_rows(kv, "table", want, 2, recv.data(), 4, TW_F32, 0, 1),
               TW_INVALID_ARGUMENT);
-    EXPECT_EQ(tw_kv_push_rows(kv, "table", nullptr, 2, recv.data(), 6, TW_F32, 0),
+    EXPECT_EQ(tw_kv_push_rows(kv, "table", nullptr, 2, recv.data(), 6, TW_F32, 0, 1),
               TW_INVALID_ARGUMENT);
-    EXPECT_EQ(tw_kv_push_rows(kv, "table", want, 2, recv.data(), 6, static_cast<tw_dtype>(9), 0),
+    EXPECT_EQ(tw_kv_push_rows(kv, "table", want, 2, recv.data(), 6, static_cast<tw_dtype>(9), 0, 1),
               TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_pull(kv, "table", w.data(), w.size(), TW_F32, 0), TW_INVALID_ARGUMENT);
   });
@@ -248,7 +250,7 @@ TEST(CKv, AKilledServerThatIsStartedAgainHasTheSameBits) {
             lives[life].Start();
           }
           const std::vector<float> g = Normal(w.size(), static_cast<uint64_t>(step * 2 + rank));
-          ASSERT_EQ(tw_kv_push_pull(kv, key, g.data(), w.data(), w.size(), TW_F32, 0), TW_OK);
+          ASSERT_EQ(tw_kv_push_pull(kv, key, g.data(), w.data(), w.size(), TW_F32, 0, 1), TW_OK);
           ASSERT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
         }
         found[rank][*key == 'b'] = std::move(w);
@@ -302,12 +304,12 @@ TEST(CKv, CallsOnAStoreAreChecked) {
     std::vector<float> w(4);
     const tw_kv_tensor wrong = {"w", w.data(), 4, static_cast<tw_dtype>(7), 0};
     EXPECT_EQ(tw_kv_init(kv, &wrong, 1), TW_INVALID_ARGUMENT);
-    EXPECT_EQ(tw_kv_push(kv, "w", w.data(), 4, TW_F32, 0), TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_kv_push(kv, "w", w.data(), 4, TW_F32, 0, 1), TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_set_codec(kv, "int8"), TW_OK) << tw_last_error();
     const tw_kv_tensor tensor = {"w", w.data(), 4, TW_F32, 0};
     ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
     EXPECT_EQ(tw_kv_set_codec(kv, "int5"), TW_INVALID_ARGUMENT);
-    EXPECT_EQ(tw_kv_push(kv, "w", nullptr, 4, TW_F32, 0), TW_INVALID_ARGUMENT);
+    EXPECT_EQ(tw_kv_push(kv, "w", nullptr, 4, TW_F32, 0, 1), TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_pull(kv, "w", w.data(), 3, TW_F32, 0), TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_load(kv, "/nowhere/at/all"), TW_INVALID_ARGUMENT);
     char text[512];

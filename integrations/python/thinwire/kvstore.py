@@ -37,7 +37,7 @@ from thinwire.torch.group import TorchStore
 
 __all__ = ["KVStore", "create"]
 
-_SSP = "dist_ssp:"
+_WITH_NUMBERS = ("dist_ssp:", "dist_sync:")
 # MXNet's types; it looks for "async" and "dist" in them, in any order.
 _MODES = {
     "dist": "sync",
@@ -69,8 +69,10 @@ def create(
     Args:
         name: "dist_sync": a step is applied when all workers have pushed it. "dist_async": a push
             is applied when it arrives. "dist_ssp:staleness=k": as async, but no gradient is applied
-            that is older than k updates for each worker. "local": this process alone. MXNet's other
-            spellings with "device" are the same.
+            that is older than k updates for each worker. "dist_sync:quorum=k,grace=s": a step is
+            applied when all workers have pushed it, or when k have and then s seconds have passed,
+            as the mean of its pushes by weight; a late push counts in the next step. "local": this
+            process alone. MXNet's other spellings with "device" are the same.
         codec: as set_gradient_compression() takes it; None: no compression.
         slice_elements: keys are cut into slices of so many elements, which have priorities and go
             to different servers; a multiple of 4096; 0: 65,536, or fewer, so that a slice has
@@ -125,11 +127,11 @@ def _mode_of(name: str) -> str:
         return "sync"
     if isinstance(name, str) and name in _MODES:
         return _MODES[name]
-    if isinstance(name, str) and name.startswith(_SSP):
+    if isinstance(name, str) and name.startswith(_WITH_NUMBERS):
         return name.removeprefix("dist_")  # the library says what is wrong with it
     raise InvalidArgumentError(
-        f"the store's type is {name!r}, expected local, dist_sync, dist_async or "
-        "dist_ssp:staleness=2"
+        f"the store's type is {name!r}, expected local, dist_sync, dist_async, "
+        "dist_ssp:staleness=2 or dist_sync:quorum=2,grace=0.5"
     )
 
 

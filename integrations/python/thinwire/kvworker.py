@@ -45,7 +45,7 @@ class KVStore:
     of it is a sparse tensor (Embedding(sparse=True) makes them), and only the rows that it has are
     sent and updated; row_sparse_pull() gets the rows that are needed.
 
-    With dist_async and dist_ssp a worker may join a run, or come back after it was killed: until
+    With all types but dist_sync a worker may join a run, or come back after it was killed: until
     its first push, init(), set_optimizer(), barrier() and load_optimizer_states() return at once,
     and its values are the store's, which it pulls before it computes a gradient.
 
@@ -106,19 +106,31 @@ class KVStore:
         self._check(self._library.tw_kv_init(self._alive(), tensors, len(array)))
         self._tables |= tables
 
-    def push(self, key: Key | Sequence[Key], value: Values, priority: int = 0) -> None:
+    def push(
+        self,
+        key: Key | Sequence[Key],
+        value: Values,
+        priority: int = 0,
+        *,
+        weight: float = 1.0,
+    ) -> None:
         """Send gradients, which may be reused at once. A higher priority goes first. Of a
         row-sparse key the rows of a sparse tensor are sent, of which some may come twice; or those
-        of a dense one that are not zero."""
+        of a dense one that are not zero. weight: with dist_sync:quorum=k,grace=s a positive number,
+        such as the samples or tokens of the gradient: an update is the mean of its pushes by
+        weight. Raises InvalidArgumentError for another one, and in other modes for one but 1."""
         whole_number("priority", priority)
+        _check_weight(weight)
         for name, parts in _pairs(key, value, "value"):
             self._land(name)
             if name in self._tables:
-                self._push_rows(name, parts, priority)
+                self._push_rows(name, parts, priority, weight)
                 continue
             tensor = self._sum(name, parts)
             self._check(
-                self._library.tw_kv_push(self._alive(), name.encode(), *_memory(tensor), priority)
+                self._library.tw_kv_push(
+                    self._alive(), name.encode(), *_memory(tensor), priority, weight
+                )
             )
 
     def pull(
@@ -154,6 +166,8 @@ class KVStore:
         out: Values | None = None,
         priority: int = 0,
         row_ids: torch.Tensor | Sequence[int] | Sequence[torch.Tensor] | None = None,
+        *,
+        weight: float = 1.0,
     ) -> None:
         """Push `value` and pull to `out` (None: to `value`) by one message. It returns at once:
         `out` is read after wait(), so that the exchanges of many keys overlap.
@@ -161,8 +175,11 @@ class KVStore:
         row_ids: the rows that are pulled of a row-sparse key, whose `out` is as that of
         row_sparse_pull(); they need not be those of `value`. With a list of keys one for each, None
         for a dense one. Raises InvalidArgumentError for a row-sparse key without `out` and
-        row_ids, and for a dense one with row_ids."""
+        row_ids, and for a dense one with row_ids.
+
+        weight: as push() takes it."""
         whole_number("priority", priority)
+        _check_weight(weight)
         names = _pairs(key, value, "value")
         targets = names if out is None else _pairs(key, out, "out")
         wanted = [None] * len(names) if row_ids is None else _row_ids(key, row_ids)
@@ -173,7 +190,7 @@ class KVStore:
                         f"key '{name}' is row-sparse: pushpull() takes out and row_ids for it; or "
                         "use push() and row_sparse_pull(key, row_ids=...)"
                     )
-                self._start_rows(name, outs, rows.row_ids(ids, name), priority, parts)
+                self._start_rows(name, outs, rows.row_ids(ids, name), priority, parts, weight)
                 continue
             if ids is not None:
                 raise InvalidArgumentError(f"key '{name}' is dense, so it takes no row_ids")
@@ -184,7 +201,7 @@ class KVStore:
             _check_same_dtype(name, tensor, landing)
             self._check(
                 self._library.tw_kv_push_pull(
-                    self._alive(), name.encode(), send[0], *recv, priority
+                    self._alive(), name.encode(), send[0], *recv, priority, weight
                 )
             )
             self._landings[name] = landing
@@ -324,12 +341,14 @@ class KVStore:
                 f"key '{name}' is row-sparse; use push() and row_sparse_pull(key, row_ids=...)"
             )
 
-    def _push_rows(self, name: str, parts: list[torch.Tensor], priority: int) -> None:
+    def _push_rows(
+        self, name: str, parts: list[torch.Tensor], priority: int, weight: float
+    ) -> None:
         ids, values = rows.rows_of(parts, self._tables[name], self.rank, name)
         self._check(
             self._library.tw_kv_push_rows(
                 *(self._alive(), name.encode(), ids.data_ptr(), len(ids)),
-                *(*_memory(values), priority),
+                *(*_memory(values), priority, weight),
             )
         )
 
@@ -340,8 +359,9 @@ class KVStore:
         ids: torch.Tensor,
         priority: int,
         parts: list[torch.Tensor] | None = None,
+        weight: float = 1.0,
     ) -> _Landing:
-        """Pull rows, and push those of `parts` by the same message."""
+        """Pull rows, and push those of `parts` by the same message, with their weight."""
         if name not in self._tables:
             raise InvalidArgumentError(
                 f"key '{name}' is not row-sparse on this worker; call init(key, value, "
@@ -360,7 +380,7 @@ class KVStore:
             pushed, values = rows.rows_of(parts, shape, self.rank, name)
             _check_same_dtype(name, values, landing)
             push = (pushed.data_ptr(), len(pushed), *_memory(values)[:2])
-            self._check(self._library.tw_kv_push_pull_rows(*head, *push, *pull, *tail))
+            self._check(self._library.tw_kv_push_pull_rows(*head, *push, *pull, *tail, weight))
         self._landings[name] = landing
         return landing
 
@@ -452,6 +472,12 @@ def whole_number(what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 31) < value < 1 << 31:
         raise InvalidArgumentError(f"{what} is {value!r}, expected a whole number below 2^31")
     return value
+
+
+def _check_weight(value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, int) and value.bit_length() > 1000):
+        raise InvalidArgumentError(f"weight is {value!r}, expected a number above 0")
 
 
 def _pairs(key: Key | Sequence[Key], values: Any, what: str) -> list[tuple[str, list]]:

@@ -56,9 +56,16 @@ def members(name, folder):
             yield started[1:3], started[3:], end
 
 
-@pytest.mark.parametrize("victim", ["worker", "server"])
-def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, tmp_path):
-    with members("dist_sync", tmp_path) as (servers, workers, _):
+@pytest.mark.parametrize(
+    ("victim", "name"),
+    [
+        ("worker", "dist_sync"),
+        ("server", "dist_sync"),
+        ("worker", "dist_sync:quorum=3,grace=1"),
+    ],
+)
+def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, name, tmp_path):
+    with members(name, tmp_path) as (servers, workers, _):
         killed = workers.pop() if victim == "worker" else servers[1]
         killed.kill()
         at, end = time.monotonic(), time.monotonic() + HANG_S
@@ -69,7 +76,9 @@ def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, tmp_path):
             assert float(last[2]) - at < 60, "within the deadline"
 
 
-@pytest.mark.parametrize("name", ["dist_async", "dist_ssp:staleness=2"])
+@pytest.mark.parametrize(
+    "name", ["dist_async", "dist_ssp:staleness=2", "dist_sync:quorum=2,grace=0.05"]
+)
 def test_others_go_on_without_a_killed_worker(name, tmp_path):
     with members(name, tmp_path) as (servers, workers, end):
         workers.pop(1).kill()

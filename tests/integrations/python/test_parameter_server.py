@@ -238,7 +238,8 @@ served.close()
 
 
 @pytest.mark.parametrize(
-    ("mode", "lr"), [("sync", 0.1), ("async", 0.03), ("ssp:staleness=2", 0.03)]
+    ("mode", "lr"),
+    [("sync", 0.1), ("async", 0.03), ("ssp:staleness=2", 0.03), ("sync:quorum=1,grace=0.1", 0.05)],
 )
 def test_models_train_in_every_mode(mode, lr, tmp_path):
     """int4 both ways. In sync all workers end with the same bits."""

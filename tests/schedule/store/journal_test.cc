@@ -145,12 +145,15 @@ class Traffic {
     CallAll(Together::kOptimizer, optimizer);
   }
 
+  int graces = 0;  // that have ended
+
   std::vector<StoreRecord> Run() {
     for (int round = 0; round < 4; ++round) {
       for (int step = 0; step < 24; ++step) {
         const auto worker = static_cast<int>(random_() % static_cast<uint64_t>(workers_));
         Step(worker);
         if (mode_ != "sync") Take(worker);
+        if (random_() % 3 == 0) EndGraces();
       }
       if (round == 1 && mode_ != "sync") Lose(2, absl::StatusCode::kUnavailable);
       if (round == 2 && mode_ != "sync") {
@@ -172,6 +175,19 @@ class Traffic {
   }
 
  private:
+  // The time is an input where it ends the graces of rounds.
+  void EndGraces() {
+    for (StoreRecord& ended : probe_.server.EndedGraces(Deadline() + std::chrono::hours(1))) {
+      ++graces;
+      Add(std::move(ended));
+    }
+  }
+  std::vector<uint8_t> Weighted(std::vector<uint8_t> body) {
+    if (mode_.starts_with("sync:")) {
+      AppendWeight(1.0 + static_cast<double>(random_() % 1000), &body);
+    }
+    return body;
+  }
   void Lose(int worker, absl::StatusCode why) {
     lost_.insert(worker);
     Add({.kind = StoreRecord::Kind::kLost,
@@ -245,7 +261,7 @@ class Traffic {
     std::vector<uint8_t> body = RowsBody(ids, bytes);
     CpuBackend().Encode(spec, {const_cast<float*>(g.data()), g.size(), DType::kF32}, nullptr,
                         body.data() + body.size() - bytes, {.key = 1, .stream = number});
-    return body;
+    return Weighted(std::move(body));
   }
   void PushPullRows(int worker, uint64_t number) {
     if (random_() % 2 == 0) {
@@ -279,6 +295,7 @@ class Traffic {
       std::vector<uint8_t> wire(EncodedBytes(spec, g.size()));
       CpuBackend().Encode(spec, {const_cast<float*>(g.data()), g.size(), DType::kF32}, nullptr,
                           wire.data(), {.key = 1, .stream = number});
+      wire = Weighted(std::move(wire));
       const bool apart = random_() % 3 == 0;
       const uint64_t request = ++last_request_[static_cast<size_t>(worker)];
       if (apart) {
@@ -335,8 +352,8 @@ TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
   const uint64_t seed = device();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937_64 random(seed);
-  int rotations = 0, cuts = 0;
-  for (const char* const mode : {"sync", "async", "ssp:staleness=1"}) {
+  int rotations = 0, cuts = 0, graces = 0;
+  for (const char* const mode : {"sync", "async", "ssp:staleness=1", "sync:quorum=2,grace=0.5"}) {
     for (const char* const codec :
          {"fp32", "bf16", "int8", "int4", "int4:hadamard=1", "int8:rounding=stochastic",
           "adaptive:bits=2", "topk:density=0.05", "int4:down=fp32", "int8:down=int4"}) {
@@ -344,7 +361,9 @@ TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
                                         "adagrad:lr=0.1,lr_decay=0.1", "adamw:lr=0.01"};
       const char* const optimizer = optimizers[random() % std::size(optimizers)];
       SCOPED_TRACE(absl::StrCat(mode, " ", codec, " ", optimizer));
-      const std::vector<StoreRecord> inputs = Traffic(mode, codec, optimizer, random()).Run();
+      Traffic traffic(mode, codec, optimizer, random());
+      const std::vector<StoreRecord> inputs = traffic.Run();
+      graces += traffic.graces;
       Incarnation whole;
       for (const StoreRecord& input : inputs) whole.Take(input);
 
@@ -399,6 +418,7 @@ TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
   }
   EXPECT_GT(cuts, 100);
   EXPECT_GT(rotations, 100);
+  EXPECT_GT(graces, 50);
 }
 
 std::string JournalOf(const JournalSpec& spec) {
@@ -664,6 +684,40 @@ TEST(JournalTest, NothingIsLostOrAppliedTwiceInAsync) {
     });
     EXPECT_EQ(last[0], 123.0f) << mode;
   }
+}
+
+// Each push is in one round, although the server dies with rounds that have a quorum and wait.
+// Where all gradients are 1, the mean of a round is 1.
+TEST(JournalTest, NothingIsLostOrAppliedTwiceWithAQuorum) {
+  StoreRanks store{.workers = 3, .mode = "sync:quorum=2,grace=0.02"};
+  const std::string folder = FreshFolder("quorum");
+  store.serve = [&](int server) {
+    return ServeAndDie(store, server, {.folder = folder, .bytes = 2000}, {40, 60, 33, 50});
+  };
+  std::vector<float> last(10);
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10), g(10, 1.0f);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+    float before = 0.0f;
+    for (int step = 0; step < 40; ++step) {
+      if (kv->rank() == 2 && step % 4 == 0) absl::SleepFor(absl::Milliseconds(40));
+      const absl::Status sent = kv->PushPull("w", View(g), View(w), 0, 1.0 + kv->rank());
+      ASSERT_TRUE(sent.ok()) << sent;
+      const absl::Status waited = kv->WaitAll();
+      ASSERT_TRUE(waited.ok()) << waited;
+      EXPECT_GT(w[0], before);
+      before = w[0];
+    }
+    ASSERT_TRUE(kv->Barrier().ok());
+    ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    if (kv->rank() == 0) last = w;
+  });
+  EXPECT_TRUE(store.served[0].ok()) << store.served[0];
+  EXPECT_GE(last[0], 40.0f);
+  EXPECT_LE(last[0], 100.0f);  // rounds have two pushes, but for the last ones of a slow worker
+  EXPECT_EQ(last[0], std::round(last[0]));
 }
 
 TEST(JournalTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {

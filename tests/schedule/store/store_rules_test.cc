@@ -27,13 +27,33 @@ using Push = Ledger::Step::Push;
 StoreMode Mode(std::string_view text) { return StoreMode::Parse(text).value(); }
 
 TEST(StoreModeTest, ParsesWhatItPrintsAndRefusesTheRest) {
-  for (const char* const text : {"sync", "async", "ssp:staleness=2"}) {
+  for (const char* const text : {"sync", "async", "ssp:staleness=2", "sync:quorum=2,grace=0",
+                                 "sync:quorum=4096,grace=3599.999"}) {
     EXPECT_EQ(Mode(text).ToString(), text);
   }
-  for (const char* const text :
-       {"", "Sync", "ssp", "ssp:staleness=0", "ssp:staleness=-1", "ssp:staleness=2x", "bsp"}) {
+  for (const char* const text : {"",
+                                 "Sync",
+                                 "ssp",
+                                 "ssp:staleness=0",
+                                 "ssp:staleness=-1",
+                                 "ssp:staleness=2x",
+                                 "bsp",
+                                 "sync:",
+                                 "sync:quorum=2",
+                                 "sync:quorum=0,grace=1",
+                                 "sync:quorum=-1,grace=1",
+                                 "sync:quorum=4097,grace=1",
+                                 "sync:quorum=2,grace=",
+                                 "sync:quorum=2,grace=-1",
+                                 "sync:quorum=2,grace=nan",
+                                 "sync:quorum=2,grace=inf",
+                                 "sync:quorum=2,grace=3601",
+                                 "sync:quorum=2.5,grace=1",
+                                 "sync:grace=1,quorum=2",
+                                 "sync:quorum=2,grace=1s"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(StoreMode::Parse(text).status())) << text;
   }
+  EXPECT_EQ(Mode("sync:quorum=2,grace=0.25").grace, std::chrono::milliseconds(250));
 }
 
 TEST(StoreLayoutTest, CoversEveryKeyOnceAndBalancesServers) {
@@ -357,6 +377,209 @@ TEST(LedgerTest, NobodyWaitsForAWorkerWhosePullIsAnsweredInABarrier) {
     ledger.OnPull(0, number, number);
     EXPECT_EQ(DrainAll(ledger).size(), 2u) << number;
   }
+}
+
+// Each worker pushes what it computed of its last pull, and pulls.
+class QuorumTest : public testing::Test {
+ protected:
+  Ledger ledger_{Mode("sync:quorum=2,grace=1"), 3};
+  uint64_t numbers_[4] = {};
+
+  // What the ledger does.
+  std::vector<Ledger::Step> Push(int worker) {
+    const uint64_t number = ++numbers_[worker];
+    const absl::Status pushed = ledger_.OnPush(worker, number);
+    EXPECT_TRUE(pushed.ok()) << pushed;
+    ledger_.OnPull(worker, number, number);
+    return DrainAll(ledger_);
+  }
+};
+
+TEST_F(QuorumTest, ARoundWithAllPushesNeedsNoGrace) {
+  EXPECT_TRUE(Push(2).empty());
+  EXPECT_FALSE(ledger_.HasQuorum());
+  EXPECT_EQ(ledger_.WaitsFor(), (std::vector<int>{0, 1}));
+  EXPECT_TRUE(Push(0).empty());
+  EXPECT_TRUE(ledger_.HasQuorum());
+  EXPECT_TRUE(ledger_.WaitsFor().empty());  // the grace ends
+  const auto steps = Push(1);
+  ASSERT_EQ(steps.size(), 4u);
+  EXPECT_EQ(steps[0].pushes, (std::vector<Ledger::Step::Push>{{0, 1}, {1, 1}, {2, 1}}));
+  EXPECT_EQ(ledger_.version(), 1u);
+  EXPECT_FALSE(ledger_.HasQuorum());
+}
+
+TEST_F(QuorumTest, TheEndOfTheGraceCountsWithAQuorumOnly) {
+  EXPECT_TRUE(Push(0).empty());
+  ledger_.EndGrace();
+  EXPECT_TRUE(DrainAll(ledger_).empty());
+  EXPECT_TRUE(Push(1).empty()) << "an end without a quorum is not kept";
+  ledger_.EndGrace();
+  const auto steps = DrainAll(ledger_);
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_EQ(steps[0].pushes, (std::vector<Ledger::Step::Push>{{0, 1}, {1, 1}}));
+}
+
+// Its worker has the values of the round that went on without it at once, and is in time again.
+TEST_F(QuorumTest, ALatePushGoesWithTheNextRoundAndDoesNotCountForIt) {
+  Push(0);
+  Push(1);
+  ledger_.EndGrace();
+  DrainAll(ledger_);
+  auto steps = Push(2);  // computed of version 0, at version 1
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_TRUE(steps[0].pushes.empty());
+  EXPECT_EQ(steps[0].worker, 2);
+  EXPECT_TRUE(Push(0).empty());
+  EXPECT_FALSE(ledger_.HasQuorum());
+  EXPECT_TRUE(Push(2).empty());
+  EXPECT_TRUE(ledger_.HasQuorum());
+  steps = Push(1);
+  ASSERT_EQ(steps.size(), 4u);
+  EXPECT_EQ(steps[0].pushes, (std::vector<Ledger::Step::Push>{{0, 2}, {1, 2}, {2, 1}, {2, 2}}));
+}
+
+TEST_F(QuorumTest, NobodyWaitsForWorkersThatComputeNothing) {
+  ledger_.Pause(1);
+  ledger_.Idle(2);
+  EXPECT_EQ(Push(0).size(), 2u);
+  ledger_.Resume(std::vector<int>{1});
+  EXPECT_TRUE(Push(0).empty());
+  ledger_.Leave(1);
+  EXPECT_EQ(DrainAll(ledger_).size(), 2u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger_.OnPush(2, 1)));  // it is idle until it pulls
+  ledger_.OnPull(2, 0, 1);
+  EXPECT_EQ(DrainAll(ledger_).size(), 1u);
+  EXPECT_TRUE(Push(0).empty());
+  EXPECT_EQ(Push(2).size(), 3u);
+}
+
+TEST_F(QuorumTest, APushNeedsAPullSinceTheLastOne) {
+  ASSERT_TRUE(ledger_.OnPush(0, 1).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger_.OnPush(0, 2)));
+  ledger_.Add(3);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ledger_.OnPush(3, 1)));
+  EXPECT_TRUE(absl::IsAlreadyExists(ledger_.OnPush(0, 1)));
+}
+
+// Workers of any speed push and pull; some are lost, leave or join; the grace ends at any time; the
+// ledger is saved and restored on the way. Whatever the schedule: a round that is applied has a
+// quorum, or nobody computes; it has all pushes that have come since the last one, so every push of
+// a worker that is not lost is applied once; only workers whose push is of the round wait.
+TEST(LedgerTest, NoScheduleOfRoundsLosesAPushOrStandsStill) {
+  struct Worker {
+    enum { kAway, kComes, kComputes, kWaits } state = kComputes;
+    uint64_t pushed = 0, applied = 0, base = 0, speed = 1;
+  };
+  int late = 0, graces = 0, joins = 0, restored = 0;
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    std::mt19937_64 random(seed);
+    const int n = 1 + static_cast<int>(random() % 5), k = 1 + static_cast<int>(random() % n);
+    const StoreMode mode = Mode("sync:quorum=" + std::to_string(k) + ",grace=1");
+    auto ledger = std::make_unique<Ledger>(mode, n);
+    std::vector<Worker> workers(n);
+    for (Worker& worker : workers) worker.speed = 1 + random() % 20;
+    uint64_t version = 0;
+    std::map<std::pair<int, uint64_t>, uint64_t> arrived;  // held pushes: the version at arrival
+    std::vector<Push> order;                               // and in the order of arrival
+    bool is_grace_over = false;
+    const auto drain = [&] {
+      const auto waiting = [&](const Worker& worker) { return worker.state == Worker::kWaits; };
+      while (auto step = ledger->Next()) {
+        if (step->pushes.empty()) {
+          Worker& to = workers[step->worker];
+          ASSERT_EQ(to.state, Worker::kWaits);
+          to.base = version;
+          to.state = Worker::kComputes;
+          continue;
+        }
+        ASSERT_TRUE(std::ranges::is_sorted(step->pushes, {}, &Push::worker));
+        const bool all = std::ranges::none_of(
+            workers, [](const Worker& worker) { return worker.state == Worker::kComputes; });
+        ASSERT_TRUE(all || (is_grace_over && std::ranges::count_if(workers, waiting) >= k))
+            << "seed " << seed;
+        is_grace_over = false;
+        ASSERT_EQ(step->pushes.size(), arrived.size()) << "all that is there";
+        for (const Push& push : step->pushes) {
+          ASSERT_EQ(push.number, ++workers[push.worker].applied);
+          ASSERT_EQ(arrived.at({push.worker, push.number}), version) << "its round or the next";
+          arrived.erase({push.worker, push.number});
+          std::erase(order, push);
+        }
+        ++version;
+      }
+      ASSERT_EQ(ledger->version(), version);
+      for (const Worker& worker : workers) {
+        ASSERT_TRUE(worker.state != Worker::kWaits || worker.base == version) << "seed " << seed;
+      }
+    };
+    for (int turn = 0; turn < 200; ++turn) {
+      std::vector<int> able;
+      for (size_t i = 0; i < workers.size(); ++i) {
+        if (workers[i].state == Worker::kComputes || workers[i].state == Worker::kComes) {
+          able.insert(able.end(), workers[i].speed, static_cast<int>(i));
+        }
+      }
+      if (able.empty()) break;  // all have left
+      const int index = able[random() % able.size()];
+      Worker& worker = workers[index];
+      const auto what = random() % 100;
+      if (what == 0) {
+        ledger->Remove(index);
+        worker.state = Worker::kAway;
+        std::erase_if(arrived, [&](const auto& entry) { return entry.first.first == index; });
+        std::erase_if(order, [&](const Push& push) { return push.worker == index; });
+      } else if (what == 1) {
+        ledger->Leave(index);
+        worker.state = Worker::kAway;
+      } else if (what == 2 && workers.size() < 7) {
+        workers.push_back({.state = Worker::kComes, .base = version, .speed = 1 + random() % 20});
+        ledger->Add(static_cast<int>(workers.size()) - 1);
+        ++joins;
+      } else if (what < 10) {
+        is_grace_over = ledger->HasQuorum();
+        graces += is_grace_over ? 1 : 0;
+        ledger->EndGrace();
+      } else if (what < 13) {
+        ByteWriter out;
+        ledger->Save(out);
+        const std::vector<uint8_t> bytes = std::move(out).Finish();
+        ByteReader in(bytes);
+        ledger = std::make_unique<Ledger>(mode, n);
+        ASSERT_TRUE(ledger->Restore(in) && in.is_done());
+        for (const Push& push : order) {
+          ASSERT_TRUE(ledger->OnPush(push.worker, push.number).ok());
+          ASSERT_FALSE(ledger->Next().has_value()) << "seed " << seed << " turn " << turn;
+        }
+        for (size_t i = 0; i < workers.size(); ++i) {
+          if (workers[i].state != Worker::kWaits) continue;
+          ledger->OnPull(static_cast<int>(i), workers[i].pushed, workers[i].pushed);
+        }
+        for (size_t i = 0; i < workers.size(); ++i) {  // that have left with pushes that are held
+          const bool held = std::ranges::any_of(
+              order, [&](const Push& push) { return push.worker == static_cast<int>(i); });
+          if (workers[i].state == Worker::kAway && held) ledger->Leave(static_cast<int>(i));
+        }
+        ++restored;
+      } else if (worker.state == Worker::kComes) {
+        worker.state = Worker::kWaits;
+        ledger->OnPull(index, 0, 1);
+      } else {
+        late += worker.base < version ? 1 : 0;
+        worker.state = Worker::kWaits;
+        ASSERT_TRUE(ledger->OnPush(index, ++worker.pushed).ok()) << "seed " << seed;
+        arrived[{index, worker.pushed}] = version;
+        order.push_back({index, worker.pushed});
+        ledger->OnPull(index, worker.pushed, worker.pushed);
+      }
+      drain();
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+  EXPECT_GT(late, 1000);
+  EXPECT_GT(graces, 1000);
+  EXPECT_GT(joins, 500);
+  EXPECT_GT(restored, 1000);
 }
 
 TEST(WorkQueueTest, ParsesWhatItPrintsAndRefusesTheRest) {

@@ -24,10 +24,11 @@ class FuzzedServer {
 
   // Until the server has failed, or a run is over.
   void Run() {
-    const char* const modes[] = {"sync", "async", "ssp:staleness=1"};
+    const char* const modes[] = {"sync", "async", "ssp:staleness=1", "sync:quorum=1,grace=0"};
     const char* const codecs[] = {"int4", "topk:density=0.1", "fp32", "adaptive:bits=2", "int8"};
+    const char* const mode = modes[random_() % 4];
     const CodecPair codec = CodecPair::Parse(codecs[random_() % 5]).value();
-    const StoreTable table{StoreMode::Parse(modes[random_() % 3]).value(),
+    const StoreTable table{StoreMode::Parse(mode).value(),
                            codec,
                            1,
                            {{0, 0, kElements, 0, "w"}, {1, 0, kElements, kWidth, "table"}}};
@@ -43,6 +44,10 @@ class FuzzedServer {
     const std::vector<uint8_t> asked = RowsBody(ids, 0);
     std::vector<uint8_t> rows =
         RowsBody(ids, EncodedBytes(RowCodec(codec.up), ids.size() * kWidth));
+    if (table.mode.kind == StoreMode::Kind::kQuorum) {
+      AppendWeight(3.0, &wire);
+      AppendWeight(5.0, &rows);
+    }
     std::vector<uint8_t> both = asked;
     both.insert(both.end(), rows.begin(), rows.end());
     for (uint64_t step = 1; step < 12 && server_.failure().ok(); ++step) {
@@ -57,6 +62,9 @@ class FuzzedServer {
                both);
         }
         if (random_() % 4 == 0) Send(worker, {.kind = Kind::kGet, .request = 100 + step}, {});
+        for (StoreRecord& ended : server_.EndedGraces(Deadline())) {
+          server_.Apply(std::move(ended), Deadline()).IgnoreError();
+        }
       }
     }
     for (const int worker : {0, 1}) Call(worker, Together::kLoad, "");

@@ -15,6 +15,7 @@ from thinwire.torch import private
 
 _MODES = {"local": "local", "sync": "dist_sync", "async": "dist_async"}
 _SSP = "ssp:"
+_QUORUM = "sync:"
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
@@ -34,7 +35,8 @@ class ParameterServerOptimizer:
     Its other rows are as old as their last use here, until wait() pulls the whole table.
 
     All workers construct it with the same model and numbers, and start from worker 0's values. In
-    mode "sync" the gradient is the mean of all workers'. Numbers that change between a step and the
+    mode "sync" the gradient is the mean of all workers', and in mode "sync:quorum=k,grace=s" that
+    of the pushes of a round, by their `weight`. Numbers that change between a step and the
     next backward(), such as the learning rate of optimizer.param_groups[0], reach the servers by a
     call that all workers wait in, so in the other modes a schedule is one by epoch and not by step.
     In mode ssp that call is made by the next forward of a module that trains: a worker that has
@@ -46,12 +48,16 @@ class ParameterServerOptimizer:
             weight decay of row-sparse weights change only with their rows' gradients.
         model: whose parameters are float32, bfloat16 or float16, on any device. Buffers are each
             worker's own.
-        mode: "sync", "async", "ssp:staleness=k", or "local": this process alone
-            (docs/how-to/parameter-server.md).
+        mode: "sync", "async", "ssp:staleness=k", "sync:quorum=k,grace=s", or "local": this process
+            alone (docs/how-to/parameter-server.md).
         overlap: push in backward(), and not in step().
         codec: of gradients up and values down, with error feedback; None: no compression.
         timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
         journal: as thinwire.kvstore.create takes it.
+
+    Attributes:
+        weight: of the gradients that are pushed from then on, such as the samples or tokens of the
+            next backward(), in mode "sync:quorum=k,grace=s"; 1 in the others.
 
     A process that serves does not return from the constructor, as in thinwire.kvstore.create.
     Raises the typed errors of thinwire.kvstore."""
@@ -78,7 +84,9 @@ class ParameterServerOptimizer:
         self.store = kvstore.create(
             _type_of(mode), codec=codec, timeout_s=timeout_s, journal=journal
         )
+        self.weight: float = 1.0
         self._sync = mode in ("sync", "local")
+        self._steps = self._sync or mode.startswith(_QUORUM)  # each worker pushes each parameter
         self._mode = mode
         self._in_forward = mode.startswith(_SSP)  # numbers that have changed go before a forward
         self._begun = False  # a forward of this step
@@ -114,9 +122,9 @@ class ParameterServerOptimizer:
 
     def step(self) -> None:
         """Push the gradients that backward() has not pushed, and pull the values that they lead to.
-        A parameter without a gradient counts as one of zeros in mode "sync", and is only pulled in
-        the others. Raises InvalidArgumentError for a gradient that has changed since backward()
-        pushed it."""
+        A parameter without a gradient counts as one of zeros in mode "sync", also with a quorum,
+        and is only pulled in the others. Raises InvalidArgumentError for a gradient that has
+        changed since backward() pushed it."""
         pushed, self._pushed = self._pushed, {}
         for name, (gradient, version) in pushed.items():
             if self._parameters[name].grad is not gradient or private.version(gradient) != version:
@@ -160,12 +168,12 @@ class ParameterServerOptimizer:
             seed: the same on all workers.
             collate_fn: makes a batch of a list of samples, as DataLoader's.
 
-        Raises InvalidArgumentError in mode "sync", in which all workers take as many steps, and if
-        the arguments differ from those of other workers."""
-        if self._mode == "sync":
+        Raises InvalidArgumentError in mode "sync", also with a quorum, in which all workers take as
+        many steps, and if the arguments differ from those of other workers."""
+        if self._steps and self._mode != "local":
             raise InvalidArgumentError(
-                "share() in mode 'sync': there all workers take as many steps; give each an equal "
-                "part by a DistributedSampler, or take mode 'async' or 'ssp:staleness=2'"
+                f"share() in mode '{self._mode}': all workers take as many steps; give each an "
+                "equal part by a DistributedSampler, or take mode 'async' or 'ssp:staleness=2'"
             )
         if not isinstance(shuffle, bool):
             raise InvalidArgumentError(f"shuffle is {shuffle!r}, expected True or False")
@@ -268,12 +276,14 @@ class ParameterServerOptimizer:
         gradient, priority = parameter.grad, self._priorities[name]
         if gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()  # of another function than an embedding module
-        if gradient is None and not self._sync:
+        if gradient is None and not self._steps:
             self.store.pull(name, parameter.data, priority=priority, wait=False)
             return
         if gradient is None:
             gradient = torch.zeros_like(parameter)
-        self.store.pushpull(name, gradient, out=parameter.data, priority=priority)
+        self.store.pushpull(
+            name, gradient, out=parameter.data, priority=priority, weight=self.weight
+        )
 
     def _renew_numbers(self) -> None:
         if not self._in_forward and kvspecs.optimizer_spec(self.optimizer) != self._spec:
@@ -314,14 +324,14 @@ class ParameterServerOptimizer:
 
     def _push_rows(self, name: str, parameter: torch.nn.Parameter, priority: int) -> None:
         gradient = parameter.grad
-        if gradient is None and self._sync:
+        if gradient is None and self._steps:
             none = parameter.data.new_empty(1, 0, dtype=torch.int64), parameter.data[:0]
             gradient = torch.sparse_coo_tensor(*none, parameter.shape, check_invariants=False)
         if not self._sync and (gradient is None or name not in self._read):
             # Bounded staleness counts a gradient's age from its pull, and needs one for each.
             self.store.row_sparse_pull(name, priority=priority, row_ids=[])
         if gradient is not None:
-            self.store.push(name, gradient, priority)
+            self.store.push(name, gradient, priority, weight=self.weight)
             self._read.discard(name)
 
     def _before_forward(
@@ -348,8 +358,9 @@ class ParameterServerOptimizer:
 
 
 def _type_of(mode: str) -> str:
-    if isinstance(mode, str) and (mode in _MODES or mode.startswith(_SSP)):
+    if isinstance(mode, str) and (mode in _MODES or mode.startswith((_SSP, _QUORUM))):
         return _MODES.get(mode, f"dist_{mode}")
     raise InvalidArgumentError(
-        f"mode is {mode!r}, expected 'sync', 'async', 'ssp:staleness=2' or 'local'"
+        f"mode is {mode!r}, expected 'sync', 'async', 'ssp:staleness=2', "
+        "'sync:quorum=2,grace=0.5' or 'local'"
     )
