@@ -9,9 +9,11 @@
    computes, so held pushes never wait for one another; a held push is applied in the end, unless
    its worker is lost (ltl applied, for worker 0; all are alike). In sync: an update is the push of
    that step of each worker; a pull that follows push t is answered after update t, and in the end,
-   or the store has failed because a worker that it needs is gone.
+   or the store has failed because a worker that it needs is gone. With a quorum: pushes wait only
+   while a worker computes or the grace ends in the end; each is applied in the end, unless its
+   worker is lost or fewer than the quorum are left.
 
-   -DSTALENESS=1|2  0: sync  -DLTL: check the formula
+   -DSTALENESS=1|2  0: sync  -DQUORUM=2: of sync; 0: none  -DLTL: check the formula
    -DMISTAKE=n: the model makes a mistake (below), which is to be found */
 
 #define N 3
@@ -21,6 +23,8 @@
 #define LATE 3      /* a call of all workers returns, and gradients run again that are too old */
 #define ANY_CALL 4  /* a call returns, and those that wait in a later one run again as well */
 #define ANY_PUSH 5  /* sync: an update is any N pushes, as in MXNet */
+#define IN_CALL 6   /* quorum: a round waits for workers that wait in a call of all workers */
+#define LATE_WAITS 7  /* quorum: a pull behind a late push waits for the next round */
 
 #define CALLS 2  /* that are being made at a time, because workers have joined meanwhile */
 
@@ -33,10 +37,13 @@ typedef Worker {
   byte call;     /* that it waits in: 1 is the first that is being made; 0: none */
   bool paused;   /* the ledger knows it */
   byte excused;  /* calls to this one go without it: it has come later */
+  bool late;     /* quorum: a push of it is held that was late; `held`: one of this round is */
+  bool old;      /* quorum: its values are of an earlier round */
   byte left      /* updates that may come before its gradient, and 1; 0: it is too late */
 };
 Worker w[N];
-byte i, n, calls;
+byte i, n, calls, joins;
+bool failed;
 
 #define EACH(what) what(0) what(1) what(2)
 #define ANY(is) (is(0) || is(1) || is(2))
@@ -72,7 +79,7 @@ inline stop(x) {
 
 inline forget(x) {
   w[x].here = false; w[x].held = false; w[x].pulls = false; w[x].leaves = false;
-  w[x].call = 0; w[x].paused = false; w[x].excused = 0;
+  w[x].call = 0; w[x].paused = false; w[x].excused = 0; w[x].late = false; w[x].old = false;
   stop(x)
 }
 
@@ -111,7 +118,8 @@ inline drain() {
   :: w[x].paused && w[x].left == i && (w[x].call == 1 || MISTAKE == ANY_CALL) ->               \
      w[x].paused = false;                                                                      \
      if                                                                                        \
-     :: w[x].running && !w[x].held && MISTAKE != LATE && !FEASIBLE(N, 0) -> stop(x)            \
+     :: STALENESS > 0 && w[x].running && !w[x].held && MISTAKE != LATE && !FEASIBLE(N, 0) ->   \
+        stop(x)                                                                                \
      :: else                                                                                   \
      fi                                                                                        \
   :: else                                                                                      \
@@ -174,7 +182,7 @@ proctype Bounded(byte me) {
 /* sync. The store fails when somebody waits for a worker that is gone. */
 byte pushed[N];    /* that are not applied */
 byte follows[N];   /* updates that a pull waits for */
-bool gone[N], failed;
+bool gone[N];
 byte given[N];
 
 #define HAS_PUSHED(x) (pushed[x] > 0)
@@ -221,6 +229,75 @@ end:
   od
 }
 
+/* A quorum. A worker pushes in time or late, pulls behind it, and runs again with the answer. */
+#define HOLDS(x) (w[x].held || w[x].late)
+#define HAS_QUORUM (w[0].held + w[1].held + w[2].held >= QUORUM)
+#define MAY_PUSH(x) (IS_MEMBER(x) && w[x].running && !w[x].held && !w[x].pulls)
+#define IS_RUNNING(x) (MAY_PUSH(x) && w[x].call == 0)
+#define IS_WAITED_FOR(x) \
+  (IS_MEMBER(x) && w[x].running && !w[x].held && (!w[x].paused || MISTAKE == IN_CALL))
+
+inline apply_round() {
+  for (i : 0 .. N - 1) {
+    w[i].old = !w[i].held && !w[i].pulls;
+    w[i].held = false; w[i].pulls = false; w[i].late = false;
+    if
+    :: w[i].leaves -> forget(i)
+    :: else
+    fi
+  }
+}
+
+inline drain_rounds() {
+  do
+  :: ANY(HOLDS) && !ANY(IS_WAITED_FOR) -> apply_round()
+  :: else -> break
+  od;
+  assert(failed || !ANY(HOLDS) || ANY(IS_RUNNING) || HAS_QUORUM)
+}
+
+proctype Rounds(byte me) {
+  do
+  :: failed -> break
+  :: atomic {
+       !failed ->
+       if
+       :: IS_RUNNING(me) && w[me].old ->
+          w[me].late = true;
+          w[me].old = false;
+          w[me].pulls = MISTAKE == LATE_WAITS
+       :: IS_RUNNING(me) && !w[me].old -> w[me].held = true
+       :: IS_MEMBER(me) && w[me].call == 0 && !w[me].held && !w[me].pulls &&
+          (!w[me].running || w[me].old) -> w[me].running = true; w[me].old = false
+       :: IS_MEMBER(me) && w[me].call == 0 && w[me].excused < CALLS ->
+          w[me].call = w[me].excused + 1;
+          w[me].paused = true
+       :: IS_MEMBER(me) && w[me].call == 0 ->
+          if
+          :: HOLDS(me) -> w[me].leaves = true
+          :: else -> forget(me)
+          fi
+       :: IS_MEMBER(me) ->  /* it is lost */
+          forget(me);
+          failed = IS_MEMBER(0) + IS_MEMBER(1) + IS_MEMBER(2) < QUORUM
+       :: !w[me].here && joins < 2 -> joins++; join(me)
+       :: else -> skip
+       fi;
+       drain_rounds();
+       end_calls();
+       drain_rounds()
+     }
+  od
+}
+
+/* The end of a grace, at any time from the quorum on. */
+proctype Grace() {
+  do
+  :: failed -> break
+  :: atomic { !failed && HAS_QUORUM -> apply_round(); drain_rounds() }
+  od
+}
+
 init {
   atomic {
     for (i : 0 .. N - 1) {
@@ -229,12 +306,15 @@ init {
       w[i].left = STALENESS * N + 1
     }
     if
-    :: STALENESS > 0 -> run Bounded(0); run Bounded(1); run Bounded(2)
-    :: else -> run Stepped(0); run Stepped(1); run Stepped(2)
+    :: QUORUM > 0 ->
+       w[0].left = 0; w[1].left = 0; w[2].left = 0;
+       run Rounds(0); run Rounds(1); run Rounds(2); run Grace()
+    :: QUORUM == 0 && STALENESS > 0 -> run Bounded(0); run Bounded(1); run Bounded(2)
+    :: QUORUM == 0 && STALENESS == 0 -> run Stepped(0); run Stepped(1); run Stepped(2)
     fi
   }
 }
 
 #ifdef LTL
-ltl applied { [] (w[0].held -> <> !w[0].held) }
+ltl applied { [] (HOLDS(0) -> <> (!HOLDS(0) || failed)) }
 #endif

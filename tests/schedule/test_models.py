@@ -17,10 +17,12 @@ DEFAULTS = {
         **{"P": 4, "A": 0, "LANES": 1, "FAULT": 0},
         **{"NO_OLDEST": 0, "LOCAL_ORDER": 0, "SHARED_LANES": 0},
     },
-    LEDGER: {"STALENESS": 1, "MISTAKE": 0},
+    LEDGER: {"STALENESS": 1, "QUORUM": 0, "MISTAKE": 0},
 }
 NEVER, DIES = 1, 2  # FAULT of predicted.pml
-BLIND, ALONE, LATE, ANY_CALL, ANY_PUSH = range(1, 6)  # MISTAKE of ledger.pml
+# MISTAKE of ledger.pml
+BLIND, ALONE, LATE, ANY_CALL, ANY_PUSH, IN_CALL, LATE_WAITS = range(1, 8)
+ROUNDS = {"STALENESS": 0, "QUORUM": 2}
 
 pytestmark = [
     pytest.mark.slow,
@@ -127,6 +129,12 @@ def test_an_update_of_sync_is_one_push_of_each_and_no_pull_is_left_waiting(tmp_p
     assert states > 5_000
 
 
+def test_rounds_with_a_quorum_never_stand_still_and_have_every_push(tmp_path):
+    found, states, words = errors(tmp_path, LEDGER, ltl=True, **ROUNDS)
+    assert found == 0, words
+    assert states > 50_000
+
+
 @pytest.mark.parametrize(
     ("settings", "violated"),
     [
@@ -135,6 +143,8 @@ def test_an_update_of_sync_is_one_push_of_each_and_no_pull_is_left_waiting(tmp_p
         ({"MISTAKE": LATE}, ".held"),
         ({"MISTAKE": ANY_CALL}, ".held"),
         ({"MISTAKE": ANY_PUSH, "STALENESS": 0}, "given"),  # two pushes of one worker
+        (ROUNDS | {"MISTAKE": IN_CALL}, ".late"),  # a round that nobody ends
+        (ROUNDS | {"MISTAKE": LATE_WAITS}, ".late"),
     ],
     ids=str,
 )
@@ -144,8 +154,9 @@ def test_the_model_finds_a_mistaken_ledger(tmp_path, settings, violated):
     assert violated in re.search(r"assertion violated (.*)", words).group(1), words
 
 
-def test_the_formula_finds_pushes_that_are_never_applied(tmp_path):
+@pytest.mark.parametrize("settings", [{"MISTAKE": ALONE}, ROUNDS | {"MISTAKE": IN_CALL}], ids=str)
+def test_the_formula_finds_pushes_that_are_never_applied(tmp_path, settings):
     # Without assertions, which would end the search before.
-    found, _, words = errors(tmp_path, LEDGER, ltl=True, search=("-A",), MISTAKE=ALONE)
+    found, _, words = errors(tmp_path, LEDGER, ltl=True, search=("-A",), **settings)
     assert found > 0
     assert "acceptance cycle" in words
