@@ -286,7 +286,7 @@ def test_a_killed_server_comes_back_with_the_same_bits(served):
     """Ray restarts it, and workers wait. Where its journal is gone all have a typed error."""
     out = served("server")
     peace, kill = (
-        re.findall(r"\(([\d.]+), ([\d.]+), (\d)\)", line) for line in re.findall(r"kills .*", out)
+        re.findall(r"\(([\de.-]+), ([\d.]+), (\d)\)", line) for line in re.findall(r"kills .*", out)
     )
     assert {digest for _, digest, _ in peace + kill} == {peace[0][1]}, out
     assert float(peace[0][0]) < 10, "the first loss is about 50"
@@ -298,7 +298,7 @@ def test_a_killed_server_comes_back_with_the_same_bits(served):
 
 def test_killed_workers_come_back_in_async_and_are_an_error_in_sync(served):
     out = served("worker")
-    back = re.findall(r"\((\d), (True|False), ([\d.]+)\)", out)
+    back = re.findall(r"\((\d), (True|False), ([\de.-]+)\)", out)
     assert [words[:2] for words in back] == [("0", "True"), ("1", "True")], out
     assert all(float(loss) < 10 for _, _, loss in back), "the first loss is about 50"
     assert re.findall(r"sync .*'(?:PeerLostError|MismatchError)'", out), out
