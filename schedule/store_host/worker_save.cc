@@ -1,5 +1,7 @@
 // StoreWorker's Save and Load: worker 0's file of what servers hold, by
 // schedule/store/state_file.h, and each worker's file of its residuals.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -52,7 +54,8 @@ absl::Status StoreWorker::Save(const std::string& path) {
 }
 
 absl::Status StoreWorker::WriteFile(const std::string& path, const std::string& file) const {
-  const std::string temporary = path + ".tmp";
+  // Stores of other processes may be saved there at the same time.
+  const std::string temporary = absl::StrCat(path, ".tmp-", getpid());
   std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
   out.write(file.data(), static_cast<std::streamsize>(file.size()));
   out.close();
