@@ -68,6 +68,12 @@ METHODS = {
         # arXiv 2508.15706: feedback with decay in place of an outer momentum.
         RoundMethod("SparseLoCo", "topk:density=0.0156", "DiLoCo fp32",
                     ((1.0, 0.0), (0.7, 0.0)), decay=0.95),
+        # Four times as many rounds, for what sends little in each.
+        RoundMethod("DiLoCo fp32 H 8", "fp32", "DiLoCo fp32", DILOCO, local_steps=8),
+        RoundMethod("DiLoCo adaptive 0.5 H 8", "adaptive:bits=0.5", "DiLoCo fp32 H 8", DILOCO,
+                    local_steps=8),
+        RoundMethod("SparseLoCo H 8", "topk:density=0.0156", "DiLoCo fp32 H 8",
+                    ((1.0, 0.0), (0.7, 0.0)), local_steps=8, decay=0.95),
         *(RoundMethod(f"FedAvg {name}", codec, "FedAvg fp32") for name, codec in _CODECS.items()),
         *(
             RoundMethod(f"{rule} {attack or 'clean'}", "int4", "mean clean", aggregate=rule,
