@@ -385,7 +385,7 @@ class QuorumTest : public testing::Test {
   Ledger ledger_{Mode("sync:quorum=2,grace=1"), 3};
   uint64_t numbers_[4] = {};
 
-  // What the ledger does.
+  // Returns the steps that the ledger takes then.
   std::vector<Ledger::Step> Push(int worker) {
     const uint64_t number = ++numbers_[worker];
     const absl::Status pushed = ledger_.OnPush(worker, number);

@@ -1,4 +1,4 @@
-// What the store saves and loads: values, slots, residuals, and files that are not of the save.
+// The store saves values, slots and residuals, loads them, and refuses files of other saves.
 #include <gtest/gtest.h>
 
 #include <cstdio>
