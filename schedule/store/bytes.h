@@ -15,6 +15,10 @@
 
 namespace thinwire {
 
+inline std::string_view TextOf(Bytes bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 class ByteWriter {
  public:
   void Number(uint64_t number) { Raw(&number, sizeof(number)); }
@@ -55,10 +59,7 @@ class ByteReader {
     return number;
   }
   // Views of the bytes.
-  std::string_view Text() {
-    const Bytes bytes = Raw(Number());
-    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-  }
+  std::string_view Text() { return TextOf(Raw(Number())); }
   Bytes Array() { return Raw(Number()); }
 
   std::vector<float> Floats() {

@@ -11,6 +11,16 @@ namespace thinwire {
 static_assert(std::endian::native == std::endian::little, "heads are little-endian");
 static_assert(sizeof(StoreHead) == 32, "heads have no padding");
 
+const char* Name(Together what) {
+  switch (what) {
+    case Together::kInit: return "init";
+    case Together::kOptimizer: return "set_optimizer";
+    case Together::kBarrier: return "barrier";
+    case Together::kLoad: return "load";
+  }
+  return "call";
+}
+
 std::string StoreHead::ToBytes() const {
   return std::string(reinterpret_cast<const char*>(this), sizeof(*this));
 }

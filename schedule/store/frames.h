@@ -23,6 +23,7 @@ enum class Together : uint32_t {
   kLoad,       // body: kComplaint and why the worker can't load; or the save that it has loaded
                // from, the same on all; or none. States come by kPut
 };
+const char* Name(Together what);
 
 // Body of a kWork: others have what is left, and another answer follows when they give it back or
 // are done.
