@@ -29,9 +29,9 @@ _context.set_forkserver_preload(["thinwire.torch.sites", "torch._dynamo"])
 
 STEP_S = 0.04
 STEPS = 4  # of a round
-LEAST = 3  # members of a group: more than half of the five at most, so that there is one group
+LEAST = 2  # members of a group, of up to five: that there is one group is the members' to see to
 STOPS_S = (0.3, 1.0, 5.0)
-RECOVERY_S = 3.0  # from a kill to the next commit, beside the round itself
+RECOVERY_S = 3.0  # from a kill or a stop to the next commit, beside the round itself
 LONGEST_S = 15.0  # of a round, with a stop and another fault in it
 WITNESS = "m3"  # is never struck
 GROWTH_MB = 8.0  # of a survivor's memory over the second half of the run
@@ -205,9 +205,13 @@ class Soak:
         if missing:
             wrong.append(f"rounds {sorted(missing)[:5]} are in no file")
         found = self.figures()
-        slow = [took for took in found["kill_to_commit_s"] if took > RECOVERY_S + found["round_s"]]
-        if slow:
-            wrong.append(f"from a kill to the next commit {slow} s, expected {RECOVERY_S} at most")
+        for kind in ("kill", "stop"):
+            took = found[f"{kind}_to_commit_s"]
+            slow = [each for each in took if each > RECOVERY_S + found["round_s"]]
+            if slow:
+                wrong.append(
+                    f"from a {kind} to the next commit {slow} s, expected {RECOVERY_S} at most"
+                )
         if found["longest_s"] > LONGEST_S:
             wrong.append(f"a round took {found['longest_s']:.1f} s, expected {LONGEST_S} at most")
         if found["growth_mb"] > GROWTH_MB:
@@ -216,8 +220,9 @@ class Soak:
 
     def figures(self) -> dict:
         """Return what one member saw, in seconds: rounds; from a kill to the next commit without
-        the killed one, beside those kills that fall into the time of a stop; and how much longer
-        than others rounds took in which members came and none went."""
+        the killed one, beside those kills that fall into the time of a stop; from a stop that is
+        longer than a recovery, and has no kill near it, to the next commit without the stopped one;
+        and how much longer than others rounds took in which members came and none went."""
         rows = self.rows(WITNESS)
         times = [row["time"] for row in rows]
         pairs = list(itertools.pairwise(rows))
@@ -230,6 +235,15 @@ class Soak:
                 struck = any(begun < later[0] and at < begun + took + RECOVERY_S
                              for _, begun, took in self.stopped)  # fmt: skip
                 (overlapping if struck else alone).append(later[0] - at)
+        stops = []
+        for name, at, took in self.stopped:
+            group = next((r["members"] for r in reversed(rows) if r["time"] < at), [])
+            # Over a Lighthouse one of two that is stopped may as well be cut off: it is waited for.
+            waits = self.place.over == "lighthouse" and len(group) == 2
+            also = any(at - RECOVERY_S < killed < at + took for killed in self.killed.values())
+            if took > RECOVERY_S and not waits and not also:
+                later = [r["time"] for r in rows if r["time"] > at and name not in r["members"]]
+                stops.append(later[0] - at if later else took)
         entries = [
             gap - median
             for (a, b), gap in zip(pairs, gaps, strict=True)
@@ -239,6 +253,7 @@ class Soak:
         return {
             "rounds": len(times), "round_s": median, "longest_s": max(gaps),
             "kill_to_commit_s": sorted(alone), "with_a_stop_s": sorted(overlapping),
+            "stop_to_commit_s": sorted(stops),
             "entry_s": sorted(entries), "growth_mb": half[-1] - half[0], "mb": half[-1],
             "killed": len(self.killed), "joined": len(self.joined), "stopped": len(self.stopped),
             "members": self.count,
@@ -272,13 +287,14 @@ def main() -> int:
         print(f"WRONG: {line}")
     if found is not None:
         kills, entries = found["kill_to_commit_s"] or [0.0], found["entry_s"] or [0.0]
-        both = found["with_a_stop_s"] or [0.0]
+        both, stops = found["with_a_stop_s"] or [0.0], found["stop_to_commit_s"] or [0.0]
         print(
             f"{found['rounds']} rounds, {found['killed']} members killed, {found['stopped']} "
             f"stopped, {found['joined']} joined; a round {found['round_s']:.2f} s in the median, "
             f"{found['longest_s']:.2f} s at most; from a kill to the next commit "
             f"{statistics.median(kills):.2f} s, {kills[-1]:.2f} s at most, with a stop meanwhile "
-            f"{both[-1]:.2f} s; a newcomer's entry "
+            f"{both[-1]:.2f} s; from a long stop {statistics.median(stops):.2f} s, "
+            f"{stops[-1]:.2f} s at most; a newcomer's entry "
             f"{statistics.median(entries):.2f} s, {entries[-1]:.2f} s at most; {WITNESS} has "
             f"{found['mb']:.0f} MB, {found['growth_mb']:+.1f} in the second half"
         )

@@ -445,24 +445,6 @@ def test_one_poisoner_of_five_changes_little(aggregate):
         assert (plain - clean).norm() > clean.norm()
 
 
-@pytest.mark.parametrize("members", [2, 3, 4, 5, 8])
-def test_median_and_trimmed_mean_are_the_textbooks(members):
-    updates = updates_of(members)
-    rows = torch.stack([update["w"] for update in updates]).double()
-    ordered = rows.sort(0).values
-    half = members // 2
-    expected = ordered[half] if members % 2 else (ordered[half - 1] + ordered[half]) / 2
-    weights = [1.0] * members
-    assert torch.allclose(
-        rule_of("median")(updates, weights, {})["w"].double(), expected, atol=1e-6
-    )
-    cut = int(0.2 * members)
-    expected = ordered[cut : members - cut].mean(0)
-    assert torch.allclose(
-        rule_of("trimmed")(updates, weights, {})["w"].double(), expected, atol=1e-6
-    )
-
-
 def test_a_state_comes_back_and_equal_states_have_equal_bytes():
     state = {"a": [1, 2.5, None, True], 3: {"t": torch.arange(6).view(2, 3)}, "s": (0.9, 0.999)}
     again = unpack(pack(state))

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -29,9 +30,8 @@ def join(address: str, name: str, **options):
     if not address.startswith("http"):
         host, _, port = address.partition(":")
         address = dist.TCPStore(host, int(port), is_master=False)
-    if not isinstance(address, str):
-        options = {"dead_s": 8.0, **options}  # a loaded machine is no dead one
-    return sites.join(address, name, **{"timeout_s": 120, **options})
+    # A loaded machine is no dead one.
+    return sites.join(address, name, **{"timeout_s": 120, "dead_s": 8.0, **options})
 
 
 class Trainer:
@@ -253,9 +253,7 @@ def stopped(rank: int, address: str, folder: str):
         return trainer.summary()
 
 
-def test_a_stopped_member_comes_back_with_its_steps(tmp_path):
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    address = f"127.0.0.1:{server.port}"
+def test_a_stopped_member_comes_back_with_its_steps(address, tmp_path):
     results = run(stopped, address, str(tmp_path), world=3, timeout_s=150)
     assert len({result["bits"] for result in results}) == 1
     for result in results:
@@ -324,11 +322,11 @@ def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
 
 
 class FakeLighthouse:
-    """Stands for torchft.coordination: quorums of those who ask, and of members that have died
-    and are not missed yet."""
+    """Stands for torchft.coordination: quorums of two that ask, and of others that have died or are
+    cut off, and are not missed yet."""
 
     def __init__(self, dead: list, misses: int) -> None:
-        """misses: quorums that still list the dead ones."""
+        """misses: quorums that still list these."""
         self.dead, self.misses = dead, misses
         self._meet = threading.Barrier(2, action=self._make)
         self._asking: list = []
@@ -343,27 +341,29 @@ class FakeLighthouse:
     def LighthouseClient(self, _address, _timeout):
         def quorum(**one):
             self._asking.append(SimpleNamespace(**one))
-            self._meet.wait(60)
+            self._meet.wait(one["timeout"].total_seconds())
             return self.quorum
 
         return SimpleNamespace(quorum=quorum, heartbeat=lambda _id: None)
 
 
-def lighthouse_meeting(monkeypatch, dead_name: str, misses: int, talk) -> list:
-    """Members b and c, and one that has died since it asked: what talk(members, epoch) made."""
-    gone = socket.create_server(("127.0.0.1", 0))
-    port = gone.getsockname()[1]
-    dead = SimpleNamespace(
-        replica_id=f"{dead_name}:1", store_address=f"127.0.0.1:{port}", data={"attempt": 0}
-    )
-    fake = FakeLighthouse([dead], misses)
+def lighthouse_meeting(monkeypatch, other_names: str, misses: int, talk, **options) -> list:
+    """Members b and c, and others that asked and do no more: what talk(members, server) made."""
+    server = socket.create_server(("127.0.0.1", 0))
+    place = f"127.0.0.1:{server.getsockname()[1]}"
+    others = [
+        SimpleNamespace(replica_id=f"{name}:1", address=place, store_address=place, data={})
+        for name in other_names
+    ]
+    fake = FakeLighthouse(others, misses)
     monkeypatch.setitem(sys.modules, "torchft", ModuleType("torchft"))
     monkeypatch.setitem(sys.modules, "torchft.coordination", fake)
-    members = [sites.join("http://127.0.0.1:9", name, timeout_s=20) for name in "bc"]
+    options = {"timeout_s": 20, **options}
+    members = [sites.join("http://127.0.0.1:9", name, **options) for name in "bc"]
     with ThreadPoolExecutor() as threads:
-        found = list(threads.map(lambda one: talk(one, gone), members, timeout=50))
+        found = list(threads.map(lambda one: talk(one, server), members, timeout=50))
         list(threads.map(lambda one: one.close(), members))
-    gone.close()
+    server.close()
     return found
 
 
@@ -376,6 +376,18 @@ def test_a_member_that_the_lighthouse_does_not_miss_yet_is_not_waited_for(monkey
     assert lighthouse_meeting(monkeypatch, dead_name, 1, talk) == [("b", "c")] * 2
 
 
+def test_a_member_that_the_lighthouse_lists_and_nobody_reaches_is_a_typed_error(monkeypatch):
+    def talk(one, gone):
+        gone.close()
+        with pytest.raises(errors.TimeoutError, match="within 1 s") as raised:
+            one.meet(None)
+        return str(raised.value)
+
+    # The second one to give up may hear that nobody asks with it.
+    told = lighthouse_meeting(monkeypatch, "d", 1 << 30, talk, timeout_s=1, beat_s=0.05)
+    assert any("'d' of the Lighthouse does not answer" in each for each in told)
+
+
 def test_a_member_that_dies_while_all_connect_is_lost(monkeypatch):
     here = threading.Barrier(2)
 
@@ -383,16 +395,150 @@ def test_a_member_that_dies_while_all_connect_is_lost(monkeypatch):
         epoch = one.meet(None)
         assert epoch.names == ("b", "c", "d")
         if here.wait(30) == 0:
-            while True:
-                gone.setblocking(False)
-                try:
-                    gone.accept()[0].close()
-                except BlockingIOError:
-                    break
+            close(gone)
         with pytest.raises(errors.Error):
             Meeting(epoch, config.resolve(codec="fp32", timeout_s=100)).tell("status", b"1234")
 
     lighthouse_meeting(monkeypatch, "d", 1, talk)
+
+
+LOST = errors.PeerLostError("a connection has closed")
+
+
+@pytest.mark.parametrize("allow_split", [False, True])
+def test_a_minority_waits_for_the_others(monkeypatch, allow_split):
+    """Members b and c are cut off from a, d and e, which may go on."""
+    options = {"timeout_s": 3, "beat_s": 0.05, "allow_split": allow_split}
+
+    def talk(one, _server):
+        assert one.meet(None).names == tuple("abcde")
+        if allow_split:
+            return str(one.meet(LOST).names)
+        with pytest.raises(errors.TimeoutError) as raised:
+            one.meet(LOST)
+        return str(raised.value)
+
+    told = lighthouse_meeting(monkeypatch, "ade", 1, talk, **options)
+    if allow_split:
+        assert told == ["('b', 'c')"] * 2
+    else:
+        here = "['b', 'c'] are here, expected more than half of the last epoch's ['a', 'b', 'c', "
+        assert any(here in each for each in told)  # the second one may hear of no quorum
+
+
+def test_who_has_ended_counts_in_no_majority(monkeypatch):
+    """Members a, d and e have died: nobody listens at their places."""
+    here = threading.Barrier(2)
+
+    def talk(one, server):
+        one.meet(None)
+        if here.wait(30) == 0:
+            close(server)
+        return one.meet(LOST).names
+
+    assert lighthouse_meeting(monkeypatch, "ade", 1, talk, beat_s=0.05) == [("b", "c")] * 2
+
+
+def test_a_silent_member_of_a_lighthouse_is_lost(monkeypatch):
+    """Its line stays open, and nothing comes on it."""
+
+    def talk(one, _server):
+        lost: Queue = Queue()
+        one.guard(one.meet(None), lost.put)
+        return str(lost.get(timeout=30))
+
+    for error in lighthouse_meeting(monkeypatch, "d", 1, talk, beat_s=0.05, dead_s=0.5):
+        assert "member 'd' of the Lighthouse has given no sign of life for 0.5 s" in error
+
+
+def close(server: socket.socket) -> None:
+    """As the end of its process does it, with all lines."""
+    server.setblocking(False)
+    lines = []
+    while True:
+        try:
+            lines.append(server.accept()[0])
+        except BlockingIOError:
+            break
+    server.close()
+    for line in lines:
+        line.close()
+
+
+@pytest.mark.parametrize("allow_split", [False, True])
+def test_members_that_stood_still_do_not_train_apart(allow_split):
+    """While a and b stand still, c and d go on. Then these stand still, and a and b wait for one of
+    them."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    a, b, c, d = members = [
+        sites.join(
+            dist.TCPStore("127.0.0.1", server.port, is_master=False), name, beat_s=0.05,
+            dead_s=1.0, timeout_s=20, allow_split=allow_split,
+            min_members=4,
+        )
+        for name in "abcd"
+    ]  # fmt: skip
+
+    with ThreadPoolExecutor() as threads:
+
+        def meet(why, *those) -> set:
+            return {epoch.names for epoch in threads.map(lambda one: one.meet(why), those)}
+
+        assert {tuple(sorted(names)) for names in meet(None, *members)} == {tuple("abcd")}
+        for one in members:
+            one.min_members = 2
+        for one in (a, b):
+            one._joined._look = lambda: None  # stands still
+        assert {tuple(sorted(names)) for names in meet(LOST, c, d)} == {("c", "d")}
+        for one in (c, d):
+            one._joined._look = lambda: None
+        for one in (a, b):
+            del one._joined._look
+            one._timeout_s = 4.0
+        if allow_split:
+            assert {tuple(sorted(names)) for names in meet(LOST, a, b)} == {("a", "b")}
+        else:
+            for waits in [threads.submit(one.meet, LOST) for one in (a, b)]:
+                with pytest.raises(
+                    errors.TimeoutError, match=r"none of the last epoch's \['c', 'd'"
+                ):
+                    waits.result()
+            del c._joined._look
+            for one in (a, b):
+                one._timeout_s = 20.0
+            assert {tuple(sorted(names)) for names in meet(LOST, a, b, c)} == {("a", "b", "c")}
+        list(threads.map(lambda one: one.close(), members))
+
+
+def test_new_processes_take_the_places_of_those_that_died():
+    """Two of three are killed with the third one, and come back under their names."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def joined(names: str) -> list:
+        return [
+            sites.join(
+                dist.TCPStore("127.0.0.1", server.port, is_master=False), name, beat_s=0.05,
+                dead_s=0.5, timeout_s=4 if "x" in names else 20, min_members=len(names),
+            )
+            for name in names
+        ]  # fmt: skip
+
+    with ThreadPoolExecutor() as threads:
+
+        def meet(those: list) -> list:
+            return [epoch.size for epoch in threads.map(lambda one: one.meet(None), those)]
+
+        first, strangers, again = joined("abc"), joined("xyz"), joined("ab")
+        assert meet(first) == [3, 3, 3]
+        for one in first:
+            one._joined.close()  # no more beats, and no word of leaving
+        with pytest.raises(errors.TimeoutError, match=r"none of the last epoch's \['a', 'b', 'c'"):
+            meet(strangers)
+        for one in strangers:
+            one.close()
+        assert meet(again) == [2, 2]
+        for one in again:
+            one.close()
 
 
 def alone(rank: int, address: str):

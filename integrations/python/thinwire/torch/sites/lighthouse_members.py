@@ -3,12 +3,19 @@
 torchft.coordination's client is all that is used of torchft 0.2 (its page says that this interface
 may change); its Manager is not, since it discards steps after a failure. The Lighthouse lists who
 takes part. It authenticates nobody, so it can keep members apart, and no more: who takes part is
-proved among the members, by the key file."""
+proved among the members, by the key file.
+
+The Lighthouse tells nobody who is dead, so members of an epoch send each other signs of life, on
+lines of their own. It does not keep who took part before, either. So each member tells the others
+its last epoch, and the newest of these is followed by one with more than half of its members: no
+two groups have that. Those who said that they leave do not count, nor those whose line has closed
+and whose machine answers that nobody listens there any more: their process has ended."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import socket
 import threading
 import time
@@ -20,47 +27,176 @@ import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.torch.group import Group, count_user
-from thinwire.torch.sites.meeting import Epoch, EpochStore
+from thinwire.torch.sites.meeting import Epoch, EpochStore, have_most, unless_lost
+
+_log = logging.getLogger("thinwire")
 
 _CONNECT = datetime.timedelta(seconds=10)
-_LINE_S = 2.0  # to reach another member's store
+_LINE_S = 2.0  # to reach another member
+_BEAT, _GOODBYE = b"b", b"g"
 
 
-class _Lines:
-    """A connection to the store of each member, on which nothing is sent: it closes when the
-    member's process ends."""
+class _Line:
+    """To another member, which sends a byte on it now and then; it closes when the member's process
+    ends."""
 
-    def __init__(self, addresses: Mapping[str, str]) -> None:
-        self._lines: dict[str, socket.socket | None] = {}
-        for member, address in addresses.items():
-            host, _, port = address.rpartition(":")
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = (host, int(port))
+        self.has_left = False  # in good order
+        self.heard = time.monotonic()
+        self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError):
+            self._socket = socket.create_connection(self._address, _LINE_S)
+            self._socket.setblocking(False)
+
+    def read(self) -> None:
+        while self._socket is not None:
             try:
-                line = socket.create_connection((host, int(port)), _LINE_S)
-                line.setblocking(False)
+                found = self._socket.recv(256)
+            except BlockingIOError:
+                return
             except OSError:
-                line = None
-            self._lines[member] = line
+                found = b""
+            self.has_left = self.has_left or _GOODBYE in found
+            if found:
+                self.heard = time.monotonic()
+            else:
+                self.close()
+
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def has_ended(self) -> bool:
+        """Return whether the member has left or its process has ended. Where only the line has
+        broken it may live. Blocks for a latency."""
+        if self.has_left or self.is_open():
+            return self.has_left
+        try:
+            socket.create_connection(self._address, _LINE_S).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class _Signs:
+    """Signs of life to and from the members of an epoch, on a thread of its own until close()."""
+
+    def __init__(self, beat_s: float, dead_s: float) -> None:
+        self._beat_s, self._dead_s = beat_s, dead_s
+        self._server = socket.create_server(("", 0))
+        self._server.setblocking(False)
+        self.port = self._server.getsockname()[1]
+        self._listeners: list[socket.socket] = []  # the thread's alone
+        self._lock = threading.Lock()
+        self._lines: dict[str, _Line] = {}
+        self._looked = time.monotonic()
+        self._fail: Callable[[errors.Error], None] | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="thinwire sites", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._beat_s):
+            with contextlib.suppress(OSError):
+                while True:
+                    listener = self._server.accept()[0]
+                    listener.setblocking(False)
+                    self._listeners.append(listener)
+            self._send(_BEAT)
+            with self._lock:
+                self._read()
+                silent, fail = self._silent(), self._fail
+                if silent is None or fail is None:
+                    continue
+                self._fail = None
+            error = errors.PeerLostError(
+                f"{silent} has given no sign of life for {self._dead_s:g} s"
+            )
+            # On a thread of its own: it waits while connections are made, and signs must go on.
+            threading.Thread(target=fail, args=(error,), name="thinwire sites", daemon=True).start()
+        self._send(_GOODBYE)
+        for listener in [*self._listeners, self._server]:
+            listener.close()
+
+    def _send(self, sign: bytes) -> None:
+        kept = []
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                with contextlib.suppress(BlockingIOError):  # it has stood still for a day
+                    listener.send(sign)
+                kept.append(listener)
+                continue
+            listener.close()
+        self._listeners = kept
+
+    def _read(self) -> None:
+        """A look that comes late, since this process stood still, says nothing of the others."""
+        now = time.monotonic()
+        late = now - self._looked > self._dead_s / 2
+        self._looked = now
+        for line in self._lines.values():
+            line.read()
+            if late:
+                line.heard = now
+
+    def _silent(self) -> str | None:
+        now = time.monotonic()
+        for member, line in self._lines.items():
+            if line.is_open() and now - line.heard > self._dead_s:
+                return _words(member)
+        return None
+
+    def watch(self, addresses: Mapping[str, str]) -> None:
+        """From now on these members, by their addresses."""
+        lines = {member: _Line(address) for member, address in addresses.items()}
+        with self._lock:
+            before, self._lines, self._fail = self._lines, lines, None
+        for line in before.values():
+            line.close()
+
+    def guard(self, fail: Callable[[errors.Error], None] | None) -> None:
+        """Calls `fail` once, on another thread, when a member gives no sign of life. One whose line
+        closes is not meant: its connections in the meeting close as well."""
+        with self._lock:
+            self._fail = fail
 
     def lost(self) -> str | None:
         """Return a member that is lost, in words."""
-        for member, line in self._lines.items():
-            if line is None or _has_closed(line):
-                return f"member '{member.rpartition(':')[0]}' of the Lighthouse"
-        return None
+        with self._lock:
+            self._read()
+            for member, line in self._lines.items():
+                if not line.is_open():
+                    return _words(member)
+            return self._silent()
+
+    def ended(self) -> set[str]:
+        """The members that have left, and those whose processes have ended."""
+        with self._lock:
+            self._read()
+            lines = dict(self._lines)
+        return {member for member, line in lines.items() if line.has_ended()}
 
     def close(self) -> None:
-        for line in self._lines.values():
-            if line is not None:
-                line.close()
+        """Says goodbye. May be called twice."""
+        self._closing.set()
+        self._thread.join()
+        self.watch({})
 
 
-def _has_closed(line: socket.socket) -> bool:
-    try:
-        return line.recv(1) == b""
-    except BlockingIOError:  # it is open, and nothing has come
-        return False
-    except OSError:
-        return True
+def _words(member: str) -> str:
+    return f"member '{_name(member)}' of the Lighthouse"
+
+
+def _name(member: str) -> str:
+    return member.rpartition(":")[0]
 
 
 class LighthouseMembers:
@@ -75,6 +211,8 @@ class LighthouseMembers:
         host: str | None,
         timeout_s: float,
         beat_s: float,
+        dead_s: float,
+        allow_split: bool,
     ) -> None:
         try:
             from torchft.coordination import LighthouseClient
@@ -84,7 +222,8 @@ class LighthouseMembers:
                 "torch.distributed.TCPStore"
             ) from None
         self.key_file = key_file
-        self.name, self._timeout_s, self._beat_s = name, timeout_s, beat_s
+        self.name, self._timeout_s, self._beat_s, self._dead_s = name, timeout_s, beat_s, dead_s
+        self._allow_split = allow_split
         self._id = f"{name}:{uuid.uuid4().hex[:8]}"
         self._host = host or _address_towards(address)
         self._store: dist.TCPStore | None = None  # from the first meeting on
@@ -93,7 +232,9 @@ class LighthouseMembers:
         except RuntimeError as error:
             raise errors.UnavailableError(f"no Lighthouse at {address}: {error}") from None
         self._epoch: Epoch | None = None
-        self._lines = _Lines({})
+        self._count = 0  # of epochs, from the first one on, as far as their members knew
+        self._last: list[str] = []  # the members of the last epoch that have not ended
+        self._signs: _Signs | None = None  # from the first meeting on
         self._quorum = 0
         self._attempt = 0
         self._asked = 0.0
@@ -105,6 +246,7 @@ class LighthouseMembers:
         not wait for them."""
         # Each member has a store; the first one's is where an epoch's members find each other.
         self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        self._signs = _Signs(self._beat_s, self._dead_s)
         self._thread = threading.Thread(target=self._beat, name="thinwire sites", daemon=True)
         self._thread.start()
 
@@ -114,11 +256,15 @@ class LighthouseMembers:
                 self._client.heartbeat(self._id)
 
     def meet(self, why: errors.Error | None) -> Epoch:
-        """The Lighthouse's next quorum. Blocks until it has one, TimeoutError after timeout_s."""
+        """The Lighthouse's next quorum that has more than half of the last epoch's members that may
+        live, unless all allow a split. Blocks until there is one, TimeoutError after timeout_s."""
         if self._thread is None:
             self._take_part()
         end = time.monotonic() + self._timeout_s
-        self._attempt += why is not None
+        if why is not None:
+            self._attempt += 1
+            self._signs.guard(None)
+        waits = ""
         while True:
             listed, number = self._ask(end)
             self._asked = time.monotonic()
@@ -127,46 +273,63 @@ class LighthouseMembers:
                 self._quorum, self._attempt
             ):  # fmt: skip
                 return self._epoch
+            if reason := self._cannot_follow(listed):
+                if reason != waits:
+                    waits = reason
+                    _log.warning("member '%s' waits: %s", self.name, waits)
+                self._check_time(end, waits)
+                continue
             self._quorum, self._attempt = number, attempt
-            self._lines.close()
-            self._lines = _Lines({one.replica_id: one.store_address for one in listed})
-            lost = self._lines.lost()
+            self._count = 1 + max((one.data or {}).get("epochs", 0) for one in listed)
+            self._last = [one.replica_id for one in listed]
+            self._signs.watch(
+                {one.replica_id: one.address for one in listed if one.replica_id != self._id}
+            )
+            lost = self._signs.lost()
             if lost is None:
                 break
             # The Lighthouse lists a dead member until its heartbeat is missing.
             why = errors.PeerLostError(f"{lost} does not answer")
             self._attempt += 1
-            time.sleep(self._beat_s)
+            self._check_time(end, f"{why}; see to it that members reach one another, or end it")
         first = listed[0].store_address
         rank = [one.replica_id for one in listed].index(self._id)
         host, _, port = first.rpartition(":")
-        try:
-            store = self._store if rank == 0 else dist.TCPStore(
-                host, int(port), is_master=False, timeout=_CONNECT
-            )  # fmt: skip
-        except dist.DistError:  # it has just died; the meeting fails by that, and the next one is
-            store = self._store
+        store = self._store
+        if rank != 0:
+            # One that is lost fails the meeting, and the next one is without it.
+            with contextlib.suppress(errors.PeerLostError):
+                store = unless_lost(
+                    lambda: dist.TCPStore(host, int(port), is_master=False, timeout=_CONNECT),
+                    self._signs.lost,
+                )
         key = f"sites{number}.{attempt}"
         group = Group(
-            rank, len(listed), key, count_user(), EpochStore(store, key, self._lines.lost),
+            rank, len(listed), key, count_user(), EpochStore(store, key, self._signs.lost),
             timeout_s=self._timeout_s, host=host,
         )  # fmt: skip
-        names = tuple(one.replica_id.rpartition(":")[0] for one in listed)
+        names = tuple(_name(one.replica_id) for one in listed)
         self._epoch = Epoch(number, group, names)
         return self._epoch
 
     def _ask(self, end: float) -> tuple[list[Any], int]:
         """Return the members of the Lighthouse's next quorum, by rank, and its number."""
+        ended = self._signs.ended()
+        self._last = [member for member in self._last if member not in ended]
+        told = {
+            "attempt": self._attempt, "epochs": self._count, "last": self._last,
+            "allow_split": self._allow_split,
+        }  # fmt: skip
         try:
             quorum = self._client.quorum(
                 replica_id=self._id,
                 timeout=datetime.timedelta(seconds=max(0.1, end - time.monotonic())),
-                address=self._host,
+                address=f"{self._host}:{self._signs.port}",
                 store_address=f"{self._host}:{self._store.port}",
                 step=0,
                 world_size=1,
                 shrink_only=False,
-                data={"attempt": self._attempt},
+                data=told,
             )
         except (RuntimeError, TimeoutError) as error:
             raise errors.TimeoutError(
@@ -176,20 +339,51 @@ class LighthouseMembers:
         listed = sorted(quorum.participants, key=lambda one: one.replica_id)
         return listed, int(quorum.quorum_id)
 
+    def _cannot_follow(self, listed: list[Any]) -> str | None:
+        """Return why these members are to make no epoch after the last one, in words, or None."""
+        told = [one.data or {} for one in listed]
+        if all(each.get("allow_split", False) for each in told):
+            return None
+        count = max(each.get("epochs", 0) for each in told)
+        lasts = [each.get("last", []) for each in told if each.get("epochs", 0) == count]
+        last = [_name(member) for member in lasts[0] if all(member in each for each in lasts)]
+        here = [_name(one.replica_id) for one in listed]
+        if not last or have_most(here, last):
+            return None
+        return (
+            f"members {sorted(here)} are here, expected more than half of the last epoch's "
+            f"{sorted(last)}, since the others may go on without these; continue them, start new "
+            "ones under their names, or, if they train nowhere, pass allow_split=True to join() on "
+            "all members"
+        )
+
+    def _check_time(self, end: float, waits: str) -> None:
+        """Before another quorum is asked for."""
+        if self._closing.is_set():
+            raise errors.Error(f"member '{self.name}' has left; create another by join()")
+        if time.monotonic() > end:
+            raise errors.TimeoutError(
+                f"member '{self.name}': no epoch within {self._timeout_s:g} s; {waits}"
+            )
+        time.sleep(self._beat_s)
+
     def wants_change(self) -> bool:
         """The Lighthouse tells of a newcomer only when all ask for a quorum, so they do so after a
         round each second at most."""
         return time.monotonic() - self._asked > 1.0
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
-        """Does nothing: the Lighthouse does not tell who is dead; the deadline of a round does."""
+        """Calls `fail` once, on another thread, if a member of the epoch gives no sign of life."""
+        self._signs.guard(fail)
 
     def close(self) -> None:
-        """Leave; the Lighthouse notices by the missing heartbeat. May be called twice."""
+        """Leave, so that others need no majority with this member; the Lighthouse notices by the
+        missing heartbeat. May be called twice."""
         self._closing.set()
-        self._lines.close()
         if self._thread is not None:
             self._thread.join()
+        if self._signs is not None:
+            self._signs.close()
 
 
 def _address_towards(address: str) -> str:

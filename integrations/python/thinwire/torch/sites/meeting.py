@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from thinwire import errors
+from thinwire.comm import poll
 from thinwire.config import Config
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
@@ -21,6 +24,7 @@ from thinwire.torch.exchange.waiter import Pending
 from thinwire.torch.group import Group, TorchStore
 
 MOST_IN_ONE_HOP = 8  # members
+_LOOK_S = 0.05  # between two looks for a lost member
 
 
 class Epoch(NamedTuple):
@@ -39,6 +43,45 @@ class Epoch(NamedTuple):
         return self.group.size
 
 
+def have_most(here: Iterable[str], last: Iterable[str]) -> bool:
+    """Return whether the members `here` have the names of more than half of the members `last`. No
+    two groups have at one time (dynamic voting: Jajodia and Mutchler, ACM TODS 15(2), 1990)."""
+    wanted = Counter(last)
+    return 2 * sum((wanted & Counter(here)).values()) > sum(wanted.values())
+
+
+_Result = TypeVar("_Result")
+
+
+def unless_lost(call: Callable[[], _Result], lost: Callable[[], str | None]) -> _Result:
+    """Return call(), or raise PeerLostError as soon as a member is lost: torch's stores wait for a
+    server that stands still without end. The call is on a thread of its own, and may stay there."""
+    done = threading.Event()
+    found: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            found.append((call(), None))
+        except BaseException as error:  # the caller's
+            found.append((None, error))
+        done.set()
+
+    threading.Thread(target=run, name="thinwire sites store", daemon=True).start()
+    while True:
+        if who := lost():
+            raise errors.PeerLostError(f"{who} is lost while all connect")
+        if done.wait(_LOOK_S):
+            break
+    result, error = found[0]
+    if isinstance(error, dist.DistError):
+        raise errors.PeerLostError(
+            f"the store through which the members connect has gone: {error}"
+        ) from None
+    if error is not None:
+        raise error
+    return result
+
+
 class EpochStore(TorchStore):
     """The store through which the members of an epoch connect. A wait ends when one of them is
     lost, whose word would never come."""
@@ -48,15 +91,15 @@ class EpochStore(TorchStore):
         super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
         self._lost = lost
 
+    def set(self, key: str, value: bytes) -> None:
+        unless_lost(lambda: super(EpochStore, self).set(key, value), self._lost)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        poll(self.has, key, timeout_s)
+        return unless_lost(lambda: self._store.get(key), self._lost)
+
     def has(self, key: str) -> bool:
-        if who := self._lost():
-            raise errors.PeerLostError(f"{who} is lost while all connect")
-        try:
-            return super().has(key)
-        except dist.DistError as error:
-            raise errors.PeerLostError(
-                f"the store through which the members connect has gone: {error}"
-            ) from None
+        return unless_lost(lambda: super(EpochStore, self).has(key), self._lost)
 
 
 class _Place:

@@ -61,6 +61,7 @@ def join(
     timeout_s: float = 300.0,
     beat_s: float = 0.2,
     dead_s: float = 2.0,
+    allow_split: bool = False,
 ) -> Members:
     """Take part among members that come and go.
 
@@ -69,17 +70,20 @@ def join(
             TCPStore(host, port, is_master=False), whose server outlives the members; or
             "http://host:29510" of torchft's Lighthouse.
         name: of this member, for messages and the reports of rounds.
-        min_members: fewer do not train. With half of all members or less, those that lose sight of
-            one another, such as several that were stopped, may form two groups that go on apart.
-            A Lighthouse has its own --min_replicas.
+        min_members: fewer do not train. A Lighthouse has its own --min_replicas.
         key_file: a file with the group's secret, the same on all members; without the key nobody
             takes part. None: THINWIRE_KEY_FILE, else a token in the store.
         host: the own address that others reach, for a Lighthouse. None: the one towards it.
         timeout_s: how long to wait for others. Members that train come to the meeting with their
             next round, so it is to be longer than the time between rounds.
         beat_s: seconds between two signs of life.
-        dead_s: seconds without one after which a member is taken for dead, and half as many after a
-            connection has closed; a Lighthouse has its own --heartbeat_timeout_ms.
+        dead_s: seconds without one after which a member is taken for dead, and over a store half as
+            many after a connection has closed; a Lighthouse has its own --heartbeat_timeout_ms.
+        allow_split: members that are cut off from the others, or stood still meanwhile, wait for
+            these, so that no two groups train apart: over a store for one of the last epoch's
+            members, over a Lighthouse for more than half of those that may live. A new process
+            with the name of a member that was lost counts as that one. True on all members: any
+            min_members go on.
 
     Raises:
         InvalidArgumentError: an argument cannot be.
@@ -94,10 +98,12 @@ def join(
         )
     if isinstance(address, str):
         return LighthouseMembers(
-            address, name, key_file, host=host, timeout_s=timeout_s, beat_s=beat_s
-        )
+            address, name, key_file, host=host, timeout_s=timeout_s, beat_s=beat_s, dead_s=dead_s,
+            allow_split=allow_split,
+        )  # fmt: skip
     if not isinstance(address, dist.Store):
         raise wrong("address", address, "a torch.distributed.Store, or http://host:port")
     return StoreMembers(
-        address, name, min_members, key_file, timeout_s=timeout_s, beat_s=beat_s, dead_s=dead_s
-    )
+        address, name, min_members, key_file, timeout_s=timeout_s, beat_s=beat_s, dead_s=dead_s,
+        allow_split=allow_split,
+    )  # fmt: skip

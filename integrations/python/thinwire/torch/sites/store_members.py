@@ -5,24 +5,34 @@ watches all counters with an own clock, and takes a member whose counter stands 
 epoch is a list of members that is written once, by compare_set, under the epoch's number: by the
 lowest live member that wants one, when all live members want it. The store decides nothing, and
 whoever can write to it can keep members apart; who takes part is proved among the members, by the
-key file."""
+key file.
+
+An epoch follows the last one that has begun, and has a member of it at least. So one group goes on
+at a time: a round takes the votes of all members of its epoch, and none is committed in an epoch
+that one of its members has left. Without that, members that stood still while others went on, and
+find these standing still, would train apart from them. Where no member of the last epoch lives, new
+processes with the names of more than half of its members go on in their place."""
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.torch.group import Group, count_user
-from thinwire.torch.sites.meeting import Epoch, EpochStore
+from thinwire.torch.sites.meeting import Epoch, EpochStore, have_most
+
+_log = logging.getLogger("thinwire")
 
 _PREFIX = "thinwire/sites"
 _LOOK_S = 0.02  # between two looks for the next epoch
+_NEXT, _ANY = "next", "any"  # what a member wants: what follows the last epoch, or any epoch
 
 
 @dataclass
@@ -167,6 +177,7 @@ class StoreMembers:
         timeout_s: float,
         beat_s: float,
         dead_s: float,
+        allow_split: bool,
     ) -> None:
         self._store = dist.PrefixStore(_PREFIX, store)
         self._host = store.host if isinstance(store, dist.TCPStore) else None
@@ -174,17 +185,20 @@ class StoreMembers:
         self.name, self.min_members, self._timeout_s = name, min_members, timeout_s
         self._lock = threading.Lock()
         self._guarded: tuple[int, list[int], Callable[[errors.Error], None]] | None = None
-        self._beat_s, self._dead_s = beat_s, dead_s
+        self._beat_s, self._dead_s, self._allow_split = beat_s, dead_s, allow_split
         self._joined: _Watch | None = None  # from the first meeting on
         self._epoch: Epoch | None = None
         self._members: list[int] = []  # of the epoch
+        self._last: tuple[int, list] | None = None  # a number, and the last epoch before it
+        self._waits = ""  # for what, as was said
         self._lost_one = False  # a connection closed, which led to this meeting
         self._left = False  # close() was called
         self._gone = False  # and the others were told
 
     def meet(self, why: errors.Error | None) -> Epoch:
-        """The next epoch of all that live, at least `min_members`. Blocks until these want one,
-        TimeoutError after timeout_s. UnavailableError if the store has gone."""
+        """The next epoch of all that live, at least `min_members`, and of the last epoch one unless
+        all allow a split. Blocks until these want one, TimeoutError after timeout_s.
+        UnavailableError if the store has gone."""
         with self._lock:
             self._guarded = None
         self._lost_one = isinstance(why, errors.PeerLostError)
@@ -209,7 +223,9 @@ class StoreMembers:
     def _wait_for(self, number: int, end: float) -> list:
         """The members of an epoch, once it is written."""
         key = f"epoch/{number}"
-        self._store.set(f"want/{number}/{self._joined.number}", "1")
+        word = _ANY if self._allow_split else _NEXT
+        self._store.set(f"want/{number}/{self._joined.number}", word)
+        self._waits = ""
         while not self._store.check([key]):
             self._propose(number)
             self._check_left()
@@ -271,7 +287,9 @@ class StoreMembers:
         missing = [n for k, n in alive.items() if not self._wants(number, k)]
         if missing:
             return f"members {missing} live and do not come: they train, or are in no `with`"
-        return f"{sorted(alive.values())} live, expected at least {self.min_members}"
+        if len(alive) < self.min_members:
+            return f"{sorted(alive.values())} live, expected at least {self.min_members}"
+        return self._cannot_follow(number, alive) or f"{sorted(alive.values())} live"
 
     def _wants(self, number: int, member: int) -> bool:
         return self._store.check([f"want/{number}/{member}"])
@@ -287,10 +305,40 @@ class StoreMembers:
         if len(alive) < self.min_members or min(alive, default=0) != self._joined.number:
             return
         if all(self._wants(number, member) for member in alive):
+            if waits := self._cannot_follow(number, alive):
+                if waits != self._waits:
+                    self._waits = waits
+                    _log.warning("member '%s' waits: %s", self.name, waits)
+                return
             listed = json.dumps(sorted(alive.items()))
             won = self._store.compare_set(f"epoch/{number}", "", listed)
             if won.decode() == listed:
                 self._store.set("epoch", str(number))
+
+    def _cannot_follow(self, number: int, alive: Mapping[int, str]) -> str | None:
+        """Return why these members are to make no epoch after the last one, in words, or None."""
+        if all(self._store.get(f"want/{number}/{member}") == _ANY.encode() for member in alive):
+            return None
+        if self._last is None or self._last[0] != number:
+            self._last = (number, self._last_before(number))
+        last = [(m, name) for m, name in self._last[1] if self._store.get(f"left/{m}") == b"0"]
+        names = [name for _, name in last]
+        if not last or any(m in alive for m, _ in last) or have_most(alive.values(), names):
+            return None
+        return (
+            f"members {sorted(alive.values())} are here, and none of the last epoch's "
+            f"{sorted(names)}, expected one at least, since those may go on without these; "
+            "continue one, start more than half of them again under their names, or, if they train "
+            "nowhere, use another store or pass allow_split=True to join() on all members"
+        )
+
+    def _last_before(self, number: int) -> list:
+        """The members of the last epoch that has begun. One that is written and has not begun never
+        will, since those who are to begin it are taken for dead."""
+        for earlier in range(number - 1, 0, -1):
+            if self._store.compare_set(f"fate/{earlier}", "", "void") == b"go":
+                return json.loads(self._store.get(f"epoch/{earlier}"))
+        return []
 
     def _enter(self, number: int, listed: list) -> Epoch:
         self._members = [one[0] for one in listed]

@@ -28,7 +28,7 @@ _CHUNK_BYTES = 256 << 10
 _MOST_CHUNKS = 16
 _CACHED = 65536  # elements that are worked on at once, so that they stay in a core's cache
 _CLIP_ROUNDS = 3
-_TRIM = 0.2  # of the members, at each end
+TRIM = 0.2  # of the members, at each end
 
 Values = dict[Any, torch.Tensor]  # flat float32 on the host, by parameter or number of a part
 
@@ -261,7 +261,7 @@ def trimmed(
 ) -> Values:
     """The mean of each element without the `cut` largest and smallest ones, a fifth of the members
     at each end (arXiv 1803.01498). Weights do not count."""
-    cut = int(_TRIM * len(updates)) if cut is None else cut
+    cut = int(TRIM * len(updates)) if cut is None else cut
     result = {}
     for name in updates[0]:
         ordered = torch.stack([update[name] for update in updates]).sort(0).values
