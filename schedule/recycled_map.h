@@ -11,7 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -60,10 +60,7 @@ class RecycledMap {
   // has one it is that one.
   Value& Insert(uint64_t key) {
     if (2 * (size_ + 1) > slots_.size()) Grow();
-    if (spare_.empty()) {
-      entries_.push_back(std::make_unique<Entry>());
-      spare_.push_back(entries_.back().get());
-    }
+    if (spare_.empty()) spare_.push_back(&entries_.emplace_back());
     Slot& slot = slots_[SlotOf(key)];
     if (slot.entry != nullptr) return slot.entry->second;
     slot = {key, spare_.back()};
@@ -123,7 +120,7 @@ class RecycledMap {
   }
 
   std::vector<Slot> slots_;  // a power of two of them, at most half of them taken
-  std::vector<std::unique_ptr<Entry>> entries_;
+  std::deque<Entry> entries_;
   std::vector<Entry*> spare_;
   size_t size_ = 0;
 };
