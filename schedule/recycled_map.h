@@ -48,6 +48,11 @@ class RecycledMap {
   };
 
  public:
+  RecycledMap() = default;
+  // A move keeps the values where they are; slots point to them, so there is no copy.
+  RecycledMap(RecycledMap&&) = default;
+  RecycledMap& operator=(RecycledMap&&) = default;
+
   // The value at `key`; null if there is none.
   Value* Find(uint64_t key) {
     if (size_ == 0) return nullptr;
