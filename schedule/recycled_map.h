@@ -11,7 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -48,6 +48,11 @@ class RecycledMap {
   };
 
  public:
+  RecycledMap() = default;
+  // A move keeps the values where they are; slots point to them, so there is no copy.
+  RecycledMap(RecycledMap&&) = default;
+  RecycledMap& operator=(RecycledMap&&) = default;
+
   // The value at `key`; null if there is none.
   Value* Find(uint64_t key) {
     if (size_ == 0) return nullptr;
@@ -60,10 +65,7 @@ class RecycledMap {
   // has one it is that one.
   Value& Insert(uint64_t key) {
     if (2 * (size_ + 1) > slots_.size()) Grow();
-    if (spare_.empty()) {
-      entries_.push_back(std::make_unique<Entry>());
-      spare_.push_back(entries_.back().get());
-    }
+    if (spare_.empty()) spare_.push_back(&entries_.emplace_back());
     Slot& slot = slots_[SlotOf(key)];
     if (slot.entry != nullptr) return slot.entry->second;
     slot = {key, spare_.back()};
@@ -123,7 +125,7 @@ class RecycledMap {
   }
 
   std::vector<Slot> slots_;  // a power of two of them, at most half of them taken
-  std::vector<std::unique_ptr<Entry>> entries_;
+  std::deque<Entry> entries_;
   std::vector<Entry*> spare_;
   size_t size_ = 0;
 };

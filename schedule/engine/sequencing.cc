@@ -93,7 +93,7 @@ void Sequencing::Begin() {
 }
 
 void Sequencing::OnSubmit(const UsePtr& use) {
-  Handle([&](Sequencer& s) { s.OnSubmit(use->report, Now(), use); });
+  Handle([&](Sequencer& s) { s.OnSubmit({use, &use->report}, Now(), use); });
 }
 
 void Sequencing::OnMessage(int from, const OrderMessage& message) {

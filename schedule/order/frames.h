@@ -68,6 +68,7 @@ struct Announcement {
   uint32_t chunk = 0;
   // Non-zero: nothing is known to follow, so all hops of this chunk come before the next chunk's.
   uint32_t drain = 0;
+  friend bool operator==(const Announcement&, const Announcement&) = default;
 };
 static_assert(sizeof(Announcement) == 16 && std::is_trivially_copyable_v<Announcement>);
 
@@ -76,6 +77,7 @@ struct PredictedChunk {
   uint32_t chunk = 0;
   uint32_t window_kib = 0;  // the limit of PredictedWindow
   uint64_t partition_hash = 0;
+  friend bool operator==(const PredictedChunk&, const PredictedChunk&) = default;
 };
 static_assert(sizeof(PredictedChunk) == 24 && std::is_trivially_copyable_v<PredictedChunk>);
 

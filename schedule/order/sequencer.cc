@@ -30,15 +30,15 @@ Sequencer::Lead::Lead(int world, const Options& options, std::vector<double> hop
 Sequencer::Sequencer(const Membership& members, const Options& options, Matching matching,
                      std::vector<double> hop_shares)
     : members_(members),
-      options_(options),
       matching_(matching),
       lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options, std::move(hop_shares))
                               : nullptr),
       tree_(members, options.control_tree_from),
+      starts_(members.rank, options, matching, own_, outbox_),
       group_(static_cast<int>(tree_.GroupOf(members.rank).size())),
-      roll_(members.size, kPause * Seconds(options.timeout),
+      roll_(members.rank == 0 ? members.size : 1, kPause * Seconds(options.timeout),
             AnswerPatience(Seconds(options.timeout))),
-      starts_(members.rank, options, matching, own_, outbox_) {}
+      options_(options) {}
 
 void Sequencer::Begin(double now) {
   for (int peer = 1; lead_ != nullptr && peer < members_.size; ++peer) {
@@ -57,18 +57,27 @@ void Sequencer::OnPong(int peer, double now) {
   lead_->predicts = lead_->probe.latency_s() > Seconds(options_.far);
 }
 
-void Sequencer::OnSubmit(const Report& report, double now, std::shared_ptr<void> host) {
-  OwnTensor& own = own_.Insert(report.id());
-  own = {
-      .report = report, .submitted = now, .reported = report.direct == 0, .host = std::move(host)};
-  uint64_t* const calls = calls_.Find(report.key);
-  (calls != nullptr ? *calls : calls_.Insert(report.key)) = report.call + 1;
-  if (own.reported) SendReport(FrameType::kReport, report, now);
+void Sequencer::OnSubmit(std::shared_ptr<const Report> submitted, double now,
+                         std::shared_ptr<void> host) {
+  const Report& report = *submitted;
+  const bool reported = report.direct == 0;
+  own_.Insert(report.id()) = {.report = std::move(submitted),
+                              .reported = reported,
+                              .host = std::move(host),
+                              .submitted = now};
+  if (lead_ != nullptr) {
+    uint64_t* const calls = lead_->calls.Find(report.key);
+    (calls != nullptr ? *calls : lead_->calls.Insert(report.key)) = report.call + 1;
+  }
+  if (reported) SendReport(FrameType::kReport, report, now);
   starts_.Start(now);
 }
 
 void Sequencer::Forget(uint64_t id) {
-  if (OwnTensor* const own = own_.Find(id); own != nullptr) own->host.reset();
+  OwnTensor* const own = own_.Find(id);
+  if (own == nullptr) return;
+  own->report.reset();
+  own->host.reset();
   own_.Erase(id);
 }
 
@@ -91,7 +100,7 @@ void Sequencer::OnGroupReport(int rank, const Report& report) {
 void Sequencer::ReportAnew() {
   if (tree_.HeadOf(members_.rank) == 0) return;
   for (auto& [id, own] : own_) {
-    if (own.report.direct == 0) outbox_.Send(0, FrameType::kReport).report = own.report;
+    if (own.report->direct == 0) outbox_.Send(0, FrameType::kReport).report = *own.report;
   }
 }
 
@@ -120,7 +129,7 @@ void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
       if (lead_ != nullptr) CallRoll(now);
       break;
     case FrameType::kPong:
-      roll_.OnAnswer(from);
+      if (lead_ != nullptr || from == 0) roll_.OnAnswer(from);
       if (lead_ != nullptr) OnPong(from, now);
       break;
     case FrameType::kFail:
@@ -134,7 +143,7 @@ void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
 // A direct or predicted tensor needs no report to finish, so a late one may come when rank 0 is
 // done with it.
 bool Sequencer::FinishedHere(const Report& report) const {
-  const uint64_t* const calls = calls_.Find(report.key);
+  const uint64_t* const calls = lead_->calls.Find(report.key);
   return calls != nullptr && report.call < *calls && own_.Find(report.id()) == nullptr;
 }
 
@@ -239,7 +248,7 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   starts_.OnDone(chunk);
   if (lead_ != nullptr) {
     const OwnTensor* const own = own_.Find(chunk.id);
-    const size_t bytes = own == nullptr ? 0 : ChunkBytes(own->report);
+    const size_t bytes = own == nullptr ? 0 : ChunkBytes(*own->report);
     lead_->prediction.OnChunkDone(chunk.started_s, now, bytes);
     // The last rank's report may be slower than its bytes.
     if (last) lead_->prediction.OnReady(chunk.id, now);
@@ -285,14 +294,14 @@ void Sequencer::FindOverdue(double now) {
     if (!own.overdue && now >= own.submitted + timeout) {
       own.overdue = own.reported = true;
       own.overdue_since = now;
-      SendReport(FrameType::kOverdue, own.report, now);
+      SendReport(FrameType::kOverdue, *own.report, now);
     } else if (!own.reported && now >= own.submitted + kLate_s) {
       own.reported = true;
-      SendReport(FrameType::kReport, own.report, now);
+      SendReport(FrameType::kReport, *own.report, now);
     }
     if (own.overdue && (roll_.IsSilent(0, now) || now >= own.overdue_since + kGrace_s)) {
       const absl::Status reason = absl::DeadlineExceededError(absl::StrCat(
-          "tensor '", own.report.name, "' passed its deadline on rank ", members_.rank,
+          "tensor '", own.report->name, "' passed its deadline on rank ", members_.rank,
           ", and rank 0, which orders the chunks, did not answer; look whether it is stopped or ",
           "its link is down"));
       Fail(reason, roll_.IsSilent(0, now) ? 1 : 0);

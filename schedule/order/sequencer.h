@@ -48,9 +48,11 @@ class Sequencer {
   void Begin(double now);
   bool measured() const { return lead_ == nullptr || lead_->probe.complete(); }
 
-  // This rank has submitted a tensor. A direct one is reported only when it is late. `host` is
-  // whatever the host wants back with each chunk that starts; it is kept until the tensor is done.
-  void OnSubmit(const Report& report, double now, std::shared_ptr<void> host = nullptr);
+  // This rank has submitted a tensor. A direct one is reported only when it is late. The sequencer
+  // keeps `report`, which nobody changes meanwhile, and `host`, until the tensor is done; `host` is
+  // whatever the host wants back with each chunk that starts.
+  void OnSubmit(std::shared_ptr<const Report> report, double now,
+                std::shared_ptr<void> host = nullptr);
   // A report, announcement, prediction, ping or pong has come.
   void OnMessage(int from, const OrderMessage& message, double now);
   // A chunk is done here. `last`: so is its tensor.
@@ -76,6 +78,7 @@ class Sequencer {
     Leader leader;
     Prediction prediction;
     LatencyProbe probe;
+    RecycledMap<uint64_t> calls;  // submitted here, by key
     bool predicts;
     std::vector<std::pair<uint64_t, double>> overdue;  // ids, since when
   };
@@ -100,17 +103,16 @@ class Sequencer {
   void Fail(absl::Status reason, int silent = 0) { outbox_.Fail(std::move(reason), silent); }
 
   const Membership members_;
-  const Options options_;
   const Matching matching_;
   const std::unique_ptr<Lead> lead_;  // rank 0
   const ControlTree tree_;
-  GroupReports group_;  // of a head
-  RollCall roll_;       // of everybody on rank 0, of rank 0 elsewhere
   OwnTensors own_;
-  RecycledMap<uint64_t> calls_;  // submitted here, by key
-  std::vector<Announcement> announcing_;
   Outbox outbox_;
   StartQueue starts_;
+  GroupReports group_;  // of a head
+  RollCall roll_;       // of everybody on rank 0, of rank 0 elsewhere
+  const Options options_;
+  std::vector<Announcement> announcing_;
 };
 
 }  // namespace thinwire

@@ -20,7 +20,7 @@ void StartQueue::Append(const std::vector<Announcement>& announcements) {
   // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.
   const bool alone = lanes_ == 1;
   for (const Announcement& a : announcements) {
-    ordered_.Push({{.id = a.id, .chunk = a.chunk, .drain = alone || a.drain != 0}});
+    ordered_.Push({.id = a.id, .chunk = a.chunk, .drain = alone || a.drain != 0});
   }
 }
 
@@ -29,8 +29,10 @@ void StartQueue::Append(const std::vector<PredictedChunk>& chunks) {
     if (matching_ == Matching::kByTag) {
       predicted_.Append(chunk);
     } else {
-      ordered_.Push(
-          {{.id = chunk.id, .chunk = chunk.chunk, .predicted = true}, chunk.partition_hash});
+      ordered_.Push({.id = chunk.id,
+                     .partition_hash = chunk.partition_hash,
+                     .chunk = chunk.chunk,
+                     .predicted = true});
     }
   }
   if (matching_ == Matching::kByTag) {
@@ -46,13 +48,16 @@ void StartQueue::Start(double now) {
 void StartQueue::StartOrdered(double now) {
   while (!ordered_.empty() && running_ < lanes_) {
     const Ordered& next = ordered_.front();
-    OwnTensor* const own = own_.Find(next.start.id);
+    OwnTensor* const own = own_.Find(next.id);
     if (own == nullptr) return;  // predicted, and not submitted here yet
-    if (!AsPredicted(own->report, next.partition_hash) || !IsLeft(next.start.chunk, own)) return;
-    StartChunk start = ordered_.Pop().start;
-    start.started_s = now;
-    start.host = own->host;
-    outbox_.Start(std::move(start));
+    if (!AsPredicted(*own->report, next.partition_hash) || !IsLeft(next.chunk, own)) return;
+    outbox_.Start({.id = next.id,
+                   .chunk = next.chunk,
+                   .drain = next.drain,
+                   .predicted = next.predicted,
+                   .started_s = now,
+                   .host = own->host});
+    ordered_.Pop();
     ++running_;
   }
 }
@@ -60,7 +65,7 @@ void StartQueue::StartOrdered(double now) {
 void StartQueue::StartPredicted(double now) {
   const auto submitted = [this](uint64_t id) -> const Report* {
     const OwnTensor* const own = own_.Find(id);
-    return own == nullptr ? nullptr : &own->report;
+    return own == nullptr ? nullptr : own->report.get();
   };
   while (const auto next = predicted_.Next(submitted)) {
     const PredictedChunk& chunk = next->chunk;
@@ -70,7 +75,7 @@ void StartQueue::StartPredicted(double now) {
                                                              " of a tensor that rank ", rank_,
                                                              " has finished", kSameVersion)));
     }
-    if (!AsPredicted(own->report, chunk.partition_hash) || !IsLeft(chunk.chunk, own)) return;
+    if (!AsPredicted(*own->report, chunk.partition_hash) || !IsLeft(chunk.chunk, own)) return;
     outbox_.Start({.id = chunk.id,
                    .chunk = chunk.chunk,
                    .predicted = true,
@@ -93,7 +98,7 @@ bool StartQueue::AsPredicted(const Report& report, uint64_t partition_hash) {
 
 // True if a chunk that rank 0 says to start can be one of the tensor's that has not started.
 bool StartQueue::IsLeft(uint32_t chunk, OwnTensor* own) {
-  const Report& report = own->report;
+  const Report& report = *own->report;
   if (chunk < report.chunks && own->started < report.chunks) {
     ++own->started;
     return true;
@@ -122,7 +127,7 @@ std::string StartQueue::Describe() const {
   const OwnTensor* const own = own_.Find(oldest->id);
   absl::StrAppend(&text, "the oldest predicted chunk is ", oldest->chunk, " of ",
                   own == nullptr ? "a tensor that this rank has not submitted"
-                                 : absl::StrCat("'", own->report.name, "'"),
+                                 : absl::StrCat("'", own->report->name, "'"),
                   "\n");
   return text;
 }

@@ -21,15 +21,16 @@
 
 namespace thinwire {
 
-// A tensor that this rank has submitted and not finished.
+// A tensor that this rank has submitted and not finished. The simulator has one for each of
+// thousands of ranks, so it is small, and what an order of chunks needs of it comes first.
 struct OwnTensor {
-  Report report;
-  double submitted = 0.0;  // seconds of the sequencer's clock
-  double overdue_since = 0.0;
+  std::shared_ptr<const Report> report;
   uint32_t started = 0;  // chunks
   bool reported = false;
   bool overdue = false;
   std::shared_ptr<void> host;  // for StartChunk::host
+  double submitted = 0.0;      // seconds of the sequencer's clock
+  double overdue_since = 0.0;
 };
 
 using OwnTensors = RecycledMap<OwnTensor>;  // by id
@@ -50,8 +51,11 @@ class StartQueue {
 
  private:
   struct Ordered {
-    StartChunk start;
+    uint64_t id = 0;              // of the chunk's tensor
     uint64_t partition_hash = 0;  // of a predicted chunk
+    uint32_t chunk = 0;
+    bool drain = true;
+    bool predicted = false;
   };
 
   void StartOrdered(double now);

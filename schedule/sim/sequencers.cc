@@ -13,6 +13,14 @@ Options OptionsOf(const Setting& setting) {
   return options;
 }
 
+uint64_t KeyOf(uint32_t unit) { return HashCombine(unit + 1, 0); }
+
+// True if both give the same order of chunks.
+bool SameOrder(const OrderMessage& a, const OrderMessage& b) {
+  return a.type == b.type && (a.type == FrameType::kAnnounce || a.type == FrameType::kPredict) &&
+         a.announcements == b.announcements && a.predicted == b.predicted;
+}
+
 }  // namespace
 
 Sequencers::Sequencers(const Setting& setting, const Wire& wire, Events& events, Lanes& lanes)
@@ -25,9 +33,22 @@ Sequencers::Sequencers(const Setting& setting, const Wire& wire, Events& events,
   }
 }
 
+// All sequencers write into one outbox, in turn: of thousands each would have to be fetched from
+// memory.
+template <typename Event>
+void Sequencers::Handle(int rank, Event event) {
+  Outbox outbox;
+  std::swap(outbox, outbox_);
+  std::swap(outbox, ranks_[rank]->outbox());
+  event(*ranks_[rank]);
+  std::swap(outbox, ranks_[rank]->outbox());
+  CarryOut(rank, outbox);
+  outbox.Clear();
+  std::swap(outbox, outbox_);
+}
+
 void Sequencers::Begin() {
-  ranks_[0]->Begin(events_.now());
-  CarryOut(0);
+  Handle(0, [this](Sequencer& s) { s.Begin(events_.now()); });
   while (!ranks_[0]->measured() && events_.Next()) {
   }
   control_frames_ = 0;
@@ -35,7 +56,7 @@ void Sequencers::Begin() {
 
 Report Sequencers::ReportOf(uint32_t unit, int step) const {
   Report report;
-  report.key = HashCombine(unit + 1, 0);
+  report.key = KeyOf(unit);
   report.call = step;
   report.numel = wire_.numel(unit);
   report.priority = static_cast<int32_t>(unit);
@@ -45,50 +66,45 @@ Report Sequencers::ReportOf(uint32_t unit, int step) const {
 }
 
 void Sequencers::OnReady(int rank, uint32_t unit, int step) {
-  const Report report = ReportOf(unit, step);
-  Tensor& tensor = tensors_[report.id()];
-  if (tensor.chunks_left == 0) {
-    tensor = {unit, step, report.chunks, std::vector<int>(report.chunks),
-              std::vector<StartChunk>(report.chunks)};
+  Tensor& tensor = tensors_[HashCombine(KeyOf(unit), step)];
+  if (tensor.report == nullptr) {
+    const auto report = std::make_shared<const Report>(ReportOf(unit, step));
+    tensor = {report,
+              unit,
+              step,
+              report->chunks,
+              std::vector<int>(report->chunks),
+              std::vector<StartChunk>(report->chunks)};
   }
-  ranks_[rank]->OnSubmit(report, events_.now());
-  CarryOut(rank);
+  Handle(rank, [&](Sequencer& s) { s.OnSubmit(tensor.report, events_.now()); });
 }
 
 void Sequencers::EndStep(int rank) {
-  ranks_[rank]->EndStep(events_.now());
-  CarryOut(rank);
+  Handle(rank, [this](Sequencer& s) { s.EndStep(events_.now()); });
 }
 
 void Sequencers::OnDone(const ChunkId& id) {
-  const uint64_t tensor_id = ReportOf(id.unit, id.step).id();
+  const uint64_t tensor_id = HashCombine(KeyOf(id.unit), id.step);
   Tensor& tensor = tensors_.at(tensor_id);
   const StartChunk start = tensor.starts[id.chunk];
   const bool last = --tensor.chunks_left == 0;
   if (last) tensors_.erase(tensor_id);
   for (int r = 0; r < setting_.ranks; ++r) {
-    ranks_[r]->OnChunkDone(start, last, events_.now());
-    CarryOut(r);
+    Handle(r, [&](Sequencer& s) { s.OnChunkDone(start, last, events_.now()); });
   }
 }
 
-void Sequencers::CarryOut(int rank) {
-  if (ranks_[rank]->outbox().empty()) return;
-  Outbox outbox;
-  std::swap(outbox, spare_);
-  std::swap(outbox, ranks_[rank]->outbox());
+void Sequencers::CarryOut(int rank, const Outbox& outbox) {
+  Sent* sent = nullptr;
   for (const Action& action : outbox.actions()) {
-    switch (action.kind) {
-      case Action::Kind::kStart: Start(action.start); break;
-      case Action::Kind::kSend: Send(rank, action); break;
-      case Action::Kind::kPredicted: break;
-      case Action::Kind::kFail:
-        if (status_.ok()) status_ = action.reason;
-        break;
+    if (action.kind == Action::Kind::kSend) {
+      sent = Send(rank, action, sent);
+      continue;
     }
+    sent = nullptr;
+    if (action.kind == Action::Kind::kStart) Start(action.start);
+    if (action.kind == Action::Kind::kFail && status_.ok()) status_ = action.reason;
   }
-  outbox.Clear();
-  std::swap(outbox, spare_);
 }
 
 // All ranks' positions of a chunk are alike, since they hear the same predictions.
@@ -100,7 +116,8 @@ void Sequencers::Start(const StartChunk& start) {
   }
 }
 
-void Sequencers::Send(int from, const Action& action) {
+// `before`: what the rank has sent just before; null: nothing. Returns the message.
+Sequencers::Sent* Sequencers::Send(int from, const Action& action, Sent* before) {
   auto frames = static_cast<double>(FramesOf(action.message));
   if (action.to == kEveryone) frames *= setting_.ranks - 1;
   // Frames are many at rank 0, or at the head of a group, which is the lower number of the two.
@@ -109,6 +126,11 @@ void Sequencers::Send(int from, const Action& action) {
   const double handled = busy == 0 || setting_.cores > 0
                              ? lanes_.HandleFrames(frames)
                              : heads_[busy].Take(events_.now(), frames * setting_.message_s / 2);
+  const double due = handled + setting_.latency_s;
+  if (before != nullptr && before->due == due && SameOrder(before->message, action.message)) {
+    before->to.push_back(action.to);
+    return before;
+  }
   if (spare_sent_.empty()) {
     sent_.push_back(std::make_unique<Sent>());
     spare_sent_.push_back(sent_.back().get());
@@ -116,20 +138,29 @@ void Sequencers::Send(int from, const Action& action) {
   Sent* const sent = spare_sent_.back();
   spare_sent_.pop_back();
   sent->from = from;
-  sent->to = action.to;
+  sent->to.assign(1, action.to);
+  sent->due = due;
   sent->message = action.message;
-  events_.At(handled + setting_.latency_s, [this, sent] {
-    for (int r = 0; sent->to == kEveryone && r < setting_.ranks; ++r) {
-      if (r != sent->from) Deliver(*sent, r);
-    }
-    if (sent->to != kEveryone) Deliver(*sent, sent->to);
+  events_.At(due, [this, sent] {
+    Deliver(*sent);
     spare_sent_.push_back(sent);
   });
+  return sent;
 }
 
-void Sequencers::Deliver(const Sent& sent, int to) {
-  ranks_[to]->OnMessage(sent.from, sent.message, events_.now());
-  CarryOut(to);
+void Sequencers::Deliver(const Sent& sent) {
+  const auto deliver = [&](int to) {
+    Handle(to, [&](Sequencer& s) { s.OnMessage(sent.from, sent.message, events_.now()); });
+  };
+  for (const int to : sent.to) {
+    if (to != kEveryone) {
+      deliver(to);
+      continue;
+    }
+    for (int r = 0; r < setting_.ranks; ++r) {
+      if (r != sent.from) deliver(r);
+    }
+  }
 }
 
 }  // namespace thinwire::sim

@@ -37,6 +37,7 @@ class Sequencers {
  private:
   // A tensor: a unit in a step.
   struct Tensor {
+    std::shared_ptr<const Report> report;  // the same for all ranks
     uint32_t unit = 0;
     int step = 0;
     uint32_t chunks_left = 0;
@@ -44,17 +45,21 @@ class Sequencers {
     std::vector<StartChunk> starts;
   };
 
-  // A message on its way.
+  // A message on its way: to one rank, or an order of chunks to several that hear it at once.
   struct Sent {
-    int from = 0, to = 0;
+    int from = 0;
+    std::vector<int> to;
+    double due = 0.0;
     OrderMessage message;
   };
 
   Report ReportOf(uint32_t unit, int step) const;
-  void CarryOut(int rank);
+  template <typename Event>
+  void Handle(int rank, Event event);
+  void CarryOut(int rank, const Outbox& outbox);
   void Start(const StartChunk& start);
-  void Send(int from, const Action& action);
-  void Deliver(const Sent& sent, int to);
+  Sent* Send(int from, const Action& action, Sent* before);
+  void Deliver(const Sent& sent);
 
   const Setting& setting_;
   const Wire& wire_;
@@ -66,7 +71,7 @@ class Sequencers {
   double control_frames_ = 0;
   absl::Status status_;
   // Memory that is used again.
-  Outbox spare_;
+  Outbox outbox_;  // all ranks', in turn
   std::vector<std::unique_ptr<Sent>> sent_;
   std::vector<Sent*> spare_sent_;
 };

@@ -102,7 +102,7 @@ void OneRank(Input& input, int rank) {
       Report report = ReportFrom(input);
       report.call = calls[report.key]++;
       own[report.id()] = {report.chunks, report.chunks};
-      sequencer.OnSubmit(report, now);
+      sequencer.OnSubmit(std::make_shared<const Report>(report), now);
     } else if (what == 1 && !started.empty()) {
       const StartChunk chunk = started.back();
       started.pop_back();

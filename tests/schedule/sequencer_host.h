@@ -48,7 +48,7 @@ class Host {
 
   void Submit(int rank, const Report& report) {
     ranks_[rank]->chunks_left[report.id()] = report.chunks;
-    ranks_[rank]->sequencer.OnSubmit(report, now_);
+    ranks_[rank]->sequencer.OnSubmit(std::make_shared<const Report>(report), now_);
     CarryOut(rank);
   }
   void EndStep(int rank) {
