@@ -37,7 +37,7 @@ struct ChunkJob {
   float* residual = nullptr;
   Momentum momentum;              // dense: the global one, equal on all ranks; topk: the local one
   UndoLog* undo = nullptr;        // where what is kept goes before it is changed; null: nowhere
-  std::span<const Range> absent;  // of the bucket in the partition's order: absence.h
+  std::span<const Range> absent;  // of the bucket in the partition's order: operands.h
   float scale = 1.0f;             // 1/n for the mean, 1 for the sum; else 1/divisor
   // A float of this chunk, kept from step to step; zero at first and when residuals have come from
   // elsewhere. topk: last step's threshold; nodes: whether other columns' residuals are zero.
