@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "schedule/engine/failure.h"
+#include "schedule/engine/ending.h"
 #include "transport/staged/staged.h"
 
 namespace thinwire {

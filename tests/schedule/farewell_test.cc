@@ -1,5 +1,5 @@
 // When a rank may leave: not before its peers need it no more, and not long after.
-#include "schedule/engine/farewell.h"
+#include "schedule/engine/ending.h"
 
 #include <algorithm>
 #include <atomic>
