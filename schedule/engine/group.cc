@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/direct.h"
 #include "schedule/engine/checks.h"
+#include "schedule/engine/executor.h"
 #include "schedule/engine/issuer_executor.h"
-#include "schedule/engine/thread_executor.h"
 
 namespace thinwire {
 namespace {
