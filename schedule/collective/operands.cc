@@ -1,32 +1,9 @@
 #include "schedule/collective/operands.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace thinwire {
-
-void Absence::Add(std::span<const Range> ranges, std::span<float> kept, Scratch& scratch) {
-  for (const Range& range : ranges) {
-    const size_t count = range.end - range.begin;
-    held_.push_back({kept.subspan(range.begin, count), scratch.TakeOf<float>(count)});
-  }
-}
-
-// Every backend has sums: -1 * kept + aside is 0, and 1 * kept + aside is what it was.
-void Absence::SetAside(const Arithmetic& arithmetic) {
-  aside_ = true;
-  for (const Held& held : held_) {
-    arithmetic.Copy(held.aside.data(), held.kept.data(), held.kept.size_bytes());
-    arithmetic.Accumulate({held.aside.data(), held.aside.size()}, -1.0f, held.kept, held.kept);
-  }
-}
-
-void Absence::Restore(const Arithmetic& arithmetic) {
-  if (!aside_) return;
-  aside_ = false;
-  for (const Held& held : held_) {
-    arithmetic.Accumulate({held.aside.data(), held.aside.size()}, 1.0f, held.kept, held.kept);
-  }
-}
 
 std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range without) {
   std::vector<Range> parts;
@@ -75,11 +52,34 @@ void Operands::FindAbsent() {
   const Range second = chunk.algorithm->SecondHop(chunk, bench_.members.rank);
   const std::vector<Range> ranges = Overlap(job_.absent, chunk.elements, second);
   const auto add = [&](float* kept) {
-    absence_.Add(ranges, {kept + chunk.elements.begin, numel_}, bench_.scratch);
+    for (const Range& range : ranges) {
+      const size_t count = range.end - range.begin;
+      absent_.push_back({{kept + chunk.elements.begin + range.begin, count},
+                         bench_.scratch.TakeOf<float>(count)});
+    }
   };
   if (job_.residual != nullptr) add(job_.residual);
   float* const velocity = job_.momentum.velocity;
   if (velocity != nullptr && !adds_momentum()) add(velocity);
+}
+
+// Every backend has sums: -1 * kept + aside is 0, and 1 * kept + aside is what it was.
+void Operands::SetAbsentAside() {
+  const Arithmetic& arithmetic = bench_.backend;
+  is_aside_ = true;
+  for (const Absent& absent : absent_) {
+    arithmetic.Copy(absent.aside.data(), absent.kept.data(), absent.kept.size_bytes());
+    arithmetic.Accumulate({absent.aside.data(), absent.aside.size()}, -1.0f, absent.kept,
+                          absent.kept);
+  }
+}
+
+void Operands::RestoreAbsent() {
+  if (!std::exchange(is_aside_, false)) return;
+  for (const Absent& absent : absent_) {
+    bench_.backend.Accumulate({absent.aside.data(), absent.aside.size()}, 1.0f, absent.kept,
+                              absent.kept);
+  }
 }
 
 template <typename Visit>
@@ -105,7 +105,7 @@ void Operands::Load(Range needed) {
     backend.Accumulate(piece, momentum_.beta, {momentum_.velocity + at, piece.numel},
                        with_momentum_.subspan(at, piece.numel));
   });
-  absence_.SetAside(backend);
+  SetAbsentAside();
 }
 
 EncodeArgs Operands::Encoding(Range elements) const {
@@ -133,7 +133,7 @@ void Operands::EndMomentum(TensorView m, TensorView output, size_t offset) {
 
 void Operands::Store() {
   const Backend& backend = bench_.backend;
-  absence_.Restore(backend);
+  RestoreAbsent();
   ForEachPiece(job_.output, [&](TensorView piece, size_t at) {
     if (adds_momentum()) EndMomentum(output_.Slice(at, piece.numel), piece, at);
     if (copies_) backend.Copy(piece.data, output_.Slice(at, 0).data, piece.bytes());

@@ -15,29 +15,6 @@
 
 namespace thinwire {
 
-// Parameters that this rank has no gradient for in this step. They count as zeros, and their
-// residuals wait for a step that has a gradient: sent now they would be lost where nobody uses the
-// mean, as for a parameter that no rank has a gradient for.
-//
-// The codec sees nothing of the residuals of one chunk's absent ranges, and its own loss (onebit
-// has no zero) is added to them afterwards, so that the bookkeeping stays exact.
-class Absence {
- public:
-  // `ranges` of `kept` (a float an element) take no part.
-  void Add(std::span<const Range> ranges, std::span<float> kept, Scratch& scratch);
-
-  void SetAside(const Arithmetic& arithmetic);  // before the encoding
-  // Undoes SetAside; without one, or a second time, it does nothing.
-  void Restore(const Arithmetic& arithmetic);
-
- private:
-  struct Held {
-    std::span<float> kept, aside;
-  };
-  std::vector<Held> held_;
-  bool aside_ = false;
-};
-
 // The parts of `ranges` that lie in `within`, and not in `without`; counted from within.begin.
 std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range without);
 
@@ -46,11 +23,17 @@ std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range wi
 // mean is the new m, and what the optimizer applies. Tang et al., "1-bit Adam", arXiv 2102.02888,
 // section 4, algorithm 1. Nesterov as torch.optim.SGD. Where the new m is not finite, because a
 // rank's gradient was not, the last one stays. All ranks decode the same m, so all decide alike.
+//
+// Parameters that this rank has no gradient for in this step count as zeros, and their residuals
+// wait for a step that has a gradient: sent now they would be lost where nobody uses the mean, as
+// for a parameter that no rank has a gradient for. The codec sees nothing of these residuals, and
+// its own loss (onebit has no zero) is added to them afterwards, so that the bookkeeping stays
+// exact.
 class Operands {
  public:
   // `job` and the bench outlive it.
   Operands(const ChunkJob& job, const Bench& bench);
-  ~Operands() { absence_.Restore(bench_.backend); }
+  ~Operands() { RestoreAbsent(); }
   Operands(const Operands&) = delete;
   Operands& operator=(const Operands&) = delete;
 
@@ -74,6 +57,9 @@ class Operands {
   template <typename Visit>
   void ForEachPiece(const TensorView& bucket, Visit visit);
   void FindAbsent();
+  void SetAbsentAside();  // before the encoding
+  // Undoes SetAbsentAside; without one, or a second time, it does nothing.
+  void RestoreAbsent();
   void EndMomentum(TensorView m, TensorView output, size_t offset);
   // One piece of the bucket needs no copy.
   bool is_whole() const { return job_.chunk->pieces.size() == 1; }
@@ -88,7 +74,11 @@ class Operands {
   bool copies_ = false;
   Momentum momentum_;  // of this chunk; its velocity holds the last m until Store. Null: none
   std::span<float> with_momentum_;  // m_own, and where the chunk may leave the new m
-  Absence absence_;
+  struct Absent {
+    std::span<float> kept, aside;
+  };
+  std::vector<Absent> absent_;  // ranges of what is kept, which take no part
+  bool is_aside_ = false;
 };
 
 }  // namespace thinwire

@@ -16,11 +16,11 @@ ChunkTask::ChunkTask(StartChunk start, Lane& lane, int row, const Options& optio
       clock_(records, use_.label, start_.chunk, row, use_.submitted),
       job_(use_.JobOf(start_.chunk, options)),
       space_(EnterLane()) {
-  run_ = job_.chunk->algorithm->Begin(job_, space_.workspace->bench(lane_.members()));
+  run_ = job_.chunk->algorithm->Begin(job_, space_->bench(lane_.members()));
   Expect(run_->first());
 }
 
-Workspaces::Lent ChunkTask::EnterLane() {
+std::unique_ptr<Workspace> ChunkTask::EnterLane() {
   records_.Event(FlightEvent::kStarted, use_.label, start_.chunk, 0, start_.predicted ? 1 : 0);
   clock_.End(Stage::kQueue);
   return lane_.Enter(use_.order, use_.bucket->chunk_memory());

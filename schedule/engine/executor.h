@@ -72,7 +72,7 @@ class ChunkTask {
   const StartChunk& start() const { return start_; }
 
  private:
-  Workspaces::Lent EnterLane();
+  std::unique_ptr<Workspace> EnterLane();
   void Expect(const Reception& reception);
 
   const StartChunk start_;
@@ -82,7 +82,7 @@ class ChunkTask {
   Records& records_;
   StageClock clock_;
   const ChunkJob job_;
-  Workspaces::Lent space_;
+  std::unique_ptr<Workspace> space_;
   std::unique_ptr<ChunkRun> run_;
   const Hop* hop_ = nullptr;  // under way
   // The exchange of the coming hop, be it the first or a later one, if the plane receives ahead.

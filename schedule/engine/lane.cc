@@ -111,41 +111,46 @@ absl::Status Workspaces::ReserveFrom(int first, int lanes, std::span<const OnLan
   return absl::OkStatus();
 }
 
-Workspaces::Lent Workspaces::Take(const ChunkMemory& size, DeviceStream* stream) {
+std::unique_ptr<Workspace> Workspaces::Take(const ChunkMemory& size, DeviceStream* stream) {
   if (stream != nullptr) return TakeOnDevice(size, *stream);
   {
     const absl::MutexLock lock(&mu_);
     if (!of_host_.empty()) {
-      Lent lent{std::move(of_host_.back()), {}};
+      std::unique_ptr<Workspace> spare = std::move(of_host_.back());
       of_host_.pop_back();
-      return lent;
+      return spare;
     }
   }
-  return {std::make_unique<Workspace>(), {}};
+  return std::make_unique<Workspace>();
 }
 
-Workspaces::Lent Workspaces::TakeOnDevice(const ChunkMemory& size, DeviceStream& stream) {
+std::unique_ptr<Workspace> Workspaces::TakeOnDevice(const ChunkMemory& size, DeviceStream& stream) {
   Slab slab;
   SlabPool& pool = PoolFor(size);
   if (size.on_device() > 0) {
     absl::StatusOr<Slab> taken = pool.Take(size.on_device());
-    if (!taken.ok()) return {std::make_unique<Workspace>(taken.status(), stream), {}};
+    if (!taken.ok()) return std::make_unique<Workspace>(taken.status(), stream);
     slab = *std::move(taken);
   }
   stream.WaitFor(slab.used);
   const MutableBytes memory(slab.memory.get(), size.on_device());
-  return {std::make_unique<Workspace>(memory, size, stream), std::move(slab), &pool};
+  auto space = std::make_unique<Workspace>(memory, size, stream);
+  space->slab_ = std::move(slab);
+  space->pool_ = &pool;
+  return space;
 }
 
-void Workspaces::Give(Lent lent, std::shared_ptr<DeviceEvent> used) {
+void Workspaces::Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used) {
   if (pools_.has_value()) {
-    lent.workspace.reset();
-    lent.slab.used = std::move(used);
-    if (lent.pool != nullptr) lent.pool->Give(std::move(lent.slab));
+    Slab slab = std::move(lent->slab_);
+    SlabPool* const pool = lent->pool_;
+    lent.reset();
+    slab.used = std::move(used);
+    if (pool != nullptr) pool->Give(std::move(slab));
     return;
   }
   const absl::MutexLock lock(&mu_);
-  of_host_.push_back(std::move(lent.workspace));
+  of_host_.push_back(std::move(lent));
 }
 
 absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
@@ -165,14 +170,15 @@ absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
   return lane;
 }
 
-Workspaces::Lent Lane::Enter(const DeviceOrder& order, const ChunkMemory& size) {
+std::unique_ptr<Workspace> Lane::Enter(const DeviceOrder& order, const ChunkMemory& size) {
   if (stream_ == nullptr) return spaces_.Take(size, nullptr);
   stream_->WaitFor(order.ready);
   order.fence->HoldBack(*stream_);
   return spaces_.Take(size, stream_.get());
 }
 
-absl::Status Lane::Leave(const DeviceOrder& order, Workspaces::Lent lent, absl::Status status) {
+absl::Status Lane::Leave(const DeviceOrder& order, std::unique_ptr<Workspace> lent,
+                         absl::Status status) {
   std::shared_ptr<DeviceEvent> end;
   if (stream_ != nullptr) {
     end = stream_->Record();

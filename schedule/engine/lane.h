@@ -1,4 +1,4 @@
-// What chunks are run with, which is all of the host, or all of one device:
+// The means that chunks are run with, which are all of the host, or all of one device:
 //
 //   ChunkMemory   how much memory a chunk takes besides its tensors, in bytes
 //   Workspace     one chunk's: scratch, and on a device codecs with a room of their own
@@ -61,8 +61,12 @@ class Workspace {
   }
 
  private:
+  friend class Workspaces;
+
   const std::unique_ptr<Backend> codecs_;  // null: the host's
   Scratch scratch_;
+  Slab slab_;                 // the memory on a device, if Workspaces took it
+  SlabPool* pool_ = nullptr;  // of the slab
 };
 
 // Thread-safe.
@@ -82,14 +86,9 @@ class Workspaces {
   absl::Status SetLanes(int lanes);
 
   // One for work that is queued on the stream from here on; null: on the host.
-  struct Lent {
-    std::unique_ptr<Workspace> workspace;
-    Slab slab;                 // its memory on a device
-    SlabPool* pool = nullptr;  // of that
-  };
-  Lent Take(const ChunkMemory& size, DeviceStream* stream);
+  std::unique_ptr<Workspace> Take(const ChunkMemory& size, DeviceStream* stream);
   // `used`: the end of the work that was queued with it.
-  void Give(Lent lent, std::shared_ptr<DeviceEvent> used);
+  void Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used);
 
   SlabPool& pinned() { return pools_->pinned; }  // of a device only
 
@@ -108,7 +107,7 @@ class Workspaces {
 
   SlabPool& PoolFor(const ChunkMemory& size);
   absl::Status ReserveFrom(int first, int lanes, std::span<const OnLanes> reserved);
-  Lent TakeOnDevice(const ChunkMemory& size, DeviceStream& stream);
+  std::unique_ptr<Workspace> TakeOnDevice(const ChunkMemory& size, DeviceStream& stream);
 
   std::optional<Pools> pools_;
   absl::Mutex mu_;
@@ -134,8 +133,9 @@ class Lane {
   // Enter makes the stream wait for the caller's input and for earlier users of this memory, and of
   // the workspace that it returns; Leave records when this work ends, and gives that back. Leave
   // returns the status of it all: where that is bad, the device no longer touches the tensor.
-  Workspaces::Lent Enter(const DeviceOrder& order, const ChunkMemory& size);
-  absl::Status Leave(const DeviceOrder& order, Workspaces::Lent lent, absl::Status status);
+  std::unique_ptr<Workspace> Enter(const DeviceOrder& order, const ChunkMemory& size);
+  absl::Status Leave(const DeviceOrder& order, std::unique_ptr<Workspace> lent,
+                     absl::Status status);
 
  private:
   friend class Lanes;
