@@ -1,7 +1,5 @@
 // Small blocks over Gloo: many to a frame, in any order, before they are expected, and never past
 // the end of what expects them.
-#include "transport/gloo/gloo_links.h"
-
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -18,6 +16,7 @@
 #include "transport/checked/crc32c.h"
 #include "transport/gloo/gloo_exchange.h"
 #include "transport/gloo/gloo_frames.h"
+#include "transport/gloo/gloo_links.h"
 
 namespace thinwire {
 namespace {
