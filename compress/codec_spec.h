@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "compress/codec_id.h"
 #include "compress/codec_list.h"
+#include "compress/codec_traits.h"
 #include "compress/types.h"
 
 namespace thinwire {

@@ -6,9 +6,13 @@
 #include <cstdint>
 #include <string_view>
 
-#include "compress/codec_id.h"
-
 namespace thinwire {
+
+// A codec's place in compress/codec_list.h. Each codec names its own in its header; the numbers are
+// part of the handshake.
+enum class CodecId : uint8_t {};
+
+enum class Rounding : uint8_t { kNearest = 0, kStochastic = 1 };
 
 enum class CodecKind : uint8_t {
   kElements,  // each element for itself

@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "compress/float_memory.h"
-#include "compress/range.h"
+#include "compress/types.h"
 #include "compress/undo_log.h"
 
 namespace thinwire {

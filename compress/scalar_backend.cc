@@ -6,7 +6,7 @@
 #include "compress/backend.h"
 #include "compress/codec_info.h"
 #include "compress/elements.h"
-#include "compress/piece.h"
+#include "compress/shard_layout.h"
 
 namespace thinwire {
 namespace {

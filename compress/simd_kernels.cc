@@ -14,8 +14,6 @@
 
 // All are compiled per target, each behind an include guard of its own.
 #include "compress/simd_candidates-inl.h"
-#include "compress/simd_decode-inl.h"
-#include "compress/simd_half-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
 #include "compress/simd_reduce-inl.h"

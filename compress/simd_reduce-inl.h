@@ -11,8 +11,6 @@
 #include <hwy/highway.h>
 
 #include "compress/quantiser.h"
-#include "compress/simd_decode-inl.h"
-#include "compress/simd_half-inl.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"

@@ -9,7 +9,6 @@
 #include <hwy/highway.h>
 
 #include "compress/hadamard.h"
-#include "compress/simd_decode-inl.h"
 #include "compress/simd_quantise-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -40,6 +40,13 @@ struct TensorView {
   }
 };
 
+// Elements [begin, end) of a bucket.
+struct Range {
+  size_t begin = 0;
+  size_t end = 0;
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
 // A momentum that the exchange owns, in place of the optimizer: the engine's, or topk's local one.
 struct Momentum {
   float beta = 0.0f;

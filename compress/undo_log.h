@@ -15,7 +15,7 @@
 #include "compress/arithmetic.h"
 #include "compress/device.h"
 #include "compress/float_memory.h"
-#include "compress/range.h"
+#include "compress/types.h"
 
 namespace thinwire {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/codec_id.h"
+#include "compress/codec_traits.h"
 #include "compress/types.h"
 #include "kernels/tuning.h"
 

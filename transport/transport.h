@@ -11,7 +11,7 @@
 namespace thinwire {
 
 // How planes put blocks into messages. Ranks of different versions would never meet, so they are
-// told apart before they connect. 2: small blocks travel in parcels (gloo/gloo_peer.h).
+// told apart before they connect. 2: small blocks travel in parcels (gloo/gloo_links.h).
 inline constexpr int kFramingVersion = 2;
 
 // A movable value. The data plane is destroyed first: destroying the control plane is leaving the

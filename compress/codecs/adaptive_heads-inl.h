@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "compress/codecs/adaptive.h"
-#include "compress/piece.h"
+#include "compress/shard_layout.h"
 #include "compress/simd_quantise-inl.h"
 #include "compress/unaligned.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "compress/codec_info.h"
-#include "compress/piece.h"
+#include "compress/shard_layout.h"
 
 namespace thinwire::codecs {
 

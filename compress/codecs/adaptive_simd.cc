@@ -12,7 +12,7 @@
 #include <span>
 
 #include "compress/codecs/adaptive.h"
-#include "compress/piece.h"
+#include "compress/shard_layout.h"
 #include "compress/unaligned.h"
 
 // All are compiled per target, each behind an include guard of its own.

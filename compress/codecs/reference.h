@@ -11,8 +11,8 @@
 #include "compress/codec_info.h"
 #include "compress/codecs/onebit.h"
 #include "compress/half_float.h"
-#include "compress/piece.h"
 #include "compress/quantiser.h"
+#include "compress/shard_layout.h"
 #include "compress/unaligned.h"
 
 namespace thinwire::codecs {

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstring>
 
-#include "compress/piece.h"
+#include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
 #include "compress/stages.h"
 

@@ -16,7 +16,7 @@
 #include "compress/device.h"
 #include "integrations/nccl_shim/nccl_buffers.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/engine/chunk_memory.h"
+#include "schedule/engine/lane.h"
 #include "schedule/join/links.h"
 #include "transport/nccl/nccl_comm.h"
 

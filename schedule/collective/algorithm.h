@@ -8,23 +8,72 @@
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/backend.h"
+#include "compress/types.h"
 #include "compress/undo_log.h"
 #include "schedule/collective/partition.h"
-#include "schedule/collective/scratch.h"
+#include "schedule/hash.h"
 #include "schedule/options.h"
 #include "schedule/stats.h"
 #include "transport/membership.h"
 
 namespace thinwire {
+
+// Scratch memory of the host grows to the largest chunk seen and is then reused: blocks are kept in
+// the order in which they were requested, so the same requests again allocate nothing. On a device
+// it is memory of the caller. Not thread-safe.
+class Scratch {
+ public:
+  Scratch() = default;  // of the host
+  // Hands out that memory from its begin on, which is aligned to a cache line.
+  explicit Scratch(MutableBytes memory) : grows_(false), memory_(memory) {}
+  // There is none, for that reason.
+  explicit Scratch(absl::Status reason) : grows_(false), status_(std::move(reason)) {}
+
+  // Forgets what was handed out.
+  void Reset() { next_ = used_ = 0; }
+
+  // `bytes` of memory, aligned to a cache line, valid until Reset. Its content is whatever it was.
+  // Where there is none left the block is null: look at status() before using any.
+  MutableBytes Take(size_t bytes);
+
+  // `count` of them, which follow one another in one array where all stay aligned by that: planes
+  // that have a gather of their own need its blocks so.
+  std::vector<MutableBytes> TakeArray(size_t count, size_t bytes);
+
+  template <typename T>
+  std::span<T> TakeOf(size_t count) {
+    return {reinterpret_cast<T*>(Take(count * sizeof(T)).data()), count};
+  }
+
+  const absl::Status& status() const { return status_; }
+  // The bytes of the caller's memory that were handed out since Reset.
+  size_t used() const { return used_; }
+
+ private:
+  struct Block {
+    std::unique_ptr<uint8_t[]> memory;
+    size_t bytes = 0;
+  };
+  MutableBytes TakeOfMemory(size_t bytes);
+
+  const bool grows_ = true;
+  const MutableBytes memory_;  // the caller's
+  size_t used_ = 0;
+  absl::Status status_;
+  std::vector<Block> blocks_;
+  size_t next_ = 0;
+};
 
 // One use of a chunk.
 struct ChunkJob {
@@ -37,7 +86,7 @@ struct ChunkJob {
   float* residual = nullptr;
   Momentum momentum;              // dense: the global one, equal on all ranks; topk: the local one
   UndoLog* undo = nullptr;        // where what is kept goes before it is changed; null: nowhere
-  std::span<const Range> absent;  // of the bucket in the partition's order: absence.h
+  std::span<const Range> absent;  // of the bucket in the partition's order: operands.h
   float scale = 1.0f;             // 1/n for the mean, 1 for the sum; else 1/divisor
   // A float of this chunk, kept from step to step; zero at first and when residuals have come from
   // elsewhere. topk: last step's threshold; nodes: whether other columns' residuals are zero.
@@ -73,7 +122,8 @@ struct Hop {
 };
 
 // A chunk on its way. Dropped half-way, it leaves the chunk's residuals, and topk's momentum, as
-// those of a step half done. Not thread-safe.
+// those of a step half done. It keeps what all algorithms' runs share: phases with a hop after each
+// but the last, the tags of hops, and the undo log. An algorithm fills in Work. Not thread-safe.
 class ChunkRun {
  public:
   virtual ~ChunkRun() = default;
@@ -82,7 +132,42 @@ class ChunkRun {
   virtual Reception first() const { return {}; }
   // Works up to the next hop, which must be over before the next call; null: the chunk is done.
   // Fails where a device has no memory, or where a peer's bytes are malformed (FailedPrecondition).
-  virtual absl::StatusOr<const Hop*> Advance() = 0;
+  absl::StatusOr<const Hop*> Advance();
+
+ protected:
+  // The scratch begins anew.
+  ChunkRun(const ChunkJob& job, const Bench& bench);
+
+  // Phase 0, 1, and so on. A phase that a hop follows ends in Exchange; one that does not is the
+  // last.
+  virtual absl::Status Work(int phase) = 0;
+  // The ranges of job.residual and job.momentum.velocity that the run changes. They are saved
+  // before phase 0.
+  virtual std::span<const Range> Kept() const { return {&job_.chunk->elements, 1}; }
+
+  // The next hop: send[r] goes to rank r, and recv[r] comes from it. `next`: where the hop after it
+  // receives, if that may begin already.
+  void Exchange(Stage made_in, Stage stage, std::span<const Bytes> send,
+                std::span<const MutableBytes> recv, std::span<const MutableBytes> next = {});
+  // For Exchange: these blocks, or one block for everybody.
+  std::span<const Bytes> Each(std::span<const MutableBytes> blocks);
+  std::span<const Bytes> ToAll(Bytes block);
+
+  // Scratch for ReduceArgs of so many wires, or fewer of them, or fewer elements.
+  std::span<float> TakeReduceScratch(size_t wires, size_t numel);
+
+  // Hops count from 1.
+  uint64_t Tag(int hop) const { return HashCombine(job_.tag, static_cast<uint64_t>(hop)); }
+
+  const ChunkJob job_;
+  const Bench bench_;
+  const int n_, me_;
+
+ private:
+  std::vector<Bytes> send_;
+  Hop hop_{};
+  bool is_due_ = false;
+  int phase_ = 0, hops_ = 0;
 };
 
 // A phase of a chunk as a simulator counts it: the elements that a rank works on, and the hop that
@@ -131,6 +216,16 @@ class Algorithm {
   const Traits traits_;
 };
 
+// An algorithm whose run is a `Run`, made of a job, a bench and `kArguments`.
+template <typename Run, auto... kArguments>
+class AlgorithmOf : public Algorithm {
+ public:
+  using Algorithm::Algorithm;
+  std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const override {
+    return std::make_unique<Run>(job, bench, kArguments...);
+  }
+};
+
 // Dense codecs: a compressed reduce-scatter to owners, then a compressed all-gather.
 const Algorithm& TwoHop();
 // The same along the rows and then the columns of a grid of ranks, for large worlds.
@@ -152,6 +247,32 @@ const Algorithm& ReduceScatter();
 const Algorithm& AllGather();
 // Part r of each rank's elements goes to rank r, verbatim.
 const Algorithm& AllToAll();
+
+// Helpers of runs.
+
+// True if the codec's wire bytes are the tensor's own bytes, without the padding.
+inline bool IsVerbatim(const CodecSpec& spec, DType dtype) {
+  return dtype == DType::kF32 && spec == LosslessSpec(dtype);
+}
+
+inline MutableBytes BytesOf(TensorView view) {
+  return {static_cast<uint8_t*>(view.data), view.bytes()};
+}
+
+inline std::vector<const uint8_t*> Pointers(std::span<const MutableBytes> blocks) {
+  std::vector<const uint8_t*> pointers;
+  for (const MutableBytes& block : blocks) pointers.push_back(block.data());
+  return pointers;
+}
+
+// The draws of stochastic rounding of elements from `first` on, counted within their codec. `hop`:
+// of the second one 0, and of the first one the sender's rank + 1, so that ranks draw
+// independently.
+inline Draws DrawsOf(const ChunkJob& job, const CodecSpec& spec, int hop, size_t first) {
+  return {.key = HashCombine(HashCombine(spec.seed, job.tensor), static_cast<uint64_t>(hop)),
+          .stream = job.step,
+          .first = first};
+}
 
 }  // namespace thinwire
 

@@ -3,14 +3,14 @@
 // the caller's buffers, so that input and output are not the same memory.
 #include <vector>
 
-#include "schedule/collective/hop_run.h"
+#include "schedule/collective/algorithm.h"
 
 namespace thinwire {
 namespace {
 
-class AllToAllRun final : public HopRun {
+class AllToAllRun final : public ChunkRun {
  public:
-  AllToAllRun(const ChunkJob& job, const Bench& bench) : HopRun(job, bench) {
+  AllToAllRun(const ChunkJob& job, const Bench& bench) : ChunkRun(job, bench) {
     for (int r = 0; r < n_; ++r) {
       const bool own = r == me_;
       outgoing_.push_back(own ? MutableBytes() : BytesOf(PieceOf(job_.input, r)));

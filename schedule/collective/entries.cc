@@ -3,16 +3,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/collective/hop_run.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/collective/operands.h"
 
 namespace thinwire {
 namespace {
 
-class EntriesRun final : public HopRun {
+class EntriesRun final : public ChunkRun {
  public:
   EntriesRun(const ChunkJob& job, const Bench& bench)
-      : HopRun(job, bench), operands_(job_, bench_) {
+      : ChunkRun(job, bench), operands_(job_, bench_) {
     const size_t numel = operands_.input().numel;
     const size_t bytes = EncodedBytes(job_.codec.up, numel);
     for (int r = 0; r < n_; ++r) wires_.push_back(bench.scratch.Take(bytes));

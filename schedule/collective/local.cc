@@ -1,14 +1,15 @@
 // A world of one: no hop. The mean and the sum of one tensor are that tensor, or its momentum; a
 // reduce-scatter and an all-gather of one rank are copies. Only a divisor of the call scales it.
-#include "schedule/collective/hop_run.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/collective/operands.h"
 
 namespace thinwire {
 namespace {
 
-class LocalRun final : public HopRun {
+class LocalRun final : public ChunkRun {
  public:
-  LocalRun(const ChunkJob& job, const Bench& bench) : HopRun(job, bench), operands_(job_, bench_) {}
+  LocalRun(const ChunkJob& job, const Bench& bench)
+      : ChunkRun(job, bench), operands_(job_, bench_) {}
 
  private:
   absl::Status Work(int) override {

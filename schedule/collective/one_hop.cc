@@ -3,7 +3,7 @@
 // with first-hop residuals, where an exchange costs more time than its bytes do.
 #include <vector>
 
-#include "schedule/collective/hop_run.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/collective/operands.h"
 
 namespace thinwire {
@@ -11,10 +11,10 @@ namespace {
 
 enum class Values { kRaw, kEncoded };
 
-class OneHopRun final : public HopRun {
+class OneHopRun final : public ChunkRun {
  public:
   OneHopRun(const ChunkJob& job, const Bench& bench, Values values)
-      : HopRun(job, bench),
+      : ChunkRun(job, bench),
         operands_(job_, bench_),
         codec_(values == Values::kRaw ? LosslessSpec(operands_.input().dtype) : job.codec.up) {
     const size_t bytes = EncodedBytes(codec_, operands_.input().numel);

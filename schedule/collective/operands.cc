@@ -1,6 +1,23 @@
 #include "schedule/collective/operands.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace thinwire {
+
+std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range without) {
+  std::vector<Range> parts;
+  const auto add = [&](size_t begin, size_t end) {
+    if (begin < end) parts.push_back({begin - within.begin, end - within.begin});
+  };
+  for (const Range& range : ranges) {
+    const size_t begin = std::max(range.begin, within.begin);
+    const size_t end = std::min(range.end, within.end);
+    add(begin, std::min(end, std::max(begin, without.begin)));
+    add(std::max(begin, without.end), end);
+  }
+  return parts;
+}
 
 Operands::Operands(const ChunkJob& job, const Bench& bench)
     : job_(job), bench_(bench), numel_(job.chunk->numel()) {
@@ -9,8 +26,9 @@ Operands::Operands(const ChunkJob& job, const Bench& bench)
       job.momentum.velocity != nullptr && !job.chunk->algorithm->owns_momentum();
   if (job.residual != nullptr) residual_ = job.residual + begin;
   if (own_momentum) {
-    momentum_.emplace(job.momentum.From(begin), bench.scratch.TakeOf<float>(numel_));
-    input_ = output_ = {momentum_->reduced().data(), numel_};
+    momentum_ = job.momentum.From(begin);
+    with_momentum_ = bench.scratch.TakeOf<float>(numel_);
+    input_ = output_ = {with_momentum_.data(), numel_};
     // The new m is the result itself.
     if (is_whole() && job.output.dtype == DType::kF32 && !job.momentum.nesterov) {
       output_ = job.output.Slice(job.chunk->pieces[0].begin, numel_);
@@ -34,11 +52,34 @@ void Operands::FindAbsent() {
   const Range second = chunk.algorithm->SecondHop(chunk, bench_.members.rank);
   const std::vector<Range> ranges = Overlap(job_.absent, chunk.elements, second);
   const auto add = [&](float* kept) {
-    absence_.Add(ranges, {kept + chunk.elements.begin, numel_}, bench_.scratch);
+    for (const Range& range : ranges) {
+      const size_t count = range.end - range.begin;
+      absent_.push_back({{kept + chunk.elements.begin + range.begin, count},
+                         bench_.scratch.TakeOf<float>(count)});
+    }
   };
   if (job_.residual != nullptr) add(job_.residual);
   float* const velocity = job_.momentum.velocity;
-  if (velocity != nullptr && !momentum_.has_value()) add(velocity);
+  if (velocity != nullptr && !adds_momentum()) add(velocity);
+}
+
+// Every backend has sums: -1 * kept + aside is 0, and 1 * kept + aside is what it was.
+void Operands::SetAbsentAside() {
+  const Arithmetic& arithmetic = bench_.backend;
+  is_aside_ = true;
+  for (const Absent& absent : absent_) {
+    arithmetic.Copy(absent.aside.data(), absent.kept.data(), absent.kept.size_bytes());
+    arithmetic.Accumulate({absent.aside.data(), absent.aside.size()}, -1.0f, absent.kept,
+                          absent.kept);
+  }
+}
+
+void Operands::RestoreAbsent() {
+  if (!std::exchange(is_aside_, false)) return;
+  for (const Absent& absent : absent_) {
+    bench_.backend.Accumulate({absent.aside.data(), absent.aside.size()}, 1.0f, absent.kept,
+                              absent.kept);
+  }
 }
 
 template <typename Visit>
@@ -56,14 +97,15 @@ void Operands::Load(Range needed) {
   loaded_ = is_whole() ? needed : Range{0, numel_};
   ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
     if (copies_) backend.Copy(input_.Slice(at, 0).data, piece.data, piece.bytes());
-    if (!momentum_.has_value()) return;
+    if (!adds_momentum()) return;
     if (is_whole()) {
       at = loaded_.begin;
       piece = piece.Slice(at, loaded_.end - at);
     }
-    momentum_->Before(backend, piece, at);
+    backend.Accumulate(piece, momentum_.beta, {momentum_.velocity + at, piece.numel},
+                       with_momentum_.subspan(at, piece.numel));
   });
-  absence_.SetAside(backend);
+  SetAbsentAside();
 }
 
 EncodeArgs Operands::Encoding(Range elements) const {
@@ -71,20 +113,29 @@ EncodeArgs Operands::Encoding(Range elements) const {
   EncodeArgs encoding{.gradient = input_.Slice(begin, numel)};
   if (residual_ != nullptr) encoding.residual = residual_ + begin;
   const bool is_loaded = loaded_.begin <= begin && elements.end <= loaded_.end;
-  if (momentum_.has_value() && !is_loaded) {
+  if (adds_momentum() && !is_loaded) {  // on a device: one pass less over these elements
     encoding.gradient = job_.input.Slice(job_.chunk->pieces[0].begin + begin, numel);
-    momentum_->InEncoding(begin, &encoding);
+    encoding.momentum = momentum_.From(begin);
   }
   return encoding;
 }
 
+// `m` is the new momentum of elements [offset, offset + m.numel); it may lie in `output` already.
+void Operands::EndMomentum(TensorView m, TensorView output, size_t offset) {
+  const std::span<float> reduced(static_cast<float*>(m.data), m.numel);
+  const Momentum momentum = momentum_.From(offset);
+  if (m.data == output.data) {
+    bench_.backend.CopyFinite(reduced, {momentum.velocity, m.numel});
+  } else {
+    bench_.backend.EndMomentum(momentum, reduced, output);
+  }
+}
+
 void Operands::Store() {
   const Backend& backend = bench_.backend;
-  absence_.Restore(backend);
+  RestoreAbsent();
   ForEachPiece(job_.output, [&](TensorView piece, size_t at) {
-    if (momentum_.has_value()) {
-      momentum_->After(backend, output_.Slice(at, piece.numel), piece, at);
-    }
+    if (adds_momentum()) EndMomentum(output_.Slice(at, piece.numel), piece, at);
     if (copies_) backend.Copy(piece.data, output_.Slice(at, 0).data, piece.bytes());
   });
 }

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "compress/codec_traits.h"
-#include "schedule/collective/hop_run.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/collective/operands.h"
 
 namespace thinwire {
@@ -25,10 +25,10 @@ namespace {
 
 enum class Half { kBoth, kScatter, kGather };
 
-class TwoHopRun final : public HopRun {
+class TwoHopRun final : public ChunkRun {
  public:
   TwoHopRun(const ChunkJob& job, const Bench& bench, Half half)
-      : HopRun(job, bench), half_(half), shards_(n_) {
+      : ChunkRun(job, bench), half_(half), shards_(n_) {
     if (half_ == Half::kBoth) operands_.emplace(job_, bench_);
     for (int r = 0; r < n_; ++r) shards_[r] = ShardOf(r);
     const bool up = IsVerbatim(job_.codec.up, shards_[me_].input.dtype);
@@ -161,7 +161,7 @@ class TwoHopRun final : public HopRun {
   size_t Numel(int r) const { return shards_[r].input.numel; }
 
   std::span<const Range> Kept() const override {
-    return half_ == Half::kScatter ? job_.chunk->pieces : HopRun::Kept();
+    return half_ == Half::kScatter ? job_.chunk->pieces : ChunkRun::Kept();
   }
 
   // Wire bytes of elements: their own memory if verbatim, else scratch.

@@ -23,8 +23,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "schedule/collective/algorithm.h"
 #include "schedule/collective/grid.h"
-#include "schedule/collective/hop_run.h"
 #include "schedule/collective/operands.h"
 
 namespace thinwire {
@@ -39,10 +39,10 @@ struct Blocks {
 // How elements go along a row in (1).
 enum class Rows { kEncoded, kLossless };
 
-class TwoLevelRun final : public HopRun {
+class TwoLevelRun final : public ChunkRun {
  public:
   TwoLevelRun(const ChunkJob& job, const Bench& bench, Rows rows)
-      : HopRun(job, bench),
+      : ChunkRun(job, bench),
         grid_(GridOf(*job.chunk)),
         row_(grid_.row(me_)),
         column_(grid_.column(me_)),

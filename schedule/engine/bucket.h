@@ -1,4 +1,4 @@
-// Bucket: a tensor that is reduced again and again, described once. Immutable once it is shared.
+// Bucket: a tensor that is reduced again and again, described once. Use: one use of it.
 #ifndef THINWIRE_SCHEDULE_ENGINE_BUCKET_H_
 #define THINWIRE_SCHEDULE_ENGINE_BUCKET_H_
 
@@ -8,12 +8,20 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "compress/error_feedback.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/collective/partition.h"
-#include "schedule/engine/chunk_memory.h"
+#include "schedule/engine/lane.h"
 #include "schedule/order/frames.h"
+#include "schedule/order/outbox.h"
 #include "schedule/request.h"
+#include "schedule/work.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
+#include "transport/store.h"
 
 namespace thinwire {
 
@@ -24,8 +32,10 @@ enum class Route : uint8_t {
   kOrdered,  // chunk by chunk, in the order of the sequencer
 };
 
+class DirectPath;
 class NamedTensor;
 
+// Immutable once it is shared.
 class Bucket {
  public:
   // One float for each element, as ErrorFeedback has bound them; null means none.
@@ -87,6 +97,82 @@ class Bucket {
   ChunkMemory chunk_memory_;
   uint64_t agreed_ = 0;  // hash of all that ranks must agree on
 };
+
+class Use;
+using UsePtr = std::shared_ptr<Use>;
+
+// Where a bucket's residuals were found last. It does not keep them: residuals that somebody holds
+// can't move to another bucket.
+struct BoundMemory {
+  uint64_t generation = 0;  // of ErrorFeedback; 0: never bound
+  std::weak_ptr<float[]> residual, carried;
+  absl::InlinedVector<std::weak_ptr<float[]>, 2> arrays;
+  std::shared_ptr<Fence> fence;
+  std::shared_ptr<UndoLog> undo;
+};
+
+// One use of a bucket, from its submission until its memory is the caller's again. A named bucket
+// uses its object again once nobody else holds it.
+class Use final : public Work, public std::enable_shared_from_this<Use> {
+ public:
+  // Fixed before any other thread sees them.
+  std::shared_ptr<const Bucket> bucket;
+  std::string label;  // the tensor's name in messages
+  TensorView input, output;
+  std::shared_ptr<Device> device;  // null: the host
+  void* stream = nullptr;          // the caller's
+  DeviceOrder order;
+  BoundMemory bound;
+  BucketMemory memory;
+  std::vector<Range> absent;  // elements, in the partition's order, that this rank has nothing for
+  uint64_t step = 0;
+  float divisor = 0.0f;  // of the mean, in place of the bucket's; 0: the bucket's
+  Report report;
+  Deadline submitted, deadline;
+  DirectPath* direct_path = nullptr;  // that finishes it for whoever waits; null: lanes do
+
+  uint64_t id() const { return report.id(); }
+
+  // One use of one of the bucket's chunks.
+  ChunkJob JobOf(uint32_t chunk, const Options& options) const;
+
+  // Makes it as good as new, for another use. Nobody else holds it.
+  void Renew();
+
+  // Some thread is at work on a chunk from here on; false if the group has failed.
+  bool BeginChunk();
+  // kDone: all chunks are done. kFailed: the group has failed, and no thread is at work on a chunk
+  // any more. Whoever gets one of these retires the use.
+  enum class Left { kSome, kDone, kFailed };
+  Left EndChunk(bool ok);
+  // The group has failed: no chunk begins any more. True if the caller is to retire the use, since
+  // no thread is at work on it.
+  bool Close();
+
+  // From here on the memory is the caller's.
+  void Complete(absl::Status status);
+
+  absl::Status Wait() override { return WaitOn(stream); }
+  absl::Status WaitOn(void* stream) override;
+  bool done() const override;
+
+  // A line for people.
+  std::string Describe(Deadline now) const;
+
+ private:
+  mutable absl::Mutex mu_;
+  size_t chunks_left_ ABSL_GUARDED_BY(mu_) = 0;
+  int chunks_running_ ABSL_GUARDED_BY(mu_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+// The use that a sequencer was given, and that comes back with each of its chunks.
+inline Use& UseOf(const StartChunk& start) { return *static_cast<Use*>(start.host.get()); }
+
+// A work that was over before it began.
+std::shared_ptr<Work> DoneWork();
 
 }  // namespace thinwire
 

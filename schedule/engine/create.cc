@@ -3,9 +3,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "schedule/engine.h"
+#include "schedule/engine/bucket.h"
 #include "schedule/engine/checks.h"
 #include "schedule/engine/group.h"
-#include "schedule/engine/use.h"
 #include "schedule/settle.h"
 #include "transport/checked/checked.h"
 

@@ -22,7 +22,7 @@ DirectPath::~DirectPath() {
 }
 
 void DirectPath::Start(const UsePtr& use, bool caller_waits) {
-  use->finisher = this;
+  use->direct_path = this;
   if (on_device_) {
     const absl::MutexLock lock(&mu_);
     if (closed_) return;

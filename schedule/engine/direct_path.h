@@ -24,14 +24,16 @@ namespace thinwire {
 
 // Thread-safe. A tensor is one chunk, and runs as a ChunkTask. Requires a plane that matches by
 // tag.
-class DirectPath final : private Finisher {
+class DirectPath {
  public:
   // References outlive it. In a trace its tensors have rows of their own, from `first_row` on.
   DirectPath(std::unique_ptr<Lane> lane, bool on_device, int first_row, const Options& options,
              Records& records, ChunkHost& host);
-  ~DirectPath() override;  // after Close; joins its threads
+  ~DirectPath();  // after Close; joins its threads
 
   void Start(const UsePtr& use, bool caller_waits);
+  // Finishes the use on the thread of whoever waits for it, unless somebody else does.
+  void Help(const UsePtr& use);
 
   // After a failure, when the plane has been aborted: nothing more begins, and what has begun ends
   // here or on the thread that is at work on it.
@@ -46,7 +48,6 @@ class DirectPath final : private Finisher {
   using TaskPtr = std::unique_ptr<Task>;
   using Queue = RingQueue<UsePtr>;
 
-  void Help(const UsePtr& use) override;
   void Post(const UsePtr& use);
   void Finish(TaskPtr task);
   TaskPtr NewTask();

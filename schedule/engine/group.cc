@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/direct.h"
 #include "schedule/engine/checks.h"
+#include "schedule/engine/executor.h"
 #include "schedule/engine/issuer_executor.h"
-#include "schedule/engine/thread_executor.h"
 
 namespace thinwire {
 namespace {
@@ -155,10 +155,9 @@ absl::Status Group::RunLocal(Use& use) {
     use.order.fence->HoldBack(*stream);
   }
   Workspaces& spaces = direct_lanes_.spaces();
-  Workspaces::Lent space = spaces.Take(use.bucket->chunk_memory(), stream.get());
+  std::unique_ptr<Workspace> space = spaces.Take(use.bucket->chunk_memory(), stream.get());
   const ChunkJob job = use.JobOf(0, options_);
-  absl::Status status =
-      job.chunk->algorithm->Begin(job, space.workspace->bench({}))->Advance().status();
+  absl::Status status = job.chunk->algorithm->Begin(job, space->bench({}))->Advance().status();
   const std::shared_ptr<DeviceEvent> end = stream == nullptr ? nullptr : stream->Record();
   if (end != nullptr) use.order.fence->Set(0, end);
   spaces.Give(std::move(space), end);

@@ -21,13 +21,11 @@
 
 #include "schedule/engine.h"
 #include "schedule/engine/direct_path.h"
+#include "schedule/engine/ending.h"
 #include "schedule/engine/executor.h"
-#include "schedule/engine/failure.h"
-#include "schedule/engine/farewell.h"
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/engine/sequencing.h"
-#include "schedule/engine/standstill.h"
 #include "schedule/engine/tensors.h"
 
 namespace thinwire {

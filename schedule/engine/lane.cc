@@ -1,11 +1,157 @@
 #include "schedule/engine/lane.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "schedule/engine/failure.h"
 #include "transport/staged/staged.h"
 
 namespace thinwire {
+namespace {
+
+constexpr size_t kAlignment = 256;  // of scratch behind a room, bytes
+
+// Stands for scratch in a rehearsal; it lies behind any memory of a job.
+MutableBytes EndlessScratch() {
+  return {reinterpret_cast<uint8_t*>(uintptr_t{1} << 62), size_t{1} << 61};
+}
+
+bool LieInScratch(const Hop& hop, int rank) {
+  const uint8_t* const begin = EndlessScratch().data();
+  for (size_t r = 0; r < hop.send.size(); ++r) {
+    if (static_cast<int>(r) == rank) continue;
+    if (!hop.send[r].empty() && hop.send[r].data() < begin) return false;
+    if (!hop.recv[r].empty() && hop.recv[r].data() < begin) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+ChunkMemory ChunkMemory::Most(const ChunkMemory& a, const ChunkMemory& b) {
+  return {std::max(a.room, b.room), std::max(a.scratch, b.scratch), std::max(a.pinned, b.pinned),
+          a.blocks_in_scratch && b.blocks_in_scratch};
+}
+
+ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Device& device) {
+  const std::unique_ptr<Rehearsal> rehearsal = device.Rehearse();
+  Scratch endless(EndlessScratch());
+  ChunkMemory most;
+  {
+    const std::unique_ptr<ChunkRun> run =
+        job.chunk->algorithm->Begin(job, {rehearsal->backend(), endless, members});
+    for (;;) {
+      const absl::StatusOr<const Hop*> hop = run->Advance();
+      if (!hop.ok() || *hop == nullptr) break;
+      const size_t pinned = Staged::SlabBytes(members.rank, (*hop)->send, (*hop)->recv);
+      most.pinned = std::max(most.pinned, pinned);
+      most.blocks_in_scratch &= LieInScratch(**hop, members.rank);
+    }
+  }
+  most.scratch = endless.used();
+  most.room = (rehearsal->room() + kAlignment - 1) / kAlignment * kAlignment;
+  return most;
+}
+
+Workspaces::Pools::Pools(Device& device, DataPlane* plane)
+    : on_device(device, SlabPool::Memory::kDevice), pinned(device, SlabPool::Memory::kPinned) {
+  StreamPlane* const streams = plane == nullptr ? nullptr : plane->of_streams();
+  if (streams == nullptr || !streams->traits().allocates) return;
+  of_plane.emplace([streams](size_t bytes) { return streams->Allocate(bytes); });
+}
+
+Workspaces::Workspaces(Device* device, DataPlane* plane) {
+  if (device != nullptr) pools_.emplace(*device, plane);
+}
+
+// Blocks of the plane's own memory may not meet any others: a chunk that sends or receives tensors
+// as they are has none at all.
+SlabPool& Workspaces::PoolFor(const ChunkMemory& size) {
+  const bool of_plane = pools_->of_plane.has_value() && size.blocks_in_scratch;
+  return of_plane ? *pools_->of_plane : pools_->on_device;
+}
+
+absl::Status Workspaces::Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned) {
+  absl::Status status = PoolFor(size).Reserve(user, size.on_device());
+  if (!status.ok() || !over_pinned) return status;
+  return pools_->pinned.Reserve(user, size.pinned);
+}
+
+absl::Status Workspaces::ReserveOnLanes(const ChunkMemory& size, bool over_pinned) {
+  const OnLanes reserved{size, over_pinned};
+  int lanes;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (std::find(on_lanes_.begin(), on_lanes_.end(), reserved) == on_lanes_.end()) {
+      on_lanes_.push_back(reserved);
+    }
+    lanes = lanes_;
+  }
+  return ReserveFrom(0, lanes, {&reserved, 1});
+}
+
+absl::Status Workspaces::SetLanes(int lanes) {
+  std::vector<OnLanes> reserved;
+  int before;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (lanes <= lanes_) return absl::OkStatus();
+    before = std::exchange(lanes_, lanes);
+    reserved = on_lanes_;
+  }
+  return ReserveFrom(before, lanes, reserved);
+}
+
+absl::Status Workspaces::ReserveFrom(int first, int lanes, std::span<const OnLanes> reserved) {
+  for (int lane = first; lane < lanes; ++lane) {
+    for (const OnLanes& each : reserved) {
+      absl::Status status = Reserve(lane, each.size, each.over_pinned);
+      if (!status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::unique_ptr<Workspace> Workspaces::Take(const ChunkMemory& size, DeviceStream* stream) {
+  if (stream != nullptr) return TakeOnDevice(size, *stream);
+  {
+    const absl::MutexLock lock(&mu_);
+    if (!of_host_.empty()) {
+      std::unique_ptr<Workspace> spare = std::move(of_host_.back());
+      of_host_.pop_back();
+      return spare;
+    }
+  }
+  return std::make_unique<Workspace>();
+}
+
+std::unique_ptr<Workspace> Workspaces::TakeOnDevice(const ChunkMemory& size, DeviceStream& stream) {
+  Slab slab;
+  SlabPool& pool = PoolFor(size);
+  if (size.on_device() > 0) {
+    absl::StatusOr<Slab> taken = pool.Take(size.on_device());
+    if (!taken.ok()) return std::make_unique<Workspace>(taken.status(), stream);
+    slab = *std::move(taken);
+  }
+  stream.WaitFor(slab.used);
+  const MutableBytes memory(slab.memory.get(), size.on_device());
+  auto space = std::make_unique<Workspace>(memory, size, stream);
+  space->slab_ = std::move(slab);
+  space->pool_ = &pool;
+  return space;
+}
+
+void Workspaces::Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used) {
+  if (pools_.has_value()) {
+    Slab slab = std::move(lent->slab_);
+    SlabPool* const pool = lent->pool_;
+    lent.reset();
+    slab.used = std::move(used);
+    if (pool != nullptr) pool->Give(std::move(slab));
+    return;
+  }
+  const absl::MutexLock lock(&mu_);
+  of_host_.push_back(std::move(lent));
+}
 
 absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
   std::unique_ptr<Lane> lane(new Lane(spaces_, *plane_, slot, patience_));
@@ -24,14 +170,15 @@ absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
   return lane;
 }
 
-Workspaces::Lent Lane::Enter(const DeviceOrder& order, const ChunkMemory& size) {
+std::unique_ptr<Workspace> Lane::Enter(const DeviceOrder& order, const ChunkMemory& size) {
   if (stream_ == nullptr) return spaces_.Take(size, nullptr);
   stream_->WaitFor(order.ready);
   order.fence->HoldBack(*stream_);
   return spaces_.Take(size, stream_.get());
 }
 
-absl::Status Lane::Leave(const DeviceOrder& order, Workspaces::Lent lent, absl::Status status) {
+absl::Status Lane::Leave(const DeviceOrder& order, std::unique_ptr<Workspace> lent,
+                         absl::Status status) {
   std::shared_ptr<DeviceEvent> end;
   if (stream_ != nullptr) {
     end = stream_->Record();
@@ -51,85 +198,6 @@ absl::Status Lane::AwaitStream(const DeviceOrder& order, const std::shared_ptr<D
   // A stream that waits for peers comes to its end only when its plane has failed.
   if (group_.traits().memory == Memory::kStream) group_.Abort(status);
   stream_->Synchronize(Clock::now() + patience_).IgnoreError();
-  return status;
-}
-
-ChunkTask::ChunkTask(StartChunk start, Lane& lane, int row, const Options& options,
-                     Records& records)
-    : start_(std::move(start)),
-      use_(UseOf(start_)),
-      lane_(lane),
-      options_(options),
-      records_(records),
-      clock_(records, use_.label, start_.chunk, row, use_.submitted),
-      job_(use_.JobOf(start_.chunk, options)),
-      space_(EnterLane()) {
-  run_ = job_.chunk->algorithm->Begin(job_, space_.workspace->bench(lane_.members()));
-  Expect(run_->first());
-}
-
-Workspaces::Lent ChunkTask::EnterLane() {
-  records_.Event(FlightEvent::kStarted, use_.label, start_.chunk, 0, start_.predicted ? 1 : 0);
-  clock_.End(Stage::kQueue);
-  return lane_.Enter(use_.order, use_.bucket->chunk_memory());
-}
-
-void ChunkTask::Expect(const Reception& reception) {
-  if (!reception.recv.empty()) {
-    expected_ = lane_.plane().Expect(reception.tag, reception.recv);
-  }
-}
-
-absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
-  if (flushing_) return std::unique_ptr<Exchange>();
-  const absl::StatusOr<const Hop*> hop = run_->Advance();
-  if (!hop.ok()) return hop.status();
-  hop_ = *hop;
-  clock_.End(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
-  if (hop_ == nullptr) {
-    flushing_ = true;
-    StreamPlane* const streams = lane_.plane().of_streams();
-    return streams == nullptr ? nullptr : streams->Flush();
-  }
-  records_.Event(FlightEvent::kHopBegun, use_.label, start_.chunk, 0, ++hops_);
-  DataPlane& plane = lane_.plane();
-  std::unique_ptr<Exchange> exchange = std::move(expected_);
-  if (exchange != nullptr) {
-    exchange->Send(hop_->send);
-  } else {
-    exchange = plane.Start(hop_->tag, hop_->send, hop_->recv);
-  }
-  Expect(hop_->next);
-  return exchange;
-}
-
-void ChunkTask::OnHopEnded() {
-  // The host queues all stages of a lane that flushes, and their time passes in the flush.
-  clock_.End(flushing_ ? Stage::kExchange : hop_->stage);
-  if (flushing_) return;
-  records_.Event(FlightEvent::kHopEnded, use_.label, start_.chunk, 0, hops_);
-}
-
-// The engine's watchdog ends an exchange long before the plane's own deadline would.
-absl::Status ChunkTask::WaitFrom(absl::StatusOr<std::unique_ptr<Exchange>> exchange) {
-  while (exchange.ok() && *exchange != nullptr) {
-    absl::Status status = (*exchange)->Wait(use_.deadline + options_.timeout);
-    exchange->reset();  // it may hold memory that the next one takes
-    OnHopEnded();
-    if (!status.ok()) return status;
-    exchange = Advance();
-  }
-  return exchange.status();
-}
-
-absl::Status ChunkTask::Finish(absl::Status status) {
-  if (expected_ != nullptr) {  // it failed half-way, and the next hop would write into its memory
-    lane_.plane().Abort(OfTensor(use_.label, status));
-    expected_.reset();
-  }
-  run_.reset();
-  status = lane_.Leave(use_.order, std::move(space_), std::move(status));
-  records_.Event(FlightEvent::kChunkDone, use_.label, start_.chunk);
   return status;
 }
 

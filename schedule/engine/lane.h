@@ -1,22 +1,126 @@
-// Lane: the means of one chunk at a time: codecs, a data plane and memory, all of the host, or all
-// of one stream of a device. Lanes makes them. ChunkTask runs a chunk on one.
+// The means that chunks are run with, which are all of the host, or all of one device:
+//
+//   ChunkMemory   how much memory a chunk takes besides its tensors, in bytes
+//   Workspace     one chunk's: scratch, and on a device codecs with a room of their own
+//   Workspaces    lends them to chunks, one after another
+//   Lane          the means of one chunk at a time: a data plane, and on a device a stream
+//   Lanes         makes lanes
 #ifndef THINWIRE_SCHEDULE_ENGINE_LANE_H_
 #define THINWIRE_SCHEDULE_ENGINE_LANE_H_
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "compress/backend.h"
 #include "compress/device.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/engine/chunk_memory.h"
-#include "schedule/engine/records.h"
-#include "schedule/engine/use.h"
-#include "schedule/order/outbox.h"
 #include "transport/planes.h"
+#include "transport/staged/slab_pool.h"
 
 namespace thinwire {
+
+// All zero on the host, which has no need to know.
+struct ChunkMemory {
+  size_t room = 0;     // of the device: DeviceStream::BackendIn's
+  size_t scratch = 0;  // of the device
+  size_t pinned = 0;   // of the host, for the largest exchange over a plane of host memory
+  bool blocks_in_scratch = true;  // no exchange moves the tensors' own memory
+
+  size_t on_device() const { return room + scratch; }
+
+  static ChunkMemory Most(const ChunkMemory& a, const ChunkMemory& b);
+  friend bool operator==(const ChunkMemory&, const ChunkMemory&) = default;
+};
+
+// An algorithm says itself how much memory it takes, by a rehearsal: it goes through all of its
+// hops with codecs that do nothing. Neither its tensors nor its kept memory is touched, but
+// algorithms branch on which of those pointers are null.
+ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Device& device);
+
+class Workspace {
+ public:
+  Workspace() = default;  // of the host
+  // `memory` has size.on_device() bytes, for work of the stream.
+  Workspace(MutableBytes memory, const ChunkMemory& size, DeviceStream& stream)
+      : codecs_(stream.BackendIn(memory.first(size.room))), scratch_(memory.subspan(size.room)) {}
+  // A device has no memory left: whoever takes scratch finds that status there.
+  Workspace(absl::Status reason, DeviceStream& stream)
+      : codecs_(stream.BackendIn({})), scratch_(std::move(reason)) {}
+
+  Bench bench(const Membership& members) {
+    return {codecs_ == nullptr ? CpuBackend() : *codecs_, scratch_, members};
+  }
+
+ private:
+  friend class Workspaces;
+
+  const std::unique_ptr<Backend> codecs_;  // null: the host's
+  Scratch scratch_;
+  Slab slab_;                 // the memory on a device, if Workspaces took it
+  SlabPool* pool_ = nullptr;  // of the slab
+};
+
+// Thread-safe.
+class Workspaces {
+ public:
+  // `device` outlives this, as this does all work in them; null: the host. `plane` may be
+  // null; else it outlives this, and blocks lie in its own memory where it has some.
+  Workspaces(Device* device, DataPlane* plane);
+
+  // On a device: allocates the memory for a user who takes one of this size, one at a time, and
+  // exchanges blocks over pinned memory if so asked. As long as nobody takes what it has not
+  // reserved, Take allocates nothing of the device. ResourceExhausted.
+  absl::Status Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned);
+  // The same for each of the lanes, whose number is 0 at first and never falls: what is reserved
+  // on them is also reserved on those that come later.
+  absl::Status ReserveOnLanes(const ChunkMemory& size, bool over_pinned);
+  absl::Status SetLanes(int lanes);
+
+  // One for work that is queued on the stream from here on; null: on the host.
+  std::unique_ptr<Workspace> Take(const ChunkMemory& size, DeviceStream* stream);
+  // `used`: the end of the work that was queued with it.
+  void Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used);
+
+  SlabPool& pinned() { return pools_->pinned; }  // of a device only
+
+ private:
+  struct Pools {
+    Pools(Device& device, DataPlane* plane);
+    SlabPool on_device, pinned;
+    std::optional<SlabPool> of_plane;
+  };
+
+  struct OnLanes {
+    ChunkMemory size;
+    bool over_pinned = false;
+    friend bool operator==(const OnLanes&, const OnLanes&) = default;
+  };
+
+  SlabPool& PoolFor(const ChunkMemory& size);
+  absl::Status ReserveFrom(int first, int lanes, std::span<const OnLanes> reserved);
+  std::unique_ptr<Workspace> TakeOnDevice(const ChunkMemory& size, DeviceStream& stream);
+
+  std::optional<Pools> pools_;
+  absl::Mutex mu_;
+  std::vector<std::unique_ptr<Workspace>> of_host_ ABSL_GUARDED_BY(mu_);
+  int lanes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<OnLanes> on_lanes_ ABSL_GUARDED_BY(mu_);
+};
+
+// When a tensor on a device may be touched, and when it is done. Null members on the host.
+struct DeviceOrder {
+  std::shared_ptr<DeviceEvent> ready;  // the caller's work on the input
+  std::shared_ptr<Fence> fence;        // the engine's work on input, output, residual and momentum
+};
 
 // One thread at a time uses it.
 class Lane {
@@ -29,8 +133,9 @@ class Lane {
   // Enter makes the stream wait for the caller's input and for earlier users of this memory, and of
   // the workspace that it returns; Leave records when this work ends, and gives that back. Leave
   // returns the status of it all: where that is bad, the device no longer touches the tensor.
-  Workspaces::Lent Enter(const DeviceOrder& order, const ChunkMemory& size);
-  absl::Status Leave(const DeviceOrder& order, Workspaces::Lent lent, absl::Status status);
+  std::unique_ptr<Workspace> Enter(const DeviceOrder& order, const ChunkMemory& size);
+  absl::Status Leave(const DeviceOrder& order, std::unique_ptr<Workspace> lent,
+                     absl::Status status);
 
  private:
   friend class Lanes;
@@ -67,46 +172,6 @@ class Lanes {
   DataPlane* const plane_;
   const std::chrono::milliseconds patience_;
   Workspaces spaces_;
-};
-
-// A chunk on a lane, from its start to its end, with the clock and the recorder running. Not
-// thread-safe.
-class ChunkTask {
- public:
-  // References outlive it. `row`: of a trace, where no other chunk is meanwhile.
-  ChunkTask(StartChunk start, Lane& lane, int row, const Options& options, Records& records);
-
-  // Works up to the next exchange, and starts it; null: the chunk is done. The last one is the
-  // flush of the lane's stream, where the plane has such.
-  absl::StatusOr<std::unique_ptr<Exchange>> Advance();
-  // The exchange that Advance started has ended.
-  void OnHopEnded();
-  // Ends an exchange, and all that follow it, on this thread. Returns the chunk's status.
-  absl::Status WaitFrom(absl::StatusOr<std::unique_ptr<Exchange>> exchange);
-
-  // Ends the lane's part; with a bad status the lane no longer touches the tensor afterwards.
-  absl::Status Finish(absl::Status status);
-
-  const StartChunk& start() const { return start_; }
-
- private:
-  Workspaces::Lent EnterLane();
-  void Expect(const Reception& reception);
-
-  const StartChunk start_;
-  const Use& use_;  // of the start, which keeps it alive
-  Lane& lane_;
-  const Options& options_;
-  Records& records_;
-  StageClock clock_;
-  const ChunkJob job_;
-  Workspaces::Lent space_;
-  std::unique_ptr<ChunkRun> run_;
-  const Hop* hop_ = nullptr;  // under way
-  // The exchange of the coming hop, be it the first or a later one, if the plane receives ahead.
-  std::unique_ptr<Exchange> expected_;
-  uint64_t hops_ = 0;
-  bool flushing_ = false;
 };
 
 }  // namespace thinwire

@@ -9,11 +9,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/engine/chunk_memory.h"
+#include "schedule/engine/bucket.h"
+#include "schedule/engine/ending.h"
 #include "schedule/engine/executor.h"
-#include "schedule/engine/failure.h"
+#include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
-#include "schedule/engine/use.h"
 #include "schedule/order/sequencer.h"
 #include "transport/transport.h"
 

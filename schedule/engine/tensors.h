@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/error_feedback.h"
-#include "schedule/engine/use.h"
+#include "schedule/engine/bucket.h"
 #include "schedule/options.h"
 #include "schedule/recycled_map.h"
 #include "transport/membership.h"

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "compress/codec_spec.h"
-#include "compress/range.h"
+#include "compress/types.h"
 
 namespace thinwire {
 

@@ -39,7 +39,7 @@
 #include "compress/backend.h"
 #include "compress/codec_spec.h"
 #include "compress/error_feedback.h"
-#include "compress/range.h"
+#include "compress/types.h"
 #include "schedule/store/delta_stream.h"
 #include "schedule/store/frames.h"
 #include "schedule/store/layout.h"

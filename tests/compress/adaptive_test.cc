@@ -12,7 +12,7 @@
 #include "compress/backend.h"
 #include "compress/codec_info.h"
 #include "compress/codecs/adaptive_levels.h"
-#include "compress/piece.h"
+#include "compress/shard_layout.h"
 #include "compress/unaligned.h"
 #include "tests/compress/values.h"
 

@@ -2,7 +2,7 @@
 
 It knows as much of the stream as it needs: the challenge (transport/mesh/challenge.h), and then
 Gloo's messages, each a preamble of six 64-bit words, of which the first is the size with the
-payload. Small blocks lie in frames (transport/gloo/gloo_peer.cc)."""
+payload. Small blocks lie in frames (transport/gloo/gloo_links.cc)."""
 
 from __future__ import annotations
 

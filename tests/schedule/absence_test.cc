@@ -1,10 +1,9 @@
 // A parameter without a gradient: it counts as zeros, what was kept of it waits, and nothing is
 // lost. A call's own divisor: weights, and members that do not count.
-#include "schedule/collective/absence.h"
-
 #include <limits>
 #include <mutex>
 
+#include "schedule/collective/operands.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {

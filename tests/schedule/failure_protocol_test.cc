@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "schedule/engine/failure.h"
+#include "schedule/engine/ending.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {

@@ -9,7 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
-#include "schedule/engine/standstill.h"
+#include "schedule/engine/ending.h"
 #include "schedule/join/handshake.h"
 #include "tests/schedule/ranks.h"
 #include "transport/in_process/in_process.h"

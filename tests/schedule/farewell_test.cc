@@ -1,12 +1,11 @@
 // When a rank may leave: not before its peers need it no more, and not long after.
-#include "schedule/engine/farewell.h"
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
 
 #include "absl/strings/match.h"
+#include "schedule/engine/ending.h"
 #include "tests/schedule/ranks.h"
 #include "transport/in_process/in_process.h"
 

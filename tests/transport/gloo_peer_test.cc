@@ -1,7 +1,5 @@
 // Small blocks over Gloo: many to a frame, in any order, before they are expected, and never past
 // the end of what expects them.
-#include "transport/gloo/gloo_peer.h"
-
 #include <gtest/gtest.h>
 #include <malloc.h>
 

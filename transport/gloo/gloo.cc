@@ -1,6 +1,9 @@
 #include "transport/gloo/gloo.h"
 
 #include <gloo/transport/tcp/device.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +15,6 @@
 #include "transport/gloo/gloo_exchange.h"
 #include "transport/gloo/gloo_links.h"
 #include "transport/gloo/gloo_pair.h"
-#include "transport/gloo/sigpipe.h"
 #include "transport/mesh/address.h"
 #include "transport/mesh/congestion.h"
 #include "transport/mesh/mesh.h"
@@ -77,6 +79,36 @@ std::chrono::milliseconds PatienceFor(Clock::duration timeout) {
   using std::chrono::milliseconds;
   return std::min(milliseconds(200), std::chrono::duration_cast<milliseconds>(timeout / 30));
 }
+
+// While it lives, a write to a closed socket on this thread is an error code, not a
+// signal that ends the process. Threads started meanwhile inherit that for good.
+class SigpipeBlock {
+ public:
+  SigpipeBlock() {
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    sigemptyset(&sigpipe_);
+    sigaddset(&sigpipe_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
+  }
+
+  // Takes back a signal that came meanwhile, unless the caller's own was waiting already.
+  ~SigpipeBlock() {
+    const timespec now{};
+    if (!was_pending_ && sigismember(&before_, SIGPIPE) == 0) {
+      while (sigtimedwait(&sigpipe_, nullptr, &now) == SIGPIPE) continue;
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+  SigpipeBlock(const SigpipeBlock&) = delete;
+  SigpipeBlock& operator=(const SigpipeBlock&) = delete;
+
+ private:
+  sigset_t sigpipe_, before_;
+  bool was_pending_;
+};
 
 // Gloo's device is its event loop; the address is where the sockets of its pairs would listen.
 std::shared_ptr<Device> MakeDevice(const Address& address) {

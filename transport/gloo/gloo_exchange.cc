@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/gloo/gloo_peer.h"
+#include "transport/gloo/gloo_links.h"
 #include "transport/time_left.h"
 
 namespace thinwire {

@@ -1,4 +1,4 @@
-// GlooFrames: frames of one size to and from one peer.
+// GlooFrames: frames of one size to and from one peer; and the bytes of those that hold parcels.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_FRAMES_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_FRAMES_H_
 
@@ -10,12 +10,35 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "compress/types.h"
 
 namespace thinwire {
+
+// The bytes of a frame of parcels: small blocks one after another, each behind a header, and where
+// there is room behind the last one, zeros of a header's size.
+struct Parcel {
+  uint64_t slot = 0;  // not 0
+  Bytes block;
+};
+
+// The bytes of a frame that a block of so many takes.
+size_t ParcelBytes(size_t block);
+
+// Puts a parcel in front of `rest`, which has room for it, and leaves what is behind it.
+void WriteParcel(const Parcel& parcel, MutableBytes& rest);
+
+// Says that nothing comes behind; `rest` is what the parcels have left of the frame.
+void EndParcels(MutableBytes rest);
+
+// Takes the parcel in front of `rest`, of a frame that came; null: there is none any more. Its
+// block lies within the frame. DataLoss, which says what is wrong, for bytes that nobody has
+// written so.
+absl::StatusOr<std::optional<Parcel>> ReadParcel(Bytes& rest);
 
 // Hears that blocks which Gloo moves have come or left. Called on the loop's thread, and with a
 // connection's lock held: no call may send, receive or block.

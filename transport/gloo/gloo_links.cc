@@ -1,11 +1,31 @@
 #include "transport/gloo/gloo_links.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <thread>
 #include <utility>
 
-#include "transport/gloo/gloo_pair.h"
+#include "absl/strings/str_cat.h"
+#include "transport/time_left.h"
 
 namespace thinwire {
+namespace {
+
+constexpr size_t kControlFrames = 16;
+
+struct FrameSize {
+  size_t bytes, count;
+};
+// Always a whole frame is sent: these hold a word, a block of 4 KiB, and the largest block.
+constexpr FrameSize kParcelFrames[] = {
+    {512, 8}, {4096 + 512, 8}, {GlooPeer::kLargestParcel + 1024, 4}};
+
+constexpr std::chrono::microseconds kAcknowledged(200);  // between two looks
+
+}  // namespace
 
 GlooLinks::GlooLinks(std::shared_ptr<gloo::Context> context, std::unique_ptr<GlooLoop> loop,
                      std::shared_ptr<Failure> failure)
@@ -86,6 +106,260 @@ void GlooLinks::Run() {
     if (peer != nullptr) peer->ForgetBlocks();
   }
   for (BlockOwner* const owner : std::exchange(owners_, {})) owner->OnFailure();
+}
+
+// One peer.
+
+GlooPeer::GlooPeer(GlooLinks& links, int peer)
+    : links_(links),
+      peer_(peer),
+      control_(links.context(), peer, kControlSlot, kControlBytes, kControlFrames) {
+  Post();
+}
+
+void GlooPeer::Post() {
+  if (!posted_.exchange(true)) links_.loop().Post(this);
+}
+
+void GlooPeer::Run() {
+  posted_ = false;
+  if (lost_) return;
+  if (!std::exchange(observing_, true)) Observe(links_.context(), peer_, this);
+  try {
+    control_.Refill();
+    SendFrames();
+    for (const auto& frames : sizes_) frames->Refill();
+    PackParcels();
+  } catch (const std::exception&) {
+    // The connection is closed, which OnClosed tells.
+  }
+  CollectParcels();  // what has left by now
+  HearThatItClosed();
+}
+
+void GlooPeer::OnProgress() {
+  CollectMessages();
+  CollectParcels();
+  const bool left = CollectFrames();
+  bool wanted = control_.low();
+  if (left && !wanted) {
+    const absl::MutexLock lock(&mu_);
+    wanted = !frames_.empty();
+  }
+  if (wanted) Post();
+}
+
+// A connection may be closed from any thread, while the loop is busy with the peer.
+void GlooPeer::OnClosed(const std::string& why) {
+  {
+    const absl::MutexLock lock(&mu_);
+    closed_ = true;
+    why_ = why;
+  }
+  Post();
+}
+
+// A peer's last word and its end may come at once: the frames first.
+void GlooPeer::HearThatItClosed() {
+  std::string why;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (!closed_) return;
+    why = why_;
+  }
+  CollectMessages();
+  CollectFrames();
+  const absl::Status reason = absl::UnavailableError(
+      absl::StrCat("rank ", peer_, " is gone: its connection to rank ", links_.members().rank,
+                   " closed (", why, "); look why that process ended"));
+  links_.failure().LosePeer(peer_, reason);
+  Lose(reason);
+}
+
+void GlooPeer::Lose(const absl::Status& reason) {
+  if (std::exchange(lost_, true) || links_.failure().failed()) return;  // all owners hear of that
+  std::vector<BlockOwner*> owners;
+  for (const Message& message : messages_) owners.push_back(message.owner);
+  for (const auto& [slot, expected] : expected_) owners.push_back(expected.owner);
+  for (const Queued& parcel : queue_) owners.push_back(parcel.owner);
+  for (const auto& frames : sizes_) {
+    const std::vector<BlockOwner*> sending = frames->ForgetOwners();
+    owners.insert(owners.end(), sending.begin(), sending.end());
+  }
+  ForgetBlocks();
+  for (BlockOwner* const owner : owners) owner->OnBlockEnded(reason);
+}
+
+void GlooPeer::ForgetBlocks() {
+  messages_.clear();
+  expected_.clear();
+  queue_.clear();
+  early_.clear();
+  for (const auto& frames : sizes_) frames->ForgetOwners();
+}
+
+// Control frames.
+
+void GlooPeer::SendFrame(const ControlFrame& frame) {
+  {
+    const absl::MutexLock lock(&mu_);
+    if (closed_) return;
+    frames_.push_back(frame);
+  }
+  Post();
+}
+
+void GlooPeer::SendFrames() {
+  do {
+    while (control_.has_room() && TakeFrame(control_.next())) control_.Send({});
+    // A frame that finds its receive and room in the socket has left by now, and makes room.
+  } while (CollectFrames());
+}
+
+bool GlooPeer::TakeFrame(MutableBytes to) {
+  const absl::MutexLock lock(&mu_);
+  if (frames_.empty() || closed_) return false;
+  std::memcpy(to.data(), frames_.front().data(), kControlBytes);
+  frames_.pop_front();
+  ++under_way_;
+  return true;
+}
+
+bool GlooPeer::CollectFrames() {
+  const bool left = control_.Collect([this](Bytes frame) { links_.PushFrame(peer_, frame); });
+  if (!left) return false;
+  const absl::MutexLock lock(&mu_);
+  under_way_ = control_.under_way();
+  return true;
+}
+
+void GlooPeer::Drain(Deadline deadline) {
+  {
+    const absl::MutexLock lock(&mu_);
+    mu_.AwaitWithTimeout(absl::Condition(this, &GlooPeer::HaveLeft), TimeLeft(deadline));
+  }
+  while (IsOnItsWay(links_.context(), peer_) && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kAcknowledged);
+  }
+}
+
+// Messages.
+
+void GlooPeer::ReceiveMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer,
+                              BlockOwner* owner) {
+  messages_.push_back({&buffer, false, owner});
+  buffer.recv(peer_, slot);
+}
+
+void GlooPeer::SendMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer,
+                           BlockOwner* owner) {
+  messages_.push_back({&buffer, true, owner});
+  buffer.send(peer_, slot);
+}
+
+void GlooPeer::CollectMessages() {
+  std::vector<BlockOwner*> ended;
+  std::erase_if(messages_, [&](const Message& message) {
+    const size_t count =
+        message.outgoing ? TakeSent(*message.buffer) : TakeReceived(*message.buffer);
+    if (count > 0) ended.push_back(message.owner);
+    return count > 0;
+  });
+  for (BlockOwner* const owner : ended) owner->OnBlockEnded(absl::OkStatus());
+}
+
+// Parcels.
+
+void GlooPeer::MakeParcelFrames() {
+  if (!sizes_.empty()) return;
+  uint64_t slot = kControlSlot;
+  for (const auto [bytes, count] : kParcelFrames) {
+    slot += 2;
+    sizes_.push_back(std::make_unique<GlooFrames>(links_.context(), peer_, slot, bytes, count));
+  }
+  Post();
+}
+
+void GlooPeer::ReceiveParcel(uint64_t slot, MutableBytes to, BlockOwner* owner) {
+  MakeParcelFrames();
+  expected_.insert({slot, {to, owner}});
+  if (const auto early = early_.extract(slot); !early.empty()) Deliver(slot, early.mapped());
+}
+
+// Those that other tasks of this turn of the loop send go with it.
+void GlooPeer::SendParcel(uint64_t slot, Bytes from, BlockOwner* owner) {
+  MakeParcelFrames();
+  queue_.push_back({slot, from, owner});
+  Post();
+}
+
+void GlooPeer::PackParcels() {
+  while (!queue_.empty()) {
+    size_t bytes = 0, count = 0;
+    for (const Queued& parcel : queue_) {
+      const size_t with = bytes + ParcelBytes(parcel.from.size());
+      if (with > sizes_.back()->bytes()) break;
+      bytes = with;
+      ++count;
+    }
+    GlooFrames* const frames = FrameFor(bytes);
+    if (frames == nullptr) return;
+    MutableBytes rest = frames->next();
+    std::vector<BlockOwner*> owners;
+    for (; count > 0; --count) {
+      const Queued& parcel = queue_.front();
+      WriteParcel({parcel.slot, parcel.from}, rest);
+      owners.push_back(parcel.owner);
+      queue_.pop_front();
+    }
+    EndParcels(rest);
+    frames->Send(std::move(owners));
+  }
+}
+
+// The smallest that is large enough and free; null: none is.
+GlooFrames* GlooPeer::FrameFor(size_t bytes) {
+  for (const auto& frames : sizes_) {
+    if (bytes <= frames->bytes() && frames->has_room()) return frames.get();
+  }
+  return nullptr;
+}
+
+void GlooPeer::CollectParcels() {
+  bool wanted = false;
+  for (const auto& frames : sizes_) {
+    const bool left = frames->Collect([this](Bytes frame) { Unpack(frame); });
+    wanted = wanted || frames->low() || (left && !queue_.empty());
+  }
+  if (wanted && !lost_) Post();
+}
+
+void GlooPeer::Unpack(Bytes frame) {
+  for (;;) {
+    const absl::StatusOr<std::optional<Parcel>> parcel = ReadParcel(frame);
+    if (!parcel.ok()) {
+      return links_.failure().Fail(absl::DataLossError(absl::StrCat(
+          "what rank ", peer_, " sent to rank ", links_.members().rank,
+          " came damaged: ", parcel.status().message(),
+          "; look for a fault of the memory and network of both machines and of what is between")));
+    }
+    if (!parcel->has_value()) return;
+    Deliver((*parcel)->slot, (*parcel)->block);
+  }
+}
+
+// A block's size is part of its slot; one that is still wrong waits for its deadline like any other
+// that never meets its match.
+void GlooPeer::Deliver(uint64_t slot, Bytes block) {
+  const auto found = expected_.find(slot);
+  if (found == expected_.end() || found->second.to.size() != block.size()) {
+    early_.insert({slot, {block.begin(), block.end()}});
+    return;
+  }
+  const Expected expected = found->second;
+  expected_.erase(found);
+  std::memcpy(expected.to.data(), block.data(), block.size());
+  expected.owner->OnBlockEnded(absl::OkStatus());
 }
 
 }  // namespace thinwire

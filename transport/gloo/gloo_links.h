@@ -1,12 +1,18 @@
-// GlooLinks: one rank's connections with all others by Gloo, the thread that may use them, and what
-// is under way. Both planes of the rank stand on it.
+// GlooLinks: one rank's connections with all others by Gloo, each a GlooPeer. Both planes of the
+// rank stand on it.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_LINKS_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_LINKS_H_
 
 #include <gloo/context.h>
+#include <gloo/transport/unbound_buffer.h>
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -15,13 +21,124 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/failure.h"
+#include "transport/gloo/gloo_frames.h"
 #include "transport/gloo/gloo_loop.h"
-#include "transport/gloo/gloo_peer.h"
+#include "transport/gloo/gloo_pair.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
+#include "transport/store.h"
 
 namespace thinwire {
 
+class GlooLinks;
+
+// All that goes to and comes from one other rank over Gloo: control frames; parcels, small blocks
+// that share frames; and messages, large blocks each by itself. No thread waits for a peer: Gloo's
+// loop says when bytes came or left, and starts what is next.
+//
+// All but SendFrame and Drain are for the loop's thread. It ends when the connection is closed and
+// the loop is done with what was posted.
+class GlooPeer final : private ConnectionObserver, private GlooLoop::Task {
+ public:
+  static constexpr uint64_t kControlSlot = 2;                 // even slots are those of frames
+  static constexpr size_t kLargestParcel = size_t{16} << 10;  // bytes of a block
+  static constexpr int kMostRanks = 64;                       // frames take some 0.2 MiB a peer
+
+  // True if blocks of so many bytes are parcels, at both ends. A message of Gloo takes two notices,
+  // one of which its sender waits for; a parcel goes at once, and those that are ready together
+  // share a frame.
+  static constexpr bool TakesParcel(size_t bytes, int world) {
+    return bytes <= kLargestParcel && world <= kMostRanks;
+  }
+
+  GlooPeer(GlooLinks& links, int peer);
+
+  // Never waits: a peer that takes nothing, because it is stopped, must not stop those who would
+  // say so. Frames leave after a failure as well, so that the peer hears its reason before the
+  // connections close.
+  void SendFrame(const ControlFrame& frame);
+  // Gives the frames that were sent until the deadline to leave.
+  void Drain(Deadline deadline);
+
+  // Blocks. Both ends name a block by the same slot, which is odd and which no other block between
+  // them has. The memory lives until the owner has heard of the block's end or of a failure. Those
+  // with a buffer throw if the connection is closed.
+  void ReceiveParcel(uint64_t slot, MutableBytes to, BlockOwner* owner);
+  void SendParcel(uint64_t slot, Bytes from, BlockOwner* owner);
+  void ReceiveMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer, BlockOwner* owner);
+  void SendMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer, BlockOwner* owner);
+
+  // Tells the owners of messages that have ended. May be called with the connection's lock held.
+  void CollectMessages();
+
+  // True if blocks can't come or leave any more.
+  bool lost() const { return lost_; }
+  // The peer is lost: ends the blocks that are under way, with that reason.
+  void Lose(const absl::Status& reason);
+  // After a failure of the group: touches no block and no owner any more.
+  void ForgetBlocks();
+
+ private:
+  struct Expected {
+    MutableBytes to;
+    BlockOwner* owner;
+  };
+  struct Queued {
+    uint64_t slot;
+    Bytes from;
+    BlockOwner* owner;
+  };
+  struct Message {
+    gloo::transport::UnboundBuffer* buffer;
+    bool outgoing;
+    BlockOwner* owner;
+  };
+
+  void OnProgress() override;
+  void OnClosed(const std::string& why) override;
+
+  void Post();
+  void Run() override;
+  void HearThatItClosed();
+
+  bool TakeFrame(MutableBytes to);
+  void SendFrames();
+  bool CollectFrames();
+
+  void MakeParcelFrames();
+  void PackParcels();
+  GlooFrames* FrameFor(size_t bytes);
+  void CollectParcels();
+  void Unpack(Bytes frame);
+  void Deliver(uint64_t slot, Bytes block);
+
+  bool HaveLeft() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return closed_ || (frames_.empty() && under_way_ == 0);
+  }
+
+  GlooLinks& links_;
+  const int peer_;
+  std::atomic<bool> posted_{false};  // Run will look at everything again
+
+  // The loop's thread's own.
+  bool observing_ = false;
+  bool lost_ = false;
+  GlooFrames control_;
+  std::vector<std::unique_ptr<GlooFrames>> sizes_;  // of parcels' frames, ascending; empty at first
+  std::deque<Queued> queue_;                        // parcels that have no frame yet
+  std::unordered_map<uint64_t, Expected> expected_;
+  // Parcels that came before they were expected: no more than the peer has in flight.
+  std::unordered_map<uint64_t, std::vector<uint8_t>> early_;
+  std::vector<Message> messages_;
+
+  absl::Mutex mu_;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;  // the connection; why_ says for what reason
+  std::string why_ ABSL_GUARDED_BY(mu_);
+  std::deque<ControlFrame> frames_ ABSL_GUARDED_BY(mu_);  // to be sent
+  size_t under_way_ ABSL_GUARDED_BY(mu_) = 0;             // frames that were sent and have not left
+};
+
+// One rank's connections, the thread that may use them, and what is under way.
 class GlooLinks final : private GlooLoop::Task {
  public:
   // `loop` is that of the context's device. From here on the failure ends exchanges and receives,

@@ -1,0 +1,311 @@
+#include "schedule/engine/ending.h"
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace thinwire {
+namespace {
+
+const absl::Duration kBetterReason = absl::Milliseconds(250);  // to overtake a closed socket
+// A peer that has stopped never echoes, and takes no last words. Those that the roll call finds
+// silent are not waited for; waiting for another must not add much to the timeout that it has cost
+// already.
+const absl::Duration kEchoes = absl::Milliseconds(250);  // at most, and a 20th of the timeout
+constexpr std::chrono::milliseconds kLastWords(200);     // at most, and a 50th of the timeout
+
+using Tell = FailureProtocol::Tell;
+
+constexpr double kPause_s = 0.1;  // between two questions whether a peer is there
+const absl::Duration kTurn = absl::Milliseconds(20);
+
+double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count(); }
+
+}  // namespace
+
+Standstill::Standstill(std::chrono::milliseconds timeout)
+    : timeout_(timeout), counts_(std::max(timeout / 4, std::chrono::milliseconds(500))) {}
+
+void Standstill::Beat(Deadline now) {
+  const absl::MutexLock lock(&mu_);
+  if (last_.has_value() && now - *last_ >= counts_) {
+    woke_ = now;
+    stood_ = now - *last_;
+  }
+  last_ = now;
+}
+
+std::chrono::duration<double> Standstill::Lasted(Deadline now) const {
+  const absl::MutexLock lock(&mu_);
+  // Another thread may be awake before the one that beats.
+  if (last_.has_value() && now - *last_ >= counts_) return now - *last_;
+  if (woke_.has_value() && now - *woke_ < timeout_) return stood_;
+  return {};
+}
+
+absl::Status Standstill::Explain(int rank, const absl::Status& reason, Deadline now) const {
+  const bool gone = absl::IsUnavailable(reason);
+  if (!gone && !absl::IsDeadlineExceeded(reason)) return reason;
+  const std::chrono::duration<double> stood = Lasted(now);
+  if (stood.count() == 0) return reason;
+  const std::string consequence =
+      gone ? "its peers have given it up; let it run, or raise the timeout"
+           : absl::StrCat("so ", std::string(reason.message()));
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", rank, " itself was stopped for ", absl::StrFormat("%.1f", stood.count()),
+      " s, by a signal, by a debugger or for want of a processor, and ", consequence));
+}
+
+absl::Status OfTensor(const std::string& tensor, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat("tensor '", tensor, "': ", std::string(status.message())));
+}
+
+FailureProtocol::FailureProtocol(const Membership& members, const Options& options,
+                                 Transport& transport, const Standstill& standstill,
+                                 Records& records)
+    : members_(members),
+      transport_(transport),
+      standstill_(standstill),
+      records_(records),
+      flight_path_(options.flight_path),
+      echo_patience_(std::min(kEchoes, absl::FromChrono(options.timeout / 20))),
+      last_words_(std::min(kLastWords, options.timeout / 50)) {}
+
+absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Status& status) const {
+  const std::string named = absl::StrCat("tensor '", tensor, "'");
+  // The reason may name the tensor itself, and says it better then: with the rank that it is about.
+  const std::string place =
+      absl::StrContains(status.message(), named) ? "" : absl::StrCat(", ", named);
+  return absl::Status(status.code(),
+                      absl::StrCat("rank ", members_.rank, place, ": ", status.message()));
+}
+
+void FailureProtocol::Fail(absl::Status reason, Tell tell, int silent) {
+  if (tell == Tell::kNobody) OnEchoes(peers());
+  reason = standstill_.Explain(members_.rank, reason, Clock::now());
+  {
+    const absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return;
+    status_ = reason;
+    silent_ = silent;
+    told_ = peers() == 0;
+    failed_.store(true, std::memory_order_release);
+  }
+  const std::string_view text(reason.message().data(), reason.message().size());
+  records_.Event(FlightEvent::kFailed, text);
+  if (tell == Tell::kNobody) return;
+  SendToAll(PackFailure(reason, silent));
+  WriteFlight();
+}
+
+void FailureProtocol::SendToAll(const ControlFrame& frame) {
+  if (peers() > 0) transport_.control->SendToAll(frame);
+}
+
+void FailureProtocol::WriteFlight() const {
+  if (flight_path_.empty()) return;
+  std::ofstream out(PathOfRank(flight_path_, members_.rank));
+  out << "rank " << members_.rank << " of " << members_.size << " failed: " << status() << "\n"
+      << records_.LastEvents();
+}
+
+void FailureProtocol::FailFromExchange(const absl::Status& status, const std::string& tensor) {
+  if (absl::IsUnavailable(status)) AwaitFailure(kBetterReason);
+  Fail(OfTensor(tensor, status), Tell::kEveryone);
+}
+
+void FailureProtocol::OnPeerFailed(absl::Status reason, int silent) {
+  Fail(std::move(reason), Tell::kEveryone, silent);
+  OnEchoes(1);
+}
+
+void FailureProtocol::OnControlLost(const absl::Status& reason, Tell tell) {
+  Fail(reason, tell);
+  OnEchoes(peers());
+}
+
+void FailureProtocol::OnEchoes(int echoes) {
+  const absl::MutexLock lock(&mu_);
+  echoes_ += echoes;
+}
+
+absl::Status FailureProtocol::status() const {
+  const absl::MutexLock lock(&mu_);
+  return status_;
+}
+
+bool FailureProtocol::AwaitFailure(absl::Duration patience) const {
+  const absl::MutexLock lock(&mu_);
+  return mu_.AwaitWithTimeout(absl::Condition(this, &FailureProtocol::HasFailed), patience);
+}
+
+void FailureProtocol::CarryThrough() {
+  absl::Status reason;
+  {
+    const absl::MutexLock lock(&mu_);
+    mu_.AwaitWithTimeout(absl::Condition(this, &FailureProtocol::IsEchoed), echo_patience_);
+    reason = status_;
+  }
+  transport_.control->Abort(reason);
+  transport_.data->Abort(std::move(reason));
+  transport_.control->Flush(Clock::now() + last_words_);
+  const absl::MutexLock lock(&mu_);
+  told_ = true;
+}
+
+void FailureProtocol::AwaitTold() const {
+  const absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(this, &FailureProtocol::MayTell));
+}
+
+Farewell::Farewell(const Membership& members, std::chrono::milliseconds timeout,
+                   ControlPlane* control, FailureProtocol& failure)
+    : members_(members),
+      timeout_(timeout),
+      control_(control),
+      failure_(failure),
+      peers_(members.size),
+      roll_(members.size, kPause_s, AnswerPatience(Seconds(timeout))) {
+  peers_[members.rank].needs_nothing = true;
+}
+
+absl::Status Farewell::Reason() const {
+  return absl::UnavailableError(
+      absl::StrCat("rank ", first_, " closed its communicator after ", counted_,
+                   " collectives, and rank ", members_.rank, " has started ", started_,
+                   "; let every rank make the same calls before one of them closes"));
+}
+
+void Farewell::OnStarted(uint64_t started) {
+  absl::Status reason;
+  {
+    const absl::MutexLock lock(&mu_);
+    started_ = std::max(started_, started);
+    if (!IsCut()) return;
+    reason = Reason();
+  }
+  failure_.Fail(reason, Tell::kEveryone);
+}
+
+void Farewell::OnFinished() {
+  std::vector<int> peers;
+  {
+    const absl::MutexLock lock(&mu_);
+    ++finished_;
+    if (byes_ == 0) return;
+    peers = TakeFinishedFor();
+  }
+  TellFinished(peers);
+}
+
+// The peers that have said goodbye, and are now to hear that this rank needs nothing of them.
+std::vector<int> Farewell::TakeFinishedFor() {
+  std::vector<int> peers;
+  for (int rank = 0; rank < members_.size; ++rank) {
+    Peer& peer = peers_[rank];
+    if (!peer.parted || finished_ < peer.counts) continue;
+    peer.parted = false;
+    peers.push_back(rank);
+  }
+  return peers;
+}
+
+void Farewell::TellFinished(const std::vector<int>& peers) {
+  for (const int peer : peers) {
+    control_->Send(peer, PackSignal(FrameType::kByeHeard)).IgnoreError();
+  }
+}
+
+void Farewell::OnByeHeard(int from) {
+  const absl::MutexLock lock(&mu_);
+  peers_[from].needs_nothing = true;
+}
+
+void Farewell::OnPong(int from) {
+  const absl::MutexLock lock(&mu_);
+  roll_.OnAnswer(from);
+}
+
+bool Farewell::IsUnneeded() const {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const Peer& peer) { return peer.needs_nothing; });
+}
+
+bool Farewell::AwaitUnneeded(absl::Duration patience) {
+  const absl::MutexLock lock(&mu_);
+  return mu_.AwaitWithTimeout(absl::Condition(this, &Farewell::IsUnneeded), patience);
+}
+
+// Asks the peers that may need this rank whether they are there. True if none of them is.
+bool Farewell::AsksInVain() {
+  std::vector<int> asked;
+  bool in_vain = true;
+  {
+    const double now = Seconds(Clock::now().time_since_epoch());
+    const absl::MutexLock lock(&mu_);
+    for (int rank = 0; rank < members_.size; ++rank) {
+      if (peers_[rank].needs_nothing) continue;
+      if (roll_.Ask(rank, now)) asked.push_back(rank);
+      in_vain = in_vain && roll_.IsSilent(rank, now);
+    }
+  }
+  for (const int peer : asked) control_->Send(peer, PackSignal(FrameType::kPing)).IgnoreError();
+  return in_vain;
+}
+
+void Farewell::OnBye(int from, uint64_t started) {
+  absl::Status reason;
+  std::vector<int> peers;
+  {
+    const absl::MutexLock lock(&mu_);
+    peers_[from] = {.parted = true, .counts = started, .needs_nothing = true};
+    if (++byes_ == 1 || started < counted_) {
+      first_ = from;
+      counted_ = started;
+    }
+    if (IsCut()) {
+      reason = Reason();
+    } else {
+      peers = TakeFinishedFor();
+    }
+  }
+  if (!reason.ok()) return failure_.Fail(reason, Tell::kEveryone);
+  TellFinished(peers);
+}
+
+void Farewell::OnControlLost(const absl::Status& reason) {
+  absl::Status known = reason;
+  bool parted;
+  {
+    const absl::MutexLock lock(&mu_);
+    // A peer that has said goodbye may leave once all is done here. That fails what comes later,
+    // and is no news to the others, who have heard its goodbye as well. While something is under
+    // way it is another peer that is lost.
+    const bool has_left = byes_ > 0 && finished_ == started_;
+    parted = said_ || has_left;
+    if (has_left) known = Reason();
+  }
+  failure_.OnControlLost(known, parted ? Tell::kNobody : Tell::kEveryone);
+}
+
+void Farewell::Say() {
+  uint64_t started;
+  {
+    const absl::MutexLock lock(&mu_);
+    said_ = true;
+    started = started_;
+  }
+  failure_.SendToAll(PackBye(started));
+  const Deadline patience = Clock::now() + timeout_;
+  // In turns, since a group that fails meanwhile says no more.
+  while (!AwaitUnneeded(kTurn)) {
+    if (failure_.failed() || Clock::now() >= patience || AsksInVain()) return;
+  }
+}
+
+}  // namespace thinwire
