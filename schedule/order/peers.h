@@ -54,8 +54,8 @@ class LatencyProbe {
 // busy link the answer waits behind chunks, and on a busy machine for a processor.
 inline double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
 
-// A roll call finds which peers answer. The rank that waits for a tensor asks ahead of its deadline,
-// so that it knows at the deadline who is silent.
+// A roll call finds which peers answer. The rank that waits for a tensor asks ahead of its
+// deadline, so that it knows at the deadline who is silent.
 class RollCall {
  public:
   // A peer that owes no answer is asked again after `pause`; it is silent once it has owed one for
