@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from thinwire import errors
-from thinwire.torch.sites.meeting import Epoch, Gather, Meeting
+from thinwire.torch.sites.meeting import Epoch, Meeting
 from thinwire.torch.sites.secure import CODES, FEWEST, Masks, SumCodec, sum_of
 from thinwire.torch.sites.updates import (
     Rule,
@@ -127,7 +127,7 @@ class Round:
     weight: float
     begun: float
     # Fields of the last attempt.
-    gathers: list[Gather] = field(default_factory=list)  # of the header, and of chunks in order
+    gathers: list[Any] = field(default_factory=list)  # of the header, and of chunks in order
     after: Round | None = None  # the open round before this one
     attempt: Future[None] | None = None
     result: Values = field(default_factory=dict)

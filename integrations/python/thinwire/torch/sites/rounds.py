@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import math
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from thinwire import errors
@@ -65,6 +66,10 @@ _DIGEST = 16
 _ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
 _MEETINGS = 5  # that fail in a row, until a member gives up
 _SLICE = 4 << 20  # bytes of a state that one member sends at once
+# A message of more bytes waits for its receiver's notice, which is a latency, and of these so many
+# leave at once (transport/gloo/gloo_peer.h). Others do the same, so the link is idle until then.
+_SMALL_BYTES = 16 << 10
+_SMALL_PIECES = 4
 
 
 class Rounds:
@@ -205,7 +210,11 @@ class Rounds:
             else:
                 chunks = pieces if self._masks is not None else one.codec.cut(pieces)
                 for number, each in enumerate(chunks):
-                    one.gathers.append(meeting.start(f"round {one.fragment} {number}", [each]))
+                    name = f"round {one.fragment} {number}"
+                    first = number == 0 and self._masks is None
+                    one.gathers.append(
+                        _start_first(meeting, name, each) if first else meeting.start(name, [each])
+                    )
                 # Masks and results of owners have exchanges at other moments, which do not repeat.
                 if self._masks is None and one.fragment == self._fragments - 1:
                     meeting.end_turn()
@@ -504,13 +513,36 @@ class Rounds:
         return b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
 
 
+class _Pieces:
+    """A Gather of a chunk that was started in pieces."""
+
+    def __init__(self, gathers: list[Gather]) -> None:
+        self._gathers = gathers
+
+    def rows(self) -> list[memoryview]:
+        sent = zip(*(each.rows() for each in self._gathers), strict=True)
+        return [memoryview(b"".join(pieces)) for pieces in sent]
+
+
+def _start_first(meeting: Meeting, name: str, chunk: bytes) -> _Pieces:
+    """Starts the first chunk, of which small pieces leave while larger messages still wait."""
+    most = (_SMALL_PIECES + 1) * _SMALL_BYTES
+    cuts = [*range(0, min(len(chunk), most), _SMALL_BYTES), len(chunk)]
+    return _Pieces(
+        [
+            meeting.start(f"{name} {begin}", [chunk[begin:end]])
+            for begin, end in itertools.pairwise(cuts)
+        ]
+    )
+
+
 def _kept(pieces: Iterable[bytes], kept: list[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         kept.append(piece)
         yield piece
 
 
-def _chunks(gathers: list[Gather], seen: list) -> Iterator[list[memoryview]]:
+def _chunks(gathers: Sequence[Gather | _Pieces], seen: list) -> Iterator[list[memoryview]]:
     """Yields what each member sent, chunk by chunk, and adds it to `seen`."""
     for gather in gathers:
         rows = gather.rows()

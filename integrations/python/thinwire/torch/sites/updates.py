@@ -24,9 +24,9 @@ from thinwire.torch.exchange.rules import Codec, Rules, Structure
 
 _EXACT_BELOW = 1024  # elements of a tensor that goes in fp32, whose bytes do not count
 _CUT = 32768  # elements of a part; shorter ones cost adaptive codecs accuracy
-_CHUNK_BYTES = 64 << 10
-_MOST_CHUNKS = 16
-_LAST_CHUNKS = 4  # times smaller the last chunk is: nothing is under way while it is worked on
+_CHUNK_BYTES = 128 << 10
+_MOST_CHUNKS = 8
+_LAST_CHUNKS = 8  # times smaller the last chunk is: nothing is under way while it is worked on
 _CACHED = 65536  # elements that are worked on at once, so that they stay in a core's cache
 _CLIP_ROUNDS = 3
 _TRIM = 0.2  # of the members, at each end
@@ -115,7 +115,7 @@ class UpdateCodec:
         return chunks
 
     def cut(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yields the bytes of each chunk, a multiple of 4, of what encode() yields."""
+        """Yields the bytes of each chunk, a multiple of 4 above 0, of what encode() yields."""
         source, held = iter(pieces), b""
         for begin, end in map(self._bounds, self.chunks):
             taken, length = [held], len(held)
@@ -124,7 +124,7 @@ class UpdateCodec:
                 length += len(taken[-1])
             whole = b"".join(taken)
             chunk, held = whole[: end - begin], whole[end - begin :]
-            yield chunk + bytes(-len(chunk) % 4)
+            yield chunk + bytes(-len(chunk) % 4) or bytes(4)
 
     def empty(self) -> Values:
         """Return memory for an update."""
@@ -166,10 +166,10 @@ class UpdateCodec:
         return range(first, len(self.parts) if owner == members - 1 else last)
 
     def slices(self, pieces: Sequence[bytes], members: int) -> list[bytes]:
-        """Return the bytes for each owner, all of one length, of what encode() returned."""
+        """Return the bytes for each owner, all of one length above 0, of what encode() returned."""
         whole = b"".join(pieces)
         cut = [self._bounds(self.owned(owner, members)) for owner in range(members)]
-        length = -(-max(end - begin for begin, end in cut) // 4) * 4
+        length = -(-max(end - begin for begin, end in cut) // 4) * 4 or 4
         return [whole[begin:end].ljust(length, b"\0") for begin, end in cut]
 
     def _bounds(self, parts: range) -> tuple[int, int]:
@@ -190,7 +190,7 @@ class UpdateCodec:
             sum(self._down_bytes(at) for at in self.owned(owner, members))
             for owner in range(members)
         ]
-        return mine.ljust(-(-max(lengths) // 4) * 4, b"\0"), lost
+        return mine.ljust(-(-max(lengths) // 4) * 4 or 4, b"\0"), lost
 
     def _down_bytes(self, at: int) -> int:
         part = self.parts[at]
