@@ -213,7 +213,9 @@ class Rounds:
                     name = f"round {one.fragment} {number}"
                     first = number == 0 and self._masks is None
                     one.gathers.append(
-                        _start_first(meeting, name, each) if first else meeting.start(name, [each])
+                        _start_first(meeting, name, each, one.codec.size)
+                        if first
+                        else meeting.start(name, [each])
                     )
                 # Masks and results of owners have exchanges at other moments, which do not repeat.
                 if self._masks is None and one.fragment == self._fragments - 1:
@@ -524,9 +526,10 @@ class _Pieces:
         return [memoryview(b"".join(pieces)) for pieces in sent]
 
 
-def _start_first(meeting: Meeting, name: str, chunk: bytes) -> _Pieces:
-    """Starts the first chunk, of which small pieces leave while larger messages still wait."""
-    most = (_SMALL_PIECES + 1) * _SMALL_BYTES
+def _start_first(meeting: Meeting, name: str, chunk: bytes, size: int) -> _Pieces:
+    """Starts the first chunk of an update of `size` bytes, of which small pieces leave while larger
+    messages still wait. Each costs 1 KiB more than its bytes, so updates below 1 MiB have none."""
+    most = (_SMALL_PIECES + 1 if size >= 1 << 20 else 1) * _SMALL_BYTES
     cuts = [*range(0, min(len(chunk), most), _SMALL_BYTES), len(chunk)]
     return _Pieces(
         [

@@ -106,8 +106,8 @@ class UpdateCodec:
         """Chunks of that many bytes, the last ones smaller and smaller."""
         chunks, first, least = [], 0, most // _LAST_CHUNKS
         for at in range(len(self.parts)):
-            left = self._at[-1] - self._at[first]
-            if self._at[at + 1] - self._at[first] >= min(most, max(least, left // 2)):
+            left, rest = self._at[-1] - self._at[first], self._at[-1] - self._at[at + 1]
+            if left - rest >= min(most, max(least, left // 2)) and (rest >= least or rest == 0):
                 chunks.append(range(first, at + 1))
                 first = at + 1
         if first < len(self.parts) or not chunks:
