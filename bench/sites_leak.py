@@ -80,7 +80,8 @@ def sent(model: torch.nn.Module, spec: str, update: Tensors) -> Tensors:
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     codec = UpdateCodec({"*": spec}, sizes, tensors.structure_of(model))
     flat = {name: values.detach().reshape(-1).contiguous() for name, values in update.items()}
-    pieces = codec.encode(flat, {name: torch.zeros_like(v) for name, v in flat.items()})
+    zeros = {name: torch.zeros_like(values) for name, values in flat.items()}
+    pieces = codec.encode(lambda name, begin, end: flat[name][begin:end], zeros, 1.0, {})
     decoded = codec.decode(memoryview(b"".join(pieces)))
     return {name: decoded[name].view_as(update[name]).clone() for name in update}
 

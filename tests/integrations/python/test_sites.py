@@ -136,6 +136,23 @@ def test_one_outer_optimizer_serves_all_fragments():
     assert run(one_outer_for_all) == [True, True]
 
 
+def layer_by_layer(rank: int):
+    """Fragments of which one has no parameters, as activations among the layers of a model."""
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7)
+    with sites.DiLoCo(sites.static(), list(model), inner, outer, len(model)) as diloco:
+        for number in range(2 * len(model)):
+            step(model, inner, number, rank)
+        return [any(True for _ in layer.parameters()) for layer in model], diloco.rounds
+
+
+def test_a_fragment_may_be_without_parameters():
+    for with_parameters, rounds in run(layer_by_layer):
+        assert not all(with_parameters)
+        assert rounds == 2 * len(with_parameters)
+
+
 def compressed(rank: int, options: dict, sync_every):
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)

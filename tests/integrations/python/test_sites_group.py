@@ -222,8 +222,8 @@ def dies_at(when: str) -> None:
         die()
     tell, share = Meeting.tell, Site._share
     if when == "in a round":
-        Meeting.tell = lambda self, name, mine: die() if name == "progress" else tell(
-            self, name, mine
+        Meeting.tell = lambda self, name, *rest: die() if name == "progress" else tell(
+            self, name, *rest
         )  # fmt: skip
     if when == "in the broadcast":
         Site._share = lambda self, changed: (time.sleep(0.2), die(), share(self, changed))
@@ -260,8 +260,8 @@ def waits_in_a_round(rank: int, address: str, folder: str):
                 return took
             if rank == 3:
                 tell = Meeting.tell
-                Meeting.tell = lambda self, name, mine: (
-                    (time.sleep(1), die()) if name == "progress" else tell(self, name, mine)
+                Meeting.tell = lambda self, name, *rest: (
+                    (time.sleep(1), die()) if name == "progress" else tell(self, name, *rest)
                 )
             begun = time.monotonic()
             for number in range(2):
@@ -289,8 +289,8 @@ def waits_to_meet(rank: int, address: str):
     _, _, diloco = joined(rank, groups, address)
     if rank == 1:
         tell = Meeting.tell
-        Meeting.tell = lambda self, name, mine: (
-            (time.sleep(1), die()) if name == "progress" else tell(self, name, mine)
+        Meeting.tell = lambda self, name, *rest: (
+            (time.sleep(1), die()) if name == "progress" else tell(self, name, *rest)
         )
     begun = time.monotonic()
     with pytest.raises(errors.PeerLostError):
@@ -405,13 +405,13 @@ def stands_still(rank: int, address: str, folder: str):
             if rank == 3:
                 tell = Meeting.tell
 
-                def stops(meeting, name, mine):
+                def stops(meeting, name, *rest):
                     if name == "progress":
                         Meeting.tell = tell
                         Path(folder, "part").write_text(str(os.getpid()))
                         os.rename(Path(folder, "part"), pid_file)
                         os.kill(os.getpid(), signal.SIGSTOP)
-                    return tell(meeting, name, mine)
+                    return tell(meeting, name, *rest)
 
                 Meeting.tell = stops
             begun = time.monotonic()

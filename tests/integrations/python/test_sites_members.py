@@ -158,8 +158,8 @@ def fails_after_the_vote(rank: int, address: str):
         trainer.until(3)
         if rank == 0:
 
-            def lost(meeting, name, mine):
-                tell(meeting, name, mine)
+            def lost(meeting, name, mine, *meanwhile):
+                tell(meeting, name, mine, *meanwhile)
                 Meeting.tell = tell
                 time.sleep(0.5)  # the other has committed by then, or it has not: both are right
                 error = errors.PeerLostError("the connection broke after the last byte")

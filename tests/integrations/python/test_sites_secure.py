@@ -49,8 +49,15 @@ def exchanged(codec, weights, updates):
     """A round without a network: masked rows, plain rows, what each lost, and the mean."""
     members, speakers = len(weights), sum(weight > 0 for weight in weights)
     masks = masks_of(members)
-    values = [codec.values(codec.encode(u, {n: torch.zeros_like(v) for n, v in u.items()}))
-              for u in updates]  # fmt: skip
+    values = [
+        codec.values(
+            codec.encode(
+                lambda name, begin, end, u=u: u[name][begin:end],
+                {n: torch.zeros_like(v) for n, v in u.items()}, 1.0, {},
+            )
+        )
+        for u in updates
+    ]  # fmt: skip
     places = [codec.places(v, w) for v, w in zip(values, weights, strict=True)]
     rows = [m.hide(p, len(p), 5, secure.SCALE) for m, p in zip(masks, places, strict=True)]
     scales = codec.scales(secure.sum_of([memoryview(bytearray(row)) for row in rows], len(rows[0])))
@@ -140,7 +147,7 @@ def captured(rank: int):
 
     def keep(meeting, name, mine):
         if name.startswith(("round", "codes")):
-            sent.append(b"".join(mine)[64 if name.startswith("round") else 0 :])
+            sent.append(b"".join(mine))
         return start(meeting, name, mine)
 
     def keep_codes(codec, *arguments):
@@ -370,10 +377,10 @@ def killed_at(rank: int, address: str, phase: str, delay: int):
                     die()
                 return start(meeting, name, mine)
 
-            def tell_or_die(meeting, name, mine):
+            def tell_or_die(meeting, name, *rest):
                 if phase == "vote":
                     die()
-                return tell(meeting, name, mine)
+                return tell(meeting, name, *rest)
 
             Meeting.start, Meeting.tell = start_or_die, tell_or_die
         trainer.until(lambda _: trainer.diloco.rounds >= first + 10)

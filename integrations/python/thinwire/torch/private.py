@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed._composable import replicate
 from torch.distributed._composable.contract import _get_registry
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from thinwire.errors import Error, UnavailableError, again
 
@@ -220,6 +221,21 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[[Any], Any]) -
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         replaced._wrapped_by_lr_sched = True
     optimizer.step = MethodType(replaced, optimizer)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """True if somebody listens to the optimizer's steps.
+
+    Such a step must not be tried and taken back. torch has no public way to the hooks of
+    register_step_post_hook() and its like; 2.13 and 2.14 keep them in these dicts."""
+    return any(
+        (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+    )
 
 
 def replicated_group(module: torch.nn.Module) -> dist.ProcessGroup | None:

@@ -125,6 +125,8 @@ class DiLoCo:
         self._work, self._saw = 0.0, False  # since the start; whether saw() counts it
         self._left: deque[int] = deque()  # steps until each open round ends
         self._at_begin: dict[int, dict[str, torch.Tensor]] = {}  # for "rebase", by round
+        self._kept: Round | None = None  # the round before which its fragment's state was kept
+        self._ahead: Round | None = None  # applied, with its votes under way
         self._restored: list[Mapping[str, Any]] = []
         self._changed: set[int] = set()  # fragments, since the site's other ranks were told
         self._hooks: list[Any] = []
@@ -259,10 +261,11 @@ class DiLoCo:
         fragment = self._fragments[self._rounds.begun % len(self._fragments)]
         weight = self._work - fragment.mark if self._weight is None else self._weight
         fragment.mark = self._work
-        residuals: Values = {}
+        residuals: Values = {}  # whole when Rounds has taken all pieces
         if weight > 0:
-            residuals = {name: r * self._decay for name, r in fragment.residuals.items()}
-            pieces = fragment.codec.encode(fragment.update(), residuals)
+            pieces = fragment.codec.encode(
+                fragment.update_in_parts(), fragment.residuals, self._decay, residuals
+            )
         else:
             pieces = fragment.codec.nothing()
         if self._alpha == "rebase":
@@ -280,35 +283,56 @@ class DiLoCo:
 
     # Called by Rounds: the state that all members have alike.
 
+    def keep(self, one: Round) -> None:
+        self._kept = one if self._fragments[one.fragment].keep() else None
+
+    def apply_ahead(self, one: Round) -> None:
+        if self._kept is one and one.result:
+            self._ahead = one  # before the first change
+            self._move(one)
+
+    def take_back(self) -> None:
+        one, self._ahead = self._ahead, None
+        if one is not None:
+            self._fragments[one.fragment].restore()
+
     def apply(self, one: Round) -> None:
-        """The commit of a round."""
         fragment = self._fragments[one.fragment]
+        ahead, self._ahead, self._kept = self._ahead is one, None, None
+        fragment.forget()
         self._left.popleft()
-        begun = self._at_begin.pop(one.number, None)
         fragment.residuals.update(one.residuals)
         for name, lost in one.owed.items():
             fragment.residuals[name] = fragment.residuals[name] + lost
         if one.result:
             self._changed.add(one.fragment)
-            local: dict[str, torch.Tensor] = {}
-            with torch.no_grad():
-                for name, p in fragment.parameters.items() if self._alpha else ():
-                    local[name] = p.detach().clone()
-                    if self._alpha == "rebase":  # a newcomer began at the anchor
-                        local[name] -= (begun or fragment.anchor)[name].to(p.device)
-                fragment.step(one.result)
-                for name, learned in local.items():
-                    if self._alpha == "rebase":
-                        fragment.parameters[name].add_(learned)
-                    else:
-                        fragment.parameters[name].lerp_(learned, self._alpha)
+            if not ahead:
+                self._move(one)
         elif self._weight is None:
             fragment.mark -= one.weight  # nobody had it; the next round delivers it
+        self._at_begin.pop(one.number, None)
         self.reports.append(one.report)
         if self._round_log is not None:
             self._round_log.write(one.report.as_line())
         self._pace.ended(one.report.seconds)
         self._pace.settle(one.report.measured)
+
+    def _move(self, one: Round) -> None:
+        """The outer step of a round, and the mix with the local parameters."""
+        fragment = self._fragments[one.fragment]
+        begun = self._at_begin.get(one.number)
+        local: dict[str, torch.Tensor] = {}
+        with torch.no_grad():
+            for name, p in fragment.parameters.items() if self._alpha else ():
+                local[name] = p.detach().clone()
+                if self._alpha == "rebase":  # a newcomer began at the anchor
+                    local[name] -= (begun or fragment.anchor)[name].to(p.device)
+            fragment.step(one.result)
+            for name, learned in local.items():
+                if self._alpha == "rebase":
+                    fragment.parameters[name].add_(learned)
+                else:
+                    fragment.parameters[name].lerp_(learned, self._alpha)
 
     def dump(self) -> bytes:
         """All that a newcomer needs, as bytes that are equal on all members."""

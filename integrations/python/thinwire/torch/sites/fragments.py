@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -13,9 +15,18 @@ from thinwire.arguments import wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 from thinwire.torch.exchange.rules import Codec
-from thinwire.torch.private import plain_name
+from thinwire.torch.private import has_step_hooks, plain_name
 from thinwire.torch.sites.secure import SumCodec
 from thinwire.torch.sites.updates import UpdateCodec, Values
+
+
+class _Kept(NamedTuple):
+    """State of a fragment before a step that may be taken back."""
+
+    parameters: dict[str, torch.Tensor]
+    anchor: dict[str, torch.Tensor]
+    state: dict[torch.Tensor, Any]  # of the outer optimizer, by parameter
+    groups: list[dict[str, Any]]  # its other values
 
 
 class Fragment:
@@ -39,6 +50,8 @@ class Fragment:
             self.codec = UpdateCodec(codec, sizes, tensors.structure_of(module))
         self.residuals: Values = {name: torch.zeros(n) for name, n in sizes.items()}
         self.anchor = self.copy()
+        self._on_host = all(p.device.type == "cpu" for p in self.parameters.values())
+        self._kept: _Kept | None = None
         self.mark = 0.0  # the work of this member when its last round began
 
     def copy(self) -> dict[str, torch.Tensor]:
@@ -47,10 +60,54 @@ class Fragment:
 
     def update(self) -> Values:
         """Anchor minus parameters: the pseudo-gradient."""
-        return {
-            name: (self.anchor[name].float() - p.detach().cpu().float()).reshape(-1).contiguous()
-            for name, p in self.parameters.items()
-        }
+        of = self.update_in_parts()
+        return {name: of(name, 0, p.numel()) for name, p in self.parameters.items()}
+
+    def update_in_parts(self) -> Callable[[str, int, int], torch.Tensor]:
+        """The update, which is computed part by part: (name, begin, end) -> these elements."""
+        held: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # the parameter of the last part
+
+        def part(name: str, begin: int, end: int) -> torch.Tensor:
+            if name not in held:
+                held.clear()
+                both = self.anchor[name], self.parameters[name].detach().cpu()
+                held[name] = tuple(each.float().reshape(-1) for each in both)
+            anchor, mine = held[name]
+            return anchor[begin:end] - mine[begin:end]
+
+        return part
+
+    def keep(self) -> bool:
+        """Keeps all that step() and a mix after it change, until restore() or forget(). Return
+        whether it did: only of parameters on the host, since copies would take a device's memory,
+        and of an optimizer of torch's own, whose state is known, and whose steps have no hooks."""
+        torchs = type(self.outer).__module__.startswith("torch.optim.")
+        if not self._on_host or not torchs or has_step_hooks(self.outer):
+            return False
+        own, state = list(self.parameters.values()), self.outer.state
+        self._kept = _Kept(
+            {name: p.detach().clone() for name, p in self.parameters.items()},
+            self.anchor,  # step() makes a new one
+            {p: copy.deepcopy(state[p]) for p in own if p in state},
+            [{k: v for k, v in g.items() if k != "params"} for g in self.outer.param_groups],
+        )
+        return True
+
+    def restore(self) -> None:
+        """Takes back all since keep(), bit for bit."""
+        kept, self._kept = self._kept, None
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(kept.parameters[name])
+                self.outer.state.pop(p, None)
+        self.outer.state.update(kept.state)
+        for group, values in zip(self.outer.param_groups, kept.groups, strict=True):
+            group.update(values)
+        self.anchor = kept.anchor
+
+    def forget(self) -> None:
+        """Drops what keep() has kept."""
+        self._kept = None
 
     def step(self, update: Values) -> None:
         """An outer step from the anchor, which ends at the new anchor."""
@@ -59,6 +116,10 @@ class Fragment:
                 p.copy_(self.anchor[name])
                 p.grad = update[name].reshape(p.shape).to(p.device, p.dtype)
             self.outer.step()
+        if self._kept is not None:
+            self.anchor = self.copy()
+            return
+        with torch.no_grad():
             for name, p in self.parameters.items():
                 self.anchor[name].copy_(p)
 

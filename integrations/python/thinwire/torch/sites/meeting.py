@@ -172,17 +172,25 @@ class Meeting:
         pending = self._session.start(bucket, flat, result=out)
         return Gather(flat, out, self.epoch.size, pending)
 
-    def tell(self, name: str, mine: bytes) -> list[bytes]:
+    def tell(
+        self, name: str, mine: bytes, meanwhile: Callable[[], None] = lambda: None
+    ) -> list[bytes]:
         """Hands a few bytes to everybody, in one latency, and returns those of all members. With
-        many members in two, since the one would send `size` times as much."""
+        many members in two, since the one would send `size` times as much. meanwhile: runs while
+        the bytes are under way."""
         if self._session is None:
+            meanwhile()
             return [mine]
         if self.epoch.size > MOST_IN_ONE_HOP:
             gather = self.start(name, [mine.ljust(-(-len(mine) // 4) * 4, b"\0")])
+            meanwhile()
             return [bytes(row[: len(mine)]) for row in gather.rows()]
         told = torch.zeros(self.epoch.size, len(mine))  # each byte as a number, each in its row
         told[self.epoch.rank] = torch.tensor(list(mine), dtype=torch.float32)
-        self._session.start(self._bucket(name, told.numel(), "all_reduce"), told.view(-1)).wait()
+        bucket = self._bucket(name, told.numel(), "all_reduce")
+        pending = self._session.start(bucket, told.view(-1))
+        meanwhile()
+        pending.wait()
         return [bytes(row) for row in told.to(torch.uint8).tolist()]
 
     def _bucket(self, name: str, numel: int, collective: str) -> Bucket:

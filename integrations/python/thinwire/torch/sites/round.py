@@ -8,14 +8,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from thinwire import errors
-from thinwire.torch.sites.meeting import Epoch, Gather, Meeting
+from thinwire.torch.sites.meeting import Epoch, Meeting
 from thinwire.torch.sites.secure import CODES, FEWEST, Masks, SumCodec, sum_of
-from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, dot, length_of, mean, mean_into
+from thinwire.torch.sites.updates import (
+    Rule,
+    UpdateCodec,
+    Values,
+    doubles,
+    length_of,
+    mean,
+    mean_into,
+)
 
 NO_DIGEST = bytes(16)
 
@@ -46,7 +54,22 @@ class Members(Protocol):
 class Model(Protocol):
     """All that the members have alike, and what a commit does to it."""
 
-    def apply(self, one: Round) -> None: ...
+    def keep(self, one: Round) -> None:
+        """Before apply_ahead(), while the round's bytes are under way: keeps what it changes."""
+        ...
+
+    def apply_ahead(self, one: Round) -> None:
+        """Does the part of apply() that takes long, while the votes are under way. apply() or
+        take_back() follows before anybody else sees the model."""
+        ...
+
+    def take_back(self) -> None:
+        """Restores what keep() has kept, bit for bit, if apply_ahead() has changed it."""
+        ...
+
+    def apply(self, one: Round) -> None:
+        """The commit of a round."""
+        ...
 
     def dump(self) -> bytes: ...
 
@@ -104,7 +127,7 @@ class Round:
     weight: float
     begun: float
     # Fields of the last attempt.
-    gathers: list[Gather] = field(default_factory=list)  # of chunks, in their order
+    gathers: list[Any] = field(default_factory=list)  # of the header, and of chunks in order
     after: Round | None = None  # the open round before this one
     attempt: Future[None] | None = None
     result: Values = field(default_factory=dict)
@@ -119,7 +142,7 @@ class Round:
 
 
 # The result of an attempt: of everybody's whole updates, of this owner's parts in two hops, or of
-# sums under masks. `rows` are the bytes that each member sent behind its header, and `weights`
+# sums under masks. `rows` are the bytes that each member sent after its header, and `weights`
 # theirs, by rank.
 
 
@@ -134,10 +157,11 @@ class Sums:
 
     def add(self, updates: Sequence[Values], result: Values) -> None:
         for name, values in result.items():
-            self._result += dot(values, values)
-            for at, update in enumerate(updates):
-                self._own[at] += dot(update[name], update[name])
-                self._with_result[at] += dot(update[name], values)
+            for whole, *parts in doubles(values, *(update[name] for update in updates)):
+                self._result += float(whole @ whole)
+                for at, part in enumerate(parts):
+                    self._own[at] += float(part @ part)
+                    self._with_result[at] += float(part @ whole)
 
     def by_rank(self) -> tuple[list[float], list[float]]:
         """Return norms and cosines; 0 of members that had nothing to say."""

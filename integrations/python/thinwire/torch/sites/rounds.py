@@ -2,13 +2,16 @@
 
 A round, of one fragment of the model:
 
-1. Each member encodes its update once, with its residual, and hands the bytes to everybody, behind
-   a header with its weight and in chunks, so that each is decoded while the next one is under way.
-   All decode the same bytes, and apply the same rule. With more than eight members each hands
-   every owner its part of the bytes, and owners hand all the result. What an owner's result loses
-   joins the owner's own residual, so that its next update says it, whoever owns the part then.
+1. Each member encodes its update once, with its residual, and hands the bytes to everybody, after
+   a header with its weight and in chunks, so that each is encoded while the one before it is under
+   way, and decoded while the next one is. All decode the same bytes, and apply the same rule. With
+   more than eight members each hands every owner its part of the bytes, and owners hand all the
+   result. What an owner's result loses joins the owner's own residual, so that its next update says
+   it, whoever owns the part then.
 2. All tell one another digests of what they received from each. A member commits when it has those
-   of all, and they agree. So if one member has committed, every other one has the result.
+   of all, and they agree. So if one member has committed, every other one has the result. Where the
+   caller waits for the round, the result is applied while these votes are under way, and taken back
+   bit for bit if one is missing or differs, before the caller goes on.
 3. After a failure the members that are left meet again and tell how far they are. If one has
    committed the round, or all have its result, all commit it; else none does, and each sends the
    bytes that it still has to those who are left. No local step is lost.
@@ -24,17 +27,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import math
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from thinwire import errors
 from thinwire.config import Config
-from thinwire.torch.sites.meeting import MOST_IN_ONE_HOP, Epoch, Meeting
+from thinwire.torch.sites.meeting import MOST_IN_ONE_HOP, Epoch, Gather, Meeting
 from thinwire.torch.sites.round import (
     NO_DIGEST,
     Members,
@@ -62,6 +66,10 @@ _DIGEST = 16
 _ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
 _MEETINGS = 5  # that fail in a row, until a member gives up
 _SLICE = 4 << 20  # bytes of a state that one member sends at once
+# A message of more bytes waits for its receiver's notice, which is a latency, and of these so many
+# leave at once (transport/gloo/gloo_peer.h). Others do the same, so the link is idle until then.
+_SMALL_BYTES = 16 << 10
+_SMALL_PIECES = 4
 
 
 class Rounds:
@@ -194,17 +202,21 @@ class Rounds:
             places = one.codec.places(one.codec.values(pieces), one.weight)
             pieces = [self._masks.hide(places, len(places), one.number, SCALE)]
         try:
+            # On its own, since members of different codecs have chunks of different lengths.
+            one.gathers.append(meeting.start(f"head {one.fragment}", [header]))
             if one.in_two_hops:
                 slices = one.codec.slices(pieces, meeting.epoch.size)
-                one.gathers = [
-                    meeting.scatter(f"owned {one.fragment}", [header + each for each in slices])
-                ]
+                one.gathers.append(meeting.scatter(f"owned {one.fragment}", slices))
             else:
                 chunks = pieces if self._masks is not None else one.codec.cut(pieces)
                 for number, each in enumerate(chunks):
-                    front = [header] if number == 0 else []
                     name = f"round {one.fragment} {number}"
-                    one.gathers.append(meeting.start(name, [*front, each]))
+                    first = number == 0 and self._masks is None
+                    one.gathers.append(
+                        _start_first(meeting, name, each, one.codec.size)
+                        if first
+                        else meeting.start(name, [each])
+                    )
                 # Masks and results of owners have exchanges at other moments, which do not repeat.
                 if self._masks is None and one.fragment == self._fragments - 1:
                     meeting.end_turn()
@@ -230,26 +242,27 @@ class Rounds:
         """All of a round up to the moment before its commit."""
         if one.after is not None and (not one.after.agreed or one.after.changes):
             raise errors.Error("the round before this one is to be made first")
-        rows = one.gathers[0].rows()
-        heads = [_HEADER.unpack(row[: _HEADER.size]) for row in rows]
+        if self._worker is None:
+            self._model.keep(one)
+        first, *rest = one.gathers
+        rows = first.rows()
+        heads = [_HEADER.unpack(row) for row in rows]
         _check_heads(heads, meeting.epoch)
         weights = [head[3] for head in heads]
         norms, cosines = [], []
-        seen = [hashlib.sha256(row[: _HEADER.size]) for row in rows]
+        seen = [hashlib.sha256(row) for row in rows]
         result = hashlib.sha256()
-        sent = [row[_HEADER.size :] for row in rows]
         if one.in_two_hops:
-            reduce_owned(meeting, one, sent, weights, self._rule, seen)
+            reduce_owned(meeting, one, rest[0].rows(), weights, self._rule, seen)
             _add(result.update, one.result)
         elif self._masks is None:
             before = self.before.get(one.fragment, {})
             norms, cosines = combine(
-                one, _chunks(one, sent, seen), weights, self._rule, before,
+                one, _chunks(rest, seen), weights, self._rule, before,
                 lambda values: result.update(raw_bytes(values)),
             )  # fmt: skip
         else:
-            for each, row in zip(seen, sent, strict=True):
-                each.update(row)
+            (sent,) = _chunks(rest, seen)
             weights = add_hidden(meeting, one, sent, weights, self._masks, seen)
             _add(result.update, one.result)
         one.seen = b"".join(each.digest()[:_DIGEST] for each in seen)
@@ -262,11 +275,19 @@ class Rounds:
             self._sent_before + meeting.wire_bytes(), tuple(head[4:6] for head in heads),
         )  # fmt: skip
         one.digest = digest  # from here on the round can be committed
-        self._vote(meeting, one)
+        try:
+            self._vote(meeting, one)
+        except BaseException:
+            self._model.take_back()
+            raise
         one.agreed = True
 
     def _vote(self, meeting: Meeting, one: Round) -> None:
-        votes = meeting.tell(f"vote {one.fragment}", one.digest + one.seen)
+        def meanwhile() -> None:
+            if self._worker is None:  # else the caller trains
+                self._model.apply_ahead(one)
+
+        votes = meeting.tell(f"vote {one.fragment}", one.digest + one.seen, meanwhile)
         names = meeting.epoch.names
         for sender, name in enumerate(names):
             at = (sender + 1) * _DIGEST
@@ -494,16 +515,40 @@ class Rounds:
         return b"".join(b"".join(pieces[rank]) for rank in holders)[:length]
 
 
+class _Pieces:
+    """A Gather of a chunk that was started in pieces."""
+
+    def __init__(self, gathers: list[Gather]) -> None:
+        self._gathers = gathers
+
+    def rows(self) -> list[memoryview]:
+        sent = zip(*(each.rows() for each in self._gathers), strict=True)
+        return [memoryview(b"".join(pieces)) for pieces in sent]
+
+
+def _start_first(meeting: Meeting, name: str, chunk: bytes, size: int) -> _Pieces:
+    """Starts the first chunk of an update of `size` bytes, of which small pieces leave while larger
+    messages still wait. Each costs 1 KiB more than its bytes, so updates below 1 MiB have none."""
+    most = (_SMALL_PIECES + 1 if size >= 1 << 20 else 1) * _SMALL_BYTES
+    cuts = [*range(0, min(len(chunk), most), _SMALL_BYTES), len(chunk)]
+    return _Pieces(
+        [
+            meeting.start(f"{name} {begin}", [chunk[begin:end]])
+            for begin, end in itertools.pairwise(cuts)
+        ]
+    )
+
+
 def _kept(pieces: Iterable[bytes], kept: list[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         kept.append(piece)
         yield piece
 
 
-def _chunks(one: Round, first: list[memoryview], seen: list) -> Iterator[list[memoryview]]:
+def _chunks(gathers: Sequence[Gather | _Pieces], seen: list) -> Iterator[list[memoryview]]:
     """Yields what each member sent, chunk by chunk, and adds it to `seen`."""
-    for number, gather in enumerate(one.gathers):
-        rows = first if number == 0 else gather.rows()
+    for gather in gathers:
+        rows = gather.rows()
         for each, row in zip(seen, rows, strict=True):
             each.update(row)
         yield rows

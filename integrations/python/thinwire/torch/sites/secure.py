@@ -23,7 +23,7 @@ import importlib
 import math
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -184,12 +184,16 @@ class SumCodec:
         self._padding = -used % 4
         self.scale_bytes = 2 * _PLACES * len(sizes)
 
-    def encode(self, update: Values, residuals: Values) -> list[bytes]:
-        """Return the update with its residuals, exactly; it is coded when the scale is known, and
-        the residuals, which are emptied, come then."""
-        pieces = [raw_bytes(update[name] + residuals[name]) for name in self.sizes]
-        residuals.clear()
-        return pieces
+    def encode(
+        self, update: Callable[[str, int, int], torch.Tensor], kept: Values, decay: float,
+        _lost: Values,
+    ) -> list[bytes]:  # fmt: skip
+        """Return the update and what earlier rounds have lost, exactly (UpdateCodec.encode); it is
+        coded when the scale is known, and what is lost comes then."""
+        return [
+            raw_bytes(update(name, 0, size) + kept[name] * decay)
+            for name, size in self.sizes.items()
+        ]
 
     def nothing(self) -> list[bytes]:
         """Return as many bytes of a member that has nothing to say."""

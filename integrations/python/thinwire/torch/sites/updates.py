@@ -24,8 +24,9 @@ from thinwire.torch.exchange.rules import Codec, Rules, Structure
 
 _EXACT_BELOW = 1024  # elements of a tensor that goes in fp32, whose bytes do not count
 _CUT = 32768  # elements of a part; shorter ones cost adaptive codecs accuracy
-_CHUNK_BYTES = 256 << 10
-_MOST_CHUNKS = 16
+_CHUNK_BYTES = 128 << 10
+_MOST_CHUNKS = 8
+_LAST_CHUNKS = 8  # times smaller the last chunk is: nothing is under way while it is worked on
 _CACHED = 65536  # elements that are worked on at once, so that they stay in a core's cache
 _CLIP_ROUNDS = 3
 TRIM = 0.2  # of the members, at each end
@@ -74,11 +75,24 @@ class UpdateCodec:
         self.size = -(-self._at[-1] // 4) * 4
         self.chunks = self._cut(max(_CHUNK_BYTES, self.size // _MOST_CHUNKS))
 
-    def encode(self, update: Values, residuals: Values) -> Iterator[bytes]:
-        """Yields the pieces of `size` bytes, each as soon as it is asked for. residuals: added to
-        the update, and replaced by what the encoding lost, with the last piece."""
+    def encode(
+        self, update: Callable[[str, int, int], torch.Tensor], kept: Values, decay: float,
+        lost: Values,
+    ) -> Iterator[bytes]:  # fmt: skip
+        """Yields the pieces of `size` bytes, each as soon as it is asked for, so that the first
+        ones are on their way before the last ones are computed.
+
+        Args:
+            update: (name, begin, end) -> these elements of the update, flat float32 on the host.
+            kept: what earlier rounds have lost; `decay` times it is added.
+            lost: gets what this one loses, by name; whole with the last piece.
+        """
         for name, begin, end, up, _ in self.parts:
-            yield encode(up, update[name][begin:end], residuals[name][begin:end])
+            if begin == 0:
+                lost[name] = torch.empty(self.sizes[name])
+            residual = lost[name][begin:end]
+            torch.mul(kept[name][begin:end], decay, out=residual)
+            yield encode(up, update(name, begin, end), residual)
         yield bytes(self.size - self._at[-1])
 
     def nothing(self) -> list[bytes]:
@@ -88,10 +102,12 @@ class UpdateCodec:
     # Chunks: runs of parts that travel one after another, so that each is worked on while the
     # next ones are on their way.
 
-    def _cut(self, least: int) -> list[range]:
-        chunks, first = [], 0
+    def _cut(self, most: int) -> list[range]:
+        """Chunks of that many bytes, the last ones smaller and smaller."""
+        chunks, first, least = [], 0, most // _LAST_CHUNKS
         for at in range(len(self.parts)):
-            if self._at[at + 1] - self._at[first] >= least:
+            left, rest = self._at[-1] - self._at[first], self._at[-1] - self._at[at + 1]
+            if left - rest >= min(most, max(least, left // 2)) and (rest >= least or rest == 0):
                 chunks.append(range(first, at + 1))
                 first = at + 1
         if first < len(self.parts) or not chunks:
@@ -99,7 +115,7 @@ class UpdateCodec:
         return chunks
 
     def cut(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yields the bytes of each chunk, a multiple of 4, of what encode() yields."""
+        """Yields the bytes of each chunk, a multiple of 4 above 0, of what encode() yields."""
         source, held = iter(pieces), b""
         for begin, end in map(self._bounds, self.chunks):
             taken, length = [held], len(held)
@@ -108,7 +124,7 @@ class UpdateCodec:
                 length += len(taken[-1])
             whole = b"".join(taken)
             chunk, held = whole[: end - begin], whole[end - begin :]
-            yield chunk + bytes(-len(chunk) % 4)
+            yield chunk + bytes(-len(chunk) % 4) or bytes(4)
 
     def empty(self) -> Values:
         """Return memory for an update."""
@@ -150,10 +166,10 @@ class UpdateCodec:
         return range(first, len(self.parts) if owner == members - 1 else last)
 
     def slices(self, pieces: Sequence[bytes], members: int) -> list[bytes]:
-        """Return the bytes for each owner, all of one length, of what encode() returned."""
+        """Return the bytes for each owner, all of one length above 0, of what encode() returned."""
         whole = b"".join(pieces)
         cut = [self._bounds(self.owned(owner, members)) for owner in range(members)]
-        length = -(-max(end - begin for begin, end in cut) // 4) * 4
+        length = -(-max(end - begin for begin, end in cut) // 4) * 4 or 4
         return [whole[begin:end].ljust(length, b"\0") for begin, end in cut]
 
     def _bounds(self, parts: range) -> tuple[int, int]:
@@ -174,7 +190,7 @@ class UpdateCodec:
             sum(self._down_bytes(at) for at in self.owned(owner, members))
             for owner in range(members)
         ]
-        return mine.ljust(-(-max(lengths) // 4) * 4, b"\0"), lost
+        return mine.ljust(-(-max(lengths) // 4) * 4 or 4, b"\0"), lost
 
     def _down_bytes(self, at: int) -> int:
         part = self.parts[at]
@@ -307,8 +323,13 @@ def length_of(squares: float) -> float:
 
 def dot(a: torch.Tensor, b: torch.Tensor) -> float:
     """The sum of products in float64."""
-    pieces = zip(a.split(_CACHED), b.split(_CACHED), strict=True)
-    return math.fsum(float(x.double() @ y.double()) for x, y in pieces)
+    return math.fsum(float(x @ y) for x, y in doubles(a, b))
+
+
+def doubles(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Yields pieces of tensors of one length in float64, that of each tensor side by side."""
+    for pieces in zip(*(each.split(_CACHED) for each in tensors), strict=True):
+        yield [each.double() for each in pieces]
 
 
 def _rounded(value: float) -> float:
