@@ -199,8 +199,9 @@ def updates_of(codec: str, members: int) -> list[dict[Any, torch.Tensor]]:
         generator = torch.Generator().manual_seed(member)
         scale = -10.0 if member == members - 1 else 1.0
         update = {n: scale * torch.randn(k, generator=generator) + 1 for n, k in _SIZES.items()}
-        residuals = {name: torch.zeros(numel) for name, numel in _SIZES.items()}
-        decoded.append(coder.decode(memoryview(b"".join(coder.encode(update, residuals)))))
+        zeros = {name: torch.zeros(numel) for name, numel in _SIZES.items()}
+        pieces = coder.encode(lambda n, begin, end, of=update: of[n][begin:end], zeros, 1.0, {})
+        decoded.append(coder.decode(memoryview(b"".join(pieces))))
     return decoded
 
 
