@@ -190,8 +190,8 @@ Aggregate = Callable[[list[tuple[list[Any], int]], int], list[Any]]
 
 
 def updates_of(codec: str, members: int) -> list[dict[Any, torch.Tensor]]:
-    """What everybody decodes of updates of about the same length, the last one poisoned. Those of
-    codecs with few values have many ties."""
+    """Return what everybody decodes of updates of about the same length, the last one poisoned.
+    Those of codecs with few values have many ties."""
     from thinwire.torch.sites.updates import UpdateCodec
 
     coder, decoded = UpdateCodec(codec, _SIZES, {}), []

@@ -120,12 +120,12 @@ class FailureProtocol {
   bool told_ ABSL_GUARDED_BY(mu_) = false;  // status_ may be handed out
 };
 
-// Farewell ends a group in order. A rank that closes says goodbye, with the number of collectives
-// that it has started, and waits until its peers have finished these as well: a rank may have all
-// that it wants while its peers still exchange their last chunk, and a closed connection would look
-// like a lost peer to them. A peer that still works says so when it is asked, and is waited for;
-// one that answers nothing has stopped, and is not. A collective that a peer's goodbye does not
-// count will never finish, so it fails the group at once. Thread-safe.
+// Farewell ends a group in order. A rank that closes tells its peers, with the number of
+// collectives that it has started, and waits until its peers have finished these as well: a rank
+// may have all that it wants while its peers still exchange their last chunk, and a closed
+// connection would look like a lost peer to them. A peer that still works says so when it is asked,
+// and is waited for; one that answers nothing has stopped, and is not. A collective that a peer's
+// goodbye does not count will never finish, so it fails the group at once. Thread-safe.
 class Farewell {
  public:
   // References outlive it; `control` is null in a world of one. timeout: the group's, within which
@@ -147,7 +147,8 @@ class Farewell {
   // heard everybody's goodbye leaves, maybe before this rank has heard them all.
   void OnControlLost(const absl::Status& reason);
 
-  // Says goodbye, and waits until nobody needs this rank any more, or can't be heard.
+  // Tells the peers that this rank closes, and waits until nobody needs this rank any more, or
+  // can't be heard.
   void Say();
 
  private:

@@ -21,6 +21,7 @@ from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
 from thinwire import config, errors
 from thinwire.torch import sites
+from thinwire.torch.sites import lighthouse_members
 from thinwire.torch.sites.meeting import Meeting
 
 WIDTH = 64
@@ -600,3 +601,22 @@ def test_one_that_leaves_while_it_joins_is_gone():
     members.close()
     assert "thinwire sites" not in {thread.name for thread in threading.enumerate()}
     assert server.get("thinwire/sites/left/1") == b"1"
+
+
+def test_strangers_do_not_take_all_descriptors():
+    most = 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lighthouse_members, "_MOST_LISTENERS", most)
+        signs = lighthouse_members._Signs(0.02, 1.0)
+        there = ("127.0.0.1", signs.port)
+        strangers = [socket.create_connection(there, 5) for _ in range(3 * most)]
+        try:
+            for stranger in strangers:
+                stranger.settimeout(10)
+            heard = [stranger.recv(1) for stranger in strangers]
+            assert heard.count(b"b") == most
+            assert heard.count(b"") == 2 * most
+        finally:
+            for stranger in strangers:
+                stranger.close()
+            signs.close()

@@ -34,6 +34,7 @@ _log = logging.getLogger("thinwire")
 _CONNECT = datetime.timedelta(seconds=10)
 _LINE_S = 2.0  # to reach another member
 _BEAT, _GOODBYE = b"b", b"g"
+_MOST_LISTENERS = 256  # strangers that connect are not to take all descriptors
 
 
 class _Line:
@@ -108,6 +109,9 @@ class _Signs:
             with contextlib.suppress(OSError):
                 while True:
                     listener = self._server.accept()[0]
+                    if len(self._listeners) == _MOST_LISTENERS:
+                        listener.close()
+                        continue
                     listener.setblocking(False)
                     self._listeners.append(listener)
             self._send(_BEAT)
@@ -185,7 +189,7 @@ class _Signs:
         return {member for member, line in lines.items() if line.has_ended()}
 
     def close(self) -> None:
-        """Says goodbye. May be called twice."""
+        """Tells the others that this member leaves. May be called twice."""
         self._closing.set()
         self._thread.join()
         self.watch({})
