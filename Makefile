@@ -86,15 +86,15 @@ library:
 	@[ -f build/CMakeCache.txt ] || cmake --preset library > build/configure.log || { cat build/configure.log; exit 1; }
 	@cmake --build --preset library -j $(JOBS)
 
-# pip mostly waits for downloads, and uses one core, while clang needs no Python; and tests mostly wait for one another,
-# so the next stage is built beside them, with what they leave of the processors.
+# pip mostly waits for downloads, and tests for one another, so what needs the processors is built beside them: the
+# library beside pip, both sanitizers' programs beside the Python tests, which are the longest. Tests with a sanitizer
+# share the machine with nothing but what runs at a low priority.
 test: packages
-	@$(MAKE) --no-print-directory -j2 trainers thread-safety
-	@$(MAKE) --no-print-directory build
-	@$(MAKE) --no-print-directory -j2 test-cpp build-asan
-	@$(MAKE) --no-print-directory -j2 test-asan build-tsan
-	@$(MAKE) --no-print-directory -j2 test-tsan test-neon
-	@$(MAKE) --no-print-directory test-python test-trainers
+	@$(MAKE) --no-print-directory -j3 trainers thread-safety build
+	@$(MAKE) --no-print-directory -j3 test-python build-asan build-tsan
+	@$(MAKE) --no-print-directory -j2 test-cpp test-trainers
+	@$(MAKE) --no-print-directory -j2 test-asan test-neon
+	@$(MAKE) --no-print-directory test-tsan
 
 thread-safety: packages
 	@cmake --preset thread-safety > build/configure-thread-safety.log || { cat build/configure-thread-safety.log; exit 1; }
@@ -124,10 +124,10 @@ test-python: build
 
 # The part of test-frameworks that `make test` runs: Lightning, Accelerate and transformers, and Open MPI
 # by test-python. Downloads that fail or take too long leave it out.
-TRAINERS_SETUP = timeout 180 scripts/frameworks_setup.sh trainers > build/trainers.log 2>&1
+TRAINERS_SETUP = timeout 300 scripts/frameworks_setup.sh trainers > build/trainers.log 2>&1
 trainers: venv
 	@$(TRAINERS_SETUP) || true
-	@timeout 180 scripts/install.sh openmpi-bin >> build/trainers.log 2>&1 || true
+	@timeout 300 scripts/install.sh openmpi-bin >> build/trainers.log 2>&1 || true
 
 test-trainers: build
 	@if $(TRAINERS_SETUP); then \
