@@ -1,5 +1,7 @@
 // What an order of chunks reaches of what any order could, simulated: step times over Jackson's
 // preemptive bound, and over fifo with a barrier. Prints a table and, as JSON, every setting.
+// Chunks have the default size in every world: only the cost of messages, which this model does not
+// have, makes them larger (see Settle).
 //
 //   sched_bench [--short] [--out FILE]
 #include <algorithm>
