@@ -85,7 +85,29 @@ absl::Status ChunkTask::Finish(absl::Status status) {
   return status;
 }
 
-ThreadExecutor::~ThreadExecutor() {
+void IssueOrder::Add(const void* chunk, int hops, bool drain) {
+  hops_.push_back(chunk);
+  FlushPrevious();
+  previous_ = chunk;
+  later_hops_ = hops - 1;
+  if (drain) FlushPrevious();
+}
+
+// They are next, whether the first one has been issued by now or not.
+void IssueOrder::FlushPrevious() {
+  if (previous_ != nullptr) hops_.insert(hops_.end(), later_hops_, previous_);
+  previous_ = nullptr;
+}
+
+void IssueOrder::Remove(const void* chunk) {
+  if (previous_ == chunk) previous_ = nullptr;
+  std::erase(hops_, chunk);
+}
+
+Executor::Executor(Lanes& lanes, const Options& options, Records& records, ChunkHost& host)
+    : lanes_(lanes), traits_(lanes.traits()), options_(options), records_(records), host_(host) {}
+
+Executor::~Executor() {
   Close();
   std::vector<std::unique_ptr<Worker>> workers;
   {
@@ -95,78 +117,174 @@ ThreadExecutor::~ThreadExecutor() {
   for (const std::unique_ptr<Worker>& worker : workers) worker->thread.join();
 }
 
-void ThreadExecutor::Close() {
+absl::Status Executor::Begin() {
+  for (int lane = 0; lane < options_.lanes; ++lane) {
+    if (absl::Status status = AddLane(); !status.ok()) return status;
+  }
   const absl::MutexLock lock(&mu_);
-  closed_ = true;
-  for (const std::unique_ptr<Worker>& worker : workers_) worker->handed.Signal();
-}
-
-absl::Status ThreadExecutor::Begin() {
-  {
-    const absl::MutexLock lock(&mu_);
-    count_ = options_.lanes;
-  }
-  for (int number = 0; number < options_.lanes; ++number) {
-    if (absl::Status status = AddWorker(number); !status.ok()) return status;
-  }
+  const int workers = traits_.completion == Completion::kEvents ? 1 : options_.lanes;
+  while (static_cast<int>(workers_.size()) < workers) AddWorker();
   return absl::OkStatus();
 }
 
-void ThreadExecutor::Start(const StartChunk& start) {
-  int number = -1;
+// Slots in fences: those of announced chunks come first, then the direct path's, then those of
+// predicted chunks.
+absl::Status Executor::AddLane() {
+  int number;
   {
     const absl::MutexLock lock(&mu_);
-    if (!idle_.empty()) {
-      Worker& worker = *idle_.Pop();
-      worker.start = start;
-      worker.busy = true;
-      worker.handed.Signal();
-      return;
-    }
-    queue_.Push(start);
-    if (count_ < options_.lanes + options_.predicted_lanes && !closed_) number = count_++;
+    number = lanes_made_++;
   }
-  if (number < 0) return;
-  if (absl::Status status = AddWorker(number); !status.ok()) host_.FailGroup(std::move(status));
-}
-
-absl::Status ThreadExecutor::AddWorker(int number) {
-  absl::StatusOr<std::unique_ptr<Lane>> lane = lanes_.Make(SlotOfLane(number, options_.lanes));
+  const int slot = number < options_.lanes ? number : number + 1;
+  absl::StatusOr<std::unique_ptr<Lane>> lane = lanes_.Make(slot);
   if (!lane.ok()) return lane.status();
   const absl::MutexLock lock(&mu_);
-  if (closed_) return absl::OkStatus();  // nobody would join the thread
-  Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
-  worker.lane = *std::move(lane);
-  worker.thread = std::thread([this, &worker] { Run(worker); });
+  Task& task = *tasks_.emplace_back(std::make_unique<Task>());
+  task.lane = *std::move(lane);
+  free_.push_back(&task);
   return absl::OkStatus();
 }
 
-void ThreadExecutor::Run(Worker& worker) {
-  while (Next(worker)) RunChunk(*worker.lane, std::move(worker.start));
+void Executor::AddWorker() {
+  Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
+  worker.thread = std::thread([this, &worker] { Run(worker); });
 }
 
-// The worker's next chunk, in worker.start; false once the executor is closed.
-bool ThreadExecutor::Next(Worker& worker) {
+void Executor::Start(const StartChunk& start) {
+  while (!Admit(start)) {
+    if (absl::Status status = AddLane(); !status.ok()) {
+      if (UseOf(start).BeginChunk()) host_.EndChunk(start, std::move(status));
+      return;
+    }
+  }
+}
+
+// False if there is no free lane.
+bool Executor::Admit(const StartChunk& start) {
   const absl::MutexLock lock(&mu_);
-  if (closed_) return false;
-  if (!queue_.empty()) {
-    worker.start = queue_.Pop();
-    return true;
+  if (closed_) return true;
+  if (free_.empty()) return false;
+  Task* const task = free_.back();
+  free_.pop_back();
+  task->start = start;
+  task->status = absl::OkStatus();
+  if (traits_.matching == Matching::kByOrder) {
+    const Chunk& chunk = UseOf(start).bucket->partition().chunks[start.chunk];
+    task->hops_left = chunk.algorithm->hops();
+    order_.Add(task, task->hops_left, start.drain);
   }
-  worker.busy = false;
-  idle_.Push(&worker);
-  while (!worker.busy && !closed_) worker.handed.Wait(&mu_);
-  return !closed_;
+  const bool all_busy = idle_.empty();
+  MakeReady(task);
+  const bool more = static_cast<int>(workers_.size()) < options_.lanes + options_.predicted_lanes;
+  if (all_busy && more && traits_.completion == Completion::kBlocking) AddWorker();
+  return true;
 }
 
-void ThreadExecutor::RunChunk(Lane& lane, StartChunk start) {
-  if (!UseOf(start).BeginChunk()) return;  // the group has failed
-  absl::Status status;
-  {
-    ChunkTask task(start, lane, lane.slot(), options_, records_);
-    status = task.Finish(task.WaitFrom(task.Advance()));
+// True if the task may go on, as far as the order of hops is concerned; with none left it has only
+// to be finished.
+bool Executor::IsDue(const Task& task) const {
+  if (traits_.matching == Matching::kByTag || closed_) return true;
+  return task.hops_left == 0 || order_.IsNext(&task);
+}
+
+// Null if no task that is ready is due.
+Executor::Task* Executor::TakeDue() {
+  for (auto at = ready_.begin(); at != ready_.end(); ++at) {
+    Task* const task = *at;
+    if (!IsDue(*task)) continue;
+    ready_.erase(at);
+    if (closed_) task->status.Update(absl::CancelledError("the group has failed"));
+    return task;
   }
+  return nullptr;
+}
+
+void Executor::MakeReady(Task* task) {
+  ready_.push_back(task);
+  HandOut();
+}
+
+void Executor::HandOut() {
+  while (!idle_.empty()) {
+    Task* const task = TakeDue();
+    if (task == nullptr) return;
+    Worker& worker = *idle_.Pop();
+    worker.task = task;
+    worker.handed.Signal();
+  }
+}
+
+void Executor::LetGoIfOver() {
+  while (over() && !idle_.empty()) idle_.Pop()->handed.Signal();
+}
+
+void Executor::Close() {
+  const absl::MutexLock lock(&mu_);
+  closed_ = true;
+  HandOut();
+  LetGoIfOver();
+}
+
+void Executor::Run(Worker& worker) {
+  while (Task* const task = Next(worker)) GoOn(*task);
+}
+
+// Null once the executor is closed and nothing is on its way.
+Executor::Task* Executor::Next(Worker& worker) {
+  const absl::MutexLock lock(&mu_);
+  if (Task* const task = TakeDue(); task != nullptr || over()) return task;
+  idle_.Push(&worker);
+  while (worker.task == nullptr && !over()) worker.handed.Wait(&mu_);
+  return std::exchange(worker.task, nullptr);
+}
+
+// Works on the chunk until it ends, or an event is to bring it back.
+void Executor::GoOn(Task& task) {
+  if (task.chunk.has_value()) {
+    task.exchange.reset();
+    task.chunk->OnHopEnded();
+  } else {
+    // Else the group has failed.
+    if (!task.status.ok() || !UseOf(task.start).BeginChunk()) return Release(task);
+    task.chunk.emplace(task.start, *task.lane, task.lane->slot(), options_, records_);
+  }
+  if (traits_.completion == Completion::kBlocking) {
+    task.status = task.chunk->WaitFrom(task.chunk->Advance());
+  } else if (task.status.ok() && Issue(task)) {
+    return;
+  }
+  absl::Status status = task.chunk->Finish(std::move(task.status));
+  const StartChunk start = task.chunk->start();
+  task.chunk.reset();
+  Release(task);  // the chunk that follows this one may need its lane
   host_.EndChunk(start, std::move(status));
+}
+
+// Starts the task's next exchange; false if there is none.
+bool Executor::Issue(Task& task) {
+  absl::StatusOr<std::unique_ptr<Exchange>> exchange = task.chunk->Advance();
+  task.status = exchange.status();
+  if (!exchange.ok() || *exchange == nullptr) return false;
+  if (task.hops_left > 0) {  // else it is the flush, which no order concerns
+    --task.hops_left;
+    const absl::MutexLock lock(&mu_);
+    if (!closed_) order_.Pop();
+  }
+  task.exchange = *std::move(exchange);
+  task.exchange->OnDone([this, &task](absl::Status status) {
+    const absl::MutexLock lock(&mu_);
+    task.status = std::move(status);
+    MakeReady(&task);
+  });
+  return true;
+}
+
+void Executor::Release(Task& task) {
+  task.start.host.reset();
+  const absl::MutexLock lock(&mu_);
+  if (task.hops_left > 0) order_.Remove(&task);  // it failed
+  free_.push_back(&task);
+  LetGoIfOver();
 }
 
 }  // namespace thinwire

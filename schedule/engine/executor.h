@@ -1,10 +1,12 @@
-// Executors run chunks in the order in which the sequencer starts them. Everything that follows a
+// Executor: runs chunks in the order in which the sequencer starts them. Everything that follows a
 // chunk (windows, priorities, errors) goes by its completion, which comes to the ChunkHost, not by
 // the return of Start.
 #ifndef THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 #define THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 
+#include <deque>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -27,29 +29,7 @@ class ChunkHost {
   virtual ~ChunkHost() = default;
   // The chunk is done, or has failed. Called once for every chunk that its use let begin.
   virtual void EndChunk(const StartChunk& start, absl::Status status) = 0;
-  // No more chunks can be run.
-  virtual void FailGroup(absl::Status reason) = 0;
 };
-
-class Executor {
- public:
-  virtual ~Executor() = default;  // after Close; joins its threads
-
-  // Makes the lanes of announced chunks. Once, and before Start. Fails with the device.
-  virtual absl::Status Begin() = 0;
-
-  // Queues the chunk and returns. Its host is its Use. Thread-safe.
-  virtual void Start(const StartChunk& start) = 0;
-
-  // Starts nothing more. Chunks on their way end when the data plane is aborted.
-  virtual void Close() = 0;
-};
-
-// A lane's slot in fences: those of announced chunks come first, then the direct path's, then those
-// of predicted chunks.
-inline int SlotOfLane(int number, int announced) {
-  return number < announced ? number : number + 1;
-}
 
 // A chunk on a lane, from its start to its end, with the clock and the recorder running. Not
 // thread-safe.
@@ -91,47 +71,97 @@ class ChunkTask {
   bool flushing_ = false;
 };
 
-// Runs chunks on threads that block in the data plane, one lane each. For planes that do not end
-// exchanges by events, such as Gloo's.
-class ThreadExecutor final : public Executor {
+// The order in which hops go to a plane that matches by order: all ranks must issue the same hops
+// in the same order, whatever has completed on each. With two hops a chunk, A and G, it is
+// A(c0), A(c1), G(c0), A(c2), G(c1), …: the later hops of a chunk follow the first hop of the next
+// one, so that the exchange of one overlaps the reduction of the other. A chunk that is marked to
+// drain has all of its hops before the next chunk's; the leader marks those that nothing surely
+// follows. Chunks are told apart by pointers. Not thread-safe.
+class IssueOrder {
  public:
-  // One thread for each announced chunk's lane; up to options.predicted_lanes more when chunks wait
-  // and all are busy. References outlive it.
-  ThreadExecutor(Lanes& lanes, const Options& options, Records& records, ChunkHost& host)
-      : lanes_(lanes), options_(options), records_(records), host_(host) {}
-  ~ThreadExecutor() override;
-
-  absl::Status Begin() override;
-  void Start(const StartChunk& start) override;
-  void Close() override;
+  void Add(const void* chunk, int hops, bool drain);
+  void Remove(const void* chunk);  // it ends early
+  bool IsNext(const void* chunk) const { return !hops_.empty() && hops_.front() == chunk; }
+  void Pop() { hops_.pop_front(); }
 
  private:
-  // A thread and what it is handed.
-  struct Worker {
+  void FlushPrevious();
+
+  std::deque<const void*> hops_;    // the chunk of each
+  const void* previous_ = nullptr;  // whose later hops follow the next chunk's first
+  int later_hops_ = 0;              // of the previous chunk
+};
+
+// Each chunk has a lane from its start to its end, and a worker goes on with it where it can. Where
+// the data plane's exchanges end by events, one worker issues the hops of all chunks, and an event
+// brings a chunk back to it. Where they do not, such as Gloo's, there is a worker for each chunk,
+// which blocks in its exchanges. Thread-safe.
+class Executor {
+ public:
+  // References outlive it.
+  Executor(Lanes& lanes, const Options& options, Records& records, ChunkHost& host);
+  ~Executor();  // joins its threads
+
+  // Makes the lanes of announced chunks, and the workers. Once, and before Start. Fails with the
+  // device.
+  absl::Status Begin();
+
+  // Queues the chunk and returns. Its host is its Use.
+  void Start(const StartChunk& start);
+
+  // Starts nothing more. Chunks on their way end when the data plane is aborted.
+  void Close();
+
+ private:
+  // A lane, and the chunk that is on it. One thread at a time has it.
+  struct Task {
     std::unique_ptr<Lane> lane;
-    absl::CondVar handed;
     StartChunk start;
-    bool busy = true;  // false while it waits to be handed a chunk
+    int hops_left = 0;               // to be issued
+    std::optional<ChunkTask> chunk;  // none: it has not begun
+    std::unique_ptr<Exchange> exchange;
+    absl::Status status;  // of the exchange; bad as well if the chunk is to end
+  };
+  struct Worker {
+    absl::CondVar handed;
+    Task* task = nullptr;  // that it was handed
     std::thread thread;
   };
 
-  absl::Status AddWorker(int number);
+  absl::Status AddLane();
+  void AddWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Admit(const StartChunk& start);
+  bool IsDue(const Task& task) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  Task* TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MakeReady(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void HandOut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LetGoIfOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool over() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return closed_ && free_.size() == tasks_.size();
+  }
+
   void Run(Worker& worker);
-  bool Next(Worker& worker);
-  void RunChunk(Lane& lane, StartChunk start);
+  Task* Next(Worker& worker);
+  void GoOn(Task& task);
+  bool Issue(Task& task);
+  void Release(Task& task);
 
   Lanes& lanes_;
+  const DataTraits traits_;
   const Options& options_;
   Records& records_;
   ChunkHost& host_;
   absl::Mutex mu_;
-  RingQueue<StartChunk> queue_ ABSL_GUARDED_BY(mu_);  // that found no idle worker
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  int lanes_made_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<std::unique_ptr<Task>> tasks_ ABSL_GUARDED_BY(mu_);
+  std::vector<Task*> free_ ABSL_GUARDED_BY(mu_);
+  std::vector<Task*> ready_ ABSL_GUARDED_BY(mu_);  // no worker was idle, or they are not due
+  IssueOrder order_ ABSL_GUARDED_BY(mu_);          // Matching::kByOrder only
+  std::vector<std::unique_ptr<Worker>> workers_ ABSL_GUARDED_BY(mu_);
   // The one that has waited longest comes first: a chunk that always went to the same thread would
   // stay on one core, beside the data plane's own thread.
   RingQueue<Worker*> idle_ ABSL_GUARDED_BY(mu_);
-  bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  int count_ ABSL_GUARDED_BY(mu_) = 0;  // workers, those under construction included
-  std::vector<std::unique_ptr<Worker>> workers_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace thinwire

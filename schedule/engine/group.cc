@@ -6,8 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/direct.h"
 #include "schedule/engine/checks.h"
-#include "schedule/engine/executor.h"
-#include "schedule/engine/issuer_executor.h"
 
 namespace thinwire {
 namespace {
@@ -44,7 +42,8 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
 
 absl::Status Group::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
-  if (absl::Status status = MakeExecutor(); !status.ok()) return status;
+  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, *this);
+  if (absl::Status status = executor_->Begin(); !status.ok()) return status;
   if (absl::Status status = MakeDirectPath(); !status.ok()) return status;
   if (absl::Status status = chunk_lanes_.spaces().SetLanes(options_.lanes); !status.ok()) {
     return status;
@@ -55,15 +54,6 @@ absl::Status Group::StartThreads() {
   timekeeper_ = std::thread([this] { KeepTime(); });
   sequencing_->Begin();
   return absl::OkStatus();
-}
-
-absl::Status Group::MakeExecutor() {
-  if (TraitsOf(transport_).completion == Completion::kEvents) {
-    executor_ = std::make_unique<IssuerExecutor>(chunk_lanes_, options_, records_, *this);
-  } else {
-    executor_ = std::make_unique<ThreadExecutor>(chunk_lanes_, options_, records_, *this);
-  }
-  return executor_->Begin();
 }
 
 // Over a plane that matches by order, small tensors go in order as well. Rows of a trace: behind
@@ -180,8 +170,6 @@ void Group::EndChunk(const StartChunk& start, absl::Status status) {
   if (left == Use::Left::kSome) return;
   Retire(use, left == Use::Left::kDone ? Outcome::kDone : Outcome::kFailed);
 }
-
-void Group::FailGroup(absl::Status reason) { failure_.Fail(std::move(reason), Tell::kEveryone); }
 
 // Ends a use that no thread touches any more. One that is not done failed with the group.
 void Group::Retire(Use& use, Outcome outcome) {

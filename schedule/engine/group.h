@@ -53,12 +53,10 @@ class Group final : public Engine, public ChunkHost {
   void EndStep() override;
 
   void EndChunk(const StartChunk& start, absl::Status status) override;
-  void FailGroup(absl::Status reason) override;
 
  private:
   enum class Outcome { kDone, kFailed };
 
-  absl::Status MakeExecutor();
   absl::Status MakeDirectPath();
   absl::Status Reserve(const Bucket& bucket);
   absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;

@@ -9,7 +9,6 @@
 #include <memory>
 #include <utility>
 
-#include "transport/checked/spare_blocks.h"
 #include "transport/planes.h"
 
 namespace thinwire {
@@ -32,6 +31,7 @@ class Checked final : public DataPlane {
   uint64_t bytes_sent() const override { return bytes_sent_; }
 
  private:
+  class SpareBlocks;
   class Messages;
   class InFlight;
 
