@@ -109,7 +109,8 @@ class UpdateCodec:
         for at in range(len(self.parts)):
             left, rest = self._at[-1] - self._at[first], self._at[-1] - self._at[at + 1]
             enough = least if rest >= most and not chunks else min(most, max(least, left // 2))
-            if left - rest >= enough and (rest >= least or rest == 0):
+            last = least if left < 2 * least else min(least, left // 3)
+            if left - rest >= enough and (rest >= last or rest == 0):
                 chunks.append(range(first, at + 1))
                 first = at + 1
         if first < len(self.parts) or not chunks:
