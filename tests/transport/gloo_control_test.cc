@@ -1,6 +1,7 @@
 // What the control plane over Gloo does when news comes faster than its threads wake.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -37,6 +38,25 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
       EXPECT_EQ(message->frame[0], i);
     }
     EXPECT_TRUE(absl::IsUnavailable(control.Receive().status()));
+  }
+}
+
+// Zeros at a frame's end are not sent, and what was in its place of the ring is gone.
+TEST(GlooControl, FramesOfAnyLengthArriveAsTheyWereSent) {
+  constexpr int kFrames = 200;  // many times the ring's
+  GlooRanks ranks(2);
+  const auto filled = [](int i) {
+    ControlFrame frame{};
+    const size_t bytes = i * 389 % (kControlBytes + 1);  // all of them, and none
+    std::fill_n(frame.begin(), bytes, static_cast<uint8_t>(i | 1));
+    if (i % 3 == 0 && bytes > 2) frame[bytes / 2] = 0;
+    return frame;
+  };
+  for (int i = 0; i < kFrames; ++i) {
+    ASSERT_TRUE(ranks.controls[1]->Send(0, filled(i)).ok());
+    const absl::StatusOr<ControlMessage> message = ranks.controls[0]->Receive();
+    ASSERT_TRUE(message.ok()) << message.status();
+    ASSERT_EQ(message->frame, filled(i)) << "frame " << i;
   }
 }
 

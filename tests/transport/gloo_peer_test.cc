@@ -1,7 +1,10 @@
 // Small blocks over Gloo: many to a frame, in any order, before they are expected, and never past
 // the end of what expects them.
 #include <gtest/gtest.h>
+#include <linux/tcp.h>
 #include <malloc.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
@@ -107,6 +110,34 @@ TEST_F(GlooParcelsTest, ManyBlocksArriveAndMeetTheirMatches) {
   SwapAll(sizes);
 }
 
+// Bytes that this process has handed to its TCP connections so far.
+uint64_t BytesHandedToTcp() {
+  uint64_t bytes = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    tcp_info info{};
+    socklen_t length = sizeof(info);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0) bytes += info.tcpi_bytes_sent;
+  }
+  return bytes;
+}
+
+// A frame has room for more than most blocks have.
+TEST_F(GlooParcelsTest, OnlyWhatAFrameHoldsIsSent) {
+  constexpr int kBlocks = 100;
+  constexpr size_t kBytes = 5000;  // a little more than the second largest frame has room for
+  SwapAll({8});
+  const uint64_t before = BytesHandedToTcp();
+  for (int i = 1; i <= kBlocks; ++i) {
+    std::vector<Swap> swaps;
+    for (int rank = 0; rank < 2; ++rank) swaps.emplace_back(rank, i, kBytes);
+    for (int rank = 0; rank < 2; ++rank) swaps[rank].Begin(ranks_.links[rank], i, &sent_[rank]);
+    for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(swaps[rank].exchange->Wait(Soon()).ok());
+  }
+  const uint64_t sent = BytesHandedToTcp() - before;
+  EXPECT_GE(sent, 2 * kBlocks * kBytes - GlooPeer::kLargestParcel);  // the last may be on its way
+  EXPECT_LT(sent, 2 * kBlocks * (kBytes + 400));
+}
+
 TEST_F(GlooParcelsTest, BlocksMayComeBeforeTheyAreExpected) {
   SwapAll({8});  // receives of frames are known at the other end
   SwapLate(10, 1);
@@ -197,7 +228,7 @@ struct MadeUp final : GlooLoop::Task {
     // The size of frames that an empty board begins with.
     frames = std::make_unique<GlooFrames>(links.context(), 0, GlooPeer::kControlSlot + 2, 512, 8);
     std::memcpy(frames->next().data(), header, sizeof(header));
-    frames->Send({});
+    frames->Send(sizeof(header), {});
   }
   GlooLinks& links;
   uint8_t header[16];

@@ -10,8 +10,8 @@
 namespace thinwire {
 namespace {
 
-// Gloo matches messages by slot alone and aborts the process when a matched message has another
-// size. So the size is part of the slot: what disagrees never meets.
+// Gloo matches messages by slot alone and aborts the process when a matched message is
+// larger than its receive. So the size is part of the slot: what disagrees never meets.
 uint64_t SlotOf(uint64_t tag, size_t bytes) {
   uint64_t slot = (tag ^ (bytes * 0x9e3779b97f4a7c15ULL)) * 0xff51afd7ed558ccdULL;
   slot ^= slot >> 32;

@@ -43,10 +43,6 @@ void WriteParcel(const Parcel& parcel, MutableBytes& rest) {
   rest = rest.subspan(ParcelBytes(parcel.block.size()));
 }
 
-void EndParcels(MutableBytes rest) {
-  std::fill_n(rest.data(), std::min(rest.size(), sizeof(Header)), uint8_t{0});
-}
-
 absl::StatusOr<std::optional<Parcel>> ReadParcel(Bytes& rest) {
   Header header;
   if (rest.size() < sizeof(header)) return std::nullopt;
@@ -81,14 +77,18 @@ void GlooFrames::Refill() {
 
 MutableBytes GlooFrames::next() { return Frame(out_, sent_); }
 
-void GlooFrames::Send(std::vector<BlockOwner*> owners) {
+void GlooFrames::Send(size_t bytes, std::vector<BlockOwner*> owners) {
   owners_.push_back(std::move(owners));
   const size_t offset = sent_++ % count_ * bytes_;
-  sender_->send(peer_, slot_, offset, bytes_);
+  sender_->send(peer_, slot_, offset, bytes);  // Gloo takes less than its receive has room for
 }
 
 bool GlooFrames::Collect(const std::function<void(Bytes)>& take) {
-  for (size_t came = TakeReceived(*receiver_); came > 0; --came) take(Frame(in_, taken_++));
+  for (size_t came = TakeReceived(*receiver_); came > 0; --came) {
+    const MutableBytes frame = Frame(in_, taken_++);
+    take(frame);
+    std::fill(frame.begin(), frame.end(), uint8_t{0});  // the next one may be shorter
+  }
   const size_t left = TakeSent(*sender_);
   for (size_t i = 0; i < left && !owners_.empty(); ++i) {
     const std::vector<BlockOwner*> owners = std::move(owners_.front());

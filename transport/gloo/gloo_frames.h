@@ -19,8 +19,8 @@
 
 namespace thinwire {
 
-// The bytes of a frame of parcels: small blocks one after another, each behind a header, and where
-// there is room behind the last one, zeros of a header's size.
+// The bytes of a frame of parcels: small blocks one after another, each behind a header. Behind the
+// last one are zeros, which are not sent (GlooFrames).
 struct Parcel {
   uint64_t slot = 0;  // not 0
   Bytes block;
@@ -31,9 +31,6 @@ size_t ParcelBytes(size_t block);
 
 // Puts a parcel in front of `rest`, which has room for it, and leaves what is behind it.
 void WriteParcel(const Parcel& parcel, MutableBytes& rest);
-
-// Says that nothing comes behind; `rest` is what the parcels have left of the frame.
-void EndParcels(MutableBytes rest);
 
 // Takes the parcel in front of `rest`, of a frame that came; null: there is none any more. Its
 // block lies within the frame. DataLoss, which says what is wrong, for bytes that nobody has
@@ -58,7 +55,7 @@ class BlockOwner {
 // Two rings. Gloo sends a message only when its receive is known at the other end, so the receives
 // of a whole ring are started ahead, and a frame takes one latency, not two. Frames of one slot
 // arrive in the order in which their receives were started, and leave in the order in which they
-// were sent. The loop's thread's own.
+// were sent. Of a frame only the bytes that it holds are sent. The loop's thread's own.
 class GlooFrames {
  public:
   // `slot` is Gloo's, the same at both ends.
@@ -74,12 +71,13 @@ class GlooFrames {
   // Frames that were sent and have not left.
   size_t under_way() const { return owners_.size(); }
   bool has_room() const { return under_way() < count_; }
-  // The next frame to send, to be filled in; then Send. `owners` hear when it has left. Throws if
-  // the connection is closed.
+  // The next frame to send, of which the first `bytes`, at least 1, are to be filled in; then Send.
+  // `owners` hear when it has left. Throws if the connection is closed.
   MutableBytes next();
-  void Send(std::vector<BlockOwner*> owners);
+  void Send(size_t bytes, std::vector<BlockOwner*> owners);
 
-  // Hands on the frames that came, and tells owners of those that left; true if one has.
+  // Hands on the frames that came, whole, with zeros behind the bytes that were sent; and tells
+  // owners of those that left; true if one has.
   bool Collect(const std::function<void(Bytes)>& take);
 
   // Tells no owner any more, and returns them.

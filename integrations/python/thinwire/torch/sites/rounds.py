@@ -66,10 +66,11 @@ _DIGEST = 16
 _ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
 _MEETINGS = 5  # that fail in a row, until a member gives up
 _SLICE = 4 << 20  # bytes of a state that one member sends at once
-# A message of more bytes waits for its receiver's notice, which is a latency, and of these so many
-# leave at once (transport/gloo/gloo_peer.h). Others do the same, so the link is idle until then.
+# A message of more bytes waits for its receiver's notice, which is a latency, and of these so many,
+# to all others together, leave at once (transport/gloo/gloo_links.cc): what 100 Mb/s send in 20 ms.
 _SMALL_BYTES = 16 << 10
-_SMALL_PIECES = 4
+_SMALL_PIECES = 15
+_SMALL_FROM = 1 << 20  # bytes of an update; each piece costs some 200 more
 
 
 class Rounds:
@@ -209,14 +210,13 @@ class Rounds:
                 one.gathers.append(meeting.scatter(f"owned {one.fragment}", slices))
             else:
                 chunks = pieces if self._masks is not None else one.codec.cut(pieces)
+                early = self._masks is None and one.codec.size >= _SMALL_FROM
+                left = -(-_SMALL_PIECES // max(1, meeting.epoch.size - 1)) if early else 0
                 for number, each in enumerate(chunks):
                     name = f"round {one.fragment} {number}"
-                    first = number == 0 and self._masks is None
-                    one.gathers.append(
-                        _start_first(meeting, name, each, one.codec.size)
-                        if first
-                        else meeting.start(name, [each])
-                    )
+                    small = min(left, -(-len(each) // _SMALL_BYTES))
+                    one.gathers.append(_start_in_pieces(meeting, name, each, small))
+                    left -= small
                 # Masks and results of owners have exchanges at other moments, which do not repeat.
                 if self._masks is None and one.fragment == self._fragments - 1:
                     meeting.end_turn()
@@ -526,15 +526,17 @@ class _Pieces:
         return [memoryview(b"".join(pieces)) for pieces in sent]
 
 
-def _start_first(meeting: Meeting, name: str, chunk: bytes, size: int) -> _Pieces:
-    """Starts the first chunk of an update of `size` bytes, of which small pieces leave while larger
-    messages still wait. Each costs 1 KiB more than its bytes, so updates below 1 MiB have none."""
-    most = (_SMALL_PIECES + 1 if size >= 1 << 20 else 1) * _SMALL_BYTES
-    cuts = [*range(0, min(len(chunk), most), _SMALL_BYTES), len(chunk)]
+def _start_in_pieces(meeting: Meeting, name: str, chunk: bytes, small: int) -> Gather | _Pieces:
+    """Starts a chunk, of which so many small pieces, which leave while larger messages still wait,
+    go before the rest."""
+    if small == 0:
+        return meeting.start(name, [chunk])
+    cuts = [*range(0, min(len(chunk), small * _SMALL_BYTES + 1), _SMALL_BYTES), len(chunk)]
     return _Pieces(
         [
             meeting.start(f"{name} {begin}", [chunk[begin:end]])
             for begin, end in itertools.pairwise(cuts)
+            if begin < end
         ]
     )
 

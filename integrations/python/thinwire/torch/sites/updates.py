@@ -103,11 +103,14 @@ class UpdateCodec:
     # next ones are on their way.
 
     def _cut(self, most: int) -> list[range]:
-        """Chunks of that many bytes, the last ones smaller and smaller."""
+        """Chunks of that many bytes, the first one small, so that it leaves soon, and the last ones
+        smaller and smaller."""
         chunks, first, least = [], 0, most // _LAST_CHUNKS
         for at in range(len(self.parts)):
             left, rest = self._at[-1] - self._at[first], self._at[-1] - self._at[at + 1]
-            if left - rest >= min(most, max(least, left // 2)) and (rest >= least or rest == 0):
+            enough = least if rest >= most and not chunks else min(most, max(least, left // 2))
+            last = least if left < 2 * least else min(least, left // 3)
+            if left - rest >= enough and (rest >= last or rest == 0):
                 chunks.append(range(first, at + 1))
                 first = at + 1
         if first < len(self.parts) or not chunks:
