@@ -2,7 +2,8 @@
 
 It knows as much of the stream as it needs: the challenge (transport/mesh/challenge.h), and then
 Gloo's messages, each a preamble of six 64-bit words, of which the first is the size with the
-payload. Small blocks lie in frames (transport/gloo/gloo_links.cc)."""
+payload, and the third the slot. Even slots are those of frames (transport/gloo/gloo_links.h): the
+control plane's, which carry no tensor, and those in which small blocks lie."""
 
 from __future__ import annotations
 
@@ -13,8 +14,7 @@ import threading
 
 PREAMBLE = struct.Struct("<6Q")
 PARCEL = struct.Struct("<QII")  # slot, bytes, sum
-FRAMES = (512, 4608, 17408)  # bytes
-CONTROL_BYTES = 1024  # of each frame of the control plane, which carries no tensor
+CONTROL_SLOT = 2
 CHALLENGE_BYTES = (112, 40)  # hello, then proof one way; reply, then admission the other
 
 
@@ -68,18 +68,19 @@ class Proxy:
             target.sendall(_exactly(source, count))
         while True:
             preamble = _exactly(source, PREAMBLE.size)
-            payload = bytearray(_exactly(source, PREAMBLE.unpack(preamble)[0] - PREAMBLE.size))
-            if damages and len(payload) not in (0, CONTROL_BYTES):
+            size, _, slot, *_ = PREAMBLE.unpack(preamble)
+            payload = bytearray(_exactly(source, size - PREAMBLE.size))
+            if damages and payload and slot != CONTROL_SLOT:
                 if self._left == 0:
-                    payload[_middle(payload)] ^= 0x10
+                    payload[_middle(payload, slot)] ^= 0x10
                     self.damaged.set()
                 self._left -= 1
             target.sendall(preamble + payload)
 
 
-def _middle(payload: bytearray) -> int:
+def _middle(payload: bytearray, slot: int) -> int:
     """Of the block, or of a frame's first one."""
-    if len(payload) not in FRAMES:
+    if slot % 2 != 0:
         return len(payload) // 2
     return PARCEL.size + PARCEL.unpack_from(payload)[1] // 2
 
