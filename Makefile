@@ -87,14 +87,18 @@ library:
 	@cmake --build --preset library -j $(JOBS)
 
 # pip mostly waits for downloads, and tests for one another, so what needs the processors is built beside them: the
-# library beside pip, both sanitizers' programs beside the Python tests, which are the longest. Tests with a sanitizer
-# share the machine with nothing but what runs at a low priority.
+# library beside pip, and at a low priority the sanitizers' programs beside the suites, which come one after another.
 test: packages
 	@$(MAKE) --no-print-directory -j3 trainers thread-safety build
-	@$(MAKE) --no-print-directory -j3 test-python build-asan build-tsan
-	@$(MAKE) --no-print-directory -j2 test-cpp test-trainers
-	@$(MAKE) --no-print-directory -j2 test-asan test-neon
-	@$(MAKE) --no-print-directory test-tsan
+	@$(MAKE) --no-print-directory -j3 IN_TURN=1 test-python test-cpp test-trainers test-asan test-tsan test-neon
+
+ifdef IN_TURN
+test-cpp test-trainers: | test-python
+test-asan: | test-cpp test-trainers
+test-tsan: | test-asan
+build-tsan: | build-asan
+test-neon: | build-tsan
+endif
 
 thread-safety: packages
 	@cmake --preset thread-safety > build/configure-thread-safety.log || { cat build/configure-thread-safety.log; exit 1; }
