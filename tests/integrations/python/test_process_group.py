@@ -12,7 +12,7 @@ import thinwire
 import torch
 import torch.distributed as dist
 from ranks import outcomes_of, reserved_port, run
-from thinwire.torch import backend
+from thinwire.torch import backend, private
 from thinwire.torch.process_group import ProcessGroup
 from thinwire.torch.works import GatherWork, Kept
 from torch.distributed._functional_collectives import all_reduce as all_reduce_functional
@@ -306,6 +306,17 @@ def rest_of_the_interface(rank: int, store: str, *more: str) -> list[int]:
 
 def test_sequence_numbers_barriers_and_the_end(tmp_path):
     assert run(rest_of_the_interface, *(str(tmp_path / each) for each in "abc")) == [[1], [1]]
+
+
+def leave_at_once(rank: int, path: str) -> int:
+    store, timeout = dist.FileStore(path, 2), datetime.timedelta(seconds=60)
+    for number in range(100):  # one in fifty failed to connect when the other had left
+        private.gloo_group(dist.PrefixStore(str(number), store), rank, 2, timeout)
+    return number
+
+
+def test_a_rank_that_leaves_at_once_does_not_end_the_others_connecting(tmp_path):
+    assert run(leave_at_once, str(tmp_path / "store")) == [99, 99]
 
 
 def timeouts_and_futures(rank: int, store: str) -> bool:

@@ -297,6 +297,8 @@ def gloo_group(
         gloo._set_sequence_number_for_group()
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
+        # A rank that left at once would end the others' connecting.
+        group.barrier().wait()
     except (AttributeError, TypeError) as error:
         raise UnavailableError(
             f"torch {torch.__version__} makes process groups otherwise than torch 2.6 to 2.14; "
