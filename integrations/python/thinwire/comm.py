@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 from typing import NamedTuple, Protocol
 
@@ -17,7 +17,6 @@ from thinwire import _library, errors
 from thinwire.config import Config
 
 _log = logging.getLogger("thinwire")
-_POLL_S = (0.001, 0.02)  # first and longest pause between two looks
 
 
 def is_ending() -> bool:
@@ -49,12 +48,20 @@ class Store(Protocol):
 def poll(has: Callable[[str], bool], key: str, timeout_s: float) -> None:
     """Wait until a store has a key, without holding the store meanwhile. Raises TimeoutError after
     timeout_s seconds."""
-    end, pause = time.monotonic() + timeout_s, _POLL_S[0]
+    end, pause = time.monotonic() + timeout_s, pauses()
     while not has(key):
         if time.monotonic() > end:
             raise TimeoutError(f"nobody set {key!r} within {timeout_s:.1f} s")
-        time.sleep(pause)
-        pause = min(2 * pause, _POLL_S[1])
+        time.sleep(next(pause))
+
+
+def pauses() -> Iterator[float]:
+    """Yield seconds between two looks: from a millisecond, for what others are about to write, to
+    20, so that a long wait costs little."""
+    seconds = 0.001
+    while True:
+        yield seconds
+        seconds = min(2 * seconds, 0.02)
 
 
 class StoreCallbacks:

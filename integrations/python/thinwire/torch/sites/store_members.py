@@ -25,13 +25,13 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from thinwire import errors
+from thinwire.comm import pauses
 from thinwire.torch.group import Group, count_user
 from thinwire.torch.sites.meeting import Epoch, EpochStore, have_most
 
 _log = logging.getLogger("thinwire")
 
 _PREFIX = "thinwire/sites"
-_LOOK_S = 0.02  # between two looks for the next epoch
 _NEXT, _ANY = "next", "any"  # what a member wants: what follows the last epoch, or any epoch
 
 
@@ -225,7 +225,7 @@ class StoreMembers:
         key = f"epoch/{number}"
         word = _ANY if self._allow_split else _NEXT
         self._store.set(f"want/{number}/{self._joined.number}", word)
-        self._waits = ""
+        self._waits, pause = "", pauses()
         while not self._store.check([key]):
             self._propose(number)
             self._check_left()
@@ -234,7 +234,7 @@ class StoreMembers:
                     f"member '{self.name}': no epoch {number} within {self._timeout_s:g} s; "
                     f"{self._hint(number)}"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(next(pause))
         return json.loads(self._store.get(key))
 
     def _check_left(self) -> None:
@@ -248,7 +248,7 @@ class StoreMembers:
         if self._joined.number not in members:
             return False
         self._store.set(f"ready/{number}/{self._joined.number}", "1")
-        fate = f"fate/{number}"
+        fate, pause = f"fate/{number}", pauses()
         while not self._store.check([fate]):
             self._check_left()
             missing = [m for m in members if not self._store.check([f"ready/{number}/{m}"])]
@@ -257,7 +257,7 @@ class StoreMembers:
             elif self._joined.lost(missing) or time.monotonic() > end:
                 self._store.compare_set(fate, "", "void")
             else:
-                time.sleep(_LOOK_S)
+                time.sleep(next(pause))
         return self._store.get(fate) == b"go"
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
