@@ -603,6 +603,28 @@ def test_one_that_leaves_while_it_joins_is_gone():
     assert server.get("thinwire/sites/left/1") == b"1"
 
 
+def test_who_stood_still_hears_that_a_later_epoch_has_begun():
+    a, b = (lighthouse_members._Signs(0.02, 30.0) for _ in "ab")
+
+    def watch(epoch_of_a: int, epoch_of_b: int) -> None:
+        a.watch({"b:1": f"127.0.0.1:{b.port}"}, epoch_of_a)
+        b.watch({"a:1": f"127.0.0.1:{a.port}"}, epoch_of_b)
+        end = time.monotonic() + 20
+        while any(line.epoch is None for each in (a, b) for line in each._lines.values()):
+            assert time.monotonic() < end, "no sign of life"
+            a.lost(), b.lost()
+            time.sleep(0.02)
+
+    try:
+        for earlier in (0, 5, 127):  # 128 is told as 0
+            watch(earlier, earlier)
+            assert (a.lost(), b.lost()) == (None, None)
+            watch(earlier, earlier + 1)
+            assert (a.lost(), b.lost()) == ("member 'b' of the Lighthouse", None)
+    finally:
+        a.close(), b.close()
+
+
 def test_strangers_do_not_take_all_descriptors():
     most = 4
     with pytest.MonkeyPatch.context() as patch:
@@ -614,7 +636,7 @@ def test_strangers_do_not_take_all_descriptors():
             for stranger in strangers:
                 stranger.settimeout(10)
             heard = [stranger.recv(1) for stranger in strangers]
-            assert heard.count(b"b") == most
+            assert heard.count(b"\0") == most
             assert heard.count(b"") == 2 * most
         finally:
             for stranger in strangers:

@@ -33,7 +33,7 @@ _log = logging.getLogger("thinwire")
 
 _CONNECT = datetime.timedelta(seconds=10)
 _LINE_S = 2.0  # to reach another member
-_BEAT, _GOODBYE = b"b", b"g"
+_GOODBYE = 0x80  # any less is a sign of life: the number of the sender's epoch, as far as it fits
 _MOST_LISTENERS = 256  # strangers that connect are not to take all descriptors
 
 
@@ -45,6 +45,7 @@ class _Line:
         host, _, port = address.rpartition(":")
         self._address = (host, int(port))
         self.has_left = False  # in good order
+        self.epoch: int | None = None  # of the member, as it last told
         self.heard = time.monotonic()
         self._socket: socket.socket | None = None
         with contextlib.suppress(OSError):
@@ -62,6 +63,7 @@ class _Line:
             self.has_left = self.has_left or _GOODBYE in found
             if found:
                 self.heard = time.monotonic()
+                self.epoch = self.epoch if self.has_left else found[-1]
             else:
                 self.close()
 
@@ -98,6 +100,7 @@ class _Signs:
         self._listeners: list[socket.socket] = []  # the thread's alone
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
+        self._epoch = 0
         self._looked = time.monotonic()
         self._fail: Callable[[errors.Error], None] | None = None
         self._closing = threading.Event()
@@ -114,7 +117,7 @@ class _Signs:
                         continue
                     listener.setblocking(False)
                     self._listeners.append(listener)
-            self._send(_BEAT)
+            self._send(self._epoch)
             with self._lock:
                 self._read()
                 silent, fail = self._silent(), self._fail
@@ -130,12 +133,12 @@ class _Signs:
         for listener in [*self._listeners, self._server]:
             listener.close()
 
-    def _send(self, sign: bytes) -> None:
+    def _send(self, sign: int) -> None:
         kept = []
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 with contextlib.suppress(BlockingIOError):  # it has stood still for a day
-                    listener.send(sign)
+                    listener.send(bytes([sign]))
                 kept.append(listener)
                 continue
             listener.close()
@@ -158,11 +161,12 @@ class _Signs:
                 return _words(member)
         return None
 
-    def watch(self, addresses: Mapping[str, str]) -> None:
-        """From now on these members, by their addresses."""
+    def watch(self, addresses: Mapping[str, str], epoch: int = 0) -> None:
+        """From now on these members, by their addresses, for the epoch of that number."""
         lines = {member: _Line(address) for member, address in addresses.items()}
         with self._lock:
             before, self._lines, self._fail = self._lines, lines, None
+            self._epoch = epoch % _GOODBYE
         for line in before.values():
             line.close()
 
@@ -173,11 +177,13 @@ class _Signs:
             self._fail = fail
 
     def lost(self) -> str | None:
-        """Return a member that is lost, in words."""
+        """Return a member that is lost to this epoch, in words: it is gone or silent, or in a later
+        one, since this member stood still when it was told of its own."""
         with self._lock:
             self._read()
             for member, line in self._lines.items():
-                if not line.is_open():
+                ahead = 0 if line.epoch is None else (line.epoch - self._epoch) % _GOODBYE
+                if not line.is_open() or 0 < ahead < _GOODBYE // 2:
                     return _words(member)
             return self._silent()
 
@@ -287,7 +293,8 @@ class LighthouseMembers:
             self._count = 1 + max((one.data or {}).get("epochs", 0) for one in listed)
             self._last = [one.replica_id for one in listed]
             self._signs.watch(
-                {one.replica_id: one.address for one in listed if one.replica_id != self._id}
+                {one.replica_id: one.address for one in listed if one.replica_id != self._id},
+                self._count,
             )
             lost = self._signs.lost()
             if lost is None:
