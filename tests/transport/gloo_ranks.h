@@ -15,9 +15,11 @@
 namespace thinwire {
 
 // Holds up the loop, as a machine does that has no processor for it.
-class Standstill final : public GlooLoop::Task {
+class Standstill final {
  public:
-  explicit Standstill(GlooLoop& loop) : loop_(loop) { loop_.Post(this); }
+  explicit Standstill(GlooLoop& loop) : loop_(loop) {
+    loop_.Post([this] { over_.WaitForNotification(); });
+  }
   ~Standstill() { End(); }
   void End() {
     if (!over_.HasBeenNotified()) over_.Notify();
@@ -25,8 +27,6 @@ class Standstill final : public GlooLoop::Task {
   }
 
  private:
-  void Run() override { over_.WaitForNotification(); }
-
   GlooLoop& loop_;
   absl::Notification over_;
 };

@@ -22,11 +22,7 @@ uint64_t SlotOf(uint64_t tag, size_t bytes) {
 
 GlooExchange::GlooExchange(std::shared_ptr<GlooLinks> links, uint64_t tag,
                            std::atomic<uint64_t>* bytes_sent)
-    : links_(std::move(links)),
-      tag_(tag),
-      bytes_sent_(bytes_sent),
-      receive_(*this, &GlooExchange::StartReceives),
-      send_(*this, &GlooExchange::StartSends) {}
+    : links_(std::move(links)), tag_(tag), bytes_sent_(bytes_sent) {}
 
 GlooExchange::~GlooExchange() {
   if (waited_) return;
@@ -47,7 +43,7 @@ void GlooExchange::Receive(std::span<const MutableBytes> recv) {
     const int from = (rank + size - i) % size;
     if (!recv[from].empty()) Add(receives_, from, recv[from]);
   }
-  links_->loop().Post(&receive_);
+  links_->loop().Post([this] { StartReceives(); });
 }
 
 void GlooExchange::Send(std::span<const Bytes> send) {
@@ -58,7 +54,7 @@ void GlooExchange::Send(std::span<const Bytes> send) {
     Add(sends_, to, {const_cast<uint8_t*>(send[to].data()), send[to].size()});
     *bytes_sent_ += send[to].size();
   }
-  links_->loop().Post(&send_);
+  links_->loop().Post([this] { StartSends(); });
 }
 
 void GlooExchange::StartReceives() { Start(receives_, false); }

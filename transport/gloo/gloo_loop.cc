@@ -30,12 +30,12 @@ GlooLoop::~GlooLoop() {
   close(wakeup_);
 }
 
-void GlooLoop::Post(Task* task) {
+void GlooLoop::Post(std::function<void()> task) {
   bool asleep;
   {
     const absl::MutexLock lock(&mu_);
     asleep = waiting_.empty();
-    waiting_.push_back(task);
+    waiting_.push_back(std::move(task));
     ++posted_count_;
   }
   // The descriptor stays ready until the loop has read it, so one write wakes it for all tasks.
@@ -59,7 +59,7 @@ void GlooLoop::handleEvents(int) {
     const absl::MutexLock lock(&mu_);
     running_.swap(waiting_);
   }
-  for (Task* task : running_) task->Run();  // which may end its life
+  for (const std::function<void()>& task : running_) task();
   const absl::MutexLock lock(&mu_);
   ran_count_ += running_.size();
   running_.clear();

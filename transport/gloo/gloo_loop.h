@@ -10,6 +10,7 @@
 #include <gloo/transport/tcp/device.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,24 +22,16 @@ namespace thinwire {
 // Thread-safe.
 class GlooLoop final : private gloo::transport::tcp::Handler {
  public:
-  // Runs once on the loop's thread each time it is posted. It must neither block nor throw, and
-  // must live until it has run: see Sync.
-  class Task {
-   public:
-    virtual void Run() = 0;
-
-   protected:
-    ~Task() = default;
-  };
-
   // Throws what Gloo does, if no descriptor is left.
   explicit GlooLoop(std::shared_ptr<gloo::transport::tcp::Device> device);
   ~GlooLoop() override;
   GlooLoop(const GlooLoop&) = delete;
   GlooLoop& operator=(const GlooLoop&) = delete;
 
-  // Tasks run in the order in which they were posted.
-  void Post(Task* task);
+  // Runs `task` once on the loop's thread, after those that were posted before. It must neither
+  // block nor throw, and what it touches must live until it has run: see Sync. One that captures a
+  // single pointer takes no memory of its own.
+  void Post(std::function<void()> task);
 
   // Returns when all that was posted before has run. Not on the loop's thread.
   void Sync();
@@ -47,11 +40,11 @@ class GlooLoop final : private gloo::transport::tcp::Handler {
   void handleEvents(int events) override;
 
   const std::shared_ptr<gloo::transport::tcp::Device> device_;
-  const int wakeup_;            // an eventfd that the loop watches
-  std::vector<Task*> running_;  // the loop's thread's own
+  const int wakeup_;                            // an eventfd that the loop watches
+  std::vector<std::function<void()>> running_;  // the loop's thread's own
   absl::Mutex mu_;
   absl::CondVar ran_;
-  std::vector<Task*> waiting_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::function<void()>> waiting_ ABSL_GUARDED_BY(mu_);
   uint64_t posted_count_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t ran_count_ ABSL_GUARDED_BY(mu_) = 0;
   int syncing_ ABSL_GUARDED_BY(mu_) = 0;

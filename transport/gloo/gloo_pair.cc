@@ -115,54 +115,6 @@ class Context final : public gloo::Context {
   }
 };
 
-// Makes the pairs of a context.
-class Adoption final : public GlooLoop::Task {
- public:
-  Adoption(TransportContext& context, std::vector<Descriptor> connections,
-           const std::string& congestion)
-      : context_(context), connections_(std::move(connections)), congestion_(congestion) {}
-
-  void Run() override {
-    for (int peer = 0; peer < context_.size; ++peer) {
-      if (!connections_[peer].valid()) continue;
-      try {
-        context_.Adopt(peer, std::move(connections_[peer]), congestion_);
-      } catch (const std::exception& error) {
-        broken_.Update(absl::UnavailableError(
-            absl::StrCat("rank ", peer, " is gone: its connection to rank ", context_.rank,
-                         " closed before the group was complete: ", error.what())));
-      }
-    }
-  }
-
-  const absl::Status& broken() const { return broken_; }
-
- private:
-  TransportContext& context_;
-  std::vector<Descriptor> connections_;
-  const std::string& congestion_;
-  absl::Status broken_;
-};
-
-// On the loop's thread: on any other one closing holds the connection's lock and waits for the
-// loop, which may be waiting for that lock to start a send or receive.
-class Closing final : public GlooLoop::Task {
- public:
-  Closing(gloo::Context& context, GlooLoop& loop) : context_(context), loop_(loop) {}
-
-  // The second time the loop has dropped the events that it had fetched before the first.
-  void Run() override {
-    if (std::exchange(closed_, true)) return;
-    context_.closeConnections();
-    loop_.Post(this);
-  }
-
- private:
-  gloo::Context& context_;
-  GlooLoop& loop_;
-  bool closed_ = false;
-};
-
 // Never an object: it only names what a derived class may see of any buffer.
 struct Counts : tcp::UnboundBuffer {
   static constexpr int tcp::UnboundBuffer::*kReceived = &Counts::recvCompletions_;
@@ -184,10 +136,19 @@ std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> c
   transport->setTimeout(timeout);
   auto context = std::make_shared<Context>(rank, size, device, transport);
   context->setTimeout(timeout);
-  Adoption adoption(*transport, std::move(connections), congestion);
-  loop.Post(&adoption);
+  loop.Post([&] {
+    for (int peer = 0; peer < size; ++peer) {
+      if (!connections[peer].valid()) continue;
+      try {
+        transport->Adopt(peer, std::move(connections[peer]), congestion);
+      } catch (const std::exception& error) {
+        broken.Update(absl::UnavailableError(
+            absl::StrCat("rank ", peer, " is gone: its connection to rank ", rank,
+                         " closed before the group was complete: ", error.what())));
+      }
+    }
+  });
   loop.Sync();
-  broken = adoption.broken();
   return context;
 }
 
@@ -197,11 +158,15 @@ void Observe(gloo::Context& context, int peer, ConnectionObserver* observer) {
   PairWith(context, peer).Observe(observer);
 }
 
+// On the loop's thread: on any other one closing holds the connection's lock and waits for the
+// loop, which may be waiting for that lock to start a send or receive.
 void CloseConnections(gloo::Context& context, GlooLoop& loop) {
-  Closing closing(context, loop);
-  loop.Post(&closing);
+  loop.Post([&context] { context.closeConnections(); });
   loop.Sync();
-  loop.Sync();  // what was posted by then
+  // In its next turn the loop has dropped the events that it had fetched before, and runs what
+  // observers posted.
+  loop.Post([] {});
+  loop.Sync();
 }
 
 size_t TakeReceived(gloo::transport::UnboundBuffer& buffer) {
