@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "tests/leaks.h"
-#include "transport/gloo/gloo_loop.h"
 #include "transport/mesh/listener.h"
 
 namespace thinwire {

@@ -22,7 +22,6 @@
 #include "absl/synchronization/mutex.h"
 #include "transport/failure.h"
 #include "transport/gloo/gloo_frames.h"
-#include "transport/gloo/gloo_loop.h"
 #include "transport/gloo/gloo_pair.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
