@@ -9,8 +9,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "tests/transport/connect_gloo.h"
-#include "transport/gloo/gloo.h"
 #include "transport/gloo/gloo_links.h"
+#include "transport/gloo/gloo_planes.h"
 
 namespace thinwire {
 

@@ -3,7 +3,6 @@
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_H_
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -46,13 +45,10 @@ struct GlooOptions {
 // control that may not be chosen; FailedPrecondition a rank with another key or another digest.
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options);
 
-// The two halves of ConnectGloo. If the group is incomplete, the links reach those that are
-// connected, and have failed; `incomplete` is the reason.
+// The first half of ConnectGloo; GlooPlanes is the other one. If the group is incomplete, the links
+// reach those that are connected, and have failed; `incomplete` is the reason.
 absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
                                                             absl::Status& incomplete);
-// last_words: how long the destruction of the control plane, which closes the connections, waits
-// after a failure for frames that have not left.
-Transport GlooPlanes(const std::shared_ptr<GlooLinks>& links, std::chrono::milliseconds last_words);
 
 }  // namespace thinwire
 

@@ -1,10 +1,12 @@
-// GlooExchange: the blocks of one exchange, as Gloo's messages or as parcels.
-#ifndef THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
-#define THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
+// Both planes of a rank over its GlooLinks. GlooExchange: the blocks of one exchange, as Gloo's
+// messages or as parcels.
+#ifndef THINWIRE_TRANSPORT_GLOO_GLOO_PLANES_H_
+#define THINWIRE_TRANSPORT_GLOO_GLOO_PLANES_H_
 
 #include <gloo/transport/unbound_buffer.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "transport/gloo/gloo_links.h"
 #include "transport/planes.h"
+#include "transport/transport.h"
 
 namespace thinwire {
 
@@ -66,6 +69,10 @@ class GlooExchange final : public Exchange, private BlockOwner {
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
+// last_words: how long the destruction of the control plane, which closes the connections, waits
+// after a failure for frames that have not left.
+Transport GlooPlanes(const std::shared_ptr<GlooLinks>& links, std::chrono::milliseconds last_words);
+
 }  // namespace thinwire
 
-#endif  // THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
+#endif  // THINWIRE_TRANSPORT_GLOO_GLOO_PLANES_H_
