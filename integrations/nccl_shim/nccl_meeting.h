@@ -27,9 +27,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/membership.h"
-#include "transport/mesh/address.h"
 #include "transport/mesh/descriptor.h"
-#include "transport/mesh/listener.h"
+#include "transport/mesh/tcp.h"
 #include "transport/nccl/nccl_abi.h"
 #include "transport/store.h"
 

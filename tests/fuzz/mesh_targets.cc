@@ -7,7 +7,7 @@
 #include "schedule/join/handshake.h"
 #include "tests/fuzz/target.h"
 #include "transport/mesh/challenge.h"
-#include "transport/mesh/hmac.h"
+#include "transport/mesh/group_key.h"
 #include "transport/mesh/meeting.h"
 
 namespace thinwire::fuzz {

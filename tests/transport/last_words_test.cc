@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "tests/transport/calling.h"
 #include "transport/gloo/gloo.h"
-#include "transport/mesh/listener.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {

@@ -14,9 +14,8 @@
 #include "transport/gloo/gloo_links.h"
 #include "transport/gloo/gloo_pair.h"
 #include "transport/gloo/gloo_planes.h"
-#include "transport/mesh/address.h"
-#include "transport/mesh/congestion.h"
 #include "transport/mesh/mesh.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {

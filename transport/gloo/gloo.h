@@ -30,7 +30,7 @@ struct GlooOptions {
   // puts a random token into the store, so that who can't read the store can't take part.
   std::string key_file;
   std::string digest;      // text that is equal on all ranks that are set up alike
-  std::string congestion;  // of the connections: see transport/mesh/congestion.h
+  std::string congestion;  // of the connections: see CheckCongestion
   // The frame that the connected ranks get when this one gives up because others are not connected:
   // else they would find a closed connection, and take this rank for the one that failed.
   std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/mesh/congestion.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {

@@ -66,8 +66,8 @@ class GlooLoop final : private gloo::transport::tcp::Handler {
 };
 
 // A context of Gloo over the connections that there are with other ranks, by rank, of which it
-// takes possession. `loop` is the device's; `congestion` as in congestion.h. `broken` becomes
-// Unavailable if one broke meanwhile, which the context lacks then.
+// takes possession. `loop` is the device's; `congestion` as in CheckCongestion (mesh/tcp.h).
+// `broken` becomes Unavailable if one broke meanwhile, which the context lacks then.
 std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> connections,
                                              std::shared_ptr<gloo::transport::tcp::Device> device,
                                              GlooLoop& loop, std::chrono::milliseconds timeout,

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "transport/mesh/address.h"
 #include "transport/mesh/group_key.h"
+#include "transport/mesh/tcp.h"
 #include "transport/store.h"
 
 namespace thinwire {
