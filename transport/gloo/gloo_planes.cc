@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "transport/gloo/gloo_links.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {

@@ -18,7 +18,6 @@
 #include "transport/failure.h"
 #include "transport/planes.h"
 #include "transport/store.h"
-#include "transport/time_left.h"
 
 namespace thinwire {
 namespace {
