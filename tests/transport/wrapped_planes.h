@@ -15,8 +15,8 @@
 #include "tests/host_device/host_device.h"
 #include "tests/transport/plane_over.h"
 #include "transport/checked/checked.h"
+#include "transport/planes.h"
 #include "transport/staged/staged.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "transport/failure.h"
+#include "transport/planes.h"
 #include "transport/store.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 

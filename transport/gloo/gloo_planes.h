@@ -17,7 +17,6 @@
 #include "absl/synchronization/mutex.h"
 #include "transport/gloo/gloo_links.h"
 #include "transport/planes.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 

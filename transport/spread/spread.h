@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "transport/planes.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 
