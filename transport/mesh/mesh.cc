@@ -264,13 +264,7 @@ absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& co
   }
   absl::StatusOr<Listener> listener = Listener::Open(options.address);
   if (!listener.ok()) return listener.status();
-  const absl::StatusOr<Meeting> meeting = Meet({.rank = options.rank,
-                                                .size = options.size,
-                                                .store = options.store.get(),
-                                                .prefix = options.prefix,
-                                                .secret = secret,
-                                                .address = listener->address(),
-                                                .deadline = options.deadline});
+  const absl::StatusOr<Meeting> meeting = Meet(options, secret, listener->address());
   if (!meeting.ok()) return meeting.status();
   const Identity self{options.rank, options.size, meeting->key,
                       HmacSha256(options.prefix, options.digest)};
