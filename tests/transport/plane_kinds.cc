@@ -17,10 +17,9 @@
 #include "tests/transport/late_plane.h"
 #include "tests/transport/plane_over.h"
 #include "transport/checked/checked.h"
+#include "transport/combined/combined.h"
 #include "transport/in_process/in_process.h"
 #include "transport/planes.h"
-#include "transport/split/split.h"
-#include "transport/spread/spread.h"
 #include "transport/staged/staged.h"
 
 namespace thinwire {
