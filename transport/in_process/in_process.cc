@@ -22,8 +22,8 @@
 namespace thinwire {
 namespace {
 
-// What the ranks of one process share, namely blocks and frames that nobody has taken yet, and the
-// failure of each rank. Thread-safe.
+// The ranks of one process share it: blocks and frames that nobody has taken yet, and the failure
+// of each rank. Thread-safe.
 class InProcessWorld {
  public:
   InProcessWorld(int size, Failure::LostPeer lost_peer);

@@ -37,7 +37,7 @@ int ErrorOf(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
-// Which ranks have died while the group connects.
+// Watch tells which ranks have died while the group connects.
 //
 // A dead process is seen by what its system closes for it: a checked connection ends, and where it
 // listened, connections are refused. Of a lower rank the callers see that. A higher one calls this
