@@ -29,7 +29,7 @@
 #include "transport/membership.h"
 #include "transport/mesh/descriptor.h"
 #include "transport/mesh/tcp.h"
-#include "transport/nccl/nccl_abi.h"
+#include "transport/nccl/nccl_library.h"
 #include "transport/store.h"
 
 namespace thinwire {
