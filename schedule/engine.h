@@ -15,7 +15,7 @@
 #include "schedule/settle.h"
 #include "schedule/stats.h"
 #include "schedule/work.h"
-#include "transport/transport.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

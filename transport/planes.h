@@ -1,7 +1,7 @@
 // The planes of a group: DataPlane exchanges blocks of memory between its ranks, StreamPlane does
 // so as work of a device's streams, and ControlPlane carries small frames and the news of lost
-// peers. One contract holds for every backend; tests/transport/data_plane_test.cc and
-// control_plane_test.cc state it.
+// peers. Transport has those of one rank, as a backend gives them. One contract holds for every
+// backend; tests/transport/data_plane_test.cc and control_plane_test.cc state it.
 //
 // A plane is thread-safe, and any number of exchanges may be in flight. Its failure is sticky: the
 // first reason is the result of every exchange in flight and of every later one, and what Send,
@@ -71,7 +71,8 @@ class Exchange {
 
   // For an exchange from DataPlane::Expect, once and before Wait or OnDone: sends send[r] to each
   // rank r, as Start would have.
-  virtual void Send(std::span<const Bytes> send);
+  // A plane without Expect never gets here: its exchanges send when they start.
+  virtual void Send(std::span<const Bytes>) {}
 
   // Returns OK when all blocks were sent and received, otherwise the plane's failure; either way
   // the plane no longer touches the blocks. Passing the deadline fails the whole plane.
@@ -81,7 +82,9 @@ class Exchange {
   // runs on any thread, possibly before OnDone returns, and must not block. The exchange may be
   // dropped meanwhile. There is no deadline: whoever wants one calls Abort when it has passed.
   // Planes whose completion is kBlocking call `done` at once with Internal.
-  virtual void OnDone(std::function<void(absl::Status)> done);
+  virtual void OnDone(std::function<void(absl::Status)> done) {
+    done(absl::InternalError("this data plane's exchanges end by Wait only, not by OnDone"));
+  }
 };
 
 // The part that all planes have in common.
@@ -113,12 +116,18 @@ class DataPlane : public Plane {
   // deadline passes, but nothing is written past its end. AllToAll gives every rank its own block;
   // AllGather passes one block size() times.
   virtual std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
-                                          std::span<const MutableBytes> recv);
+                                          std::span<const MutableBytes> recv) {
+    std::unique_ptr<Exchange> exchange = Expect(tag, recv);
+    exchange->Send(send);
+    return exchange;
+  }
 
   // Begins to receive the blocks of an exchange whose own blocks are not there yet: Send completes
   // the start. Worth it where a sender waits until its receiver is ready. Null where the plane
   // gains nothing by it, or matches by order; such a plane has a Start of its own.
-  virtual std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv);
+  virtual std::unique_ptr<Exchange> Expect(uint64_t, std::span<const MutableBytes>) {
+    return nullptr;
+  }
 
   // This plane, where it is one of streams; else null.
   virtual StreamPlane* of_streams() { return nullptr; }
@@ -180,6 +189,46 @@ class ControlPlane : public Plane {
   // the process may end without taking its last words along. One thread at a time flushes. Without
   // a failure it returns at once.
   virtual void Flush(Deadline deadline) = 0;
+};
+
+// How planes put blocks into messages. Ranks of different versions would never meet, so they are
+// told apart before they connect. 2: small blocks travel in parcels (gloo/gloo_links.h).
+inline constexpr int kFramingVersion = 2;
+
+// A movable value. The data plane is destroyed first: destroying the control plane is leaving the
+// group, and the data plane of the same backend needs its connections until then. Destroying or
+// replacing the data plane alone leaves the control plane as it is.
+//
+// Planes of one backend may share their failure: those of Gloo and in_process do, so aborting
+// either fails both. Planes of different backends do not, and whoever combines them passes a
+// failure on.
+struct Transport {
+  std::unique_ptr<ControlPlane> control;
+  std::unique_ptr<DataPlane> data;
+
+  Transport() = default;
+  Transport(std::unique_ptr<ControlPlane> control, std::unique_ptr<DataPlane> data)
+      : control(std::move(control)), data(std::move(data)) {}
+  ~Transport() { Reset(); }
+
+  Transport(Transport&&) = default;
+  Transport& operator=(Transport&& other) {
+    if (this == &other) return *this;
+    Reset();
+    control = std::move(other.control);
+    data = std::move(other.data);
+    return *this;
+  }
+
+  // Both planes are there, or the value is empty: a world of one needs no transport.
+  bool empty() const { return control == nullptr; }
+  const Membership& members() const { return control->members(); }
+
+  // Leaves the group; the value is empty afterwards.
+  void Reset() {
+    data.reset();
+    control.reset();
+  }
 };
 
 }  // namespace thinwire

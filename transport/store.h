@@ -1,5 +1,5 @@
 // Store: a key-value board on which ranks find each other. Torch's rendezvous store, a folder, or
-// a map in this process can serve.
+// a map in this process can serve. Clock and Deadline are what all waits go by.
 #ifndef THINWIRE_TRANSPORT_STORE_H_
 #define THINWIRE_TRANSPORT_STORE_H_
 
@@ -10,11 +10,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace thinwire {
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
+
+// The time left until a deadline, for absl::CondVar::WaitWithTimeout. That converts it to the
+// system's clock, which may jump, so a wait that timed out has passed its deadline only if Clock
+// says so too.
+inline absl::Duration TimeLeft(Deadline deadline) {
+  return absl::FromChrono(deadline - Clock::now());
+}
 
 // Thread-safe. Keys are written once.
 class Store {

@@ -8,7 +8,7 @@
 
 #include "compress/types.h"
 #include "schedule/request.h"
-#include "transport/nccl/nccl_abi.h"
+#include "transport/nccl/nccl_library.h"
 
 namespace thinwire {
 

@@ -27,10 +27,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/membership.h"
-#include "transport/mesh/address.h"
 #include "transport/mesh/descriptor.h"
-#include "transport/mesh/listener.h"
-#include "transport/nccl/nccl_abi.h"
+#include "transport/mesh/tcp.h"
+#include "transport/nccl/nccl_library.h"
 #include "transport/store.h"
 
 namespace thinwire {

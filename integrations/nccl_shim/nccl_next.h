@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "transport/nccl/nccl_abi.h"
+#include "transport/nccl/nccl_library.h"
 
 namespace thinwire {
 

@@ -24,7 +24,6 @@
 #include "transport/membership.h"
 #include "transport/planes.h"
 #include "transport/store.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 

@@ -15,7 +15,7 @@
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/order/sequencer.h"
-#include "transport/transport.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

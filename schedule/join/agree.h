@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "transport/membership.h"
-#include "transport/transport.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

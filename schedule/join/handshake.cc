@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "transport/transport.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 namespace {

@@ -14,9 +14,9 @@
 #include "schedule/join/local_hub.h"
 #include "schedule/join/planes.h"
 #include "schedule/order/frames.h"
+#include "transport/combined/combined.h"
 #include "transport/failure.h"
 #include "transport/gloo/gloo.h"
-#include "transport/spread/spread.h"
 
 namespace thinwire {
 namespace {

@@ -17,8 +17,8 @@
 #include "schedule/join/roster.h"
 #include "schedule/options.h"
 #include "schedule/settle.h"
+#include "transport/planes.h"
 #include "transport/store.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "transport/transport.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -9,8 +9,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "transport/planes.h"
 #include "transport/store.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 

@@ -16,8 +16,8 @@
 #include "absl/strings/str_split.h"
 #include "schedule/join/agree.h"
 #include "schedule/join/links.h"
+#include "transport/combined/combined.h"
 #include "transport/nccl/nccl.h"
-#include "transport/split/split.h"
 #include "transport/ucx/ucx.h"
 
 namespace thinwire {

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "schedule/options.h"
+#include "transport/planes.h"
 #include "transport/store.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 

@@ -44,7 +44,7 @@ void Lanes::Compute(double seconds, Events::Action then) {
   events_.At(loops_[0].Take(events_.now(), alone), std::move(then));
 }
 
-// As transport/spread has it: by a hash of what identifies the exchange.
+// As Spread (transport/combined) has it: by a hash of what identifies the exchange.
 Server& Lanes::LoopOfNextExchange() { return loops_[Mix(++exchanges_) % loops_.size()]; }
 
 // One message after the other, as they were handed to the link. (Gloo has one connection for each

@@ -9,7 +9,7 @@
 #include "schedule/store/optimizer.h"
 #include "schedule/store/server.h"
 #include "schedule/store_host/serve.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {

@@ -48,7 +48,7 @@
 #include "schedule/store/work_queue.h"
 #include "schedule/store_host/resender.h"
 #include "transport/messages/message_plane.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 

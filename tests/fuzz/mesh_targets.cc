@@ -1,13 +1,14 @@
 // What comes over a connection before its ends know each other, and what stands in the store.
 #include <chrono>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "schedule/join/handshake.h"
 #include "tests/fuzz/target.h"
 #include "transport/mesh/challenge.h"
-#include "transport/mesh/hmac.h"
+#include "transport/mesh/group_key.h"
 #include "transport/mesh/meeting.h"
 
 namespace thinwire::fuzz {
@@ -83,14 +84,12 @@ class WrittenStore final : public Store {
 };
 
 void Hello(Input& input) {
-  WrittenStore store(input.RestAsText());
-  const absl::StatusOr<Meeting> meeting = Meet({.rank = 0,
-                                                .size = 2,
-                                                .store = &store,
-                                                .prefix = "",
-                                                .secret = "a key of this group",
-                                                .address = *Address::Of("127.0.0.1", 1),
-                                                .deadline = Clock::now()});
+  MeshOptions options;
+  options.size = 2;
+  options.store = std::make_shared<WrittenStore>(input.RestAsText());
+  options.deadline = Clock::now();
+  const absl::StatusOr<Meeting> meeting =
+      Meet(options, "a key of this group", *Address::Of("127.0.0.1", 1));
   if (meeting.ok()) return Require(meeting->addresses[1].Port() >= 0, "an address has a port");
   Require(meeting.status().message().find("rank 1") != std::string::npos, "the rank is named");
 }

@@ -16,8 +16,8 @@
 #include "schedule/join/last_words.h"
 #include "schedule/join/planes.h"
 #include "tests/transport/connect_gloo.h"
+#include "transport/combined/combined.h"
 #include "transport/in_process/in_process.h"
-#include "transport/spread/spread.h"
 
 namespace thinwire {
 namespace {

@@ -8,7 +8,7 @@
 #include "tests/schedule/reference_bits.h"
 #include "tests/transport/connect_gloo.h"
 #include "tests/transport/connect_ucx.h"
-#include "transport/split/split.h"
+#include "transport/combined/combined.h"
 
 namespace thinwire {
 namespace {

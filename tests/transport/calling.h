@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "transport/mesh/callers.h"
-#include "transport/mesh/hmac.h"
+#include "transport/mesh/group_key.h"
+#include "transport/mesh/half_open.h"
 #include "transport/mesh/meeting.h"
 #include "transport/mesh/mesh.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/mesh/hmac.h"
+#include "transport/mesh/group_key.h"
 
 namespace thinwire {
 namespace {

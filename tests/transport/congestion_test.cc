@@ -1,6 +1,4 @@
 // Which congestion control connections run, as the kernel says.
-#include "transport/mesh/congestion.h"
-
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -9,6 +7,7 @@
 #include <string>
 
 #include "transport/mesh/descriptor.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {

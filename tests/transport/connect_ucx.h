@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "transport/transport.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

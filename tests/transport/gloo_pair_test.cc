@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "tests/leaks.h"
-#include "transport/gloo/gloo_loop.h"
-#include "transport/mesh/listener.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {

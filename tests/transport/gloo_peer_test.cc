@@ -17,9 +17,9 @@
 #include "tests/effort.h"
 #include "tests/transport/gloo_ranks.h"
 #include "transport/checked/crc32c.h"
-#include "transport/gloo/gloo_exchange.h"
 #include "transport/gloo/gloo_frames.h"
 #include "transport/gloo/gloo_links.h"
+#include "transport/gloo/gloo_planes.h"
 
 namespace thinwire {
 namespace {
@@ -215,23 +215,21 @@ TEST(GlooPeer, AreSmallBlocksInWorldsOfUpTo64Ranks) {
 }
 
 // A frame that a peer makes up, its bytes after its first header the rest of the frame.
-struct MadeUp final : GlooLoop::Task {
-  MadeUp(GlooLinks& at, uint64_t slot, uint32_t bytes, uint32_t damage = 0) : links(at) {
+struct MadeUp {
+  MadeUp(GlooLinks& links, uint64_t slot, uint32_t bytes, uint32_t damage = 0) {
+    uint8_t header[16];
     std::memcpy(header, &slot, sizeof(slot));
     std::memcpy(header + 8, &bytes, sizeof(bytes));
     const uint32_t sum = Crc32c(0, Bytes(header).first(12)) ^ damage;
     std::memcpy(header + 12, &sum, sizeof(sum));
-    links.loop().Post(this);
+    links.loop().Post([&] {
+      // The size of frames that an empty board begins with.
+      frames = std::make_unique<GlooFrames>(links.context(), 0, GlooPeer::kControlSlot + 2, 512, 8);
+      std::memcpy(frames->next().data(), header, sizeof(header));
+      frames->Send(sizeof(header), {});
+    });
     links.loop().Sync();
   }
-  void Run() override {
-    // The size of frames that an empty board begins with.
-    frames = std::make_unique<GlooFrames>(links.context(), 0, GlooPeer::kControlSlot + 2, 512, 8);
-    std::memcpy(frames->next().data(), header, sizeof(header));
-    frames->Send(sizeof(header), {});
-  }
-  GlooLinks& links;
-  uint8_t header[16];
   std::unique_ptr<GlooFrames> frames;
 };
 
@@ -266,17 +264,9 @@ TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   constexpr uint64_t kSlot = 77;
   std::vector<uint8_t> room(100, 0xee);
   Deaf owner;
-  struct Expecting final : GlooLoop::Task {
-    Expecting(GlooLinks& at, MutableBytes to, BlockOwner* of) : links(at), room(to), owner(of) {
-      links.loop().Post(this);
-      links.loop().Sync();
-    }
-    void Run() override { links.peer(1)->ReceiveParcel(kSlot, room, owner); }
-    GlooLinks& links;
-    MutableBytes room;
-    BlockOwner* owner;
-  };
-  const Expecting expecting(*ranks_.links[0], room, &owner);
+  GlooLoop& loop = ranks_.links[0]->loop();
+  loop.Post([&] { ranks_.links[0]->peer(1)->ReceiveParcel(kSlot, room, &owner); });
+  loop.Sync();
   const MadeUp frame(*ranks_.links[1], kSlot, 120);
   Swap after(0, 1, 64), peers(1, 1, 64);  // of the same connection, so later
   after.Begin(ranks_.links[0], 1, &sent_[0]);

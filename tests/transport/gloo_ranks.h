@@ -9,15 +9,17 @@
 
 #include "absl/synchronization/notification.h"
 #include "tests/transport/connect_gloo.h"
-#include "transport/gloo/gloo.h"
 #include "transport/gloo/gloo_links.h"
+#include "transport/gloo/gloo_planes.h"
 
 namespace thinwire {
 
 // Holds up the loop, as a machine does that has no processor for it.
-class Standstill final : public GlooLoop::Task {
+class Standstill final {
  public:
-  explicit Standstill(GlooLoop& loop) : loop_(loop) { loop_.Post(this); }
+  explicit Standstill(GlooLoop& loop) : loop_(loop) {
+    loop_.Post([this] { over_.WaitForNotification(); });
+  }
   ~Standstill() { End(); }
   void End() {
     if (!over_.HasBeenNotified()) over_.Notify();
@@ -25,8 +27,6 @@ class Standstill final : public GlooLoop::Task {
   }
 
  private:
-  void Run() override { over_.WaitForNotification(); }
-
   GlooLoop& loop_;
   absl::Notification over_;
 };

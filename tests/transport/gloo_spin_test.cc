@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tests/transport/gloo_ranks.h"
-#include "transport/gloo/gloo_exchange.h"
+#include "transport/gloo/gloo_planes.h"
 
 namespace {
 

@@ -13,8 +13,7 @@
 #include "schedule/engine.h"
 #include "tests/transport/listening.h"
 #include "tests/transport/rank_processes.h"
-#include "transport/mesh/address.h"
-#include "transport/mesh/listener.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {

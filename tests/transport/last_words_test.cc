@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "tests/transport/calling.h"
 #include "transport/gloo/gloo.h"
-#include "transport/mesh/listener.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {
@@ -45,8 +45,7 @@ std::vector<Descriptor> ConnectToRank1Only(const std::shared_ptr<Store>& store,
   options.size = kWorld;
   options.store = store;
   options.deadline = Clock::now() + seconds(20);
-  absl::StatusOr<Meeting> meeting = Meet(
-      {options.rank, kWorld, store.get(), options.prefix, "", own.address(), options.deadline});
+  absl::StatusOr<Meeting> meeting = Meet(options, "", own.address());
   EXPECT_TRUE(meeting.ok()) << meeting.status();
   meeting->addresses[0] = nobody->address();
   return CallUntilConnected(1, options, *meeting);

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 

@@ -23,8 +23,8 @@
 #include "absl/synchronization/notification.h"
 #include "tests/leaks.h"
 #include "tests/transport/calling.h"
-#include "transport/mesh/listener.h"
 #include "transport/mesh/meeting.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {
@@ -71,9 +71,7 @@ std::vector<Result> ConnectAll(const std::vector<MeshOptions>& ranks) {
 absl::StatusOr<Listener> TryToMeet(const MeshOptions& options) {
   absl::StatusOr<Listener> listener = Listener::Open(options.address);
   if (!listener.ok()) return listener;
-  const absl::Status met = Meet({options.rank, options.size, options.store.get(), options.prefix,
-                                 "", listener->address(), options.deadline})
-                               .status();
+  const absl::Status met = Meet(options, "", listener->address()).status();
   return met.ok() ? std::move(listener) : absl::StatusOr<Listener>(met);
 }
 
@@ -199,8 +197,7 @@ TEST(Mesh, AConnectedRankThatDiesIsNamedOnceNobodyElseIsAwaited) {
     has_died.WaitForNotification();
   });
   const absl::StatusOr<Listener> listener = Listener::Open(ranks[1].address);
-  const absl::StatusOr<Meeting> meeting = Meet(
-      {1, 3, ranks[1].store.get(), ranks[1].prefix, "", listener->address(), ranks[1].deadline});
+  const absl::StatusOr<Meeting> meeting = Meet(ranks[1], "", listener->address());
   ASSERT_TRUE(meeting.ok()) << meeting.status();
   EXPECT_TRUE(CallUntilConnected(0, ranks[1], *meeting)[0].valid());
   has_died.Notify();
@@ -230,8 +227,7 @@ TEST(Mesh, SilentStrangersNeitherKeepARankAwayNorFillTheProcess) {
   // Rank 0 looks now and then whether rank 1 is there.
   const absl::StatusOr<Listener> rank1 = Listener::Open(ranks[1].address);
   ASSERT_TRUE(rank1.ok()) << rank1.status();
-  const absl::StatusOr<Meeting> meeting =
-      Meet({1, 2, ranks[1].store.get(), ranks[1].prefix, "", rank1->address(), ranks[1].deadline});
+  const absl::StatusOr<Meeting> meeting = Meet(ranks[1], "", rank1->address());
   ASSERT_TRUE(meeting.ok()) << meeting.status();
   const Address& address = meeting->addresses[0];
   std::vector<Descriptor> strangers;

@@ -1,6 +1,4 @@
 // Exchanges that are spread over several planes, and a store that is guarded while they connect.
-#include "transport/spread/spread.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "schedule/join/guards.h"
+#include "transport/combined/combined.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {

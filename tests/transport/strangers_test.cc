@@ -23,7 +23,7 @@
 #include "transport/gloo/gloo.h"
 #include "transport/mesh/challenge.h"
 #include "transport/mesh/descriptor.h"
-#include "transport/mesh/hmac.h"
+#include "transport/mesh/group_key.h"
 
 namespace thinwire {
 namespace {

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "tests/transport/message_members.h"
-#include "transport/mesh/address.h"
-#include "transport/mesh/hmac.h"
+#include "transport/mesh/group_key.h"
+#include "transport/mesh/tcp.h"
 #include "transport/messages/zmq/zmq_frames.h"
 #include "transport/messages/zmq/zmq_library.h"
 #include "transport/messages/zmq/zmq_socket.h"

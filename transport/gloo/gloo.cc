@@ -6,68 +6,21 @@
 #include <time.h>
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "transport/gloo/gloo_exchange.h"
 #include "transport/gloo/gloo_links.h"
 #include "transport/gloo/gloo_pair.h"
-#include "transport/mesh/address.h"
-#include "transport/mesh/congestion.h"
+#include "transport/gloo/gloo_planes.h"
 #include "transport/mesh/mesh.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {
 
 using gloo::transport::tcp::Device;
-
-class GlooData final : public DataPlane {
- public:
-  explicit GlooData(std::shared_ptr<GlooLinks> links) : links_(std::move(links)) {}
-
-  const Membership& members() const override { return links_->members(); }
-  DataTraits traits() const override { return {}; }
-  std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
-    auto exchange = std::make_unique<GlooExchange>(links_, tag, &bytes_sent_);
-    exchange->Receive(recv);
-    return exchange;
-  }
-  const std::shared_ptr<Failure>& failure() const override { return links_->shared_failure(); }
-  uint64_t bytes_sent() const override { return bytes_sent_; }
-
- private:
-  const std::shared_ptr<GlooLinks> links_;
-  std::atomic<uint64_t> bytes_sent_{0};
-};
-
-class GlooControl final : public ControlPlane {
- public:
-  GlooControl(std::shared_ptr<GlooLinks> links, std::chrono::milliseconds last_words)
-      : links_(std::move(links)), last_words_(last_words) {}
-  ~GlooControl() override {
-    links_->failure().Fail(absl::CancelledError("the transport was destroyed"));
-    links_->Drain(Clock::now() + last_words_);
-    links_->Close();
-  }
-
-  const Membership& members() const override { return links_->members(); }
-  absl::Status Send(int to, const ControlFrame& frame) override {
-    if (GlooPeer* const peer = links_->peer(to)) peer->SendFrame(frame);
-    return links_->failure().peer_reason(to);
-  }
-  absl::StatusOr<ControlMessage> Receive() override { return links_->ReceiveFrame(); }
-  void Flush(Deadline deadline) override {
-    if (links_->failure().failed()) links_->Drain(deadline);
-  }
-  const std::shared_ptr<Failure>& failure() const override { return links_->shared_failure(); }
-
- private:
-  const std::shared_ptr<GlooLinks> links_;
-  const std::chrono::milliseconds last_words_;
-};
 
 // Gloo closes every connection when one of its waits times out. Nobody waits there: what has ended
 // is seen by its loop.
@@ -153,11 +106,6 @@ absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& o
     return absl::UnavailableError(absl::StrCat("rank ", options.rank, " of ", options.size,
                                                " could not connect: ", error.what()));
   }
-}
-
-Transport GlooPlanes(const std::shared_ptr<GlooLinks>& links,
-                     std::chrono::milliseconds last_words) {
-  return {std::make_unique<GlooControl>(links, last_words), std::make_unique<GlooData>(links)};
 }
 
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options) {

@@ -3,15 +3,14 @@
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_H_
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "transport/failure.h"
+#include "transport/planes.h"
 #include "transport/store.h"
-#include "transport/transport.h"
 
 namespace thinwire {
 
@@ -31,7 +30,7 @@ struct GlooOptions {
   // puts a random token into the store, so that who can't read the store can't take part.
   std::string key_file;
   std::string digest;      // text that is equal on all ranks that are set up alike
-  std::string congestion;  // of the connections: see transport/mesh/congestion.h
+  std::string congestion;  // of the connections: see CheckCongestion
   // The frame that the connected ranks get when this one gives up because others are not connected:
   // else they would find a closed connection, and take this rank for the one that failed.
   std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;
@@ -46,13 +45,10 @@ struct GlooOptions {
 // control that may not be chosen; FailedPrecondition a rank with another key or another digest.
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options);
 
-// The two halves of ConnectGloo. If the group is incomplete, the links reach those that are
-// connected, and have failed; `incomplete` is the reason.
+// The first half of ConnectGloo; GlooPlanes is the other one. If the group is incomplete, the links
+// reach those that are connected, and have failed; `incomplete` is the reason.
 absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
                                                             absl::Status& incomplete);
-// last_words: how long the destruction of the control plane, which closes the connections, waits
-// after a failure for frames that have not left.
-Transport GlooPlanes(const std::shared_ptr<GlooLinks>& links, std::chrono::milliseconds last_words);
 
 }  // namespace thinwire
 

@@ -9,24 +9,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {
 
 constexpr size_t kControlFrames = 16;
 
-struct FrameSize {
-  size_t bytes, count;
-};
-// These hold a word, a block of 4 KiB, and the largest block.
-constexpr FrameSize kParcelFrames[] = {
-    {512, 8}, {4096 + 512, 8}, {GlooPeer::kLargestParcel + 64, 4}};
+// As many as sites exchange with in one hop (MOST_IN_ONE_HOP in thinwire/torch/sites/meeting.py),
+// whose small pieces count on these frames.
 constexpr int kFewRanks = 8;
-// Frames of the largest size, in a world of few ranks, so that 256 KiB leave before the first
-// notice of a receiver comes back: as much as a link of 100 Mb/s sends in 20 ms. In all they take
-// 0.6 MiB a peer, and 0.2 MiB in larger worlds.
-constexpr size_t kLargeFrames = 16;
+struct FrameSize {
+  size_t bytes, count_of_few, count_of_many;  // frames a peer, in worlds of few ranks and of more
+};
+// These hold a word, a block of 4 KiB, and the largest block. In a world of few ranks 256 KiB leave
+// before the first notice of a receiver comes back: as much as a link of 100 Mb/s sends in 20 ms.
+// In all they take 0.6 MiB a peer there, and 0.2 MiB in larger worlds.
+constexpr FrameSize kParcelFrames[] = {
+    {512, 8, 8}, {4096 + 512, 8, 8}, {GlooPeer::kLargestParcel + 64, 16, 4}};
 
 // How many bytes a frame has, at least 1, without the zeros at its end.
 size_t WithoutZeros(Bytes frame) {
@@ -76,7 +76,7 @@ absl::StatusOr<ControlMessage> GlooLinks::ReceiveFrame() {
 
 // Whoever failed first may not have told this yet.
 void GlooLinks::AwaitEnd() {
-  loop_->Post(this);
+  loop_->Post([this] { HearOfFailure(); });
   loop_->Sync();
 }
 
@@ -100,10 +100,10 @@ void GlooLinks::OnFailure() {
     const absl::MutexLock lock(&mu_);
     ended_ = true;
   }
-  loop_->Post(this);
+  loop_->Post([this] { HearOfFailure(); });
 }
 
-void GlooLinks::Run() {
+void GlooLinks::HearOfFailure() {
   if (!failure_->failed()) {
     for (int rank = 0; rank < members_.size; ++rank) {
       if (peers_[rank] == nullptr) continue;
@@ -129,7 +129,7 @@ GlooPeer::GlooPeer(GlooLinks& links, int peer)
 }
 
 void GlooPeer::Post() {
-  if (!posted_.exchange(true)) links_.loop().Post(this);
+  if (!posted_.exchange(true)) links_.loop().Post([this] { Run(); });
 }
 
 void GlooPeer::Run() {
@@ -286,11 +286,11 @@ void GlooPeer::CollectMessages() {
 void GlooPeer::MakeParcelFrames() {
   if (!sizes_.empty()) return;
   uint64_t slot = kControlSlot;
-  for (const auto [bytes, count] : kParcelFrames) {
+  for (const FrameSize& size : kParcelFrames) {
     slot += 2;
-    const bool more = bytes > GlooPeer::kLargestParcel && links_.members().size <= kFewRanks;
-    sizes_.push_back(std::make_unique<GlooFrames>(links_.context(), peer_, slot, bytes,
-                                                  more ? kLargeFrames : count));
+    const bool few = links_.members().size <= kFewRanks;
+    sizes_.push_back(std::make_unique<GlooFrames>(links_.context(), peer_, slot, size.bytes,
+                                                  few ? size.count_of_few : size.count_of_many));
   }
   Post();
 }

@@ -22,7 +22,6 @@
 #include "absl/synchronization/mutex.h"
 #include "transport/failure.h"
 #include "transport/gloo/gloo_frames.h"
-#include "transport/gloo/gloo_loop.h"
 #include "transport/gloo/gloo_pair.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
@@ -38,7 +37,7 @@ class GlooLinks;
 //
 // All but SendFrame and Drain are for the loop's thread. It ends when the connection is closed and
 // the loop is done with what was posted.
-class GlooPeer final : private ConnectionObserver, private GlooLoop::Task {
+class GlooPeer final : private ConnectionObserver {
  public:
   static constexpr uint64_t kControlSlot = 2;                 // even slots are those of frames
   static constexpr size_t kLargestParcel = size_t{16} << 10;  // bytes of a block
@@ -98,7 +97,7 @@ class GlooPeer final : private ConnectionObserver, private GlooLoop::Task {
   void OnClosed(const std::string& why) override;
 
   void Post();
-  void Run() override;
+  void Run();
   void HearThatItClosed();
 
   bool TakeFrame(MutableBytes to);
@@ -139,7 +138,7 @@ class GlooPeer final : private ConnectionObserver, private GlooLoop::Task {
 };
 
 // One rank's connections, the thread that may use them, and what is under way.
-class GlooLinks final : private GlooLoop::Task {
+class GlooLinks final {
  public:
   // `loop` is that of the context's device. From here on the failure ends exchanges and receives,
   // and lost peers fail by it.
@@ -173,7 +172,7 @@ class GlooLinks final : private GlooLoop::Task {
 
  private:
   void OnFailure();
-  void Run() override;  // after a failure
+  void HearOfFailure();  // on the loop's thread
   bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return ended_ || !frames_.empty(); }
 
   const std::shared_ptr<gloo::Context> context_;

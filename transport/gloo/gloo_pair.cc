@@ -4,21 +4,30 @@
 #include <gloo/transport/tcp/pair.h>
 #include <gloo/transport/tcp/unbound_buffer.h>
 #include <linux/sockios.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/mesh/congestion.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {
 
 namespace tcp = gloo::transport::tcp;
+
+int MakeWakeup() {
+  const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (fd < 0) throw std::runtime_error("no event descriptor is left for this process");
+  return fd;
+}
 
 class GlooPair final : public tcp::Pair {
  public:
@@ -115,54 +124,6 @@ class Context final : public gloo::Context {
   }
 };
 
-// Makes the pairs of a context.
-class Adoption final : public GlooLoop::Task {
- public:
-  Adoption(TransportContext& context, std::vector<Descriptor> connections,
-           const std::string& congestion)
-      : context_(context), connections_(std::move(connections)), congestion_(congestion) {}
-
-  void Run() override {
-    for (int peer = 0; peer < context_.size; ++peer) {
-      if (!connections_[peer].valid()) continue;
-      try {
-        context_.Adopt(peer, std::move(connections_[peer]), congestion_);
-      } catch (const std::exception& error) {
-        broken_.Update(absl::UnavailableError(
-            absl::StrCat("rank ", peer, " is gone: its connection to rank ", context_.rank,
-                         " closed before the group was complete: ", error.what())));
-      }
-    }
-  }
-
-  const absl::Status& broken() const { return broken_; }
-
- private:
-  TransportContext& context_;
-  std::vector<Descriptor> connections_;
-  const std::string& congestion_;
-  absl::Status broken_;
-};
-
-// On the loop's thread: on any other one closing holds the connection's lock and waits for the
-// loop, which may be waiting for that lock to start a send or receive.
-class Closing final : public GlooLoop::Task {
- public:
-  Closing(gloo::Context& context, GlooLoop& loop) : context_(context), loop_(loop) {}
-
-  // The second time the loop has dropped the events that it had fetched before the first.
-  void Run() override {
-    if (std::exchange(closed_, true)) return;
-    context_.closeConnections();
-    loop_.Post(this);
-  }
-
- private:
-  gloo::Context& context_;
-  GlooLoop& loop_;
-  bool closed_ = false;
-};
-
 // Never an object: it only names what a derived class may see of any buffer.
 struct Counts : tcp::UnboundBuffer {
   static constexpr int tcp::UnboundBuffer::*kReceived = &Counts::recvCompletions_;
@@ -175,6 +136,54 @@ size_t Take(gloo::transport::UnboundBuffer& buffer, int tcp::UnboundBuffer::*cou
 
 }  // namespace
 
+GlooLoop::GlooLoop(std::shared_ptr<gloo::transport::tcp::Device> device)
+    : device_(std::move(device)), wakeup_(MakeWakeup()) {
+  device_->registerDescriptor(wakeup_, EPOLLIN, this);
+}
+
+// Once this returns from the device, the loop is not in handleEvents any more.
+GlooLoop::~GlooLoop() {
+  Sync();
+  device_->unregisterDescriptor(wakeup_, this);
+  close(wakeup_);
+}
+
+void GlooLoop::Post(std::function<void()> task) {
+  bool asleep;
+  {
+    const absl::MutexLock lock(&mu_);
+    asleep = waiting_.empty();
+    waiting_.push_back(std::move(task));
+    ++posted_count_;
+  }
+  // The descriptor stays ready until the loop has read it, so one write wakes it for all tasks.
+  const uint64_t one = 1;
+  if (asleep) [[maybe_unused]]
+    const ssize_t written = write(wakeup_, &one, sizeof(one));
+}
+
+void GlooLoop::Sync() {
+  const absl::MutexLock lock(&mu_);
+  const uint64_t target = posted_count_;
+  ++syncing_;
+  while (ran_count_ < target) ran_.Wait(&mu_);
+  --syncing_;
+}
+
+void GlooLoop::handleEvents(int) {
+  uint64_t wakeups;
+  [[maybe_unused]] const ssize_t got = read(wakeup_, &wakeups, sizeof(wakeups));
+  {
+    const absl::MutexLock lock(&mu_);
+    running_.swap(waiting_);
+  }
+  for (const std::function<void()>& task : running_) task();
+  const absl::MutexLock lock(&mu_);
+  ran_count_ += running_.size();
+  running_.clear();
+  if (syncing_ > 0) ran_.SignalAll();
+}
+
 std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> connections,
                                              std::shared_ptr<tcp::Device> device, GlooLoop& loop,
                                              std::chrono::milliseconds timeout,
@@ -184,10 +193,19 @@ std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> c
   transport->setTimeout(timeout);
   auto context = std::make_shared<Context>(rank, size, device, transport);
   context->setTimeout(timeout);
-  Adoption adoption(*transport, std::move(connections), congestion);
-  loop.Post(&adoption);
+  loop.Post([&] {
+    for (int peer = 0; peer < size; ++peer) {
+      if (!connections[peer].valid()) continue;
+      try {
+        transport->Adopt(peer, std::move(connections[peer]), congestion);
+      } catch (const std::exception& error) {
+        broken.Update(absl::UnavailableError(
+            absl::StrCat("rank ", peer, " is gone: its connection to rank ", rank,
+                         " closed before the group was complete: ", error.what())));
+      }
+    }
+  });
   loop.Sync();
-  broken = adoption.broken();
   return context;
 }
 
@@ -197,11 +215,15 @@ void Observe(gloo::Context& context, int peer, ConnectionObserver* observer) {
   PairWith(context, peer).Observe(observer);
 }
 
+// On the loop's thread: on any other one closing holds the connection's lock and waits for the
+// loop, which may be waiting for that lock to start a send or receive.
 void CloseConnections(gloo::Context& context, GlooLoop& loop) {
-  Closing closing(context, loop);
-  loop.Post(&closing);
+  loop.Post([&context] { context.closeConnections(); });
   loop.Sync();
-  loop.Sync();  // what was posted by then
+  // In its next turn the loop has dropped the events that it had fetched before, and runs what
+  // observers posted.
+  loop.Post([] {});
+  loop.Sync();
 }
 
 size_t TakeReceived(gloo::transport::UnboundBuffer& buffer) {

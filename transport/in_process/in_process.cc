@@ -2,13 +2,121 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
+#include <vector>
 
-#include "transport/in_process/world.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "transport/failure.h"
+#include "transport/planes.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {
+
+// The ranks of one process share it: blocks and frames that nobody has taken yet, and the failure
+// of each rank. Thread-safe.
+class InProcessWorld {
+ public:
+  InProcessWorld(int size, Failure::LostPeer lost_peer);
+
+  void PutBlock(uint64_t tag, int from, int to, std::vector<uint8_t> block);
+  // Waits for a block of that tag and size. Passing the deadline fails the rank `to`.
+  absl::StatusOr<std::vector<uint8_t>> TakeBlock(uint64_t tag, size_t bytes, int from, int to,
+                                                 Deadline deadline);
+
+  absl::Status PutFrame(int from, int to, const ControlFrame& frame);
+  absl::StatusOr<ControlMessage> TakeFrame(int to);
+
+  // Fails the rank, which all its peers lose.
+  void Leave(int rank);
+  const std::shared_ptr<Failure>& failure(int rank) const { return failures_[rank]; }
+
+ private:
+  // A block waits under (tag, size, from, to) for its receiver.
+  using Address = std::tuple<uint64_t, size_t, int, int>;
+
+  std::vector<std::shared_ptr<Failure>> failures_;  // by rank
+  absl::Mutex mu_;
+  absl::CondVar changed_;  // a block or a frame came, or a rank failed
+  std::map<Address, std::deque<std::vector<uint8_t>>> blocks_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::deque<ControlMessage>> frames_ ABSL_GUARDED_BY(mu_);  // by rank
+  std::vector<Failure::Listener> listeners_;                             // end first
+};
+
+InProcessWorld::InProcessWorld(int size, Failure::LostPeer lost_peer) : frames_(size) {
+  for (int rank = 0; rank < size; ++rank) {
+    failures_.push_back(Failure::Make(lost_peer));
+    listeners_.push_back(failures_.back()->Listen([this] {
+      const absl::MutexLock lock(&mu_);
+      changed_.SignalAll();
+    }));
+  }
+}
+
+void InProcessWorld::PutBlock(uint64_t tag, int from, int to, std::vector<uint8_t> block) {
+  const absl::MutexLock lock(&mu_);
+  blocks_[{tag, block.size(), from, to}].push_back(std::move(block));
+  changed_.SignalAll();
+}
+
+absl::StatusOr<std::vector<uint8_t>> InProcessWorld::TakeBlock(uint64_t tag, size_t bytes, int from,
+                                                               int to, Deadline deadline) {
+  const Address address{tag, bytes, from, to};
+  {
+    const absl::MutexLock lock(&mu_);
+    for (;;) {
+      if (absl::Status gone = failures_[to]->peer_reason(from); !gone.ok()) return gone;
+      if (const auto found = blocks_.find(address); found != blocks_.end()) {
+        std::vector<uint8_t> block = std::move(found->second.front());
+        found->second.pop_front();
+        if (found->second.empty()) blocks_.erase(found);
+        return block;
+      }
+      if (Clock::now() >= deadline) break;
+      changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+    }
+  }
+  failures_[to]->Fail(absl::DeadlineExceededError(absl::StrCat(
+      "rank ", from, " sent no block of ", bytes, " bytes to rank ", to, " before the deadline")));
+  return failures_[to]->reason();
+}
+
+absl::Status InProcessWorld::PutFrame(int from, int to, const ControlFrame& frame) {
+  {
+    const absl::MutexLock lock(&mu_);
+    frames_[to].push_back({from, frame});
+    changed_.SignalAll();
+  }
+  return failures_[from]->peer_reason(to);
+}
+
+absl::StatusOr<ControlMessage> InProcessWorld::TakeFrame(int to) {
+  const absl::MutexLock lock(&mu_);
+  std::deque<ControlMessage>& frames = frames_[to];
+  while (!failures_[to]->failed() && frames.empty()) changed_.Wait(&mu_);
+  if (frames.empty()) return failures_[to]->reason();
+  const ControlMessage message = frames.front();
+  frames.pop_front();
+  return message;
+}
+
+void InProcessWorld::Leave(int rank) {
+  failures_[rank]->Fail(absl::CancelledError("the transport was destroyed"));
+  const absl::Status gone =
+      absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: it closed its transport"));
+  for (size_t peer = 0; peer < failures_.size(); ++peer) {
+    if (static_cast<int>(peer) != rank) failures_[peer]->LosePeer(rank, gone);
+  }
+}
 
 class InProcessExchange final : public Exchange {
  public:

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "transport/transport.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

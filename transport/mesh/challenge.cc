@@ -4,7 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "transport/mesh/hmac.h"
+#include "transport/mesh/group_key.h"
 
 namespace thinwire {
 namespace {

@@ -11,7 +11,7 @@ namespace thinwire {
 namespace {
 
 // The value of `rank`'s key in the store.
-absl::StatusOr<std::string> Read(const MeetingOptions& options, const std::string& key, int rank) {
+absl::StatusOr<std::string> Read(const MeshOptions& options, const std::string& key, int rank) {
   absl::StatusOr<std::string> value =
       options.store->Get(absl::StrCat(options.prefix, key), options.deadline);
   if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
@@ -20,7 +20,7 @@ absl::StatusOr<std::string> Read(const MeetingOptions& options, const std::strin
       " did not come; start it, or raise the timeout (", value.status().message(), ")"));
 }
 
-absl::StatusOr<std::string> Token(const MeetingOptions& options) {
+absl::StatusOr<std::string> Token(const MeshOptions& options) {
   constexpr char kKey[] = "mesh/token";
   if (options.rank != 0) return Read(options, kKey, 0);
   std::string token = MakeToken();
@@ -50,7 +50,7 @@ std::string HelloOf(const Address& address, const GroupKey& key) {
   return absl::StrCat(address.Host(), " ", address.Port(), " ", key.fingerprint());
 }
 
-absl::StatusOr<Address> ReadHello(const MeetingOptions& options, const GroupKey& key, int peer) {
+absl::StatusOr<Address> ReadHello(const MeshOptions& options, const GroupKey& key, int peer) {
   const absl::StatusOr<std::string> hello = Read(options, absl::StrCat("mesh/", peer), peer);
   if (!hello.ok()) return hello.status();
   const std::vector<std::string> fields = absl::StrSplit(*hello, ' ');
@@ -71,12 +71,13 @@ absl::StatusOr<Address> ReadHello(const MeetingOptions& options, const GroupKey&
 
 }  // namespace
 
-absl::StatusOr<Meeting> Meet(const MeetingOptions& options) {
+absl::StatusOr<Meeting> Meet(const MeshOptions& options, const std::string& secret,
+                             const Address& listening) {
   const absl::StatusOr<std::string> token = Token(options);
   if (!token.ok()) return token.status();
-  Meeting meeting{GroupKey(options.secret, *token), std::vector<Address>(options.size)};
+  Meeting meeting{GroupKey(secret, *token), std::vector<Address>(options.size)};
   const absl::Status set = options.store->Set(absl::StrCat(options.prefix, "mesh/", options.rank),
-                                              HelloOf(options.address, meeting.key));
+                                              HelloOf(listening, meeting.key));
   if (!set.ok()) return set;
   for (int peer = 0; peer < options.size; ++peer) {
     if (peer == options.rank) continue;

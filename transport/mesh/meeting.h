@@ -6,21 +6,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "transport/mesh/address.h"
 #include "transport/mesh/group_key.h"
-#include "transport/store.h"
+#include "transport/mesh/mesh.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
-
-struct MeetingOptions {
-  int rank = 0;
-  int size = 1;
-  Store* store = nullptr;
-  std::string prefix;  // before every key in the store
-  std::string secret;  // of the key file; empty if there is none
-  Address address;     // where this rank will listen
-  Deadline deadline;
-};
 
 struct Meeting {
   GroupKey key;
@@ -29,8 +19,10 @@ struct Meeting {
 
 // Rank 0 writes the group's token; all ranks write their address and the fingerprint of their key,
 // and read those of the others. DeadlineExceeded names the rank that did not come,
-// FailedPrecondition one with another key, on every rank that is affected.
-absl::StatusOr<Meeting> Meet(const MeetingOptions& options);
+// FailedPrecondition one with another key, on every rank that is affected. `secret` is that of the
+// key file, empty if there is none; `listening` is where this rank listens.
+absl::StatusOr<Meeting> Meet(const MeshOptions& options, const std::string& secret,
+                             const Address& listening);
 
 }  // namespace thinwire
 

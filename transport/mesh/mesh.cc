@@ -1,32 +1,156 @@
 #include "transport/mesh/mesh.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "transport/mesh/callers.h"
-#include "transport/mesh/door.h"
-#include "transport/mesh/hmac.h"
-#include "transport/mesh/listener.h"
+#include "transport/mesh/descriptor.h"
+#include "transport/mesh/group_key.h"
+#include "transport/mesh/half_open.h"
 #include "transport/mesh/meeting.h"
-#include "transport/mesh/watch.h"
+#include "transport/mesh/tcp.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {
 
+using std::chrono::milliseconds;
+
+// Most ranks have called before the first line would be of use. A line that its other end has
+// closed, as it does with who stays silent, is renewed. So is one that has grown old: of a rank
+// that died the word may be lost, since a reset is sent once and a listener's queue dies silently,
+// and where nothing is said nothing is asked for again.
+constexpr milliseconds kFirstLine{20}, kFirstPause{2}, kLongestPause{200}, kOldAge{1000};
+
+int ErrorOf(int socket) {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
+}
+
+// Watch tells which ranks have died while the group connects.
+//
+// A dead process is seen by what its system closes for it: a checked connection ends, and where it
+// listened, connections are refused. Of a lower rank the callers see that. A higher one calls this
+// rank, and who comes is unknown until it has proved its rank; so until then a line leads to where
+// that rank listens, on which nothing is said, and which breaks when it dies.
+class Watch {
+ public:
+  // `addresses` by rank; they must outlive it.
+  Watch(int rank, const std::vector<Address>& addresses);
+
+  // Adds the descriptors to wait for; `connected` by rank. next_try: when to look again at the
+  // latest.
+  void AddAwaited(const std::vector<Descriptor>& connected, std::vector<pollfd>& polled);
+  Deadline next_try() const;
+
+  // Takes its part of what was polled, which is as AddAwaited left it, off the front.
+  void Advance(std::span<const pollfd>& polled, const std::vector<Descriptor>& connected);
+
+  bool is_gone(int peer) const { return peers_[peer].gone; }
+  void SetGone(int peer) { peers_[peer].gone = true; }  // its callers were refused
+
+ private:
+  struct Peer {
+    Descriptor line;
+    Deadline next_try;
+    std::chrono::milliseconds pause;
+    bool gone = false;
+  };
+
+  void Begin(Peer& peer, const Address& address);
+  void OnBroken(Peer& peer, int error);
+
+  const int rank_;
+  const std::vector<Address>& addresses_;
+  std::vector<Peer> peers_;
+  std::vector<int> polled_;  // the peers of what AddAwaited added, in its order
+};
+
+Watch::Watch(int rank, const std::vector<Address>& addresses)
+    : rank_(rank), addresses_(addresses), peers_(addresses.size()) {
+  for (Peer& peer : peers_) {
+    peer.next_try = Clock::now() + kFirstLine;
+    peer.pause = kFirstPause;
+  }
+}
+
+void Watch::AddAwaited(const std::vector<Descriptor>& connected, std::vector<pollfd>& polled) {
+  polled_.clear();
+  for (int number = 0; number < static_cast<int>(peers_.size()); ++number) {
+    Peer& peer = peers_[number];
+    if (connected[number].valid()) peer.line = Descriptor();
+    const Descriptor& watched = connected[number].valid() ? connected[number] : peer.line;
+    if (peer.gone || !watched.valid()) continue;
+    polled.push_back({watched.fd(), POLLRDHUP, 0});
+    polled_.push_back(number);
+  }
+}
+
+Deadline Watch::next_try() const {
+  Deadline first = Deadline::max();
+  for (size_t number = rank_ + 1; number < peers_.size(); ++number) {
+    const Peer& peer = peers_[number];
+    if (!peer.gone) first = std::min(first, peer.next_try);
+  }
+  return first;
+}
+
+void Watch::Advance(std::span<const pollfd>& polled, const std::vector<Descriptor>& connected) {
+  for (const int number : polled_) {
+    const pollfd event = polled.front();
+    polled = polled.subspan(1);
+    if (event.revents == 0) continue;
+    Peer& peer = peers_[number];
+    if (event.fd != peer.line.fd()) {
+      peer.gone = true;
+    } else if (!connected[number].valid()) {
+      OnBroken(peer, ErrorOf(event.fd));
+    }
+  }
+  for (size_t number = rank_ + 1; number < peers_.size(); ++number) {
+    Peer& peer = peers_[number];
+    if (peer.gone || Clock::now() < peer.next_try) continue;
+    if (connected[number].valid()) {
+      peer.next_try = Deadline::max();
+    } else {
+      Begin(peer, addresses_[number]);
+    }
+  }
+}
+
+void Watch::Begin(Peer& peer, const Address& address) {
+  peer.next_try = Clock::now() + kOldAge;
+  peer.line = Descriptor(
+      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!peer.line.valid() || (connect(peer.line.fd(), address.get(), address.length) != 0 &&
+                             errno != EINPROGRESS && errno != EINTR)) {
+    OnBroken(peer, errno);
+  }
+}
+
+void Watch::OnBroken(Peer& peer, int error) {
+  peer.gone = error == ECONNREFUSED;
+  peer.line = Descriptor();
+  peer.next_try = Clock::now() + peer.pause;
+  peer.pause = std::min(peer.pause * 2, kLongestPause);
+}
+
 // A rank that gives up closes its connections, and must not be taken for the one that died: so it
 // waits until all others have seen that one.
-constexpr std::chrono::milliseconds kLinger(50);
+constexpr milliseconds kLinger(50);
 
 // For poll. Rounded up, so that what is due in less than one is not asked for again and again.
 int MillisecondsUntil(Deadline deadline) {
-  using std::chrono::milliseconds;
   const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60000));
 }
@@ -140,13 +264,7 @@ absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& co
   }
   absl::StatusOr<Listener> listener = Listener::Open(options.address);
   if (!listener.ok()) return listener.status();
-  const absl::StatusOr<Meeting> meeting = Meet({.rank = options.rank,
-                                                .size = options.size,
-                                                .store = options.store.get(),
-                                                .prefix = options.prefix,
-                                                .secret = secret,
-                                                .address = listener->address(),
-                                                .deadline = options.deadline});
+  const absl::StatusOr<Meeting> meeting = Meet(options, secret, listener->address());
   if (!meeting.ok()) return meeting.status();
   const Identity self{options.rank, options.size, meeting->key,
                       HmacSha256(options.prefix, options.digest)};

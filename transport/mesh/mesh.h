@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "transport/mesh/address.h"
 #include "transport/mesh/descriptor.h"
+#include "transport/mesh/tcp.h"
 #include "transport/store.h"
 
 namespace thinwire {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/messages/queues.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 

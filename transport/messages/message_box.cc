@@ -1,7 +1,7 @@
 #include "transport/messages/message_box.h"
 
 #include "absl/strings/str_cat.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "compress/device.h"
 #include "transport/nccl/nccl_comm.h"
 #include "transport/nccl/nccl_driver.h"
 #include "transport/nccl/nccl_library.h"
-#include "transport/nccl/nccl_memory.h"
 
 namespace thinwire {
 namespace {
@@ -28,6 +28,38 @@ struct Shared {
   bool registers = false;  // all ranks register memory; known when they have greeted
   NcclDriver driver;
 };
+
+// Memory that NCCL allocates and the communicator knows, so that blocks there go without copies to
+// buffers of NCCL's own. It shares the driver, so that the communicator ends after all memory that
+// it knows. NCCL's documentation forbids exchanges between memory that is registered and memory
+// that is not: all ranks take this, or none.
+//
+// Unimplemented where the library is older than 2.19, or was set to register nothing
+// (NCCL_LOCAL_REGISTER=0); ResourceExhausted; Internal if NCCL refuses it.
+absl::StatusOr<DeviceMemory> AllocateRegistered(std::shared_ptr<NcclDriver> driver, size_t bytes) {
+  if (!driver->comm().nccl().registers()) {
+    return absl::UnimplementedError("NCCL registers memory from version 2.19 on");
+  }
+  const absl::StatusOr<void*> memory = driver->comm().Allocate(bytes);
+  if (!memory.ok()) return memory.status();
+  absl::StatusOr<void*> registration = nullptr;
+  if (!driver->Do([&](NcclComm& comm) { registration = comm.Register(*memory, bytes); })) {
+    registration = driver->failure()->reason();
+  } else if (registration.ok() && *registration == nullptr) {
+    registration = absl::UnimplementedError("NCCL was set to register no memory");
+  }
+  if (!registration.ok()) {
+    driver->comm().Free(*memory);
+    return registration.status();
+  }
+  return DeviceMemory(static_cast<uint8_t*>(*memory),
+                      [driver = std::move(driver), registration = *registration](uint8_t* memory) {
+                        const bool lives =
+                            driver->Do([&](NcclComm& comm) { comm.Deregister(registration); });
+                        // Freeing waits for the device, and a kernel that does not end may write.
+                        if (lives || driver->comm().AwaitEnd()) driver->comm().Free(memory);
+                      });
+}
 
 class NcclExchange final : public Exchange {
  public:

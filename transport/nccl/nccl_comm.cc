@@ -8,7 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {

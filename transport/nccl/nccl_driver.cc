@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {

@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {

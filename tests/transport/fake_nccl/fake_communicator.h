@@ -9,7 +9,7 @@
 
 #include "tests/transport/fake_nccl/fake_nccl.h"
 #include "tests/transport/fake_nccl/fake_world.h"
-#include "transport/nccl/nccl_abi.h"
+#include "transport/nccl/nccl_library.h"
 
 namespace thinwire {
 

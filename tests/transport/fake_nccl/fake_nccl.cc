@@ -16,7 +16,7 @@
 #include "tests/transport/fake_nccl/fake_reduce.h"
 #include "tests/transport/fake_nccl/fake_registry.h"
 #include "tests/transport/fake_nccl/fake_world.h"
-#include "transport/nccl/nccl_abi.h"
+#include "transport/nccl/nccl_library.h"
 
 namespace thinwire {
 namespace {

@@ -17,7 +17,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/nccl/nccl_abi.h"
+#include "transport/nccl/nccl_library.h"
 
 namespace thinwire {
 

@@ -1,8 +1,10 @@
 // The frames that two planes exchange over a connection of ZeroMQ, as bytes. No sockets.
 //
 // The caller's first frame is a greeting; the answer is a greeting or a refusal. Then messages go
-// both ways in pieces: large ones in many, so that a receiver on a slow link hears something before
-// all of it has come. Numbers are little-endian.
+// both ways in pieces, which are numbered by message in each direction: large ones in many, so that
+// a receiver on a slow link hears something before all of it has come. PieceCutter makes pieces of
+// a message, and PieceJoiner makes messages of them, within the limits that the greeting has
+// settled. Numbers are little-endian.
 #ifndef THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_FRAMES_H_
 #define THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_FRAMES_H_
 
@@ -13,8 +15,10 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "compress/types.h"
 #include "transport/messages/message_plane.h"
+#include "transport/messages/queues.h"
 
 namespace thinwire {
 
@@ -71,6 +75,44 @@ std::string ReadRefusal(Bytes frame);
 std::optional<uint64_t> ReadTaken(Bytes frame);
 // `part` is what the frame carries of the message, and lies within its head and body.
 std::optional<MessagePiece> ReadPiece(Bytes frame, Bytes* part);
+
+class PieceCutter {
+ public:
+  // `number`: of the message, from 0.
+  PieceCutter(uint64_t number, CreditQueue::Outgoing message);
+
+  // An empty message is one piece.
+  bool done() const { return done_; }
+  size_t next_bytes() const;  // of the next piece's frame
+  void WriteNext(uint8_t* to);
+
+ private:
+  size_t part_bytes() const;
+
+  const CreditQueue::Outgoing message_;
+  const size_t bytes_;  // of head and body
+  MessagePiece piece_;
+  bool done_ = false;
+};
+
+class PieceJoiner {
+ public:
+  explicit PieceJoiner(int peer) : peer_(peer) {}
+
+  // The message that the piece completes, or nullopt. `taken`: the credit of messages that were
+  // taken from this peer. DataLoss says why the connection can't go on.
+  absl::StatusOr<std::optional<Message>> Take(Bytes frame, const MessageLimits& limits,
+                                              uint64_t taken);
+
+ private:
+  absl::Status Begin(const MessagePiece& piece, const MessageLimits& limits, uint64_t taken);
+
+  int peer_;
+  uint64_t messages_ = 0;  // complete ones
+  uint64_t received_ = 0;  // credit that the peer has used
+  std::optional<Message> partial_;
+  size_t partial_bytes_ = 0;  // of head and body together, when it is complete
+};
 
 }  // namespace thinwire
 

@@ -12,8 +12,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "transport/mesh/address.h"
-#include "transport/mesh/hmac.h"
+#include "transport/mesh/group_key.h"
+#include "transport/mesh/tcp.h"
 
 namespace thinwire {
 namespace {

@@ -31,7 +31,6 @@
 #include "transport/messages/message_box.h"
 #include "transport/messages/zmq/zmq_frames.h"
 #include "transport/messages/zmq/zmq_messages.h"
-#include "transport/messages/zmq/zmq_pieces.h"
 #include "transport/messages/zmq/zmq_socket.h"
 
 namespace thinwire {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "transport/mesh/address.h"
+#include "transport/mesh/tcp.h"
 #include "transport/messages/message_box.h"
 #include "transport/messages/zmq/zmq_library.h"
 #include "transport/messages/zmq/zmq_loop.h"

@@ -20,8 +20,9 @@ struct ZmqOptions {
   MessageLimits limits;
 
   // Members that are called listen: servers. The address is that of the named interface, else the
-  // one from which packets to `rendezvous_host` leave, else loopback (transport/mesh/address.h). A
-  // server that is to be found again after a restart names its port; 0 is any free one.
+  // one from which packets to `rendezvous_host` leave, else loopback (LocalAddress in
+  // transport/mesh/tcp.h). A server that is to be found again after a restart names its port; 0 is
+  // any free one.
   bool listens = false;
   std::string interface, rendezvous_host;
   int port = 0;

@@ -1,11 +1,11 @@
-#include "transport/gloo/gloo_exchange.h"
+#include "transport/gloo/gloo_planes.h"
 
 #include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "transport/gloo/gloo_links.h"
-#include "transport/time_left.h"
+#include "transport/store.h"
 
 namespace thinwire {
 namespace {
@@ -22,11 +22,7 @@ uint64_t SlotOf(uint64_t tag, size_t bytes) {
 
 GlooExchange::GlooExchange(std::shared_ptr<GlooLinks> links, uint64_t tag,
                            std::atomic<uint64_t>* bytes_sent)
-    : links_(std::move(links)),
-      tag_(tag),
-      bytes_sent_(bytes_sent),
-      receive_(*this, &GlooExchange::StartReceives),
-      send_(*this, &GlooExchange::StartSends) {}
+    : links_(std::move(links)), tag_(tag), bytes_sent_(bytes_sent) {}
 
 GlooExchange::~GlooExchange() {
   if (waited_) return;
@@ -47,7 +43,7 @@ void GlooExchange::Receive(std::span<const MutableBytes> recv) {
     const int from = (rank + size - i) % size;
     if (!recv[from].empty()) Add(receives_, from, recv[from]);
   }
-  links_->loop().Post(&receive_);
+  links_->loop().Post([this] { StartReceives(); });
 }
 
 void GlooExchange::Send(std::span<const Bytes> send) {
@@ -58,7 +54,7 @@ void GlooExchange::Send(std::span<const Bytes> send) {
     Add(sends_, to, {const_cast<uint8_t*>(send[to].data()), send[to].size()});
     *bytes_sent_ += send[to].size();
   }
-  links_->loop().Post(&send_);
+  links_->loop().Post([this] { StartSends(); });
 }
 
 void GlooExchange::StartReceives() { Start(receives_, false); }
@@ -136,6 +132,60 @@ absl::Status GlooExchange::Wait(Deadline deadline) {
     HasEndedBy(Deadline::max());
   }
   return status_;
+}
+
+namespace {
+
+class GlooData final : public DataPlane {
+ public:
+  explicit GlooData(std::shared_ptr<GlooLinks> links) : links_(std::move(links)) {}
+
+  const Membership& members() const override { return links_->members(); }
+  DataTraits traits() const override { return {}; }
+  std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
+    auto exchange = std::make_unique<GlooExchange>(links_, tag, &bytes_sent_);
+    exchange->Receive(recv);
+    return exchange;
+  }
+  const std::shared_ptr<Failure>& failure() const override { return links_->shared_failure(); }
+  uint64_t bytes_sent() const override { return bytes_sent_; }
+
+ private:
+  const std::shared_ptr<GlooLinks> links_;
+  std::atomic<uint64_t> bytes_sent_{0};
+};
+
+class GlooControl final : public ControlPlane {
+ public:
+  GlooControl(std::shared_ptr<GlooLinks> links, std::chrono::milliseconds last_words)
+      : links_(std::move(links)), last_words_(last_words) {}
+  ~GlooControl() override {
+    links_->failure().Fail(absl::CancelledError("the transport was destroyed"));
+    links_->Drain(Clock::now() + last_words_);
+    links_->Close();
+  }
+
+  const Membership& members() const override { return links_->members(); }
+  absl::Status Send(int to, const ControlFrame& frame) override {
+    if (GlooPeer* const peer = links_->peer(to)) peer->SendFrame(frame);
+    return links_->failure().peer_reason(to);
+  }
+  absl::StatusOr<ControlMessage> Receive() override { return links_->ReceiveFrame(); }
+  void Flush(Deadline deadline) override {
+    if (links_->failure().failed()) links_->Drain(deadline);
+  }
+  const std::shared_ptr<Failure>& failure() const override { return links_->shared_failure(); }
+
+ private:
+  const std::shared_ptr<GlooLinks> links_;
+  const std::chrono::milliseconds last_words_;
+};
+
+}  // namespace
+
+Transport GlooPlanes(const std::shared_ptr<GlooLinks>& links,
+                     std::chrono::milliseconds last_words) {
+  return {std::make_unique<GlooControl>(links, last_words), std::make_unique<GlooData>(links)};
 }
 
 }  // namespace thinwire

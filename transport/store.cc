@@ -1,15 +1,45 @@
+#include "transport/store.h"
+
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "transport/store.h"
+#include "absl/synchronization/mutex.h"
 
 namespace thinwire {
 namespace {
+
+class InProcessStore final : public Store {
+ public:
+  absl::Status Set(std::string_view key, std::string_view value) override {
+    const absl::MutexLock lock(&mu_);
+    values_[std::string(key)] = std::string(value);
+    changed_.SignalAll();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
+    const std::string name(key);
+    const absl::MutexLock lock(&mu_);
+    for (;;) {
+      if (const auto found = values_.find(name); found != values_.end()) return found->second;
+      if (Clock::now() >= deadline) break;
+      changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+    }
+    return absl::DeadlineExceededError(absl::StrCat("nobody set '", name, "' in time"));
+  }
+
+ private:
+  absl::Mutex mu_;
+  absl::CondVar changed_;
+  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mu_);
+};
 
 class FileStore final : public Store {
  public:
@@ -57,6 +87,8 @@ class FileStore final : public Store {
 };
 
 }  // namespace
+
+std::shared_ptr<Store> MakeInProcessStore() { return std::make_shared<InProcessStore>(); }
 
 std::shared_ptr<Store> MakeFileStore(std::string folder) {
   return std::make_shared<FileStore>(std::move(folder));

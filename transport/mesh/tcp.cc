@@ -1,16 +1,19 @@
-#include "transport/mesh/address.h"
+#include "transport/mesh/tcp.h"
 
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
+#include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "transport/mesh/descriptor.h"
 
 namespace thinwire {
 namespace {
@@ -83,6 +86,29 @@ absl::StatusOr<Address> AddressTowards(const std::string& host) {
   return local;
 }
 
+// Failures of accept(2) that are about the connection, which is gone then, and not about us.
+bool IsOfTheConnection(int error) {
+  switch (error) {
+    case EAGAIN:
+    case EBADF:
+    case EINVAL:
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM: return false;
+    default: return true;
+  }
+}
+
+bool IsSystems(const std::string& congestion) {
+  return congestion.empty() || congestion == "system";
+}
+
+bool Choose(int socket, const std::string& name) {
+  return setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(),
+                    static_cast<socklen_t>(name.size())) == 0;
+}
+
 }  // namespace
 
 std::string Address::Host() const {
@@ -113,6 +139,43 @@ absl::StatusOr<Address> LocalAddress(const std::string& interface,
   if (!interface.empty()) return AddressOfInterface(interface);
   if (!rendezvous_host.empty()) return AddressTowards(rendezvous_host);
   return Address::Of(kLoopback, 0);
+}
+
+absl::StatusOr<Listener> Listener::Open(const Address& address) {
+  Descriptor socket(
+      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Address bound;
+  bound.length = sizeof(bound.storage);
+  if (!socket.valid() || bind(socket.fd(), address.get(), address.length) != 0 ||
+      getsockname(socket.fd(), bound.get(), &bound.length) != 0 ||
+      listen(socket.fd(), SOMAXCONN) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on a local address: ", std::strerror(errno)));
+  }
+  return Listener(std::move(socket), bound);
+}
+
+absl::StatusOr<Descriptor> Listener::Accept() {
+  for (;;) {
+    Descriptor socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.valid() || errno == EAGAIN) return socket;
+    if (!IsOfTheConnection(errno)) return absl::ResourceExhaustedError(std::strerror(errno));
+  }
+}
+
+absl::Status CheckCongestion(const std::string& congestion) {
+  if (IsSystems(congestion)) return absl::OkStatus();
+  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (socket.valid() && Choose(socket.fd(), congestion)) return absl::OkStatus();
+  std::string allowed;
+  std::getline(std::ifstream("/proc/sys/net/ipv4/tcp_allowed_congestion_control"), allowed);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "congestion is '", congestion, "', expected system, or one that the kernel lets this ",
+      "process choose: ", allowed, " (net.ipv4.tcp_allowed_congestion_control)"));
+}
+
+void ChooseCongestion(int socket, const std::string& congestion) {
+  if (!IsSystems(congestion)) Choose(socket, congestion);
 }
 
 }  // namespace thinwire

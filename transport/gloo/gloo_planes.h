@@ -1,10 +1,12 @@
-// GlooExchange: the blocks of one exchange, as Gloo's messages or as parcels.
-#ifndef THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
-#define THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
+// Both planes of a rank over its GlooLinks. GlooExchange: the blocks of one exchange, as Gloo's
+// messages or as parcels.
+#ifndef THINWIRE_TRANSPORT_GLOO_GLOO_PLANES_H_
+#define THINWIRE_TRANSPORT_GLOO_GLOO_PLANES_H_
 
 #include <gloo/transport/unbound_buffer.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -37,19 +39,6 @@ class GlooExchange final : public Exchange, private BlockOwner {
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;  // null: a parcel
   };
 
-  // An action of the exchange, which the loop runs on its thread once it is posted.
-  class Step final : public GlooLoop::Task {
-   public:
-    using Action = void (GlooExchange::*)();
-
-    Step(GlooExchange& exchange, Action action) : exchange_(exchange), action_(action) {}
-    void Run() override { (exchange_.*action_)(); }
-
-   private:
-    GlooExchange& exchange_;
-    const Action action_;
-  };
-
   void Add(std::vector<Block>& blocks, int peer, MutableBytes bytes);
 
   // On the loop's thread:
@@ -66,10 +55,9 @@ class GlooExchange final : public Exchange, private BlockOwner {
   const std::shared_ptr<GlooLinks> links_;
   const uint64_t tag_;
   std::atomic<uint64_t>* const bytes_sent_;
-  Step receive_, send_;
   bool waited_ = false;
 
-  // The loop's thread's from the post of their step on.
+  // The loop's thread's from the post of their start on.
   std::vector<Block> receives_, sends_;
   size_t under_way_ = 0;
   bool all_started_ = false;
@@ -80,6 +68,10 @@ class GlooExchange final : public Exchange, private BlockOwner {
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
+// last_words: how long the destruction of the control plane, which closes the connections, waits
+// after a failure for frames that have not left.
+Transport GlooPlanes(const std::shared_ptr<GlooLinks>& links, std::chrono::milliseconds last_words);
+
 }  // namespace thinwire
 
-#endif  // THINWIRE_TRANSPORT_GLOO_GLOO_EXCHANGE_H_
+#endif  // THINWIRE_TRANSPORT_GLOO_GLOO_PLANES_H_
