@@ -19,8 +19,7 @@ LAYERS = {
 PURE_FOLDERS = {
     "schedule/order": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
-        *("schedule/recycled_map.h", "schedule/ring_queue.h"),
-        *("transport/planes.h", "transport/membership.h"),
+        *("schedule/recycled.h", "transport/planes.h", "transport/membership.h"),
     },
     "schedule/collective": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
@@ -32,7 +31,7 @@ PURE_FOLDERS = {
         *("transport/messages/message_plane.h", "transport/messages/queues.h"),
         *("transport/planes.h", "transport/membership.h"),
     },
-    "schedule/store": {"schedule/digest.h", "schedule/hash.h", "transport/store.h"},
+    "schedule/store": {"schedule/hash.h", "transport/store.h"},
 }
 # The folders of schedule/ that those with threads and locks may include besides their own.
 HOSTING_FOLDERS = {

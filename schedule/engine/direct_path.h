@@ -17,8 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "schedule/engine/executor.h"
 #include "schedule/engine/lane.h"
-#include "schedule/recycled_map.h"
-#include "schedule/ring_queue.h"
+#include "schedule/recycled.h"
 
 namespace thinwire {
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "schedule/order/agreement.h"
-#include "schedule/recycled_map.h"
+#include "schedule/recycled.h"
 #include "transport/membership.h"
 
 namespace thinwire {

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/recycled_map.h"
+#include "schedule/recycled.h"
 
 namespace thinwire {
 

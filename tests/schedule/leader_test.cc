@@ -9,7 +9,7 @@
 #include <set>
 
 #include "schedule/order/policy.h"
-#include "schedule/recycled_map.h"
+#include "schedule/recycled.h"
 
 namespace thinwire {
 namespace {
