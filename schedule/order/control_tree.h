@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "schedule/order/agreement.h"
+#include "schedule/order/frames.h"
 #include "schedule/recycled.h"
 #include "transport/membership.h"
 

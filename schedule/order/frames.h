@@ -60,6 +60,11 @@ struct Report {
 };
 static_assert(sizeof(Report) == 112 && std::is_trivially_copyable_v<Report>);
 
+// Such as "1024 elements of fp32 in the shape 32x32, mean".
+std::string DescribeReport(const Report& report);
+// FailedPrecondition when `rank` describes the tensor otherwise than `first_rank` did.
+absl::Status CheckAgreement(int first_rank, const Report& first, int rank, const Report& report);
+
 // Bytes of fp32 input of a chunk, in the mean over the tensor's chunks.
 size_t ChunkBytes(const Report& report);
 

@@ -8,7 +8,6 @@
 #include <random>
 #include <set>
 
-#include "schedule/order/policy.h"
 #include "schedule/recycled.h"
 
 namespace thinwire {
