@@ -102,7 +102,7 @@ absl::Status NcclReducer::Reduce(Collective collective, TensorView input, Tensor
     job.tensor = buffer.number;
     job.step = buffer.uses;
     const std::unique_ptr<ChunkRun> run =
-        chunk.algorithm->Begin(job, space_->bench(comm_->members()));
+        chunk.algorithm->begin(job, space_->bench(comm_->members()));
     if (absl::Status bad = Run(*run, deadline); !bad.ok()) return bad;
   }
   last_ = stream_->Record();

@@ -72,12 +72,13 @@ class EntriesRun final : public ChunkRun {
 }  // namespace
 
 const Algorithm& Entries() {
-  static const AlgorithmOf<EntriesRun> algorithm({.name = "entries",
-                                                  .hops = 1,
-                                                  .keeps_residuals = true,
-                                                  .carries = true,
-                                                  .owns_momentum = true});
-  return algorithm;
+  static constexpr Algorithm kAlgorithm = {.name = "entries",
+                                           .hops = 1,
+                                           .keeps_residuals = true,
+                                           .carries = true,
+                                           .owns_momentum = true,
+                                           .begin = BeginRun<EntriesRun>};
+  return kAlgorithm;
 }
 
 }  // namespace thinwire

@@ -33,17 +33,14 @@ class LocalRun final : public ChunkRun {
   Operands operands_;
 };
 
-class LocalAlgorithm final : public AlgorithmOf<LocalRun> {
- public:
-  using AlgorithmOf::AlgorithmOf;
-  std::vector<PhaseCost> Costs(const Chunk&, const CodecPair&) const override { return {{}}; }
-};
-
 }  // namespace
 
 const Algorithm& Local() {
-  static const LocalAlgorithm algorithm({.name = "local"});
-  return algorithm;
+  static constexpr Algorithm kAlgorithm = {
+      .name = "local", .begin = BeginRun<LocalRun>, .costs = [](const Chunk&, const CodecPair&) {
+        return std::vector<PhaseCost>(1);
+      }};
+  return kAlgorithm;
 }
 
 }  // namespace thinwire

@@ -56,25 +56,25 @@ class OneHopRun final : public ChunkRun {
   std::span<float> scratch_;
 };
 
-class RawAlgorithm final : public AlgorithmOf<OneHopRun, Values::kRaw> {
- public:
-  using AlgorithmOf::AlgorithmOf;
-  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair&) const override {
-    return Algorithm::Costs(chunk, {LosslessSpec(DType::kF32), LosslessSpec(DType::kF32)});
-  }
-};
-
 }  // namespace
 
 const Algorithm& Raw() {
-  static const RawAlgorithm algorithm({.name = "raw", .hops = 1});
-  return algorithm;
+  static constexpr Algorithm kAlgorithm = {
+      .name = "raw",
+      .hops = 1,
+      .begin = BeginRun<OneHopRun, Values::kRaw>,
+      .costs = [](const Chunk& chunk, const CodecPair&) {
+        return CostsOfOneHop(chunk, {LosslessSpec(DType::kF32), LosslessSpec(DType::kF32)});
+      }};
+  return kAlgorithm;
 }
 
 const Algorithm& OneHop() {
-  static const AlgorithmOf<OneHopRun, Values::kEncoded> algorithm(
-      {.name = "one-hop", .hops = 1, .keeps_residuals = true});
-  return algorithm;
+  static constexpr Algorithm kAlgorithm = {.name = "one-hop",
+                                           .hops = 1,
+                                           .keeps_residuals = true,
+                                           .begin = BeginRun<OneHopRun, Values::kEncoded>};
+  return kAlgorithm;
 }
 
 }  // namespace thinwire

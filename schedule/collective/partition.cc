@@ -89,7 +89,7 @@ Partition MakePartition(std::span<const Segment> segments, int world, const Opti
         [&](size_t begin, size_t end) {
           const Range elements{base + begin, base + end};
           partition.chunks.push_back({.elements = elements,
-                                      .bounds = algorithm.ShardBounds(elements, world, block),
+                                      .bounds = algorithm.shard_bounds(elements, world, block),
                                       .pieces = Cut(ranges, begin, end),
                                       .codec = codec,
                                       .codec_offset = begin,
@@ -107,7 +107,7 @@ std::vector<double> HopShares(int world, const Options& options) {
   const Chunk chunk = MakePartition({&segment, 1}, world, options).chunks.front();
   std::vector<double> shares;
   double sum = 0.0;
-  for (const PhaseCost& cost : chunk.algorithm->Costs(chunk, options.codecs[0])) {
+  for (const PhaseCost& cost : chunk.algorithm->costs(chunk, options.codecs[0])) {
     // Bytes that stay inside nodes take nothing of the link between them.
     if (cost.bytes == 0.0 || cost.to == PhaseCost::To::kNode) continue;
     shares.push_back(cost.bytes);
@@ -123,7 +123,7 @@ Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segment
   partition.segments.assign(segments.begin(), segments.end());
   const Range all{0, CountOf(segments)};
   partition.chunks.push_back({.elements = all,
-                              .bounds = algorithm.ShardBounds(all, world, 1),
+                              .bounds = algorithm.shard_bounds(all, world, 1),
                               .pieces = {all},
                               .codec = segments.front().codec,
                               .algorithm = &algorithm});
@@ -141,21 +141,21 @@ Partition MakeScattered(const Algorithm& algorithm, std::span<const Segment> seg
   const size_t unit = std::lcm(kChunkAlignment, BlockOf(options.codecs[codec]));
   const size_t part = CountOf(segments) / world;
   size_t base = 0;
-  ForEachSlice(part, options.chunk_bytes / sizeof(float) / world, unit,
-               [&](size_t begin, size_t end) {
-                 const Range elements{base, base + (end - begin) * world};
-                 std::vector<Range> pieces;
-                 for (int r = 0; r < world; ++r) {
-                   pieces.push_back({part * r + begin, part * r + end});
-                 }
-                 partition.chunks.push_back({.elements = elements,
-                                             .bounds = algorithm.ShardBounds(elements, world, unit),
-                                             .pieces = std::move(pieces),
-                                             .codec = codec,
-                                             .codec_offset = base,
-                                             .algorithm = &algorithm});
-                 base = elements.end;
-               });
+  ForEachSlice(
+      part, options.chunk_bytes / sizeof(float) / world, unit, [&](size_t begin, size_t end) {
+        const Range elements{base, base + (end - begin) * world};
+        std::vector<Range> pieces;
+        for (int r = 0; r < world; ++r) {
+          pieces.push_back({part * r + begin, part * r + end});
+        }
+        partition.chunks.push_back({.elements = elements,
+                                    .bounds = algorithm.shard_bounds(elements, world, unit),
+                                    .pieces = std::move(pieces),
+                                    .codec = codec,
+                                    .codec_offset = base,
+                                    .algorithm = &algorithm});
+        base = elements.end;
+      });
   return partition;
 }
 
@@ -178,7 +178,7 @@ Partition MakeAllGather(std::span<const Segment> segments, int world, const Opti
       CountOf(segments), options.chunk_bytes / sizeof(float) / world, unit,
       [&](size_t begin, size_t end) {
         partition.chunks.push_back({.elements = {begin, end},
-                                    .bounds = AllGather().ShardBounds({begin, end}, world, unit),
+                                    .bounds = AllGather().shard_bounds({begin, end}, world, unit),
                                     .pieces = {{begin, end}},
                                     .codec = codec,
                                     .codec_offset = begin,
@@ -205,7 +205,7 @@ std::vector<Range> RangesOf(std::span<const uint32_t> numbers, std::span<const S
 std::vector<Range> Partition::SecondHopOf(int rank) const {
   std::vector<Range> ranges;
   for (const Chunk& chunk : chunks) {
-    const Range range = chunk.algorithm->SecondHop(chunk, rank);
+    const Range range = chunk.algorithm->second_hop(chunk, rank);
     if (range.begin != range.end) ranges.push_back(range);
   }
   return ranges;
@@ -213,13 +213,13 @@ std::vector<Range> Partition::SecondHopOf(int rank) const {
 
 bool Partition::keeps_residuals() const {
   return std::any_of(chunks.begin(), chunks.end(),
-                     [](const Chunk& chunk) { return chunk.algorithm->keeps_residuals(); });
+                     [](const Chunk& chunk) { return chunk.algorithm->keeps_residuals; });
 }
 
 uint64_t Partition::Hash() const {
   uint64_t hash = chunks.size();
   for (const Chunk& chunk : chunks) {
-    hash = HashCombine(HashCombine(hash, chunk.codec), HashBytes(chunk.algorithm->name()));
+    hash = HashCombine(HashCombine(hash, chunk.codec), HashBytes(chunk.algorithm->name));
     hash = HashCombine(hash, static_cast<uint64_t>(chunk.columns));
     for (const size_t bound : chunk.bounds) hash = HashCombine(hash, bound);
     for (const Range& piece : chunk.pieces) hash = HashCombine(hash, piece.begin);

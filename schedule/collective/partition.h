@@ -14,7 +14,7 @@
 
 namespace thinwire {
 
-class Algorithm;
+struct Algorithm;
 
 // Chunk offsets are multiples of this within the elements of their codec, whatever its block.
 inline constexpr size_t kChunkAlignment = 256;

@@ -70,7 +70,7 @@ bool UseFeedback(std::span<const Segment> segments, const Options& options) {
 // Chunk by chunk: ChunkJob::carried.
 bool Carries(const Partition& partition) {
   return std::any_of(partition.chunks.begin(), partition.chunks.end(),
-                     [](const Chunk& chunk) { return chunk.algorithm->carries(); });
+                     [](const Chunk& chunk) { return chunk.algorithm->carries; });
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const Kept& kept,
   const Chunk& chunk = partition_.chunks[number];
   CodecPair codec = options.codecs[chunk.codec];
   codec.up = codec.up.AtStep(step);
-  const bool feedback = codec.uses_feedback() && chunk.algorithm->keeps_residuals();
+  const bool feedback = codec.uses_feedback() && chunk.algorithm->keeps_residuals;
   ChunkJob job;
   job.codec = codec;
   job.chunk = &chunk;

@@ -16,7 +16,7 @@ ChunkTask::ChunkTask(StartChunk start, Lane& lane, int row, const Options& optio
       clock_(records, use_.label, start_.chunk, row, use_.submitted),
       job_(use_.JobOf(start_.chunk, options)),
       space_(EnterLane()) {
-  run_ = job_.chunk->algorithm->Begin(job_, space_->bench(lane_.members()));
+  run_ = job_.chunk->algorithm->begin(job_, space_->bench(lane_.members()));
   Expect(run_->first());
 }
 
@@ -170,7 +170,7 @@ bool Executor::Admit(const StartChunk& start) {
   task->status = absl::OkStatus();
   if (traits_.matching == Matching::kByOrder) {
     const Chunk& chunk = UseOf(start).bucket->partition().chunks[start.chunk];
-    task->hops_left = chunk.algorithm->hops();
+    task->hops_left = chunk.algorithm->hops;
     order_.Add(task, task->hops_left, start.drain);
   }
   const bool all_busy = idle_.empty();

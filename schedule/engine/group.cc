@@ -147,7 +147,7 @@ absl::Status Group::RunLocal(Use& use) {
   Workspaces& spaces = direct_lanes_.spaces();
   std::unique_ptr<Workspace> space = spaces.Take(use.bucket->chunk_memory(), stream.get());
   const ChunkJob job = use.JobOf(0, options_);
-  absl::Status status = job.chunk->algorithm->Begin(job, space->bench({}))->Advance().status();
+  absl::Status status = job.chunk->algorithm->begin(job, space->bench({}))->Advance().status();
   const std::shared_ptr<DeviceEvent> end = stream == nullptr ? nullptr : stream->Record();
   if (end != nullptr) use.order.fence->Set(0, end);
   spaces.Give(std::move(space), end);

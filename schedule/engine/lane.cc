@@ -38,7 +38,7 @@ ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Devic
   ChunkMemory most;
   {
     const std::unique_ptr<ChunkRun> run =
-        job.chunk->algorithm->Begin(job, {rehearsal->backend(), endless, members});
+        job.chunk->algorithm->begin(job, {rehearsal->backend(), endless, members});
     for (;;) {
       const absl::StatusOr<const Hop*> hop = run->Advance();
       if (!hop.ok() || *hop == nullptr) break;
