@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/collective/direct.h"
+#include "schedule/collective/partition.h"
 #include "schedule/engine/checks.h"
 #include "schedule/engine/direct_path.h"
 #include "schedule/hash.h"

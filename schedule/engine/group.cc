@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/collective/direct.h"
+#include "schedule/collective/partition.h"
 #include "schedule/engine/checks.h"
 
 namespace thinwire {
