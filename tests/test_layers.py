@@ -27,7 +27,7 @@ PURE_FOLDERS = {
     },
     "schedule/sim": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
-        *("schedule/settle.h", "schedule/order", "schedule/collective", "schedule/store"),
+        *("schedule/order", "schedule/collective", "schedule/store"),
         *("transport/messages/message_plane.h", "transport/messages/queues.h"),
         *("transport/planes.h", "transport/membership.h"),
     },

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/collective/chunk_size.h"
+#include "schedule/collective/settle.h"
 #include "schedule/engine/checks.h"
 
 namespace thinwire {

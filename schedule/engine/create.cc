@@ -2,11 +2,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "schedule/collective/settle.h"
 #include "schedule/engine.h"
 #include "schedule/engine/bucket.h"
 #include "schedule/engine/checks.h"
 #include "schedule/engine/group.h"
-#include "schedule/settle.h"
 #include "transport/checked/checked.h"
 
 namespace thinwire {
