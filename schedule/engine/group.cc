@@ -45,11 +45,9 @@ absl::Status Group::StartThreads() {
   executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, *this);
   if (absl::Status status = executor_->Begin(); !status.ok()) return status;
   if (absl::Status status = MakeDirectPath(); !status.ok()) return status;
-  if (absl::Status status = chunk_lanes_.spaces().SetLanes(options_.lanes); !status.ok()) {
-    return status;
-  }
-  sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_,
-                                             chunk_lanes_.spaces(), failure_, records_);
+  if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes); !status.ok()) return status;
+  sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_, chunk_lanes_,
+                                             failure_, records_);
   reader_ = std::thread([this] { ReadFrames(); });
   timekeeper_ = std::thread([this] { KeepTime(); });
   sequencing_->Begin();
@@ -98,9 +96,9 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Group::Register(const BucketReques
 absl::Status Group::Reserve(const Bucket& bucket) {
   const bool over_pinned = TraitsOf(transport_).memory == Memory::kHost;
   if (bucket.route() != Route::kOrdered) {
-    return direct_lanes_.spaces().Reserve(bucket.report().key, bucket.chunk_memory(), over_pinned);
+    return direct_lanes_.Reserve(bucket.report().key, bucket.chunk_memory(), over_pinned);
   }
-  return chunk_lanes_.spaces().ReserveOnLanes(bucket.chunk_memory(), over_pinned);
+  return chunk_lanes_.ReserveForAll(bucket.chunk_memory(), over_pinned);
 }
 
 absl::StatusOr<std::shared_ptr<Work>> Group::Submit(const std::shared_ptr<const Bucket>& bucket,
@@ -144,13 +142,12 @@ absl::Status Group::RunLocal(Use& use) {
     stream = device_->Adopt(use.stream);
     use.order.fence->HoldBack(*stream);
   }
-  Workspaces& spaces = direct_lanes_.spaces();
-  std::unique_ptr<Workspace> space = spaces.Take(use.bucket->chunk_memory(), stream.get());
+  std::unique_ptr<Workspace> space = direct_lanes_.Take(use.bucket->chunk_memory(), stream.get());
   const ChunkJob job = use.JobOf(0, options_);
   absl::Status status = job.chunk->algorithm->begin(job, space->bench({}))->Advance().status();
   const std::shared_ptr<DeviceEvent> end = stream == nullptr ? nullptr : stream->Record();
   if (end != nullptr) use.order.fence->Set(0, end);
-  spaces.Give(std::move(space), end);
+  direct_lanes_.Give(std::move(space), end);
   if (status.ok() && stream != nullptr) status = stream->status();
   if (!status.ok()) failure_.Fail(status, Tell::kNobody);
   Retire(use, status.ok() ? Outcome::kDone : Outcome::kFailed);
