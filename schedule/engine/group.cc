@@ -42,9 +42,12 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
 
 absl::Status Group::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
-  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, *this);
+  const auto on_end = [this](const StartChunk& start, absl::Status status) {
+    OnChunkEnd(start, std::move(status));
+  };
+  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, on_end);
   if (absl::Status status = executor_->Begin(); !status.ok()) return status;
-  if (absl::Status status = MakeDirectPath(); !status.ok()) return status;
+  if (absl::Status status = MakeDirectPath(on_end); !status.ok()) return status;
   if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes); !status.ok()) return status;
   sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_, chunk_lanes_,
                                              failure_, records_);
@@ -56,12 +59,12 @@ absl::Status Group::StartThreads() {
 
 // Over a plane that matches by order, small tensors go in order as well. Rows of a trace: behind
 // those of the slots.
-absl::Status Group::MakeDirectPath() {
+absl::Status Group::MakeDirectPath(ChunkListener on_end) {
   if (matching_ != Matching::kByTag) return absl::OkStatus();
   absl::StatusOr<std::unique_ptr<Lane>> lane = direct_lanes_.Make(options_.lanes);
   if (!lane.ok()) return lane.status();
   direct_path_ = std::make_unique<DirectPath>(*std::move(lane), device_ != nullptr, slots_,
-                                              options_, records_, *this);
+                                              options_, records_, std::move(on_end));
   return absl::OkStatus();
 }
 
@@ -150,11 +153,11 @@ absl::Status Group::RunLocal(Use& use) {
   direct_lanes_.Give(std::move(space), end);
   if (status.ok() && stream != nullptr) status = stream->status();
   if (!status.ok()) failure_.Fail(status, Tell::kNobody);
-  Retire(use, status.ok() ? Outcome::kDone : Outcome::kFailed);
+  Retire(use, status.ok() ? Use::Left::kDone : Use::Left::kFailed);
   return status;
 }
 
-void Group::EndChunk(const StartChunk& start, absl::Status status) {
+void Group::OnChunkEnd(const StartChunk& start, absl::Status status) {
   Use& use = UseOf(start);
   const bool ok = status.ok();
   if (!ok) failure_.FailFromExchange(status, use.label);
@@ -164,16 +167,15 @@ void Group::EndChunk(const StartChunk& start, absl::Status status) {
   } else if (ok) {
     sequencing_->OnChunkDone(start, left == Use::Left::kDone);
   }
-  if (left == Use::Left::kSome) return;
-  Retire(use, left == Use::Left::kDone ? Outcome::kDone : Outcome::kFailed);
+  if (left != Use::Left::kSome) Retire(use, left);
 }
 
 // Ends a use that no thread touches any more. One that is not done failed with the group.
-void Group::Retire(Use& use, Outcome outcome) {
-  if (outcome == Outcome::kFailed) failure_.AwaitTold();
+void Group::Retire(Use& use, Use::Left left) {
+  if (left == Use::Left::kFailed) failure_.AwaitTold();
   tensors_.Remove(use);
   records_.Event(FlightEvent::kTensorDone, use.label);
-  if (outcome == Outcome::kFailed) {
+  if (left == Use::Left::kFailed) {
     return use.Complete(failure_.Explain(use.label, failure_.status()));
   }
   use.Complete(absl::OkStatus());
@@ -195,7 +197,7 @@ void Group::EndAll() {
   failure_.CarryThrough();
   executor_->Close();
   if (direct_path_ != nullptr) direct_path_->Close();
-  for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Outcome::kFailed);
+  for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Use::Left::kFailed);
 }
 
 // Hands each control frame to whom it concerns, until the control plane fails.

@@ -30,7 +30,7 @@
 
 namespace thinwire {
 
-class Group final : public Engine, public ChunkHost {
+class Group final : public Engine {
  public:
   // `options` as they are in this world. Start comes next.
   Group(const Options& options, Transport transport, std::shared_ptr<Device> device);
@@ -52,17 +52,14 @@ class Group final : public Engine, public ChunkHost {
   void SetStep(uint64_t step) override { tensors_.SetStep(step); }
   void EndStep() override;
 
-  void EndChunk(const StartChunk& start, absl::Status status) override;
-
  private:
-  enum class Outcome { kDone, kFailed };
-
-  absl::Status MakeDirectPath();
+  absl::Status MakeDirectPath(ChunkListener on_end);
   absl::Status Reserve(const Bucket& bucket);
   absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;
   absl::Status RunLocal(Use& use);
+  void OnChunkEnd(const StartChunk& start, absl::Status status);
   void Count(const Use& use);
-  void Retire(Use& use, Outcome outcome);
+  void Retire(Use& use, Use::Left left);
   void KeepTime();
   void EndAll();
   void ReadFrames();

@@ -146,28 +146,6 @@ class Records {
   std::array<std::atomic<int64_t>, kStages> nanoseconds_{};  // summed over chunks
 };
 
-// StageClock: follows one chunk through its stages, each beginning where the last one ended.
-class StageClock {
- public:
-  // `name`, the tensor's, must outlive the clock. The first stage begins at `queued`.
-  StageClock(Records& records, const std::string& name, uint32_t chunk, int row,
-             Clock::time_point queued)
-      : records_(records), name_(name), chunk_(chunk), row_(row), last_(queued) {}
-
-  void End(Stage stage) {
-    const Clock::time_point now = Clock::now();
-    records_.AddStage(stage, name_, chunk_, row_, last_, now);
-    last_ = now;
-  }
-
- private:
-  Records& records_;
-  const std::string& name_;
-  const uint32_t chunk_;
-  const int row_;
-  Clock::time_point last_;
-};
-
 }  // namespace thinwire
 
 #endif  // THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
