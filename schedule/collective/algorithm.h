@@ -8,6 +8,7 @@
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,7 +25,6 @@
 #include "schedule/collective/partition.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"
-#include "schedule/stats.h"
 #include "transport/membership.h"
 
 namespace thinwire {
@@ -102,6 +102,12 @@ struct Bench {
   Scratch& scratch;  // of this chunk alone
   Membership members;
 };
+
+// The stages of a chunk's life; one row entry each in the trace.
+enum class Stage : uint8_t { kQueue, kEncode, kExchange, kReduce, kGather, kDecode };
+inline constexpr int kStages = 6;
+inline constexpr std::array<const char*, kStages> kStageNames = {"QUEUE",  "ENCODE", "EXCHANGE",
+                                                                 "REDUCE", "GATHER", "DECODE"};
 
 // The blocks that a later hop will receive, if they may arrive already; else empty.
 struct Reception {

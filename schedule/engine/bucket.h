@@ -18,7 +18,6 @@
 #include "schedule/order/frames.h"
 #include "schedule/order/outbox.h"
 #include "schedule/request.h"
-#include "schedule/work.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
 #include "transport/store.h"

@@ -17,12 +17,21 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/options.h"
-#include "schedule/stats.h"
 #include "transport/membership.h"
 #include "transport/store.h"
 
 namespace thinwire {
+
+// Counters of an engine since it was created.
+struct Stats {
+  uint64_t all_reduces = 0;  // collectives of any kind
+  uint64_t raw_bytes = 0;    // that a ring of fp32 would have sent: 2 (n-1)/n * 4 N of an allreduce
+  uint64_t wire_bytes = 0;   // that this rank sent, without control frames
+  uint64_t predicted_chunks = 0;
+  std::array<double, kStages> seconds{};  // summed over chunks, by Stage
+};
 
 enum class FlightEvent : uint8_t {
   kSubmitted,  // detail: elements
