@@ -71,7 +71,7 @@ def chosen(nodes: int, gpus: int, linked: bool = True) -> str:
 
 def inside_of_grid(codec: str) -> float:
     """Bytes inside nodes with encoded elements there (topology="grid"), over those with elements
-    as they are (HierarchicalBytes of schedule/collective/hierarchy.h)."""
+    as they are (HierarchicalBytes of schedule/collective/settle.h)."""
     info = codec_info(codec)
     return (info.up_bits + info.down_bits) / (32 + info.down_bits)
 

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "compress/element_limit.h"
-#include "schedule/settle.h"
+#include "schedule/collective/settle.h"
 
 namespace thinwire {
 namespace {

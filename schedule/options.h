@@ -109,11 +109,11 @@ struct Tuning {
   // their way in its latency: 176 at 25 Gb/s and 15 ms.
   int predicted_lanes = 256;
   // Settle makes chunk_bytes larger in a large world, so that messages hold this on average; see
-  // schedule/collective/chunk_size.h. 0, as where the user sets chunk_bytes: never.
+  // schedule/collective/settle.h. 0, as where the user sets chunk_bytes: never.
   size_t least_message_bytes = size_t{64} << 10;
   // A tensor that is larger than min_bytes goes in one exchange as well, encoded, if its wire bytes
-  // times (n - 1) peers are at most this: see schedule/collective/direct.h, which is also where a
-  // min_bytes of 0 means never.
+  // times (n - 1) peers are at most this: see schedule/collective/partition.h, which is also where
+  // a min_bytes of 0 means never.
   size_t one_hop_bytes = size_t{512} << 10;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
   // From so many ranks on, reports and announcements go through heads of groups; see

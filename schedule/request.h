@@ -1,4 +1,5 @@
-// Requests that callers make of an engine: buckets, and collectives on them.
+// Requests that callers make of an engine: buckets, and collectives on them; and the work that they
+// get.
 #ifndef THINWIRE_SCHEDULE_REQUEST_H_
 #define THINWIRE_SCHEDULE_REQUEST_H_
 
@@ -7,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "compress/error_feedback.h"
 #include "compress/types.h"
 
@@ -87,6 +89,18 @@ struct CollectiveRequest {
     return {key, input.numel, input.dtype, op, collective, priority, segments, {}};
   }
   Submission submission() const { return {input, output, absent, caller_waits, stream, divisor}; }
+};
+
+// One collective in flight. Thread-safe. Dropping it does not cancel the collective.
+class Work {
+ public:
+  virtual ~Work() = default;
+  // Returns within the group's timeout and a short grace. On the host the result is there then; on
+  // a device it is there for later work of the stream that the call was made with.
+  virtual absl::Status Wait() = 0;
+  // The same, but for later work of this stream (a cudaStream_t); on the host as Wait.
+  virtual absl::Status WaitOn(void* stream) = 0;
+  virtual bool done() const = 0;
 };
 
 }  // namespace thinwire

@@ -18,21 +18,20 @@ LAYERS = {
 # Folders of schedule/, and the headers that each may include besides its own.
 PURE_FOLDERS = {
     "schedule/order": {
-        *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
-        *("schedule/recycled_map.h", "schedule/ring_queue.h"),
+        *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/recycled.h"),
         *("transport/planes.h", "transport/membership.h"),
     },
     "schedule/collective": {
-        *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
+        *("schedule/options.h", "schedule/request.h", "schedule/hash.h"),
         "transport/membership.h",
     },
     "schedule/sim": {
-        *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/stats.h"),
-        *("schedule/settle.h", "schedule/order", "schedule/collective", "schedule/store"),
+        *("schedule/options.h", "schedule/request.h", "schedule/hash.h"),
+        *("schedule/order", "schedule/collective", "schedule/store"),
         *("transport/messages/message_plane.h", "transport/messages/queues.h"),
         *("transport/planes.h", "transport/membership.h"),
     },
-    "schedule/store": {"schedule/digest.h", "schedule/hash.h", "transport/store.h"},
+    "schedule/store": {"schedule/hash.h", "transport/store.h"},
 }
 # The folders of schedule/ that those with threads and locks may include besides their own.
 HOSTING_FOLDERS = {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "schedule/collective/grid.h"
-#include "schedule/settle.h"
+#include "schedule/collective/settle.h"
 #include "schedule/sim/simulator.h"
 #include "schedule/sim/wire.h"
 

@@ -4,7 +4,7 @@
 #include "compress/element_limit.h"
 #include "compress/simd_target.h"
 #include "integrations/c/status.h"
-#include "schedule/digest.h"
+#include "schedule/hash.h"
 
 using thinwire::CodecPair;
 using thinwire::CodecSpec;

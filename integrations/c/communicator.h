@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "integrations/c/home_process.h"
 #include "integrations/c/thinwire.h"
-#include "schedule/engine.h"
+#include "schedule/engine/engine.h"
 
 struct tw_comm {
   int rank = 0;

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "integrations/c/text.h"
-#include "schedule/collective/chunk_size.h"
+#include "schedule/collective/settle.h"
 
 namespace thinwire {
 namespace {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "integrations/c/options.h"
 #include "integrations/c/status.h"
-#include "schedule/settle.h"
+#include "schedule/collective/settle.h"
 #include "schedule/sim/simulator.h"
 
 using thinwire::ToC;

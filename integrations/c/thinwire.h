@@ -222,7 +222,7 @@ TW_API void tw_bucket_destroy(tw_bucket* bucket);
  * final NUL included; *bytes is the size that all of it takes. At any time, from any thread. */
 TW_API tw_status tw_comm_describe(tw_comm* comm, char* text, size_t capacity, size_t* bytes);
 
-/* 64 bits of `bytes` bytes, the same on every rank and build: schedule/digest.h. */
+/* 64 bits of `bytes` bytes, the same on every rank and build: schedule/hash.h. */
 TW_API uint64_t tw_digest(const void* data, size_t bytes);
 
 /* One shard of compress/FORMAT.md, of the first hop's codec if the spec has two. `residual` may be

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "compress/codec_spec.h"
-#include "schedule/collective/hierarchy.h"
+#include "schedule/collective/settle.h"
 
 namespace thinwire {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/collective/chunk_size.h"
+#include "schedule/collective/settle.h"
 #include "schedule/engine/checks.h"
 
 namespace thinwire {
@@ -102,7 +102,7 @@ absl::Status NcclReducer::Reduce(Collective collective, TensorView input, Tensor
     job.tensor = buffer.number;
     job.step = buffer.uses;
     const std::unique_ptr<ChunkRun> run =
-        chunk.algorithm->Begin(job, space_->bench(comm_->members()));
+        chunk.algorithm->begin(job, space_->bench(comm_->members()));
     if (absl::Status bad = Run(*run, deadline); !bad.ok()) return bad;
   }
   last_ = stream_->Record();

@@ -46,13 +46,13 @@ std::vector<MutableBytes> Scratch::TakeArray(size_t count, size_t bytes) {
   return blocks;
 }
 
-std::vector<size_t> Algorithm::ShardBounds(Range chunk, int world, size_t) const {
+std::vector<size_t> OwnNothing(Range chunk, int world, size_t) {
   return std::vector<size_t>(world + 1, chunk.end);
 }
 
-Range Algorithm::SecondHop(const Chunk&, int) const { return {}; }
+Range NoSecondHop(const Chunk&, int) { return {}; }
 
-std::vector<PhaseCost> Algorithm::Costs(const Chunk& chunk, const CodecPair& codec) const {
+std::vector<PhaseCost> CostsOfOneHop(const Chunk& chunk, const CodecPair& codec) {
   const auto numel = static_cast<double>(chunk.numel());
   const int peers = chunk.world() - 1;
   const auto bytes = static_cast<double>(EncodedBytes(codec.up, chunk.numel()));

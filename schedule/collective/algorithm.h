@@ -8,6 +8,7 @@
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,7 +25,6 @@
 #include "schedule/collective/partition.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"
-#include "schedule/stats.h"
 #include "transport/membership.h"
 
 namespace thinwire {
@@ -102,6 +102,12 @@ struct Bench {
   Scratch& scratch;  // of this chunk alone
   Membership members;
 };
+
+// The stages of a chunk's life; one row entry each in the trace.
+enum class Stage : uint8_t { kQueue, kEncode, kExchange, kReduce, kGather, kDecode };
+inline constexpr int kStages = 6;
+inline constexpr std::array<const char*, kStages> kStageNames = {"QUEUE",  "ENCODE", "EXCHANGE",
+                                                                 "REDUCE", "GATHER", "DECODE"};
 
 // The blocks that a later hop will receive, if they may arrive already; else empty.
 struct Reception {
@@ -181,50 +187,36 @@ struct PhaseCost {
   To to = To::kEverybody;
 };
 
-// Stateless; there is one object of each kind, which lives for ever.
-class Algorithm {
- public:
-  struct Traits {
-    std::string_view name;
-    int hops = 0;
-    bool keeps_residuals = false;
-    bool carries = false;        // it uses ChunkJob::carried
-    bool owns_momentum = false;  // its encoding has momentum of its own: Operands adds none
-  };
-  explicit Algorithm(const Traits& traits) : traits_(traits) {}
-  virtual ~Algorithm() = default;
+// For Algorithm: by default nobody owns anything, all residuals are of the first hop, and
+// everybody's encoded chunk goes to everybody.
+std::vector<size_t> OwnNothing(Range chunk, int world, size_t block);
+Range NoSecondHop(const Chunk& chunk, int rank);
+std::vector<PhaseCost> CostsOfOneHop(const Chunk& chunk, const CodecPair& codec);
 
-  std::string_view name() const { return traits_.name; }
-  int hops() const { return traits_.hops; }
-  bool keeps_residuals() const { return traits_.keeps_residuals; }
-  bool carries() const { return traits_.carries; }
-  bool owns_momentum() const { return traits_.owns_momentum; }
+// The values and functions that an algorithm consists of. There is one object of each kind, which
+// lives for ever.
+struct Algorithm {
+  std::string_view name;
+  int hops = 0;
+  bool keeps_residuals = false;
+  bool carries = false;        // it uses ChunkJob::carried
+  bool owns_momentum = false;  // its encoding has momentum of its own: Operands adds none
 
+  std::unique_ptr<ChunkRun> (*begin)(const ChunkJob& job, const Bench& bench) = nullptr;
   // The n + 1 bounds of a chunk's shards: rank r owns [bounds[r], bounds[r + 1]), or in a grid the
-  // shard of Grid::shard. Bounds are multiples of `block` from the chunk's begin. By default nobody
-  // owns anything.
-  virtual std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const;
+  // shard of Grid::shard. Bounds are multiples of `block` from the chunk's begin.
+  std::vector<size_t> (*shard_bounds)(Range chunk, int world, size_t block) = OwnNothing;
   // The elements whose residual on `rank` is of the second hop; that of all others is of the first.
-  virtual Range SecondHop(const Chunk& chunk, int rank) const;
-  // The phases of a chunk of fp32: hops() with a hop, and the last one. By default everybody's
-  // encoded chunk goes to everybody.
-  virtual std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const;
-
-  virtual std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const = 0;
-
- private:
-  const Traits traits_;
+  Range (*second_hop)(const Chunk& chunk, int rank) = NoSecondHop;
+  // The phases of a chunk of fp32: `hops` with a hop, and the last one.
+  std::vector<PhaseCost> (*costs)(const Chunk& chunk, const CodecPair& codec) = CostsOfOneHop;
 };
 
-// An algorithm whose run is a `Run`, made of a job, a bench and `kArguments`.
+// For Algorithm::begin: a `Run`, made of a job, a bench and `kArguments`.
 template <typename Run, auto... kArguments>
-class AlgorithmOf : public Algorithm {
- public:
-  using Algorithm::Algorithm;
-  std::unique_ptr<ChunkRun> Begin(const ChunkJob& job, const Bench& bench) const override {
-    return std::make_unique<Run>(job, bench, kArguments...);
-  }
-};
+std::unique_ptr<ChunkRun> BeginRun(const ChunkJob& job, const Bench& bench) {
+  return std::make_unique<Run>(job, bench, kArguments...);
+}
 
 // Dense codecs: a compressed reduce-scatter to owners, then a compressed all-gather.
 const Algorithm& TwoHop();

@@ -37,21 +37,18 @@ class AllToAllRun final : public ChunkRun {
   std::vector<MutableBytes> outgoing_, incoming_;  // by rank
 };
 
-class AllToAllAlgorithm final : public AlgorithmOf<AllToAllRun> {
- public:
-  using AlgorithmOf::AlgorithmOf;
-  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair&) const override {
-    const auto bytes = static_cast<double>(chunk.numel() * sizeof(float));
-    const int peers = chunk.world() - 1;
-    return {{.bytes = bytes * peers / chunk.world(), .peers = peers}, {}};
-  }
-};
+std::vector<PhaseCost> CostsOfCopy(const Chunk& chunk, const CodecPair&) {
+  const auto bytes = static_cast<double>(chunk.numel() * sizeof(float));
+  const int peers = chunk.world() - 1;
+  return {{.bytes = bytes * peers / chunk.world(), .peers = peers}, {}};
+}
 
 }  // namespace
 
 const Algorithm& AllToAll() {
-  static const AllToAllAlgorithm algorithm({.name = "all-to-all", .hops = 1});
-  return algorithm;
+  static constexpr Algorithm kAlgorithm = {
+      .name = "all-to-all", .hops = 1, .begin = BeginRun<AllToAllRun>, .costs = CostsOfCopy};
+  return kAlgorithm;
 }
 
 }  // namespace thinwire

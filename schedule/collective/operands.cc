@@ -23,7 +23,7 @@ Operands::Operands(const ChunkJob& job, const Bench& bench)
     : job_(job), bench_(bench), numel_(job.chunk->numel()) {
   const size_t begin = job.chunk->elements.begin;
   const bool own_momentum =
-      job.momentum.velocity != nullptr && !job.chunk->algorithm->owns_momentum();
+      job.momentum.velocity != nullptr && !job.chunk->algorithm->owns_momentum;
   if (job.residual != nullptr) residual_ = job.residual + begin;
   if (own_momentum) {
     momentum_ = job.momentum.From(begin);
@@ -49,7 +49,7 @@ Operands::Operands(const ChunkJob& job, const Bench& bench)
 void Operands::FindAbsent() {
   if (job_.absent.empty()) return;
   const Chunk& chunk = *job_.chunk;
-  const Range second = chunk.algorithm->SecondHop(chunk, bench_.members.rank);
+  const Range second = chunk.algorithm->second_hop(chunk, bench_.members.rank);
   const std::vector<Range> ranges = Overlap(job_.absent, chunk.elements, second);
   const auto add = [&](float* kept) {
     for (const Range& range : ranges) {

@@ -71,7 +71,38 @@ const Algorithm& AllReduceWith(const CodecPair& codec, int world, const Options&
   return GoesByGrid(world, options) ? TwoLevel() : TwoHop();
 }
 
+bool HaveOneCodec(std::span<const Segment> segments) {
+  return std::all_of(segments.begin(), segments.end(), [&](const Segment& segment) {
+    return segment.codec == segments.front().codec;
+  });
+}
+
+// Chunks by priority: what goes outside their order delays more urgent ones by its bytes.
+size_t MostBytes(const Options& options) {
+  return options.policy == Policy::kP3 ? options.min_bytes : options.one_hop_bytes;
+}
+
 }  // namespace
+
+bool GoesRaw(size_t bytes, int world, const Options& options) {
+  return bytes * (world - 1) <= options.min_bytes;
+}
+
+DirectExchange DirectExchangeOf(std::span<const Segment> segments, DType dtype, int world,
+                                const Options& options) {
+  const size_t numel = CountOf(segments);
+  const size_t raw = numel * SizeOf(dtype);
+  if (GoesRaw(raw, world, options)) return {&Raw(), raw * (world - 1)};
+  const bool in_order = options.min_bytes == 0 || numel * sizeof(float) > options.chunk_bytes;
+  if (in_order || !HaveOneCodec(segments)) return {};
+  const CodecSpec& codec = options.codecs[segments.front().codec].up;
+  const size_t bytes = EncodedBytes(codec, numel) * (world - 1);
+  if (bytes > MostBytes(options)) return {};
+  if (codec.traits().entries()) return {&Entries(), bytes};
+  // Two hops would send that much less, which on a slow link is worth more than a latency.
+  const size_t more = bytes * (world - 2) / world;
+  return more <= options.min_bytes ? DirectExchange{&OneHop(), bytes} : DirectExchange{};
+}
 
 Partition MakePartition(std::span<const Segment> segments, int world, const Options& options) {
   Partition partition;
@@ -89,7 +120,7 @@ Partition MakePartition(std::span<const Segment> segments, int world, const Opti
         [&](size_t begin, size_t end) {
           const Range elements{base + begin, base + end};
           partition.chunks.push_back({.elements = elements,
-                                      .bounds = algorithm.ShardBounds(elements, world, block),
+                                      .bounds = algorithm.shard_bounds(elements, world, block),
                                       .pieces = Cut(ranges, begin, end),
                                       .codec = codec,
                                       .codec_offset = begin,
@@ -107,7 +138,7 @@ std::vector<double> HopShares(int world, const Options& options) {
   const Chunk chunk = MakePartition({&segment, 1}, world, options).chunks.front();
   std::vector<double> shares;
   double sum = 0.0;
-  for (const PhaseCost& cost : chunk.algorithm->Costs(chunk, options.codecs[0])) {
+  for (const PhaseCost& cost : chunk.algorithm->costs(chunk, options.codecs[0])) {
     // Bytes that stay inside nodes take nothing of the link between them.
     if (cost.bytes == 0.0 || cost.to == PhaseCost::To::kNode) continue;
     shares.push_back(cost.bytes);
@@ -123,7 +154,7 @@ Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segment
   partition.segments.assign(segments.begin(), segments.end());
   const Range all{0, CountOf(segments)};
   partition.chunks.push_back({.elements = all,
-                              .bounds = algorithm.ShardBounds(all, world, 1),
+                              .bounds = algorithm.shard_bounds(all, world, 1),
                               .pieces = {all},
                               .codec = segments.front().codec,
                               .algorithm = &algorithm});
@@ -141,21 +172,21 @@ Partition MakeScattered(const Algorithm& algorithm, std::span<const Segment> seg
   const size_t unit = std::lcm(kChunkAlignment, BlockOf(options.codecs[codec]));
   const size_t part = CountOf(segments) / world;
   size_t base = 0;
-  ForEachSlice(part, options.chunk_bytes / sizeof(float) / world, unit,
-               [&](size_t begin, size_t end) {
-                 const Range elements{base, base + (end - begin) * world};
-                 std::vector<Range> pieces;
-                 for (int r = 0; r < world; ++r) {
-                   pieces.push_back({part * r + begin, part * r + end});
-                 }
-                 partition.chunks.push_back({.elements = elements,
-                                             .bounds = algorithm.ShardBounds(elements, world, unit),
-                                             .pieces = std::move(pieces),
-                                             .codec = codec,
-                                             .codec_offset = base,
-                                             .algorithm = &algorithm});
-                 base = elements.end;
-               });
+  ForEachSlice(
+      part, options.chunk_bytes / sizeof(float) / world, unit, [&](size_t begin, size_t end) {
+        const Range elements{base, base + (end - begin) * world};
+        std::vector<Range> pieces;
+        for (int r = 0; r < world; ++r) {
+          pieces.push_back({part * r + begin, part * r + end});
+        }
+        partition.chunks.push_back({.elements = elements,
+                                    .bounds = algorithm.shard_bounds(elements, world, unit),
+                                    .pieces = std::move(pieces),
+                                    .codec = codec,
+                                    .codec_offset = base,
+                                    .algorithm = &algorithm});
+        base = elements.end;
+      });
   return partition;
 }
 
@@ -178,7 +209,7 @@ Partition MakeAllGather(std::span<const Segment> segments, int world, const Opti
       CountOf(segments), options.chunk_bytes / sizeof(float) / world, unit,
       [&](size_t begin, size_t end) {
         partition.chunks.push_back({.elements = {begin, end},
-                                    .bounds = AllGather().ShardBounds({begin, end}, world, unit),
+                                    .bounds = AllGather().shard_bounds({begin, end}, world, unit),
                                     .pieces = {{begin, end}},
                                     .codec = codec,
                                     .codec_offset = begin,
@@ -205,7 +236,7 @@ std::vector<Range> RangesOf(std::span<const uint32_t> numbers, std::span<const S
 std::vector<Range> Partition::SecondHopOf(int rank) const {
   std::vector<Range> ranges;
   for (const Chunk& chunk : chunks) {
-    const Range range = chunk.algorithm->SecondHop(chunk, rank);
+    const Range range = chunk.algorithm->second_hop(chunk, rank);
     if (range.begin != range.end) ranges.push_back(range);
   }
   return ranges;
@@ -213,13 +244,13 @@ std::vector<Range> Partition::SecondHopOf(int rank) const {
 
 bool Partition::keeps_residuals() const {
   return std::any_of(chunks.begin(), chunks.end(),
-                     [](const Chunk& chunk) { return chunk.algorithm->keeps_residuals(); });
+                     [](const Chunk& chunk) { return chunk.algorithm->keeps_residuals; });
 }
 
 uint64_t Partition::Hash() const {
   uint64_t hash = chunks.size();
   for (const Chunk& chunk : chunks) {
-    hash = HashCombine(HashCombine(hash, chunk.codec), HashBytes(chunk.algorithm->name()));
+    hash = HashCombine(HashCombine(hash, chunk.codec), HashBytes(chunk.algorithm->name));
     hash = HashCombine(hash, static_cast<uint64_t>(chunk.columns));
     for (const size_t bound : chunk.bounds) hash = HashCombine(hash, bound);
     for (const Range& piece : chunk.pieces) hash = HashCombine(hash, piece.begin);

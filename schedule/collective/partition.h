@@ -14,7 +14,7 @@
 
 namespace thinwire {
 
-class Algorithm;
+struct Algorithm;
 
 // Chunk offsets are multiples of this within the elements of their codec, whatever its block.
 inline constexpr size_t kChunkAlignment = 256;
@@ -49,6 +49,20 @@ struct Partition {
 // quarter longer; shards of whole blocks, as even as blocks allow (so some are empty in a chunk of
 // fewer than n blocks).
 Partition MakePartition(std::span<const Segment> segments, int world, const Options& options);
+
+// True if an allreduce of that many raw bytes goes uncompressed.
+bool GoesRaw(size_t bytes, int world, const Options& options);
+
+// An allreduce that is exchanged at once, in one hop, outside the order of chunks. In place of an
+// announcement and two hops it costs one latency, and (n - 1) times its wire bytes.
+struct DirectExchange {
+  const Algorithm* algorithm = nullptr;  // of one hop; null: the tensor goes in chunks
+  size_t bytes = 0;                      // that a rank sends, to all its peers together
+};
+
+// The direct exchange of an allreduce of the segments, of which there is at least one.
+DirectExchange DirectExchangeOf(std::span<const Segment> segments, DType dtype, int world,
+                                const Options& options);
 
 // The parts of a dense chunk's bytes that the hops of its allreduce carry, in order, with
 // options.codecs[0]; at least one, and their sum is 1.

@@ -202,79 +202,81 @@ class TwoHopRun final : public ChunkRun {
   std::span<float> scratch_;            // of the reduction
 };
 
-class TwoHopAlgorithm final : public AlgorithmOf<TwoHopRun, Half::kBoth> {
- public:
-  using AlgorithmOf::AlgorithmOf;
-  std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const override {
-    const size_t numel = chunk.end - chunk.begin;
-    const size_t blocks = (numel + block - 1) / block;
-    std::vector<size_t> bounds;
-    for (int r = 0; r <= world; ++r) {
-      bounds.push_back(chunk.begin + std::min(numel, blocks * r / world * block));
-    }
-    return bounds;
+std::vector<size_t> ShardsOfWholeBlocks(Range chunk, int world, size_t block) {
+  const size_t numel = chunk.end - chunk.begin;
+  const size_t blocks = (numel + block - 1) / block;
+  std::vector<size_t> bounds;
+  for (int r = 0; r <= world; ++r) {
+    bounds.push_back(chunk.begin + std::min(numel, blocks * r / world * block));
   }
-  Range SecondHop(const Chunk& chunk, int rank) const override { return chunk.shard(rank); }
-  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const override {
-    const auto numel = static_cast<double>(chunk.numel());
-    const int peers = chunk.world() - 1;
-    const double foreign = static_cast<double>(peers) / chunk.world();
-    return {{.encoded = numel,
-             .bytes = EncodedBytes(codec.up, chunk.numel()) * foreign,
-             .peers = peers},
-            {.reduced = numel,
-             .bytes = EncodedBytes(codec.down, chunk.numel()) * foreign,
-             .peers = peers},
-            {.decoded = numel}};
-  }
-};
+  return bounds;
+}
 
-class ReduceScatterAlgorithm final : public AlgorithmOf<TwoHopRun, Half::kScatter> {
- public:
-  using AlgorithmOf::AlgorithmOf;
-  std::vector<size_t> ShardBounds(Range chunk, int world, size_t) const override {
-    std::vector<size_t> bounds;
-    for (int r = 0; r <= world; ++r) {
-      bounds.push_back(chunk.begin + (chunk.end - chunk.begin) / world * r);
-    }
-    return bounds;
+std::vector<size_t> EqualShards(Range chunk, int world, size_t) {
+  std::vector<size_t> bounds;
+  for (int r = 0; r <= world; ++r) {
+    bounds.push_back(chunk.begin + (chunk.end - chunk.begin) / world * r);
   }
-  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const override {
-    std::vector<PhaseCost> costs = TwoHop().Costs(chunk, codec);
-    return {costs[0], {.reduced = costs[1].reduced}};
-  }
-};
+  return bounds;
+}
 
-class AllGatherAlgorithm final : public AlgorithmOf<TwoHopRun, Half::kGather> {
- public:
-  using AlgorithmOf::AlgorithmOf;
-  // A chunk holds one rank's elements, of as many as there are ranks.
-  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const override {
-    const auto numel = static_cast<double>(chunk.numel());
-    const int peers = chunk.world() - 1;
-    const auto bytes = static_cast<double>(EncodedBytes(codec.down, chunk.numel()));
-    return {{.encoded = numel, .bytes = bytes * peers, .peers = peers},
-            {.decoded = numel * chunk.world()}};
-  }
-};
+std::vector<PhaseCost> CostsOfBoth(const Chunk& chunk, const CodecPair& codec) {
+  const auto numel = static_cast<double>(chunk.numel());
+  const int peers = chunk.world() - 1;
+  const double foreign = static_cast<double>(peers) / chunk.world();
+  return {
+      {.encoded = numel, .bytes = EncodedBytes(codec.up, chunk.numel()) * foreign, .peers = peers},
+      {.reduced = numel,
+       .bytes = EncodedBytes(codec.down, chunk.numel()) * foreign,
+       .peers = peers},
+      {.decoded = numel}};
+}
+
+std::vector<PhaseCost> CostsOfScatter(const Chunk& chunk, const CodecPair& codec) {
+  std::vector<PhaseCost> costs = CostsOfBoth(chunk, codec);
+  return {costs[0], {.reduced = costs[1].reduced}};
+}
+
+// A chunk holds one rank's elements, of as many as there are ranks.
+std::vector<PhaseCost> CostsOfGather(const Chunk& chunk, const CodecPair& codec) {
+  const auto numel = static_cast<double>(chunk.numel());
+  const int peers = chunk.world() - 1;
+  const auto bytes = static_cast<double>(EncodedBytes(codec.down, chunk.numel()));
+  return {{.encoded = numel, .bytes = bytes * peers, .peers = peers},
+          {.decoded = numel * chunk.world()}};
+}
 
 }  // namespace
 
 const Algorithm& TwoHop() {
-  static const TwoHopAlgorithm algorithm({.name = "two-hop", .hops = 2, .keeps_residuals = true});
-  return algorithm;
+  static constexpr Algorithm kAlgorithm = {
+      .name = "two-hop",
+      .hops = 2,
+      .keeps_residuals = true,
+      .begin = BeginRun<TwoHopRun, Half::kBoth>,
+      .shard_bounds = ShardsOfWholeBlocks,
+      .second_hop = [](const Chunk& chunk, int rank) { return chunk.shard(rank); },
+      .costs = CostsOfBoth};
+  return kAlgorithm;
 }
 
 const Algorithm& ReduceScatter() {
-  static const ReduceScatterAlgorithm algorithm(
-      {.name = "reduce-scatter", .hops = 1, .keeps_residuals = true});
-  return algorithm;
+  static constexpr Algorithm kAlgorithm = {.name = "reduce-scatter",
+                                           .hops = 1,
+                                           .keeps_residuals = true,
+                                           .begin = BeginRun<TwoHopRun, Half::kScatter>,
+                                           .shard_bounds = EqualShards,
+                                           .costs = CostsOfScatter};
+  return kAlgorithm;
 }
 
 const Algorithm& AllGather() {
-  static const AllGatherAlgorithm algorithm(
-      {.name = "all-gather", .hops = 1, .keeps_residuals = true});
-  return algorithm;
+  static constexpr Algorithm kAlgorithm = {.name = "all-gather",
+                                           .hops = 1,
+                                           .keeps_residuals = true,
+                                           .begin = BeginRun<TwoHopRun, Half::kGather>,
+                                           .costs = CostsOfGather};
+  return kAlgorithm;
 }
 
 }  // namespace thinwire

@@ -289,56 +289,61 @@ class TwoLevelRun final : public ChunkRun {
   Blocks blocks_[kHops];
 };
 
+Range OwnShard(const Chunk& chunk, int rank) {
+  const Grid grid = GridOf(chunk);
+  return chunk.shard(grid.shard(grid.row(rank), grid.column(rank)));
+}
+
+// Along a row goes the foreign columns' part of a chunk, and along a column the foreign rows' part
+// of that.
 template <Rows kRows>
-class TwoLevelAlgorithm final : public AlgorithmOf<TwoLevelRun, kRows> {
- public:
-  using AlgorithmOf<TwoLevelRun, kRows>::AlgorithmOf;
-  std::vector<size_t> ShardBounds(Range chunk, int world, size_t block) const override {
-    return TwoHop().ShardBounds(chunk, world, block);
-  }
-  Range SecondHop(const Chunk& chunk, int rank) const override {
-    const Grid grid = GridOf(chunk);
-    return chunk.shard(grid.shard(grid.row(rank), grid.column(rank)));
-  }
-  // Along a row goes the foreign columns' part of a chunk, and along a column the foreign rows'
-  // part of that.
-  std::vector<PhaseCost> Costs(const Chunk& chunk, const CodecPair& codec) const override {
-    using To = PhaseCost::To;
-    const Grid grid = GridOf(chunk);
-    const auto numel = static_cast<double>(chunk.numel()), part = numel / grid.columns;
-    const int of_row = grid.columns - 1, of_column = grid.rows - 1;
-    const double row = static_cast<double>(of_row) / grid.columns;
-    const double column = static_cast<double>(of_column) / chunk.world();
-    const auto up = static_cast<double>(EncodedBytes(codec.up, chunk.numel()));
-    const auto down = static_cast<double>(EncodedBytes(codec.down, chunk.numel()));
-    const bool encodes = kRows == Rows::kEncoded;
-    const To along = encodes ? To::kSome : To::kNode;
-    return {{.encoded = encodes ? numel : 0.0,
-             .bytes = (encodes ? up : sizeof(float) * numel) * row,
-             .peers = of_row,
-             .to = along},
-            {.encoded = part,
-             .reduced = numel,
-             .bytes = up * column,
-             .peers = of_column,
-             .to = To::kSome},
-            {.reduced = part, .bytes = down * column, .peers = of_column, .to = To::kSome},
-            {.bytes = down * row, .peers = of_row, .to = along},
-            {.decoded = numel}};
-  }
-};
+std::vector<PhaseCost> CostsBy(const Chunk& chunk, const CodecPair& codec) {
+  using To = PhaseCost::To;
+  const Grid grid = GridOf(chunk);
+  const auto numel = static_cast<double>(chunk.numel()), part = numel / grid.columns;
+  const int of_row = grid.columns - 1, of_column = grid.rows - 1;
+  const double row = static_cast<double>(of_row) / grid.columns;
+  const double column = static_cast<double>(of_column) / chunk.world();
+  const auto up = static_cast<double>(EncodedBytes(codec.up, chunk.numel()));
+  const auto down = static_cast<double>(EncodedBytes(codec.down, chunk.numel()));
+  const bool encodes = kRows == Rows::kEncoded;
+  const To along = encodes ? To::kSome : To::kNode;
+  return {{.encoded = encodes ? numel : 0.0,
+           .bytes = (encodes ? up : sizeof(float) * numel) * row,
+           .peers = of_row,
+           .to = along},
+          {.encoded = part,
+           .reduced = numel,
+           .bytes = up * column,
+           .peers = of_column,
+           .to = To::kSome},
+          {.reduced = part, .bytes = down * column, .peers = of_column, .to = To::kSome},
+          {.bytes = down * row, .peers = of_row, .to = along},
+          {.decoded = numel}};
+}
 
 }  // namespace
 
 const Algorithm& TwoLevel() {
-  static const TwoLevelAlgorithm<Rows::kEncoded> algorithm(
-      {.name = "two-level", .hops = 4, .keeps_residuals = true});
+  static const Algorithm algorithm = {.name = "two-level",
+                                      .hops = 4,
+                                      .keeps_residuals = true,
+                                      .begin = BeginRun<TwoLevelRun, Rows::kEncoded>,
+                                      .shard_bounds = TwoHop().shard_bounds,
+                                      .second_hop = OwnShard,
+                                      .costs = CostsBy<Rows::kEncoded>};
   return algorithm;
 }
 
 const Algorithm& Hierarchical() {
-  static const TwoLevelAlgorithm<Rows::kLossless> algorithm(
-      {.name = "hierarchical", .hops = 4, .keeps_residuals = true, .carries = true});
+  static const Algorithm algorithm = {.name = "hierarchical",
+                                      .hops = 4,
+                                      .keeps_residuals = true,
+                                      .carries = true,
+                                      .begin = BeginRun<TwoLevelRun, Rows::kLossless>,
+                                      .shard_bounds = TwoHop().shard_bounds,
+                                      .second_hop = OwnShard,
+                                      .costs = CostsBy<Rows::kLossless>};
   return algorithm;
 }
 

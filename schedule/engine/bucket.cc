@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/collective/direct.h"
+#include "schedule/collective/partition.h"
 #include "schedule/engine/checks.h"
 #include "schedule/engine/direct_path.h"
 #include "schedule/hash.h"
@@ -70,7 +70,7 @@ bool UseFeedback(std::span<const Segment> segments, const Options& options) {
 // Chunk by chunk: ChunkJob::carried.
 bool Carries(const Partition& partition) {
   return std::any_of(partition.chunks.begin(), partition.chunks.end(),
-                     [](const Chunk& chunk) { return chunk.algorithm->carries(); });
+                     [](const Chunk& chunk) { return chunk.algorithm->carries; });
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const Kept& kept,
   const Chunk& chunk = partition_.chunks[number];
   CodecPair codec = options.codecs[chunk.codec];
   codec.up = codec.up.AtStep(step);
-  const bool feedback = codec.uses_feedback() && chunk.algorithm->keeps_residuals();
+  const bool feedback = codec.uses_feedback() && chunk.algorithm->keeps_residuals;
   ChunkJob job;
   job.codec = codec;
   job.chunk = &chunk;
@@ -250,12 +250,6 @@ std::string Use::Describe(Deadline now) const {
   return absl::StrCat("tensor '", label, "' call ", report.call, ", ", report.numel,
                       " elements, in flight for ", since.count(), " s: ", chunks_left_, " of ",
                       report.chunks, " chunks left, ", chunks_running_, " running\n");
-}
-
-std::shared_ptr<Work> DoneWork() {
-  auto work = std::make_shared<Use>();
-  work->Complete(absl::OkStatus());
-  return work;
 }
 
 }  // namespace thinwire

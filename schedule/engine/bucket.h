@@ -18,7 +18,6 @@
 #include "schedule/order/frames.h"
 #include "schedule/order/outbox.h"
 #include "schedule/request.h"
-#include "schedule/work.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
 #include "transport/store.h"
@@ -170,9 +169,6 @@ class Use final : public Work, public std::enable_shared_from_this<Use> {
 
 // The use that a sequencer was given, and that comes back with each of its chunks.
 inline Use& UseOf(const StartChunk& start) { return *static_cast<Use*>(start.host.get()); }
-
-// A work that was over before it began.
-std::shared_ptr<Work> DoneWork();
 
 }  // namespace thinwire
 

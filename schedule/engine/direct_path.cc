@@ -5,13 +5,13 @@
 namespace thinwire {
 
 DirectPath::DirectPath(std::unique_ptr<Lane> lane, bool on_device, int first_row,
-                       const Options& options, Records& records, ChunkHost& host)
+                       const Options& options, Records& records, ChunkListener on_end)
     : lane_(std::move(lane)),
       on_device_(on_device),
       first_row_(first_row),
       options_(options),
       records_(records),
-      host_(host) {
+      on_end_(std::move(on_end)) {
   threads_.emplace_back([this] { FinishLoop(); });
   if (on_device_) threads_.emplace_back([this] { PostLoop(); });
 }
@@ -76,7 +76,7 @@ void DirectPath::Finish(TaskPtr task) {
     const absl::MutexLock lock(&mu_);
     free_.push_back(std::move(task));
   }
-  host_.EndChunk(start, std::move(status));
+  on_end_(start, std::move(status));
 }
 
 DirectPath::TaskPtr DirectPath::NewTask() {

@@ -17,8 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "schedule/engine/executor.h"
 #include "schedule/engine/lane.h"
-#include "schedule/recycled_map.h"
-#include "schedule/ring_queue.h"
+#include "schedule/recycled.h"
 
 namespace thinwire {
 
@@ -28,7 +27,7 @@ class DirectPath {
  public:
   // References outlive it. In a trace its tensors have rows of their own, from `first_row` on.
   DirectPath(std::unique_ptr<Lane> lane, bool on_device, int first_row, const Options& options,
-             Records& records, ChunkHost& host);
+             Records& records, ChunkListener on_end);
   ~DirectPath();  // after Close; joins its threads
 
   void Start(const UsePtr& use, bool caller_waits);
@@ -62,7 +61,7 @@ class DirectPath {
   const int first_row_;
   const Options& options_;
   Records& records_;
-  ChunkHost& host_;
+  const ChunkListener on_end_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   // By id, until somebody finishes the tensor; null while it is queued for its exchange to begin.

@@ -13,17 +13,24 @@ ChunkTask::ChunkTask(StartChunk start, Lane& lane, int row, const Options& optio
       lane_(lane),
       options_(options),
       records_(records),
-      clock_(records, use_.label, start_.chunk, row, use_.submitted),
+      row_(row),
+      last_(use_.submitted),
       job_(use_.JobOf(start_.chunk, options)),
       space_(EnterLane()) {
-  run_ = job_.chunk->algorithm->Begin(job_, space_->bench(lane_.members()));
+  run_ = job_.chunk->algorithm->begin(job_, space_->bench(lane_.members()));
   Expect(run_->first());
 }
 
 std::unique_ptr<Workspace> ChunkTask::EnterLane() {
   records_.Event(FlightEvent::kStarted, use_.label, start_.chunk, 0, start_.predicted ? 1 : 0);
-  clock_.End(Stage::kQueue);
+  EndStage(Stage::kQueue);
   return lane_.Enter(use_.order, use_.bucket->chunk_memory());
+}
+
+void ChunkTask::EndStage(Stage stage) {
+  const Clock::time_point now = Clock::now();
+  records_.AddStage(stage, use_.label, start_.chunk, row_, last_, now);
+  last_ = now;
 }
 
 void ChunkTask::Expect(const Reception& reception) {
@@ -37,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
   const absl::StatusOr<const Hop*> hop = run_->Advance();
   if (!hop.ok()) return hop.status();
   hop_ = *hop;
-  clock_.End(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
+  EndStage(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
   if (hop_ == nullptr) {
     flushing_ = true;
     StreamPlane* const streams = lane_.plane().of_streams();
@@ -57,7 +64,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
 
 void ChunkTask::OnHopEnded() {
   // The host queues all stages of a lane that flushes, and their time passes in the flush.
-  clock_.End(flushing_ ? Stage::kExchange : hop_->stage);
+  EndStage(flushing_ ? Stage::kExchange : hop_->stage);
   if (flushing_) return;
   records_.Event(FlightEvent::kHopEnded, use_.label, start_.chunk, 0, hops_);
 }
@@ -104,8 +111,12 @@ void IssueOrder::Remove(const void* chunk) {
   std::erase(hops_, chunk);
 }
 
-Executor::Executor(Lanes& lanes, const Options& options, Records& records, ChunkHost& host)
-    : lanes_(lanes), traits_(lanes.traits()), options_(options), records_(records), host_(host) {}
+Executor::Executor(Lanes& lanes, const Options& options, Records& records, ChunkListener on_end)
+    : lanes_(lanes),
+      traits_(lanes.traits()),
+      options_(options),
+      records_(records),
+      on_end_(std::move(on_end)) {}
 
 Executor::~Executor() {
   Close();
@@ -153,7 +164,7 @@ void Executor::AddWorker() {
 void Executor::Start(const StartChunk& start) {
   while (!Admit(start)) {
     if (absl::Status status = AddLane(); !status.ok()) {
-      if (UseOf(start).BeginChunk()) host_.EndChunk(start, std::move(status));
+      if (UseOf(start).BeginChunk()) on_end_(start, std::move(status));
       return;
     }
   }
@@ -170,7 +181,7 @@ bool Executor::Admit(const StartChunk& start) {
   task->status = absl::OkStatus();
   if (traits_.matching == Matching::kByOrder) {
     const Chunk& chunk = UseOf(start).bucket->partition().chunks[start.chunk];
-    task->hops_left = chunk.algorithm->hops();
+    task->hops_left = chunk.algorithm->hops;
     order_.Add(task, task->hops_left, start.drain);
   }
   const bool all_busy = idle_.empty();
@@ -257,7 +268,7 @@ void Executor::GoOn(Task& task) {
   const StartChunk start = task.chunk->start();
   task.chunk.reset();
   Release(task);  // the chunk that follows this one may need its lane
-  host_.EndChunk(start, std::move(status));
+  on_end_(start, std::move(status));
 }
 
 // Starts the task's next exchange; false if there is none.

@@ -1,10 +1,11 @@
 // Executor: runs chunks in the order in which the sequencer starts them. Everything that follows a
-// chunk (windows, priorities, errors) goes by its completion, which comes to the ChunkHost, not by
+// chunk (windows, priorities, errors) goes by its completion, which a ChunkListener hears, not by
 // the return of Start.
 #ifndef THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 #define THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -18,18 +19,14 @@
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/order/outbox.h"
-#include "schedule/ring_queue.h"
+#include "schedule/recycled.h"
 #include "transport/planes.h"
 
 namespace thinwire {
 
-// Hears of chunks. Called from the threads that run them.
-class ChunkHost {
- public:
-  virtual ~ChunkHost() = default;
-  // The chunk is done, or has failed. Called once for every chunk that its use let begin.
-  virtual void EndChunk(const StartChunk& start, absl::Status status) = 0;
-};
+// The chunk is done, or has failed. Called once for every chunk that its use let begin, on the
+// thread that ran it.
+using ChunkListener = std::function<void(const StartChunk& start, absl::Status status)>;
 
 // A chunk on a lane, from its start to its end, with the clock and the recorder running. Not
 // thread-safe.
@@ -53,6 +50,7 @@ class ChunkTask {
 
  private:
   std::unique_ptr<Workspace> EnterLane();
+  void EndStage(Stage stage);
   void Expect(const Reception& reception);
 
   const StartChunk start_;
@@ -60,7 +58,8 @@ class ChunkTask {
   Lane& lane_;
   const Options& options_;
   Records& records_;
-  StageClock clock_;
+  const int row_;
+  Clock::time_point last_;  // end of a stage, where the next one begins
   const ChunkJob job_;
   std::unique_ptr<Workspace> space_;
   std::unique_ptr<ChunkRun> run_;
@@ -99,7 +98,7 @@ class IssueOrder {
 class Executor {
  public:
   // References outlive it.
-  Executor(Lanes& lanes, const Options& options, Records& records, ChunkHost& host);
+  Executor(Lanes& lanes, const Options& options, Records& records, ChunkListener on_end);
   ~Executor();  // joins its threads
 
   // Makes the lanes of announced chunks, and the workers. Once, and before Start. Fails with the
@@ -150,7 +149,7 @@ class Executor {
   const DataTraits traits_;
   const Options& options_;
   Records& records_;
-  ChunkHost& host_;
+  const ChunkListener on_end_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   int lanes_made_ ABSL_GUARDED_BY(mu_) = 0;

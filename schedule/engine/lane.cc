@@ -38,7 +38,7 @@ ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Devic
   ChunkMemory most;
   {
     const std::unique_ptr<ChunkRun> run =
-        job.chunk->algorithm->Begin(job, {rehearsal->backend(), endless, members});
+        job.chunk->algorithm->begin(job, {rehearsal->backend(), endless, members});
     for (;;) {
       const absl::StatusOr<const Hop*> hop = run->Advance();
       if (!hop.ok() || *hop == nullptr) break;
@@ -52,66 +52,67 @@ ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Devic
   return most;
 }
 
-Workspaces::Pools::Pools(Device& device, DataPlane* plane)
+Lanes::Pools::Pools(Device& device, DataPlane* plane)
     : on_device(device, SlabPool::Memory::kDevice), pinned(device, SlabPool::Memory::kPinned) {
   StreamPlane* const streams = plane == nullptr ? nullptr : plane->of_streams();
   if (streams == nullptr || !streams->traits().allocates) return;
   of_plane.emplace([streams](size_t bytes) { return streams->Allocate(bytes); });
 }
 
-Workspaces::Workspaces(Device* device, DataPlane* plane) {
+Lanes::Lanes(Device* device, DataPlane* plane, std::chrono::milliseconds patience)
+    : device_(device), plane_(plane), patience_(patience) {
   if (device != nullptr) pools_.emplace(*device, plane);
 }
 
 // Blocks of the plane's own memory may not meet any others: a chunk that sends or receives tensors
 // as they are has none at all.
-SlabPool& Workspaces::PoolFor(const ChunkMemory& size) {
+SlabPool& Lanes::PoolFor(const ChunkMemory& size) {
   const bool of_plane = pools_->of_plane.has_value() && size.blocks_in_scratch;
   return of_plane ? *pools_->of_plane : pools_->on_device;
 }
 
-absl::Status Workspaces::Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned) {
+absl::Status Lanes::Reserve(uint64_t user, const ChunkMemory& size) {
   absl::Status status = PoolFor(size).Reserve(user, size.on_device());
-  if (!status.ok() || !over_pinned) return status;
+  const bool staged = plane_ != nullptr && plane_->traits().memory == Memory::kHost;
+  if (!status.ok() || !staged) return status;
   return pools_->pinned.Reserve(user, size.pinned);
 }
 
-absl::Status Workspaces::ReserveOnLanes(const ChunkMemory& size, bool over_pinned) {
-  const OnLanes reserved{size, over_pinned};
-  int lanes;
+absl::Status Lanes::ReserveForAll(const ChunkMemory& size) {
+  int chunks;
   {
     const absl::MutexLock lock(&mu_);
-    if (std::find(on_lanes_.begin(), on_lanes_.end(), reserved) == on_lanes_.end()) {
-      on_lanes_.push_back(reserved);
+    if (std::find(for_all_.begin(), for_all_.end(), size) == for_all_.end()) {
+      for_all_.push_back(size);
     }
-    lanes = lanes_;
+    chunks = at_once_;
   }
-  return ReserveFrom(0, lanes, {&reserved, 1});
+  return ReserveFrom(0, chunks, {&size, 1});
 }
 
-absl::Status Workspaces::SetLanes(int lanes) {
-  std::vector<OnLanes> reserved;
+absl::Status Lanes::SetAtOnce(int chunks) {
+  std::vector<ChunkMemory> reserved;
   int before;
   {
     const absl::MutexLock lock(&mu_);
-    if (lanes <= lanes_) return absl::OkStatus();
-    before = std::exchange(lanes_, lanes);
-    reserved = on_lanes_;
+    if (chunks <= at_once_) return absl::OkStatus();
+    before = std::exchange(at_once_, chunks);
+    reserved = for_all_;
   }
-  return ReserveFrom(before, lanes, reserved);
+  return ReserveFrom(before, chunks, reserved);
 }
 
-absl::Status Workspaces::ReserveFrom(int first, int lanes, std::span<const OnLanes> reserved) {
-  for (int lane = first; lane < lanes; ++lane) {
-    for (const OnLanes& each : reserved) {
-      absl::Status status = Reserve(lane, each.size, each.over_pinned);
+absl::Status Lanes::ReserveFrom(int first, int chunks, std::span<const ChunkMemory> reserved) {
+  for (int chunk = first; chunk < chunks; ++chunk) {
+    for (const ChunkMemory& size : reserved) {
+      absl::Status status = Reserve(chunk, size);
       if (!status.ok()) return status;
     }
   }
   return absl::OkStatus();
 }
 
-std::unique_ptr<Workspace> Workspaces::Take(const ChunkMemory& size, DeviceStream* stream) {
+std::unique_ptr<Workspace> Lanes::Take(const ChunkMemory& size, DeviceStream* stream) {
   if (stream != nullptr) return TakeOnDevice(size, *stream);
   {
     const absl::MutexLock lock(&mu_);
@@ -124,7 +125,7 @@ std::unique_ptr<Workspace> Workspaces::Take(const ChunkMemory& size, DeviceStrea
   return std::make_unique<Workspace>();
 }
 
-std::unique_ptr<Workspace> Workspaces::TakeOnDevice(const ChunkMemory& size, DeviceStream& stream) {
+std::unique_ptr<Workspace> Lanes::TakeOnDevice(const ChunkMemory& size, DeviceStream& stream) {
   Slab slab;
   SlabPool& pool = PoolFor(size);
   if (size.on_device() > 0) {
@@ -140,7 +141,7 @@ std::unique_ptr<Workspace> Workspaces::TakeOnDevice(const ChunkMemory& size, Dev
   return space;
 }
 
-void Workspaces::Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used) {
+void Lanes::Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used) {
   if (pools_.has_value()) {
     Slab slab = std::move(lent->slab_);
     SlabPool* const pool = lent->pool_;
@@ -154,7 +155,7 @@ void Workspaces::Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEve
 }
 
 absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
-  std::unique_ptr<Lane> lane(new Lane(spaces_, *plane_, slot, patience_));
+  std::unique_ptr<Lane> lane(new Lane(*this, slot));
   if (device_ == nullptr) return lane;
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device_->MakeStream();
   if (!stream.ok()) return stream.status();
@@ -163,7 +164,7 @@ absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
     lane->of_stream_ = streams->On(*lane->stream_);
   } else {
     absl::StatusOr<std::unique_ptr<Staged>> staged =
-        Staged::Make(*plane_, *device_, *lane->stream_, spaces_.pinned(), patience_);
+        Staged::Make(*plane_, *device_, *lane->stream_, pools_->pinned, patience_);
     if (!staged.ok()) return staged.status();
     lane->of_stream_ = *std::move(staged);
   }
@@ -171,10 +172,10 @@ absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
 }
 
 std::unique_ptr<Workspace> Lane::Enter(const DeviceOrder& order, const ChunkMemory& size) {
-  if (stream_ == nullptr) return spaces_.Take(size, nullptr);
+  if (stream_ == nullptr) return lanes_.Take(size, nullptr);
   stream_->WaitFor(order.ready);
   order.fence->HoldBack(*stream_);
-  return spaces_.Take(size, stream_.get());
+  return lanes_.Take(size, stream_.get());
 }
 
 absl::Status Lane::Leave(const DeviceOrder& order, std::unique_ptr<Workspace> lent,
@@ -184,7 +185,7 @@ absl::Status Lane::Leave(const DeviceOrder& order, std::unique_ptr<Workspace> le
     end = stream_->Record();
     status = AwaitStream(order, end, std::move(status));
   }
-  spaces_.Give(std::move(lent), std::move(end));
+  lanes_.Give(std::move(lent), std::move(end));
   return status;
 }
 
@@ -196,8 +197,8 @@ absl::Status Lane::AwaitStream(const DeviceOrder& order, const std::shared_ptr<D
   }
   if (status.ok()) return status;
   // A stream that waits for peers comes to its end only when its plane has failed.
-  if (group_.traits().memory == Memory::kStream) group_.Abort(status);
-  stream_->Synchronize(Clock::now() + patience_).IgnoreError();
+  if (lanes_.traits().memory == Memory::kStream) lanes_.plane_->Abort(status);
+  stream_->Synchronize(Clock::now() + lanes_.patience_).IgnoreError();
   return status;
 }
 

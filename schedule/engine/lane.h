@@ -2,9 +2,8 @@
 //
 //   ChunkMemory   how much memory a chunk takes besides its tensors, in bytes
 //   Workspace     one chunk's: scratch, and on a device codecs with a room of their own
-//   Workspaces    lends them to chunks, one after another
 //   Lane          the means of one chunk at a time: a data plane, and on a device a stream
-//   Lanes         makes lanes
+//   Lanes         makes lanes, and lends workspaces to the chunks on them
 #ifndef THINWIRE_SCHEDULE_ENGINE_LANE_H_
 #define THINWIRE_SCHEDULE_ENGINE_LANE_H_
 
@@ -61,59 +60,12 @@ class Workspace {
   }
 
  private:
-  friend class Workspaces;
+  friend class Lanes;
 
   const std::unique_ptr<Backend> codecs_;  // null: the host's
   Scratch scratch_;
-  Slab slab_;                 // the memory on a device, if Workspaces took it
+  Slab slab_;                 // the memory on a device, if Lanes took it
   SlabPool* pool_ = nullptr;  // of the slab
-};
-
-// Thread-safe.
-class Workspaces {
- public:
-  // `device` outlives this, as this does all work in them; null: the host. `plane` may be
-  // null; else it outlives this, and blocks lie in its own memory where it has some.
-  Workspaces(Device* device, DataPlane* plane);
-
-  // On a device: allocates the memory for a user who takes one of this size, one at a time, and
-  // exchanges blocks over pinned memory if so asked. As long as nobody takes what it has not
-  // reserved, Take allocates nothing of the device. ResourceExhausted.
-  absl::Status Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned);
-  // The same for each of the lanes, whose number is 0 at first and never falls: what is reserved
-  // on them is also reserved on those that come later.
-  absl::Status ReserveOnLanes(const ChunkMemory& size, bool over_pinned);
-  absl::Status SetLanes(int lanes);
-
-  // One for work that is queued on the stream from here on; null: on the host.
-  std::unique_ptr<Workspace> Take(const ChunkMemory& size, DeviceStream* stream);
-  // `used`: the end of the work that was queued with it.
-  void Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used);
-
-  SlabPool& pinned() { return pools_->pinned; }  // of a device only
-
- private:
-  struct Pools {
-    Pools(Device& device, DataPlane* plane);
-    SlabPool on_device, pinned;
-    std::optional<SlabPool> of_plane;
-  };
-
-  struct OnLanes {
-    ChunkMemory size;
-    bool over_pinned = false;
-    friend bool operator==(const OnLanes&, const OnLanes&) = default;
-  };
-
-  SlabPool& PoolFor(const ChunkMemory& size);
-  absl::Status ReserveFrom(int first, int lanes, std::span<const OnLanes> reserved);
-  std::unique_ptr<Workspace> TakeOnDevice(const ChunkMemory& size, DeviceStream& stream);
-
-  std::optional<Pools> pools_;
-  absl::Mutex mu_;
-  std::vector<std::unique_ptr<Workspace>> of_host_ ABSL_GUARDED_BY(mu_);
-  int lanes_ ABSL_GUARDED_BY(mu_) = 0;
-  std::vector<OnLanes> on_lanes_ ABSL_GUARDED_BY(mu_);
 };
 
 // When a tensor on a device may be touched, and when it is done. Null members on the host.
@@ -122,13 +74,64 @@ struct DeviceOrder {
   std::shared_ptr<Fence> fence;        // the engine's work on input, output, residual and momentum
 };
 
+class Lane;
+
+// Thread-safe.
+class Lanes {
+ public:
+  // The device is null for the host. `plane` is the group's data plane, whosever memory its blocks
+  // are, and blocks lie in its own memory where it has some; null in a world of one, which has
+  // workspaces and no lanes. Both outlive this, as this does its lanes and all work in workspaces.
+  Lanes(Device* device, DataPlane* plane, std::chrono::milliseconds patience);
+
+  absl::StatusOr<std::unique_ptr<Lane>> Make(int slot);
+
+  DataTraits traits() const { return plane_->traits(); }
+
+  // On a device: allocates the memory for a user who takes a workspace of this size, one at a time,
+  // and exchanges blocks over pinned memory where the plane is of the host. As long as nobody takes
+  // what it has not reserved, Take allocates nothing of the device. ResourceExhausted.
+  absl::Status Reserve(uint64_t user, const ChunkMemory& size);
+  // The same for each of the chunks that may be under way, whose number is 0 at first and never
+  // falls: what is reserved for them is also reserved for those that come later.
+  absl::Status ReserveForAll(const ChunkMemory& size);
+  absl::Status SetAtOnce(int chunks);
+
+  // A workspace for work that is queued on the stream from here on; null: on the host.
+  std::unique_ptr<Workspace> Take(const ChunkMemory& size, DeviceStream* stream);
+  // `used`: the end of the work that was queued with it.
+  void Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used);
+
+ private:
+  friend class Lane;
+
+  struct Pools {
+    Pools(Device& device, DataPlane* plane);
+    SlabPool on_device, pinned;
+    std::optional<SlabPool> of_plane;
+  };
+
+  SlabPool& PoolFor(const ChunkMemory& size);
+  absl::Status ReserveFrom(int first, int chunks, std::span<const ChunkMemory> reserved);
+  std::unique_ptr<Workspace> TakeOnDevice(const ChunkMemory& size, DeviceStream& stream);
+
+  Device* const device_;
+  DataPlane* const plane_;
+  const std::chrono::milliseconds patience_;
+  std::optional<Pools> pools_;
+  absl::Mutex mu_;
+  std::vector<std::unique_ptr<Workspace>> of_host_ ABSL_GUARDED_BY(mu_);
+  int at_once_ ABSL_GUARDED_BY(mu_) = 0;  // chunks
+  std::vector<ChunkMemory> for_all_ ABSL_GUARDED_BY(mu_);
+};
+
 // One thread at a time uses it.
 class Lane {
  public:
-  DataPlane& plane() { return of_stream_ ? *of_stream_ : group_; }
+  DataPlane& plane() { return of_stream_ ? *of_stream_ : *lanes_.plane_; }
   // Its own in every fence.
   int slot() const { return slot_; }
-  const Membership& members() const { return group_.members(); }
+  const Membership& members() const { return lanes_.plane_->members(); }
 
   // Enter makes the stream wait for the caller's input and for earlier users of this memory, and of
   // the workspace that it returns; Leave records when this work ends, and gives that back. Leave
@@ -139,39 +142,15 @@ class Lane {
 
  private:
   friend class Lanes;
-  Lane(Workspaces& spaces, DataPlane& group, int slot, std::chrono::milliseconds patience)
-      : spaces_(spaces), group_(group), slot_(slot), patience_(patience) {}
+  Lane(Lanes& lanes, int slot) : lanes_(lanes), slot_(slot) {}
 
   absl::Status AwaitStream(const DeviceOrder& order, const std::shared_ptr<DeviceEvent>& end,
                            absl::Status status);
 
-  Workspaces& spaces_;
-  DataPlane& group_;
+  Lanes& lanes_;
   const int slot_;
-  const std::chrono::milliseconds patience_;
   std::unique_ptr<DeviceStream> stream_;  // null: the host
   std::unique_ptr<DataPlane> of_stream_;  // null: the host
-};
-
-// Thread-safe.
-class Lanes {
- public:
-  // The device is null for the host. `plane` is the group's data plane, whosever memory its blocks
-  // are; null in a world of one, which has workspaces and no lanes. Both outlive this, as this does
-  // the lanes.
-  Lanes(Device* device, DataPlane* plane, std::chrono::milliseconds patience)
-      : device_(device), plane_(plane), patience_(patience), spaces_(device, plane) {}
-
-  absl::StatusOr<std::unique_ptr<Lane>> Make(int slot);
-
-  DataTraits traits() const { return plane_->traits(); }
-  Workspaces& spaces() { return spaces_; }
-
- private:
-  Device* const device_;
-  DataPlane* const plane_;
-  const std::chrono::milliseconds patience_;
-  Workspaces spaces_;
 };
 
 }  // namespace thinwire

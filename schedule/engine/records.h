@@ -17,12 +17,21 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/options.h"
-#include "schedule/stats.h"
 #include "transport/membership.h"
 #include "transport/store.h"
 
 namespace thinwire {
+
+// Counters of an engine since it was created.
+struct Stats {
+  uint64_t all_reduces = 0;  // collectives of any kind
+  uint64_t raw_bytes = 0;    // that a ring of fp32 would have sent: 2 (n-1)/n * 4 N of an allreduce
+  uint64_t wire_bytes = 0;   // that this rank sent, without control frames
+  uint64_t predicted_chunks = 0;
+  std::array<double, kStages> seconds{};  // summed over chunks, by Stage
+};
 
 enum class FlightEvent : uint8_t {
   kSubmitted,  // detail: elements
@@ -144,28 +153,6 @@ class Records {
   std::optional<Trace> trace_;
   std::atomic<uint64_t> collectives_{0}, raw_bytes_{0}, predicted_{0};
   std::array<std::atomic<int64_t>, kStages> nanoseconds_{};  // summed over chunks
-};
-
-// StageClock: follows one chunk through its stages, each beginning where the last one ended.
-class StageClock {
- public:
-  // `name`, the tensor's, must outlive the clock. The first stage begins at `queued`.
-  StageClock(Records& records, const std::string& name, uint32_t chunk, int row,
-             Clock::time_point queued)
-      : records_(records), name_(name), chunk_(chunk), row_(row), last_(queued) {}
-
-  void End(Stage stage) {
-    const Clock::time_point now = Clock::now();
-    records_.AddStage(stage, name_, chunk_, row_, last_, now);
-    last_ = now;
-  }
-
- private:
-  Records& records_;
-  const std::string& name_;
-  const uint32_t chunk_;
-  const int row_;
-  Clock::time_point last_;
 };
 
 }  // namespace thinwire

@@ -20,14 +20,14 @@ double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoc
 }  // namespace
 
 Sequencing::Sequencing(const Options& options, Transport& transport, Executor& executor,
-                       Workspaces& spaces, FailureProtocol& failure, Records& records)
+                       Lanes& lanes, FailureProtocol& failure, Records& records)
     : members_(transport.members()),
       control_(*transport.control),
       executor_(executor),
-      spaces_(spaces),
+      lanes_(lanes),
       failure_(failure),
       records_(records),
-      lanes_(options.lanes),
+      announced_(options.lanes),
       latency_patience_(std::min(kLatencyPatience, options.timeout / 4)),
       sequencer_(members_, options, transport.data->traits().matching,
                  HopShares(members_.size, options)) {}
@@ -59,7 +59,7 @@ void Sequencing::CarryOut(const Action& action) {
       break;
     case Action::Kind::kSend: Send(action.to, action.message); break;
     case Action::Kind::kPredicted:
-      if (absl::Status status = spaces_.SetLanes(lanes_ + action.at_once); !status.ok()) {
+      if (absl::Status status = lanes_.SetAtOnce(announced_ + action.at_once); !status.ok()) {
         failure_.Fail(std::move(status), FailureProtocol::Tell::kEveryone);
       }
       break;

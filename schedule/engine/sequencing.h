@@ -22,9 +22,9 @@ namespace thinwire {
 // Thread-safe.
 class Sequencing {
  public:
-  // References outlive it; frames go to the transport's control plane, chunks to `executor`, whose
-  // lanes' memory comes from `spaces`, failures to `failure`.
-  Sequencing(const Options& options, Transport& transport, Executor& executor, Workspaces& spaces,
+  // References outlive it; frames go to the transport's control plane, chunks to `executor`,
+  // whose lanes are of `lanes`, failures to `failure`.
+  Sequencing(const Options& options, Transport& transport, Executor& executor, Lanes& lanes,
              FailureProtocol& failure, Records& records);
 
   // Rank 0 measures its peers' latency, and waits for their answers, a while.
@@ -49,10 +49,10 @@ class Sequencing {
   const Membership members_;
   ControlPlane& control_;
   Executor& executor_;
-  Workspaces& spaces_;
+  Lanes& lanes_;
   FailureProtocol& failure_;
   Records& records_;
-  const int lanes_;  // of announced chunks
+  const int announced_;  // chunks at once
   const std::chrono::milliseconds latency_patience_;
   mutable absl::Mutex mu_;
   Sequencer sequencer_ ABSL_GUARDED_BY(mu_);

@@ -16,7 +16,7 @@
 #include "compress/error_feedback.h"
 #include "schedule/engine/bucket.h"
 #include "schedule/options.h"
-#include "schedule/recycled_map.h"
+#include "schedule/recycled.h"
 #include "transport/membership.h"
 
 namespace thinwire {

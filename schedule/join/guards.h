@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,51 +20,40 @@
 
 namespace thinwire {
 
-// A thread that calls a function every 10 ms, from its construction to its end.
-class Ticker {
- public:
-  explicit Ticker(std::function<void()> tick)
-      : tick_(std::move(tick)), thread_([this] { Run(); }) {}
-  ~Ticker() {
-    {
-      const absl::MutexLock lock(&mu_);
-      over_ = true;
-    }
-    thread_.join();
-  }
-  Ticker(const Ticker&) = delete;
-  Ticker& operator=(const Ticker&) = delete;
-
- private:
-  static constexpr absl::Duration kPause = absl::Milliseconds(10);
-
-  void Run() {
-    while (!AwaitOver()) tick_();
-  }
-  bool AwaitOver() {
-    const absl::MutexLock lock(&mu_);
-    return mu_.AwaitWithTimeout(absl::Condition(&over_), kPause);
-  }
-
-  const std::function<void()> tick_;
-  absl::Mutex mu_;
-  bool over_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_;
-};
-
 // Fails a control plane, which must outlive it, with DeadlineExceeded once a deadline has passed.
 // Gloo closes all connections when a wait of its own times out, and then a rank could not tell its
 // peers why.
 class Alarm {
  public:
   Alarm(ControlPlane& control, Deadline deadline)
-      : ticker_([&control, deadline] {
-          if (Clock::now() < deadline) return;
-          control.Abort(absl::DeadlineExceededError("the deadline has passed"));
-        }) {}
+      : thread_([this, &control, deadline] { Run(control, deadline); }) {}
+  ~Alarm() {
+    {
+      const absl::MutexLock lock(&mu_);
+      over_ = true;
+    }
+    thread_.join();
+  }
+  Alarm(const Alarm&) = delete;
+  Alarm& operator=(const Alarm&) = delete;
 
  private:
-  Ticker ticker_;
+  static constexpr absl::Duration kPause = absl::Milliseconds(10);
+
+  void Run(ControlPlane& control, Deadline deadline) {
+    while (!AwaitOver()) {
+      if (Clock::now() < deadline) continue;
+      control.Abort(absl::DeadlineExceededError("the deadline has passed"));
+    }
+  }
+  bool AwaitOver() {
+    const absl::MutexLock lock(&mu_);
+    return mu_.AwaitWithTimeout(absl::Condition(&over_), kPause);
+  }
+
+  absl::Mutex mu_;
+  bool over_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
 };
 
 // A store whose waits end when a group that is connected already has failed: a store does not tell

@@ -13,10 +13,10 @@
 
 #include "absl/status/statusor.h"
 #include "compress/device.h"
+#include "schedule/collective/settle.h"
+#include "schedule/join/handshake.h"
 #include "schedule/join/links.h"
-#include "schedule/join/roster.h"
 #include "schedule/options.h"
-#include "schedule/settle.h"
 #include "transport/planes.h"
 #include "transport/store.h"
 

@@ -11,10 +11,9 @@
 #include "absl/status/statusor.h"
 #include "compress/device.h"
 #include "schedule/collective/grid.h"
-#include "schedule/collective/hierarchy.h"
+#include "schedule/collective/settle.h"
 #include "schedule/join/agree.h"
 #include "schedule/options.h"
-#include "schedule/settle.h"
 
 namespace thinwire {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "schedule/order/agreement.h"
-#include "schedule/recycled_map.h"
+#include "schedule/order/frames.h"
+#include "schedule/recycled.h"
 #include "transport/membership.h"
 
 namespace thinwire {

@@ -60,6 +60,11 @@ struct Report {
 };
 static_assert(sizeof(Report) == 112 && std::is_trivially_copyable_v<Report>);
 
+// Such as "1024 elements of fp32 in the shape 32x32, mean".
+std::string DescribeReport(const Report& report);
+// FailedPrecondition when `rank` describes the tensor otherwise than `first_rank` did.
+absl::Status CheckAgreement(int first_rank, const Report& first, int rank, const Report& report);
+
 // Bytes of fp32 input of a chunk, in the mean over the tensor's chunks.
 size_t ChunkBytes(const Report& report);
 
@@ -75,7 +80,7 @@ static_assert(sizeof(Announcement) == 16 && std::is_trivially_copyable_v<Announc
 struct PredictedChunk {
   uint64_t id = 0;
   uint32_t chunk = 0;
-  uint32_t window_kib = 0;  // the limit of PredictedWindow
+  uint32_t window_kib = 0;  // of PredictedQueue
   uint64_t partition_hash = 0;
   friend bool operator==(const PredictedChunk&, const PredictedChunk&) = default;
 };

@@ -4,8 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "schedule/order/agreement.h"
-#include "schedule/order/policy.h"
 
 namespace thinwire {
 namespace {

@@ -14,9 +14,23 @@
 #include "absl/status/status.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/recycled_map.h"
+#include "schedule/recycled.h"
 
 namespace thinwire {
+
+// A tensor's place in the order. The two counts are of one clock, so no two tensors share one.
+struct Place {
+  uint64_t submitted = 0;  // when the first rank had it
+  uint64_t complete = 0;   // when all ranks had it
+  int32_t priority = 0;    // lower goes first
+};
+
+// True if a ready tensor at `a` goes before one at `b`: a strict order for each policy.
+constexpr bool GoesBefore(Policy policy, const Place& a, const Place& b) {
+  if (policy == Policy::kFifo) return a.submitted < b.submitted;
+  if (policy == Policy::kP3 && a.priority != b.priority) return a.priority < b.priority;
+  return a.complete < b.complete;
+}
 
 class Leader {
  public:

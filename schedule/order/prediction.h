@@ -13,7 +13,7 @@
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
 #include "schedule/order/predicted_order.h"
-#include "schedule/recycled_map.h"
+#include "schedule/recycled.h"
 
 namespace thinwire {
 

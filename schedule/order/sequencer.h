@@ -29,7 +29,7 @@
 #include "schedule/order/peers.h"
 #include "schedule/order/prediction.h"
 #include "schedule/order/start_queue.h"
-#include "schedule/recycled_map.h"
+#include "schedule/recycled.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
 

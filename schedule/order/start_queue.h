@@ -15,8 +15,7 @@
 #include "schedule/order/frames.h"
 #include "schedule/order/outbox.h"
 #include "schedule/order/predicted_queue.h"
-#include "schedule/recycled_map.h"
-#include "schedule/ring_queue.h"
+#include "schedule/recycled.h"
 #include "transport/planes.h"
 
 namespace thinwire {

@@ -27,7 +27,7 @@ uint32_t Wire::chunks(size_t unit) const {
 }
 
 int Wire::hops(size_t unit) const {
-  return direct(unit) ? 1 : AlgorithmOf({static_cast<uint32_t>(unit), 0})->hops();
+  return direct(unit) ? 1 : AlgorithmOf({static_cast<uint32_t>(unit), 0})->hops;
 }
 
 double Wire::compute_s(const PhaseCost& cost) const {
@@ -39,7 +39,7 @@ double Wire::compute_s(const PhaseCost& cost) const {
 std::vector<Phase> Wire::phases(const ChunkId& id) const {
   const Chunk& chunk = partitions_[id.unit].chunks[id.chunk];
   std::vector<Phase> phases;
-  for (const PhaseCost& cost : chunk.algorithm->Costs(chunk, setting_.engine.codecs[0])) {
+  for (const PhaseCost& cost : chunk.algorithm->costs(chunk, setting_.engine.codecs[0])) {
     if (cost.to == PhaseCost::To::kEverybody) {
       phases.push_back(Among(compute_s(cost), cost.bytes, cost.peers));
       continue;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "schedule/collective/direct.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/collective/partition.h"
 #include "schedule/sim/simulator.h"
 

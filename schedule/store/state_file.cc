@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "schedule/digest.h"
+#include "schedule/hash.h"
 #include "schedule/store/bytes.h"
 
 namespace thinwire {

@@ -6,7 +6,7 @@
 //   number of slices
 //   for each slice: bytes of its key, the key, its offset and elements within the key, bytes of its
 //     state, the state as its server gives it (StoreServer)
-//   DigestBytes (schedule/digest.h) of all bytes before
+//   DigestBytes (schedule/hash.h) of all bytes before
 #ifndef THINWIRE_SCHEDULE_STORE_STATE_FILE_H_
 #define THINWIRE_SCHEDULE_STORE_STATE_FILE_H_
 

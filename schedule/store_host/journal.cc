@@ -18,7 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "schedule/digest.h"
+#include "schedule/hash.h"
 
 namespace thinwire {
 namespace {

@@ -10,7 +10,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/digest.h"
+#include "schedule/hash.h"
 #include "schedule/store/bytes.h"
 #include "schedule/store/server.h"
 #include "schedule/store/state_file.h"

@@ -43,7 +43,7 @@ std::vector<double> Exchange(const Partition& partition, const CodecPair& codec,
                        .residual = rank.residual.empty() ? nullptr : rank.residual.data(),
                        .scale = scale};
     const Backend& backend = rank.stream == nullptr ? CpuBackend() : rank.stream->backend();
-    rank.run = chunk.algorithm->Begin(job, {backend, rank.scratch, {r, world}});
+    rank.run = chunk.algorithm->begin(job, {backend, rank.scratch, {r, world}});
   }
   std::vector<double> sent;
   for (;;) {
@@ -108,7 +108,7 @@ TEST(Algorithm, SendsWhatItSays) {
     for (const Partition& partition : partitions) {
       const Chunk& chunk = partition.chunks[0];
       const Algorithm& algorithm = *chunk.algorithm;
-      ASSERT_EQ(partition.chunks.size(), 1u) << algorithm.name();
+      ASSERT_EQ(partition.chunks.size(), 1u) << algorithm.name;
       const bool scatters = &algorithm == &ReduceScatter();
       const bool gathers = &algorithm == &AllGather();
       const bool alike = !scatters && &algorithm != &AllToAll();
@@ -118,16 +118,16 @@ TEST(Algorithm, SendsWhatItSays) {
                                                 : kNumel,
                                       0);
       const std::vector<double> sent = Exchange(partition, codec, 1, 1.0f / kWorld, ranks);
-      const std::vector<PhaseCost> costs = algorithm.Costs(chunk, codec);
-      ASSERT_EQ(sent.size(), static_cast<size_t>(algorithm.hops())) << algorithm.name();
-      ASSERT_EQ(costs.size(), sent.size() + 1) << algorithm.name();
+      const std::vector<PhaseCost> costs = algorithm.costs(chunk, codec);
+      ASSERT_EQ(sent.size(), static_cast<size_t>(algorithm.hops)) << algorithm.name;
+      ASSERT_EQ(costs.size(), sent.size() + 1) << algorithm.name;
       for (size_t hop = 0; hop < sent.size(); ++hop) {
         // Shards are padded, and cut at blocks.
         EXPECT_NEAR(costs[hop].bytes, sent[hop], 0.04 * sent[hop] + 64)
-            << algorithm.name() << ", " << text << ", hop " << hop;
+            << algorithm.name << ", " << text << ", hop " << hop;
       }
       for (int r = 1; r < kWorld && alike; ++r) {
-        ASSERT_EQ(ranks[r].output, ranks[0].output) << algorithm.name() << ", " << text;
+        ASSERT_EQ(ranks[r].output, ranks[0].output) << algorithm.name << ", " << text;
       }
     }
   }
@@ -159,7 +159,7 @@ TEST(Algorithm, MoreRanksThanALaunchTakesHaveTheHostsBits) {
   };
   for (const auto& [partition, codec, size] : cases) {
     const Chunk& chunk = partition.chunks[0];
-    SCOPED_TRACE(chunk.algorithm->name());
+    SCOPED_TRACE(chunk.algorithm->name);
     const std::vector<float> values = Gradient(chunk.numel() + chunk.world(), 1, 0, 0);
     const auto run = [&](DeviceStream* of_some) {
       std::vector<Rank> ranks(chunk.world());
@@ -176,8 +176,8 @@ TEST(Algorithm, MoreRanksThanALaunchTakesHaveTheHostsBits) {
     for (int r = 0; r < chunk.world(); ++r) {
       ASSERT_EQ(ranks[r].output, hosts[0].output) << "rank " << r;
       ASSERT_EQ(ranks[r].residual, hosts[r].residual) << "rank " << r;
-      if (ranks[r].stream == nullptr || chunk.algorithm->hops() == 1) continue;
-      const Range own = chunk.algorithm->SecondHop(chunk, r);
+      if (ranks[r].stream == nullptr || chunk.algorithm->hops == 1) continue;
+      const Range own = chunk.algorithm->second_hop(chunk, r);
       ASSERT_LT(own.begin, own.end) << "rank " << r << " has nothing to reduce";
     }
   }

@@ -2,7 +2,8 @@
 // order, and fail as those do: on CPU threads always, on a GPU where there is one.
 #include <gtest/gtest.h>
 
-#include "schedule/collective/direct.h"
+#include "schedule/collective/algorithm.h"
+#include "schedule/collective/partition.h"
 #include "tests/effort.h"
 #include "tests/schedule/device_runs.h"
 

@@ -1,8 +1,8 @@
 // Which tensors are exchanged at once, raw or encoded, and which go in chunks.
-#include "schedule/collective/direct.h"
-
 #include <gtest/gtest.h>
 
+#include "schedule/collective/algorithm.h"
+#include "schedule/collective/partition.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {

@@ -5,7 +5,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/collective/direct.h"
+#include "schedule/collective/algorithm.h"
+#include "schedule/collective/partition.h"
 #include "tests/effort.h"
 #include "tests/schedule/nonfinite.h"
 #include "tests/schedule/ranks.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "schedule/engine.h"
+#include "schedule/engine/engine.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {

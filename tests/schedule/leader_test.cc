@@ -8,8 +8,7 @@
 #include <random>
 #include <set>
 
-#include "schedule/order/policy.h"
-#include "schedule/recycled_map.h"
+#include "schedule/recycled.h"
 
 namespace thinwire {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "schedule/collective/chunk_size.h"
+#include "schedule/collective/settle.h"
 #include "schedule/join/links.h"
 #include "tests/effort.h"
 #include "tests/schedule/device_runs.h"

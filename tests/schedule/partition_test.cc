@@ -5,8 +5,8 @@
 #include <numeric>
 #include <set>
 
-#include "schedule/collective/chunk_size.h"
 #include "schedule/collective/grid.h"
+#include "schedule/collective/settle.h"
 #include "schedule/order/frames.h"
 
 namespace thinwire {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "schedule/engine.h"
+#include "schedule/engine/engine.h"
 
 namespace thinwire {
 

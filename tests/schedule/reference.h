@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compress/backend.h"
-#include "schedule/collective/direct.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/collective/grid.h"
 #include "schedule/collective/partition.h"
 #include "schedule/hash.h"

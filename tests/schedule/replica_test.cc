@@ -7,7 +7,7 @@
 
 #include "compress/backend.h"
 #include "compress/codec_list.h"
-#include "schedule/digest.h"
+#include "schedule/hash.h"
 #include "tests/effort.h"
 #include "tests/schedule/ranks.h"
 

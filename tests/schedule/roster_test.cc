@@ -1,5 +1,5 @@
 // Members of a group with roles, and the epochs of it.
-#include "schedule/join/roster.h"
+#include "schedule/join/handshake.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "schedule/join/handshake.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -61,6 +60,11 @@ TEST(Roster, MembersTravelAsText) {
   }
 }
 
+struct Seat {
+  Member member;
+  uint64_t epoch = 0;
+};
+
 // What the handshake of every rank, with these seats, comes to.
 std::vector<absl::StatusOr<Roster>> Meet(const std::vector<Seat>& seats) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
@@ -69,8 +73,9 @@ std::vector<absl::StatusOr<Roster>> Meet(const std::vector<Seat>& seats) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
-      rosters[rank] = Handshake(*store, "x/", rank, size, Options(),
-                                Clock::now() + std::chrono::seconds(60), seats[rank]);
+      rosters[rank] =
+          Handshake(*store, "x/", rank, size, Options(), Clock::now() + std::chrono::seconds(60),
+                    seats[rank].member, seats[rank].epoch);
     });
   }
   for (std::thread& rank : ranks) rank.join();

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "schedule/collective/hierarchy.h"
+#include "schedule/collective/settle.h"
 #include "schedule/join/links.h"
 #include "transport/in_process/in_process.h"
 

@@ -53,7 +53,7 @@ TEST(Grid, ShardsHaveOneOwnerEach) {
       }
       for (const Chunk& chunk : partition.chunks) {
         ASSERT_EQ(chunk.algorithm, &TwoLevel());
-        const Range shard = TwoLevel().SecondHop(chunk, rank);
+        const Range shard = TwoLevel().second_hop(chunk, rank);
         const Range part = grid.part(chunk, grid.column(rank));
         EXPECT_TRUE(part.begin <= shard.begin && shard.end <= part.end) << rank;
       }

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "schedule/engine.h"
+#include "schedule/engine/engine.h"
 #include "tests/transport/listening.h"
 #include "tests/transport/rank_processes.h"
 #include "transport/mesh/tcp.h"

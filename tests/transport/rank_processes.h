@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "schedule/engine.h"
+#include "schedule/engine/engine.h"
 #include "transport/gloo/gloo.h"
 
 namespace thinwire {

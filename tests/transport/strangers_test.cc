@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/engine.h"
+#include "schedule/engine/engine.h"
 #include "tests/transport/listening.h"
 #include "transport/gloo/gloo.h"
 #include "transport/mesh/challenge.h"

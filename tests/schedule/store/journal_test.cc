@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "schedule/digest.h"
+#include "schedule/hash.h"
 #include "schedule/store/rows.h"
 #include "tests/own_folder.h"
 #include "tests/schedule/store/store_ranks.h"

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/digest.h"
+#include "schedule/hash.h"
 #include "tests/schedule/store/store_ranks.h"
 
 namespace thinwire {

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "schedule/digest.h"
+#include "schedule/hash.h"
 #include "schedule/store_host/serve.h"
 #include "schedule/store_host/worker.h"
 #include "tests/compress/values.h"

@@ -132,7 +132,7 @@ def check_replicas(
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """64 bits of the tensor's values: schedule/digest.h."""
+    """64 bits of the tensor's values: schedule/hash.h."""
     host = tensor.detach().cpu().contiguous()
     return _library.load().tw_digest(host.data_ptr(), host.numel() * host.element_size())
 

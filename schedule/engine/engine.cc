@@ -1,11 +1,12 @@
-#include "schedule/engine/group.h"
+#include "schedule/engine/engine.h"
 
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "schedule/collective/direct.h"
+#include "schedule/collective/partition.h"
 #include "schedule/engine/checks.h"
+#include "transport/checked/checked.h"
 
 namespace thinwire {
 namespace {
@@ -22,9 +23,50 @@ DataTraits TraitsOf(const Transport& transport) {
   return transport.empty() ? DataTraits() : transport.data->traits();
 }
 
+// A data plane of device memory has no use for tensors of the host, nor for checksums, which a
+// processor makes.
+absl::Status CheckMemory(const Options& options, const Transport& transport, const Device* device) {
+  if (transport.empty() || transport.data->traits().memory == Memory::kHost) {
+    return absl::OkStatus();
+  }
+  if (device == nullptr) {
+    return absl::InvalidArgumentError(
+        "this transport moves a device's memory, expected tensors on one, got tensors on the host; "
+        "set transport to gloo, or the device");
+  }
+  if (options.checksum) {
+    return absl::UnimplementedError(
+        "checksum is on, but this transport moves a device's memory, which no processor sees; "
+        "set transport to gloo, or checksum off");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-Group::Group(const Options& options, Transport transport, std::shared_ptr<Device> device)
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Settled& settled, Transport transport,
+                                                       std::shared_ptr<Device> device) {
+  const Options& options = *settled;
+  if (absl::Status bad = CheckOptions(options); !bad.ok()) return bad;
+  const int size = transport.empty() ? 1 : transport.members().size;
+  if (size != settled.world()) {
+    return absl::InvalidArgumentError(absl::StrCat("options of a group of ", settled.world(),
+                                                   " ranks with a transport of ", size));
+  }
+  if (size == 1) transport.Reset();
+  if (absl::Status bad = CheckMemory(options, transport, device.get()); !bad.ok()) return bad;
+  if (options.checksum && size > 1) {
+    transport.data = std::make_unique<Checked>(std::move(transport.data));
+  }
+  if (device != nullptr && size > 1) {
+    if (absl::Status bad = CheckKernels(options, *device); !bad.ok()) return bad;
+  }
+  std::unique_ptr<Engine> engine(new Engine(options, std::move(transport), std::move(device)));
+  if (absl::Status failed = engine->StartThreads(); !failed.ok()) return failed;
+  return engine;
+}
+
+Engine::Engine(const Options& options, Transport transport, std::shared_ptr<Device> device)
     : options_(options),
       transport_(std::move(transport)),
       device_(std::move(device)),
@@ -40,16 +82,17 @@ Group::Group(const Options& options, Transport transport, std::shared_ptr<Device
       chunk_lanes_(device_.get(), transport_.data.get(), options.timeout),
       direct_lanes_(device_.get(), transport_.data.get(), options.timeout) {}
 
-absl::Status Group::StartThreads() {
+absl::Status Engine::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
-  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, *this);
+  const auto on_end = [this](const StartChunk& start, absl::Status status) {
+    OnChunkEnd(start, std::move(status));
+  };
+  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, on_end);
   if (absl::Status status = executor_->Begin(); !status.ok()) return status;
-  if (absl::Status status = MakeDirectPath(); !status.ok()) return status;
-  if (absl::Status status = chunk_lanes_.spaces().SetLanes(options_.lanes); !status.ok()) {
-    return status;
-  }
-  sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_,
-                                             chunk_lanes_.spaces(), failure_, records_);
+  if (absl::Status status = MakeDirectPath(on_end); !status.ok()) return status;
+  if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes); !status.ok()) return status;
+  sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_, chunk_lanes_,
+                                             failure_, records_);
   reader_ = std::thread([this] { ReadFrames(); });
   timekeeper_ = std::thread([this] { KeepTime(); });
   sequencing_->Begin();
@@ -58,16 +101,16 @@ absl::Status Group::StartThreads() {
 
 // Over a plane that matches by order, small tensors go in order as well. Rows of a trace: behind
 // those of the slots.
-absl::Status Group::MakeDirectPath() {
+absl::Status Engine::MakeDirectPath(ChunkListener on_end) {
   if (matching_ != Matching::kByTag) return absl::OkStatus();
   absl::StatusOr<std::unique_ptr<Lane>> lane = direct_lanes_.Make(options_.lanes);
   if (!lane.ok()) return lane.status();
   direct_path_ = std::make_unique<DirectPath>(*std::move(lane), device_ != nullptr, slots_,
-                                              options_, records_, *this);
+                                              options_, records_, std::move(on_end));
   return absl::OkStatus();
 }
 
-Group::~Group() {
+Engine::~Engine() {
   if (sequencing_ == nullptr) return;  // no thread of the group was started
   const bool orderly = tensors_.idle() && !failure_.failed();
   if (orderly) farewell_.Say();
@@ -81,7 +124,7 @@ Group::~Group() {
   records_.WriteTrace().IgnoreError();  // there is nobody left to tell
 }
 
-absl::StatusOr<std::shared_ptr<const Bucket>> Group::Register(const BucketRequest& request) {
+absl::StatusOr<std::shared_ptr<const Bucket>> Engine::Register(const BucketRequest& request) {
   if (absl::Status bad = CheckBucket(request, members_, options_); !bad.ok()) return bad;
   const auto [bucket, is_new] = tensors_.Register(request);
   if (device_ == nullptr || !is_new || !bucket->named()) return bucket;
@@ -95,16 +138,15 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Group::Register(const BucketReques
 // So that no step asks the device for memory. Announced chunks run on `lanes` lanes, and those that
 // a prediction adds have memory reserved when it comes. A tensor that goes at once is in flight
 // once.
-absl::Status Group::Reserve(const Bucket& bucket) {
-  const bool over_pinned = TraitsOf(transport_).memory == Memory::kHost;
+absl::Status Engine::Reserve(const Bucket& bucket) {
   if (bucket.route() != Route::kOrdered) {
-    return direct_lanes_.spaces().Reserve(bucket.report().key, bucket.chunk_memory(), over_pinned);
+    return direct_lanes_.Reserve(bucket.report().key, bucket.chunk_memory());
   }
-  return chunk_lanes_.spaces().ReserveOnLanes(bucket.chunk_memory(), over_pinned);
+  return chunk_lanes_.ReserveForAll(bucket.chunk_memory());
 }
 
-absl::StatusOr<std::shared_ptr<Work>> Group::Submit(const std::shared_ptr<const Bucket>& bucket,
-                                                    const Submission& submission) {
+absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const Bucket>& bucket,
+                                                     const Submission& submission) {
   if (absl::Status bad = CheckSubmission(submission, *bucket, members_, device_.get()); !bad.ok()) {
     return bad;
   }
@@ -122,14 +164,25 @@ absl::StatusOr<std::shared_ptr<Work>> Group::Submit(const std::shared_ptr<const 
   return use;
 }
 
+absl::StatusOr<std::shared_ptr<Work>> Engine::Start(const CollectiveRequest& request) {
+  if (request.input.numel == 0 && request.output.numel == 0) {
+    const UsePtr nothing = std::make_shared<Use>();
+    nothing->Complete(absl::OkStatus());
+    return nothing;
+  }
+  const absl::StatusOr<std::shared_ptr<const Bucket>> bucket = Register(request.bucket());
+  if (!bucket.ok()) return bucket.status();
+  return Submit(*bucket, request.submission());
+}
+
 // A call that comes after a failure is told the first reason, once all ranks have heard it.
-absl::Status Group::Refusal(const Bucket& bucket, const absl::Status& status) const {
+absl::Status Engine::Refusal(const Bucket& bucket, const absl::Status& status) const {
   if (!failure_.failed()) return status;
   failure_.AwaitTold();
   return failure_.Explain(bucket.key(), failure_.status());
 }
 
-void Group::Count(const Use& use) {
+void Engine::Count(const Use& use) {
   const size_t hops = use.bucket->collective() == Collective::kAllReduce ? 2 : 1;
   const size_t all = use.bucket->collective() == Collective::kAllGather ? members_.size : 1;
   farewell_.OnStarted(records_.AddCollective(hops * all * (members_.size - 1) * use.input.numel *
@@ -138,26 +191,25 @@ void Group::Count(const Use& use) {
 }
 
 // A world of one: on the caller's thread, and on a device on the caller's own stream.
-absl::Status Group::RunLocal(Use& use) {
+absl::Status Engine::RunLocal(Use& use) {
   std::unique_ptr<DeviceStream> stream;  // null: the host
   if (device_ != nullptr) {
     stream = device_->Adopt(use.stream);
     use.order.fence->HoldBack(*stream);
   }
-  Workspaces& spaces = direct_lanes_.spaces();
-  std::unique_ptr<Workspace> space = spaces.Take(use.bucket->chunk_memory(), stream.get());
+  std::unique_ptr<Workspace> space = direct_lanes_.Take(use.bucket->chunk_memory(), stream.get());
   const ChunkJob job = use.JobOf(0, options_);
-  absl::Status status = job.chunk->algorithm->Begin(job, space->bench({}))->Advance().status();
+  absl::Status status = job.chunk->algorithm->begin(job, space->bench({}))->Advance().status();
   const std::shared_ptr<DeviceEvent> end = stream == nullptr ? nullptr : stream->Record();
   if (end != nullptr) use.order.fence->Set(0, end);
-  spaces.Give(std::move(space), end);
+  direct_lanes_.Give(std::move(space), end);
   if (status.ok() && stream != nullptr) status = stream->status();
   if (!status.ok()) failure_.Fail(status, Tell::kNobody);
-  Retire(use, status.ok() ? Outcome::kDone : Outcome::kFailed);
+  Retire(use, status.ok() ? Use::Left::kDone : Use::Left::kFailed);
   return status;
 }
 
-void Group::EndChunk(const StartChunk& start, absl::Status status) {
+void Engine::OnChunkEnd(const StartChunk& start, absl::Status status) {
   Use& use = UseOf(start);
   const bool ok = status.ok();
   if (!ok) failure_.FailFromExchange(status, use.label);
@@ -167,16 +219,15 @@ void Group::EndChunk(const StartChunk& start, absl::Status status) {
   } else if (ok) {
     sequencing_->OnChunkDone(start, left == Use::Left::kDone);
   }
-  if (left == Use::Left::kSome) return;
-  Retire(use, left == Use::Left::kDone ? Outcome::kDone : Outcome::kFailed);
+  if (left != Use::Left::kSome) Retire(use, left);
 }
 
 // Ends a use that no thread touches any more. One that is not done failed with the group.
-void Group::Retire(Use& use, Outcome outcome) {
-  if (outcome == Outcome::kFailed) failure_.AwaitTold();
+void Engine::Retire(Use& use, Use::Left left) {
+  if (left == Use::Left::kFailed) failure_.AwaitTold();
   tensors_.Remove(use);
   records_.Event(FlightEvent::kTensorDone, use.label);
-  if (outcome == Outcome::kFailed) {
+  if (left == Use::Left::kFailed) {
     return use.Complete(failure_.Explain(use.label, failure_.status()));
   }
   use.Complete(absl::OkStatus());
@@ -184,7 +235,7 @@ void Group::Retire(Use& use, Outcome outcome) {
 }
 
 // Lets the sequencer look at the time until the group fails, and then carries the failure through.
-void Group::KeepTime() {
+void Engine::KeepTime() {
   do {
     standstill_.Beat(Clock::now());
     sequencing_->OnClock();
@@ -194,15 +245,15 @@ void Group::KeepTime() {
 
 // The group has failed: all ranks hear of it, and what no thread is touching ends here. Lanes and
 // waiting callers end the rest as they come back.
-void Group::EndAll() {
+void Engine::EndAll() {
   failure_.CarryThrough();
   executor_->Close();
   if (direct_path_ != nullptr) direct_path_->Close();
-  for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Outcome::kFailed);
+  for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Use::Left::kFailed);
 }
 
 // Hands each control frame to whom it concerns, until the control plane fails.
-void Group::ReadFrames() {
+void Engine::ReadFrames() {
   for (;;) {
     const absl::StatusOr<ControlMessage> message = transport_.control->Receive();
     if (!message.ok()) return farewell_.OnControlLost(message.status());
@@ -210,7 +261,7 @@ void Group::ReadFrames() {
   }
 }
 
-void Group::OnFrame(const ControlMessage& message) {
+void Engine::OnFrame(const ControlMessage& message) {
   const std::optional<ParsedFrame> parsed = ParseFrame(message.frame);
   if (!parsed.has_value()) {
     return failure_.Fail(
@@ -230,26 +281,26 @@ void Group::OnFrame(const ControlMessage& message) {
 }
 
 // Whoever fails its group may end its process next.
-void Group::Abort(absl::Status reason) {
+void Engine::Abort(absl::Status reason) {
   failure_.Fail(std::move(reason), Tell::kEveryone);
   failure_.AwaitTold();
 }
 
-void Group::EndStep() {
+void Engine::EndStep() {
   if (sequencing_ != nullptr) sequencing_->EndStep();
 }
 
-bool Group::GoesRaw(const TensorView& input) const {
+bool Engine::GoesRaw(const TensorView& input) const {
   return thinwire::GoesRaw(input.bytes(), members_.size, options_);
 }
 
-Stats Group::stats() const {
+Stats Engine::stats() const {
   Stats stats = records_.stats();
   if (!transport_.empty()) stats.wire_bytes = transport_.data->bytes_sent() - sent_before_;
   return stats;
 }
 
-std::string Group::Describe() const {
+std::string Engine::Describe() const {
   const absl::Status status = failure_.status();
   std::string text = absl::StrCat("rank ", members_.rank, " of ", members_.size, ": ",
                                   status.ok() ? "in order" : std::string(status.message()), "\n",

@@ -1,13 +1,7 @@
-// RecycledMap: a map by 64-bit keys whose values are used again, so that a steady state of
-// inserting and erasing allocates nothing. Erased values are kept as they were, for the capacity of
-// what they hold; whoever inserts sets them anew. Values stay where they are. Iteration has no
-// order.
-//
-// A table of open addressing (Knuth, The Art of Computer Programming, vol. 3, section 6.4,
-// algorithms L and R) holds keys and places, 16 bytes each, apart from the values: a key is found
-// with one line of the cache, where std::unordered_map takes three.
-#ifndef THINWIRE_SCHEDULE_RECYCLED_MAP_H_
-#define THINWIRE_SCHEDULE_RECYCLED_MAP_H_
+// Containers that use their memory again, so that a steady state allocates nothing. Not
+// thread-safe.
+#ifndef THINWIRE_SCHEDULE_RECYCLED_H_
+#define THINWIRE_SCHEDULE_RECYCLED_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +13,46 @@
 
 namespace thinwire {
 
+// RingQueue: first in, first out, in a ring that grows and never shrinks.
+template <typename T>
+class RingQueue {
+ public:
+  bool empty() const { return size_ == 0; }
+  size_t size() const { return size_; }
+  const T& front() const { return ring_[first_]; }
+
+  void Push(T item) {
+    if (size_ == ring_.size()) Grow();
+    ring_[(first_ + size_++) % ring_.size()] = std::move(item);
+  }
+
+  T Pop() {
+    T item = std::move(ring_[first_]);
+    ring_[first_] = T();
+    first_ = (first_ + 1) % ring_.size();
+    --size_;
+    return item;
+  }
+
+ private:
+  void Grow() {
+    std::vector<T> larger(ring_.empty() ? 16 : 2 * ring_.size());
+    for (size_t i = 0; i < size_; ++i) larger[i] = std::move(ring_[(first_ + i) % ring_.size()]);
+    ring_ = std::move(larger);
+    first_ = 0;
+  }
+
+  std::vector<T> ring_;
+  size_t first_ = 0;
+  size_t size_ = 0;
+};
+
+// RecycledMap: a map by 64-bit keys. Erased values are kept as they were, for the capacity of what
+// they hold; whoever inserts sets them anew. Values stay where they are. Iteration has no order.
+//
+// A table of open addressing (Knuth, The Art of Computer Programming, vol. 3, section 6.4,
+// algorithms L and R) holds keys and places, 16 bytes each, apart from the values: a key is found
+// with one line of the cache, where std::unordered_map takes three.
 template <typename Value>
 class RecycledMap {
   using Entry = std::pair<uint64_t, Value>;
@@ -132,4 +166,4 @@ class RecycledMap {
 
 }  // namespace thinwire
 
-#endif  // THINWIRE_SCHEDULE_RECYCLED_MAP_H_
+#endif  // THINWIRE_SCHEDULE_RECYCLED_H_

@@ -1,0 +1,136 @@
+// Engine: collectives of one process group. There are no globals; a process may have any number.
+//
+// It wires its parts together. Each part has one duty, and at most one lock:
+//
+//   Tensors          registered buckets, their residuals, and their uses in flight
+//   Sequencing       hosts the sequencer: reports in, order out
+//   Executor         runs the chunks that the sequencer starts
+//   DirectPath       exchanges small tensors at once
+//   FailureProtocol  the first reason, and its way to everybody
+//   Farewell         the goodbyes
+//   Standstill       whether this process was stopped for a while
+//   Records          statistics, events, trace
+//
+// A bucket comes in by Submit, on the caller's thread; its use leaves by Retire, on the thread that
+// ended it. A thread of the engine's own takes in control frames, and another keeps the time.
+#ifndef THINWIRE_SCHEDULE_ENGINE_ENGINE_H_
+#define THINWIRE_SCHEDULE_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compress/device.h"
+#include "compress/error_feedback.h"
+#include "schedule/collective/settle.h"
+#include "schedule/engine/direct_path.h"
+#include "schedule/engine/ending.h"
+#include "schedule/engine/executor.h"
+#include "schedule/engine/lane.h"
+#include "schedule/engine/records.h"
+#include "schedule/engine/sequencing.h"
+#include "schedule/engine/tensors.h"
+#include "schedule/request.h"
+#include "transport/transport.h"
+
+namespace thinwire {
+
+class Engine {
+ public:
+  // Takes over a connected transport (an empty one in a world of one). Starts options->lanes + 3
+  // threads (4 where exchanges complete by events), one more with a device, one or two less where
+  // they match by order, and none in a world of one; predicted chunks may add
+  // options->predicted_lanes. With a device all tensors must be its own; submitting never waits for
+  // it. Unimplemented for a codec that the device has no kernels for.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const Settled& options, Transport transport,
+                                                        std::shared_ptr<Device> device = nullptr);
+  ~Engine();  // fails what is unfinished with Cancelled, joins its threads
+
+  // Describes a bucket once; the handle stays valid as long as the engine. A name may be described
+  // anew: residuals move to the newest description that is submitted. Thread-safe.
+  // InvalidArgument for a bad description.
+  absl::StatusOr<std::shared_ptr<const Bucket>> Register(const BucketRequest& request);
+
+  // Puts the bucket in flight, and returns at once. Of a named bucket, one use at a time is in
+  // flight. A later use of a handle allocates nothing and copies no name. Memory of the submission
+  // must live until the work is done. Thread-safe. InvalidArgument for bad input; a failed engine
+  // returns its first failure.
+  absl::StatusOr<std::shared_ptr<Work>> Submit(const std::shared_ptr<const Bucket>& bucket,
+                                               const Submission& submission);
+
+  // Register and Submit in one. An empty tensor is done at once.
+  absl::StatusOr<std::shared_ptr<Work>> Start(const CollectiveRequest& request);
+
+  // Fails the group on every rank with `reason`; from any thread. Returns when every rank has heard
+  // it, or can't any more, which takes half a second at most: the process may end then.
+  void Abort(absl::Status reason);
+  absl::Status status() const { return failure_.status(); }  // the first failure, or OK
+
+  Stats stats() const;
+
+  // Says which ranks wait for which, and the last events, for people. Any time, any thread.
+  std::string Describe() const;
+
+  // The residuals. Only while nothing is in flight.
+  ErrorFeedback& error_feedback() { return tensors_.feedback(); }
+
+  // The codecs of Options in this world: topk is int4 where that costs fewer bytes.
+  const std::vector<CodecPair>& codecs() const { return options_.codecs; }
+
+  // True if an allreduce of a tensor of that size and dtype goes uncompressed.
+  bool GoesRaw(const TensorView& input) const;
+
+  // The step that the next use of every name is: topk's warm-up and stochastic rounding go by it.
+  // Zero at first; set when a run is resumed.
+  void SetStep(uint64_t step) { tensors_.SetStep(step); }
+
+  // All of a training step has been submitted, and the next step will submit the same tensors.
+  // Where ranks are far apart their order is then predicted. Rank 0's call counts.
+  void EndStep();
+
+ private:
+  // `options` as they are in this world. StartThreads comes next.
+  Engine(const Options& options, Transport transport, std::shared_ptr<Device> device);
+
+  // Makes the lanes and starts the threads; a world of one needs neither. Fails with the device.
+  absl::Status StartThreads();
+  absl::Status MakeDirectPath(ChunkListener on_end);
+  absl::Status Reserve(const Bucket& bucket);
+  absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;
+  absl::Status RunLocal(Use& use);
+  void OnChunkEnd(const StartChunk& start, absl::Status status);
+  void Count(const Use& use);
+  void Retire(Use& use, Use::Left left);
+  void KeepTime();
+  void EndAll();
+  void ReadFrames();
+  void OnFrame(const ControlMessage& message);
+
+  const Options options_;
+  Transport transport_;                   // empty in a world of one
+  const std::shared_ptr<Device> device_;  // null: the host
+  const Membership members_;
+  const Matching matching_;
+  const int slots_;             // lanes at most, the direct path's included; of every fence
+  const uint64_t sent_before_;  // by the plane, while its links were measured
+  Records records_;
+  Standstill standstill_;
+  FailureProtocol failure_;
+  Farewell farewell_;
+  Tensors tensors_;
+  Lanes chunk_lanes_, direct_lanes_;  // of chunks in order, and of all others
+
+  // Null in a world of one. Later ones use the earlier ones.
+  std::unique_ptr<DirectPath> direct_path_;  // null as well where no bucket goes that way
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Sequencing> sequencing_;
+  std::thread reader_, timekeeper_;
+};
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_SCHEDULE_ENGINE_ENGINE_H_
