@@ -50,7 +50,7 @@ from thinwire.torch.sites.round import (
     reduce_owned,
 )
 from thinwire.torch.sites.secure import FEWEST, MOST, SCALE, Masks, SumCodec
-from thinwire.torch.sites.state import pack, raw_bytes, unpack
+from thinwire.torch.sites.state import memory_of, pack, unpack
 from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, mean
 
 _log = logging.getLogger("thinwire")
@@ -259,7 +259,7 @@ class Rounds:
             before = self.before.get(one.fragment, {})
             norms, cosines = combine(
                 one, _chunks(rest, seen), weights, self._rule, before,
-                lambda values: result.update(raw_bytes(values)),
+                lambda values: result.update(memory_of(values)),
             )  # fmt: skip
         else:
             (sent,) = _chunks(rest, seen)
@@ -558,7 +558,7 @@ def _chunks(gathers: Sequence[Gather | _Pieces], seen: list) -> Iterator[list[me
 
 def _add(update: Callable[[bytes], object], result: Values) -> None:
     for values in result.values():
-        update(raw_bytes(values))
+        update(memory_of(values))
 
 
 def _digest_of(seen: bytes, result: Values) -> bytes:
