@@ -111,7 +111,8 @@ void MeanOfPiece(const WeightedMeanArgs& args, const float* values, size_t strid
 }  // namespace
 
 size_t ShardsBytes(const CodecSpec& spec, size_t numel, size_t shard) {
-  return numel / shard * EncodedBytes(spec, shard) + EncodedBytes(spec, numel % shard);
+  const size_t full = numel / shard;
+  return (full > 0 ? full * EncodedBytes(spec, shard) : 0) + EncodedBytes(spec, numel % shard);
 }
 
 absl::Status WeightedMean(const WeightedMeanArgs& args) {

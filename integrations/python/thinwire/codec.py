@@ -255,6 +255,9 @@ def decode_mean(
     if len(factors) != count or len(products) != 2 * count + 1:
         got = f"{len(factors)} and {len(products)}"
         raise _wrong("factors and products", f"{count} and {2 * count + 1}", got)
+    sizes = set(map(len, rows))
+    if len(sizes) != 1:
+        raise _wrong("rows", "as many bytes of each member", sorted(sizes))
     flat = [
         ctypes.create_string_buffer(bytes(row), len(row)) if row.readonly
         else (ctypes.c_char * len(row)).from_buffer(row)
@@ -263,7 +266,7 @@ def decode_mean(
     _library.check(
         _library.load().tw_decode_mean(
             _text_of(spec), (ctypes.c_void_p * count)(*map(ctypes.addressof, flat)),
-            min(map(len, rows), default=0), (ctypes.c_float * count)(*factors), count, shard,
+            sizes.pop(), (ctypes.c_float * count)(*factors), count, shard,
             target.address, target.numel, products,
         )
     )  # fmt: skip
