@@ -1,5 +1,5 @@
-// WeightedMean: what members of training between sites make of one another's updates, with the
-// norms and products by which they judge them, in one pass through a core's cache.
+// WeightedMean makes one update of those that members of training between sites have sent, and the
+// norms and products by which they are judged, in one pass through a core's cache.
 #ifndef THINWIRE_COMPRESS_WEIGHTED_MEAN_H_
 #define THINWIRE_COMPRESS_WEIGHTED_MEAN_H_
 
@@ -20,8 +20,8 @@ inline constexpr size_t kProductPiece = 4096;
 
 struct WeightedMeanArgs {
   CodecSpec spec;
-  // Of each member: the shards of mean.size() elements, one after another. All but the last have
-  // `shard` elements.
+  // By member: shards of mean.size() elements, one after another. All but the last have `shard`
+  // elements.
   std::span<const uint8_t* const> wires;
   std::span<const float> factors;  // by member
   size_t shard;

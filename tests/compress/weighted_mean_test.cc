@@ -40,7 +40,6 @@ struct Case {
 struct Members {
   explicit Members(const Case& test) {
     for (size_t m = 0; m < test.members; ++m) {
-      // Of one tensor, so that means are of its size.
       std::vector<float> x = Normal(test.numel, kSeed + m);
       std::vector<uint8_t> wire(ShardsBytes(test.spec, test.numel, test.shard));
       values.emplace_back(test.numel);
