@@ -193,7 +193,7 @@ def combine(
     codec = one.codec
     speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
     said = [weights[rank] for rank in speakers]
-    total = math.fsum(said)
+    factors = [weight / math.fsum(said) for weight in said]
     as_they_come = rule is mean and len(speakers) > 0
     updates = [codec.empty() for _ in speakers if not as_they_come]
     result = codec.empty() if as_they_come else {}
@@ -201,7 +201,6 @@ def combine(
     for parts, sent in zip(codec.chunks, rows, strict=True):
         heard = [sent[rank] for rank in speakers]
         if as_they_come:
-            factors = [weight / total for weight in said]
             codec.mean_chunk(heard, parts, factors, result, sums.products)
             for name, begin, end in codec.runs(parts):
                 made(result[name][begin:end])
