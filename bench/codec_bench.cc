@@ -70,7 +70,8 @@ struct Operation {
 
 Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) {
   const Backend& codecs = CpuBackend();
-  const int bits = spec.traits().code_bits;
+  const double bits =
+      spec.traits().widths() ? spec.sixteenths / 16.0 : double{spec.traits().code_bits};
   const auto view = [n](float* p) { return TensorView{p, n}; };
   if (op == "encode_ef") {
     return {
@@ -217,6 +218,7 @@ void RegisterAll() {
     for (const char* op :
          {"encode_ef", "encode", "decode", "decode_add", "reduce_requant", "reduce8_requant"}) {
       Register(op, spec);
+      if (codec.widths()) Register(op, {.id = codec.id, .sixteenths = 8});
     }
     if (InfoOf(codec.id).FindParameter("rounding") != nullptr) Register("rounding", spec);
   }

@@ -14,11 +14,11 @@ using U8 = hn::Repartition<uint8_t, F>;
 using V = hn::Vec<F>;
 
 // One step is as many vectors of floats as fill one vector of codes.
-HWY_INLINE size_t VectorsOf(int bits) { return 32 / static_cast<size_t>(bits); }
+HWY_INLINE size_t VectorsOf(double bits) { return static_cast<size_t>(32 / bits); }
 
 // Calls body(first element, first code byte, vectors) for each step.
 template <class Body>
-HWY_INLINE void ForSteps(size_t n, int bits, Body body) {
+HWY_INLINE void ForSteps(size_t n, double bits, Body body) {
   const size_t lanes = hn::Lanes(F()), vectors = VectorsOf(bits), bytes = lanes * sizeof(float);
   for (size_t i = 0, at = 0; i < n; i += lanes * vectors, at += bytes) body(i, at, vectors);
 }
@@ -26,7 +26,7 @@ HWY_INLINE void ForSteps(size_t n, int bits, Body body) {
 HWY_INLINE V CodesAsFloats(const uint8_t* codes) { return hn::BitCast(F(), hn::Load(U8(), codes)); }
 HWY_INLINE void StoreAsCodes(V v, uint8_t* codes) { hn::Store(hn::BitCast(U8(), v), U8(), codes); }
 
-void EncodeWithFeedbackT(const float* g, float* r, uint8_t* codes, size_t n, int bits) {
+void EncodeWithFeedbackT(const float* g, float* r, uint8_t* codes, size_t n, double bits) {
   const F d;
   const size_t lanes = hn::Lanes(d);
   ForSteps(n, bits, [&](size_t i, size_t at, size_t vectors) HWY_ATTR {
@@ -46,7 +46,7 @@ void AccumulateT(const float* g, float* r, size_t n) {
   }
 }
 
-void EncodeT(const float* g, uint8_t* codes, size_t n, int bits) {
+void EncodeT(const float* g, uint8_t* codes, size_t n, double bits) {
   const F d;
   const size_t lanes = hn::Lanes(d);
   ForSteps(n, bits, [&](size_t i, size_t at, size_t vectors) HWY_ATTR {
@@ -56,7 +56,7 @@ void EncodeT(const float* g, uint8_t* codes, size_t n, int bits) {
   });
 }
 
-void DecodeT(const uint8_t* codes, float* out, size_t n, int bits) {
+void DecodeT(const uint8_t* codes, float* out, size_t n, double bits) {
   const F d;
   const size_t lanes = hn::Lanes(d);
   ForSteps(n, bits, [&](size_t i, size_t at, size_t vectors) HWY_ATTR {
@@ -65,7 +65,7 @@ void DecodeT(const uint8_t* codes, float* out, size_t n, int bits) {
   });
 }
 
-void DecodeAddT(const uint8_t* codes, float* sum, size_t n, int bits) {
+void DecodeAddT(const uint8_t* codes, float* sum, size_t n, double bits) {
   const F d;
   const size_t lanes = hn::Lanes(d);
   ForSteps(n, bits, [&](size_t i, size_t at, size_t vectors) HWY_ATTR {
@@ -78,7 +78,7 @@ void DecodeAddT(const uint8_t* codes, float* sum, size_t n, int bits) {
 }
 
 void ReduceT(const float* own, const uint8_t* peer, float* r, float* out, uint8_t* codes, size_t n,
-             int bits) {
+             double bits) {
   const F d;
   const size_t lanes = hn::Lanes(d);
   ForSteps(n, bits, [&](size_t i, size_t at, size_t vectors) HWY_ATTR {
@@ -107,21 +107,21 @@ HWY_EXPORT(DecodeT);
 HWY_EXPORT(DecodeAddT);
 HWY_EXPORT(ReduceT);
 
-void EncodeWithFeedback(const float* g, float* r, uint8_t* codes, size_t n, int bits) {
+void EncodeWithFeedback(const float* g, float* r, uint8_t* codes, size_t n, double bits) {
   HWY_DYNAMIC_DISPATCH(EncodeWithFeedbackT)(g, r, codes, n, bits);
 }
 void Accumulate(const float* g, float* r, size_t n) { HWY_DYNAMIC_DISPATCH(AccumulateT)(g, r, n); }
-void Encode(const float* g, uint8_t* codes, size_t n, int bits) {
+void Encode(const float* g, uint8_t* codes, size_t n, double bits) {
   HWY_DYNAMIC_DISPATCH(EncodeT)(g, codes, n, bits);
 }
-void Decode(const uint8_t* codes, float* out, size_t n, int bits) {
+void Decode(const uint8_t* codes, float* out, size_t n, double bits) {
   HWY_DYNAMIC_DISPATCH(DecodeT)(codes, out, n, bits);
 }
-void DecodeAdd(const uint8_t* codes, float* sum, size_t n, int bits) {
+void DecodeAdd(const uint8_t* codes, float* sum, size_t n, double bits) {
   HWY_DYNAMIC_DISPATCH(DecodeAddT)(codes, sum, n, bits);
 }
 void Reduce(const float* own, const uint8_t* peer, float* r, float* out, uint8_t* codes, size_t n,
-            int bits) {
+            double bits) {
   HWY_DYNAMIC_DISPATCH(ReduceT)(own, peer, r, out, codes, n, bits);
 }
 

@@ -68,7 +68,8 @@ void DecodeBlocksOf(const Blocks& blocks, const uint8_t* scales, const uint8_t* 
 
 void DecodeBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out) {
   if (blocks.signs != nullptr) return DecodeTransformed<To::kOut>(blocks, scales, codes, out);
-  if (!GoesPastCaches(blocks, out)) return DecodeBlocksOf<To::kOut>(blocks, scales, codes, out);
+  if (!GoesPastCaches(blocks.count * blocks.block, out))
+    return DecodeBlocksOf<To::kOut>(blocks, scales, codes, out);
   DecodeBlocksOf<To::kPast>(blocks, scales, codes, out);
   hwy::FlushStream();
 }

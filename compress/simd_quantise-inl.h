@@ -354,8 +354,8 @@ enum class To { kOut, kSum, kPast };
 // traffic; but what the caches could have held is read from memory later.
 inline constexpr size_t kPastCachesBytes = size_t{32} << 20;
 
-HWY_INLINE bool GoesPastCaches(const Blocks& blocks, const float* out) {
-  return blocks.count * blocks.block * sizeof(float) >= kPastCachesBytes &&
+HWY_INLINE bool GoesPastCaches(size_t numel, const float* out) {
+  return numel * sizeof(float) >= kPastCachesBytes &&
          reinterpret_cast<uintptr_t>(out) % sizeof(V) == 0;
 }
 

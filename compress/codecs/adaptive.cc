@@ -9,6 +9,7 @@
 #include "compress/codecs/adaptive_simd.h"
 #include "compress/codecs/parameters.h"
 #include "compress/shard_layout.h"
+#include "compress/simd_target.h"
 #include "compress/unaligned.h"
 
 namespace thinwire::codecs {
@@ -67,6 +68,19 @@ bool IsHead(uint16_t head) {
   return head == 0 || (head >= kFirstHead && head <= kHugeHead) || head == kNanScale;
 }
 
+// Bytes that a shard's codes take, by the widths that its heads give.
+size_t CodesBytes(const Shard& shard, const uint8_t* wire) {
+  static const bool available = SimdAvailable();  // as in CpuBackend()
+  Walk walk;
+  (available ? kAdaptiveSimd : kAdaptiveReference).dense.begin(shard, wire, &walk);
+  size_t planes = 0;
+  for (size_t b = 0; b < shard.layout.blocks; ++b) {
+    planes += AdaptiveWidth(Get<uint16_t>(wire, b), walk.threshold - (b < walk.raised ? 1 : 0),
+                            static_cast<int>(shard.spec.floor));
+  }
+  return planes * kPlaneBytes;
+}
+
 absl::Status CheckWire(const CodecSpec& spec, const uint8_t* wire, size_t numel) {
   const Shard shard(spec, numel);
   for (size_t b = 0; b < shard.layout.blocks; ++b) {
@@ -77,7 +91,7 @@ absl::Status CheckWire(const CodecSpec& spec, const uint8_t* wire, size_t numel)
                      " in hexadecimal; expected 0, ", absl::Hex(kFirstHead, absl::kZeroPad4),
                      " to ", absl::Hex(kHugeHead, absl::kZeroPad4), " or ", absl::Hex(kNanScale)));
   }
-  const size_t used = AdaptiveCodesBytes(shard, wire);
+  const size_t used = CodesBytes(shard, wire);
   const uint8_t* const codes = wire + shard.layout.codes_at;
   if (std::all_of(codes + used, codes + shard.layout.codes_bytes,
                   [](uint8_t byte) { return byte == 0; })) {

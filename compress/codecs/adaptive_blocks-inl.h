@@ -154,7 +154,7 @@ HWY_INLINE void Encode(std::span<Task> tasks, const float* HWY_RESTRICT signs) {
   }
 }
 
-template <bool kAdd>
+template <To kTo>
 HWY_INLINE void Decode(std::span<Task> tasks, const float* HWY_RESTRICT signs) {
   for (Task& task : tasks) {
     if (task.width == 0) continue;
@@ -168,8 +168,10 @@ HWY_INLINE void Decode(std::span<Task> tasks, const float* HWY_RESTRICT signs) {
   for (const Task& task : tasks) {
     const auto put = [out = task.values](size_t j, V whole, V factor) HWY_ATTR {
       float* const at = out + kLanes * j;
-      if constexpr (kAdd) {
+      if constexpr (kTo == To::kSum) {
         hn::StoreU(hn::MulAdd(whole, factor, hn::LoadU(F(), at)), F(), at);
+      } else if constexpr (kTo == To::kPast) {
+        hn::Stream(hn::Mul(whole, factor), F(), at);
       } else {
         hn::StoreU(hn::Mul(whole, factor), F(), at);
       }

@@ -7,6 +7,7 @@
 
 #include "compress/codecs/adaptive.h"
 #include "compress/codecs/adaptive_levels.h"
+#include "compress/shard_layout.h"
 #include "compress/unaligned.h"
 
 namespace thinwire::codecs {
@@ -217,16 +218,6 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
 }
 
 }  // namespace
-
-size_t AdaptiveCodesBytes(const Shard& shard, const uint8_t* wire) {
-  Walk walk;
-  Begin(shard, wire, &walk);
-  size_t bytes = 0;
-  for (size_t b = 0; b < shard.layout.blocks; ++b) {
-    bytes += WidthOf(shard, walk, wire, b) * kPlaneBytes;
-  }
-  return bytes;
-}
 
 constinit const CodecOperations kAdaptiveReference = {.dense = {.encode = Encode,
                                                                 .decode = Decode,

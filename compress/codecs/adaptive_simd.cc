@@ -83,8 +83,9 @@ void EncodePiece(const Piece& piece, float* x, uint8_t* wire, float* out) {
 }
 
 // The wire is read only.
-template <bool kAdd>
+template <To kTo>
 void DecodePiece(const Piece& piece, const uint8_t* wire, float* out) {
+  constexpr bool kAdd = kTo == To::kSum;
   BlocksOf values(out, piece.numel, kAdd);
   ForTasks(
       piece, const_cast<uint8_t*>(wire),
@@ -92,7 +93,8 @@ void DecodePiece(const Piece& piece, const uint8_t* wire, float* out) {
         task.values = values.At(begin);
         if constexpr (kAdd) PrefetchBlock(task.values, kTransform * sizeof(float));
       },
-      [&](std::span<Task> tasks) HWY_ATTR { Decode<kAdd>(tasks, piece.shard.signs.data()); });
+      [&](std::span<Task> tasks) HWY_ATTR { Decode<kTo>(tasks, piece.shard.signs.data()); });
+  if constexpr (kTo == To::kPast) hwy::FlushStream();
   values.WriteTail();
 }
 
@@ -110,10 +112,11 @@ void EncodeAndDecodeT(const Piece& piece, float* r, uint8_t* wire, float* out) {
   EncodePiece<Leaves::kBoth>(piece, r, wire, out);
 }
 void DecodeT(const Piece& piece, const uint8_t* wire, float* out) {
-  DecodePiece<false>(piece, wire, out);
+  GoesPastCaches(piece.numel, out) ? DecodePiece<To::kPast>(piece, wire, out)
+                                   : DecodePiece<To::kOut>(piece, wire, out);
 }
 void DecodeAddT(const Piece& piece, const uint8_t* wire, float* sum) {
-  DecodePiece<true>(piece, wire, sum);
+  DecodePiece<To::kSum>(piece, wire, sum);
 }
 
 }  // namespace thinwire::simd::HWY_NAMESPACE

@@ -231,6 +231,14 @@ TW_API tw_status tw_encoded_bytes(const char* spec, size_t n, size_t* bytes);
 TW_API tw_status tw_encode(const char* spec, const float* x, size_t n, float* residual, void* out,
                            size_t capacity, size_t* bytes);
 TW_API tw_status tw_decode(const char* spec, const void* in, size_t bytes, float* x, size_t n);
+/* The mean of what `count` members sent: x = factors[0] * in[0] + factors[1] * in[1] ... decoded,
+ * each product and each sum rounded to fp32, in this order. in[m] has `bytes` bytes: shards of
+ * `shard` elements, the last one maybe shorter, one after another. To the 2 * count + 1 `products`
+ * are added the sum of squares of each in[m], the inner product of each in[m] and x, and the sum of
+ * squares of x, in fp64 and the same on every CPU. A malformed shard leaves any values in x. */
+TW_API tw_status tw_decode_mean(const char* spec, const void* const* in, size_t bytes,
+                                const float* factors, size_t count, size_t shard, float* x,
+                                size_t n, double* products);
 
 /* How much a codec's accuracy depends on compressing the momentum (tw_options.momentum) in place of
  * the gradient. */

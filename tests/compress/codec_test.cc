@@ -150,7 +150,7 @@ TEST_P(TargetTest, LargeTensorsDecodePastTheCaches) {
   const std::vector<float> some = Values(1 << 14, kSeed);
   std::vector<float> g(kNumel);
   for (size_t i = 0; i < kNumel; ++i) g[i] = some[i % some.size()];
-  for (const char* codec : {"int8", "int4", "onebit"}) {
+  for (const char* codec : {"int8", "int4", "onebit", "adaptive", "adaptive:bits=0.5"}) {
     const CodecSpec spec = Spec(codec);
     std::vector<uint8_t> wire(EncodedBytes(spec, kNumel));
     CpuBackend().Encode(spec, {g.data(), kNumel}, nullptr, wire.data());

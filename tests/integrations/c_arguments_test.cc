@@ -137,12 +137,20 @@ TEST_F(CArguments, NullPointersAreRefused) {
       {"encode", "null", [&] { return tw_encode("int4", x_, 4, nullptr, nullptr, 64, &size_); }},
       {"decode", "null", [&] { return tw_decode("int4", nullptr, 32, x_, 4); }},
       {"size", "null", [] { return tw_encoded_bytes("int4", 4, nullptr); }},
+      {"mean", "null",
+       [&] { return tw_decode_mean("int4", nullptr, 32, x_, 1, 4, x_, 4, &seconds); }},
+      {"a member's mean", "null",
+       [&] {
+         const void* none = nullptr;
+         return tw_decode_mean("int4", &none, 32, x_, 1, 4, x_, 4, &seconds);
+       }},
       {"simulate", "null", [&] { return tw_simulate(nullptr, &seconds, nullptr); }},
       {"devices", "null", [] { return tw_cuda_device_count(nullptr, nullptr); }},
   });
 }
 
 TEST_F(CArguments, NumbersThatCantBeAreRefused) {
+  double seconds = 0;
   constexpr size_t kMax = SIZE_MAX;
   constexpr size_t kWraps = kMax / 4 + 1;  // times 4 it is nothing
   const auto reduce = [&](size_t count) {
@@ -186,6 +194,21 @@ TEST_F(CArguments, NumbersThatCantBeAreRefused) {
       {"encode", "elements",
        [&] { return tw_encode("fp32", x_, kWraps, nullptr, wire_, 0, &size_); }},
       {"decode", "elements", [&] { return tw_decode("fp32", wire_, 0, x_, kWraps); }},
+      {"mean", "elements",
+       [&] {
+         const void* in = wire_;
+         return tw_decode_mean("fp32", &in, 0, x_, 1, 4, x_, kWraps, &seconds);
+       }},
+      {"mean of nobody", "0 members",
+       [&] {
+         const void* in = wire_;
+         return tw_decode_mean("fp32", &in, 16, x_, 0, 4, x_, 4, &seconds);
+       }},
+      {"mean's bytes", "16 bytes",
+       [&] {
+         const void* in = wire_;
+         return tw_decode_mean("fp32", &in, 12, x_, 1, kMax, x_, 4, &seconds);
+       }},
       {"encoded size", "elements", [&] { return tw_encoded_bytes("topk", kMax, &size_); }},
       {"rank", "rank -1", [&] { return CreateComm([](auto* o) { o->rank = -1; }); }},
       {"size", "of 0", [&] { return CreateComm([](auto* o) { o->size = 0; }); }},

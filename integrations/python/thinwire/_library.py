@@ -255,6 +255,10 @@ _ARGUMENTS: dict[str, list[object]] = {
         c_char_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t),
     ],
     "tw_decode": [c_char_p, c_void_p, c_size_t, c_void_p, c_size_t],
+    "tw_decode_mean": [
+        c_char_p, POINTER(c_void_p), c_size_t, POINTER(c_float), c_size_t, c_size_t, c_void_p,
+        c_size_t, POINTER(c_double),
+    ],
     "tw_codec_name": [c_size_t],
     "tw_codec_info": [c_char_p, POINTER(Codec)],
     "tw_codec_parameter": [c_char_p, c_size_t, POINTER(Parameter)],

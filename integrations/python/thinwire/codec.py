@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Sequence
 from ctypes import byref, c_size_t
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -228,6 +229,47 @@ def decode(spec: str, data: Any, n: int, out: Any = None) -> Any:
     status = _library.load().tw_decode(_text_of(spec), raw, len(raw), target.address, n)
     _library.check(status)
     return out
+
+
+def decode_mean(
+    spec: str, rows: Sequence[memoryview], factors: Sequence[float], shard: int, out: Any,
+    products: ctypes.Array[ctypes.c_double],
+) -> None:  # fmt: skip
+    """The mean by factor of what several members sent, in one pass.
+
+    Args:
+        spec: the codec.
+        rows: for each member, the bytes of shards of `shard` elements each, the last one maybe
+            shorter, one after another.
+        factors: by member.
+        out: where the mean goes: float32 on the host, writable and contiguous. Products and sums
+            are rounded one after another, in the order of members.
+        products: 2 * members + 1 numbers, to which are added the sum of squares of each member's
+            values, the inner product of each member's values and the mean, and the sum of squares
+            of the mean, in float64.
+
+    Raises:
+        InvalidArgumentError: a size or type is wrong, or a shard is malformed.
+    """
+    target, count = _floats(out, "out", in_place=True), len(rows)
+    if len(factors) != count or len(products) != 2 * count + 1:
+        got = f"{len(factors)} and {len(products)}"
+        raise _wrong("factors and products", f"{count} and {2 * count + 1}", got)
+    sizes = set(map(len, rows))
+    if len(sizes) != 1:
+        raise _wrong("rows", "as many bytes of each member", sorted(sizes))
+    flat = [
+        ctypes.create_string_buffer(bytes(row), len(row)) if row.readonly
+        else (ctypes.c_char * len(row)).from_buffer(row)
+        for row in rows
+    ]  # fmt: skip
+    _library.check(
+        _library.load().tw_decode_mean(
+            _text_of(spec), (ctypes.c_void_p * count)(*map(ctypes.addressof, flat)),
+            sizes.pop(), (ctypes.c_float * count)(*factors), count, shard,
+            target.address, target.numel, products,
+        )
+    )  # fmt: skip
 
 
 def _new_floats(n: int) -> Any:

@@ -1,6 +1,7 @@
 """encode and decode of Python arrays. The bytes themselves are the C++ tests' business."""
 
 import array
+import ctypes
 
 import numpy
 import pytest
@@ -8,6 +9,7 @@ import thinwire
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire.codec import decode_mean
 
 SPECS = ("fp32", "bf16", "int8", "int4", "int4:block=128", "topk:density=0.1")
 # Their residuals may round: codes that are not the nearest ones.
@@ -162,3 +164,36 @@ def test_values_go_where_the_caller_says():
     ):
         with pytest.raises(thinwire.InvalidArgumentError, match="out"):
             thinwire.decode("int4", data, 3000, out=wrong)
+
+
+def test_a_mean_of_members_is_that_of_what_each_decodes_to():
+    spec, n, shard = "adaptive:bits=0.5", 5000, 2048
+    updates = [noise(n, seed) for seed in (1, 2, 3)]
+    rows = [
+        b"".join(thinwire.encode(spec, x[at : at + shard]) for at in range(0, n, shard))
+        for x in updates
+    ]
+    decoded = []
+    for row in rows:
+        begin, values = 0, []
+        for at in range(0, n, shard):
+            count = min(shard, n - at)
+            size = thinwire.encoded_bytes(spec, count)
+            values.append(thinwire.decode(spec, row[begin : begin + size], count))
+            begin += size
+        decoded.append(numpy.concatenate(values))
+    factors = [0.25, 0.5, 0.25]
+    want = sum(x * numpy.float32(f) for x, f in zip(decoded, factors, strict=True))
+    out, products = numpy.empty(n, numpy.float32), (ctypes.c_double * 7)()
+    # Members' bytes lie in memory that can be written, or not.
+    views = [memoryview(rows[0]), memoryview(bytearray(rows[1])), memoryview(rows[2])]
+    decode_mean(spec, views, factors, shard, out, products)
+    numpy.testing.assert_array_equal(out, want)
+    doubles = [x.astype(numpy.float64) for x in (*decoded, want)]
+    expected = [*(x @ x for x in doubles[:3]), *(x @ doubles[3] for x in doubles)]
+    numpy.testing.assert_allclose(list(products), expected, rtol=1e-12)
+    for wrong in ([*views[:2], views[2][:-1]], [*views[:2], memoryview(bytes(len(rows[2]) - 16))]):
+        with pytest.raises(thinwire.InvalidArgumentError, match="bytes"):
+            decode_mean(spec, wrong, factors, shard, out, products)
+    with pytest.raises(thinwire.InvalidArgumentError, match="factors"):
+        decode_mean(spec, views, factors[:2], shard, out, products)

@@ -6,7 +6,6 @@ transport, its authentication by key and its failure detection are those of grad
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +21,7 @@ from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
 from thinwire.torch.group import Group, TorchStore
+from thinwire.torch.sites.state import memory_of
 
 MOST_IN_ONE_HOP = 8  # members
 _LOOK_S = 0.05  # between two looks for a lost member
@@ -125,12 +125,9 @@ class Gather:
         error of a failure."""
         if self._pending is not None:
             self._pending.wait()
-        # Not numpy(), which torch has only where numpy is installed.
-        length = self._out.numel() * 4
-        size = length // self._members
-        everything = memoryview((ctypes.c_char * length).from_address(self._out.data_ptr()))
-        everything = everything.cast("B")
-        return [everything[at : at + size] for at in range(0, length, size)]
+        everything = memory_of(self._out)
+        size = len(everything) // self._members
+        return [everything[at : at + size] for at in range(0, len(everything), size)]
 
 
 class Meeting:

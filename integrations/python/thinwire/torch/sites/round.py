@@ -3,6 +3,7 @@ round itself, its report, and the ways to its result. Rounds (rounds.py) makes r
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,6 @@ from thinwire.torch.sites.updates import (
     doubles,
     length_of,
     mean,
-    mean_into,
 )
 
 NO_DIGEST = bytes(16)
@@ -147,30 +147,31 @@ class Round:
 
 
 class Sums:
-    """Inner products of the updates and the result, as they come, in float64."""
+    """Inner products of the updates and the result, in float64, as decode_mean() adds them up."""
 
     def __init__(self, speakers: Sequence[int], members: int) -> None:
         self._speakers, self._members = speakers, members
-        self._own = [0.0] * len(speakers)
-        self._with_result = [0.0] * len(speakers)
-        self._result = 0.0
+        self.products = (ctypes.c_double * (2 * len(speakers) + 1))()
 
     def add(self, updates: Sequence[Values], result: Values) -> None:
+        """Adds those of whole updates."""
+        count = len(updates)
         for name, values in result.items():
             for whole, *parts in doubles(values, *(update[name] for update in updates)):
-                self._result += float(whole @ whole)
+                self.products[2 * count] += float(whole @ whole)
                 for at, part in enumerate(parts):
-                    self._own[at] += float(part @ part)
-                    self._with_result[at] += float(part @ whole)
+                    self.products[at] += float(part @ part)
+                    self.products[count + at] += float(part @ whole)
 
     def by_rank(self) -> tuple[list[float], list[float]]:
         """Return norms and cosines; 0 of members that had nothing to say."""
         norms, cosines = [0.0] * self._members, [0.0] * self._members
-        length = length_of(self._result)
-        for rank, own, product in zip(self._speakers, self._own, self._with_result, strict=True):
-            norms[rank] = length_of(own)
+        count = len(self._speakers)
+        length = length_of(self.products[2 * count])
+        for at, rank in enumerate(self._speakers):
+            norms[rank] = length_of(self.products[at])
             if 0 < norms[rank] * length < math.inf:
-                cosines[rank] = round(product / (norms[rank] * length), 3)
+                cosines[rank] = round(self.products[count + at] / (norms[rank] * length), 3)
         return norms, cosines
 
 
@@ -192,23 +193,21 @@ def combine(
     codec = one.codec
     speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
     said = [weights[rank] for rank in speakers]
-    updates = [codec.empty() for _ in speakers]
-    result = codec.empty() if speakers else {}
+    factors = [weight / math.fsum(said) for weight in said]
+    as_they_come = rule is mean and len(speakers) > 0
+    updates = [codec.empty() for _ in speakers if not as_they_come]
+    result = codec.empty() if as_they_come else {}
     sums = Sums(speakers, len(weights))
     for parts, sent in zip(codec.chunks, rows, strict=True):
-        for rank, update in zip(speakers, updates, strict=True):
-            codec.decode_chunk(sent[rank], parts, update)
-        if rule is mean and speakers:
-            runs = codec.runs(parts)
-            *heard, found = [
-                {run: values[run[0]][run[1] : run[2]] for run in runs}
-                for values in (*updates, result)
-            ]
-            mean_into(found, heard, said)
-            sums.add(heard, found)
-            for values in found.values():
-                made(values)
-    if rule is not mean and speakers:
+        heard = [sent[rank] for rank in speakers]
+        if as_they_come:
+            codec.mean_chunk(heard, parts, factors, result, sums.products)
+            for name, begin, end in codec.runs(parts):
+                made(result[name][begin:end])
+        else:
+            for row, update in zip(heard, updates, strict=True):
+                codec.decode_chunk(row, parts, update)
+    if updates:
         result = rule(updates, said, before)
         sums.add(updates, result)
         for values in result.values():

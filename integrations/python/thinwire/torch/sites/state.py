@@ -23,8 +23,15 @@ def pack(value: Any) -> bytes:
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    """The memory of a contiguous tensor on the host."""
-    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+    """A copy of memory_of()."""
+    return bytes(memory_of(tensor))
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the host, valid as long as the tensor."""
+    length = tensor.numel() * tensor.element_size()
+    # Not numpy(), which torch has only where numpy is installed.
+    return memoryview((ctypes.c_char * length).from_address(tensor.data_ptr())).cast("B")
 
 
 def unpack(data: bytes) -> Any:

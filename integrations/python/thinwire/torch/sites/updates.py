@@ -11,6 +11,7 @@ so that the order in which a CPU adds them does not show."""
 from __future__ import annotations
 
 import bisect
+import ctypes
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thinwire.codec import codec_info, decode, encode, encoded_bytes
+from thinwire.codec import codec_info, decode, decode_mean, encode, encoded_bytes
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import Codec, Rules, Structure
 
@@ -135,12 +136,17 @@ class UpdateCodec:
 
     def runs(self, parts: range) -> list[tuple[str, int, int]]:
         """Return what a chunk has of each parameter: its name, first element and end."""
-        found: list[tuple[str, int, int]] = []
+        return [
+            (self.parts[first].name, self.parts[first].begin, self.parts[last - 1].end)
+            for first, last in self._runs(parts)
+        ]
+
+    def _runs(self, parts: range) -> list[tuple[int, int]]:
+        """The first part of each parameter of a chunk, and the one behind its last."""
+        found: list[tuple[int, int]] = []
         for at in parts:
-            name, begin, end, _, _ = self.parts[at]
-            if found and found[-1][0] == name:
-                begin = found.pop()[1]
-            found.append((name, begin, end))
+            again = found and self.parts[found[-1][0]].name == self.parts[at].name
+            found.append((found.pop()[0] if again else at, at + 1))
         return found
 
     def decode(self, data: memoryview) -> Values:
@@ -157,6 +163,21 @@ class UpdateCodec:
             end = begin + encoded_bytes(up, last - first)
             decode(up, data[begin:end], last - first, out[name][first:last])
             begin = end
+
+    def mean_chunk(
+        self, rows: Sequence[memoryview], parts: range, factors: Sequence[float], out: Values,
+        products: ctypes.Array[ctypes.c_double],
+    ) -> None:  # fmt: skip
+        """Decodes a chunk of several members, and puts the mean by factor in its place. products:
+        decode_mean()'s."""
+        at = self._at[parts.start] if parts else 0
+        for first, last in self._runs(parts):
+            name, begin, _, up, _ = self.parts[first]
+            end = self.parts[last - 1].end
+            piece = slice(self._at[first] - at, self._at[last] - at)
+            shard = self.parts[first].end - begin or 1
+            decode_mean(up, [row[piece] for row in rows], factors, shard, out[name][begin:end],
+                        products)  # fmt: skip
 
     # Two hops: each member owns some parts, of which it gets all updates and makes the result.
 
@@ -252,12 +273,6 @@ def rule_of(aggregate: str) -> Rule:
 def mean(updates: Sequence[Values], weights: Sequence[float], _before: Values) -> Values:
     """The mean by weight: FedAvg's (arXiv 1602.05629), where weights are samples."""
     result = {name: torch.empty_like(values) for name, values in updates[0].items()}
-    mean_into(result, updates, weights)
-    return result
-
-
-def mean_into(result: Values, updates: Sequence[Values], weights: Sequence[float]) -> None:
-    """The mean by weight, into memory of the same names and sizes."""
     total = math.fsum(weights)
     for name, whole in result.items():
         for at in range(0, whole.numel(), _CACHED):
@@ -265,6 +280,7 @@ def mean_into(result: Values, updates: Sequence[Values], weights: Sequence[float
             torch.mul(updates[0][name][piece], weights[0] / total, out=whole[piece])
             for update, weight in zip(updates[1:], weights[1:], strict=True):
                 whole[piece].add_(update[name][piece] * (weight / total))
+    return result
 
 
 def median(updates: Sequence[Values], _weights: Sequence[float], _before: Values) -> Values:
