@@ -36,7 +36,7 @@ _serial = itertools.count()
 class RoundMethod:
     """A way of training between sites. outers: the first one is tried at all rates, and the others
     at the best of them. against: the method whose paired runs it is compared with. attack: what the
-    last member sends in place of its update."""
+    last member sends in place of its update; `absent`: it is not there, and nor are its rows."""
 
     name: str
     codec: str
@@ -81,6 +81,8 @@ METHODS = {
             for rule in ("mean", "centered_clip", "trimmed", "median")
             for attack in (None, "sign", "noise", "little")
         ),
+        # The most that a rule can reach without the poisoner's rows.
+        RoundMethod("mean absent", "int4", "mean clean", attack="absent"),
     )
 }  # fmt: skip
 
@@ -193,6 +195,8 @@ def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int
     """Trains from the seed; the run's row, as training.train() has it."""
     start, store, key = time.monotonic(), dist.HashStore(), f"sites{next(_serial)}"
     parts = split_of(task, workers, seed)
+    if method.attack == "absent":
+        parts, workers = parts[:-1], workers - 1
     members = [
         _Member(task, method, outer, part, seed, rank, _Members(rank, workers, key, store))
         for rank, part in enumerate(parts)
@@ -205,7 +209,7 @@ def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int
         for step in range(1, task.steps + 1):
             recent.append(statistics.mean(one.step() for one in members))
             if step % method.local_steps == 0 or step == task.steps:
-                if method.attack is not None:
+                if method.attack not in (None, "absent"):
                     _poison(method.attack, members, anchor, 100_000 * seed + step)
                 list(pool.map(lambda one: one.diloco.sync(), members))
                 anchor = members[0].values()

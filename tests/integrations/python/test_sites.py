@@ -7,6 +7,7 @@ import copy
 import datetime
 import json
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from models import data, digest, loss_of, make_mlp
 from ranks import run
 from thinwire.errors import InvalidArgumentError, MismatchError
 from thinwire.torch import sites
+from thinwire.torch.sites import updates
 from thinwire.torch.sites.state import pack, unpack
 from thinwire.torch.sites.updates import rule_of
 from torch.distributed.algorithms.model_averaging.averagers import (
@@ -460,6 +462,80 @@ def test_one_poisoner_of_five_changes_little(aggregate):
         assert (result - clean).norm() < 0.15 * clean.norm()
         plain = rule_of("mean")(poisoned, [1.0] * 5, before)["w"]
         assert (plain - clean).norm() > clean.norm()
+
+
+def unlike_updates(members, numel=3000):
+    """Flat updates of members that have learned unlike things, and the result before."""
+    draw = np.random.default_rng(members)
+    common = draw.normal(size=numel)
+    rows = [(common + 2 * draw.normal(size=numel)).astype(np.float32) for _ in range(members)]
+    return rows, (0.8 * common).astype(np.float32)
+
+
+def in_two(row):
+    """A flat update as that of two parameters."""
+    flat = torch.as_tensor(np.asarray(row, np.float32))
+    return {"a": flat[:1000].clone(), "b": flat[1000:].clone()}
+
+
+def clipped(rows, before, weights=None):
+    """centered_clip() of flat updates."""
+    each, weights = list(map(in_two, rows)), weights or [1.0] * len(rows)
+    return torch.cat(list(rule_of("centered_clip")(each, weights, in_two(before)).values()))
+
+
+def plainly_clipped(rows, before):
+    """NNM's algorithm 1 and centered clipping's algorithm 2, in float64."""
+    rows = np.asarray(rows, np.float64)
+    kept = max(1, len(rows) - -(-len(rows) // 5))
+    nearest = np.linalg.norm(rows[:, None] - rows[None], axis=2).argsort(1)[:, :kept]
+    mixed, centre = rows[nearest].mean(1), np.float64(before)
+    for _ in range(3):
+        away = mixed - centre
+        norms = np.linalg.norm(away, axis=1)
+        radius = np.sort(norms)[(len(norms) - 1) // 2]
+        centre = centre + (away * np.minimum(1, radius / np.maximum(norms, 1e-30))[:, None]).mean(0)
+    return centre
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 4, 5, 6, 8])
+def test_centered_clipping_is_the_papers(members):
+    rows, before = unlike_updates(members)
+    rows[-1] = -3 * rows[-1]
+    expected = plainly_clipped(rows, before)
+    found = clipped(rows, before).double().numpy()
+    assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("members", [3, 4, 5])
+def test_among_unlike_updates_a_poisoner_reaches_little(members):
+    """Half of what changes if one of the honest members stays away."""
+    rows, before = unlike_updates(members)
+    honest, others = (torch.tensor(np.mean(rows[first:-1], 0)) for first in (0, 1))
+    rows[-1] = -10 * rows[-1]
+    assert (clipped(rows, before) - honest).norm() < 0.5 * (others - honest).norm()
+
+
+def test_a_poisoners_weight_and_numbers_that_are_not_finite_change_nothing():
+    rows, before = unlike_updates(5)
+    honest = clipped(rows[:-1], before)
+    assert torch.equal(clipped(rows, before, [1.0] * 4 + [1e12]), clipped(rows, before))
+    for number in (float("nan"), float("inf")):
+        rows[-1][7] = number
+        assert torch.equal(clipped(rows, before), honest)
+
+
+def test_sums_in_another_order_change_no_norm(monkeypatch):
+    """As another CPU makes them; centered clipping has the same bits then."""
+    rows, before = unlike_updates(5, numel=100_000)
+    (one, other, *_), found = map(in_two, rows), []
+    for at_once in (65536, 4099, 1001):
+        monkeypatch.setattr(updates, "_CACHED", at_once)
+        lengths = (updates.norm(one), updates.norm(other), updates.distance(one, other))
+        found.append((lengths, clipped(rows, before)))
+    for lengths, result in found[1:]:
+        assert lengths == found[0][0]
+        assert torch.equal(result, found[0][1])
 
 
 def test_a_state_comes_back_and_equal_states_have_equal_bytes():

@@ -56,7 +56,8 @@ class DiLoCo:
         weight: this member's share in the mean. None: its work in this round, which is what saw()
             counted, else its steps.
         prox: adds prox * (parameters - anchor) to the gradients (FedProx, 1812.06127).
-        aggregate: "mean", or a rule that bears poisoners: "centered_clip", "trimmed", "median".
+        aggregate: "mean", or a rule that bears poisoners, in which weights do not count:
+            "centered_clip", "trimmed", "median".
         decay: what is multiplied into the residual before it is added, 1 for plain feedback.
         secure: members learn the sum of all updates and no single one, from 3 to 18 members that
             keep to the protocol (SECURITY.md). In place of a codec: one byte a parameter, under

@@ -14,6 +14,8 @@ import bisect
 import ctypes
 import itertools
 import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -308,21 +310,42 @@ def trimmed(
     return result
 
 
-def centered_clip(updates: Sequence[Values], weights: Sequence[float], before: Values) -> Values:
-    """Centered clipping (arXiv 2012.10333): from the last round's update as the centre, three times
-    a step to the weighted mean of the differences, each shortened to the median of their norms."""
-    centre = {name: before.get(name, torch.zeros_like(v)).clone() for name, v in updates[0].items()}
+def centered_clip(updates: Sequence[Values], _weights: Sequence[float], before: Values) -> Values:
+    """Centered clipping (arXiv 2012.10333) of updates that were mixed with their nearest ones (NNM,
+    arXiv 2302.01772), so that members who have learned unlike things do not look like poisoners.
+    From the last round's update as the centre it goes three times a step to the mean of the
+    differences, each shortened to the median of their norms. Weights do not count: a poisoner would
+    choose its own. An update with an element that is not finite is left out if others are not."""
+    heard = [update for update in updates if norm(update) < math.inf] or updates
+    mixes = Counter(_nearest(heard))
+    mixed = [mean([heard[at] for at in mix], [1.0] * len(mix), {}) for mix in mixes]
+    counts = list(mixes.values())
+    centre = {name: before.get(name, torch.zeros_like(v)).clone() for name, v in heard[0].items()}
     for _ in range(_CLIP_ROUNDS):
-        away = [{name: u[name] - centre[name] for name in centre} for u in updates]
+        away = [{name: each[name] - centre[name] for name in centre} for each in mixed]
         norms = [norm(each) for each in away]
-        radius = sorted(norms)[(len(norms) - 1) // 2]
+        of_all = [n for n, count in zip(norms, counts, strict=True) for _ in range(count)]
+        radius = statistics.median_low(of_all)
         shorter = [1.0 if n <= radius else _rounded(radius / n) for n in norms]
         for each, factor in zip(away, shorter, strict=True):
             for values in each.values():
                 values.mul_(factor)
-        for name, step in mean(away, weights, {}).items():
+        for name, step in mean(away, counts, {}).items():
             centre[name].add_(step)
     return centre
+
+
+def _nearest(updates: Sequence[Values]) -> list[tuple[int, ...]]:
+    """For each update the places, in order, of the nearest ones with itself, that are all but a
+    fifth, rounded up."""
+    members = len(updates)
+    apart = [[0.0] * members for _ in updates]
+    for a, b in itertools.combinations(range(members), 2):
+        apart[a][b] = apart[b][a] = distance(updates[a], updates[b])
+    kept = max(1, members * 4 // 5)
+    return [
+        tuple(sorted(sorted(range(members), key=lambda at: (row[at], at))[:kept])) for row in apart
+    ]
 
 
 _RULES: dict[str, Rule] = {
@@ -333,6 +356,12 @@ _RULES: dict[str, Rule] = {
 def norm(update: Values) -> float:
     """The Euclidean norm over all parameters, in 16 bits; infinite if an element is not finite."""
     return length_of(math.fsum(dot(values, values) for values in update.values()))
+
+
+def distance(a: Values, b: Values) -> float:
+    """The Euclidean distance, in 16 bits."""
+    away = (x.sub_(y) for name in a for x, y in doubles(a[name], b[name]))
+    return length_of(math.fsum(float(each @ each) for each in away))
 
 
 def length_of(squares: float) -> float:
