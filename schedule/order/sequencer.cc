@@ -28,12 +28,14 @@ Sequencer::Lead::Lead(int world, const Options& options, std::vector<double> hop
       predicts(options.predict == Predict::kAlways) {}
 
 Sequencer::Sequencer(const Membership& members, const Options& options, Matching matching,
-                     std::vector<double> hop_shares)
+                     std::vector<double> hop_shares, TensorBook* shared)
     : members_(members),
       matching_(matching),
       lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options, std::move(hop_shares))
                               : nullptr),
       tree_(members, options.control_tree_from),
+      alone_(shared == nullptr ? std::make_unique<TensorBook>(1) : nullptr),
+      own_(shared == nullptr ? OwnTensors(*alone_, 0) : OwnTensors(*shared, members.rank)),
       starts_(members.rank, options, matching, own_, outbox_),
       group_(static_cast<int>(tree_.GroupOf(members.rank).size())),
       roll_(members.rank == 0 ? members.size : 1, kPause * Seconds(options.timeout),
@@ -61,24 +63,16 @@ void Sequencer::OnSubmit(std::shared_ptr<const Report> submitted, double now,
                          std::shared_ptr<void> host) {
   const Report& report = *submitted;
   const bool reported = report.direct == 0;
-  own_.Insert(report.id()) = {.report = std::move(submitted),
-                              .reported = reported,
-                              .host = std::move(host),
-                              .submitted = now};
+  own_.Insert(report.id(), {.report = std::move(submitted),
+                            .reported = reported,
+                            .host = std::move(host),
+                            .submitted = now});
   if (lead_ != nullptr) {
     uint64_t* const calls = lead_->calls.Find(report.key);
     (calls != nullptr ? *calls : lead_->calls.Insert(report.key)) = report.call + 1;
   }
   if (reported) SendReport(FrameType::kReport, report, now);
   starts_.Start(now);
-}
-
-void Sequencer::Forget(uint64_t id) {
-  OwnTensor* const own = own_.Find(id);
-  if (own == nullptr) return;
-  own->report.reset();
-  own->host.reset();
-  own_.Erase(id);
 }
 
 void Sequencer::SendReport(FrameType type, const Report& report, double now) {
@@ -99,9 +93,9 @@ void Sequencer::OnGroupReport(int rank, const Report& report) {
 // whose group has not all of it.
 void Sequencer::ReportAnew() {
   if (tree_.HeadOf(members_.rank) == 0) return;
-  for (auto& [id, own] : own_) {
+  own_.ForEach([this](const OwnTensor& own) {
     if (own.report->direct == 0) outbox_.Send(0, FrameType::kReport).report = *own.report;
-  }
+  });
 }
 
 void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
@@ -253,7 +247,7 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
     // The last rank's report may be slower than its bytes.
     if (last) lead_->prediction.OnReady(chunk.id, now);
   }
-  if (last) Forget(chunk.id);
+  if (last) own_.Erase(chunk.id);
   if (lead_ != nullptr) {
     lead_->leader.OnChunkDone(chunk.id);
     Announce();
@@ -263,7 +257,7 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
 }
 
 void Sequencer::OnDirectDone(uint64_t id) {
-  Forget(id);
+  own_.Erase(id);
   if (lead_ != nullptr) lead_->leader.Forget(id);
 }
 
@@ -289,7 +283,7 @@ void Sequencer::JudgeOverdue(double now) {
 
 void Sequencer::FindOverdue(double now) {
   const double timeout = Seconds(options_.timeout);
-  for (auto& [id, own] : own_) {
+  own_.ForEach([&](OwnTensor& own) {
     if (now >= own.submitted + (1.0 - kAhead) * timeout) CallRoll(now);
     if (!own.overdue && now >= own.submitted + timeout) {
       own.overdue = own.reported = true;
@@ -306,7 +300,7 @@ void Sequencer::FindOverdue(double now) {
           "its link is down"));
       Fail(reason, roll_.IsSilent(0, now) ? 1 : 0);
     }
-  }
+  });
 }
 
 std::string Sequencer::Describe() const {

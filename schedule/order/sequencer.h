@@ -40,9 +40,10 @@ class Sequencer {
   // With Matching::kByOrder all chunks, announced and predicted, start in one order, the same on
   // all ranks; with kByTag a predicted chunk may overtake one that its rank has not submitted.
   // `hop_shares`: of a chunk's bytes, by hop (HopShares of schedule/collective/partition.h); rank 0
-  // predicts with them.
+  // predicts with them. `shared`: a book of all ranks' tensors, which outlives the sequencer; null:
+  // the sequencer keeps its own.
   Sequencer(const Membership& members, const Options& options, Matching matching,
-            std::vector<double> hop_shares);
+            std::vector<double> hop_shares, TensorBook* shared = nullptr);
 
   // Rank 0 asks its peers for their latency. measured() is true once all have answered.
   void Begin(double now);
@@ -90,7 +91,6 @@ class Sequencer {
   void ReportAnew();
   void PassOn(const std::vector<Announcement>& announcements);
   void PassOn(const std::vector<PredictedChunk>& chunks);
-  void Forget(uint64_t id);
   bool FinishedHere(const Report& report) const;
   void Announce();
   void Predict();
@@ -106,6 +106,7 @@ class Sequencer {
   const Matching matching_;
   const std::unique_ptr<Lead> lead_;  // rank 0
   const ControlTree tree_;
+  const std::unique_ptr<TensorBook> alone_;  // null with a shared book
   OwnTensors own_;
   Outbox outbox_;
   StartQueue starts_;

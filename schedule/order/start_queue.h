@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "schedule/options.h"
@@ -20,11 +21,11 @@
 
 namespace thinwire {
 
-// A tensor that this rank has submitted and not finished. The simulator has one for each of
-// thousands of ranks, so it is small, and what an order of chunks needs of it comes first.
+// A tensor that a rank has submitted and not finished. The simulator has one for each of thousands
+// of ranks, so it is small.
 struct OwnTensor {
-  std::shared_ptr<const Report> report;
-  uint32_t started = 0;  // chunks
+  std::shared_ptr<const Report> report;  // null: there is no such tensor
+  uint32_t started = 0;                  // chunks
   bool reported = false;
   bool overdue = false;
   std::shared_ptr<void> host;  // for StartChunk::host
@@ -32,7 +33,64 @@ struct OwnTensor {
   double overdue_since = 0.0;
 };
 
-using OwnTensors = RecycledMap<OwnTensor>;  // by id
+// The tensors of one rank or, in the simulator, of all of them, by id. All ranks' entries of a
+// tensor lie side by side, since what happens to a tensor happens to it on all ranks within a short
+// time: entries in a map of each rank would be fetched from memory every time. Not thread-safe.
+class TensorBook {
+ public:
+  explicit TensorBook(int ranks) : ranks_(ranks) {}
+
+ private:
+  friend class OwnTensors;
+  struct Row {
+    std::vector<OwnTensor> of;  // by rank
+    int taken = 0;
+  };
+
+  const int ranks_;
+  RecycledMap<Row> rows_;  // by id; the values of a spare row are all empty
+};
+
+// A rank's part of a book, which outlives it.
+class OwnTensors {
+ public:
+  OwnTensors(TensorBook& book, int rank) : book_(book), rank_(rank) {}
+
+  // Null if there is none.
+  OwnTensor* Find(uint64_t id) const {
+    TensorBook::Row* const row = book_.rows_.Find(id);
+    if (row == nullptr) return nullptr;
+    OwnTensor& own = row->of[rank_];
+    return own.report == nullptr ? nullptr : &own;
+  }
+
+  // In place of what the id had. The tensor has a report.
+  void Insert(uint64_t id, OwnTensor tensor) {
+    TensorBook::Row& row = book_.rows_.Insert(id);
+    row.of.resize(book_.ranks_);
+    if (row.of[rank_].report == nullptr) ++row.taken;
+    row.of[rank_] = std::move(tensor);
+  }
+
+  void Erase(uint64_t id) {
+    TensorBook::Row* const row = book_.rows_.Find(id);
+    if (row == nullptr || row->of[rank_].report == nullptr) return;
+    row->of[rank_] = OwnTensor();
+    if (--row->taken == 0) book_.rows_.Erase(id);
+  }
+
+  // Calls visit(tensor) for each, in no order.
+  template <typename Visit>
+  void ForEach(Visit visit) {
+    for (auto& [id, row] : book_.rows_) {
+      if (row.of[rank_].report != nullptr) visit(row.of[rank_]);
+    }
+  }
+
+ private:
+  TensorBook& book_;
+  const int rank_;
+};
 
 class StartQueue {
  public:

@@ -24,12 +24,17 @@ bool SameOrder(const OrderMessage& a, const OrderMessage& b) {
 }  // namespace
 
 Sequencers::Sequencers(const Setting& setting, const Wire& wire, Events& events, Lanes& lanes)
-    : setting_(setting), wire_(wire), events_(events), lanes_(lanes), heads_(setting.ranks) {
+    : setting_(setting),
+      wire_(wire),
+      events_(events),
+      lanes_(lanes),
+      book_(setting.ranks),
+      heads_(setting.ranks) {
   const Options options = OptionsOf(setting);
   const std::vector<double> hop_shares = HopShares(setting.ranks, options);
   for (int r = 0; r < setting.ranks; ++r) {
     ranks_.push_back(std::make_unique<Sequencer>(Membership{r, setting.ranks}, options,
-                                                 Matching::kByTag, hop_shares));
+                                                 Matching::kByTag, hop_shares, &book_));
   }
 }
 

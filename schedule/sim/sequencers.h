@@ -65,6 +65,7 @@ class Sequencers {
   const Wire& wire_;
   Events& events_;
   Lanes& lanes_;
+  TensorBook book_;  // all ranks'
   std::vector<std::unique_ptr<Sequencer>> ranks_;
   std::unordered_map<uint64_t, Tensor> tensors_;  // by id, from the first rank's to the last chunk
   std::vector<Server> heads_;  // of control frames, by rank; rank 0's lanes have its own
