@@ -35,7 +35,7 @@
 #include "schedule/engine/sequencing.h"
 #include "schedule/engine/tensors.h"
 #include "schedule/request.h"
-#include "transport/transport.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 
