@@ -1,31 +1,82 @@
-// Handshake: before any connection, all ranks compare what they must agree on.
+// Handshake: before any connection, all ranks compare what they must agree on, and learn who the
+// members of the group are.
 #ifndef THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_
 #define THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "schedule/join/roster.h"
 #include "schedule/options.h"
 #include "transport/store.h"
 
 namespace thinwire {
 
+// worker: computes gradients. server: keeps parameters for workers. site: stands for a group of
+// workers among other such groups.
+enum class Role : uint8_t { kWorker, kServer, kSite };
+
+constexpr std::string_view Name(Role role) {
+  switch (role) {
+    case Role::kWorker: return "worker";
+    case Role::kServer: return "server";
+    case Role::kSite: return "site";
+  }
+  return "unknown role";
+}
+
+struct Member {
+  Role role = Role::kWorker;
+  int index = kByRank;  // among the members of its role, from 0
+
+  static constexpr int kByRank = -1;  // for all members of a role: in the order of their ranks
+};
+
+// As it travels in a handshake: "worker", or "server:1" with an index.
+std::string TextOf(const Member& member);
+std::optional<Member> ParseMember(std::string_view text);
+
+// Roster: who the members of a group are, in one epoch of it. Ranks number them for the transport;
+// a role and an index say what each one does, and stay as they are where ranks change.
+class Roster {
+ public:
+  Roster() = default;
+
+  // Members by rank; kByRank becomes an index. FailedPrecondition names the ranks at fault unless
+  // the indexes of each role are 0 and so on, each once. `epoch` grows whenever members change.
+  static absl::StatusOr<Roster> Of(uint64_t epoch, std::vector<Member> members);
+
+  uint64_t epoch() const { return epoch_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  const Member& member(int rank) const { return members_[rank]; }
+  int count(Role role) const;
+  // The rank of a member that is there.
+  int RankOf(Role role, int index) const;
+  // For messages: "rank 3"; with its role and index, "rank 3 (server 1)", unless all are workers
+  // that are numbered as their ranks are.
+  std::string NameOf(int rank) const;
+
+ private:
+  Roster(uint64_t epoch, std::vector<Member> members)
+      : epoch_(epoch), members_(std::move(members)) {}
+
+  uint64_t epoch_ = 0;
+  std::vector<Member> members_ = {Member{Role::kWorker, 0}};
+};
+
 // Everything that must be equal on all ranks, as text: "wire=2 framing=2 world=2 codec=int4 ...".
 std::string Digest(int size, const Options& options);
 
-// Which member this rank is, and of which epoch of the group.
-struct Seat {
-  Member member;
-  uint64_t epoch = 0;
-};
-
-// Writes the own digest and seat under `prefix`, reads everybody's, and returns who the members
-// are. FailedPrecondition names the first rank that differs and in what, the epoch included, or
-// those whose roles or indexes do not go together; DeadlineExceeded the rank that never came.
+// Writes the own digest, member and epoch under `prefix`, reads everybody's, and returns who the
+// members are. FailedPrecondition names the first rank that differs and in what, the epoch
+// included, or those whose roles or indexes do not go together; DeadlineExceeded the rank that
+// never came.
 absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int rank, int size,
-                                 const Options& options, Deadline deadline, const Seat& seat = {});
+                                 const Options& options, Deadline deadline,
+                                 const Member& member = {}, uint64_t epoch = 0);
 
 }  // namespace thinwire
 

@@ -3,19 +3,22 @@
 // is Gloo's; measure the links, choose the topology and settle the options.
 #include "schedule/join/join.h"
 
+#include <map>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "schedule/join/agree.h"
 #include "schedule/join/guards.h"
 #include "schedule/join/handshake.h"
 #include "schedule/join/last_words.h"
-#include "schedule/join/local_hub.h"
 #include "schedule/join/planes.h"
 #include "schedule/order/frames.h"
 #include "transport/failure.h"
 #include "transport/gloo/gloo.h"
+#include "transport/in_process/in_process.h"
 #include "transport/spread/spread.h"
 
 namespace thinwire {
@@ -32,6 +35,42 @@ absl::Status Check(const JoinOptions& in) {
   }
   return CheckOptions(in.options);
 }
+
+// Where ranks that are threads of one process find each other by a name.
+class LocalHub {
+ public:
+  // The hub of that name and size, made by whoever comes first. It is gone when nobody holds it, so
+  // that the name can be used again.
+  static std::shared_ptr<LocalHub> Of(const std::string& name, int size) {
+    static absl::Mutex mu(absl::kConstInit);
+    static std::map<std::pair<std::string, int>, std::weak_ptr<LocalHub>> hubs;
+    const absl::MutexLock lock(&mu);
+    std::erase_if(hubs, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<LocalHub>& place = hubs[{name, size}];
+    std::shared_ptr<LocalHub> hub = place.lock();
+    if (hub == nullptr) place = hub = std::make_shared<LocalHub>(size);
+    return hub;
+  }
+
+  explicit LocalHub(int size)
+      : store_(MakeInProcessStore()), transports_(MakeInProcessTransports(size)) {}
+
+  const std::shared_ptr<Store>& store() const { return store_; }
+
+  // The transport of a rank. InvalidArgument if that rank is connected already.
+  absl::StatusOr<Transport> Connect(int rank) {
+    const absl::MutexLock lock(&mu_);
+    if (!transports_[rank].empty()) return std::move(transports_[rank]);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank, " of this local group is connected already; destroy the group's ",
+        "communicators first, or use another name"));
+  }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  absl::Mutex mu_;
+  std::vector<Transport> transports_ ABSL_GUARDED_BY(mu_);  // empty where a rank took its own
+};
 
 // Spreads the data over options.loops sets of connections, the first of which `transport` has
 // already; control frames stay with that. A rank that dies meanwhile is named within moments, and
@@ -123,7 +162,7 @@ absl::StatusOr<Joined> Join(const JoinOptions& in) {
   const std::shared_ptr<Store> store = hub != nullptr ? hub->store() : in.store;
   const std::string prefix = absl::StrCat("thinwire/", in.group, "/");
   absl::StatusOr<Roster> roster =
-      Handshake(*store, prefix, in.rank, in.size, options, deadline, {in.member, in.epoch});
+      Handshake(*store, prefix, in.rank, in.size, options, deadline, in.member, in.epoch);
   if (!roster.ok()) return roster.status();
   const GlooOptions gloo = {.rank = in.rank,
                             .size = in.size,

@@ -1,6 +1,4 @@
 // Members of a group with roles, and the epochs of it.
-#include "schedule/join/roster.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -61,6 +59,11 @@ TEST(Roster, MembersTravelAsText) {
   }
 }
 
+struct Seat {
+  Member member;
+  uint64_t epoch = 0;
+};
+
 // What the handshake of every rank, with these seats, comes to.
 std::vector<absl::StatusOr<Roster>> Meet(const std::vector<Seat>& seats) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
@@ -69,8 +72,9 @@ std::vector<absl::StatusOr<Roster>> Meet(const std::vector<Seat>& seats) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
-      rosters[rank] = Handshake(*store, "x/", rank, size, Options(),
-                                Clock::now() + std::chrono::seconds(60), seats[rank]);
+      rosters[rank] =
+          Handshake(*store, "x/", rank, size, Options(), Clock::now() + std::chrono::seconds(60),
+                    seats[rank].member, seats[rank].epoch);
     });
   }
   for (std::thread& rank : ranks) rank.join();
