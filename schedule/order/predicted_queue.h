@@ -8,46 +8,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <optional>
-#include <set>
+#include <utility>
 
 #include "schedule/order/frames.h"
 
 namespace thinwire {
 
-// PredictedWindow says which predicted chunk may start. Pure logic, not thread-safe.
+// Pure logic, not thread-safe.
 //
 // A predicted chunk takes its lane before it is ready, and its two hops share the link with those
 // of all others. If every lane sent at once, a chunk that is urgent would wait for what the others
-// have sent before it; so only as many are under way as keep the link busy. All ranks agree on the
-// order of chunks but not on when each is ready, so a window alone could hold what a peer waits
-// for: the oldest chunk that is not finished starts in any case, and is finished on all ranks in
-// the end.
-class PredictedWindow {
- public:
-  // Bytes of fp32 input that are under way at once, beside the oldest chunk; or one chunk.
-  void SetLimit(size_t bytes) { limit_ = bytes; }
-
-  // A chunk is known by its position in the predicted order. It takes a lane, is ready, starts and
-  // finishes.
-  void Hold(uint64_t position) { held_[position] = 0; }
-  void Ready(uint64_t position, size_t bytes);
-  bool MayStart(uint64_t position) const;
-  void Start(uint64_t position);
-  void Finish(uint64_t position);
-
-  size_t held() const { return held_.size(); }
-  // Chunks of so many bytes that may be under way at once.
-  size_t AtOnce(size_t bytes) const { return std::max<size_t>(1, limit_ / bytes) + 1; }
-
- private:
-  size_t limit_ = 0;
-  size_t started_ = 0;               // bytes
-  std::map<uint64_t, size_t> held_;  // and not finished, with their bytes once they are ready
-  std::set<uint64_t> ready_;         // and not started
-};
-
+// have sent before it; so only as many are under way as keep the link busy: a window of bytes. All
+// ranks agree on the order of chunks but not on when each is ready, so a window alone could hold
+// what a peer waits for: the oldest chunk that is not finished starts in any case, and is finished
+// on all ranks in the end.
 class PredictedQueue {
  public:
   // Chunks that hold a lane before they start. With more of them ranks that are ready with
@@ -75,7 +50,9 @@ class PredictedQueue {
   size_t size() const { return held_.size() + waiting_.size(); }
   // Chunks of so many bytes that may be under way at once until the next prediction; of smaller
   // ones more.
-  size_t AtOnce(size_t bytes) const { return std::min({lanes_, size(), window_.AtOnce(bytes)}); }
+  size_t AtOnce(size_t bytes) const {
+    return std::min({lanes_, size(), std::max<size_t>(1, window_bytes_ / bytes) + 1});
+  }
 
  private:
   enum class Phase { kPredicted, kReady, kStarted };
@@ -83,6 +60,7 @@ class PredictedQueue {
     PredictedChunk chunk;
     uint64_t position;
     Phase phase = Phase::kPredicted;
+    size_t bytes = 0;  // of fp32 input; not before it is ready
   };
 
   void HoldMore();
@@ -90,23 +68,27 @@ class PredictedQueue {
   const size_t lanes_;
   std::deque<PredictedChunk> waiting_;  // for a lane
   std::deque<Held> held_;               // in the predicted order
-  PredictedWindow window_;
+  // Bytes of fp32 input under way at once, beside the oldest chunk; or one chunk.
+  size_t window_bytes_ = 0;
   uint64_t next_position_ = 1;
-  size_t started_ = 0;  // and not finished
+  size_t started_ = 0, started_bytes_ = 0;  // and not finished
 };
 
 template <typename Submitted>
 std::optional<PredictedQueue::Started> PredictedQueue::Next(Submitted submitted) {
+  bool is_first = true;  // of those that are ready
   for (Held& held : held_) {
     if (held.phase == Phase::kPredicted) {
       const Report* const report = submitted(held.chunk.id);
       if (report == nullptr) continue;
-      window_.Ready(held.position, ChunkBytes(*report));
+      held.bytes = ChunkBytes(*report);
       held.phase = Phase::kReady;
     }
-    if (held.phase != Phase::kReady || !window_.MayStart(held.position)) continue;
-    window_.Start(held.position);
+    if (held.phase != Phase::kReady || !std::exchange(is_first, false)) continue;
+    const bool fits = started_bytes_ == 0 || started_bytes_ + held.bytes <= window_bytes_;
+    if (!fits && &held != &held_.front()) continue;
     held.phase = Phase::kStarted;
+    started_bytes_ += held.bytes;
     const Started started{held.chunk, held.position};
     ++started_;
     HoldMore();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -11,114 +12,106 @@
 namespace thinwire {
 namespace {
 
-TEST(PredictedWindowTest, AsManyStartAsTheLimitSays) {
-  PredictedWindow window;
-  window.SetLimit(200);
-  for (uint64_t position = 0; position < 4; ++position) {
-    window.Hold(position);
-    window.Ready(position, 100);
-  }
-  EXPECT_TRUE(window.MayStart(0));
-  EXPECT_FALSE(window.MayStart(1)) << "in the predicted order";
-  window.Start(0);
-  EXPECT_TRUE(window.MayStart(1));
-  window.Start(1);
-  EXPECT_FALSE(window.MayStart(2));
-  window.Finish(1);
-  EXPECT_TRUE(window.MayStart(2));
-  EXPECT_FALSE(window.MayStart(3));
-}
+constexpr size_t kChunkKiB = 100;
 
-TEST(PredictedWindowTest, AChunkAboveTheLimitStartsAlone) {
-  PredictedWindow window;
-  window.SetLimit(50);
-  for (uint64_t position = 0; position < 3; ++position) window.Hold(position);
-  window.Ready(1, 100);
-  window.Ready(2, 10);
-  EXPECT_FALSE(window.MayStart(2)) << "in the predicted order";
-  EXPECT_TRUE(window.MayStart(1));
-  window.Start(1);
-  EXPECT_FALSE(window.MayStart(2));
-}
-
-TEST(PredictedWindowTest, WhatIsNotReadyHoldsNobodyUp) {
-  PredictedWindow window;
-  window.SetLimit(100);
-  for (uint64_t position = 0; position < 3; ++position) window.Hold(position);
-  window.Ready(2, 100);
-  EXPECT_TRUE(window.MayStart(2));
-  window.Start(2);
-  window.Ready(1, 100);
-  EXPECT_FALSE(window.MayStart(1));
-  window.Ready(0, 100);
-  EXPECT_TRUE(window.MayStart(0)) << "the oldest, whatever the limit";
-  window.Start(0);
-  window.Finish(2);
-  EXPECT_FALSE(window.MayStart(1));
-  window.Finish(0);
-  EXPECT_TRUE(window.MayStart(1));
-}
-
-// A rank with lanes, which takes chunks in the predicted order, and has them ready in its own.
+// A rank's queue of chunks 0, 1, … in the predicted order, each the only one of its tensor, and the
+// tensors that the rank has submitted.
 class Rank {
  public:
-  Rank(int chunks, int lanes, size_t limit, std::mt19937& random)
-      : lanes_(lanes), ready_(chunks), started_(chunks), unready_(chunks) {
-    window_.SetLimit(limit);
-    std::iota(unready_.begin(), unready_.end(), 0);
-    std::shuffle(unready_.begin(), unready_.end(), random);
+  Rank(int chunks, int lanes, uint32_t window_kib) : queue_(lanes) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      queue_.Append({.id = static_cast<uint64_t>(chunk), .window_kib = window_kib});
+    }
   }
 
-  void MakeOneReady() {
-    const int chunk = unready_.back();
-    unready_.pop_back();
-    ready_[chunk] = true;
-    if (chunk < taken_) window_.Ready(chunk, 100);
+  void Submit(int chunk, size_t kib = kChunkKiB) {
+    reports_[chunk].numel = (kib << 10) / sizeof(float);
+    reports_[chunk].chunks = 1;
   }
 
   // The chunks that start now.
   std::vector<int> Start() {
-    const int chunks = static_cast<int>(ready_.size());
-    for (; lanes_ > 0 && taken_ < chunks; --lanes_, ++taken_) {
-      window_.Hold(taken_);
-      if (ready_[taken_]) window_.Ready(taken_, 100);
-    }
+    const auto submitted = [this](uint64_t id) {
+      const auto found = reports_.find(id);
+      return found == reports_.end() ? nullptr : &found->second;
+    };
     std::vector<int> starting;
-    for (int chunk = 0; chunk < taken_; ++chunk) {
-      if (!ready_[chunk] || started_[chunk] || !window_.MayStart(chunk)) continue;
-      window_.Start(chunk);
-      started_[chunk] = true;
-      starting.push_back(chunk);
+    while (const auto next = queue_.Next(submitted)) {
+      EXPECT_EQ(next->position, next->chunk.id + 1);
+      starting.push_back(static_cast<int>(next->chunk.id));
     }
     return starting;
   }
 
-  void Finish(int chunk) {
-    window_.Finish(chunk);
-    ++lanes_;
-  }
+  void Finish(int chunk) { queue_.Finish(static_cast<uint64_t>(chunk) + 1); }
 
  private:
-  PredictedWindow window_;
-  int lanes_, taken_ = 0;
-  std::vector<bool> ready_, started_;
-  std::vector<int> unready_;
+  PredictedQueue queue_;
+  std::map<uint64_t, Report> reports_;  // by id
 };
 
-// A chunk is finished when all ranks have started it. With fewer lanes than chunks, and limits from
-// none, everything finishes, whatever is ready first on which rank.
-TEST(PredictedWindowTest, RanksThatAreReadyInAnyOrderAllFinish) {
+using Chunks = std::vector<int>;
+
+TEST(PredictedQueueTest, AsManyStartAsTheWindowHolds) {
+  Rank rank(4, 4, 2 * kChunkKiB);
+  for (int chunk = 0; chunk < 4; ++chunk) rank.Submit(chunk);
+  EXPECT_EQ(rank.Start(), (Chunks{0, 1}));
+  rank.Finish(1);
+  EXPECT_EQ(rank.Start(), (Chunks{2}));
+  EXPECT_EQ(rank.Start(), Chunks());
+}
+
+TEST(PredictedQueueTest, AChunkAboveTheWindowStartsAlone) {
+  Rank rank(3, 4, 50);
+  rank.Submit(1);
+  rank.Submit(2, 10);
+  EXPECT_EQ(rank.Start(), (Chunks{1})) << "in the predicted order";
+  EXPECT_EQ(rank.Start(), Chunks());
+}
+
+TEST(PredictedQueueTest, WhatIsNotReadyHoldsNobodyUp) {
+  Rank rank(3, 4, kChunkKiB);
+  rank.Submit(2);
+  EXPECT_EQ(rank.Start(), (Chunks{2}));
+  rank.Submit(1);
+  EXPECT_EQ(rank.Start(), Chunks());
+  rank.Submit(0);
+  EXPECT_EQ(rank.Start(), (Chunks{0})) << "the oldest, whatever the window";
+  rank.Finish(2);
+  EXPECT_EQ(rank.Start(), Chunks());
+  rank.Finish(0);
+  EXPECT_EQ(rank.Start(), (Chunks{1}));
+}
+
+// Behind a chunk that is ready and does not fit nothing starts, however small.
+TEST(PredictedQueueTest, ASmallChunkDoesNotOvertakeALargeOne) {
+  Rank rank(3, 4, 3 * kChunkKiB / 2);
+  rank.Submit(0);
+  rank.Submit(1);
+  rank.Submit(2, 10);
+  EXPECT_EQ(rank.Start(), (Chunks{0}));
+  rank.Finish(0);
+  EXPECT_EQ(rank.Start(), (Chunks{1, 2}));
+}
+
+// A chunk is finished when all ranks have started it. With fewer lanes than chunks, and windows
+// from none, everything finishes, whatever is ready first on which rank.
+TEST(PredictedQueueTest, RanksThatAreReadyInAnyOrderAllFinish) {
   constexpr int kRanks = 3, kChunks = 24, kLanes = 4;
   for (unsigned seed = 0; seed < 2000; ++seed) {
     std::mt19937 random(seed);
     std::vector<Rank> ranks;
+    std::vector<std::vector<int>> unready(kRanks, std::vector<int>(kChunks));
     for (int r = 0; r < kRanks; ++r) {
-      ranks.emplace_back(kChunks, kLanes, 100 * (seed % 4), random);
+      ranks.emplace_back(kChunks, kLanes, static_cast<uint32_t>(kChunkKiB * (seed % 4)));
+      std::iota(unready[r].begin(), unready[r].end(), 0);
+      std::shuffle(unready[r].begin(), unready[r].end(), random);
     }
     std::vector<int> starts(kChunks);
     int finished = 0;
     for (int event = 0; event < kRanks * kChunks; ++event) {
-      ranks[event % kRanks].MakeOneReady();
+      ranks[event % kRanks].Submit(unready[event % kRanks].back());
+      unready[event % kRanks].pop_back();
       for (bool moved = true; moved;) {
         moved = false;
         for (Rank& rank : ranks) {
