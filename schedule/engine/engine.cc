@@ -139,11 +139,10 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Engine::Register(const BucketReque
 // a prediction adds have memory reserved when it comes. A tensor that goes at once is in flight
 // once.
 absl::Status Engine::Reserve(const Bucket& bucket) {
-  const bool over_pinned = TraitsOf(transport_).memory == Memory::kHost;
   if (bucket.route() != Route::kOrdered) {
-    return direct_lanes_.Reserve(bucket.report().key, bucket.chunk_memory(), over_pinned);
+    return direct_lanes_.Reserve(bucket.report().key, bucket.chunk_memory());
   }
-  return chunk_lanes_.ReserveForAll(bucket.chunk_memory(), over_pinned);
+  return chunk_lanes_.ReserveForAll(bucket.chunk_memory());
 }
 
 absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const Bucket>& bucket,

@@ -71,27 +71,27 @@ SlabPool& Lanes::PoolFor(const ChunkMemory& size) {
   return of_plane ? *pools_->of_plane : pools_->on_device;
 }
 
-absl::Status Lanes::Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned) {
+absl::Status Lanes::Reserve(uint64_t user, const ChunkMemory& size) {
   absl::Status status = PoolFor(size).Reserve(user, size.on_device());
-  if (!status.ok() || !over_pinned) return status;
+  const bool staged = plane_ != nullptr && plane_->traits().memory == Memory::kHost;
+  if (!status.ok() || !staged) return status;
   return pools_->pinned.Reserve(user, size.pinned);
 }
 
-absl::Status Lanes::ReserveForAll(const ChunkMemory& size, bool over_pinned) {
-  const OfChunk reserved{size, over_pinned};
+absl::Status Lanes::ReserveForAll(const ChunkMemory& size) {
   int chunks;
   {
     const absl::MutexLock lock(&mu_);
-    if (std::find(for_all_.begin(), for_all_.end(), reserved) == for_all_.end()) {
-      for_all_.push_back(reserved);
+    if (std::find(for_all_.begin(), for_all_.end(), size) == for_all_.end()) {
+      for_all_.push_back(size);
     }
     chunks = at_once_;
   }
-  return ReserveFrom(0, chunks, {&reserved, 1});
+  return ReserveFrom(0, chunks, {&size, 1});
 }
 
 absl::Status Lanes::SetAtOnce(int chunks) {
-  std::vector<OfChunk> reserved;
+  std::vector<ChunkMemory> reserved;
   int before;
   {
     const absl::MutexLock lock(&mu_);
@@ -102,10 +102,10 @@ absl::Status Lanes::SetAtOnce(int chunks) {
   return ReserveFrom(before, chunks, reserved);
 }
 
-absl::Status Lanes::ReserveFrom(int first, int chunks, std::span<const OfChunk> reserved) {
+absl::Status Lanes::ReserveFrom(int first, int chunks, std::span<const ChunkMemory> reserved) {
   for (int chunk = first; chunk < chunks; ++chunk) {
-    for (const OfChunk& each : reserved) {
-      absl::Status status = Reserve(chunk, each.size, each.over_pinned);
+    for (const ChunkMemory& size : reserved) {
+      absl::Status status = Reserve(chunk, size);
       if (!status.ok()) return status;
     }
   }

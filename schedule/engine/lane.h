@@ -89,12 +89,12 @@ class Lanes {
   DataTraits traits() const { return plane_->traits(); }
 
   // On a device: allocates the memory for a user who takes a workspace of this size, one at a time,
-  // and exchanges blocks over pinned memory if so asked. As long as nobody takes what it has not
-  // reserved, Take allocates nothing of the device. ResourceExhausted.
-  absl::Status Reserve(uint64_t user, const ChunkMemory& size, bool over_pinned);
+  // and exchanges blocks over pinned memory where the plane is of the host. As long as nobody takes
+  // what it has not reserved, Take allocates nothing of the device. ResourceExhausted.
+  absl::Status Reserve(uint64_t user, const ChunkMemory& size);
   // The same for each of the chunks that may be under way, whose number is 0 at first and never
   // falls: what is reserved for them is also reserved for those that come later.
-  absl::Status ReserveForAll(const ChunkMemory& size, bool over_pinned);
+  absl::Status ReserveForAll(const ChunkMemory& size);
   absl::Status SetAtOnce(int chunks);
 
   // A workspace for work that is queued on the stream from here on; null: on the host.
@@ -111,14 +111,8 @@ class Lanes {
     std::optional<SlabPool> of_plane;
   };
 
-  struct OfChunk {
-    ChunkMemory size;
-    bool over_pinned = false;
-    friend bool operator==(const OfChunk&, const OfChunk&) = default;
-  };
-
   SlabPool& PoolFor(const ChunkMemory& size);
-  absl::Status ReserveFrom(int first, int chunks, std::span<const OfChunk> reserved);
+  absl::Status ReserveFrom(int first, int chunks, std::span<const ChunkMemory> reserved);
   std::unique_ptr<Workspace> TakeOnDevice(const ChunkMemory& size, DeviceStream& stream);
 
   Device* const device_;
@@ -128,7 +122,7 @@ class Lanes {
   absl::Mutex mu_;
   std::vector<std::unique_ptr<Workspace>> of_host_ ABSL_GUARDED_BY(mu_);
   int at_once_ ABSL_GUARDED_BY(mu_) = 0;  // chunks
-  std::vector<OfChunk> for_all_ ABSL_GUARDED_BY(mu_);
+  std::vector<ChunkMemory> for_all_ ABSL_GUARDED_BY(mu_);
 };
 
 // One thread at a time uses it.
