@@ -252,10 +252,4 @@ std::string Use::Describe(Deadline now) const {
                       report.chunks, " chunks left, ", chunks_running_, " running\n");
 }
 
-std::shared_ptr<Work> DoneWork() {
-  auto work = std::make_shared<Use>();
-  work->Complete(absl::OkStatus());
-  return work;
-}
-
 }  // namespace thinwire

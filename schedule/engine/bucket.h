@@ -170,9 +170,6 @@ class Use final : public Work, public std::enable_shared_from_this<Use> {
 // The use that a sequencer was given, and that comes back with each of its chunks.
 inline Use& UseOf(const StartChunk& start) { return *static_cast<Use*>(start.host.get()); }
 
-// A work that was over before it began.
-std::shared_ptr<Work> DoneWork();
-
 }  // namespace thinwire
 
 #endif  // THINWIRE_SCHEDULE_ENGINE_BUCKET_H_

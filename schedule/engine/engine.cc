@@ -165,7 +165,11 @@ absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const
 }
 
 absl::StatusOr<std::shared_ptr<Work>> Engine::Start(const CollectiveRequest& request) {
-  if (request.input.numel == 0 && request.output.numel == 0) return DoneWork();
+  if (request.input.numel == 0 && request.output.numel == 0) {
+    const UsePtr nothing = std::make_shared<Use>();
+    nothing->Complete(absl::OkStatus());
+    return nothing;
+  }
   const absl::StatusOr<std::shared_ptr<const Bucket>> bucket = Register(request.bucket());
   if (!bucket.ok()) return bucket.status();
   return Submit(*bucket, request.submission());
