@@ -1,6 +1,4 @@
 // Members of a group with roles, and the epochs of it.
-#include "schedule/join/handshake.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
