@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "schedule/join/handshake.h"
 #include "transport/store.h"
 
 namespace thinwire {
