@@ -4,7 +4,6 @@
 #ifndef THINWIRE_SCHEDULE_ORDER_PREDICTED_QUEUE_H_
 #define THINWIRE_SCHEDULE_ORDER_PREDICTED_QUEUE_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -24,28 +23,33 @@ namespace thinwire {
 // order of chunks but not on when each is ready, so a window alone could hold what a peer waits
 // for: the oldest chunk that is not finished starts in any case, and is finished on all ranks in
 // the end.
+//
+// A chunk that overtakes another, which its rank has not submitted yet, may fill half of the
+// window. All of it would fill, while a backward pass goes on, with what is ready and not urgent,
+// and then hold what is urgent; none of it would leave the link idle behind a tensor that is late.
 class PredictedWindow {
  public:
-  // Bytes of fp32 input that are under way at once, beside the oldest chunk; or one chunk.
-  void SetLimit(size_t bytes) { limit_ = bytes; }
-
   // A chunk is known by its position in the predicted order. It takes a lane, is ready, starts and
-  // finishes.
-  void Hold(uint64_t position) { held_[position] = 0; }
+  // finishes. `limit`: bytes of fp32 input that are under way at once as it starts, its own
+  // included, unless it is the oldest or the only one.
+  void Hold(uint64_t position, size_t limit) { held_[position] = {limit, 0}; }
   void Ready(uint64_t position, size_t bytes);
-  bool MayStart(uint64_t position) const;
+  // `overtakes`: a chunk with a lane before it is not ready.
+  bool MayStart(uint64_t position, bool overtakes) const;
   void Start(uint64_t position);
   void Finish(uint64_t position);
 
   size_t held() const { return held_.size(); }
-  // Chunks of so many bytes that may be under way at once.
-  size_t AtOnce(size_t bytes) const { return std::max<size_t>(1, limit_ / bytes) + 1; }
 
  private:
-  size_t limit_ = 0;
-  size_t started_ = 0;               // bytes
-  std::map<uint64_t, size_t> held_;  // and not finished, with their bytes once they are ready
-  std::set<uint64_t> ready_;         // and not started
+  struct Held {
+    size_t limit = 0;
+    size_t bytes = 0;  // once it is ready
+  };
+
+  size_t started_ = 0;             // bytes
+  std::map<uint64_t, Held> held_;  // and not finished
+  std::set<uint64_t> ready_;       // and not started
 };
 
 class PredictedQueue {
@@ -75,7 +79,7 @@ class PredictedQueue {
   size_t size() const { return held_.size() + waiting_.size(); }
   // Chunks of so many bytes that may be under way at once until the next prediction; of smaller
   // ones more.
-  size_t AtOnce(size_t bytes) const { return std::min({lanes_, size(), window_.AtOnce(bytes)}); }
+  size_t AtOnce(size_t bytes) const;
 
  private:
   enum class Phase { kPredicted, kReady, kStarted };
@@ -97,14 +101,18 @@ class PredictedQueue {
 
 template <typename Submitted>
 std::optional<PredictedQueue::Started> PredictedQueue::Next(Submitted submitted) {
+  bool overtakes = false;
   for (Held& held : held_) {
     if (held.phase == Phase::kPredicted) {
       const Report* const report = submitted(held.chunk.id);
-      if (report == nullptr) continue;
+      if (report == nullptr) {
+        overtakes = true;
+        continue;
+      }
       window_.Ready(held.position, ChunkBytes(*report));
       held.phase = Phase::kReady;
     }
-    if (held.phase != Phase::kReady || !window_.MayStart(held.position)) continue;
+    if (held.phase != Phase::kReady || !window_.MayStart(held.position, overtakes)) continue;
     window_.Start(held.position);
     held.phase = Phase::kStarted;
     const Started started{held.chunk, held.position};
