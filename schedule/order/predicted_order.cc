@@ -181,7 +181,8 @@ double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const Chunk
         soonest = std::min(soonest, tensor.ready_s);
         continue;
       }
-      const bool fits = running == 0 || under_way + ChunkLength(tensor) <= window_s;
+      const double window = ahead > 1 ? window_s / 2 : window_s;  // for one that overtakes
+      const bool fits = running == 0 || under_way + ChunkLength(tensor) <= window;
       return {place == oldest || fits ? place : order.size(), soonest};
     }
     return {order.size(), soonest};

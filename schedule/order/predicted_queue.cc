@@ -5,7 +5,6 @@
 namespace thinwire {
 
 void PredictedQueue::Append(const PredictedChunk& chunk) {
-  window_bytes_ = size_t{chunk.window_kib} << 10;
   waiting_.push_back(chunk);
   HoldMore();
 }
@@ -15,6 +14,13 @@ void PredictedQueue::HoldMore() {
     held_.push_back({waiting_.front(), next_position_++});
     waiting_.pop_front();
   }
+}
+
+size_t PredictedQueue::AtOnce(size_t bytes) const {
+  size_t most = 0;
+  for (const Held& held : held_) most = std::max(most, Window(held.chunk));
+  for (const PredictedChunk& chunk : waiting_) most = std::max(most, Window(chunk));
+  return std::min({lanes_, size(), std::max<size_t>(1, most / bytes) + 1});
 }
 
 void PredictedQueue::Finish(uint64_t position) {

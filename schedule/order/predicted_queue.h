@@ -23,6 +23,10 @@ namespace thinwire {
 // ranks agree on the order of chunks but not on when each is ready, so a window alone could hold
 // what a peer waits for: the oldest chunk that is not finished starts in any case, and is finished
 // on all ranks in the end.
+//
+// A chunk that overtakes another, which its rank has not submitted yet, may fill half of the
+// window. All of it would fill, while a backward pass goes on, with what is ready and not urgent,
+// and then hold what is urgent; none of it would leave the link idle behind a tensor that is late.
 class PredictedQueue {
  public:
   // Chunks that hold a lane before they start. With more of them ranks that are ready with
@@ -50,9 +54,7 @@ class PredictedQueue {
   size_t size() const { return held_.size() + waiting_.size(); }
   // Chunks of so many bytes that may be under way at once until the next prediction; of smaller
   // ones more.
-  size_t AtOnce(size_t bytes) const {
-    return std::min({lanes_, size(), std::max<size_t>(1, window_bytes_ / bytes) + 1});
-  }
+  size_t AtOnce(size_t bytes) const;
 
  private:
   enum class Phase { kPredicted, kReady, kStarted };
@@ -63,29 +65,36 @@ class PredictedQueue {
     size_t bytes = 0;  // of fp32 input; not before it is ready
   };
 
+  // Bytes of fp32 input that are under way at once as the chunk starts, its own included, unless it
+  // is the oldest or the only one.
+  static size_t Window(const PredictedChunk& chunk) { return size_t{chunk.window_kib} << 10; }
+
   void HoldMore();
 
   const size_t lanes_;
   std::deque<PredictedChunk> waiting_;  // for a lane
   std::deque<Held> held_;               // in the predicted order
-  // Bytes of fp32 input under way at once, beside the oldest chunk; or one chunk.
-  size_t window_bytes_ = 0;
   uint64_t next_position_ = 1;
   size_t started_ = 0, started_bytes_ = 0;  // and not finished
 };
 
 template <typename Submitted>
 std::optional<PredictedQueue::Started> PredictedQueue::Next(Submitted submitted) {
-  bool is_first = true;  // of those that are ready
+  bool is_first = true;    // of those that are ready
+  bool overtakes = false;  // one that is not
   for (Held& held : held_) {
     if (held.phase == Phase::kPredicted) {
       const Report* const report = submitted(held.chunk.id);
-      if (report == nullptr) continue;
+      if (report == nullptr) {
+        overtakes = true;
+        continue;
+      }
       held.bytes = ChunkBytes(*report);
       held.phase = Phase::kReady;
     }
     if (held.phase != Phase::kReady || !std::exchange(is_first, false)) continue;
-    const bool fits = started_bytes_ == 0 || started_bytes_ + held.bytes <= window_bytes_;
+    const size_t window = Window(held.chunk) / (overtakes ? 2 : 1);
+    const bool fits = started_bytes_ == 0 || started_bytes_ + held.bytes <= window;
     if (!fits && &held != &held_.front()) continue;
     held.phase = Phase::kStarted;
     started_bytes_ += held.bytes;

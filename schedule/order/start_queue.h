@@ -28,8 +28,8 @@ struct OwnTensor {
   uint32_t started = 0;                  // chunks
   bool reported = false;
   bool overdue = false;
-  std::shared_ptr<void> host;  // for StartChunk::host
-  double submitted = 0.0;      // seconds of the sequencer's clock
+  std::shared_ptr<void> host = nullptr;  // for StartChunk::host
+  double submitted = 0.0;                // seconds of the sequencer's clock
   double overdue_since = 0.0;
 };
 

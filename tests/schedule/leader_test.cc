@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 
+#include "schedule/order/start_queue.h"
 #include "schedule/recycled.h"
 
 namespace thinwire {
@@ -182,6 +184,39 @@ TEST(Policy, GoesByPriorityThenByWhoWasCompleteFirst) {
       }
     }
   }
+}
+
+// Ranks of one book have the same ids, and each knows its own tensors only.
+TEST(TensorBook, EachRankHasItsOwn) {
+  TensorBook book(3);
+  OwnTensors first(book, 0), last(book, 2);
+  const auto count = [](OwnTensors own) {
+    int tensors = 0;
+    own.ForEach([&](const OwnTensor&) { ++tensors; });
+    return tensors;
+  };
+  const auto report = std::make_shared<const Report>();
+  for (int round = 0; round < 3; ++round) {
+    first.Insert(7, {.report = report, .started = 5});
+    EXPECT_EQ(last.Find(7), nullptr);
+    last.Insert(7, {.report = report});
+    last.Insert(8, {.report = report});
+    EXPECT_EQ(count(first), 1);
+    EXPECT_EQ(count(last), 2);
+    first.Erase(8);
+    EXPECT_NE(last.Find(8), nullptr) << "another rank's";
+    first.Insert(7, {.report = report, .started = 6});  // in place of the one before
+    EXPECT_EQ(first.Find(7)->started, 6u);
+    first.Erase(7);
+    EXPECT_EQ(first.Find(7), nullptr);
+    ASSERT_NE(last.Find(7), nullptr);
+    EXPECT_EQ(last.Find(7)->started, 0u);
+    last.Erase(7);
+    last.Erase(8);
+    last.Erase(8);
+    EXPECT_EQ(count(last), 0);
+  }
+  EXPECT_EQ(report.use_count(), 1) << "what is erased holds nothing";
 }
 
 // Beside a std::map: the same content after every step, values that stay where they are, and no

@@ -4,7 +4,8 @@
    chunk once it has itself submitted it, whatever the others have. Only the first HELD of its
    unfinished chunks, in the predicted order, are candidates (held). The oldest unfinished one
    starts in any case. Another one starts only if it is the first of those that are submitted and
-   not started, and if the bytes under way stay within the limit with it, or are none without it.
+   not started, and if the bytes under way stay within the limit with it (half of the limit, if it
+   overtakes one that is not submitted), or are none without it.
    A chunk's exchange ends when all ranks have started it. A tensor of several chunks needs no
    model of its own: its chunks are submitted one right after the other, which is among the
    interleavings. A further A chunks are not predicted: they are announced as in order.pml, and
@@ -50,7 +51,7 @@ byte done[C];        /* ranks on which it has finished */
 byte unfinished;     /* announced, not finished on rank 0 */
 bool announced[C];
 chan order[N] = [2] of { byte };
-hidden byte place, held; /* a scan's: no part of the state, since a scan is one atomic step */
+hidden byte place, held, room; /* a scan's: no part of the state, since a scan is one atomic step */
 
 #define ANNOUNCE(c)                                                                   \
   :: atomic { c < C && !announced[c] && reports[c] == N && unfinished < LANES ->      \
@@ -68,14 +69,14 @@ inline start(c) {
   state[c] = RUNNING; started[c]++
 }
 
-#define FITS (under_way == 0 || under_way + BYTES(place) <= limit)
+#define FITS (under_way == 0 || under_way + BYTES(place) <= room)
 #define IS_OLDEST (held == 1 && !NO_OLDEST)
 #define HAS_LANE ((!LOCAL_ORDER || running < HELD) && (!SHARED_LANES || lanes > 0))
 #define NOT_HELD (state[place] == DONE || (LOCAL_ORDER && state[place] == ABSENT))
 
 /* After each event a rank starts all predicted chunks that may start. */
 inline start_predicted() {
-  place = 0; held = 0;
+  place = 0; held = 0; room = limit;
   do
   :: place == P || held == HELD || !has_plan -> break
   :: else ->
@@ -90,6 +91,7 @@ inline start_predicted() {
                  if :: SHARED_LANES -> lanes-- :: else -> skip fi;
                  assert(running <= HELD)
             :: state[place] == READY && !(HAS_LANE && (IS_OLDEST || FITS)) -> break
+            :: state[place] == ABSENT -> room = limit / 2
             :: else -> skip
             fi
        fi;
@@ -150,7 +152,7 @@ proctype Rank(byte me) {
 
 init {
   atomic {
-    select(limit : 2 .. 3); /* for a long chunk alone, or for a short one beside it */
+    select(limit : 2 .. 4); /* for a long chunk alone, or for a short one beside it; or half of that */
     if
     :: FAULT == NEVER -> /* The announced chunks are all alike. */
          select(missing : 0 .. (A == 0 -> P - 1 : P)); select(everywhere : 0 .. 1)

@@ -12,7 +12,7 @@
 namespace thinwire {
 namespace {
 
-constexpr size_t kChunkKiB = 100;
+constexpr uint32_t kChunkKiB = 100;
 
 // A rank's queue of chunks 0, 1, … in the predicted order, each the only one of its tensor, and the
 // tensors that the rank has submitted.
@@ -81,6 +81,34 @@ TEST(PredictedQueueTest, WhatIsNotReadyHoldsNobodyUp) {
   EXPECT_EQ(rank.Start(), Chunks());
   rank.Finish(0);
   EXPECT_EQ(rank.Start(), (Chunks{1}));
+}
+
+TEST(PredictedQueueTest, OvertakingFillsHalfOfTheWindow) {
+  Rank rank(6, 8, 4 * kChunkKiB);
+  for (int chunk = 1; chunk < 6; ++chunk) rank.Submit(chunk);
+  EXPECT_EQ(rank.Start(), (Chunks{1, 2}));
+  rank.Submit(0);
+  EXPECT_EQ(rank.Start(), (Chunks{0, 3})) << "nothing is overtaken any more";
+}
+
+TEST(PredictedQueueTest, EachChunkHasTheWindowOfItsPrediction) {
+  PredictedQueue queue(4);
+  for (uint64_t id = 0; id < 3; ++id) {
+    queue.Append({.id = id, .window_kib = id < 2 ? kChunkKiB : 2 * kChunkKiB});
+  }
+  Report report;
+  report.numel = (size_t{kChunkKiB} << 10) / sizeof(float);
+  report.chunks = 1;
+  const auto next = [&] {
+    const auto started = queue.Next([&](uint64_t) { return &report; });
+    return started.has_value() ? static_cast<int>(started->chunk.id) : -1;
+  };
+  EXPECT_EQ(queue.AtOnce(size_t{kChunkKiB} << 10), 3u);
+  EXPECT_EQ(next(), 0);
+  EXPECT_EQ(next(), -1) << "as the step before has it";
+  queue.Finish(1);
+  EXPECT_EQ(next(), 1);
+  EXPECT_EQ(next(), 2);
 }
 
 // Behind a chunk that is ready and does not fit nothing starts, however small.
