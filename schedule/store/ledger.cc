@@ -93,6 +93,7 @@ void Ledger::Add(int worker) {
 void Ledger::Leave(int worker) {
   Worker& from = workers_[static_cast<size_t>(worker)];
   std::erase_if(pulls_, [&](const Pull& pull) { return pull.worker == worker; });
+  if (!from.here) return;  // one that restores says it again of all slices
   from.running = from.running && IsHeld(from);
   from.leaves = true;
   from.here = IsHeld(from);

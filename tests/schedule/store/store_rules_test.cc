@@ -454,6 +454,22 @@ TEST_F(QuorumTest, NobodyWaitsForWorkersThatComputeNothing) {
   EXPECT_EQ(Push(2).size(), 3u);
 }
 
+// A server that is restored hears of a loss again, also for slices that have applied all before.
+TEST_F(QuorumTest, LeavingAgainChangesNothing) {
+  const auto saved = [this] {
+    ByteWriter out;
+    ledger_.Save(out);
+    return std::move(out).Finish();
+  };
+  Push(1);
+  ledger_.Leave(1);
+  Push(0);
+  EXPECT_EQ(Push(2).size(), 3u);
+  const std::vector<uint8_t> before = saved();
+  ledger_.Leave(1);
+  EXPECT_EQ(saved(), before);
+}
+
 TEST_F(QuorumTest, APushNeedsAPullSinceTheLastOne) {
   ASSERT_TRUE(ledger_.OnPush(0, 1).ok());
   EXPECT_TRUE(absl::IsFailedPrecondition(ledger_.OnPush(0, 2)));
