@@ -36,8 +36,8 @@ class Settled {
   int world_;
 };
 
-// Codecs first, since topk becomes int4 where that costs fewer bytes, and then goes by nodes as any
-// dense codec; then the topology; then the size of chunks, which depends on both.
+// Codecs first, since topk becomes int4 where that costs fewer bytes, and is then exchanged by
+// nodes as any dense codec is; then the topology; then the size of chunks, which depends on both.
 //
 // `rates`: of the links inside nodes of options.local_size ranks, and between them, if they are
 // known; kAuto then becomes kHierarchical where that pays. In a world of one nothing changes.

@@ -1,6 +1,6 @@
 // Executor: runs chunks in the order in which the sequencer starts them. Everything that follows a
-// chunk (windows, priorities, errors) goes by its completion, which a ChunkListener hears, not by
-// the return of Start.
+// chunk (windows, priorities, errors) follows from its completion, of which a ChunkListener is
+// told, not from the return of Start.
 #ifndef THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 #define THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 

@@ -34,7 +34,7 @@ class Split final : public DataPlane {
   const FailureTie tie_;
 };
 
-// Each exchange goes by one of several planes of the same ranks. Which one follows from its tag, so
+// Each exchange runs on one of several planes of the same ranks. Which one follows from its tag, so
 // all ranks agree without a word.
 //
 // One thread moves all bytes of a plane over TCP, and copies them in and out of the kernel. Where a
