@@ -9,6 +9,7 @@ the main table in five minutes."""
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -107,7 +108,9 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
             )
         ]
     else:
-        make: Callable[..., Any] = steps.ddp if arguments.kind == "ddp" else steps.fsdp2
+        make: Callable[..., Any] = steps.fsdp2
+        if arguments.kind == "ddp":
+            make = functools.partial(steps.ddp, device=arguments.device)
         subjects = {way: make(way, arguments.width) for way in ways}
     return harness.measure(subjects, seconds=arguments.seconds, **options)
 
@@ -229,6 +232,10 @@ def main() -> int:
     parser.add_argument("--worlds", help="numbers of ranks; default: 2")
     parser.add_argument("--ways", help="subjects; the first is the baseline")
     parser.add_argument("--width", type=int, default=1024, help="of the four layers of a step")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu",
+        help="of the kind ddp; ranks of a machine with one GPU share it",
+    )  # fmt: skip
     parser.add_argument("--codec", default="int4", help="of the kind priority")
     parser.add_argument(
         "--frameworks", default="", help="names, with ; between them; of the kind map: ddp, fsdp2"

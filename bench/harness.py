@@ -176,11 +176,13 @@ def commit() -> str:
 def machine() -> dict[str, Any]:
     information = Path("/proc/cpuinfo").read_text()
     models = re.findall(r"model name\s*: (.*)", information)
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    names = [re.findall(r"Model:\s*(.*)", gpu.read_text()) for gpu in gpus]
     return {
         "processor": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
-    }
+    } | ({"gpus": [name for found in names for name in found]} if names else {})
 
 
 def versions(*packages: str) -> dict[str, str]:

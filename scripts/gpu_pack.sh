@@ -47,14 +47,14 @@ for name in "${tests[@]}"; do cp "tests/integrations/python/$name" "$pack/tests/
 cp pyproject.toml "$pack/"
 # For a machine with torch and without pytest.
 site=$(.venv/bin/python -c 'import pytest, pathlib; print(pathlib.Path(pytest.__file__).parent.parent)')
-tar c -C "$site" --exclude=__pycache__ pytest _pytest pluggy iniconfig packaging pygments | tar x -C "$pack/site"
+tar c -C "$site" --exclude=__pycache__ pytest _pytest py.py pluggy iniconfig packaging pygments | tar x -C "$pack/site"
 install scripts/gpu_run.sh "$pack/run.sh"
 install -m 644 scripts/gpu_nccl.py "$pack/nccl.py"
 tar czf "$pack.tar.gz" -C build gpu-pack
 
 kilobytes=$(du -sk "$pack" | cut -f1)
 echo "$pack: $((kilobytes / 1024)) MB, $(du -sk "$pack.tar.gz" | cut -f1) KB as $pack.tar.gz"
-((kilobytes <= 40 * 1024)) || {
-  echo "expected 40 MB at most" >&2
+((kilobytes <= 48 * 1024)) || {
+  echo "expected 48 MB at most" >&2
   exit 1
 }

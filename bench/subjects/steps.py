@@ -70,15 +70,19 @@ def loop(
     width: int = WIDTH,
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
     warm_up: int = WARM_UP,
+    device: str = "cpu",
 ) -> Turn:
-    """The turns of a warm training loop: forward and backward passes, with all exchanges."""
+    """The turns of a warm training loop: forward and backward passes, with all exchanges. On a GPU
+    a step ends when its stream has no more work."""
 
     def turn(steps: int) -> list[float]:
         found = []
         for _ in range(steps):
             start = time.perf_counter()
             optimizer.zero_grad()
-            backward(model(torch.randn(BATCH, width))["loss"])
+            backward(model(torch.randn(BATCH, width, device=device))["loss"])
+            if device == "cuda":
+                torch.cuda.synchronize()
             found.append(time.perf_counter() - start)
             optimizer.step()  # takes the same time in every way
         return found
@@ -107,7 +111,7 @@ for _hook in (_keep, _bf16):
 
 
 @contextlib.contextmanager
-def ddp(way: str, width: int = WIDTH) -> Iterator[Turn]:
+def ddp(way: str, width: int = WIDTH, device: str = "cpu") -> Iterator[Turn]:
     from thinwire.torch import compress
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
         PowerSGDState,
@@ -117,7 +121,7 @@ def ddp(way: str, width: int = WIDTH) -> Iterator[Turn]:
     # With more than one bucket torch's PowerSGD hangs on Gloo: the buckets' allreduces start in
     # callbacks, in another order on every rank.
     buckets = {"bucket_cap_mb": 100} if way == POWER_SGD else {}
-    model, compression = DistributedDataParallel(Net(width), **buckets), None
+    model, compression = DistributedDataParallel(Net(width).to(device), **buckets), None
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     if way == POWER_SGD:
         power = PowerSGDState(
@@ -130,7 +134,8 @@ def ddp(way: str, width: int = WIDTH) -> Iterator[Turn]:
         model.register_comm_hook(model.process_group, _bf16)
     elif way != OWN:
         compression = compress(model, codec=way, optimizer=optimizer)
-    yield loop(model, optimizer, width, warm_up=WARM_UP + MEASURING * (way == "auto"))
+    warm_up = WARM_UP + MEASURING * (way == "auto")
+    yield loop(model, optimizer, width, warm_up=warm_up, device=device)
     if compression is not None:
         compression.close()
 
