@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "bench/kernel_arrays.h"
 #include "bench/kernel_timer.h"
 #include "compress/backend.h"
@@ -109,13 +110,13 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
   const Backend& codecs = stream.backend();
   const int bits = spec.traits().code_bits;
   const TensorView gradient{a.gradient.data(), numel}, out{a.out.data(), numel};
-  const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(numel * sizeof(float));
+  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", numel * sizeof(float));
   const auto add = [&](const char* op, const std::function<void()>& kernel,
                        const TwinShape& shape) {
     const int floats = shape.reads_gradient + shape.writes_floats + shape.adds;
     const size_t moved = floats * numel * sizeof(float) + EncodedBytes(spec, numel);
     results->push_back(
-        Measure(timer, op + suffix, moved, kernel, [&] { timer.Twin(shape, numel); }));
+        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Twin(shape, numel); }));
   };
   add("encode_ef", [&] { codecs.Encode(spec, gradient, a.floats.data(), a.wire.data()); },
       {true, true, true, false, true, bits});
@@ -132,7 +133,8 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
   const auto add_copied = [&](const char* op, size_t floats, size_t wires,
                               const std::function<void()>& kernel) {
     const size_t moved = floats * numel * sizeof(float) + wires * EncodedBytes(spec, numel);
-    results->push_back(Measure(timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }));
+    results->push_back(
+        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }));
   };
   // Gradient, velocity and residual are read, the residual is written. What lies in `out` serves as
   // the velocity.
@@ -165,14 +167,14 @@ void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, co
   const std::unique_ptr<Backend> in_room = stream.BackendIn({room.get(), rehearsal->room()});
   const Backend& codecs = *in_room;
   const std::span<float> out(a.out.data(), numel);
-  const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(numel * sizeof(float));
+  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", numel * sizeof(float));
   const size_t wire_bytes = EncodedBytes(spec, numel);
   const auto add = [&](const char* op, size_t floats, size_t wires,
                        const std::function<void()>& kernel,
                        const std::function<void()>& prepare = nullptr) {
     const size_t moved = floats * numel * sizeof(float) + wires * wire_bytes;
     results->push_back(Measure(
-        timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }, prepare));
+        timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }, prepare));
   };
   const auto encode = [&] { codecs.EncodeEntries(spec, shard); };
   add("encode_ef", 3, 1, encode, [&] { a.floats.Put(); });
@@ -199,17 +201,18 @@ void MeasureChunks(Device& device, DeviceStream& stream, KernelTimer& timer, con
     decoded.push_back({wire, {a.out.data() + at, chunk}});
   }
   const Backend& codecs = stream.backend();
-  const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(chunk_bytes);
+  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", chunk_bytes);
   const auto add = [&](const char* op, size_t floats, const std::function<void()>& kernel) {
     const size_t moved = floats * numel * sizeof(float) + numel / chunk * wire_bytes;
-    results->push_back(Measure(timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }));
+    results->push_back(
+        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }));
   };
   const auto encode = [&] { codecs.EncodeAll(spec, encoded); };
   add("encode_chunks", 3, encode);
   add("decode_chunks", 1, [&] { codecs.DecodeAll(spec, decoded); });
   if (spec.traits().widths()) return;  // one team plans a shard: chunks are faster
   results->push_back(
-      Measure(timer, "chunks_to_one" + suffix,
+      Measure(timer, absl::StrCat("chunks_to_one", suffix),
               3 * numel * sizeof(float) + EncodedBytes(spec, numel), encode, [&] {
                 codecs.Encode(spec, {a.gradient.data(), numel}, a.floats.data(), a.wire.data());
               }));

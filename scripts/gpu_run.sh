@@ -294,7 +294,7 @@ part_speed() {
   profile
 }
 
-# Counters of six kernels, each of which runs several times, at the clocks that training has.
+# Counters of a dozen kernels, each of which runs several times, at the clocks that training has.
 profile() {
   local metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
   local ncu
