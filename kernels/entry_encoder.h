@@ -308,7 +308,7 @@ class EntryEncoder {
     return {group.above + tile.above, group.equal + tile.equal};
   }
 
-  // Of a quad, whose elements are there where `there` has a bit, the sum of weights.
+  // The sum of the weights of a quad, whose elements are there where `there` has a bit.
   THINWIRE_HD static uint32_t WeightsOf(const float* x, uint32_t there, uint32_t last) {
     uint32_t weights = 0;
     THINWIRE_UNROLL
