@@ -38,9 +38,9 @@ struct Reduction {
   size_t scales_at = 0, codes_at = 0;     // of the part, in each of the wires
   const float* own;
   float scale;
-  float* r;  // may be null
-  float* out;
-  uint8_t* scales;  // of what is encoded
+  float* r;         // may be null
+  float* out;       // may be `own`
+  uint8_t* scales;  // of the mean, encoded; both null: it is fp32 and is not encoded
   uint8_t* codes;
 };
 
@@ -110,6 +110,11 @@ void Add(float* sum, const float* x, size_t n);  // sum += x
 void ScaledSum(const float* x, float factor, const float* y, float* sum, size_t n);
 void Scale(float* x, float factor, size_t n);             // x *= factor
 void CopyFinite(const float* from, float* to, size_t n);  // to = from, where that is finite
+
+// A copy that will not be read soon. Host memory only. Stores that go past the caches read no line
+// before they overwrite it, which spares a third of a copy's traffic, and evict nothing that the
+// codecs need next.
+void StreamCopy(float* to, const float* from, size_t count);
 
 }  // namespace thinwire::simd
 

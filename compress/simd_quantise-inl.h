@@ -12,7 +12,7 @@
 #include <type_traits>
 
 #include "compress/codecs/onebit.h"
-#include "compress/quantiser.h"
+#include "compress/element_math.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_rounding-inl.h"

@@ -14,7 +14,7 @@
 #include "compress/simd_kernels.h"
 #include "compress/simd_quantise-inl.h"
 #include "compress/stages.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {

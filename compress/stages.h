@@ -9,7 +9,6 @@
 #include "compress/codec_traits.h"
 #include "compress/simd_kernels.h"
 #include "compress/types.h"
-#include "compress/unaligned.h"
 
 namespace thinwire {
 

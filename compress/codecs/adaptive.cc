@@ -5,12 +5,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "compress/backend.h"
+#include "compress/codec_info.h"
 #include "compress/codecs/adaptive_reference.h"
 #include "compress/codecs/adaptive_simd.h"
-#include "compress/codecs/parameters.h"
 #include "compress/shard_layout.h"
-#include "compress/simd_target.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
 namespace thinwire::codecs {
 namespace {

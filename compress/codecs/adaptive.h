@@ -10,9 +10,8 @@
 
 #include "compress/codec_traits.h"
 #include "compress/codecs/onebit.h"
+#include "compress/element_math.h"
 #include "compress/hadamard.h"
-#include "compress/half_float.h"
-#include "compress/quantiser.h"
 
 namespace thinwire {
 

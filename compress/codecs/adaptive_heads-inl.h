@@ -14,7 +14,7 @@
 #include "compress/codecs/adaptive.h"
 #include "compress/shard_layout.h"
 #include "compress/simd_quantise-inl.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {

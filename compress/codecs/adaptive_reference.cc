@@ -8,7 +8,7 @@
 #include "compress/codecs/adaptive.h"
 #include "compress/codecs/adaptive_levels.h"
 #include "compress/shard_layout.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
 namespace thinwire::codecs {
 namespace {

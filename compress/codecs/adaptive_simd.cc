@@ -13,7 +13,7 @@
 
 #include "compress/codecs/adaptive.h"
 #include "compress/shard_layout.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
 // All are compiled per target, each behind an include guard of its own.
 #include "compress/codecs/adaptive_blocks-inl.h"

@@ -9,12 +9,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "compress/backend.h"
-#include "compress/codecs/parameters.h"
+#include "compress/codec_info.h"
+#include "compress/codecs/reference.h"
 #include "compress/codecs/topk_encode.h"
-#include "compress/elements.h"
 #include "compress/shard_layout.h"
 #include "compress/stages.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
 namespace thinwire::codecs {
 namespace {

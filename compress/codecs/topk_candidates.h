@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "compress/hd.h"
+#include "compress/element_math.h"
 #include "compress/simd_kernels.h"
 #include "compress/stages.h"
 

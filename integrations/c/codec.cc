@@ -3,8 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "compress/backend.h"
-#include "compress/element_limit.h"
-#include "compress/simd_target.h"
+#include "compress/codec_spec.h"
 #include "compress/weighted_mean.h"
 #include "integrations/c/status.h"
 #include "schedule/hash.h"

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "compress/element_limit.h"
+#include "compress/codec_spec.h"
 #include "integrations/c/call.h"
 #include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
