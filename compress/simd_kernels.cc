@@ -15,13 +15,11 @@
 #include "compress/element_math.h"
 
 // All are compiled per target, each behind an include guard of its own.
-#include "compress/simd_candidates-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
 #include "compress/simd_reduce-inl.h"
 #include "compress/simd_rounding-inl.h"
 #include "compress/simd_topk-inl.h"
-#include "compress/simd_transform-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {

@@ -16,6 +16,7 @@
 namespace thinwire {
 
 struct CodecInfo;
+struct CodecOperations;
 
 // Heads.
 
@@ -92,6 +93,9 @@ struct Adaptive {
   static constexpr CodecTraits kTraits{
       .id = CodecId{6}, .name = "adaptive", .kind = CodecKind::kWidths, .code_bits = 2};
   static const CodecInfo& Info();
+
+  static const CodecOperations kReference;  // the normative scalar operations
+  static const CodecOperations kSimd;       // the loops, for the best instruction set of this CPU
 };
 
 }  // namespace codecs
