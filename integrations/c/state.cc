@@ -4,10 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "compress/codec_spec.h"
-#include "integrations/c/call.h"
 #include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
-#include "integrations/c/text.h"
 
 using thinwire::CheckComm;
 using thinwire::ToC;
