@@ -8,7 +8,6 @@
 #include "compress/codec_info.h"
 #include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
-#include "compress/stages.h"
 
 namespace thinwire {
 namespace {

@@ -17,7 +17,6 @@
 #include "compress/simd_kernels.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
-#include "compress/stages.h"
 #include "compress/types.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -2,7 +2,6 @@
 
 #include "compress/codecs/reference.h"
 #include "compress/simd_kernels.h"
-#include "compress/stages.h"
 
 namespace thinwire::codecs {
 namespace {

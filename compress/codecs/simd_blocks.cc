@@ -6,7 +6,6 @@
 
 #include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
-#include "compress/stages.h"
 
 namespace thinwire::codecs {
 namespace {

@@ -12,7 +12,7 @@
 #include "compress/codec_info.h"
 #include "compress/codecs/reference.h"
 #include "compress/shard_layout.h"
-#include "compress/stages.h"
+#include "compress/simd_kernels.h"
 #include "compress/types.h"
 
 namespace thinwire::codecs {

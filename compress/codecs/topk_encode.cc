@@ -18,7 +18,6 @@
 #include "compress/codecs/topk.h"
 #include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
-#include "compress/stages.h"
 
 namespace thinwire::codecs {
 namespace {
