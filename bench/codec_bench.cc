@@ -20,7 +20,6 @@
 #include "compress/backend.h"
 #include "compress/codec_info.h"
 #include "compress/codec_list.h"
-#include "compress/simd_target.h"
 
 namespace thinwire {
 namespace {

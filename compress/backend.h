@@ -14,10 +14,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "compress/arithmetic.h"
 #include "compress/codec_spec.h"
 #include "compress/philox.h"
 #include "compress/types.h"
@@ -75,8 +77,10 @@ struct EntryArgs {
 // not add up or whose indices do not ascend. InvalidArgument says which. All other bytes decode.
 absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel);
 
-class Backend : public Arithmetic {
+class Backend {
  public:
+  virtual ~Backend() = default;
+
   // Encodes each `gradient` into its `wire`. With a residual it encodes x = gradient + residual and
   // leaves the loss x - D(x) there; a block that is not finite leaves its residual as it was. All
   // tensors have one dtype: on a device that is a single launch, momentum included.
@@ -109,6 +113,32 @@ class Backend : public Arithmetic {
     DecodeAll(spec, {&shard, 1});
   }
 
+  // Passes over fp32 and tensors that belong to no codec: copies, sums, momentum.
+
+  // On a device the two must not overlap, unless they are the same.
+  virtual void Copy(void* to, const void* from, size_t bytes) const {
+    if (bytes > 0 && to != from) std::memmove(to, from, bytes);
+  }
+
+  // to[i] = from[i] where that is finite; elsewhere `to` stays as it was. They have one size and do
+  // not overlap.
+  virtual void CopyFinite(std::span<const float> from, std::span<float> to) const = 0;
+
+  // sum = factor * base + gradient, in fp32, product and sum rounded one after the other. `base`
+  // and `sum` may be the same memory; all have one size.
+  virtual void Accumulate(TensorView gradient, float factor, std::span<const float> base,
+                          std::span<float> sum) const = 0;
+
+  // The end of a step of momentum, once an exchange has made the new `m`, which is used up: the
+  // velocity becomes m where that is finite, and `out` m; with Nesterov g + beta * m, where g =
+  // m - beta * the last velocity. It began with Accumulate(gradient, beta, velocity, m_own).
+  virtual void EndMomentum(const Momentum& momentum, std::span<float> m, TensorView out) const = 0;
+
+  // True if all of them are zero. `*known` remembers that they are, which spares the reading: it is
+  // zero again whenever they may have changed. Null: nothing is known. False where looking would
+  // cost more than it may save: on a device.
+  virtual bool AreZero(std::span<const std::span<const float>> parts, float* known) const;
+
   // The rest is for codecs of entries only.
 
   // As EncodeAll of one shard, with a threshold and a momentum.
@@ -132,6 +162,16 @@ const Backend& CpuBackend();
 
 // The normative scalar reference.
 const Backend& ScalarBackend();
+
+// False on a CPU older than any target (x86-64 without SSE4.2 and AES): there the scalar code runs.
+bool SimdAvailable();
+
+const char* SimdTargetName();  // "AVX3", "AVX2", ...
+
+// For tests and benchmarks: every target that this build has and this CPU runs, best first, and a
+// way to choose one. Not thread-safe; call when no codec runs.
+std::vector<std::string> SimdTargets();
+void ForceSimdTarget(const std::string& name);
 
 }  // namespace thinwire
 

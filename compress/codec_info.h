@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "compress/codec_spec.h"
@@ -20,6 +21,9 @@ struct EntryArgs;
 struct Piece;
 struct Shard;
 struct Walk;
+namespace simd {
+struct Reduction;
+}  // namespace simd
 
 // A parameter of a spec. CodecSpec{} holds the defaults.
 struct ParameterInfo {
@@ -29,16 +33,6 @@ struct ParameterInfo {
   // Sets the field of the spec; or leaves it and returns the nearest valid value, as text.
   std::optional<std::string> (*parse)(const std::string& value, CodecSpec* spec);
   std::string (*print)(const CodecSpec& spec);
-};
-
-// The arguments of Backend::Reduce, in fp32.
-struct PieceReduction {
-  std::span<const uint8_t* const> wires;  // by rank; null: `own` enters the sum there
-  const float* own;
-  float scale;
-  float* residual;  // the piece's; null: none
-  float* out;       // may be `own`
-  uint8_t* wire_out;
 };
 
 // Operations of codecs of elements and of blocks, on pieces of fp32 that begin on a block border.
@@ -58,10 +52,10 @@ struct DenseOperations {
   // kWidths only. As `encode` of x in r, and then `decode` of it: a loss takes most of a decoding.
   void (*encode_and_decode)(const Piece& piece, float* r, uint8_t* wire, float* out) = nullptr;
   // Backend::Reduce in one pass over the beginning of a piece, both codecs' pieces being of the
-  // same elements; returns how many elements it did, 0 where it has no loop for `down`. `out` and
-  // `own` are the piece's own, `wires` and `wire_out` (null: not wanted) the whole shard's.
+  // same elements; returns how many elements it did, 0 where it has no loop for `down`. `wires` are
+  // whole shards, all else is the piece's own; no `codes`: the encoding is not wanted.
   // Default: the other operations do it, one rank after the other.
-  size_t (*reduce)(const Piece& up, const Piece& down, const PieceReduction& args) = nullptr;
+  size_t (*reduce)(const Piece& up, const Piece& down, const simd::Reduction& args) = nullptr;
 };
 
 // Operations of codecs of entries, on whole shards.
@@ -106,6 +100,21 @@ struct CodecInfo {
 };
 
 const CodecInfo& InfoOf(CodecId id);
+
+// The first of `names` with the smallest edit distance; there is at least one name.
+std::string NearestOf(std::string_view wanted, const std::vector<std::string>& names);
+
+// Parameters that several codecs have. A parameter of one codec stands in that codec's file.
+namespace codecs {
+
+extern const ParameterInfo kBlock;     // of codecs of blocks
+extern const ParameterInfo kRounding;  // of codecs whose CodeFor has a stochastic sibling
+extern const ParameterInfo kSeed;      // of whatever draws
+
+// Parses "0" or "1" into `flag`; for a parameter's parse function.
+std::optional<std::string> ParseFlag(const std::string& value, bool* flag);
+
+}  // namespace codecs
 
 }  // namespace thinwire
 

@@ -9,7 +9,6 @@
 #include "absl/strings/str_split.h"
 #include "compress/backend.h"
 #include "compress/codec_info.h"
-#include "compress/nearest.h"
 
 namespace thinwire {
 namespace {
@@ -161,6 +160,12 @@ CodecPair CodecPair::ForWorld(int size) const {
 
 CodecSpec LosslessSpec(DType dtype) {
   return {.id = dtype == DType::kBF16 ? codecs::Bf16::kTraits.id : codecs::Fp32::kTraits.id};
+}
+
+absl::Status CheckElements(size_t numel) {
+  if (numel <= kMostElements) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("got ", numel, " elements, expected at most ", kMostElements));
 }
 
 absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel) {

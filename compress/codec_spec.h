@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/codec_list.h"
 #include "compress/codec_traits.h"
@@ -85,6 +86,12 @@ struct CodecPair {
 // The codec whose values are those of the tensor: bf16 of bf16, else fp32 (f16 has none of its
 // own).
 CodecSpec LosslessSpec(DType dtype);
+
+// The most elements of a tensor: more is a caller's mistake, and sizes in bits would overflow.
+inline constexpr size_t kMostElements = size_t{1} << 40;
+
+// InvalidArgument if there are more.
+absl::Status CheckElements(size_t numel);
 
 // Exact size in bytes of an encoded shard of `numel` elements; 0 for none.
 size_t EncodedBytes(const CodecSpec& spec, size_t numel);

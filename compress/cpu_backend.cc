@@ -8,11 +8,22 @@
 #include "compress/codec_info.h"
 #include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
-#include "compress/simd_target.h"
-#include "compress/stages.h"
 
 namespace thinwire {
 namespace {
+
+// Stage by stage, so that what is not zero is found early.
+bool AllZero(std::span<const float> values) {
+  constexpr size_t kStage = 1024;
+  for (size_t begin = 0; begin < values.size(); begin += kStage) {
+    bool zero = true;
+    for (const float value : values.subspan(begin, std::min(kStage, values.size() - begin))) {
+      zero &= value == 0.0f;
+    }
+    if (!zero) return false;
+  }
+  return true;
+}
 
 const CodecOperations& OperationsOf(const CodecSpec& spec) { return InfoOf(spec.id).simd; }
 
@@ -142,13 +153,17 @@ void CpuReduction::ReduceWidths() {
 void CpuReduction::ReducePiece(const Piece& up, const Piece& down, const float* own, float* out) {
   size_t done = 0;
   if (from_.reduce != nullptr) {
+    uint8_t* const wire = args_.wire_out;
     done = from_.reduce(up, down,
                         {.wires = args_.wires,
+                         .scales_at = up.scales_offset(),
+                         .codes_at = up.codes_offset(),
                          .own = own,
                          .scale = args_.scale,
-                         .residual = ResidualAt(up.begin),
+                         .r = ResidualAt(up.begin),
                          .out = out,
-                         .wire_out = args_.wire_out});
+                         .scales = wire == nullptr ? nullptr : wire + down.scales_offset(),
+                         .codes = wire == nullptr ? nullptr : wire + down.codes_offset()});
   }
   for (; done < up.numel; done += kStage) {
     const size_t count = std::min(kStage, up.numel - done);
@@ -332,6 +347,13 @@ class CpuBackendImpl final : public Backend {
 };
 
 }  // namespace
+
+bool Backend::AreZero(std::span<const std::span<const float>> parts, float* known) const {
+  if (known != nullptr && *known != 0.0f) return true;
+  if (!std::all_of(parts.begin(), parts.end(), AllZero)) return false;
+  if (known != nullptr) *known = 1.0f;
+  return true;
+}
 
 const Backend& CpuBackend() {
   static const CpuBackendImpl backend;

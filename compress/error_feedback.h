@@ -21,7 +21,6 @@
 #include "compress/device.h"
 #include "compress/float_memory.h"
 #include "compress/types.h"
-#include "compress/undo_log.h"
 
 namespace thinwire {
 

@@ -1,13 +1,21 @@
-// FloatMemory: arrays of floats on the host or on a device, and copies from and to them.
+// FloatMemory: arrays of floats on the host or on a device, and copies from and to them. UndoLog:
+// such arrays as they were before.
 #ifndef THINWIRE_COMPRESS_FLOAT_MEMORY_H_
 #define THINWIRE_COMPRESS_FLOAT_MEMORY_H_
 
+#include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "compress/backend.h"
 #include "compress/device.h"
+#include "compress/types.h"
 
 namespace thinwire {
 
@@ -27,6 +35,46 @@ class FloatMemory {
 
  private:
   std::shared_ptr<Device> device_;
+};
+
+// UndoLog: what a bucket's residuals and other kept arrays were before its last use. A use that
+// failed half-way has encoded some chunks and not others; taken back as a whole, it was never made.
+// Thread-safe: the chunks of a use save disjoint ranges.
+class UndoLog {
+ public:
+  using Arrays = absl::InlinedVector<std::shared_ptr<float[]>, 2>;
+
+  // Room for as many floats as the residuals and each array have, in the same memory.
+  UndoLog(std::shared_ptr<float[]> residual, Arrays arrays, bool on_device)
+      : residual_(std::move(residual)),
+        arrays_(std::move(arrays)),
+        on_device_(on_device),
+        arrays_saved_(arrays_.size()) {}
+
+  // A use begins: the one before it can't be taken back any more.
+  void Begin();
+
+  // Before a chunk changes these elements of the bucket's residuals and arrays; null: it does not
+  // change them. On a device it is queued on the stream of `backend`.
+  void Save(const Backend& backend, Range elements, const float* residual,
+            std::span<const float* const> arrays);
+  // The same where only the first array, the momentum, may change.
+  void Save(const Backend& backend, Range elements, const float* residual, const float* momentum) {
+    Save(backend, elements, residual, std::span<const float* const>(&momentum, 1));
+  }
+
+  // Puts back what the last use has saved, after the fence, which may be null; once. `residual` and
+  // `arrays` are the whole bucket's, of `numel` floats. Nothing may be in flight.
+  absl::Status Restore(const FloatMemory& memory, const Fence* after, size_t numel, float* residual,
+                       const Arrays& arrays);
+
+ private:
+  const std::shared_ptr<float[]> residual_;
+  const Arrays arrays_;
+  const bool on_device_;
+  absl::Mutex mu_;
+  std::vector<Range> residuals_saved_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::vector<Range>> arrays_saved_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace thinwire

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "compress/hd.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 

@@ -5,7 +5,7 @@
 
 #include "compress/backend.h"
 #include "compress/codec_info.h"
-#include "compress/elements.h"
+#include "compress/codecs/reference.h"
 #include "compress/shard_layout.h"
 
 namespace thinwire {

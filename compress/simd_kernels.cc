@@ -5,21 +5,21 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/simd_kernels.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "compress/half_float.h"
-#include "compress/quantiser.h"
-#include "compress/simd_target.h"
+#include <algorithm>
+
+#include "compress/backend.h"
+#include "compress/element_math.h"
 
 // All are compiled per target, each behind an include guard of its own.
-#include "compress/simd_candidates-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
 #include "compress/simd_reduce-inl.h"
 #include "compress/simd_rounding-inl.h"
 #include "compress/simd_topk-inl.h"
-#include "compress/simd_transform-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {
@@ -322,6 +322,27 @@ const char* TargetNameT() { return hwy::TargetName(HWY_TARGET); }
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+
+// One instruction set for all machines, which the compiler must be told of on NEON.
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::simd {
+
+void StreamCopy(float* to, const float* from, size_t count) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::FixedTag<float, 4> four;
+  constexpr size_t kAlign = 4 * sizeof(float);
+  const size_t beyond = reinterpret_cast<uintptr_t>(to) % kAlign;
+  const size_t head = std::min(count, (kAlign - beyond) % kAlign / sizeof(float));
+  std::copy_n(from, head, to);
+  size_t i = head;
+  for (; i + 4 <= count; i += 4) hn::Stream(hn::LoadU(four, from + i), four, to + i);
+  hwy::FlushStream();
+  std::copy(from + i, from + count, to + i);
+}
+
+}  // namespace thinwire::simd
+HWY_AFTER_NAMESPACE();
+
 namespace thinwire::simd {
 
 HWY_EXPORT(EncodeBlocksT);

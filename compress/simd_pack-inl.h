@@ -9,8 +9,7 @@
 
 #include <hwy/highway.h>
 
-#include "compress/hd.h"
-#include "compress/quantiser.h"
+#include "compress/element_math.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {

@@ -10,7 +10,7 @@
 
 #include <hwy/highway.h>
 
-#include "compress/quantiser.h"
+#include "compress/element_math.h"
 #include "compress/simd_kernels.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"

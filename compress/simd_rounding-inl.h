@@ -11,15 +11,177 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
+
 #include "compress/codec_traits.h"
 #include "compress/philox.h"
-#include "compress/simd_draws-inl.h"
 #include "compress/simd_pack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+
+// The draws of stochastic rounding: compress/FORMAT.md.
+
+// Philox's words of the even calls, or of the odd ones: each in the lower half of 64 bits, where a
+// multiplication takes it from and leaves its lower product. Upper halves hold anything.
+using Wide = hn::RepartitionToWide<U>;
+using Words = hn::Vec<Wide>;
+
+HWY_INLINE Words ProductOf(Words word, uint32_t factor) {
+  return hn::BitCast(Wide(), hn::MulEven(hn::BitCast(U(), word), hn::Set(U(), factor)));
+}
+HWY_INLINE Words InAll(uint32_t word) { return hn::BitCast(Wide(), hn::Set(U(), word)); }
+HWY_INLINE Words UpperOf(Words product) { return hn::ShiftRight<32>(product); }
+
+// Lower halves of both as the even and the odd words of one vector; the same of upper halves.
+HWY_INLINE hn::Vec<U> MergeLower(Words even, Words odd) {
+  return hn::OddEven(hn::Shuffle2301(hn::BitCast(U(), odd)), hn::BitCast(U(), even));
+}
+HWY_INLINE hn::Vec<U> MergeUpper(Words even, Words odd) {
+  return hn::OddEven(hn::BitCast(U(), odd), hn::Shuffle2301(hn::BitCast(U(), even)));
+}
+
+// The generator of philox.h for a whole group of draws. Its calls differ in the counter's first
+// word only, and there they count up: so the first round's products are a sum and a scalar, and of
+// the second round's one is a scalar.
+class Generator {
+ public:
+  // Where the word of an element's draw lies among those that Generate makes, of elements from the
+  // first one of a group on. Its draw is number place / kDrawLanes % 4 of the word.
+  static constexpr size_t WordAt(size_t place) {
+    return kDrawLanes * (place / (4 * kDrawLanes)) + place % kDrawLanes;
+  }
+
+  explicit HWY_INLINE Generator(const Draws& draws)
+      : stream_low_(static_cast<uint32_t>(draws.stream)),
+        stream_high_(static_cast<uint32_t>(draws.stream >> 32)) {
+    for (uint32_t round = 0; round < kPhiloxRounds; ++round) {
+      const uint32_t key0 = static_cast<uint32_t>(draws.key) + round * kPhiloxWeyl[0],
+                     key1 = static_cast<uint32_t>(draws.key >> 32) + round * kPhiloxWeyl[1];
+      std::fill_n(key0_[round], kKeyLanes, key0);
+      std::fill_n(key1_[round], kKeyLanes, key1);
+    }
+  }
+
+  // The words of the group that begins at element `first`.
+  HWY_INLINE void Generate(uint64_t first, uint32_t* HWY_RESTRICT out) const {
+    const uint64_t counter = first / kDrawGroup * kDrawLanes;
+    Alike alike;
+    alike.product = uint64_t{kPhiloxMul[0]} * static_cast<uint32_t>(counter);
+    const uint64_t p1 = uint64_t{kPhiloxMul[1]} * stream_low_;
+    const uint32_t word0 =
+        static_cast<uint32_t>(p1 >> 32) ^ static_cast<uint32_t>(counter >> 32) ^ key0_[0][0];
+    const uint64_t p0 = uint64_t{kPhiloxMul[0]} * word0;
+    alike.round1 = stream_high_ ^ key1_[0][0];
+    alike.round2[0] = static_cast<uint32_t>(p1) ^ key0_[1][0];
+    alike.round2[1] = static_cast<uint32_t>(p0 >> 32) ^ key1_[1][0];
+    alike.round3 = static_cast<uint32_t>(p0) ^ key1_[2][0];
+    for (size_t lane = 0; lane < kDrawLanes; lane += kLanes) GenerateLanes(alike, lane, out + lane);
+  }
+
+ private:
+  // The state that all calls of a group share.
+  struct Alike {
+    uint64_t product;    // of the first call's counter
+    uint32_t round1;     // what is added to word 2
+    uint32_t round2[2];  // to words 0 and 2
+    uint32_t round3;     // to word 2
+  };
+  struct State {
+    State() {}  // NEON's compiler gives an implicit one no instruction set
+    Words word[4];
+  };
+
+  // The words that leave the third round. `products`: of the calls' lanes.
+  HWY_INLINE State Begin(const Alike& alike, const uint64_t* HWY_RESTRICT products) const {
+    const Words p = hn::Add(hn::LoadU(Wide(), products), hn::Set(Wide(), alike.product));
+    const Words p1 = ProductOf(hn::Xor(UpperOf(p), InAll(alike.round1)), kPhiloxMul[1]);
+    const Words word0 = hn::Xor(UpperOf(p1), InAll(alike.round2[0]));
+    const Words word2 = hn::Xor(p, InAll(alike.round2[1]));
+    State s;
+    s.word[1] = ProductOf(word2, kPhiloxMul[1]);
+    s.word[3] = ProductOf(word0, kPhiloxMul[0]);
+    s.word[0] = hn::Xor3(UpperOf(s.word[1]), p1, Key(key0_[2]));
+    s.word[2] = hn::Xor(UpperOf(s.word[3]), InAll(alike.round3));
+    return s;
+  }
+
+  static HWY_INLINE hn::Vec<U> InLanes(const uint32_t* key) {
+    if constexpr (kKeyLanes == 1) return hn::Set(U(), *key);
+    return hn::Load(U(), key);
+  }
+  static HWY_INLINE Words Key(const uint32_t* lanes) { return hn::BitCast(Wide(), InLanes(lanes)); }
+
+  HWY_INLINE void Round(State& s, int round) const {
+    const Words p0 = ProductOf(s.word[0], kPhiloxMul[0]), p1 = ProductOf(s.word[2], kPhiloxMul[1]);
+    s.word[0] = hn::Xor3(UpperOf(p1), s.word[1], Key(key0_[round]));
+    s.word[1] = p1;
+    s.word[2] = hn::Xor3(UpperOf(p0), s.word[3], Key(key1_[round]));
+    s.word[3] = p0;
+  }
+
+  // Calls `lane` to lane + kLanes - 1 of the group. The last round merges even and odd ones.
+  HWY_INLINE void GenerateLanes(const Alike& alike, size_t lane, uint32_t* HWY_RESTRICT out) const {
+    constexpr uint64_t kFactor = kPhiloxMul[0];
+    alignas(64) static constexpr uint64_t kEven[kDrawLanes / 2] = {
+        0,           2 * kFactor,  4 * kFactor,  6 * kFactor,
+        8 * kFactor, 10 * kFactor, 12 * kFactor, 14 * kFactor};
+    alignas(64) static constexpr uint64_t kOdd[kDrawLanes / 2] = {
+        kFactor,     3 * kFactor,  5 * kFactor,  7 * kFactor,
+        9 * kFactor, 11 * kFactor, 13 * kFactor, 15 * kFactor};
+    constexpr int kLast = kPhiloxRounds - 1;
+    State even = Begin(alike, kEven + lane / 2), odd = Begin(alike, kOdd + lane / 2);
+#pragma GCC unroll 10
+    for (int round = 3; round < kLast; ++round) {
+      Round(even, round);
+      Round(odd, round);
+    }
+    const Words e0 = ProductOf(even.word[0], kPhiloxMul[0]),
+                o0 = ProductOf(odd.word[0], kPhiloxMul[0]),
+                e1 = ProductOf(even.word[2], kPhiloxMul[1]),
+                o1 = ProductOf(odd.word[2], kPhiloxMul[1]);
+    const auto store = [out](size_t word, hn::Vec<U> v)
+                           HWY_ATTR { hn::Store(v, U(), out + kDrawLanes * word); };
+    store(0, hn::Xor3(MergeUpper(e1, o1), MergeLower(even.word[1], odd.word[1]),
+                      InLanes(key0_[kLast])));
+    store(1, MergeLower(e1, o1));
+    store(2, hn::Xor3(MergeUpper(e0, o0), MergeLower(even.word[3], odd.word[3]),
+                      InLanes(key1_[kLast])));
+    store(3, MergeLower(e0, o0));
+  }
+
+  const uint32_t stream_low_, stream_high_;
+  // By round. In each lane keys are operands from memory, which take none of AVX2's few registers;
+  // AVX-512 has enough, and its loads take twice as long.
+  static constexpr size_t kKeyLanes = kLanes >= 16 ? 1 : kLanes;
+  alignas(64) uint32_t key0_[kPhiloxRounds][kKeyLanes], key1_[kPhiloxRounds][kKeyLanes];
+};
+
+// scaled + UniformOf(draw), draw `turn` of 0 to 3 of each word. The number and its product with
+// 2^-24 are exact, so there is one rounding, fused or not.
+HWY_INLINE V AddUniform(V scaled, hn::Vec<U> words, size_t turn) {
+  // The draw's two bytes in the middle of a word that is otherwise 0.
+  constexpr auto kNone = uint8_t{0x80};
+  alignas(64) static constexpr uint8_t kMiddle[4][16] = {
+      {kNone, 0, 1, kNone, kNone, 4, 5, kNone, kNone, 8, 9, kNone, kNone, 12, 13, kNone},
+      {kNone, 1, 2, kNone, kNone, 5, 6, kNone, kNone, 9, 10, kNone, kNone, 13, 14, kNone},
+      {kNone, 2, 3, kNone, kNone, 6, 7, kNone, kNone, 10, 11, kNone, kNone, 14, 15, kNone},
+      {kNone, 3, 0, kNone, kNone, 7, 4, kNone, kNone, 11, 8, kNone, kNone, 15, 12, kNone}};
+  const auto bytes = hn::LoadDup128(U8(), kMiddle[turn]);
+  const auto half = hn::Set(U(), 0x80);
+#if HWY_TARGET == HWY_AVX3
+  const hn::Vec<I> number{
+      _mm512_mask_shuffle_epi8(half.raw, 0x6666666666666666u, words.raw, bytes.raw)};
+#else
+  const auto draws = hn::BitCast(U(), hn::TableLookupBytesOr0(hn::BitCast(U8(), words), bytes));
+  const auto number = hn::BitCast(I(), hn::Or(draws, half));
+#endif
+  return hn::MulAdd(hn::ConvertTo(F(), number), hn::Set(F(), 0x1p-24f), scaled);
+}
+
+// Roundings.
 
 struct Codes {
   hn::Vec<I> whole;

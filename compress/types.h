@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -57,6 +58,19 @@ struct Momentum {
     return {beta, nesterov, velocity == nullptr ? nullptr : velocity + element};
   }
 };
+
+// Elements at any alignment.
+template <typename T>
+T Get(const void* base, size_t i) {
+  T value;
+  std::memcpy(&value, static_cast<const uint8_t*>(base) + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <typename T>
+void Put(void* base, size_t i, T value) {
+  std::memcpy(static_cast<uint8_t*>(base) + i * sizeof(T), &value, sizeof(T));
+}
 
 using Bytes = std::span<const uint8_t>;
 using MutableBytes = std::span<uint8_t>;

@@ -3,7 +3,7 @@
 #define THINWIRE_KERNELS_CODES_H_
 
 #include "compress/codec_list.h"
-#include "compress/half_float.h"
+#include "compress/element_math.h"
 #include "kernels/exact_float.h"
 #include "kernels/tile.h"
 #include "kernels/word.h"

@@ -2,7 +2,7 @@
 #ifndef THINWIRE_KERNELS_ELEMENTS_H_
 #define THINWIRE_KERNELS_ELEMENTS_H_
 
-#include "compress/half_float.h"
+#include "compress/element_math.h"
 #include "compress/types.h"
 #include "kernels/jobs.h"
 #include "kernels/tile.h"

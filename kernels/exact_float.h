@@ -3,7 +3,7 @@
 #ifndef THINWIRE_KERNELS_EXACT_FLOAT_H_
 #define THINWIRE_KERNELS_EXACT_FLOAT_H_
 
-#include "compress/hd.h"
+#include "compress/element_math.h"
 
 namespace thinwire::kernels {
 

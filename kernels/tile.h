@@ -12,7 +12,7 @@
 #include <cstddef>
 
 #include "compress/codec_traits.h"
-#include "compress/hd.h"
+#include "compress/element_math.h"
 #include "kernels/tuning.h"
 
 // Stands before a loop whose body is long.

@@ -2,7 +2,7 @@
 #ifndef THINWIRE_KERNELS_TILE_SCALES_H_
 #define THINWIRE_KERNELS_TILE_SCALES_H_
 
-#include "compress/quantiser.h"
+#include "compress/element_math.h"
 #include "kernels/elements.h"
 #include "kernels/jobs.h"
 #include "kernels/tile.h"

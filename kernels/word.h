@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "compress/hd.h"
+#include "compress/element_math.h"
 
 namespace thinwire::kernels {
 

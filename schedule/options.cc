@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "compress/element_limit.h"
+#include "compress/codec_spec.h"
 #include "schedule/collective/settle.h"
 
 namespace thinwire {

@@ -5,12 +5,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "compress/codecs/adaptive_reference.h"
-#include "compress/codecs/adaptive_simd.h"
-#include "compress/codecs/parameters.h"
+#include "compress/backend.h"
+#include "compress/codec_info.h"
 #include "compress/shard_layout.h"
-#include "compress/simd_target.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
 namespace thinwire::codecs {
 namespace {
@@ -72,7 +70,7 @@ bool IsHead(uint16_t head) {
 size_t CodesBytes(const Shard& shard, const uint8_t* wire) {
   static const bool available = SimdAvailable();  // as in CpuBackend()
   Walk walk;
-  (available ? kAdaptiveSimd : kAdaptiveReference).dense.begin(shard, wire, &walk);
+  (available ? Adaptive::kSimd : Adaptive::kReference).dense.begin(shard, wire, &walk);
   size_t planes = 0;
   for (size_t b = 0; b < shard.layout.blocks; ++b) {
     planes += AdaptiveWidth(Get<uint16_t>(wire, b), walk.threshold - (b < walk.raised ? 1 : 0),
@@ -109,8 +107,8 @@ const CodecInfo& Adaptive::Info() {
       .traits = kTraits,
       .help = "Bits of a block by its size, Hadamard transform: for slow links.",
       .parameters = kParameters,
-      .scalar = kAdaptiveReference,
-      .simd = kAdaptiveSimd,
+      .scalar = kReference,
+      .simd = kSimd,
       .check = Check,
       .check_wire = CheckWire};
   return info;

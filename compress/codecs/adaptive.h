@@ -10,13 +10,13 @@
 
 #include "compress/codec_traits.h"
 #include "compress/codecs/onebit.h"
+#include "compress/element_math.h"
 #include "compress/hadamard.h"
-#include "compress/half_float.h"
-#include "compress/quantiser.h"
 
 namespace thinwire {
 
 struct CodecInfo;
+struct CodecOperations;
 
 // Heads.
 
@@ -93,6 +93,9 @@ struct Adaptive {
   static constexpr CodecTraits kTraits{
       .id = CodecId{6}, .name = "adaptive", .kind = CodecKind::kWidths, .code_bits = 2};
   static const CodecInfo& Info();
+
+  static const CodecOperations kReference;  // the normative scalar operations
+  static const CodecOperations kSimd;       // the loops, for the best instruction set of this CPU
 };
 
 }  // namespace codecs

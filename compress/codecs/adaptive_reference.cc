@@ -1,14 +1,13 @@
-#include "compress/codecs/adaptive_reference.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <span>
 
+#include "compress/codec_info.h"
 #include "compress/codecs/adaptive.h"
 #include "compress/codecs/adaptive_levels.h"
 #include "compress/shard_layout.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
 namespace thinwire::codecs {
 namespace {
@@ -219,11 +218,11 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
 
 }  // namespace
 
-constinit const CodecOperations kAdaptiveReference = {.dense = {.encode = Encode,
-                                                                .decode = Decode,
-                                                                .decode_add = DecodeAdd,
-                                                                .heads = EncodeHeads,
-                                                                .begin = Begin},
-                                                      .entries = {}};
+constinit const CodecOperations Adaptive::kReference = {.dense = {.encode = Encode,
+                                                                  .decode = Decode,
+                                                                  .decode_add = DecodeAdd,
+                                                                  .heads = EncodeHeads,
+                                                                  .begin = Begin},
+                                                        .entries = {}};
 
 }  // namespace thinwire::codecs

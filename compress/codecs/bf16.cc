@@ -1,9 +1,7 @@
 #include "compress/codecs/bf16.h"
 
 #include "compress/codecs/reference.h"
-#include "compress/codecs/simd_blocks.h"
 #include "compress/simd_kernels.h"
-#include "compress/stages.h"
 
 namespace thinwire::codecs {
 namespace {
@@ -26,9 +24,9 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
   }
 }
 
-size_t Reduce(const Piece& up, const Piece& down, const PieceReduction& args) {
-  if (down.shard.spec.id != up.shard.spec.id || args.wire_out == nullptr) return 0;
-  return simd::ReduceBf16(ReductionOf(up, down, args), up.numel);
+size_t Reduce(const Piece& up, const Piece& down, const simd::Reduction& args) {
+  if (down.shard.spec.id != up.shard.spec.id || args.codes == nullptr) return 0;
+  return simd::ReduceBf16(args, up.numel);
 }
 
 }  // namespace

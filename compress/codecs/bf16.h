@@ -3,7 +3,7 @@
 #define THINWIRE_COMPRESS_CODECS_BF16_H_
 
 #include "compress/codec_traits.h"
-#include "compress/half_float.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 struct CodecInfo;

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "compress/codecs/reference.h"
-#include "compress/codecs/simd_blocks.h"
 #include "compress/simd_kernels.h"
 
 namespace thinwire::codecs {
@@ -29,9 +28,9 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
   simd::Add(sum, reinterpret_cast<const float*>(wire + piece.codes_offset()), piece.numel);
 }
 
-size_t Reduce(const Piece& up, const Piece& down, const PieceReduction& args) {
-  if (args.wire_out != nullptr) return 0;
-  return simd::ReduceFp32(ReductionOf(up, down, args), up.numel);
+size_t Reduce(const Piece& up, const Piece& /*down*/, const simd::Reduction& args) {
+  if (args.codes != nullptr) return 0;
+  return simd::ReduceFp32(args, up.numel);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #define THINWIRE_COMPRESS_CODECS_FP32_H_
 
 #include "compress/codec_traits.h"
-#include "compress/hd.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 struct CodecInfo;

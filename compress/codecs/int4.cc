@@ -1,7 +1,7 @@
 #include "compress/codecs/int4.h"
 
 #include "absl/strings/str_cat.h"
-#include "compress/codecs/parameters.h"
+#include "compress/codec_info.h"
 #include "compress/codecs/reference.h"
 #include "compress/codecs/simd_blocks.h"
 

@@ -1,6 +1,6 @@
 #include "compress/codecs/int8.h"
 
-#include "compress/codecs/parameters.h"
+#include "compress/codec_info.h"
 #include "compress/codecs/reference.h"
 #include "compress/codecs/simd_blocks.h"
 

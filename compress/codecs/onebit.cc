@@ -1,7 +1,7 @@
 #include "compress/codecs/onebit.h"
 
+#include "compress/codec_info.h"
 #include "compress/codecs/int4.h"
-#include "compress/codecs/parameters.h"
 #include "compress/codecs/reference.h"
 #include "compress/codecs/simd_blocks.h"
 

@@ -8,8 +8,7 @@
 #include <cstddef>
 
 #include "compress/codec_traits.h"
-#include "compress/half_float.h"
-#include "compress/quantiser.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 

@@ -10,12 +10,31 @@
 
 #include "compress/codec_info.h"
 #include "compress/codecs/onebit.h"
-#include "compress/half_float.h"
-#include "compress/quantiser.h"
+#include "compress/element_math.h"
 #include "compress/shard_layout.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 
-namespace thinwire::codecs {
+namespace thinwire {
+
+// Single elements of a tensor of any dtype and alignment.
+inline float Load(const TensorView& view, size_t i) {
+  switch (view.dtype) {
+    case DType::kF32: return Get<float>(view.data, i);
+    case DType::kBF16: return FromBf16(Get<uint16_t>(view.data, i));
+    case DType::kF16: return FromF16(Get<uint16_t>(view.data, i));
+  }
+  return 0.0f;
+}
+
+inline void Store(const TensorView& view, size_t i, float value) {
+  switch (view.dtype) {
+    case DType::kF32: return Put(view.data, i, value);
+    case DType::kBF16: return Put(view.data, i, ToBf16(value));
+    case DType::kF16: return Put(view.data, i, ToF16(value));
+  }
+}
+
+namespace codecs {
 
 // x = g + r, or g where there is no feedback.
 inline float InputAt(const float* g, const float* r, size_t i) {
@@ -193,6 +212,7 @@ constexpr CodecOperations ReferenceOf() {
           .entries = {}};
 }
 
-}  // namespace thinwire::codecs
+}  // namespace codecs
+}  // namespace thinwire
 
 #endif  // THINWIRE_COMPRESS_CODECS_REFERENCE_H_

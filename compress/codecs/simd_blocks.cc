@@ -6,7 +6,6 @@
 
 #include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
-#include "compress/stages.h"
 
 namespace thinwire::codecs {
 namespace {
@@ -53,19 +52,6 @@ void DecodeTail(const Piece& tail, const uint8_t* wire, float* out) {
 
 }  // namespace
 
-simd::Reduction ReductionOf(const Piece& up, const Piece& down, const PieceReduction& args) {
-  const bool encoded = args.wire_out != nullptr;
-  return {.wires = args.wires,
-          .scales_at = up.scales_offset(),
-          .codes_at = up.codes_offset(),
-          .own = args.own,
-          .scale = args.scale,
-          .r = args.residual,
-          .out = args.out,
-          .scales = encoded ? args.wire_out + down.scales_offset() : nullptr,
-          .codes = encoded ? args.wire_out + down.codes_offset() : nullptr};
-}
-
 void EncodeSimdBlocks(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   simd::EncodeBlocks(BlocksOf(piece, piece.full_blocks()), g, r, wire + piece.scales_offset(),
                      wire + piece.codes_offset());
@@ -89,7 +75,7 @@ void DecodeAddSimdBlocks(const Piece& piece, const uint8_t* wire, float* sum) {
   simd::Add(sum + piece.numel - piece.rest(), values.data(), piece.rest());
 }
 
-size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const PieceReduction& args) {
+size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const simd::Reduction& args) {
   const auto plain = [](const CodecSpec& spec) {
     return !spec.hadamard && spec.rounding == Rounding::kNearest;
   };
@@ -97,10 +83,10 @@ size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const PieceReduction
                                 up.full_blocks()};
   if (!down.in_blocks() || down.block() != up.block() || !plain(up.shard.spec) ||
       !plain(down.shard.spec) || !simd::HasReduceLoop(blocks.up, blocks.down) ||
-      args.wire_out == nullptr) {
+      args.codes == nullptr) {
     return 0;
   }
-  simd::ReduceBlocks(blocks, ReductionOf(up, down, args));
+  simd::ReduceBlocks(blocks, args);
   return blocks.count * blocks.block;
 }
 

@@ -7,13 +7,10 @@
 
 namespace thinwire::codecs {
 
-// The arguments of simd's reductions, for a whole piece.
-simd::Reduction ReductionOf(const Piece& up, const Piece& down, const PieceReduction& args);
-
 void EncodeSimdBlocks(const Piece& piece, const float* g, float* r, uint8_t* wire);
 void DecodeSimdBlocks(const Piece& piece, const uint8_t* wire, float* out);
 void DecodeAddSimdBlocks(const Piece& piece, const uint8_t* wire, float* sum);
-size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const PieceReduction& args);
+size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const simd::Reduction& args);
 
 // The loops are those of int8, int4 and onebit, told apart by their bits.
 template <typename Codec>

@@ -10,7 +10,6 @@
 #include "compress/codecs/int4.h"
 #include "compress/codecs/reference.h"
 #include "compress/simd_kernels.h"
-#include "compress/stages.h"
 
 namespace thinwire::codecs {
 namespace {

@@ -9,12 +9,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "compress/backend.h"
-#include "compress/codecs/parameters.h"
-#include "compress/codecs/topk_encode.h"
-#include "compress/elements.h"
+#include "compress/codec_info.h"
+#include "compress/codecs/reference.h"
 #include "compress/shard_layout.h"
-#include "compress/stages.h"
-#include "compress/unaligned.h"
+#include "compress/simd_kernels.h"
+#include "compress/types.h"
 
 namespace thinwire::codecs {
 namespace {
@@ -212,7 +211,7 @@ const CodecInfo& TopK::Info() {
                  .entries = {.encode = EncodeReference,
                              .decode = DecodeReference,
                              .add = AddReference}},
-      .simd = {.dense = {}, .entries = {.encode = EncodeTopK, .decode = Decode, .add = Add}},
+      .simd = {.dense = {}, .entries = {.encode = TopK::Encode, .decode = Decode, .add = Add}},
       .check_wire = CheckWire,
       .at_step = AtStep,
       .momentum = Momentum};

@@ -7,12 +7,13 @@
 #include <cstddef>
 
 #include "compress/codec_traits.h"
-#include "compress/half_float.h"
-#include "compress/quantiser.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 
 struct CodecInfo;
+struct CodecSpec;
+struct EntryArgs;
 
 // An entry's index counts within its sub-block, so that 16 bits hold it.
 inline constexpr size_t kSubBlock = 65536;
@@ -50,6 +51,10 @@ struct TopK {
   static constexpr CodecTraits kTraits{
       .id = CodecId{5}, .name = "topk", .kind = CodecKind::kEntries, .code_bits = 32};
   static const CodecInfo& Info();
+
+  // On the CPU: the exact k largest in one pass over the data while last step's threshold holds. It
+  // is Backend::EncodeEntries of at least one element, and writes all of the wire but its padding.
+  static void Encode(const CodecSpec& spec, const EntryArgs& args);
 };
 
 }  // namespace codecs

@@ -3,9 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/c/call.h"
+#include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
-#include "integrations/c/text.h"
 
 struct tw_bucket {
   tw_comm* comm = nullptr;

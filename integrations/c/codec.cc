@@ -1,10 +1,12 @@
-// tw_encode, tw_decode, tw_decode_mean: shards of compress/FORMAT.md, without a communicator.
+// All that needs no communicator: compress/codec_info.h for callers of the C interface, and shards
+// of compress/FORMAT.md.
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "compress/backend.h"
-#include "compress/element_limit.h"
-#include "compress/simd_target.h"
+#include "compress/codec_info.h"
+#include "compress/codec_spec.h"
 #include "compress/weighted_mean.h"
 #include "integrations/c/status.h"
 #include "schedule/hash.h"
@@ -15,18 +17,17 @@ using thinwire::ToC;
 
 namespace {
 
-absl::StatusOr<CodecSpec> Parse(const char* spec) {
+absl::StatusOr<CodecPair> Parse(const char* spec) {
   if (spec == nullptr) return absl::InvalidArgumentError("the spec is null");
-  const absl::StatusOr<CodecPair> pair = CodecPair::Parse(spec);
-  if (!pair.ok()) return pair.status();
-  return pair->up;
+  return CodecPair::Parse(spec);
 }
 
-// A spec that fits so many elements.
+// The first hop's codec of a spec, which fits so many elements.
 absl::StatusOr<CodecSpec> ParseFor(const char* spec, size_t n) {
-  absl::StatusOr<CodecSpec> parsed = Parse(spec);
-  if (absl::Status bad = thinwire::CheckElements(n); parsed.ok() && !bad.ok()) return bad;
-  return parsed;
+  const absl::StatusOr<CodecPair> parsed = Parse(spec);
+  if (!parsed.ok()) return parsed.status();
+  if (absl::Status bad = thinwire::CheckElements(n); !bad.ok()) return bad;
+  return parsed->up;
 }
 
 absl::Status TooSmall(const char* what, size_t expected, size_t got) {
@@ -36,9 +37,79 @@ absl::Status TooSmall(const char* what, size_t expected, size_t got) {
 
 thinwire::TensorView View(const float* x, size_t n) { return {const_cast<float*>(x), n}; }
 
+template <size_t kCapacity>
+void CopyText(const std::string& text, char (&to)[kCapacity]) {
+  const size_t length = std::min(text.size(), kCapacity - 1);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+// Fills as much of the caller's struct as the caller knows.
+template <typename Struct>
+absl::Status Give(Struct made, const char* what, Struct* to) {
+  if (to == nullptr || to->struct_size < sizeof(size_t)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " is null or without its struct_size; set it to sizeof(", what, ")"));
+  }
+  made.struct_size = to->struct_size;
+  std::memcpy(to, &made, std::min(to->struct_size, sizeof(Struct)));
+  return absl::OkStatus();
+}
+
+double BitsOfElement(const CodecSpec& spec) {
+  constexpr size_t kLarge = size_t{1} << 24;
+  return 8.0 * static_cast<double>(thinwire::EncodedBytes(spec, kLarge)) / kLarge;
+}
+
+static_assert(int{TW_MOMENTUM_UNUSED} == int(thinwire::MomentumNeed::kUnused) &&
+              int{TW_MOMENTUM_REQUIRED} == int(thinwire::MomentumNeed::kRequired));
+
 }  // namespace
 
 extern "C" {
+
+const char* tw_codec_name(size_t index) {
+  return index < thinwire::kCodecs.size() ? thinwire::kCodecs[index].name.data() : nullptr;
+}
+
+tw_status tw_codec_info(const char* spec, tw_codec* codec) {
+  const absl::StatusOr<CodecPair> pair = Parse(spec);
+  if (!pair.ok()) return ToC(pair.status());
+  const thinwire::CodecInfo& info = thinwire::InfoOf(pair->up.id);
+  tw_codec made{};
+  made.name = info.traits.name.data();
+  made.help = info.help;
+  CopyText(pair->ToString(), made.spec);
+  CopyText(pair->up.ToString(), made.up);
+  CopyText(pair->down.ToString(), made.down);
+  made.up_bits = BitsOfElement(pair->up);
+  made.down_bits = BitsOfElement(pair->down);
+  made.entries = info.traits.entries();
+  made.uses_feedback = pair->uses_feedback();
+  made.has_kernels = pair->has_kernels();
+  made.momentum = static_cast<tw_momentum_need>(pair->momentum());
+  made.num_parameters = info.parameters.size();
+  return ToC(Give(made, "tw_codec", codec));
+}
+
+tw_status tw_codec_parameter(const char* spec, size_t index, tw_parameter* parameter) {
+  const absl::StatusOr<CodecPair> pair = Parse(spec);
+  if (!pair.ok()) return ToC(pair.status());
+  const thinwire::CodecInfo& info = thinwire::InfoOf(pair->up.id);
+  if (index >= info.parameters.size()) {
+    return ToC(absl::InvalidArgumentError(absl::StrCat("codec '", info.traits.name.data(), "' has ",
+                                                       info.parameters.size(),
+                                                       " parameters, got index ", index)));
+  }
+  const thinwire::ParameterInfo& one = *info.parameters[index];
+  tw_parameter made{};
+  made.key = one.key;
+  made.range = one.range;
+  made.help = one.help;
+  CopyText(one.print({.id = pair->up.id}), made.default_value);
+  CopyText(one.print(pair->up), made.value);
+  return ToC(Give(made, "tw_parameter", parameter));
+}
 
 uint64_t tw_digest(const void* data, size_t bytes) {
   return thinwire::DigestBytes({static_cast<const uint8_t*>(data), bytes});

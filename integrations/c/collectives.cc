@@ -3,9 +3,8 @@
 #include <memory>
 #include <utility>
 
-#include "integrations/c/call.h"
+#include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
-#include "integrations/c/text.h"
 
 using thinwire::CollectiveRequest;
 using thinwire::ToC;

@@ -4,11 +4,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/c/call.h"
 #include "integrations/c/communicator.h"
 #include "integrations/c/options.h"
 #include "integrations/c/status.h"
-#include "integrations/c/text.h"
 #include "kernels/device.h"
 #include "transport/nccl/nccl.h"
 #include "transport/ucx/ucx.h"

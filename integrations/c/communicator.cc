@@ -1,12 +1,14 @@
 #include "integrations/c/communicator.h"
 
+#include <algorithm>
+#include <chrono>
+#include <limits>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/c/callback_store.h"
 #include "integrations/c/options.h"
-#include "integrations/c/text.h"
+#include "integrations/c/status.h"
 #include "kernels/device.h"
 #include "schedule/join/join.h"
 
@@ -74,6 +76,48 @@ tw_nodes NodesFound(const Joined& joined) {
           joined.rates->between};
 }
 
+class CallbackStore final : public Store {
+ public:
+  explicit CallbackStore(const tw_store& callbacks) : callbacks_(callbacks) {}
+
+  absl::Status Set(std::string_view key, std::string_view value) override {
+    const std::string name(key);
+    if (callbacks_.set(callbacks_.context, name.c_str(), value.data(), value.size()) == 0) {
+      return absl::OkStatus();
+    }
+    return absl::UnavailableError(absl::StrCat("the rendezvous store refused key '", name, "'"));
+  }
+
+  absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
+    const std::string name(key);
+    std::string value(kCapacity, '\0');
+    size_t bytes = 0;
+    if (callbacks_.get(callbacks_.context, name.c_str(), value.data(), value.size(), &bytes,
+                       Remaining(deadline)) != 0) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("nobody set '", name, "' in the rendezvous store in time"));
+    }
+    if (bytes > value.size()) {
+      return absl::InternalError(absl::StrCat("the value of '", name, "' has ", bytes,
+                                              " bytes, expected at most ", value.size()));
+    }
+    value.resize(bytes);
+    return value;
+  }
+
+ private:
+  // More than any value of ours: the longest is a handshake's, which names all codecs.
+  static constexpr size_t kCapacity = size_t{1} << 20;
+
+  static int Remaining(Deadline deadline) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    return static_cast<int>(std::clamp<int64_t>(left.count(), 1, std::numeric_limits<int>::max()));
+  }
+
+  const tw_store callbacks_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) {
@@ -92,6 +136,55 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
                                            NodesFound(*joined),
                                            *std::move(engine),
                                            {}});
+}
+
+std::shared_ptr<Store> MakeCallbackStore(const tw_store& callbacks) {
+  return std::make_shared<CallbackStore>(callbacks);
+}
+
+absl::Status CheckComm(const char* function, const tw_comm* comm,
+                       std::initializer_list<const void*> pointers) {
+  const auto is_null = [](const void* pointer) { return pointer == nullptr; };
+  if (comm == nullptr || std::any_of(pointers.begin(), pointers.end(), is_null)) {
+    return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
+  }
+  return comm->home.Check();
+}
+
+absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream) {
+  if (comm == nullptr) return absl::InvalidArgumentError("the communicator is null");
+  if (absl::Status bad = comm->home.Check(); !bad.ok()) return bad;
+  if (dtype != TW_F32 && dtype != TW_BF16 && dtype != TW_F16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", comm->rank, ": dtype ", static_cast<int>(dtype),
+                     " is unknown, expected TW_F32, TW_BF16 or TW_F16"));
+  }
+  if (op != TW_MEAN && op != TW_SUM) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", comm->rank, ": op ",
+                                                   static_cast<int>(op),
+                                                   " is unknown, expected TW_MEAN or TW_SUM"));
+  }
+  if (stream != nullptr && !comm->on_device) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", comm->rank, ": a stream was given, expected null, since this ",
+                     "communicator is the host's; make one with options.device = \"cuda\""));
+  }
+  return absl::OkStatus();
+}
+
+CallSegments SegmentsOf(const tw_segment* segments, size_t count) {
+  CallSegments call;
+  for (size_t i = 0; i < count; ++i) {
+    const tw_segment& s = segments[i];
+    call.segments.push_back(
+        {.name = std::string(TextOf(s.name)),
+         .offset = s.offset,
+         .count = s.count,
+         .total = s.total,
+         .codec = static_cast<uint32_t>(std::min<size_t>(s.codec, UINT32_MAX))});
+    if (s.absent != 0) call.absent.push_back(static_cast<uint32_t>(i));
+  }
+  return call;
 }
 
 }  // namespace thinwire

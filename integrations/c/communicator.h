@@ -2,13 +2,47 @@
 #ifndef THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
 #define THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
 
+#include <unistd.h>
+
+#include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "integrations/c/home_process.h"
+#include "absl/strings/str_cat.h"
+#include "compress/error_feedback.h"
+#include "compress/types.h"
 #include "integrations/c/thinwire.h"
 #include "schedule/engine/engine.h"
+#include "transport/store.h"
+
+namespace thinwire {
+
+// HomeProcess: the process that made an object. A forked child has a copy of the object and shares
+// its connections, but has none of its threads, and locks that those threads held stay held. So a
+// child neither uses the copy nor takes it apart. Thread-safe.
+class HomeProcess {
+ public:
+  bool is_here() const { return getpid() == process_; }
+
+  // InvalidArgument in a forked child.
+  absl::Status Check() const {
+    if (is_here()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "this communicator is that of process ", process_, ", and process ", getpid(),
+        " is forked from it, without its threads; leave the collectives to the parent, or make a ",
+        "communicator in the child"));
+  }
+
+ private:
+  const pid_t process_ = getpid();
+};
+
+}  // namespace thinwire
 
 struct tw_comm {
   int rank = 0;
@@ -31,6 +65,30 @@ namespace thinwire {
 // Parses the options, compares them with the other ranks', connects. `options` is what ReadOptions
 // made of the caller's.
 absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& options);
+
+// A Store whose set and get are the C caller's functions.
+std::shared_ptr<Store> MakeCallbackStore(const tw_store& callbacks);
+
+// Checks, views and texts that all calls on a communicator share.
+
+inline TensorView ViewOf(const void* data, size_t count, tw_dtype dtype) {
+  return {const_cast<void*>(data), count, static_cast<DType>(dtype)};
+}
+
+// InvalidArgument if `function` got a null pointer, or in a child that was forked from the process
+// of the communicator.
+absl::Status CheckComm(const char* function, const tw_comm* comm,
+                       std::initializer_list<const void*> pointers = {});
+
+// The same for a collective, and for its dtype, op and stream.
+absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream);
+
+// The segments of a call, and the numbers of those that this rank has no gradient for.
+struct CallSegments {
+  std::vector<Segment> segments;
+  std::vector<uint32_t> absent;
+};
+CallSegments SegmentsOf(const tw_segment* segments, size_t count);
 
 }  // namespace thinwire
 

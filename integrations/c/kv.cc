@@ -7,12 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/c/call.h"
-#include "integrations/c/callback_store.h"
-#include "integrations/c/home_process.h"
+#include "integrations/c/communicator.h"
 #include "integrations/c/options.h"
 #include "integrations/c/status.h"
-#include "integrations/c/text.h"
 #include "schedule/store_host/join_store.h"
 #include "schedule/store_host/journal.h"
 #include "schedule/store_host/serve.h"

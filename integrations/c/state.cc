@@ -3,11 +3,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "compress/element_limit.h"
-#include "integrations/c/call.h"
+#include "compress/codec_spec.h"
 #include "integrations/c/communicator.h"
 #include "integrations/c/status.h"
-#include "integrations/c/text.h"
 
 using thinwire::CheckComm;
 using thinwire::ToC;

@@ -1,6 +1,9 @@
 #include "integrations/c/status.h"
 
+#include <cstring>
 #include <string>
+
+#include "absl/strings/str_cat.h"
 
 namespace thinwire {
 namespace {
@@ -52,6 +55,15 @@ const char* LastError() { return Message().c_str(); }
 
 absl::Status FromC(tw_status status, std::string_view message) {
   return {StatusCodeOf(status), absl::string_view(message.data(), message.size())};
+}
+
+absl::Status WriteText(const char* what, const std::string& text, char* room, size_t capacity) {
+  if (text.size() >= capacity) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " '", text, "' needs ", text.size() + 1, " bytes, got ", capacity));
+  }
+  std::memcpy(room, text.c_str(), text.size() + 1);
+  return absl::OkStatus();
 }
 
 }  // namespace thinwire

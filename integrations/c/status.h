@@ -2,6 +2,8 @@
 #ifndef THINWIRE_INTEGRATIONS_C_STATUS_H_
 #define THINWIRE_INTEGRATIONS_C_STATUS_H_
 
+#include <cstddef>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -16,6 +18,13 @@ const char* LastError();
 
 // The way back, for a reason that comes from the caller. A number that is no status is Internal.
 absl::Status FromC(tw_status status, std::string_view message);
+
+// C strings: of callers, of which null means empty, and for callers.
+inline std::string_view TextOf(const char* text) { return text == nullptr ? "" : text; }
+
+// Copies the text and its NUL. InvalidArgument, in which it is called `what`, if the caller's room
+// is too small.
+absl::Status WriteText(const char* what, const std::string& text, char* room, size_t capacity);
 
 }  // namespace thinwire
 

@@ -65,12 +65,11 @@ void Operands::FindAbsent() {
 
 // Every backend has sums: -1 * kept + aside is 0, and 1 * kept + aside is what it was.
 void Operands::SetAbsentAside() {
-  const Arithmetic& arithmetic = bench_.backend;
+  const Backend& backend = bench_.backend;
   is_aside_ = true;
   for (const Absent& absent : absent_) {
-    arithmetic.Copy(absent.aside.data(), absent.kept.data(), absent.kept.size_bytes());
-    arithmetic.Accumulate({absent.aside.data(), absent.aside.size()}, -1.0f, absent.kept,
-                          absent.kept);
+    backend.Copy(absent.aside.data(), absent.kept.data(), absent.kept.size_bytes());
+    backend.Accumulate({absent.aside.data(), absent.aside.size()}, -1.0f, absent.kept, absent.kept);
   }
 }
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "compress/arithmetic.h"
+#include "compress/backend.h"
 #include "compress/error_feedback.h"
 #include "schedule/collective/algorithm.h"
 

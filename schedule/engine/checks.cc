@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "compress/element_limit.h"
+#include "compress/codec_spec.h"
 
 namespace thinwire {
 namespace {

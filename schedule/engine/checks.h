@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "compress/device.h"
-#include "schedule/engine/bucket.h"
+#include "schedule/engine/tensors.h"
 #include "schedule/options.h"
 #include "schedule/request.h"
 #include "transport/membership.h"

@@ -9,11 +9,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/engine/bucket.h"
 #include "schedule/engine/ending.h"
 #include "schedule/engine/executor.h"
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
+#include "schedule/engine/tensors.h"
 #include "schedule/order/sequencer.h"
 #include "transport/planes.h"
 

@@ -1,13 +1,256 @@
 #include "schedule/engine/tensors.h"
 
+#include <algorithm>
 #include <bit>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "schedule/collective/partition.h"
 #include "schedule/engine/checks.h"
+#include "schedule/engine/direct_path.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
+namespace {
+
+std::vector<Segment> SegmentsOf(const BucketRequest& request) {
+  if (!request.segments.empty()) return {request.segments.begin(), request.segments.end()};
+  return {{.name = std::string(request.key),
+           .offset = 0,
+           .count = request.numel,
+           .total = request.numel}};
+}
+
+// The algorithm of a bucket that is exchanged at once; null for one that goes in chunks.
+const Algorithm* DirectAlgorithmOf(const BucketRequest& request, std::span<const Segment> segments,
+                                   int world, const Options& options) {
+  if (request.collective != Collective::kAllReduce) return nullptr;
+  return DirectExchangeOf(segments, request.dtype, world, options).algorithm;
+}
+
+Partition PartitionOf(const BucketRequest& request, std::span<const Segment> segments, int world,
+                      const Options& options) {
+  if (world == 1) return MakeWhole(Local(), segments, world);
+  if (const Algorithm* const direct = DirectAlgorithmOf(request, segments, world, options)) {
+    return MakeWhole(*direct, segments, world);
+  }
+  switch (request.collective) {
+    case Collective::kReduceScatter: return MakeReduceScatter(segments, world, options);
+    case Collective::kAllGather: return MakeAllGather(segments, world, options);
+    case Collective::kAllToAll: return MakeAllToAll(segments, world, options);
+    case Collective::kAllReduce: break;
+  }
+  return MakePartition(segments, world, options);
+}
+
+Route RouteOf(const BucketRequest& request, std::span<const Segment> segments, int world,
+              Matching matching, const Options& options) {
+  if (world == 1) return Route::kLocal;
+  const bool direct = DirectAlgorithmOf(request, segments, world, options) != nullptr;
+  return direct && matching == Matching::kByTag ? Route::kDirect : Route::kOrdered;
+}
+
+// The mean divides by this.
+float DivisorOf(const BucketRequest& request, int world) {
+  const bool mean = request.op == Op::kMean && Reduces(request.collective);
+  return mean ? static_cast<float>(world) : 1.0f;
+}
+
+uint64_t WithShape(uint64_t hash, std::string_view shape) {
+  return shape.empty() ? hash : HashCombine(hash, HashBytes(shape));
+}
+
+bool UseFeedback(std::span<const Segment> segments, const Options& options) {
+  return std::any_of(segments.begin(), segments.end(), [&](const Segment& segment) {
+    return options.codecs[segment.codec].uses_feedback();
+  });
+}
+
+// Chunk by chunk: ChunkJob::carried.
+bool Carries(const Partition& partition) {
+  return std::any_of(partition.chunks.begin(), partition.chunks.end(),
+                     [](const Chunk& chunk) { return chunk.algorithm->carries; });
+}
+
+}  // namespace
+
+Bucket::Bucket(const BucketRequest& request, NamedTensor& tensor, const Membership& members,
+               Matching matching, const Options& options)
+    : tensor_(tensor),
+      key_(request.key),
+      collective_(request.collective),
+      segments_(SegmentsOf(request)),
+      whole_(request.segments.empty()),
+      shape_(request.shape),
+      partition_(PartitionOf(request, segments_, members.size, options)),
+      route_(RouteOf(request, segments_, members.size, matching, options)),
+      scale_(1.0f / DivisorOf(request, members.size)) {
+  const bool momentum = options.momentum.beta != 0.0f;
+  needs_memory_ = momentum || (partition_.keeps_residuals() && UseFeedback(segments_, options));
+  layout_ = {.segments = partition_.segments,
+             .owned = partition_.SecondHopOf(members.rank),
+             .second_hop_weight = DivisorOf(request, members.size),
+             .arrays = momentum ? std::vector{std::string(kMomentum)} : std::vector<std::string>(),
+             .carried = Carries(partition_) ? partition_.chunks.size() : 0};
+  SetName(key_, shape_, &report_);
+  report_.key = HashBytes(key_);
+  report_.numel = request.numel;
+  report_.partition_hash = WithShape(partition_.Hash(), shape_);
+  report_.priority = request.priority;
+  report_.dtype = static_cast<uint8_t>(request.dtype);
+  report_.op = static_cast<uint8_t>(request.op);
+  report_.collective = static_cast<uint8_t>(request.collective);
+  report_.direct = route_ == Route::kDirect ? 1 : 0;
+  report_.chunks = static_cast<uint32_t>(partition_.chunks.size());
+  agreed_ = report_.partition_hash;
+  for (const uint64_t part : {report_.numel, uint64_t{report_.dtype}, uint64_t{report_.op},
+                              uint64_t{report_.collective}}) {
+    agreed_ = HashCombine(agreed_, part);
+  }
+}
+
+bool Bucket::Matches(const BucketRequest& request) const {
+  if (request.numel != report_.numel || static_cast<uint8_t>(request.dtype) != report_.dtype ||
+      static_cast<uint8_t>(request.op) != report_.op || request.collective != collective_ ||
+      request.shape != shape_ || request.priority != report_.priority || request.key != key_) {
+    return false;
+  }
+  return whole_ ? request.segments.empty()
+                : std::equal(segments_.begin(), segments_.end(), request.segments.begin(),
+                             request.segments.end());
+}
+
+ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const Kept& kept,
+                       const Options& options) const {
+  const Chunk& chunk = partition_.chunks[number];
+  CodecPair codec = options.codecs[chunk.codec];
+  codec.up = codec.up.AtStep(step);
+  const bool feedback = codec.uses_feedback() && chunk.algorithm->keeps_residuals;
+  ChunkJob job;
+  job.codec = codec;
+  job.chunk = &chunk;
+  job.residual = feedback ? kept.residual : nullptr;
+  job.momentum = options.momentum;
+  job.momentum.velocity = kept.momentum;
+  job.scale = scale_;
+  job.carried = kept.carried == nullptr ? nullptr : kept.carried + number;
+  job.tensor = report_.key;
+  job.step = step;
+  return job;
+}
+
+void Bucket::Rehearse(const Options& options, const Membership& members, const Device& device) {
+  // A rehearsal looks only at which pointers are null, and at whether blocks lie in scratch.
+  auto* const somewhere = reinterpret_cast<float*>(uintptr_t{1} << 20);
+  const auto floats_if = [&](bool kept) { return kept ? somewhere : nullptr; };
+  const Kept kept{floats_if(needs_memory()), floats_if(!layout_.arrays.empty()),
+                  floats_if(needs_memory() && layout_.carried > 0)};
+  const std::vector<Range> all = {{0, report_.numel}};
+  const bool may_be_absent = collective_ == Collective::kAllReduce;
+  for (uint32_t number = 0; number < report_.chunks; ++number) {
+    ChunkJob job = JobOf(number, 0, kept, options);  // of the first step, when a warm-up sends most
+    job.input = {somewhere, report_.numel, static_cast<DType>(report_.dtype)};
+    job.output = job.input;
+    job.output.numel = OutputNumel(collective_, report_.numel, members.size);
+    chunk_memory_ = ChunkMemory::Most(chunk_memory_, MemoryOf(job, members, device));
+    if (!may_be_absent) continue;
+    job.absent = all;
+    chunk_memory_ = ChunkMemory::Most(chunk_memory_, MemoryOf(job, members, device));
+  }
+}
+
+uint64_t Bucket::TagOf(uint64_t id, uint32_t chunk) const {
+  return HashCombine(HashCombine(id, chunk), agreed_);
+}
+
+void Bucket::RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ranges) const {
+  ranges->clear();
+  if (segments.empty() || !partition_.keeps_residuals()) return;
+  *ranges = thinwire::RangesOf(segments, segments_);
+}
+
+ChunkJob Use::JobOf(uint32_t chunk, const Options& options) const {
+  ChunkJob job = bucket->JobOf(
+      chunk, step, {memory.residual.get(), memory.array(0), memory.carried.get()}, options);
+  job.tag = bucket->TagOf(id(), chunk);
+  job.input = input;
+  job.output = output;
+  job.undo = memory.undo.get();
+  job.absent = absent;
+  if (divisor != 0.0f) {
+    job.scale = 1.0f / divisor;
+    // Ranks that divide by something else never meet, as in Bucket::TagOf.
+    job.tag = HashCombine(job.tag, std::bit_cast<uint32_t>(divisor));
+  }
+  return job;
+}
+
+void Use::Renew() {
+  direct_path = nullptr;
+  const absl::MutexLock lock(&mu_);
+  chunks_left_ = bucket->partition().chunks.size();
+  chunks_running_ = 0;
+  done_ = false;
+  status_ = absl::OkStatus();
+}
+
+bool Use::BeginChunk() {
+  const absl::MutexLock lock(&mu_);
+  if (closed_) return false;
+  ++chunks_running_;
+  return true;
+}
+
+Use::Left Use::EndChunk(bool ok) {
+  const absl::MutexLock lock(&mu_);
+  --chunks_running_;
+  if (ok && --chunks_left_ == 0) return Left::kDone;
+  return closed_ && chunks_running_ == 0 ? Left::kFailed : Left::kSome;
+}
+
+bool Use::Close() {
+  const absl::MutexLock lock(&mu_);
+  closed_ = true;
+  return chunks_running_ == 0 && chunks_left_ > 0;
+}
+
+void Use::Complete(absl::Status status) {
+  const absl::MutexLock lock(&mu_);
+  done_ = true;
+  status_ = std::move(status);
+}
+
+absl::Status Use::WaitOn(void* later) {
+  if (direct_path != nullptr && !done()) direct_path->Help(shared_from_this());
+  std::shared_ptr<Fence> fence;
+  {
+    const absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&done_));
+    if (!status_.ok() || order.fence == nullptr) return status_;
+    fence = order.fence;
+  }
+  const std::unique_ptr<DeviceStream> caller = device->Adopt(later);
+  if (absl::Status status = CheckNotCaptured(*caller, absl::StrCat("tensor '", label, "'"));
+      !status.ok()) {
+    return status;
+  }
+  fence->HoldBack(*caller);
+  return caller->status();
+}
+
+bool Use::done() const {
+  const absl::MutexLock lock(&mu_);
+  return done_;
+}
+
+std::string Use::Describe(Deadline now) const {
+  const std::chrono::duration<double> since = now - submitted;
+  const absl::MutexLock lock(&mu_);
+  return absl::StrCat("tensor '", label, "' call ", report.call, ", ", report.numel,
+                      " elements, in flight for ", since.count(), " s: ", chunks_left_, " of ",
+                      report.chunks, " chunks left, ", chunks_running_, " running\n");
+}
 
 std::shared_ptr<const Bucket> NamedTensor::Find(const BucketRequest& request) const {
   const absl::MutexLock lock(&mu_);

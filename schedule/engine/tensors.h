@@ -1,10 +1,15 @@
-// Tensors: the names that an engine has heard of, with all that is kept of them, and the uses in
-// flight.
+// Whose chunks the engine carries:
+//
+//   Bucket        a tensor that is reduced again and again, described once
+//   Use           one use of a bucket: the Work that its caller waits for
+//   NamedTensor   a name, and what is kept of it between its uses
+//   Tensors       all names that the engine has heard of, and the uses in flight
 #ifndef THINWIRE_SCHEDULE_ENGINE_TENSORS_H_
 #define THINWIRE_SCHEDULE_ENGINE_TENSORS_H_
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -14,12 +19,165 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/error_feedback.h"
-#include "schedule/engine/bucket.h"
+#include "schedule/collective/algorithm.h"
+#include "schedule/collective/partition.h"
+#include "schedule/engine/lane.h"
 #include "schedule/options.h"
+#include "schedule/order/frames.h"
+#include "schedule/order/outbox.h"
 #include "schedule/recycled.h"
+#include "schedule/request.h"
 #include "transport/membership.h"
+#include "transport/planes.h"
+#include "transport/store.h"
 
 namespace thinwire {
+
+// The way a bucket takes through the engine.
+enum class Route : uint8_t {
+  kLocal,    // a world of one: on the caller's thread
+  kDirect,   // small: sent at once, outside the order
+  kOrdered,  // chunk by chunk, in the order of the sequencer
+};
+
+class DirectPath;
+class NamedTensor;
+
+// Immutable once it is shared.
+class Bucket {
+ public:
+  // One float for each element, as ErrorFeedback has bound them; null means none.
+  struct Kept {
+    float* residual = nullptr;
+    float* momentum = nullptr;
+    float* carried = nullptr;  // one for each chunk
+  };
+
+  // The request has been checked. `tensor` has its name, and outlives it. With Matching::kByOrder
+  // small tensors go in order as well.
+  Bucket(const BucketRequest& request, NamedTensor& tensor, const Membership& members,
+         Matching matching, const Options& options);
+
+  // Finds how much memory its chunks take on a device. To be called before it is shared.
+  void Rehearse(const Options& options, const Membership& members, const Device& device);
+
+  // All of a chunk's job that follows from the bucket and the step; tag, tensors, undo log and
+  // absent elements are the use's.
+  ChunkJob JobOf(uint32_t chunk, uint64_t step, const Kept& kept, const Options& options) const;
+
+  // True if the request describes this very bucket.
+  bool Matches(const BucketRequest& request) const;
+
+  bool named() const { return !key_.empty(); }
+  bool needs_memory() const { return named() && needs_memory_; }
+
+  NamedTensor& tensor() const { return tensor_; }
+  const std::string& key() const { return key_; }
+  const Partition& partition() const { return partition_; }
+  const BucketLayout& layout() const { return layout_; }
+  const Report& report() const { return report_; }  // of call 0
+  // The most that any of its chunks takes, in any step, with any parameters absent.
+  const ChunkMemory& chunk_memory() const { return chunk_memory_; }
+  Collective collective() const { return collective_; }
+  Route route() const { return route_; }
+  size_t segments() const { return segments_.size(); }
+  const std::string& shape() const { return shape_; }  // empty: it is not compared
+  // The tag of the exchanges of a chunk of the use `id`. Ranks that describe the bucket differently
+  // never meet; those of a direct exchange are then late, and report what they have.
+  uint64_t TagOf(uint64_t id, uint32_t chunk) const;
+  float scale() const { return scale_; }
+  // Where segments with these numbers lie in the order of what is kept.
+  void RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ranges) const;
+
+ private:
+  NamedTensor& tensor_;
+  const std::string key_;
+  const Collective collective_;
+  const std::vector<Segment> segments_;  // as requested; one of the whole key if none were
+  const bool whole_;                     // no segments were given
+  const std::string shape_;
+  const Partition partition_;
+  const Route route_;
+  const float scale_;
+  bool needs_memory_ = false;
+  BucketLayout layout_;
+  Report report_;
+  ChunkMemory chunk_memory_;
+  uint64_t agreed_ = 0;  // hash of all that ranks must agree on
+};
+
+class Use;
+using UsePtr = std::shared_ptr<Use>;
+
+// Where a bucket's residuals were found last. It does not keep them: residuals that somebody holds
+// can't move to another bucket.
+struct BoundMemory {
+  uint64_t generation = 0;  // of ErrorFeedback; 0: never bound
+  std::weak_ptr<float[]> residual, carried;
+  absl::InlinedVector<std::weak_ptr<float[]>, 2> arrays;
+  std::shared_ptr<Fence> fence;
+  std::shared_ptr<UndoLog> undo;
+};
+
+// One use of a bucket, from its submission until its memory is the caller's again. A named bucket
+// uses its object again once nobody else holds it.
+class Use final : public Work, public std::enable_shared_from_this<Use> {
+ public:
+  // Fixed before any other thread sees them.
+  std::shared_ptr<const Bucket> bucket;
+  std::string label;  // the tensor's name in messages
+  TensorView input, output;
+  std::shared_ptr<Device> device;  // null: the host
+  void* stream = nullptr;          // the caller's
+  DeviceOrder order;
+  BoundMemory bound;
+  BucketMemory memory;
+  std::vector<Range> absent;  // elements, in the partition's order, that this rank has nothing for
+  uint64_t step = 0;
+  float divisor = 0.0f;  // of the mean, in place of the bucket's; 0: the bucket's
+  Report report;
+  Deadline submitted, deadline;
+  DirectPath* direct_path = nullptr;  // that finishes it for whoever waits; null: lanes do
+
+  uint64_t id() const { return report.id(); }
+
+  // One use of one of the bucket's chunks.
+  ChunkJob JobOf(uint32_t chunk, const Options& options) const;
+
+  // Makes it as good as new, for another use. Nobody else holds it.
+  void Renew();
+
+  // Some thread is at work on a chunk from here on; false if the group has failed.
+  bool BeginChunk();
+  // kDone: all chunks are done. kFailed: the group has failed, and no thread is at work on a chunk
+  // any more. Whoever gets one of these retires the use.
+  enum class Left { kSome, kDone, kFailed };
+  Left EndChunk(bool ok);
+  // The group has failed: no chunk begins any more. True if the caller is to retire the use, since
+  // no thread is at work on it.
+  bool Close();
+
+  // From here on the memory is the caller's.
+  void Complete(absl::Status status);
+
+  absl::Status Wait() override { return WaitOn(stream); }
+  absl::Status WaitOn(void* stream) override;
+  bool done() const override;
+
+  // A line for people.
+  std::string Describe(Deadline now) const;
+
+ private:
+  mutable absl::Mutex mu_;
+  size_t chunks_left_ ABSL_GUARDED_BY(mu_) = 0;
+  int chunks_running_ ABSL_GUARDED_BY(mu_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+// The use that a sequencer was given, and that comes back with each of its chunks.
+inline Use& UseOf(const StartChunk& start) { return *static_cast<Use*>(start.host.get()); }
 
 // A name, and what is kept of it between its uses. Buckets may be described anew under it. The
 // empty name is that of all tensors without one, which may be in flight at the same time.

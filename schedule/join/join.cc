@@ -13,7 +13,6 @@
 #include "schedule/join/agree.h"
 #include "schedule/join/guards.h"
 #include "schedule/join/handshake.h"
-#include "schedule/join/last_words.h"
 #include "schedule/join/planes.h"
 #include "schedule/order/frames.h"
 #include "transport/combined/combined.h"

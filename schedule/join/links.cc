@@ -16,8 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "schedule/hash.h"
+#include "schedule/join/agree.h"
 #include "schedule/join/guards.h"
-#include "schedule/join/last_words.h"
 
 namespace thinwire {
 namespace {

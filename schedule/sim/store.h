@@ -16,7 +16,7 @@
 
 #include "compress/codec_spec.h"
 #include "schedule/sim/profile.h"
-#include "schedule/store/mode.h"
+#include "schedule/store/ledger.h"
 #include "transport/messages/message_plane.h"
 
 namespace thinwire::sim {

@@ -49,7 +49,6 @@
 #include "schedule/store/delta_stream.h"
 #include "schedule/store/frames.h"
 #include "schedule/store/ledger.h"
-#include "schedule/store/mode.h"
 #include "schedule/store/optimizer.h"
 #include "schedule/store/work_queue.h"
 #include "transport/store.h"

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/store/mode.h"
+#include "schedule/store/ledger.h"
 #include "schedule/store_host/serve.h"
 #include "transport/mesh/group_key.h"
 #include "transport/messages/in_process.h"

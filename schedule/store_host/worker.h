@@ -43,7 +43,7 @@
 #include "schedule/store/delta_stream.h"
 #include "schedule/store/frames.h"
 #include "schedule/store/layout.h"
-#include "schedule/store/mode.h"
+#include "schedule/store/ledger.h"
 #include "schedule/store/rows.h"
 #include "schedule/store/work_queue.h"
 #include "schedule/store_host/resender.h"

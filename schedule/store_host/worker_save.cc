@@ -13,7 +13,6 @@
 #include "schedule/hash.h"
 #include "schedule/store/bytes.h"
 #include "schedule/store/server.h"
-#include "schedule/store/state_file.h"
 #include "schedule/store_host/worker.h"
 
 namespace thinwire {

@@ -13,7 +13,7 @@
 #include "compress/codec_info.h"
 #include "compress/codecs/adaptive_levels.h"
 #include "compress/shard_layout.h"
-#include "compress/unaligned.h"
+#include "compress/types.h"
 #include "tests/compress/values.h"
 
 namespace thinwire {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/backend.h"
-#include "compress/half_float.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/codec_list.h"
-#include "compress/half_float.h"
+#include "compress/element_math.h"
 #include "tests/compress/target_test.h"
 #include "tests/compress/values.h"
 #include "tests/effort.h"

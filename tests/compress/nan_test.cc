@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "compress/backend.h"
-#include "compress/simd_target.h"
 #include "tests/compress/values.h"
 
 namespace thinwire {

@@ -9,7 +9,6 @@
 
 #include "compress/backend.h"
 #include "compress/hadamard.h"
-#include "compress/simd_target.h"
 #include "tests/compress/values.h"
 
 namespace thinwire {

@@ -11,8 +11,7 @@
 #include <string>
 
 #include "compress/backend.h"
-#include "compress/hd.h"
-#include "compress/simd_target.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 

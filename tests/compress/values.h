@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "compress/hd.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 

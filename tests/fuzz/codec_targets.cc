@@ -7,7 +7,7 @@
 
 #include "compress/backend.h"
 #include "compress/codec_spec.h"
-#include "compress/hd.h"
+#include "compress/element_math.h"
 #include "tests/fuzz/target.h"
 
 namespace thinwire::fuzz {

@@ -9,7 +9,7 @@
 #include "tests/fuzz/target.h"
 #include "transport/mesh/challenge.h"
 #include "transport/mesh/group_key.h"
-#include "transport/mesh/meeting.h"
+#include "transport/mesh/mesh.h"
 
 namespace thinwire::fuzz {
 namespace {

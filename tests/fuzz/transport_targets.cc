@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "compress/types.h"
 #include "tests/fuzz/target.h"
-#include "transport/gloo/gloo_frames.h"
+#include "transport/gloo/gloo_links.h"
 
 namespace thinwire::fuzz {
 namespace {

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
-#include "compress/half_float.h"
+#include "compress/element_math.h"
 #include "tests/effort.h"
 #include "tests/integrations/nccl_shim_ranks.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "compress/codec_list.h"
-#include "compress/half_float.h"
+#include "compress/element_math.h"
 #include "kernels/tile.h"
 #include "tests/compress/values.h"
 #include "tests/effort.h"

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "schedule/join/last_words.h"
 #include "schedule/join/planes.h"
 #include "tests/transport/connect_gloo.h"
 #include "transport/combined/combined.h"

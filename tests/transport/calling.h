@@ -10,7 +10,6 @@
 
 #include "transport/mesh/group_key.h"
 #include "transport/mesh/half_open.h"
-#include "transport/mesh/meeting.h"
 #include "transport/mesh/mesh.h"
 
 namespace thinwire {

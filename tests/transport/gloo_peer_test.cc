@@ -17,7 +17,6 @@
 #include "tests/effort.h"
 #include "tests/transport/gloo_ranks.h"
 #include "transport/checked/crc32c.h"
-#include "transport/gloo/gloo_frames.h"
 #include "transport/gloo/gloo_links.h"
 #include "transport/gloo/gloo_planes.h"
 

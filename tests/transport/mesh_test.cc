@@ -23,7 +23,6 @@
 #include "absl/synchronization/notification.h"
 #include "tests/leaks.h"
 #include "tests/transport/calling.h"
-#include "transport/mesh/meeting.h"
 #include "transport/mesh/tcp.h"
 
 namespace thinwire {

@@ -1,5 +1,4 @@
 // The windows of both ends of a connection, on a link in virtual time.
-#include "transport/messages/send_window.h"
 
 #include <gtest/gtest.h>
 

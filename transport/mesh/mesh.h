@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "transport/mesh/descriptor.h"
+#include "transport/mesh/group_key.h"
 #include "transport/mesh/tcp.h"
 #include "transport/store.h"
 
@@ -31,6 +33,19 @@ struct MeshOptions {
 // otherwise the errors of ReadKeyFile, Meet and Challenge. After a failure those are filled in that
 // were connected by then.
 absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& connections);
+
+// The ranks tell each other this by the rendezvous store before they connect.
+struct Meeting {
+  GroupKey key;
+  std::vector<Address> addresses;  // by rank
+};
+
+// Rank 0 writes the group's token; all ranks write their address and the fingerprint of their key,
+// and read those of the others. DeadlineExceeded names the rank that did not come,
+// FailedPrecondition one with another key, on every rank that is affected. `secret` is that of the
+// key file, empty if there is none; `listening` is where this rank listens.
+absl::StatusOr<Meeting> Meet(const MeshOptions& options, const std::string& secret,
+                             const Address& listening);
 
 }  // namespace thinwire
 

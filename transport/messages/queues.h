@@ -4,6 +4,8 @@
 #define THINWIRE_TRANSPORT_MESSAGES_QUEUES_H_
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -18,9 +20,116 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "transport/messages/message_plane.h"
-#include "transport/messages/send_window.h"
+#include "transport/store.h"
 
 namespace thinwire {
+
+// SendWindow: how many bytes one direction of a connection needs under way so that its link never
+// idles. What is under way can't be overtaken, so a window beyond that takes from priorities and
+// gives nothing. No locks, threads or clock; its owner tells it what is sent and taken, and when.
+//
+//     window = 1.25 * rate * round trip + kSlices * slice, at most the credit
+//
+// The round trip is the least from a message's departure to its acknowledgement; `rate` is the
+// highest at which the peer took bytes lately, each measured over a stretch in which the connection
+// always had some to carry; `slice` is the largest message of late. That is FAST TCP's rule (Wei,
+// Jin, Low and Hegde, IEEE/ACM Transactions on Networking 2006: as much as the path holds, and
+// alpha beside it), with the rate measured as in BBR (Cardwell et al., ACM Queue 2016) rather than
+// taken from the window. The slices, and a quarter of the path, are for both directions: an
+// acknowledgement waits behind what the peer sends. They also let a narrow window grow: it carries
+// more than it was made for, and so the next one is wider.
+//
+// Until there is a measurement the window is the whole credit.
+class SendWindow {
+ public:
+  // Messages beside what the path holds, and the bytes that one counts at least: small ones are
+  // acknowledged together.
+  static constexpr double kPath = 1.25;
+  static constexpr size_t kSlices = 3, kLeastSlice = size_t{16} << 10;
+  // A rate is measured over a round trip, and over this at least. So a link that carries a credit
+  // of bytes in less is never measured, and has the whole credit.
+  static constexpr std::chrono::milliseconds kLeastRound{5};
+  static constexpr size_t kRounds = 8;  // of the highest rate
+  // The least round trip is forgotten after so long, since paths change. A connection that never
+  // rests is then emptied once: a full one hides how long the path is.
+  static constexpr std::chrono::seconds kForget{10};
+
+  explicit SendWindow(size_t credit) : credit_(credit) {}
+
+  // The bytes that may be under way with a next message of `cost` bytes. One may always go alone.
+  size_t bytes(size_t cost, Deadline now) const {
+    const bool is_due = round_trip_.has_value() && now >= forget_at_;
+    if (is_due && !departures_.empty() && !departures_.front().alone) return 0;
+    if (carried_ == 0) return credit_;
+    return std::min<size_t>(credit_, carried_ + kSlices * std::max(slice_, cost));
+  }
+
+  // A message has left. `sent` and `taken` are sums of bytes since the connection began, with it.
+  void OnSent(size_t cost, uint64_t sent, uint64_t taken, Deadline now) {
+    slice_ = std::max({cost, slice_ - slice_ / 64, kLeastSlice});
+    departures_.push_back({.sent = sent, .alone = sent - cost == taken, .at = now});
+  }
+
+  // The peer has taken so much. `waiting`: the window holds messages back.
+  void OnTaken(uint64_t taken, bool waiting, Deadline now) {
+    std::optional<Departure> last;
+    while (!departures_.empty() && departures_.front().sent <= taken) {
+      last = departures_.front();
+      departures_.pop_front();
+    }
+    if (!last.has_value()) return;
+    const Seconds trip = now - last->at;
+    if (!round_trip_.has_value() || (last->alone && now >= forget_at_)) {
+      round_trip_ = trip;
+      forget_at_ = now + kForget;
+    }
+    round_trip_ = std::min(*round_trip_, trip);
+
+    const uint64_t under_way = departures_.empty() ? 0 : departures_.back().sent - taken;
+    const Seconds length = now - round_.start;
+    if (round_.is_open && length >= std::max<Seconds>(*round_trip_, kLeastRound)) {
+      Measure(static_cast<double>(taken - round_.taken) / length.count());
+      round_.is_open = false;
+    }
+    if (!waiting && under_way < 2 * slice_) {
+      round_.is_open = false;  // the rate would be the program's
+    } else if (!round_.is_open) {
+      round_ = {.is_open = true, .start = now, .taken = taken};
+    }
+  }
+
+ private:
+  using Seconds = std::chrono::duration<double>;
+
+  struct Departure {
+    uint64_t sent = 0;   // with it
+    bool alone = false;  // nothing else was under way
+    Deadline at;
+  };
+  // A stretch of time in which the connection always had something to carry.
+  struct Round {
+    bool is_open = false;
+    Deadline start;
+    uint64_t taken = 0;  // at its start
+  };
+
+  void Measure(double rate) {
+    rates_[measured_++ % kRounds] = rate;
+    const double highest = *std::max_element(rates_.begin(), rates_.end());
+    const double path = kPath * highest * round_trip_->count();
+    carried_ = 1 + static_cast<size_t>(std::min(path, static_cast<double>(credit_)));
+  }
+
+  const size_t credit_;
+  size_t slice_ = kLeastSlice;
+  std::deque<Departure> departures_;  // of what is under way
+  std::optional<Seconds> round_trip_;
+  Deadline forget_at_;
+  Round round_;
+  std::array<double, kRounds> rates_{};  // bytes a second
+  size_t measured_ = 0;
+  size_t carried_ = 0;  // bytes that the path holds; 0: not known
+};
 
 // The part of the credit that a message takes.
 inline size_t CostOf(const std::string& head, const std::vector<uint8_t>& body) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "transport/shared_library.h"
 
 namespace thinwire {
 namespace {
@@ -23,11 +24,9 @@ absl::Status Unusable(const std::string& path, const std::string& why) {
       absl::StrCat("NCCL can't be used: ", path, ": ", why, "; ", kMend));
 }
 
-// Packages are neighbours: this function's library is in thinwire/lib, NCCL's in nvidia/nccl/lib.
 std::string WheelCopy() {
-  Dl_info here;
-  if (dladdr(reinterpret_cast<const void*>(&WheelCopy), &here) == 0) return "";
-  const auto packages = std::filesystem::path(here.dli_fname).parent_path() / ".." / "..";
+  const auto packages = WheelPackages();
+  if (packages.empty()) return "";
   const auto file = packages / "nvidia" / "nccl" / "lib" / kFileName;
   std::error_code unknown;
   return std::filesystem::is_regular_file(file, unknown) ? file.string() : "";
@@ -58,18 +57,7 @@ std::string VersionText(int code) {
                       : absl::StrCat(code / 10000, ".", code % 10000 / 100, ".", code % 100);
 }
 
-template <typename Function>
-void Find(void* handle, const char* name, Function* function, std::string* missing) {
-  *function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (*function == nullptr) *missing = name;
-}
-
-// The name of a function that the library lacks, or nothing.
-std::string FindAll(void* handle, NcclLibrary* nccl) {
-  std::string missing;
-  const auto find = [&](const char* name, auto* function) {
-    Find(handle, name, function, &missing);
-  };
+void FindAll(FunctionFinder& find, NcclLibrary* nccl) {
   find("ncclGetErrorString", &nccl->get_error_string);
   find("ncclGetLastError", &nccl->get_last_error);
   find("ncclGetUniqueId", &nccl->get_unique_id);
@@ -83,16 +71,15 @@ std::string FindAll(void* handle, NcclLibrary* nccl) {
   find("ncclSend", &nccl->send);
   find("ncclRecv", &nccl->recv);
   find("ncclAllGather", &nccl->all_gather);
-  return missing;
 }
 
 void FindRegistration(void* handle, NcclLibrary* nccl) {
-  std::string missing;
-  Find(handle, "ncclMemAlloc", &nccl->mem_alloc, &missing);
-  Find(handle, "ncclMemFree", &nccl->mem_free, &missing);
-  Find(handle, "ncclCommRegister", &nccl->comm_register, &missing);
-  Find(handle, "ncclCommDeregister", &nccl->comm_deregister, &missing);
-  if (!missing.empty()) nccl->mem_alloc = nullptr;
+  FunctionFinder find(handle);
+  find("ncclMemAlloc", &nccl->mem_alloc);
+  find("ncclMemFree", &nccl->mem_free);
+  find("ncclCommRegister", &nccl->comm_register);
+  find("ncclCommDeregister", &nccl->comm_deregister);
+  if (!find.missing().empty()) nccl->mem_alloc = nullptr;
 }
 
 }  // namespace
@@ -113,12 +100,12 @@ std::string LoadedNccl() {
 absl::StatusOr<std::shared_ptr<const NcclLibrary>> LoadNccl(const std::string& path) {
   const absl::StatusOr<std::string> chosen = Choose(path);
   if (!chosen.ok()) return chosen.status();
-  void* const handle = dlopen(chosen->c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void* const handle = OpenLibrary(*chosen);
   if (handle == nullptr) return Unusable(*chosen, dlerror());
   NcclResult (*get_version)(int*);
-  std::string missing;
-  Find(handle, "ncclGetVersion", &get_version, &missing);
-  if (!missing.empty()) return Unusable(*chosen, absl::StrCat("it has no ", missing));
+  FunctionFinder find(handle);
+  find("ncclGetVersion", &get_version);
+  if (!find.missing().empty()) return Unusable(*chosen, absl::StrCat("it has no ", find.missing()));
   int version = 0;
   get_version(&version);
   auto nccl = std::make_shared<NcclLibrary>();
@@ -128,8 +115,9 @@ absl::StatusOr<std::shared_ptr<const NcclLibrary>> LoadNccl(const std::string& p
     return Unusable(*chosen, absl::StrCat("its version is ", nccl->version,
                                           ", expected 2.18 or a newer one of 2"));
   }
-  if (missing = FindAll(handle, nccl.get()); !missing.empty()) {
-    return Unusable(*chosen, absl::StrCat("it has no ", missing));
+  FindAll(find, nccl.get());
+  if (!find.missing().empty()) {
+    return Unusable(*chosen, absl::StrCat("it has no ", find.missing()));
   }
   FindRegistration(handle, nccl.get());
   return nccl;

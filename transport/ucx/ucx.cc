@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "transport/planes.h"
-#include "transport/ucx/ucx_driver.h"
 #include "transport/ucx/ucx_library.h"
 #include "transport/ucx/ucx_worker.h"
 

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "transport/shared_library.h"
 
 namespace thinwire {
 namespace {
@@ -37,18 +38,7 @@ absl::Status Unusable(const std::string& path, const std::string& why) {
       absl::StrCat("UCX can't be used: ", path, ": ", why, "; ", kMend));
 }
 
-template <typename Function>
-void Find(void* handle, const char* name, Function* function, std::string* missing) {
-  *function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (*function == nullptr) *missing = name;
-}
-
-// The name of a function that the library lacks, or nothing.
-std::string FindAll(void* handle, UcxLibrary* ucx) {
-  std::string missing;
-  const auto find = [&](const char* name, auto* function) {
-    Find(handle, name, function, &missing);
-  };
+void FindAll(FunctionFinder& find, UcxLibrary* ucx) {
   find("ucp_config_read", &ucx->config_read);
   find("ucp_config_modify", &ucx->config_modify);
   find("ucp_config_release", &ucx->config_release);
@@ -70,21 +60,19 @@ std::string FindAll(void* handle, UcxLibrary* ucx) {
   find("ucp_request_cancel", &ucx->request_cancel);
   find("ucp_request_free", &ucx->request_free);
   find("ucs_status_string", &ucx->status_string);
-  return missing;
 }
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const UcxLibrary>> LoadUcx(const std::string& path) {
   const std::string name = path.empty() ? "libucp.so.0" : path;
-  // It is never unloaded: it has threads and hooks of its own.
   const SignalHandlersKept kept;
-  void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void* const handle = OpenLibrary(name);
   if (handle == nullptr) return Unusable(name, dlerror());
   decltype(&ucp_get_version) get_version;
-  std::string missing;
-  Find(handle, "ucp_get_version", &get_version, &missing);
-  if (!missing.empty()) return Unusable(name, absl::StrCat("it has no ", missing));
+  FunctionFinder find(handle);
+  find("ucp_get_version", &get_version);
+  if (!find.missing().empty()) return Unusable(name, absl::StrCat("it has no ", find.missing()));
   unsigned major = 0, minor = 0, release = 0;
   get_version(&major, &minor, &release);
   auto ucx = std::make_shared<UcxLibrary>();
@@ -93,8 +81,9 @@ absl::StatusOr<std::shared_ptr<const UcxLibrary>> LoadUcx(const std::string& pat
     return Unusable(name,
                     absl::StrCat("its version is ", ucx->version, ", expected 1.13 or newer"));
   }
-  if (missing = FindAll(handle, ucx.get()); !missing.empty()) {
-    return Unusable(name, absl::StrCat("it has no ", missing));
+  FindAll(find, ucx.get());
+  if (!find.missing().empty()) {
+    return Unusable(name, absl::StrCat("it has no ", find.missing()));
   }
   return ucx;
 }

@@ -10,12 +10,11 @@
 #include <set>
 #include <vector>
 
+#include "schedule/store/bytes.h"
 #include "schedule/store/delta_stream.h"
 #include "schedule/store/layout.h"
 #include "schedule/store/ledger.h"
-#include "schedule/store/mode.h"
 #include "schedule/store/optimizer.h"
-#include "schedule/store/state_file.h"
 #include "schedule/store/work_queue.h"
 #include "transport/messages/message_plane.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "compress/half_float.h"
+#include "compress/element_math.h"
 
 namespace thinwire {
 

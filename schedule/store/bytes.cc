@@ -1,9 +1,8 @@
-#include "schedule/store/state_file.h"
+#include "schedule/store/bytes.h"
 
 #include <cstring>
 
 #include "schedule/hash.h"
-#include "schedule/store/bytes.h"
 
 namespace thinwire {
 namespace {

@@ -1,0 +1,46 @@
+// Libraries that are looked for at run time, and stay loaded: they have threads and hooks of their
+// own.
+#ifndef THINWIRE_TRANSPORT_SHARED_LIBRARY_H_
+#define THINWIRE_TRANSPORT_SHARED_LIBRARY_H_
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <string>
+
+namespace thinwire {
+
+// Null if it can't be loaded; dlerror() says why.
+inline void* OpenLibrary(const std::string& name) {
+  return dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+}
+
+// Finds functions of one library.
+class FunctionFinder {
+ public:
+  explicit FunctionFinder(void* library) : library_(library) {}
+
+  template <typename Function>
+  void operator()(const char* name, Function* function) {
+    *function = reinterpret_cast<Function>(dlsym(library_, name));
+    if (*function == nullptr) missing_ = name;
+  }
+  // The name of a function that the library lacks, or nothing.
+  const std::string& missing() const { return missing_; }
+
+ private:
+  void* const library_;
+  std::string missing_;
+};
+
+// Where wheels lie: packages are neighbours, and the library that has this code is in thinwire/lib.
+// Empty if it is not known.
+inline std::filesystem::path WheelPackages() {
+  Dl_info here;
+  if (dladdr(reinterpret_cast<const void*>(&WheelPackages), &here) == 0) return {};
+  return std::filesystem::path(here.dli_fname).parent_path() / ".." / "..";
+}
+
+}  // namespace thinwire
+
+#endif  // THINWIRE_TRANSPORT_SHARED_LIBRARY_H_
