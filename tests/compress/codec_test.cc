@@ -86,6 +86,7 @@ TEST_P(TargetTest, EveryLengthFrom0To4097) {
 }
 
 TEST_P(TargetTest, DTypesBlocksAndAlignments) {
+  size_t number = 0;
   for (const char* text : {"fp32",
                            "bf16",
                            "int8",
@@ -110,10 +111,12 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
                            "adaptive:bits=1.0625,floor=1",
                            "adaptive:floor=2,seed=3",
                            "ternary:threshold=0.01"}) {
+    ++number;  // the next codec's thirds are others
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const size_t numel :
            {1, 3, 127, 128, 129, 255, 256, 257, 1000, 4096, 4097, 10007, 65536}) {
         for (const bool feedback : {false, true}) {
+          if (!IsTried(number++)) continue;
           CheckEncode(Spec(text), numel, dtype, feedback, (numel + feedback) % 7);
           if (testing::Test::HasFatalFailure()) return;
         }

@@ -51,6 +51,7 @@ void ExpectSame(const CodecSpec& spec, const std::vector<float>& g, const Result
 }
 
 TEST(TopK, IsExactAtEverySizeDensityAndGuess) {
+  size_t number = 0;
   for (const size_t numel :
        {1, 2, 15, 16, 17, 100, 4095, 4096, 4097, 20000, 65535, 65536, 65537, 131073, 200000}) {
     for (const uint32_t ppm : {1u, 1000u, 10000u, 300000u, 1000000u}) {
@@ -58,6 +59,7 @@ TEST(TopK, IsExactAtEverySizeDensityAndGuess) {
       for (const float guess : {0.0f, 1e-30f, 2.3f, 4.0f, 1e30f}) {
         if (kSanitized && numel > 70000 && guess != 2.3f) continue;
         for (const int state : {0, 1, 2, 3}) {
+          if (numel < 70000 && !IsTried(number++)) continue;
           Result before;
           if (state > 0) before.residual = Normal(numel, 7);
           if (state > 1) before.velocity = Normal(numel, 8);

@@ -83,6 +83,7 @@ TEST_P(KernelTest, EveryDTypeWithAndWithoutFeedback) {
       for (const size_t numel : std::initializer_list<size_t>{1, 3, 127, 255, 256, 257, 1000, 4095,
                                                               4096, 4097, 12289, Elements(70001)}) {
         for (const size_t skew : {0, 1, 2}) {
+          if (!IsTried(numel + static_cast<size_t>(dtype) + skew)) continue;
           const std::vector<float> values = Values(numel, kSeed + numel);
           for (const bool feedback : {false, true}) {
             CheckEncode({Spec(text), dtype, feedback, false, skew}, values);

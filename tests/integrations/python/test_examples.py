@@ -33,9 +33,12 @@ LISTED = [
     Example("lightning_trainer", "lightning", ()), Example("ray_train", "ray", ()),
 ]  # fmt: skip
 RUN = [
-    pytest.param(example, id=str(example), marks=[pytest.mark.slow] * (example.package != "torch"))
+    pytest.param(
+        example, id=str(example),
+        marks=pytest.mark.torch_alone if example.package == "torch" else pytest.mark.slow,
+    )
     for example in LISTED
-]
+]  # fmt: skip
 
 
 def text_of(example: Example) -> str:
@@ -103,7 +106,7 @@ def test_a_program_learns_and_sends_int4(example, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", LISTED, ids=str)
+@pytest.mark.parametrize("example", RUN)
 def test_the_twin_learns(example, tmp_path):
     program = tmp_path / "twin.py"
     program.write_text(without_thinwire(example))
