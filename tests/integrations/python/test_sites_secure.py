@@ -438,9 +438,9 @@ def one_has_the_sum(rank: int, address: str, folder: str):
         number = trainer.diloco.rounds
         make, vote = rounds_module.add_hidden, Rounds._vote
 
-        def tells(rounds, meeting, one):
+        def tells(rounds, *arguments):
             flag.touch()
-            vote(rounds, meeting, one)
+            vote(rounds, *arguments)
 
         def dies(*_):
             wait_for_it()
