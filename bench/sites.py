@@ -50,6 +50,7 @@ LAYERS = 5
 STEPS = 4  # between the rounds of two layers, in the streaming measurement
 DELAY = 3  # of these go on while a round is under way
 PEAK_S = 0.1
+START_S = 0.2  # until all have heard of the moment, on links of up to 50 ms
 STEP_S, ROUND_STEPS, SLOWER = 0.03, 16, 4  # of the slow member's measurement
 SHOWN, LOOKS = 2000, 4  # images; looks whose mean must be at the target
 PEERS = ("hivemind", "flwr")
@@ -145,6 +146,15 @@ def sent_bytes() -> int:
     )
 
 
+def start_together() -> None:
+    """Returns on all members at one moment of the machine's clock. A barrier lets them go as far
+    apart as they came, up to a latency, which a member that was early would count as its round."""
+    dist.barrier()
+    moment = torch.tensor(time.monotonic() + START_S, dtype=torch.float64)
+    dist.broadcast(moment, 0)
+    time.sleep(max(0.0, moment.item() - time.monotonic()))
+
+
 def measure(parameters: int, rounds: int) -> list[harness.Row]:
     """In a rank."""
     from thinwire.codec import encoded_bytes
@@ -159,7 +169,7 @@ def measure(parameters: int, rounds: int) -> list[harness.Row]:
     for number in range(rounds + 1):  # the first one connects
         for name, (prepare, exchange) in turns.items():
             prepare()
-            dist.barrier()
+            start_together()
             before, start = sent_bytes(), time.monotonic()
             exchange()
             took = time.monotonic() - start

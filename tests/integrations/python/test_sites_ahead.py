@@ -1,11 +1,12 @@
-"""A round's result is applied while its votes travel, and taken back bit for bit if one is missing
-or says something else. Nothing of it shows before the commit."""
+"""A round's result is applied while its bytes and votes travel, and taken back bit for bit if one
+is missing or says something else. Nothing of it shows before the commit."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from thinwire.codec import encoded_bytes
 from thinwire.torch import sites
 from thinwire.torch.sites import updates as wire
 from thinwire.torch.sites.fragments import Fragment
-from thinwire.torch.sites.meeting import Meeting
+from thinwire.torch.sites.meeting import Gather, Meeting
 from thinwire.torch.sites.rounds import Rounds
 from thinwire.torch.sites.state import pack
 from torch.optim.optimizer import (
@@ -34,6 +35,9 @@ OUTERS = {
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9, centered=True),
 }
 
 
@@ -81,6 +85,24 @@ def test_a_step_is_taken_back_bit_for_bit(outer, steps_before):
     assert bits_of(fragment) == bits_of(again)
 
 
+@pytest.mark.parametrize("outer", OUTERS)
+def test_steps_of_some_parameters_make_the_bits_of_one_step(outer):
+    whole, parts = fragment_of(OUTERS[outer]), fragment_of(OUTERS[outer])
+    for number in range(3):
+        torch.manual_seed(number)
+        update = update_of(whole)
+        assert whole.keep()
+        assert parts.keep()
+        whole.step(update)
+        names = list(update)
+        for some in (names[2:3], names[:1], names[1:2] + names[3:]):
+            parts.step({name: update[name] for name in some})
+        assert bits_of(whole) == bits_of(parts)
+    parts.restore()
+    whole.restore()
+    assert bits_of(whole) == bits_of(parts)
+
+
 def test_steps_that_somebody_watches_wait_for_the_votes():
     assert fragment_of(OUTERS["sgd"]).keep()
     assert not fragment_of(lambda p: Homemade(p, lr=0.7)).keep()
@@ -125,8 +147,8 @@ def disagrees(rank: int, outer: str, alpha, rounds_before: int, takes_back: bool
         def lies(meeting, name, mine, *rest):
             return tell(meeting, name, bytes([mine[0] ^ 1]) + mine[1:], *rest)
 
-        def watched(self, one):
-            apply_ahead(self, one)
+        def watched(self, one, result):
+            apply_ahead(self, one, result)
             seen.append(shown(self, model))
 
         if rank == 1:
@@ -136,7 +158,7 @@ def disagrees(rank: int, outer: str, alpha, rounds_before: int, takes_back: bool
         sites.DiLoCo.apply_ahead = watched
         before = shown(diloco, model)
         diloco.sync()
-    return len(seen) == 1 and seen[0] != before, shown(diloco, model) != before, diloco.rounds
+    return bool(seen) and seen[-1] != before, shown(diloco, model) != before, diloco.rounds
 
 
 @pytest.mark.parametrize(
@@ -153,6 +175,56 @@ def test_after_a_vote_that_fails_all_is_as_before(outer, alpha, rounds_before):
 def test_that_comparison_sees_what_is_not_taken_back():
     for applied, left, _ in run(disagrees, "sgd", 0.0, 1, False):
         assert applied
+        assert left
+
+
+def fails_in_the_last_chunk(_rank: int, fails: bool, takes_back: bool):
+    """Return what was applied, in each call, whether anything of it is left
+    after the failure of that chunk, if it fails."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(4)))
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    outer = OUTERS["sgd"](model.parameters())
+    mean_chunk, apply_ahead = wire.UpdateCodec.mean_chunk, sites.DiLoCo.apply_ahead
+    seen, ending = [], pytest.raises(errors.Error, match="no more") if fails else nullcontext()
+    diloco = sites.DiLoCo(sites.static(), [model], inner, outer, 1 << 20, weight=1.0)
+    with ending, diloco:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape))
+
+        def at_last(codec, rows, parts, *rest):
+            if parts == codec.chunks[-1] and fails:
+                raise errors.Error("no more")
+            mean_chunk(codec, rows, parts, *rest)
+
+        def watched(self, one, result):
+            apply_ahead(self, one, result)
+            seen.append(list(result))
+
+        Gather.is_there = lambda _: False
+        wire.UpdateCodec.mean_chunk = at_last
+        sites.DiLoCo.apply_ahead = watched
+        if not takes_back:
+            sites.DiLoCo.take_back = lambda _: None
+        before = shown(diloco, model)
+        diloco.sync()
+    return seen, shown(diloco, model) != before
+
+
+@pytest.mark.parametrize("takes_back", [True, False])
+def test_what_was_applied_before_the_last_chunk_is_taken_back(takes_back):
+    for seen, left in run(fails_in_the_last_chunk, True, takes_back):
+        assert 1 <= len(seen) <= 3
+        assert left is not takes_back
+
+
+def test_each_parameter_is_applied_once():
+    for seen, left in run(fails_in_the_last_chunk, False, True):
+        assert sorted(name for names in seen for name in names) == [
+            f"{number}.weight" for number in range(4)
+        ]
+        assert len(seen) >= 2
         assert left
 
 
@@ -175,8 +247,8 @@ def dies_before_its_vote(rank: int, address: str, folder: str, alpha):
         launch(self, one, *pieces)
         before.append(shown(diloco, model))
 
-    def applied(self, one):
-        apply_ahead(self, one)
+    def applied(self, one, result):
+        apply_ahead(self, one, result)
         assert shown(self, model) != before[-1]
         Path(folder, str(rank)).touch()
 

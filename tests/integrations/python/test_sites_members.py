@@ -21,7 +21,7 @@ from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
 from thinwire import config, errors
 from thinwire.torch import sites
-from thinwire.torch.sites import lighthouse_members
+from thinwire.torch.sites import lighthouse_members, store_members
 from thinwire.torch.sites.meeting import Meeting
 
 WIDTH = 64
@@ -283,6 +283,83 @@ def test_one_that_was_not_seen_yet_is_not_lost():
         for epoch in epochs:
             assert (epoch.result().number, epoch.result().names) == (1, ("a", "b", "c"))
         list(threads.map(lambda one: one.close(), members.values()))
+
+
+def silence_until_dead(monkeypatch, late: dict[int, float], dead_s: float = 2.0) -> float | None:
+    """A member looks every 0.2 s at another one, which falls silent after a second. late: seconds
+    by which a look takes longer. Return how long it was silent until it counted as dead."""
+    clock, looks = [100.0], [0]
+    monkeypatch.setattr(
+        store_members, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
+    )
+
+    class Slow(dist.HashStore):
+        def multi_get(self, keys):  # in the middle of a look
+            clock[0] += late.get(looks[0], 0.0)
+            return super().multi_get(keys)
+
+    store = Slow()
+    other = store.add("members", 1)
+    for key, value in (("left", "0"), ("beat", "1"), ("name", "other")):
+        store.set(f"{key}/{other}", value)
+    watch = store_members._Watch(store, "me", 3600.0, dead_s, lambda _: None)
+    watch._beat_s = 0.2  # its thread sleeps on
+    try:
+        for number in range(1, 60):
+            looks[0] = number
+            clock[0] += 0.2
+            if number <= 5:
+                store.add(f"beat/{other}", 1)
+                last = clock[0]
+            watch._look()
+            if other not in watch.alive():
+                return clock[0] - last
+    finally:
+        watch.close()
+    return None
+
+
+@pytest.mark.parametrize(
+    "late, most_s",
+    [
+        ({}, 2.2),
+        ({6: 1.05}, 2.5),
+        ({10: 1.8}, 3.5),  # the late look ends after 2.8 s
+        ({n: 0.9 for n in range(6, 60)}, 3.5),
+        ({n: 1.8 for n in range(6, 60)}, 6.0),
+    ],
+)
+def test_late_looks_find_the_dead(monkeypatch, late, most_s):
+    """A busy machine makes looks late. That takes no longer than the looks, dead_s, and two
+    beats after a late one, since the other may have stood still as well."""
+    silent_s = silence_until_dead(monkeypatch, late)
+    assert silent_s is not None
+    assert silent_s <= most_s + 1e-6
+
+
+def test_who_stood_still_gives_the_others_a_moment_for_a_sign(monkeypatch):
+    """On a machine that slept all stood still."""
+    clock = [100.0]
+    monkeypatch.setattr(
+        store_members, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
+    )
+    store = dist.HashStore()
+    watches = [
+        store_members._Watch(store, name, 3600.0, 2.0, lambda _: None) for name in ("a", "b")
+    ]
+    try:
+        for watch in watches * 2:
+            watch._beat_s = 0.2
+            watch._look()
+        clock[0] += 30.0
+        for watch in watches * 3:
+            watch._look()
+            assert len(watch.alive()) == 2
+            assert watch.lost([1, 2]) == []
+            clock[0] += 0.1
+    finally:
+        for watch in watches:
+            watch.close()
 
 
 def test_after_a_lost_connection_a_silent_member_is_not_waited_for():

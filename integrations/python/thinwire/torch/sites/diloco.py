@@ -287,10 +287,10 @@ class DiLoCo:
     def keep(self, one: Round) -> None:
         self._kept = one if self._fragments[one.fragment].keep() else None
 
-    def apply_ahead(self, one: Round) -> None:
-        if self._kept is one and one.result:
+    def apply_ahead(self, one: Round, result: Values) -> None:
+        if self._kept is one:
             self._ahead = one  # before the first change
-            self._move(one)
+            self._move(one, result)
 
     def take_back(self) -> None:
         one, self._ahead = self._ahead, None
@@ -308,7 +308,7 @@ class DiLoCo:
         if one.result:
             self._changed.add(one.fragment)
             if not ahead:
-                self._move(one)
+                self._move(one, one.result)
         elif self._weight is None:
             fragment.mark -= one.weight  # nobody had it; the next round delivers it
         self._at_begin.pop(one.number, None)
@@ -318,17 +318,18 @@ class DiLoCo:
         self._pace.ended(one.report.seconds)
         self._pace.settle(one.report.measured)
 
-    def _move(self, one: Round) -> None:
-        """The outer step of a round, and the mix with the local parameters."""
+    def _move(self, one: Round, result: Values) -> None:
+        """The outer step of these parameters, and the mix with the local ones."""
         fragment = self._fragments[one.fragment]
         begun = self._at_begin.get(one.number)
         local: dict[str, torch.Tensor] = {}
         with torch.no_grad():
-            for name, p in fragment.parameters.items() if self._alpha else ():
+            for name in result if self._alpha else ():
+                p = fragment.parameters[name]
                 local[name] = p.detach().clone()
                 if self._alpha == "rebase":  # a newcomer began at the anchor
                     local[name] -= (begun or fragment.anchor)[name].to(p.device)
-            fragment.step(one.result)
+            fragment.step(result)
             for name, learned in local.items():
                 if self._alpha == "rebase":
                     fragment.parameters[name].add_(learned)

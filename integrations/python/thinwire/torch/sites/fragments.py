@@ -110,17 +110,21 @@ class Fragment:
         self._kept = None
 
     def step(self, update: Values) -> None:
-        """An outer step from the anchor, which ends at the new anchor."""
-        with torch.no_grad(), _only_these(self.outer, self.parameters.values()):
-            for name, p in self.parameters.items():
+        """An outer step from the anchor, which ends at the new anchor, of the parameters that are
+        in the update. torch's optimizers step each one for itself, so several steps make the bits
+        of one."""
+        own = {name: self.parameters[name] for name in update}
+        with torch.no_grad(), _only_these(self.outer, own.values()):
+            for name, p in own.items():
                 p.copy_(self.anchor[name])
                 p.grad = update[name].reshape(p.shape).to(p.device, p.dtype)
             self.outer.step()
         if self._kept is not None:
-            self.anchor = self.copy()
+            ends = {name: p.detach().to("cpu", copy=True) for name, p in own.items()}
+            self.anchor = self.anchor | ends
             return
         with torch.no_grad():
-            for name, p in self.parameters.items():
+            for name, p in own.items():
                 self.anchor[name].copy_(p)
 
 

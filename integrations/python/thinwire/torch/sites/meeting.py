@@ -120,6 +120,10 @@ class Gather:
     ) -> None:
         self._mine, self._out, self._members, self._pending = mine, out, members, pending
 
+    def is_there(self) -> bool:
+        """Return whether rows() would not block, as far as is known by now."""
+        return self._pending is None or self._pending.future.done()
+
     def rows(self) -> list[memoryview]:
         """Return what each member sent, by rank, valid as long as this object. Raises the typed
         error of a failure."""

@@ -58,9 +58,10 @@ class Model(Protocol):
         """Before apply_ahead(), while the round's bytes are under way: keeps what it changes."""
         ...
 
-    def apply_ahead(self, one: Round) -> None:
-        """Does the part of apply() that takes long, while the votes are under way. apply() or
-        take_back() follows before anybody else sees the model."""
+    def apply_ahead(self, one: Round, result: Values) -> None:
+        """Does the part of apply() that takes long for some parameters, while bytes and votes are
+        under way; together its calls have the whole result. apply() or take_back() follows before
+        anybody else sees the model."""
         ...
 
     def take_back(self) -> None:
@@ -182,6 +183,7 @@ def combine(
     rule: Rule,
     before: Values,
     made: Callable[[torch.Tensor], None],
+    whole: Values,
 ) -> tuple[list[float], list[float]]:
     """Makes the round's result of everybody's update. Return norms and cosines by rank.
 
@@ -189,6 +191,8 @@ def combine(
         rows: for each chunk in turn, what each member sent; may block for each.
         before: the last result.
         made: gets the result's values in order, as soon as they are there.
+        whole: gets the parameters that have all their values before the last chunk, where the rule
+            makes them chunk by chunk.
     """
     codec = one.codec
     speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
@@ -204,6 +208,8 @@ def combine(
             codec.mean_chunk(heard, parts, factors, result, sums.products)
             for name, begin, end in codec.runs(parts):
                 made(result[name][begin:end])
+                if end == codec.sizes[name]:
+                    whole[name] = result[name]
         else:
             for row, update in zip(heard, updates, strict=True):
                 codec.decode_chunk(row, parts, update)

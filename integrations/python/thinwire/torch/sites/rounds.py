@@ -10,8 +10,8 @@ A round, of one fragment of the model:
    it, whoever owns the part then.
 2. All tell one another digests of what they received from each. A member commits when it has those
    of all, and they agree. So if one member has committed, every other one has the result. Where the
-   caller waits for the round, the result is applied while these votes are under way, and taken back
-   bit for bit if one is missing or differs, before the caller goes on.
+   caller waits for the round, the result is applied while bytes and votes are under way, and taken
+   back bit for bit if one is missing or differs, before the caller goes on.
 3. After a failure the members that are left meet again and tell how far they are. If one has
    committed the round, or all have its result, all commit it; else none does, and each sends the
    bytes that it still has to those who are left. No local step is lost.
@@ -247,12 +247,24 @@ class Rounds:
             raise errors.Error("the round before this one is to be made first")
         if self._worker is None:
             self._model.keep(one)
+        try:
+            self._vote(meeting, one, self._receive(meeting, one))
+        except BaseException:
+            self._model.take_back()
+            raise
+        one.agreed = True
+
+    def _receive(self, meeting: Meeting, one: Round) -> set[str]:
+        """Makes the round's result. While bytes are under way, parameters whose result is whole are
+        applied; return their names."""
         first, *rest = one.gathers
         rows = first.rows()
         heads = [_HEADER.unpack(row) for row in rows]
         _check_heads(heads, meeting.epoch)
         weights = [head[3] for head in heads]
         norms, cosines = [], []
+        whole: Values = {}  # that are not applied
+        applied: set[str] = set()
         seen = [hashlib.sha256(row) for row in rows]
         result = hashlib.sha256()
 
@@ -260,13 +272,20 @@ class Rounds:
             # Fast, and no defence: this member has made them itself, of the bytes in `seen`.
             result.update(digest_of(values).to_bytes(8, "little"))
 
+        def meanwhile() -> None:
+            if self._worker is None and whole:  # else the caller trains
+                self._model.apply_ahead(one, dict(whole))
+                applied.update(whole)
+                whole.clear()
+
         if one.in_two_hops:
             reduce_owned(meeting, one, rest[0].rows(), weights, self._rule, seen)
             for values in one.result.values():
                 made(values)
         elif self._masks is None:
             before = self.before.get(one.fragment, {})
-            norms, cosines = combine(one, _chunks(rest, seen), weights, self._rule, before, made)
+            chunks = _chunks(rest, seen, meanwhile)
+            norms, cosines = combine(one, chunks, weights, self._rule, before, made, whole)
         else:
             (sent,) = _chunks(rest, seen)
             weights = add_hidden(meeting, one, sent, weights, self._masks, seen)
@@ -281,17 +300,15 @@ class Rounds:
             self._sent_before + meeting.wire_bytes(), tuple(head[4:6] for head in heads),
         )  # fmt: skip
         one.digest = digest  # from here on the round can be committed
-        try:
-            self._vote(meeting, one)
-        except BaseException:
-            self._model.take_back()
-            raise
-        one.agreed = True
+        return applied
 
-    def _vote(self, meeting: Meeting, one: Round) -> None:
+    def _vote(self, meeting: Meeting, one: Round, applied: set[str]) -> None:
+        """applied: names of the parameters that need not be applied any more."""
+
         def meanwhile() -> None:
-            if self._worker is None:  # else the caller trains
-                self._model.apply_ahead(one)
+            rest = {name: values for name, values in one.result.items() if name not in applied}
+            if self._worker is None and rest:  # else the caller trains
+                self._model.apply_ahead(one, rest)
 
         votes = meeting.tell(f"vote {one.fragment}", one.digest + one.seen, meanwhile)
         names = meeting.epoch.names
@@ -527,6 +544,9 @@ class _Pieces:
     def __init__(self, gathers: list[Gather]) -> None:
         self._gathers = gathers
 
+    def is_there(self) -> bool:
+        return all(each.is_there() for each in self._gathers)
+
     def rows(self) -> list[memoryview]:
         sent = zip(*(each.rows() for each in self._gathers), strict=True)
         return [memoryview(b"".join(pieces)) for pieces in sent]
@@ -553,9 +573,14 @@ def _kept(pieces: Iterable[bytes], kept: list[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _chunks(gathers: Sequence[Gather | _Pieces], seen: list) -> Iterator[list[memoryview]]:
-    """Yields what each member sent, chunk by chunk, and adds it to `seen`."""
+def _chunks(
+    gathers: Sequence[Gather | _Pieces], seen: list, meanwhile: Callable[[], None] = lambda: None
+) -> Iterator[list[memoryview]]:
+    """Yields what each member sent, chunk by chunk, and adds it to `seen`. meanwhile: runs while a
+    chunk is under way."""
     for gather in gathers:
+        if not gather.is_there():
+            meanwhile()
         rows = gather.rows()
         for each, row in zip(seen, rows, strict=True):
             each.update(row)

@@ -10,7 +10,9 @@ A round has two exchanges:
 
 1. The scale, for each tensor the power of two above the largest element of any member. There is a
    place for each power; a member puts random numbers into the places up to its own, under masks.
-   The highest place that is not zero in the sum is the scale, and says nothing of who has it.
+   The highest place that is not zero in the sum is the scale, and says nothing of who has it. Two
+   numbers of 16 bits a place: one alone would be zero in one sum of 65,536, whose scale would be
+   that of the place below, so that members' results depended on their dice.
 2. The codes, under masks of their own.
 
 Keys: X25519, fresh ones for each meeting; HKDF-SHA256 makes one ChaCha20 key for each pair, and a
@@ -39,6 +41,7 @@ SCALE, CODES = 0, 1  # the exchanges of a round
 
 _WIDE_BELOW = 1024  # elements of a tensor with codes of 16 bits, whose bytes do not count
 _PLACES = 64  # for powers of two; the last one says that an update is not finite
+_NUMBERS = 2  # of 16 bits, in a place
 _LOWEST = -32  # the power of the first place
 _NONCE = struct.Struct("<IQI")  # ChaCha20's block counter, the round, the exchange
 _PRIMITIVES = "cryptography.hazmat.primitives."
@@ -182,7 +185,7 @@ class SumCodec:
         self.wide_bytes = 2 * sum(sizes[name] for name in wide)
         used = self.wide_bytes + sum(sizes[name] for name in narrow)
         self._padding = -used % 4
-        self.scale_bytes = 2 * _PLACES * len(sizes)
+        self.scale_bytes = 2 * _NUMBERS * _PLACES * len(sizes)
 
     def encode(
         self, update: Callable[[str, int, int], torch.Tensor], kept: Values, decay: float,
@@ -208,7 +211,7 @@ class SumCodec:
     def places(self, values: Values, weight: float) -> torch.Tensor:
         """The numbers of the first exchange: random ones up to the place of each tensor."""
         numbers = bytearray(secrets.token_bytes(self.scale_bytes))
-        table = torch.frombuffer(numbers, dtype=torch.int16).view(-1, _PLACES)
+        table = torch.frombuffer(numbers, dtype=torch.int16).view(-1, _PLACES, _NUMBERS)
         table[table == 0] = 1
         for row, each in zip(table, values.values(), strict=True):
             largest = float(each.abs().max()) if each.numel() else 0.0
@@ -219,8 +222,9 @@ class SumCodec:
         """The largest element of any member, as a power of two: 0 if all are zero, infinite if one
         is not finite."""
         found = {}
-        for name, row in zip(self.sizes, total.view(torch.int16).view(-1, _PLACES), strict=True):
-            place = max((at for at, number in enumerate(row.tolist()) if number), default=-1)
+        table = total.view(torch.int16).view(-1, _PLACES, _NUMBERS)
+        for name, row in zip(self.sizes, table, strict=True):
+            place = max((at for at, numbers in enumerate(row.tolist()) if any(numbers)), default=-1)
             last = place == _PLACES - 1
             found[name] = math.inf if last else 2.0 ** (place + _LOWEST) if place >= 0 else 0.0
         return found

@@ -42,6 +42,7 @@ class _Seen:
     name: str
     beat: bytes | str
     changed: float  # when its counter last grew, by this member's clock
+    spared: bool = False  # since then this member's own standstill was made good to it
 
 
 class _Watch:
@@ -58,12 +59,12 @@ class _Watch:
         self._store, self._beat_s, self._dead_s = store, beat_s, dead_s
         self._looked = looked  # is called after each look
         self._seen: dict[int, _Seen] = {}  # those who have not left; the thread's alone
-        self._last_look = 0.0
+        self._last_look = 0.0  # when it began
         self._latest = 0  # the highest number that was seen
         self._lock = threading.Lock()
-        self._alive: dict[int, str] = {}  # empty until a look counts
+        self._alive: dict[int, str] = {}
         self._silent: set[int] = set()  # of them, those without a sign for half of dead_s
-        self._known = 0  # the highest number when it did
+        self._known = 0  # the highest number that a whole look has seen
         self._newest = 0
         self._failed: Exception | None = None
         self.number = store.add("members", 1)
@@ -86,12 +87,16 @@ class _Watch:
                 return
 
     def _look(self) -> None:
-        """One beat, and one look at the others: a few questions, whatever their number. A look that
-        took long, since this process stood still, says nothing of the others."""
-        begun = time.monotonic()
-        if begun - self._last_look > self._dead_s / 2:
+        """One beat, and one look at the others: a few questions, whatever their number. A counter
+        that has not grown had not when the look began, so looks that take long count as others do.
+        Where this process stood still, all may have, on a machine that slept: each has two beats
+        more for a sign then, once in a silence, since on a busy machine all looks may be late."""
+        begun, patience = time.monotonic(), self._dead_s - min(2 * self._beat_s, self._dead_s / 2)
+        if begun - self._last_look > patience:
             for one in self._seen.values():
-                one.changed = begun
+                if begun - one.changed > patience and not one.spared:
+                    one.changed, one.spared = begun - patience, True
+        self._last_look = begun
         self._store.add(f"beat/{self.number}", 1)
         latest = self._store.add("members", 0)
         for number in range(self._latest + 1, latest + 1):
@@ -103,21 +108,20 @@ class _Watch:
         numbers = list(self._seen)
         said = self._get([f"beat/{n}" for n in numbers] + [f"left/{n}" for n in numbers])
         newest = self._store.add("epoch", 0)
-        now, half = time.monotonic(), len(numbers)
-        if now - begun > self._dead_s / 2:
-            return
-        self._last_look = now
+        if time.monotonic() - begun > self._beat_s:  # a busy machine is no dead one
+            self._store.add(f"beat/{self.number}", 1)
+        half = len(numbers)
         for number, beat, left in zip(numbers, said[:half], said[half:], strict=True):
             if left != b"0":
                 del self._seen[number]
             elif beat != self._seen[number].beat:
-                self._seen[number] = _Seen(self._seen[number].name, beat, now)
+                self._seen[number] = _Seen(self._seen[number].name, beat, time.monotonic())
         alive = {
             number: one.name
             for number, one in self._seen.items()
-            if number == self.number or now - one.changed < self._dead_s
+            if number == self.number or begun - one.changed < self._dead_s
         }
-        silent = {n for n in alive if now - self._seen[n].changed >= self._dead_s / 2}
+        silent = {n for n in alive if begun - self._seen[n].changed >= self._dead_s / 2}
         with self._lock:
             self._alive, self._silent = alive, silent - {self.number}
             self._known, self._newest = latest, newest
