@@ -285,6 +285,28 @@ def test_one_that_was_not_seen_yet_is_not_lost():
         list(threads.map(lambda one: one.close(), members.values()))
 
 
+def test_one_that_gave_an_epoch_up_is_not_waited_for():
+    """Member a leaves the epoch while b connects: it lives, and its word never comes."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    a, b = (
+        sites.join(
+            dist.TCPStore("127.0.0.1", server.port, is_master=False), name, min_members=2,
+            timeout_s=30, beat_s=0.05, dead_s=40,
+        )
+        for name in "ab"
+    )  # fmt: skip
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(lambda one: one.meet(None), (a, b))
+        assert first.number == second.number
+        waiting = threads.submit(second.group.store.get, "a word of a's", 20.0)
+        again = threads.submit(a.meet, errors.PeerLostError("a connection closed"))
+        with pytest.raises(errors.PeerLostError, match="of the store is lost while all connect"):
+            waiting.result()
+        epochs = again, threads.submit(b.meet, errors.PeerLostError("a has gone on"))
+        assert {epoch.result().number for epoch in epochs} == {first.number + 1}
+        list(threads.map(lambda one: one.close(), (a, b)))
+
+
 def silence_until_dead(monkeypatch, late: dict[int, float], dead_s: float = 2.0) -> float | None:
     """A member looks every 0.2 s at another one, which falls silent after a second. late: seconds
     by which a look takes longer. Return how long it was silent until it counted as dead."""
@@ -300,7 +322,7 @@ def silence_until_dead(monkeypatch, late: dict[int, float], dead_s: float = 2.0)
 
     store = Slow()
     other = store.add("members", 1)
-    for key, value in (("left", "0"), ("beat", "1"), ("name", "other")):
+    for key, value in (("left", "0"), ("wants", "0"), ("beat", "1"), ("name", "other")):
         store.set(f"{key}/{other}", value)
     watch = store_members._Watch(store, "me", 3600.0, dead_s, lambda _: None)
     watch._beat_s = 0.2  # its thread sleeps on
@@ -355,7 +377,7 @@ def test_who_stood_still_gives_the_others_a_moment_for_a_sign(monkeypatch):
         for watch in watches * 3:
             watch._look()
             assert len(watch.alive()) == 2
-            assert watch.lost([1, 2]) == []
+            assert watch.lost([1, 2], 1) == []
             clock[0] += 0.1
     finally:
         for watch in watches:

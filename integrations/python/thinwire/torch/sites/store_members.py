@@ -42,6 +42,7 @@ class _Seen:
     name: str
     beat: bytes | str
     changed: float  # when its counter last grew, by this member's clock
+    wants: int = 0  # the newest epoch that it has asked for
     spared: bool = False  # since then this member's own standstill was made good to it
 
 
@@ -64,11 +65,13 @@ class _Watch:
         self._lock = threading.Lock()
         self._alive: dict[int, str] = {}
         self._silent: set[int] = set()  # of them, those without a sign for half of dead_s
+        self._wants: dict[int, int] = {}  # the newest epoch that each of them has asked for
         self._known = 0  # the highest number that a whole look has seen
         self._newest = 0
         self._failed: Exception | None = None
         self.number = store.add("members", 1)
         store.set(f"left/{self.number}", "0")
+        store.set(f"wants/{self.number}", "0")
         store.add(f"beat/{self.number}", 1)
         store.set(f"name/{self.number}", name)  # the last one: who has a name has all
         self._closing = threading.Event()
@@ -106,16 +109,20 @@ class _Watch:
             self._seen[number] = _Seen(self._store.get(f"name/{number}").decode(), "", 0.0)
         self._latest = latest
         numbers = list(self._seen)
-        said = self._get([f"beat/{n}" for n in numbers] + [f"left/{n}" for n in numbers])
+        said = self._get([f"{what}/{n}" for n in numbers for what in ("beat", "left", "wants")])
         newest = self._store.add("epoch", 0)
         if time.monotonic() - begun > self._beat_s:  # a busy machine is no dead one
             self._store.add(f"beat/{self.number}", 1)
-        half = len(numbers)
-        for number, beat, left in zip(numbers, said[:half], said[half:], strict=True):
+        for number, beat, left, wants in zip(
+            numbers, said[0::3], said[1::3], said[2::3], strict=True
+        ):
+            one = self._seen[number]
             if left != b"0":
                 del self._seen[number]
-            elif beat != self._seen[number].beat:
-                self._seen[number] = _Seen(self._seen[number].name, beat, time.monotonic())
+                continue
+            if beat != one.beat:
+                one = self._seen[number] = _Seen(one.name, beat, time.monotonic())
+            one.wants = int(wants)
         alive = {
             number: one.name
             for number, one in self._seen.items()
@@ -124,6 +131,7 @@ class _Watch:
         silent = {n for n in alive if begun - self._seen[n].changed >= self._dead_s / 2}
         with self._lock:
             self._alive, self._silent = alive, silent - {self.number}
+            self._wants = {number: one.wants for number, one in self._seen.items()}
             self._known, self._newest = latest, newest
 
     def _get(self, keys: list[str]) -> list[bytes]:
@@ -143,13 +151,15 @@ class _Watch:
         with self._lock:
             return set(self._silent)
 
-    def lost(self, members: list[int]) -> list[int]:
-        """Those of the members that were seen, and have died or left. One that this member has not
-        seen yet has only just come."""
+    def lost(self, members: list[int], epoch: int) -> list[int]:
+        """Those of an epoch's members that were seen, and have died or left, or ask for a later
+        epoch: they are in this one no more. One that this member has not seen yet has only just
+        come."""
         with self._lock:
             if self._failed is not None:
                 raise _gone(self._failed)
-            return [m for m in members if m <= self._known and m not in self._alive]
+            seen = [m for m in members if m <= self._known and m != self.number]
+            return [m for m in seen if m not in self._alive or self._wants[m] > epoch]
 
     def newest(self) -> int:
         """The number of the newest epoch that this member has heard of."""
@@ -229,6 +239,7 @@ class StoreMembers:
         key = f"epoch/{number}"
         word = _ANY if self._allow_split else _NEXT
         self._store.set(f"want/{number}/{self._joined.number}", word)
+        self._store.set(f"wants/{self._joined.number}", str(number))
         self._waits, pause = "", pauses()
         while not self._store.check([key]):
             self._propose(number)
@@ -258,7 +269,7 @@ class StoreMembers:
             missing = [m for m in members if not self._store.check([f"ready/{number}/{m}"])]
             if not missing:
                 self._store.compare_set(fate, "", "go")
-            elif self._joined.lost(missing) or time.monotonic() > end:
+            elif self._joined.lost(missing, number) or time.monotonic() > end:
                 self._store.compare_set(fate, "", "void")
             else:
                 time.sleep(next(pause))
@@ -275,12 +286,14 @@ class StoreMembers:
             if self._guarded is None:
                 return
             number, members, fail = self._guarded
-            dead = watch.lost(members)
+            dead = watch.lost(members, number)
             if not dead and newest <= number:
                 return
             self._guarded = None
         if dead:
-            error = errors.PeerLostError(f"member {dead[0]} of the store gives no sign of life")
+            error = errors.PeerLostError(
+                f"member {dead[0]} of the store gives no sign of life in epoch {number}"
+            )
         else:
             error = errors.PeerLostError(f"epoch {newest} has begun without this member's word")
         # On a thread of its own: it waits while connections are made, and beats must go on.
@@ -348,7 +361,8 @@ class StoreMembers:
         self._members = [one[0] for one in listed]
         rank = self._members.index(self._joined.number)
         key = f"sites{number}"
-        store = EpochStore(self._store, key, lambda members=self._members: self._lost(members))
+        members = self._members
+        store = EpochStore(self._store, key, lambda: self._lost(members, number))
         group = Group(
             rank, len(listed), key, count_user(), store,
             timeout_s=self._timeout_s, host=self._host,
@@ -356,8 +370,8 @@ class StoreMembers:
         self._epoch = Epoch(number, group, tuple(one[1] for one in listed))
         return self._epoch
 
-    def _lost(self, members: list[int]) -> str | None:
-        lost = self._joined.lost(members)
+    def _lost(self, members: list[int], epoch: int) -> str | None:
+        lost = self._joined.lost(members, epoch)
         return f"member {lost[0]} of the store" if lost else None
 
     def wants_change(self) -> bool:
