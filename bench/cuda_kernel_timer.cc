@@ -39,7 +39,8 @@ class CudaKernelTimer final : public KernelTimer {
   std::string device() const override { return properties_.name; }
   void* stream() const override { return stream_; }
 
-  double Time(const std::function<void()>& work) override {
+  double Time(const std::function<void()>& work, const std::function<void()>& prepare) override {
+    if (prepare) prepare();
     Check(kernels::LaunchRead(flush_, flush_bytes_, stream_));
     Check(cudaEventRecord(begin_, stream_));
     work();

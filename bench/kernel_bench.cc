@@ -2,14 +2,14 @@
 //
 //   kernel_bench               times every operation against its twin on the first GPU: JSON
 //   kernel_bench --device      names that GPU, or says why there is none
-//   kernel_bench --profile     runs six kernels once each, for a profiler
+//   kernel_bench --profile     runs kernels of each kind once or twice, for a profiler
 //   kernel_bench --host_only   runs the kernels on CPU threads, thread after thread, for all
 //                              lengths from 0 to 4097 and all codecs, and compares every byte
 //
-// Names are OP/SPEC/BYTES, BYTES of fp32. ratio_to_twin is the median time over the twin's, the two
-// interleaved, with other, clean data in the L2 cache before each; spread is the middle half of the
-// repetitions' ratios; terabytes_per_second counts what is read and written. A codec is timed only
-// after its bytes were compared with the reference's.
+// Names are OP/SPEC/BYTES, BYTES of fp32, for chunks of one of them. ratio_to_twin is the median
+// time over the twin's, the two interleaved, with other, clean data in the L2 cache before each;
+// spread is the middle half of the repetitions' ratios; terabytes_per_second counts what is read
+// and written. A codec is timed only after its bytes were compared with the reference's.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "bench/kernel_arrays.h"
 #include "bench/kernel_timer.h"
 #include "compress/backend.h"
@@ -81,10 +82,11 @@ struct Result {
 };
 
 Result Measure(KernelTimer& timer, const std::string& name, size_t bytes,
-               const std::function<void()>& kernel, const std::function<void()>& twin) {
+               const std::function<void()>& kernel, const std::function<void()>& twin,
+               const std::function<void()>& prepare = nullptr) {
   std::vector<double> ours, theirs, ratios;
   for (int i = -2; i < kRepetitions; ++i) {  // the first ones warm up
-    const double a = timer.Time(kernel), b = timer.Time(twin);
+    const double a = timer.Time(kernel, prepare), b = timer.Time(twin);
     if (i < 0) continue;
     ours.push_back(a);
     theirs.push_back(b);
@@ -108,13 +110,13 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
   const Backend& codecs = stream.backend();
   const int bits = spec.traits().code_bits;
   const TensorView gradient{a.gradient.data(), numel}, out{a.out.data(), numel};
-  const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(numel * sizeof(float));
+  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", numel * sizeof(float));
   const auto add = [&](const char* op, const std::function<void()>& kernel,
                        const TwinShape& shape) {
     const int floats = shape.reads_gradient + shape.writes_floats + shape.adds;
     const size_t moved = floats * numel * sizeof(float) + EncodedBytes(spec, numel);
     results->push_back(
-        Measure(timer, op + suffix, moved, kernel, [&] { timer.Twin(shape, numel); }));
+        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Twin(shape, numel); }));
   };
   add("encode_ef", [&] { codecs.Encode(spec, gradient, a.floats.data(), a.wire.data()); },
       {true, true, true, false, true, bits});
@@ -131,7 +133,8 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
   const auto add_copied = [&](const char* op, size_t floats, size_t wires,
                               const std::function<void()>& kernel) {
     const size_t moved = floats * numel * sizeof(float) + wires * EncodedBytes(spec, numel);
-    results->push_back(Measure(timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }));
+    results->push_back(
+        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }));
   };
   // Gradient, velocity and residual are read, the residual is written. What lies in `out` serves as
   // the velocity.
@@ -147,7 +150,9 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
 }
 
 // The same of topk, against copies of as many bytes. Its encoder reads an element once if the
-// threshold of the call before holds, as it does from step to step of a training.
+// threshold of the call before holds, as it does from step to step of a training: so every call
+// with feedback has the residual of the first. If it kept its own, one gradient would be added
+// again and again, and a tenth of all elements would reach the threshold.
 void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, const CodecSpec& spec,
                     size_t numel, std::vector<Result>* results) {
   Arrays a(device, stream, spec, numel);
@@ -162,14 +167,17 @@ void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, co
   const std::unique_ptr<Backend> in_room = stream.BackendIn({room.get(), rehearsal->room()});
   const Backend& codecs = *in_room;
   const std::span<float> out(a.out.data(), numel);
-  const std::string suffix = "/" + spec.ToString() + "/" + std::to_string(numel * sizeof(float));
+  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", numel * sizeof(float));
   const size_t wire_bytes = EncodedBytes(spec, numel);
   const auto add = [&](const char* op, size_t floats, size_t wires,
-                       const std::function<void()>& kernel) {
+                       const std::function<void()>& kernel,
+                       const std::function<void()>& prepare = nullptr) {
     const size_t moved = floats * numel * sizeof(float) + wires * wire_bytes;
-    results->push_back(Measure(timer, op + suffix, moved, kernel, [&] { timer.Copy(moved / 2); }));
+    results->push_back(Measure(
+        timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }, prepare));
   };
-  add("encode_ef", 3, 1, [&] { codecs.EncodeEntries(spec, shard); });
+  const auto encode = [&] { codecs.EncodeEntries(spec, shard); };
+  add("encode_ef", 3, 1, encode, [&] { a.floats.Put(); });
   add("encode", 1, 1, [&] { codecs.Encode(spec, gradient, nullptr, a.wire.data()); });
   add("decode", 1, 1, [&] { codecs.Decode(spec, a.wire.data(), {out.data(), numel}); });
   add("decode_add", 2, 1, [&] { codecs.DecodeAdd(spec, a.wire.data(), out); });
@@ -177,27 +185,37 @@ void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, co
   add("reduce8", 1, kRanks, [&] { codecs.SumEntries(spec, wires, 1.0f / kRanks, out); });
 }
 
-// One launch of many chunks of 1 MiB against one of a single shard.
-void MeasureChunks(Device& device, DeviceStream& stream, KernelTimer& timer, size_t numel,
-                   std::vector<Result>* results) {
-  const CodecSpec spec = *CodecSpec::Parse("int4");
-  constexpr size_t kChunk = (size_t{1} << 20) / sizeof(float);
+// A shard of `numel` elements in chunks, as many in a launch as fit: encoding and decoding against
+// copies of as many bytes, and encoding against that of one shard.
+void MeasureChunks(Device& device, DeviceStream& stream, KernelTimer& timer, const CodecSpec& spec,
+                   size_t numel, size_t chunk_bytes, std::vector<Result>* results) {
+  const size_t chunk = chunk_bytes / sizeof(float), wire_bytes = EncodedBytes(spec, chunk);
   Arrays a(device, stream, spec, numel);
-  const size_t chunk_bytes = EncodedBytes(spec, kChunk);
-  Array<uint8_t> wires(device, stream, numel / kChunk * chunk_bytes);
-  std::vector<EncodeArgs> chunks;
-  for (size_t i = 0; i < numel / kChunk; ++i) {
-    const TensorView part{a.gradient.data() + i * kChunk, kChunk};
-    chunks.push_back({part, a.floats.data() + i * kChunk, wires.data() + i * chunk_bytes});
+  Array<uint8_t> wires(device, stream, numel / chunk * wire_bytes);
+  std::vector<EncodeArgs> encoded;
+  std::vector<DecodeArgs> decoded;
+  for (size_t i = 0; i < numel / chunk; ++i) {
+    const size_t at = i * chunk;
+    uint8_t* const wire = wires.data() + i * wire_bytes;
+    encoded.push_back({{a.gradient.data() + at, chunk}, a.floats.data() + at, wire});
+    decoded.push_back({wire, {a.out.data() + at, chunk}});
   }
   const Backend& codecs = stream.backend();
-  results->push_back(Measure(
-      timer, "chunks_to_one/int4/" + std::to_string(numel * sizeof(float)),
-      3 * numel * sizeof(float) + EncodedBytes(spec, numel),
-      [&] { codecs.EncodeAll(spec, chunks); },
-      [&] {
-        codecs.Encode(spec, {a.gradient.data(), numel}, a.floats.data(), a.wire.data());
-      }));
+  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", chunk_bytes);
+  const auto add = [&](const char* op, size_t floats, const std::function<void()>& kernel) {
+    const size_t moved = floats * numel * sizeof(float) + numel / chunk * wire_bytes;
+    results->push_back(
+        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }));
+  };
+  const auto encode = [&] { codecs.EncodeAll(spec, encoded); };
+  add("encode_chunks", 3, encode);
+  add("decode_chunks", 1, [&] { codecs.DecodeAll(spec, decoded); });
+  if (spec.traits().widths()) return;  // one team plans a shard: chunks are faster
+  results->push_back(
+      Measure(timer, absl::StrCat("chunks_to_one", suffix),
+              3 * numel * sizeof(float) + EncodedBytes(spec, numel), encode, [&] {
+                codecs.Encode(spec, {a.gradient.data(), numel}, a.floats.data(), a.wire.data());
+              }));
 }
 
 void Print(const std::string& device, const std::vector<Result>& results) {
@@ -215,7 +233,8 @@ void Print(const std::string& device, const std::vector<Result>& results) {
   std::printf(" ]\n}\n");
 }
 
-// One of each kind, and the two that compute most, on 64 MiB.
+// One of each kind, the two that compute most, and all of topk and of adaptive, on 64 MiB. The
+// second encoding by topk has a threshold that holds.
 void Profile(Device& device, DeviceStream& stream) {
   const size_t numel = size_t{16} << 20;
   const Backend& codecs = stream.backend();
@@ -233,6 +252,17 @@ void Profile(Device& device, DeviceStream& stream) {
   codecs.Decode(onebit, bits->wire.data(), {bits->out.data(), numel});
   Reduction reduction(device, stream, int8, *eights, numel);
   codecs.Reduce(reduction.args());
+  encode("adaptive");
+  const CodecSpec topk = *CodecSpec::Parse("topk");
+  Arrays a(device, stream, topk, numel);
+  for (int i = 0; i < 2; ++i) {
+    a.floats.Put();
+    codecs.EncodeEntries(topk, {.gradient = {a.gradient.data(), numel},
+                                .residual = a.floats.data(),
+                                .wire = a.wire.data(),
+                                .threshold = a.threshold.data()});
+  }
+  codecs.Decode(topk, a.wire.data(), {a.out.data(), numel});
   stream.Synchronize(std::chrono::steady_clock::now() + std::chrono::minutes(1)).IgnoreError();
 }
 
@@ -269,7 +299,12 @@ int OnGpu(Task task) {
       measure(**device, *stream, **timer, spec, bytes / sizeof(float), &results);
     }
   }
-  MeasureChunks(**device, *stream, **timer, (size_t{256} << 20) / sizeof(float), &results);
+  for (const char* const text : {"int8", "int4", "adaptive"}) {
+    for (const size_t chunk_bytes : {size_t{1} << 20, size_t{4} << 20}) {
+      MeasureChunks(**device, *stream, **timer, *CodecSpec::Parse(text), size_t{64} << 20,
+                    chunk_bytes, &results);
+    }
+  }
   Print((*timer)->device(), results);
   return 0;
 }

@@ -26,8 +26,9 @@ class KernelTimer {
   virtual void* stream() const = 0;        // that work is queued on
 
   // Milliseconds of what `work` queues, by events. The L2 cache holds other data before,
-  // none of which has to be written.
-  virtual double Time(const std::function<void()>& work) = 0;
+  // none of which has to be written. What `prepare` queues comes before, and is not timed.
+  virtual double Time(const std::function<void()>& work,
+                      const std::function<void()>& prepare = nullptr) = 0;
 
   // Queue a twin of `numel` elements, or a copy of `bytes`, on memory of the timer's own.
   virtual void Twin(const TwinShape& shape, size_t numel) = 0;

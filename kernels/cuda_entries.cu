@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads)
   EntryEncoder<DeviceTeam>(team, shared, launch).Begin();
 }
 
-__global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     EntriesScanKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
   __shared__ DeviceTeam::Scratch scratch;
   __shared__ Shared shared;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   EntryEncoder<DeviceTeam>(team, shared, launch).CountDigits(blockIdx.x, digit);
 }
 
-__global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     EntriesCountKernel(const __grid_constant__ EncodeEntriesLaunch launch) {
   __shared__ DeviceTeam::Scratch scratch;
   __shared__ Shared shared;
@@ -71,10 +71,10 @@ cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& given, cudaStream_t s
   start(EntriesBeginKernel, launch.tiles == 0 ? 0 : 1);
   start(EntriesScanKernel, launch.tiles);
   for (unsigned digit = 0; digit < kDigits; ++digit) {
-    start(EntriesDigitKernel, CounterTeams(launch.tiles), digit);
+    start(EntriesDigitKernel, EntryTeams(launch.tiles), digit);
   }
-  start(EntriesCountKernel, launch.tiles);
-  start(EntriesSendKernel, launch.tiles);
+  start(EntriesCountKernel, GroupsOf(launch.tiles));
+  start(EntriesSendKernel, EntryTeams(launch.tiles));
   return error;
 }
 

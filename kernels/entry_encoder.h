@@ -2,10 +2,10 @@
 // which they run.
 //
 // The scan is the one pass over the data: it adds gradient, momentum and residual, stores them, and
-// lists what reaches the threshold of the last step. While that holds, all else works on the list,
-// which has little more than k candidates. Where it does not (the first step, a sudden change) the
-// others read the residual in place of the list: the result is the same. Nobody tells the host, so
-// that all of it can be captured in a graph.
+// lists what reaches the threshold of the last step. While that holds, the list, which has little
+// more than k candidates, is all that the other kernels read. Where it does not (the first step, a
+// sudden change) they go tile by tile, and read the residual of those that are not in the list: the
+// result is the same. Nobody tells the host, so that all of it can be captured in a graph.
 #ifndef THINWIRE_KERNELS_ENTRY_ENCODER_H_
 #define THINWIRE_KERNELS_ENTRY_ENCODER_H_
 
@@ -20,7 +20,6 @@ template <typename Team>
 struct EntryShared {
   typename EntryDigits<Team>::Shared digits;
   SumShared<Team> sums;
-  QuadShared<Team> quads;
   typename Team::template Shared<uint32_t, 1> not_finite;
   typename Team::template Shared<uint32_t, 1> first;
 };
@@ -29,8 +28,8 @@ template <typename Team>
 class EntryEncoder {
   template <typename T>
   using PerThread = typename Team::template PerThread<T>;
-  // The kernels whose last team goes on with what all have found.
-  static constexpr unsigned kScanned = kDigits, kCounted = kDigits + 1;
+  static constexpr unsigned kCounted = kDigits;  // of `finished`, behind the digits
+  static constexpr unsigned kAhead = 4;          // candidates that a thread loads at once
 
  public:
   THINWIRE_HD EntryEncoder(Team& team, EntryShared<Team>& shared, const EncodeEntriesLaunch& launch)
@@ -49,173 +48,148 @@ class EntryEncoder {
     });
   }
 
-  // (2) x to the residual, the candidates to the list, their first digits counted.
+  // (2) x to the residual, the candidates to the list.
   THINWIRE_HD void Scan(uint32_t number) {
     const EntrySource source(launch_, number);
-    EntryDigits<Team> digits = DigitsOf(0);
     PerThread<EntryItems> items;
     PerThread<Values> u;
     PerThread<QuadCounts> ranks;
-    PerThread<uint32_t> hits, all;
-    digits.Clear();
+    PerThread<uint32_t> hits, all, taken;
     team_.ForEach([&](unsigned thread) {
       if (thread == 0) shared_.not_finite.Put(team_, thread, 0, 0);
     });
     team_.Sync();
     team_.ForEach([&](unsigned thread) {
       source.Make(thread, items[thread], u[thread]);
-      hits[thread] = Mark(thread, items[thread], digits);
-      CountMarks(hits[thread], ranks[thread]);
+      hits[thread] = Mark(thread, items[thread]);
     });
-    RankQuads(team_, shared_.quads, shared_.sums, ranks, all);
+    RankMarks(team_, shared_.sums, hits, ranks, all);
     bool kept = false;
     team_.ForEach([&](unsigned thread) {
       kept = launch_.residual.data != nullptr && shared_.not_finite.Get(team_, thread, 0) == 0;
-      if (thread == 0) shared_.first.Put(team_, thread, 0, TakeRoom(source, kept, all[thread]));
+      if (thread == 0) taken[thread] = Team::AtomicAdd(&state().found, all[thread]);
     });
-    team_.Sync();
+    // The answer is on its way while x is stored.
     team_.ForEach([&](unsigned thread) {
       if (!kept) return;
       StoreValues<DType::kF32>(items[thread].x, source.tile(), thread, launch_.residual);
-      if (launch_.velocity.data != nullptr) {
-        StoreValues<DType::kF32>(u[thread], source.tile(), thread, launch_.velocity);
-      }
+      if (launch_.velocity.data == nullptr) return;
+      StoreValues<DType::kF32>(u[thread], source.tile(), thread, launch_.velocity);
+    });
+    team_.ForEach([&](unsigned thread) {
+      if (thread != 0) return;
+      shared_.first.Put(team_, thread, 0, Note(source, kept, taken[thread], all[thread]));
+    });
+    team_.Sync();
+    team_.ForEach([&](unsigned thread) {
       const uint32_t first = shared_.first.Get(team_, thread, 0);
       if (first >= EntryTile::kAnew) return;
       List(thread, items[thread], hits[thread], ranks[thread], first, source.tile().begin);
     });
-    digits.Flush();
-    if (!IsLastTeam(team_, shared_.sums, &state().finished[kScanned], launch_.tiles)) return;
-    if (Team::Fresh(&state().found) >= launch_.entries) return digits.Pick();
-    team_.ForEach([&](unsigned thread) {
-      if (thread == 0) state().too_few = 1;
-    });
   }
 
-  // (3) For each digit: how often it follows those that are known. The first is known after the
-  // scan, unless there were too few candidates: then the other elements are counted as well.
-  // A team takes every CounterTeams-th tile, and adds its counts to those of the others once.
+  // (3) For each digit: how often it follows those that are known. A team takes a part of the
+  // list, or every EntryTeams-th tile, and adds its counts to those of the others once.
   THINWIRE_HD void CountDigits(uint32_t first, unsigned digit) {
-    if (digit == 0 && state().too_few == 0) return;
-    EntryDigits<Team> digits = DigitsOf(digit);
-    const uint32_t known = state().key, low = state().low, teams = CounterTeams(launch_.tiles);
+    EntryDigits<Team> digits(team_, shared_.digits, shared_.sums, launch_, digit);
+    const uint32_t teams = EntryTeams(launch_.tiles), known = state().key;
+    const Digit at = DigitOf(digit);
     digits.Clear();
     team_.Sync();
-    THINWIRE_ROLL
-    for (uint32_t number = first; number < launch_.tiles; number += teams) {
-      const EntrySource source(launch_, number);
-      team_.ForEach([&](unsigned thread) {
-        EntryItems items;
-        Values u;
-        source.Find(thread, items, u);
-        THINWIRE_UNROLL
-        for (unsigned k = 0; k < kQuads * kQuad; ++k) {
-          const uint32_t key = SelectionKey(items.x.v[k]);
-          const bool counts = digit == 0 ? key < low : DigitOf(digit).Before(key) == known;
-          if ((items.there >> k & 1) != 0 && counts) digits.Count(thread, key);
-        }
-      });
+    if (in_list()) {
+      team_.ForEach([&](unsigned thread) { CountListed(thread, first, teams, at, known, digits); });
+    } else {
+      THINWIRE_ROLL
+      for (uint32_t number = first; number < launch_.tiles; number += teams) {
+        const EntrySource source(launch_, number);
+        team_.ForEach([&](unsigned thread) {
+          EntryItems items;
+          Values u;
+          source.Find(thread, items, u);
+          THINWIRE_UNROLL
+          for (unsigned k = 0; k < kQuads * kQuad; ++k) {
+            const uint32_t key = SelectionKey(items.x.v[k]);
+            if ((items.there >> k & 1) != 0 && at.Before(key) == known) digits.Count(thread, key);
+          }
+        });
+      }
     }
     team_.Sync();
     digits.Flush();
     if (IsLastTeam(team_, shared_.sums, &state().finished[digit], teams)) digits.Pick();
   }
 
-  // (4) How many elements of each tile are sent; the last team knows of all how many come before.
-  THINWIRE_HD void Count(uint32_t number) {
-    const EntrySource source(launch_, number);
-    const uint32_t last = state().key;
-    PerThread<uint32_t> counts, all;
-    team_.ForEach([&](unsigned thread) {
-      EntryItems items;
-      Values u;
-      source.Find(thread, items, u);
-      counts[thread] = 0;
-      THINWIRE_UNROLL
-      for (unsigned k = 0; k < kQuads * kQuad; ++k) counts[thread] += WeightOf(items, k, last);
-    });
-    ExclusiveSum(team_, shared_.sums, counts, all);
+  // (4) How many elements of each tile of a group are sent; the last team knows of all groups how
+  // many come before.
+  THINWIRE_HD void Count(uint32_t group) {
+    PerThread<uint32_t> sent;
+    if (in_list()) {
+      CountGroupInList(group, sent);
+    } else {
+      CountGroup(group, sent);
+    }
     team_.ForEach([&](unsigned thread) {
       if (thread != 0) return;
-      source.note().above = all[thread] & kAboveMask;
-      source.note().equal = all[thread] / kEqual;
+      launch_.room.groups[group] = {sent[thread] & kAboveMask, sent[thread] / kEqual};
     });
-    if (!IsLastTeam(team_, shared_.sums, &state().finished[kCounted], launch_.tiles)) return;
+    const uint32_t groups = GroupsOf(launch_.tiles);
+    if (!IsLastTeam(team_, shared_.sums, &state().finished[kCounted], groups)) return;
     EntryOffsets<Team>(team_, shared_.sums, launch_).Run();
   }
 
-  // (5) The entries, each at its place, and what they leave behind.
-  THINWIRE_HD void Send(uint32_t number) {
-    const EntrySource source(launch_, number);
-    const uint32_t last = state().key;
-    PerThread<EntryItems> items;
-    PerThread<QuadCounts> ranks;
-    PerThread<uint32_t> all;
-    team_.ForEach([&](unsigned thread) {
-      Values u;
-      source.Find(thread, items[thread], u);
-      if (source.anew()) StoreFinite(thread, source, items[thread], u);
-      THINWIRE_UNROLL
-      for (unsigned q = 0; q < kQuads; ++q) {
-        ranks[thread].v[q] = 0;
-        THINWIRE_UNROLL
-        for (unsigned i = 0; i < kQuad; ++i) {
-          ranks[thread].v[q] += WeightOf(items[thread], q * kQuad + i, last);
-        }
-      }
-    });
-    RankQuads(team_, shared_.quads, shared_.sums, ranks, all);
-    team_.ForEach(
-        [&](unsigned thread) { SendItems(thread, source, items[thread], ranks[thread]); });
+  // (5) The entries, each at its place, and what they leave behind. A team takes every
+  // EntryTeams-th group, or tile.
+  THINWIRE_HD void Send(uint32_t first) {
+    const uint32_t teams = EntryTeams(launch_.tiles), groups = GroupsOf(launch_.tiles);
+    if (in_list()) {
+      THINWIRE_ROLL
+      for (uint32_t group = first; group < groups; group += teams) SendGroupInList(group);
+    } else {
+      THINWIRE_ROLL
+      for (uint32_t number = first; number < launch_.tiles; number += teams) SendTile(number);
+    }
   }
 
  private:
-  // Elements above the k-th key and equal to it, in one number: a tile has 4096 at most.
+  // Elements above the k-th key and equal to it, in one number: a group has 32768 at most.
   static constexpr uint32_t kEqual = 1u << 16, kAboveMask = kEqual - 1;
+  static_assert(kGroupTiles * kTile < kEqual);
 
   THINWIRE_HD EntryState& state() const { return *launch_.room.state; }
-  THINWIRE_HD EntryDigits<Team> DigitsOf(unsigned digit) {
-    return EntryDigits<Team>(team_, shared_.digits, shared_.sums, launch_, digit);
+  // The list has all candidates, and enough of them.
+  THINWIRE_HD bool in_list() const {
+    return state().unlisted == 0 && state().found >= launch_.entries;
+  }
+  THINWIRE_HD uint32_t EndOf(uint32_t group) const {
+    const uint32_t end = (group + 1) * kGroupTiles;
+    return end < launch_.tiles ? end : launch_.tiles;
   }
 
   // A bit for each candidate; notes what is not finite.
-  THINWIRE_HD uint32_t Mark(unsigned thread, const EntryItems& items, EntryDigits<Team>& digits) {
+  THINWIRE_HD uint32_t Mark(unsigned thread, const EntryItems& items) {
     const uint32_t low = state().low;
     uint32_t hits = 0;
     bool finite = true;
     THINWIRE_UNROLL
     for (unsigned k = 0; k < kQuads * kQuad; ++k) {
-      if ((items.there >> k & 1) == 0) continue;
-      const uint32_t key = SelectionKey(items.x.v[k]);
-      finite = finite && StoresResidual(items.x.v[k]);
-      if (key < low) continue;
-      hits |= 1u << k;
-      digits.Count(thread, key);
+      const bool there = (items.there >> k & 1) != 0;
+      finite = finite && (!there || StoresResidual(items.x.v[k]));
+      hits |= static_cast<uint32_t>(there && SelectionKey(items.x.v[k]) >= low) << k;
     }
     if (!finite) shared_.not_finite.Add(team_, thread, 0, 1);
     return hits;
   }
 
-  THINWIRE_HD static void CountMarks(uint32_t marks, QuadCounts& counts) {
-    THINWIRE_UNROLL
-    for (unsigned q = 0; q < kQuads; ++q) {
-      counts.v[q] = 0;
-      THINWIRE_UNROLL
-      for (unsigned i = 0; i < kQuad; ++i) counts.v[q] += marks >> (q * kQuad + i) & 1;
-    }
-  }
-
-  // Notes where the tile's x will be, and takes its part of the list. One thread of a team. The
-  // order in which tiles come here is no matter: each knows its own part.
-  THINWIRE_HD uint32_t TakeRoom(const EntrySource& source, bool kept, uint32_t candidates) {
-    Team::AtomicAdd(&state().found, candidates);
-    uint32_t first = kept ? EntryTile::kKept : EntryTile::kAnew;
-    if (kept && candidates <= kMaxListed) {
-      const uint32_t taken = Team::AtomicAdd(&state().listed, candidates);
-      if (taken + candidates <= launch_.room.capacity) first = taken;
-    }
+  // Notes where the tile's x will be; returns the begin of its part of the list, which is at
+  // `taken` if there is room for it. One thread of a team. The order in which tiles come here is no
+  // matter: each knows its own part.
+  THINWIRE_HD uint32_t Note(const EntrySource& source, bool kept, uint32_t taken,
+                            uint32_t candidates) {
+    const bool fits = taken + candidates <= launch_.room.capacity;
+    const uint32_t first = !kept ? EntryTile::kAnew : fits ? taken : EntryTile::kKept;
     source.note().first = first;
     source.note().count = candidates;
+    if (first >= EntryTile::kAnew) Team::AtomicAdd(&state().unlisted, 1);
     return first;
   }
 
@@ -233,11 +207,79 @@ class EntryEncoder {
     }
   }
 
-  // 1 if item k is surely sent, kEqual if it ties with `last`, the smallest key that is sent, or 0.
-  THINWIRE_HD static uint32_t WeightOf(const EntryItems& items, unsigned k, uint32_t last) {
-    if ((items.there >> k & 1) == 0) return 0;
-    const uint32_t key = SelectionKey(items.x.v[k]);
+  THINWIRE_HD void CountListed(unsigned thread, uint32_t team, uint32_t teams, const Digit& digit,
+                               uint32_t known, EntryDigits<Team>& digits) {
+    constexpr uint32_t kNone = ~0u;  // a key has 31 bits
+    const uint32_t all = state().found, stride = teams * kThreads;
+    for (uint32_t begin = team * kThreads + thread; begin < all; begin += kAhead * stride) {
+      uint32_t key[kAhead];
+      THINWIRE_UNROLL
+      for (unsigned i = 0; i < kAhead; ++i) {
+        const uint32_t at = begin + i * stride;
+        key[i] = at < all ? SelectionKey(FloatOf(launch_.room.bits[at])) : kNone;
+      }
+      THINWIRE_UNROLL
+      for (unsigned i = 0; i < kAhead; ++i) {
+        if (key[i] != kNone && digit.Before(key[i]) == known) digits.Count(thread, key[i]);
+      }
+    }
+  }
+
+  // 1 for an element that is surely sent, kEqual for one that ties with `last`, the smallest key
+  // that is sent, or 0.
+  THINWIRE_HD static uint32_t WeightOf(float x, uint32_t last) {
+    const uint32_t key = SelectionKey(x);
     return key > last ? 1 : key == last ? kEqual : 0;
+  }
+
+  THINWIRE_HD void PutBefore(uint32_t tile, uint32_t weights) {
+    launch_.room.tiles[tile].above = weights & kAboveMask;
+    launch_.room.tiles[tile].equal = weights / kEqual;
+  }
+
+  // A tile is the work of a warp. `all`: the weights of the group.
+  THINWIRE_HD void CountGroupInList(uint32_t group, PerThread<uint32_t>& all) {
+    const uint32_t last = state().key, end = EndOf(group);
+    PerThread<uint32_t> weights;
+    team_.ForEach([&](unsigned thread) {
+      const uint32_t number = group * kGroupTiles + thread / kWarp;
+      weights[thread] = 0;
+      if (number >= end) return;
+      const EntryTile note = launch_.room.tiles[number];
+      for (uint32_t c = thread % kWarp; c < note.count; c += kWarp) {
+        weights[thread] += WeightOf(FloatOf(launch_.room.bits[note.first + c]), last);
+      }
+    });
+    ExclusiveSum(team_, shared_.sums, weights, all);
+    team_.ForEach([&](unsigned thread) {
+      const uint32_t number = group * kGroupTiles + thread / kWarp;
+      if (thread % kWarp == 0 && number < end) PutBefore(number, weights[thread]);
+    });
+  }
+
+  THINWIRE_HD void CountGroup(uint32_t group, PerThread<uint32_t>& all) {
+    const uint32_t last = state().key, end = EndOf(group);
+    PerThread<uint32_t> weights, tile;
+    team_.ForEach([&](unsigned thread) { all[thread] = 0; });
+    THINWIRE_ROLL
+    for (uint32_t number = group * kGroupTiles; number < end; ++number) {
+      const EntrySource source(launch_, number);
+      team_.ForEach([&](unsigned thread) {
+        EntryItems items;
+        Values u;
+        source.Find(thread, items, u);
+        weights[thread] = 0;
+        THINWIRE_UNROLL
+        for (unsigned k = 0; k < kQuads * kQuad; ++k) {
+          if (items.there >> k & 1) weights[thread] += WeightOf(items.x.v[k], last);
+        }
+      });
+      ExclusiveSum(team_, shared_.sums, weights, tile);
+      team_.ForEach([&](unsigned thread) {
+        if (thread == 0) PutBefore(number, all[thread]);
+        all[thread] += tile[thread];
+      });
+    }
   }
 
   // Stores what the scan left undone in a tile that has elements that are not finite.
@@ -254,27 +296,131 @@ class EntryEncoder {
     }
   }
 
-  // `ranks`: the tile's elements before each quad, as WeightOf counts them. Of those equal to the
-  // k-th key the first `wanted` are sent.
-  THINWIRE_HD void SendItems(unsigned thread, const EntrySource& source, const EntryItems& items,
-                             const QuadCounts& ranks) {
+  // Elements with a key above the k-th, and with an equal one, before an element that may be sent.
+  struct Before {
+    uint32_t above, equal;
+  };
+
+  // Those of all tiles before this one.
+  THINWIRE_HD Before BeforeTile(uint32_t number) const {
+    const EntryTile& tile = launch_.room.tiles[number];
+    const EntryGroup& group = launch_.room.groups[number / kGroupTiles];
+    return {group.above + tile.above, group.equal + tile.equal};
+  }
+
+  // The sum of the weights of a quad, whose elements are there where `there` has a bit.
+  THINWIRE_HD static uint32_t WeightsOf(const float* x, uint32_t there, uint32_t last) {
+    uint32_t weights = 0;
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) {
+      if (there >> i & 1) weights += WeightOf(x[i], last);
+    }
+    return weights;
+  }
+
+  // Sends what is to be sent of a quad. Of the elements equal to the k-th key these are the first
+  // `wanted`. index(i): the shard's element.
+  template <typename Index>
+  THINWIRE_HD void SendQuad(const float* x, uint32_t there, Before before, Index index) {
     const uint32_t wanted = state().wanted, last = state().key;
     THINWIRE_UNROLL
-    for (unsigned q = 0; q < kQuads; ++q) {
-      uint32_t above = source.note().above + (ranks.v[q] & kAboveMask);
-      uint32_t equal = source.note().equal + ranks.v[q] / kEqual;
-      THINWIRE_UNROLL
-      for (unsigned i = 0; i < kQuad; ++i) {
-        const unsigned k = q * kQuad + i;
-        const uint32_t weight = WeightOf(items, k, last);
-        if (weight == 1 || (weight == kEqual && equal < wanted)) {
-          SendItem(source.IndexOf(thread, k), items.x.v[k],
-                   above + (equal < wanted ? equal : wanted));
-        }
-        above += weight & kAboveMask;
-        equal += weight / kEqual;
+    for (unsigned i = 0; i < kQuad; ++i) {
+      const uint32_t weight = (there >> i & 1) != 0 ? WeightOf(x[i], last) : 0;
+      if (weight == 1 || (weight == kEqual && before.equal < wanted)) {
+        SendItem(index(i), x[i], before.above + (before.equal < wanted ? before.equal : wanted));
       }
+      before.above += weight & kAboveMask;
+      before.equal += weight / kEqual;
     }
+  }
+
+  // A tile is the work of a warp, which takes a quad of candidates for each lane at once.
+  THINWIRE_HD void SendGroupInList(uint32_t group) {
+    constexpr uint32_t kRound = kWarp * kQuad;
+    const uint32_t first = group * kGroupTiles, end = EndOf(group), last = state().key;
+    uint32_t most = 0;
+    for (uint32_t number = first; number < end; ++number) {
+      const uint32_t count = launch_.room.tiles[number].count;
+      most = count > most ? count : most;
+    }
+    PerThread<Before> before;
+    team_.ForEach([&](unsigned thread) {
+      const uint32_t number = first + thread / kWarp;
+      before[thread] = number < end ? BeforeTile(number) : Before{0, 0};
+    });
+    THINWIRE_ROLL
+    for (uint32_t begin = 0; begin < most; begin += kRound) {
+      PerThread<Quad> quad;
+      PerThread<uint32_t> weights, warp;
+      team_.ForEach([&](unsigned thread) {
+        const uint32_t number = first + thread / kWarp;
+        quad[thread] = FindQuad(number, number < end, begin + thread % kWarp * kQuad);
+        weights[thread] = WeightsOf(quad[thread].x, quad[thread].there, last);
+      });
+      WarpExclusiveSum(team_, weights, warp);
+      team_.ForEach([&](unsigned thread) {
+        const Quad& own = quad[thread];
+        const uint32_t lanes = weights[thread];
+        SendQuad(
+            own.x, own.there,
+            {before[thread].above + (lanes & kAboveMask), before[thread].equal + lanes / kEqual},
+            [&](unsigned i) { return launch_.room.index[own.first + i]; });
+        before[thread].above += warp[thread] & kAboveMask;
+        before[thread].equal += warp[thread] / kEqual;
+      });
+    }
+  }
+
+  // Candidates of a tile, from `first` of the list on.
+  struct Quad {
+    float x[kQuad];
+    uint32_t first, there;
+  };
+
+  THINWIRE_HD Quad FindQuad(uint32_t number, bool any, uint32_t place) const {
+    Quad quad = {};
+    if (!any) return quad;
+    const EntryTile note = launch_.room.tiles[number];
+    quad.first = note.first + place;
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) {
+      if (place + i >= note.count) continue;
+      quad.x[i] = FloatOf(launch_.room.bits[quad.first + i]);
+      quad.there |= 1u << i;
+    }
+    return quad;
+  }
+
+  THINWIRE_HD void SendTile(uint32_t number) {
+    const EntrySource source(launch_, number);
+    const uint32_t last = state().key;
+    PerThread<EntryItems> items;
+    PerThread<QuadCounts> above, equal;  // elements before each quad
+    PerThread<uint32_t> larger, ties, all;
+    team_.ForEach([&](unsigned thread) {
+      Values u;
+      source.Find(thread, items[thread], u);
+      if (source.anew()) StoreFinite(thread, source, items[thread], u);
+      larger[thread] = ties[thread] = 0;
+      THINWIRE_UNROLL
+      for (unsigned k = 0; k < kQuads * kQuad; ++k) {
+        const bool there = (items[thread].there >> k & 1) != 0;
+        const uint32_t weight = there ? WeightOf(items[thread].x.v[k], last) : 0;
+        larger[thread] |= (weight & kAboveMask) << k;
+        ties[thread] |= weight / kEqual << k;
+      }
+    });
+    RankMarks(team_, shared_.sums, larger, above, all);
+    RankMarks(team_, shared_.sums, ties, equal, all);
+    team_.ForEach([&](unsigned thread) {
+      const Before before = BeforeTile(number);
+      THINWIRE_UNROLL
+      for (unsigned q = 0; q < kQuads; ++q) {
+        SendQuad(items[thread].x.v + q * kQuad, items[thread].there >> q * kQuad,
+                 {before.above + above[thread].v[q], before.equal + equal[thread].v[q]},
+                 [&](unsigned i) { return source.IndexOf(thread, q * kQuad + i); });
+      }
+    });
   }
 
   THINWIRE_HD void SendItem(size_t index, float x, uint32_t place) {

@@ -14,13 +14,12 @@ inline constexpr unsigned kBins = 2048;
 
 // State that the kernels of one encoding hand on.
 struct EntryState {
-  uint32_t low;      // elements of this key or a higher one are candidates
-  uint32_t found;    // candidates
-  uint32_t listed;   // room of the list that tiles have asked for
-  uint32_t too_few;  // there are fewer candidates than entries: all elements are looked at
-  uint32_t key;      // the digits of the k-th largest key that are known
-  uint32_t wanted;   // how many of the elements with these digits are among the k largest
-  uint32_t finished[kDigits + 2];  // teams, by kernel
+  uint32_t low;       // elements of this key or a higher one are candidates
+  uint32_t found;     // candidates
+  uint32_t unlisted;  // tiles whose candidates are not in the list
+  uint32_t key;       // the digits of the k-th largest key that are known
+  uint32_t wanted;    // how many of the elements with these digits are among the k largest
+  uint32_t finished[kDigits + 1];  // teams, by kernel
   uint32_t bins[kDigits][kBins];
 };
 
@@ -29,13 +28,27 @@ struct EntryTile {
   static constexpr uint32_t kKept = ~0u;      // `first`: in the residual
   static constexpr uint32_t kAnew = ~0u - 1;  // `first`: nowhere, nothing of the tile was stored
   uint32_t first, count;  // its candidates are these of the list; x is in the residual as well
-  // Elements with a key above the k-th, and with an equal one; later those of all tiles before.
+  // Elements with a key above the k-th, and with an equal one, of the tiles of its group before it.
   uint32_t above, equal;
 };
+
+// Tiles that one team counts and sends, each by a warp if the list is all that has to be read.
+inline constexpr uint32_t kGroupTiles = kThreads / kWarp;
+
+// The elements of a group with a key above the k-th, and with an equal one; later those of all
+// groups before it.
+struct EntryGroup {
+  uint32_t above, equal;
+};
+
+THINWIRE_HD constexpr uint32_t GroupsOf(uint32_t tiles) {
+  return (tiles + kGroupTiles - 1) / kGroupTiles;
+}
 
 struct EntryRoom {
   EntryState* state;
   EntryTile* tiles;
+  EntryGroup* groups;
   uint32_t *index, *bits;  // the list of candidates
   uint32_t capacity;       // of the list
 };
@@ -74,21 +87,20 @@ struct AddEntriesLaunch {
 
 static_assert(sizeof(AddEntriesLaunch) <= kArgumentBytes);
 
-// Teams that count digits: as many as a GPU holds, since each clears and adds up all bins.
-THINWIRE_HD constexpr uint32_t CounterTeams(uint32_t tiles) {
+// Teams of the kernels that go through all tiles, or through the list: as many as a GPU holds.
+// Those that count digits each clear and add up all bins once.
+THINWIRE_HD constexpr uint32_t EntryTeams(uint32_t tiles) {
   return tiles < kTilesToFill ? tiles : kTilesToFill;
 }
 
-// A tile of many candidates is read as a whole, for which nothing need be listed.
-inline constexpr uint32_t kMaxListed = kTile / 4;
-
 inline uint32_t EntryCapacity(size_t entries, size_t tiles) {
-  const size_t most = tiles * kMaxListed, likely = 3 * entries + kTile;
+  const size_t most = tiles * kTile, likely = 3 * entries + kTile;
   return static_cast<uint32_t>(most < likely ? most : likely);
 }
 
 inline size_t RoomOf(const EncodeEntriesLaunch& launch) {
   return sizeof(EntryState) + launch.tiles * sizeof(EntryTile) +
+         GroupsOf(launch.tiles) * sizeof(EntryGroup) +
          2 * sizeof(uint32_t) * EntryCapacity(launch.entries, launch.tiles);
 }
 
@@ -98,9 +110,10 @@ inline void PutRoom(EncodeEntriesLaunch& launch, uint8_t* memory) {
   if (memory == nullptr) return;
   auto* const state = reinterpret_cast<EntryState*>(memory);
   auto* const notes = reinterpret_cast<EntryTile*>(state + 1);
-  auto* const index = reinterpret_cast<uint32_t*>(notes + launch.tiles);
+  auto* const groups = reinterpret_cast<EntryGroup*>(notes + launch.tiles);
+  auto* const index = reinterpret_cast<uint32_t*>(groups + GroupsOf(launch.tiles));
   const uint32_t capacity = EntryCapacity(launch.entries, launch.tiles);
-  launch.room = {state, notes, index, index + capacity, capacity};
+  launch.room = {state, notes, groups, index, index + capacity, capacity};
 }
 
 inline uint8_t* MemoryOf(const EntryRoom& room) { return reinterpret_cast<uint8_t*>(room.state); }

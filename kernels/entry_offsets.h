@@ -1,5 +1,5 @@
-// EntryOffsets: from what each tile sends to where its entries go, and the head of the wire bytes.
-// The work of one team, when all tiles are counted.
+// EntryOffsets: from what each group of tiles sends to where its entries go, and the head of the
+// wire bytes. The work of one team, when all groups are counted.
 #ifndef THINWIRE_KERNELS_ENTRY_OFFSETS_H_
 #define THINWIRE_KERNELS_ENTRY_OFFSETS_H_
 
@@ -19,30 +19,31 @@ class EntryOffsets {
       : team_(team), sums_(sums), launch_(launch) {}
 
   THINWIRE_HD void Run() {
-    SumTiles();
+    SumGroups();
     team_.Sync();
     team_.ForEach([&](unsigned thread) { PutHead(thread); });
   }
 
  private:
-  // From a tile's own counts to those of all tiles before it.
-  THINWIRE_HD void SumTiles() {
+  // From a group's own counts to those of all groups before it.
+  THINWIRE_HD void SumGroups() {
+    const uint32_t groups = GroupsOf(launch_.tiles);
     PerThread<uint32_t> above, equal, above_all, equal_all, above_before, equal_before;
     team_.ForEach([&](unsigned thread) { above_before[thread] = equal_before[thread] = 0; });
-    for (uint32_t first = 0; first < launch_.tiles; first += kThreads) {
+    for (uint32_t first = 0; first < groups; first += kThreads) {
       team_.ForEach([&](unsigned thread) {
-        const bool any = first + thread < launch_.tiles;
-        const EntryTile* const note = launch_.room.tiles + first + thread;
-        above[thread] = any ? Team::Fresh(&note->above) : 0;
-        equal[thread] = any ? Team::Fresh(&note->equal) : 0;
+        const bool any = first + thread < groups;
+        const EntryGroup* const group = launch_.room.groups + first + thread;
+        above[thread] = any ? Team::Fresh(&group->above) : 0;
+        equal[thread] = any ? Team::Fresh(&group->equal) : 0;
       });
       ExclusiveSum(team_, sums_, above, above_all);
       ExclusiveSum(team_, sums_, equal, equal_all);
       team_.ForEach([&](unsigned thread) {
-        if (first + thread < launch_.tiles) {
-          EntryTile& note = launch_.room.tiles[first + thread];
-          note.above = above_before[thread] + above[thread];
-          note.equal = equal_before[thread] + equal[thread];
+        if (first + thread < groups) {
+          EntryGroup& group = launch_.room.groups[first + thread];
+          group.above = above_before[thread] + above[thread];
+          group.equal = equal_before[thread] + equal[thread];
         }
         above_before[thread] += above_all[thread];
         equal_before[thread] += equal_all[thread];
@@ -55,8 +56,11 @@ class EntryOffsets {
     const size_t tile = sub_block * (kSubBlock / kTile);
     if (tile >= launch_.tiles) return launch_.entries;
     const EntryTile* const note = launch_.room.tiles + tile;
-    const uint32_t equal = Team::Fresh(&note->equal), wanted = launch_.room.state->wanted;
-    return Team::Fresh(&note->above) + (equal < wanted ? equal : wanted);
+    const EntryGroup* const group = launch_.room.groups + tile / kGroupTiles;
+    const uint32_t equal = Team::Fresh(&group->equal) + Team::Fresh(&note->equal);
+    const uint32_t wanted = launch_.room.state->wanted;
+    return Team::Fresh(&group->above) + Team::Fresh(&note->above) +
+           (equal < wanted ? equal : wanted);
   }
 
   // The counts of all sub-blocks, and the padding behind them and behind the entries.

@@ -72,7 +72,7 @@ class EntrySource {
 
  private:
   THINWIRE_HD bool listed() const {
-    return note().first < EntryTile::kAnew && launch_.room.state->too_few == 0;
+    return note().first < EntryTile::kAnew && launch_.room.state->found >= launch_.entries;
   }
   THINWIRE_HD static uint32_t ThereBelow(unsigned thread, size_t count) {
     uint32_t there = 0;

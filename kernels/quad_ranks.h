@@ -11,48 +11,38 @@ struct QuadCounts {
   uint32_t v[kQuads];
 };
 
+// From marks, bit k that of a thread's item k, to the number of marks before each of its quads, in
+// the order of elements; `all` is the number of all. A warp's counts of all quads are summed at
+// once, a byte for each.
 template <typename Team>
-struct QuadShared {
-  typename Team::template Shared<uint32_t, kTile / kQuad> quads;
-};
-
-// From counts of each quad to those of all quads before it, in the order of elements;
-// `all` is their sum.
-template <typename Team>
-THINWIRE_HD void RankQuads(Team& team, QuadShared<Team>& shared, SumShared<Team>& sums,
-                           typename Team::template PerThread<QuadCounts>& counts,
+THINWIRE_HD void RankMarks(Team& team, SumShared<Team>& sums,
+                           typename Team::template PerThread<uint32_t>& marks,
+                           typename Team::template PerThread<QuadCounts>& ranks,
                            typename Team::template PerThread<uint32_t>& all) {
-  typename Team::template PerThread<uint32_t> before;
-  team.ForEach([&](unsigned thread) {
-    THINWIRE_UNROLL
-    for (unsigned q = 0; q < kQuads; ++q) {
-      shared.quads.Put(team, thread, PlaceOf(thread, q) / kQuad, counts[thread].v[q]);
-    }
-  });
-  team.Sync();
+  constexpr unsigned kByte = 8;
+  static_assert(kQuads * kByte <= 32 && kWarp * kQuad < 1u << kByte);
+  typename Team::template PerThread<uint32_t> before, warp;
   team.ForEach([&](unsigned thread) {
     before[thread] = 0;
     THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuads; ++i) {
-      before[thread] += shared.quads.Get(team, thread, thread * kQuads + i);
+    for (unsigned k = 0; k < kQuads * kQuad; ++k) {
+      before[thread] += (marks[thread] >> k & 1) << (k / kQuad * kByte);
     }
   });
-  ExclusiveSum(team, sums, before, all);
+  WarpExclusiveSum(team, before, warp);
   team.ForEach([&](unsigned thread) {
-    THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuads; ++i) {
-      const unsigned quad = thread * kQuads + i;
-      const uint32_t count = shared.quads.Get(team, thread, quad);
-      shared.quads.Put(team, thread, quad, before[thread]);
-      before[thread] += count;
-    }
-  });
-  team.Sync();
-  team.ForEach([&](unsigned thread) {
+    uint32_t sum = 0;
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
-      counts[thread].v[q] = shared.quads.Get(team, thread, PlaceOf(thread, q) / kQuad);
+      ranks[thread].v[q] = sum + (before[thread] >> (q * kByte) & 0xff);
+      sum += warp[thread] >> (q * kByte) & 0xff;
     }
+    warp[thread] = sum;
+  });
+  AddWarpsBefore(team, sums, warp, all);
+  team.ForEach([&](unsigned thread) {
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; ++q) ranks[thread].v[q] += warp[thread];
   });
 }
 

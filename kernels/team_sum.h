@@ -12,11 +12,11 @@ struct SumShared {
   typename Team::template Shared<uint32_t, 1> last;
 };
 
-// Leaves the sum over all threads before a thread in its `value`, and that over all in `all`.
+// Leaves the sum over the lanes of a thread's warp before it in its `value`, and that over all of
+// them in `all`.
 template <typename Team>
-THINWIRE_HD void ExclusiveSum(Team& team, SumShared<Team>& shared,
-                              typename Team::template PerThread<uint32_t>& value,
-                              typename Team::template PerThread<uint32_t>& all) {
+THINWIRE_HD void WarpExclusiveSum(Team& team, typename Team::template PerThread<uint32_t>& value,
+                                  typename Team::template PerThread<uint32_t>& all) {
   typename Team::template PerThread<uint32_t> other;
   team.ForEach([&](unsigned thread) {
     all[thread] = value[thread];
@@ -31,20 +31,39 @@ THINWIRE_HD void ExclusiveSum(Team& team, SumShared<Team>& shared,
       all[thread] += other[thread];
     });
   }
+}
+
+// From a warp's sum, which all its lanes have, to the sum of the warps before it; `all` is that of
+// all warps.
+template <typename Team>
+THINWIRE_HD void AddWarpsBefore(Team& team, SumShared<Team>& shared,
+                                typename Team::template PerThread<uint32_t>& warp,
+                                typename Team::template PerThread<uint32_t>& all) {
   team.ForEach([&](unsigned thread) {
-    if (thread % kWarp == 0) shared.warps.Put(team, thread, thread / kWarp, all[thread]);
+    if (thread % kWarp == 0) shared.warps.Put(team, thread, thread / kWarp, warp[thread]);
   });
   team.Sync();
   team.ForEach([&](unsigned thread) {
-    all[thread] = 0;
+    all[thread] = warp[thread] = 0;
     THINWIRE_UNROLL
-    for (unsigned warp = 0; warp < kThreads / kWarp; ++warp) {
-      const uint32_t sum = shared.warps.Get(team, thread, warp);
+    for (unsigned w = 0; w < kThreads / kWarp; ++w) {
+      const uint32_t sum = shared.warps.Get(team, thread, w);
       all[thread] += sum;
-      if (warp < thread / kWarp) value[thread] += sum;
+      if (w < thread / kWarp) warp[thread] += sum;
     }
   });
   team.Sync();
+}
+
+// The same as WarpExclusiveSum over all threads of a team.
+template <typename Team>
+THINWIRE_HD void ExclusiveSum(Team& team, SumShared<Team>& shared,
+                              typename Team::template PerThread<uint32_t>& value,
+                              typename Team::template PerThread<uint32_t>& all) {
+  typename Team::template PerThread<uint32_t> warp;
+  WarpExclusiveSum(team, value, warp);
+  AddWarpsBefore(team, shared, warp, all);
+  team.ForEach([&](unsigned thread) { value[thread] += warp[thread]; });
 }
 
 // True in the team that comes here last of `teams`: what the others have written it may read by

@@ -8,11 +8,15 @@
 
 namespace thinwire::kernels {
 
-// The job that a tile of a launch belongs to.
+// The job that a tile of a launch belongs to, by bisection: the last one that begins at or before
+// it. Each look waits for the one before, so 31 of them would take as long as a tile's loads.
 template <typename JobTable>
 THINWIRE_HD uint32_t JobOf(const JobTable& jobs, uint32_t tile) {
-  uint32_t job = jobs.count - 1;
-  while (jobs.job[job].first_tile > tile) --job;
+  uint32_t job = 0, behind = jobs.count;
+  while (behind - job > 1) {
+    const uint32_t middle = (job + behind) / 2;
+    (jobs.job[middle].first_tile > tile ? behind : job) = middle;
+  }
   return job;
 }
 

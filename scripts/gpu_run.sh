@@ -230,7 +230,7 @@ key_rows=(
   "encode_ef/int8/$large 1176 750" "encode_ef/int4/$large 1176 750" "encode_ef/onebit/$large 1176 750"
   "decode/int8/$large 1176 750" "decode/int4/$large 1176 750" "decode_add/int4/$large 1176 750"
   "reduce8/int8/$large 1333 750" "encode_ef/topk/$large 1350 0"
-  "chunks_to_one/int4/$((256 << 20)) 1300 0"
+  "chunks_to_one/int4/$((4 << 20)) 1300 0"
 )
 # Three quarters of the data sheet's TB/s, below which a GPU is shared, slowed down or another one.
 declare -A least_copy=(["H100 80GB HBM3"]=2510 ["H200"]=3600 ["A100-SXM4-80GB"]=1520)
@@ -294,7 +294,7 @@ part_speed() {
   profile
 }
 
-# Counters of six kernels, each of which runs several times, at the clocks that training has.
+# Counters of a dozen kernels, each of which runs several times, at the clocks that training has.
 profile() {
   local metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
   local ncu

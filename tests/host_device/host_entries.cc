@@ -13,7 +13,7 @@ void RunOnHost(const EncodeEntriesLaunch& given) {
   EncodeEntriesLaunch launch = given;
   std::vector<uint8_t> own(given.room.state == nullptr ? RoomOf(given) : 0);
   if (!own.empty()) PutRoom(launch, own.data());
-  // One kernel after the other: work(encoder, tile), for each tile.
+  // One kernel after the other: work(encoder, number), for each of its teams.
   const auto run = [&](uint32_t tiles, auto work) {
     ForEachTile<EntryShared<HostTeam>>(tiles, kThreads,
                                        [&](HostTeam& team, auto& shared, uint32_t tile) {
@@ -23,11 +23,11 @@ void RunOnHost(const EncodeEntriesLaunch& given) {
   run(1, [](auto encoder, uint32_t) { encoder.Begin(); });
   run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Scan(tile); });
   for (unsigned digit = 0; digit < kDigits; ++digit) {
-    run(CounterTeams(launch.tiles),
+    run(EntryTeams(launch.tiles),
         [&](auto encoder, uint32_t team) { encoder.CountDigits(team, digit); });
   }
-  run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Count(tile); });
-  run(launch.tiles, [](auto encoder, uint32_t tile) { encoder.Send(tile); });
+  run(GroupsOf(launch.tiles), [](auto encoder, uint32_t group) { encoder.Count(group); });
+  run(EntryTeams(launch.tiles), [](auto encoder, uint32_t team) { encoder.Send(team); });
 }
 
 void RunOnHost(const AddEntriesLaunch& launch) {
