@@ -139,12 +139,12 @@ std::vector<double> HopShares(int world, const Options& options) {
   std::vector<double> shares;
   double sum = 0.0;
   for (const PhaseCost& cost : chunk.algorithm->costs(chunk, options.codecs[0])) {
+    if (cost.peers == 0) continue;  // no hop
     // Bytes that stay inside nodes take nothing of the link between them.
-    if (cost.bytes == 0.0 || cost.to == PhaseCost::To::kNode) continue;
-    shares.push_back(cost.bytes);
-    sum += cost.bytes;
+    shares.push_back(cost.to == PhaseCost::To::kNode ? 0.0 : cost.bytes);
+    sum += shares.back();
   }
-  if (shares.empty()) return {1.0};
+  if (sum == 0.0) return {1.0};
   for (double& share : shares) share /= sum;
   return shares;
 }

@@ -64,8 +64,8 @@ struct DirectExchange {
 DirectExchange DirectExchangeOf(std::span<const Segment> segments, DType dtype, int world,
                                 const Options& options);
 
-// The parts of a dense chunk's bytes that the hops of its allreduce carry, in order, with
-// options.codecs[0]; at least one, and their sum is 1.
+// The parts of a dense chunk's bytes between nodes that the hops of its allreduce carry, in order,
+// with options.codecs[0]; 0 for a hop inside nodes. There is at least one, and their sum is 1.
 std::vector<double> HopShares(int world, const Options& options);
 
 // One chunk of all elements in the bucket's order, for algorithms that cut nothing: Raw, Local.

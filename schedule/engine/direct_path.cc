@@ -39,7 +39,7 @@ void DirectPath::Post(const UsePtr& use) {
   if (!use->BeginChunk()) return;  // the group has failed
   TaskPtr task = NewTask();
   task->chunk.emplace(StartChunk{.id = use->id(), .host = use}, *lane_, task->row, options_,
-                      records_);
+                      records_, nullptr);
   task->exchange = task->chunk->Advance();
   {
     const absl::MutexLock lock(&mu_);

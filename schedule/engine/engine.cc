@@ -87,7 +87,8 @@ absl::Status Engine::StartThreads() {
   const auto on_end = [this](const StartChunk& start, absl::Status status) {
     OnChunkEnd(start, std::move(status));
   };
-  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, on_end);
+  const auto on_hop = [this](const StartChunk& start) { sequencing_->OnHopDone(start); };
+  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, on_hop, on_end);
   if (absl::Status status = executor_->Begin(); !status.ok()) return status;
   if (absl::Status status = MakeDirectPath(on_end); !status.ok()) return status;
   if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes); !status.ok()) return status;

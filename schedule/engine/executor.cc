@@ -7,13 +7,14 @@
 namespace thinwire {
 
 ChunkTask::ChunkTask(StartChunk start, Lane& lane, int row, const Options& options,
-                     Records& records)
+                     Records& records, const HopListener* on_hop)
     : start_(std::move(start)),
       use_(UseOf(start_)),
       lane_(lane),
       options_(options),
       records_(records),
       row_(row),
+      on_hop_(on_hop),
       last_(use_.submitted),
       job_(use_.JobOf(start_.chunk, options)),
       space_(EnterLane()) {
@@ -62,11 +63,12 @@ absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
   return exchange;
 }
 
-void ChunkTask::OnHopEnded() {
+void ChunkTask::OnHopEnded(const absl::Status& status) {
   // The host queues all stages of a lane that flushes, and their time passes in the flush.
   EndStage(flushing_ ? Stage::kExchange : hop_->stage);
   if (flushing_) return;
   records_.Event(FlightEvent::kHopEnded, use_.label, start_.chunk, 0, hops_);
+  if (status.ok() && on_hop_ != nullptr && start_.position != 0) (*on_hop_)(start_);
 }
 
 // The engine's watchdog ends an exchange long before the plane's own deadline would.
@@ -74,7 +76,7 @@ absl::Status ChunkTask::WaitFrom(absl::StatusOr<std::unique_ptr<Exchange>> excha
   while (exchange.ok() && *exchange != nullptr) {
     absl::Status status = (*exchange)->Wait(use_.deadline + options_.timeout);
     exchange->reset();  // it may hold memory that the next one takes
-    OnHopEnded();
+    OnHopEnded(status);
     if (!status.ok()) return status;
     exchange = Advance();
   }
@@ -111,11 +113,13 @@ void IssueOrder::Remove(const void* chunk) {
   std::erase(hops_, chunk);
 }
 
-Executor::Executor(Lanes& lanes, const Options& options, Records& records, ChunkListener on_end)
+Executor::Executor(Lanes& lanes, const Options& options, Records& records, HopListener on_hop,
+                   ChunkListener on_end)
     : lanes_(lanes),
       traits_(lanes.traits()),
       options_(options),
       records_(records),
+      on_hop_(std::move(on_hop)),
       on_end_(std::move(on_end)) {}
 
 Executor::~Executor() {
@@ -253,11 +257,11 @@ Executor::Task* Executor::Next(Worker& worker) {
 void Executor::GoOn(Task& task) {
   if (task.chunk.has_value()) {
     task.exchange.reset();
-    task.chunk->OnHopEnded();
+    task.chunk->OnHopEnded(task.status);
   } else {
     // Else the group has failed.
     if (!task.status.ok() || !UseOf(task.start).BeginChunk()) return Release(task);
-    task.chunk.emplace(task.start, *task.lane, task.lane->slot(), options_, records_);
+    task.chunk.emplace(task.start, *task.lane, task.lane->slot(), options_, records_, &on_hop_);
   }
   if (traits_.completion == Completion::kBlocking) {
     task.status = task.chunk->WaitFrom(task.chunk->Advance());

@@ -28,18 +28,24 @@ namespace thinwire {
 // thread that ran it.
 using ChunkListener = std::function<void(const StartChunk& start, absl::Status status)>;
 
+// A hop of a predicted chunk has ended, and has not failed. Called on the thread that runs the
+// chunk, before the chunk's ChunkListener.
+using HopListener = std::function<void(const StartChunk& start)>;
+
 // A chunk on a lane, from its start to its end, with the clock and the recorder running. Not
 // thread-safe.
 class ChunkTask {
  public:
-  // References outlive it. `row`: of a trace, where no other chunk is meanwhile.
-  ChunkTask(StartChunk start, Lane& lane, int row, const Options& options, Records& records);
+  // References outlive it. `row`: of a trace, where no other chunk is meanwhile. `on_hop`: null for
+  // a chunk that is outside the order.
+  ChunkTask(StartChunk start, Lane& lane, int row, const Options& options, Records& records,
+            const HopListener* on_hop);
 
   // Works up to the next exchange, and starts it; null: the chunk is done. The last one is the
   // flush of the lane's stream, where the plane has such.
   absl::StatusOr<std::unique_ptr<Exchange>> Advance();
-  // The exchange that Advance started has ended.
-  void OnHopEnded();
+  // The exchange that Advance started has ended, with that status.
+  void OnHopEnded(const absl::Status& status);
   // Ends an exchange, and all that follow it, on this thread. Returns the chunk's status.
   absl::Status WaitFrom(absl::StatusOr<std::unique_ptr<Exchange>> exchange);
 
@@ -59,6 +65,7 @@ class ChunkTask {
   const Options& options_;
   Records& records_;
   const int row_;
+  const HopListener* const on_hop_;
   Clock::time_point last_;  // end of a stage, where the next one begins
   const ChunkJob job_;
   std::unique_ptr<Workspace> space_;
@@ -98,7 +105,8 @@ class IssueOrder {
 class Executor {
  public:
   // References outlive it.
-  Executor(Lanes& lanes, const Options& options, Records& records, ChunkListener on_end);
+  Executor(Lanes& lanes, const Options& options, Records& records, HopListener on_hop,
+           ChunkListener on_end);
   ~Executor();  // joins its threads
 
   // Makes the lanes of announced chunks, and the workers. Once, and before Start. Fails with the
@@ -149,6 +157,7 @@ class Executor {
   const DataTraits traits_;
   const Options& options_;
   Records& records_;
+  const HopListener on_hop_;
   const ChunkListener on_end_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

@@ -100,6 +100,10 @@ void Sequencing::OnMessage(int from, const OrderMessage& message) {
   Handle([&](Sequencer& s) { s.OnMessage(from, message, Now()); });
 }
 
+void Sequencing::OnHopDone(const StartChunk& chunk) {
+  Handle([&](Sequencer& s) { s.OnHopDone(chunk, Now()); });
+}
+
 void Sequencing::OnChunkDone(const StartChunk& chunk, bool last) {
   Handle([&](Sequencer& s) { s.OnChunkDone(chunk, last, Now()); });
 }

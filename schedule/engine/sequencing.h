@@ -33,6 +33,7 @@ class Sequencing {
   // The use comes back with each of its chunks that starts.
   void OnSubmit(const UsePtr& use);
   void OnMessage(int from, const OrderMessage& message);
+  void OnHopDone(const StartChunk& chunk);
   void OnChunkDone(const StartChunk& chunk, bool last);
   void OnDirectDone(uint64_t id);
   void EndStep();

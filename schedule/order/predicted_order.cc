@@ -14,12 +14,14 @@ namespace thinwire {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Sizes of windows that are tried, in times of a chunk, and backlogs, in chunks (bench/sched).
-constexpr double kChunkTimes[] = {1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0};
+// Windows that are tried hold one chunk, and what the link carries in so many times of a hop;
+// backlogs that are tried are in chunks. Both are those of sched_bench's best p90 up to 15 ms.
+constexpr double kHopTimes[] = {0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0};
 constexpr double kBacklogs[] = {0.5, 2.0};
 // A larger window must end the step earlier by this part: it costs memory, and the model is a
 // guess.
 constexpr double kWorthIt = 1e-3;
+constexpr double kRounding = 1.0 + 1e-9;  // of sums of times
 
 // Less goes first.
 std::tuple<double, double, uint32_t> RankOf(const ExpectedTensor& tensor, uint32_t index,
@@ -69,6 +71,8 @@ class LinkRun {
 
   // When the bytes that are queued will be sent.
   double free_at() const { return free_at_; }
+  // Seconds of hops that have been queued and have not arrived.
+  double under_way_s() const { return under_way_s_; }
 
   void Start(double now, uint32_t chunk, double length_s) { Queue(now, {0.0, chunk, length_s}, 0); }
 
@@ -81,8 +85,8 @@ class LinkRun {
     return when;
   }
 
-  // Arrivals until now go on to their next hop; calls done(chunk, length_s, when) for the chunks
-  // whose last hop has arrived.
+  // Arrivals until now go on to their next hop; calls done(chunk, when) for the chunks whose last
+  // hop has arrived.
   template <typename Done>
   void Advance(double now, Done done) {
     for (double when = next(); when <= now; when = next()) {
@@ -90,10 +94,11 @@ class LinkRun {
         if (arriving_[hop].empty() || arriving_[hop].front().when > when) continue;
         const Arrival arrival = arriving_[hop].front();
         arriving_[hop].pop_front();
+        under_way_s_ -= arrival.length_s * link_.hop_shares[hop];
         if (hop + 1 < arriving_.size()) {
           Queue(when, arrival, hop + 1);
         } else {
-          done(arrival.chunk, arrival.length_s, when);
+          done(arrival.chunk, when);
         }
         break;
       }
@@ -108,13 +113,15 @@ class LinkRun {
   };
 
   void Queue(double now, Arrival arrival, size_t hop) {
-    free_at_ = std::max(free_at_, now) + arrival.length_s * link_.hop_shares[hop];
+    const double hop_length_s = arrival.length_s * link_.hop_shares[hop];
+    under_way_s_ += hop_length_s;
+    free_at_ = std::max(free_at_, now) + hop_length_s;
     arrival.when = free_at_ + link_.hop_s;
     arriving_[hop].push_back(arrival);
   }
 
   const ExpectedLink& link_;
-  double free_at_ = 0.0;
+  double free_at_ = 0.0, under_way_s_ = 0.0;
   std::vector<std::deque<Arrival>> arriving_;  // by hop; in each the earliest comes first
 };
 
@@ -138,7 +145,7 @@ std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, P
     while (next < by_ready.size() && tensors[by_ready[next]].ready_s <= now) {
       ready.push(by_ready[next++]);
     }
-    run.Advance(now, [](uint32_t, double, double) {});
+    run.Advance(now, [](uint32_t, double) {});
     if (!ready.empty() && run.free_at() <= now + backlog_s) {
       const uint32_t first = ready.top();
       run.Start(now, first, ChunkLength(tensors[first]));
@@ -162,7 +169,7 @@ double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const Chunk
   std::vector<bool> started(order.size()), done(order.size());
   size_t oldest = 0, first = 0;  // not done, and not started
   LinkRun run(link);
-  double now = 0.0, under_way = 0.0, end = 0.0;
+  double now = 0.0, end = 0.0;
   size_t running = 0;
 
   // The first chunk that may start now, or when the next one will be ready.
@@ -182,7 +189,8 @@ double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const Chunk
         continue;
       }
       const double window = ahead > 1 ? window_s / 2 : window_s;  // for one that overtakes
-      const bool fits = running == 0 || under_way + ChunkLength(tensor) <= window;
+      const double first_hop = ChunkLength(tensor) * link.hop_shares[0];
+      const bool fits = running == 0 || run.under_way_s() + first_hop <= kRounding * window;
       return {place == oldest || fits ? place : order.size(), soonest};
     }
     return {order.size(), soonest};
@@ -193,15 +201,14 @@ double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const Chunk
     if (next.place < order.size()) {
       const double length = ChunkLength(tensors[order[next.place].tensor]);
       run.Start(now, static_cast<uint32_t>(next.place), length);
-      under_way += length;
       ++running;
       started[next.place] = true;
       while (first < order.size() && started[first]) ++first;
       continue;
     }
     now = std::max(now, std::min(next.ready, run.next()));
-    run.Advance(now, [&](uint32_t place, double length, double when) {
-      under_way = --running == 0 ? 0.0 : under_way - length;
+    run.Advance(now, [&](uint32_t place, double when) {
+      --running;
       done[place] = true;
       while (oldest < order.size() && done[oldest]) ++oldest;
       const uint32_t tensor = order[place].tensor;
@@ -212,13 +219,14 @@ double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const Chunk
 }
 
 PredictedStep PredictStep(std::span<const ExpectedTensor> tensors, Policy policy,
-                          const ExpectedLink& link, double chunk_s, double lanes_s, int lanes) {
+                          const ExpectedLink& link, double chunk_s, double link_s) {
   PredictedStep best;
   double best_end = kNever;
+  const double hop_s = chunk_s / static_cast<double>(link.hop_shares.size());
   for (const double backlog : kBacklogs) {
-    std::vector<ChunkOfStep> order = PredictOrder(tensors, policy, link, backlog * lanes_s / lanes);
-    for (const double times : kChunkTimes) {
-      const double window_s = lanes_s + times * chunk_s;
+    std::vector<ChunkOfStep> order = PredictOrder(tensors, policy, link, backlog * link_s);
+    for (const double times : kHopTimes) {
+      const double window_s = link_s + times * hop_s;
       const double end = PredictEnd(tensors, order, policy, link, window_s);
       if (end >= (1.0 - kWorthIt) * best_end) continue;
       best_end = end;

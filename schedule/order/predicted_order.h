@@ -5,9 +5,9 @@
 // a chunk takes its time on it and then a latency. The order is that of a link which takes a new
 // chunk, the first by policy, whenever what is queued at it runs out. The window is the one, of a
 // few sizes, with which a rank that starts chunks in this order ends the model's step first. A
-// window of one chunk's time fills a link whose chunks come evenly. A step's first chunks come at
-// once, though, and then their later hops at once, so some steps take more; and a window that is
-// too large delays what is urgent by what was sent before it.
+// window of one hop's time fills a link whose hops come evenly. A step's first chunks come at once,
+// though, and then their later hops at once, so some steps take more; and a window that is too
+// large delays what is urgent by what was sent before it.
 #ifndef THINWIRE_SCHEDULE_ORDER_PREDICTED_ORDER_H_
 #define THINWIRE_SCHEDULE_ORDER_PREDICTED_ORDER_H_
 
@@ -43,10 +43,10 @@ struct ChunkOfStep {
 std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, Policy policy,
                                       const ExpectedLink& link, double backlog_s);
 
-// When the step ends with chunks that start as PredictedQueue lets them, `window_s` seconds of the
-// link at once. Under p3 that is the end of the forward pass after it, which needs the tensors in
-// the order of their priority; its layers take half of the time by which their tensors follow one
-// another in the backward pass.
+// When the step ends with chunks that start as PredictedQueue lets them, with hops of `window_s`
+// seconds of the link under way at once. Under p3 that is the end of the forward pass after it,
+// which needs the tensors in the order of their priority; its layers take half of the time by which
+// their tensors follow one another in the backward pass.
 double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const ChunkOfStep> order,
                   Policy policy, const ExpectedLink& link, double window_s);
 
@@ -55,10 +55,10 @@ struct PredictedStep {
   double window_s = 0.0;  // as for PredictEnd
 };
 
-// `chunk_s`: the least time of a chunk from its start to its end. `lanes_s`: what the window has
-// beside a multiple of it, in which `lanes` chunks pass the link.
+// `chunk_s`: the least time of a chunk from its start to its end. `link_s`: the time in which a
+// chunk of full size passes the link, which the window has beside a multiple of a hop's time.
 PredictedStep PredictStep(std::span<const ExpectedTensor> tensors, Policy policy,
-                          const ExpectedLink& link, double chunk_s, double lanes_s, int lanes);
+                          const ExpectedLink& link, double chunk_s, double link_s);
 
 }  // namespace thinwire
 

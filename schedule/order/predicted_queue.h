@@ -10,6 +10,7 @@
 #include <deque>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "schedule/order/frames.h"
 
@@ -17,12 +18,15 @@ namespace thinwire {
 
 // Pure logic, not thread-safe.
 //
-// A predicted chunk takes its lane before it is ready, and its two hops share the link with those
-// of all others. If every lane sent at once, a chunk that is urgent would wait for what the others
-// have sent before it; so only as many are under way as keep the link busy: a window of bytes. All
-// ranks agree on the order of chunks but not on when each is ready, so a window alone could hold
-// what a peer waits for: the oldest chunk that is not finished starts in any case, and is finished
-// on all ranks in the end.
+// A predicted chunk takes its lane before it is ready, and its hops share the link with those of
+// all others. If every lane sent at once, a chunk that is urgent would wait for what the others
+// have sent before it; so only as many bytes are under way as keep the link busy: a window. A chunk
+// counts with the bytes of the hop that it is at. If it counted whole, from its start to its end,
+// the window would have to hold what the link carries in all hops' latencies; a step's first chunks
+// would fill that at once, and then their later hops would stand before what is urgent. All ranks
+// agree on the order of chunks but not on when each is ready, so a window alone could hold what a
+// peer waits for: the oldest chunk that is not finished starts in any case, and is finished on all
+// ranks in the end.
 //
 // A chunk that overtakes another, which its rank has not submitted yet, may fill half of the
 // window. All of it would fill, while a backward pass goes on, with what is ready and not urgent,
@@ -33,8 +37,11 @@ class PredictedQueue {
   // different chunks start more that their peers do not have yet.
   static constexpr size_t kAhead = 4;
 
-  // `lanes`: at most, with those under way.
-  explicit PredictedQueue(int lanes) : lanes_(lanes) {}
+  // `lanes`: at most, with those under way. `hop_shares`: of a chunk's bytes, by hop; 0 inside
+  // nodes, where a chunk counts with the hop between nodes that it comes to next. Whatever the hops
+  // of a chunk's own algorithm, and whether their ends are heard of, it counts until Finish at
+  // most.
+  PredictedQueue(int lanes, std::vector<double> hop_shares);
 
   void Append(const PredictedChunk& chunk);
 
@@ -47,13 +54,15 @@ class PredictedQueue {
   template <typename Submitted>
   std::optional<Started> Next(Submitted submitted);
 
+  // A hop of a chunk that is under way has ended.
+  void EndHop(uint64_t position);
   void Finish(uint64_t position);
 
   // The oldest chunk that is not finished; null if there is none.
   const PredictedChunk* oldest() const { return held_.empty() ? nullptr : &held_.front().chunk; }
   size_t size() const { return held_.size() + waiting_.size(); }
-  // Chunks of so many bytes that may be under way at once until the next prediction; of smaller
-  // ones more.
+  // Chunks of so many bytes that are under way at once until the next prediction, if as many are at
+  // each hop between nodes; of smaller ones more.
   size_t AtOnce(size_t bytes) const;
 
  private:
@@ -63,19 +72,29 @@ class PredictedQueue {
     uint64_t position;
     Phase phase = Phase::kPredicted;
     size_t bytes = 0;  // of fp32 input; not before it is ready
+    size_t hop = 0;    // from 0
   };
 
-  // Bytes of fp32 input that are under way at once as the chunk starts, its own included, unless it
-  // is the oldest or the only one.
+  // Bytes of fp32 input whose hops are under way at once as the chunk starts, its own first hop
+  // included, unless it is the oldest or the only one.
   static size_t Window(const PredictedChunk& chunk) { return size_t{chunk.window_kib} << 10; }
 
   void HoldMore();
+  std::deque<Held>::iterator Find(uint64_t position);
+  // Bytes of the hop that the chunk is at; 0 behind the last one.
+  size_t HopBytes(const Held& held) const {
+    const double share = held.hop < hop_shares_.size() ? hop_shares_[held.hop] : 0.0;
+    return static_cast<size_t>(share * static_cast<double>(held.bytes));
+  }
 
   const size_t lanes_;
+  std::vector<double> hop_shares_;      // inside nodes those of the next hop
+  size_t hops_ = 0;                     // between nodes
   std::deque<PredictedChunk> waiting_;  // for a lane
   std::deque<Held> held_;               // in the predicted order
   uint64_t next_position_ = 1;
-  size_t started_ = 0, started_bytes_ = 0;  // and not finished
+  size_t started_ = 0;    // and not finished
+  size_t hop_bytes_ = 0;  // of those, of the hops that they are at
 };
 
 template <typename Submitted>
@@ -94,10 +113,10 @@ std::optional<PredictedQueue::Started> PredictedQueue::Next(Submitted submitted)
     }
     if (held.phase != Phase::kReady || !std::exchange(is_first, false)) continue;
     const size_t window = Window(held.chunk) / (overtakes ? 2 : 1);
-    const bool fits = started_bytes_ == 0 || started_bytes_ + held.bytes <= window;
+    const bool fits = hop_bytes_ == 0 || hop_bytes_ + HopBytes(held) <= window;
     if (!fits && &held != &held_.front()) continue;
     held.phase = Phase::kStarted;
-    started_bytes_ += held.bytes;
+    hop_bytes_ += HopBytes(held);
     const Started started{held.chunk, held.position};
     ++started_;
     HoldMore();

@@ -11,7 +11,7 @@ namespace {
 // it, so a larger factor would take their waiting for a latency, and make the queue longer.
 constexpr double kSlower = 1.01;
 constexpr double kGrows = 1.2;  // in a step: a rate that had been held back
-// Times of a chunk that the window has then, whatever is predicted.
+// Times of a hop that the window has then beside all lanes' chunks, whatever is predicted.
 constexpr double kGrowingTimes = 4.0;
 constexpr size_t kMaxDelivered = size_t{1} << 16;
 
@@ -19,9 +19,11 @@ constexpr size_t kMaxDelivered = size_t{1} << 16;
 
 Prediction::Prediction(const Options& options, std::vector<double> hop_shares)
     : policy_(options.policy),
-      lanes_(options.lanes),
-      lanes_bytes_(static_cast<double>(options.chunk_bytes) * options.lanes),
-      link_{0.0, std::move(hop_shares)} {}
+      chunk_bytes_(static_cast<double>(options.chunk_bytes)),
+      lanes_bytes_(chunk_bytes_ * options.lanes),
+      link_{0.0, std::move(hop_shares)} {
+  std::erase(link_.hop_shares, 0.0);  // inside nodes
+}
 
 Prediction::Tensor* Prediction::Step::Find(uint64_t id) {
   const size_t* const at = index.Find(id);
@@ -119,11 +121,13 @@ Prediction::NextStep Prediction::Next() {
   for (const ExpectedTensor& tensor : expected) {
     least_s = std::min(least_s, tensor.length_s / tensor.chunks);
   }
-  link_.hop_s = std::max(0.0, chunk_s_ - least_s) / static_cast<double>(link_.hop_shares.size());
-  const double lanes_s = rate > 0.0 ? lanes_bytes_ / rate : 0.0;
-  const PredictedStep predicted = PredictStep(expected, policy_, link_, chunk_s_, lanes_s, lanes_);
-  double window = std::max(lanes_bytes_, predicted.window_s * rate);
-  if (growing_) window = std::max(window, lanes_bytes_ + kGrowingTimes * chunk_s_ * rate);
+  const auto hops = static_cast<double>(link_.hop_shares.size());
+  link_.hop_s = std::max(0.0, chunk_s_ - least_s) / hops;
+  const double link_s = rate > 0.0 ? chunk_bytes_ / rate : 0.0;
+  const PredictedStep predicted = PredictStep(expected, policy_, link_, chunk_s_, link_s);
+  // Before anything is known of the link the window is as if it had no latency.
+  double window = rate > 0.0 ? predicted.window_s * rate : lanes_bytes_;
+  if (growing_) window = std::max(window, lanes_bytes_ + kGrowingTimes * chunk_s_ / hops * rate);
   constexpr double kMost = std::numeric_limits<uint32_t>::max();
   const auto window_kib = static_cast<uint32_t>(std::min(window / 1024, kMost));
   for (const ChunkOfStep& chunk : predicted.order) {

@@ -73,7 +73,7 @@ class Prediction {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
   const Policy policy_;
-  const int lanes_;
+  const double chunk_bytes_;  // of fp32 input, as all bytes here
   const double lanes_bytes_;  // of chunks on all lanes
   ExpectedLink link_;
   Step ended_, current_;

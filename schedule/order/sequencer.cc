@@ -31,12 +31,12 @@ Sequencer::Sequencer(const Membership& members, const Options& options, Matching
                      std::vector<double> hop_shares, TensorBook* shared)
     : members_(members),
       matching_(matching),
-      lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options, std::move(hop_shares))
+      lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options, hop_shares)
                               : nullptr),
       tree_(members, options.control_tree_from),
       alone_(shared == nullptr ? std::make_unique<TensorBook>(1) : nullptr),
       own_(shared == nullptr ? OwnTensors(*alone_, 0) : OwnTensors(*shared, members.rank)),
-      starts_(members.rank, options, matching, own_, outbox_),
+      starts_(members.rank, options, matching, std::move(hop_shares), own_, outbox_),
       group_(static_cast<int>(tree_.GroupOf(members.rank).size())),
       roll_(members.rank == 0 ? members.size : 1, kPause * Seconds(options.timeout),
             AnswerPatience(Seconds(options.timeout))),
@@ -236,6 +236,11 @@ void Sequencer::OnOrder(int from, const OrderMessage& message) {
   }
   starts_.Append(message.announcements);
   starts_.Append(message.predicted);
+}
+
+void Sequencer::OnHopDone(const StartChunk& chunk, double now) {
+  starts_.OnHopDone(chunk);
+  starts_.Start(now);
 }
 
 void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {

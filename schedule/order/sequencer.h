@@ -40,8 +40,8 @@ class Sequencer {
   // With Matching::kByOrder all chunks, announced and predicted, start in one order, the same on
   // all ranks; with kByTag a predicted chunk may overtake one that its rank has not submitted.
   // `hop_shares`: of a chunk's bytes, by hop (HopShares of schedule/collective/partition.h); rank 0
-  // predicts with them. `shared`: a book of all ranks' tensors, which outlives the sequencer; null:
-  // the sequencer keeps its own.
+  // predicts with them, and the window counts by them. `shared`: a book of all ranks' tensors,
+  // which outlives the sequencer; null: the sequencer keeps its own.
   Sequencer(const Membership& members, const Options& options, Matching matching,
             std::vector<double> hop_shares, TensorBook* shared = nullptr);
 
@@ -56,6 +56,8 @@ class Sequencer {
                 std::shared_ptr<void> host = nullptr);
   // A report, announcement, prediction, ping or pong has come.
   void OnMessage(int from, const OrderMessage& message, double now);
+  // A hop of a predicted chunk has ended here. Of a chunk that is done it changes nothing.
+  void OnHopDone(const StartChunk& chunk, double now);
   // A chunk is done here. `last`: so is its tensor.
   void OnChunkDone(const StartChunk& chunk, bool last, double now);
   // A direct tensor is done here.

@@ -6,15 +6,15 @@
 
 namespace thinwire {
 
-StartQueue::StartQueue(int rank, const Options& options, Matching matching, OwnTensors& own,
-                       Outbox& outbox)
+StartQueue::StartQueue(int rank, const Options& options, Matching matching,
+                       std::vector<double> hop_shares, OwnTensors& own, Outbox& outbox)
     : rank_(rank),
       lanes_(options.lanes),
       chunk_bytes_(options.chunk_bytes),
       matching_(matching),
       own_(own),
       outbox_(outbox),
-      predicted_(options.predicted_lanes) {}
+      predicted_(options.predicted_lanes, std::move(hop_shares)) {}
 
 void StartQueue::Append(const std::vector<Announcement>& announcements) {
   // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.

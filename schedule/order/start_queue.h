@@ -95,12 +95,14 @@ class OwnTensors {
 class StartQueue {
  public:
   // `own` and `outbox` outlive the queue; it counts the tensors' started chunks.
-  StartQueue(int rank, const Options& options, Matching matching, OwnTensors& own, Outbox& outbox);
+  StartQueue(int rank, const Options& options, Matching matching, std::vector<double> hop_shares,
+             OwnTensors& own, Outbox& outbox);
 
   void Append(const std::vector<Announcement>& announcements);
   void Append(const std::vector<PredictedChunk>& chunks);
   // Starts all that may start now.
   void Start(double now);
+  void OnHopDone(const StartChunk& chunk) { predicted_.EndHop(chunk.position); }
   void OnDone(const StartChunk& chunk);
 
   // Says who waits for what, for people.

@@ -7,11 +7,12 @@
 namespace thinwire::sim {
 
 Lanes::Lanes(const Setting& setting, const Wire& wire, Events& events, Processor& processor,
-             Done done)
+             Done hop_done, Done done)
     : setting_(setting),
       wire_(wire),
       events_(events),
       processor_(processor),
+      hop_done_(std::move(hop_done)),
       done_(std::move(done)),
       loops_(setting.cores > 0 ? std::vector<Server>(
                                      1, Server(static_cast<double>(setting.ranks) / setting.cores))
@@ -24,7 +25,10 @@ void Lanes::Start(const ChunkId& id) {
 void Lanes::Continue(const ChunkId& id, const Phases& phases, size_t next) {
   Compute((*phases)[next].compute_s, [this, id, phases, next] {
     if (next + 1 == phases->size()) return done_(id);
-    Send((*phases)[next], [this, id, phases, next] { Continue(id, phases, next + 1); });
+    Send((*phases)[next], [this, id, phases, next] {
+      hop_done_(id);
+      Continue(id, phases, next + 1);
+    });
   });
 }
 

@@ -17,7 +17,9 @@ namespace thinwire::sim {
 class Lanes {
  public:
   using Done = std::function<void(const ChunkId&)>;
-  Lanes(const Setting& setting, const Wire& wire, Events& events, Processor& processor, Done done);
+  // `hop_done`: a hop of a chunk on a lane has ended. `done`: a chunk, or a unit outside the order.
+  Lanes(const Setting& setting, const Wire& wire, Events& events, Processor& processor,
+        Done hop_done, Done done);
 
   // A chunk, which every rank has a lane for.
   void Start(const ChunkId& id);
@@ -36,7 +38,7 @@ class Lanes {
   const Wire& wire_;
   Events& events_;
   Processor& processor_;
-  const Done done_;
+  const Done hop_done_, done_;
   Server& LoopOfNextExchange();
 
   double link_paid_until_ = 0.0, inside_paid_until_ = 0.0;

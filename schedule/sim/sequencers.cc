@@ -88,6 +88,14 @@ void Sequencers::EndStep(int rank) {
   Handle(rank, [this](Sequencer& s) { s.EndStep(events_.now()); });
 }
 
+void Sequencers::OnHopDone(const ChunkId& id) {
+  const StartChunk start = tensors_.at(HashCombine(KeyOf(id.unit), id.step)).starts[id.chunk];
+  if (start.position == 0) return;  // announced
+  for (int r = 0; r < setting_.ranks; ++r) {
+    Handle(r, [&](Sequencer& s) { s.OnHopDone(start, events_.now()); });
+  }
+}
+
 void Sequencers::OnDone(const ChunkId& id) {
   const uint64_t tensor_id = HashCombine(KeyOf(id.unit), id.step);
   Tensor& tensor = tensors_.at(tensor_id);

@@ -26,6 +26,8 @@ class Sequencers {
   void OnReady(int rank, uint32_t unit, int step);
   // A rank has submitted all of a step.
   void EndStep(int rank);
+  // A hop of a chunk is done, on all ranks.
+  void OnHopDone(const ChunkId& id);
   // A chunk is done, on all ranks.
   void OnDone(const ChunkId& id);
 

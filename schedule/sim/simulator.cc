@@ -24,7 +24,10 @@ class Simulation {
         units_(setting.profile.units),
         wire_(setting),
         processor_(setting.contention),
-        lanes_(setting, wire_, events_, processor_, [this](const ChunkId& id) { OnDone(id); }),
+        lanes_(
+            setting, wire_, events_, processor_,
+            [this](const ChunkId& id) { sequencers_.OnHopDone(id); },
+            [this](const ChunkId& id) { OnDone(id); }),
         sequencers_(setting, wire_, events_, lanes_),
         random_(setting.seed),
         ranks_(setting.ranks) {}

@@ -105,6 +105,7 @@ void OneRank(Input& input, int rank) {
       sequencer.OnSubmit(std::make_shared<const Report>(report), now);
     } else if (what == 1 && !started.empty()) {
       const StartChunk chunk = started.back();
+      for (uint32_t hop = input.Below(4); hop > 0; --hop) sequencer.OnHopDone(chunk, now);
       started.pop_back();
       sequencer.OnChunkDone(chunk, --own[chunk.id].left == 0, now);
     } else if (what == 2) {

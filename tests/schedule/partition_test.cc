@@ -57,6 +57,10 @@ TEST(Partition, HopsShareAChunksBytes) {
   EXPECT_NEAR(shares[0], 8.0 / 18, 0.01);
   EXPECT_NEAR(shares[1], 1.0 / 18, 0.01);
   EXPECT_NEAR(std::accumulate(shares.begin(), shares.end(), 0.0), 1.0, 1e-12);
+  options.topology = Topology::kHierarchical;
+  options.local_size = 4;
+  EXPECT_EQ(HopShares(8, options), (std::vector<double>{0.0, 0.5, 0.5, 0.0})) << "by nodes";
+  options.local_size = 0;
   options.topology = Topology::kAuto;
   options.codecs = {*CodecPair::Parse("topk")};
   EXPECT_EQ(HopShares(4, options), std::vector<double>{1.0});

@@ -5,8 +5,10 @@
    unfinished chunks, in the predicted order, are candidates (held). The oldest unfinished one
    starts in any case. Another one starts only if it is the first of those that are submitted and
    not started, and if the bytes under way stay within the limit with it (half of the limit, if it
-   overtakes one that is not submitted), or are none without it.
-   A chunk's exchange ends when all ranks have started it. A tensor of several chunks needs no
+   overtakes one that is not submitted), or are none without it. A chunk is under way with the bytes
+   of the hop that it is at, on each rank by what that rank has seen, and with none once it has ended.
+   A hop of a chunk ends when all ranks have begun it. A predicted chunk has two hops, of 1 and 2
+   bytes or of 2 and 1, and chunk 1 has one. A tensor of several chunks needs no
    model of its own: its chunks are submitted one right after the other, which is among the
    interleavings. A further A chunks are not predicted: they are announced as in order.pml, and
    run on LANES lanes of their own.
@@ -28,7 +30,9 @@
 #define N 3
 #define C (P + A)    /* predicted chunks come first, in their order */
 #define HELD 2
-#define BYTES(c) (1 + (c) % 2)
+#define BYTES(c) (1 + (c) % 2)         /* of the first hop */
+#define SECOND_BYTES(c) (2 - (c) % 2)
+#define HAS_SECOND(c) (c < P && c != 1)
 
 #define NEVER 1
 #define DIES 2
@@ -37,7 +41,8 @@
 #define ABSENT 0     /* states of a chunk on a rank */
 #define READY 1
 #define RUNNING 2
-#define DONE 3
+#define SECOND 3     /* it is at its second hop */
+#define DONE 4
 
 byte limit;          /* of predicted bytes under way */
 byte missing = NONE; /* this chunk is never submitted on rank 2, */
@@ -47,6 +52,7 @@ bool dead, failed;
 bool plan_sent;
 byte reports[C];     /* ranks that have submitted the chunk */
 byte started[C];     /* ranks that have started it */
+byte passed[C];      /* ranks on which it is at its second hop, or has been */
 byte done[C];        /* ranks on which it has finished */
 byte unfinished;     /* announced, not finished on rank 0 */
 bool announced[C];
@@ -103,12 +109,20 @@ inline start_predicted() {
   :: atomic { c < C && state[c] == ABSENT && !(c == missing && (everywhere || me == 2)) -> \
        state[c] = READY; reports[c]++; start_predicted() }
 
-/* A chunk that all ranks have started is exchanged. */
+#define HOP_BYTES(c) (HAS_SECOND(c) -> SECOND_BYTES(c) : BYTES(c))
+#define IS_LAST_OVER(c)                                                               \
+  (HAS_SECOND(c) -> state[c] == SECOND && passed[c] == N : state[c] == RUNNING && started[c] == N)
+
+/* A hop that all ranks have begun is over. */
 #define EXCHANGE(c)                                                                   \
-  :: atomic { c < C && state[c] == RUNNING && started[c] == N ->                      \
+  :: atomic { HAS_SECOND(c) && state[c] == RUNNING && started[c] == N ->              \
+       state[c] = SECOND; passed[c]++;                                                \
+       under_way = under_way - BYTES(c) + SECOND_BYTES(c);                            \
+       start_predicted() }                                                            \
+  :: atomic { c < C && IS_LAST_OVER(c) ->                                             \
        state[c] = DONE; done[c]++; finished++;                                        \
        if                                                                             \
-       :: c < P -> under_way = under_way - BYTES(c); running--;                       \
+       :: c < P -> under_way = under_way - HOP_BYTES(c); running--;                   \
             if :: SHARED_LANES -> lanes++ :: else -> skip fi                          \
        :: else -> lanes++;                                                            \
             if :: me == 0 -> unfinished-- :: else -> skip fi                          \

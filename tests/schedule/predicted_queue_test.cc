@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace thinwire {
@@ -18,7 +19,8 @@ constexpr uint32_t kChunkKiB = 100;
 // tensors that the rank has submitted.
 class Rank {
  public:
-  Rank(int chunks, int lanes, uint32_t window_kib) : queue_(lanes) {
+  Rank(int chunks, int lanes, uint32_t window_kib, std::vector<double> hop_shares = {1.0})
+      : queue_(lanes, std::move(hop_shares)) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       queue_.Append({.id = static_cast<uint64_t>(chunk), .window_kib = window_kib});
     }
@@ -43,6 +45,7 @@ class Rank {
     return starting;
   }
 
+  void EndHop(int chunk) { queue_.EndHop(static_cast<uint64_t>(chunk) + 1); }
   void Finish(int chunk) { queue_.Finish(static_cast<uint64_t>(chunk) + 1); }
 
  private:
@@ -59,6 +62,63 @@ TEST(PredictedQueueTest, AsManyStartAsTheWindowHolds) {
   rank.Finish(1);
   EXPECT_EQ(rank.Start(), (Chunks{2}));
   EXPECT_EQ(rank.Start(), Chunks());
+}
+
+// A first hop takes three quarters of a chunk's bytes, and the window has room for two of them, or
+// for one beside two second hops or three. Hops of chunks end in another order than they start.
+TEST(PredictedQueueTest, AChunkCountsWithTheHopThatItIsAt) {
+  Rank rank(6, 8, 3 * kChunkKiB / 2, {0.75, 0.25});
+  for (int chunk = 0; chunk < 6; ++chunk) rank.Submit(chunk);
+  EXPECT_EQ(rank.Start(), (Chunks{0, 1}));
+  rank.EndHop(1);
+  EXPECT_EQ(rank.Start(), Chunks());
+  rank.EndHop(0);
+  EXPECT_EQ(rank.Start(), (Chunks{2}));
+  rank.EndHop(1);  // its last one
+  EXPECT_EQ(rank.Start(), Chunks());
+  rank.Finish(1);
+  EXPECT_EQ(rank.Start(), Chunks());
+  rank.Finish(0);
+  EXPECT_EQ(rank.Start(), (Chunks{3})) << "what has ended counts no more, and only once";
+  rank.EndHop(0);
+  EXPECT_EQ(rank.Start(), Chunks());
+}
+
+// Some chunks have fewer hops than the order expects, or fail half-way, and others have more. All
+// overtake chunk 0, and the window has room for one only while nothing else is under way.
+TEST(PredictedQueueTest, AChunkGivesItsBytesBackHoweverItEnds) {
+  for (const int hops : {0, 1, 2, 5}) {
+    Rank rank(40, 8, kChunkKiB, {0.75, 0.25});
+    for (int chunk = 1; chunk < 40; ++chunk) {
+      rank.Submit(chunk);
+      ASSERT_EQ(rank.Start(), (Chunks{chunk})) << hops << " hops";
+      if (chunk + 1 < 40) rank.EndHop(chunk + 1);  // it has not started
+      for (int hop = 0; hop < hops; ++hop) rank.EndHop(chunk);
+      rank.Finish(chunk);
+      rank.EndHop(chunk);
+      rank.Finish(chunk);
+    }
+  }
+}
+
+// The oldest chunk that is not finished starts however many bytes are on their later hops.
+TEST(PredictedQueueTest, TheOldestStartsBesideHopsThatFillTheWindow) {
+  Rank rank(5, 8, kChunkKiB, {0.1, 0.9});
+  for (int chunk = 1; chunk < 5; ++chunk) rank.Submit(chunk);
+  EXPECT_EQ(rank.Start(), (Chunks{1, 2, 3, 4}));
+  for (int chunk = 1; chunk < 5; ++chunk) rank.EndHop(chunk);
+  rank.Submit(0);
+  EXPECT_EQ(rank.Start(), (Chunks{0}));
+}
+
+TEST(PredictedQueueTest, AHopInsideANodeCountsAsTheNextOneOutside) {
+  Rank rank(4, 8, 2 * kChunkKiB, {0.0, 1.0, 0.0});
+  for (int chunk = 0; chunk < 4; ++chunk) rank.Submit(chunk);
+  EXPECT_EQ(rank.Start(), (Chunks{0, 1}));
+  rank.EndHop(0);
+  EXPECT_EQ(rank.Start(), Chunks());
+  rank.EndHop(0);
+  EXPECT_EQ(rank.Start(), (Chunks{2})) << "the last hop leaves the link alone";
 }
 
 TEST(PredictedQueueTest, AChunkAboveTheWindowStartsAlone) {
@@ -92,7 +152,7 @@ TEST(PredictedQueueTest, OvertakingFillsHalfOfTheWindow) {
 }
 
 TEST(PredictedQueueTest, EachChunkHasTheWindowOfItsPrediction) {
-  PredictedQueue queue(4);
+  PredictedQueue queue(4, {1.0});
   for (uint64_t id = 0; id < 3; ++id) {
     queue.Append({.id = id, .window_kib = id < 2 ? kChunkKiB : 2 * kChunkKiB});
   }
@@ -131,7 +191,8 @@ TEST(PredictedQueueTest, RanksThatAreReadyInAnyOrderAllFinish) {
     std::vector<Rank> ranks;
     std::vector<std::vector<int>> unready(kRanks, std::vector<int>(kChunks));
     for (int r = 0; r < kRanks; ++r) {
-      ranks.emplace_back(kChunks, kLanes, static_cast<uint32_t>(kChunkKiB * (seed % 4)));
+      ranks.emplace_back(kChunks, kLanes, static_cast<uint32_t>(kChunkKiB * (seed % 4)),
+                         seed % 8 < 4 ? std::vector<double>{1.0} : std::vector<double>{0.9, 0.1});
       std::iota(unready[r].begin(), unready[r].end(), 0);
       std::shuffle(unready[r].begin(), unready[r].end(), random);
     }
@@ -147,7 +208,10 @@ TEST(PredictedQueueTest, RanksThatAreReadyInAnyOrderAllFinish) {
             moved = true;
             if (++starts[chunk] < kRanks) continue;
             ++finished;
-            for (Rank& each : ranks) each.Finish(chunk);
+            for (Rank& each : ranks) {
+              for (auto hop = random() % 4; hop > 0; --hop) each.EndHop(chunk);
+              each.Finish(chunk);
+            }
           }
         }
       }

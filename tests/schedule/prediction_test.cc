@@ -104,10 +104,11 @@ TEST(Prediction, TheWindowIsWideWhileTheRateGrows) {
     ASSERT_EQ(next.chunks.size(), 16u);
     windows.push_back(next.chunks[0].window_kib);
   }
-  // In KiB: four lanes of 4, and four times four seconds of 4 a second, or as predicted.
-  EXPECT_EQ(windows[0], 4u * 4 + 4 * 4 * 4);
+  // In KiB: four lanes of 4, and four times a hop's two seconds of 4 a second, or as predicted: one
+  // chunk, and at least three quarters of a hop's time.
+  EXPECT_EQ(windows[0], 4u * 4 + 4 * 2 * 4);
   EXPECT_LE(windows[2], windows[0] * 3 / 4);
-  EXPECT_GE(windows[2], 4u * 4 + 4 * 4) << "a chunk's time is on its way";
+  EXPECT_GE(windows[2], 4u + 3 * 2 * 4 / 4) << "a hop is on its way";
 }
 
 // While first hops are on their way the link has time for as many more.
@@ -122,13 +123,17 @@ TEST(PredictOrder, KnowsThatAChunksHopsLeaveTheLinkBetween) {
 }
 
 // A chunk is half a second on the link and a second on its way, twice: one after the other, or all
-// at once, when the second hops of the first two pass beside the last one's latency. The forward
-// pass takes half of the second by which the first tensor follows the other.
+// A chunk is half a second on the link and a second on its way, twice. A window of half a second
+// lets one chunk at a time through, since its second hop counts as its first; of a second two, and
+// then the third; of three seconds all at once, when the second hops of the first two pass beside
+// the last one's latency. The forward pass takes half of the second by which the first tensor
+// follows the other.
 TEST(PredictEnd, AddsUp) {
   const ExpectedLink link{1.0, {0.5, 0.5}};
   const std::vector<ExpectedTensor> one = {{2.0, 3.0, 0, 3}};
   const std::vector<ChunkOfStep> order = PredictOrder(one, Policy::kP3, link, 0.0);
-  EXPECT_DOUBLE_EQ(PredictEnd(one, order, Policy::kP3, link, 1.0), 2.0 + 3 * 3.0);
+  EXPECT_DOUBLE_EQ(PredictEnd(one, order, Policy::kP3, link, 0.5), 2.0 + 3 * 3.0);
+  EXPECT_DOUBLE_EQ(PredictEnd(one, order, Policy::kP3, link, 1.0), 2.0 + 6.0);
   EXPECT_DOUBLE_EQ(PredictEnd(one, order, Policy::kP3, link, 3.0), 2.0 + 4.0);
   const std::vector<ExpectedTensor> two = {{0.0, 1.0, 1, 1}, {1.0, 1.0, 0, 1}};
   const std::vector<ChunkOfStep> both = {{0, 0}, {1, 0}};
@@ -154,14 +159,16 @@ TEST(PredictStep, TakesTheWindowThatEndsTheStepFirst) {
                             random() % 2 == 0 ? std::vector<double>{0.5, 0.5}
                                               : std::vector<double>{0.4, 0.1, 0.1, 0.4}};
     const auto policy = static_cast<Policy>(random() % 3);
-    const double chunk_s = 0.1 + link.hop_s * static_cast<double>(link.hop_shares.size());
-    const PredictedStep step = PredictStep(tensors, policy, link, chunk_s, 0.8, 4);
+    const auto hops = static_cast<double>(link.hop_shares.size());
+    const double chunk_s = 0.1 + link.hop_s * hops, hop_s = chunk_s / hops;
+    const PredictedStep step = PredictStep(tensors, policy, link, chunk_s, 0.2);
     ASSERT_EQ(step.order.size(), chunks) << "round " << round;
     const double end = PredictEnd(tensors, step.order, policy, link, step.window_s);
     for (const double backlog : {0.5, 2.0}) {
       const auto order = PredictOrder(tensors, policy, link, backlog * 0.2);
       for (const double times : {1.0, 2.0, 4.0}) {
-        ASSERT_LE(end, 1.01 * PredictEnd(tensors, order, policy, link, 0.8 + times * chunk_s))
+        const double window_s = 0.2 + times * hop_s;
+        ASSERT_LE(end, 1.01 * PredictEnd(tensors, order, policy, link, window_s))
             << "round " << round;
       }
     }

@@ -101,6 +101,7 @@ class Host {
     r.running.erase(chunk);
     const bool last = --r.chunks_left.at(chunk.first) == 0;
     if (last) r.chunks_left.erase(chunk.first);
+    for (int hop = 0; hop < 2 && start.predicted; ++hop) r.sequencer.OnHopDone(start, now_);
     r.sequencer.OnChunkDone(start, last, now_);
     CarryOut(rank);
   }
