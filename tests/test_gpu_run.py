@@ -23,7 +23,7 @@ KEYS = [
     for key, size in (
         ("encode_ef/int8", 512), ("encode_ef/int4", 512), ("encode_ef/onebit", 512),
         ("decode/int8", 512), ("decode/int4", 512), ("decode_add/int4", 512),
-        ("reduce8/int8", 512), ("encode_ef/topk", 512), ("chunks_to_one/int4", 256),
+        ("reduce8/int8", 512), ("encode_ef/topk", 512), ("chunks_to_one/int4", 4),
     )
 ]  # fmt: skip
 
