@@ -24,8 +24,8 @@ constexpr int Steps(int all) { return kSanitized ? 3 : all; }
 // that many do.
 constexpr size_t Elements(size_t all) { return kSanitized ? all * 3 / 10 : all; }
 
-// Whether a combination of values is tried, by its number among all: with a sanitizer each third
-// is. Callers count so that every pair of values still occurs.
+// Says whether a combination of values is tried, by its number among all: with a sanitizer each
+// third is. Callers count so that every pair of values still occurs.
 constexpr bool IsTried(size_t number) { return !kSanitized || number % 3 == 0; }
 
 // The length after this one, of all up to 4097; with a sanitizer all up to some four blocks of 256,

@@ -322,7 +322,7 @@ def silence_until_dead(monkeypatch, late: dict[int, float], dead_s: float = 2.0)
 
     store = Slow()
     other = store.add("members", 1)
-    for key, value in (("left", "0"), ("wants", "0"), ("beat", "1"), ("name", "other")):
+    for key, value in (("left", "0"), ("asked", "0"), ("beat", "1"), ("name", "other")):
         store.set(f"{key}/{other}", value)
     watch = store_members._Watch(store, "me", 3600.0, dead_s, lambda _: None)
     watch._beat_s = 0.2  # its thread sleeps on

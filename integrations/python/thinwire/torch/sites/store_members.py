@@ -42,7 +42,7 @@ class _Seen:
     name: str
     beat: bytes | str
     changed: float  # when its counter last grew, by this member's clock
-    wants: int = 0  # the newest epoch that it has asked for
+    asked: int = 0  # the newest epoch that it has asked for
     spared: bool = False  # since then this member's own standstill was made good to it
 
 
@@ -65,13 +65,13 @@ class _Watch:
         self._lock = threading.Lock()
         self._alive: dict[int, str] = {}
         self._silent: set[int] = set()  # of them, those without a sign for half of dead_s
-        self._wants: dict[int, int] = {}  # the newest epoch that each of them has asked for
+        self._asked: dict[int, int] = {}  # the newest epoch that each of them has asked for
         self._known = 0  # the highest number that a whole look has seen
         self._newest = 0
         self._failed: Exception | None = None
         self.number = store.add("members", 1)
         store.set(f"left/{self.number}", "0")
-        store.set(f"wants/{self.number}", "0")
+        store.set(f"asked/{self.number}", "0")
         store.add(f"beat/{self.number}", 1)
         store.set(f"name/{self.number}", name)  # the last one: who has a name has all
         self._closing = threading.Event()
@@ -109,11 +109,11 @@ class _Watch:
             self._seen[number] = _Seen(self._store.get(f"name/{number}").decode(), "", 0.0)
         self._latest = latest
         numbers = list(self._seen)
-        said = self._get([f"{what}/{n}" for n in numbers for what in ("beat", "left", "wants")])
+        said = self._get([f"{what}/{n}" for n in numbers for what in ("beat", "left", "asked")])
         newest = self._store.add("epoch", 0)
         if time.monotonic() - begun > self._beat_s:  # a busy machine is no dead one
             self._store.add(f"beat/{self.number}", 1)
-        for number, beat, left, wants in zip(
+        for number, beat, left, asked in zip(
             numbers, said[0::3], said[1::3], said[2::3], strict=True
         ):
             one = self._seen[number]
@@ -122,7 +122,7 @@ class _Watch:
                 continue
             if beat != one.beat:
                 one = self._seen[number] = _Seen(one.name, beat, time.monotonic())
-            one.wants = int(wants)
+            one.asked = int(asked)
         alive = {
             number: one.name
             for number, one in self._seen.items()
@@ -131,7 +131,7 @@ class _Watch:
         silent = {n for n in alive if begun - self._seen[n].changed >= self._dead_s / 2}
         with self._lock:
             self._alive, self._silent = alive, silent - {self.number}
-            self._wants = {number: one.wants for number, one in self._seen.items()}
+            self._asked = {number: one.asked for number, one in self._seen.items()}
             self._known, self._newest = latest, newest
 
     def _get(self, keys: list[str]) -> list[bytes]:
@@ -159,7 +159,7 @@ class _Watch:
             if self._failed is not None:
                 raise _gone(self._failed)
             seen = [m for m in members if m <= self._known and m != self.number]
-            return [m for m in seen if m not in self._alive or self._wants[m] > epoch]
+            return [m for m in seen if m not in self._alive or self._asked[m] > epoch]
 
     def newest(self) -> int:
         """The number of the newest epoch that this member has heard of."""
@@ -239,7 +239,7 @@ class StoreMembers:
         key = f"epoch/{number}"
         word = _ANY if self._allow_split else _NEXT
         self._store.set(f"want/{number}/{self._joined.number}", word)
-        self._store.set(f"wants/{self._joined.number}", str(number))
+        self._store.set(f"asked/{self._joined.number}", str(number))
         self._waits, pause = "", pauses()
         while not self._store.check([key]):
             self._propose(number)
@@ -276,7 +276,7 @@ class StoreMembers:
         return self._store.get(fate) == b"go"
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
-        """Calls `fail` once, on another thread, if a member of the epoch gives no sign of life."""
+        """Calls `fail` once, on another thread, if a member is in the epoch no more."""
         with self._lock:
             self._guarded = (epoch.number, self._members, fail)
 
@@ -286,13 +286,13 @@ class StoreMembers:
             if self._guarded is None:
                 return
             number, members, fail = self._guarded
-            dead = watch.lost(members, number)
-            if not dead and newest <= number:
+            gone = watch.lost(members, number)
+            if not gone and newest <= number:
                 return
             self._guarded = None
-        if dead:
+        if gone:
             error = errors.PeerLostError(
-                f"member {dead[0]} of the store gives no sign of life in epoch {number}"
+                f"member {gone[0]} of the store has died, left, or gone on from epoch {number}"
             )
         else:
             error = errors.PeerLostError(f"epoch {newest} has begun without this member's word")
