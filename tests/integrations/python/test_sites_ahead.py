@@ -348,3 +348,32 @@ def test_the_first_chunk_is_encoded_before_the_rest_is_computed():
         pass
     assert sum(asked) == 5_000_000
     assert {name: values.numel() for name, values in lost.items()} == codec.sizes
+
+
+def starts_of(rank: int) -> list[tuple[str, int]]:
+    """Return the exchanges of a round's update in the order in which they were started, each with
+    its bytes."""
+    start, started = Meeting.start, []
+
+    def noted(self, name, mine):
+        started.append((name, sum(map(len, mine))))
+        return start(self, name, mine)
+
+    model = torch.nn.Linear(512, 10240, bias=False)  # 2.6 MB in int4
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7)
+    with sites.DiLoCo(sites.static(), [model], inner, outer, 1 << 20, codec="int4") as diloco:
+        Meeting.start = noted
+        diloco.sync()
+        Meeting.start = start
+    return [(name, size) for name, size in started if name.startswith("round")]
+
+
+def test_a_message_is_announced_before_the_pieces_that_leave_at_once():
+    """Its receiver's notice would wait behind them, and the link would be idle until it comes."""
+    started = run(starts_of)[0]
+    large = [at for at, (_, size) in enumerate(started) if size > 16 << 10]
+    assert sum(size for _, size in started[: large[0]]) < 64 << 10
+    pieces = started[large[0] + 1 : large[1]]
+    assert sum(size for _, size in pieces) > 128 << 10
+    assert started[large[0]][1] > sum(size for _, size in pieces)

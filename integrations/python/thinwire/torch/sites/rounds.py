@@ -73,6 +73,9 @@ _SLICE = 4 << 20  # bytes of a state that one member sends at once
 # to all others together, leave at once (transport/gloo/gloo_links.cc): what 100 Mb/s send in 20 ms.
 _SMALL_BYTES = 16 << 10
 _SMALL_PIECES = 15
+# Notices wait behind the pieces that were sent before. So this chunk goes whole, before most of
+# the pieces, and its receiver's notice is here when they have left.
+_WHOLE = 1
 _SMALL_FROM = 1 << 20  # bytes of an update; each piece costs some 200 more
 
 
@@ -217,7 +220,7 @@ class Rounds:
                 left = -(-_SMALL_PIECES // max(1, meeting.epoch.size - 1)) if early else 0
                 for number, each in enumerate(chunks):
                     name = f"round {one.fragment} {number}"
-                    small = min(left, -(-len(each) // _SMALL_BYTES))
+                    small = 0 if number == _WHOLE else min(left, -(-len(each) // _SMALL_BYTES))
                     one.gathers.append(_start_in_pieces(meeting, name, each, small))
                     left -= small
                 # Masks and results of owners have exchanges at other moments, which do not repeat.
