@@ -69,8 +69,8 @@ struct Operation {
 
 Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) {
   const Backend& codecs = CpuBackend();
-  const double bits =
-      spec.traits().widths() ? spec.sixteenths / 16.0 : double{spec.traits().code_bits};
+  const double bits = spec.traits().widths() ? spec.sixteenths / 16.0
+                                             : static_cast<double>(spec.traits().code_bits);
   const auto view = [n](float* p) { return TensorView{p, n}; };
   if (op == "encode_ef") {
     return {

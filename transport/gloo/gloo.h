@@ -29,8 +29,8 @@ struct GlooOptions {
   // The key of the group, in a file of mode 0600 that every rank has; empty on all ranks: rank 0
   // puts a random token into the store, so that who can't read the store can't take part.
   std::string key_file;
-  std::string digest;      // text that is equal on all ranks that are set up alike
-  std::string congestion;  // of the connections: see CheckCongestion
+  std::string digest;           // text that is equal on all ranks that are set up alike
+  std::string congestion = {};  // of the connections: see CheckCongestion
   // The frame that the connected ranks get when this one gives up because others are not connected:
   // else they would find a closed connection, and take this rank for the one that failed.
   std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;
