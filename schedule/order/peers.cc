@@ -1,4 +1,4 @@
-#include "schedule/order/control_tree.h"
+#include "schedule/order/peers.h"
 
 #include <algorithm>
 #include <cmath>
