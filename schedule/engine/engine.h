@@ -1,9 +1,10 @@
 // Engine: collectives of one process group. There are no globals; a process may have any number.
 //
-// It wires its parts together. Each part has one duty, and at most one lock:
+// It wires its parts together. Each part has one duty, and at most one lock; the engine's own is
+// the sequencer's:
 //
 //   Tensors          registered buckets, their residuals, and their uses in flight
-//   Sequencing       hosts the sequencer: reports in, order out
+//   Sequencer        reports in, order out: pure logic, of which the engine is the host
 //   Executor         runs the chunks that the sequencer starts
 //   DirectPath       exchanges small tensors at once
 //   FailureProtocol  the first reason, and its way to everybody
@@ -22,8 +23,10 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "compress/device.h"
 #include "compress/error_feedback.h"
 #include "schedule/collective/settle.h"
@@ -32,8 +35,9 @@
 #include "schedule/engine/executor.h"
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
-#include "schedule/engine/sequencing.h"
 #include "schedule/engine/tensors.h"
+#include "schedule/order/outbox.h"
+#include "schedule/order/sequencer.h"
 #include "schedule/request.h"
 #include "transport/planes.h"
 
@@ -102,6 +106,11 @@ class Engine {
   absl::Status Reserve(const Bucket& bucket);
   absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;
   absl::Status RunLocal(Use& use);
+  template <typename Event>
+  void TellSequencer(Event event);
+  void CarryOut(const Action& action);
+  void Send(int to, const OrderMessage& message);
+  void MeasureLatency();
   void OnChunkEnd(const StartChunk& start, absl::Status status);
   void Count(const Use& use);
   void Retire(Use& use, Use::Left left);
@@ -127,7 +136,12 @@ class Engine {
   // Null in a world of one. Later ones use the earlier ones.
   std::unique_ptr<DirectPath> direct_path_;  // null as well where no bucket goes that way
   std::unique_ptr<Executor> executor_;
-  std::unique_ptr<Sequencing> sequencing_;
+
+  mutable absl::Mutex mu_;
+  Sequencer sequencer_ ABSL_GUARDED_BY(mu_);
+  // Some thread is carrying out what came before; whoever comes meanwhile leaves its part to it.
+  bool carrying_ ABSL_GUARDED_BY(mu_) = false;
+  Outbox batch_;  // of the thread that has set carrying_
   std::thread reader_, timekeeper_;
 };
 
