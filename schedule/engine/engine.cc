@@ -83,13 +83,13 @@ Engine::Engine(const Options& options, Transport transport, std::shared_ptr<Devi
       device_(std::move(device)),
       members_(MembersOf(transport_)),
       matching_(TraitsOf(transport_).matching),
-      slots_(options.lanes + 1 + options.predicted_lanes),
       sent_before_(transport_.empty() ? 0 : transport_.data->bytes_sent()),
       records_(members_, options),
       standstill_(options.timeout),
       failure_(members_, options, transport_, standstill_, records_),
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
-      tensors_(options_, members_, matching_, device_, slots_),
+      tensors_(options_, members_, matching_, device_,
+               options.lanes + 1 + options.predicted_lanes),  // 1: of small tensors
       chunk_lanes_(device_.get(), transport_.data.get(), options.timeout),
       direct_lanes_(device_.get(), transport_.data.get(), options.timeout),
       sequencer_(members_, options, matching_, HopShares(members_.size, options)) {}
@@ -102,24 +102,13 @@ absl::Status Engine::StartThreads() {
   const auto on_hop = [this](const StartChunk& start) {
     TellSequencer([&](Sequencer& s) { s.OnHopDone(start, Now()); });
   };
-  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, on_hop, on_end);
+  executor_ =
+      std::make_unique<Executor>(chunk_lanes_, direct_lanes_, options_, records_, on_hop, on_end);
   if (absl::Status status = executor_->Begin(); !status.ok()) return status;
-  if (absl::Status status = MakeDirectPath(on_end); !status.ok()) return status;
   if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes); !status.ok()) return status;
   reader_ = std::thread([this] { ReadFrames(); });
   timekeeper_ = std::thread([this] { KeepTime(); });
   MeasureLatency();
-  return absl::OkStatus();
-}
-
-// Over a plane that matches by order, small tensors go in order as well. Rows of a trace: behind
-// those of the slots.
-absl::Status Engine::MakeDirectPath(ChunkListener on_end) {
-  if (matching_ != Matching::kByTag) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<Lane>> lane = direct_lanes_.Make(options_.lanes);
-  if (!lane.ok()) return lane.status();
-  direct_path_ = std::make_unique<DirectPath>(*std::move(lane), device_ != nullptr, slots_,
-                                              options_, records_, std::move(on_end));
   return absl::OkStatus();
 }
 
@@ -133,7 +122,6 @@ Engine::~Engine() {
   timekeeper_.join();
   reader_.join();
   executor_.reset();
-  direct_path_.reset();
   records_.WriteTrace().IgnoreError();  // there is nobody left to tell
 }
 
@@ -173,7 +161,7 @@ absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const
     return use;
   }
   TellSequencer([&](Sequencer& s) { s.OnSubmit({use, &use->report}, Now(), use); });
-  if (bucket->route() == Route::kDirect) direct_path_->Start(use, submission.caller_waits);
+  if (bucket->route() == Route::kDirect) executor_->StartDirect(use, submission.caller_waits);
   return use;
 }
 
@@ -322,7 +310,6 @@ void Engine::KeepTime() {
 void Engine::EndAll() {
   failure_.CarryThrough();
   executor_->Close();
-  if (direct_path_ != nullptr) direct_path_->Close();
   for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Use::Left::kFailed);
 }
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/partition.h"
 #include "schedule/engine/checks.h"
-#include "schedule/engine/direct_path.h"
+#include "schedule/engine/executor.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -187,7 +187,7 @@ ChunkJob Use::JobOf(uint32_t chunk, const Options& options) const {
 }
 
 void Use::Renew() {
-  direct_path = nullptr;
+  helper = nullptr;
   const absl::MutexLock lock(&mu_);
   chunks_left_ = bucket->partition().chunks.size();
   chunks_running_ = 0;
@@ -222,7 +222,7 @@ void Use::Complete(absl::Status status) {
 }
 
 absl::Status Use::WaitOn(void* later) {
-  if (direct_path != nullptr && !done()) direct_path->Help(shared_from_this());
+  if (helper != nullptr && !done()) helper->Help(shared_from_this());
   std::shared_ptr<Fence> fence;
   {
     const absl::MutexLock lock(&mu_);

@@ -40,7 +40,7 @@ enum class Route : uint8_t {
   kOrdered,  // chunk by chunk, in the order of the sequencer
 };
 
-class DirectPath;
+class Executor;
 class NamedTensor;
 
 // Immutable once it is shared.
@@ -137,7 +137,7 @@ class Use final : public Work, public std::enable_shared_from_this<Use> {
   float divisor = 0.0f;  // of the mean, in place of the bucket's; 0: the bucket's
   Report report;
   Deadline submitted, deadline;
-  DirectPath* direct_path = nullptr;  // that finishes it for whoever waits; null: lanes do
+  Executor* helper = nullptr;  // finishes a small tensor for whoever waits; null: lanes do
 
   uint64_t id() const { return report.id(); }
 
