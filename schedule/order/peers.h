@@ -4,11 +4,13 @@
 #define THINWIRE_SCHEDULE_ORDER_PEERS_H_
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "schedule/order/frames.h"
+#include "schedule/order/outbox.h"
 #include "schedule/recycled.h"
 #include "transport/membership.h"
 
@@ -112,7 +114,20 @@ class RollCall {
 class ControlTree {
  public:
   // `from`: the least number of ranks that form groups.
-  ControlTree(const Membership& members, int from);
+  ControlTree(const Membership& members, int from)
+      : members_(members), group_(GroupSize(members.size, from)) {
+    if (!is_head()) return;
+    if (group_ == members.size) {
+      children_ = {kEveryone};
+      return;
+    }
+    for (const int rank : GroupOf(members.rank)) {
+      if (rank != members.rank) children_.push_back(rank);
+    }
+    for (int head = group_; members.rank == 0 && head < members.size; head += group_) {
+      children_.push_back(head);
+    }
+  }
 
   int head() const { return HeadOf(members_.rank); }
   bool is_head() const { return head() == members_.rank; }
@@ -120,12 +135,21 @@ class ControlTree {
   // The rank that passes on what rank 0 says: the head of the group; heads hear it from rank 0.
   int parent() const { return is_head() ? 0 : head(); }
   // The ranks of a head's group, itself included.
-  std::vector<int> GroupOf(int head) const;
+  std::vector<int> GroupOf(int head) const {
+    std::vector<int> ranks;
+    for (int r = head; r < std::min(head + group_, members_.size); ++r) ranks.push_back(r);
+    return ranks;
+  }
 
   // Whom this rank passes rank 0's words on to: ranks, or kEveryone in a small world.
   const std::vector<int>& children() const { return children_; }
 
  private:
+  static int GroupSize(int world, int from) {
+    if (world < from) return world;
+    return static_cast<int>(std::ceil(std::sqrt(static_cast<double>(world))));
+  }
+
   const Membership members_;
   const int group_;
   std::vector<int> children_;

@@ -201,8 +201,7 @@ TEST_P(ExecutorTest, ExchangesThatNeverEndAreADeadlineOnEveryRank) {
 
   // The second hop of one chunk of the tensor's first call.
   const BucketRequest request{.key = "t4", .numel = kSizes[4]};
-  NamedTensor tensor(0);
-  const Bucket bucket(request, tensor, {0, 3}, matching(), options);
+  const Bucket bucket(request, {0, 3}, matching(), options);
   const uint64_t tag = HashCombine(bucket.TagOf(bucket.report().id(), 1), 2);
   ExpectEnd(matching(), options, LateOptions::NeverFor({tag}), absl::StatusCode::kDeadlineExceeded,
             none);
