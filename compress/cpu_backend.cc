@@ -6,7 +6,6 @@
 #include "absl/container/inlined_vector.h"
 #include "compress/backend.h"
 #include "compress/codec_info.h"
-#include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
 
 namespace thinwire {

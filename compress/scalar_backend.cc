@@ -6,7 +6,6 @@
 #include "compress/backend.h"
 #include "compress/codec_info.h"
 #include "compress/codecs/reference.h"
-#include "compress/shard_layout.h"
 
 namespace thinwire {
 namespace {

@@ -4,9 +4,9 @@
 #include <bit>
 #include <vector>
 
+#include "compress/codec_info.h"
 #include "compress/codecs/topk.h"
 #include "compress/hadamard.h"
-#include "compress/shard_layout.h"
 #include "kernels/reduce_parts.h"
 
 namespace thinwire {

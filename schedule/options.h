@@ -105,7 +105,7 @@ struct Own {
 // Constants, the same on all ranks, which no user can set; tests do.
 struct Tuning {
   // Predicted chunks under way at most, beside those that wait for their rank. The window of bytes
-  // (schedule/order/predicted_queue.h) says how many there are; a far link takes as many as are on
+  // (PredictedQueue) says how many there are; a far link takes as many as are on
   // their way in its latency: 176 at 25 Gb/s and 15 ms.
   int predicted_lanes = 256;
   // Settle makes chunk_bytes larger in a large world, so that messages hold this on average; see
@@ -117,7 +117,7 @@ struct Tuning {
   size_t one_hop_bytes = size_t{512} << 10;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
   // From so many ranks on, reports and announcements go through heads of groups; see
-  // schedule/order/control_tree.h.
+  // schedule/order/peers.h.
   int control_tree_from = 65;
 };
 

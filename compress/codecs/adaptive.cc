@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "compress/backend.h"
 #include "compress/codec_info.h"
-#include "compress/shard_layout.h"
 #include "compress/types.h"
 
 namespace thinwire::codecs {

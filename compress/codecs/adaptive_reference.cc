@@ -6,7 +6,6 @@
 #include "compress/codec_info.h"
 #include "compress/codecs/adaptive.h"
 #include "compress/codecs/adaptive_levels.h"
-#include "compress/shard_layout.h"
 #include "compress/types.h"
 
 namespace thinwire::codecs {

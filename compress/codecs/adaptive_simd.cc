@@ -12,7 +12,6 @@
 #include <span>
 
 #include "compress/codecs/adaptive.h"
-#include "compress/shard_layout.h"
 #include "compress/types.h"
 
 // All are compiled per target, each behind an include guard of its own.

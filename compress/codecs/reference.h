@@ -11,7 +11,6 @@
 #include "compress/codec_info.h"
 #include "compress/codecs/onebit.h"
 #include "compress/element_math.h"
-#include "compress/shard_layout.h"
 #include "compress/types.h"
 
 namespace thinwire {

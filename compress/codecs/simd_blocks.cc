@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 
-#include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
 
 namespace thinwire::codecs {

@@ -11,7 +11,6 @@
 #include "compress/backend.h"
 #include "compress/codec_info.h"
 #include "compress/codecs/reference.h"
-#include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
 #include "compress/types.h"
 

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "compress/backend.h"
+#include "compress/codec_info.h"
 #include "compress/codecs/topk.h"
-#include "compress/shard_layout.h"
 #include "compress/simd_kernels.h"
 
 namespace thinwire::codecs {

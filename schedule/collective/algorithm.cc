@@ -1,6 +1,7 @@
 #include "schedule/collective/algorithm.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -98,6 +99,140 @@ std::span<const Bytes> ChunkRun::ToAll(Bytes block) {
 std::span<float> ChunkRun::TakeReduceScratch(size_t wires, size_t numel) {
   const size_t floats = bench_.backend.ReduceScratchFloats(wires, numel);
   return floats == 0 ? std::span<float>() : bench_.scratch.TakeOf<float>(floats);
+}
+
+std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range without) {
+  std::vector<Range> parts;
+  const auto add = [&](size_t begin, size_t end) {
+    if (begin < end) parts.push_back({begin - within.begin, end - within.begin});
+  };
+  for (const Range& range : ranges) {
+    const size_t begin = std::max(range.begin, within.begin);
+    const size_t end = std::min(range.end, within.end);
+    add(begin, std::min(end, std::max(begin, without.begin)));
+    add(std::max(begin, without.end), end);
+  }
+  return parts;
+}
+
+Operands::Operands(const ChunkJob& job, const Bench& bench)
+    : job_(job), bench_(bench), numel_(job.chunk->numel()) {
+  const size_t begin = job.chunk->elements.begin;
+  const bool own_momentum =
+      job.momentum.velocity != nullptr && !job.chunk->algorithm->owns_momentum;
+  if (job.residual != nullptr) residual_ = job.residual + begin;
+  if (own_momentum) {
+    momentum_ = job.momentum.From(begin);
+    with_momentum_ = bench.scratch.TakeOf<float>(numel_);
+    input_ = output_ = {with_momentum_.data(), numel_};
+    // The new m is the result itself.
+    if (is_whole() && job.output.dtype == DType::kF32 && !job.momentum.nesterov) {
+      output_ = job.output.Slice(job.chunk->pieces[0].begin, numel_);
+    }
+  } else if (!is_whole()) {
+    const MutableBytes copy = bench.scratch.Take(numel_ * SizeOf(job.input.dtype));
+    input_ = output_ = {copy.data(), numel_, job.input.dtype};
+    copies_ = true;
+  } else {
+    const size_t at = job.chunk->pieces[0].begin;
+    input_ = job.input.Slice(at, numel_);
+    output_ = job.output.Slice(at, numel_);
+  }
+  FindAbsent();
+}
+
+// The second hop's residual is the mean's, and a dense velocity is all ranks'; both go on.
+void Operands::FindAbsent() {
+  if (job_.absent.empty()) return;
+  const Chunk& chunk = *job_.chunk;
+  const Range second = chunk.algorithm->second_hop(chunk, bench_.members.rank);
+  const std::vector<Range> ranges = Overlap(job_.absent, chunk.elements, second);
+  const auto add = [&](float* kept) {
+    for (const Range& range : ranges) {
+      const size_t count = range.end - range.begin;
+      absent_.push_back({{kept + chunk.elements.begin + range.begin, count},
+                         bench_.scratch.TakeOf<float>(count)});
+    }
+  };
+  if (job_.residual != nullptr) add(job_.residual);
+  float* const velocity = job_.momentum.velocity;
+  if (velocity != nullptr && !adds_momentum()) add(velocity);
+}
+
+// Every backend has sums: -1 * kept + aside is 0, and 1 * kept + aside is what it was.
+void Operands::SetAbsentAside() {
+  const Backend& backend = bench_.backend;
+  is_aside_ = true;
+  for (const Absent& absent : absent_) {
+    backend.Copy(absent.aside.data(), absent.kept.data(), absent.kept.size_bytes());
+    backend.Accumulate({absent.aside.data(), absent.aside.size()}, -1.0f, absent.kept, absent.kept);
+  }
+}
+
+void Operands::RestoreAbsent() {
+  if (!std::exchange(is_aside_, false)) return;
+  for (const Absent& absent : absent_) {
+    bench_.backend.Accumulate({absent.aside.data(), absent.aside.size()}, 1.0f, absent.kept,
+                              absent.kept);
+  }
+}
+
+template <typename Visit>
+void Operands::ForEachPiece(const TensorView& bucket, Visit visit) {
+  size_t at = 0;
+  for (const Range& piece : job_.chunk->pieces) {
+    const size_t count = piece.end - piece.begin;
+    visit(bucket.Slice(piece.begin, count), at);
+    at += count;
+  }
+}
+
+void Operands::Load(Range needed) {
+  const Backend& backend = bench_.backend;
+  loaded_ = is_whole() ? needed : Range{0, numel_};
+  ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
+    if (copies_) backend.Copy(input_.Slice(at, 0).data, piece.data, piece.bytes());
+    if (!adds_momentum()) return;
+    if (is_whole()) {
+      at = loaded_.begin;
+      piece = piece.Slice(at, loaded_.end - at);
+    }
+    backend.Accumulate(piece, momentum_.beta, {momentum_.velocity + at, piece.numel},
+                       with_momentum_.subspan(at, piece.numel));
+  });
+  SetAbsentAside();
+}
+
+EncodeArgs Operands::Encoding(Range elements) const {
+  const size_t begin = elements.begin, numel = elements.end - begin;
+  EncodeArgs encoding{.gradient = input_.Slice(begin, numel)};
+  if (residual_ != nullptr) encoding.residual = residual_ + begin;
+  const bool is_loaded = loaded_.begin <= begin && elements.end <= loaded_.end;
+  if (adds_momentum() && !is_loaded) {  // on a device: one pass less over these elements
+    encoding.gradient = job_.input.Slice(job_.chunk->pieces[0].begin + begin, numel);
+    encoding.momentum = momentum_.From(begin);
+  }
+  return encoding;
+}
+
+// `m` is the new momentum of elements [offset, offset + m.numel); it may lie in `output` already.
+void Operands::EndMomentum(TensorView m, TensorView output, size_t offset) {
+  const std::span<float> reduced(static_cast<float*>(m.data), m.numel);
+  const Momentum momentum = momentum_.From(offset);
+  if (m.data == output.data) {
+    bench_.backend.CopyFinite(reduced, {momentum.velocity, m.numel});
+  } else {
+    bench_.backend.EndMomentum(momentum, reduced, output);
+  }
+}
+
+void Operands::Store() {
+  const Backend& backend = bench_.backend;
+  RestoreAbsent();
+  ForEachPiece(job_.output, [&](TensorView piece, size_t at) {
+    if (adds_momentum()) EndMomentum(output_.Slice(at, piece.numel), piece, at);
+    if (copies_) backend.Copy(piece.data, output_.Slice(at, 0).data, piece.bytes());
+  });
 }
 
 }  // namespace thinwire

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/collective/operands.h"
 
 namespace thinwire {
 namespace {

@@ -18,7 +18,6 @@
 
 #include "compress/codec_traits.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/collective/operands.h"
 
 namespace thinwire {
 namespace {

@@ -25,7 +25,6 @@
 
 #include "schedule/collective/algorithm.h"
 #include "schedule/collective/grid.h"
-#include "schedule/collective/operands.h"
 
 namespace thinwire {
 namespace {

@@ -1,5 +1,7 @@
 #include "schedule/engine/engine.h"
 
+#include <algorithm>
+#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -14,6 +16,15 @@ namespace {
 using Tell = FailureProtocol::Tell;
 
 const absl::Duration kBeat = absl::Milliseconds(20);  // of the thread that keeps the time
+
+// The wait for all ranks' latency is this at most, and a quarter of the timeout: a rank may be slow
+// to come, and who waits for one that is stopped must still submit in time to be no late one
+// itself. The wait is in turns, since a group that fails meanwhile answers no more.
+constexpr std::chrono::milliseconds kLatencyPatience(2000);
+const absl::Duration kTurn = absl::Milliseconds(20);
+
+// The sequencer's clock, in seconds.
+double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
 Membership MembersOf(const Transport& transport) {
   return transport.empty() ? Membership() : transport.members();
@@ -72,47 +83,37 @@ Engine::Engine(const Options& options, Transport transport, std::shared_ptr<Devi
       device_(std::move(device)),
       members_(MembersOf(transport_)),
       matching_(TraitsOf(transport_).matching),
-      slots_(options.lanes + 1 + options.predicted_lanes),
       sent_before_(transport_.empty() ? 0 : transport_.data->bytes_sent()),
       records_(members_, options),
       standstill_(options.timeout),
       failure_(members_, options, transport_, standstill_, records_),
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
-      tensors_(options_, members_, matching_, device_, slots_),
+      tensors_(options_, members_, matching_, device_,
+               options.lanes + 1 + options.predicted_lanes),  // 1: of small tensors
       chunk_lanes_(device_.get(), transport_.data.get(), options.timeout),
-      direct_lanes_(device_.get(), transport_.data.get(), options.timeout) {}
+      direct_lanes_(device_.get(), transport_.data.get(), options.timeout),
+      sequencer_(members_, options, matching_, HopShares(members_.size, options)) {}
 
 absl::Status Engine::StartThreads() {
   if (transport_.empty()) return absl::OkStatus();
   const auto on_end = [this](const StartChunk& start, absl::Status status) {
     OnChunkEnd(start, std::move(status));
   };
-  const auto on_hop = [this](const StartChunk& start) { sequencing_->OnHopDone(start); };
-  executor_ = std::make_unique<Executor>(chunk_lanes_, options_, records_, on_hop, on_end);
+  const auto on_hop = [this](const StartChunk& start) {
+    TellSequencer([&](Sequencer& s) { s.OnHopDone(start, Now()); });
+  };
+  executor_ =
+      std::make_unique<Executor>(chunk_lanes_, direct_lanes_, options_, records_, on_hop, on_end);
   if (absl::Status status = executor_->Begin(); !status.ok()) return status;
-  if (absl::Status status = MakeDirectPath(on_end); !status.ok()) return status;
   if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes); !status.ok()) return status;
-  sequencing_ = std::make_unique<Sequencing>(options_, transport_, *executor_, chunk_lanes_,
-                                             failure_, records_);
   reader_ = std::thread([this] { ReadFrames(); });
   timekeeper_ = std::thread([this] { KeepTime(); });
-  sequencing_->Begin();
-  return absl::OkStatus();
-}
-
-// Over a plane that matches by order, small tensors go in order as well. Rows of a trace: behind
-// those of the slots.
-absl::Status Engine::MakeDirectPath(ChunkListener on_end) {
-  if (matching_ != Matching::kByTag) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<Lane>> lane = direct_lanes_.Make(options_.lanes);
-  if (!lane.ok()) return lane.status();
-  direct_path_ = std::make_unique<DirectPath>(*std::move(lane), device_ != nullptr, slots_,
-                                              options_, records_, std::move(on_end));
+  MeasureLatency();
   return absl::OkStatus();
 }
 
 Engine::~Engine() {
-  if (sequencing_ == nullptr) return;  // no thread of the group was started
+  if (!reader_.joinable()) return;  // no thread of the group was started
   const bool orderly = tensors_.idle() && !failure_.failed();
   if (orderly) farewell_.Say();
   failure_.Fail(
@@ -121,7 +122,6 @@ Engine::~Engine() {
   timekeeper_.join();
   reader_.join();
   executor_.reset();
-  direct_path_.reset();
   records_.WriteTrace().IgnoreError();  // there is nobody left to tell
 }
 
@@ -160,8 +160,8 @@ absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const
     if (absl::Status failed = RunLocal(*use); !failed.ok()) return failed;
     return use;
   }
-  sequencing_->OnSubmit(use);
-  if (bucket->route() == Route::kDirect) direct_path_->Start(use, submission.caller_waits);
+  TellSequencer([&](Sequencer& s) { s.OnSubmit({use, &use->report}, Now(), use); });
+  if (bucket->route() == Route::kDirect) executor_->StartDirect(use, submission.caller_waits);
   return use;
 }
 
@@ -210,15 +210,76 @@ absl::Status Engine::RunLocal(Use& use) {
   return status;
 }
 
+// Tells the sequencer of one event at a time, and carries out its outbox in order, with no lock
+// held.
+template <typename Event>
+void Engine::TellSequencer(Event event) {
+  {
+    const absl::MutexLock lock(&mu_);
+    event(sequencer_);
+    if (carrying_ || sequencer_.outbox().empty()) return;
+    carrying_ = true;
+    std::swap(batch_, sequencer_.outbox());
+  }
+  for (bool more = true; more;) {
+    for (const Action& action : batch_.actions()) CarryOut(action);
+    batch_.Clear();
+    const absl::MutexLock lock(&mu_);
+    more = carrying_ = !sequencer_.outbox().empty();
+    if (more) std::swap(batch_, sequencer_.outbox());
+  }
+}
+
+void Engine::CarryOut(const Action& action) {
+  if (failure_.failed()) return;
+  switch (action.kind) {
+    case Action::Kind::kStart:
+      if (action.start.predicted) records_.AddPredicted();
+      executor_->Start(action.start);
+      break;
+    case Action::Kind::kSend: Send(action.to, action.message); break;
+    case Action::Kind::kPredicted:
+      if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes + action.at_once);
+          !status.ok()) {
+        failure_.Fail(std::move(status), Tell::kEveryone);
+      }
+      break;
+    case Action::Kind::kFail: failure_.Fail(action.reason, Tell::kEveryone, action.silent); break;
+  }
+}
+
+void Engine::Send(int to, const OrderMessage& message) {
+  records_.Event(FlightEvent::kFrameOut, message.report.name, 0, to,
+                 static_cast<uint64_t>(message.type));
+  ForEachFrame(message, [&](const ControlFrame& frame) {
+    for (int peer = 0; peer < members_.size; ++peer) {
+      if (peer == members_.rank || (to != kEveryone && to != peer)) continue;
+      // A failure here also ends the reader's Receive, which reports it.
+      transport_.control->Send(peer, frame).IgnoreError();
+    }
+  });
+}
+
+// Rank 0 measures its peers' latency, and waits for their answers, a while.
+void Engine::MeasureLatency() {
+  TellSequencer([](Sequencer& s) { s.Begin(Now()); });
+  const Deadline patience = Clock::now() + std::min(kLatencyPatience, options_.timeout / 4);
+  bool measured = false;
+  while (!measured && !failure_.failed() && Clock::now() < patience) {
+    const absl::MutexLock lock(&mu_);
+    measured = mu_.AwaitWithTimeout(absl::Condition(&sequencer_, &Sequencer::measured), kTurn);
+  }
+}
+
 void Engine::OnChunkEnd(const StartChunk& start, absl::Status status) {
   Use& use = UseOf(start);
   const bool ok = status.ok();
   if (!ok) failure_.FailFromExchange(status, use.label);
   const Use::Left left = use.EndChunk(ok);
   if (ok && use.bucket->route() == Route::kDirect) {
-    sequencing_->OnDirectDone(start.id);
+    TellSequencer([&](Sequencer& s) { s.OnDirectDone(start.id); });
   } else if (ok) {
-    sequencing_->OnChunkDone(start, left == Use::Left::kDone);
+    TellSequencer([&](Sequencer& s) { s.OnChunkDone(start, left == Use::Left::kDone, Now()); });
   }
   if (left != Use::Left::kSome) Retire(use, left);
 }
@@ -239,7 +300,7 @@ void Engine::Retire(Use& use, Use::Left left) {
 void Engine::KeepTime() {
   do {
     standstill_.Beat(Clock::now());
-    sequencing_->OnClock();
+    TellSequencer([](Sequencer& s) { s.OnClock(Now()); });
   } while (!failure_.AwaitFailure(kBeat));
   EndAll();
 }
@@ -249,7 +310,6 @@ void Engine::KeepTime() {
 void Engine::EndAll() {
   failure_.CarryThrough();
   executor_->Close();
-  if (direct_path_ != nullptr) direct_path_->Close();
   for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Use::Left::kFailed);
 }
 
@@ -277,7 +337,7 @@ void Engine::OnFrame(const ControlMessage& message) {
     case FrameType::kBye: return farewell_.OnBye(message.from, parsed->started);
     case FrameType::kByeHeard: return farewell_.OnByeHeard(message.from);
     case FrameType::kPong: farewell_.OnPong(message.from); [[fallthrough]];
-    default: return sequencing_->OnMessage(message.from, content);
+    default: return TellSequencer([&](Sequencer& s) { s.OnMessage(message.from, content, Now()); });
   }
 }
 
@@ -288,7 +348,7 @@ void Engine::Abort(absl::Status reason) {
 }
 
 void Engine::EndStep() {
-  if (sequencing_ != nullptr) sequencing_->EndStep();
+  if (!transport_.empty()) TellSequencer([](Sequencer& s) { s.EndStep(Now()); });
 }
 
 bool Engine::GoesRaw(const TensorView& input) const {
@@ -306,7 +366,10 @@ std::string Engine::Describe() const {
   std::string text = absl::StrCat("rank ", members_.rank, " of ", members_.size, ": ",
                                   status.ok() ? "in order" : std::string(status.message()), "\n",
                                   tensors_.Describe());
-  if (sequencing_ != nullptr) absl::StrAppend(&text, sequencing_->Describe());
+  if (!transport_.empty()) {
+    const absl::MutexLock lock(&mu_);
+    absl::StrAppend(&text, sequencer_.Describe());
+  }
   absl::StrAppend(&text, "last events:\n", records_.LastEvents());
   return text;
 }

@@ -1,11 +1,11 @@
 // Engine: collectives of one process group. There are no globals; a process may have any number.
 //
-// It wires its parts together. Each part has one duty, and at most one lock:
+// It wires its parts together. Each part has one duty, and at most one lock; the engine's own is
+// the sequencer's:
 //
 //   Tensors          registered buckets, their residuals, and their uses in flight
-//   Sequencing       hosts the sequencer: reports in, order out
-//   Executor         runs the chunks that the sequencer starts
-//   DirectPath       exchanges small tensors at once
+//   Sequencer        reports in, order out: pure logic, of which the engine is the host
+//   Executor         runs the chunks that the sequencer starts, and small tensors at once
 //   FailureProtocol  the first reason, and its way to everybody
 //   Farewell         the goodbyes
 //   Standstill       whether this process was stopped for a while
@@ -22,18 +22,20 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "compress/device.h"
 #include "compress/error_feedback.h"
 #include "schedule/collective/settle.h"
-#include "schedule/engine/direct_path.h"
 #include "schedule/engine/ending.h"
 #include "schedule/engine/executor.h"
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
-#include "schedule/engine/sequencing.h"
 #include "schedule/engine/tensors.h"
+#include "schedule/order/outbox.h"
+#include "schedule/order/sequencer.h"
 #include "schedule/request.h"
 #include "transport/planes.h"
 
@@ -41,11 +43,11 @@ namespace thinwire {
 
 class Engine {
  public:
-  // Takes over a connected transport (an empty one in a world of one). Starts options->lanes + 3
-  // threads (4 where exchanges complete by events), one more with a device, one or two less where
-  // they match by order, and none in a world of one; predicted chunks may add
-  // options->predicted_lanes. With a device all tensors must be its own; submitting never waits for
-  // it. Unimplemented for a codec that the device has no kernels for.
+  // Takes over a connected transport (an empty one in a world of one). Starts options->lanes + 2
+  // threads (3 where exchanges complete by events), and none in a world of one. Small tensors add
+  // one that go at once and whose callers do not wait, and on a device a second one; predicted
+  // chunks may add options->predicted_lanes. With a device all tensors must be its own; submitting
+  // never waits for it. Unimplemented for a codec that the device has no kernels for.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const Settled& options, Transport transport,
                                                         std::shared_ptr<Device> device = nullptr);
   ~Engine();  // fails what is unfinished with Cancelled, joins its threads
@@ -98,10 +100,14 @@ class Engine {
 
   // Makes the lanes and starts the threads; a world of one needs neither. Fails with the device.
   absl::Status StartThreads();
-  absl::Status MakeDirectPath(ChunkListener on_end);
   absl::Status Reserve(const Bucket& bucket);
   absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;
   absl::Status RunLocal(Use& use);
+  template <typename Event>
+  void TellSequencer(Event event);
+  void CarryOut(const Action& action);
+  void Send(int to, const OrderMessage& message);
+  void MeasureLatency();
   void OnChunkEnd(const StartChunk& start, absl::Status status);
   void Count(const Use& use);
   void Retire(Use& use, Use::Left left);
@@ -115,7 +121,6 @@ class Engine {
   const std::shared_ptr<Device> device_;  // null: the host
   const Membership members_;
   const Matching matching_;
-  const int slots_;             // lanes at most, the direct path's included; of every fence
   const uint64_t sent_before_;  // by the plane, while its links were measured
   Records records_;
   Standstill standstill_;
@@ -124,10 +129,13 @@ class Engine {
   Tensors tensors_;
   Lanes chunk_lanes_, direct_lanes_;  // of chunks in order, and of all others
 
-  // Null in a world of one. Later ones use the earlier ones.
-  std::unique_ptr<DirectPath> direct_path_;  // null as well where no bucket goes that way
-  std::unique_ptr<Executor> executor_;
-  std::unique_ptr<Sequencing> sequencing_;
+  std::unique_ptr<Executor> executor_;  // null in a world of one
+
+  mutable absl::Mutex mu_;
+  Sequencer sequencer_ ABSL_GUARDED_BY(mu_);
+  // Some thread is carrying out what came before; whoever comes meanwhile leaves its part to it.
+  bool carrying_ ABSL_GUARDED_BY(mu_) = false;
+  Outbox batch_;  // of the thread that has set carrying_
   std::thread reader_, timekeeper_;
 };
 

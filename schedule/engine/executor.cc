@@ -113,9 +113,10 @@ void IssueOrder::Remove(const void* chunk) {
   std::erase(hops_, chunk);
 }
 
-Executor::Executor(Lanes& lanes, const Options& options, Records& records, HopListener on_hop,
-                   ChunkListener on_end)
+Executor::Executor(Lanes& lanes, Lanes& direct_lanes, const Options& options, Records& records,
+                   HopListener on_hop, ChunkListener on_end)
     : lanes_(lanes),
+      direct_lanes_(direct_lanes),
       traits_(lanes.traits()),
       options_(options),
       records_(records),
@@ -124,17 +125,25 @@ Executor::Executor(Lanes& lanes, const Options& options, Records& records, HopLi
 
 Executor::~Executor() {
   Close();
-  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<std::thread> threads;
   {
     const absl::MutexLock lock(&mu_);
-    workers = std::move(workers_);
+    for (const auto& worker : workers_) threads.push_back(std::move(worker->thread));
+    for (DirectQueue* queue : {&to_post_, &to_finish_}) {
+      if (queue->thread.joinable()) threads.push_back(std::move(queue->thread));
+    }
   }
-  for (const std::unique_ptr<Worker>& worker : workers) worker->thread.join();
+  for (std::thread& thread : threads) thread.join();
 }
 
 absl::Status Executor::Begin() {
   for (int lane = 0; lane < options_.lanes; ++lane) {
     if (absl::Status status = AddLane(); !status.ok()) return status;
+  }
+  if (traits_.matching == Matching::kByTag) {  // else small tensors go in order as well
+    absl::StatusOr<std::unique_ptr<Lane>> lane = direct_lanes_.Make(options_.lanes);
+    if (!lane.ok()) return lane.status();
+    direct_lane_ = *std::move(lane);
   }
   const absl::MutexLock lock(&mu_);
   const int workers = traits_.completion == Completion::kEvents ? 1 : options_.lanes;
@@ -142,7 +151,7 @@ absl::Status Executor::Begin() {
   return absl::OkStatus();
 }
 
-// Slots in fences: those of announced chunks come first, then the direct path's, then those of
+// Slots in fences: those of announced chunks come first, then that of small tensors, then those of
 // predicted chunks.
 absl::Status Executor::AddLane() {
   int number;
@@ -156,6 +165,7 @@ absl::Status Executor::AddLane() {
   const absl::MutexLock lock(&mu_);
   Task& task = *tasks_.emplace_back(std::make_unique<Task>());
   task.lane = *std::move(lane);
+  task.row = slot;
   free_.push_back(&task);
   return absl::OkStatus();
 }
@@ -234,10 +244,20 @@ void Executor::LetGoIfOver() {
 }
 
 void Executor::Close() {
-  const absl::MutexLock lock(&mu_);
-  closed_ = true;
-  HandOut();
-  LetGoIfOver();
+  std::vector<Task*> posted;
+  {
+    const absl::MutexLock lock(&mu_);
+    closed_ = true;
+    HandOut();
+    LetGoIfOver();
+    for (auto& [id, task] : direct_) {
+      if (task != nullptr) posted.push_back(std::exchange(task, nullptr));
+    }
+    posted_.SignalAll();
+    to_post_.pushed.SignalAll();
+    to_finish_.pushed.SignalAll();
+  }
+  for (Task* const task : posted) FinishPosted(*task);
 }
 
 void Executor::Run(Worker& worker) {
@@ -261,13 +281,17 @@ void Executor::GoOn(Task& task) {
   } else {
     // Else the group has failed.
     if (!task.status.ok() || !UseOf(task.start).BeginChunk()) return Release(task);
-    task.chunk.emplace(task.start, *task.lane, task.lane->slot(), options_, records_, &on_hop_);
+    task.chunk.emplace(task.start, *task.lane, task.row, options_, records_, &on_hop_);
   }
   if (traits_.completion == Completion::kBlocking) {
     task.status = task.chunk->WaitFrom(task.chunk->Advance());
   } else if (task.status.ok() && Issue(task)) {
     return;
   }
+  Finish(task);
+}
+
+void Executor::Finish(Task& task) {
   absl::Status status = task.chunk->Finish(std::move(task.status));
   const StartChunk start = task.chunk->start();
   task.chunk.reset();
@@ -297,9 +321,119 @@ bool Executor::Issue(Task& task) {
 void Executor::Release(Task& task) {
   task.start.host.reset();
   const absl::MutexLock lock(&mu_);
+  if (task.lane == nullptr) return free_direct_.push_back(&task);
   if (task.hops_left > 0) order_.Remove(&task);  // it failed
   free_.push_back(&task);
   LetGoIfOver();
+}
+
+void Executor::StartDirect(const UsePtr& use, bool caller_waits) {
+  use->helper = this;
+  if (!direct_lanes_.on_device()) {
+    Post(use);
+    if (caller_waits) return;
+  }
+  const absl::MutexLock lock(&mu_);
+  if (closed_) return;
+  if (direct_lanes_.on_device()) {
+    direct_.Insert(use->id()) = nullptr;
+    Push(to_post_, use);
+  } else {
+    Push(to_finish_, use);
+  }
+}
+
+void Executor::Post(const UsePtr& use) {
+  if (!use->BeginChunk()) return;  // the group has failed
+  Task& task = NewDirectTask();
+  task.chunk.emplace(StartChunk{.id = use->id(), .host = use}, *direct_lane_, task.row, options_,
+                     records_, nullptr);
+  absl::StatusOr<std::unique_ptr<Exchange>> exchange = task.chunk->Advance();
+  task.status = exchange.status();
+  if (exchange.ok()) task.exchange = *std::move(exchange);
+  {
+    const absl::MutexLock lock(&mu_);
+    if (!closed_) {
+      direct_.Insert(use->id()) = &task;
+      return posted_.SignalAll();
+    }
+  }
+  FinishPosted(task);  // Close could not see it
+}
+
+// A tensor is posted soon, since that waits for no peer.
+void Executor::Help(const UsePtr& use) {
+  const uint64_t id = use->id();
+  Task* task = nullptr;
+  {
+    const absl::MutexLock lock(&mu_);
+    for (;;) {
+      Task* const* const found = direct_.Find(id);
+      if (closed_ || found == nullptr || *found != nullptr) break;
+      posted_.Wait(&mu_);
+    }
+    task = TakePosted(id);
+  }
+  if (task != nullptr) FinishPosted(*task);
+}
+
+void Executor::FinishPosted(Task& task) {
+  if (task.status.ok()) task.status = task.chunk->WaitFrom(std::move(task.exchange));
+  Finish(task);
+}
+
+Executor::Task& Executor::NewDirectTask() {
+  const absl::MutexLock lock(&mu_);
+  if (free_direct_.empty()) {
+    Task& task = *direct_tasks_.emplace_back(std::make_unique<Task>());
+    // Behind the rows of all lanes.
+    task.row = options_.lanes + options_.predicted_lanes + static_cast<int>(direct_tasks_.size());
+    return task;
+  }
+  Task& task = *free_direct_.back();
+  free_direct_.pop_back();
+  return task;
+}
+
+// For the thread that finishes it; null for all others, and before its exchange has begun.
+Executor::Task* Executor::TakePosted(uint64_t id) {
+  Task** const found = direct_.Find(id);
+  if (found == nullptr || *found == nullptr) return nullptr;
+  Task* const task = *found;
+  direct_.Erase(id);
+  return task;
+}
+
+void Executor::PostQueued(const UsePtr& use) {
+  Post(use);
+  const absl::MutexLock lock(&mu_);
+  Push(to_finish_, use);
+}
+
+void Executor::FinishQueued(const UsePtr& use) {
+  Task* task = nullptr;
+  {
+    const absl::MutexLock lock(&mu_);
+    task = TakePosted(use->id());
+  }
+  if (task != nullptr) FinishPosted(*task);
+}
+
+void Executor::Push(DirectQueue& queue, const UsePtr& use) {
+  if (closed_) return;
+  queue.uses.Push(use);
+  queue.pushed.Signal();
+  if (queue.thread.joinable()) return;
+  queue.thread = std::thread([this, &queue] {
+    while (const UsePtr next = PopFrom(queue)) (this->*queue.work)(next);
+  });
+}
+
+// Null once the executor is closed.
+UsePtr Executor::PopFrom(DirectQueue& queue) {
+  const absl::MutexLock lock(&mu_);
+  while (!closed_ && queue.uses.empty()) queue.pushed.Wait(&mu_);
+  return closed_ ? nullptr : queue.uses.Pop();
 }
 
 }  // namespace thinwire

@@ -1,6 +1,6 @@
-// Executor: runs chunks in the order in which the sequencer starts them. Everything that follows a
-// chunk (windows, priorities, errors) follows from its completion, of which a ChunkListener is
-// told, not from the return of Start.
+// Executor: runs chunks in the order in which the sequencer starts them, and small tensors at once.
+// Everything that follows a chunk (windows, priorities, errors) follows from its completion, of
+// which a ChunkListener is told, not from the return of Start.
 #ifndef THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 #define THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 
@@ -101,12 +101,19 @@ class IssueOrder {
 // Each chunk has a lane from its start to its end, and a worker goes on with it where it can. Where
 // the data plane's exchanges end by events, one worker issues the hops of all chunks, and an event
 // brings a chunk back to it. Where they do not, such as Gloo's, there is a worker for each chunk,
-// which blocks in its exchanges. Thread-safe.
+// which blocks in its exchanges.
+//
+// A small tensor is one chunk, and its exchange begins at once, outside the order of chunks, so
+// that ranks which come in other orders can't block one another. A blocking call does that on the
+// caller's own thread. Others are finished by a thread, and on a device they are started by one as
+// well, so that callers never wait for it. The thread waits for one exchange after another, and for
+// a peer that may be waiting for a tensor behind it. So whoever waits for a tensor finishes it:
+// what all ranks have started ends, in whatever order they wait. Thread-safe.
 class Executor {
  public:
-  // References outlive it.
-  Executor(Lanes& lanes, const Options& options, Records& records, HopListener on_hop,
-           ChunkListener on_end);
+  // References outlive it. `direct_lanes`: of small tensors.
+  Executor(Lanes& lanes, Lanes& direct_lanes, const Options& options, Records& records,
+           HopListener on_hop, ChunkListener on_end);
   ~Executor();  // joins its threads
 
   // Makes the lanes of announced chunks, and the workers. Once, and before Start. Fails with the
@@ -116,13 +123,20 @@ class Executor {
   // Queues the chunk and returns. Its host is its Use.
   void Start(const StartChunk& start);
 
-  // Starts nothing more. Chunks on their way end when the data plane is aborted.
+  // Starts a small tensor, over a plane that matches by tag.
+  void StartDirect(const UsePtr& use, bool caller_waits);
+  // Finishes it on the thread of whoever waits for it, unless another thread does.
+  void Help(const UsePtr& use);
+
+  // Starts nothing more. To be called when the data plane has been aborted, by which chunks on
+  // their way end; small tensors end here, or on the thread that is at work on them.
   void Close();
 
  private:
   // A lane, and the chunk that is on it. One thread at a time has it.
   struct Task {
-    std::unique_ptr<Lane> lane;
+    std::unique_ptr<Lane> lane;  // null: small tensors share one
+    int row = 0;                 // of a trace
     StartChunk start;
     int hops_left = 0;               // to be issued
     std::optional<ChunkTask> chunk;  // none: it has not begun
@@ -151,9 +165,26 @@ class Executor {
   Task* Next(Worker& worker);
   void GoOn(Task& task);
   bool Issue(Task& task);
+  void Finish(Task& task);
   void Release(Task& task);
 
-  Lanes& lanes_;
+  // Small tensors that wait for a thread, which the first of them starts.
+  struct DirectQueue {
+    void (Executor::*const work)(const UsePtr& use);
+    RingQueue<UsePtr> uses = {};
+    absl::CondVar pushed = {};
+    std::thread thread = {};
+  };
+  void Push(DirectQueue& queue, const UsePtr& use) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  UsePtr PopFrom(DirectQueue& queue);
+  void Post(const UsePtr& use);
+  void PostQueued(const UsePtr& use);
+  void FinishQueued(const UsePtr& use);
+  Task& NewDirectTask();
+  Task* TakePosted(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishPosted(Task& task);
+
+  Lanes &lanes_, &direct_lanes_;
   const DataTraits traits_;
   const Options& options_;
   Records& records_;
@@ -170,6 +201,15 @@ class Executor {
   // The one that has waited longest comes first: a chunk that always went to the same thread would
   // stay on one core, beside the data plane's own thread.
   RingQueue<Worker*> idle_ ABSL_GUARDED_BY(mu_);
+
+  std::unique_ptr<Lane> direct_lane_;  // null where no small tensor goes at once
+  // By id, until a thread finishes the tensor; null while it is queued for its exchange to begin.
+  RecycledMap<Task*> direct_ ABSL_GUARDED_BY(mu_);
+  absl::CondVar posted_;
+  std::vector<std::unique_ptr<Task>> direct_tasks_ ABSL_GUARDED_BY(mu_);
+  std::vector<Task*> free_direct_ ABSL_GUARDED_BY(mu_);
+  DirectQueue to_post_ ABSL_GUARDED_BY(mu_) = {&Executor::PostQueued};
+  DirectQueue to_finish_ ABSL_GUARDED_BY(mu_) = {&Executor::FinishQueued};
 };
 
 }  // namespace thinwire

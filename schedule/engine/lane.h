@@ -87,6 +87,7 @@ class Lanes {
   absl::StatusOr<std::unique_ptr<Lane>> Make(int slot);
 
   DataTraits traits() const { return plane_->traits(); }
+  bool on_device() const { return device_ != nullptr; }
 
   // On a device: allocates the memory for a user who takes a workspace of this size, one at a time,
   // and exchanges blocks over pinned memory where the plane is of the host. As long as nobody takes

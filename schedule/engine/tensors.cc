@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/partition.h"
 #include "schedule/engine/checks.h"
-#include "schedule/engine/direct_path.h"
+#include "schedule/engine/executor.h"
 #include "schedule/hash.h"
 
 namespace thinwire {
@@ -75,10 +75,9 @@ bool Carries(const Partition& partition) {
 
 }  // namespace
 
-Bucket::Bucket(const BucketRequest& request, NamedTensor& tensor, const Membership& members,
-               Matching matching, const Options& options)
-    : tensor_(tensor),
-      key_(request.key),
+Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching matching,
+               const Options& options)
+    : key_(request.key),
       collective_(request.collective),
       segments_(SegmentsOf(request)),
       whole_(request.segments.empty()),
@@ -187,7 +186,7 @@ ChunkJob Use::JobOf(uint32_t chunk, const Options& options) const {
 }
 
 void Use::Renew() {
-  direct_path = nullptr;
+  helper = nullptr;
   const absl::MutexLock lock(&mu_);
   chunks_left_ = bucket->partition().chunks.size();
   chunks_running_ = 0;
@@ -222,7 +221,7 @@ void Use::Complete(absl::Status status) {
 }
 
 absl::Status Use::WaitOn(void* later) {
-  if (direct_path != nullptr && !done()) direct_path->Help(shared_from_this());
+  if (helper != nullptr && !done()) helper->Help(shared_from_this());
   std::shared_ptr<Fence> fence;
   {
     const absl::MutexLock lock(&mu_);
@@ -252,69 +251,6 @@ std::string Use::Describe(Deadline now) const {
                       report.chunks, " chunks left, ", chunks_running_, " running\n");
 }
 
-std::shared_ptr<const Bucket> NamedTensor::Find(const BucketRequest& request) const {
-  const absl::MutexLock lock(&mu_);
-  return bucket_ != nullptr && bucket_->Matches(request) ? bucket_ : nullptr;
-}
-
-void NamedTensor::SetBucket(const std::shared_ptr<const Bucket>& bucket) {
-  const absl::MutexLock lock(&mu_);
-  bucket_ = bucket;
-}
-
-UsePtr NamedTensor::Claim(const std::shared_ptr<const Bucket>& bucket) {
-  UsePtr use;
-  {
-    const absl::MutexLock lock(&mu_);
-    if (!bucket->named()) {
-      use = std::make_shared<Use>();
-    } else if (std::exchange(claimed_, true)) {
-      return nullptr;
-    } else if (last_ != nullptr && last_.use_count() == 1) {
-      use = last_;
-    } else {  // the caller holds the last one still
-      use = std::make_shared<Use>();
-      if (last_ != nullptr) {
-        use->bucket = last_->bucket;
-        use->bound = last_->bound;
-      }
-      last_ = use;
-    }
-  }
-  if (use->bucket != bucket) use->bound = {};
-  use->bucket = bucket;
-  use->label = bucket->key();
-  use->Renew();
-  return use;
-}
-
-void NamedTensor::Release() {
-  const absl::MutexLock lock(&mu_);
-  claimed_ = false;
-}
-
-void NamedTensor::Number(Use& use) {
-  use.report = use.bucket->report();
-  if (use.divisor != 0.0f) {
-    use.report.op = kDividedByCaller;
-    use.report.partition_hash =
-        HashCombine(use.report.partition_hash, std::bit_cast<uint32_t>(use.divisor));
-  }
-  {
-    const absl::MutexLock lock(&mu_);
-    use.report.call = calls_++;
-    use.step = step_++;
-  }
-  if (use.bucket->named()) return;
-  use.label = absl::StrCat("unnamed call ", use.report.call);
-  SetName(use.label, use.bucket->shape(), &use.report);
-}
-
-void NamedTensor::SetStep(uint64_t step) {
-  const absl::MutexLock lock(&mu_);
-  step_ = step;
-}
-
 void Turn::Enter() {
   const absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(&free_));
@@ -336,21 +272,22 @@ Tensors::Tensors(const Options& options, const Membership& members, Matching mat
       feedback_(device_, fence_slots, options.recoverable && members.size > 1) {}
 
 Tensors::Registered Tensors::Register(const BucketRequest& request) {
-  NamedTensor* tensor = nullptr;
+  const uint64_t key = HashBytes(request.key);
   {
     const absl::MutexLock lock(&mu_);
-    tensor = &names_.try_emplace(HashBytes(request.key), first_step_).first->second;
+    const Name& name = names_.try_emplace(key, Name{.step = first_step_}).first->second;
+    if (name.bucket != nullptr && name.bucket->Matches(request)) return {name.bucket, false};
   }
-  if (auto known = tensor->Find(request); known != nullptr) return {std::move(known), false};
-  const auto bucket = std::make_shared<Bucket>(request, *tensor, members_, matching_, options_);
+  const auto bucket = std::make_shared<Bucket>(request, members_, matching_, options_);
   if (device_ != nullptr) bucket->Rehearse(options_, members_, *device_);
-  tensor->SetBucket(bucket);
+  const absl::MutexLock lock(&mu_);
+  NameOf(*bucket).bucket = bucket;
   return {bucket, true};
 }
 
 absl::StatusOr<UsePtr> Tensors::Begin(const std::shared_ptr<const Bucket>& bucket,
                                       const Submission& submission) {
-  const UsePtr use = bucket->tensor().Claim(bucket);
+  const UsePtr use = Claim(bucket);
   if (use == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", members_.rank, ", tensor '", bucket->key(),
@@ -364,8 +301,37 @@ absl::StatusOr<UsePtr> Tensors::Begin(const std::shared_ptr<const Bucket>& bucke
   if (status.ok()) status = Commit(use);
   if (status.ok()) return use;
   use->memory = {};
-  if (bucket->named()) bucket->tensor().Release();
+  const absl::MutexLock lock(&mu_);
+  NameOf(*bucket).claimed = false;
   return status;
+}
+
+// A use of the bucket, which nobody else sees; null if the name is in flight already.
+UsePtr Tensors::Claim(const std::shared_ptr<const Bucket>& bucket) {
+  UsePtr use;
+  {
+    const absl::MutexLock lock(&mu_);
+    Name& name = NameOf(*bucket);
+    if (!bucket->named()) {
+      use = std::make_shared<Use>();
+    } else if (std::exchange(name.claimed, true)) {
+      return nullptr;
+    } else if (name.last != nullptr && name.last.use_count() == 1) {
+      use = name.last;
+    } else {  // the caller holds the last one still
+      use = std::make_shared<Use>();
+      if (name.last != nullptr) {
+        use->bucket = name.last->bucket;
+        use->bound = name.last->bound;
+      }
+      name.last = use;
+    }
+  }
+  if (use->bucket != bucket) use->bound = {};
+  use->bucket = bucket;
+  use->label = bucket->key();
+  use->Renew();
+  return use;
 }
 
 absl::Status Tensors::Prepare(const Submission& submission, Use& use) {
@@ -434,9 +400,25 @@ absl::Status Tensors::Commit(const UsePtr& use) {
   const absl::MutexLock lock(&mu_);
   if (!closed_.ok()) return closed_;
   if (use->memory.undo != nullptr) use->memory.undo->Begin();
-  use->bucket->tensor().Number(*use);
+  Number(*use);
   in_flight_.Insert(use->id()) = use;
   return absl::OkStatus();
+}
+
+// Every use that other ranks hear of has a number.
+void Tensors::Number(Use& use) {
+  Name& name = NameOf(*use.bucket);
+  use.report = use.bucket->report();
+  use.report.call = name.calls++;
+  use.step = name.step++;
+  if (use.divisor != 0.0f) {
+    use.report.op = kDividedByCaller;
+    use.report.partition_hash =
+        HashCombine(use.report.partition_hash, std::bit_cast<uint32_t>(use.divisor));
+  }
+  if (use.bucket->named()) return;
+  use.label = absl::StrCat("unnamed call ", use.report.call);
+  SetName(use.label, use.bucket->shape(), &use.report);
 }
 
 void Tensors::Remove(Use& use) {
@@ -444,7 +426,7 @@ void Tensors::Remove(Use& use) {
   const absl::MutexLock lock(&mu_);
   if (UsePtr* const found = in_flight_.Find(use.id()); found != nullptr) found->reset();
   in_flight_.Erase(use.id());
-  if (use.bucket->named()) use.bucket->tensor().Release();
+  NameOf(*use.bucket).claimed = false;
 }
 
 std::vector<UsePtr> Tensors::Close(const absl::Status& reason) {
@@ -465,7 +447,7 @@ bool Tensors::idle() const {
 void Tensors::SetStep(uint64_t step) {
   const absl::MutexLock lock(&mu_);
   first_step_ = step;
-  for (auto& [key, tensor] : names_) tensor.SetStep(step);
+  for (auto& [key, name] : names_) name.step = step;
 }
 
 std::string Tensors::Describe() const {

@@ -2,7 +2,6 @@
 //
 //   Bucket        a tensor that is reduced again and again, described once
 //   Use           one use of a bucket: the Work that its caller waits for
-//   NamedTensor   a name, and what is kept of it between its uses
 //   Tensors       all names that the engine has heard of, and the uses in flight
 #ifndef THINWIRE_SCHEDULE_ENGINE_TENSORS_H_
 #define THINWIRE_SCHEDULE_ENGINE_TENSORS_H_
@@ -40,8 +39,7 @@ enum class Route : uint8_t {
   kOrdered,  // chunk by chunk, in the order of the sequencer
 };
 
-class DirectPath;
-class NamedTensor;
+class Executor;
 
 // Immutable once it is shared.
 class Bucket {
@@ -53,10 +51,9 @@ class Bucket {
     float* carried = nullptr;  // one for each chunk
   };
 
-  // The request has been checked. `tensor` has its name, and outlives it. With Matching::kByOrder
-  // small tensors go in order as well.
-  Bucket(const BucketRequest& request, NamedTensor& tensor, const Membership& members,
-         Matching matching, const Options& options);
+  // The request has been checked. With Matching::kByOrder small tensors go in order as well.
+  Bucket(const BucketRequest& request, const Membership& members, Matching matching,
+         const Options& options);
 
   // Finds how much memory its chunks take on a device. To be called before it is shared.
   void Rehearse(const Options& options, const Membership& members, const Device& device);
@@ -71,7 +68,6 @@ class Bucket {
   bool named() const { return !key_.empty(); }
   bool needs_memory() const { return named() && needs_memory_; }
 
-  NamedTensor& tensor() const { return tensor_; }
   const std::string& key() const { return key_; }
   const Partition& partition() const { return partition_; }
   const BucketLayout& layout() const { return layout_; }
@@ -90,7 +86,6 @@ class Bucket {
   void RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ranges) const;
 
  private:
-  NamedTensor& tensor_;
   const std::string key_;
   const Collective collective_;
   const std::vector<Segment> segments_;  // as requested; one of the whole key if none were
@@ -137,7 +132,7 @@ class Use final : public Work, public std::enable_shared_from_this<Use> {
   float divisor = 0.0f;  // of the mean, in place of the bucket's; 0: the bucket's
   Report report;
   Deadline submitted, deadline;
-  DirectPath* direct_path = nullptr;  // that finishes it for whoever waits; null: lanes do
+  Executor* helper = nullptr;  // finishes a small tensor for whoever waits; null: lanes do
 
   uint64_t id() const { return report.id(); }
 
@@ -178,36 +173,6 @@ class Use final : public Work, public std::enable_shared_from_this<Use> {
 
 // The use that a sequencer was given, and that comes back with each of its chunks.
 inline Use& UseOf(const StartChunk& start) { return *static_cast<Use*>(start.host.get()); }
-
-// A name, and what is kept of it between its uses. Buckets may be described anew under it. The
-// empty name is that of all tensors without one, which may be in flight at the same time.
-// Thread-safe.
-class NamedTensor {
- public:
-  explicit NamedTensor(uint64_t step) : step_(step) {}
-
-  // The newest description, if it is this one; null otherwise.
-  std::shared_ptr<const Bucket> Find(const BucketRequest& request) const;
-  void SetBucket(const std::shared_ptr<const Bucket>& bucket);
-
-  // A use of the bucket, which nobody else sees; null if the name is in flight already. Release
-  // ends the claim.
-  UsePtr Claim(const std::shared_ptr<const Bucket>& bucket);
-  void Release();
-
-  // Gives the use its number and its step. Every use that other ranks hear of has one.
-  void Number(Use& use);
-  // The step of the next use.
-  void SetStep(uint64_t step);
-
- private:
-  mutable absl::Mutex mu_;
-  std::shared_ptr<const Bucket> bucket_ ABSL_GUARDED_BY(mu_);
-  bool claimed_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t calls_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t step_ ABSL_GUARDED_BY(mu_);
-  UsePtr last_ ABSL_GUARDED_BY(mu_);  // used again when nobody else holds it
-};
 
 // A turn is like a lock, but for callers who may wait for a device meanwhile.
 class ABSL_LOCKABLE Turn {
@@ -255,11 +220,26 @@ class Tensors {
   std::string Describe() const;
 
  private:
+  // A name, and what is kept of it between its uses. Buckets may be described anew under it. The
+  // empty name is that of all tensors without one, which may be in flight at the same time.
+  struct Name {
+    std::shared_ptr<const Bucket> bucket = {};  // the newest description
+    bool claimed = false;                       // in flight
+    uint64_t calls = 0;
+    uint64_t step = 0;  // of the next use
+    UsePtr last = {};   // used again when nobody else holds it
+  };
+
+  Name& NameOf(const Bucket& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return names_.find(bucket.report().key)->second;
+  }
+  UsePtr Claim(const std::shared_ptr<const Bucket>& bucket);
   absl::Status Prepare(const Submission& submission, Use& use);
   absl::Status Bind(Use& use);
   absl::StatusOr<BucketMemory> BindInTurn(const Bucket& bucket, BoundMemory& bound)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
   absl::Status Commit(const UsePtr& use);
+  void Number(Use& use) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
   const Membership members_;
@@ -269,9 +249,9 @@ class Tensors {
   Turn turn_;
   ErrorFeedback feedback_ ABSL_GUARDED_BY(turn_);
   mutable absl::Mutex mu_;
-  uint64_t first_step_ ABSL_GUARDED_BY(mu_) = 0;                          // of new names
-  std::unordered_map<uint64_t, NamedTensor> names_ ABSL_GUARDED_BY(mu_);  // by hash; none goes
-  RecycledMap<UsePtr> in_flight_ ABSL_GUARDED_BY(mu_);                    // by id
+  uint64_t first_step_ ABSL_GUARDED_BY(mu_) = 0;                   // of new names
+  std::unordered_map<uint64_t, Name> names_ ABSL_GUARDED_BY(mu_);  // by hash; none goes
+  RecycledMap<UsePtr> in_flight_ ABSL_GUARDED_BY(mu_);             // by id
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,11 +1,29 @@
 #include "schedule/order/prediction.h"
 
 #include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <numeric>
+#include <queue>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
+#include "schedule/order/start_queue.h"
+
 namespace thinwire {
 namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+// Windows that are tried hold one chunk, and what the link carries in so many times of a hop;
+// backlogs that are tried are in chunks. Both are those of sched_bench's best p90 up to 15 ms.
+constexpr double kHopTimes[] = {0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0};
+constexpr double kBacklogs[] = {0.5, 2.0};
+// A larger window must end the step earlier by this part: it costs memory, and the model is a
+// guess.
+constexpr double kWorthIt = 1e-3;
+constexpr double kRounding = 1.0 + 1e-9;  // of sums of times
 
 // In a step: what once was the least time may not come again. Chunks that queue at the link hide
 // it, so a larger factor would take their waiting for a latency, and make the queue longer.
@@ -15,7 +33,218 @@ constexpr double kGrows = 1.2;  // in a step: a rate that had been held back
 constexpr double kGrowingTimes = 4.0;
 constexpr size_t kMaxDelivered = size_t{1} << 16;
 
+// Less goes first.
+std::tuple<double, double, uint32_t> RankOf(const ExpectedTensor& tensor, uint32_t index,
+                                            Policy policy) {
+  switch (policy) {
+    case Policy::kFifo: return {index, 0.0, index};
+    case Policy::kWfbp: return {tensor.ready_s, 0.0, index};
+    case Policy::kP3: return {tensor.priority, tensor.ready_s, index};
+  }
+  return {0.0, 0.0, index};
+}
+
+template <typename Less>
+std::vector<uint32_t> SortedBy(size_t count, Less less) {
+  std::vector<uint32_t> indices(count);
+  std::iota(indices.begin(), indices.end(), 0u);
+  std::stable_sort(indices.begin(), indices.end(), less);
+  return indices;
+}
+
+std::vector<uint32_t> ByReady(std::span<const ExpectedTensor> tensors) {
+  return SortedBy(tensors.size(),
+                  [&](uint32_t a, uint32_t b) { return tensors[a].ready_s < tensors[b].ready_s; });
+}
+
+// Returns the seconds of computing that follow a tensor's last chunk, by tensor.
+std::vector<double> Tails(std::span<const ExpectedTensor> tensors, Policy policy) {
+  std::vector<double> tails(tensors.size());
+  if (policy != Policy::kP3) return tails;
+  const std::vector<uint32_t> by_ready = ByReady(tensors);
+  for (size_t i = 1; i < by_ready.size(); ++i) {
+    tails[by_ready[i]] = (tensors[by_ready[i]].ready_s - tensors[by_ready[i - 1]].ready_s) / 2;
+  }
+  double tail = 0.0;
+  for (const uint32_t tensor : SortedBy(tensors.size(), [&](uint32_t a, uint32_t b) {
+         return tensors[a].priority > tensors[b].priority;
+       })) {
+    tail = tails[tensor] += tail;
+  }
+  return tails;
+}
+
+// The link, from a chunk's start to its last hop's arrival.
+class LinkRun {
+ public:
+  explicit LinkRun(const ExpectedLink& link) : link_(link), arriving_(link.hop_shares.size()) {}
+
+  // When the bytes that are queued will be sent.
+  double free_at() const { return free_at_; }
+  // Seconds of hops that have been queued and have not arrived.
+  double under_way_s() const { return under_way_s_; }
+
+  void Start(double now, uint32_t chunk, double length_s) { Queue(now, {0.0, chunk, length_s}, 0); }
+
+  // The next arrival of a hop; kNever if there is none.
+  double next() const {
+    double when = kNever;
+    for (const auto& queue : arriving_) {
+      if (!queue.empty()) when = std::min(when, queue.front().when);
+    }
+    return when;
+  }
+
+  // Arrivals until now go on to their next hop; calls done(chunk, when) for the chunks whose last
+  // hop has arrived.
+  template <typename Done>
+  void Advance(double now, Done done) {
+    for (double when = next(); when <= now; when = next()) {
+      for (size_t hop = 0; hop < arriving_.size(); ++hop) {
+        if (arriving_[hop].empty() || arriving_[hop].front().when > when) continue;
+        const Arrival arrival = arriving_[hop].front();
+        arriving_[hop].pop_front();
+        under_way_s_ -= arrival.length_s * link_.hop_shares[hop];
+        if (hop + 1 < arriving_.size()) {
+          Queue(when, arrival, hop + 1);
+        } else {
+          done(arrival.chunk, when);
+        }
+        break;
+      }
+    }
+  }
+
+ private:
+  struct Arrival {
+    double when;
+    uint32_t chunk;
+    double length_s;
+  };
+
+  void Queue(double now, Arrival arrival, size_t hop) {
+    const double hop_length_s = arrival.length_s * link_.hop_shares[hop];
+    under_way_s_ += hop_length_s;
+    free_at_ = std::max(free_at_, now) + hop_length_s;
+    arrival.when = free_at_ + link_.hop_s;
+    arriving_[hop].push_back(arrival);
+  }
+
+  const ExpectedLink& link_;
+  double free_at_ = 0.0, under_way_s_ = 0.0;
+  std::vector<std::deque<Arrival>> arriving_;  // by hop; in each the earliest comes first
+};
+
+double ChunkLength(const ExpectedTensor& tensor) { return tensor.length_s / tensor.chunks; }
+
 }  // namespace
+
+std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, Policy policy,
+                                      const ExpectedLink& link, double backlog_s) {
+  const std::vector<uint32_t> by_ready = ByReady(tensors);
+  const auto later = [&](uint32_t a, uint32_t b) {
+    return RankOf(tensors[a], a, policy) > RankOf(tensors[b], b, policy);
+  };
+  std::priority_queue<uint32_t, std::vector<uint32_t>, decltype(later)> ready(later);
+  std::vector<uint32_t> sent(tensors.size());
+  std::vector<ChunkOfStep> order;
+  LinkRun run(link);
+  double now = 0.0;
+  size_t next = 0;
+  while (next < by_ready.size() || !ready.empty()) {
+    while (next < by_ready.size() && tensors[by_ready[next]].ready_s <= now) {
+      ready.push(by_ready[next++]);
+    }
+    run.Advance(now, [](uint32_t, double) {});
+    if (!ready.empty() && run.free_at() <= now + backlog_s) {
+      const uint32_t first = ready.top();
+      run.Start(now, first, ChunkLength(tensors[first]));
+      order.push_back({first, sent[first]++});
+      if (sent[first] == tensors[first].chunks) ready.pop();
+      continue;
+    }
+    double then = run.next();
+    if (!ready.empty()) then = std::min(then, run.free_at() - backlog_s);
+    if (next < by_ready.size()) then = std::min(then, tensors[by_ready[next]].ready_s);
+    now = std::max(then, std::nextafter(now, kNever));  // whatever the rounding
+  }
+  return order;
+}
+
+double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const ChunkOfStep> order,
+                  Policy policy, const ExpectedLink& link, double window_s) {
+  const std::vector<double> tails = Tails(tensors, policy);
+  std::vector<uint32_t> left;  // chunks, by tensor
+  for (const ExpectedTensor& tensor : tensors) left.push_back(tensor.chunks);
+  std::vector<bool> started(order.size()), done(order.size());
+  size_t oldest = 0, first = 0;  // not done, and not started
+  LinkRun run(link);
+  double now = 0.0, end = 0.0;
+  size_t running = 0;
+
+  // The first chunk that may start now, or when the next one will be ready.
+  struct Next {
+    size_t place;
+    double ready;
+  };
+  const auto find = [&]() -> Next {
+    double soonest = kNever;
+    size_t ahead = 0;
+    for (size_t place = first; place < order.size() && ahead < PredictedQueue::kAhead; ++place) {
+      if (started[place]) continue;
+      ++ahead;
+      const ExpectedTensor& tensor = tensors[order[place].tensor];
+      if (tensor.ready_s > now) {
+        soonest = std::min(soonest, tensor.ready_s);
+        continue;
+      }
+      const double window = ahead > 1 ? window_s / 2 : window_s;  // for one that overtakes
+      const double first_hop = ChunkLength(tensor) * link.hop_shares[0];
+      const bool fits = running == 0 || run.under_way_s() + first_hop <= kRounding * window;
+      return {place == oldest || fits ? place : order.size(), soonest};
+    }
+    return {order.size(), soonest};
+  };
+
+  while (oldest < order.size()) {
+    const Next next = find();
+    if (next.place < order.size()) {
+      const double length = ChunkLength(tensors[order[next.place].tensor]);
+      run.Start(now, static_cast<uint32_t>(next.place), length);
+      ++running;
+      started[next.place] = true;
+      while (first < order.size() && started[first]) ++first;
+      continue;
+    }
+    now = std::max(now, std::min(next.ready, run.next()));
+    run.Advance(now, [&](uint32_t place, double when) {
+      --running;
+      done[place] = true;
+      while (oldest < order.size() && done[oldest]) ++oldest;
+      const uint32_t tensor = order[place].tensor;
+      if (--left[tensor] == 0) end = std::max(end, when + tails[tensor]);
+    });
+  }
+  return end;
+}
+
+PredictedStep PredictStep(std::span<const ExpectedTensor> tensors, Policy policy,
+                          const ExpectedLink& link, double chunk_s, double link_s) {
+  PredictedStep best;
+  double best_end = kNever;
+  const double hop_s = chunk_s / static_cast<double>(link.hop_shares.size());
+  for (const double backlog : kBacklogs) {
+    std::vector<ChunkOfStep> order = PredictOrder(tensors, policy, link, backlog * link_s);
+    for (const double times : kHopTimes) {
+      const double window_s = link_s + times * hop_s;
+      const double end = PredictEnd(tensors, order, policy, link, window_s);
+      if (end >= (1.0 - kWorthIt) * best_end) continue;
+      best_end = end;
+      best = {order, window_s};
+    }
+  }
+  return best;
+}
 
 Prediction::Prediction(const Options& options, std::vector<double> hop_shares)
     : policy_(options.policy),

@@ -4,7 +4,7 @@
 // whose Prediction says a whole step's order ahead where ranks are far apart. What is ordered
 // starts as StartQueue says: the oldest unfinished chunk is submitted and has a lane on every rank,
 // so it finishes. In a large world heads of groups sum reports up, and pass on what rank 0 says:
-// control_tree.h.
+// ControlTree.
 //
 // Pure logic: time comes in with every event, in seconds of any one clock, and what is to be done
 // goes into an outbox, in order. The engine and the simulator host the same object. Not
@@ -22,7 +22,6 @@
 
 #include "absl/status/status.h"
 #include "schedule/options.h"
-#include "schedule/order/control_tree.h"
 #include "schedule/order/frames.h"
 #include "schedule/order/leader.h"
 #include "schedule/order/outbox.h"

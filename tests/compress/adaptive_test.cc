@@ -12,7 +12,6 @@
 #include "compress/backend.h"
 #include "compress/codec_info.h"
 #include "compress/codecs/adaptive_levels.h"
-#include "compress/shard_layout.h"
 #include "compress/types.h"
 #include "tests/compress/values.h"
 

@@ -3,7 +3,7 @@
 #include <limits>
 #include <mutex>
 
-#include "schedule/collective/operands.h"
+#include "schedule/collective/algorithm.h"
 #include "tests/schedule/ranks.h"
 
 namespace thinwire {

@@ -90,13 +90,13 @@ class ExecutorTest : public OrderingTest {
 
 INSTANTIATE_TEST_SUITE_P(All, ExecutorTest, AllOrderings(), OrderingName);
 
-// Threads of the process while two engines are at work on such a plane.
-size_t ThreadsOver(Matching matching) {
+// Threads of the process while two engines are at work on such a plane, with tensors of that size.
+size_t ThreadsOver(Matching matching, size_t numel) {
   const Held before = Held::Now();
   size_t threads = 0;
   RunRanks(LateTransports(2, {matching, LateOptions::AtOnce()}), Options(),
            [&](int rank, Engine& engine) {
-             std::vector<float> values = Gradient(100, 1, rank, 0);
+             std::vector<float> values = Gradient(numel, 1, rank, 0);
              ASSERT_TRUE(AllReduce(engine, values, "first").ok());  // all engines are there
              if (rank == 0) threads = Held::Now().threads;
              ASSERT_TRUE(AllReduce(engine, values, "second").ok());
@@ -106,8 +106,10 @@ size_t ThreadsOver(Matching matching) {
 }
 
 // Over a plane that matches by order, small tensors go in order.
-TEST(DirectPathTest, IsNotMadeWhereNoTensorUsesIt) {
-  EXPECT_EQ(ThreadsOver(Matching::kByTag), ThreadsOver(Matching::kByOrder) + 2);
+TEST(DirectThreadTest, IsNotMadeWhereNoTensorUsesIt) {
+  constexpr size_t kSmall = 100, kLarge = size_t{2} << 20;
+  EXPECT_EQ(ThreadsOver(Matching::kByTag, kSmall), ThreadsOver(Matching::kByOrder, kSmall) + 2);
+  EXPECT_EQ(ThreadsOver(Matching::kByTag, kLarge), ThreadsOver(Matching::kByOrder, kLarge));
 }
 
 // A plane that matches by order fails the group where ranks issue in different orders; so this says
@@ -199,8 +201,7 @@ TEST_P(ExecutorTest, ExchangesThatNeverEndAreADeadlineOnEveryRank) {
 
   // The second hop of one chunk of the tensor's first call.
   const BucketRequest request{.key = "t4", .numel = kSizes[4]};
-  NamedTensor tensor(0);
-  const Bucket bucket(request, tensor, {0, 3}, matching(), options);
+  const Bucket bucket(request, {0, 3}, matching(), options);
   const uint64_t tag = HashCombine(bucket.TagOf(bucket.report().id(), 1), 2);
   ExpectEnd(matching(), options, LateOptions::NeverFor({tag}), absl::StatusCode::kDeadlineExceeded,
             none);

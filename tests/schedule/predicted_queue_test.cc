@@ -1,6 +1,4 @@
 // Which predicted chunks may start, and that what peers wait for always does in the end.
-#include "schedule/order/predicted_queue.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,8 @@
 #include <random>
 #include <utility>
 #include <vector>
+
+#include "schedule/order/start_queue.h"
 
 namespace thinwire {
 namespace {

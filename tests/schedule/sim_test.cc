@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "schedule/order/predicted_order.h"
+#include "schedule/order/prediction.h"
 #include "schedule/sim/jackson.h"
 #include "schedule/sim/simulator.h"
 #include "tests/effort.h"
