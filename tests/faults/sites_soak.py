@@ -140,7 +140,7 @@ class Soak:
     def fault(self) -> str | None:
         """One fault, or None where it would have to wait for a newcomer. Two members at least live
         on, untouched."""
-        trained = [name for name in self.alive if self.rows(name)]
+        trained = [name for name, each in self.alive.items() if self.rows(name) and each.is_alive()]
         struck = [name for name in trained if name != WITNESS]
         kinds = ["kill", "stop"] if len(trained) > 2 and len(struck) > 1 else []
         if len(self.alive) <= self.wanted:
@@ -157,6 +157,9 @@ class Soak:
         name = self.random.choice(struck)
         if kind == "stop":
             seconds = self.random.choice(STOPS_S)
+            # The others go on meanwhile, and rounds are to be left for the faults that follow.
+            if seconds > (self.rounds - self.done()) * STEP_S * STEPS / 2:
+                seconds = STOPS_S[0]
             begun = time.time()
             os.kill(self.alive[name].pid, signal.SIGSTOP)
             time.sleep(seconds)

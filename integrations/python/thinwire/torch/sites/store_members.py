@@ -26,8 +26,8 @@ import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.comm import pauses
-from thinwire.torch.group import Group, count_user
-from thinwire.torch.sites.meeting import Epoch, EpochStore, have_most
+from thinwire.torch.group import count_user
+from thinwire.torch.sites.meeting import Epoch, EpochGroup, EpochStore, have_most
 
 _log = logging.getLogger("thinwire")
 
@@ -160,9 +160,10 @@ class _Watch:
             if self._failed is not None:
                 raise _gone(self._failed)
             for m in members:
-                if m <= self._known and m != self.number:
-                    if m not in self._alive or self._asked[m] > epoch:
-                        return f"member {m} of the store"
+                if m == self.number or m > self._known:
+                    continue
+                if m not in self._alive or self._asked[m] > epoch:
+                    return f"member {m} of the store"
             return "this member" if self._newest > epoch else None
 
     def wanting(self, members: list[int], epoch: int) -> bool:
@@ -365,7 +366,7 @@ class StoreMembers:
         key = f"sites{number}"
         members = self._members
         store = EpochStore(self._store, key, lambda: self._joined.lost(members, number))
-        group = Group(
+        group = EpochGroup(
             rank, len(listed), key, count_user(), store,
             timeout_s=self._timeout_s, host=self._host,
         )  # fmt: skip
