@@ -32,6 +32,7 @@ from thinwire.torch.sites.meeting import Epoch, EpochGroup, EpochStore, have_mos
 _log = logging.getLogger("thinwire")
 
 _PREFIX = "thinwire/sites"
+_LONGEST_PAUSE_S = 0.005  # between two looks for others' words, for which all who train wait
 _NEXT, _ANY = "next", "any"  # what a member wants: what follows the last epoch, or any epoch
 
 
@@ -247,7 +248,7 @@ class StoreMembers:
         word = _ANY if self._allow_split else _NEXT
         self._store.set(f"want/{number}/{self._joined.number}", word)
         self._store.set(f"asked/{self._joined.number}", str(number))
-        self._waits, pause = "", pauses()
+        self._waits, pause = "", pauses(_LONGEST_PAUSE_S)
         while not self._store.check([key]):
             self._propose(number)
             self._check_left()
@@ -270,13 +271,13 @@ class StoreMembers:
         if self._joined.number not in members:
             return False
         self._store.set(f"ready/{number}/{self._joined.number}", "1")
-        fate, pause = f"fate/{number}", pauses()
+        fate, all_ready = f"fate/{number}", [f"ready/{number}/{m}" for m in members]
+        pause = pauses(_LONGEST_PAUSE_S)
         while not self._store.check([fate]):
             self._check_left()
-            missing = [m for m in members if not self._store.check([f"ready/{number}/{m}"])]
-            if not missing:
+            if self._store.check(all_ready):
                 self._store.compare_set(fate, "", "go")
-            elif self._joined.lost(missing, number) or time.monotonic() > end:
+            elif self._joined.lost(members, number) or time.monotonic() > end:
                 self._store.compare_set(fate, "", "void")
             else:
                 time.sleep(next(pause))
