@@ -12,6 +12,7 @@ one line a fault and a summary, and exits with 1 where a property does not hold.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
 import multiprocessing
@@ -55,7 +56,7 @@ def be_member(name: str, address: str, folder: str, rounds: int) -> None:
         host, _, port = address.partition(":")
         where = dist.TCPStore(host, int(port), is_master=False)
     members = sites.join(where, name, min_members=LEAST, timeout_s=120)
-    steps, written = 0, 0
+    steps, written, heap = 0, 0, ctypes.CDLL(None)
     with (
         sites.DiLoCo(members, [model], inner, outer, STEPS, codec="int4") as diloco,
         open(f"{folder}/{name}.jsonl", "w") as log,
@@ -68,6 +69,8 @@ def be_member(name: str, address: str, folder: str, rounds: int) -> None:
             inner.zero_grad()
             for report in [r for r in diloco.reports if r.number >= written]:
                 written = report.number + 1
+                if name == WITNESS:  # else what is free counts, in the heaps of threads that ended
+                    heap.malloc_trim(0)
                 pages = int(Path("/proc/self/statm").read_text().split()[1])
                 row = {
                     "round": report.number, "digest": report.digest, "members": report.members,
@@ -140,7 +143,7 @@ class Soak:
     def fault(self) -> str | None:
         """One fault, or None where it would have to wait for a newcomer. Two members at least live
         on, untouched."""
-        trained = [name for name in self.alive if self.rows(name)]
+        trained = [name for name, each in self.alive.items() if self.rows(name) and each.is_alive()]
         struck = [name for name in trained if name != WITNESS]
         kinds = ["kill", "stop"] if len(trained) > 2 and len(struck) > 1 else []
         if len(self.alive) <= self.wanted:
@@ -157,6 +160,9 @@ class Soak:
         name = self.random.choice(struck)
         if kind == "stop":
             seconds = self.random.choice(STOPS_S)
+            # The others go on meanwhile, and rounds are to be left for the faults that follow.
+            if seconds > (self.rounds - self.done()) * STEP_S * STEPS / 2:
+                seconds = STOPS_S[0]
             begun = time.time()
             os.kill(self.alive[name].pid, signal.SIGSTOP)
             time.sleep(seconds)

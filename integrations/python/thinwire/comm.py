@@ -55,13 +55,13 @@ def poll(has: Callable[[str], bool], key: str, timeout_s: float) -> None:
         time.sleep(next(pause))
 
 
-def pauses() -> Iterator[float]:
+def pauses(longest_s: float = 0.02) -> Iterator[float]:
     """Yield seconds between two looks: from a millisecond, for what others are about to write, to
-    20, so that a long wait costs little."""
+    longest_s, so that a long wait costs little."""
     seconds = 0.001
     while True:
         yield seconds
-        seconds = min(2 * seconds, 0.02)
+        seconds = min(2 * seconds, longest_s)
 
 
 class StoreCallbacks:

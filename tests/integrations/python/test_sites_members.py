@@ -22,7 +22,7 @@ from ranks import outcomes_of, run
 from thinwire import config, errors
 from thinwire.torch import sites
 from thinwire.torch.sites import lighthouse_members, store_members
-from thinwire.torch.sites.meeting import Meeting
+from thinwire.torch.sites.meeting import EpochStore, Meeting, unless_lost
 
 WIDTH = 64
 
@@ -261,6 +261,65 @@ def test_a_stopped_member_comes_back_with_its_steps(address, tmp_path):
         assert result["counted"] == result["made"]
 
 
+def stopped_while_connecting(rank: int, address: str, folder: str):
+    """Member 2 comes to two others, stops when it has told where it listens, and is never
+    continued."""
+    pid_file, together = os.path.join(folder, "pid"), os.path.join(folder, "together")
+    while rank == 2 and not os.path.exists(together):
+        time.sleep(0.01)
+    trainer = Trainer(rank, address, patience_s=600)
+    tell = EpochStore.set
+
+    def tell_and_stop(store, key, value):
+        tell(store, key, value)
+        if "/mesh/" in key and key[-1].isdigit():
+            Path(pid_file + ".part").write_text(str(os.getpid()))
+            os.rename(pid_file + ".part", pid_file)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    if rank == 2:
+        EpochStore.set = tell_and_stop
+    with trainer.diloco:
+        trainer.until_members(2)
+        Path(together).touch()
+        while not os.path.exists(pid_file):
+            trainer.step()
+        trainer.until(trainer.diloco.rounds + 4)
+        if rank == 0:
+            os.kill(int(Path(pid_file).read_text()), signal.SIGKILL)
+        return trainer.summary()
+
+
+def test_one_that_stops_while_all_connect_is_not_waited_for(address, tmp_path):
+    """The deadline of connections is 600 s."""
+    outcomes = outcomes_of(stopped_while_connecting, address, str(tmp_path), world=3, timeout_s=150)
+    assert outcomes[2].exit_code == -signal.SIGKILL
+    kept = []
+    for rank in (0, 1):
+        assert not outcomes[rank].error, outcomes[rank].trace
+        kept.append(outcomes[rank].value)
+        assert kept[-1]["counted"] == kept[-1]["made"]
+    check_alike(*kept)
+
+
+def test_connections_that_come_too_late_are_closed():
+    """A call that is not waited for any more hands its result over to be dropped."""
+    lost, release, dropped = threading.Event(), threading.Event(), Queue()
+
+    def call() -> str:
+        lost.set()
+        release.wait(30)
+        return "late"
+
+    with pytest.raises(errors.PeerLostError, match="member 7 is lost while all connect"):
+        unless_lost(call, lambda: "member 7" if lost.is_set() else None, dropped.put)
+    assert dropped.empty()
+    release.set()
+    assert dropped.get(timeout=30) == "late"
+    assert unless_lost(lambda: "soon", lambda: None, dropped.put) == "soon"
+    assert dropped.empty()
+
+
 def test_one_that_was_not_seen_yet_is_not_lost():
     """Member b looks at the others before c comes, and c is the last to be ready."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -377,7 +436,7 @@ def test_who_stood_still_gives_the_others_a_moment_for_a_sign(monkeypatch):
         for watch in watches * 3:
             watch._look()
             assert len(watch.alive()) == 2
-            assert watch.lost([1, 2], 1) == []
+            assert watch.lost([1, 2], 1) is None
             clock[0] += 0.1
     finally:
         for watch in watches:
@@ -416,9 +475,21 @@ def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
         for meeting in [threads.submit(one.meet, lost) for one in (a, b)]:
             assert meeting.result().names == ("a", "b")
         assert c._joined.number in a._joined.alive()
-        assert not a.wants_change()  # which would wait for c until it is dead
-        a.close()
-        b.close()
+        b._joined.silent = set  # its looks come later: c has beaten lately
+        for one in (a, b):
+            assert not one.wants_change()  # which would wait for c until it is dead
+        d = sites.join(
+            dist.TCPStore("127.0.0.1", server.port, is_master=False), "d", beat_s=0.05, dead_s=8,
+            timeout_s=30, min_members=3,
+        )  # fmt: skip
+        coming = threads.submit(d.meet, None)
+        while not (a.wants_change() and b.wants_change()):
+            assert not coming.done()
+            time.sleep(0.01)
+        for one in (a, b, d):
+            one.close()
+        with pytest.raises(errors.Error, match="'d' has left"):
+            coming.result()
 
 
 class FakeLighthouse:

@@ -26,8 +26,8 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.torch.group import Group, count_user
-from thinwire.torch.sites.meeting import Epoch, EpochStore, have_most, unless_lost
+from thinwire.torch.group import count_user
+from thinwire.torch.sites.meeting import Epoch, EpochGroup, EpochStore, have_most, unless_lost
 
 _log = logging.getLogger("thinwire")
 
@@ -315,7 +315,7 @@ class LighthouseMembers:
                     self._signs.lost,
                 )
         key = f"sites{number}.{attempt}"
-        group = Group(
+        group = EpochGroup(
             rank, len(listed), key, count_user(), EpochStore(store, key, self._signs.lost),
             timeout_s=self._timeout_s, host=host,
         )  # fmt: skip

@@ -9,13 +9,14 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.comm import poll
+from thinwire.comm import Communicator
 from thinwire.config import Config
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
@@ -53,25 +54,38 @@ def have_most(here: Iterable[str], last: Iterable[str]) -> bool:
 _Result = TypeVar("_Result")
 
 
-def unless_lost(call: Callable[[], _Result], lost: Callable[[], str | None]) -> _Result:
+def unless_lost(
+    call: Callable[[], _Result],
+    lost: Callable[[], str | None],
+    drop: Callable[[_Result], None] = lambda _: None,
+) -> _Result:
     """Return call(), or raise PeerLostError as soon as a member is lost: torch's stores wait for a
-    server that stands still without end. The call is on a thread of its own, and may stay there."""
+    server that stands still without end, and connections for a member until their deadline. The
+    call is on a thread of its own, and may stay there; its result goes to `drop` then."""
     done = threading.Event()
+    lock = threading.Lock()
     found: list[tuple[Any, BaseException | None]] = []
+    gone: list[str] = []
 
     def run() -> None:
         try:
-            found.append((call(), None))
-        except BaseException as error:  # the caller's
-            found.append((None, error))
+            result, error = call(), None
+        except BaseException as raised:  # the caller's
+            result, error = None, raised
+        with lock:
+            found.append((result, error))
+            late = bool(gone)
         done.set()
+        if late and error is None:
+            drop(result)
 
     threading.Thread(target=run, name="thinwire sites store", daemon=True).start()
-    while True:
-        if who := lost():
-            raise errors.PeerLostError(f"{who} is lost while all connect")
-        if done.wait(_LOOK_S):
-            break
+    while not done.wait(_LOOK_S):
+        who = lost()
+        with lock:
+            if who and not found:
+                gone.append(who)
+                raise errors.PeerLostError(f"{who} is lost while all connect")
     result, error = found[0]
     if isinstance(error, dist.DistError):
         raise errors.PeerLostError(
@@ -89,17 +103,28 @@ class EpochStore(TorchStore):
     def __init__(self, store: dist.Store, key: str, lost: Callable[[], str | None]) -> None:
         """lost: says which member is lost, or None."""
         super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
-        self._lost = lost
-
-    def set(self, key: str, value: bytes) -> None:
-        unless_lost(lambda: super(EpochStore, self).set(key, value), self._lost)
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        poll(self.has, key, timeout_s)
-        return unless_lost(lambda: self._store.get(key), self._lost)
+        self.lost = lost
 
     def has(self, key: str) -> bool:
-        return unless_lost(lambda: super(EpochStore, self).has(key), self._lost)
+        if who := self.lost():
+            raise errors.PeerLostError(f"{who} is lost while all connect")
+        return super().has(key)
+
+
+@dataclass(frozen=True)
+class EpochGroup(Group):
+    """The members of an epoch, whose store is an EpochStore."""
+
+    def connect(self, config: Config) -> Communicator:
+        """As Group's. PeerLostError as soon as a member is lost."""
+
+        def drop(late: Communicator) -> None:
+            with contextlib.suppress(errors.Error):
+                late.fail(errors.PeerLostError("a member was lost while all connected"))
+            late.close()
+
+        connect = super().connect
+        return unless_lost(lambda: connect(config), self.store.lost, drop)
 
 
 class _Place:

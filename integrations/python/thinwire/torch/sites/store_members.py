@@ -26,12 +26,13 @@ import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.comm import pauses
-from thinwire.torch.group import Group, count_user
-from thinwire.torch.sites.meeting import Epoch, EpochStore, have_most
+from thinwire.torch.group import count_user
+from thinwire.torch.sites.meeting import Epoch, EpochGroup, EpochStore, have_most
 
 _log = logging.getLogger("thinwire")
 
 _PREFIX = "thinwire/sites"
+_LONGEST_PAUSE_S = 0.005  # between two looks for others' words, for which all who train wait
 _NEXT, _ANY = "next", "any"  # what a member wants: what follows the last epoch, or any epoch
 
 
@@ -67,9 +68,10 @@ class _Watch:
         self._silent: set[int] = set()  # of them, those without a sign for half of dead_s
         self._asked: dict[int, int] = {}  # the newest epoch that each of them has asked for
         self._known = 0  # the highest number that a whole look has seen
-        self._newest = 0
+        self._newest = 0  # epoch that is written
         self._failed: Exception | None = None
         self.number = store.add("members", 1)
+        store.add("epoch", 0)  # to be there, for all looks
         store.set(f"left/{self.number}", "0")
         store.set(f"asked/{self.number}", "0")
         store.add(f"beat/{self.number}", 1)
@@ -109,8 +111,8 @@ class _Watch:
             self._seen[number] = _Seen(self._store.get(f"name/{number}").decode(), "", 0.0)
         self._latest = latest
         numbers = list(self._seen)
-        said = self._get([f"{what}/{n}" for n in numbers for what in ("beat", "left", "asked")])
-        newest = self._store.add("epoch", 0)
+        keys = [f"{what}/{n}" for n in numbers for what in ("beat", "left", "asked")]
+        newest, *said = self._get(["epoch", *keys])
         if time.monotonic() - begun > self._beat_s:  # a busy machine is no dead one
             self._store.add(f"beat/{self.number}", 1)
         for number, beat, left, asked in zip(
@@ -132,7 +134,7 @@ class _Watch:
         with self._lock:
             self._alive, self._silent = alive, silent - {self.number}
             self._asked = {number: one.asked for number, one in self._seen.items()}
-            self._known, self._newest = latest, newest
+            self._known, self._newest = latest, int(newest)
 
     def _get(self, keys: list[str]) -> list[bytes]:
         if self._store.has_extended_api():
@@ -151,20 +153,26 @@ class _Watch:
         with self._lock:
             return set(self._silent)
 
-    def lost(self, members: list[int], epoch: int) -> list[int]:
-        """Those of an epoch's members that were seen, and have died or left, or ask for a later
-        epoch: they are in this one no more. One that this member has not seen yet has only just
-        come."""
+    def lost(self, members: list[int], epoch: int) -> str | None:
+        """Return who is in this epoch of these members no more, in words: one that was seen has
+        died or left, or asks for a later epoch; or this member, where a later one has been written
+        without it. One that this member has not seen yet has only just come."""
         with self._lock:
             if self._failed is not None:
                 raise _gone(self._failed)
-            seen = [m for m in members if m <= self._known and m != self.number]
-            return [m for m in seen if m not in self._alive or self._asked[m] > epoch]
+            for m in members:
+                if m == self.number or m > self._known:
+                    continue
+                if m not in self._alive or self._asked[m] > epoch:
+                    return f"member {m} of the store"
+            return "this member" if self._newest > epoch else None
 
-    def newest(self) -> int:
-        """The number of the newest epoch that this member has heard of."""
+    def wanting(self, members: list[int], epoch: int) -> bool:
+        """Return whether a live member beside these asks for a later epoch. One that was left out
+        of an epoch as dead, and still counts as alive here, does not."""
         with self._lock:
-            return self._newest
+            others = self._alive.keys() - {*members, self.number}
+            return any(self._asked[m] > epoch for m in others)
 
     def close(self) -> None:
         self._closing.set()
@@ -240,7 +248,7 @@ class StoreMembers:
         word = _ANY if self._allow_split else _NEXT
         self._store.set(f"want/{number}/{self._joined.number}", word)
         self._store.set(f"asked/{self._joined.number}", str(number))
-        self._waits, pause = "", pauses()
+        self._waits, pause = "", pauses(_LONGEST_PAUSE_S)
         while not self._store.check([key]):
             self._propose(number)
             self._check_left()
@@ -263,13 +271,13 @@ class StoreMembers:
         if self._joined.number not in members:
             return False
         self._store.set(f"ready/{number}/{self._joined.number}", "1")
-        fate, pause = f"fate/{number}", pauses()
+        fate, all_ready = f"fate/{number}", [f"ready/{number}/{m}" for m in members]
+        pause = pauses(_LONGEST_PAUSE_S)
         while not self._store.check([fate]):
             self._check_left()
-            missing = [m for m in members if not self._store.check([f"ready/{number}/{m}"])]
-            if not missing:
+            if self._store.check(all_ready):
                 self._store.compare_set(fate, "", "go")
-            elif self._joined.lost(missing, number) or time.monotonic() > end:
+            elif self._joined.lost(members, number) or time.monotonic() > end:
                 self._store.compare_set(fate, "", "void")
             else:
                 time.sleep(next(pause))
@@ -281,21 +289,17 @@ class StoreMembers:
             self._guarded = (epoch.number, self._members, fail)
 
     def _check_guarded(self, watch: _Watch) -> None:
-        newest = watch.newest()
         with self._lock:
             if self._guarded is None:
                 return
             number, members, fail = self._guarded
-            gone = watch.lost(members, number)
-            if not gone and newest <= number:
+            who = watch.lost(members, number)
+            if who is None:
                 return
             self._guarded = None
-        if gone:
-            error = errors.PeerLostError(
-                f"member {gone[0]} of the store has died, left, or gone on from epoch {number}"
-            )
-        else:
-            error = errors.PeerLostError(f"epoch {newest} has begun without this member's word")
+        error = errors.PeerLostError(
+            f"{who} is lost to epoch {number}: it has died, left, or a later epoch goes on"
+        )
         # On a thread of its own: it waits while connections are made, and beats must go on.
         threading.Thread(target=fail, args=(error,), name="thinwire sites", daemon=True).start()
 
@@ -362,22 +366,17 @@ class StoreMembers:
         rank = self._members.index(self._joined.number)
         key = f"sites{number}"
         members = self._members
-        store = EpochStore(self._store, key, lambda: self._lost(members, number))
-        group = Group(
+        store = EpochStore(self._store, key, lambda: self._joined.lost(members, number))
+        group = EpochGroup(
             rank, len(listed), key, count_user(), store,
             timeout_s=self._timeout_s, host=self._host,
         )  # fmt: skip
         self._epoch = Epoch(number, group, tuple(one[1] for one in listed))
         return self._epoch
 
-    def _lost(self, members: list[int], epoch: int) -> str | None:
-        lost = self._joined.lost(members, epoch)
-        return f"member {lost[0]} of the store" if lost else None
-
     def wants_change(self) -> bool:
-        """A live member is not in the epoch, and has given a sign of life lately: one that has just
-        been left out as dead is not asked for."""
-        return bool(set(self._joined.alive()) - set(self._members) - self._joined.silent())
+        """A live member is not in the epoch, and asks for a later one."""
+        return self._joined.wanting(self._members, self._epoch.number)
 
     def close(self) -> None:
         """Leave, so that nobody waits for this member. May be called twice, and by another thread
