@@ -138,7 +138,7 @@ def ddp(way: str, width: int = WIDTH, device: str = "cpu") -> Iterator[Turn]:
     warm_up = WARM_UP + MEASURING * (way == "auto")
     turn = loop(model, optimizer, width, warm_up=warm_up, device=device)
     if way == "auto":
-        chosen[way] = {"chosen": compression.exchange.codec}
+        chosen[way] = {"chosen": compression.codec}
     yield turn
     if compression is not None:
         compression.close()
