@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--methods", default=",".join(NAMED), help="fp32 is the baseline")
     parser.add_argument("--steps_part", type=int, default=1, help="so many times fewer steps")
     parser.add_argument("--batch_part", type=int, default=1, help="so many times smaller batches")
-    parser.add_argument("--rate_part", type=int, default=1, help="so many times smaller rates")
+    parser.add_argument("--rate_part", type=float, default=1, help="so many times smaller rates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--report", action="store_true", help="of the runs that are there")
     parser.add_argument("--short", action="store_true", help="one seed, the MLP, few steps")
