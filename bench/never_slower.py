@@ -80,8 +80,12 @@ def plot(found: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    lines = list(dict.fromkeys((cell["link"], cell["delay_ms"]) for cell in found))
-    columns = list(dict.fromkeys((cell["kind"], cell["world"], cell["width"]) for cell in found))
+    links = list(dict.fromkeys(cell["link"] for cell in found))
+    lines = sorted(
+        {(cell["link"], cell["delay_ms"]) for cell in found},
+        key=lambda line: (links.index(line[0]), line[1]),
+    )
+    columns = sorted({(cell["kind"], cell["world"], cell["width"]) for cell in found})
     grid = [[math.nan] * len(columns) for _ in lines]
     figure, axis = plt.subplots(figsize=(2.6 + 0.62 * len(columns), 1.9 + 0.36 * len(lines)))
     for cell in found:
