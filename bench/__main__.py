@@ -12,10 +12,12 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,8 @@ ALLREDUCE_COLUMNS = {  # as nccl-tests prints them; GB are 10^9 bytes
     "#wrong": "{wrong}",
     "over Gloo's fp32": "**{ratio:.2f}**",
 }
-MAP_WIDTHS = (256, 1024, 2048)
+MAP_KINDS = "ddp;fsdp2"
+CELL = ("link", "delay_ms", "world", "kind", "width")  # of the kind map
 TIMEOUT_S = 3600.0
 POWER_SGD_LINKS = ("100mbit", lab.LOOPBACK)  # torch's PowerSGD hangs on Gloo over faster ones
 
@@ -112,7 +115,9 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
         if arguments.kind == "ddp":
             make = functools.partial(steps.ddp, device=arguments.device)
         subjects = {way: make(way, arguments.width) for way in ways}
-    return harness.measure(subjects, seconds=arguments.seconds, **options)
+        options = {"steps": arguments.steps}
+    rows = harness.measure(subjects, seconds=arguments.seconds, **options)
+    return [row | steps.chosen.get(row["subject"], {}) for row in rows]
 
 
 def bucket_rows(arguments: argparse.Namespace) -> list[Row]:
@@ -189,17 +194,20 @@ def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int, int]
             yield link, delay_ms, 2, 2
 
 
-def measure_cell(arguments: argparse.Namespace, place: lab.Lab) -> list[Row]:
+def measure_cell(arguments: argparse.Namespace, place: lab.Lab, width: int) -> list[Row]:
     if arguments.kind in ("allreduce", "latency"):
         return allreduce_rows(place, arguments)
-    options = [f"--{key}={value}" for key, value in vars(arguments).items() if key != "kind"]
-    on_map = arguments.kind == "map"
-    kinds = names_of(arguments) or ["ddp", "fsdp2"] if on_map else [arguments.kind]
-    found = []
-    for kind, width in itertools.product(kinds, MAP_WIDTHS if on_map else (arguments.width,)):
-        rows = harness.run_ranks(place, [kind, *options, f"--width={width}"], TIMEOUT_S)
-        found += [{"kind": kind, "width": width} | row for row in rows]
-    return found
+    given = {key: value for key, value in vars(arguments).items() if value is not None}
+    options = [f"--{key}={value}" for key, value in given.items() if key not in ("kind", "resume")]
+    rows = harness.run_ranks(place, [arguments.kind, *options, f"--width={width}"], TIMEOUT_S)
+    return [{"kind": arguments.kind, "width": width} | row for row in rows]
+
+
+def show(found: list[Row]) -> None:
+    columns = ALLREDUCE_COLUMNS if "bytes" in found[0] else COLUMNS
+    if "framework" in found[0]:
+        columns = {"framework": "{framework}"} | columns
+    print(harness.table(found, columns) + "\n", flush=True)
 
 
 def run(arguments: argparse.Namespace) -> list[Row]:
@@ -210,14 +218,44 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             continue
         setting = {"link": link, "delay_ms": delay_ms, "world": hosts * ranks, "hosts": hosts}
         with lab.open_lab(hosts, link, delay_ms=delay_ms, ranks_per_host=ranks) as place:
-            found = [setting | row for row in measure_cell(arguments, place)]
-        if not found:
-            continue
-        columns = ALLREDUCE_COLUMNS if "bytes" in found[0] else COLUMNS
-        if "framework" in found[0]:
-            columns = {"framework": "{framework}"} | columns
-        print(harness.table(found, columns) + "\n", flush=True)
+            found = [setting | row for row in measure_cell(arguments, place, arguments.width)]
+        if found:
+            show(found)
         rows += found
+    return rows
+
+
+def run_map(arguments: argparse.Namespace, out: Path) -> list[Row]:
+    """Writes `out` after each cell. With --resume the cells that it has stay as they are; they must
+    be of this commit, since a result names one."""
+    rows: list[Row] = []
+    if arguments.resume and out.exists():
+        result = json.loads(out.read_text())
+        if result["commit"] != harness.commit():
+            raise SystemExit(
+                f"{out} is of commit {result['commit']}; --resume needs it checked out"
+            )
+        rows = result["rows"]
+    if refusal := lab.can_shape():
+        print(f"map: skipped, {refusal}", flush=True)
+        return rows
+    end = time.monotonic() + 60 * arguments.minutes
+    kinds, widths = names_of(arguments) or MAP_KINDS.split(";"), arguments.widths.split(",")
+    for place_of, kind, width in itertools.product(cells(arguments), kinds, map(int, widths)):
+        link, delay_ms, world, _ = place_of
+        cell = dict(zip(CELL, (link, delay_ms, world, kind, width), strict=True))
+        if any(cell.items() <= row.items() for row in rows):
+            continue
+        if time.monotonic() > end:
+            print(f"{cell}: skipped, the {arguments.minutes:g} minutes are over", flush=True)
+            continue
+        start, of_kind = time.monotonic(), argparse.Namespace(**(vars(arguments) | {"kind": kind}))
+        with lab.open_lab(world, link, delay_ms=delay_ms) as place:
+            found = [cell | row for row in measure_cell(of_kind, place, width)]
+        print(f"{kind}, {width}, {delay_ms:g} ms: {time.monotonic() - start:.0f} s")
+        show(found)
+        rows += found
+        harness.write(out, rows)
     return rows
 
 
@@ -241,6 +279,14 @@ def main() -> int:
         "--frameworks", default="", help="names, with ; between them; of the kind map: ddp, fsdp2"
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="at most, of a subject")
+    parser.add_argument("--steps", type=int, default=5, help="of a turn; kinds ddp, fsdp2, map")
+    parser.add_argument("--widths", default="256,1024,2048", help="of the kind map")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="of the kind map: no cell begins after them"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="of the kind map: keep the cells that OUT has"
+    )
     parser.add_argument("--sizes", help="of allreduces: smallest and largest, bytes")
     parser.add_argument("--repetitions", type=int, default=15, help="of an allreduce")
     parser.add_argument("--parts", default=",".join(store.ALL), help="of the kind store")
@@ -257,8 +303,11 @@ def main() -> int:
     arguments.worlds = arguments.worlds or ("2,4,8" if small else "2")
     arguments.sizes = arguments.sizes or ("64,4096" if small else "64,67108864")
     os.environ["HF_HUB_OFFLINE"] = "1"
-    rows = store.run(arguments) if arguments.kind == "store" else run(arguments)
     out = arguments.out or harness.ROOT / f"build/bench/{arguments.kind}.json"
+    if arguments.kind == "map":
+        rows = run_map(arguments, out)
+    else:
+        rows = store.run(arguments) if arguments.kind == "store" else run(arguments)
     harness.write(out, rows, "lightning", "accelerate", "transformers")
     return 0
 

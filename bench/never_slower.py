@@ -4,7 +4,8 @@ python -m bench.never_slower RESULT.json [RESULT.json ...] [--plot FILE.png]
 
 A cell is a kind of step, a width, a link, a delay and a number of ranks. Its figures are the speed
 of codec="auto" over the uncompressed step, over the fastest fixed way of those that auto may take,
-and over the fastest of all. The uncompressed step is a fixed way."""
+and over the fastest of all. The uncompressed step is a fixed way. Of a cell that several files
+have the last one counts."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ COLUMNS = {
     "delay, ms": "{delay_ms:g}",
     "auto over plain": "**{ratio:.2f}**",
     "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
+    "auto took": "{chosen}",
     "best that auto may take": "{best}",
     "auto over it": "{over_best:.2f}",
     "best of all": "{best_of_all}",
@@ -60,12 +62,15 @@ def summary(found: list[Row]) -> str:
     near, of_all = (
         sum(cell[over] >= NEAR_BEST for cell in found) for over in ("over_best", "over_all")
     )
+    far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
+    same = sum(cell.get("chosen") == cell["best"] for cell in far)
     ratios = [cell["ratio"] for cell in found]
     return (
         f"{len(found)} cells. Over the uncompressed step: median {statistics.median(ratios):.2f}, "
         f"least {min(ratios):.2f}; {kept} are at {NEVER_SLOWER} or above, and {proven} are below "
         f"it with all of their interval. Within {1 - NEAR_BEST:.0%} of the best fixed way that "
-        f"auto may take: {near}, of the best of all: {of_all}."
+        f"auto may take: {near} (of the others auto took that way in {same}), of the best of all: "
+        f"{of_all}."
     )
 
 
@@ -75,8 +80,12 @@ def plot(found: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    lines = list(dict.fromkeys((cell["link"], cell["delay_ms"]) for cell in found))
-    columns = list(dict.fromkeys((cell["kind"], cell["world"], cell["width"]) for cell in found))
+    links = list(dict.fromkeys(cell["link"] for cell in found))
+    lines = sorted(
+        {(cell["link"], cell["delay_ms"]) for cell in found},
+        key=lambda line: (links.index(line[0]), line[1]),
+    )
+    columns = sorted({(cell["kind"], cell["world"], cell["width"]) for cell in found})
     grid = [[math.nan] * len(columns) for _ in lines]
     figure, axis = plt.subplots(figsize=(2.6 + 0.62 * len(columns), 1.9 + 0.36 * len(lines)))
     for cell in found:
@@ -108,7 +117,9 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="+", help="files of python -m bench map")
     parser.add_argument("--plot", type=Path, help="the picture")
     given = parser.parse_args()
-    found = cells(row for path in given.results for row in json.loads(path.read_text())["rows"])
+    files = [cells(json.loads(path.read_text())["rows"]) for path in given.results]
+    by_place = {tuple(cell[field] for field in FIELDS): cell for file in files for cell in file}
+    found = [*by_place.values()]
     print(harness.table(found, COLUMNS))
     print("\n" + summary(found))
     if given.plot:

@@ -227,6 +227,7 @@ def main() -> int:
     parser.add_argument("--methods", default=",".join(NAMED), help="fp32 is the baseline")
     parser.add_argument("--steps_part", type=int, default=1, help="so many times fewer steps")
     parser.add_argument("--batch_part", type=int, default=1, help="so many times smaller batches")
+    parser.add_argument("--rate_part", type=float, default=1, help="so many times smaller rates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--report", action="store_true", help="of the runs that are there")
     parser.add_argument("--short", action="store_true", help="one seed, the MLP, few steps")
@@ -239,8 +240,9 @@ def main() -> int:
     cells = []
     for task in map(TASKS.__getitem__, tasks):
         task = dataclasses.replace(
-            task, steps=task.steps // steps_part, batch=task.batch // arguments.batch_part
-        )
+            task, steps=task.steps // steps_part, batch=task.batch // arguments.batch_part,
+            rate=task.rate / arguments.rate_part,
+        )  # fmt: skip
         mine = [method for method in methods if runs_together(task, method)]
         cells += [Cell(task, method, seeds, choices, arguments.workers) for method in mine]
     results = Results(arguments.out)

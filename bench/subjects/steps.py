@@ -27,7 +27,9 @@ WIDTH = 1024  # 16.8 MB of gradients; 256 and 2048 make 1 and 67 MB
 OWN, BF16, ALONE, POWER_SGD = "plain", "bf16 hook", "alone", "powersgd"
 NOT_OURS = (OWN, BF16, ALONE, POWER_SGD)
 WARM_UP = 3  # steps that are not counted: DDP lays its buckets out anew in the second
-MEASURING = 60  # more of them for codec="auto", which measures the first steps
+MEASURING = 75  # more of them for codec="auto", which measures the first steps
+MEASURING_FSDP2 = 60  # as many as it measures under FSDP2
+chosen: dict[str, dict[str, str]] = {}  # by way: the codec that codec="auto" has chosen
 
 
 class Net(nn.Module):
@@ -135,7 +137,10 @@ def ddp(way: str, width: int = WIDTH, device: str = "cpu") -> Iterator[Turn]:
     elif way != OWN:
         compression = compress(model, codec=way, optimizer=optimizer)
     warm_up = WARM_UP + MEASURING * (way == "auto")
-    yield loop(model, optimizer, width, warm_up=warm_up, device=device)
+    turn = loop(model, optimizer, width, warm_up=warm_up, device=device)
+    if way == "auto":
+        chosen[way] = {"chosen": compression.codec}
+    yield turn
     if compression is not None:
         compression.close()
 
@@ -154,7 +159,10 @@ def fsdp2(way: str, width: int = WIDTH, **options: Any) -> Iterator[Turn]:
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
     compression = compress(model, codec=way, gather=gather) if way != OWN else None
-    yield loop(model, sgd(model), width, warm_up=WARM_UP + MEASURING * (way == "auto"))
+    turn = loop(model, sgd(model), width, warm_up=WARM_UP + MEASURING_FSDP2 * (way == "auto"))
+    if way == "auto":
+        chosen[way] = {"chosen": compression.exchange.codec}
+    yield turn
     if compression is not None:
         compression.close()
 

@@ -31,7 +31,7 @@ def test_a_cell_has_autos_figures_and_the_best_fixed_way():
     assert never_slower.summary([far, near, bad]) == (
         "3 cells. Over the uncompressed step: median 0.99, least 0.50; 2 are at 0.98 or above, "
         "and 1 are below it with all of their interval. Within 5% of the best fixed way "
-        "that auto may take: 2, of the best of all: 1."
+        "that auto may take: 2 (of the others auto took that way in 0), of the best of all: 1."
     )
 
 
@@ -43,8 +43,15 @@ def test_the_picture_is_drawn_from_files(tmp_path, capsys, monkeypatch):
     for name, rows in (("a", SLOW + FAST), ("b", SLOWER)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
     files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    (tmp_path / "later.json").write_text(
+        json.dumps({"rows": rows_of("100mbit", {"plain": 8, "auto": 4})})
+    )
+    files.append(str(tmp_path / "later.json"))
     picture = tmp_path / "map.png"
     monkeypatch.setattr("sys.argv", ["never_slower", *files, "--plot", str(picture)])
     assert never_slower.main() == 0
-    assert "| ddp, 256 | 2 | 10gbit | 0 | **0.50** |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "| ddp, 256 | 2 | 10gbit | 0 | **0.50** |" in out
+    assert "| ddp, 256 | 2 | 100mbit | 0 | **2.00** |" in out  # of the last file
+    assert "3 cells." in out
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import types
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from models import data, digest, make_mlp, wrap
 from policies import Wrapped
 from ranks import run, torchrun
-from thinwire import cli
+from thinwire import cli, config
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
 from thinwire.torch import advise as advice_
 from thinwire.torch import forecast
@@ -283,7 +284,7 @@ def test_the_command_needs_ranks(capsys):
     assert "torchrun" in capsys.readouterr().err
 
 
-def automatic(rank: int, bytes_per_s: float, loss: float, policy: str):
+def automatic(rank: int, bytes_per_s: float, loss: float, policy: str, steps: int = 50):
     real = auto.probe
 
     auto.probe, auto._LOSS = lambda *args: on_link(real(*args), bytes_per_s), loss
@@ -291,7 +292,7 @@ def automatic(rank: int, bytes_per_s: float, loss: float, policy: str):
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = Wrapped(inner, model, codec="auto", policy=policy, min_bytes=0)
     used = []
-    for step in range(50):
+    for step in range(steps):
         optimizer.zero_grad()
         x = data(step, rank, width=256)
         (model(x) - torch.sin(x[:, :10])).square().mean().backward()
@@ -311,7 +312,42 @@ def test_auto_takes_what_is_advised(policy):
     assert used[0] == "fp32" and list(dict.fromkeys(used)) == ["fp32", "int4"]
 
 
-def automatic_ddp(rank: int, bytes_per_s: float, loss: float, momentum: float):
+def codecs_used(monkeypatch, seconds: list[float]) -> list[str]:
+    """The codec after each stretch of steps, which take `seconds`, where int4 is advised."""
+    rows = [Prediction(codec, "wfbp", step_s) for codec, step_s in (("fp32", 2.0), ("int4", 1.0))]
+    now, used = 0.0, []
+    monkeypatch.setattr(auto, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(forecast.Notes, "profile", lambda *_: None)
+    monkeypatch.setattr(auto, "probe", lambda *_: types.SimpleNamespace(link=None, costs=None))
+    monkeypatch.setattr(auto, "predict", lambda *_, **__: rows)
+    monkeypatch.setattr(auto, "from_rank_0", lambda value, _: value)
+    monkeypatch.setattr(auto, "worst_of_ranks", lambda values, _: values)
+    chooser = auto.AutoCodec(config.resolve(codec="auto"), None)
+    codec = chooser.config.codec
+    for step_s in seconds:
+        for _ in range(auto._WARM_UP + auto._TIMED):
+            now += step_s
+            codec = chooser.after_step(torch.device("cpu"), lambda: None) or codec
+        used.append(codec)
+    return used
+
+
+# The first stretch is measured for the prediction, the second is fp32's to compare with.
+@pytest.mark.parametrize(
+    ("seconds", "used"),
+    [
+        ([1, 1, 0.5, 9, 9, 9], ["fp32", *["int4"] * 5]),  # decided after the third
+        ([1, 1, 1.02, 9], ["fp32", "int4", "int4", "int4"]),
+        # Something else ran while int4 was timed first.
+        ([1, 1, 3, 1, 0.5, 9, 9], ["fp32", "int4", "fp32", "int4", "int4", "int4", "int4"]),
+        ([1, 1, 1.1, 1, 1.1, 1, 1], ["fp32", "int4", "fp32", "int4", "fp32", "fp32", "fp32"]),
+    ],
+)
+def test_auto_goes_back_from_a_codec_that_was_slower_twice(monkeypatch, seconds, used):
+    assert codecs_used(monkeypatch, seconds) == used
+
+
+def automatic_ddp(rank: int, bytes_per_s: float, loss: float, momentum: float, steps: int = 50):
     real = auto.probe
 
     auto.probe, auto._LOSS = lambda *args: on_link(real(*args), bytes_per_s), loss
@@ -321,7 +357,7 @@ def automatic_ddp(rank: int, bytes_per_s: float, loss: float, momentum: float):
     if momentum:
         state.take_momentum(sgd)
     used, losses = [], []
-    for step in range(50):
+    for step in range(steps):
         sgd.zero_grad()
         x = data(step, rank, width=256)
         losses.append((ddp(x) - torch.sin(x[:, :10])).square().mean())
@@ -345,13 +381,13 @@ def test_auto_takes_what_is_advised_under_ddp(momentum):
 
 
 def test_auto_goes_back_under_ddp_where_it_loses():
-    (used, _, _, first), (_, _, _, second) = run(automatic_ddp, 1e6, 0.0, 0.0)
+    (used, _, _, first), (_, _, _, second) = run(automatic_ddp, 1e6, 0.0, 0.0, 80)
     assert first == second
     assert list(dict.fromkeys(used)) == ["fp32", "int4"] and used[-1] == "fp32"
 
 
 def test_auto_goes_back_where_it_loses():
-    (used, settled, first), (_, _, second) = run(automatic, 1e6, 0.0, "p3")
+    (used, settled, first), (_, _, second) = run(automatic, 1e6, 0.0, "p3", 80)
     assert first == second
     assert settled == "fp32" and list(dict.fromkeys(used)) == ["fp32", "int4"]
     assert used[-1] == "fp32"

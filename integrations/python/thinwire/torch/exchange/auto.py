@@ -2,7 +2,9 @@
 recommend is tried, and kept unless it turns out slower.
 
 A prediction may be wrong, and compression must not cost time. So steps before and after the choice
-are timed, and where it made them more than 3 % slower, fp32 comes back.
+are timed, and where it made them more than 3 % slower, fp32 comes back. A machine that is busy for
+a moment looks the same, so fp32 is then timed again, and the codec after it; only one that was
+slower twice is given up.
 
 Where the simulator does not know the steps (FSDP2's, which wait for each reduce-scatter), the
 codecs are timed one after another, and the most accurate of those near the fastest stays."""
@@ -36,6 +38,7 @@ _WARM_UP = 3  # steps that are not measured: connecting, the optimizer's state, 
 _NOTED = 12  # steps whose computing is measured
 _TIMED = 12  # steps that are timed with each codec that is compared
 _LOSS = 1.03  # a step that takes up to this many times fp32's is no reason to go back
+_LOSSES = 2  # times that a codec must be slower
 
 
 class AutoCodec:
@@ -48,7 +51,7 @@ class AutoCodec:
         self._steps = 0
         self._last = 0.0
         self._times: list[float] = []
-        self._start_s = 0.0
+        self._start_s, self._losses = 0.0, 0
         self._codec = self._advised = START
         # How the codec is decided on at the end of the steps under way; None: it is decided.
         self._stage: Callable[[torch.device], str] | None = self._choose
@@ -124,7 +127,12 @@ class AutoCodec:
 
     def _judge(self, _device: torch.device) -> str:
         self._stage = None
-        return START if self._agreed_step() > _LOSS * self._start_s else self._advised
+        if self._agreed_step() <= _LOSS * self._start_s:
+            return self._advised
+        self._losses += 1
+        if self._losses < _LOSSES:
+            self._stage = self._time
+        return START
 
     def _compare(self, device: torch.device) -> str:
         """After the timed steps of a codec: the next one, or at last the one that stays."""
