@@ -1,8 +1,8 @@
 """Starts ranks: every test that runs functions or scripts as several processes does it here.
 (Commands in a network of their own are bench/lab.py's, which also starts the scripts here.)
 
-Processes of functions come from a fork server that has imported torch already, so that a test costs
-tenths of a second and not an import of torch for each rank."""
+Processes of functions come from a fork server that has imported what most tests need, so that a
+test costs tenths of a second and not an import of torch for each rank."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-# DDP imports torch._dynamo when the first model is wrapped, which costs a second.
-_context.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo", "thinwire.torch"])
+# DDP imports torch._dynamo when the first model is wrapped, which costs a second. A test's file
+# imports pytest, which costs a rank more than all else that it has to do before its function.
+_context.set_forkserver_preload(
+    [
+        "torch.distributed.fsdp", "torch._dynamo", "thinwire.torch", "thinwire.torch.fsdp",
+        "thinwire.torch.sites", "pytest",
+    ]
+)  # fmt: skip
 
 # A rank that takes longer hangs: far more than any takes on a busy machine, where an import of
 # torch alone may take half a minute.
