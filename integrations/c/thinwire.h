@@ -325,7 +325,7 @@ TW_API tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, i
 TW_API tw_status tw_comm_set_step(tw_comm* comm, uint64_t step);
 
 /* All of a training step has been submitted on this rank, and the next step will submit the same
- * tensors. Their order may then be predicted (tw_options.planned), which spares each chunk an
+ * named tensors. Their order may then be predicted (tw_options.planned), which spares each chunk an
  * announcement. To be called on every rank; rank 0's call counts. */
 TW_API tw_status tw_comm_end_step(tw_comm* comm);
 

@@ -40,6 +40,9 @@ enum class FrameType : uint32_t {
 // partition then holds as well.
 inline constexpr uint8_t kDividedByCaller = 2;
 
+// Report::key of a use without a name, which ranks match by order.
+inline constexpr uint64_t kUnnamedKey = HashBytes({});
+
 // One tensor as one rank sees it. All ranks' reports of one id must agree.
 struct Report {
   uint64_t key = 0;   // hash of the name

@@ -272,7 +272,8 @@ Prediction::Tensor* Prediction::Find(uint64_t id) {
 }
 
 void Prediction::OnSubmitted(const Report& report, double now) {
-  if (report.direct != 0 || Find(report.id()) != nullptr) return;
+  // The next use without a name may be that of another tensor.
+  if (report.direct != 0 || report.key == kUnnamedKey || Find(report.id()) != nullptr) return;
   if (current_.tensors.size() == kMaxTensors) current_.Clear(now);
   current_.index.Insert(report.id()) = current_.tensors.size();
   current_.tensors.push_back({report});

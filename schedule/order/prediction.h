@@ -76,7 +76,8 @@ class Prediction {
   // `hop_shares`: of a chunk's bytes, by hop, as ExpectedLink has them.
   Prediction(const Options& options, std::vector<double> hop_shares);
 
-  // Rank 0 has submitted the tensor: it belongs to the step. Times are seconds of any one clock.
+  // Rank 0 has submitted the tensor: it belongs to the step if it has a name. Times are seconds of
+  // any one clock.
   void OnSubmitted(const Report& report, double now);
   // All ranks have it. More than once changes nothing.
   void OnReady(uint64_t id, double now);

@@ -255,7 +255,7 @@ TEST(Predicted, ATensorOutsideThePlanIsAnnounced) {
     for (int step = 0; step < kSteps; ++step) {
       Step(rank, engine, step, &values);
       // Between steps, while all of the next one is announced and none of it submitted.
-      std::vector<float> metric(5000, static_cast<float>(rank));
+      std::vector<float> metric(5000 + 1000 * step, static_cast<float>(rank));
       ASSERT_TRUE(AllReduce(engine, metric, "").ok());
       EXPECT_NEAR(metric[0], 0.5f, 0.1f);
     }

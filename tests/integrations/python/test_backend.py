@@ -537,3 +537,29 @@ def test_torch_finds_the_backend_by_its_entry_point():
     module, function = re.search(group, (root / "pyproject.toml").read_text()).groups()
     assert getattr(import_module(module), function)() is None
     assert dist.Backend("thinwire") == "thinwire"
+
+
+def changing(rank: int, store: str, planned: bool):
+    """Steps of other numbers of exchanges, each number several times, and in each a sum of another
+    length that is no gradient."""
+    meet(rank, store, "thinwire", planned=planned, scope="all", min_bytes=0)
+    results = []
+    for number, count in enumerate((3, 3, 3, 2, 2, 2, 3, 3, 3, 1, 1, 1)):
+        torch.manual_seed(number)
+        sums = [exchange(torch.randn(NUMEL) * (rank + 1)) for _ in range(count)]
+        metric = torch.full([NUMEL + 1000 * number], float(rank))
+        dist.all_reduce(metric)
+        results.append([*sums, metric])
+        step()
+    return results, dist.group.WORLD.stats()["planned_chunks"]
+
+
+def test_an_order_that_is_predicted_bears_steps_that_differ(tmp_path):
+    """A program that freezes layers has fewer exchanges from one step on. The step before it was
+    like the last one, so its order was predicted."""
+    (ahead, planned), _ = run(changing, f"{tmp_path}/ahead", True)
+    (announced, none), _ = run(changing, f"{tmp_path}/announced", False)
+    assert planned > 0
+    assert none == 0
+    for a, b in zip(ahead, announced, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
