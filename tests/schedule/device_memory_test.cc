@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "absl/strings/str_cat.h"
+#include "tests/effort.h"
 #include "tests/kernels/watched_device.h"
 #include "tests/schedule/device_runs.h"
 
@@ -13,7 +14,7 @@ namespace thinwire {
 namespace {
 
 constexpr int kWorld = 2;
-constexpr int kCounted = 4;  // steps
+constexpr int kCounted = Steps(4);
 
 int Allocations() { return device_counts.allocated + device_counts.pinned + device_counts.pooled; }
 
@@ -21,7 +22,8 @@ int Allocations() { return device_counts.allocated + device_counts.pinned + devi
 class Model {
  public:
   Model(Engine& engine, const std::shared_ptr<Device>& device,
-        std::initializer_list<size_t> sizes = {9000, 5000, 30001, 300, 301, 1500, 302, 40})
+        std::initializer_list<size_t> sizes = {Elements(9000), 5000, Elements(30001), 300, 301,
+                                               1500, 302, 40})
       : engine_(engine) {
     for (const size_t numel : sizes) {
       const std::string key = absl::StrCat("t", numel);

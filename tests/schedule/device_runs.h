@@ -9,13 +9,14 @@
 #include <utility>
 #include <vector>
 
+#include "tests/effort.h"
 #include "tests/kernels/devices.h"
 #include "tests/schedule/ranks.h"
 #include "transport/in_process/in_process.h"
 
 namespace thinwire {
 
-inline constexpr int kSteps = 4;
+inline constexpr int kSteps = Steps(4);
 
 // A tensor of a rank: on the host, or on a device, where it is used by the default stream.
 class Tensor {
@@ -53,7 +54,7 @@ class Tensor {
 
 struct Case {
   int world = 2;
-  size_t numel = 20000;
+  size_t numel = Elements(20000);
   DType dtype = DType::kF32;
   std::vector<Segment> segments = {};
   bool absent = false;  // the first segment, on another rank in every step

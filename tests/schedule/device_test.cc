@@ -36,16 +36,18 @@ TEST_P(DeviceTest, EveryCodecGivesTheHostsBits) {
         "adaptive:down=int8", "int8:down=adaptive:bits=4"}) {
     for (const int world : {1, 2, 3}) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
-      ExpectTheHostsBits(SmallChunks(codec), {.world = world, .numel = Elements(20000)});
+      ExpectTheHostsBits(SmallChunks(codec), {.world = world});
     }
   }
 }
 
 TEST_P(DeviceTest, AGridGivesTheHostsBits) {
-  for (const char* codec : {"fp32", "int4", "int8:down=int4"}) {
+  for (const std::string codec : {"fp32", "int4", "int8:down=int4"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const int world : {4, 6}) {
-        SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
+        // Half of all, with every pair of values.
+        if (kSanitized && (world == 4) != ((dtype == DType::kF32) == (codec == "int4"))) continue;
+        SCOPED_TRACE(codec + ", world " + std::to_string(world));
         Options options = SmallChunks(codec);
         options.topology = Topology::kGrid;
         ExpectTheHostsBits(options, {.world = world, .numel = 5001, .dtype = dtype});
@@ -54,13 +56,15 @@ TEST_P(DeviceTest, AGridGivesTheHostsBits) {
   }
 }
 
+// Some chunks lie in the absent segment, one in part, and some in the other one.
 TEST_P(DeviceTest, AbsentParametersGiveTheHostsBits) {
+  constexpr size_t kAbsent = Elements(5000), kOther = Elements(4000);
   for (const char* codec : {"int4", "onebit", "int4:hadamard=1", "topk:density=0.02", "adaptive"}) {
     SCOPED_TRACE(codec);
     ExpectTheHostsBits(SmallChunks(codec),
                        {.world = 3,
-                        .numel = 9000,
-                        .segments = {{"a", 0, 5000, 5000, 0}, {"b", 0, 4000, 4000, 0}},
+                        .numel = kAbsent + kOther,
+                        .segments = {{"a", 0, kAbsent, kAbsent, 0}, {"b", 0, kOther, kOther, 0}},
                         .absent = true});
   }
 }
@@ -83,7 +87,7 @@ TEST_P(DeviceTest, MomentumGivesTheHostsBits) {
                      std::to_string(world));
         Options options = SmallChunks(codec);
         options.momentum = {0.9f, nesterov};
-        const Case run{.world = world, .numel = Elements(20000)};
+        const Case run{.world = world};
         ExpectTheHostsBits(options, run);
         options.min_bytes = 1 << 20;  // raw
         ExpectTheHostsBits(options, run);
@@ -102,7 +106,7 @@ TEST_P(DeviceTest, TopKGivesTheHostsBits) {
           SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
           Options options = SmallChunks(codec);
           options.momentum = {beta, world == 3};
-          ExpectTheHostsBits(options, {.world = world, .numel = Elements(20000), .dtype = dtype});
+          ExpectTheHostsBits(options, {.world = world, .dtype = dtype});
         }
       }
     }
@@ -125,8 +129,8 @@ TEST_P(DeviceTest, MidSizeTensorsGoInOneHop) {
       SCOPED_TRACE(std::string(codec) + ", world " + std::to_string(world));
       Options options = SmallChunks(codec);
       options.chunk_bytes = 1 << 20;
-      options.min_bytes = 30000;  // too little for the raw values
       const Case run{.world = world};
+      options.min_bytes = run.numel * 3 / 2;  // too little for the raw values
       const std::vector<Segment> all = {{.name = "g", .count = run.numel, .total = run.numel}};
       ASSERT_EQ(DirectExchangeOf(all, run.dtype, world, options).algorithm, &OneHop());
       ExpectTheHostsBits(options, run);
@@ -142,8 +146,8 @@ TEST_P(DeviceTest, SeveralCodecsInOneTensor) {
   for (size_t i = 0; i < 10; ++i) {
     run.segments.push_back({.name = "p" + std::to_string(i),
                             .offset = 0,
-                            .count = 2000,
-                            .total = 2000,
+                            .count = run.numel / 10,
+                            .total = run.numel / 10,
                             .codec = static_cast<uint32_t>(i % 2)});
   }
   ExpectTheHostsBits(options, run);
