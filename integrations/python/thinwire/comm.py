@@ -369,7 +369,7 @@ class Communicator:
         _library.check(self._library.tw_comm_set_step(self._open(), step))
 
     def end_step(self) -> None:
-        """All of a training step has been submitted; the next will submit the same tensors."""
+        """All of a training step has been submitted; the next submits the same named tensors."""
         _library.check(self._library.tw_comm_end_step(self._open()))
 
     def residuals(self) -> dict[str, int]:

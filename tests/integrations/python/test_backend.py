@@ -5,6 +5,7 @@ import os
 import re
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import thinwire
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from ranks import outcomes_of, run
 from thinwire.torch import backend, process_group
 from thinwire.torch.process_group import ProcessGroup
+from thinwire.torch.sequence import GradientSequence, Kind
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
@@ -563,3 +565,21 @@ def test_an_order_that_is_predicted_bears_steps_that_differ(tmp_path):
     assert none == 0
     for a, b in zip(ahead, announced, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("transport", "predicted"), [("gloo", [False, True]), ("nccl", [False] * 2)]
+)
+def test_steps_are_not_predicted_where_all_chunks_start_in_one_order(transport, predicted):
+    """There a predicted chunk that does not come would hold all others."""
+    ended = []
+    session = SimpleNamespace(
+        communicator=SimpleNamespace(transport=lambda: transport),
+        end_step=lambda repeats: ended.append(repeats),
+    )
+    sequence = GradientSequence(session, lambda _on_gpu: 1 << 20)
+    for _ in predicted:
+        sequence.next(Kind("all_reduce", "sum", "float32", 1000))
+        sequence.end_step()
+    sequence.close()
+    assert ended == predicted
