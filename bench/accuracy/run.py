@@ -212,9 +212,7 @@ def carry_out(cells: list[Cell], results: Results, jobs: int) -> None:
 def _carry_out_together(cells: list[Cell], results: Results) -> None:
     for cell in cells:
         if cell.method in TWICE_CHOSEN or not can_train(METHODS[cell.method]):
-            raise SystemExit(
-                f"{cell.method} trains one run at a time: leave it out, or --device cpu"
-            )
+            raise SystemExit(f"{cell.method} trains its runs one by one: take --device cpu")
     for cell in cells:
         while wanted := cell.missing(results):
             trials = [Trial(run.task.rate, run.seed, run.split) for run in wanted]

@@ -84,6 +84,7 @@ class ManyTwoHop(TwoHop):
             )
             up, down = self._residuals_at(place, foreign)
             decoded = through(self._up, foreign, up)
+            self._clear_tail(owners, decoded, up)
             totals = []
             for i, owner in enumerate(owners):
                 ranks = list(decoded[:, i].unbind(1))
@@ -93,17 +94,18 @@ class ManyTwoHop(TwoHop):
                     total.add_(part)
                 totals.append(total.mul_(1 / self._count))
             result = through(self._down, torch.stack(totals, 1), down)
-            if owners[-1] == self._count - 1 and up is not None:  # nothing is kept behind the end
-                up[:, -1, :, self._tail :] = 0
-                down[:, -1, self._tail :] = 0
+            self._clear_tail(owners, down)
             for i, owner in enumerate(owners):
                 means[owner] = result[:, i]
         self._steps += 1
         return torch.cat(means, 1)[:, : self._numel]
 
-    @property
-    def _tail(self) -> int:
-        return self._shards[-1].stop - self._shards[-1].start
+    def _clear_tail(self, owners: list[int], *of_owners: Tensor | None) -> None:
+        """Behind the last element all is zero, as a codec fills it up."""
+        tail = self._shards[-1].stop - self._shards[-1].start
+        for tensor in of_owners:
+            if tensor is not None and owners[-1] == self._count - 1:
+                tensor[:, -1, ..., tail:] = 0
 
     def _of(self, filled: Tensor, owner: int, blocks: int) -> Tensor:
         start = self._shards[owner].start
