@@ -8,8 +8,8 @@ that makes a device's tables.
 
 Some forms are needed for equal bits: a CUDA tensor divided by a number is multiplied by the
 number's rounded inverse, so divisors are tensors here; a multiplication and the addition behind it
-are two operations, so nothing fuses them; sums of floats are written out in their order, unless
-they are whole numbers below 2^24, whose sums are exact in any order."""
+are two operations, which torch.compile would fuse; sums of floats are written out in their order,
+unless they are whole numbers below 2^24, whose sums are exact in any order."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _tables(device: torch.device) -> _Tables:
 
 def _sum_of_squares(x: torch.Tensor) -> torch.Tensor:
     """[..., 256] to [..., 1], in 32 lanes, which are folded: FORMAT.md, "onebit"."""
-    first, *rest = x.square().unflatten(-1, (8, 32)).unbind(-2)
+    first, *rest = (x * x).unflatten(-1, (8, 32)).unbind(-2)
     lanes = functools.reduce(torch.Tensor.add_, rest, first.clone())
     while lanes.shape[-1] > 1:
         low, high = lanes.chunk(2, -1)
