@@ -79,8 +79,14 @@ DRIFTING = tuple(
     for exact_1d in (False, True)
     if not (exact_1d and codec == "fp32")
 )  # fmt: skip
+# Ways to lose less than int4 does, for its bytes or a few more.
+FINER = (
+    Method("adaptive 4", "adaptive:bits=4"),
+    Method("int4 block 128", "int4:block=128"),
+    Method("int4 down int8", "int4:down=int8"),
+)
 NAMED = tuple(METHODS)  # those of the main table
-METHODS |= {method.name: method for method in DRIFTING}
+METHODS |= {method.name: method for method in DRIFTING + FINER}
 
 
 def spec_of(method: Method, task: Task) -> str:
