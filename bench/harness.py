@@ -207,8 +207,8 @@ def headline(result: Mapping[str, Any]) -> str:
     place = result["machine"]
     gpus = "".join(f", {gpu}" for gpu in place.get("gpus", ()))
     return (
-        f"{place['processor']}, {place['cores']} cores{gpus}, torch {result['versions'].get('torch')}; "
-        f"`{' '.join(result['argv'])}` at {result['commit']}"
+        f"{place['processor']}, {place['cores']} cores{gpus}, "
+        f"torch {result['versions'].get('torch')}; `{' '.join(result['argv'])}` at {result['commit']}"
     )
 
 
