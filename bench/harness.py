@@ -208,7 +208,8 @@ def headline(result: Mapping[str, Any]) -> str:
     gpus = "".join(f", {gpu}" for gpu in place.get("gpus", ()))
     return (
         f"{place['processor']}, {place['cores']} cores{gpus}, "
-        f"torch {result['versions'].get('torch')}; `{' '.join(result['argv'])}` at {result['commit']}"
+        f"torch {result['versions'].get('torch')}; `{' '.join(result['argv'])}` "
+        f"at {result['commit']}"
     )
 
 
