@@ -85,6 +85,11 @@ class Bucket:
         check_flag("absent", absent)
         self.segments.mark_absent(index, absent)
 
+    def set_codec(self, number: int) -> None:
+        """Between steps: all parts go with the codec of this number among those of the exchange."""
+        if self.segments is not None and self.segments.set_codec(number):
+            self._handle = None
+
 
 def handle_of(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
     """Returns the bucket as the communicator knows it: registered at its first use there."""
