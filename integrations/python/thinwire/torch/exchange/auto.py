@@ -51,7 +51,7 @@ _EVEN = 1.02  # steps this close are equal, and accuracy decides
 
 
 class Choice(NamedTuple):
-    """What to go on with."""
+    """A codec to go on with."""
 
     codec: str
     among: tuple[str, ...]  # the codecs that the connection needs
@@ -146,7 +146,7 @@ class AutoCodec:
         self._stage, self.observer = _Stage(self._compare, timed=0), None
 
     def after_step(self, device: torch.device, finish: Callable[[], None]) -> Choice | None:
-        """What to go on with, if that changes now. Called between steps on all ranks, which get
+        """Return what to go on with, if that changes now. Called between steps on all ranks, which get
         the same answer. `finish` is called before a decision and waits until nothing is in flight.
         PeerLostError if a rank was lost."""
         if self._stage is None:
