@@ -146,9 +146,9 @@ class AutoCodec:
         self._stage, self.observer = _Stage(self._compare, timed=0), None
 
     def after_step(self, device: torch.device, finish: Callable[[], None]) -> Choice | None:
-        """Return what to go on with, if that changes now. Called between steps on all ranks, which get
-        the same answer. `finish` is called before a decision and waits until nothing is in flight.
-        PeerLostError if a rank was lost."""
+        """Return what to go on with, if that changes now. Called between steps on all ranks, which
+        get the same answer. `finish` is called before a decision and waits until nothing is in
+        flight. PeerLostError if a rank was lost."""
         if self._stage is None:
             return None
         self._steps += 1
