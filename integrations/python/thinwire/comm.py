@@ -380,6 +380,10 @@ class Communicator:
         """All of a training step has been submitted; the next submits the same named tensors."""
         _library.check(self._library.tw_comm_end_step(self._open()))
 
+    def forget_step(self) -> None:
+        """In place of end_step(), where the next step may submit other tensors."""
+        _library.check(self._library.tw_comm_forget_step(self._open()))
+
     def residuals(self) -> dict[str, int]:
         """Returns the number of elements by parameter name. Only while nothing is in flight."""
         count, sizes = c_size_t(), {}

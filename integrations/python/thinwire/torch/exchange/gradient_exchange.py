@@ -232,13 +232,15 @@ class GradientExchange(Compression):
         if self._auto is not None:
             bucket.set_codec(self._number)
 
-    def end_step(self, *, repeats: bool = True) -> None:
+    def end_step(self, *, repeats: bool | None = True) -> None:
         """Says once a step that all of its buckets have been submitted. repeats: the next step will
-        submit the same buckets, which lets their order be predicted."""
-        check_flag("repeats", repeats)
+        submit the same buckets, which lets their order be predicted; None: it may submit others,
+        and its order is predicted where this step had the buckets of the one before."""
+        if repeats is not None:
+            check_flag("repeats", repeats)
         self.steps += 1
         comparing = self._auto is not None and self._auto.comparing
-        self._session.end_step(repeats=repeats and not comparing)
+        self._session.end_step(repeats=False if comparing else repeats)
 
     def between_steps(self, device: torch.device, finish: Callable[[], None] | None = None) -> None:
         """Once a step on all ranks, when codec="auto" may change the codec; else it does nothing.

@@ -45,8 +45,11 @@ class StepLedger:
         """The bucket holds the mean."""
         self._unfinished.discard(bucket)
 
-    def end_step(self) -> None:
+    def end_step(self) -> frozenset[Bucket]:
+        """Return the buckets of the step, none if there were none since the last end."""
+        touched = frozenset(self._touched if self.in_step else ())
         self.in_step = False
+        return touched
 
     @property
     def lost(self) -> bool:
