@@ -85,11 +85,6 @@ class Bucket:
         check_flag("absent", absent)
         self.segments.mark_absent(index, absent)
 
-    def set_codec(self, number: int) -> None:
-        """Between steps: all parts go with the codec of this number among those of the exchange."""
-        if self.segments is not None and self.segments.set_codec(number):
-            self._handle = None
-
 
 def handle_of(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
     """Returns the bucket as the communicator knows it: registered at its first use there."""
@@ -100,6 +95,12 @@ def handle_of(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
         )  # fmt: skip
         bucket._owner = communicator
     return bucket._handle
+
+
+def set_codec(bucket: Bucket, number: int) -> None:
+    """Between steps: all parts go with the codec of this number among those of the exchange."""
+    if bucket.segments is not None and bucket.segments.set_codec(number):
+        bucket._handle = None
 
 
 class InFlight:

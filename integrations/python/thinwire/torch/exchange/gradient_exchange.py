@@ -27,6 +27,7 @@ from thinwire.torch.exchange.bucket import (
     check_sizes,
     lay_out,
     parts_of,
+    set_codec,
 )
 from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import Compression
@@ -230,7 +231,7 @@ class GradientExchange(Compression):
                 f"elements of {bucket.dtype}"
             )
         if self._auto is not None:
-            bucket.set_codec(self._number)
+            set_codec(bucket, self._number)
 
     def end_step(self, *, repeats: bool | None = True) -> None:
         """Says once a step that all of its buckets have been submitted. repeats: the next step will
