@@ -28,7 +28,7 @@ OWN, BF16, ALONE, POWER_SGD = "plain", "bf16 hook", "alone", "powersgd"
 NOT_OURS = (OWN, BF16, ALONE, POWER_SGD)
 WARM_UP = 3  # steps that are not counted: DDP lays its buckets out anew in the second
 MEASURING = 75  # more of them for codec="auto", which measures the first steps
-MEASURING_FSDP2 = 60  # as many as it measures under FSDP2
+MEASURING_FSDP2 = 131  # as many as it compares codecs for at most, under FSDP2
 chosen: dict[str, dict[str, str]] = {}  # by way: the codec that codec="auto" has chosen
 
 

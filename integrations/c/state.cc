@@ -92,6 +92,12 @@ tw_status tw_comm_end_step(tw_comm* comm) {
   return TW_OK;
 }
 
+tw_status tw_comm_forget_step(tw_comm* comm) {
+  if (absl::Status bad = CheckComm("tw_comm_forget_step", comm); !bad.ok()) return ToC(bad);
+  comm->engine->ForgetStep();
+  return TW_OK;
+}
+
 tw_status tw_residual_count(tw_comm* comm, size_t* count) {
   if (absl::Status bad = CheckComm("tw_residual_count", comm, {count}); !bad.ok()) return ToC(bad);
   *count = comm->engine->error_feedback().parameters().size();

@@ -329,6 +329,10 @@ TW_API tw_status tw_comm_set_step(tw_comm* comm, uint64_t step);
  * announcement. To be called on every rank; rank 0's call counts. */
 TW_API tw_status tw_comm_end_step(tw_comm* comm);
 
+/* All of a training step has been submitted on this rank, and the next step may submit other
+ * tensors: in place of tw_comm_end_step. Nothing is predicted from this step. */
+TW_API tw_status tw_comm_forget_step(tw_comm* comm);
+
 /* All that is kept of each parameter, while no allreduce is in flight: first-hop and second-hop
  * residuals, and the momentum if the communicator owns one; numel floats each. `index` counts
  * parameters in name order. `momentum` may be null: not asked for, or none to be set. */

@@ -351,6 +351,10 @@ void Engine::EndStep() {
   if (!transport_.empty()) TellSequencer([](Sequencer& s) { s.EndStep(Now()); });
 }
 
+void Engine::ForgetStep() {
+  if (!transport_.empty()) TellSequencer([](Sequencer& s) { s.ForgetStep(Now()); });
+}
+
 bool Engine::GoesRaw(const TensorView& input) const {
   return thinwire::GoesRaw(input.bytes(), members_.size, options_);
 }

@@ -93,6 +93,8 @@ class Engine {
   // All of a training step has been submitted, and the next step will submit the same tensors.
   // Where ranks are far apart their order is then predicted. Rank 0's call counts.
   void EndStep();
+  // In place of EndStep, where the next step may submit other tensors.
+  void ForgetStep();
 
  private:
   // `options` as they are in this world. StartThreads comes next.

@@ -223,6 +223,10 @@ void Sequencer::EndStep(double now) {
   starts_.Start(now);
 }
 
+void Sequencer::ForgetStep(double now) {
+  if (lead_ != nullptr) lead_->prediction.ForgetStep(now);
+}
+
 void Sequencer::OnOrder(int from, const OrderMessage& message) {
   if (from != tree_.parent() || lead_ != nullptr) {
     return Fail(absl::FailedPreconditionError(

@@ -64,6 +64,8 @@ class Sequencer {
   // This rank has submitted all of a step, and the next step will have the same tensors. Rank 0's
   // call counts. A predicted tensor that rank 0 left out fails the group.
   void EndStep(double now);
+  // This rank has submitted all of a step, and the next step may be another. Rank 0's call counts.
+  void ForgetStep(double now);
   // Some time has passed: finds what is late, overdue, or never answered.
   void OnClock(double now);
 

@@ -119,6 +119,7 @@ TEST_F(CArguments, NullPointersAreRefused) {
       {"raw", "null", [&] { return tw_comm_goes_raw(comm_, 4, TW_F32, nullptr); }},
       {"step", "null", [] { return tw_comm_set_step(nullptr, 1); }},
       {"end of step", "null", [] { return tw_comm_end_step(nullptr); }},
+      {"forgotten step", "null", [] { return tw_comm_forget_step(nullptr); }},
       {"residuals", "null", [&] { return tw_residual_count(comm_, nullptr); }},
       {"residual's name", "null", [&] { return tw_residual_info(comm_, 0, nullptr, 64, &size_); }},
       {"residual", "null", [&] { return tw_residual_get(comm_, "g", nullptr, x_, nullptr, 4); }},

@@ -136,6 +136,7 @@ TEST_F(Fork, EveryCallOfAChildIsRefusedAtOnceAndItsParentGoesOn) {
         tw_comm_goes_raw(own.comm, 4, TW_F32, &raw),
         tw_comm_set_step(own.comm, 1),
         tw_comm_end_step(own.comm),
+        tw_comm_forget_step(own.comm),
         tw_comm_describe(own.comm, text, sizeof(text), &size),
         tw_residual_count(own.comm, &size),
         tw_residual_info(own.comm, 0, text, sizeof(text), &size),

@@ -77,6 +77,17 @@ double RunStep(Prediction& prediction, uint64_t step, uint64_t tensors, double n
   return now;
 }
 
+TEST(Prediction, ForgetsAStepThatIsNotToComeAgain) {
+  Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
+  prediction.OnSubmitted(Of(9, 0), 0.0);  // of a layout that is over
+  prediction.OnReady(Of(9, 0).id(), 0.0);
+  prediction.ForgetStep(0.5);
+  RunStep(prediction, 0, 2, 1.0);
+  const Prediction::NextStep next = prediction.Next();
+  ASSERT_EQ(next.tensors.size(), 2u);
+  for (const Report& tensor : next.tensors) EXPECT_NE(tensor.key, 9u);
+}
+
 // The first chunk after a pause takes all its latencies to arrive, and those after it only the
 // link's time; and a step that has little to send says nothing of the link.
 TEST(Prediction, TheRateIsTheLinksAndNotThatOfItsLatencyOrOfAShortStep) {
@@ -259,6 +270,17 @@ TEST(Predicted, ATensorOutsideThePlanIsAnnounced) {
       ASSERT_TRUE(AllReduce(engine, metric, "").ok());
       EXPECT_NEAR(metric[0], 0.5f, 0.1f);
     }
+  });
+}
+
+TEST(Predicted, StepsOfOtherTensorsMayComeBeforeThoseThatRepeat) {
+  RunRanks(Wire::kInProcess, 2, Planned("int4", Predict::kAlways), [](int rank, Engine& engine) {
+    std::vector<std::vector<float>> values;
+    std::vector<float> once(5000, static_cast<float>(rank));
+    ASSERT_TRUE(AllReduce(engine, once, "once").ok());
+    engine.ForgetStep();
+    for (int step = 0; step < kSteps; ++step) Step(rank, engine, step, &values);
+    EXPECT_GT(engine.stats().predicted_chunks, 0u);
   });
 }
 

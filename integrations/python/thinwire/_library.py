@@ -273,6 +273,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_comm_goes_raw": [c_void_p, c_size_t, c_int, POINTER(c_int)],
     "tw_comm_set_step": [c_void_p, c_uint64],
     "tw_comm_end_step": [c_void_p],
+    "tw_comm_forget_step": [c_void_p],
     "tw_simulate": [POINTER(Simulation), POINTER(c_double), POINTER(c_double)],
     "tw_residual_count": [c_void_p, POINTER(c_size_t)],
     "tw_residual_info": [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)],

@@ -119,6 +119,14 @@ class Segments:
         self.array[index].absent = int(bool(absent))
         (self._absent.add if absent else self._absent.discard)(index)
 
+    def set_codec(self, codec: int) -> bool:
+        """Gives all segments this codec, from the next Communicator.bucket() on. Return whether
+        that changes anything."""
+        others = [segment for segment in self.array if segment.codec != codec]
+        for segment in others:
+            segment.codec = codec
+        return bool(others)
+
     def absent(self) -> tuple[ctypes.Array | None, int]:
         """The numbers of the segments that are marked, and how many they are."""
         count = len(self._absent)
@@ -371,6 +379,10 @@ class Communicator:
     def end_step(self) -> None:
         """All of a training step has been submitted; the next submits the same named tensors."""
         _library.check(self._library.tw_comm_end_step(self._open()))
+
+    def forget_step(self) -> None:
+        """In place of end_step(), where the next step may submit other tensors."""
+        _library.check(self._library.tw_comm_forget_step(self._open()))
 
     def residuals(self) -> dict[str, int]:
         """Returns the number of elements by parameter name. Only while nothing is in flight."""

@@ -327,7 +327,8 @@ def codecs_used(monkeypatch, seconds: list[float]) -> list[str]:
     for step_s in seconds:
         for _ in range(auto._WARM_UP + auto._TIMED):
             now += step_s
-            codec = chooser.after_step(torch.device("cpu"), lambda: None) or codec
+            if choice := chooser.after_step(torch.device("cpu"), lambda: None):
+                codec = choice.codec
         used.append(codec)
     return used
 

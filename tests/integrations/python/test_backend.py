@@ -13,9 +13,12 @@ import thinwire.torch as tw
 import torch
 import torch.distributed as dist
 from ranks import outcomes_of, run
+from thinwire import config
 from thinwire.torch import backend, process_group
+from thinwire.torch.exchange.bucket import Bucket, Part
+from thinwire.torch.exchange.session import Session
+from thinwire.torch.group import Membership
 from thinwire.torch.process_group import ProcessGroup
-from thinwire.torch.sequence import GradientSequence, Kind
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
@@ -541,14 +544,14 @@ def test_torch_finds_the_backend_by_its_entry_point():
     assert dist.Backend("thinwire") == "thinwire"
 
 
-def changing(rank: int, store: str, planned: bool):
-    """Steps of other numbers of exchanges, each number several times, and in each a sum of another
-    length that is no gradient."""
+def changing(rank: int, store: str, planned: bool, steps: list[list[int]]):
+    """steps: elements of the exchanges of each. In each there is also a sum of another length that
+    is no gradient."""
     meet(rank, store, "thinwire", planned=planned, scope="all", min_bytes=0)
     results = []
-    for number, count in enumerate((3, 3, 3, 2, 2, 2, 3, 3, 3, 1, 1, 1)):
+    for number, numels in enumerate(steps):
         torch.manual_seed(number)
-        sums = [exchange(torch.randn(NUMEL) * (rank + 1)) for _ in range(count)]
+        sums = [exchange(torch.randn(numel) * (rank + 1)) for numel in numels]
         metric = torch.full([NUMEL + 1000 * number], float(rank))
         dist.all_reduce(metric)
         results.append([*sums, metric])
@@ -556,11 +559,20 @@ def changing(rank: int, store: str, planned: bool):
     return results, dist.group.WORLD.stats()["planned_chunks"]
 
 
-def test_an_order_that_is_predicted_bears_steps_that_differ(tmp_path):
-    """A program that freezes layers has fewer exchanges from one step on. The step before it was
-    like the last one, so its order was predicted."""
-    (ahead, planned), _ = run(changing, f"{tmp_path}/ahead", True)
-    (announced, none), _ = run(changing, f"{tmp_path}/announced", False)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # A program that freezes layers has fewer exchanges from one step on. The step before it was
+        # like the last one, so its order was predicted.
+        [[NUMEL] * count for count in (3, 3, 3, 2, 2, 2, 3, 3, 3, 1, 1, 1)],
+        # Exchanges that only the first step has: DDP lays its buckets out anew after it.
+        [[NUMEL] * count for count in (3, 2, 2, 2, 2)],
+        [[2 * NUMEL], *[[NUMEL, NUMEL]] * 4],
+    ],
+)
+def test_an_order_that_is_predicted_bears_steps_that_differ(tmp_path, steps):
+    (ahead, planned), _ = run(changing, f"{tmp_path}/ahead", True, steps)
+    (announced, none), _ = run(changing, f"{tmp_path}/announced", False, steps)
     assert planned > 0
     assert none == 0
     for a, b in zip(ahead, announced, strict=True):
@@ -572,14 +584,15 @@ def test_an_order_that_is_predicted_bears_steps_that_differ(tmp_path):
 )
 def test_steps_are_not_predicted_where_all_chunks_start_in_one_order(transport, predicted):
     """There a predicted chunk that does not come would hold all others."""
-    ended = []
-    session = SimpleNamespace(
-        communicator=SimpleNamespace(transport=lambda: transport),
-        end_step=lambda repeats: ended.append(repeats),
+    told = []
+    session = Session(Membership(None, "test"), config.resolve(codec="int4"))
+    session._communicator = SimpleNamespace(
+        transport=lambda: transport,
+        end_step=lambda: told.append(True),
+        forget_step=lambda: told.append(False),
     )
-    sequence = GradientSequence(session, lambda _on_gpu: 1 << 20)
+    bucket = Bucket("g", 1000, "float32", parts=[Part("g", 1000)], codecs=[0])
     for _ in predicted:
-        sequence.next(Kind("all_reduce", "sum", "float32", 1000))
-        sequence.end_step()
-    sequence.close()
-    assert ended == predicted
+        session.ledger.submitted(bucket)
+        session.end_step(repeats=None)
+    assert told == predicted

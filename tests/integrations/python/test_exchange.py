@@ -269,3 +269,27 @@ def failing(rank: int):
 
 def test_a_failure_on_one_rank_ends_the_step_on_all():
     assert run(failing) == [True, True]  # sooner than by the exchange's timeout
+
+
+def buckets_before(rank: int):
+    """A step with a bucket that comes never again, as a first one under DDP, before steps that
+    repeat."""
+    exchange = GradientExchange("int4", min_bytes=0, planned=True)
+    names = ("once", "always")
+    buckets = {n: exchange.bucket(n, [(n, 5000)], torch.float32) for n in names}
+    results = []
+    for step in range(5):
+        used = names if step == 0 else names[1:]
+        torch.manual_seed(10 * step + rank)
+        sent = [exchange.submit(buckets[name], torch.randn(5000)) for name in used]
+        exchange.end_step(repeats=step > 0)
+        for each in sent:
+            exchange.wait(each)
+        results.append(sent[-1].tensor)
+    return results, exchange.stats()["planned_chunks"]
+
+
+def test_a_step_that_does_not_repeat_is_forgotten_when_an_order_is_predicted():
+    (first, planned), (second, _) = run(buckets_before)
+    assert planned > 0
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

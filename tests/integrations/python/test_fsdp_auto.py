@@ -1,67 +1,152 @@
-"""codec="auto" under FSDP2: steps are timed with each codec, and all ranks take the same one."""
+"""codec="auto" under FSDP2: codecs take turns, and all ranks take the same one in the end."""
 
+import random
 import types
+from collections.abc import Callable
 
 import pytest
 import thinwire
 import torch
+import torch.distributed as dist
 from fsdp_models import Net, sharded, train, weights
 from ranks import run
-from thinwire.torch import compress
+from thinwire import config
+from thinwire.torch import GradientExchange, compress
 from thinwire.torch.exchange import auto
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-A_CODEC = auto._WARM_UP + auto._TIMED  # steps that each codec is tried for
 ALL = ["fp32", "bf16", "int8", "int4"]
 EVEN = dict.fromkeys(ALL, 1.0)
+LONGEST = auto._WARM_UP + auto._TURNS * auto._TURN  # steps until the codec is decided on
 
 
-def chosen(rank: int, seconds: list[dict[str, float]], options: dict, tried: int):
-    """seconds: of a step, by rank and codec. Trains until the choice has been made, and a step."""
+# The first four rounds of four codecs.
+ORDERS = [
+    ["fp32", "bf16", "int8", "int4"],
+    ["bf16", "int4", "fp32", "int8"],
+    ["int4", "int8", "bf16", "fp32"],
+    ["int8", "fp32", "int4", "bf16"],
+]
+
+
+def chosen(rank: int, seconds: list[dict[str, float]], options: dict, noise: float):
+    """seconds: of a step, by rank and codec; noise: of the clock, another on each rank. Trains
+    until the choice has been made, and a step."""
     model, state = sharded("auto", **options)
-    now = 0.0
+    now, dice = 0.0, random.Random(rank)
 
     def clock() -> float:
         nonlocal now
-        now += seconds[rank][state.exchange.codec]
+        now += seconds[rank][state.exchange.codec] * dice.lognormvariate(0, noise)
         return now
 
     auto.time = types.SimpleNamespace(perf_counter=clock)
-    used = []
-    for step in range(tried * A_CODEC + 1):
-        train(model, 1, rank, start=step, lr=0.01)
+    used, sessions = [], []
+    for step in range(LONGEST + 1):
         used.append(state.exchange.codec)
+        train(model, 1, rank, start=step, lr=0.01)
+        sessions.append(state.exchange._session)
     kept = state.state_dict()
     state.load_state_dict(kept)
-    return used, weights(model), state.stats(), kept["residuals"]
+    return used, weights(model), state.stats(), kept["residuals"], len(set(sessions))
 
 
 @pytest.mark.parametrize(
-    ("seconds", "codec"),
+    ("seconds", "noise", "codec"),
     [
-        ([EVEN | {"int8": 0.5, "int4": 0.4}] * 2, "int4"),
-        ([EVEN | {"int8": 0.41, "int4": 0.4}] * 2, "int8"),  # the more accurate of equals
-        ([{"fp32": 1.0, "bf16": 1.1, "int8": 1.2, "int4": 1.3}] * 2, "fp32"),
+        ([EVEN | {"int8": 0.5, "int4": 0.4}] * 2, 0.0, "int4"),
+        ([EVEN | {"int8": 0.405, "int4": 0.4}] * 2, 0.0, "int8"),  # the more accurate of equals
+        ([{"fp32": 1.0, "bf16": 1.1, "int8": 1.2, "int4": 1.3}] * 2, 0.0, "fp32"),
         # The slowest rank counts: with int4 rank 1 would hold up the others.
-        ([EVEN | {"int8": 0.5, "int4": 0.1}, EVEN | {"int8": 0.5, "int4": 2.0}], "int8"),
+        ([EVEN | {"int8": 0.5, "int4": 0.1}, EVEN | {"int8": 0.5, "int4": 2.0}], 0.0, "int8"),
+        ([EVEN | {"int4": 0.9}] * 2, 0.1, "int4"),
     ],
 )
-def test_the_fastest_codec_stays_on_all_ranks(seconds, codec):
-    (used, first, stats, residuals), (also, second, _, _) = run(chosen, seconds, {}, len(ALL))
+def test_the_fastest_codec_stays_on_all_ranks(seconds, noise, codec):
+    (used, first, stats, residuals, sessions), (also, second, *_) = run(chosen, seconds, {}, noise)
     assert used == also and used[-1] == codec
-    tried = [used[step] for step in range(0, len(used) - 1, A_CODEC)]
-    assert tried == ALL
+    rounds = [codec for order in ORDERS for codec in order for _ in range(auto._TURN)]
+    assert used[: auto._WARM_UP + len(rounds)] == ["fp32"] * auto._WARM_UP + rounds
+    assert sessions == 3  # before, during and after the turns: a turn costs no connection
     assert stats["steps"] == len(used) and stats["exact_reductions"] == 0
+    assert {row["codec"] for row in stats["parameters"]} == {codec}
     assert residuals["layers.0.weight"]["first"].any()  # what int4 left is carried on
     for name, parameter in first.items():
         assert torch.equal(parameter, second[name])
 
 
+def decided(true: dict[str, float], step_s: Callable[[int, float], float]) -> str:
+    """The codec that AutoCodec decides on. true: seconds of a step by codec. step_s(number of the
+    step, true seconds): those that are measured."""
+    chooser = auto.AutoCodec(config.resolve(codec="auto"), None)
+    chooser.try_each(ALL)
+    codec, now, step = chooser.config.codec, 0.0, 0
+    auto.time = types.SimpleNamespace(perf_counter=lambda: now)
+    while chooser._stage is not None:
+        now += step_s(step, true[codec])
+        step += 1
+        choice = chooser.after_step(torch.device("cpu"), lambda: None)
+        codec = codec if choice is None else choice.codec
+    assert step <= LONGEST
+    return codec
+
+
+@pytest.fixture
+def one_rank(monkeypatch):
+    monkeypatch.setattr(auto, "time", auto.time)
+    monkeypatch.setattr(auto, "worst_of_ranks", lambda values, _: values)
+
+
+@pytest.mark.parametrize("start", range(0, LONGEST // 2, 3))
+@pytest.mark.parametrize("length", [6, 24])
+def test_a_busy_moment_decides_nothing(one_rank, start, length):
+    """All steps of up to six turns take three times as long."""
+    busy = range(start, start + length)
+    true = EVEN | {"int4": 0.7}
+    assert decided(true, lambda n, s: s * (3 if n in busy else 1)) == "int4"
+
+
+@pytest.mark.parametrize("at_the_end", [0.5, 2.0])
+def test_a_drift_favours_no_codec(one_rank, at_the_end):
+    codec = decided(EVEN, lambda n, s: s * at_the_end ** (n / LONGEST))
+    assert codec == "fp32"
+
+
+class Busy:
+    """The time of a step on a machine with other users: 6 % of noise, a step in 30 that takes up to
+    three times as long, and 5 % of busy time in stretches of 20 steps."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice, self._busy = random.Random(seed), False
+
+    def __call__(self, _step: int, seconds: float) -> float:
+        dice = self._dice
+        self._busy = dice.random() < (0.95 if self._busy else 0.05 / 20)
+        seconds *= dice.lognormvariate(0, 0.06) * (1.6 if self._busy else 1.0)
+        return seconds * (1 + 2 * dice.random() if dice.random() < 1 / 30 else 1.0)
+
+
+@pytest.mark.parametrize(
+    "true",
+    [
+        {"fp32": 1.0, "bf16": 0.96, "int8": 0.9, "int4": 0.88},
+        {"fp32": 1.0, "bf16": 0.97, "int8": 0.95, "int4": 0.93},
+        {"fp32": 1.0, "bf16": 0.9, "int8": 0.8, "int4": 0.6},
+        {"fp32": 1.0, "bf16": 1.03, "int8": 1.06, "int4": 1.1},
+    ],
+)
+def test_on_a_busy_machine_it_is_near_the_best_codec(one_rank, true):
+    """Within 5 % of the best codec in 95 of 100 runs, and not 2 % slower than fp32 in 99."""
+    taken = [true[decided(true, Busy(seed))] for seed in range(100)]
+    assert sum(min(true.values()) / each >= 0.95 for each in taken) >= 95
+    assert sum(each <= 1.02 * true["fp32"] for each in taken) >= 99
+
+
 @pytest.mark.parametrize("options", [{"feedback": False}, {"feedback": False, "gather": "int4"}])
 def test_without_residuals_no_codec_is_tried_that_needs_them(options):
     seconds = [{"fp32": 1.0, "bf16": 0.5}] * 2
-    (used, first, stats, _), (also, second, _, _) = run(chosen, seconds, options, 2)
+    (used, first, stats, *_), (also, second, *_) = run(chosen, seconds, options, 0.0)
     assert used == also and used[-1] == "bf16"
     assert set(used) == {"fp32", "bf16"}
     assert ("gather" in stats) == ("gather" in options)
@@ -69,10 +154,48 @@ def test_without_residuals_no_codec_is_tried_that_needs_them(options):
         assert torch.equal(parameter, second[name])
 
 
+def taking_turns(rank: int):
+    """Reduce-scatters of one bucket by several codecs of one session."""
+    numel = 2 * 3000
+    exchange = GradientExchange("auto")
+    exchange.try_codecs(ALL)
+    bucket = exchange.bucket("w", [("w", numel)], torch.float32, collective="reduce_scatter")
+    dice, exact, sent = torch.Generator(), torch.zeros(numel), torch.zeros(numel // 2)
+
+    def residual() -> torch.Tensor:
+        return exchange.state_dict()["residuals"]["w"]["first"]
+
+    for step, codec in enumerate(["int4", "fp32", "int8", "int8", "fp32", "int4"]):
+        exchange._take(auto.Choice(codec, tuple(ALL)))
+        before = residual() if step else torch.zeros(numel)
+        gradients = [torch.randn(numel, generator=dice.manual_seed(9 * step + r)) for r in (0, 1)]
+        exact += (gradients[0] + gradients[1]) / 2
+        result = torch.empty(numel // 2)
+        exchange.wait(exchange.submit(bucket, gradients[rank], result))
+        exchange.end_step()
+        sent += result
+        assert torch.equal(before, residual()) == (codec == "fp32")
+    left = torch.stack([torch.zeros(numel)] * 2)
+    dist.all_gather_into_tensor(left.view(-1), residual())
+    mine = slice(rank * numel // 2, (rank + 1) * numel // 2)
+    torch.testing.assert_close(sent + left.mean(0)[mine], exact[mine], rtol=0, atol=1e-5)
+
+    exchange.recover()
+    assert exchange.codec == exchange.config.codec == "int4"
+    exchange.wait(exchange.submit(bucket, torch.ones(numel), result))
+    exchange.end_step()
+    exchange.between_steps(torch.device("cpu"))
+    assert exchange.codec == "int4"  # what was measured before says little about the new group
+
+
+def test_codecs_that_take_turns_share_the_residuals():
+    run(taking_turns)
+
+
 def measured(rank: int):
     """With the machine's own clock."""
     model, state = sharded("auto")
-    train(model, len(ALL) * A_CODEC + 1, rank)
+    train(model, LONGEST + 1, rank)
     return state.exchange.codec, weights(model)
 
 
@@ -103,7 +226,7 @@ def lost(rank: int):
 
     auto.worst_of_ranks = no_answer
     model, _ = sharded("auto")
-    train(model, A_CODEC - 1, rank)
+    train(model, auto._WARM_UP + len(ALL) * auto._TURN - 1, rank)
     with pytest.raises(thinwire.errors.PeerLostError, match=f"rank {rank}.*closed by peer"):
         train(model, 1, rank)
 

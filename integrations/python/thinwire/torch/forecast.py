@@ -438,15 +438,15 @@ def choose_cap(seconds: dict[int, float]) -> int:
     return DDP_CAP_MB if DDP_CAP_MB in near else max(near)
 
 
-def choose(rows: Sequence[Prediction], allowed: Sequence[str]) -> Prediction:
-    """The most accurate codec whose best policy is as good as the fastest, with that policy: DDP's,
-    unless another one gains more than TIE and WORTH_S."""
+def choose(rows: Sequence[Prediction], allowed: Sequence[str], tie: float = TIE) -> Prediction:
+    """The most accurate codec whose best policy is as good as the fastest (takes up to `tie` times
+    as long), with that policy: DDP's, unless another one gains more than TIE and WORTH_S."""
     mine = [row for row in rows if row.codec in allowed]
     if not mine:
         raise InvalidArgumentError(
             f"allowed is {tuple(allowed)}, expected some of {sorted({row.codec for row in rows})}"
         )
-    limit = TIE * min(row.step_s for row in mine)
+    limit = tie * min(row.step_s for row in mine)
     order = list(dict.fromkeys(row.codec for row in rows))
     near = [row for row in mine if row.step_s <= limit]
     accurate = min(near, key=lambda row: order.index(row.codec)).codec

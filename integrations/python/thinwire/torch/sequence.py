@@ -58,8 +58,6 @@ class GradientSequence:
         self._plain: dict[Kind, list[Bucket]] = {}  # those that are not in use
         self._used: Counter[Kind] = Counter()  # since the last step
         self._before: dict[Kind, int] = {}  # in the last step that had the kind
-        self._last: Counter[Kind] = Counter()  # the last step
-        self._ahead: dict[Kind, int] = {}  # places whose order was predicted, and that did not come
         # residual_bytes, dropped_residuals, without_feedback (exchanges)
         self.counts: Counter[str] = Counter()
         mine = weakref.ref(self)
@@ -118,27 +116,10 @@ class GradientSequence:
                 return
             changed = [kind for kind, n in used.items() if self._before.get(kind, n) != n]
             self._before.update(used)
-            repeats, self._last = self._repeats(used), used
             stale = [bucket for kind in changed for bucket in self._buckets[kind]]
-        self._session.end_step(repeats=repeats)
+        self._session.end_step(repeats=None)
         if stale:
             self._drop({part.name: part.numel for bucket in stale for part in bucket.parts})
-
-    def _repeats(self, used: Counter[Kind]) -> bool:
-        """Return whether the order of the next step may be predicted: as far as is known it will be
-        like this one. One that is not leaves predicted places behind; they may come in a later step
-        or never, and until then a rank may not promise them again. Over NCCL, where all chunks
-        start in one order, they would hold whatever is behind them."""
-        for kind, count in used.items():
-            if self._ahead.get(kind, count + 1) <= count:
-                del self._ahead[kind]
-        communicator = self._session.communicator
-        if used != self._last or self._ahead or communicator is None:
-            return False
-        if communicator.transport().startswith("nccl"):
-            return False
-        self._ahead = dict(used)
-        return True
 
     def _drop(self, parts: dict[str, int]) -> None:
         self._session.wait_idle()

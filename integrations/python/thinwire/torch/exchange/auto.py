@@ -7,7 +7,8 @@ a moment looks the same, so fp32 is then timed again, and the codec after it; on
 slower twice is given up.
 
 Where the simulator does not know the steps (FSDP2's, which wait for each reduce-scatter), the
-codecs are timed one after another, and the most accurate of those near the fastest stays."""
+codecs take turns of a few steps over one connection, so that a busy moment meets all of them alike,
+and the most accurate of those near the fastest stays."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,10 +37,89 @@ from thinwire.torch.forecast import (
 AUTO = "auto"
 START = ACCURATE[0]
 _WARM_UP = 3  # steps that are not measured: connecting, the optimizer's state, DDP's new buckets
-_NOTED = 12  # steps whose computing is measured
-_TIMED = 12  # steps that are timed with each codec that is compared
+_TIMED = 12  # steps that are noted, or timed with a codec, before a decision
 _LOSS = 1.03  # a step that takes up to this many times fp32's is no reason to go back
 _LOSSES = 2  # times that a codec must be slower
+
+# Turns. On a link with a queue a step finds what the one before it has left there, so the first of
+# a turn does not count.
+_TURN = 4
+_ROUNDS = 4  # in which every codec has a turn
+_TURNS = 32  # at most: codecs that are close go on
+_CLOSE = 1.06
+_EVEN = 1.02  # steps this close are equal, and accuracy decides
+
+
+class Choice(NamedTuple):
+    """A codec to go on with."""
+
+    codec: str
+    among: tuple[str, ...]  # the codecs that the connection needs
+
+
+class _Turns:
+    """The steps of codecs that take turns: A B C D, B D A C, D C B A, C A D B and so on. So in four
+    rounds each of four has each place once, which keeps a drift from favouring one, and none
+    follows itself, which keeps a busy moment from meeting one alone. A figure is a step's seconds
+    over the fastest turn's of its round, so a busy round says as much as another."""
+
+    def __init__(self, codecs: Sequence[str]) -> None:
+        """codecs: from the most accurate to the least."""
+        self.codecs = tuple(codecs)
+        self._left = list(codecs)  # those that may still win
+        self._rounds: list[dict[str, list[float]]] = []
+        self._done = 0  # turns
+        self._round: dict[str, list[float]] = {}
+
+    def begin(self) -> str:
+        """Return the first codec of the first round."""
+        return self._left[0]
+
+    def end_turn(self, codec: str, seconds: Sequence[float]) -> str | None:
+        """Return the codec whose turn is next, or None at the end of a round."""
+        self._done += 1
+        self._round[codec] = list(seconds)
+        return next((other for other in self._order() if other not in self._round), None)
+
+    def end_round(self, group: dist.ProcessGroup | None) -> tuple[str, bool]:
+        """Return the codec whose turn is next, or the one that stays, and whether it stays. Every
+        rank calls it, and decides by the slowest rank's steps, so all decide alike."""
+        mine = [self._round[codec] for codec in self._left]
+        slowest = iter(worst_of_ranks([each for turn in mine for each in turn], group))
+        steps = zip(self._left, mine, strict=True)
+        self._rounds.append({codec: [next(slowest) for _ in turn] for codec, turn in steps})
+        self._round = {}
+        if len(self._rounds) >= _ROUNDS and len(self._rounds) % 2 == 0:
+            rows = self._typical()
+            fastest = min(row.step_s for row in rows)
+            close = [row.codec for row in rows if row.step_s <= _CLOSE * fastest]
+            if len(close) == 1 or self._done + 2 * len(close) > _TURNS:
+                return choose(rows, self.codecs, _EVEN).codec, True
+            self._left = close
+        return self._order()[0], False
+
+    def _order(self) -> list[str]:
+        number, left = len(self._rounds), self._left
+        order = left[1::2] + left[::2] if number % 2 else left
+        return order[::-1] if number % 4 > 1 else order
+
+    def _typical(self) -> list[Prediction]:
+        """A codec's median step (the lower one of two: noise only adds), over the fastest turn of
+        the same round."""
+        found: dict[str, list[float]] = {codec: [] for codec in self._left}
+        for steps in self._rounds:
+            fastest = min(statistics.median(steps[codec]) for codec in self._left)
+            for codec, each in found.items():
+                each += [seconds / fastest for seconds in steps[codec]]
+        return [Prediction(codec, "", statistics.median_low(each)) for codec, each in found.items()]
+
+
+class _Stage(NamedTuple):
+    """Steps, and how the codec is decided on at their end."""
+
+    decide: Callable[[torch.device], str]
+    skipped: int = _WARM_UP
+    timed: int = _TIMED
 
 
 class AutoCodec:
@@ -52,22 +133,22 @@ class AutoCodec:
         self._last = 0.0
         self._times: list[float] = []
         self._start_s, self._losses = 0.0, 0
-        self._codec = self._advised = START
-        # How the codec is decided on at the end of the steps under way; None: it is decided.
-        self._stage: Callable[[torch.device], str] | None = self._choose
-        self._tried: tuple[str, ...] = ()  # codecs that are timed in place of a prediction
-        self._rows: list[Prediction] = []  # their measured steps
+        self._advised = START
+        self._choice = Choice(START, (START,))
+        self._stage: _Stage | None = _Stage(self._choose)  # None: the codec is decided on
+        self._tried: tuple[str, ...] = ()  # codecs that take turns in place of a prediction
+        self._turns: _Turns | None = None  # while they do
 
     def try_each(self, codecs: Sequence[str]) -> None:
-        """Before the first step: time these codecs one after another, in place of a prediction.
+        """Before the first step: compare these codecs in turns, in place of a prediction.
         codecs: from the most accurate to the least; fp32 goes first."""
         self._tried = (START, *(codec for codec in codecs if codec != START))
-        self._stage, self.observer = self._compare, None
+        self._stage, self.observer = _Stage(self._compare, timed=0), None
 
-    def after_step(self, device: torch.device, finish: Callable[[], None]) -> str | None:
-        """The codec to go on with, if it changes now. Called between steps on all ranks, which get
-        the same answer. `finish` is called before a decision and waits until nothing is in flight.
-        PeerLostError if a rank was lost."""
+    def after_step(self, device: torch.device, finish: Callable[[], None]) -> Choice | None:
+        """Return what to go on with, if that changes now. Called between steps on all ranks, which
+        get the same answer. `finish` is called before a decision and waits until nothing is in
+        flight. PeerLostError if a rank was lost."""
         if self._stage is None:
             return None
         self._steps += 1
@@ -75,27 +156,32 @@ class AutoCodec:
         if self._steps == _WARM_UP and self.observer is not None:
             finish()
             self.observer.forget()
-        if self._steps > _WARM_UP:
+        if self._steps > self._stage.skipped:
             self._times.append(now - self._last)
         self._last = now
-        if len(self._times) < (_NOTED if self._stage == self._choose else _TIMED):
+        if self._steps < self._stage.skipped + self._stage.timed:
             return None
         finish()
-        codec = self._decide(device)
+        choice = self._decide(device)
         self._steps = 0
         self._times.clear()
-        return codec
+        return choice
+
+    @property
+    def comparing(self) -> bool:
+        """True while codecs take turns, so that the next step may be another than this one."""
+        return self._turns is not None
 
     def settle(self, process_group: dist.ProcessGroup | None, codec: str) -> None:
         """Goes on in another group, and stays with `codec`: what was measured in the old group says
         little about the new one, and its ranks may be in different stages."""
-        self._group, self._codec = process_group, codec
-        self._stage = self.observer = None
+        self._group, self._choice = process_group, Choice(codec, (codec,))
+        self._stage = self.observer = self._turns = None
 
-    def _decide(self, device: torch.device) -> str | None:
-        before = self._codec
+    def _decide(self, device: torch.device) -> Choice | None:
+        before = self._choice
         try:
-            self._codec = self._stage(device)
+            codec = self._stage.decide(device)
         except Error:
             raise
         except RuntimeError as error:  # torch's own exchanges
@@ -103,7 +189,9 @@ class AutoCodec:
                 f"rank {dist.get_rank(self._group)}: codec='auto' could not agree with the other "
                 f"ranks: {error}"
             ) from error
-        return None if self._codec == before else self._codec
+        among = (codec,) if self._turns is None else self._turns.codecs
+        self._choice = Choice(codec, among)
+        return None if self._choice == before else self._choice
 
     # The stages. Each is called at the end of its steps and returns the codec to go on with.
 
@@ -117,12 +205,12 @@ class AutoCodec:
             chunk_bytes=self.config.chunk_bytes, min_bytes=self.config.min_bytes,
         )  # fmt: skip
         self._advised = from_rank_0(choose(rows, ACCURATE).codec, self._group)
-        self._stage = None if self._advised == START else self._time
+        self._stage = None if self._advised == START else _Stage(self._time)
         return START
 
     def _time(self, _device: torch.device) -> str:
         self._start_s = self._agreed_step()
-        self._stage = self._judge
+        self._stage = _Stage(self._judge)
         return self._advised
 
     def _judge(self, _device: torch.device) -> str:
@@ -131,17 +219,22 @@ class AutoCodec:
             return self._advised
         self._losses += 1
         if self._losses < _LOSSES:
-            self._stage = self._time
+            self._stage = _Stage(self._time)
         return START
 
     def _compare(self, device: torch.device) -> str:
-        """After the timed steps of a codec: the next one, or at last the one that stays."""
-        codecs = codecs_on(device, self._tried)
-        self._rows.append(Prediction(self._codec, self.config.policy, self._agreed_step()))
-        if len(self._rows) < len(codecs):
-            return codecs[len(self._rows)]
-        self._stage = None
-        return choose(self._rows, codecs).codec
+        self._turns = _Turns(codecs_on(device, self._tried))
+        self._stage = _Stage(self._end_turn, skipped=1, timed=_TURN - 1)
+        return self._turns.begin()
+
+    def _end_turn(self, _device: torch.device) -> str:
+        codec = self._turns.end_turn(self._choice.codec, self._times)
+        if codec is not None:
+            return codec
+        codec, stays = self._turns.end_round(self._group)
+        if stays:
+            self._stage = self._turns = None
+        return codec
 
     def _agreed_step(self) -> float:
         """Seconds: the median of the timed steps, of the slowest rank."""

@@ -97,6 +97,12 @@ def handle_of(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
     return bucket._handle
 
 
+def set_codec(bucket: Bucket, number: int) -> None:
+    """Between steps: all parts go with the codec of this number among those of the exchange."""
+    if bucket.segments is not None and bucket.segments.set_codec(number):
+        bucket._handle = None
+
+
 class InFlight:
     """One use of a bucket, until it is waited for. It keeps the tensor alive, which gets the
     result."""

@@ -16,7 +16,7 @@ from thinwire.arguments import check_call, check_flag, check_kind, check_whole, 
 from thinwire.codec import codec_info
 from thinwire.torch import private, tensors
 from thinwire.torch.exchange import checkpoint
-from thinwire.torch.exchange.auto import AUTO, AutoCodec
+from thinwire.torch.exchange.auto import AUTO, AutoCodec, Choice
 from thinwire.torch.exchange.bucket import (
     Bucket,
     FlatBucket,
@@ -27,6 +27,7 @@ from thinwire.torch.exchange.bucket import (
     check_sizes,
     lay_out,
     parts_of,
+    set_codec,
 )
 from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import Compression
@@ -89,6 +90,7 @@ class GradientExchange(Compression):
             **options,
         )
         self._auto: AutoCodec | None = None
+        self._number = 0  # with "auto": of the codec, among those of the session
         if settings.codec == AUTO:
             self._auto = AutoCodec(settings, process_group)
             settings = self._auto.config
@@ -228,13 +230,18 @@ class GradientExchange(Compression):
                 f"{dtype} with strides {buffer.stride()}, expected {bucket.numel} contiguous "
                 f"elements of {bucket.dtype}"
             )
+        if self._auto is not None:
+            set_codec(bucket, self._number)
 
-    def end_step(self, *, repeats: bool = True) -> None:
+    def end_step(self, *, repeats: bool | None = True) -> None:
         """Says once a step that all of its buckets have been submitted. repeats: the next step will
-        submit the same buckets, which lets their order be predicted."""
-        check_flag("repeats", repeats)
+        submit the same buckets, which lets their order be predicted; None: it may submit others,
+        and its order is predicted where this step had the buckets of the one before."""
+        if repeats is not None:
+            check_flag("repeats", repeats)
         self.steps += 1
-        self._session.end_step(repeats=repeats)
+        comparing = self._auto is not None and self._auto.comparing
+        self._session.end_step(repeats=False if comparing else repeats)
 
     def between_steps(self, device: torch.device, finish: Callable[[], None] | None = None) -> None:
         """Once a step on all ranks, when codec="auto" may change the codec; else it does nothing.
@@ -244,20 +251,29 @@ class GradientExchange(Compression):
         check_call("finish", finish)
         if self._auto is None:
             return
-        codec = self._auto.after_step(device, finish or self._session.wait_idle)
-        if codec is not None:
-            self._change_codec(codec)
+        choice = self._auto.after_step(device, finish or self._session.wait_idle)
+        if choice is not None:
+            self._take(choice)
 
     def try_codecs(self, codecs: Sequence[str]) -> None:
         """Before the first step, where codec="auto" can't predict one: time steps with each of
-        these codecs, from the most accurate to the least, in place of a prediction. Does nothing
-        for another codec. InvalidArgumentError for a codec that the library does not know."""
+        these codecs in turns, from the most accurate to the least, in place of a prediction. Does
+        nothing for another codec. InvalidArgumentError for a codec that the library does not
+        know."""
         if isinstance(codecs, str) or not isinstance(codecs, Sequence):
             raise wrong("codecs", codecs, "several codecs, such as ('fp32', 'int8')")
         for codec in codecs:
             codec_info(codec)
         if self._auto is not None:
             self._auto.try_each(codecs)
+
+    def _take(self, choice: Choice) -> None:
+        """Goes on with what codec="auto" has chosen. A codec that the session has costs no new
+        connection. All ranks call it, with nothing in flight."""
+        self._rules = Rules(choice.codec, self._structure, choice.among)
+        self._number = choice.among.index(choice.codec)
+        if self._rules.joined != self.config.codec:
+            self._go_on(self._rules.joined, self.config.momentum, self._session.memory())
 
     def _change_codec(self, codec: Codec, momentum: float | None = None) -> None:
         """Goes on with another codec, and where it is given with another momentum; residuals and
@@ -447,7 +463,10 @@ class GradientExchange(Compression):
         check_kind("made", made, (int, Mapping, type(None)), "steps, steps by parameter, or None")
         members = resolve(process_group, "recover")
         now, before = self._session.dissolve()
-        mine = progress_of(self._session.ledger, self.config, self.steps, made, users_of(members))
+        codec = self.config.codec if self._auto is None else self.codec  # not those that took turns
+        mine = progress_of(
+            self._session.ledger, codec, self.config.momentum, self.steps, made, users_of(members)
+        )
         agreement = Agreement(mine, members)
         kept = agreement.choose(now, before, self._session.ledger.touched())
         kept = agreement.share_momentum(kept, self._sparse())
@@ -456,7 +475,7 @@ class GradientExchange(Compression):
         self._process_group, self.steps = process_group, agreement.result.step
         if self._auto is not None:
             self._auto.settle(process_group, agreement.goal.codec)
-            self._rules = Rules(agreement.goal.codec)
+            self._rules, self._number = Rules(agreement.goal.codec), 0
         self._go_on(agreement.goal.codec, agreement.goal.momentum, kept)
         return agreement.result
 

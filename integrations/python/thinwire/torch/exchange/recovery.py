@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from thinwire.config import Config
 from thinwire.errors import MismatchError
 from thinwire.torch import agree, group
 from thinwire.torch.exchange.bucket import Bucket
@@ -46,8 +45,11 @@ class StepLedger:
         """The bucket holds the mean."""
         self._unfinished.discard(bucket)
 
-    def end_step(self) -> None:
+    def end_step(self) -> frozenset[Bucket]:
+        """Return the buckets of the step, none if there were none since the last end."""
+        touched = frozenset(self._touched if self.in_step else ())
         self.in_step = False
+        return touched
 
     @property
     def lost(self) -> bool:
@@ -151,7 +153,8 @@ def _check_distance(reports: Sequence[Progress], goal: Progress) -> None:
 
 def progress_of(
     ledger: StepLedger,
-    config: Config,
+    codec: str,
+    momentum: float,
     steps: int,
     made: Mapping[str, int] | int | None,
     users: Mapping[str, int],
@@ -160,7 +163,7 @@ def progress_of(
     begun = steps + ledger.in_step
     default = made if isinstance(made, int) else steps - ledger.lost
     made_of = made if isinstance(made, Mapping) else {}
-    return Progress(default, begun, made_of, config.codec, config.momentum, users)
+    return Progress(default, begun, made_of, codec, momentum, users)
 
 
 def fit(kept: Residuals, old: int, new: int) -> Residuals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from thinwire.arguments import wrong
@@ -28,8 +28,14 @@ class Rules:
 
     Patterns are those of fnmatch on names ("*.bias", "embed.*", "*"), or words of STRUCTURES."""
 
-    def __init__(self, codec: Codec, structure: Structure | None = None) -> None:
-        """structure: names of parameters by the words of STRUCTURES; None: it is not known."""
+    def __init__(
+        self,
+        codec: Codec,
+        structure: Structure | None = None,
+        among: Sequence[str] | None = None,
+    ) -> None:
+        """structure: names of parameters by the words of STRUCTURES; None: it is not known. among:
+        the joined codecs, with those that no rule names yet; None: those that the rules name."""
         self._structure = {} if structure is None else structure
         if not isinstance(self._structure, Mapping) or any(
             word not in STRUCTURES or isinstance(names, str) or not isinstance(names, Collection)
@@ -44,7 +50,7 @@ class Rules:
                 raise InvalidArgumentError(
                     f"codec has {pattern!r}: {spec!r}, expected a name pattern and a codec"
                 )
-        self._specs = list(dict.fromkeys(self.by_pattern.values()))
+        self._specs = list(dict.fromkeys(among or self.by_pattern.values()))
         if "auto" in self._specs:
             raise InvalidArgumentError(
                 "codec 'auto' is for all parameters, codec='auto'; by name take what `thinwire "

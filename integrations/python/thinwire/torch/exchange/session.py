@@ -94,6 +94,10 @@ class Session:
         self._device: Device | None = None
         self._submitted: set[InFlight] = set()  # those that complete() is to be called for
         self.ledger = StepLedger()
+        # Buckets with a name: those of the last step, and those whose order was predicted and that
+        # have not come since.
+        self._last: frozenset[Bucket] = frozenset()
+        self._ahead: frozenset[Bucket] = frozenset()
         self._error: errors.Error | None = None
         self._closed = False
         self._home: HomeProcess | None = None  # of the connections
@@ -290,12 +294,32 @@ class Session:
         self._submitted.add(in_flight)
         return in_flight
 
-    def end_step(self, *, repeats: bool) -> None:
+    def end_step(self, *, repeats: bool | None) -> None:
         """Says that all of a training step has been submitted. repeats: the next step will submit
-        the same buckets."""
-        self.ledger.end_step()
-        if repeats and self._communicator is not None:
-            self._communicator.end_step()
+        the same buckets; None: as far as is known."""
+        buckets = self.ledger.end_step()
+        communicator = self._communicator
+        if communicator is None:
+            return
+        if repeats is None:
+            named = frozenset(bucket for bucket in buckets if bucket.name is not None)
+            repeats = self._repeats(named) and not communicator.transport().startswith("nccl")
+        if repeats:
+            communicator.end_step()
+        else:
+            communicator.forget_step()
+
+    def _repeats(self, used: frozenset[Bucket]) -> bool:
+        """Return whether the order of the next step may be predicted: as far as is known it will be
+        like this one. One that is not leaves predicted buckets behind; they may come in a later
+        step or never, and until then a rank may not promise them again. (Over NCCL, where all
+        chunks start in one order, they would hold whatever is behind them.)"""
+        self._ahead -= used
+        like_the_last, self._last = used == self._last, used
+        if not like_the_last or self._ahead:
+            return False
+        self._ahead = used
+        return True
 
     def complete(self, in_flight: InFlight) -> None:
         """Returns when the tensor holds the result, on a GPU for later work of the current stream.

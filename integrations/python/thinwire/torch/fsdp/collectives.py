@@ -83,7 +83,7 @@ class Steps:
 
     def _end(self, device: torch.device) -> None:
         self._seen.clear()
-        self._exchange.end_step(repeats=False)  # FSDP2 waits for each result: nothing to predict
+        self._exchange.end_step(repeats=None)  # a step may leave units out
         self._exchange.between_steps(device, lambda: _synchronize(device))
 
 
@@ -107,8 +107,12 @@ class _Buckets:
 
     def get(self, dtype: torch.dtype, op: str) -> Bucket:
         if (dtype, op) not in self._made:
+            # A predicted use of a name is one of the same dtype and operation.
+            name = self._name
+            if name is not None and self._made:
+                name = f"{name} ({op}, {dtype})"
             self._made[dtype, op] = self._exchange.bucket(
-                self._name, self._parts, dtype, op=op, collective=self._collective
+                name, self._parts, dtype, op=op, collective=self._collective
             )
         return self._made[dtype, op]
 
