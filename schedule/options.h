@@ -117,7 +117,7 @@ struct Tuning {
   size_t one_hop_bytes = size_t{512} << 10;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
   // From so many ranks on, reports and announcements go through heads of groups; see
-  // schedule/order/peers.h.
+  // schedule/order/sequencer.h.
   int control_tree_from = 65;
 };
 

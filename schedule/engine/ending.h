@@ -20,7 +20,7 @@
 #include "schedule/engine/records.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/order/peers.h"
+#include "schedule/order/sequencer.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
 #include "transport/store.h"

@@ -34,7 +34,6 @@
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/engine/tensors.h"
-#include "schedule/order/outbox.h"
 #include "schedule/order/sequencer.h"
 #include "schedule/request.h"
 #include "transport/planes.h"

@@ -23,7 +23,6 @@
 #include "schedule/engine/lane.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/order/outbox.h"
 #include "schedule/recycled.h"
 #include "schedule/request.h"
 #include "transport/membership.h"

@@ -8,11 +8,14 @@
 //
 // Pure logic: time comes in with every event, in seconds of any one clock, and what is to be done
 // goes into an outbox, in order. The engine and the simulator host the same object. Not
-// thread-safe.
+// thread-safe, as nothing in this header.
 #ifndef THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_
 #define THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,11 +24,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
 #include "schedule/order/leader.h"
-#include "schedule/order/outbox.h"
-#include "schedule/order/peers.h"
 #include "schedule/order/prediction.h"
 #include "schedule/order/start_queue.h"
 #include "schedule/recycled.h"
@@ -33,6 +35,176 @@
 #include "transport/planes.h"
 
 namespace thinwire {
+
+// Rank 0 measures how far its peers are, by a few pings to each before anything else: on a busy
+// link an answer waits behind chunks.
+class LatencyProbe {
+ public:
+  static constexpr int kPings = 5;  // of a peer; the least time counts
+
+  explicit LatencyProbe(int world) : peers_(world) {}
+
+  // A ping to `peer` leaves.
+  void OnPing(int peer, double now) { peers_[peer].sent = now; }
+
+  // True if the peer is to be asked again.
+  bool OnPong(int peer, double now) {
+    Peer& p = peers_[peer];
+    p.round_trip = std::min(p.round_trip, now - p.sent);
+    if (++p.answers < kPings) return true;
+    if (p.answers == kPings) ++measured_;
+    return false;
+  }
+
+  bool complete() const { return measured_ + 1 == static_cast<int>(peers_.size()); }
+
+  // One way, to the farthest peer that was measured, in seconds.
+  double latency_s() const {
+    double farthest = 0.0;
+    for (const Peer& p : peers_) {
+      if (p.answers > 0) farthest = std::max(farthest, p.round_trip / 2);
+    }
+    return farthest;
+  }
+
+ private:
+  struct Peer {
+    double sent = 0.0;
+    double round_trip = std::numeric_limits<double>::max();
+    int answers = 0;
+  };
+  std::vector<Peer> peers_;  // by rank
+  int measured_ = 0;         // peers with all their answers
+};
+
+// How long a peer may owe an answer before it is silent, by the group's timeout, in seconds: on a
+// busy link the answer waits behind chunks, and on a busy machine for a processor.
+inline double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
+
+// A roll call finds which peers answer. The rank that waits for a tensor asks ahead of its
+// deadline, so that it knows at the deadline who is silent.
+class RollCall {
+ public:
+  // A peer that owes no answer is asked again after `pause`; it is silent once it has owed one for
+  // `patience`.
+  RollCall(int world, double pause, double patience)
+      : pause_(pause), patience_(patience), peers_(world) {}
+
+  // True if the peer is to be asked now, and has been asked then.
+  bool Ask(int peer, double now) {
+    Peer& p = peers_[peer];
+    if (p.owes || now < p.asked + pause_) return false;
+    p.owes = true;
+    p.asked = now;
+    return true;
+  }
+  void OnAnswer(int peer) { peers_[peer].owes = false; }
+
+  bool IsSilent(int peer, double now) const {
+    return peers_[peer].owes && now >= peers_[peer].asked + patience_;
+  }
+  // True if every peer has answered or is silent.
+  bool IsSettled(double now) const {
+    for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
+      if (peers_[peer].owes && !IsSilent(peer, now)) return false;
+    }
+    return true;
+  }
+  std::vector<int> Silent(double now) const {
+    std::vector<int> silent;
+    for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
+      if (IsSilent(peer, now)) silent.push_back(peer);
+    }
+    return silent;
+  }
+
+ private:
+  struct Peer {
+    double asked = -std::numeric_limits<double>::infinity();
+    bool owes = false;
+  };
+  const double pause_, patience_;
+  std::vector<Peer> peers_;  // by rank
+};
+
+// ControlTree: by which ranks reports go to rank 0 and its announcements come back. In a small
+// world everybody talks to rank 0. In a large one ranks form groups of about sqrt(n) neighbours,
+// and the first of each group, its head, speaks for it; so rank 0 has about 2 sqrt(n) frames to
+// handle for a tensor, in place of 2 (n - 1).
+class ControlTree {
+ public:
+  // `from`: the least number of ranks that form groups.
+  ControlTree(const Membership& members, int from)
+      : members_(members), group_(GroupSize(members.size, from)) {
+    if (!is_head()) return;
+    if (group_ == members.size) {
+      children_ = {kEveryone};
+      return;
+    }
+    for (const int rank : GroupOf(members.rank)) {
+      if (rank != members.rank) children_.push_back(rank);
+    }
+    for (int head = group_; members.rank == 0 && head < members.size; head += group_) {
+      children_.push_back(head);
+    }
+  }
+
+  int head() const { return HeadOf(members_.rank); }
+  bool is_head() const { return head() == members_.rank; }
+  int HeadOf(int rank) const { return rank / group_ * group_; }
+  // The rank that passes on what rank 0 says: the head of the group; heads hear it from rank 0.
+  int parent() const { return is_head() ? 0 : head(); }
+  // The ranks of a head's group, itself included.
+  std::vector<int> GroupOf(int head) const {
+    std::vector<int> ranks;
+    for (int r = head; r < std::min(head + group_, members_.size); ++r) ranks.push_back(r);
+    return ranks;
+  }
+
+  // Whom this rank passes rank 0's words on to: ranks, or kEveryone in a small world.
+  const std::vector<int>& children() const { return children_; }
+
+ private:
+  static int GroupSize(int world, int from) {
+    if (world < from) return world;
+    return static_cast<int>(std::ceil(std::sqrt(static_cast<double>(world))));
+  }
+
+  const Membership members_;
+  const int group_;
+  std::vector<int> children_;
+};
+
+// The book of a head: which ranks of its group have reported what.
+class GroupReports {
+ public:
+  explicit GroupReports(int ranks) : ranks_(ranks) {}
+
+  // Each rank reports a tensor once. True if all of the group have reported it now, after which
+  // nothing is known of it; FailedPrecondition as CheckAgreement.
+  absl::StatusOr<bool> Add(int rank, const Report& report) {
+    Tensor* tensor = tensors_.Find(report.id());
+    if (tensor == nullptr) {
+      tensor = &tensors_.Insert(report.id());
+      *tensor = {report, rank, 0};
+    }
+    absl::Status differs = CheckAgreement(tensor->first_rank, tensor->first, rank, report);
+    if (!differs.ok()) return differs;
+    const bool all = ++tensor->reports == ranks_;
+    if (all) tensors_.Erase(report.id());
+    return all;
+  }
+
+ private:
+  struct Tensor {
+    Report first;  // as the first rank reported it
+    int first_rank = 0;
+    int reports = 0;
+  };
+
+  const int ranks_;
+  RecycledMap<Tensor> tensors_;  // by id
+};
 
 class Sequencer {
  public:
