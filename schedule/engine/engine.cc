@@ -85,8 +85,7 @@ Engine::Engine(const Options& options, Transport transport, std::shared_ptr<Devi
       matching_(TraitsOf(transport_).matching),
       sent_before_(transport_.empty() ? 0 : transport_.data->bytes_sent()),
       records_(members_, options),
-      standstill_(options.timeout),
-      failure_(members_, options, transport_, standstill_, records_),
+      failure_(members_, options, transport_, records_),
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
       tensors_(options_, members_, matching_, device_,
                options.lanes + 1 + options.predicted_lanes),  // 1: of small tensors
@@ -299,7 +298,7 @@ void Engine::Retire(Use& use, Use::Left left) {
 // Lets the sequencer look at the time until the group fails, and then carries the failure through.
 void Engine::KeepTime() {
   do {
-    standstill_.Beat(Clock::now());
+    failure_.Beat(Clock::now());
     TellSequencer([](Sequencer& s) { s.OnClock(Now()); });
   } while (!failure_.AwaitFailure(kBeat));
   EndAll();

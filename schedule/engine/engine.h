@@ -8,7 +8,6 @@
 //   Executor         runs the chunks that the sequencer starts, and small tensors at once
 //   FailureProtocol  the first reason, and its way to everybody
 //   Farewell         the goodbyes
-//   Standstill       whether this process was stopped for a while
 //   Records          statistics, events, trace
 //
 // A bucket comes in by Submit, on the caller's thread; its use leaves by Retire, on the thread that
@@ -122,7 +121,6 @@ class Engine {
   const Matching matching_;
   const uint64_t sent_before_;  // by the plane, while its links were measured
   Records records_;
-  Standstill standstill_;
   FailureProtocol failure_;
   Farewell farewell_;
   Tensors tensors_;
