@@ -1,4 +1,4 @@
-// tw_bucket_*: a tensor that is described once and submitted in every step.
+// tw_bucket_*: a tensor that is described once and submitted in every step. tw_comm_end_step.
 #include <memory>
 #include <utility>
 
@@ -133,6 +133,12 @@ tw_status tw_bucket_wait_stream(tw_bucket* bucket, void* stream) {
 
 void tw_bucket_destroy(tw_bucket* bucket) {
   if (bucket != nullptr && bucket->home.is_here()) delete bucket;
+}
+
+tw_status tw_comm_end_step(tw_comm* comm) {
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_end_step", comm); !bad.ok()) return ToC(bad);
+  comm->engine->EndStep();
+  return TW_OK;
 }
 
 }  // extern "C"
