@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 
 namespace thinwire {
 namespace {
