@@ -57,7 +57,7 @@ struct tw_comm {
 };
 
 struct tw_work {
-  std::shared_ptr<thinwire::Work> work;
+  thinwire::UsePtr work;
   thinwire::HomeProcess home;
 };
 

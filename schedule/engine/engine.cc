@@ -145,8 +145,8 @@ absl::Status Engine::Reserve(const Bucket& bucket) {
   return chunk_lanes_.ReserveForAll(bucket.chunk_memory());
 }
 
-absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const Bucket>& bucket,
-                                                     const Submission& submission) {
+absl::StatusOr<UsePtr> Engine::Submit(const std::shared_ptr<const Bucket>& bucket,
+                                      const Submission& submission) {
   if (absl::Status bad = CheckSubmission(submission, *bucket, members_, device_.get()); !bad.ok()) {
     return bad;
   }
@@ -164,7 +164,7 @@ absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const
   return use;
 }
 
-absl::StatusOr<std::shared_ptr<Work>> Engine::Start(const CollectiveRequest& request) {
+absl::StatusOr<UsePtr> Engine::Start(const CollectiveRequest& request) {
   if (request.input.numel == 0 && request.output.numel == 0) {
     const UsePtr nothing = std::make_shared<Use>();
     nothing->Complete(absl::OkStatus());

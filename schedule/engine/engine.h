@@ -59,11 +59,11 @@ class Engine {
   // flight. A later use of a handle allocates nothing and copies no name. Memory of the submission
   // must live until the work is done. Thread-safe. InvalidArgument for bad input; a failed engine
   // returns its first failure.
-  absl::StatusOr<std::shared_ptr<Work>> Submit(const std::shared_ptr<const Bucket>& bucket,
-                                               const Submission& submission);
+  absl::StatusOr<UsePtr> Submit(const std::shared_ptr<const Bucket>& bucket,
+                                const Submission& submission);
 
   // Register and Submit in one. An empty tensor is done at once.
-  absl::StatusOr<std::shared_ptr<Work>> Start(const CollectiveRequest& request);
+  absl::StatusOr<UsePtr> Start(const CollectiveRequest& request);
 
   // Fails the group on every rank with `reason`; from any thread. Returns when every rank has heard
   // it, or can't any more, which takes half a second at most: the process may end then.
