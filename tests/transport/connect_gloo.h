@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "transport/failure.h"
 #include "transport/planes.h"
 
 namespace thinwire {

@@ -11,8 +11,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "tests/transport/gloo_ranks.h"
-#include "transport/failure.h"
 #include "transport/in_process/in_process.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 namespace {

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "transport/failure.h"
 #include "transport/planes.h"
 #include "transport/store.h"
 

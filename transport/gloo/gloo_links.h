@@ -24,7 +24,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/types.h"
-#include "transport/failure.h"
 #include "transport/gloo/gloo_pair.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
