@@ -224,8 +224,9 @@ void Farewell::OnByeHeard(int from) {
 }
 
 void Farewell::OnPong(int from) {
+  const double now = Seconds(Clock::now().time_since_epoch());
   const absl::MutexLock lock(&mu_);
-  roll_.OnAnswer(from);
+  roll_.OnAnswer(from, now);
 }
 
 bool Farewell::IsUnneeded() const {

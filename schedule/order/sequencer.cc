@@ -25,7 +25,6 @@ double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count
 Sequencer::Lead::Lead(int world, const Options& options, std::vector<double> hop_shares)
     : leader(world, options.policy, options.chunk_bytes * options.lanes),
       prediction(options, std::move(hop_shares)),
-      probe(world),
       predicts(options.predict == Predict::kAlways) {}
 
 Sequencer::Sequencer(const Membership& members, const Options& options, Matching matching,
@@ -45,19 +44,19 @@ Sequencer::Sequencer(const Membership& members, const Options& options, Matching
 
 void Sequencer::Begin(double now) {
   for (int peer = 1; lead_ != nullptr && peer < members_.size; ++peer) {
-    lead_->probe.OnPing(peer, now);
+    roll_.AskNow(peer, now);
     outbox_.Send(peer, FrameType::kPing);
   }
 }
 
 void Sequencer::OnPong(int peer, double now) {
-  if (lead_->probe.OnPong(peer, now)) {
-    lead_->probe.OnPing(peer, now);
+  if (roll_.OnAnswer(peer, now)) {
+    roll_.AskNow(peer, now);
     outbox_.Send(peer, FrameType::kPing);
     return;
   }
-  if (!lead_->probe.complete() || options_.predict != Predict::kWhenFar) return;
-  lead_->predicts = lead_->probe.latency_s() > Seconds(options_.far);
+  if (!roll_.measured() || options_.predict != Predict::kWhenFar) return;
+  lead_->predicts = roll_.latency_s() > Seconds(options_.far);
 }
 
 void Sequencer::OnSubmit(std::shared_ptr<const Report> submitted, double now,
@@ -124,8 +123,11 @@ void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
       if (lead_ != nullptr) CallRoll(now);
       break;
     case FrameType::kPong:
-      if (lead_ != nullptr || from == 0) roll_.OnAnswer(from);
-      if (lead_ != nullptr) OnPong(from, now);
+      if (lead_ != nullptr) {
+        OnPong(from, now);
+      } else if (from == 0) {
+        roll_.OnAnswer(from, now);
+      }
       break;
     case FrameType::kFail:
     case FrameType::kBye:
@@ -219,7 +221,7 @@ void Sequencer::EndStep(double now) {
   }
   lead_->prediction.EndStep(now);
   // An announcement's way there, and its end's way back.
-  lead_->leader.SetWindow(WindowBytes(2 * lead_->probe.latency_s()));
+  lead_->leader.SetWindow(WindowBytes(2 * roll_.latency_s()));
   Predict();
   starts_.Start(now);
 }

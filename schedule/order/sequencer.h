@@ -123,53 +123,14 @@ class Leader {
   std::vector<uint64_t> ready_;  // ids with chunks to announce, in no order
 };
 
-// Rank 0 measures how far its peers are, by a few pings to each before anything else: on a busy
-// link an answer waits behind chunks.
-class LatencyProbe {
- public:
-  static constexpr int kPings = 5;  // of a peer; the least time counts
-
-  explicit LatencyProbe(int world) : peers_(world) {}
-
-  // A ping to `peer` leaves.
-  void OnPing(int peer, double now) { peers_[peer].sent = now; }
-
-  // True if the peer is to be asked again.
-  bool OnPong(int peer, double now) {
-    Peer& p = peers_[peer];
-    p.round_trip = std::min(p.round_trip, now - p.sent);
-    if (++p.answers < kPings) return true;
-    if (p.answers == kPings) ++measured_;
-    return false;
-  }
-
-  bool complete() const { return measured_ + 1 == static_cast<int>(peers_.size()); }
-
-  // One way, to the farthest peer that was measured, in seconds.
-  double latency_s() const {
-    double farthest = 0.0;
-    for (const Peer& p : peers_) {
-      if (p.answers > 0) farthest = std::max(farthest, p.round_trip / 2);
-    }
-    return farthest;
-  }
-
- private:
-  struct Peer {
-    double sent = 0.0;
-    double round_trip = std::numeric_limits<double>::max();
-    int answers = 0;
-  };
-  std::vector<Peer> peers_;  // by rank
-  int measured_ = 0;         // peers with all their answers
-};
-
 // How long a peer may owe an answer before it is silent, by the group's timeout, in seconds: on a
 // busy link the answer waits behind chunks, and on a busy machine for a processor.
 inline double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
 
-// A roll call finds which peers answer. The rank that waits for a tensor asks ahead of its
-// deadline, so that it knows at the deadline who is silent.
+// A roll call finds which peers answer, and how far they are. The rank that waits for a tensor asks
+// ahead of its deadline, so that it knows at the deadline who is silent. Rank 0 asks each a few
+// times before anything else, since on a busy link an answer waits behind chunks; the least time
+// counts.
 class RollCall {
  public:
   // A peer that owes no answer is asked again after `pause`; it is silent once it has owed one for
@@ -179,13 +140,34 @@ class RollCall {
 
   // True if the peer is to be asked now, and has been asked then.
   bool Ask(int peer, double now) {
-    Peer& p = peers_[peer];
-    if (p.owes || now < p.asked + pause_) return false;
-    p.owes = true;
-    p.asked = now;
+    if (peers_[peer].owes || now < peers_[peer].asked + pause_) return false;
+    AskNow(peer, now);
     return true;
   }
-  void OnAnswer(int peer) { peers_[peer].owes = false; }
+  void AskNow(int peer, double now) {
+    peers_[peer].owes = true;
+    peers_[peer].asked = now;
+  }
+  // True if the peer has not answered often enough yet for its latency to be known.
+  bool OnAnswer(int peer, double now) {
+    Peer& p = peers_[peer];
+    if (p.owes) p.round_trip = std::min(p.round_trip, now - p.asked);
+    p.owes = false;
+    if (++p.answers < kAnswers) return true;
+    if (p.answers == kAnswers) ++measured_;
+    return false;
+  }
+
+  // True if all peers' latency is known.
+  bool measured() const { return measured_ + 1 == static_cast<int>(peers_.size()); }
+  // One way, to the farthest peer that has answered, in seconds.
+  double latency_s() const {
+    double farthest = 0.0;
+    for (const Peer& p : peers_) {
+      if (p.answers > 0) farthest = std::max(farthest, p.round_trip / 2);
+    }
+    return farthest;
+  }
 
   bool IsSilent(int peer, double now) const {
     return peers_[peer].owes && now >= peers_[peer].asked + patience_;
@@ -206,12 +188,17 @@ class RollCall {
   }
 
  private:
+  static constexpr int kAnswers = 5;
+
   struct Peer {
     double asked = -std::numeric_limits<double>::infinity();
+    double round_trip = std::numeric_limits<double>::max();
+    int answers = 0;
     bool owes = false;
   };
   const double pause_, patience_;
   std::vector<Peer> peers_;  // by rank
+  int measured_ = 0;         // peers with all their answers
 };
 
 // ControlTree: by which ranks reports go to rank 0 and its announcements come back. In a small
@@ -305,7 +292,7 @@ class Sequencer {
 
   // Rank 0 asks its peers for their latency. measured() is true once all have answered.
   void Begin(double now);
-  bool measured() const { return lead_ == nullptr || lead_->probe.complete(); }
+  bool measured() const { return lead_ == nullptr || roll_.measured(); }
 
   // This rank has submitted a tensor. A direct one is reported only when it is late. The sequencer
   // keeps `report`, which nobody changes meanwhile, and `host`, until the tensor is done; `host` is
@@ -338,7 +325,6 @@ class Sequencer {
     Lead(int world, const Options& options, std::vector<double> hop_shares);
     Leader leader;
     Prediction prediction;
-    LatencyProbe probe;
     RecycledMap<uint64_t> calls;  // submitted here, by key
     bool predicts;
     std::vector<std::pair<uint64_t, double>> overdue;  // ids, since when
