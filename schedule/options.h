@@ -74,7 +74,7 @@ struct Agreed {
   // A segment of a request names its codec by index; a request without segments uses the first.
   std::vector<CodecPair> codecs = {CodecPair{}};
   // Momentum that the engine owns, where feedback on the bare gradient would diverge: see
-  // schedule/collective/operands.h. A beta of 0 means none; the velocity is each tensor's own.
+  // schedule/collective/algorithm.h. A beta of 0 means none; the velocity is each tensor's own.
   Momentum momentum;
   Policy policy = Policy::kWfbp;
   int lanes = 4;                         // announced chunks in flight
