@@ -189,6 +189,24 @@ extern const ParameterInfo kSeed;      // of whatever draws
 // Parses "0" or "1" into `flag`; for a parameter's parse function.
 std::optional<std::string> ParseFlag(const std::string& value, bool* flag);
 
+// SIMD operations of codecs of blocks whose code bits simd::EncodeBlocks has loops for.
+void EncodeSimdBlocks(const Piece& piece, const float* g, float* r, uint8_t* wire);
+void DecodeSimdBlocks(const Piece& piece, const uint8_t* wire, float* out);
+void DecodeAddSimdBlocks(const Piece& piece, const uint8_t* wire, float* sum);
+size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const simd::Reduction& args);
+
+// The loops are those of int8, int4 and onebit, told apart by their bits.
+template <typename Codec>
+constexpr CodecOperations SimdBlocksOf() {
+  constexpr int kBits = Codec::kTraits.code_bits;
+  static_assert(kBits == 8 || kBits == 4 || kBits == 1, "there is no SIMD loop for these codes");
+  return {.dense = {.encode = EncodeSimdBlocks,
+                    .decode = DecodeSimdBlocks,
+                    .decode_add = DecodeAddSimdBlocks,
+                    .reduce = ReduceSimdBlocks},
+          .entries = {}};
+}
+
 }  // namespace codecs
 
 }  // namespace thinwire

@@ -1,6 +1,7 @@
 // The backend that runs: around the codecs' SIMD operations it does what those leave open: other
-// dtypes, padding, and the sums of several ranks.
+// dtypes, padding, and the sums of several ranks; and, of blocks, the last one that is not full.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "absl/container/inlined_vector.h"
@@ -26,26 +27,23 @@ bool AllZero(std::span<const float> values) {
 
 const CodecOperations& OperationsOf(const CodecSpec& spec) { return InfoOf(spec.id).simd; }
 
-// The values to encode: a gradient, or the momentum that it makes, which only a stage ever holds.
-struct Input {
-  // fp32 that need no stage.
-  bool direct() const { return gradient.dtype == DType::kF32 && momentum.velocity == nullptr; }
+// A gradient, or the momentum that it makes, which only a stage ever holds.
+bool NeedsNoStage(const EncodeArgs& args) {
+  return args.gradient.dtype == DType::kF32 && args.momentum.velocity == nullptr;
+}
 
-  void Load(size_t begin, size_t count, float* to) const {
-    const TensorView part = gradient.Slice(begin, count);
-    if (momentum.velocity == nullptr) return ToFloats(part, to);
-    const float* g = to;
-    if (part.dtype == DType::kF32) {
-      g = Floats(part);
-    } else {
-      ToFloats(part, to);
-    }
-    simd::ScaledSum(momentum.velocity + begin, momentum.beta, g, to, count);
+void LoadStage(const EncodeArgs& args, size_t begin, size_t count, float* to) {
+  const TensorView part = args.gradient.Slice(begin, count);
+  const Momentum& momentum = args.momentum;
+  if (momentum.velocity == nullptr) return ToFloats(part, to);
+  const float* g = to;
+  if (part.dtype == DType::kF32) {
+    g = Floats(part);
+  } else {
+    ToFloats(part, to);
   }
-
-  const TensorView& gradient;
-  const Momentum momentum = {};
-};
+  simd::ScaledSum(momentum.velocity + begin, momentum.beta, g, to, count);
+}
 
 // One Reduce of at least one element: one rank's stage after the other, but where a codec has a
 // loop of its own for it. `args` outlive it.
@@ -305,17 +303,16 @@ class CpuBackendImpl final : public Backend {
     const Shard shard(spec, numel, args.draws);
     ZeroPadding(shard.layout, args.wire);
     const CodecOperations& codec = OperationsOf(spec);
-    const Input input{args.gradient, args.momentum};
     const auto encode = [&](const Piece& piece, const float* x) {
       codec.dense.encode(piece, x, At(args.residual, piece), args.wire);
     };
-    if (codec.dense.heads == nullptr) return ForEachPieceOf(shard, input, nullptr, encode);
-    ForEachPieceOf(shard, input, nullptr, [&](const Piece& piece, const float* x) {
+    if (codec.dense.heads == nullptr) return ForEachPieceOf(shard, args, nullptr, encode);
+    ForEachPieceOf(shard, args, nullptr, [&](const Piece& piece, const float* x) {
       codec.dense.heads(piece, x, At(args.residual, piece), args.wire);
     });
     Walk walk;
     codec.dense.begin(shard, args.wire, &walk);
-    ForEachPieceOf(shard, input, &walk, encode);
+    ForEachPieceOf(shard, args, &walk, encode);
     ZeroBehind(shard, walk, args.wire);
   }
 
@@ -330,12 +327,12 @@ class CpuBackendImpl final : public Backend {
 
   // Calls visit(piece, its elements as fp32).
   template <typename Visit>
-  static void ForEachPieceOf(const Shard& shard, const Input& input, Walk* walk, Visit visit) {
-    const bool direct = input.direct();
-    ForEachPiece(shard, input.gradient.numel, direct, walk, [&](const Piece& piece) {
-      if (direct) return visit(piece, Floats(input.gradient) + piece.begin);
+  static void ForEachPieceOf(const Shard& shard, const EncodeArgs& args, Walk* walk, Visit visit) {
+    const bool direct = NeedsNoStage(args);
+    ForEachPiece(shard, args.gradient.numel, direct, walk, [&](const Piece& piece) {
+      if (direct) return visit(piece, Floats(args.gradient) + piece.begin);
       StageBuffer values;
-      input.Load(piece.begin, piece.numel, values.data());
+      LoadStage(args, piece.begin, piece.numel, values.data());
       visit(piece, values.data());
     });
   }
@@ -361,4 +358,90 @@ const Backend& CpuBackend() {
   return available ? static_cast<const Backend&>(backend) : ScalarBackend();
 }
 
+// Operations of codecs of blocks.
+
+namespace codecs {
+namespace {
+
+// The first `count` blocks of a piece, for the loops.
+simd::Blocks BlocksOf(const Piece& piece, size_t count) {
+  const Shard& shard = piece.shard;
+  return {.bits = shard.traits.code_bits,
+          .block = piece.block(),
+          .count = count,
+          .filled = std::min(piece.numel, piece.block()),
+          .draws = shard.spec.rounding == Rounding::kStochastic ? &piece.draws : nullptr,
+          .signs = shard.spec.hadamard && piece.numel >= kTransform ? shard.signs.data() : nullptr};
+}
+
+// A block that is not full, filled up with zeros, which change neither maximum nor codes.
+struct PaddedBlock {
+  alignas(64) std::array<float, kMaxBlock> x, r;
+  alignas(64) std::array<uint8_t, kMaxBlock> codes;
+};
+
+void EncodeTail(const Piece& tail, const float* g, float* r, uint8_t* wire) {
+  PaddedBlock padded;
+  std::fill_n(padded.x.begin(), tail.block(), 0.0f);
+  std::memcpy(padded.x.data(), g, tail.numel * sizeof(float));
+  if (r != nullptr) {
+    std::fill_n(padded.r.begin(), tail.block(), 0.0f);
+    std::memcpy(padded.r.data(), r, tail.numel * sizeof(float));
+  }
+  simd::EncodeBlocks(BlocksOf(tail, 1), padded.x.data(), r == nullptr ? nullptr : padded.r.data(),
+                     wire + tail.scales_offset(), padded.codes.data());
+  std::memcpy(wire + tail.codes_offset(), padded.codes.data(), tail.codes_bytes());
+  if (r != nullptr) std::memcpy(r, padded.r.data(), tail.numel * sizeof(float));
+}
+
+void DecodeTail(const Piece& tail, const uint8_t* wire, float* out) {
+  PaddedBlock padded;
+  padded.codes.fill(0);
+  std::memcpy(padded.codes.data(), wire + tail.codes_offset(), tail.codes_bytes());
+  simd::DecodeBlocks(BlocksOf(tail, 1), wire + tail.scales_offset(), padded.codes.data(),
+                     padded.x.data());
+  std::memcpy(out, padded.x.data(), tail.numel * sizeof(float));
+}
+
+}  // namespace
+
+void EncodeSimdBlocks(const Piece& piece, const float* g, float* r, uint8_t* wire) {
+  simd::EncodeBlocks(BlocksOf(piece, piece.full_blocks()), g, r, wire + piece.scales_offset(),
+                     wire + piece.codes_offset());
+  if (piece.rest() == 0) return;
+  const size_t done = piece.numel - piece.rest();
+  EncodeTail(piece.Tail(), g + done, r == nullptr ? nullptr : r + done, wire);
+}
+
+void DecodeSimdBlocks(const Piece& piece, const uint8_t* wire, float* out) {
+  simd::DecodeBlocks(BlocksOf(piece, piece.full_blocks()), wire + piece.scales_offset(),
+                     wire + piece.codes_offset(), out);
+  if (piece.rest() > 0) DecodeTail(piece.Tail(), wire, out + piece.numel - piece.rest());
+}
+
+void DecodeAddSimdBlocks(const Piece& piece, const uint8_t* wire, float* sum) {
+  simd::DecodeAddBlocks(BlocksOf(piece, piece.full_blocks()), wire + piece.scales_offset(),
+                        wire + piece.codes_offset(), sum);
+  if (piece.rest() == 0) return;
+  StageBuffer values;
+  DecodeTail(piece.Tail(), wire, values.data());
+  simd::Add(sum + piece.numel - piece.rest(), values.data(), piece.rest());
+}
+
+size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const simd::Reduction& args) {
+  const auto plain = [](const CodecSpec& spec) {
+    return !spec.hadamard && spec.rounding == Rounding::kNearest;
+  };
+  const simd::RankBlocks blocks{up.shard.traits.code_bits, down.shard.traits.code_bits, up.block(),
+                                up.full_blocks()};
+  if (!down.in_blocks() || down.block() != up.block() || !plain(up.shard.spec) ||
+      !plain(down.shard.spec) || !simd::HasReduceLoop(blocks.up, blocks.down) ||
+      args.codes == nullptr) {
+    return 0;
+  }
+  simd::ReduceBlocks(blocks, args);
+  return blocks.count * blocks.block;
+}
+
+}  // namespace codecs
 }  // namespace thinwire

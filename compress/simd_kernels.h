@@ -1,6 +1,5 @@
 // The loops over many elements, for the best instruction set of this CPU (Highway, run-time
-// dispatch). fp32 in memory at any alignment, whole blocks only; codecs/simd_blocks.cc and
-// cpu_backend.cc do the rest.
+// dispatch). fp32 in memory at any alignment, whole blocks only; cpu_backend.cc does the rest.
 #ifndef THINWIRE_COMPRESS_SIMD_KERNELS_H_
 #define THINWIRE_COMPRESS_SIMD_KERNELS_H_
 

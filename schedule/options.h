@@ -40,8 +40,8 @@ enum class Predict : uint8_t { kWhenFar, kAlways, kNever };
 
 // How the ranks of a dense allreduce exchange: each with all others; along the rows and then the
 // columns of a grid, which takes far fewer messages and one more rounding; or uncompressed within
-// each node and compressed between nodes. schedule/collective/grid.h has what kAuto takes, unless
-// schedule/join/links.h has found nodes whose inner links are faster.
+// each node and compressed between nodes. schedule/collective/partition.h has what kAuto takes,
+// unless schedule/join/links.h has found nodes whose inner links are faster.
 enum class Topology : uint8_t { kAuto = 0, kFlat = 1, kGrid = 2, kHierarchical = 3 };
 
 constexpr std::string_view Name(Topology topology) {
@@ -74,7 +74,7 @@ struct Agreed {
   // A segment of a request names its codec by index; a request without segments uses the first.
   std::vector<CodecPair> codecs = {CodecPair{}};
   // Momentum that the engine owns, where feedback on the bare gradient would diverge: see
-  // schedule/collective/operands.h. A beta of 0 means none; the velocity is each tensor's own.
+  // schedule/collective/algorithm.h. A beta of 0 means none; the velocity is each tensor's own.
   Momentum momentum;
   Policy policy = Policy::kWfbp;
   int lanes = 4;                         // announced chunks in flight
@@ -117,7 +117,7 @@ struct Tuning {
   size_t one_hop_bytes = size_t{512} << 10;
   std::chrono::microseconds far{1000};  // one way, to the farthest rank; measured at the start
   // From so many ranks on, reports and announcements go through heads of groups; see
-  // schedule/order/peers.h.
+  // schedule/order/sequencer.h.
   int control_tree_from = 65;
 };
 

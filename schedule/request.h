@@ -1,5 +1,4 @@
-// Requests that callers make of an engine: buckets, and collectives on them; and the work that they
-// get.
+// Requests that callers make of an engine: buckets, and collectives on them.
 #ifndef THINWIRE_SCHEDULE_REQUEST_H_
 #define THINWIRE_SCHEDULE_REQUEST_H_
 
@@ -8,7 +7,6 @@
 #include <span>
 #include <string_view>
 
-#include "absl/status/status.h"
 #include "compress/error_feedback.h"
 #include "compress/types.h"
 
@@ -62,7 +60,7 @@ struct Submission {
   // The caller is about to wait for this very call: a small tensor is then exchanged on its thread.
   bool caller_waits = false;
   // On a device: the stream (a cudaStream_t; null: the default one) whose work so far makes the
-  // input, and whose later work may use the output once Work::Wait has returned.
+  // input, and whose later work may use the output once Use::Wait has returned.
   void* stream = nullptr;
   // Replaces the number of ranks in this use's mean, so that ranks can have weights (each
   // multiplies its input by its weight, and all divide by the sum of weights) or members that send
@@ -89,18 +87,6 @@ struct CollectiveRequest {
     return {key, input.numel, input.dtype, op, collective, priority, segments, {}};
   }
   Submission submission() const { return {input, output, absent, caller_waits, stream, divisor}; }
-};
-
-// One collective in flight. Thread-safe. Dropping it does not cancel the collective.
-class Work {
- public:
-  virtual ~Work() = default;
-  // Returns within the group's timeout and a short grace. On the host the result is there then; on
-  // a device it is there for later work of the stream that the call was made with.
-  virtual absl::Status Wait() = 0;
-  // The same, but for later work of this stream (a cudaStream_t); on the host as Wait.
-  virtual absl::Status WaitOn(void* stream) = 0;
-  virtual bool done() const = 0;
 };
 
 }  // namespace thinwire

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <string>
 
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 #include "schedule/collective/settle.h"
 #include "schedule/sim/simulator.h"
 #include "schedule/sim/wire.h"

@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "compress/codec_info.h"
 #include "compress/codecs/reference.h"
-#include "compress/codecs/simd_blocks.h"
 
 namespace thinwire::codecs {
 namespace {

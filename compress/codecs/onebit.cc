@@ -3,7 +3,6 @@
 #include "compress/codec_info.h"
 #include "compress/codecs/int4.h"
 #include "compress/codecs/reference.h"
-#include "compress/codecs/simd_blocks.h"
 
 namespace thinwire::codecs {
 namespace {

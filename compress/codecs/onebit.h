@@ -38,7 +38,7 @@ struct OneBit {
       .id = CodecId{4}, .name = "onebit", .kind = CodecKind::kBlocks, .code_bits = 1, .qmax = 1};
   static const CodecInfo& Info();
 
-  // The members of Quantiser<> (compress/quantiser.h), which says what they are.
+  // The members of Quantiser<> (compress/element_math.h), which says what they are.
   static constexpr bool kMean = true;
   static constexpr int kTinyCode = 1;
   static constexpr bool kStochastic = false;

@@ -1,4 +1,4 @@
-// tw_bucket_*: a tensor that is described once and submitted in every step.
+// tw_bucket_*: a tensor that is described once and submitted in every step. tw_comm_end_step.
 #include <memory>
 #include <utility>
 
@@ -10,7 +10,7 @@ struct tw_bucket {
   tw_comm* comm = nullptr;
   std::shared_ptr<const thinwire::Bucket> bucket;
   tw_bucket_info info{};
-  std::shared_ptr<thinwire::Work> work;  // started and not waited for
+  thinwire::UsePtr work;  // started and not waited for
   thinwire::HomeProcess home;
 };
 
@@ -57,7 +57,7 @@ absl::Status Start(tw_bucket& bucket, const void* send, void* recv, void* stream
   if (absl::Status bad = thinwire::CheckCall(bucket.comm, info.dtype, info.op, stream); !bad.ok()) {
     return bad;
   }
-  absl::StatusOr<std::shared_ptr<thinwire::Work>> work = bucket.comm->engine->Submit(
+  absl::StatusOr<thinwire::UsePtr> work = bucket.comm->engine->Submit(
       bucket.bucket, {.input = thinwire::ViewOf(send, info.count, info.dtype),
                       .output = thinwire::ViewOf(recv, OutputCount(bucket), info.dtype),
                       .absent = absent,
@@ -74,7 +74,7 @@ tw_status WaitFor(tw_bucket* bucket, Wait wait) {
   if (bucket->work == nullptr) {
     return ToC(absl::InvalidArgumentError("the bucket was not started; call tw_bucket_start"));
   }
-  const std::shared_ptr<thinwire::Work> work = std::move(bucket->work);
+  const thinwire::UsePtr work = std::move(bucket->work);
   return ToC(wait(*work));
 }
 
@@ -124,15 +124,27 @@ tw_status tw_bucket_start_divided(tw_bucket* bucket, const void* send, void* rec
 }
 
 tw_status tw_bucket_wait(tw_bucket* bucket) {
-  return WaitFor(bucket, [](thinwire::Work& work) { return work.Wait(); });
+  return WaitFor(bucket, [](thinwire::Use& work) { return work.Wait(); });
 }
 
 tw_status tw_bucket_wait_stream(tw_bucket* bucket, void* stream) {
-  return WaitFor(bucket, [stream](thinwire::Work& work) { return work.WaitOn(stream); });
+  return WaitFor(bucket, [stream](thinwire::Use& work) { return work.WaitOn(stream); });
 }
 
 void tw_bucket_destroy(tw_bucket* bucket) {
   if (bucket != nullptr && bucket->home.is_here()) delete bucket;
+}
+
+tw_status tw_comm_end_step(tw_comm* comm) {
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_end_step", comm); !bad.ok()) return ToC(bad);
+  comm->engine->EndStep();
+  return TW_OK;
+}
+
+tw_status tw_comm_forget_step(tw_comm* comm) {
+  if (absl::Status bad = CheckComm("tw_comm_forget_step", comm); !bad.ok()) return ToC(bad);
+  comm->engine->ForgetStep();
+  return TW_OK;
 }
 
 }  // extern "C"

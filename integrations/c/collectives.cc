@@ -21,7 +21,7 @@ struct Call {
   void* stream;
 };
 
-absl::StatusOr<std::shared_ptr<thinwire::Work>> Start(const Call& call, CollectiveRequest request) {
+absl::StatusOr<thinwire::UsePtr> Start(const Call& call, CollectiveRequest request) {
   if (absl::Status bad = thinwire::CheckCall(call.comm, call.dtype, call.op, call.stream);
       !bad.ok()) {
     return bad;
@@ -34,7 +34,7 @@ absl::StatusOr<std::shared_ptr<thinwire::Work>> Start(const Call& call, Collecti
 }
 
 tw_status Run(const Call& call, const CollectiveRequest& request) {
-  const absl::StatusOr<std::shared_ptr<thinwire::Work>> work = Start(call, request);
+  const absl::StatusOr<thinwire::UsePtr> work = Start(call, request);
   return ToC(work.ok() ? (*work)->Wait() : work.status());
 }
 
@@ -101,18 +101,18 @@ tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_
   request.priority = priority;
   request.segments = parts.segments;
   request.absent = parts.absent;
-  absl::StatusOr<std::shared_ptr<thinwire::Work>> started =
+  absl::StatusOr<thinwire::UsePtr> started =
       Start({send, recv, count, count, dtype, op, comm, stream}, request);
   if (started.ok()) *work = new tw_work{*std::move(started), {}};
   return ToC(started.status());
 }
 
 tw_status tw_wait(tw_work* work) {
-  return WaitFor(work, [](thinwire::Work& started) { return started.Wait(); });
+  return WaitFor(work, [](thinwire::Use& started) { return started.Wait(); });
 }
 
 tw_status tw_wait_stream(tw_work* work, void* stream) {
-  return WaitFor(work, [stream](thinwire::Work& started) { return started.WaitOn(stream); });
+  return WaitFor(work, [stream](thinwire::Use& started) { return started.WaitOn(stream); });
 }
 
 void tw_work_destroy(tw_work* work) {

@@ -1,11 +1,11 @@
-// The types behind the opaque handles of thinwire.h, and how options become an engine.
+// The types behind the opaque handles of thinwire.h.
 #ifndef THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
 #define THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "compress/error_feedback.h"
 #include "compress/types.h"
+#include "integrations/c/status.h"
 #include "integrations/c/thinwire.h"
 #include "schedule/engine/engine.h"
 #include "transport/store.h"
@@ -56,39 +57,40 @@ struct tw_comm {
 };
 
 struct tw_work {
-  std::shared_ptr<thinwire::Work> work;
+  thinwire::UsePtr work;
   thinwire::HomeProcess home;
 };
 
 namespace thinwire {
 
-// Parses the options, compares them with the other ranks', connects. `options` is what ReadOptions
-// made of the caller's.
-absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& options);
-
 // A Store whose set and get are the C caller's functions.
 std::shared_ptr<Store> MakeCallbackStore(const tw_store& callbacks);
 
-// Checks, views and texts that all calls on a communicator share.
+// Views that all calls on a communicator share.
 
 inline TensorView ViewOf(const void* data, size_t count, tw_dtype dtype) {
   return {const_cast<void*>(data), count, static_cast<DType>(dtype)};
 }
-
-// InvalidArgument if `function` got a null pointer, or in a child that was forked from the process
-// of the communicator.
-absl::Status CheckComm(const char* function, const tw_comm* comm,
-                       std::initializer_list<const void*> pointers = {});
-
-// The same for a collective, and for its dtype, op and stream.
-absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream);
 
 // The segments of a call, and the numbers of those that this rank has no gradient for.
 struct CallSegments {
   std::vector<Segment> segments;
   std::vector<uint32_t> absent;
 };
-CallSegments SegmentsOf(const tw_segment* segments, size_t count);
+inline CallSegments SegmentsOf(const tw_segment* segments, size_t count) {
+  CallSegments call;
+  for (size_t i = 0; i < count; ++i) {
+    const tw_segment& s = segments[i];
+    call.segments.push_back(
+        {.name = std::string(TextOf(s.name)),
+         .offset = s.offset,
+         .count = s.count,
+         .total = s.total,
+         .codec = static_cast<uint32_t>(std::min<size_t>(s.codec, UINT32_MAX))});
+    if (s.absent != 0) call.absent.push_back(static_cast<uint32_t>(i));
+  }
+  return call;
+}
 
 }  // namespace thinwire
 

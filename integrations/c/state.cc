@@ -86,18 +86,6 @@ tw_status tw_comm_set_step(tw_comm* comm, uint64_t step) {
   return TW_OK;
 }
 
-tw_status tw_comm_end_step(tw_comm* comm) {
-  if (absl::Status bad = CheckComm("tw_comm_end_step", comm); !bad.ok()) return ToC(bad);
-  comm->engine->EndStep();
-  return TW_OK;
-}
-
-tw_status tw_comm_forget_step(tw_comm* comm) {
-  if (absl::Status bad = CheckComm("tw_comm_forget_step", comm); !bad.ok()) return ToC(bad);
-  comm->engine->ForgetStep();
-  return TW_OK;
-}
-
 tw_status tw_residual_count(tw_comm* comm, size_t* count) {
   if (absl::Status bad = CheckComm("tw_residual_count", comm, {count}); !bad.ok()) return ToC(bad);
   *count = comm->engine->error_feedback().parameters().size();

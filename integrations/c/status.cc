@@ -1,9 +1,11 @@
 #include "integrations/c/status.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "integrations/c/communicator.h"
 
 namespace thinwire {
 namespace {
@@ -63,6 +65,36 @@ absl::Status WriteText(const char* what, const std::string& text, char* room, si
         absl::StrCat(what, " '", text, "' needs ", text.size() + 1, " bytes, got ", capacity));
   }
   std::memcpy(room, text.c_str(), text.size() + 1);
+  return absl::OkStatus();
+}
+
+absl::Status CheckComm(const char* function, const tw_comm* comm,
+                       std::initializer_list<const void*> pointers) {
+  const auto is_null = [](const void* pointer) { return pointer == nullptr; };
+  if (comm == nullptr || std::any_of(pointers.begin(), pointers.end(), is_null)) {
+    return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
+  }
+  return comm->home.Check();
+}
+
+absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream) {
+  if (comm == nullptr) return absl::InvalidArgumentError("the communicator is null");
+  if (absl::Status bad = comm->home.Check(); !bad.ok()) return bad;
+  if (dtype != TW_F32 && dtype != TW_BF16 && dtype != TW_F16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", comm->rank, ": dtype ", static_cast<int>(dtype),
+                     " is unknown, expected TW_F32, TW_BF16 or TW_F16"));
+  }
+  if (op != TW_MEAN && op != TW_SUM) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", comm->rank, ": op ",
+                                                   static_cast<int>(op),
+                                                   " is unknown, expected TW_MEAN or TW_SUM"));
+  }
+  if (stream != nullptr && !comm->on_device) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", comm->rank, ": a stream was given, expected null, since this ",
+                     "communicator is the host's; make one with options.device = \"cuda\""));
+  }
   return absl::OkStatus();
 }
 

@@ -1,8 +1,10 @@
-// The border: absl::Status becomes a tw_status and a message, here and nowhere else.
+// The border: calls are checked, and absl::Status becomes a tw_status and a message, here and
+// nowhere else.
 #ifndef THINWIRE_INTEGRATIONS_C_STATUS_H_
 #define THINWIRE_INTEGRATIONS_C_STATUS_H_
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -25,6 +27,14 @@ inline std::string_view TextOf(const char* text) { return text == nullptr ? "" :
 // Copies the text and its NUL. InvalidArgument, in which it is called `what`, if the caller's room
 // is too small.
 absl::Status WriteText(const char* what, const std::string& text, char* room, size_t capacity);
+
+// InvalidArgument if `function` got a null pointer, or in a child that was forked from the process
+// of the communicator.
+absl::Status CheckComm(const char* function, const tw_comm* comm,
+                       std::initializer_list<const void*> pointers = {});
+
+// The same for a collective, and for its dtype, op and stream.
+absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream);
 
 }  // namespace thinwire
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "compress/codec_spec.h"
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 #include "schedule/options.h"
 
 namespace thinwire {

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "schedule/collective/algorithm.h"
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 
 namespace thinwire {
 namespace {

@@ -27,54 +27,51 @@ double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count
 
 }  // namespace
 
-Standstill::Standstill(std::chrono::milliseconds timeout)
-    : timeout_(timeout), counts_(std::max(timeout / 4, std::chrono::milliseconds(500))) {}
-
-void Standstill::Beat(Deadline now) {
-  const absl::MutexLock lock(&mu_);
-  if (last_.has_value() && now - *last_ >= counts_) {
-    woke_ = now;
-    stood_ = now - *last_;
-  }
-  last_ = now;
-}
-
-std::chrono::duration<double> Standstill::Lasted(Deadline now) const {
-  const absl::MutexLock lock(&mu_);
-  // Another thread may be awake before the one that beats.
-  if (last_.has_value() && now - *last_ >= counts_) return now - *last_;
-  if (woke_.has_value() && now - *woke_ < timeout_) return stood_;
-  return {};
-}
-
-absl::Status Standstill::Explain(int rank, const absl::Status& reason, Deadline now) const {
-  const bool gone = absl::IsUnavailable(reason);
-  if (!gone && !absl::IsDeadlineExceeded(reason)) return reason;
-  const std::chrono::duration<double> stood = Lasted(now);
-  if (stood.count() == 0) return reason;
-  const std::string consequence =
-      gone ? "its peers have given it up; let it run, or raise the timeout"
-           : absl::StrCat("so ", std::string(reason.message()));
-  return absl::DeadlineExceededError(absl::StrCat(
-      "rank ", rank, " itself was stopped for ", absl::StrFormat("%.1f", stood.count()),
-      " s, by a signal, by a debugger or for want of a processor, and ", consequence));
-}
-
 absl::Status OfTensor(const std::string& tensor, const absl::Status& status) {
   return absl::Status(status.code(),
                       absl::StrCat("tensor '", tensor, "': ", std::string(status.message())));
 }
 
 FailureProtocol::FailureProtocol(const Membership& members, const Options& options,
-                                 Transport& transport, const Standstill& standstill,
-                                 Records& records)
+                                 Transport& transport, Records& records)
     : members_(members),
       transport_(transport),
-      standstill_(standstill),
       records_(records),
       flight_path_(options.flight_path),
+      timeout_(options.timeout),
+      standstill_(std::max(options.timeout / 4, std::chrono::milliseconds(500))),
       echo_patience_(std::min(kEchoes, absl::FromChrono(options.timeout / 20))),
       last_words_(std::min(kLastWords, options.timeout / 50)) {}
+
+void FailureProtocol::Beat(Deadline now) {
+  const absl::MutexLock lock(&mu_);
+  if (last_beat_.has_value() && now - *last_beat_ >= standstill_) {
+    woke_ = now;
+    stood_ = now - *last_beat_;
+  }
+  last_beat_ = now;
+}
+
+std::chrono::duration<double> FailureProtocol::StoodStill(Deadline now) const {
+  const absl::MutexLock lock(&mu_);
+  // Another thread may be awake before the one that beats.
+  if (last_beat_.has_value() && now - *last_beat_ >= standstill_) return now - *last_beat_;
+  if (woke_.has_value() && now - *woke_ < timeout_) return stood_;
+  return {};
+}
+
+absl::Status FailureProtocol::WithStandstill(const absl::Status& reason, Deadline now) const {
+  const bool gone = absl::IsUnavailable(reason);
+  if (!gone && !absl::IsDeadlineExceeded(reason)) return reason;
+  const std::chrono::duration<double> stood = StoodStill(now);
+  if (stood.count() == 0) return reason;
+  const std::string consequence =
+      gone ? "its peers have given it up; let it run, or raise the timeout"
+           : absl::StrCat("so ", std::string(reason.message()));
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", members_.rank, " itself was stopped for ", absl::StrFormat("%.1f", stood.count()),
+      " s, by a signal, by a debugger or for want of a processor, and ", consequence));
+}
 
 absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Status& status) const {
   const std::string named = absl::StrCat("tensor '", tensor, "'");
@@ -87,7 +84,7 @@ absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Sta
 
 void FailureProtocol::Fail(absl::Status reason, Tell tell, int silent) {
   if (tell == Tell::kNobody) OnEchoes(peers());
-  reason = standstill_.Explain(members_.rank, reason, Clock::now());
+  reason = WithStandstill(reason, Clock::now());
   {
     const absl::MutexLock lock(&mu_);
     if (!status_.ok()) return;
@@ -227,8 +224,9 @@ void Farewell::OnByeHeard(int from) {
 }
 
 void Farewell::OnPong(int from) {
+  const double now = Seconds(Clock::now().time_since_epoch());
   const absl::MutexLock lock(&mu_);
-  roll_.OnAnswer(from);
+  roll_.OnAnswer(from, now);
 }
 
 bool Farewell::IsUnneeded() const {

@@ -2,7 +2,6 @@
 //
 //   FailureProtocol  by a failure, with one reason
 //   Farewell         in order, with goodbyes
-//   Standstill       tells whether a failure came of this process having been stopped
 #ifndef THINWIRE_SCHEDULE_ENGINE_ENDING_H_
 #define THINWIRE_SCHEDULE_ENGINE_ENDING_H_
 
@@ -20,38 +19,12 @@
 #include "schedule/engine/records.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/order/peers.h"
+#include "schedule/order/sequencer.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
 #include "transport/store.h"
 
 namespace thinwire {
-
-// Finds whether this process stood still. One that was stopped (by SIGSTOP, a debugger or a frozen
-// container) finds on waking that its peers have given it up, and would take them for lost.
-// Thread-safe.
-class Standstill {
- public:
-  // A standstill counts from a quarter of the timeout on, and from half a second on; it explains
-  // failures until a timeout after its end.
-  explicit Standstill(std::chrono::milliseconds timeout);
-
-  // To be called every few milliseconds.
-  void Beat(Deadline now);
-
-  // The reason why rank `rank`, this one, failed. If it stood still, the words say so, and peers
-  // that are gone are no lost peers but a passed deadline.
-  absl::Status Explain(int rank, const absl::Status& reason, Deadline now) const;
-
- private:
-  std::chrono::duration<double> Lasted(Deadline now) const;
-
-  const std::chrono::milliseconds timeout_, counts_;
-  mutable absl::Mutex mu_;
-  std::optional<Deadline> last_ ABSL_GUARDED_BY(mu_);  // beat
-  std::optional<Deadline> woke_ ABSL_GUARDED_BY(mu_);  // from the last standstill
-  std::chrono::duration<double> stood_ ABSL_GUARDED_BY(mu_){0};
-};
 
 // The failure of that tensor's exchange, as every rank is told.
 absl::Status OfTensor(const std::string& tensor, const absl::Status& status);
@@ -61,7 +34,12 @@ absl::Status OfTensor(const std::string& tensor, const absl::Status& status);
 // The first reason wins. It goes to every rank directly, and every rank passes it on, so a peer's
 // own word is the echo. A caller that gets an error may end its process at once, and a process that
 // ends takes along what it has not sent, and what its peers have not read; so callers hear of a
-// failure last: when every peer has heard of it, or can't be heard any more. Thread-safe.
+// failure last: when every peer has heard of it, or can't be heard any more.
+//
+// A process that was stopped (by SIGSTOP, a debugger or a frozen container) finds on waking that
+// its peers have given it up, and would take them for lost. So the protocol watches a beat, and
+// where that has paused for a quarter of the timeout, and for half a second, the reason says so
+// until a timeout after the pause. Thread-safe.
 class FailureProtocol {
  public:
   enum class Tell { kEveryone, kNobody };
@@ -70,7 +48,13 @@ class FailureProtocol {
   // of which a silent peer may cost a small part, and flight_path, where the last events go
   // with the first failure.
   FailureProtocol(const Membership& members, const Options& options, Transport& transport,
-                  const Standstill& standstill, Records& records);
+                  Records& records);
+
+  // To be called every few milliseconds.
+  void Beat(Deadline now);
+  // The reason as Fail takes it at that time: if this process stood still, the words say so, and
+  // peers that are gone are no lost peers but a passed deadline.
+  absl::Status WithStandstill(const absl::Status& reason, Deadline now) const;
 
   // Takes the reason, if it is the first, and tells it to everyone or nobody. silent: how many
   // peers are known not to answer; nobody waits for their echoes.
@@ -97,6 +81,7 @@ class FailureProtocol {
 
  private:
   int peers() const { return members_.size - 1; }
+  std::chrono::duration<double> StoodStill(Deadline now) const;
   void OnEchoes(int echoes);
   void WriteFlight() const;
 
@@ -106,9 +91,9 @@ class FailureProtocol {
 
   const Membership members_;
   Transport& transport_;
-  const Standstill& standstill_;
   Records& records_;
   const std::string flight_path_;
+  const std::chrono::milliseconds timeout_, standstill_;  // the least pause that counts
   const absl::Duration echo_patience_;
   const std::chrono::milliseconds last_words_;  // for the own reason to leave
   std::atomic<bool> failed_{false};
@@ -117,6 +102,9 @@ class FailureProtocol {
   int echoes_ ABSL_GUARDED_BY(mu_) = 0;     // peers that have failed as well, or can't say so
   int silent_ ABSL_GUARDED_BY(mu_) = 0;     // peers that will not say so
   bool told_ ABSL_GUARDED_BY(mu_) = false;  // status_ may be handed out
+  std::optional<Deadline> last_beat_ ABSL_GUARDED_BY(mu_);
+  std::optional<Deadline> woke_ ABSL_GUARDED_BY(mu_);  // from the last standstill
+  std::chrono::duration<double> stood_ ABSL_GUARDED_BY(mu_){0};
 };
 
 // Farewell ends a group in order. A rank that closes tells its peers, with the number of

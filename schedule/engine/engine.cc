@@ -85,8 +85,7 @@ Engine::Engine(const Options& options, Transport transport, std::shared_ptr<Devi
       matching_(TraitsOf(transport_).matching),
       sent_before_(transport_.empty() ? 0 : transport_.data->bytes_sent()),
       records_(members_, options),
-      standstill_(options.timeout),
-      failure_(members_, options, transport_, standstill_, records_),
+      failure_(members_, options, transport_, records_),
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
       tensors_(options_, members_, matching_, device_,
                options.lanes + 1 + options.predicted_lanes),  // 1: of small tensors
@@ -146,8 +145,8 @@ absl::Status Engine::Reserve(const Bucket& bucket) {
   return chunk_lanes_.ReserveForAll(bucket.chunk_memory());
 }
 
-absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const Bucket>& bucket,
-                                                     const Submission& submission) {
+absl::StatusOr<UsePtr> Engine::Submit(const std::shared_ptr<const Bucket>& bucket,
+                                      const Submission& submission) {
   if (absl::Status bad = CheckSubmission(submission, *bucket, members_, device_.get()); !bad.ok()) {
     return bad;
   }
@@ -165,7 +164,7 @@ absl::StatusOr<std::shared_ptr<Work>> Engine::Submit(const std::shared_ptr<const
   return use;
 }
 
-absl::StatusOr<std::shared_ptr<Work>> Engine::Start(const CollectiveRequest& request) {
+absl::StatusOr<UsePtr> Engine::Start(const CollectiveRequest& request) {
   if (request.input.numel == 0 && request.output.numel == 0) {
     const UsePtr nothing = std::make_shared<Use>();
     nothing->Complete(absl::OkStatus());
@@ -299,7 +298,7 @@ void Engine::Retire(Use& use, Use::Left left) {
 // Lets the sequencer look at the time until the group fails, and then carries the failure through.
 void Engine::KeepTime() {
   do {
-    standstill_.Beat(Clock::now());
+    failure_.Beat(Clock::now());
     TellSequencer([](Sequencer& s) { s.OnClock(Now()); });
   } while (!failure_.AwaitFailure(kBeat));
   EndAll();

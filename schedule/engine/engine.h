@@ -8,7 +8,6 @@
 //   Executor         runs the chunks that the sequencer starts, and small tensors at once
 //   FailureProtocol  the first reason, and its way to everybody
 //   Farewell         the goodbyes
-//   Standstill       whether this process was stopped for a while
 //   Records          statistics, events, trace
 //
 // A bucket comes in by Submit, on the caller's thread; its use leaves by Retire, on the thread that
@@ -34,7 +33,6 @@
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/engine/tensors.h"
-#include "schedule/order/outbox.h"
 #include "schedule/order/sequencer.h"
 #include "schedule/request.h"
 #include "transport/planes.h"
@@ -61,11 +59,11 @@ class Engine {
   // flight. A later use of a handle allocates nothing and copies no name. Memory of the submission
   // must live until the work is done. Thread-safe. InvalidArgument for bad input; a failed engine
   // returns its first failure.
-  absl::StatusOr<std::shared_ptr<Work>> Submit(const std::shared_ptr<const Bucket>& bucket,
-                                               const Submission& submission);
+  absl::StatusOr<UsePtr> Submit(const std::shared_ptr<const Bucket>& bucket,
+                                const Submission& submission);
 
   // Register and Submit in one. An empty tensor is done at once.
-  absl::StatusOr<std::shared_ptr<Work>> Start(const CollectiveRequest& request);
+  absl::StatusOr<UsePtr> Start(const CollectiveRequest& request);
 
   // Fails the group on every rank with `reason`; from any thread. Returns when every rank has heard
   // it, or can't any more, which takes half a second at most: the process may end then.
@@ -125,7 +123,6 @@ class Engine {
   const Matching matching_;
   const uint64_t sent_before_;  // by the plane, while its links were measured
   Records records_;
-  Standstill standstill_;
   FailureProtocol failure_;
   Farewell farewell_;
   Tensors tensors_;

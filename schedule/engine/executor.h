@@ -18,7 +18,7 @@
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/engine/tensors.h"
-#include "schedule/order/outbox.h"
+#include "schedule/order/frames.h"
 #include "schedule/recycled.h"
 #include "transport/planes.h"
 

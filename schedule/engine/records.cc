@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 
 namespace thinwire {
 namespace {
@@ -47,11 +47,15 @@ double Microseconds(Clock::duration d) {
 
 }  // namespace
 
-FlightRecorder::FlightRecorder(std::string way)
-    : way_(std::move(way)), slots_(std::make_unique<Slot[]>(kEvents)) {}
+Records::Records(const Membership& members, const Options& options)
+    : way_(DescribeWay(members.size, options)), slots_(std::make_unique<Slot[]>(kEvents)) {
+  if (!options.trace_path.empty() && members.size > 1) {
+    trace_.emplace(options.trace_path, members.rank);
+  }
+}
 
-void FlightRecorder::Record(FlightEvent event, std::string_view name, uint32_t chunk, int peer,
-                            uint64_t detail) {
+void Records::Event(FlightEvent event, std::string_view name, uint32_t chunk, int peer,
+                    uint64_t detail) {
   Entry entry{.nanoseconds = Now(),
               .detail = detail,
               .chunk = chunk,
@@ -62,7 +66,7 @@ void FlightRecorder::Record(FlightEvent event, std::string_view name, uint32_t c
   std::array<uint64_t, kWords> words;
   std::memcpy(words.data(), &entry, sizeof(entry));
 
-  const uint64_t number = recorded_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint64_t number = events_.fetch_add(1, std::memory_order_relaxed) + 1;
   Slot& slot = slots_[number % kEvents];
   // A thread that slept in this slot for a whole lap keeps it, and this event is lost: two writers
   // of one slot would leave a mixture of two events.
@@ -75,7 +79,7 @@ void FlightRecorder::Record(FlightEvent event, std::string_view name, uint32_t c
   slot.number.store(number, std::memory_order_release);
 }
 
-bool FlightRecorder::Read(uint64_t number, Entry* entry) const {
+bool Records::Read(uint64_t number, Entry* entry) const {
   const Slot& slot = slots_[number % kEvents];
   if (slot.number.load(std::memory_order_acquire) != number) return false;
   std::array<uint64_t, kWords> words;
@@ -84,12 +88,11 @@ bool FlightRecorder::Read(uint64_t number, Entry* entry) const {
   return slot.number.load(std::memory_order_acquire) == number;
 }
 
-std::string FlightRecorder::Text() const {
-  const uint64_t last = recorded_.load(std::memory_order_acquire);
+std::string Records::LastEvents() const {
+  const uint64_t last = events_.load(std::memory_order_acquire);
   const uint64_t first = last > kEvents ? last - kEvents + 1 : 1;
   const int64_t now = Now();
-  std::string text;
-  if (!way_.empty()) text = absl::StrCat("dense allreduces go ", way_, "\n");
+  std::string text = absl::StrCat("dense allreduces go ", way_, "\n");
   for (uint64_t number = first; number <= last; ++number) {
     Entry e;
     if (!Read(number, &e)) continue;
@@ -163,13 +166,6 @@ absl::Status Trace::Write() const {
   out << "]\n";
   if (out.flush()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cannot write the trace to ", path_));
-}
-
-Records::Records(const Membership& members, const Options& options)
-    : flight_(DescribeWay(members.size, options)) {
-  if (!options.trace_path.empty() && members.size > 1) {
-    trace_.emplace(options.trace_path, members.rank);
-  }
 }
 
 uint64_t Records::AddCollective(uint64_t raw_bytes) {

@@ -1,5 +1,5 @@
 // Records: what an engine remembers of its work, for people. Seconds by stage and bytes since it
-// was made (Stats), the last events (FlightRecorder), and, where one is asked for, a trace.
+// was made (Stats), the last events, and, where one is asked for, a trace.
 #ifndef THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
 #define THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
 
@@ -45,50 +45,6 @@ enum class FlightEvent : uint8_t {
   kFailed,    // name: the beginning of the reason
 };
 
-// FlightRecorder: the last few thousand events of an engine, for whoever asks later who waited for
-// whom. Recording takes no lock and allocates nothing; an old event makes room for a new one,
-// unless the thread that writes the old one has been asleep since: then the new one is left out.
-// Thread-safe.
-class FlightRecorder {
- public:
-  static constexpr size_t kEvents = 4096;
-
-  // `way`: of dense allreduces, for the first line of the text; empty: there is no such line.
-  explicit FlightRecorder(std::string way = "");
-
-  void Record(FlightEvent event, std::string_view name, uint32_t chunk = 0, int peer = 0,
-              uint64_t detail = 0);
-
-  // The way, then the events, oldest first, a line each: seconds before now, event, tensor, chunk,
-  // peer, detail. An event that is overwritten meanwhile is left out.
-  std::string Text() const;
-
- private:
-  // An event as words, so that a reader and a writer race on nothing but whole words.
-  struct Entry {
-    int64_t nanoseconds = 0;
-    uint64_t detail = 0;
-    uint32_t chunk = 0;
-    int16_t peer = 0;
-    FlightEvent event = FlightEvent::kSubmitted;
-    uint8_t name_bytes = 0;
-    std::array<char, 40> name = {};
-  };
-  static constexpr size_t kWords = sizeof(Entry) / sizeof(uint64_t);
-  static_assert(sizeof(Entry) == kWords * sizeof(uint64_t));
-  static constexpr uint64_t kBeingWritten = ~uint64_t{0};
-  struct Slot {
-    std::atomic<uint64_t> number{0};  // of the event, from 1; 0 if none yet
-    std::array<std::atomic<uint64_t>, kWords> words{};
-  };
-
-  bool Read(uint64_t number, Entry* entry) const;
-
-  const std::string way_;
-  std::atomic<uint64_t> recorded_{0};
-  const std::unique_ptr<Slot[]> slots_;
-};
-
 // "out/trace.json" becomes "out/trace.rank0.json" on rank 0.
 std::string PathOfRank(const std::string& path, int rank);
 
@@ -122,17 +78,22 @@ class Trace {
   std::vector<std::vector<TraceEvent>> rows_ ABSL_GUARDED_BY(mu_);
 };
 
+// Recording an event takes no lock and allocates nothing; an old event makes room for a new one,
+// unless the thread that writes the old one has been asleep since: then the new one is left out.
 // Thread-safe.
 class Records {
  public:
-  // A trace is kept if options.trace_path is set. Events begin with the way of dense allreduces.
+  static constexpr size_t kEvents = 4096;  // that are kept
+
+  // A trace is kept if options.trace_path is set.
   Records(const Membership& members, const Options& options);
 
   void Event(FlightEvent event, std::string_view name, uint32_t chunk = 0, int peer = 0,
-             uint64_t detail = 0) {
-    flight_.Record(event, name, chunk, peer, detail);
-  }
-  std::string LastEvents() const { return flight_.Text(); }
+             uint64_t detail = 0);
+  // The way of dense allreduces, then the last events, for whoever asks who waited for whom: oldest
+  // first, a line each: seconds before now, event, tensor, chunk, peer, detail. An event that is
+  // overwritten meanwhile is left out.
+  std::string LastEvents() const;
 
   // A collective has started that a ring of fp32 would send so many bytes for; returns how many
   // have started by now.
@@ -149,7 +110,29 @@ class Records {
   absl::Status WriteTrace() const;
 
  private:
-  FlightRecorder flight_;
+  // An event as words, so that a reader and a writer race on nothing but whole words.
+  struct Entry {
+    int64_t nanoseconds = 0;
+    uint64_t detail = 0;
+    uint32_t chunk = 0;
+    int16_t peer = 0;
+    FlightEvent event = FlightEvent::kSubmitted;
+    uint8_t name_bytes = 0;
+    std::array<char, 40> name = {};
+  };
+  static constexpr size_t kWords = sizeof(Entry) / sizeof(uint64_t);
+  static_assert(sizeof(Entry) == kWords * sizeof(uint64_t));
+  static constexpr uint64_t kBeingWritten = ~uint64_t{0};
+  struct Slot {
+    std::atomic<uint64_t> number{0};  // of the event, from 1; 0 if none yet
+    std::array<std::atomic<uint64_t>, kWords> words{};
+  };
+
+  bool Read(uint64_t number, Entry* entry) const;
+
+  const std::string way_;  // of dense allreduces
+  std::atomic<uint64_t> events_{0};
+  const std::unique_ptr<Slot[]> slots_;
   std::optional<Trace> trace_;
   std::atomic<uint64_t> collectives_{0}, raw_bytes_{0}, predicted_{0};
   std::array<std::atomic<int64_t>, kStages> nanoseconds_{};  // summed over chunks

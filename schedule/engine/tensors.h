@@ -1,7 +1,7 @@
 // Whose chunks the engine carries:
 //
 //   Bucket        a tensor that is reduced again and again, described once
-//   Use           one use of a bucket: the Work that its caller waits for
+//   Use           one use of a bucket, which its caller waits for
 //   Tensors       all names that the engine has heard of, and the uses in flight
 #ifndef THINWIRE_SCHEDULE_ENGINE_TENSORS_H_
 #define THINWIRE_SCHEDULE_ENGINE_TENSORS_H_
@@ -23,7 +23,6 @@
 #include "schedule/engine/lane.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/order/outbox.h"
 #include "schedule/recycled.h"
 #include "schedule/request.h"
 #include "transport/membership.h"
@@ -114,9 +113,10 @@ struct BoundMemory {
   std::shared_ptr<UndoLog> undo;
 };
 
-// One use of a bucket, from its submission until its memory is the caller's again. A named bucket
-// uses its object again once nobody else holds it.
-class Use final : public Work, public std::enable_shared_from_this<Use> {
+// One use of a bucket, from its submission until its memory is the caller's again: the caller has
+// it to wait for. Dropping it does not cancel the collective. A named bucket uses its object again
+// once nobody else holds it.
+class Use final : public std::enable_shared_from_this<Use> {
  public:
   // Fixed before any other thread sees them.
   std::shared_ptr<const Bucket> bucket;
@@ -155,9 +155,12 @@ class Use final : public Work, public std::enable_shared_from_this<Use> {
   // From here on the memory is the caller's.
   void Complete(absl::Status status);
 
-  absl::Status Wait() override { return WaitOn(stream); }
-  absl::Status WaitOn(void* stream) override;
-  bool done() const override;
+  // Returns within the group's timeout and a short grace. On the host the result is there then; on
+  // a device it is there for later work of the stream that the call was made with.
+  absl::Status Wait() { return WaitOn(stream); }
+  // The same, but for later work of this stream (a cudaStream_t); on the host as Wait.
+  absl::Status WaitOn(void* stream);
+  bool done() const;
 
   // A line for people.
   std::string Describe(Deadline now) const;

@@ -18,7 +18,7 @@
 #include "schedule/join/guards.h"
 #include "schedule/order/frames.h"
 #include "transport/checked/crc32c.h"
-#include "transport/failure.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 namespace {

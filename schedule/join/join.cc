@@ -16,9 +16,9 @@
 #include "schedule/join/planes.h"
 #include "schedule/order/frames.h"
 #include "transport/combined/combined.h"
-#include "transport/failure.h"
 #include "transport/gloo/gloo.h"
 #include "transport/in_process/in_process.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "compress/device.h"
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 #include "schedule/collective/settle.h"
 #include "schedule/join/agree.h"
 #include "schedule/options.h"

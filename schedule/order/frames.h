@@ -1,15 +1,18 @@
 // Frames: what ranks say to one another on the control channel. Wire structs are fixed in width and
 // copied into control frames as they stand (little-endian hosts); the version of compress/FORMAT.md
-// covers them.
+// covers them. Outbox: what a sequencer says to its peers, and to its host.
 #ifndef THINWIRE_SCHEDULE_ORDER_FRAMES_H_
 #define THINWIRE_SCHEDULE_ORDER_FRAMES_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -133,6 +136,72 @@ void ForEachFrame(const OrderMessage& message, Send send) {
   const size_t frames = FramesOf(message);
   for (size_t i = 0; i < frames; ++i) send(PackPart(message, i * EntriesPerFrame(message)));
 }
+
+// A chunk that is to be run now.
+struct StartChunk {
+  uint64_t id = 0;  // of its tensor
+  uint32_t chunk = 0;
+  bool drain = true;  // all of its hops come before the next chunk's; Matching::kByOrder only
+  bool predicted = false;
+  uint64_t position = 0;                 // in the predicted queue; 0: it was not there
+  double started_s = 0.0;                // of the sequencer's clock
+  std::shared_ptr<void> host = nullptr;  // what the host gave to OnSubmit with the tensor
+};
+
+inline constexpr int kEveryone = -1;  // every other rank
+
+struct Action {
+  enum class Kind { kStart, kSend, kFail, kPredicted } kind = Kind::kStart;
+  StartChunk start;      // kStart
+  int to = kEveryone;    // kSend
+  OrderMessage message;  // kSend
+  absl::Status reason;   // kFail
+  int silent = 0;        // kFail: ranks that do not answer, and so will not echo it
+  int at_once = 0;       // kPredicted: predicted chunks that may soon be under way together
+};
+
+// Actions of a sequencer, to be done in order. Slots are used again, so that a steady state
+// allocates nothing. Not thread-safe.
+class Outbox {
+ public:
+  void Start(StartChunk start) { Add(Action::Kind::kStart).start = std::move(start); }
+
+  // The message, for its content to be filled in.
+  OrderMessage& Send(int to, FrameType type) {
+    Action& action = Add(Action::Kind::kSend);
+    action.to = to;
+    action.message.type = type;
+    action.message.announcements.clear();
+    action.message.predicted.clear();
+    return action.message;
+  }
+
+  void Fail(absl::Status reason, int silent) {
+    Action& action = Add(Action::Kind::kFail);
+    action.reason = std::move(reason);
+    action.silent = silent;
+  }
+
+  void Predicted(int at_once) { Add(Action::Kind::kPredicted).at_once = at_once; }
+
+  bool empty() const { return count_ == 0; }
+  std::span<const Action> actions() const { return {slots_.data(), count_}; }
+  void Clear() {
+    for (size_t i = 0; i < count_; ++i) slots_[i].start.host.reset();
+    count_ = 0;
+  }
+
+ private:
+  Action& Add(Action::Kind kind) {
+    if (count_ == slots_.size()) slots_.emplace_back();
+    Action& action = slots_[count_++];
+    action.kind = kind;
+    return action;
+  }
+
+  std::vector<Action> slots_;
+  size_t count_ = 0;
+};
 
 }  // namespace thinwire
 

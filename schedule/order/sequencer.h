@@ -8,11 +8,15 @@
 //
 // Pure logic: time comes in with every event, in seconds of any one clock, and what is to be done
 // goes into an outbox, in order. The engine and the simulator host the same object. Not
-// thread-safe.
+// thread-safe, as nothing in this header.
 #ifndef THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_
 #define THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,11 +25,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/order/leader.h"
-#include "schedule/order/outbox.h"
-#include "schedule/order/peers.h"
 #include "schedule/order/prediction.h"
 #include "schedule/order/start_queue.h"
 #include "schedule/recycled.h"
@@ -33,6 +35,250 @@
 #include "transport/planes.h"
 
 namespace thinwire {
+
+// A tensor's place in the order. The two counts are of one clock, so no two tensors share one.
+struct Place {
+  uint64_t submitted = 0;  // when the first rank had it
+  uint64_t complete = 0;   // when all ranks had it
+  int32_t priority = 0;    // lower goes first
+};
+
+// True if a ready tensor at `a` goes before one at `b`: a strict order for each policy.
+constexpr bool GoesBefore(Policy policy, const Place& a, const Place& b) {
+  if (policy == Policy::kFifo) return a.submitted < b.submitted;
+  if (policy == Policy::kP3 && a.priority != b.priority) return a.priority < b.priority;
+  return a.complete < b.complete;
+}
+
+// Leader: rank 0's book of which rank has which tensor ready, and the order that it makes of it.
+//
+// Collectives deadlock when ranks choose by what is ready locally. So among the chunks that *all*
+// ranks have reported the leader takes the first by policy, and all ranks start chunks in that
+// order.
+class Leader {
+ public:
+  // At most `window_bytes` of fp32 input are announced and unfinished (but always one chunk).
+  Leader(int world, Policy policy, size_t window_bytes);
+
+  // FailedPrecondition when `rank` describes the tensor otherwise than an earlier rank did. A
+  // repeated report of one rank changes nothing.
+  absl::Status OnReport(int rank, const Report& report);
+
+  void SetWindow(size_t bytes) { window_bytes_ = bytes; }
+
+  // The tensor will come, and its chunks are predicted, so they are not announced.
+  void Expect(const Report& report);
+  bool Expects(uint64_t id) const;
+  // A predicted tensor that `rank` has not reported; null if there is none.
+  const Report* Unreported(int rank) const;
+  // True if all ranks have reported it.
+  bool AllHave(uint64_t id) const;
+
+  // Appends the chunks to announce now, in order. They count as announced.
+  void Next(std::vector<Announcement>* order);
+  // True if nothing waits for the window that all ranks have.
+  bool AllAnnounced() const { return ready_.empty(); }
+
+  // A chunk is finished on the leader's own rank, which frees its part of the window.
+  void OnChunkDone(uint64_t id);
+  // A direct tensor is finished; nothing more is to be known of it.
+  void Forget(uint64_t id) { tensors_.Erase(id); }
+
+  // Why the tensor passed its deadline: a rank that never submitted it, or a predicted tensor
+  // before it, or that fell silent. `silent`: the ranks that do not answer. Always an error.
+  absl::Status Diagnose(uint64_t id, const std::vector<int>& silent) const;
+
+  // Says who waits for whom, for people: one line a tensor that is not reported by all ranks.
+  std::string Describe() const;
+
+ private:
+  struct Tensor {
+    Report first;  // as the first rank reported it
+    int first_rank = 0;
+    std::vector<bool> reported;  // by rank
+    int reports = 0;
+    uint64_t submitted = 0;  // order of the first report
+    uint64_t complete = 0;   // order of the last report
+    uint64_t predicted = 0;  // order of the prediction; 0: it was not predicted
+    uint32_t announced = 0;  // chunks
+    uint32_t done = 0;
+  };
+
+  Tensor& Find(int rank, const Report& report);
+  bool Before(const Tensor& a, const Tensor& b) const;
+  bool FollowsSurely(size_t bytes) const;
+  const Tensor* HoldsUp(const Tensor& late) const;
+  absl::Status NeverSubmitted(const Tensor& tensor, const std::string& consequence,
+                              const std::vector<int>& silent) const;
+  std::string WaitingFor(int rank, uint64_t except) const;
+
+  const int world_;
+  const Policy policy_;
+  size_t window_bytes_;
+  size_t unfinished_bytes_ = 0;
+  size_t undrained_bytes_ = 0;  // of the last announced chunk, if it waits for a follower
+  size_t largest_chunk_ = 0;
+  uint64_t clock_ = 0;           // counts reports and predictions
+  RecycledMap<Tensor> tensors_;  // by id
+  std::vector<uint64_t> ready_;  // ids with chunks to announce, in no order
+};
+
+// How long a peer may owe an answer before it is silent, by the group's timeout, in seconds: on a
+// busy link the answer waits behind chunks, and on a busy machine for a processor.
+inline double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
+
+// A roll call finds which peers answer, and how far they are. The rank that waits for a tensor asks
+// ahead of its deadline, so that it knows at the deadline who is silent. Rank 0 asks each a few
+// times before anything else, since on a busy link an answer waits behind chunks; the least time
+// counts.
+class RollCall {
+ public:
+  // A peer that owes no answer is asked again after `pause`; it is silent once it has owed one for
+  // `patience`.
+  RollCall(int world, double pause, double patience)
+      : pause_(pause), patience_(patience), peers_(world) {}
+
+  // True if the peer is to be asked now, and has been asked then.
+  bool Ask(int peer, double now) {
+    if (peers_[peer].owes || now < peers_[peer].asked + pause_) return false;
+    AskNow(peer, now);
+    return true;
+  }
+  void AskNow(int peer, double now) {
+    peers_[peer].owes = true;
+    peers_[peer].asked = now;
+  }
+  // True if the peer has not answered often enough yet for its latency to be known.
+  bool OnAnswer(int peer, double now) {
+    Peer& p = peers_[peer];
+    if (p.owes) p.round_trip = std::min(p.round_trip, now - p.asked);
+    p.owes = false;
+    if (++p.answers < kAnswers) return true;
+    if (p.answers == kAnswers) ++measured_;
+    return false;
+  }
+
+  // True if all peers' latency is known.
+  bool measured() const { return measured_ + 1 == static_cast<int>(peers_.size()); }
+  // One way, to the farthest peer that has answered, in seconds.
+  double latency_s() const {
+    double farthest = 0.0;
+    for (const Peer& p : peers_) {
+      if (p.answers > 0) farthest = std::max(farthest, p.round_trip / 2);
+    }
+    return farthest;
+  }
+
+  bool IsSilent(int peer, double now) const {
+    return peers_[peer].owes && now >= peers_[peer].asked + patience_;
+  }
+  // True if every peer has answered or is silent.
+  bool IsSettled(double now) const {
+    for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
+      if (peers_[peer].owes && !IsSilent(peer, now)) return false;
+    }
+    return true;
+  }
+  std::vector<int> Silent(double now) const {
+    std::vector<int> silent;
+    for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
+      if (IsSilent(peer, now)) silent.push_back(peer);
+    }
+    return silent;
+  }
+
+ private:
+  static constexpr int kAnswers = 5;
+
+  struct Peer {
+    double asked = -std::numeric_limits<double>::infinity();
+    double round_trip = std::numeric_limits<double>::max();
+    int answers = 0;
+    bool owes = false;
+  };
+  const double pause_, patience_;
+  std::vector<Peer> peers_;  // by rank
+  int measured_ = 0;         // peers with all their answers
+};
+
+// ControlTree: by which ranks reports go to rank 0 and its announcements come back. In a small
+// world everybody talks to rank 0. In a large one ranks form groups of about sqrt(n) neighbours,
+// and the first of each group, its head, speaks for it; so rank 0 has about 2 sqrt(n) frames to
+// handle for a tensor, in place of 2 (n - 1).
+class ControlTree {
+ public:
+  // `from`: the least number of ranks that form groups.
+  ControlTree(const Membership& members, int from)
+      : members_(members), group_(GroupSize(members.size, from)) {
+    if (!is_head()) return;
+    if (group_ == members.size) {
+      children_ = {kEveryone};
+      return;
+    }
+    for (const int rank : GroupOf(members.rank)) {
+      if (rank != members.rank) children_.push_back(rank);
+    }
+    for (int head = group_; members.rank == 0 && head < members.size; head += group_) {
+      children_.push_back(head);
+    }
+  }
+
+  int head() const { return HeadOf(members_.rank); }
+  bool is_head() const { return head() == members_.rank; }
+  int HeadOf(int rank) const { return rank / group_ * group_; }
+  // The rank that passes on what rank 0 says: the head of the group; heads hear it from rank 0.
+  int parent() const { return is_head() ? 0 : head(); }
+  // The ranks of a head's group, itself included.
+  std::vector<int> GroupOf(int head) const {
+    std::vector<int> ranks;
+    for (int r = head; r < std::min(head + group_, members_.size); ++r) ranks.push_back(r);
+    return ranks;
+  }
+
+  // Whom this rank passes rank 0's words on to: ranks, or kEveryone in a small world.
+  const std::vector<int>& children() const { return children_; }
+
+ private:
+  static int GroupSize(int world, int from) {
+    if (world < from) return world;
+    return static_cast<int>(std::ceil(std::sqrt(static_cast<double>(world))));
+  }
+
+  const Membership members_;
+  const int group_;
+  std::vector<int> children_;
+};
+
+// The book of a head: which ranks of its group have reported what.
+class GroupReports {
+ public:
+  explicit GroupReports(int ranks) : ranks_(ranks) {}
+
+  // Each rank reports a tensor once. True if all of the group have reported it now, after which
+  // nothing is known of it; FailedPrecondition as CheckAgreement.
+  absl::StatusOr<bool> Add(int rank, const Report& report) {
+    Tensor* tensor = tensors_.Find(report.id());
+    if (tensor == nullptr) {
+      tensor = &tensors_.Insert(report.id());
+      *tensor = {report, rank, 0};
+    }
+    absl::Status differs = CheckAgreement(tensor->first_rank, tensor->first, rank, report);
+    if (!differs.ok()) return differs;
+    const bool all = ++tensor->reports == ranks_;
+    if (all) tensors_.Erase(report.id());
+    return all;
+  }
+
+ private:
+  struct Tensor {
+    Report first;  // as the first rank reported it
+    int first_rank = 0;
+    int reports = 0;
+  };
+
+  const int ranks_;
+  RecycledMap<Tensor> tensors_;  // by id
+};
 
 class Sequencer {
  public:
@@ -46,7 +292,7 @@ class Sequencer {
 
   // Rank 0 asks its peers for their latency. measured() is true once all have answered.
   void Begin(double now);
-  bool measured() const { return lead_ == nullptr || lead_->probe.complete(); }
+  bool measured() const { return lead_ == nullptr || roll_.measured(); }
 
   // This rank has submitted a tensor. A direct one is reported only when it is late. The sequencer
   // keeps `report`, which nobody changes meanwhile, and `host`, until the tensor is done; `host` is
@@ -81,7 +327,6 @@ class Sequencer {
     Lead(int world, const Options& options, std::vector<double> hop_shares);
     Leader leader;
     Prediction prediction;
-    LatencyProbe probe;
     RecycledMap<uint64_t> calls;  // submitted here, by key
     bool predicts;
     std::vector<std::pair<uint64_t, double>> overdue;  // ids, since when

@@ -17,7 +17,6 @@
 
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/order/outbox.h"
 #include "schedule/recycled.h"
 #include "transport/planes.h"
 

@@ -1,7 +1,7 @@
 #include "schedule/sim/wire.h"
 
 #include "schedule/collective/algorithm.h"
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 
 namespace thinwire::sim {
 

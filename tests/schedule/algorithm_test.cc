@@ -9,7 +9,7 @@
 
 #include "kernels/device.h"
 #include "kernels/tuning.h"
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 #include "tests/host_device/host_device.h"
 #include "tests/schedule/ranks.h"
 

@@ -44,20 +44,20 @@ class Model {
   }
   // All are in flight together.
   void Step(std::vector<uint32_t> absent) {
-    std::vector<std::shared_ptr<Work>> works;
+    std::vector<UsePtr> works;
     for (size_t i = 0; i < views_.size(); ++i) works.push_back(Submit(i, absent));
     engine_.EndStep();
     for (const auto& work : works) Await(work);
   }
 
  private:
-  std::shared_ptr<Work> Submit(size_t i, const std::vector<uint32_t>& absent) {
+  UsePtr Submit(size_t i, const std::vector<uint32_t>& absent) {
     auto work =
         engine_.Submit(buckets_[i], {.input = views_[i], .output = views_[i], .absent = absent});
     EXPECT_TRUE(work.ok()) << work.status();
     return work.ok() ? *work : nullptr;
   }
-  void Await(const std::shared_ptr<Work>& work) {
+  void Await(const UsePtr& work) {
     if (work == nullptr) return;
     EXPECT_TRUE(work->Wait().ok()) << engine_.status();
   }

@@ -174,7 +174,7 @@ TEST_P(DeviceTest, ManyTensorsAtOnce) {
                tensors.push_back(std::make_unique<Tensor>(device_, 4000 * (i + 1)));
              }
              for (int step = 0; step < kSteps; ++step) {
-               std::vector<std::shared_ptr<Work>> works;
+               std::vector<UsePtr> works;
                for (int i = 0; i < kTensors; ++i) {
                  const size_t numel = 1000 * (i + 1);
                  tensors[i]->Write(Stored(std::vector<float>(numel, rank + 1.0f), DType::kF32));

@@ -52,7 +52,7 @@ TEST_P(EngineTest, AnyOrderOfReadinessGivesTheSame) {
       std::vector<int> order(kTensors);
       for (int t = 0; t < kTensors; ++t) order[t] = t;
       std::shuffle(order.begin(), order.end(), random);
-      std::vector<std::shared_ptr<Work>> works;
+      std::vector<UsePtr> works;
       for (const int t : order) {
         auto work = engine.Start({.input = View(tensors[t]),
                                   .output = View(tensors[t]),

@@ -56,7 +56,7 @@ void Train(int rank, Engine& engine, const Results& expected, uint64_t seed) {
     for (size_t t = 0; t < kTensors; ++t) order[t] = t;
     std::shuffle(order.begin(), order.end(), random);
     std::vector<std::vector<float>> values(kTensors);
-    std::vector<std::shared_ptr<Work>> works;
+    std::vector<UsePtr> works;
     for (const size_t t : order) {
       values[t] = Gradient(kSizes[t], t, rank, step);
       auto work = engine.Start({.input = View(values[t]),
@@ -171,7 +171,7 @@ void ExpectEnd(Matching matching, const Options& options, const LateOptions::Del
   RunRanks(LateTransports(3, {matching, delay}), options, [&](int rank, Engine& engine) {
     const auto begin = Clock::now();
     std::vector<std::vector<float>> values(kTensors);
-    std::vector<std::shared_ptr<Work>> works;
+    std::vector<UsePtr> works;
     for (size_t t = 0; t < kTensors; ++t) {
       values[t] = Gradient(kSizes[t], t, rank, 0);
       const std::string key = "t" + std::to_string(t);

@@ -20,9 +20,8 @@ double SecondsToCarryThrough(void (*fail)(FailureProtocol&, const absl::Status&)
   double least = 1e9;
   for (int attempt = 0; attempt < 10 && least > 0.2; ++attempt) {
     std::vector<Transport> transports = MakeInProcessTransports(3);
-    const Standstill standstill(options.timeout);
     Records records({0, 3}, options);
-    FailureProtocol failure({0, 3}, options, transports[0], standstill, records);
+    FailureProtocol failure({0, 3}, options, transports[0], records);
     fail(failure, absl::DeadlineExceededError("rank 2 fell silent"));
     const Deadline start = Clock::now();
     failure.CarryThrough();
@@ -59,9 +58,8 @@ TEST(FailureProtocol, BelievesAPeerThatCallsAnotherSilent) {
 TEST(FailureProtocol, PassesOnWhoIsSilent) {
   std::vector<Transport> transports = MakeInProcessTransports(2);
   const Options options;
-  const Standstill standstill(options.timeout);
   Records records({0, 2}, options);
-  FailureProtocol failure({0, 2}, options, transports[0], standstill, records);
+  FailureProtocol failure({0, 2}, options, transports[0], records);
   failure.OnPeerFailed(absl::DeadlineExceededError("rank 1 fell silent"), 1);
   const absl::StatusOr<ControlMessage> message = transports[1].control->Receive();
   ASSERT_TRUE(message.ok()) << message.status();

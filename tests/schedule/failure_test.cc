@@ -324,29 +324,33 @@ TEST(FailureInProcess, OneNameTwiceInFlightIsRefused) {
 }
 
 // On waking a stopped process hears that its peers are gone or have waited too long.
-TEST(Standstill, ExplainsFailuresByAStandstillAndNoOthers) {
+TEST(FailureProtocol, ExplainsFailuresByAStandstillAndNoOthers) {
   const absl::Status gone = absl::UnavailableError("rank 0 is gone");
   const absl::Status mismatch = absl::FailedPreconditionError("another codec");
   const Deadline start = Clock::now();
   const auto at = [&](int ms) { return start + milliseconds(ms); };
-  Standstill standstill(milliseconds(4000));
-  EXPECT_EQ(standstill.Explain(1, gone, at(9000)), gone) << "it has not begun to beat";
-  standstill.Beat(at(0));
-  EXPECT_EQ(standstill.Explain(1, gone, at(900)), gone);
-  const absl::Status asleep = standstill.Explain(1, gone, at(7200));
+  Options options;
+  options.timeout = milliseconds(4000);
+  Records records({1, 2}, options);
+  Transport none;
+  FailureProtocol failure({1, 2}, options, none, records);
+  EXPECT_EQ(failure.WithStandstill(gone, at(9000)), gone) << "it has not begun to beat";
+  failure.Beat(at(0));
+  EXPECT_EQ(failure.WithStandstill(gone, at(900)), gone);
+  const absl::Status asleep = failure.WithStandstill(gone, at(7200));
   EXPECT_TRUE(absl::IsDeadlineExceeded(asleep)) << asleep;
   EXPECT_EQ(asleep.message().find("rank 1 itself was stopped for 7.2 s"), 0u) << asleep;
   EXPECT_EQ(asleep.message().find("rank 0"), absl::string_view::npos) << asleep;
   const absl::Status late =
-      standstill.Explain(1, absl::DeadlineExceededError("too late"), at(7200));
+      failure.WithStandstill(absl::DeadlineExceededError("too late"), at(7200));
   EXPECT_EQ(late.message().find("rank 1 itself was stopped for 7.2 s"), 0u) << late;
   EXPECT_NE(late.message().find("too late"), absl::string_view::npos) << late;
-  standstill.Beat(at(7200));
-  standstill.Beat(at(7220));
-  EXPECT_EQ(standstill.Explain(1, gone, at(7230)), asleep) << "it has woken up";
-  EXPECT_EQ(standstill.Explain(1, mismatch, at(7230)), mismatch);
-  for (int ms = 7220; ms <= 11300; ms += 20) standstill.Beat(at(ms));
-  EXPECT_EQ(standstill.Explain(1, gone, at(11300)), gone) << "that was long ago";
+  failure.Beat(at(7200));
+  failure.Beat(at(7220));
+  EXPECT_EQ(failure.WithStandstill(gone, at(7230)), asleep) << "it has woken up";
+  EXPECT_EQ(failure.WithStandstill(mismatch, at(7230)), mismatch);
+  for (int ms = 7220; ms <= 11300; ms += 20) failure.Beat(at(ms));
+  EXPECT_EQ(failure.WithStandstill(gone, at(11300)), gone) << "that was long ago";
 }
 
 TEST(Handshake, NamesWhatDiffers) {

@@ -21,9 +21,8 @@ TEST(Farewell, APeersGoodbyeIsAnsweredWhenAllThatItCountsIsDone) {
   std::vector<Transport> transports = MakeInProcessTransports(2);
   const Transport& own = transports[0];
   const Options options;
-  const Standstill standstill(options.timeout);
   Records records({0, 2}, options);
-  FailureProtocol failure({0, 2}, options, transports[0], standstill, records);
+  FailureProtocol failure({0, 2}, options, transports[0], records);
   Farewell farewell({0, 2}, options.timeout, own.control.get(), failure);
   const auto mark = [&] { ASSERT_TRUE(own.control->Send(1, PackSignal(FrameType::kPing)).ok()); };
   farewell.OnStarted(1);
@@ -43,9 +42,8 @@ TEST(Farewell, APeersGoodbyeIsAnsweredWhenAllThatItCountsIsDone) {
 absl::Status LostAfterAGoodbye(int finished) {
   std::vector<Transport> transports = MakeInProcessTransports(3);
   const Options options;
-  const Standstill standstill(options.timeout);
   Records records({0, 3}, options);
-  FailureProtocol failure({0, 3}, options, transports[0], standstill, records);
+  FailureProtocol failure({0, 3}, options, transports[0], records);
   Farewell farewell({0, 3}, options.timeout, transports[0].control.get(), failure);
   farewell.OnStarted(2);
   for (int i = 0; i < finished; ++i) farewell.OnFinished();
@@ -85,9 +83,8 @@ class Leaver {
 
   const Options options_;
   std::vector<Transport> transports_ = MakeInProcessTransports(2);
-  const Standstill standstill_{options_.timeout};
   Records records_{{0, 2}, options_};
-  FailureProtocol failure_{{0, 2}, options_, transports_[0], standstill_, records_};
+  FailureProtocol failure_{{0, 2}, options_, transports_[0], records_};
   Farewell farewell_{{0, 2}, options_.timeout, transports_[0].control.get(), failure_};
 };
 

@@ -24,24 +24,31 @@ std::vector<std::string> Lines(const std::string& text) {
   return lines;
 }
 
-TEST(FlightRecorder, TellsEventsInOrderWithNamesCut) {
-  FlightRecorder recorder;
-  EXPECT_EQ(recorder.Text(), "");
+// A line each, behind that of the way.
+std::vector<std::string> EventsOf(const Records& records) {
+  std::vector<std::string> lines = Lines(records.LastEvents());
+  lines.erase(lines.begin());
+  return lines;
+}
+
+TEST(Events, AreToldInOrderWithNamesCut) {
+  Records records({0, 2}, {});
+  EXPECT_EQ(records.LastEvents(), "dense allreduces go flat\n");
   const std::string longest(40, 'n');
-  recorder.Record(FlightEvent::kSubmitted, longest + "more", 0, 0, 1234);
-  recorder.Record(FlightEvent::kFrameOut, "g", 0, -1, 2);
-  recorder.Record(FlightEvent::kFrameIn, "", 0, 3, 1);
-  recorder.Record(FlightEvent::kStarted, "g", 7, 0, 1);
-  recorder.Record(FlightEvent::kHopBegun, "g", 7, 0, 2);
-  recorder.Record(FlightEvent::kTensorDone, "g");
-  const std::vector<std::string> lines = Lines(recorder.Text());
+  records.Event(FlightEvent::kSubmitted, longest + "more", 0, 0, 1234);
+  records.Event(FlightEvent::kFrameOut, "g", 0, -1, 2);
+  records.Event(FlightEvent::kFrameIn, "", 0, 3, 1);
+  records.Event(FlightEvent::kStarted, "g", 7, 0, 1);
+  records.Event(FlightEvent::kHopBegun, "g", 7, 0, 2);
+  records.Event(FlightEvent::kTensorDone, "g");
+  const std::vector<std::string> lines = EventsOf(records);
   const std::vector<std::string> expected = {"submitted '" + longest + "' 1234 elements",
                                              "frame out announce to everyone about 'g'",
                                              "frame in report from rank 3",
                                              "started 'g' chunk 7, predicted",
                                              "hop begun 'g' chunk 7 hop 2",
                                              "tensor done 'g'"};
-  ASSERT_EQ(lines.size(), expected.size()) << recorder.Text();
+  ASSERT_EQ(lines.size(), expected.size()) << records.LastEvents();
   double before = 1e9;
   for (size_t i = 0; i < lines.size(); ++i) {
     const size_t at = lines[i].find(" s  ");
@@ -53,24 +60,24 @@ TEST(FlightRecorder, TellsEventsInOrderWithNamesCut) {
   }
 }
 
-TEST(FlightRecorder, KeepsTheLastEvents) {
-  FlightRecorder recorder;
+TEST(Events, TheLastAreKept) {
+  Records records({0, 2}, {});
   constexpr size_t kMore = 10;
-  for (size_t i = 0; i < FlightRecorder::kEvents + kMore; ++i) {
-    recorder.Record(FlightEvent::kSubmitted, "g", 0, 0, i);
+  for (size_t i = 0; i < Records::kEvents + kMore; ++i) {
+    records.Event(FlightEvent::kSubmitted, "g", 0, 0, i);
   }
-  const std::vector<std::string> lines = Lines(recorder.Text());
-  ASSERT_EQ(lines.size(), FlightRecorder::kEvents);
+  const std::vector<std::string> lines = EventsOf(records);
+  ASSERT_EQ(lines.size(), Records::kEvents);
   for (size_t i = 0; i < lines.size(); ++i) {
     EXPECT_TRUE(lines[i].ends_with("'g' " + std::to_string(i + kMore) + " elements")) << lines[i];
   }
 }
 
 // Name, chunk and detail of an event follow from one number, so a line that mixes two events shows.
-TEST(FlightRecorder, NoLineIsTornWhileManyThreadsRecord) {
+TEST(Events, NoneIsTornWhileManyThreadsRecord) {
   constexpr int kThreads = 8;
   constexpr uint64_t kEach = 100'000;
-  FlightRecorder recorder;
+  Records records({0, 2}, {});
   std::atomic<int> left = kThreads;
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
@@ -78,7 +85,7 @@ TEST(FlightRecorder, NoLineIsTornWhileManyThreadsRecord) {
       for (uint64_t i = 0; i < kEach; ++i) {
         const uint64_t number = i * kThreads + t;
         const std::string name(1 + number % 40, static_cast<char>('a' + number % 26));
-        recorder.Record(FlightEvent::kHopBegun, name, number, 0, number);
+        records.Event(FlightEvent::kHopBegun, name, number, 0, number);
       }
       --left;
     });
@@ -89,7 +96,7 @@ TEST(FlightRecorder, NoLineIsTornWhileManyThreadsRecord) {
   for (bool good = true; good && !last;) {
     last = left == 0;
     seen = 0;
-    for (const std::string& line : Lines(recorder.Text())) {
+    for (const std::string& line : EventsOf(records)) {
       std::smatch match;
       good = std::regex_match(line, match, form);
       if (good) {
@@ -103,7 +110,7 @@ TEST(FlightRecorder, NoLineIsTornWhileManyThreadsRecord) {
     }
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_GE(seen, FlightRecorder::kEvents - kThreads) << "but for a slot that a sleeper held";
+  EXPECT_GE(seen, Records::kEvents - kThreads) << "but for a slot that a sleeper held";
 }
 
 bool Says(const std::string& text, const std::string& words) {

@@ -2,7 +2,7 @@
 // of other layouts and worlds.
 #include <mutex>
 
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 #include "tests/effort.h"
 #include "tests/schedule/nonfinite.h"
 #include "tests/schedule/reference_bits.h"

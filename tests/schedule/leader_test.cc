@@ -1,6 +1,4 @@
 // The leader's book: what may start, in which order, and what it says when something never does.
-#include "schedule/order/leader.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "schedule/order/sequencer.h"
 #include "schedule/order/start_queue.h"
 #include "schedule/recycled.h"
 

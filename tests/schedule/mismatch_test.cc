@@ -178,7 +178,7 @@ TEST_P(MismatchTest, OfTheOrderIsNone) {
   const Options options = OptionsOf(way);
   RunRanks(wire, world, options, [&](int rank, Engine& engine) {
     std::vector<std::vector<float>> values(2, std::vector<float>(1000, 1.0f));
-    std::vector<std::shared_ptr<Work>> works;
+    std::vector<UsePtr> works;
     for (const int i : {rank % 2, 1 - rank % 2}) {
       auto work = engine.Start(
           {.input = View(values[i]), .output = View(values[i]), .key = i == 0 ? "g" : "h"});

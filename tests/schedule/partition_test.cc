@@ -5,7 +5,6 @@
 #include <numeric>
 #include <set>
 
-#include "schedule/collective/grid.h"
 #include "schedule/collective/settle.h"
 #include "schedule/order/frames.h"
 

@@ -212,7 +212,7 @@ constexpr int kSteps = 8, kTensors = 6;
 // A step of tensors of several sizes, submitted from the last to the first, each rank at its own
 // pace.
 void Step(int rank, Engine& engine, int step, std::vector<std::vector<float>>* values) {
-  std::vector<std::shared_ptr<Work>> works;
+  std::vector<UsePtr> works;
   values->clear();
   for (int t = 0; t < kTensors; ++t) {
     values->push_back(Gradient(1000 * (t + 1) + 17, t, rank, step));

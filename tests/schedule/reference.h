@@ -8,7 +8,6 @@
 
 #include "compress/backend.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/collective/grid.h"
 #include "schedule/collective/partition.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"

@@ -70,7 +70,7 @@ TEST(Trace, HasTheStagesOfSmallTensors) {
   options.trace_path = folder.File("trace.json");
   RunRanks(Wire::kInProcess, 2, options, [](int rank, Engine& engine) {
     std::vector<std::vector<float>> values;
-    std::vector<std::shared_ptr<Work>> works;
+    std::vector<UsePtr> works;
     for (int t = 0; t < kTensors; ++t) values.push_back(Gradient(100, t, rank, 0));
     for (int t = 0; t < kTensors; ++t) {
       const auto work = engine.Start({.input = View(values[t]),

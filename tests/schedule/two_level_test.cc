@@ -1,7 +1,7 @@
 // The two-level allreduce: the shape of the grid, and in the engine the reference's bits.
 #include <algorithm>
 
-#include "schedule/collective/grid.h"
+#include "schedule/collective/partition.h"
 #include "tests/effort.h"
 #include "tests/schedule/nonfinite.h"
 #include "tests/schedule/ranks.h"

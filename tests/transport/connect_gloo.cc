@@ -15,9 +15,8 @@ namespace thinwire {
 namespace {
 
 // What `connect` makes of each rank's options, by rank.
-template <typename Made>
-std::vector<Made> ConnectAll(int world, Failure::LostPeer lost_peer,
-                             absl::StatusOr<Made> (*connect)(const GlooOptions&)) {
+template <typename Made, typename Connect>
+std::vector<Made> ConnectAll(int world, Failure::LostPeer lost_peer, Connect connect) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
   std::vector<Made> made(world);
   std::vector<std::thread> threads;
@@ -48,12 +47,13 @@ std::vector<Transport> ConnectGlooRanks(int world) {
   return ConnectAll<Transport>(world, Failure::LostPeer::kFailsAll, ConnectGloo);
 }
 
-std::vector<std::shared_ptr<GlooLinks>> ConnectGlooLinks(int world, Failure::LostPeer lost_peer) {
-  return ConnectAll<std::shared_ptr<GlooLinks>>(
-      world, lost_peer,
-      [](const GlooOptions& options) -> absl::StatusOr<std::shared_ptr<GlooLinks>> {
+std::vector<std::unique_ptr<GlooLinks>> ConnectGlooLinks(int world, Failure::LostPeer lost_peer,
+                                                         std::chrono::milliseconds last_words) {
+  using Links = std::unique_ptr<GlooLinks>;
+  return ConnectAll<Links>(
+      world, lost_peer, [&](const GlooOptions& options) -> absl::StatusOr<Links> {
         absl::Status incomplete;
-        absl::StatusOr<std::shared_ptr<GlooLinks>> links = ConnectGlooLinks(options, incomplete);
+        absl::StatusOr<Links> links = ConnectGlooLinks(options, last_words, incomplete);
         if (!incomplete.ok()) return incomplete;
         return links;
       });

@@ -2,10 +2,10 @@
 #ifndef THINWIRE_TESTS_TRANSPORT_CONNECT_GLOO_H_
 #define THINWIRE_TESTS_TRANSPORT_CONNECT_GLOO_H_
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
-#include "transport/failure.h"
 #include "transport/planes.h"
 
 namespace thinwire {
@@ -14,8 +14,8 @@ class GlooLinks;
 
 // By rank.
 std::vector<Transport> ConnectGlooRanks(int world);
-std::vector<std::shared_ptr<GlooLinks>> ConnectGlooLinks(
-    int world, Failure::LostPeer lost_peer = Failure::LostPeer::kFailsAll);
+std::vector<std::unique_ptr<GlooLinks>> ConnectGlooLinks(int world, Failure::LostPeer lost_peer,
+                                                         std::chrono::milliseconds last_words);
 
 }  // namespace thinwire
 

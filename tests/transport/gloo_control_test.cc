@@ -21,8 +21,9 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
   constexpr int kRounds = 20, kFrames = 10;
   for (int round = 0; round < kRounds; ++round) {
     GlooRanks ranks(2, std::chrono::seconds(20));
-    ControlPlane& control = *ranks.controls[0];
-    std::unique_ptr<ControlPlane>& peer = ranks.controls[1];
+    ControlPlane& control = *ranks.links[0];
+    std::unique_ptr<GlooLinks>& peer = ranks.links[1];
+    ranks.data[1].reset();
     // The receives are known at the other end once a frame has come.
     ASSERT_TRUE(peer->Send(0, ControlFrame{}).ok());
     ASSERT_TRUE(control.Receive().ok());
@@ -53,8 +54,8 @@ TEST(GlooControl, FramesOfAnyLengthArriveAsTheyWereSent) {
     return frame;
   };
   for (int i = 0; i < kFrames; ++i) {
-    ASSERT_TRUE(ranks.controls[1]->Send(0, filled(i)).ok());
-    const absl::StatusOr<ControlMessage> message = ranks.controls[0]->Receive();
+    ASSERT_TRUE(ranks.links[1]->Send(0, filled(i)).ok());
+    const absl::StatusOr<ControlMessage> message = ranks.links[0]->Receive();
     ASSERT_TRUE(message.ok()) << message.status();
     ASSERT_EQ(message->frame, filled(i)) << "frame " << i;
   }
@@ -66,22 +67,21 @@ TEST(GlooControl, APeerThatStandsStillHoldsUpNobodyElse) {
   GlooRanks ranks(3);
   Standstill standstill(ranks.links[1]->loop());
   for (int i = 0; i < kFrames; ++i) {
-    for (int peer = 1; peer < 3; ++peer)
-      ASSERT_TRUE(ranks.controls[0]->Send(peer, Numbered(i)).ok());
+    for (int peer = 1; peer < 3; ++peer) ASSERT_TRUE(ranks.links[0]->Send(peer, Numbered(i)).ok());
   }
   for (int i = 0; i < kFrames; ++i) {
-    const absl::StatusOr<ControlMessage> message = ranks.controls[2]->Receive();
+    const absl::StatusOr<ControlMessage> message = ranks.links[2]->Receive();
     ASSERT_TRUE(message.ok()) << message.status();
     ASSERT_EQ(message->frame, Numbered(i));
   }
-  ranks.controls[0]->Abort(absl::AbortedError("enough"));
+  ranks.links[0]->Abort(absl::AbortedError("enough"));
   const auto begin = Clock::now();
-  ranks.controls[0]->Flush(begin + std::chrono::milliseconds(50));
+  ranks.links[0]->Flush(begin + std::chrono::milliseconds(50));
   EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(50)) << "did not wait for its frames";
   standstill.End();
-  ranks.controls[0]->Flush(Clock::now() + std::chrono::seconds(20));
+  ranks.links[0]->Flush(Clock::now() + std::chrono::seconds(20));
   for (int i = 0; i < kFrames; ++i) {
-    const absl::StatusOr<ControlMessage> message = ranks.controls[1]->Receive();
+    const absl::StatusOr<ControlMessage> message = ranks.links[1]->Receive();
     ASSERT_TRUE(message.ok()) << message.status();
     ASSERT_EQ(message->frame, Numbered(i));
   }
@@ -99,10 +99,10 @@ TEST(GlooControl, TakesNoThreadForAPeer) {
     GlooRanks ranks(world);
     for (int from = 0; from < world; ++from) {
       for (int to = 0; to < world; ++to) {
-        ASSERT_TRUE(from == to || ranks.controls[from]->Send(to, Numbered(from)).ok());
+        ASSERT_TRUE(from == to || ranks.links[from]->Send(to, Numbered(from)).ok());
       }
     }
-    for (const auto& control : ranks.controls) {
+    for (const auto& control : ranks.links) {
       for (int peer = 1; peer < world; ++peer) {
         const absl::StatusOr<ControlMessage> message = control->Receive();
         ASSERT_TRUE(message.ok()) << message.status();

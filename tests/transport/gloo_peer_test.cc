@@ -18,7 +18,6 @@
 #include "tests/transport/gloo_ranks.h"
 #include "transport/checked/crc32c.h"
 #include "transport/gloo/gloo_links.h"
-#include "transport/gloo/gloo_planes.h"
 
 namespace thinwire {
 namespace {
@@ -28,15 +27,14 @@ Deadline Soon() { return Clock::now() + std::chrono::seconds(20); }
 // What one rank sends in one exchange, and room for what comes.
 struct Swap {
   std::vector<uint8_t> out, in;
-  std::unique_ptr<GlooExchange> exchange;
+  std::unique_ptr<Exchange> exchange;
 
   Swap(int rank, int number, size_t bytes) : out(bytes), in(bytes) {
     std::iota(out.begin(), out.end(), static_cast<uint8_t>(7 * number + rank));
   }
-  void Begin(const std::shared_ptr<GlooLinks>& links, int number, std::atomic<uint64_t>* sent) {
-    exchange = std::make_unique<GlooExchange>(links, 1000 + number, sent);
-    exchange->Receive(std::vector<MutableBytes>(2, in));
-    exchange->Send(std::vector<Bytes>(2, out));
+  void Begin(const std::unique_ptr<DataPlane>& plane, int number) {
+    exchange =
+        plane->Start(1000 + number, std::vector<Bytes>(2, out), std::vector<MutableBytes>(2, in));
   }
 };
 
@@ -52,8 +50,8 @@ class GlooParcelsTest : public testing::Test {
     {
       const Standstill holds_up_what_expects(ranks_.links[0]->loop());
       for (int i = 0; i < count; ++i) {
-        swaps[0][i].Begin(ranks_.links[0], i, &sent_[0]);
-        swaps[1][count - 1 - i].Begin(ranks_.links[1], count - 1 - i, &sent_[1]);
+        swaps[0][i].Begin(ranks_.data[0], i);
+        swaps[1][count - 1 - i].Begin(ranks_.data[1], count - 1 - i);
       }
       ranks_.links[1]->loop().Sync();
     }
@@ -63,8 +61,10 @@ class GlooParcelsTest : public testing::Test {
         ASSERT_EQ(swaps[rank][i].in, swaps[1 - rank][i].out) << "block " << i;
       }
     }
-    EXPECT_EQ(sent_[0], std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}));
-    EXPECT_EQ(sent_[1], sent_[0]);
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(ranks_.data[rank]->bytes_sent(),
+                std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}));
+    }
   }
 
   // Blocks that rank 1 has sent, and that have come, before rank 0 expects them.
@@ -72,10 +72,10 @@ class GlooParcelsTest : public testing::Test {
     std::vector<std::vector<Swap>> swaps(2);
     for (int i = 0; i < count; ++i) {
       for (int rank = 0; rank < 2; ++rank) swaps[rank].emplace_back(rank, i, 1000 * i + 1);
-      swaps[1][i].Begin(ranks_.links[1], first + i, &sent_[1]);
+      swaps[1][i].Begin(ranks_.data[1], first + i);
     }
     TellAfterwards(1, 0);
-    for (int i = 0; i < count; ++i) swaps[0][i].Begin(ranks_.links[0], first + i, &sent_[0]);
+    for (int i = 0; i < count; ++i) swaps[0][i].Begin(ranks_.data[0], first + i);
     for (int i = 0; i < count; ++i) {
       for (int rank = 0; rank < 2; ++rank) {
         ASSERT_TRUE(swaps[rank][i].exchange->Wait(Soon()).ok()) << "block " << i;
@@ -88,13 +88,12 @@ class GlooParcelsTest : public testing::Test {
   // goes by the same connection, later.
   void TellAfterwards(int from, int to) {
     for (int turns = 0; turns < 2; ++turns) ranks_.links[from]->loop().Sync();
-    ranks_.controls[from]->Send(to, ControlFrame{}).IgnoreError();
+    ranks_.links[from]->Send(to, ControlFrame{}).IgnoreError();
     const Deadline latest = Soon();
-    while (!ranks_.controls[to]->Receive().ok()) ASSERT_LT(Clock::now(), latest);
+    while (!ranks_.links[to]->Receive().ok()) ASSERT_LT(Clock::now(), latest);
   }
 
   GlooRanks ranks_{2};
-  std::atomic<uint64_t> sent_[2] = {0, 0};
 };
 
 TEST_F(GlooParcelsTest, BlocksOfAnySizeArrive) {
@@ -129,7 +128,7 @@ TEST_F(GlooParcelsTest, OnlyWhatAFrameHoldsIsSent) {
   for (int i = 1; i <= kBlocks; ++i) {
     std::vector<Swap> swaps;
     for (int rank = 0; rank < 2; ++rank) swaps.emplace_back(rank, i, kBytes);
-    for (int rank = 0; rank < 2; ++rank) swaps[rank].Begin(ranks_.links[rank], i, &sent_[rank]);
+    for (int rank = 0; rank < 2; ++rank) swaps[rank].Begin(ranks_.data[rank], i);
     for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(swaps[rank].exchange->Wait(Soon()).ok());
   }
   const uint64_t sent = BytesHandedToTcp() - before;
@@ -157,15 +156,15 @@ TEST_F(GlooParcelsTest, WhatCameEarlyIsFreedOnceItIsTaken) {
 TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
   SwapAll({8});
   Swap victim(0, 1, 64), peers(1, 1, 64);
-  victim.Begin(ranks_.links[0], 1, &sent_[0]);
-  ranks_.links[0]->failure().Fail(absl::AbortedError("enough"));
+  victim.Begin(ranks_.data[0], 1);
+  ranks_.links[0]->Abort(absl::AbortedError("enough"));
   EXPECT_EQ(victim.exchange->Wait(Soon()).message(), "enough");
   const std::vector<uint8_t> others(64, 0xee);
   victim.in = others;
-  peers.Begin(ranks_.links[1], 1, &sent_[1]);
+  peers.Begin(ranks_.data[1], 1);
   TellAfterwards(1, 0);
   EXPECT_EQ(victim.in, others);
-  ranks_.links[1]->failure().Fail(absl::AbortedError("the test is over"));
+  ranks_.links[1]->Abort(absl::AbortedError("the test is over"));
   peers.exchange->Wait(Soon()).IgnoreError();
 }
 
@@ -181,18 +180,18 @@ TEST_F(GlooParcelsTest, WhatIsQueuedWhenTheGroupFailsIsNotSentLater) {
   }
   {
     const Standstill takes_nothing(ranks_.links[1]->loop());
-    for (int i = 0; i < kBlocks; ++i) swaps[0][i].Begin(ranks_.links[0], 1 + i, &sent_[0]);
+    for (int i = 0; i < kBlocks; ++i) swaps[0][i].Begin(ranks_.data[0], 1 + i);
     for (int turns = 0; turns < 2; ++turns) ranks_.links[0]->loop().Sync();
-    ranks_.links[0]->failure().Fail(absl::AbortedError("enough"));
+    ranks_.links[0]->Abort(absl::AbortedError("enough"));
     for (Swap& swap : swaps[0]) {
       EXPECT_EQ(swap.exchange->Wait(Soon()).message(), "enough");
       swap.exchange.reset();
       std::fill(swap.out.begin(), swap.out.end(), 0xee);
     }
   }
-  for (int i = 0; i < kBlocks; ++i) swaps[1][i].Begin(ranks_.links[1], 1 + i, &sent_[1]);
+  for (int i = 0; i < kBlocks; ++i) swaps[1][i].Begin(ranks_.data[1], 1 + i);
   TellAfterwards(0, 1);
-  ranks_.links[1]->failure().Fail(absl::AbortedError("the test is over"));
+  ranks_.links[1]->Abort(absl::AbortedError("the test is over"));
   int arrived = 0;
   for (int i = 0; i < kBlocks; ++i) {
     swaps[1][i].exchange->Wait(Soon()).IgnoreError();
@@ -234,7 +233,7 @@ struct MadeUp {
 
 TEST_F(GlooParcelsTest, ABlockThatIsLongerThanItsFrameFailsTheGroup) {
   Swap victim(0, 0, 64);
-  victim.Begin(ranks_.links[0], 0, &sent_[0]);
+  victim.Begin(ranks_.data[0], 0);
   const MadeUp frame(*ranks_.links[1], 77, 600);
   const absl::Status status = victim.exchange->Wait(Soon());
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
@@ -246,7 +245,7 @@ TEST_F(GlooParcelsTest, ABlockThatIsLongerThanItsFrameFailsTheGroup) {
 // Not a block that waits for ever for what expects it.
 TEST_F(GlooParcelsTest, ADamagedHeaderFailsTheGroup) {
   Swap victim(0, 0, 64);
-  victim.Begin(ranks_.links[0], 0, &sent_[0]);
+  victim.Begin(ranks_.data[0], 0);
   const MadeUp frame(*ranks_.links[1], 77, 60, 1 << 4);
   const absl::Status status = victim.exchange->Wait(Soon());
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
@@ -268,8 +267,8 @@ TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   loop.Sync();
   const MadeUp frame(*ranks_.links[1], kSlot, 120);
   Swap after(0, 1, 64), peers(1, 1, 64);  // of the same connection, so later
-  after.Begin(ranks_.links[0], 1, &sent_[0]);
-  peers.Begin(ranks_.links[1], 1, &sent_[1]);
+  after.Begin(ranks_.data[0], 1);
+  peers.Begin(ranks_.data[1], 1);
   ASSERT_TRUE(after.exchange->Wait(Soon()).ok());
   ASSERT_TRUE(peers.exchange->Wait(Soon()).ok());
   EXPECT_EQ(owner.ended, 0);

@@ -9,8 +9,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "tests/transport/connect_gloo.h"
+#include "transport/gloo/gloo.h"
 #include "transport/gloo/gloo_links.h"
-#include "transport/gloo/gloo_planes.h"
 
 namespace thinwire {
 
@@ -31,18 +31,16 @@ class Standstill final {
   absl::Notification over_;
 };
 
-// By rank.
+// By rank. A rank's links are its control plane, and may be ended alone once its data plane is.
 struct GlooRanks {
-  std::vector<std::shared_ptr<GlooLinks>> links;
-  std::vector<std::unique_ptr<ControlPlane>> controls;
+  std::vector<std::unique_ptr<GlooLinks>> links;
+  std::vector<std::unique_ptr<DataPlane>> data;
 
-  // last_words: how long a control plane that ends waits for its frames to leave.
+  // last_words: how long links that end wait for their frames to leave.
   explicit GlooRanks(int world,
                      std::chrono::milliseconds last_words = std::chrono::milliseconds(200))
-      : links(ConnectGlooLinks(world)) {
-    for (const std::shared_ptr<GlooLinks>& own : links) {
-      controls.push_back(std::move(GlooPlanes(own, last_words).control));
-    }
+      : links(ConnectGlooLinks(world, Failure::LostPeer::kFailsAll, last_words)) {
+    for (const auto& own : links) data.push_back(GlooDataOver(*own));
   }
 };
 

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "tests/transport/gloo_ranks.h"
-#include "transport/gloo/gloo_planes.h"
 
 namespace {
 
@@ -104,17 +103,15 @@ TEST(GlooSpin, SmallBlocksThatAreReadyTogetherShareMessages) {
   constexpr int kBlocks = 100;
   constexpr size_t kBytes = 100;
   GlooRanks ranks(2);
-  std::atomic<uint64_t> sent{0};
   std::vector<uint8_t> out(kBytes);
   std::vector<std::vector<uint8_t>> in(2 * kBlocks, out);
-  std::vector<std::unique_ptr<GlooExchange>> exchanges;
+  std::vector<std::unique_ptr<Exchange>> exchanges;
   writes = 0;
   {
     const Standstill first(ranks.links[0]->loop()), second(ranks.links[1]->loop());
     for (int i = 0; i < 2 * kBlocks; ++i) {
-      exchanges.push_back(std::make_unique<GlooExchange>(ranks.links[i % 2], i / 2, &sent));
-      exchanges.back()->Receive(std::vector<MutableBytes>(2, in[i]));
-      exchanges.back()->Send(std::vector<Bytes>(2, out));
+      exchanges.push_back(ranks.data[i % 2]->Start(i / 2, std::vector<Bytes>(2, out),
+                                                   std::vector<MutableBytes>(2, in[i])));
     }
   }
   for (const auto& exchange : exchanges) {

@@ -42,7 +42,7 @@ TEST_F(GlooProcesses, AStoppedLeaderIsATimeoutThatNamesIt) {
   kill(leader, SIGSTOP);
   const auto begin = Clock::now();
   std::vector<std::vector<float>> values(kTensors, std::vector<float>(20000));
-  std::vector<absl::StatusOr<std::shared_ptr<Work>>> works;
+  std::vector<absl::StatusOr<UsePtr>> works;
   for (int i = 0; i < kTensors; ++i) {
     const TensorView view{values[i].data(), values[i].size()};
     works.push_back(engine->Start({.input = view, .output = view, .key = "t" + std::to_string(i)}));

@@ -11,8 +11,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "tests/transport/gloo_ranks.h"
-#include "transport/failure.h"
 #include "transport/in_process/in_process.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 namespace {
@@ -120,8 +120,10 @@ class LostPeerTest : public testing::TestWithParam<bool> {
   LostPeerTest() {
     constexpr int kWorld = 3;
     if (GetParam()) {
-      for (const auto& links : ConnectGlooLinks(kWorld, LostPeer::kFailsItsPart)) {
-        ranks_.push_back(GlooPlanes(links, std::chrono::milliseconds(200)));
+      for (auto& links :
+           ConnectGlooLinks(kWorld, LostPeer::kFailsItsPart, std::chrono::milliseconds(200))) {
+        std::unique_ptr<DataPlane> data = GlooDataOver(*links);
+        ranks_.emplace_back(std::move(links), std::move(data));
       }
     } else {
       ranks_ = MakeInProcessTransportsWith(LostPeer::kFailsItsPart, kWorld);

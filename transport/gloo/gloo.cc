@@ -6,14 +6,17 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "transport/gloo/gloo_links.h"
 #include "transport/gloo/gloo_pair.h"
-#include "transport/gloo/gloo_planes.h"
 #include "transport/mesh/mesh.h"
 #include "transport/mesh/tcp.h"
 
@@ -70,10 +73,199 @@ std::shared_ptr<Device> MakeDevice(const Address& address) {
   return std::dynamic_pointer_cast<Device>(gloo::transport::tcp::CreateDevice(attr));
 }
 
+// Exchanges.
+
+// Gloo matches messages by slot alone and aborts the process when a matched message is
+// larger than its receive. So the size is part of the slot: what disagrees never meets.
+uint64_t SlotOf(uint64_t tag, size_t bytes) {
+  uint64_t slot = (tag ^ (bytes * 0x9e3779b97f4a7c15ULL)) * 0xff51afd7ed558ccdULL;
+  slot ^= slot >> 32;
+  return slot | 1;  // even slots are those of frames
+}
+
+// Gloo's loop starts the blocks, in two batches, and sees them end. If a peer is lost without which
+// the group goes on, the exchange ends with that reason once its other blocks have ended.
+class GlooExchange final : public Exchange, private BlockOwner {
+ public:
+  // The links outlive this, and `bytes_sent`, which counts.
+  GlooExchange(GlooLinks& links, uint64_t tag, std::atomic<uint64_t>& bytes_sent)
+      : links_(links), tag_(tag), bytes_sent_(bytes_sent) {}
+  ~GlooExchange() override;
+
+  void Receive(std::span<const MutableBytes> recv);  // before Send
+  void Send(std::span<const Bytes> send) override;
+  absl::Status Wait(Deadline deadline) override;
+
+ private:
+  struct Block {
+    int peer;
+    MutableBytes bytes;
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;  // null: a parcel
+  };
+
+  void Add(std::vector<Block>& blocks, int peer, MutableBytes bytes);
+
+  // On the loop's thread:
+  void StartReceives();
+  void StartSends();
+  void Start(std::vector<Block>& blocks, bool outgoing);
+  void StartBlock(const Block& block, bool outgoing);
+  void OnBlockEnded(const absl::Status& status) override;
+  void OnFailure() override;
+  void End();
+
+  bool HasEndedBy(Deadline deadline);
+
+  GlooLinks& links_;
+  const uint64_t tag_;
+  std::atomic<uint64_t>& bytes_sent_;
+  bool waited_ = false;
+
+  // The loop's thread's from the post of their start on.
+  std::vector<Block> receives_, sends_;
+  size_t under_way_ = 0;
+  bool all_started_ = false;
+
+  absl::Status status_;  // the loop's thread's until the exchange has ended
+  absl::Mutex mu_;
+  absl::CondVar end_;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+GlooExchange::~GlooExchange() {
+  if (waited_) return;
+  links_.failure()->Fail(absl::InternalError("an exchange was dropped before it was waited for"));
+  links_.AwaitEnd();
+}
+
+void GlooExchange::Add(std::vector<Block>& blocks, int peer, MutableBytes bytes) {
+  const bool parcel = GlooPeer::TakesParcel(bytes.size(), links_.members().size);
+  blocks.push_back(
+      {peer, bytes,
+       parcel ? nullptr : links_.context().createUnboundBuffer(bytes.data(), bytes.size())});
+}
+
+void GlooExchange::Receive(std::span<const MutableBytes> recv) {
+  const auto [rank, size] = links_.members();
+  for (int i = 1; i < size; ++i) {
+    const int from = (rank + size - i) % size;
+    if (!recv[from].empty()) Add(receives_, from, recv[from]);
+  }
+  links_.loop().Post([this] { StartReceives(); });
+}
+
+void GlooExchange::Send(std::span<const Bytes> send) {
+  const auto [rank, size] = links_.members();
+  for (int i = 1; i < size; ++i) {  // every rank begins with another peer
+    const int to = (rank + i) % size;
+    if (send[to].empty()) continue;
+    Add(sends_, to, {const_cast<uint8_t*>(send[to].data()), send[to].size()});
+    bytes_sent_ += send[to].size();
+  }
+  links_.loop().Post([this] { StartSends(); });
+}
+
+void GlooExchange::StartReceives() { Start(receives_, false); }
+
+void GlooExchange::StartSends() {
+  all_started_ = true;
+  Start(sends_, true);
+}
+
+// The exchange may be gone when this returns.
+void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
+  if (!links_.Join(this)) return OnFailure();
+  under_way_ += blocks.size() + 1;  // nobody ends it in the midst of this
+  for (const Block& block : blocks) {
+    try {
+      StartBlock(block, outgoing);
+    } catch (const std::exception&) {
+      // The connection is closed, which its peer is told and ends the block by.
+    }
+  }
+  // Messages that found their receive and room in the socket have left by now.
+  for (const Block& block : blocks) {
+    if (outgoing && block.buffer != nullptr) links_.peer(block.peer)->CollectMessages();
+  }
+  OnBlockEnded(absl::OkStatus());
+}
+
+void GlooExchange::StartBlock(const Block& block, bool outgoing) {
+  GlooPeer& peer = *links_.peer(block.peer);
+  if (peer.lost()) return OnBlockEnded(links_.failure()->peer_reason(block.peer));
+  const uint64_t slot = SlotOf(tag_, block.bytes.size());
+  if (block.buffer == nullptr) {
+    if (outgoing) return peer.SendParcel(slot, block.bytes, this);
+    return peer.ReceiveParcel(slot, block.bytes, this);
+  }
+  if (outgoing) return peer.SendMessage(slot, *block.buffer, this);
+  peer.ReceiveMessage(slot, *block.buffer, this);
+}
+
+void GlooExchange::OnBlockEnded(const absl::Status& status) {
+  status_.Update(status);
+  if (--under_way_ == 0 && all_started_) End();
+}
+
+// Without their buffers the connections can't touch the blocks any more. Until the sends are posted
+// their caller may be at them, and hears of the failure once they are.
+void GlooExchange::OnFailure() {
+  receives_.clear();
+  under_way_ = 0;
+  if (!all_started_) return;
+  sends_.clear();
+  status_ = links_.failure()->reason();
+  End();
+}
+
+// The last that the loop has to do with this exchange.
+void GlooExchange::End() {
+  links_.Leave(this);
+  const absl::MutexLock lock(&mu_);
+  ended_ = true;
+  end_.Signal();
+}
+
+bool GlooExchange::HasEndedBy(Deadline deadline) {
+  const absl::MutexLock lock(&mu_);
+  while (!ended_ && Clock::now() < deadline) end_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+  return ended_;
+}
+
+absl::Status GlooExchange::Wait(Deadline deadline) {
+  waited_ = true;
+  if (!HasEndedBy(deadline)) {
+    links_.failure()->Fail(absl::DeadlineExceededError(
+        absl::StrCat("rank ", links_.members().rank, " waited past its deadline for its peers")));
+    HasEndedBy(Deadline::max());
+  }
+  return status_;
+}
+
+class GlooData final : public DataPlane {
+ public:
+  explicit GlooData(GlooLinks& links) : links_(links) {}
+
+  const Membership& members() const override { return links_.members(); }
+  DataTraits traits() const override { return {}; }
+  std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
+    auto exchange = std::make_unique<GlooExchange>(links_, tag, bytes_sent_);
+    exchange->Receive(recv);
+    return exchange;
+  }
+  const std::shared_ptr<Failure>& failure() const override { return links_.failure(); }
+  uint64_t bytes_sent() const override { return bytes_sent_; }
+
+ private:
+  GlooLinks& links_;
+  std::atomic<uint64_t> bytes_sent_{0};
+};
+
 }  // namespace
 
 // Gloo gets no connection but those of ranks of the group.
-absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
+absl::StatusOr<std::unique_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
+                                                            std::chrono::milliseconds last_words,
                                                             absl::Status& incomplete) {
   if (absl::Status bad = CheckCongestion(options.congestion); !bad.ok()) return bad;
   const absl::StatusOr<Address> address = LocalAddress(options.interface, options.rendezvous_host);
@@ -97,10 +289,10 @@ absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& o
         GlooContextOf(options.rank, std::move(connections), device, *loop, kNoTimeout,
                       options.congestion, broken);
     incomplete.Update(broken);
-    auto links =
-        std::make_shared<GlooLinks>(std::move(context), std::move(loop),
-                                    options.failure != nullptr ? options.failure : Failure::Make());
-    if (!incomplete.ok()) links->failure().Fail(incomplete);
+    auto links = std::make_unique<GlooLinks>(
+        std::move(context), std::move(loop),
+        options.failure != nullptr ? options.failure : Failure::Make(), last_words);
+    if (!incomplete.ok()) links->Abort(incomplete);
     return links;
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("rank ", options.rank, " of ", options.size,
@@ -108,14 +300,21 @@ absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& o
   }
 }
 
+std::unique_ptr<DataPlane> GlooDataOver(GlooLinks& links) {
+  return std::make_unique<GlooData>(links);
+}
+
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options) {
   const std::chrono::milliseconds patience = PatienceFor(options.deadline - Clock::now());
   absl::Status incomplete;
-  const absl::StatusOr<std::shared_ptr<GlooLinks>> links = ConnectGlooLinks(options, incomplete);
+  absl::StatusOr<std::unique_ptr<GlooLinks>> links =
+      ConnectGlooLinks(options, patience, incomplete);
   if (!links.ok()) return links.status();
-  Transport transport = GlooPlanes(*links, patience);
-  if (incomplete.ok()) return transport;
-  if (options.last_words) transport.control->SendToAll(options.last_words(incomplete));
+  if (incomplete.ok()) {
+    std::unique_ptr<DataPlane> data = GlooDataOver(**links);
+    return Transport(*std::move(links), std::move(data));
+  }
+  if (options.last_words) (*links)->SendToAll(options.last_words(incomplete));
   return incomplete;
 }
 

@@ -3,12 +3,12 @@
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "transport/failure.h"
 #include "transport/planes.h"
 #include "transport/store.h"
 
@@ -45,10 +45,13 @@ struct GlooOptions {
 // control that may not be chosen; FailedPrecondition a rank with another key or another digest.
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options);
 
-// The first half of ConnectGloo; GlooPlanes is the other one. If the group is incomplete, the links
-// reach those that are connected, and have failed; `incomplete` is the reason.
-absl::StatusOr<std::shared_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
+// The halves of ConnectGloo: the control plane, and the data plane over it, which it outlives. If
+// the group is incomplete, the control plane reaches those that are connected, and has failed;
+// `incomplete` is the reason. last_words: as for GlooLinks.
+absl::StatusOr<std::unique_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
+                                                            std::chrono::milliseconds last_words,
                                                             absl::Status& incomplete);
+std::unique_ptr<DataPlane> GlooDataOver(GlooLinks& links);
 
 }  // namespace thinwire
 

@@ -139,10 +139,11 @@ constexpr std::chrono::microseconds kAcknowledged(200);  // between two looks
 }  // namespace
 
 GlooLinks::GlooLinks(std::shared_ptr<gloo::Context> context, std::unique_ptr<GlooLoop> loop,
-                     std::shared_ptr<Failure> failure)
+                     std::shared_ptr<Failure> failure, std::chrono::milliseconds last_words)
     : context_(std::move(context)),
       members_{context_->rank, context_->size},
       failure_(std::move(failure)),
+      last_words_(last_words),
       loop_(std::move(loop)) {
   for (int peer = 0; peer < members_.size; ++peer) {
     peers_.push_back(IsConnected(*context_, peer) ? std::make_unique<GlooPeer>(*this, peer)
@@ -151,7 +152,16 @@ GlooLinks::GlooLinks(std::shared_ptr<gloo::Context> context, std::unique_ptr<Glo
   listener_ = failure_->Listen([this] { OnFailure(); });
 }
 
-GlooLinks::~GlooLinks() { Close(); }
+GlooLinks::~GlooLinks() {
+  failure_->Fail(absl::CancelledError("the transport was destroyed"));
+  Drain(Clock::now() + last_words_);
+  CloseConnections(*context_, *loop_);
+}
+
+absl::Status GlooLinks::Send(int to, const ControlFrame& frame) {
+  if (peers_[to] != nullptr) peers_[to]->SendFrame(frame);
+  return failure_->peer_reason(to);
+}
 
 void GlooLinks::PushFrame(int from, const Bytes& frame) {
   ControlMessage message;
@@ -161,7 +171,7 @@ void GlooLinks::PushFrame(int from, const Bytes& frame) {
   frames_.push_back(message);
 }
 
-absl::StatusOr<ControlMessage> GlooLinks::ReceiveFrame() {
+absl::StatusOr<ControlMessage> GlooLinks::Receive() {
   {
     const absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(this, &GlooLinks::IsReady));
@@ -186,8 +196,8 @@ void GlooLinks::Drain(Deadline deadline) {
   }
 }
 
-void GlooLinks::Close() {
-  if (!std::exchange(closed_, true)) CloseConnections(*context_, *loop_);
+void GlooLinks::Flush(Deadline deadline) {
+  if (failure_->failed()) Drain(deadline);
 }
 
 bool GlooLinks::Join(BlockOwner* owner) {
@@ -283,12 +293,12 @@ void GlooPeer::HearThatItClosed() {
   const absl::Status reason = absl::UnavailableError(
       absl::StrCat("rank ", peer_, " is gone: its connection to rank ", links_.members().rank,
                    " closed (", why, "); look why that process ended"));
-  links_.failure().LosePeer(peer_, reason);
+  links_.failure()->LosePeer(peer_, reason);
   Lose(reason);
 }
 
 void GlooPeer::Lose(const absl::Status& reason) {
-  if (std::exchange(lost_, true) || links_.failure().failed()) return;  // all owners hear of that
+  if (std::exchange(lost_, true) || links_.failure()->failed()) return;  // all owners hear of that
   std::vector<BlockOwner*> owners;
   for (const Message& message : messages_) owners.push_back(message.owner);
   for (const auto& [slot, expected] : expected_) owners.push_back(expected.owner);
@@ -452,7 +462,7 @@ void GlooPeer::Unpack(Bytes frame) {
   for (;;) {
     const absl::StatusOr<std::optional<Parcel>> parcel = ReadParcel(frame);
     if (!parcel.ok()) {
-      return links_.failure().Fail(absl::DataLossError(absl::StrCat(
+      return links_.failure()->Fail(absl::DataLossError(absl::StrCat(
           "what rank ", peer_, " sent to rank ", links_.members().rank,
           " came damaged: ", parcel.status().message(),
           "; look for a fault of the memory and network of both machines and of what is between")));

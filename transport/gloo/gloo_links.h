@@ -1,5 +1,5 @@
 // GlooLinks: one rank's connections with all others by Gloo, each a GlooPeer, which sends small
-// things in GlooFrames. Both planes of the rank stand on it.
+// things in GlooFrames. It is the rank's control plane, and the data plane stands on it.
 #ifndef THINWIRE_TRANSPORT_GLOO_GLOO_LINKS_H_
 #define THINWIRE_TRANSPORT_GLOO_GLOO_LINKS_H_
 
@@ -7,6 +7,7 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -23,7 +24,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/types.h"
-#include "transport/failure.h"
 #include "transport/gloo/gloo_pair.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
@@ -219,32 +219,30 @@ class GlooPeer final : private ConnectionObserver {
 };
 
 // One rank's connections, the thread that may use them, and what is under way.
-class GlooLinks final {
+class GlooLinks final : public ControlPlane {
  public:
   // `loop` is that of the context's device. From here on the failure ends exchanges and receives,
-  // and lost peers fail by it.
+  // and lost peers fail by it. last_words: how long the end of the links, which closes the
+  // connections, waits for frames that have not left.
   GlooLinks(std::shared_ptr<gloo::Context> context, std::unique_ptr<GlooLoop> loop,
-            std::shared_ptr<Failure> failure);
-  ~GlooLinks();
+            std::shared_ptr<Failure> failure, std::chrono::milliseconds last_words);
+  ~GlooLinks() override;
+
+  const Membership& members() const override { return members_; }
+  const std::shared_ptr<Failure>& failure() const override { return failure_; }
+  absl::Status Send(int to, const ControlFrame& frame) override;
+  absl::StatusOr<ControlMessage> Receive() override;
+  void Flush(Deadline deadline) override;
 
   gloo::Context& context() { return *context_; }
   GlooLoop& loop() { return *loop_; }
-  Failure& failure() const { return *failure_; }
-  const std::shared_ptr<Failure>& shared_failure() const { return failure_; }
-  const Membership& members() const { return members_; }
   GlooPeer* peer(int rank) { return peers_[rank].get(); }  // null: there is no connection
 
-  // Thread-safe.
+  // A frame has come. Thread-safe.
   void PushFrame(int from, const Bytes& frame);
-  // Blocks until a frame comes, or, when the group has failed, all that came were taken.
-  absl::StatusOr<ControlMessage> ReceiveFrame();
 
   // After a failure: returns when no block of an exchange is touched any more.
   void AwaitEnd();
-  // Gives frames until the deadline to leave.
-  void Drain(Deadline deadline);
-  // Closes all connections, unless they are closed; nothing happens here afterwards.
-  void Close();
 
   // On the loop's thread: an owner of blocks under way has joined before, and leaves when they have
   // ended. False once the group has failed.
@@ -252,6 +250,7 @@ class GlooLinks final {
   void Leave(BlockOwner* owner) { owners_.erase(owner); }
 
  private:
+  void Drain(Deadline deadline);  // gives frames until then to leave
   void OnFailure();
   void HearOfFailure();  // on the loop's thread
   bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return ended_ || !frames_.empty(); }
@@ -259,10 +258,10 @@ class GlooLinks final {
   const std::shared_ptr<gloo::Context> context_;
   const Membership members_;
   const std::shared_ptr<Failure> failure_;
+  const std::chrono::milliseconds last_words_;
   std::vector<std::unique_ptr<GlooPeer>> peers_;  // by rank
   std::unordered_set<BlockOwner*> owners_;        // the loop's thread's, as the next one
   bool failed_ = false;
-  bool closed_ = false;
 
   absl::Mutex mu_;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;  // the group has failed

@@ -15,7 +15,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/failure.h"
 #include "transport/planes.h"
 #include "transport/store.h"
 

@@ -22,8 +22,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "compress/device.h"
-#include "transport/failure.h"
 #include "transport/nccl/nccl_comm.h"
+#include "transport/planes.h"
 
 namespace thinwire {
 

@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "transport/failure.h"
 #include "transport/planes.h"
 #include "transport/store.h"
 #include "transport/ucx/ucx_library.h"

@@ -1,4 +1,4 @@
-#include "transport/failure.h"
+#include "transport/planes.h"
 
 #include <vector>
 
