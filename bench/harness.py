@@ -205,9 +205,11 @@ def source(*packages: str) -> dict[str, Any]:
 def headline(result: Mapping[str, Any]) -> str:
     """A result's source in a line, for tables made from it."""
     place = result["machine"]
+    gpus = "".join(f", {gpu}" for gpu in place.get("gpus", ()))
     return (
-        f"{place['processor']}, {place['cores']} cores, torch {result['versions'].get('torch')}; "
-        f"`{' '.join(result['argv'])}` at {result['commit']}"
+        f"{place['processor']}, {place['cores']} cores{gpus}, "
+        f"torch {result['versions'].get('torch')}; `{' '.join(result['argv'])}` "
+        f"at {result['commit']}"
     )
 
 

@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=_STEPS)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--batch_part", type=int, default=1, help="so many times smaller batches")
+    parser.add_argument("--device", default="cpu", help="cuda: a method's seeds side by side")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     arguments = parser.parse_args()
     results, rows = Results(arguments.out), []
@@ -60,7 +61,7 @@ def main() -> int:
             task, steps=arguments.steps, batch=task.batch // arguments.batch_part
         )
         cells = {
-            method: Cell(task, method, arguments.seeds, 0, arguments.workers)
+            method: Cell(task, method, arguments.seeds, 0, arguments.workers, arguments.device)
             for method in dict.fromkeys(["fp32", *arguments.methods.split(",")])
         }
         carry_out(list(cells.values()), results, arguments.jobs)

@@ -43,7 +43,7 @@ MUST = {
 }
 
 
-def _mean_error(values: list[float]) -> tuple[float, float]:
+def mean_error(values: list[float]) -> tuple[float, float]:
     """Mean and its standard error."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return statistics.mean(values), error
@@ -52,7 +52,7 @@ def _mean_error(values: list[float]) -> tuple[float, float]:
 def _form(values: list[float], digits: int = 2) -> str:
     if not values:  # no run of the baseline has the seed yet
         return ""
-    mean, error = _mean_error(values)
+    mean, error = mean_error(values)
     return f"{mean:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
 
 
@@ -151,7 +151,7 @@ def plot_accuracy(path: Path, rows: list[Row]) -> None:
         for row in summary:
             if row["task"] != task:
                 continue
-            mean, error = _mean_error(row["accuracy"])
+            mean, error = mean_error(row["accuracy"])
             axis.errorbar(row["ratio"], mean, error, fmt="o", capsize=3, label=row["method"],
                           color=colours[row["method"]])  # fmt: skip
         axis.set_xscale("log")

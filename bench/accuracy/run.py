@@ -28,6 +28,7 @@ import torch
 from bench.accuracy import rates, rounds, stores
 from bench.accuracy.report import write_report
 from bench.accuracy.tasks import TASKS, Task
+from bench.accuracy.together import Trial, can_train, train_together
 from bench.accuracy.training import METHODS, NAMED, spec_of, train
 
 Outer = tuple[float, ...]  # an outer optimizer's rate and momentum, or a server's momentum
@@ -48,6 +49,7 @@ class Run:
     split: str  # "validation" to choose a rate, "test" for the result
     workers: int
     outer: Outer | None = None
+    device: str = "cpu"
 
     def recipe(self) -> dict[str, Any]:
         """Everything that the run's result depends on, as JSON."""
@@ -67,6 +69,8 @@ class Run:
             special["delay"] = chosen.delay
         if task.warmup:
             special["warmup"] = task.warmup
+        if self.device != "cpu":
+            special["device"] = self.device
         return special | common | {
             "codec": spec_of(chosen, task), "feedback": chosen.feedback,
             "owns_momentum": chosen.owns_momentum,
@@ -78,7 +82,7 @@ class Run:
         return folder / "runs" / (re.sub(r"[^\w.-]+", "_", "-".join(map(str, parts))) + ".json")
 
     def __call__(self, path: Path) -> str:
-        """Trains, and writes the run's file. Made whole by renaming: a stop leaves no half."""
+        """Trains, and writes the run's file."""
         torch.set_num_threads(1)
         task, seed = self.task, self.seed
         if self.outer is None:
@@ -87,10 +91,14 @@ class Run:
             method = TWICE_CHOSEN[self.method]
             train_by = rounds.train if isinstance(method, rounds.RoundMethod) else stores.train
             row = train_by(task, method, self.outer, seed, self.workers, self.split)
+        return self.write(row, path)
+
+    def write(self, row: dict[str, Any], path: Path) -> str:
+        """The run's file. Made whole by renaming: a stop leaves no half. Returns a line on it."""
         part = path.with_suffix(".part")
         part.write_text(json.dumps({"recipe": self.recipe(), "row": row}) + "\n")
         part.rename(path)
-        return f"{path.stem}: {row['accuracy']:.2f} %, {row['seconds']:.0f} s"
+        return f"{path.stem}: {row['accuracy']:.2f} %, {row['seconds']:.1f} s"
 
 
 class Results:
@@ -123,6 +131,7 @@ class Cell:
     seeds: int
     choices: int
     workers: int
+    device: str = "cpu"
 
     def _outers(self) -> tuple[Outer | None, ...]:
         one = TWICE_CHOSEN.get(self.method)
@@ -130,7 +139,7 @@ class Cell:
 
     def _run(self, factor: float, outer: Outer | None, seed: int, split: str) -> Run:
         task = dataclasses.replace(self.task, rate=self.task.rate * factor)
-        return Run(task, self.method, seed, split, self.workers, outer)
+        return Run(task, self.method, seed, split, self.workers, outer, self.device)
 
     def _trials(self, factor: float, outer: Outer | None) -> list[Run]:
         seeds = range(_CHOICE_SEED, _CHOICE_SEED + self.choices)
@@ -179,7 +188,11 @@ class Cell:
 
 
 def carry_out(cells: list[Cell], results: Results, jobs: int) -> None:
-    """All runs that are missing, task by task and seed by seed, so that a stop leaves pairs."""
+    """All runs that are missing, task by task and seed by seed, so that a stop leaves pairs; those
+    of a cell side by side on its device, if that is not the processor."""
+    if any(cell.device != "cpu" for cell in cells):
+        _carry_out_together(cells, results)
+        return
     order = list(dict.fromkeys(cell.task.name for cell in cells))
     flying: dict[Future[str], Run] = {}
     with ProcessPoolExecutor(jobs) as pool:
@@ -194,6 +207,20 @@ def carry_out(cells: list[Cell], results: Results, jobs: int) -> None:
             for future in wait(flying, return_when=FIRST_COMPLETED).done:
                 del flying[future]
                 print(future.result(), flush=True)
+
+
+def _carry_out_together(cells: list[Cell], results: Results) -> None:
+    for cell in cells:
+        if cell.method in TWICE_CHOSEN or not can_train(METHODS[cell.method]):
+            raise SystemExit(f"{cell.method} trains its runs one by one: take --device cpu")
+    for cell in cells:
+        while wanted := cell.missing(results):
+            trials = [Trial(run.task.rate, run.seed, run.split) for run in wanted]
+            method, device = METHODS[cell.method], torch.device(cell.device)
+            rows = train_together(cell.task, method, trials, cell.workers, device)
+            for run, row in zip(wanted, rows, strict=True):
+                line = run.write(row, results.path(run))
+            print(f"{len(wanted)} runs, the last {line}", flush=True)
 
 
 def choices_of(cell: Cell, results: Results) -> dict[str, Any]:
@@ -229,6 +256,7 @@ def main() -> int:
     parser.add_argument("--batch_part", type=int, default=1, help="so many times smaller batches")
     parser.add_argument("--rate_part", type=float, default=1, help="so many times smaller rates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
+    parser.add_argument("--device", default="cpu", help="cuda: a cell's runs side by side")
     parser.add_argument("--report", action="store_true", help="of the runs that are there")
     parser.add_argument("--short", action="store_true", help="one seed, the MLP, few steps")
     arguments = parser.parse_args()
@@ -244,7 +272,10 @@ def main() -> int:
             rate=task.rate / arguments.rate_part,
         )  # fmt: skip
         mine = [method for method in methods if runs_together(task, method)]
-        cells += [Cell(task, method, seeds, choices, arguments.workers) for method in mine]
+        cells += [
+            Cell(task, method, seeds, choices, arguments.workers, arguments.device)
+            for method in mine
+        ]
     results = Results(arguments.out)
     if not arguments.report:
         carry_out(cells, results, arguments.jobs)

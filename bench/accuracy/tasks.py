@@ -23,6 +23,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 TEXT = Path("/usr/share/doc/jargon-text/jargon.txt.gz")
 _CONTEXT = 32  # characters that the language model reads at once
 _VOCABULARY = 128
+_CPU = torch.device("cpu")
 _VALIDATION_IMAGES = 5000  # the last ones of the training set
 
 
@@ -89,21 +90,23 @@ def _cnn() -> nn.Module:
 
 
 @functools.cache
-def _images(split: str) -> data.Images:
-    return data.load(split)
+def _images(split: str, device: torch.device = _CPU) -> data.Images:
+    images = data.load(split)
+    return data.Images(images.pixels.to(device), images.labels.to(device))
 
 
 @functools.cache
-def _text() -> torch.Tensor:
+def _text(device: torch.device = _CPU) -> torch.Tensor:
     raw = gzip.decompress(TEXT.read_bytes())
-    return torch.frombuffer(bytearray(byte & 127 for byte in raw), dtype=torch.uint8)
+    text = torch.frombuffer(bytearray(byte & 127 for byte in raw), dtype=torch.uint8)
+    return text.to(device)
 
 
 class FashionMNIST:
     train_size = 60000 - _VALIDATION_IMAGES
 
     def batch(self, rows: torch.Tensor) -> Batch:
-        return _images("train").batch(rows)
+        return _images("train", rows.device).batch(rows)
 
     def validation(self) -> Iterator[Batch]:
         for rows in torch.arange(self.train_size, 60000).split(1000):
@@ -123,8 +126,10 @@ class Jargon:
         return len(_text()) * 8 // 10 - _CONTEXT - 1
 
     def batch(self, rows: torch.Tensor) -> Batch:
-        windows = _text()[rows[:, None] + torch.arange(_CONTEXT + 1)].long()
-        return windows[:, :-1], windows[:, 1:]
+        """Rows of any shape, on any device."""
+        places = rows[..., None] + torch.arange(_CONTEXT + 1, device=rows.device)
+        windows = _text(rows.device)[places].long()
+        return windows[..., :-1], windows[..., 1:]
 
     def validation(self) -> Iterator[Batch]:
         return self._tenth(8)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import thinwire
 import torch
 
-_BLOCK = 256  # shards are whole blocks
+BLOCK = 256  # shards are whole blocks
 
 
 class Exchange(Protocol):
@@ -34,8 +34,8 @@ class TwoHop:
         """momentum: owned by the group, or 0. feedback: what a step loses is kept for the next."""
         info = thinwire.codec_info(codec)
         self._spec, self._up, self._down = info.spec, info.up, info.down
-        blocks = -(-numel // _BLOCK)
-        bounds = [min(numel, blocks * rank // count * _BLOCK) for rank in range(count + 1)]
+        blocks = -(-numel // BLOCK)
+        bounds = [min(numel, blocks * rank // count * BLOCK) for rank in range(count + 1)]
         self._shards = [slice(*pair) for pair in pairwise(bounds)]
         # By rank: of the first hop, and in its own shard of the second.
         kept = feedback and info.uses_feedback
@@ -121,9 +121,9 @@ class Dealt(Around):
 
     def __init__(self, inner: Exchange, count: int, numel: int) -> None:
         super().__init__(inner)
-        full = numel // _BLOCK
-        blocks = torch.arange(full * _BLOCK).view(full, _BLOCK)
-        rest = torch.arange(full * _BLOCK, numel)
+        full = numel // BLOCK
+        blocks = torch.arange(full * BLOCK).view(full, BLOCK)
+        rest = torch.arange(full * BLOCK, numel)
         hands = [blocks[first::count].flatten() for first in range(count)]
         self._order = torch.cat([*hands, rest])
 
