@@ -142,7 +142,7 @@ tw_status tw_comm_end_step(tw_comm* comm) {
 }
 
 tw_status tw_comm_forget_step(tw_comm* comm) {
-  if (absl::Status bad = CheckComm("tw_comm_forget_step", comm); !bad.ok()) return ToC(bad);
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_forget_step", comm); !bad.ok()) return ToC(bad);
   comm->engine->ForgetStep();
   return TW_OK;
 }
