@@ -98,8 +98,8 @@ TEST(GlooSpin, TheLoopReadsOrWritesInEveryTurn) {
   EXPECT_LE(idle_turns, turns / 100) << "of " << turns << " turns";
 }
 
-// One by one they would take a message and two notices each, 600 writes for 200 blocks. How many share
-// one depends on when the second rank's loop goes on: 68 to 100 writes.
+// One by one they would take a message and two notices each, three writes a block. How many share
+// one depends on when the second rank's loop goes on.
 TEST(GlooSpin, SmallBlocksThatAreReadyTogetherShareMessages) {
   constexpr int kBlocks = 100;
   constexpr size_t kBytes = 100;
